@@ -3,13 +3,13 @@
 
     foretoken --model TARGET --draft-model HEAD --learn DIR --learn-share 1 --port 8001
     learn-shift.py measure http://127.0.0.1:8001 PROMPTS.jsonl 40
-    learn-shift.py teach http://127.0.0.1:8001 PROMPTS.jsonl 300
+    learn-shift.py train http://127.0.0.1:8001 PROMPTS.jsonl 300
     learn-shift.py wait http://127.0.0.1:8001 300
     learn-shift.py measure http://127.0.0.1:8001 PROMPTS.jsonl 40
 
 PROMPTS.jsonl has one `prompt` a line, as `head_prompts.py prompts` writes them; CATEGORY (environment) takes those
-of one category. `measure` sends the first prompts, each with a cache_salt of its own: they teach nothing, and tables
-know no earlier answer. `teach` sends those after the first 100, four at a time. `wait` returns when the learner has
+of one category. `measure` sends the first prompts, each with a cache_salt of its own: nothing is learned from them, and tables
+know no earlier answer. `train` sends those after the first 100, four at a time. `wait` returns when the learner has
 learned from all that came, or after so many seconds. TEMPERATURE (0) and MAX_TOKENS (128) are those of all requests.
 """
 

@@ -174,7 +174,7 @@ impl Context<'_> {
         let draft_context = DraftContext {
             scope: self.scope(salt(fields.cache_salt.as_deref())?),
             prediction: Arc::default(),
-            teaches: false,
+            may_train: false,
         };
         let input = required(FIELD, fields.input)?;
         let special = fields.add_special_tokens.unwrap_or(true);

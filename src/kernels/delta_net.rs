@@ -120,10 +120,27 @@ pub fn delta_net(
 }
 
 /// What a forward leaves in a slot besides matrices.
-#[derive(Default)]
 struct Left {
     window: Vec<f32>,
     nodes: Vec<f32>,
+}
+
+impl Left {
+    /// That of the slots of `part` with these tokens, in their order.
+    fn of(part: &StateRows, tokens: &Tokens<'_>, channels: usize) -> Vec<Self> {
+        let Some(kept) = &part.kept else {
+            return Vec::new();
+        };
+        let own = Self {
+            window: tokens.window_after(tokens.taken, channels),
+            nodes: tokens.nodes().concat(),
+        };
+        let copies = kept.copies.iter().map(|(at, _)| Self {
+            window: tokens.window_after(*at, channels),
+            nodes: Vec::new(),
+        });
+        std::iter::once(own).chain(copies).collect()
+    }
 }
 
 impl DeltaWeights {
@@ -172,22 +189,10 @@ impl DeltaWeights {
             let first = rows[part].rows.start * shape.values();
             self.one_head(head, &tokens[part], &matrices[part], (&places, first));
         });
-        let windows = rows.iter().zip(&tokens).flat_map(|(part, tokens)| {
-            let kept = part.kept.iter();
-            kept.flat_map(|kept| {
-                let own = Left {
-                    window: tokens.window_after(tokens.taken, shape.channels()),
-                    nodes: tokens.nodes().concat(),
-                };
-                let copies = kept.copies.iter().map(|(at, _)| Left {
-                    window: tokens.window_after(*at, shape.channels()),
-                    nodes: Vec::new(),
-                });
-                std::iter::once(own).chain(copies)
-            })
-        });
-        let windows: Vec<Left> = windows.collect();
-        for (buffers, left) in buffers.into_iter().zip(windows) {
+        let left = rows.iter().zip(&tokens);
+        let left = left.flat_map(|(part, tokens)| Left::of(part, tokens, shape.channels()));
+        let left: Vec<Left> = left.collect();
+        for (buffers, left) in buffers.into_iter().zip(left) {
             (buffers.window, buffers.nodes) = (left.window, left.nodes);
         }
         Ok(out)

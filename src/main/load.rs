@@ -15,7 +15,7 @@ use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
     TensorHeaders, hub_headers,
 };
-use foretoken::spec::{Cascade, Drafter, LearningDrafter, NgramDrafter, Pupil, Tables};
+use foretoken::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, NgramDrafter, Tables};
 use foretoken::text::Text;
 use foretoken::train::learn::Learning;
 use std::sync::Arc;
@@ -116,12 +116,12 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
-    let (mut pupil, learner) = learning.map(Learning::split).unzip();
+    let (mut link, learner) = learning.map(Learning::split).unzip();
     let drafters = drafts
         .into_iter()
         .map(|(wanted, draft)| {
             let text = text.as_deref();
-            drafter(config, wanted, draft, blocks, text, pupil.take())
+            drafter(config, wanted, draft, blocks, text, link.take())
         })
         .collect::<Result<_>>()?;
     let target = if row_penalty > 0.0 {
@@ -198,14 +198,14 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     }
 }
 
-/// A drafter; `draft` is its model, if it has one, and `pupil` what connects it with a learner.
+/// A drafter; `draft` is its model, if it has one, and `link` what connects it with a learner.
 fn drafter(
     config: &Config,
     wanted: Wanted<'_>,
     draft: Option<LoadedDraft>,
     blocks: usize,
     text: Option<&Text>,
-    pupil: Option<Pupil>,
+    link: Option<LearnerLink>,
 ) -> Result<Box<dyn Drafter>> {
     let tables = || tables(&config.tables, text);
     let Some(draft) = draft else {
@@ -216,8 +216,8 @@ fn drafter(
     };
     let prefix_caching = !config.engine.no_prefix_caching;
     let mut model = draft.drafter(blocks, config.block_size, prefix_caching)?;
-    if let Some(pupil) = pupil {
-        model = Box::new(LearningDrafter::new(model, pupil));
+    if let Some(link) = link {
+        model = Box::new(LearningDrafter::new(model, link));
     }
     Ok(if wanted.with_tables {
         Box::new(Cascade::new(model, tables()?))

@@ -102,7 +102,7 @@ pub struct DraftContext {
     /// it.
     pub prediction: Arc<[u32]>,
     /// Whether a head that learns while it serves may learn from this request.
-    pub teaches: bool,
+    pub may_train: bool,
 }
 
 /// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before

@@ -69,12 +69,12 @@ pub trait Drafter: Send {
     }
 
     /// Whether [`Drafter::learn`] wants the hidden states of requests that
-    /// [teach](super::DraftContext::teaches); it never changes.
+    /// [may train it](super::DraftContext::may_train); it never changes.
     fn learns(&self) -> bool {
         false
     }
 
-    /// Called before [`Drafter::observe`] if the drafter learns, with the hidden states of requests that teach,
+    /// Called before [`Drafter::observe`] if the drafter learns, with the hidden states of requests that may train the head,
     /// even where it does not pay to read them for drafts: then `observe` does not get them.
     fn learn(&mut self, _committed: &[Committed<'_>]) {}
 

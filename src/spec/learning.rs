@@ -1,4 +1,4 @@
-//! A head that learns while it serves: what requests teach goes to a learner, and better heads come back.
+//! A head that learns while it serves: examples of served texts go to a learner, and better heads come back.
 
 use super::draft::{CacheScope, Committed, Draft, DraftRequest, Forecast, SeqId};
 use super::drafter::Drafter;
@@ -11,20 +11,20 @@ use prometheus::IntCounter;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender};
 
-/// Maximum number of positions of a lesson.
-pub const LESSON_ROWS: usize = 128;
-/// Positions of a prompt before its answer that a lesson may begin with: what a head reads first predicts
+/// Maximum number of positions of an example.
+pub const EXAMPLE_ROWS: usize = 128;
+/// Positions of a prompt before its answer that an example may begin with: what a head reads first predicts
 /// badly for want of context.
 const PROMPT_ROWS: usize = 32;
-/// Fewer drawn tokens teach too little for a forward.
+/// With fewer drawn tokens an example is not worth a forward.
 const MIN_DRAWN: usize = 4;
-/// Maximum bytes of the states of lessons that are not complete.
+/// Maximum bytes of the states of examples that are not complete.
 const MAX_OPEN_BYTES: usize = 64 << 20;
 
 /// A part of a served text, and the target's hidden states there.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Lesson {
-    /// The sequence; lessons of one text have the same.
+pub struct TrainingExample {
+    /// The sequence; examples of one text have the same.
     pub request: SeqId,
     /// Consecutive tokens. All but the last two have states.
     pub tokens: Vec<u32>,
@@ -37,27 +37,27 @@ pub struct Lesson {
 }
 
 /// What connects a drafter with the learner of its head.
-pub struct Pupil {
-    /// Takes lessons. What it has no room for is dropped: the engine does not wait.
-    pub lessons: SyncSender<Lesson>,
+pub struct LearnerLink {
+    /// Takes examples. What it has no room for is dropped: the engine does not wait.
+    pub examples: SyncSender<TrainingExample>,
     /// Heads that shall draft in place of the one before, all of the same shape.
     pub heads: Receiver<Box<dyn Head>>,
-    /// Counts lessons that were dropped.
+    /// Counts examples that were dropped.
     pub dropped: IntCounter,
 }
 
-/// The drafter of a head that learns. Lessons come only from requests that
-/// [teach](super::DraftContext::teaches), and all from one scope: that of the first.
+/// The drafter of a head that learns. ExampleBuffer come only from requests that
+/// [may train it](super::DraftContext::may_train), and all from one scope: that of the first.
 pub struct LearningDrafter {
     inner: Box<dyn Drafter>,
-    pupil: Pupil,
+    link: LearnerLink,
     scope: Option<CacheScope>,
-    open: HashMap<SeqId, OpenLesson>,
+    open: HashMap<SeqId, OpenExample>,
 }
 
-/// The lesson that a sequence is at.
+/// The example that a sequence is at.
 #[derive(Default)]
-struct OpenLesson {
+struct OpenExample {
     /// Position of the first token.
     start: usize,
     tokens: Vec<u32>,
@@ -67,7 +67,7 @@ struct OpenLesson {
     is_sampled: bool,
 }
 
-impl OpenLesson {
+impl OpenExample {
     /// Begins again at `start`, without what came so far.
     fn restart(&mut self, start: usize) {
         (self.start, self.rows) = (start, 0);
@@ -75,8 +75,8 @@ impl OpenLesson {
         self.states.clear();
     }
 
-    /// What came so far; `None` if it teaches nothing.
-    fn close(&mut self, request: SeqId) -> Option<Lesson> {
+    /// What came so far; `None` if nothing can be learned from it.
+    fn close(&mut self, request: SeqId) -> Option<TrainingExample> {
         // The states of a position predict the token after the next one.
         let len = self.tokens.len().min(self.rows + 2);
         let drawn = self.prompt_len.saturating_sub(self.start);
@@ -86,7 +86,7 @@ impl OpenLesson {
         let width = self.states.len() / self.rows;
         let mut states = std::mem::take(&mut self.states);
         states.truncate((len - 2) * width);
-        Some(Lesson {
+        Some(TrainingExample {
             request,
             tokens: self.tokens[..len].to_vec(),
             drawn,
@@ -97,11 +97,11 @@ impl OpenLesson {
 }
 
 impl LearningDrafter {
-    /// `inner` drafts with a head, which `pupil` may replace.
-    pub fn new(inner: Box<dyn Drafter>, pupil: Pupil) -> Self {
+    /// `inner` drafts with a head, which `link` may replace.
+    pub fn new(inner: Box<dyn Drafter>, link: LearnerLink) -> Self {
         Self {
             inner,
-            pupil,
+            link,
             scope: None,
             open: HashMap::new(),
         }
@@ -109,16 +109,17 @@ impl LearningDrafter {
 
     /// Lets the newest head draft that has come.
     fn take_head(&mut self) {
-        if let Some(head) = self.pupil.heads.try_iter().last()
+        if let Some(head) = self.link.heads.try_iter().last()
             && let Some(pool) = self.inner.pool()
         {
             pool.replace_head(head);
         }
     }
 
-    /// Keeps the states of a step of a sequence that teaches.
+    /// Keeps the states of a step of a sequence that may train the head.
     fn record(&mut self, committed: &Committed<'_>) -> Result<()> {
-        let Some(hidden) = (committed.hidden.as_ref()).filter(|_| committed.context.teaches) else {
+        let Some(hidden) = (committed.hidden.as_ref()).filter(|_| committed.context.may_train)
+        else {
             return Ok(());
         };
         if *self.scope.get_or_insert(committed.context.scope) != committed.context.scope {
@@ -129,51 +130,51 @@ impl LearningDrafter {
         if new.is_empty() {
             return Ok(());
         }
-        let lesson = self.open.entry(committed.id).or_default();
-        lesson.prompt_len = committed.prompt_len;
-        if new.start > lesson.start + lesson.rows {
+        let example = self.open.entry(committed.id).or_default();
+        example.prompt_len = committed.prompt_len;
+        if new.start > example.start + example.rows {
             // Some positions were not read.
-            lesson.restart(new.start);
+            example.restart(new.start);
         }
-        let mut at = lesson.start + lesson.rows;
+        let mut at = example.start + example.rows;
         while at < new.end {
-            let rows = (LESSON_ROWS - lesson.rows).min(new.end - at);
+            let rows = (EXAMPLE_ROWS - example.rows).min(new.end - at);
             let states = hidden.narrow(0, at - committed.new.start, rows)?;
-            lesson.states.extend(halves(&states)?);
-            (lesson.rows, at) = (lesson.rows + rows, at + rows);
-            let known = lesson.start + lesson.tokens.len();
+            example.states.extend(halves(&states)?);
+            (example.rows, at) = (example.rows + rows, at + rows);
+            let known = example.start + example.tokens.len();
             let end = committed.tokens.len().min(at + 2);
-            (lesson.tokens).extend(committed.tokens.get(known..end).unwrap_or_default());
-            if lesson.rows == LESSON_ROWS {
-                let closed = lesson.close(committed.id);
-                lesson.restart(at);
-                send(&self.pupil, closed);
+            (example.tokens).extend(committed.tokens.get(known..end).unwrap_or_default());
+            if example.rows == EXAMPLE_ROWS {
+                let closed = example.close(committed.id);
+                example.restart(at);
+                send(&self.link, closed);
             }
         }
         Ok(())
     }
 
-    /// Gives up lessons that are not complete, if all together take too much memory.
+    /// Gives up examples that are not complete, if all together take too much memory.
     fn limit(&mut self) {
         let mut bytes = 0;
-        for lesson in self.open.values_mut() {
-            bytes += size_of_val(lesson.states.as_slice());
+        for example in self.open.values_mut() {
+            bytes += size_of_val(example.states.as_slice());
             if bytes > MAX_OPEN_BYTES {
-                lesson.restart(lesson.start + lesson.rows);
+                example.restart(example.start + example.rows);
                 // What was reserved, too.
-                lesson.states = Vec::new();
-                self.pupil.dropped.inc();
+                example.states = Vec::new();
+                self.link.dropped.inc();
             }
         }
     }
 }
 
-/// Hands over a lesson, if there is one.
-fn send(pupil: &Pupil, lesson: Option<Lesson>) {
-    if let Some(lesson) = lesson
-        && pupil.lessons.try_send(lesson).is_err()
+/// Hands over an example, if there is one.
+fn send(link: &LearnerLink, example: Option<TrainingExample>) {
+    if let Some(example) = example
+        && link.examples.try_send(example).is_err()
     {
-        pupil.dropped.inc();
+        link.dropped.inc();
     }
 }
 
@@ -187,8 +188,8 @@ fn halves(states: &Tensor) -> Result<Vec<f16>> {
 impl Drafter for LearningDrafter {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         for request in &*requests {
-            if let Some(lesson) = self.open.get_mut(&request.id) {
-                lesson.is_sampled = request.is_sampled();
+            if let Some(example) = self.open.get_mut(&request.id) {
+                example.is_sampled = request.is_sampled();
             }
         }
         self.inner.propose(requests)
@@ -223,7 +224,7 @@ impl Drafter for LearningDrafter {
     fn learn(&mut self, committed: &[Committed<'_>]) {
         for one in committed {
             if let Err(error) = self.record(one) {
-                tracing::debug!("a step teaches nothing: {error}");
+                tracing::debug!("nothing is learned from a step: {error}");
             }
         }
         self.limit();
@@ -234,16 +235,16 @@ impl Drafter for LearningDrafter {
     }
 
     fn forget(&mut self, id: SeqId) {
-        if let Some(lesson) = self.open.get_mut(&id) {
-            // What comes again must not teach twice.
-            lesson.restart(lesson.start + lesson.rows);
+        if let Some(example) = self.open.get_mut(&id) {
+            // Nothing is learned from twice.
+            example.restart(example.start + example.rows);
         }
         self.inner.forget(id);
     }
 
     fn end(&mut self, id: SeqId) {
-        if let Some(mut lesson) = self.open.remove(&id) {
-            send(&self.pupil, lesson.close(id));
+        if let Some(mut example) = self.open.remove(&id) {
+            send(&self.link, example.close(id));
         }
         self.inner.end(id);
     }

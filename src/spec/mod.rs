@@ -37,7 +37,7 @@ pub use draft::{
 };
 pub use draft_model::DraftModel;
 pub use drafter::Drafter;
-pub use learning::{LESSON_ROWS, LearningDrafter, Lesson, Pupil};
+pub use learning::{EXAMPLE_ROWS, LearnerLink, LearningDrafter, TrainingExample};
 pub use ngram::NgramDrafter;
 pub use parallel::ParallelDrafter;
 pub use pool::DraftPool;

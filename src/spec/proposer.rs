@@ -286,7 +286,7 @@ impl Proposer {
             (self.drafter).call("observe", |drafter| drafter.observe(committed));
             return;
         }
-        // What teaches need not be read.
+        // What is learned from need not be read.
         let read = committed.iter().map(|one| {
             let sequence = self.sequences.get(&one.id);
             let is_read = sequence.is_some_and(|sequence| sequence.is_read);
@@ -314,8 +314,8 @@ impl Proposer {
         }
         for input in inputs.iter_mut().filter(|input| input.may_draft) {
             input.is_read = self.is_read(input.state);
-            let teaches = self.drafter.learns() && input.state.draft_context.teaches;
-            input.is_tapped = input.is_read || teaches;
+            let may_train = self.drafter.learns() && input.state.draft_context.may_train;
+            input.is_tapped = input.is_read || may_train;
         }
     }
 

@@ -78,9 +78,9 @@ impl School {
         let target = load_f32(&self.shop.at("target"));
         let mut learning = self.open(None).unwrap();
         let head = learning.head.take().unwrap_or_else(|| self.given());
-        let (pupil, learner) = learning.split();
+        let (link, learner) = learning.split();
         let drafter = DraftModel::of_head(head, 256, 4, 64).unwrap();
-        let drafter = LearningDrafter::new(Box::new(drafter), pupil);
+        let drafter = LearningDrafter::new(Box::new(drafter), link);
         let options = EngineOptions {
             spec: chains(3),
             spec_budget: BudgetMode::Fixed,
@@ -110,11 +110,11 @@ impl School {
 }
 
 /// A request of the kind that the tests are about.
-fn lesson(number: u32) -> Request {
+fn example(number: u32) -> Request {
     Request {
         draft_context: DraftContext {
             scope: CacheScope(1),
-            teaches: true,
+            may_train: true,
             ..DraftContext::default()
         },
         ..greedy(&[number % 26, number / 26 % 26, 3, 7 * number % 26], 50)
@@ -154,7 +154,7 @@ fn wait_for_learner(engine: &EngineHandle) {
 
 /// Serves the requests `numbers`; returns their texts and the accepted tokens a round.
 fn serve(engine: &EngineHandle, numbers: std::ops::Range<u32>) -> (Vec<Vec<u32>>, f64) {
-    let requests = numbers.map(lesson).collect();
+    let requests = numbers.map(example).collect();
     let answers = engine.submit_all(requests).unwrap().into_iter();
     let (mut texts, mut accepted, mut rounds) = (Vec::new(), 0, 0);
     for answer in answers.map(collect) {
@@ -180,8 +180,8 @@ fn a_head_learns_from_what_it_serves_and_keeps_it() {
     assert_eq!(again, texts);
     println!("{before:.3} accepted tokens a round, then {after:.3}");
     assert!(after > before + 0.15, "{before} {after}");
-    assert!(metric(&engine, "steps_total") >= 8.0 && metric(&engine, "lessons_total") >= 200.0);
-    assert_eq!(metric(&engine, "dropped_lessons_total"), 0.0);
+    assert!(metric(&engine, "steps_total") >= 8.0 && metric(&engine, "examples_total") >= 200.0);
+    assert_eq!(metric(&engine, "dropped_examples_total"), 0.0);
     assert_idle(&engine);
     let saved = fs::read(school.file()).unwrap();
     school.end(engine);
@@ -394,9 +394,9 @@ fn a_corrupt_folder_is_refused_in_one_line() {
     refused("config.json");
 }
 
-/// Over HTTP: a salted text teaches nothing, others do, and another key needs another folder.
+/// Over HTTP: a salted text is not learned from, others are, and another key needs another folder.
 #[test]
-fn texts_of_other_keys_and_salts_do_not_teach() {
+fn texts_of_other_keys_and_salts_are_not_learned_from() {
     let school = School::new();
     let (target, head) = (school.shop.at("target"), school.shop.at("head"));
     let flags = format!(
@@ -406,9 +406,9 @@ fn texts_of_other_keys_and_salts_do_not_teach() {
         path(&school.options.folder)
     );
     let mut server = Server::start(&flags);
-    let lessons = |server: &Server| -> f64 {
+    let examples = |server: &Server| -> f64 {
         let text = server.get("/metrics");
-        let name = "foretoken:learn_lessons_total{";
+        let name = "foretoken:learn_examples_total{";
         let line = text.lines().find(|line| line.starts_with(name));
         line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
     };
@@ -422,9 +422,9 @@ fn texts_of_other_keys_and_salts_do_not_teach() {
     };
     (0..4).for_each(|i| ask(&server, json!(format!("user {i}"))));
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(lessons(&server), 0.0);
+    assert_eq!(examples(&server), 0.0);
     ask(&server, Value::Null);
-    wait_until("a lesson", || lessons(&server) == 1.0);
+    wait_until("an example", || examples(&server) == 1.0);
     assert_eq!(server.stop("TERM", Duration::from_secs(20)), Some(0));
     let words: Vec<&str> = flags.split(' ').collect();
     let line = refusal(&[&words[..], &["--api-key", "other"]].concat());

@@ -147,3 +147,16 @@ fn its_drafts_change_no_text() {
         assert!(accepted > 0, "{name}: none accepted");
     }
 }
+
+/// Its states are not cut back to what was accepted, so it drafts neither for others nor for itself.
+#[test]
+fn a_model_with_states_cannot_draft() {
+    let target = fixture("qwen3_5").open();
+    for model in [fixture("qwen3_5").open(), target.subset(&[0, 3]).unwrap()] {
+        let refused = DraftModel::new(model, 24, 4, 16).map(drop);
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("linear attention cannot draft"), "{error}");
+    }
+    // The layers with attention alone can.
+    DraftModel::new(target.subset(&[3]).unwrap(), 24, 4, 16).unwrap();
+}

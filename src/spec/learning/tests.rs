@@ -1,4 +1,4 @@
-//! What becomes a lesson, and what does not.
+//! What becomes an example, and what does not.
 
 use super::*;
 use crate::spec::draft::DraftContext;
@@ -19,22 +19,22 @@ impl Drafter for Silent {
 
 struct Bench {
     drafter: LearningDrafter,
-    lessons: Receiver<Lesson>,
+    examples: Receiver<TrainingExample>,
     _heads: std::sync::mpsc::Sender<Box<dyn Head>>,
 }
 
 impl Bench {
     fn new(waiting: usize) -> Self {
-        let (sender, lessons) = sync_channel(waiting);
+        let (sender, examples) = sync_channel(waiting);
         let (heads, receiver) = channel();
-        let pupil = Pupil {
-            lessons: sender,
+        let link = LearnerLink {
+            examples: sender,
             heads: receiver,
             dropped: IntCounter::new("dropped", "dropped").unwrap(),
         };
         Self {
-            drafter: LearningDrafter::new(Box::new(Silent), pupil),
-            lessons,
+            drafter: LearningDrafter::new(Box::new(Silent), link),
+            examples,
             _heads: heads,
         }
     }
@@ -69,24 +69,24 @@ impl Bench {
         self.drafter.end(id);
     }
 
-    /// Everything that was handed over. What is wrong in a lesson fails.
-    fn taken(&mut self) -> Vec<Lesson> {
-        let lessons: Vec<Lesson> = self.lessons.try_iter().collect();
-        for lesson in &lessons {
-            let rows = lesson.tokens.len() - 2;
-            assert_eq!(lesson.states.len(), rows * WIDTH);
-            let first = (0..1000).find(|&i| token(lesson.request, i) == lesson.tokens[0]);
+    /// Everything that was handed over. What is wrong in an example fails.
+    fn taken(&mut self) -> Vec<TrainingExample> {
+        let examples: Vec<TrainingExample> = self.examples.try_iter().collect();
+        for example in &examples {
+            let rows = example.tokens.len() - 2;
+            assert_eq!(example.states.len(), rows * WIDTH);
+            let first = (0..1000).find(|&i| token(example.request, i) == example.tokens[0]);
             let first = first.unwrap();
-            for (i, &id) in lesson.tokens.iter().enumerate() {
-                assert_eq!(id, token(lesson.request, first + i));
+            for (i, &id) in example.tokens.iter().enumerate() {
+                assert_eq!(id, token(example.request, first + i));
             }
-            for (i, states) in lesson.states.chunks(WIDTH).enumerate() {
-                let wanted = f16::from_f32(state(lesson.request, first + i));
+            for (i, states) in example.states.chunks(WIDTH).enumerate() {
+                let wanted = f16::from_f32(state(example.request, first + i));
                 assert_eq!(states, [wanted; WIDTH], "row {i}");
             }
-            assert_eq!(lesson.drawn, PROMPT.saturating_sub(first));
+            assert_eq!(example.drawn, PROMPT.saturating_sub(first));
         }
-        lessons
+        examples
     }
 }
 
@@ -98,49 +98,49 @@ fn state(id: SeqId, position: usize) -> f32 {
     (id * 100) as f32 + position as f32 / 8.0
 }
 
-fn teaching(scope: u64) -> DraftContext {
+fn trainable(scope: u64) -> DraftContext {
     DraftContext {
         scope: CacheScope(scope),
-        teaches: true,
+        may_train: true,
         ..DraftContext::default()
     }
 }
 
 #[test]
-fn a_text_becomes_lessons_with_the_end_of_its_prompt() {
+fn a_text_becomes_examples_with_the_end_of_its_prompt() {
     let mut bench = Bench::new(16);
-    bench.text(1, 10, &teaching(5));
-    let lessons = bench.taken();
-    assert_eq!(lessons.len(), 1);
-    assert_eq!(lessons[0].tokens[0], token(1, PROMPT - PROMPT_ROWS));
+    bench.text(1, 10, &trainable(5));
+    let examples = bench.taken();
+    assert_eq!(examples.len(), 1);
+    assert_eq!(examples[0].tokens[0], token(1, PROMPT - PROMPT_ROWS));
     // The positions up to 69 were computed; the token after is drawn and has no states.
-    assert_eq!(lessons[0].tokens.last(), Some(&token(1, 70)));
-    assert_eq!(lessons[0].drawn, PROMPT_ROWS);
+    assert_eq!(examples[0].tokens.last(), Some(&token(1, 70)));
+    assert_eq!(examples[0].drawn, PROMPT_ROWS);
 
-    bench.text(2, 100, &teaching(5));
-    let lessons = bench.taken();
-    let rows: Vec<usize> = lessons.iter().map(|l| l.tokens.len() - 2).collect();
-    // Where a lesson ends with a step, the token after the next one is not known yet.
-    let last = PROMPT_ROWS + 300 - 2 * LESSON_ROWS - 1;
-    assert_eq!(rows, [LESSON_ROWS - 1, LESSON_ROWS, last]);
-    assert_eq!(lessons[1].tokens[0], token(2, 8 + LESSON_ROWS));
-    // A text without drawn tokens teaches nothing.
-    bench.text(3, 0, &teaching(5));
+    bench.text(2, 100, &trainable(5));
+    let examples = bench.taken();
+    let rows: Vec<usize> = examples.iter().map(|l| l.tokens.len() - 2).collect();
+    // Where an example ends with a step, the token after the next one is not known yet.
+    let last = PROMPT_ROWS + 300 - 2 * EXAMPLE_ROWS - 1;
+    assert_eq!(rows, [EXAMPLE_ROWS - 1, EXAMPLE_ROWS, last]);
+    assert_eq!(examples[1].tokens[0], token(2, 8 + EXAMPLE_ROWS));
+    // A text without drawn tokens is not learned from.
+    bench.text(3, 0, &trainable(5));
     assert!(bench.taken().is_empty());
 }
 
-/// Texts of another scope, which another API key or salt has, and those that shall not teach, stay out.
+/// Texts of another scope, which another API key or salt has, and those that may not train a head, stay out.
 #[test]
-fn only_one_scope_teaches() {
+fn only_one_scope_is_learned_from() {
     let mut bench = Bench::new(16);
     let silent = DraftContext {
-        teaches: false,
-        ..teaching(5)
+        may_train: false,
+        ..trainable(5)
     };
     bench.text(1, 10, &silent);
     assert!(bench.taken().is_empty());
     for (id, scope) in [(2, 5), (3, 6), (4, 5), (5, 0)] {
-        bench.text(id, 10, &teaching(scope));
+        bench.text(id, 10, &trainable(scope));
     }
     let requests: Vec<SeqId> = bench.taken().iter().map(|l| l.request).collect();
     assert_eq!(requests, [2, 4]);
@@ -148,16 +148,19 @@ fn only_one_scope_teaches() {
 }
 
 #[test]
-fn positions_that_were_not_read_begin_a_lesson_anew_and_none_teaches_twice() {
+fn positions_that_were_not_read_begin_an_example_anew_and_none_is_learned_from_twice() {
     let mut bench = Bench::new(16);
-    let context = teaching(5);
+    let context = trainable(5);
     bench.step(1, 0..PROMPT, &context);
     bench.step(1, 40..50, &context);
     bench.step(1, 60..70, &context);
     bench.drafter.end(1);
-    let lessons = bench.taken();
-    assert_eq!(lessons.len(), 1);
-    assert_eq!((lessons[0].tokens[0], lessons[0].drawn), (token(1, 60), 0));
+    let examples = bench.taken();
+    assert_eq!(examples.len(), 1);
+    assert_eq!(
+        (examples[0].tokens[0], examples[0].drawn),
+        (token(1, 60), 0)
+    );
 
     // A preempted sequence is observed from its start again.
     bench.step(2, 0..PROMPT, &context);
@@ -166,33 +169,33 @@ fn positions_that_were_not_read_begin_a_lesson_anew_and_none_teaches_twice() {
     bench.step(2, 0..90, &context);
     bench.step(2, 90..110, &context);
     bench.drafter.end(2);
-    let lessons = bench.taken();
-    assert_eq!(lessons.len(), 1);
-    assert_eq!(lessons[0].tokens[0], token(2, 90));
+    let examples = bench.taken();
+    assert_eq!(examples.len(), 1);
+    assert_eq!(examples[0].tokens[0], token(2, 90));
 }
 
 #[test]
 fn nobody_waits_for_a_learner_that_is_slow_or_gone() {
     let mut bench = Bench::new(2);
-    (0..5).for_each(|id| bench.text(id, 10, &teaching(5)));
-    assert_eq!(bench.drafter.pupil.dropped.get(), 3);
+    (0..5).for_each(|id| bench.text(id, 10, &trainable(5)));
+    assert_eq!(bench.drafter.link.dropped.get(), 3);
     assert_eq!(bench.taken().len(), 2);
     let Bench {
         mut drafter,
-        lessons,
+        examples,
         ..
     } = bench;
-    drop(lessons);
+    drop(examples);
     send(
-        &drafter.pupil,
-        OpenLesson {
+        &drafter.link,
+        OpenExample {
             rows: 8,
             tokens: (0..9).collect(),
             states: vec![f16::ONE; 8],
-            ..OpenLesson::default()
+            ..OpenExample::default()
         }
         .close(1),
     );
-    assert_eq!(drafter.pupil.dropped.get(), 4);
+    assert_eq!(drafter.link.dropped.get(), 4);
     assert!(drafter.propose(&mut []).unwrap().is_empty());
 }

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// Fewer lessons prove nothing.
-pub const MIN_LESSONS: usize = 8;
+/// Fewer examples prove nothing.
+pub const MIN_EXAMPLES: usize = 8;
 /// A gain must be this many of its standard errors...
 const ERRORS: f64 = 2.0;
 /// ...and this share of the tokens of a round: a switch costs the cached prefixes.
 const MIN_SHARE: f64 = 0.01;
 
-/// What drafts of a head are worth in a lesson.
+/// What drafts of a head are worth in an example.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Score {
     /// Expected accepted tokens of a draft, summed over the positions.
@@ -29,13 +29,13 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// That of the first over the second score of each lesson; `None` if there are too few. A pair differs less
-    /// than two lessons do, so the error is that of the differences (as of a ratio, because lessons differ in
+    /// That of the first over the second score of each example; `None` if there are too few. A pair differs less
+    /// than two examples do, so the error is that of the differences (as of a ratio, because examples differ in
     /// length: Cochran 1977, section 6.4).
     pub fn of(pairs: &[(Score, Score)]) -> Option<Self> {
         let count = pairs.len() as f64;
         let positions: f64 = pairs.iter().map(|(one, _)| one.positions).sum();
-        if pairs.len() < MIN_LESSONS || positions == 0.0 {
+        if pairs.len() < MIN_EXAMPLES || positions == 0.0 {
             return None;
         }
         let mean = |of: fn(&(Score, Score)) -> f64| pairs.iter().map(of).sum::<f64>() / positions;
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_gain_counts_if_it_is_more_than_chance_and_more_than_a_switch_costs() {
         let gain = |count, gain, noise| Gain::of(&pairs(count, gain, noise));
-        assert_eq!(gain(MIN_LESSONS - 1, 0.5, 0.0), None);
+        assert_eq!(gain(MIN_EXAMPLES - 1, 0.5, 0.0), None);
         let sure = gain(16, 0.1, 0.02).unwrap();
         assert!(sure.is_better() && !sure.is_worse(), "{sure:?}");
         assert!((sure.after - sure.before - 0.1).abs() < 1e-9, "{sure:?}");

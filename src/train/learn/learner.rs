@@ -1,14 +1,14 @@
 //! The learner's thread: trains, compares, switches.
 
+use super::examples::{ExampleBuffer, Kept};
 use super::folder::LearnFolder;
-use super::gain::{Gain, MIN_LESSONS, Score};
-use super::lessons::{Kept, Lessons};
+use super::gain::{Gain, MIN_EXAMPLES, Score};
 use super::metrics::LearnMetrics;
 use super::source::HeadFile;
 use super::step::Candidate;
 use crate::error::{Error, Result};
 use crate::model::{Head, HeadKind, HeadTarget, LoadOptions, ModelSource, as_loaded, load_head_of};
-use crate::spec::Lesson;
+use crate::spec::TrainingExample;
 use crate::train::head::TrainHead;
 use crate::train::optimizer::ByName;
 use crate::train::student::Student;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// Lessons of a step.
+/// ExampleBuffer of a step.
 const BATCH: usize = 8;
 /// Steps between two comparisons of the candidate with the head in use.
 const COMPARE_EVERY: usize = 8;
-/// Lessons that a comparison measures on, at most.
+/// ExampleBuffer that a comparison measures on, at most.
 const MAX_JUDGED: usize = 32;
 /// How often it looks whether a request runs.
 const POLL: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ pub struct Version {
     head: TrainHead,
     /// Its weights before rounding; `None` = it is the head that was given, which has no others.
     trained: Option<ByName<Tensor>>,
-    /// What it is worth in held-out lessons, by their number.
+    /// What it is worth in held-out examples, by their number.
     scores: HashMap<u64, Score>,
 }
 
@@ -58,13 +58,13 @@ enum Which {
 }
 
 /// What is learnt, and from what.
-pub struct Study {
-    pub lessons: Lessons,
+pub struct HeadTraining {
+    pub examples: ExampleBuffer,
     pub candidate: Candidate,
     pub used: Version,
     /// What comes back if the head in use proves worse.
     pub previous: Option<Version>,
-    /// The number of the next lesson at the last switch, and at the last comparison with the previous head.
+    /// The number of the next example at the last switch, and at the last comparison with the previous head.
     pub switched_at: u64,
     pub watched_at: u64,
     /// Steps so far, and at the last comparison.
@@ -85,7 +85,7 @@ pub struct Pace {
     /// Of one thread: whatever candle spreads over "the" pool stays on it.
     pub pool: ThreadPool,
     pub share: f64,
-    pub inbox: Receiver<Lesson>,
+    pub inbox: Receiver<TrainingExample>,
     /// When it last saw a request run.
     pub last_busy: Instant,
     /// Whether the drafter is gone.
@@ -93,18 +93,18 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Takes lessons for so long.
+    /// Takes examples for so long.
     ///
     /// # Errors
     /// If the drafter is gone.
-    fn receive(&mut self, study: &mut Study, patience: Duration) -> Result<()> {
+    fn receive(&mut self, training: &mut HeadTraining, patience: Duration) -> Result<()> {
         let until = Instant::now() + patience;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.inbox.recv_timeout(left) {
-                Ok(lesson) => {
-                    study.metrics.lessons.inc();
-                    study.lessons.add(lesson);
+                Ok(example) => {
+                    training.metrics.examples.inc();
+                    training.examples.add(example);
                 }
                 Err(RecvTimeoutError::Timeout) => return Ok(()),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -121,9 +121,9 @@ impl Pace {
     /// That of the work, or if the drafter is gone.
     fn turn<R: Send>(
         &mut self,
-        study: &mut Study,
+        training: &mut HeadTraining,
         is_busy: &dyn Fn() -> bool,
-        work: impl FnOnce(&mut Study) -> Result<R> + Send,
+        work: impl FnOnce(&mut HeadTraining) -> Result<R> + Send,
     ) -> Result<R> {
         loop {
             if is_busy() {
@@ -131,22 +131,22 @@ impl Pace {
             } else if self.last_busy.elapsed() >= QUIET {
                 break;
             }
-            self.receive(study, POLL)?;
+            self.receive(training, POLL)?;
         }
         let started = Instant::now();
-        let result = self.pool.install(|| work(study))?;
+        let result = self.pool.install(|| work(training))?;
         let seconds = started.elapsed().as_secs_f64();
-        study.metrics.seconds.inc_by(seconds);
+        training.metrics.seconds.inc_by(seconds);
         let rest = Duration::from_secs_f64(seconds * (1.0 / self.share - 1.0));
-        self.receive(study, rest)?;
+        self.receive(training, rest)?;
         Ok(result)
     }
 }
 
-impl Study {
-    /// Whether enough lessons came that are held out, of those with a number from `first` on.
+impl HeadTraining {
+    /// Whether enough examples came that are held out, of those with a number from `first` on.
     fn can_judge(&self, first: u64) -> bool {
-        self.lessons.recent(MIN_LESSONS, first).len() == MIN_LESSONS
+        self.examples.recent(MIN_EXAMPLES, first).len() == MIN_EXAMPLES
     }
 
     fn must_watch(&self) -> bool {
@@ -160,7 +160,7 @@ impl Study {
     }
 
     fn can_learn(&self) -> bool {
-        self.lessons.left() >= BATCH
+        self.examples.left() >= BATCH
     }
 
     fn score_of(&mut self, which: Which, kept: &Kept) -> Result<Score> {
@@ -172,7 +172,7 @@ impl Study {
         if let Some(score) = version.scores.get(&kept.number) {
             return Ok(*score);
         }
-        let score = self.candidate.score(&version.head, &kept.lesson)?;
+        let score = self.candidate.score(&version.head, &kept.example)?;
         version.scores.insert(kept.number, score);
         Ok(score)
     }
@@ -206,7 +206,7 @@ impl Study {
         let head = load_head_of(&source, HeadKind::Eagle3, &self.load, &self.target)?;
         // A drafter that is gone needs none.
         let _ = self.heads.send(head);
-        self.switched_at = self.lessons.next();
+        self.switched_at = self.examples.next();
         Ok(std::mem::replace(&mut self.used, version))
     }
 
@@ -244,7 +244,7 @@ fn values(head: &TrainHead) -> ByName<Tensor> {
 
 /// A learner: what it does, and when.
 pub struct Learner {
-    pub study: Study,
+    pub training: HeadTraining,
     pub pace: Pace,
 }
 
@@ -255,14 +255,14 @@ impl Learner {
     /// If the head cannot be saved, or a device fails.
     pub fn run(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
         loop {
-            let done = if self.study.must_watch() {
+            let done = if self.training.must_watch() {
                 self.watch(is_busy)
-            } else if self.study.must_compare() {
+            } else if self.training.must_compare() {
                 self.compare(is_busy)
-            } else if self.study.can_learn() {
+            } else if self.training.can_learn() {
                 self.step(is_busy)
             } else {
-                self.pace.receive(&mut self.study, POLL)
+                self.pace.receive(&mut self.training, POLL)
             };
             match done {
                 Ok(()) => {}
@@ -273,77 +273,82 @@ impl Learner {
     }
 
     fn step(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
-        let (pace, study) = (&mut self.pace, &mut self.study);
-        for lesson in study.lessons.take(BATCH, study.steps as u64) {
-            pace.turn(study, is_busy, |study| study.candidate.learn(&lesson))?;
+        let (pace, training) = (&mut self.pace, &mut self.training);
+        for example in training.examples.take(BATCH, training.steps as u64) {
+            pace.turn(training, is_busy, |training| {
+                training.candidate.learn(&example)
+            })?;
         }
-        pace.turn(study, is_busy, |study| {
-            study.steps += 1;
-            study.metrics.steps.inc();
-            if study.candidate.step()? {
+        pace.turn(training, is_busy, |training| {
+            training.steps += 1;
+            training.metrics.steps.inc();
+            if training.candidate.step()? {
                 return Ok(());
             }
             tracing::warn!("a step of the head in training was not finite: it begins again");
-            study.restart()
+            training.restart()
         })
     }
 
     /// Lets the candidate draft if it is better than the head in use.
     fn compare(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
-        let (pace, study) = (&mut self.pace, &mut self.study);
-        study.compared_at = study.steps;
-        let (trained, head) = pace.turn(study, is_busy, |study| {
-            let trained = study.trained()?;
-            let head = study.as_served(&trained)?;
+        let (pace, training) = (&mut self.pace, &mut self.training);
+        training.compared_at = training.steps;
+        let (trained, head) = pace.turn(training, is_busy, |training| {
+            let trained = training.trained()?;
+            let head = training.as_served(&trained)?;
             Ok((trained, head))
         })?;
         let mut candidate = Version::new(head, Some(trained));
         let mut pairs = Vec::new();
-        for kept in study.lessons.recent(MAX_JUDGED, 0) {
+        for kept in training.examples.recent(MAX_JUDGED, 0) {
             let head = &candidate.head;
-            let score = |study: &mut Study| study.candidate.score(head, &kept.lesson);
-            let new = pace.turn(study, is_busy, score)?;
-            let old = |study: &mut Study| study.score_of(Which::Used, &kept);
-            pairs.push((new, pace.turn(study, is_busy, old)?));
+            let score = |training: &mut HeadTraining| training.candidate.score(head, &kept.example);
+            let new = pace.turn(training, is_busy, score)?;
+            let old = |training: &mut HeadTraining| training.score_of(Which::Used, &kept);
+            pairs.push((new, pace.turn(training, is_busy, old)?));
             candidate.scores.insert(kept.number, new);
         }
-        study.lessons.retain_known(&mut study.used.scores);
+        training.examples.retain_known(&mut training.used.scores);
         let Some(gain) = Gain::of(&pairs) else {
             return Ok(());
         };
-        study.metrics.used.set(gain.before);
-        study.metrics.candidate.set(gain.after);
-        tracing::debug!(steps = study.steps, "the head in training: {gain}");
+        training.metrics.used.set(gain.before);
+        training.metrics.candidate.set(gain.after);
+        tracing::debug!(steps = training.steps, "the head in training: {gain}");
         if gain.is_better() {
-            let previous = pace.turn(study, is_busy, |study| study.switch(candidate))?;
-            study.previous = Some(previous);
-            study.metrics.switches.inc();
+            let previous = pace.turn(training, is_busy, |training| training.switch(candidate))?;
+            training.previous = Some(previous);
+            training.metrics.switches.inc();
             tracing::info!("a better head drafts from now on: {gain}");
         } else if gain.is_worse() {
-            pace.turn(study, is_busy, Study::restart)?;
+            pace.turn(training, is_busy, HeadTraining::restart)?;
         }
         Ok(())
     }
 
-    /// Lets the head before the one in use come back if it is better on lessons that have come since.
+    /// Lets the head before the one in use come back if it is better on examples that have come since.
     fn watch(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
-        let (pace, study) = (&mut self.pace, &mut self.study);
-        study.watched_at = study.lessons.next();
+        let (pace, training) = (&mut self.pace, &mut self.training);
+        training.watched_at = training.examples.next();
         let mut pairs = Vec::new();
-        for kept in study.lessons.recent(MAX_JUDGED, study.switched_at) {
-            let [used, previous] = [Which::Used, Which::Previous]
-                .map(|which| pace.turn(study, is_busy, |study| study.score_of(which, &kept)));
+        for kept in training.examples.recent(MAX_JUDGED, training.switched_at) {
+            let [used, previous] = [Which::Used, Which::Previous].map(|which| {
+                pace.turn(training, is_busy, |training| {
+                    training.score_of(which, &kept)
+                })
+            });
             pairs.push((used?, previous?));
         }
         let Some(gain) = Gain::of(&pairs).filter(Gain::is_worse) else {
             return Ok(());
         };
-        if let Some(previous) = study.previous.take() {
-            pace.turn(study, is_busy, |study| {
-                study.switch(previous)?;
-                study.restart()
+        if let Some(previous) = training.previous.take() {
+            pace.turn(training, is_busy, |training| {
+                training.switch(previous)?;
+                training.restart()
             })?;
-            study.metrics.switches_back.inc();
+            training.metrics.switches_back.inc();
             tracing::info!("the head before the one in use drafts again: {gain}");
         }
         Ok(())

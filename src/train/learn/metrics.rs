@@ -6,13 +6,13 @@ use prometheus::{Counter, Gauge, IntCounter, IntGauge, Registry};
 /// The learner's metrics, with the server's prefix.
 #[derive(Clone)]
 pub struct LearnMetrics {
-    pub lessons: IntCounter,
+    pub examples: IntCounter,
     pub dropped: IntCounter,
     pub steps: IntCounter,
     pub seconds: Counter,
     pub switches: IntCounter,
     pub switches_back: IntCounter,
-    /// Expected accepted tokens of a draft, on recent lessons that are held out.
+    /// Expected accepted tokens of a draft, on recent examples that are held out.
     pub used: Gauge,
     pub candidate: Gauge,
     pub ended: IntGauge,
@@ -29,12 +29,12 @@ impl LearnMetrics {
         let counter = |of: &str, help: &str| IntCounter::new(name(of), help).map_err(wrong);
         let gauge = |of: &str, help: &str| Gauge::new(name(of), help).map_err(wrong);
         Ok(Self {
-            lessons: counter(
-                "lessons_total",
+            examples: counter(
+                "examples_total",
                 "Parts of texts that the head can learn from",
             )?,
             dropped: counter(
-                "dropped_lessons_total",
+                "dropped_examples_total",
                 "Parts of texts for which the learner had no room",
             )?,
             steps: counter("steps_total", "Steps of training")?,
@@ -67,7 +67,7 @@ impl LearnMetrics {
     /// If it has metrics of these names.
     pub fn register(&self, registry: &Registry) -> Result<()> {
         let all: [Box<dyn prometheus::core::Collector>; 9] = [
-            Box::new(self.lessons.clone()),
+            Box::new(self.examples.clone()),
             Box::new(self.dropped.clone()),
             Box::new(self.steps.clone()),
             Box::new(self.seconds.clone()),

@@ -1,14 +1,14 @@
 //! A head that learns while it serves: `--learn`.
 //!
 //! The engine's drafter hands over parts of served texts with the target's hidden states
-//! ([`Lesson`](crate::spec::Lesson)). A thread of its own trains a copy of the head on them, while no request
+//! ([`TrainingExample`](crate::spec::TrainingExample)). A thread of its own trains a copy of the head on them, while no request
 //! runs. The copy comes into use when it is better on requests that it has not learned from, is saved before
 //! that, and makes way again if it proves worse on later ones.
 
+mod examples;
 mod folder;
 mod gain;
 mod learner;
-mod lessons;
 mod metrics;
 mod source;
 mod step;
@@ -17,14 +17,14 @@ use super::head::TrainHead;
 use super::vocabulary::DraftVocabulary;
 use crate::error::{Error, Result};
 use crate::model::{Head, HeadKind, HeadTarget, LoadOptions, Model, ModelSource, load_head_of};
-use crate::spec::{LESSON_ROWS, Pupil};
+use crate::spec::{EXAMPLE_ROWS, LearnerLink};
 use candle_core::Device;
+use examples::ExampleBuffer;
 use folder::LearnFolder;
-use learner::{Learner, Pace, Study, Version, served};
-use lessons::Lessons;
+use learner::{HeadTraining, Learner, Pace, Version, served};
 use metrics::LearnMetrics;
 use prometheus::Registry;
-use rayon::ThreadPoolBuilder;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use source::HeadFile;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::time::Instant;
 use step::Candidate;
 
-/// Lessons that wait for the learner; further ones are dropped.
+/// ExampleBuffer that wait for the learner; further ones are dropped.
 const MAX_WAITING: usize = 64;
 /// Steps over which the head is unrolled on its own outputs; the default of `distill`.
 const PASSES: usize = 3;
@@ -70,7 +70,7 @@ impl LearnOptions {
 pub struct Learning {
     /// The head that the folder has from before, to draft in place of the one that was given.
     pub head: Option<Box<dyn Head>>,
-    pupil: Pupil,
+    link: LearnerLink,
     learner: IdleLearner,
 }
 
@@ -116,7 +116,7 @@ impl LearnSetup<'_> {
             None => None,
         };
         let (config, ids) = (base.config.clone(), base.ids.clone());
-        let rows = LESSON_ROWS + 2;
+        let rows = EXAMPLE_ROWS + 2;
         let given = TrainHead::of(
             config,
             &base.weights,
@@ -125,47 +125,30 @@ impl LearnSetup<'_> {
             PASSES,
             rows,
         )?;
-        let (train, used, previous) = match kept {
-            Some(kept) => {
-                let head = given.with(&served(&kept.weights, base.dtype, &load)?)?;
-                let used = Version::new(head, Some(kept.weights.clone()));
-                (
-                    given.with(&kept.weights)?,
-                    used,
-                    Some(Version::new(given, None)),
-                )
-            }
-            None => (given.with(&base.weights)?, Version::new(given, None), None),
-        };
+        let (train, used, previous) = versions(given, kept.as_ref(), &base, &load)?;
         let vocabulary = DraftVocabulary::of(ids, base.config.vocab_size, &Device::Cpu)?;
-        let (sender, lessons) = sync_channel(MAX_WAITING);
+        let (sender, examples) = sync_channel(MAX_WAITING);
         let (heads, receiver) = channel();
         let metrics = LearnMetrics::new()?;
-        let pupil = Pupil {
-            lessons: sender,
+        let link = LearnerLink {
+            examples: sender,
             heads: receiver,
             dropped: metrics.dropped.clone(),
         };
-        // Whatever candle spreads over "the" pool stays on its one thread.
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(1)
-            .thread_name(|_| "learn".into())
-            .build()
-            .map_err(|e| Error::setup(format!("cannot start a thread: {e}")))?;
         let candidate = Candidate::new(train, vocabulary, self.options.rate)?;
         Ok(Learning {
             head,
-            pupil,
+            link,
             learner: IdleLearner(Learner {
                 pace: Pace {
-                    pool,
+                    pool: one_thread()?,
                     share: self.options.share,
-                    inbox: lessons,
+                    inbox: examples,
                     last_busy: Instant::now(),
                     has_ended: false,
                 },
-                study: Study {
-                    lessons: Lessons::new(self.options.max_bytes),
+                training: HeadTraining {
+                    examples: ExampleBuffer::new(self.options.max_bytes),
                     candidate,
                     used,
                     previous,
@@ -186,13 +169,39 @@ impl LearnSetup<'_> {
     }
 }
 
+/// The head to train, the one in use, and the one that may come back, of the head that was `given` and the one that the
+/// folder has `kept`.
+fn versions(
+    given: TrainHead,
+    kept: Option<&HeadFile>,
+    base: &HeadFile,
+    load: &LoadOptions,
+) -> Result<(TrainHead, Version, Option<Version>)> {
+    let Some(kept) = kept else {
+        return Ok((given.with(&base.weights)?, Version::new(given, None), None));
+    };
+    let head = given.with(&served(&kept.weights, base.dtype, load)?)?;
+    let used = Version::new(head, Some(kept.weights.clone()));
+    let train = given.with(&kept.weights)?;
+    Ok((train, used, Some(Version::new(given, None))))
+}
+
+/// Whatever candle spreads over "the" pool stays on its one thread.
+fn one_thread() -> Result<ThreadPool> {
+    ThreadPoolBuilder::new()
+        .num_threads(1)
+        .thread_name(|_| "learn".into())
+        .build()
+        .map_err(|e| Error::setup(format!("cannot start a thread: {e}")))
+}
+
 /// A learner that does not run yet.
 pub struct IdleLearner(Learner);
 
 impl Learning {
     /// What the drafter needs, and the learner.
-    pub fn split(self) -> (Pupil, IdleLearner) {
-        (self.pupil, self.learner)
+    pub fn split(self) -> (LearnerLink, IdleLearner) {
+        (self.link, self.learner)
     }
 }
 
@@ -207,7 +216,7 @@ impl IdleLearner {
         is_busy: impl Fn() -> bool + Send + 'static,
     ) -> Result<()> {
         let mut learner = self.0;
-        let metrics = &learner.study.metrics;
+        let metrics = &learner.training.metrics;
         metrics.register(registry)?;
         let ended = metrics.ended.clone();
         std::thread::Builder::new()

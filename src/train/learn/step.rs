@@ -1,8 +1,8 @@
-//! One step of a head that learns: the trainer's, over lessons of different lengths.
+//! One step of a head that learns: the trainer's, over examples of different lengths.
 
 use super::gain::Score;
 use crate::error::{Error, Result};
-use crate::spec::Lesson;
+use crate::spec::TrainingExample;
 use crate::train::head::{DECAY, TrainHead};
 use crate::train::loss::{DraftMetrics, LossWeights, Soft, measure};
 use crate::train::ops::with_slope;
@@ -23,12 +23,12 @@ pub struct Candidate {
     vocabulary: DraftVocabulary,
     optimizer: AdamW,
     rate: f64,
-    /// Of the lessons since the last step, and their number.
+    /// Of the examples since the last step, and their number.
     gradients: ByName<Tensor>,
 }
 
-/// What the passes of a head are to predict of a lesson: `[passes * positions]`, one pass after the other.
-struct LessonTargets {
+/// What the passes of a head are to predict of an example: `[passes * positions]`, one pass after the other.
+struct ExampleTargets {
     soft: Soft,
     weights: Vec<f32>,
     counted: Vec<bool>,
@@ -60,13 +60,13 @@ impl Candidate {
         Ok(())
     }
 
-    /// Adds what `lesson` teaches to the gradients of the next step.
+    /// Adds what `example` gives to the gradients of the next step.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn learn(&mut self, lesson: &Lesson) -> Result<()> {
-        let targets = self.targets(lesson)?;
-        let logits = self.head.logits(&batch(lesson)?)?;
+    pub fn learn(&mut self, example: &TrainingExample) -> Result<()> {
+        let targets = self.targets(example)?;
+        let logits = self.head.logits(&batch(example)?)?;
         let weights = LossWeights {
             positions: &targets.weights,
             overlap: 0.0,
@@ -95,19 +95,19 @@ impl Candidate {
         Ok(true)
     }
 
-    /// What drafts of `head` would be worth at the positions of `lesson`: a draft token counts if those before it
+    /// What drafts of `head` would be worth at the positions of `example`: a draft token counts if those before it
     /// in its draft stand. Of a greedy text it stands or not; of a sampled one, with the probability that the head
     /// gives it.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn score(&self, head: &TrainHead, lesson: &Lesson) -> Result<Score> {
-        let targets = self.targets(lesson)?;
-        let logits = head.logits(&batch(lesson)?)?.detach();
+    pub fn score(&self, head: &TrainHead, example: &TrainingExample) -> Result<Score> {
+        let targets = self.targets(example)?;
+        let logits = head.logits(&batch(example)?)?.detach();
         let (figures, _) = measure(&logits, &targets.soft, None)?;
-        let positions = lesson.tokens.len() - 2;
+        let positions = example.tokens.len() - 2;
         let stands = |figures: &DraftMetrics| {
-            if lesson.is_sampled {
+            if example.is_sampled {
                 figures.overlap[0]
             } else {
                 figures.agrees
@@ -132,9 +132,9 @@ impl Candidate {
         Ok(score)
     }
 
-    fn targets(&self, lesson: &Lesson) -> Result<LessonTargets> {
+    fn targets(&self, example: &TrainingExample) -> Result<ExampleTargets> {
         let (passes, _) = self.head.depths();
-        let (len, positions) = (lesson.tokens.len(), lesson.tokens.len() - 2);
+        let (len, positions) = (example.tokens.len(), example.tokens.len() - 2);
         let (mut tokens, mut weights, mut counted) = (Vec::new(), Vec::new(), Vec::new());
         for pass in 0..passes {
             let weight = DECAY.powi(pass as i32) / positions as f64;
@@ -142,15 +142,15 @@ impl Candidate {
                 // At a position the head knows the next token, and predicts those after it. What the user wrote is
                 // not what the target would have drawn.
                 let at = position + 2 + pass;
-                counted.push(at < len && at >= lesson.drawn);
-                tokens.push(lesson.tokens[at.min(len - 1)]);
+                counted.push(at < len && at >= example.drawn);
+                tokens.push(example.tokens[at.min(len - 1)]);
                 weights.push(weight as f32);
             }
         }
         let mut soft = Soft::one_hot(&tokens, &Device::Cpu)?;
         let mass: Vec<f32> = counted.iter().map(|&c| f32::from(u8::from(c))).collect();
         soft.probs = Tensor::from_vec(mass, soft.probs.dims(), &Device::Cpu)?;
-        Ok(LessonTargets {
+        Ok(ExampleTargets {
             soft: self.vocabulary.restrict(soft)?,
             weights,
             counted,
@@ -158,12 +158,12 @@ impl Candidate {
     }
 }
 
-fn batch(lesson: &Lesson) -> Result<TrainBatch<'_>> {
-    let positions = lesson.tokens.len() - 2;
-    let dims = (positions, lesson.states.len() / positions);
-    let states = Tensor::from_slice(&lesson.states, dims, &Device::Cpu)?;
+fn batch(example: &TrainingExample) -> Result<TrainBatch<'_>> {
+    let positions = example.tokens.len() - 2;
+    let dims = (positions, example.states.len() / positions);
+    let states = Tensor::from_slice(&example.states, dims, &Device::Cpu)?;
     Ok(TrainBatch {
-        tokens: vec![&lesson.tokens],
+        tokens: vec![&example.tokens],
         features: Some(states.to_dtype(DType::F32)?),
         positions: Vec::new(),
     })
