@@ -4,7 +4,7 @@ use super::super::conv_spec::ShortConvSpec;
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores};
 use super::experts::{self, experts_by};
-use super::parts::plain;
+use super::parts::{layer_kinds, plain};
 use super::rope::{default_theta, rope};
 use crate::kv::KvHeads;
 use serde_json::Value;
@@ -177,15 +177,8 @@ fn spec(keys: &mut Keys, shape: &ModelShape, layer: LayerSpec) -> Result<ModelSp
         qk_norm: None,
         ..layer.clone()
     };
-    let kinds = keys.texts("layer_types")?;
+    let kinds = layer_kinds(keys, shape)?;
     let attending = keys.sizes("full_attn_idxs")?;
-    if let Some(kinds) = kinds.as_ref().filter(|k| k.len() != shape.num_layers) {
-        return Err(format!(
-            "layer_types has {} entries for {} layers",
-            kinds.len(),
-            shape.num_layers
-        ));
-    }
     let of_layer = |i: usize| {
         let has_conv = match (&kinds, &attending) {
             (Some(kinds), _) => match kinds[i].as_str() {

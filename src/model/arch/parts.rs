@@ -99,18 +99,8 @@ pub fn windows(
         let accepted = "use_sliding_window true needs a window";
         return Err(keys.refused("sliding_window", &Value::Null, accepted));
     }
-    let kinds = keys.texts("layer_types")?;
+    let kinds = layer_kinds(keys, shape)?;
     let pattern = gguf_pattern(keys)?;
-    if let Some(kinds) = kinds
-        .as_ref()
-        .filter(|kinds| kinds.len() < shape.num_layers)
-    {
-        return Err(format!(
-            "layer_types has {} entries for {} layers",
-            kinds.len(),
-            shape.num_layers
-        ));
-    }
     let of_layer = |layer: usize| {
         let window = match kinds.as_ref().map(|kinds| kinds[layer].as_str()) {
             None => {
@@ -128,6 +118,15 @@ pub fn windows(
         Ok(window)
     };
     (0..shape.num_layers).map(of_layer).collect()
+}
+
+/// The kind of each layer that `layer_types` names, if it is there. Entries after them are of further layers.
+pub fn layer_kinds(keys: &mut Keys, shape: &ModelShape) -> Result<Option<Vec<String>>, String> {
+    let (kinds, layers) = (keys.texts("layer_types")?, shape.num_layers);
+    match kinds.as_ref().map(Vec::len).filter(|&len| len < layers) {
+        None => Ok(kinds),
+        Some(len) => Err(format!("layer_types has {len} entries for {layers} layers")),
+    }
 }
 
 /// Which layers of a GGUF file have the window.

@@ -4,7 +4,7 @@ use super::super::delta_spec::{DeltaLayout, DeltaSpec};
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
 use super::experts;
-use super::parts::{drop_further_layers, further_layers, plain};
+use super::parts::{drop_further_layers, further_layers, layer_kinds, plain};
 use super::qwen::add_experts;
 use super::rope::partial_rope;
 use crate::kernels::DeltaShape;
@@ -171,14 +171,7 @@ fn layers(
         ..layer
     };
     let interval = keys.size("full_attention_interval")?.unwrap_or(4);
-    let kinds = keys.texts("layer_types")?;
-    if let Some(kinds) = kinds.as_ref().filter(|k| k.len() != shape.num_layers) {
-        return Err(format!(
-            "layer_types has {} entries for {} layers",
-            kinds.len(),
-            shape.num_layers
-        ));
-    }
+    let kinds = layer_kinds(keys, shape)?;
     let of_layer = |i: usize| {
         let attends = match kinds.as_ref().map(|kinds| kinds[i].as_str()) {
             None => interval > 0 && (i + 1).is_multiple_of(interval),
