@@ -27,7 +27,7 @@ const DFLASH2_KEYS: [&str; 4] = [
     "selector_top_k",
 ];
 /// Maximum rank of a Markov head or selector, checked before anything of that size is allocated.
-const MAX_MARKOV_RANK: usize = 1 << 14;
+pub const MAX_MARKOV_RANK: usize = 1 << 14;
 
 /// A head's configuration.
 #[derive(Debug, Clone)]
@@ -322,6 +322,18 @@ impl HeadConfig {
             top_k: number(top_k, 16, self.shape.vocab_size.min(1 << 10))?,
         });
         Ok(())
+    }
+
+    /// Rank of its Markov head, 0 = it has none.
+    ///
+    /// # Errors
+    /// If that head is more than two matrices.
+    pub fn markov_rank(&self) -> Result<usize, String> {
+        match self.path.markov {
+            None => Ok(0),
+            Some(markov) if markov.kind == MarkovKind::Vanilla => Ok(markov.rank),
+            Some(_) => Err("markov_head_type must be vanilla".into()),
+        }
     }
 
     /// The layers of `target` that it reads.

@@ -1,7 +1,9 @@
 //! What the metadata of a GGUF file says about a draft head.
 
 use super::head::HeadKind;
-use super::head_config::{FcNorm, HeadConfig, PathConfig};
+use super::head_config::{
+    FcNorm, HeadConfig, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, PathConfig,
+};
 use super::{MaskedBlock, ModelConfig};
 use crate::gguf::Header;
 use candle_core::quantized::gguf_file::Value as GgufValue;
@@ -13,6 +15,7 @@ const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
 /// Ours, of parallel heads.
 const BLOCK_SIZE: &str = "block_size";
 const MASK_TOKEN_ID: &str = "mask_token_id";
+const MARKOV_RANK: &str = "markov_rank";
 
 impl HeadConfig {
     /// Reads the metadata of a GGUF file with a head of kind `kind` and its `shape`.
@@ -47,6 +50,17 @@ impl HeadConfig {
         if block.is_some() && taps.is_none() {
             return Err(format!("{name}.{EXTRACT_LAYERS} is missing"));
         }
+        let rank = get(MARKOV_RANK).map_or(Some(0), number);
+        let rank = rank.filter(|&rank| rank <= MAX_MARKOV_RANK).ok_or(format!(
+            "{name}.{MARKOV_RANK} must be a number up to {MAX_MARKOV_RANK}"
+        ))?;
+        let path = PathConfig {
+            markov: (block.is_some() && rank > 0).then_some(MarkovConfig {
+                rank,
+                kind: MarkovKind::Vanilla,
+            }),
+            ..PathConfig::default()
+        };
         let before = get(NORM_BEFORE_RESIDUAL).and_then(|value| value.to_bool().ok());
         Ok(Self {
             kind,
@@ -60,7 +74,7 @@ impl HeadConfig {
             block,
             causal_windows: false,
             convs: None,
-            path: PathConfig::default(),
+            path,
         })
     }
 
@@ -76,7 +90,7 @@ impl HeadConfig {
             ("fc_norm", self.fc_norm == FcNorm::EachLayer),
             ("norm_output", self.norm_output),
             ("sample_from_anchor", from_anchor),
-            ("markov_rank", self.path.markov.is_some()),
+            ("this markov_head_type", self.markov_rank().is_err()),
             ("enable_confidence_head", self.path.confidence.is_some()),
             ("conv_kernel_size", self.convs.is_some()),
             (
@@ -106,6 +120,10 @@ impl HeadConfig {
         if let Some(block) = &self.block {
             metadata.push((key(BLOCK_SIZE), number(&block.size)));
             metadata.push((key(MASK_TOKEN_ID), GgufValue::U32(block.mask)));
+        }
+        let rank = self.markov_rank()?;
+        if rank > 0 {
+            metadata.push((key(MARKOV_RANK), number(&rank)));
         }
         Ok(metadata)
     }

@@ -111,6 +111,8 @@ pub fn gguf(name: &str) -> Option<String> {
         "norm.weight" => Some("output_norm.weight"),
         "fc.weight" => Some("fc.weight"),
         "hidden_norm.weight" => Some("hidden_norm.weight"),
+        "markov_head.markov_w1.weight" => Some("markov_embd.weight"),
+        "markov_head.markov_w2.weight" => Some("markov_output.weight"),
         OUTPUT_IDS => Some(OUTPUT_IDS),
         _ => None,
     };

@@ -1,4 +1,5 @@
-//! A parallel head in training (DFlash, arXiv 2602.06036).
+//! A parallel head in training (DFlash, arXiv 2602.06036), with a Markov head (DSpark, arXiv 2607.05147) or
+//! without.
 //!
 //! A block is the token at its anchor and a mask token for each position after it; its rows see one
 //! another, and what the target made of the tokens before the anchor. The row of a mask predicts the token
@@ -21,34 +22,48 @@ const DECAY: f64 = 0.8;
 /// Positions from one anchor to the next.
 pub const ANCHOR_STRIDE: usize = 4;
 
+/// The weights of the Markov head: of the token before, and to the outputs.
+const MARKOV: [&str; 2] = ["markov_head.markov_w1", "markov_head.markov_w2"];
+
 const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 
 /// A trainable head in f32.
 pub struct TrainParallelHead {
     weights: HeadWeights,
     block: MaskedBlock,
+    has_markov: bool,
+}
+
+/// What a parallel head has besides layers.
+#[derive(Debug, Clone, Copy)]
+pub struct ParallelParts {
+    /// Number of layers of the target that it reads.
+    pub taps: usize,
+    pub block: MaskedBlock,
+    /// Rank of its Markov head; 0 = it has none.
+    pub markov_rank: usize,
 }
 
 impl TrainParallelHead {
-    /// A head of shape `config` that reads `taps` layers and predicts a `block` of `ids`, for rows of
-    /// `seq_len` tokens; see [`HeadWeights::new`].
+    /// A head of shape `config` with `parts` that predicts `ids`, for rows of `seq_len` tokens; see
+    /// [`HeadWeights::new`].
     ///
     /// # Errors
     /// `Setup`, if the target does not have the tensors of a decoder.
     pub fn new(
         config: ModelConfig,
         target: (&ModelConfig, &mut Weights),
-        taps: usize,
+        parts: ParallelParts,
         ids: Vec<u32>,
-        block: MaskedBlock,
         (seed, seq_len): (u64, usize),
         device: &Device,
     ) -> Result<Self> {
-        let shapes = shapes(&config, taps, ids.len());
-        let random = (seed, seq_len + block.size);
+        let shapes = shapes(&config, &parts, ids.len());
+        let random = (seed, seq_len + parts.block.size);
         Ok(Self {
             weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
-            block,
+            block: parts.block,
+            has_markov: parts.markov_rank > 0,
         })
     }
 
@@ -62,6 +77,19 @@ impl TrainParallelHead {
                 std::iter::once(last).chain(std::iter::repeat_n(self.block.mask, masks))
             })
             .collect()
+    }
+
+    /// The token of the text before each mask, in the order of the logits. After the end of a row its last
+    /// token is repeated; nothing is learnt there.
+    fn tokens_before(&self, batch: &TrainBatch<'_>) -> Vec<u32> {
+        let of_mask = |mask: usize| {
+            let rows = batch.tokens.iter().zip(&batch.positions);
+            rows.flat_map(move |(row, anchors)| {
+                let before = move |&anchor: &usize| row[(anchor + mask - 1).min(row.len() - 1)];
+                anchors.iter().map(before)
+            })
+        };
+        (1..self.block.size).flat_map(of_mask).collect()
     }
 }
 
@@ -111,13 +139,24 @@ impl Student for TrainParallelHead {
         let masks = (1..size).flat_map(|mask| (0..blocks).map(move |at| (at * size + mask) as u32));
         let masks = Tensor::new(masks.collect::<Vec<_>>(), x.device())?;
         let normed = weights.norm(&x.index_select(&masks, 0)?, "norm")?;
-        Ok(linear(&normed, weights.var("lm_head"))?)
+        let logits = linear(&normed, weights.var("lm_head"))?;
+        if !self.has_markov {
+            return Ok(logits);
+        }
+        let [of_token, to_outputs] = MARKOV.map(|name| weights.var(name));
+        let before = Tensor::new(self.tokens_before(batch), x.device())?;
+        let before = of_token.index_select(&before, 0)?;
+        Ok((logits + linear(&before, to_outputs)?)?)
     }
 }
 
-/// The name and shape of every weight of a head that reads `taps` layers and predicts `outputs` ids.
-fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec<usize>)> {
-    let hidden = config.hidden_size;
+/// The name and shape of every weight of a head with `parts` that predicts `outputs` ids.
+fn shapes(
+    config: &ModelConfig,
+    parts: &ParallelParts,
+    outputs: usize,
+) -> Vec<(String, Vec<usize>)> {
+    let (hidden, taps, rank) = (config.hidden_size, parts.taps, parts.markov_rank);
     let mut all: Vec<(String, Vec<usize>)> = [
         ("fc", vec![hidden, taps * hidden]),
         ("hidden_norm", vec![hidden]),
@@ -126,6 +165,11 @@ fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec
     ]
     .map(|(name, dims)| (format!("{name}.weight"), dims))
     .into();
+    if rank > 0 {
+        let dims = [vec![config.vocab_size, rank], vec![outputs, rank]];
+        let of_markov = MARKOV.into_iter().zip(dims);
+        all.extend(of_markov.map(|(name, dims)| (format!("{name}.weight"), dims)));
+    }
     for layer in 0..config.num_layers() {
         let layer = format!("layers.{layer}");
         all.push((format!("{layer}.input_layernorm.weight"), vec![hidden]));

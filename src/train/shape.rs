@@ -22,10 +22,14 @@ pub struct StudentSpec {
     pub taps: Vec<usize>,
     /// Of a parallel head; see [`StudentSpec::choose_mask`].
     pub block: Option<MaskedBlock>,
+    /// Of a parallel head: rank of its Markov head; 0 = it has none.
+    pub markov_rank: usize,
 }
 
 /// Layers of a parallel head.
 const LAYERS: usize = 2;
+/// Rank of its Markov head.
+const MARKOV_RANK: usize = 64;
 
 /// The shape of the draft model or the head that `options` ask for.
 ///
@@ -36,6 +40,7 @@ pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpe
         let flags = [
             ("--layers", options.layers.is_some()),
             ("--mask-token-id", options.mask_token_id.is_some()),
+            ("--markov-rank", options.markov_rank.is_some()),
         ];
         if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
             return Err(Error::setup(format!("{flag} belongs to --method parallel")));
@@ -72,6 +77,7 @@ fn draft_model(options: &DistillOptions, target: &DistillTarget) -> Result<Stude
         json,
         taps: Vec::new(),
         block: None,
+        markov_rank: 0,
     })
 }
 
@@ -228,8 +234,9 @@ fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec>
     };
     let taps = taps(options, of_target.num_layers())?;
     let mut json = head_json(&config)?;
+    let markov_rank = if parallel { markov_rank(options)? } else { 0 };
     let fields = if parallel {
-        parallel_json(options, of_target, &taps)?
+        parallel_json(options, of_target, &taps, markov_rank)?
     } else {
         eagle3_json(&taps)
     };
@@ -241,6 +248,7 @@ fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec>
         config,
         taps,
         block: None,
+        markov_rank,
     })
 }
 
@@ -252,19 +260,42 @@ pub fn eagle3_json(taps: &[usize]) -> Value {
     })
 }
 
+/// Rank of the Markov head of a parallel head.
+fn markov_rank(options: &DistillOptions) -> Result<usize> {
+    if let Some(rank) = options.markov_rank {
+        return Ok(rank);
+    }
+    let Some(folder) = &options.init_from else {
+        return Ok(MARKOV_RANK);
+    };
+    let head = HeadConfig::from_json(folder, HeadKind::Parallel)?;
+    (head.markov_rank())
+        .map_err(|e| Error::in_file(folder, format!("{e}: no other can be trained")))
+}
+
 /// What the `config.json` of a parallel head has besides; without the mask token. The published layout
 /// numbers the outputs of the target's layers.
-fn parallel_json(options: &DistillOptions, target: &ModelConfig, taps: &[usize]) -> Result<Value> {
+fn parallel_json(
+    options: &DistillOptions,
+    target: &ModelConfig,
+    taps: &[usize],
+    markov_rank: usize,
+) -> Result<Value> {
     let outputs: Option<Vec<usize>> = taps.iter().map(|tap| tap.checked_sub(1)).collect();
     let outputs = outputs.ok_or_else(|| {
         Error::setup("--taps must be from 1 with --method parallel: its layout cannot express 0, the embedding")
     })?;
-    Ok(json!({
+    let mut json = json!({
         "architectures": ["DFlashDraftModel"],
         "block_size": options.block_size,
         "num_target_layers": target.num_layers(),
         "dflash_config": { "target_layer_ids": outputs },
-    }))
+    });
+    if markov_rank > 0 {
+        // DSpark's field.
+        json["markov_rank"] = markov_rank.into();
+    }
+    Ok(json)
 }
 
 impl StudentSpec {

@@ -120,6 +120,7 @@ impl Workshop {
             layers: None,
             block_size: 5,
             mask_token_id: None,
+            markov_rank: None,
             init_from: None,
             corpus: vec![self.at("corpus.jsonl")],
             retokenize: false,

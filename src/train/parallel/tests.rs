@@ -4,7 +4,7 @@
 use super::*;
 use crate::kv::{BlockAllocator, BlockTable};
 use crate::model::{
-    Batch as Rows, HeadKind, LayerSpec, LoadOptions, Model, ModelSource, RopeSpec, load, load_head,
+    Batch as Rows, HeadKind, PathRows, LayerSpec, LoadOptions, Model, ModelSource, RopeSpec, load, load_head,
 };
 use crate::train::model::TrainModel;
 use crate::train::plain::{self, Matrix};
@@ -66,8 +66,19 @@ fn large(seed: usize, dims: &[usize]) -> Tensor {
     (tensor(seed, dims) * 0.7).unwrap()
 }
 
-fn head() -> TrainParallelHead {
-    let shapes = shapes(&config(), 2, IDS.len());
+/// Rank of the Markov head.
+const RANK: usize = 5;
+
+fn parts(markov_rank: usize) -> ParallelParts {
+    ParallelParts {
+        taps: 2,
+        block: BLOCK,
+        markov_rank,
+    }
+}
+
+fn head(markov_rank: usize) -> TrainParallelHead {
+    let shapes = shapes(&config(), &parts(markov_rank), IDS.len());
     let vars = shapes.into_iter().enumerate().map(|(seed, (name, dims))| {
         let var = Var::from_tensor(&large(seed, &dims)).unwrap();
         (name, var)
@@ -77,6 +88,7 @@ fn head() -> TrainParallelHead {
     TrainParallelHead {
         weights: HeadWeights::of(config(), vars, embedding, IDS.to_vec(), positions).unwrap(),
         block: BLOCK,
+        has_markov: markov_rank > 0,
     }
 }
 
@@ -91,7 +103,14 @@ fn of_block(w: &plain::Weights, tokens: &[u32], states: &[Vec<f64>], anchor: usi
     };
     let mut block = [BLOCK.mask; BLOCK.size];
     block[0] = tokens[anchor];
-    head.logits(w, &states[..anchor], &block)
+    let mut logits = head.logits(w, &states[..anchor], &block);
+    if let Some(of_token) = w.get(MARKOV[0]) {
+        for (depth, row) in logits.iter_mut().enumerate() {
+            let before = tokens[(anchor + depth).min(LEN)] as usize;
+            *row = plain::add(row, &plain::linear(&w[MARKOV[1]], &of_token[before]));
+        }
+    }
+    logits
 }
 
 /// Two rows and their hidden states.
@@ -127,19 +146,29 @@ fn all_logits(w: &plain::Weights, tokens: &[Vec<u32>; 2], features: &Tensor) -> 
 
 #[test]
 fn the_head_and_its_gradients_are_those_of_an_f64_reference() {
-    let head = head();
     let (tokens, features) = rows();
-    let got = logits(&head, &tokens, &features);
-    assert_eq!(got.dims(), [(BLOCK.size - 1) * 4, IDS.len()]);
-    let w = reference::plain(&head.weights);
-    assert_close(&got, &all_logits(&w, &tokens, &features));
-    assert_gradients(&head.weights, &got, |w| all_logits(w, &tokens, &features));
+    for rank in [0, RANK] {
+        let head = head(rank);
+        let got = logits(&head, &tokens, &features);
+        assert_eq!(got.dims(), [(BLOCK.size - 1) * 4, IDS.len()]);
+        let w = reference::plain(&head.weights);
+        assert_eq!(w.contains_key(MARKOV[0]), rank > 0);
+        assert_close(&got, &all_logits(&w, &tokens, &features));
+        assert_gradients(&head.weights, &got, |w| all_logits(w, &tokens, &features));
+    }
 }
 
-/// A block depends on the token at its anchor, and on the hidden states before it.
+/// A block depends on the token at its anchor, and on the hidden states before it; with a Markov head each
+/// depth besides on the token before it.
 #[test]
 fn no_block_sees_what_is_not_known_when_it_is_drafted() {
-    let head = head();
+    for rank in [0, RANK] {
+        sees_only_what_is_known(rank);
+    }
+}
+
+fn sees_only_what_is_known(markov_rank: usize) {
+    let head = head(markov_rank);
     let (tokens, features) = rows();
     let read = |tokens: &[Vec<u32>; 2], features: &Tensor| {
         let logits = logits(&head, tokens, features);
@@ -160,9 +189,10 @@ fn no_block_sees_what_is_not_known_when_it_is_drafted() {
                 let at = depth * 4 + block;
                 let own = row == 1;
                 let place = format!("{changed}: {row} {anchor} {depth}");
+                let is_before = markov_rank > 0 && (anchor + depth).min(LEN) == changed;
                 assert_eq!(
                     before[at] != of_token[at],
-                    own && anchor == changed,
+                    own && (anchor == changed || is_before),
                     "{place}"
                 );
                 assert_eq!(
@@ -177,7 +207,7 @@ fn no_block_sees_what_is_not_known_when_it_is_drafted() {
 
 #[test]
 fn anchors_differ_from_step_to_step_but_not_in_their_number() {
-    let head = head();
+    let head = head(0);
     let mut firsts = [false; ANCHOR_STRIDE];
     for random in 0..20 {
         let anchors = head.positions(LEN, random);
@@ -222,9 +252,8 @@ fn the_served_head_computes_what_the_trained_one_computes() {
     let head = TrainParallelHead::new(
         config(),
         (target.config(), &mut weights),
-        2,
+        parts(RANK),
         IDS.to_vec(),
-        BLOCK,
         (1, LEN),
         &Device::Cpu,
     );
@@ -255,6 +284,7 @@ fn the_served_head_computes_what_the_trained_one_computes() {
         ("draft_vocab_size", IDS.len().into()),
         ("block_size", BLOCK.size.into()),
         ("num_target_layers", 3.into()),
+        ("markov_rank", RANK.into()),
         (
             "dflash_config",
             json!({ "mask_token_id": BLOCK.mask, "target_layer_ids": [0, 2] }),
@@ -283,6 +313,14 @@ fn the_served_head_computes_what_the_trained_one_computes() {
     batch.push_block(&[last, BLOCK.mask, BLOCK.mask], anchor, &table, 4);
     batch.logits = vec![anchor as u32 + 1, anchor as u32 + 2];
     let output = served.forward(&batch, &mut store).unwrap();
+    let before = [last, tokens[1][(anchor + 1).min(LEN)]];
+    let output = served.follow(&PathRows {
+        logits: &output.logits,
+        hidden: output.hidden.as_ref().unwrap(),
+        tokens: &before,
+        states: None,
+    });
+    let output = output.unwrap();
     for (depth, row) in output.logits.to_vec2::<f32>().unwrap().iter().enumerate() {
         // The second block of the second row.
         let wanted = &trained[depth * 4 + 3];
