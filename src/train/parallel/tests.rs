@@ -4,7 +4,8 @@
 use super::*;
 use crate::kv::{BlockAllocator, BlockTable};
 use crate::model::{
-    Batch as Rows, HeadKind, PathRows, LayerSpec, LoadOptions, Model, ModelSource, RopeSpec, load, load_head,
+    Batch as Rows, HeadKind, LayerSpec, LoadOptions, Model, ModelSource, PathRows, RopeSpec, load,
+    load_head,
 };
 use crate::train::model::TrainModel;
 use crate::train::plain::{self, Matrix};
