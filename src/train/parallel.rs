@@ -106,6 +106,10 @@ impl Student for TrainParallelHead {
         (self.block.size - 1, DECAY)
     }
 
+    fn follows_paths(&self) -> bool {
+        self.has_markov
+    }
+
     /// Anchors at regular distances, after a context of at least one token.
     fn positions(&self, len: usize, random: u64) -> Vec<usize> {
         let first = 1 + (random % ANCHOR_STRIDE as u64) as usize;

@@ -117,8 +117,10 @@ pub struct DistillReport {
     /// Of the first drafted token.
     pub untrained: Evaluation,
     pub trained: Evaluation,
-    /// Of a head, the trained figures of the first, the second, .. drafted token. EAGLE-3 knows those
-    /// before it, as they are in the text; a parallel head guesses each without the others.
+    /// Whether each drafted token is guessed with those before it, as they are in the text; a parallel
+    /// head without a Markov head guesses each without the others.
+    pub follows_paths: bool,
+    /// Of a head, the trained figures of the first, the second, .. drafted token.
     pub depths: Vec<Evaluation>,
     /// What the steps of draft and target cost, measured on this machine. `None` without a target.
     pub costs: Option<Costs>,
@@ -256,10 +258,10 @@ impl DistillReport {
                 costs.draft
             )?;
         }
-        let (given, counted) = if at_once {
-            ("", ",\nas if the guesses of a block were independent")
-        } else {
+        let (given, counted) = if self.follows_paths {
             (", after accepted ones", "")
+        } else {
+            ("", ",\nas if the guesses of a block were independent")
         };
         writeln!(
             f,

@@ -34,6 +34,11 @@ pub trait Student: Send + Sync {
         (1, 1.0)
     }
 
+    /// Whether it predicts each token with those before it, as they are in the row.
+    fn follows_paths(&self) -> bool {
+        true
+    }
+
     /// The position of a row, from 0, whose next-token distribution the first position predicts. The rows
     /// have that many positions less, and the prediction at depth `s` of position `i` is about the
     /// distribution at `i + target_offset + s`.

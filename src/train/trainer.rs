@@ -167,6 +167,7 @@ impl<'a> Trainer<'a> {
             held_out_rows: self.data.held_out.len(),
             untrained: first(&self.state.untrained),
             trained: first(&self.last.1),
+            follows_paths: self.model.follows_paths(),
             depths: match self.options.method {
                 Method::Draft => Vec::new(),
                 Method::Eagle3 | Method::Parallel => self.last.1.clone(),
