@@ -3,10 +3,12 @@
 use super::choice::{MessageRules, ToolRules};
 use super::context::Context;
 use super::structured::Structured;
-use super::tools::{self, CallMode, Tools};
+use super::tools::{CallMode, Tools};
 use crate::error::{Error, FieldPath, Result};
 use crate::grammar::{Grammar, GrammarSource};
-use crate::text::{Answer, Calls, HarmonyParser, ReasoningFormat, ToolFormat, answer_grammar};
+use crate::text::{
+    Answer, Calls, HarmonyParser, ReasoningFormat, Signature, ToolFormat, answer_grammar,
+};
 use serde_json::Value;
 
 impl Context<'_> {
@@ -61,16 +63,13 @@ impl Context<'_> {
             );
             Error::field("tools", what)
         })?;
-        let names = tools
-            .callable()
-            .iter()
-            .map(|tool| tools::name(tool).to_owned());
+        let callable = tools.callable().iter().map(Signature::of);
         let named = matches!(tools.calls, CallMode::Named(_));
         // A model that has not learned to call tools does not know when to stop, either.
         let parallel = parallel && !named && self.text.knows_tools();
         Ok(ToolRules {
             format,
-            names: names.collect(),
+            callable: callable.collect(),
             max_calls: if parallel { usize::MAX } else { 1 },
             forced: named || tools.calls == CallMode::Required,
             named,

@@ -6,7 +6,8 @@ use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use crate::error::{Error, Result};
 use crate::text::{
-    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningParser, Text, ToolFormat, ToolParser,
+    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningParser, Signature, Text, ToolFormat,
+    ToolParser,
 };
 use rand::RngExt;
 use rand::distr::Alphanumeric;
@@ -58,13 +59,19 @@ impl MessageRules {
 #[derive(Debug)]
 pub(super) struct ToolRules {
     pub format: ToolFormat,
-    pub names: Arc<[String]>,
+    pub callable: Arc<[Signature]>,
     /// The text is complete after so many calls.
     pub max_calls: usize,
     /// Whether there is nothing but calls. What is cut off before it is one is not shown.
     pub forced: bool,
     /// Whether the request names the tool. Its reply then ends with `stop`.
     pub named: bool,
+}
+
+impl ToolRules {
+    fn names(&self) -> Arc<[String]> {
+        self.callable.iter().map(|tool| tool.name.clone()).collect()
+    }
 }
 
 /// A prompt that is repeated in the reply.
@@ -211,13 +218,13 @@ impl Choice {
         let harmony = message.harmony.as_ref().map(|prompt| {
             let (names, max_calls) = tools.map_or_else(
                 || (Arc::default(), usize::MAX),
-                |tools| (tools.names.clone(), tools.max_calls),
+                |tools| (tools.names(), tools.max_calls),
             );
             HarmonyParser::new(prompt, names, max_calls)
         });
         let tools = tools
             .filter(|_| harmony.is_none())
-            .map(|tools| ToolParser::new(tools.format, tools.names.clone(), tools.max_calls));
+            .map(|tools| ToolParser::new(tools.format, tools.callable.clone(), tools.max_calls));
         Self {
             detokenizer: if rules.show_special {
                 Detokenizer::with_special()

@@ -30,7 +30,7 @@ pub use message::MessageParser;
 pub use part::Part;
 pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use template::{Chat, ChatTemplate};
-pub use tools::{Answer, Calls, ToolFormat, ToolParser, answer_grammar};
+pub use tools::{Answer, Calls, Signature, ToolFormat, ToolParser, answer_grammar};
 
 use crate::error::{Error, Result, caught, caught_here, clipped};
 use crate::gguf::{GgufSource, Header};

@@ -51,6 +51,7 @@ fn check_arguments(name: &str, arguments: &str) {
 async fn required_calls_are_valid_whatever_the_model() {
     let formats = [
         ToolFormat::Hermes,
+        ToolFormat::Qwen3Coder,
         ToolFormat::Llama3Json,
         ToolFormat::Mistral,
     ];

@@ -213,13 +213,24 @@ async fn other_formats_are_read_on_request() {
     assert_eq!(call(&message["tool_calls"][0]), ("add", r#"{"a": 1}"#));
     server.done().await;
 
+    let says = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=note>\n1\n</parameter>\n</function>\n</tool_call>";
+    let qwen = |state: AppState| state.with_tool_call_parser(Some(ToolFormat::Qwen3Coder));
+    let server = saying_as(says, TEMPLATE, qwen).await;
+    let mut asked = body();
+    let properties = json!({"a": {"type": "integer"}, "note": {"type": "string"}});
+    asked["tools"] = json!([tool("add", properties)]);
+    let message = &server.json(CHAT, &asked).await["choices"][0]["message"];
+    let arguments = r#"{"a": 1, "note": "1"}"#;
+    assert_eq!(call(&message["tool_calls"][0]), ("add", arguments));
+    server.done().await;
+
     let unknown = "{{ tools | tojson }}{{ messages[0].content }}";
     let server = saying_as(says, unknown, |state| state).await;
     let told = error(server.post(CHAT, &body()).await, 400, "invalid_value").await;
     assert_eq!(told["param"], "tools");
     let message = told["message"].as_str().expect("a message");
     assert!(
-        message.contains("--tool-call-parser (hermes, llama3_json, mistral, openai)"),
+        message.contains("--tool-call-parser (hermes, qwen3_coder, llama3_json, mistral, openai)"),
         "{message}"
     );
     server.done().await;

@@ -17,6 +17,7 @@ pub(super) fn register(environment: &mut Environment<'_>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", to_json);
+    environment.add_test("iterable", is_iterable);
 }
 
 fn refused(message: String) -> Error {
@@ -34,6 +35,11 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     write!(out, "{}", chrono::Local::now().format(format))
         .map_err(|_| refused(format!("strftime_now: unknown format {format:?}")))?;
     Ok(out)
+}
+
+/// As in Python, where none is not: Qwen3-Coder's template asks so whether there are tools.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// The filter `tojson`, like `json.dumps(x, ensure_ascii=False)`. Jinja's own filter escapes HTML, which

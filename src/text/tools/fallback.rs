@@ -86,13 +86,20 @@ fn arguments(call: &Value) -> Cow<'_, str> {
 fn instructions(tools: &[Value], format: ToolFormat) -> String {
     let tools: Vec<String> = tools.iter().flat_map(python_json).collect();
     let tools = tools.join("\n");
+    // XML is made of values.
+    let is_xml = format == ToolFormat::Qwen3Coder;
     let example = format.write(&[WrittenCall {
         name: "<name of the function>",
-        arguments: r#"{"<name of an argument>": <its value>}"#,
+        arguments: if is_xml {
+            r#"{"<name of an argument>": "<its value>"}"#
+        } else {
+            r#"{"<name of an argument>": <its value>}"#
+        },
     }]);
+    let as_json = if is_xml { "" } else { " as JSON" };
     format!(
         "You can call these functions. Each line describes one as JSON:\n<tools>\n{tools}\n</tools>\n\n\
-         To call a function, write its name and its arguments as JSON in exactly this form:\n{example}\n\
+         To call a function, write its name and its arguments{as_json} in exactly this form:\n{example}\n\
          The result comes between <tool_response> and </tool_response>. Answer with it."
     )
 }

@@ -1,7 +1,7 @@
 //! The grammar of an answer with tool calls, reasoning or structured content, in llguidance's dialect of
 //! Lark.
 
-use super::{ToolFormat, function};
+use super::{ToolFormat, function, xml_grammar as xml};
 use crate::grammar::GrammarSource;
 use crate::text::harmony;
 use crate::text::reasoning::ReasoningFormat;
@@ -31,7 +31,7 @@ pub struct Calls<'a> {
 }
 
 /// Calls in an answer at most, so that a model which does not know when to stop stops.
-const MAX_PARALLEL: usize = 16;
+pub(super) const MAX_PARALLEL: usize = 16;
 
 /// The grammar of `answer`, which has calls or content. `special` returns the id of a marker that is a
 /// special token, which no text can stand for.
@@ -64,6 +64,9 @@ pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>)
 /// The rule `calls`, and those that it needs.
 fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
     let format = calls.format;
+    if format == ToolFormat::Qwen3Coder {
+        return xml::rules(calls, marker);
+    }
     let more = |separator: &str, rule: &str| {
         if calls.parallel {
             format!(" ({} {rule}){{0,{}}}", literal(separator), MAX_PARALLEL - 1)
@@ -80,8 +83,8 @@ fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
         }
         // Its models make one call at a time, and their templates refuse more in the history.
         ToolFormat::Llama3Json => "calls: object\n".into(),
-        // It has no list.
-        ToolFormat::Harmony => String::new(),
+        // They have rules of their own.
+        ToolFormat::Harmony | ToolFormat::Qwen3Coder => String::new(),
         ToolFormat::Mistral => {
             let more = more(", ", "object");
             format!("calls: {start} \" [\" object{more} \"]\"\n")
@@ -161,14 +164,14 @@ fn thinking(before: &str, end: &str, after: &str) -> String {
 }
 
 /// A string literal of Lark.
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
 /// The schema of a function's arguments; a function without
 /// one has no arguments. Where it lists its properties and does not say whether there may be others,
 /// there are none: a small model would go on making them up.
-fn schema(parameters: &Value) -> Value {
+pub(super) fn schema(parameters: &Value) -> Value {
     let mut schema = match parameters {
         Value::Object(schema) => schema.clone(),
         _ => Map::from_iter([("properties".into(), json!({}))]),

@@ -5,12 +5,16 @@ mod fallback;
 mod grammar;
 mod object;
 mod parser;
+mod signature;
 #[cfg(test)]
 mod tests;
+mod xml;
+mod xml_grammar;
 
 pub use fallback::without_tools;
 pub use grammar::{Answer, Calls, answer_grammar};
 pub use parser::ToolParser;
+pub use signature::Signature;
 
 use crate::text::harmony;
 use clap::ValueEnum;
@@ -22,6 +26,10 @@ use serde_json::{Value, json};
 pub enum ToolFormat {
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen 2.5 and 3.
     Hermes,
+    /// `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`, as Qwen3-Coder and
+    /// Qwen 3.5.
+    #[value(name = "qwen3_coder")]
+    Qwen3Coder,
     /// `{"name": ..., "parameters": {...}}` and nothing else, as Llama 3.1 and 3.2.
     #[value(name = "llama3_json")]
     Llama3Json,
@@ -46,8 +54,13 @@ impl ToolFormat {
         if harmony::is_template(source) {
             Some(Self::Harmony)
         } else if source.contains("<tool_call>") {
-            // Qwen3-Coder writes XML between the same markers.
-            (!source.contains("<function=")).then_some(Self::Hermes)
+            // The markers are the same.
+            let is_xml = source.contains(xml::FUNCTION);
+            Some(if is_xml {
+                Self::Qwen3Coder
+            } else {
+                Self::Hermes
+            })
         } else if source.contains("[TOOL_CALLS]") {
             Some(Self::Mistral)
         } else {
@@ -68,7 +81,7 @@ impl ToolFormat {
     /// text that a [`ToolParser`] reads.
     pub fn markers(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Hermes | Self::Qwen3Coder => &["<tool_call>", "</tool_call>"],
             Self::Llama3Json => &["<|python_tag|>"],
             Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
             Self::Harmony => harmony::MARKERS,
@@ -83,16 +96,17 @@ impl ToolFormat {
     /// The text after a call, or a list of them.
     fn end(self) -> Option<&'static str> {
         match self {
-            Self::Hermes => Some(self.markers()[1]),
+            Self::Hermes | Self::Qwen3Coder => Some(self.markers()[1]),
             Self::Llama3Json | Self::Mistral | Self::Harmony => None,
         }
     }
 
-    /// The key of a call's arguments.
+    /// The key of a call's arguments, where it is an object.
     fn arguments_key(self) -> &'static str {
-        match self {
-            Self::Hermes | Self::Mistral | Self::Harmony => "arguments",
-            Self::Llama3Json => "parameters",
+        if self == Self::Llama3Json {
+            "parameters"
+        } else {
+            "arguments"
         }
     }
 
@@ -105,9 +119,10 @@ impl ToolFormat {
         };
         let objects: Vec<String> = calls.iter().map(object).collect();
         match self {
-            Self::Hermes => {
-                let call = |object: &String| format!("<tool_call>\n{object}\n</tool_call>");
-                objects.iter().map(call).collect::<Vec<_>>().join("\n")
+            Self::Hermes => between_markers(&objects),
+            Self::Qwen3Coder => {
+                let calls: Vec<String> = calls.iter().map(xml::write).collect();
+                between_markers(&calls)
             }
             Self::Llama3Json => objects.join("; "),
             Self::Mistral => format!("[TOOL_CALLS] [{}]", objects.join(", ")),
@@ -119,6 +134,12 @@ impl ToolFormat {
             }
         }
     }
+}
+
+/// Each of `calls` between Hermes' markers.
+fn between_markers(calls: &[String]) -> String {
+    let call = |call: &String| format!("<tool_call>\n{call}\n</tool_call>");
+    calls.iter().map(call).collect::<Vec<_>>().join("\n")
 }
 
 /// The function that an entry of `tools` describes.

@@ -2,6 +2,8 @@
 
 use super::ToolFormat;
 use super::object::{CallObject, Effect, Extent};
+use super::signature::Signature;
+use super::xml::{FUNCTION, XmlCall, XmlEffect};
 use crate::text::part::{Part, partial_marker};
 use std::sync::Arc;
 
@@ -19,7 +21,7 @@ const MAX_HEAD_BYTES: usize = 256;
 pub struct ToolParser {
     format: ToolFormat,
     /// The functions that may be called.
-    names: Arc<[String]>,
+    tools: Arc<[Signature]>,
     /// Calls after which the text is complete.
     max_calls: usize,
     /// Calls that have begun.
@@ -44,6 +46,8 @@ enum CallState {
     Between(bool),
     /// In the object of a call.
     Object(Box<CallObject>),
+    /// In a call in XML.
+    Xml(Box<XmlCall>),
     /// In the name of `[TOOL_CALLS]name[ARGS]{...}`.
     Head,
     /// In the arguments that follow such a name.
@@ -51,11 +55,11 @@ enum CallState {
 }
 
 impl ToolParser {
-    /// Reads calls of `names`; the text is complete after `max_calls` of them.
-    pub fn new(format: ToolFormat, names: Arc<[String]>, max_calls: usize) -> Self {
+    /// Reads calls of `tools`; the text is complete after `max_calls` of them.
+    pub fn new(format: ToolFormat, tools: Arc<[Signature]>, max_calls: usize) -> Self {
         Self {
             format,
-            names,
+            tools,
             max_calls,
             calls: 0,
             state: CallState::Content,
@@ -89,8 +93,13 @@ impl ToolParser {
     /// Ends the text: what is held becomes content.
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
         let rest = std::mem::take(&mut self.held) + &std::mem::take(&mut self.unread);
-        // After a call there are at most brackets, space and part of a marker.
-        if !self.is_full() && !matches!(self.state, CallState::Between(true)) {
+        // After a call there are at most brackets, space and part of a marker; in one, part of a marker.
+        let in_call = match &self.state {
+            CallState::Between(any) => *any,
+            CallState::Xml(call) => call.has_begun(),
+            _ => false,
+        };
+        if !self.is_full() && !in_call {
             self.content(&rest, parts);
         }
         if !self.after_call && !self.space.is_empty() {
@@ -137,6 +146,23 @@ impl ToolParser {
                 // The call stands, whatever follows its arguments.
                 Effect::Reject => return self.give_back(parts),
             },
+            CallState::Xml(call) => {
+                let read = call.read(rest, &self.tools)?;
+                match read.effect {
+                    XmlEffect::Begin(name) => {
+                        self.begin_call(&name, parts);
+                        parts.push(Part::Arguments("{".into()));
+                    }
+                    XmlEffect::Reject => return self.give_back(parts),
+                    XmlEffect::Arguments(json) if json.is_empty() => {}
+                    XmlEffect::Arguments(json) => parts.push(Part::Arguments(json)),
+                    XmlEffect::End(json) => {
+                        parts.push(Part::Arguments(json));
+                        self.state = CallState::Between(true);
+                    }
+                }
+                return Some(read.bytes);
+            }
             CallState::Head if c == '{' => {
                 let head = self.held.trim_start_matches(self.format.start());
                 let name = head.split('[').next().unwrap_or_default().trim().to_owned();
@@ -175,13 +201,24 @@ impl ToolParser {
             }
         }
         let marker = self.format.start();
-        if let Some(at) = rest.find(marker) {
+        // Qwen3-Coder leaves out the first marker at times.
+        let markers = [marker, FUNCTION].into_iter();
+        let markers = markers.take(if self.is_xml() { 2 } else { 1 });
+        let found = markers
+            .clone()
+            .filter_map(|marker| Some((rest.find(marker)?, marker)));
+        if let Some((at, found)) = found.min() {
             self.content(&rest[..at], parts);
-            self.held.push_str(marker);
-            self.state = CallState::Between(false);
-            return Some(at + marker.len());
+            self.held.push_str(found);
+            self.state = if found == marker {
+                CallState::Between(false)
+            } else {
+                CallState::Xml(Box::default())
+            };
+            return Some(at + found.len());
         }
-        let certain = rest.len() - partial_marker(rest, marker);
+        let partial = markers.map(|marker| partial_marker(rest, marker));
+        let certain = rest.len() - partial.max().unwrap_or_default();
         self.content(&rest[..certain], parts);
         (certain > 0).then_some(certain)
     }
@@ -191,7 +228,7 @@ impl ToolParser {
     fn between(&mut self, any: bool, rest: &str, c: char, parts: &mut Vec<Part>) -> Option<usize> {
         let (start, end) = (self.format.start(), self.format.end());
         let begins = |marker: &str| rest.len() < marker.len() && marker.starts_with(rest);
-        if begins(start) || end.is_some_and(begins) {
+        if begins(start) || end.is_some_and(begins) || self.is_xml() && begins(FUNCTION) {
             return None;
         }
         if rest.starts_with(start) {
@@ -210,7 +247,12 @@ impl ToolParser {
             }
             _ => {}
         }
-        if c == '{' {
+        if self.is_xml() && rest.starts_with(FUNCTION) {
+            self.held.push_str(FUNCTION);
+            self.state = CallState::Xml(Box::default());
+            return Some(FUNCTION.len());
+        }
+        if c == '{' && !self.is_xml() {
             self.state = CallState::Object(Box::new(CallObject::new()));
             return Some(0);
         }
@@ -228,18 +270,24 @@ impl ToolParser {
         self.give_back(parts)
     }
 
+    /// Whether calls are XML.
+    fn is_xml(&self) -> bool {
+        self.format == ToolFormat::Qwen3Coder
+    }
+
     /// Whether `c` may stand around the objects of calls.
     fn separates(&self, c: char) -> bool {
         match self.format {
             // Some models write a list between Hermes' markers.
             ToolFormat::Hermes | ToolFormat::Mistral | ToolFormat::Harmony => "[,]".contains(c),
             ToolFormat::Llama3Json => ";,".contains(c),
+            ToolFormat::Qwen3Coder => false,
         }
     }
 
     /// Begins a call, if `name` is that of a tool.
     fn begin_call(&mut self, name: &str, parts: &mut Vec<Part>) -> bool {
-        if !self.names.iter().any(|known| known == name) {
+        if !self.tools.iter().any(|known| known.name == name) {
             return false;
         }
         parts.push(Part::CallStart(name.to_owned()));

@@ -9,13 +9,21 @@ use std::sync::Arc;
 /// The content of a text, and its calls.
 type Read = (String, Vec<(String, String)>);
 
-fn names() -> Arc<[String]> {
-    ["f", "get_weather"].map(String::from).into()
+fn tools() -> Arc<[Signature]> {
+    let properties = json!({
+        "a": {"type": "string"}, "n": {"type": "integer"}, "list": {"type": "array"},
+        "maybe": {"type": ["string", "null"]}, "flag": {"type": "boolean"},
+    });
+    let tool = |name: &str| {
+        let parameters = json!({"type": "object", "properties": properties});
+        Signature::of(&json!({"function": {"name": name, "parameters": parameters}}))
+    };
+    ["f", "get_weather"].map(tool).into()
 }
 
 /// Reads a text that comes in pieces of these numbers of characters.
 fn read_in(format: ToolFormat, max_calls: usize, text: &str, sizes: &[usize]) -> Read {
-    let mut parser = ToolParser::new(format, names(), max_calls);
+    let mut parser = ToolParser::new(format, tools(), max_calls);
     let mut parts = Vec::new();
     pieces(text, sizes).for_each(|piece| parser.push(&piece, &mut parts));
     parser.finish(&mut parts);
@@ -141,7 +149,7 @@ fn a_call_that_has_begun_stands_however_it_ends() {
 
 #[test]
 fn a_call_begins_as_soon_as_it_is_certain() {
-    let mut parser = ToolParser::new(ToolFormat::Hermes, names(), usize::MAX);
+    let mut parser = ToolParser::new(ToolFormat::Hermes, tools(), usize::MAX);
     let mut parts = Vec::new();
     parser.push("<tool_call>\n{\"name\": \"f\", \"arguments\":", &mut parts);
     assert_eq!(parts, []);
@@ -152,6 +160,71 @@ fn a_call_begins_as_soon_as_it_is_certain() {
     parts.clear();
     parser.push(": 1}", &mut parts);
     assert_eq!(parts, [arguments(": 1}")]);
+}
+
+#[test]
+fn qwen3_coder_writes_xml() {
+    let qwen = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolFormat::Qwen3Coder, text, content, calls);
+    };
+    qwen(
+        "Let me see.\n<tool_call>\n<function=get_weather>\n<parameter=a>\nline 1\n  \"line\" 2 <b>\n</parameter>\n<parameter=n>\n3\n</parameter>\n<parameter=list>\n[1, {\"x\": \"</y>\"}]\n</parameter>\n</function>\n</tool_call>",
+        "Let me see.",
+        &[(
+            "get_weather",
+            r#"{"a": "line 1\n  \"line\" 2 <b>", "n": 3, "list": [1, {"x": "</y>"}]}"#,
+        )],
+    );
+    // Two calls, no arguments, no first marker, no ends.
+    qwen(
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call><function=f><parameter=a>x<parameter=n>1</function></tool_call>",
+        "",
+        &[("f", "{}"), ("f", r#"{"a": "x", "n": 1}"#)],
+    );
+    qwen(
+        "So: <function=f>\n<parameter=other>\n12\n</parameter>\n</function>\n</tool_call>",
+        "So:",
+        &[("f", r#"{"other": "12"}"#)],
+    );
+    // What the schema says decides what a value is.
+    for (parameter, value, json) in [
+        ("a", "12", r#""12""#),
+        ("a", "null", r#""null""#),
+        ("maybe", "null", "null"),
+        ("maybe", "\nnull or so\n", r#""\nnull or so\n""#),
+        ("n", " -1 ", "-1"),
+        ("n", "many", r#""many""#),
+        ("flag", "True", "true"),
+        ("flag", "false", "false"),
+        ("a", "", r#""""#),
+    ] {
+        let text = format!(
+            "<tool_call>\n<function=f>\n<parameter={parameter}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        );
+        let wanted = format!("{{\"{parameter}\": {json}}}");
+        qwen(&text, "", &[("f", &wanted)]);
+    }
+    // A second value of a parameter is dropped.
+    qwen(
+        "<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>",
+        "",
+        &[("f", r#"{"n": 1}"#)],
+    );
+    for text in [
+        "<tool_call>\n<function=unknown>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f",
+        "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
+        "the tag <function= begins a call",
+        "<func",
+    ] {
+        qwen(text, text, &[]);
+    }
+    let endless = format!("<function={}", "f".repeat(1000));
+    qwen(&endless, &endless, &[]);
+    // Cut off: what came stands.
+    let cut = "<tool_call>\n<function=f>\n<parameter=a>\nPar";
+    qwen(cut, "", &[("f", r#"{"a": "Par"#)]);
+    qwen(&format!("{cut}\n</param"), "", &[("f", r#"{"a": "Par"#)]);
 }
 
 #[test]
@@ -205,7 +278,7 @@ fn the_text_is_complete_after_the_calls_that_may_be_made() {
         let one = read_in(ToolFormat::Hermes, 1, text, sizes);
         assert_eq!(one, (String::new(), calls(1)));
     }
-    let mut parser = ToolParser::new(ToolFormat::Hermes, names(), 1);
+    let mut parser = ToolParser::new(ToolFormat::Hermes, tools(), 1);
     parser.push(&text[..text.len() / 3], &mut Vec::new());
     assert!(!parser.is_full(), "the call has begun");
     parser.push(&text[text.len() / 3..], &mut Vec::new());
@@ -219,7 +292,10 @@ fn formats_are_known_by_what_templates_teach() {
             "<tools>{{ tools | tojson }}</tools> <tool_call>",
             Some(ToolFormat::Hermes),
         ),
-        ("<tool_call>\n<function=example>", None),
+        (
+            "<tool_call>\n<function=example>",
+            Some(ToolFormat::Qwen3Coder),
+        ),
         ("{{ '[TOOL_CALLS]' }}", Some(ToolFormat::Mistral)),
         (
             "Environment: ipython {\"name\": x, \"parameters\": y}",
@@ -234,7 +310,7 @@ fn formats_are_known_by_what_templates_teach() {
     ] {
         assert_eq!(ToolFormat::of_template(source), format, "{source}");
     }
-    let names = ["hermes", "llama3_json", "mistral", "openai"];
+    let names = ["hermes", "qwen3_coder", "llama3_json", "mistral", "openai"];
     assert_eq!(ToolFormat::names(), names);
 }
 
@@ -253,6 +329,7 @@ fn written_calls_are_read_back() {
     ];
     for format in [
         ToolFormat::Hermes,
+        ToolFormat::Qwen3Coder,
         ToolFormat::Llama3Json,
         ToolFormat::Mistral,
     ] {
@@ -327,11 +404,15 @@ proptest! {
             prop::sample::select(vec![
                 "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[", "]", "{", "}",
                 "{\"name\": \"f\", \"arguments\": {", "{\"name\": \"f\", \"arguments\": {\"a\": \"b\\\"\"}}",
+                "<function=", "f>", "\n", "<function=get_weather>\n", "<parameter=a>", "<parameter=n>\n", "</parameter>",
+                "</function>", "True", "null",
                 "{\"name\": \"g\"", "\"", ",", ":", "; ", " ", "\n", "a", "é", "<", "<tool", "get_weather", "1",
             ]),
             0..14,
         ),
-        format in prop::sample::select(vec![ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral]),
+        format in prop::sample::select(vec![
+            ToolFormat::Hermes, ToolFormat::Qwen3Coder, ToolFormat::Llama3Json, ToolFormat::Mistral,
+        ]),
         max_calls in prop::sample::select(vec![1, 2, usize::MAX]),
         sizes in prop::collection::vec(1usize..9, 1..6),
     ) {

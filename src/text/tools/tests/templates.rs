@@ -2,7 +2,7 @@
 //! teach, and that the parser reads what they show.
 
 use crate::text::template::{Chat, ChatTemplate};
-use crate::text::tools::{ToolFormat, ToolParser};
+use crate::text::tools::{Signature, ToolFormat, ToolParser};
 use crate::text::{Part, Text};
 use serde_json::{Map, Value, json};
 
@@ -198,6 +198,66 @@ const MISTRAL: &str = r#"{%- if messages[0]["role"] == "system" %}
 {%- endfor %}
 "#;
 
+const QWEN3_CODER: &str = r#"{%- macro shown(of) %}
+    {%- for key, value in of|items %}
+        {{- '\n<' ~ key ~ '>' ~ (value | tojson | safe) ~ '</' ~ key ~ '>' }}
+    {%- endfor %}
+{%- endmacro %}
+{%- if tools is iterable and tools | length > 0 %}
+    {{- '<|im_start|>system\n# Tools\n<tools>' }}
+    {%- for tool in tools %}
+        {%- if tool.function is defined %}
+            {%- set tool = tool.function %}
+        {%- endif %}
+        {{- '\n<function>\n<name>' ~ tool.name ~ '</name>' }}
+        {%- if tool.parameters is mapping %}
+            {{- shown(tool.parameters.properties) }}
+        {%- endif %}
+        {{- '\n</function>' }}
+    {%- endfor %}
+    {{- '\n</tools>\nCall with:\n<tool_call>\n<function=example>\n<parameter=name>\nvalue\n</parameter>\n</function>\n</tool_call><|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" and message.tool_calls is defined and message.tool_calls is iterable and message.tool_calls | length > 0 %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content is defined and message.content is string and message.content | trim | length > 0 %}
+            {{- '\n' + message.content | trim + '\n' }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\n<tool_call>\n<function=' + tool_call.name + '>\n' }}
+            {%- if tool_call.arguments is defined %}
+                {%- for name, value in tool_call.arguments|items %}
+                    {{- '<parameter=' + name + '>\n' }}
+                    {%- set value = value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string %}
+                    {{- value }}
+                    {{- '\n</parameter>\n' }}
+                {%- endfor %}
+            {%- endif %}
+            {{- '</function>\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.previtem and loop.previtem.role != "tool" %}
+            {{- '<|im_start|>user\n' }}
+        {%- endif %}
+        {{- '<tool_response>\n' + message.content + '\n</tool_response>\n' }}
+        {%- if not loop.last and loop.nextitem.role != "tool" %}
+            {{- '<|im_end|>\n' }}
+        {%- elif loop.last %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"#;
+
 const FUNCTION: &str = r#"{"name": "f", "description": "Does it.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}"#;
 
 fn template(source: &str) -> ChatTemplate {
@@ -229,7 +289,8 @@ fn chat(template: &ChatTemplate, with_tools: bool) -> String {
 fn first_call(format: ToolFormat, prompt: &str, begin: &str, end: &str) -> Vec<Part> {
     let (_, turn) = prompt.split_once(begin).expect("a turn");
     let (turn, _) = turn.split_once(end).expect("its end");
-    let mut parser = ToolParser::new(format, ["f".to_owned()].into(), usize::MAX);
+    let function: Value = serde_json::from_str(FUNCTION).expect("JSON");
+    let mut parser = ToolParser::new(format, [Signature::of(&function)].into(), usize::MAX);
     let mut parts = Vec::new();
     parser.push(turn, &mut parts);
     parser.finish(&mut parts);
@@ -257,6 +318,27 @@ fn qwen() {
     let call = first_call(ToolFormat::Hermes, &prompt, "assistant\n", "<|im_end|>");
     assert_eq!(call, expected());
     assert!(!chat(&template, false).contains("Signatures"));
+}
+
+#[test]
+fn qwen3_coder() {
+    let template = template(QWEN3_CODER);
+    assert!(template.knows_tools());
+    let format = ToolFormat::Qwen3Coder;
+    assert_eq!(ToolFormat::of_template(QWEN3_CODER), Some(format));
+    let prompt = chat(&template, true);
+    assert!(prompt.contains("<name>f</name>"), "{prompt}");
+    let result = "<|im_start|>user\n<tool_response>\ndone\n</tool_response>\n<|im_end|>\n";
+    assert!(prompt.contains(result), "{prompt}");
+    let call = first_call(format, &prompt, "assistant\n", "<|im_end|>");
+    let arguments = call.iter().map(|part| match part {
+        Part::Arguments(text) => text.as_str(),
+        _ => "",
+    });
+    let arguments: String = arguments.collect();
+    assert_eq!(call[0], Part::CallStart("f".into()));
+    assert_eq!(arguments, r#"{"a": 1}"#);
+    assert!(!chat(&template, false).contains("# Tools"));
 }
 
 #[test]
