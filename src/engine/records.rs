@@ -5,6 +5,7 @@ use super::request::SequenceEnd;
 use super::scheduler::ScheduledSequence;
 use super::sequence::Sequence;
 use super::stats::RequestTimes;
+use crate::sampling::LossyRule;
 use crate::spec::{SeqId, StepResult};
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ impl Engine {
             drafted = usage.drafted,
             synthetic_acceptance = sequence.state.synthetic_acceptance,
             accepted = usage.accepted,
+            lossy_acceptance = sequence.state.lossy.map(LossyRule::name),
+            lossy = sequence.state.lossy.map(|_| usage.lossy),
             acceptance_rate = thousandths(usage.acceptance_rate()),
             mean_accepted_length = thousandths(usage.mean_accepted_length()),
             "request done"

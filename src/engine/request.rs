@@ -3,7 +3,7 @@
 use super::stats::RequestTimes;
 use crate::error::Error;
 use crate::model::Pooling;
-use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
+use crate::sampling::{Acceptance, LossyRule, SamplingParams, TokenLogprobs};
 use crate::spec::{Draft, DraftContext, Source};
 use std::fmt::Debug;
 use std::ops::Add;
@@ -44,6 +44,8 @@ pub struct Request {
     pub spec_topk: Option<usize>,
     /// The acceptance rule; `None` = the server's.
     pub acceptance: Option<Acceptance>,
+    /// Replaces it by a rule that changes texts.
+    pub lossy: Option<LossyRule>,
     pub draft_context: DraftContext,
     /// Whether [`Event::Tokens`] says what was drafted.
     pub include_rounds: bool,
@@ -99,6 +101,8 @@ pub struct VerifiedDraft {
     /// The accepted nodes, from the root down. The tokens of the round are those of the path and one of the
     /// target, unless the text ends before.
     pub path: Vec<usize>,
+    /// Those of `path` that stand by a lossy rule alone.
+    pub lossy: Vec<usize>,
 }
 
 impl VerifiedDraft {
@@ -138,6 +142,8 @@ pub struct SpecUsage {
     pub tested: usize,
     /// Draft tokens accepted.
     pub accepted: usize,
+    /// Those of them that a lossy rule alone accepted.
+    pub lossy: usize,
     /// Draft tokens proposed that came from [`DraftContext::prediction`].
     pub predicted: usize,
     /// Those of them that were accepted.
@@ -152,6 +158,7 @@ impl Add for SpecUsage {
             drafted: self.drafted + other.drafted,
             tested: self.tested + other.tested,
             accepted: self.accepted + other.accepted,
+            lossy: self.lossy + other.lossy,
             predicted: self.predicted + other.predicted,
             predicted_accepted: self.predicted_accepted + other.predicted_accepted,
         }

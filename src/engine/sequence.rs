@@ -112,6 +112,7 @@ impl Sequence {
                 logprobs: request.logprobs,
                 prompt_logprobs: request.prompt_logprobs,
                 acceptance: request.acceptance.unwrap_or(acceptance),
+                lossy: request.lossy,
                 draft_context: request.draft_context,
                 synthetic_acceptance: request.synthetic_acceptance,
             },
@@ -292,6 +293,7 @@ impl Sequence {
         let round = self.include_rounds.then(|| VerifiedDraft {
             draft: output.draft,
             path: output.path,
+            lossy: output.lossy,
         });
         self.queue_event(Event::Tokens {
             tokens: outputs,
@@ -339,6 +341,8 @@ impl Sequence {
         usage.drafted += sources.len();
         usage.tested += output.tested.min(kept);
         usage.accepted += accepted.len();
+        let is_lossy = |node: &&usize| output.lossy.contains(node);
+        usage.lossy += accepted.iter().filter(is_lossy).count();
         let predicted = |node: &&usize| sources.get(**node) == Some(&Source::Prediction);
         usage.predicted += (0..sources.len()).filter(|node| predicted(&node)).count();
         usage.predicted_accepted += accepted.iter().filter(predicted).count();

@@ -33,6 +33,9 @@ pub fn emit(
     now: Instant,
 ) -> Option<&'static str> {
     stats.note_round(&output.draft.sources, &output.path);
+    if let Some(rule) = sequence.state.lossy {
+        stats.note_lossy(rule, output.lossy.len());
+    }
     let (new, finish) = sequence.advance(rows, output);
     stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
     if new > 0 {

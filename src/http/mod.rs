@@ -1,5 +1,6 @@
 //! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
 
+mod acceptance;
 mod answer;
 mod anthropic;
 mod blocks;

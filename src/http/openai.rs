@@ -13,7 +13,7 @@ use super::tools::Tools;
 use super::wire::{self, Common, Prediction, required, wrong};
 use crate::engine::Request;
 use crate::error::Result;
-use crate::sampling::mix;
+use crate::sampling::{LossyRule, mix};
 use crate::spec::DraftContext;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -212,6 +212,7 @@ impl Context<'_> {
         header.shown_per_prompt = plan.n;
         let ids = prompts.iter().map(|prompt| prompt.ids.clone());
         header.prompt_ids = plan.rules.token_ids.then(|| ids.collect());
+        header.lossy = plan.template.lossy.map(LossyRule::name);
         header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
         let field = match header.api {
             Api::Completion => "prompt",
@@ -266,6 +267,7 @@ impl Context<'_> {
             ..Rules::default()
         };
         let spec_length = common.spec_length.map(|k| k.min(self.limits.spec_length));
+        let (acceptance, lossy) = common.acceptance_rule()?;
         let prediction = match spec_length.unwrap_or(self.limits.spec_length) {
             0 => [].into(),
             _ => self.prediction(common.prediction.as_ref())?.into(),
@@ -282,7 +284,8 @@ impl Context<'_> {
                 params,
                 spec_length,
                 include_rounds: options.and_then(|o| o.include_speculation).unwrap_or(false),
-                acceptance: common.acceptance,
+                acceptance,
+                lossy,
                 draft_context: DraftContext {
                     scope: self.scope(salt(common.cache_salt.as_deref())?),
                     prediction,

@@ -3,11 +3,11 @@
 
 pub(super) use super::checks::{required, wrong};
 
+use super::acceptance::AcceptanceName;
 use super::content::{ContentPart, TextOr};
 use super::conversation::ChatMessage;
 use super::tools::{Tool, ToolChoice};
 use crate::error::{FieldPath, Result};
-use crate::sampling::Acceptance;
 use schemars::JsonSchema;
 use serde::de::value::Error as Never;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Unexpected, Visitor};
@@ -44,7 +44,10 @@ pub(super) struct Common {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub spec_length: Option<usize>,
-    pub acceptance: Option<Acceptance>,
+    pub acceptance: Option<AcceptanceName>,
+    pub posterior_threshold: Option<f64>,
+    pub posterior_alpha: Option<f64>,
+    pub lenience: Option<f64>,
     pub prediction: Option<Prediction>,
     pub cache_salt: Option<String>,
 }

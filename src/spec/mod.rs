@@ -47,4 +47,4 @@ pub use states::max_state_copies;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
 pub use tables::Tables;
 pub use translate::{JointModel, JointVocabulary, Tokenizer, Translator};
-pub use verify::{Verdict, coupled, rejection, synthetic_acceptance};
+pub use verify::{Verdict, coupled, lossy, rejection, synthetic_acceptance};

@@ -61,6 +61,7 @@ mod kv;
 #[cfg(feature = "embedded-model")]
 mod learn;
 mod logs;
+mod lossy;
 mod medusa;
 mod model;
 mod model_config;

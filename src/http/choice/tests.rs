@@ -149,6 +149,7 @@ fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
             drafted: 6 * rounds,
             tested,
             accepted,
+            lossy: 0,
             predicted: 4 * rounds,
             predicted_accepted: accepted,
         };
