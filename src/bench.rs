@@ -53,7 +53,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
           value_parser = temperature)]
     pub temperatures: Vec<f32>,
-    /// Drafters to compare, separated by commas: tables, ngram, self, head or model (that of --draft-model), or
+    /// Drafters to compare, separated by commas: tables, ngram, lookahead, self, head or model (that of --draft-model), or
     /// the name of a draft model or head; +tables after a model's lets tables continue its drafts, as serve
     /// does, for example tables,head,head+tables [default: the drafter that serve would take].
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]

@@ -210,6 +210,11 @@ impl Engine {
                         index: planned.index,
                         kv_len: sequence.state.kv_len,
                         hidden: output.hidden.take(),
+                        parents: if output.candidates.is_empty() {
+                            Vec::new()
+                        } else {
+                            output.draft.parents.clone()
+                        },
                         candidates: std::mem::take(&mut output.candidates),
                     });
                     emit(&self.shared.stats, sequence, planned.rows, output, now)

@@ -63,6 +63,8 @@ pub struct Stepped {
     /// The hidden states of the tokens that the step added to the pool.
     pub hidden: Option<Tensor>,
     pub candidates: Vec<(u32, Vec<u32>)>,
+    /// Those of the draft whose tokens are among them.
+    pub parents: Vec<Option<u16>>,
 }
 
 /// The committed tokens of the sequences that the drafter may draft for.
@@ -79,6 +81,7 @@ pub fn committed<'a>(running: &'a [Sequence], stepped: &'a [Stepped]) -> Vec<Com
                 // Tokens accepted after the end of the text do not count.
                 hidden: (one.hidden.as_ref()).and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
                 candidates: &one.candidates,
+                parents: &one.parents,
                 context: &state.draft_context,
                 new,
             }

@@ -15,7 +15,9 @@ use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
     TensorHeaders, hub_headers,
 };
-use foretoken::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, NgramDrafter, Tables};
+use foretoken::spec::{
+    Cascade, Drafter, LearnerLink, LearningDrafter, Lookahead, NgramDrafter, Tables,
+};
 use foretoken::text::Text;
 use foretoken::train::learn::Learning;
 use std::sync::Arc;
@@ -211,6 +213,7 @@ fn drafter(
     let Some(draft) = draft else {
         return Ok(match wanted.choice {
             DrafterChoice::Ngram { min, max } => Box::new(NgramDrafter::new(*min, *max)),
+            DrafterChoice::Lookahead => Box::new(Lookahead::default()),
             _ => Box::new(tables()?),
         });
     };
@@ -301,7 +304,9 @@ fn load_draft(
                 config.model.name
             ))
         })?,
-        DrafterChoice::Tables | DrafterChoice::Ngram { .. } => return Ok(None),
+        DrafterChoice::Tables | DrafterChoice::Ngram { .. } | DrafterChoice::Lookahead => {
+            return Ok(None);
+        }
     }))
 }
 

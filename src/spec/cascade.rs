@@ -177,6 +177,7 @@ mod tests {
                 new: len - 1..len,
                 hidden: None,
                 candidates: &[],
+                parents: &[],
                 context: &DraftContext::default(),
             }]);
         }

@@ -54,17 +54,20 @@ pub enum Source {
     Pool,
     /// The target's best candidates where it last saw the same token.
     Recycled,
+    /// What the target wrote after guessed tokens beside the text.
+    Lookahead,
 }
 
 impl Source {
     /// All sources.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Grammar,
         Self::Model,
         Self::Own,
         Self::Prediction,
         Self::Pool,
         Self::Recycled,
+        Self::Lookahead,
     ];
 
     /// Its name in metrics and replies.
@@ -76,6 +79,7 @@ impl Source {
             Self::Prediction => "prediction",
             Self::Pool => "pool",
             Self::Recycled => "recycled",
+            Self::Lookahead => "lookahead",
         }
     }
 }
@@ -346,6 +350,9 @@ pub struct Committed<'a> {
     /// included, with the target's best next tokens, the best first. Empty if
     /// [`Drafter::candidates`](super::Drafter::candidates) is 0.
     pub candidates: &'a [(u32, Vec<u32>)],
+    /// Those of the draft that was verified, whose tokens are the last ones in `candidates`: see
+    /// [`Draft::parents`]. Empty if `candidates` is.
+    pub parents: &'a [Option<u16>],
     pub context: &'a DraftContext,
 }
 

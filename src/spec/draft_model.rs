@@ -349,6 +349,7 @@ mod tests {
                         new: 4..5 + kept,
                         hidden: None,
                         candidates: &[],
+                        parents: &[],
                         context: &DraftContext::default(),
                     };
                     used.observe(&[committed]);

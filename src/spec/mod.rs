@@ -14,6 +14,7 @@ mod features;
 mod growth;
 mod guard;
 mod learning;
+mod lookahead;
 mod masks;
 mod ngram;
 mod parallel;
@@ -38,6 +39,7 @@ pub use draft::{
 pub use draft_model::DraftModel;
 pub use drafter::Drafter;
 pub use learning::{EXAMPLE_ROWS, LearnerLink, LearningDrafter, TrainingExample};
+pub use lookahead::Lookahead;
 pub use ngram::NgramDrafter;
 pub use parallel::ParallelDrafter;
 pub use pool::DraftPool;

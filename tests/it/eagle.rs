@@ -51,6 +51,7 @@ fn observe(drafter: &mut DraftModel, head: &Head, tokens: &[u32], new: Range<usi
         new,
         hidden: Some(hidden),
         candidates: &[],
+        parents: &[],
         context: &DraftContext::default(),
     }]);
     assert_eq!(drafter.check_invariants(), Ok(()));
@@ -152,6 +153,7 @@ fn a_head_goes_on_with_the_states_that_come() {
             new: 9..15,
             hidden: None,
             candidates: &[],
+            parents: &[],
             context: &DraftContext::default(),
         }]);
         assert!(propose(&mut used, &tokens[..16], 1, 0.0).is_empty());

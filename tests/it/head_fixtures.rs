@@ -282,6 +282,7 @@ fn drafts_are_those_of_the_library() {
                     new,
                     hidden: Some(hidden),
                     candidates: &[],
+                    parents: &[],
                     context: &DraftContext::default(),
                 }]);
             }
@@ -309,6 +310,7 @@ fn a_confidence_head_scores_its_drafts() {
             new: 0..fixture.prompt.len() - 1,
             hidden: Some(states),
             candidates: &[],
+            parents: &[],
             context: &DraftContext::default(),
         }]);
         let scores = propose(&mut *drafter, &fixture).scores;

@@ -12,12 +12,13 @@ const SOURCES = {
   own: ["this text", "Drafted from what this conversation contained before, and accepted"],
   pool: ["earlier answers", "Drafted from answers to other requests, and accepted"],
   recycled: ["near misses", "Drafted from what the model found likely after the same token before, and accepted"],
+  lookahead: ["guesses ahead", "Drafted from what the model wrote after guessed tokens, and accepted"],
   grammar: ["the grammar", "The only token that the format allows"],
   lossy: ["not the model’s own", "Let stand by the lossy rule of the settings, in place of the model’s own token"],
   prediction: ["the prediction", "Drafted from the output that the request predicts, and accepted"],
 };
 // Those that nothing on this page asks for, so that the legend has them only if they are seen.
-const RARE = ["grammar", "prediction", "lossy"];
+const RARE = ["lookahead", "grammar", "prediction", "lossy"];
 
 const $ = (id) => document.getElementById(id);
 

@@ -84,6 +84,7 @@ impl<'a> TableRun<'a> {
             new,
             hidden: None,
             candidates: &candidates,
+            parents: &[],
             context: &self.context,
         }]);
     }

@@ -219,6 +219,7 @@ impl Drafter for Translator {
                 new: before.min(tokens.len())..tokens.len(),
                 hidden: None,
                 candidates: &[],
+                parents: &[],
                 context: committed.context,
             }]);
         }
@@ -299,6 +300,7 @@ mod tests {
                 new: 0..prompt.len(),
                 hidden: None,
                 candidates: &[],
+                parents: &[],
                 context: &context,
             })
             .collect();
