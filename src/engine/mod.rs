@@ -47,7 +47,6 @@ struct Engine {
     runner: SpeculativeRunner,
     spec: SpecLimits,
     acceptance: Acceptance,
-    eos_token_ids: Vec<u32>,
     next_id: SeqId,
     /// Who gets the error if the current step fails; empty if that is not known.
     concerned: Vec<SeqId>,
@@ -172,7 +171,7 @@ impl Engine {
             self.shared.limits.max_model_len,
             self.spec,
             self.acceptance,
-            &self.eos_token_ids,
+            &self.shared.eos_token_ids,
         );
         self.next_id += 1;
         self.scheduler.waiting.push(sequence);

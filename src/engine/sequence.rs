@@ -25,6 +25,8 @@ pub struct Sequence {
     pub state: SequenceState,
     /// What log lines call its request.
     pub name: Option<Arc<str>>,
+    /// See [`Request::is_beam`](super::Request::is_beam).
+    pub is_beam: bool,
     /// Is told of its end.
     pub watch: Option<Arc<dyn EndObserver>>,
     /// Maximum number of output tokens; fits the context.
@@ -87,6 +89,7 @@ impl Sequence {
         let prompt_len = request.prompt.len();
         Self {
             name: request.name,
+            is_beam: request.is_beam,
             watch: request.watch,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             group: submission.group,

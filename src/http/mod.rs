@@ -3,6 +3,7 @@
 mod acceptance;
 mod answer;
 mod anthropic;
+mod beam;
 mod blocks;
 mod bodies;
 mod caller;
@@ -332,9 +333,12 @@ async fn answer(
     shape: impl Shape,
     caller: Caller,
 ) -> Result<Response> {
-    let stream = job.stream;
+    let (stream, beams) = (job.stream, job.beams);
     if let Some(trace) = &caller.trace {
         trace.accepted(&mut job, shape.id());
+    }
+    if let Some(beams) = beams {
+        return beam::collect(state, job, beams, shape, &caller).await;
     }
     let running = Running::start(state, job, &caller)?;
     if stream {

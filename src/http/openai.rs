@@ -1,6 +1,7 @@
 //! Converts a request body to engine requests. Every check that is possible before the first byte of a
 //! reply is made here or by [`RequestLimits::check`](crate::engine::RequestLimits::check).
 
+use super::beam::{BeamFields, BeamOptions};
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
@@ -35,6 +36,8 @@ pub(super) struct Job {
     pub include_usage: bool,
     /// Whether each chunk says what the reply has cost so far.
     pub continuous_usage: bool,
+    /// The choices are the best texts that such a search finds.
+    pub beams: Option<BeamOptions>,
 }
 
 /// A body that asks for text, typed but not yet validated.
@@ -86,9 +89,16 @@ impl Context<'_> {
         } = Body::<wire::Completion>::read(body)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
+        let beams = BeamFields {
+            use_beam_search: fields.use_beam_search,
+            length_penalty: fields.length_penalty,
+            early_stopping: fields.early_stopping,
+        };
+        let beams = beams.read(&common, &structured, &[("echo", echo)])?;
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
         plan.best_of = best_of(fields.best_of, &plan)?;
+        plan.beams = beams;
         if common.max_tokens == Some(0) && !echo {
             return wrong("max_tokens", "must be at least 1, or echo must be true");
         }
@@ -150,8 +160,16 @@ impl Context<'_> {
             structured,
         } = body;
         let model = self.model(common.model.as_deref())?;
+        let beams = BeamFields {
+            use_beam_search: fields.use_beam_search,
+            length_penalty: fields.length_penalty,
+            early_stopping: fields.early_stopping,
+        };
+        let has_tools = fields.tools.as_ref().is_some_and(|tools| !tools.is_empty());
+        let beams = beams.read(&common, &structured, &[("tools", has_tools)])?;
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
+        plan.beams = beams;
         let max_field = match fields.max_completion_tokens {
             Some(_) => "max_completion_tokens",
             None => "max_tokens",
@@ -203,10 +221,13 @@ impl Context<'_> {
     fn job(
         &self,
         mut header: ReplyHeader,
-        plan: RequestPlan,
+        mut plan: RequestPlan,
         prompts: Vec<PromptTokens>,
         max_tokens: impl Fn(&[u32]) -> Option<usize>,
     ) -> Result<Job> {
+        if let Some(beams) = &mut plan.beams {
+            beams.set_width(std::mem::replace(&mut plan.best_of, plan.n));
+        }
         header.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
         header.choices_per_prompt = plan.best_of;
         header.shown_per_prompt = plan.n;
@@ -242,6 +263,7 @@ impl Context<'_> {
             stream: plan.stream,
             include_usage: plan.include_usage,
             continuous_usage: plan.continuous_usage,
+            beams: plan.beams,
         })
     }
 
@@ -275,6 +297,7 @@ impl Context<'_> {
         Ok(RequestPlan {
             n,
             best_of: n,
+            beams: None,
             stream,
             include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
             continuous_usage: (options.and_then(|o| o.continuous_usage_stats)).unwrap_or(false),
@@ -311,8 +334,9 @@ impl Context<'_> {
 struct RequestPlan {
     /// Number of choices of each prompt that are shown.
     n: usize,
-    /// Number of choices of each prompt.
+    /// Number of choices of each prompt, or of beams.
     best_of: usize,
+    beams: Option<BeamOptions>,
     stream: bool,
     include_usage: bool,
     continuous_usage: bool,

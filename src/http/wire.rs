@@ -4,6 +4,7 @@
 pub(super) use super::checks::{required, wrong};
 
 use super::acceptance::AcceptanceName;
+use super::beam::EarlyStoppingField;
 use super::content::{ContentPart, TextOr};
 use super::conversation::ChatMessage;
 use super::tools::{Tool, ToolChoice};
@@ -122,6 +123,9 @@ pub(super) struct Completion {
     pub add_special_tokens: Option<bool>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
+    pub use_beam_search: Option<bool>,
+    pub length_penalty: Option<f64>,
+    pub early_stopping: Option<EarlyStoppingField>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -181,6 +185,9 @@ pub(super) struct ChatFields {
     pub reasoning_effort: Option<String>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
+    pub use_beam_search: Option<bool>,
+    pub length_penalty: Option<f64>,
+    pub early_stopping: Option<EarlyStoppingField>,
 }
 
 /// The body of `/tokenize`: either a prompt or messages.

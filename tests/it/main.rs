@@ -7,6 +7,7 @@ mod common;
 
 mod architectures;
 mod attention;
+mod beams;
 mod bench;
 mod chat;
 mod check;
