@@ -1,27 +1,15 @@
 //! The acceptance rule that a request names, with its parameters.
 
 use super::numbers::within;
-use super::wire::{Common, wrong};
+use super::wire::{AcceptanceName, Common, wrong};
 use crate::error::Result;
 use crate::sampling::{Acceptance, LossyRule};
-use schemars::JsonSchema;
-use serde::Deserialize;
 
 /// Medusa's own (Cai et al. 2024, section 2.3.1, and its code).
 const POSTERIOR_THRESHOLD: f64 = 0.09;
 const POSTERIOR_ALPHA: f64 = 0.3;
 /// No token comes with more than twice its probability.
 const LENIENCE: f64 = 0.5;
-
-/// A rule by its name. A server's own rule is always lossless; the lossy ones must be asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum AcceptanceName {
-    Coupled,
-    Rejection,
-    Typical,
-    Lenient,
-}
 
 impl Common {
     /// The rule that replaces the server's, and the lossy one that relaxes it.

@@ -4,6 +4,7 @@ mod acceptance;
 mod answer;
 mod anthropic;
 mod beam;
+mod beam_search;
 mod blocks;
 mod bodies;
 mod caller;
@@ -338,7 +339,7 @@ async fn answer(
         trace.accepted(&mut job, shape.id());
     }
     if let Some(beams) = beams {
-        return beam::collect(state, job, beams, shape, &caller).await;
+        return beam_search::collect(state, job, beams, shape, &caller).await;
     }
     let running = Running::start(state, job, &caller)?;
     if stream {

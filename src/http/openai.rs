@@ -1,7 +1,8 @@
 //! Converts a request body to engine requests. Every check that is possible before the first byte of a
 //! reply is made here or by [`RequestLimits::check`](crate::engine::RequestLimits::check).
 
-use super::beam::{BeamFields, BeamOptions};
+use super::beam::BeamFields;
+use super::beam::search::BeamOptions;
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
@@ -226,7 +227,7 @@ impl Context<'_> {
         max_tokens: impl Fn(&[u32]) -> Option<usize>,
     ) -> Result<Job> {
         if let Some(beams) = &mut plan.beams {
-            beams.set_width(std::mem::replace(&mut plan.best_of, plan.n));
+            beams.width = std::mem::replace(&mut plan.best_of, plan.n);
         }
         header.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
         header.choices_per_prompt = plan.best_of;

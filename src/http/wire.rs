@@ -3,8 +3,6 @@
 
 pub(super) use super::checks::{required, wrong};
 
-use super::acceptance::AcceptanceName;
-use super::beam::EarlyStoppingField;
 use super::content::{ContentPart, TextOr};
 use super::conversation::ChatMessage;
 use super::tools::{Tool, ToolChoice};
@@ -109,6 +107,30 @@ impl Prediction {
             }
         }
     }
+}
+
+/// A rule by its name. A server's own rule is always lossless; the lossy ones must be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum AcceptanceName {
+    Coupled,
+    Rejection,
+    Typical,
+    Lenient,
+}
+
+/// When a beam search ends: true, false or `"never"`.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected true, false or \"never\"")]
+pub(super) enum EarlyStoppingField {
+    Flag(bool),
+    Never(NeverWord),
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum NeverWord {
+    Never,
 }
 
 /// Fields that only `/v1/completions` has.

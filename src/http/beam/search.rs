@@ -1,8 +1,6 @@
 //! Beam search, pure: no engine, no model. The same steps as `generate(num_beams=...)` of transformers 5.
 
 use crate::engine::{FinishReason, TokenLogprobs, TokenOutput};
-use schemars::JsonSchema;
-use serde::Deserialize;
 
 /// When a search ends before `max_tokens`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -14,30 +12,6 @@ pub enum EarlyStopping {
     Yes,
     /// When no running beam can become better, as long as it may get.
     Never,
-}
-
-/// How it is written: true, false or `"never"`.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected true, false or \"never\"")]
-pub(in crate::http) enum EarlyStoppingField {
-    Flag(bool),
-    Never(NeverWord),
-}
-
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub(in crate::http) enum NeverWord {
-    Never,
-}
-
-impl From<EarlyStoppingField> for EarlyStopping {
-    fn from(field: EarlyStoppingField) -> Self {
-        match field {
-            EarlyStoppingField::Flag(true) => Self::Yes,
-            EarlyStoppingField::Flag(false) => Self::No,
-            EarlyStoppingField::Never(NeverWord::Never) => Self::Never,
-        }
-    }
 }
 
 /// What is searched for.

@@ -149,9 +149,9 @@ fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
             drafted: 6 * rounds,
             tested,
             accepted,
-            lossy: 0,
             predicted: 4 * rounds,
             predicted_accepted: accepted,
+            ..SpecUsage::default()
         };
         let round = |names: &[&str], usage| match tokens(&ids(names), None) {
             Event::Tokens { tokens, finish, .. } => Event::Tokens {
