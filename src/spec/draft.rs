@@ -286,6 +286,9 @@ pub struct DraftRequest<'a> {
     pub min_score: f32,
     /// Whether the draft must have the requested length, whatever it is worth.
     pub is_fixed: bool,
+    /// A chain that tables guess for a draft model, which may verify it in one forward; see
+    /// [`Cascade`](super::Cascade). May be empty.
+    pub staged: Vec<u32>,
     /// Position of the first draft token in the target's sequence, which addresses its random
     /// numbers.
     pub position: usize,

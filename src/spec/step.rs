@@ -157,6 +157,7 @@ impl StepInput<'_> {
             width: self.width,
             min_score: if is_fixed { 0.0 } else { min_score },
             is_fixed,
+            staged: Vec::new(),
             position: self.state.tokens.len(),
             acceptance: self.state.rule(),
             sampler: &mut self.state.sampler,

@@ -32,6 +32,7 @@ fn propose(drafter: &mut DraftModel, tokens: &[u32], width: usize, temperature: 
         width,
         min_score: 0.0,
         is_fixed: false,
+        staged: Vec::new(),
         position: tokens.len(),
         sampler: &mut sampler,
         acceptance: Acceptance::Coupled,

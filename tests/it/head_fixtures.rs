@@ -342,6 +342,7 @@ fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Draft {
         width: 1,
         min_score: 0.0,
         is_fixed: false,
+        staged: Vec::new(),
         position: fixture.prompt.len(),
         sampler: &mut sampler,
         acceptance: Acceptance::Coupled,

@@ -23,6 +23,7 @@ fn propose(drafter: &mut Lookahead, tokens: &[u32], limits: (usize, usize, usize
         width,
         min_score: 0.0,
         is_fixed: false,
+        staged: Vec::new(),
         position: tokens.len(),
         sampler: &mut Sampler::new(SamplingParams::default(), tokens),
         acceptance: Acceptance::Coupled,
