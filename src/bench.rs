@@ -5,7 +5,9 @@
 mod measure;
 mod penalty;
 mod report;
+mod sequoia;
 mod streams;
+mod theory;
 
 use crate::console::{self, say};
 use crate::engine::{EngineHandle, EngineOptions, Request};
@@ -107,6 +109,8 @@ pub struct ReportNames {
     pub drafters: Vec<String>,
     /// The device that both run on.
     pub device: String,
+    /// Arithmetic operations of each drafter's token over those of the target's.
+    pub draft_operations: Vec<f64>,
 }
 
 /// One decoding mode.

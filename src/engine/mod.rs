@@ -34,7 +34,8 @@ pub use handle::{
     StepLimits,
 };
 pub use request::{
-    EndObserver, Event, FinishReason, Request, SequenceEnd, SpecUsage, TokenOutput, VerifiedDraft,
+    EndObserver, Event, FinishReason, MAX_RANKS, RankCount, Request, SequenceEnd, SpecUsage,
+    TokenOutput, VerifiedDraft,
 };
 pub use start::{spawn, spawn_with};
 pub use stats::{RequestTimes, Stats};

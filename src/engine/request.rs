@@ -132,6 +132,16 @@ pub enum FinishReason {
     Stop { token: u32 },
 }
 
+/// Siblings that are counted apart.
+pub const MAX_RANKS: usize = 4;
+
+/// Decisions about the draft token of one rank among its siblings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RankCount {
+    pub tested: usize,
+    pub accepted: usize,
+}
+
 /// Speculation counts of one request so far. Tokens accepted after the end of the text count as
 /// neither tested nor accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -147,6 +157,9 @@ pub struct SpecUsage {
     pub accepted: usize,
     /// Those of them that a lossy rule alone accepted.
     pub lossy: usize,
+    /// Decisions in which there was a first, second, ... draft token among siblings, and those that it won: the
+    /// acceptance vector of Sequoia (Chen et al. 2024, section 4.1).
+    pub ranks: [RankCount; MAX_RANKS],
     /// Draft tokens proposed that came from [`DraftContext::prediction`].
     pub predicted: usize,
     /// Those of them that were accepted.
@@ -162,6 +175,10 @@ impl Add for SpecUsage {
             tested: self.tested + other.tested,
             accepted: self.accepted + other.accepted,
             lossy: self.lossy + other.lossy,
+            ranks: std::array::from_fn(|rank| RankCount {
+                tested: self.ranks[rank].tested + other.ranks[rank].tested,
+                accepted: self.ranks[rank].accepted + other.ranks[rank].accepted,
+            }),
             predicted: self.predicted + other.predicted,
             predicted_accepted: self.predicted_accepted + other.predicted_accepted,
         }

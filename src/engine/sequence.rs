@@ -344,6 +344,14 @@ impl Sequence {
         usage.drafted += sources.len();
         usage.tested += output.tested.min(kept);
         usage.accepted += accepted.len();
+        for decision in 0..output.tested.min(kept) {
+            let before = decision.checked_sub(1).map(|before| output.path[before]);
+            let siblings = output.draft.children(before).zip(&mut usage.ranks);
+            for (node, rank) in siblings {
+                rank.tested += 1;
+                rank.accepted += usize::from(accepted.get(decision) == Some(&node));
+            }
+        }
         let is_lossy = |node: &&usize| output.lossy.contains(node);
         usage.lossy += accepted.iter().filter(is_lossy).count();
         let predicted = |node: &&usize| sources.get(**node) == Some(&Source::Prediction);

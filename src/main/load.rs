@@ -28,6 +28,8 @@ pub struct Loaded {
     /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
     pub text: Option<Arc<Text>>,
     pub device: &'static str,
+    /// Arithmetic operations of each drafter's token over those of the target's: 0 without a model.
+    pub draft_operations: Vec<f64>,
     pub info: ServerInfo,
     /// Where the target came from.
     pub source: ModelSource,
@@ -115,6 +117,12 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         }
         drafts.push((wanted, draft));
     }
+    let share = |draft: &Option<LoadedDraft>| {
+        draft
+            .as_ref()
+            .map_or(0.0, |draft| draft.operations(&*target))
+    };
+    let draft_operations = drafts.iter().map(|(_, draft)| share(draft)).collect();
     let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
@@ -146,6 +154,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     }
     let device = if device.is_cpu() { "cpu" } else { "cuda" };
     Ok(Loaded {
+        draft_operations,
         info: info(config, &source, device, blocks),
         engine,
         text,
