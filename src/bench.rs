@@ -5,7 +5,9 @@
 mod measure;
 mod penalty;
 mod report;
+mod sequoia;
 mod streams;
+mod theory;
 
 use crate::console::{self, say};
 use crate::engine::{EngineHandle, EngineOptions, Request};
@@ -53,7 +55,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
           value_parser = temperature)]
     pub temperatures: Vec<f32>,
-    /// Drafters to compare, separated by commas: tables, ngram, self, head or model (that of --draft-model), or
+    /// Drafters to compare, separated by commas: tables, ngram, lookahead, self, head or model (that of --draft-model), or
     /// the name of a draft model or head; +tables after a model's lets tables continue its drafts, as serve
     /// does, for example tables,head,head+tables [default: the drafter that serve would take].
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
@@ -107,6 +109,8 @@ pub struct ReportNames {
     pub drafters: Vec<String>,
     /// The device that both run on.
     pub device: String,
+    /// Arithmetic operations of each drafter's token over those of the target's.
+    pub draft_operations: Vec<f64>,
 }
 
 /// One decoding mode.

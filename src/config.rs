@@ -215,6 +215,11 @@ impl CommonOptions {
             model_name: served_model_name.clone(),
             ..self.engine
         };
+        if drafter == Some(DrafterChoice::Lookahead) && engine.spec.topk < 2 {
+            return Err(Error::setup(
+                "--drafter lookahead drafts trees: add --spec-topk 4, or another number of 2 or more",
+            ));
+        }
         Ok(Config {
             model: ModelChoice {
                 name,

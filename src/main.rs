@@ -89,6 +89,7 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
                     compared => compared.iter().map(|one| one.name.clone()).collect(),
                 },
                 device: loaded.device.into(),
+                draft_operations: loaded.draft_operations,
             };
             bench::run(&loaded.engine, loaded.text.as_deref(), &names, options)
         }

@@ -7,10 +7,12 @@
 //! from.
 
 mod coupled;
+mod lossy;
 mod sampler;
 mod vocab;
 
 pub use coupled::{Guess, best, choose, guess};
+pub use lossy::LossyRule;
 pub use sampler::{LogitAdjustment, Sampler};
 
 use crate::grammar::{Grammar, Mask};
@@ -250,6 +252,13 @@ fn apply(
     for mask in masks.into_iter().flatten() {
         mask.apply(logits);
     }
+}
+
+/// The logits after all processors but temperature and filters.
+fn adjusted(logits: &[f32], sampler: &Sampler) -> Result<Vec<f32>, NoToken> {
+    let mut adjusted = logits.to_vec();
+    apply(sampler.adjustments(), sampler.masks()?, &mut adjusted);
+    Ok(adjusted)
 }
 
 fn drop_below(probs: &mut [f32], threshold: f32) {

@@ -5,6 +5,7 @@ mod loads;
 mod table;
 
 use super::measure::{Cost, Sample};
+use super::theory::Theory;
 use super::{BenchMode, BenchOptions, ReportNames};
 use crate::engine::SpecUsage;
 use crate::error::{Error, Result};
@@ -143,16 +144,19 @@ pub struct GroupFigures {
     pub c: f64,
     /// Time of a speculative target step over that of a plain one; the theorem assumes 1.
     pub verify_cost: f64,
+    #[serde(flatten)]
+    pub theory: Theory,
     /// The prediction of Theorem 3.8 from alpha, K and c.
     pub expected_speed_up: f64,
     pub measured_over_expected: f64,
 }
 
 impl GroupFigures {
-    /// `spec_length` is the K of all `pairs`.
+    /// `spec_length` is the K of all `pairs`, and `draft_operations` those of a draft token over the target's.
     fn of<'a>(
         category: &str,
         spec_length: usize,
+        draft_operations: f64,
         pairs: impl IntoIterator<Item = &'a MeasuredPair>,
     ) -> Self {
         let (mut plain, mut spec, mut prompts) = (Timed::default(), Timed::default(), 0);
@@ -186,6 +190,12 @@ impl GroupFigures {
             mean_accepted_length: usage.mean_accepted_length(),
             mean_draft_length: usage.drafted as f64 / usage.rounds as f64,
             c,
+            theory: Theory::of(
+                &usage,
+                spec_length,
+                draft_operations,
+                (spec.cost.target_steps, spec.decoded as f64),
+            ),
             verify_cost: spec.cost.target_seconds / spec.cost.target_steps / target_step,
             expected_speed_up: expected,
             measured_over_expected: speed_up / expected,
@@ -208,6 +218,8 @@ pub struct Subject {
     pub max_tokens: usize,
     pub repeat: usize,
     pub device: String,
+    /// By the drafters' index: arithmetic operations of a token over those of the target's.
+    pub draft_operations: Vec<f64>,
     pub cpu: String,
     pub threads: usize,
 }
@@ -226,6 +238,7 @@ impl Subject {
             max_tokens: options.max_tokens,
             repeat: options.repeat,
             device: names.device.clone(),
+            draft_operations: names.draft_operations.clone(),
             cpu: system
                 .cpus()
                 .first()
@@ -309,18 +322,19 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 impl AtTemperature {
     /// Groups `pairs`, all of one temperature and way, by category.
-    fn of(temperature: f32, way: BenchMode, pairs: &[&MeasuredPair]) -> Self {
+    fn of(subject: &Subject, temperature: f32, way: BenchMode, pairs: &[&MeasuredPair]) -> Self {
         let k = way.spec_length;
+        let operations = (subject.draft_operations.get(way.drafter)).map_or(0.0, |&share| share);
         let figures = |name: &str| {
             let named = pairs.iter().filter(|pair| pair.category == name);
-            GroupFigures::of(name, k, named.copied())
+            GroupFigures::of(name, k, operations, named.copied())
         };
         let names = distinct(pairs.iter().map(|pair| pair.category.as_str()));
         Self {
             temperature,
             way,
             categories: names.into_iter().map(figures).collect(),
-            overall: GroupFigures::of("overall", k, pairs.iter().copied()),
+            overall: GroupFigures::of("overall", k, operations, pairs.iter().copied()),
             differing: pairs
                 .iter()
                 .filter_map(|pair| pair.differs.clone())
@@ -350,10 +364,11 @@ impl BenchReport {
             let in_group =
                 |pair: &&MeasuredPair| (pair.temperature, pair.way) == (temperature, way);
             let pairs: Vec<_> = pairs.iter().filter(in_group).collect();
-            AtTemperature::of(temperature, way, &pairs)
+            AtTemperature::of(&subject, temperature, way, &pairs)
         });
+        let temperatures = temperatures.collect();
         let mut report = Self {
-            temperatures: temperatures.collect(),
+            temperatures,
             ..Self::of_loads(subject, Vec::new())
         };
         report.drafters = DrafterFigures::compare(&report);

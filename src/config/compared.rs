@@ -51,6 +51,7 @@ impl ComparedDrafter {
                 Some(ngram @ DrafterChoice::Ngram { .. }) => ngram.clone(),
                 _ => DrafterChoice::default_ngram(),
             },
+            "lookahead" => DrafterChoice::Lookahead,
             "self" => match configured {
                 Some(own @ DrafterChoice::Own(_)) => own.clone(),
                 _ => DrafterChoice::Own(None),
@@ -70,7 +71,11 @@ impl ComparedDrafter {
                 revision: None,
             }),
         };
-        if with_tables && matches!(choice, DrafterChoice::Tables | DrafterChoice::Ngram { .. }) {
+        let has_no_model = matches!(
+            choice,
+            DrafterChoice::Tables | DrafterChoice::Ngram { .. } | DrafterChoice::Lookahead
+        );
+        if with_tables && has_no_model {
             return Err(Error::setup(format!(
                 "--drafters {name}: only the drafts of a model, a head or self are continued by tables"
             )));

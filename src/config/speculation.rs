@@ -86,6 +86,8 @@ pub enum DrafterName {
     Tables,
     /// Repeated n-grams of this text.
     Ngram,
+    /// N-grams that the target writes after guessed tokens beside the text (lookahead decoding).
+    Lookahead,
     /// The target without some of its layers.
     #[value(name = "self")]
     Own,
@@ -114,6 +116,8 @@ pub enum DrafterChoice {
         min: usize,
         max: usize,
     },
+    /// Lookahead decoding.
+    Lookahead,
     /// Some of the target's layers, as in `--draft-layers`; `None` = a default choice.
     Own(Option<LayerList>),
     /// The layer of the target's checkpoint that predicts further tokens.
@@ -131,7 +135,7 @@ impl DrafterChoice {
     pub fn model(&self) -> Option<&ModelChoice> {
         match self {
             Self::Model(choice) | Self::Eagle3(choice) | Self::Parallel(choice) => Some(choice),
-            Self::Tables | Self::Ngram { .. } | Self::Own(_) | Self::Mtp => None,
+            Self::Tables | Self::Ngram { .. } | Self::Lookahead | Self::Own(_) | Self::Mtp => None,
         }
     }
 }
@@ -144,6 +148,7 @@ impl fmt::Display for DrafterChoice {
             }
             Self::Tables => write!(f, "tables"),
             Self::Ngram { min, max } => write!(f, "ngram ({min} to {max})"),
+            Self::Lookahead => write!(f, "lookahead"),
             Self::Own(Some(layers)) => write!(f, "layers {layers} of the target"),
             Self::Own(None) => write!(f, "some layers of the target"),
             Self::Mtp => write!(f, "mtp"),
@@ -174,6 +179,7 @@ impl DrafterName {
             Self::Parallel => "parallel",
             Self::Tables => "tables",
             Self::Ngram => "ngram",
+            Self::Lookahead => "lookahead",
             Self::Own => "self",
             Self::Mtp => "mtp",
         }
@@ -242,6 +248,7 @@ impl SpeculationFlags {
             DrafterName::Parallel => DrafterChoice::Parallel(self.model(name)?),
             DrafterName::Tables => DrafterChoice::Tables,
             DrafterName::Ngram => self.ngram()?,
+            DrafterName::Lookahead => DrafterChoice::Lookahead,
             DrafterName::Own => DrafterChoice::Own(self.draft_layers.clone()),
             DrafterName::Mtp => DrafterChoice::Mtp,
         };

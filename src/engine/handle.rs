@@ -196,6 +196,7 @@ pub(super) enum EngineMessage {
 
 pub(super) struct EngineShared {
     pub limits: RequestLimits,
+    pub eos_token_ids: Vec<u32>,
     pub stats: Arc<Stats>,
     /// The number of the next request.
     pub next_group: AtomicU64,
@@ -316,6 +317,11 @@ impl EngineHandle {
         &self.shared.limits
     }
 
+    /// The ids that end a text of this model.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.shared.eos_token_ids
+    }
+
     /// Server-wide counters.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.shared.stats
@@ -419,7 +425,7 @@ impl RequestLimits {
             ("logprobs", request.logprobs),
             ("prompt_logprobs", request.prompt_logprobs),
         ] {
-            if wanted.is_some_and(|n| n > self.max_logprobs) {
+            if !request.is_beam && wanted.is_some_and(|n| n > self.max_logprobs) {
                 return Err(Error::invalid(
                     field,
                     format!("{field} must be between 0 and {}", self.max_logprobs),

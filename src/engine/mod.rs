@@ -34,7 +34,8 @@ pub use handle::{
     StepLimits,
 };
 pub use request::{
-    EndObserver, Event, FinishReason, Request, SequenceEnd, SpecUsage, TokenOutput, VerifiedDraft,
+    EndObserver, Event, FinishReason, MAX_RANKS, RankCount, Request, SequenceEnd, SpecUsage,
+    TokenOutput, VerifiedDraft,
 };
 pub use start::{spawn, spawn_with};
 pub use stats::{RequestTimes, Stats};
@@ -47,7 +48,6 @@ struct Engine {
     runner: SpeculativeRunner,
     spec: SpecLimits,
     acceptance: Acceptance,
-    eos_token_ids: Vec<u32>,
     next_id: SeqId,
     /// Who gets the error if the current step fails; empty if that is not known.
     concerned: Vec<SeqId>,
@@ -172,7 +172,7 @@ impl Engine {
             self.shared.limits.max_model_len,
             self.spec,
             self.acceptance,
-            &self.eos_token_ids,
+            &self.shared.eos_token_ids,
         );
         self.next_id += 1;
         self.scheduler.waiting.push(sequence);
@@ -210,6 +210,11 @@ impl Engine {
                         index: planned.index,
                         kv_len: sequence.state.kv_len,
                         hidden: output.hidden.take(),
+                        parents: if output.candidates.is_empty() {
+                            Vec::new()
+                        } else {
+                            output.draft.parents.clone()
+                        },
                         candidates: std::mem::take(&mut output.candidates),
                     });
                     emit(&self.shared.stats, sequence, planned.rows, output, now)

@@ -5,6 +5,7 @@ use super::request::SequenceEnd;
 use super::scheduler::ScheduledSequence;
 use super::sequence::Sequence;
 use super::stats::RequestTimes;
+use crate::sampling::LossyRule;
 use crate::spec::{SeqId, StepResult};
 use std::time::Duration;
 
@@ -25,29 +26,9 @@ impl Engine {
         };
         (stats.requests).note_end(times, sequence.state.prompt_len, sequence.output_len());
         let usage = sequence.usage;
-        // What came after a stop string is no part of the text.
-        let output_tokens = sequence.text_tokens.get().copied();
-        let output_tokens = output_tokens.unwrap_or(sequence.output_len());
-        tracing::info!(
-            id,
-            request_id = sequence.name.as_deref(),
-            reason = sequence.ended,
-            prompt_tokens = sequence.state.prompt_len,
-            cached_tokens = sequence.cached_tokens,
-            output_tokens,
-            seconds = thousandths(seconds),
-            ttft_seconds = times.first_token_seconds().map(thousandths),
-            tokens_per_second = times
-                .tokens_per_second(sequence.output_len())
-                .map(thousandths),
-            rounds = usage.rounds,
-            drafted = usage.drafted,
-            synthetic_acceptance = sequence.state.synthetic_acceptance,
-            accepted = usage.accepted,
-            acceptance_rate = thousandths(usage.acceptance_rate()),
-            mean_accepted_length = thousandths(usage.mean_accepted_length()),
-            "request done"
-        );
+        if !sequence.is_beam {
+            log_end(&sequence, times, seconds);
+        }
         if let Some(watch) = sequence.watch.take() {
             let end = SequenceEnd {
                 times,
@@ -131,6 +112,36 @@ impl Engine {
         let chunk = &mut self.scheduler.prompt_chunk;
         chunk.note(rows + drafted, prompt_rows, step_time);
     }
+}
+
+/// The line of a request in the log.
+fn log_end(sequence: &Sequence, times: RequestTimes, seconds: f64) {
+    let usage = sequence.usage;
+    // What came after a stop string is no part of the text.
+    let output_tokens = sequence.text_tokens.get().copied();
+    let output_tokens = output_tokens.unwrap_or(sequence.output_len());
+    tracing::info!(
+        id = sequence.state.id,
+        request_id = sequence.name.as_deref(),
+        reason = sequence.ended,
+        prompt_tokens = sequence.state.prompt_len,
+        cached_tokens = sequence.cached_tokens,
+        output_tokens,
+        seconds = thousandths(seconds),
+        ttft_seconds = times.first_token_seconds().map(thousandths),
+        tokens_per_second = times
+            .tokens_per_second(sequence.output_len())
+            .map(thousandths),
+        rounds = usage.rounds,
+        drafted = usage.drafted,
+        synthetic_acceptance = sequence.state.synthetic_acceptance,
+        accepted = usage.accepted,
+        lossy_acceptance = sequence.state.lossy.map(LossyRule::name),
+        lossy = sequence.state.lossy.map(|_| usage.lossy),
+        acceptance_rate = thousandths(usage.acceptance_rate()),
+        mean_accepted_length = thousandths(usage.mean_accepted_length()),
+        "request done"
+    );
 }
 
 /// A number as log lines show it, which in JSON is a number, too.

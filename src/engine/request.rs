@@ -3,7 +3,7 @@
 use super::stats::RequestTimes;
 use crate::error::Error;
 use crate::model::Pooling;
-use crate::sampling::{Acceptance, SamplingParams, TokenLogprobs};
+use crate::sampling::{Acceptance, LossyRule, SamplingParams, TokenLogprobs};
 use crate::spec::{Draft, DraftContext, Source};
 use std::fmt::Debug;
 use std::ops::Add;
@@ -44,6 +44,8 @@ pub struct Request {
     pub spec_topk: Option<usize>,
     /// The acceptance rule; `None` = the server's.
     pub acceptance: Option<Acceptance>,
+    /// Replaces it by a rule that changes texts.
+    pub lossy: Option<LossyRule>,
     pub draft_context: DraftContext,
     /// Whether [`Event::Tokens`] says what was drafted.
     pub include_rounds: bool,
@@ -51,6 +53,9 @@ pub struct Request {
     /// is then meaningless; only the time per round is measured. `None` verifies drafts, which is
     /// right for all callers but `bench`.
     pub synthetic_acceptance: Option<f64>,
+    /// Whether it is a token of a beam search: it may have more alternatives than clients may ask for, and no line
+    /// in the log.
+    pub is_beam: bool,
     /// Who wants to know what became of it, besides the receiver of its events, who may leave before.
     pub watch: Option<Arc<dyn EndObserver>>,
 }
@@ -99,6 +104,8 @@ pub struct VerifiedDraft {
     /// The accepted nodes, from the root down. The tokens of the round are those of the path and one of the
     /// target, unless the text ends before.
     pub path: Vec<usize>,
+    /// Those of `path` that stand by a lossy rule alone.
+    pub lossy: Vec<usize>,
 }
 
 impl VerifiedDraft {
@@ -125,6 +132,16 @@ pub enum FinishReason {
     Stop { token: u32 },
 }
 
+/// Siblings that are counted apart.
+pub const MAX_RANKS: usize = 4;
+
+/// Decisions about the draft token of one rank among its siblings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RankCount {
+    pub tested: usize,
+    pub accepted: usize,
+}
+
 /// Speculation counts of one request so far. Tokens accepted after the end of the text count as
 /// neither tested nor accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -138,6 +155,11 @@ pub struct SpecUsage {
     pub tested: usize,
     /// Draft tokens accepted.
     pub accepted: usize,
+    /// Those of them that a lossy rule alone accepted.
+    pub lossy: usize,
+    /// Decisions in which there was a first, second, ... draft token among siblings, and those that it won: the
+    /// acceptance vector of Sequoia (Chen et al. 2024, section 4.1).
+    pub ranks: [RankCount; MAX_RANKS],
     /// Draft tokens proposed that came from [`DraftContext::prediction`].
     pub predicted: usize,
     /// Those of them that were accepted.
@@ -152,6 +174,11 @@ impl Add for SpecUsage {
             drafted: self.drafted + other.drafted,
             tested: self.tested + other.tested,
             accepted: self.accepted + other.accepted,
+            lossy: self.lossy + other.lossy,
+            ranks: std::array::from_fn(|rank| RankCount {
+                tested: self.ranks[rank].tested + other.ranks[rank].tested,
+                accepted: self.ranks[rank].accepted + other.ranks[rank].accepted,
+            }),
             predicted: self.predicted + other.predicted,
             predicted_accepted: self.predicted_accepted + other.predicted_accepted,
         }

@@ -25,6 +25,8 @@ pub struct Sequence {
     pub state: SequenceState,
     /// What log lines call its request.
     pub name: Option<Arc<str>>,
+    /// See [`Request::is_beam`](super::Request::is_beam).
+    pub is_beam: bool,
     /// Is told of its end.
     pub watch: Option<Arc<dyn EndObserver>>,
     /// Maximum number of output tokens; fits the context.
@@ -87,6 +89,7 @@ impl Sequence {
         let prompt_len = request.prompt.len();
         Self {
             name: request.name,
+            is_beam: request.is_beam,
             watch: request.watch,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             group: submission.group,
@@ -112,6 +115,7 @@ impl Sequence {
                 logprobs: request.logprobs,
                 prompt_logprobs: request.prompt_logprobs,
                 acceptance: request.acceptance.unwrap_or(acceptance),
+                lossy: request.lossy,
                 draft_context: request.draft_context,
                 synthetic_acceptance: request.synthetic_acceptance,
             },
@@ -292,6 +296,7 @@ impl Sequence {
         let round = self.include_rounds.then(|| VerifiedDraft {
             draft: output.draft,
             path: output.path,
+            lossy: output.lossy,
         });
         self.queue_event(Event::Tokens {
             tokens: outputs,
@@ -339,6 +344,16 @@ impl Sequence {
         usage.drafted += sources.len();
         usage.tested += output.tested.min(kept);
         usage.accepted += accepted.len();
+        for decision in 0..output.tested.min(kept) {
+            let before = decision.checked_sub(1).map(|before| output.path[before]);
+            let siblings = output.draft.children(before).zip(&mut usage.ranks);
+            for (node, rank) in siblings {
+                rank.tested += 1;
+                rank.accepted += usize::from(accepted.get(decision) == Some(&node));
+            }
+        }
+        let is_lossy = |node: &&usize| output.lossy.contains(node);
+        usage.lossy += accepted.iter().filter(is_lossy).count();
         let predicted = |node: &&usize| sources.get(**node) == Some(&Source::Prediction);
         usage.predicted += (0..sources.len()).filter(|node| predicted(&node)).count();
         usage.predicted_accepted += accepted.iter().filter(predicted).count();

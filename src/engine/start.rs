@@ -113,6 +113,7 @@ pub(super) fn build(
     };
     let shared = Arc::new(EngineShared {
         limits,
+        eos_token_ids,
         stats: Arc::new(Stats::new(&options.model_name)),
         next_group: AtomicU64::new(0),
         permits: Arc::new(Semaphore::new(max_waiting)),
@@ -149,7 +150,6 @@ pub(super) fn build(
         runner,
         spec,
         acceptance: options.acceptance,
-        eos_token_ids,
         next_id: 0,
         concerned: Vec::new(),
         has_failed: false,

@@ -1,6 +1,6 @@
 //! Server-wide counters under vLLM's names, with the prefix `foretoken:`.
 
-use crate::sampling::NoToken;
+use crate::sampling::{LossyRule, NoToken};
 use crate::spec::{DraftCost, Source};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
@@ -50,6 +50,8 @@ pub struct Stats {
     /// By `source`: see [`Source::name`].
     pub spec_draft_by_source: IntCounterVec,
     pub spec_accepted_by_source: IntCounterVec,
+    /// Draft tokens that a lossy rule accepted in the place of the model's own, by `rule`.
+    pub spec_lossy_tokens: IntCounterVec,
     /// Proposed draft tokens that the budget did not verify.
     pub spec_pruned_tokens: IntCounter,
     /// Current estimate of tokens per second over those of plain decoding.
@@ -199,6 +201,11 @@ impl Stats {
                 "Draft tokens accepted, by where they come from",
                 "source",
             ),
+            spec_lossy_tokens: make.counters(
+                "spec_decode_num_lossy_tokens_total",
+                "Draft tokens that a lossy rule accepted in the place of the model's own",
+                "rule",
+            ),
             spec_pruned_tokens: make.counter(
                 "spec_decode_num_refused_tokens_total",
                 "Draft tokens that the budget did not verify",
@@ -327,6 +334,14 @@ impl Stats {
             let counter = &self.spec_accepted_by_source;
             counter.with_label_values(&[source.name()]).inc();
         }
+    }
+
+    /// Records the tokens of a round that stand by a lossy rule alone.
+    pub(super) fn note_lossy(&self, rule: LossyRule, tokens: usize) {
+        let counter = &self.spec_lossy_tokens;
+        counter
+            .with_label_values(&[rule.name()])
+            .inc_by(tokens as u64);
     }
 
     /// Records `new` tokens of a request at time `now`; `last` is the time of the tokens before

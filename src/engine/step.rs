@@ -33,6 +33,9 @@ pub fn emit(
     now: Instant,
 ) -> Option<&'static str> {
     stats.note_round(&output.draft.sources, &output.path);
+    if let Some(rule) = sequence.state.lossy {
+        stats.note_lossy(rule, output.lossy.len());
+    }
     let (new, finish) = sequence.advance(rows, output);
     stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
     if new > 0 {
@@ -60,6 +63,8 @@ pub struct Stepped {
     /// The hidden states of the tokens that the step added to the pool.
     pub hidden: Option<Tensor>,
     pub candidates: Vec<(u32, Vec<u32>)>,
+    /// Those of the draft whose tokens are among them.
+    pub parents: Vec<Option<u16>>,
 }
 
 /// The committed tokens of the sequences that the drafter may draft for.
@@ -76,6 +81,7 @@ pub fn committed<'a>(running: &'a [Sequence], stepped: &'a [Stepped]) -> Vec<Com
                 // Tokens accepted after the end of the text do not count.
                 hidden: (one.hidden.as_ref()).and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
                 candidates: &one.candidates,
+                parents: &one.parents,
                 context: &state.draft_context,
                 new,
             }

@@ -1,7 +1,10 @@
 //! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
 
+mod acceptance;
 mod answer;
 mod anthropic;
+mod beam;
+mod beam_search;
 mod blocks;
 mod bodies;
 mod caller;
@@ -331,9 +334,12 @@ async fn answer(
     shape: impl Shape,
     caller: Caller,
 ) -> Result<Response> {
-    let stream = job.stream;
+    let (stream, beams) = (job.stream, job.beams);
     if let Some(trace) = &caller.trace {
         trace.accepted(&mut job, shape.id());
+    }
+    if let Some(beams) = beams {
+        return beam_search::collect(state, job, beams, shape, &caller).await;
     }
     let running = Running::start(state, job, &caller)?;
     if stream {

@@ -1,6 +1,8 @@
 //! Converts a request body to engine requests. Every check that is possible before the first byte of a
 //! reply is made here or by [`RequestLimits::check`](crate::engine::RequestLimits::check).
 
+use super::beam::BeamFields;
+use super::beam::search::BeamOptions;
 use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
@@ -13,7 +15,7 @@ use super::tools::Tools;
 use super::wire::{self, Common, Prediction, required, wrong};
 use crate::engine::Request;
 use crate::error::Result;
-use crate::sampling::mix;
+use crate::sampling::{LossyRule, mix};
 use crate::spec::DraftContext;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -35,6 +37,8 @@ pub(super) struct Job {
     pub include_usage: bool,
     /// Whether each chunk says what the reply has cost so far.
     pub continuous_usage: bool,
+    /// The choices are the best texts that such a search finds.
+    pub beams: Option<BeamOptions>,
 }
 
 /// A body that asks for text, typed but not yet validated.
@@ -86,9 +90,16 @@ impl Context<'_> {
         } = Body::<wire::Completion>::read(body)?;
         let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
+        let beams = BeamFields {
+            use_beam_search: fields.use_beam_search,
+            length_penalty: fields.length_penalty,
+            early_stopping: fields.early_stopping,
+        };
+        let beams = beams.read(&common, &structured, &[("echo", echo)])?;
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
         plan.best_of = best_of(fields.best_of, &plan)?;
+        plan.beams = beams;
         if common.max_tokens == Some(0) && !echo {
             return wrong("max_tokens", "must be at least 1, or echo must be true");
         }
@@ -150,8 +161,16 @@ impl Context<'_> {
             structured,
         } = body;
         let model = self.model(common.model.as_deref())?;
+        let beams = BeamFields {
+            use_beam_search: fields.use_beam_search,
+            length_penalty: fields.length_penalty,
+            early_stopping: fields.early_stopping,
+        };
+        let has_tools = fields.tools.as_ref().is_some_and(|tools| !tools.is_empty());
+        let beams = beams.read(&common, &structured, &[("tools", has_tools)])?;
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
+        plan.beams = beams;
         let max_field = match fields.max_completion_tokens {
             Some(_) => "max_completion_tokens",
             None => "max_tokens",
@@ -203,15 +222,19 @@ impl Context<'_> {
     fn job(
         &self,
         mut header: ReplyHeader,
-        plan: RequestPlan,
+        mut plan: RequestPlan,
         prompts: Vec<PromptTokens>,
         max_tokens: impl Fn(&[u32]) -> Option<usize>,
     ) -> Result<Job> {
+        if let Some(beams) = &mut plan.beams {
+            beams.width = std::mem::replace(&mut plan.best_of, plan.n);
+        }
         header.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
         header.choices_per_prompt = plan.best_of;
         header.shown_per_prompt = plan.n;
         let ids = prompts.iter().map(|prompt| prompt.ids.clone());
         header.prompt_ids = plan.rules.token_ids.then(|| ids.collect());
+        header.lossy = plan.template.lossy.map(LossyRule::name);
         header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
         let field = match header.api {
             Api::Completion => "prompt",
@@ -241,6 +264,7 @@ impl Context<'_> {
             stream: plan.stream,
             include_usage: plan.include_usage,
             continuous_usage: plan.continuous_usage,
+            beams: plan.beams,
         })
     }
 
@@ -266,6 +290,7 @@ impl Context<'_> {
             ..Rules::default()
         };
         let spec_length = common.spec_length.map(|k| k.min(self.limits.spec_length));
+        let (acceptance, lossy) = common.acceptance_rule()?;
         let prediction = match spec_length.unwrap_or(self.limits.spec_length) {
             0 => [].into(),
             _ => self.prediction(common.prediction.as_ref())?.into(),
@@ -273,6 +298,7 @@ impl Context<'_> {
         Ok(RequestPlan {
             n,
             best_of: n,
+            beams: None,
             stream,
             include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
             continuous_usage: (options.and_then(|o| o.continuous_usage_stats)).unwrap_or(false),
@@ -282,7 +308,8 @@ impl Context<'_> {
                 params,
                 spec_length,
                 include_rounds: options.and_then(|o| o.include_speculation).unwrap_or(false),
-                acceptance: common.acceptance,
+                acceptance,
+                lossy,
                 draft_context: DraftContext {
                     scope: self.scope(salt(common.cache_salt.as_deref())?),
                     prediction,
@@ -308,8 +335,9 @@ impl Context<'_> {
 struct RequestPlan {
     /// Number of choices of each prompt that are shown.
     n: usize,
-    /// Number of choices of each prompt.
+    /// Number of choices of each prompt, or of beams.
     best_of: usize,
+    beams: Option<BeamOptions>,
     stream: bool,
     include_usage: bool,
     continuous_usage: bool,

@@ -33,6 +33,8 @@ pub(super) struct ReplyHeader {
     pub fingerprint: Option<Arc<str>>,
     /// Whether `usage` reports speculation.
     pub speculates: bool,
+    /// The name of the request's lossy rule.
+    pub lossy: Option<&'static str>,
     pub prompt_tokens: usize,
     /// Number of choices of each prompt, which come one after the other.
     pub choices_per_prompt: usize,
@@ -63,6 +65,7 @@ impl ReplyHeader {
             model,
             fingerprint: fingerprint.cloned(),
             speculates: false,
+            lossy: None,
             prompt_tokens: 0,
             choices_per_prompt: 1,
             shown_per_prompt: 1,
@@ -304,6 +307,8 @@ impl ReplyHeader {
                 num_accepted_tokens: spec.accepted,
                 acceptance_rate: spec.acceptance_rate(),
                 mean_acceptance_length: spec.mean_accepted_length(),
+                lossy_acceptance: self.lossy,
+                num_lossy_tokens: self.lossy.map(|_| spec.lossy),
             }),
         }
     }

@@ -202,6 +202,12 @@ pub(super) struct Speculation {
     pub num_accepted_tokens: usize,
     pub acceptance_rate: f64,
     pub mean_acceptance_length: f64,
+    /// The name of the request's lossy rule: `typical` or `lenient`. The text is then not the model's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lossy_acceptance: Option<&'static str>,
+    /// Accepted tokens that the model did not draw itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_lossy_tokens: Option<usize>,
 }
 
 /// What a function makes of each token that it makes something of. Made while it is written: all entries

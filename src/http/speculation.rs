@@ -36,6 +36,9 @@ struct RoundToken<'a> {
     token: Cow<'a, str>,
     text: &'a str,
     source: &'static str,
+    /// True if a lossy rule accepted it in the place of the model's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lossy: Option<bool>,
 }
 
 impl Round {
@@ -67,6 +70,9 @@ impl Round {
             token: text.token_text(*id),
             text: new,
             source: (self.round.source(i)).map_or(own, |source| source.name()),
+            lossy: (self.round.path.get(i))
+                .is_some_and(|node| self.round.lossy.contains(node))
+                .then_some(true),
         };
         RoundText {
             draft: (0..draft.len()).map(node).collect(),

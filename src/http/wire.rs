@@ -7,7 +7,6 @@ use super::content::{ContentPart, TextOr};
 use super::conversation::ChatMessage;
 use super::tools::{Tool, ToolChoice};
 use crate::error::{FieldPath, Result};
-use crate::sampling::Acceptance;
 use schemars::JsonSchema;
 use serde::de::value::Error as Never;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Unexpected, Visitor};
@@ -44,7 +43,10 @@ pub(super) struct Common {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub spec_length: Option<usize>,
-    pub acceptance: Option<Acceptance>,
+    pub acceptance: Option<AcceptanceName>,
+    pub posterior_threshold: Option<f64>,
+    pub posterior_alpha: Option<f64>,
+    pub lenience: Option<f64>,
     pub prediction: Option<Prediction>,
     pub cache_salt: Option<String>,
 }
@@ -107,6 +109,30 @@ impl Prediction {
     }
 }
 
+/// A rule by its name. A server's own rule is always lossless; the lossy ones must be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum AcceptanceName {
+    Coupled,
+    Rejection,
+    Typical,
+    Lenient,
+}
+
+/// When a beam search ends: true, false or `"never"`.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected true, false or \"never\"")]
+pub(super) enum EarlyStoppingField {
+    Flag(bool),
+    Never(NeverWord),
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum NeverWord {
+    Never,
+}
+
 /// Fields that only `/v1/completions` has.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Completion {
@@ -119,6 +145,9 @@ pub(super) struct Completion {
     pub add_special_tokens: Option<bool>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
+    pub use_beam_search: Option<bool>,
+    pub length_penalty: Option<f64>,
+    pub early_stopping: Option<EarlyStoppingField>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -178,6 +207,9 @@ pub(super) struct ChatFields {
     pub reasoning_effort: Option<String>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
+    pub use_beam_search: Option<bool>,
+    pub length_penalty: Option<f64>,
+    pub early_stopping: Option<EarlyStoppingField>,
 }
 
 /// The body of `/tokenize`: either a prompt or messages.

@@ -102,6 +102,12 @@ impl LoadedDraft {
         self.network.model()
     }
 
+    /// Arithmetic operations of one of its tokens over those of one of `target`'s, about: the c-hat of
+    /// Leviathan et al. 2023, section 3.4.
+    pub fn operations(&self, target: &dyn Model) -> f64 {
+        multiplications(self.model().config()) / multiplications(target.config())
+    }
+
     /// The drafter, with a pool of `num_blocks` blocks, which caches prefixes or not.
     ///
     /// # Errors

@@ -84,6 +84,7 @@ fn serve_until_crash() -> u8 {
     };
     let engine = engine::spawn(model, Some(Box::new(drafter)), 2048, 16, options);
     let loaded = Loaded {
+        draft_operations: Vec::new(),
         engine: engine.unwrap(),
         text: Some(Arc::new(text)),
         device: "cpu",

@@ -15,7 +15,9 @@ use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
     TensorHeaders, hub_headers,
 };
-use foretoken::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, NgramDrafter, Tables};
+use foretoken::spec::{
+    Cascade, Drafter, LearnerLink, LearningDrafter, Lookahead, NgramDrafter, Tables,
+};
 use foretoken::text::Text;
 use foretoken::train::learn::Learning;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ pub struct Loaded {
     /// `None`: dummy weights without a tokenizer, which is enough for `bench`.
     pub text: Option<Arc<Text>>,
     pub device: &'static str,
+    /// Arithmetic operations of each drafter's token over those of the target's: 0 without a model.
+    pub draft_operations: Vec<f64>,
     pub info: ServerInfo,
     /// Where the target came from.
     pub source: ModelSource,
@@ -113,6 +117,12 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         }
         drafts.push((wanted, draft));
     }
+    let share = |draft: &Option<LoadedDraft>| {
+        draft
+            .as_ref()
+            .map_or(0.0, |draft| draft.operations(&*target))
+    };
+    let draft_operations = drafts.iter().map(|(_, draft)| share(draft)).collect();
     let with_pools = drafts.iter().filter_map(|(_, draft)| draft.as_ref());
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
@@ -144,6 +154,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     }
     let device = if device.is_cpu() { "cpu" } else { "cuda" };
     Ok(Loaded {
+        draft_operations,
         info: info(config, &source, device, blocks),
         engine,
         text,
@@ -211,6 +222,7 @@ fn drafter(
     let Some(draft) = draft else {
         return Ok(match wanted.choice {
             DrafterChoice::Ngram { min, max } => Box::new(NgramDrafter::new(*min, *max)),
+            DrafterChoice::Lookahead => Box::new(Lookahead::default()),
             _ => Box::new(tables()?),
         });
     };
@@ -301,7 +313,9 @@ fn load_draft(
                 config.model.name
             ))
         })?,
-        DrafterChoice::Tables | DrafterChoice::Ngram { .. } => return Ok(None),
+        DrafterChoice::Tables | DrafterChoice::Ngram { .. } | DrafterChoice::Lookahead => {
+            return Ok(None);
+        }
     }))
 }
 

@@ -5,7 +5,7 @@
 //! draws from its own q with the same g tends to draw the same token (Daliri, Musco and Suresh 2024,
 //! arXiv 2408.07978, section 3). [`gumbel_max`] computes it.
 
-use super::{Dist, NoToken, Sampler, vocab, weights};
+use super::{Dist, NoToken, Sampler, adjusted, vocab, weights};
 use crate::kernels::sample::gumbel_max;
 
 /// A token that a draft model proposes.
@@ -55,8 +55,7 @@ pub fn guess(
 ) -> Result<Vec<Guess>, NoToken> {
     match weights(logits, sampler)? {
         Dist::Point(first) => {
-            let mut adjusted = logits.to_vec();
-            super::apply(sampler.adjustments(), sampler.masks()?, &mut adjusted);
+            let mut adjusted = adjusted(logits, sampler)?;
             let tokens = vocab::largest(&adjusted, count);
             let max = adjusted[first as usize];
             vocab::weights(&mut adjusted, max, 1.0);

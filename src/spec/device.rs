@@ -42,7 +42,7 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
 /// rows. Adds the `candidates` best next tokens of each verified row of inputs for which the drafter was asked.
 ///
-/// Copies an input's logits to the host only if it requests log-probabilities, only some ids are allowed,
+/// Copies an input's logits to the host only if it requests log-probabilities or a lossy rule, only some ids are allowed,
 /// no token can be chosen, or the rejection rule applies to a tree or to a draft that [`Draft::needs_host`].
 ///
 /// # Errors
@@ -71,8 +71,9 @@ pub(super) fn decide_all(
         if rows.is_empty() {
             continue;
         }
-        // Masks are in the memory of the host.
+        // Masks are in the memory of the host; lossy rules are computed there.
         let on_host_only = input.state.logprobs.is_some()
+            || input.state.lossy.is_some()
             || !input.prompt_scores.is_empty()
             || input.state.sampler.has_masks();
         let coupled =

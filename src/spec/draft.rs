@@ -54,17 +54,20 @@ pub enum Source {
     Pool,
     /// The target's best candidates where it last saw the same token.
     Recycled,
+    /// What the target wrote after guessed tokens beside the text.
+    Lookahead,
 }
 
 impl Source {
     /// All sources.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Grammar,
         Self::Model,
         Self::Own,
         Self::Prediction,
         Self::Pool,
         Self::Recycled,
+        Self::Lookahead,
     ];
 
     /// Its name in metrics and replies.
@@ -76,6 +79,7 @@ impl Source {
             Self::Prediction => "prediction",
             Self::Pool => "pool",
             Self::Recycled => "recycled",
+            Self::Lookahead => "lookahead",
         }
     }
 }
@@ -282,6 +286,9 @@ pub struct DraftRequest<'a> {
     pub min_score: f32,
     /// Whether the draft must have the requested length, whatever it is worth.
     pub is_fixed: bool,
+    /// A chain that tables guess for a draft model, which may verify it in one forward; see
+    /// [`Cascade`](super::Cascade). May be empty.
+    pub staged: Vec<u32>,
     /// Position of the first draft token in the target's sequence, which addresses its random
     /// numbers.
     pub position: usize,
@@ -346,6 +353,9 @@ pub struct Committed<'a> {
     /// included, with the target's best next tokens, the best first. Empty if
     /// [`Drafter::candidates`](super::Drafter::candidates) is 0.
     pub candidates: &'a [(u32, Vec<u32>)],
+    /// Those of the draft that was verified, whose tokens are the last ones in `candidates`: see
+    /// [`Draft::parents`]. Empty if `candidates` is.
+    pub parents: &'a [Option<u16>],
     pub context: &'a DraftContext,
 }
 

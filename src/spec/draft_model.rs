@@ -150,7 +150,7 @@ impl PagedNetwork {
             if drafting[i].feed(&mut batch, self.chunk, block_size) > 0 {
                 complete.push(i);
             }
-            longest = longest.max(batch.tokens.len() - before);
+            longest = longest.max(batch.tokens.len() - before - drafting[i].num_staged());
         }
         if self.is_head() {
             batch.features = Some(self.features(read)?);
@@ -256,7 +256,8 @@ impl Drafter for DraftModel {
             {
                 let tokens = network.tokens_of(fed, request.tokens);
                 let one = Drafting::new(place, request, tokens, fed, acceptance, network.chunk);
-                drafting.push(one.of_a_head(network.is_head()));
+                let stages = !network.is_head() && network.draft.model().device().is_cpu();
+                drafting.push(one.of_a_head(network.is_head()).staged(stages));
             }
         }
         network.draft_all(&mut drafting)?;
@@ -311,6 +312,7 @@ mod tests {
             width: 1,
             min_score: 0.0,
             is_fixed: false,
+            staged: Vec::new(),
             position: tokens.len(),
             sampler: &mut sampler,
             acceptance: Acceptance::Coupled,
@@ -349,6 +351,7 @@ mod tests {
                         new: 4..5 + kept,
                         hidden: None,
                         candidates: &[],
+                        parents: &[],
                         context: &DraftContext::default(),
                     };
                     used.observe(&[committed]);
@@ -360,6 +363,60 @@ mod tests {
                 used.forget(1);
                 assert_eq!((used.check_invariants(), used.pool.usage()), (Ok(()), 0.0));
             }
+        }
+    }
+
+    /// A staged draft is the draft without stages, whatever the chain below it has right, in fewer forwards.
+    #[test]
+    fn a_staged_draft_is_the_same_draft() {
+        const LENGTH: usize = 6;
+        let run = |drafter: &mut DraftModel, temperature: f32, tokens: &[u32], staged: Vec<u32>| {
+            let params = SamplingParams {
+                temperature,
+                frequency_penalty: 0.4,
+                seed: 3,
+                ..SamplingParams::default()
+            };
+            let mut sampler = Sampler::new(params, &tokens[..4]);
+            tokens[4..].iter().for_each(|&id| sampler.push(id));
+            let request = DraftRequest {
+                id: 1,
+                tokens,
+                length: LENGTH,
+                model_depth: LENGTH,
+                nodes: LENGTH,
+                width: 1,
+                min_score: 0.0,
+                is_fixed: false,
+                staged,
+                position: tokens.len(),
+                sampler: &mut sampler,
+                acceptance: Acceptance::Coupled,
+                context: &DraftContext::default(),
+            };
+            let draft = drafter.propose(&mut [request]).unwrap().remove(0);
+            (draft, drafter.pool.network.forwards.len())
+        };
+        for temperature in [0.0, 1.0] {
+            let (mut staged, mut plain) = (drafter(64), drafter(64));
+            let mut tokens = vec![3, 1, 4, 1, 5];
+            for round in 0..40 {
+                let (want, forwards) = run(&mut plain, temperature, &tokens, Vec::new());
+                assert_eq!(forwards, LENGTH);
+                // Right down to some token, then wrong, and sometimes longer than the draft.
+                let right = round % (LENGTH + 1);
+                let mut below = want.tokens[..right].to_vec();
+                below.extend([want.tokens.get(right).map_or(0, |id| (id + 1) % 32), 9, 9]);
+                let (draft, forwards) = run(&mut staged, temperature, &tokens, below);
+                assert_eq!(draft, want, "{round}, {temperature}");
+                assert_eq!(forwards, LENGTH - right.min(LENGTH - 1), "{round}");
+                // A token of each round is the target's own.
+                tokens.extend(&want.tokens[..round % 4]);
+                tokens.push((tokens.len() * 7 % 32) as u32);
+                staged.check_invariants().unwrap();
+            }
+            staged.forget(1);
+            assert_eq!(staged.pool.usage(), 0.0);
         }
     }
 

@@ -1,10 +1,11 @@
 //! Inputs and outputs of a step, and verification on the host.
 
 use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
-use super::verify::{Verdict, coupled, rejection, synthetic_acceptance};
+use super::verify::{Verdict, coupled, lossy, rejection, synthetic_acceptance};
 use crate::kv::{BlockTable, PrefixRoot};
 use crate::sampling::{
-    Acceptance, NoToken, Rng, Sampler, TokenLogprobs, best, choose, distribution, logprobs,
+    Acceptance, LossyRule, NoToken, Purpose, Rng, Sampler, TokenLogprobs, best, choose,
+    distribution, logprobs,
 };
 use candle_core::Tensor;
 use std::ops::Range;
@@ -28,6 +29,8 @@ pub struct SequenceState {
     /// Number of alternatives to return with the log-probability of each prompt token.
     pub prompt_logprobs: Option<usize>,
     pub acceptance: Acceptance,
+    /// Lets more draft tokens stand than [`SequenceState::acceptance`], which it replaces.
+    pub lossy: Option<LossyRule>,
     pub draft_context: DraftContext,
     /// Accept draft tokens with this probability instead of verifying them; see
     /// [`synthetic_acceptance()`].
@@ -72,6 +75,8 @@ pub struct StepOutput {
     pub tokens: Vec<u32>,
     /// Nodes of the draft that were accepted, from the root down: all of `tokens` but the last.
     pub path: Vec<usize>,
+    /// Those of `path` that stand by the request's lossy rule alone.
+    pub lossy: Vec<usize>,
     /// Hidden states of the step's pending rows and of the path, if the drafter needs them.
     pub hidden: Option<Tensor>,
     /// One for each of `tokens`, if requested.
@@ -117,9 +122,10 @@ impl SequenceState {
         }
     }
 
-    /// The rule that verifies this request's drafts. For greedy requests both rules are the same.
+    /// The rule by which this request's drafts are drawn and verified. For greedy requests both rules are the
+    /// same; a lossy one relaxes the coupled rule.
     pub(super) fn rule(&self) -> Acceptance {
-        if self.sampler.params().is_greedy() {
+        if self.sampler.params().is_greedy() || self.lossy.is_some() {
             Acceptance::Coupled
         } else {
             self.acceptance
@@ -151,6 +157,7 @@ impl StepInput<'_> {
             width: self.width,
             min_score: if is_fixed { 0.0 } else { min_score },
             is_fixed,
+            staged: Vec::new(),
             position: self.state.tokens.len(),
             acceptance: self.state.rule(),
             sampler: &mut self.state.sampler,
@@ -187,7 +194,12 @@ pub(super) fn decide(
     let rows: Vec<&[f32]> = rows.collect();
     let verdict = verdict(input, draft, &rows);
     input.state.restore_sampler();
-    let Verdict { path, next, tested } = verdict?;
+    let Verdict {
+        path,
+        next,
+        tested,
+        lossy,
+    } = verdict?;
     let accepted = path.iter().map(|&node| draft.tokens[node]);
     let tokens: Vec<u32> = accepted.chain([next]).collect();
     let scored = input.state.logprobs.into_iter().flat_map(|top| {
@@ -211,6 +223,7 @@ pub(super) fn decide(
         tested,
         tokens,
         path,
+        lossy,
         ..StepOutput::default()
     })
 }
@@ -218,7 +231,7 @@ pub(super) fn decide(
 /// Applies the request's acceptance rule. Leaves the accepted tokens in its sampler.
 fn verdict(input: &mut StepInput<'_>, draft: &Draft, rows: &[&[f32]]) -> Result<Verdict, NoToken> {
     let (rng, rule) = (input.state.rng(), input.state.rule());
-    let synthetic = input.state.synthetic_acceptance;
+    let (synthetic, relaxed) = (input.state.synthetic_acceptance, input.state.lossy);
     let sampler = &mut input.state.sampler;
     let after = |path: &[usize], sampler: &mut Sampler| match path.last() {
         None => rows[0],
@@ -227,6 +240,19 @@ fn verdict(input: &mut StepInput<'_>, draft: &Draft, rows: &[&[f32]]) -> Result<
             rows[last + 1]
         }
     };
+    if let (None, Some(relaxed)) = (synthetic, relaxed) {
+        return lossy(draft, |path, children| {
+            let row = after(path, sampler);
+            let drawn = choose(row, sampler, rng.key(path.len()))?;
+            let tokens: Vec<u32> = children.iter().map(|&node| draft.tokens[node]).collect();
+            if tokens.is_empty() || tokens.contains(&drawn) {
+                return Ok((drawn, None));
+            }
+            let uniform = |sibling| rng.uniform(path.len(), Purpose::Accept, sibling);
+            let stands = relaxed.stands(row, sampler, &tokens, uniform)?;
+            Ok((drawn, stands.map(|sibling| children[sibling])))
+        });
+    }
     if synthetic.is_none() && rule == Acceptance::Coupled {
         return coupled(draft, |path| {
             let row = after(path, sampler);

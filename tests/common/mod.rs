@@ -23,7 +23,7 @@ use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Batch, Model};
 use foretoken::sampling::{Rng, Sampler, SamplingParams, choose};
-use foretoken::spec::{BudgetMode, DraftModel, Drafter, NgramDrafter, Tables};
+use foretoken::spec::{BudgetMode, DraftModel, Drafter, Lookahead, NgramDrafter, Tables};
 
 pub const VOCAB: usize = 32;
 pub const MAX_LEN: usize = 256;
@@ -35,6 +35,7 @@ pub enum Guess {
     Nothing,
     Ngram,
     Tables,
+    Lookahead,
     /// A toy draft model with this noise: 0 is the target itself, 1 has nothing in common with it.
     Toy(f32),
 }
@@ -84,6 +85,7 @@ impl Toy {
             Guess::Nothing => None,
             Guess::Ngram => Some(Box::new(NgramDrafter::new(1, 3))),
             Guess::Tables => Some(Box::new(Tables::new(1 << 20))),
+            Guess::Lookahead => Some(Box::new(Lookahead::default())),
             Guess::Toy(noise) => {
                 let model = Box::new(toy_model(noise));
                 let draft = DraftModel::new(model, self.num_blocks, self.block_size, chunk);

@@ -93,7 +93,7 @@ pub fn fixture(name: &str) -> Fixture {
     Fixture::read(&folder_of_fixtures().join(name))
 }
 
-fn folder_of_fixtures() -> PathBuf {
+pub fn folder_of_fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures")
 }
 

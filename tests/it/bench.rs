@@ -84,6 +84,15 @@ fn dummy_weights_are_measured() {
     // Target and draft model are the same, so every greedy draft is right.
     assert_eq!(greedy["alpha"], 1.0, "{report}");
     assert!(greedy["c"].as_f64().is_some_and(|c| c > 0.0), "{report}");
+    // The draft has the target's operations, and each of its three tokens stands.
+    assert_eq!(greedy["draft_operations"], 1.0, "{report}");
+    let theorem = greedy["expected_operations"].as_f64().unwrap();
+    assert!((theorem - 7.0 / 4.0).abs() < 1e-9, "{report}");
+    let measured = greedy["operations"].as_f64().unwrap();
+    assert!((1.6..1.9).contains(&measured), "{report}");
+    assert_eq!(greedy["sequoia"]["levels"], serde_json::json!([1, 1, 1]));
+    assert_eq!(greedy["sequoia"]["tokens"], 4.0);
+    assert!(table.contains("1.75 by Theorem 3.11") && table.contains("levels of 1, 1, 1"));
     let verdict = |line: &&str| line.starts_with("temperature 0: ") && line.ends_with("K up to 3");
     let verdict = table.lines().find(verdict).expect("a verdict in words");
     let rate = format!(": {:.2} x with ", greedy["speed_up"].as_f64().unwrap());

@@ -32,6 +32,7 @@ fn propose(drafter: &mut DraftModel, tokens: &[u32], width: usize, temperature: 
         width,
         min_score: 0.0,
         is_fixed: false,
+        staged: Vec::new(),
         position: tokens.len(),
         sampler: &mut sampler,
         acceptance: Acceptance::Coupled,
@@ -51,6 +52,7 @@ fn observe(drafter: &mut DraftModel, head: &Head, tokens: &[u32], new: Range<usi
         new,
         hidden: Some(hidden),
         candidates: &[],
+        parents: &[],
         context: &DraftContext::default(),
     }]);
     assert_eq!(drafter.check_invariants(), Ok(()));
@@ -152,6 +154,7 @@ fn a_head_goes_on_with_the_states_that_come() {
             new: 9..15,
             hidden: None,
             candidates: &[],
+            parents: &[],
             context: &DraftContext::default(),
         }]);
         assert!(propose(&mut used, &tokens[..16], 1, 0.0).is_empty());

@@ -90,6 +90,7 @@ impl Dice {
         Toy {
             guess: self.of(&[
                 Guess::Ngram,
+                Guess::Lookahead,
                 Guess::Toy(0.0),
                 Guess::Toy(0.4),
                 Guess::Toy(1.0),

@@ -282,6 +282,7 @@ fn drafts_are_those_of_the_library() {
                     new,
                     hidden: Some(hidden),
                     candidates: &[],
+                    parents: &[],
                     context: &DraftContext::default(),
                 }]);
             }
@@ -309,6 +310,7 @@ fn a_confidence_head_scores_its_drafts() {
             new: 0..fixture.prompt.len() - 1,
             hidden: Some(states),
             candidates: &[],
+            parents: &[],
             context: &DraftContext::default(),
         }]);
         let scores = propose(&mut *drafter, &fixture).scores;
@@ -340,6 +342,7 @@ fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Draft {
         width: 1,
         min_score: 0.0,
         is_fixed: false,
+        staged: Vec::new(),
         position: fixture.prompt.len(),
         sampler: &mut sampler,
         acceptance: Acceptance::Coupled,

@@ -49,6 +49,7 @@ async fn answers_follow_the_grammar() {
     for guess in [
         Guess::Ngram,
         Guess::Tables,
+        Guess::Lookahead,
         Guess::Toy(0.0),
         Guess::Toy(0.6),
     ] {

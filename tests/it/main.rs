@@ -7,6 +7,7 @@ mod common;
 
 mod architectures;
 mod attention;
+mod beams;
 mod bench;
 mod chat;
 mod check;
@@ -61,6 +62,7 @@ mod kv;
 #[cfg(feature = "embedded-model")]
 mod learn;
 mod logs;
+mod lossy;
 mod medusa;
 mod model;
 mod model_config;

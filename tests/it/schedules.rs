@@ -9,8 +9,8 @@ use crate::prefix::reset;
 use foretoken::engine::{self, Event, Events, FinishReason, Request};
 use foretoken::model::Model;
 use foretoken::spec::{
-    CacheScope, Cascade, DraftContext, DraftModel, Drafter, JointModel, JointVocabulary, Tables,
-    Tokenizer, Translator,
+    CacheScope, Cascade, DraftContext, DraftModel, Drafter, JointModel, JointVocabulary, Lookahead,
+    Tables, Tokenizer, Translator,
 };
 use std::collections::HashMap;
 
@@ -129,7 +129,15 @@ impl Seen {
         let stats = engine.stats();
         self.preemptions += stats.preemptions.get();
         self.cached += stats.prefix_cache_hits.get();
-        for source in ["model", "own", "prediction", "pool", "recycled", "grammar"] {
+        for source in [
+            "model",
+            "own",
+            "prediction",
+            "pool",
+            "recycled",
+            "lookahead",
+            "grammar",
+        ] {
             let accepted = stats.spec_accepted_by_source.with_label_values(&[source]);
             *self.accepted.entry(source).or_default() += accepted.get();
         }
@@ -194,6 +202,12 @@ fn schedules(
     }
     assert!(seen.restricted > 20 && seen.failed > 5, "{seen:?}");
     seen
+}
+
+#[test]
+fn lookahead_is_lossless() {
+    let seen = schedules(9_000_000, 60, |_, _| Box::new(Lookahead::default()));
+    seen.assert_all_happened(&["lookahead", "grammar"]);
 }
 
 #[test]

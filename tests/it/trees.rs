@@ -204,3 +204,34 @@ fn tokens_sampled_with_trees_are_distributed_as_the_target() {
         assert_distributed_as_the_target(Box::new(drafter), 6, acceptance);
     }
 }
+
+/// Decisions are counted by the rank of the draft token among its siblings.
+#[test]
+fn ranks_of_siblings_are_counted() {
+    let mut toy = Toy {
+        guess: Guess::Tables,
+        ..Toy::default()
+    };
+    toy.options.spec = SpecLimits {
+        length: 4,
+        nodes: 12,
+        topk: 4,
+    };
+    let engine = toy.start();
+    let (mut all, mut later) = (0, 0);
+    for seed in 0..20 {
+        let spec = run(&engine, sampled(&[1, 2, 3], 100, seed)).spec;
+        assert_eq!(spec.ranks[0].tested, spec.tested);
+        let accepted = spec.ranks.iter().map(|rank| rank.accepted);
+        assert_eq!(accepted.sum::<usize>(), spec.accepted);
+        let tested = spec.ranks.map(|rank| rank.tested);
+        assert!(tested.is_sorted_by(|a, b| a >= b), "{tested:?}");
+        all += tested[0];
+        later += spec.ranks[1..]
+            .iter()
+            .map(|rank| rank.accepted)
+            .sum::<usize>();
+        assert!(tested[1] > 0);
+    }
+    assert!(all > 500 && later > 5, "{all}, {later}");
+}

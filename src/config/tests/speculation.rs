@@ -55,7 +55,7 @@ fn bad_speculation_is_refused_with_a_remedy() {
             "ascending order, as in 0-11,24-29",
         );
     }
-    for drafter in ["tables", "ngram", "self"] {
+    for drafter in ["tables", "ngram", "lookahead", "self"] {
         refused_with(
             &format!("--model m --drafter {drafter} --draft-model d"),
             &format!("leave out --draft-model or --drafter {drafter}"),
@@ -79,6 +79,7 @@ fn bad_speculation_is_refused_with_a_remedy() {
             "--draft-quantize q4_k",
             "--draft-quantize needs --draft-model",
         ),
+        ("--drafter lookahead --spec-topk 1", "add --spec-topk 4"),
         ("--draft-layers 0-3", "choose --drafter self"),
         ("--prompt-lookup-min 3", "choose --drafter ngram"),
         (
@@ -93,6 +94,12 @@ fn bad_speculation_is_refused_with_a_remedy() {
         refused_with(&format!("--model m {flags}"), needle);
     }
     refused_with("--model m --tables-memory 0", "at least 1 byte");
+}
+
+#[test]
+fn lookahead_needs_trees() {
+    let config = accepted("--model m --drafter lookahead --spec-topk 4");
+    assert_eq!(config.drafter, Some(DrafterChoice::Lookahead));
 }
 
 #[test]

@@ -151,6 +151,7 @@ fn usage_does_not_count_what_was_accepted_after_a_stop_string() {
             accepted,
             predicted: 4 * rounds,
             predicted_accepted: accepted,
+            ..SpecUsage::default()
         };
         let round = |names: &[&str], usage| match tokens(&ids(names), None) {
             Event::Tokens { tokens, finish, .. } => Event::Tokens {

@@ -3,7 +3,7 @@ use crate::engine::RequestLimits;
 use crate::error::{Error, RequestErrorKind};
 use crate::grammar::Compiler;
 use crate::http::SamplingDefaults;
-use crate::sampling::{Acceptance, SamplingParams};
+use crate::sampling::{Acceptance, LossyRule, SamplingParams};
 use crate::text::{SpecialIds, Text};
 use serde_json::{Map, Value, json};
 use std::hash::RandomState;
@@ -220,7 +220,14 @@ fn ranges_are_checked_and_named_in_the_error() {
             "requires stream",
         ),
         ("spec_length", json!(-1), "expected a non-negative integer"),
-        ("acceptance", json!("typical"), "`coupled` or `rejection`"),
+        (
+            "acceptance",
+            json!("all"),
+            "`coupled`, `rejection`, `typical`, `lenient`",
+        ),
+        ("lenience", json!(0.5), "requires acceptance"),
+        ("posterior_alpha", json!(0.5), "requires acceptance"),
+        ("posterior_threshold", json!(0.5), "requires acceptance"),
         ("prediction", json!("x"), "expected an object"),
         ("cache_salt", json!(""), "1 to 1024 bytes"),
         ("cache_salt", json!("é".repeat(513)), "1 to 1024 bytes"),
@@ -371,6 +378,9 @@ fn null_is_absent() {
         "stream_options",
         "spec_length",
         "acceptance",
+        "posterior_threshold",
+        "posterior_alpha",
+        "lenience",
         "prediction",
         "cache_salt",
         "user",

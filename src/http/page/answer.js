@@ -12,11 +12,13 @@ const SOURCES = {
   own: ["this text", "Drafted from what this conversation contained before, and accepted"],
   pool: ["earlier answers", "Drafted from answers to other requests, and accepted"],
   recycled: ["near misses", "Drafted from what the model found likely after the same token before, and accepted"],
+  lookahead: ["guesses ahead", "Drafted from what the model wrote after guessed tokens, and accepted"],
   grammar: ["the grammar", "The only token that the format allows"],
+  lossy: ["not the model’s own", "Let stand by the lossy rule of the settings, in place of the model’s own token"],
   prediction: ["the prediction", "Drafted from the output that the request predicts, and accepted"],
 };
 // Those that nothing on this page asks for, so that the legend has them only if they are seen.
-const RARE = ["grammar", "prediction"];
+const RARE = ["lookahead", "grammar", "prediction", "lossy"];
 
 const $ = (id) => document.getElementById(id);
 
@@ -102,6 +104,7 @@ function request(messages, more = {}) {
   for (const field of ["temperature", "seed", "max_tokens", "spec_length"]) {
     if ($(field).value !== "") body[field] = Number($(field).value);
   }
+  if ($("acceptance").value) body.acceptance = $("acceptance").value;
   body.seed ??= Math.floor(Math.random() * 2 ** 31);
   const system = $("system").value.trim();
   if (CHAT) body.messages = system ? [{ role: "system", content: system }, ...messages] : messages;
@@ -166,10 +169,10 @@ class Answer {
       this.rounds[round.number - 1] = round;
       this.tokens += tokens.length;
       this.count(draft);
-      for (const { text, source } of tokens) {
-        this.sources[source] = (this.sources[source] ?? 0) + 1;
+      for (const { text, source, lossy } of tokens) {
+        for (const kind of lossy ? [source, "lossy"] : [source]) this.sources[kind] = (this.sources[kind] ?? 0) + 1;
         // Special tokens, and all but the last of a character that is several, add nothing to the text.
-        if (text) round.spans.push(this.span(text, source, round));
+        if (text) round.spans.push(this.span(text, lossy ? `${source} lossy` : source, round));
       }
     }
   }
@@ -290,7 +293,7 @@ function draftTree(round, parent) {
 
 function describe(round) {
   const accepted = round.draft.filter((node) => node.accepted).length;
-  const came = round.tokens.map(({ token, source }) => el("span", { className: `chip ${source}` }, visible(token)));
+  const came = round.tokens.map(({ token, source, lossy }) => el("span", { className: `chip ${source}${lossy ? " lossy" : ""}` }, visible(token)));
   const own = round.tokens[accepted]?.source;
   const title = round.draft.length ? `${accepted} of ${round.draft.length} draft tokens accepted` : "nothing was drafted";
   const last = { correction: "the model’s correction", target: "the model’s own next token" }[own] ?? "the text ends";

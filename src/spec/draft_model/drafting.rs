@@ -34,6 +34,10 @@ pub struct Drafting<'a, 'b> {
     pub ended: bool,
     /// Only of a head.
     outputs: Option<HeadOutputs>,
+    /// Whether the first forward may verify the request's staged chain.
+    stages: bool,
+    /// That chain, while the logits after its tokens come.
+    staged: Vec<u32>,
 }
 
 /// The features of a head's rows in a forward.
@@ -94,6 +98,8 @@ impl<'a, 'b> Drafting<'a, 'b> {
             is_fed: false,
             ended: false,
             outputs: None,
+            stages: false,
+            staged: Vec::new(),
         }
     }
 
@@ -101,6 +107,17 @@ impl<'a, 'b> Drafting<'a, 'b> {
     pub fn of_a_head(mut self, is_head: bool) -> Self {
         self.outputs = is_head.then(HeadOutputs::default);
         self
+    }
+
+    /// The same, which verifies the request's staged chain in the first forward, or not.
+    pub fn staged(mut self, stages: bool) -> Self {
+        self.stages = stages && self.is_chain();
+        self
+    }
+
+    /// Rows of the last forward that are of the staged chain.
+    pub fn num_staged(&self) -> usize {
+        self.staged.len()
     }
 
     /// Whether another forward has something to do for it.
@@ -132,7 +149,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// Number of nodes for which the last fed rows ask: the root, or those that are open.
     pub fn asked(&self) -> usize {
-        self.growth.open().len().max(1)
+        self.growth.open().len().max(1) + self.staged.len()
     }
 
     /// The features of the rows that [`Drafting::feed`] adds next.
@@ -182,10 +199,15 @@ impl<'a, 'b> Drafting<'a, 'b> {
     pub fn feed(&mut self, batch: &mut Batch, chunk: usize, block_size: usize) -> usize {
         let base = self.tokens.len();
         self.is_fed = true;
-        let (seen, asked) = (self.fed.tokens.len(), self.asked());
+        let seen = self.fed.tokens.len();
         if seen < base {
             let new = &self.tokens[seen..base.min(seen + chunk)];
-            batch.push_span(new, &[], seen, &self.fed.table, block_size);
+            if self.stages && self.may_draft {
+                let room = max_fed(self.request).min(chunk - new.len());
+                self.staged = self.request.staged.iter().copied().take(room).collect();
+            }
+            let rows = [new, &self.staged].concat();
+            batch.push_span(&rows, &[], seen, &self.fed.table, block_size);
             self.fed.tokens.extend(new);
         } else if self.unread > 0 {
             batch.push_span(&[0], &[], seen, &self.fed.table, block_size);
@@ -204,6 +226,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
         if !self.may_draft {
             return 0;
         }
+        let asked = self.asked();
         let end = batch.tokens.len();
         batch
             .logits
@@ -237,8 +260,25 @@ impl<'a, 'b> Drafting<'a, 'b> {
             .view(&self.fed.history, self.request.is_sampled())
     }
 
-    /// Adds a level: the guesses of each row of logits that was asked for.
-    pub fn expand<'c>(&mut self, rows: impl Iterator<Item = &'c [f32]>) {
+    /// Adds the levels of the rows of logits that were asked for: one, and one for each token of a staged chain
+    /// that is the draft's own.
+    pub fn expand<'c>(&mut self, mut rows: impl Iterator<Item = &'c [f32]>) {
+        let staged = std::mem::take(&mut self.staged);
+        let asked = self.asked();
+        self.expand_level(rows.by_ref().take(asked));
+        for (token, row) in staged.into_iter().zip(rows) {
+            if !self.is_open() || self.growth.rows().tokens != [token] {
+                break;
+            }
+            self.keep_trunk();
+            self.growth.extend_trunk();
+            self.fed.tokens.push(token);
+            self.expand_level(std::iter::once(row));
+        }
+    }
+
+    /// Adds a level: the guesses of each of its rows of logits.
+    fn expand_level<'c>(&mut self, rows: impl Iterator<Item = &'c [f32]>) {
         let parents = self.parents().into_iter().zip(rows);
         let guesses: Vec<Vec<Guess>> = parents
             .map(|(parent, row)| self.after(parent, |one| one.guess(row)))

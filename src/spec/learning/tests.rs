@@ -53,6 +53,7 @@ impl Bench {
             hidden: Some(hidden.reshape((new.len(), WIDTH)).unwrap()),
             new,
             candidates: &[],
+            parents: &[],
             context,
         };
         self.drafter.learn(&[committed]);

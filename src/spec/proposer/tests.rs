@@ -39,6 +39,7 @@ fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
         logprobs: None,
         prompt_logprobs: None,
         acceptance,
+        lossy: None,
         draft_context: DraftContext::default(),
         synthetic_acceptance: None,
     }

@@ -17,6 +17,7 @@ fn state(id: SeqId, prompt: &[u32]) -> SequenceState {
         logprobs: None,
         prompt_logprobs: None,
         acceptance: Acceptance::Coupled,
+        lossy: None,
         draft_context: DraftContext::default(),
         synthetic_acceptance: None,
     }

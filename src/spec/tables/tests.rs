@@ -36,6 +36,7 @@ fn propose(
         min_score: 0.0,
         model_depth: 0,
         is_fixed: false,
+        staged: Vec::new(),
         position: tokens.len(),
         sampler: &mut Sampler::new(SamplingParams::default(), tokens),
         acceptance: Acceptance::Coupled,
@@ -84,6 +85,7 @@ impl<'a> TableRun<'a> {
             new,
             hidden: None,
             candidates: &candidates,
+            parents: &[],
             context: &self.context,
         }]);
     }
@@ -345,6 +347,7 @@ fn a_models_draft_goes_on_at_its_leaves() {
         min_score: 0.0,
         model_depth: 0,
         is_fixed: false,
+        staged: Vec::new(),
         position: tokens.len(),
         sampler: &mut Sampler::new(SamplingParams::default(), &tokens),
         acceptance: Acceptance::Coupled,

@@ -120,6 +120,7 @@ impl Drafter for Translator {
                     width: request.width,
                     min_score: request.min_score,
                     is_fixed: request.is_fixed,
+                    staged: Vec::new(),
                     position: request.position,
                     sampler: &mut *request.sampler,
                     acceptance: request.acceptance,
@@ -172,6 +173,7 @@ impl Drafter for Translator {
             tokens: state.encoding.tokens(),
             length: scaled(request.length, each),
             sampler: &mut sampler,
+            staged: Vec::new(),
             ..*request
         })?;
         // A target token stands if all of its draft tokens do.
@@ -219,6 +221,7 @@ impl Drafter for Translator {
                 new: before.min(tokens.len())..tokens.len(),
                 hidden: None,
                 candidates: &[],
+                parents: &[],
                 context: committed.context,
             }]);
         }
@@ -262,6 +265,7 @@ mod tests {
             width: 1,
             min_score: 0.0,
             is_fixed: false,
+            staged: Vec::new(),
             position: 2,
             sampler: &mut sampler,
             acceptance: Acceptance::Coupled,
@@ -299,6 +303,7 @@ mod tests {
                 new: 0..prompt.len(),
                 hidden: None,
                 candidates: &[],
+                parents: &[],
                 context: &context,
             })
             .collect();
@@ -319,6 +324,7 @@ mod tests {
                 width: 1,
                 min_score: 0.0,
                 is_fixed: false,
+                staged: Vec::new(),
                 position: prompt.len(),
                 sampler,
                 acceptance: Acceptance::Coupled,

@@ -54,6 +54,47 @@ fn a_deeper_draft_than_the_servers_is_cut_to_it() {
     assert_eq!(job.requests[0].acceptance, None);
 }
 
+/// Only a request that names a lossy rule gets one.
+#[test]
+fn lossy_rules_are_asked_for_by_name() {
+    let typical = |threshold, alpha| LossyRule::Typical { threshold, alpha };
+    let lenient = |lenience| LossyRule::Lenient { lenience };
+    for (body, rule) in [
+        (json!({}), None),
+        (json!({"acceptance": "coupled"}), None),
+        (json!({"acceptance": "typical"}), Some(typical(0.09, 0.3))),
+        (
+            json!({"acceptance": "typical", "posterior_threshold": 1, "posterior_alpha": 0}),
+            Some(typical(1.0, 0.0)),
+        ),
+        (json!({"acceptance": "lenient"}), Some(lenient(0.5))),
+        (
+            json!({"acceptance": "lenient", "lenience": 1}),
+            Some(lenient(1.0)),
+        ),
+        (
+            json!({"acceptance": "lenient", "lenience": 1e-60}),
+            Some(lenient(f32::MIN_POSITIVE)),
+        ),
+    ] {
+        for job in [completion(body.clone()), chat(body.clone())] {
+            let job = job.expect("accepted");
+            assert_eq!(job.requests[0].lossy, rule, "{body}");
+            assert_eq!(job.header.lossy, rule.map(LossyRule::name));
+        }
+    }
+    for (name, field, bad) in [
+        ("lenient", "lenience", 0.0),
+        ("lenient", "lenience", 1.5),
+        ("lenient", "posterior_alpha", 0.3),
+        ("typical", "posterior_alpha", 1.5),
+        ("typical", "posterior_threshold", -0.5),
+        ("typical", "lenience", 0.5),
+    ] {
+        refused(completion(json!({"acceptance": name, field: bad})), field);
+    }
+}
+
 #[test]
 fn only_the_same_key_and_salt_have_the_same_scope() {
     let scope = |key: Option<&str>, body: Value| {

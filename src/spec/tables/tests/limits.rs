@@ -13,6 +13,7 @@ fn step(tables: &mut Tables, runs: &[TableRun<'_>], new: Range<usize>) {
         new: new.clone(),
         hidden: None,
         candidates: &[],
+        parents: &[],
         context: &run.context,
     });
     tables.observe(&committed.collect::<Vec<_>>());

@@ -1,0 +1,116 @@
+//! What papers expect of a run.
+
+use super::sequoia::{BestTree, best_tree};
+use crate::engine::{RankCount, SpecUsage};
+use serde::Serialize;
+
+/// Trees that are looked for have at most so many nodes, the limit of `--spec-nodes`.
+const MAX_NODES: usize = 64;
+
+/// Figures of Leviathan et al. 2023 and of Sequoia, beside what was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Theory {
+    /// Arithmetic operations of a draft token over those of a target token, by their parameters.
+    pub draft_operations: f64,
+    /// Operations a token over those of plain decoding, by Theorem 3.11 from alpha, K and that.
+    pub expected_operations: f64,
+    /// The same as measured: rows of the target, and draft tokens.
+    pub operations: f64,
+    /// The tree that Sequoia's dynamic program chooses, of the measured mean size; `None` without drafts.
+    pub sequoia: Option<BestTree>,
+}
+
+impl Theory {
+    /// `steps` and `tokens` are the target's steps and the tokens that they decoded; `k` is the depth of drafts
+    /// at most.
+    pub fn of(
+        usage: &SpecUsage,
+        k: usize,
+        draft_operations: f64,
+        (steps, tokens): (f64, f64),
+    ) -> Self {
+        let drafted = usage.drafted as f64;
+        let size = (drafted / usage.rounds as f64).round();
+        let rates: Vec<f64> = (usage.ranks.iter())
+            .take_while(|rank| rank.tested > 0)
+            .map(|&RankCount { tested, accepted }| accepted as f64 / tested as f64)
+            .collect();
+        Self {
+            draft_operations,
+            expected_operations: expected_operations(usage.alpha(), k, draft_operations),
+            operations: (steps + drafted * (1.0 + draft_operations)) / tokens,
+            sequoia: (size >= 1.0).then(|| best_tree((size as usize).min(MAX_NODES), k, &rates)),
+        }
+    }
+}
+
+/// The factor by which the number of arithmetic operations grows for drafts of `k` tokens, each accepted with
+/// probability `alpha`, at `share` of the target's operations (Leviathan et al. 2023, Theorem 3.11):
+/// (1 - alpha)(k share + k + 1) / (1 - alpha^(k+1)); at alpha = 1 its limit.
+pub fn expected_operations(alpha: f64, k: usize, share: f64) -> f64 {
+    let tokens: f64 = (0..=k).map(|i| alpha.powi(i as i32)).sum();
+    let k = k as f64;
+    (k * share + k + 1.0) / tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-9, "{a}, {b}");
+    }
+
+    #[test]
+    fn operations_are_those_of_the_theorem() {
+        for (alpha, k, share) in [(0.6_f64, 3, 0.05), (0.8, 5, 0.0), (0.0, 4, 0.1)] {
+            let gamma = k as f64;
+            let theorem =
+                (1.0 - alpha) * (gamma * share + gamma + 1.0) / (1.0 - alpha.powi(k as i32 + 1));
+            close(expected_operations(alpha, k, share), theorem);
+        }
+        close(expected_operations(1.0, 4, 0.0), 1.0);
+        close(expected_operations(0.7, 0, 0.3), 1.0);
+    }
+
+    /// Table 1 of the paper: alpha 0.6, gamma 2 is 1.53 times the operations; 0.9, 10 is 1.6 times.
+    #[test]
+    fn operations_are_those_of_the_papers_table() {
+        for (alpha, gamma, operations) in [
+            (0.6, 2, 1.53),
+            (0.7, 3, 1.58),
+            (0.8, 2, 1.23),
+            (0.8, 5, 1.63),
+            (0.9, 2, 1.11),
+            (0.9, 10, 1.60),
+        ] {
+            let found = expected_operations(alpha, gamma, 0.0);
+            assert!(
+                (found - operations).abs() < 0.01,
+                "{alpha}, {gamma}: {found}"
+            );
+        }
+    }
+
+    #[test]
+    fn measured_operations_count_rows_and_draft_tokens() {
+        let usage = SpecUsage {
+            rounds: 10,
+            drafted: 30,
+            tested: 20,
+            accepted: 15,
+            ranks: [RankCount {
+                tested: 20,
+                accepted: 15,
+            }; 4],
+            ..SpecUsage::default()
+        };
+        let theory = Theory::of(&usage, 3, 0.1, (10.0, 25.0));
+        close(theory.operations, (10.0 + 33.0) / 25.0);
+        let tree = theory.sequoia.unwrap();
+        assert_eq!((tree.nodes, tree.levels.iter().sum()), (3, 3));
+        let none = Theory::of(&SpecUsage::default(), 3, 0.0, (5.0, 5.0));
+        assert!(none.sequoia.is_none());
+        close(none.operations, 1.0);
+    }
+}
