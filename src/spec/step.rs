@@ -3,11 +3,13 @@
 use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
 use super::verify::{Verdict, coupled, rejection, synthetic_acceptance};
 use crate::kv::{BlockTable, PrefixRoot};
+use crate::model::LoraAdapter;
 use crate::sampling::{
     Acceptance, NoToken, Rng, Sampler, TokenLogprobs, best, choose, distribution, logprobs,
 };
 use candle_core::Tensor;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The part of a sequence's state that a step needs; each step borrows it.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub struct SequenceState {
     pub prompt_logprobs: Option<usize>,
     pub acceptance: Acceptance,
     pub draft_context: DraftContext,
+    /// The adapter of its rows, which its scope is of, too.
+    pub adapter: Option<Arc<LoraAdapter>>,
     /// Accept draft tokens with this probability instead of verifying them; see
     /// [`synthetic_acceptance()`].
     pub synthetic_acceptance: Option<f64>,

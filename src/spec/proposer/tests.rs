@@ -41,6 +41,7 @@ fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
         acceptance,
         draft_context: DraftContext::default(),
         synthetic_acceptance: None,
+        adapter: None,
     }
 }
 

@@ -19,6 +19,7 @@ fn state(id: SeqId, prompt: &[u32]) -> SequenceState {
         acceptance: Acceptance::Coupled,
         draft_context: DraftContext::default(),
         synthetic_acceptance: None,
+        adapter: None,
     }
 }
 
