@@ -305,8 +305,6 @@ async fn wrong_loads_are_refused_by_name() {
         let message = wrong["message"].as_str().expect("a text");
         assert!(message.contains(needle), "{needle}: {message}");
     }
-    let odd = json!({"lora_name": "a", "lora_path": some, "lora_rank": 3});
-    error(server.post(LOAD, &odd).await, 400, "invalid_value").await;
     let list: Value = server.get("/v1/models").await.json().await.expect("JSON");
     assert_eq!(list["data"].as_array().map(Vec::len), Some(3));
     server.done().await;
@@ -361,7 +359,7 @@ async fn the_metric_names_the_adapters_in_use() {
         "{idle}"
     );
     let mut long = body("one");
-    long["max_tokens"] = 200.into();
+    long["max_tokens"] = 110.into();
     long["stream"] = true.into();
     let stream = server.post("/v1/completions", &long).await;
     let until = std::time::Instant::now() + LONG;
