@@ -4,8 +4,11 @@ use crate::error::{Error, Result};
 use crate::http::AdapterLimits;
 use crate::parse::at_least_one;
 use clap::{ArgAction, Args};
-use serde::Deserialize;
-use std::path::PathBuf;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The flag whose values have paths within.
+pub const MODULES: &str = "lora-modules";
 
 /// LoRA adapters, which are served beside the model.
 #[derive(Debug, Clone, Args)]
@@ -33,7 +36,7 @@ pub struct LoraFlags {
 }
 
 /// An adapter that is loaded at start.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoraModule {
     pub name: String,
@@ -110,9 +113,29 @@ fn lora_module(text: &str) -> Result<LoraModule, String> {
     }
 }
 
+/// A value of [`MODULES`] whose path is in relation to `folder`. One that cannot be read stays as it is.
+pub fn relative_to(folder: &Path, text: &str) -> String {
+    let Ok(mut module) = lora_module(text) else {
+        return text.to_owned();
+    };
+    module.path = folder.join(&module.path);
+    serde_json::to_string(&module).unwrap_or_else(|_| text.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_in_a_file_are_relative_to_its_folder() {
+        let placed = |text: &str| lora_module(&relative_to(Path::new("/etc/f"), text)).unwrap();
+        assert_eq!(placed("a=b/c").path, Path::new("/etc/f/b/c"));
+        assert_eq!(placed("a=/b").path, Path::new("/b"));
+        let json = placed(r#"{"name": "a", "path": "b", "base_model_name": "m"}"#);
+        assert_eq!(json.path, Path::new("/etc/f/b"));
+        assert_eq!(json.base_model_name.as_deref(), Some("m"));
+        assert_eq!(relative_to(Path::new("/etc"), "wrong"), "wrong");
+    }
 
     #[test]
     fn modules_are_named_in_two_forms() {

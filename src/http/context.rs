@@ -69,12 +69,9 @@ impl Context<'_> {
             });
         }
         let mut served = self.model_names.to_vec();
-        for loaded in self
-            .adapters
-            .iter()
-            .flat_map(|adapters| adapters.all().clone())
-        {
-            served.push(loaded.adapter.name().to_owned());
+        let adapters = self.adapters.iter();
+        for adapter in adapters.flat_map(|adapters| adapters.loaded()) {
+            served.push(adapter.name().to_owned());
         }
         let served = served.join(", ");
         Err(Error::request(

@@ -1,5 +1,6 @@
 //! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
 
+mod adapter_routes;
 mod adapters;
 mod answer;
 mod anthropic;
@@ -99,8 +100,12 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (GET, "/v1/models/{*id}", get(model)),
         (POST, "/tokenize", post(tokenize)),
         (POST, "/detokenize", post(detokenize)),
-        (POST, "/v1/load_lora_adapter", post(adapters::load)),
-        (POST, "/v1/unload_lora_adapter", post(adapters::unload)),
+        (POST, "/v1/load_lora_adapter", post(adapter_routes::load)),
+        (
+            POST,
+            "/v1/unload_lora_adapter",
+            post(adapter_routes::unload),
+        ),
         (POST, "/reset_prefix_cache", post(reset_prefix_cache)),
         (GET, "/health", get(health)),
         (GET, "/ping", get(health)),

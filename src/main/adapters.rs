@@ -5,6 +5,8 @@ use foretoken::config::Config;
 use foretoken::error::{Error, Result};
 use foretoken::http::Adapters;
 use foretoken::model::Model;
+use serde::Serialize;
+use std::fmt;
 
 /// The adapters of a server of `target`; `None` = it has none.
 ///
@@ -46,4 +48,31 @@ pub fn load(config: &Config, target: &dyn Model) -> Result<Option<Adapters>> {
         loaded.map_err(|e| named(e.to_string()))?;
     }
     Ok(Some(adapters))
+}
+
+/// What `foretoken check` says of an adapter.
+#[derive(Debug, Serialize)]
+pub struct AdapterReport {
+    name: String,
+    rank: usize,
+    /// In memory.
+    bytes: u64,
+}
+
+impl AdapterReport {
+    pub fn all(adapters: Option<&Adapters>) -> Vec<Self> {
+        let loaded = adapters.map(Adapters::loaded).unwrap_or_default();
+        let of = loaded.iter().map(|adapter| Self {
+            name: adapter.name().to_owned(),
+            rank: adapter.rank(),
+            bytes: adapter.bytes(),
+        });
+        of.collect()
+    }
+}
+
+impl fmt::Display for AdapterReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (rank {})", self.name, self.rank)
+    }
 }

@@ -77,7 +77,9 @@ fn an_adapter_computes_the_same_over_a_gguf_file() {
 fn in_company(chunks: &[usize], which: &[Option<&str>]) -> Vec<Vec<Vec<f32>>> {
     let base = fixture("llama");
     let model = base.open();
-    let adapters = which.iter().map(|name| name.map(|name| adapter(&*model, name)));
+    let adapters = which
+        .iter()
+        .map(|name| name.map(|name| adapter(&*model, name)));
     let seqs = adapters.map(Seq::of_adapter);
     let mut seqs: Vec<Seq> = seqs.collect();
     let mut rig = Rig::new(model, 64, 4);
@@ -260,7 +262,10 @@ fn tables_are_not_shared_between_adapters() {
         assert_idle(&engine);
         count
     });
-    assert!(drafted[0] == 0 && drafted[1] > 0 && drafted[2] == 0, "{drafted:?}");
+    assert!(
+        drafted[0] == 0 && drafted[1] > 0 && drafted[2] == 0,
+        "{drafted:?}"
+    );
 }
 
 /// A request goes on with what it began with.

@@ -11,6 +11,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 type Tensors = HashMap<String, Tensor>;
+type Change = Box<dyn FnOnce(&mut Tensors)>;
 
 const Q: &str = "base_model.model.model.layers.0.self_attn.q_proj";
 
@@ -68,7 +69,7 @@ fn tensors_that_are_not_used_or_do_not_fit_are_named() {
         tensors.insert(name.to_owned(), zeros(dims));
     };
     let name = |end: &str| format!("{Q}.{end}");
-    let cases: Vec<(Box<dyn FnOnce(&mut Tensors)>, &str)> = vec![
+    let cases: Vec<(Change, &str)> = vec![
         (
             Box::new(move |all| a(all, &name("lora_magnitude_vector"), &[32])),
             "lora_magnitude_vector is not supported: only those that end with",

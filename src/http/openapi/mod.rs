@@ -8,7 +8,7 @@ use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
-use super::{adapters, anthropic, embeddings, error, info, responses, wire};
+use super::{adapter_routes, anthropic, embeddings, error, info, responses, wire};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -285,12 +285,12 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
         adapter_route(
             "/v1/load_lora_adapter",
             "Loads a LoRA adapter, with --allow-runtime-lora-updating.",
-            schemas.of::<adapters::LoadAdapter>(),
+            schemas.of::<adapter_routes::LoadAdapter>(),
         ),
         adapter_route(
             "/v1/unload_lora_adapter",
             "Unloads a LoRA adapter, with --allow-runtime-lora-updating.",
-            schemas.of::<adapters::UnloadAdapter>(),
+            schemas.of::<adapter_routes::UnloadAdapter>(),
         ),
         Route {
             method: "post",

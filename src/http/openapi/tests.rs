@@ -71,11 +71,11 @@ fn every_field_that_is_read_is_in_the_document() {
         ("DetokenizeRequest", &[wire::names::<wire::Detokenize>()]),
         (
             "LoadLoraAdapterRequest",
-            &[wire::names::<adapters::LoadAdapter>()],
+            &[wire::names::<adapter_routes::LoadAdapter>()],
         ),
         (
             "UnloadLoraAdapterRequest",
-            &[wire::names::<adapters::UnloadAdapter>()],
+            &[wire::names::<adapter_routes::UnloadAdapter>()],
         ),
     ];
     for (body, read) in own {
