@@ -5,6 +5,7 @@ mod compared;
 mod file;
 mod flags;
 mod hints;
+mod lora;
 mod speculation;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ pub use compared::ComparedDrafter;
 pub use flags::{
     CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags, LogFormat,
 };
+pub use lora::{LoraModule, LoraOptions};
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
@@ -66,6 +68,8 @@ pub struct Config {
     pub tables: TablesOptions,
     /// How the head learns while it serves; `None` = it does not.
     pub learn: Option<LearnOptions>,
+    /// The adapters; `None` = there are none.
+    pub lora: Option<LoraOptions>,
     pub kv: KvBudget,
     /// Fraction of GPU memory that may be used, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
@@ -140,6 +144,11 @@ impl Command {
             Self::Chat(Partner::Model(config), _) => &**config,
             _ => return Ok(command),
         };
+        if not_served.lora.is_some() && matches!(command, Self::Bench(..) | Self::Generate(..)) {
+            return Err(Error::setup(
+                "adapters (--enable-lora, --lora-modules) belong to serve and chat: leave them out with bench and generate",
+            ));
+        }
         if not_served.learn.is_some() {
             return Err(Error::setup(
                 "--learn belongs to serve: leave it out with bench, generate, check and chat",
@@ -207,7 +216,12 @@ impl CommonOptions {
         let name = self.model.unwrap_or_default();
         let mut names = self.served_model_name.into_iter();
         let served_model_name = names.next().unwrap_or_else(|| default_served_name(&name));
+        let aliases: Vec<String> = names.collect();
+        let served = std::iter::once(&served_model_name).chain(&aliases);
+        let served: Vec<&str> = served.map(String::as_str).collect();
+        let lora = self.lora.validate(&served)?;
         let engine = EngineOptions {
+            max_loras: lora.as_ref().map_or(0, |lora| lora.limits.max_loras),
             spec: SpecLimits {
                 length: spec_length.unwrap_or(0),
                 ..self.engine.spec
@@ -226,7 +240,7 @@ impl CommonOptions {
                 revision: self.revision,
             },
             served_model_name,
-            served_model_aliases: names.collect(),
+            served_model_aliases: aliases,
             pooling: self.pooling,
             load: self.load,
             generation: self.generation,
@@ -235,6 +249,7 @@ impl CommonOptions {
             compared: Vec::new(),
             draft_quantize: self.speculation.draft_quantize,
             tables: self.speculation.tables(),
+            lora,
             learn: self.speculation.learning(self.http.api_key.len())?,
             kv: match (self.num_blocks, self.kv_cache_memory) {
                 (Some(blocks), _) => KvBudget::Blocks(blocks),

@@ -14,6 +14,7 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 pub fn max_bytes(name: &str) -> u64 {
     match name.rsplit('/').next().unwrap_or(name) {
         "config.json"
+        | "adapter_config.json"
         | "generation_config.json"
         | "modules.json"
         | "sentence_bert_config.json"

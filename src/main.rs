@@ -1,5 +1,7 @@
 //! CLI -> Command -> load -> serve.
 
+#[path = "main/adapters.rs"]
+mod adapters;
 #[path = "main/allocator.rs"]
 mod allocator;
 #[path = "main/candidates.rs"]

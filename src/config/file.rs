@@ -2,6 +2,7 @@
 
 use super::flags::CommonOptions;
 use super::hints;
+use super::lora;
 use crate::error::{Error, Result};
 use crate::model::hub_gguf::HubFile;
 use clap::{ArgAction, Args};
@@ -65,7 +66,7 @@ pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
             .is_some_and(|count| count.max_values() > 1);
         let value = match value {
             toml::Value::String(s) if PATHS.contains(&name.as_str()) => relative_to(path, &name, s),
-            toml::Value::String(s) => s,
+            toml::Value::String(s) => placed(path, &name, &s),
             toml::Value::Integer(n) => n.to_string(),
             toml::Value::Boolean(b) => b.to_string(),
             toml::Value::Array(values) if takes_many || repeats => {
@@ -77,12 +78,13 @@ pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
                 let values = values.ok_or_else(|| {
                     fail(format!("`{key}` must be a string or a list of strings"))
                 })?;
+                let values = values.into_iter().map(|value| placed(path, &name, value));
                 if repeats {
                     let flag = |value| format!("--{name}={value}").into();
-                    args.extend(values.into_iter().map(flag));
+                    args.extend(values.map(flag));
                 } else {
                     args.push(format!("--{name}").into());
-                    args.extend(values.into_iter().map(OsString::from));
+                    args.extend(values.map(OsString::from));
                 }
                 continue;
             }
@@ -99,6 +101,15 @@ pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
     end.push(path);
     args.push(end);
     Ok(args)
+}
+
+/// `value` of the key `name`, whose paths are in relation to the folder of the file, if it has some within.
+fn placed(file: &Path, name: &str, value: &str) -> String {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    match name {
+        lora::MODULES => lora::relative_to(folder, value),
+        _ => value.to_owned(),
+    }
 }
 
 /// `value` of the key `name`, in relation to the folder of the file if it is a relative path: a model is one

@@ -1,5 +1,6 @@
 //! The flags of the command line. Each is checked on its own, not against others.
 
+use super::lora::LoraFlags;
 use super::speculation::SpeculationFlags;
 use crate::engine::EngineOptions;
 use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
@@ -122,6 +123,8 @@ pub struct CommonOptions {
 
     #[command(flatten)]
     pub speculation: SpeculationFlags,
+    #[command(flatten)]
+    pub lora: LoraFlags,
 
     /// KV cache memory of target and draft together: 2GiB, 512MiB, 1.5GB or plain bytes
     /// [default: the size of --max-num-seqs full contexts, at most 2 GiB and a quarter of the free

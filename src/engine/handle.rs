@@ -68,6 +68,9 @@ pub struct EngineOptions {
     /// Limits of a step that are not set by flags.
     #[arg(skip)]
     pub step_limits: StepLimits,
+    /// Maximum number of different adapters of requests; 0 = requests have none.
+    #[arg(skip)]
+    pub max_loras: usize,
     /// Name in logs and metrics.
     #[arg(skip = "model")]
     pub model_name: String,
@@ -166,6 +169,8 @@ pub struct RequestLimits {
     pub generates: bool,
     /// Number of values of an embedding.
     pub embedding_size: usize,
+    /// Whether requests may have adapters.
+    pub takes_adapters: bool,
 }
 
 /// A request on its way to the engine thread.
@@ -384,6 +389,9 @@ impl RequestLimits {
         if request.pooling.is_none() && !self.generates {
             let message = "this model has no output layer (lm_head), so it generates no text: use /v1/embeddings";
             return Err(Error::request(RequestErrorKind::Invalid, None, message));
+        }
+        if request.adapter.is_some() && !self.takes_adapters {
+            return Err(Error::invalid("model", "this server takes no adapters"));
         }
         if request.pooling.is_some() && request.max_tokens != Some(0) {
             return Err(Error::invalid(

@@ -1,5 +1,6 @@
 //! One engine thread owns the models; all other code holds a cloneable [`EngineHandle`].
 
+mod adapter_stats;
 mod chunk;
 mod embedding;
 mod events;

@@ -77,6 +77,14 @@ impl Engine {
         stats
             .requests_waiting
             .set(self.scheduler.waiting.sequences.len() as i64);
+        if let Some(adapters) = stats.adapters.get() {
+            let running = self.scheduler.running.iter();
+            let waiting = self.scheduler.waiting.sequences.values();
+            adapters.note(
+                running.filter_map(Sequence::adapter),
+                waiting.filter_map(Sequence::adapter),
+            );
+        }
         stats.kv_cache_usage.set(self.scheduler.kv_usage());
         stats.draft_kv_cache_usage.set(draft_kv_usage);
     }

@@ -6,6 +6,7 @@ use super::request::{
     EndObserver, Event, FinishReason, SpecUsage, TokenOutput, VerifiedDraft, queue_cost,
 };
 use crate::kv::BlockTable;
+use crate::model::LoraAdapter;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
 use std::ops::Range;
@@ -87,6 +88,11 @@ impl Sequence {
             params.stop_token_ids.extend(eos);
         }
         let prompt_len = request.prompt.len();
+        let adapter = request.adapter;
+        let draft_context = match &adapter {
+            Some(adapter) => request.draft_context.of_adapter(adapter.id()),
+            None => request.draft_context,
+        };
         Self {
             name: request.name,
             is_beam: request.is_beam,
@@ -116,7 +122,8 @@ impl Sequence {
                 prompt_logprobs: request.prompt_logprobs,
                 acceptance: request.acceptance.unwrap_or(acceptance),
                 lossy: request.lossy,
-                draft_context: request.draft_context,
+                draft_context,
+                adapter,
                 synthetic_acceptance: request.synthetic_acceptance,
             },
             usage: SpecUsage::default(),
@@ -131,6 +138,11 @@ impl Sequence {
             events: submission.events,
             text_tokens: submission.text_tokens,
         }
+    }
+
+    /// The adapter of its rows.
+    pub fn adapter(&self) -> Option<&Arc<LoraAdapter>> {
+        self.state.adapter.as_ref()
     }
 
     /// Output tokens so far.

@@ -110,6 +110,7 @@ pub(super) fn build(
         spec_length: spec.length,
         generates: target.generates(),
         embedding_size: config.hidden_size,
+        takes_adapters: options.max_loras > 0 && target.lora_target().is_some(),
     };
     let shared = Arc::new(EngineShared {
         limits,
@@ -121,6 +122,9 @@ pub(super) fn build(
         aborting: AtomicBool::new(false),
         ended: watch::Sender::new(None),
     });
+    if shared.limits.takes_adapters {
+        shared.stats.count_adapters(options.max_loras);
+    }
     let caches = !options.no_prefix_caching;
     (shared.stats).set_cache_config(num_blocks, block_size, caches);
     let (sender, inbox) = channel();

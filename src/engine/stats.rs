@@ -1,10 +1,12 @@
 //! Server-wide counters under vLLM's names, with the prefix `foretoken:`.
 
+use super::adapter_stats::AdapterStats;
 use crate::sampling::{LossyRule, NoToken};
 use crate::spec::{DraftCost, Source};
 use prometheus::{
     Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
 };
+use std::sync::OnceLock;
 use std::time::Instant;
 
 #[cfg(target_os = "linux")]
@@ -66,6 +68,8 @@ pub struct Stats {
     pub target_seconds: prometheus::Counter,
     /// Target forwards that decoded or verified and contained no prompt rows.
     pub target_steps: IntCounter,
+    /// If requests may have adapters.
+    pub(super) adapters: OnceLock<AdapterStats>,
 }
 
 /// Histograms over requests. Times are in seconds.
@@ -225,6 +229,7 @@ impl Stats {
                 "target_steps_total",
                 "Target forwards that decoded or verified, without prompts",
             ),
+            adapters: OnceLock::new(),
             registry,
         }
     }
@@ -311,6 +316,12 @@ impl Stats {
         MetricFactory(&self.registry)
             .register(Gauge::with_opts(options))
             .set(1.0);
+    }
+
+    /// Publishes which adapters requests use, of at most `max`.
+    pub(super) fn count_adapters(&self, max: usize) {
+        let made = MetricFactory(&self.registry).register(AdapterStats::new(max));
+        self.adapters.get_or_init(|| made);
     }
 
     /// Records a round with draft tokens from `sources`, of which those of `path` were accepted.

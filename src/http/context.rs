@@ -1,10 +1,11 @@
 //! The context in which requests are validated.
 
+use super::adapters::Adapters;
 use super::defaults::SamplingDefaults;
 use crate::engine::RequestLimits;
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::grammar::Compiler;
-use crate::model::EmbeddingSpec;
+use crate::model::{EmbeddingSpec, LoraAdapter};
 use crate::spec::CacheScope;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
 use std::hash::{BuildHasher, RandomState};
@@ -19,6 +20,8 @@ pub(super) struct Context<'a> {
     pub text: &'a Text,
     pub limits: &'a RequestLimits,
     pub model_names: &'a [String],
+    /// `None` = there are none.
+    pub adapters: Option<&'a Adapters>,
     /// What requests that do not say otherwise are sampled with.
     pub defaults: &'a SamplingDefaults,
     /// What replies say of the model and the program.
@@ -44,23 +47,45 @@ impl Context<'_> {
         CacheScope(self.scopes.hash_one((self.api_key, salt)))
     }
 
-    /// The model's name in answers, if `wanted` is one of its names, or `None`.
+    /// The model that requests call `wanted`; `None` = the base model.
     ///
     /// # Errors
     /// `NotFound`, if `wanted` is not served.
-    pub fn model(&self, wanted: Option<&str>) -> Result<String> {
-        let first = || self.model_names.first().cloned().unwrap_or_default();
-        match wanted {
-            None => Ok(first()),
-            Some(name) if self.model_names.iter().any(|served| served == name) => Ok(first()),
-            Some(name) => Err(Error::request(
-                RequestErrorKind::NotFound,
-                Some("model"),
-                format!(
-                    "the model `{name}` does not exist; served: {}",
-                    self.model_names.join(", ")
-                ),
-            )),
+    pub fn model(&self, wanted: Option<&str>) -> Result<ServedModel> {
+        let base = || ServedModel {
+            name: self.model_names.first().cloned().unwrap_or_default(),
+            adapter: None,
+        };
+        let Some(name) = wanted else {
+            return Ok(base());
+        };
+        if self.model_names.iter().any(|served| served == name) {
+            return Ok(base());
         }
+        if let Some(loaded) = self.adapters.and_then(|adapters| adapters.get(name)) {
+            return Ok(ServedModel {
+                name: name.to_owned(),
+                adapter: Some(loaded.adapter),
+            });
+        }
+        let mut served = self.model_names.to_vec();
+        let adapters = self.adapters.iter();
+        for adapter in adapters.flat_map(|adapters| adapters.loaded()) {
+            served.push(adapter.name().to_owned());
+        }
+        let served = served.join(", ");
+        Err(Error::request(
+            RequestErrorKind::NotFound,
+            Some("model"),
+            format!("the model `{name}` does not exist; served: {served}"),
+        ))
     }
+}
+
+/// What a request's `model` names.
+pub(super) struct ServedModel {
+    /// Its name in answers.
+    pub name: String,
+    /// `None` = it is the base model.
+    pub adapter: Option<Arc<LoraAdapter>>,
 }

@@ -124,6 +124,7 @@ mod tests {
             spec_length: 0,
             generates: false,
             embedding_size: 4,
+            takes_adapters: false,
         };
         let http = HttpLimits {
             max_body_memory: Some(100 * UNIT),

@@ -187,6 +187,7 @@ impl Context<'_> {
         for ids in self.inputs(input, special, keep)? {
             let request = Request {
                 draft_context: draft_context.clone(),
+                adapter: model.adapter.clone(),
                 ..Request::embedding(ids?, spec.pooling)
             };
             let checked = self.limits.check(&request, FIELD);
@@ -210,7 +211,7 @@ impl Context<'_> {
             requests.push(request);
         }
         Ok(EmbeddingJob {
-            model,
+            model: model.name,
             requests,
             vectors: VectorOptions {
                 dimensions,

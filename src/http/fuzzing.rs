@@ -37,12 +37,14 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> 
         spec_length: 4,
         generates: true,
         embedding_size: 8,
+        takes_adapters: false,
     };
     let embeddings = EmbeddingSpec::new(Pooling::Last, true);
     let context = Context {
         text,
         limits: &limits,
         model_names: &["model".into()],
+        adapters: None,
         defaults: &SamplingDefaults::default(),
         fingerprint: None,
         tool_format: Some(ToolFormat::Hermes),

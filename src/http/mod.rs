@@ -1,6 +1,8 @@
 //! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
 
 mod acceptance;
+mod adapter_routes;
+mod adapters;
 mod answer;
 mod anthropic;
 mod beam;
@@ -75,6 +77,7 @@ use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+pub use adapters::{AdapterLimits, Adapters};
 pub use defaults::SamplingDefaults;
 pub use limits::HttpLimits;
 pub use origin::OriginOptions;
@@ -100,6 +103,12 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (GET, "/v1/models/{*id}", get(model)),
         (POST, "/tokenize", post(tokenize)),
         (POST, "/detokenize", post(detokenize)),
+        (POST, "/v1/load_lora_adapter", post(adapter_routes::load)),
+        (
+            POST,
+            "/v1/unload_lora_adapter",
+            post(adapter_routes::unload),
+        ),
         (POST, "/reset_prefix_cache", post(reset_prefix_cache)),
         (GET, "/health", get(health)),
         (GET, "/ping", get(health)),
@@ -357,10 +366,9 @@ struct ModelList {
 }
 
 async fn models(State(state): State<AppState>) -> Json<ModelList> {
-    let names = state.model_names.iter();
     Json(ModelList {
         object: "list",
-        data: names.map(|name| state.model(name)).collect(),
+        data: state.models(),
     })
 }
 
@@ -371,8 +379,11 @@ async fn model(
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
+    // The names of those that there are.
     state.context(None).model(Some(&id))?;
-    Ok(Json(state.model(&id)))
+    let mut models = state.models().into_iter();
+    let gone = || Error::request(RequestErrorKind::NotFound, Some("model"), "it is gone");
+    Ok(Json(models.find(|model| model.id == id).ok_or_else(gone)?))
 }
 
 #[derive(Serialize, JsonSchema)]

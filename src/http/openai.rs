@@ -98,6 +98,7 @@ impl Context<'_> {
         let beams = beams.read(&common, &structured, &[("echo", echo)])?;
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
+        plan.template.adapter = model.adapter;
         plan.best_of = best_of(fields.best_of, &plan)?;
         plan.beams = beams;
         if common.max_tokens == Some(0) && !echo {
@@ -126,7 +127,7 @@ impl Context<'_> {
         };
         let prompts = self.prompts(prompt, &options, plan.best_of)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = ReplyHeader::new(Api::Completion, model, self.fingerprint);
+        let mut header = ReplyHeader::new(Api::Completion, model.name, self.fingerprint);
         header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
             // Only the default is reduced to what fits the context; a requested value is not.
@@ -171,6 +172,7 @@ impl Context<'_> {
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
         plan.beams = beams;
+        plan.template.adapter = model.adapter;
         let max_field = match fields.max_completion_tokens {
             Some(_) => "max_completion_tokens",
             None => "max_tokens",
@@ -207,7 +209,7 @@ impl Context<'_> {
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
         let ids = self.encode_last("messages", &prompt, special, keep)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = ReplyHeader::new(Api::Chat, model, self.fingerprint);
+        let mut header = ReplyHeader::new(Api::Chat, model.name, self.fingerprint);
         header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
         let max_tokens = |prompt: &[u32]| {

@@ -1,5 +1,6 @@
 //! The state that all handlers share.
 
+use super::adapters::{Adapters, Loaded};
 use super::bodies::Bodies;
 use super::context::{Context, KeyIndex};
 use super::defaults::SamplingDefaults;
@@ -27,6 +28,8 @@ pub struct AppState {
     pub(super) engine: EngineHandle,
     pub(super) text: Arc<Text>,
     pub(super) model_names: Arc<[String]>,
+    /// `None` = there are none.
+    pub(super) adapters: Option<Arc<Adapters>>,
     /// Any of which is accepted; empty = none is needed.
     pub(super) api_keys: Arc<[String]>,
     pub(super) limits: HttpLimits,
@@ -63,6 +66,7 @@ impl AppState {
             text,
             embeddings: None,
             model_names: model_names.into(),
+            adapters: None,
             info: Arc::default(),
             load: RequestsInFlight::default(),
             observer: None,
@@ -81,6 +85,12 @@ impl AppState {
     /// `/metrics` and the page.
     pub fn with_api_keys(mut self, keys: Vec<String>) -> Self {
         self.api_keys = keys.into();
+        self
+    }
+
+    /// Sets the adapters that are served beside the model; `None`, the default = there are none.
+    pub fn with_adapters(mut self, adapters: Option<Arc<Adapters>>) -> Self {
+        self.adapters = adapters;
         self
     }
 
@@ -179,6 +189,7 @@ impl AppState {
             text: &self.text,
             limits: self.engine.limits(),
             model_names: &self.model_names,
+            adapters: self.adapters.as_deref(),
             defaults: &self.defaults,
             fingerprint: self.info.fingerprint.as_ref(),
             grammars: &self.grammars,
@@ -201,8 +212,27 @@ impl AppState {
         Ok(())
     }
 
-    /// A model as `/v1/models` describes it.
-    pub(super) fn model(&self, name: &str) -> ModelObject {
+    /// All models as `/v1/models` describes them: the names of the base model, then the adapters.
+    pub(super) fn models(&self) -> Vec<ModelObject> {
+        let base = self.model_names.iter().map(|name| self.model(name));
+        let adapters = self.adapters.iter();
+        let adapters = adapters.flat_map(|adapters| adapters.all().clone());
+        base.chain(adapters.map(|one| self.adapter(&one))).collect()
+    }
+
+    /// An adapter as `/v1/models` describes it.
+    pub(super) fn adapter(&self, loaded: &Loaded) -> ModelObject {
+        let adapter = &loaded.adapter;
+        ModelObject {
+            created: loaded.created,
+            root: adapter.folder().to_string_lossy().into_owned(),
+            parent: self.model_names.first().cloned(),
+            ..self.model(adapter.name())
+        }
+    }
+
+    /// A name of the base model as `/v1/models` describes it.
+    fn model(&self, name: &str) -> ModelObject {
         ModelObject {
             id: name.to_owned(),
             object: "model",
@@ -215,15 +245,17 @@ impl AppState {
     }
 }
 
-/// A name of the model.
+/// A name of the model, or an adapter.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ModelObject {
-    id: String,
+    pub(super) id: String,
     #[schemars(extend("const" = "model"))]
     object: &'static str,
     created: u64,
     owned_by: &'static str,
+    /// The folder of an adapter; otherwise the name.
     root: String,
+    /// The base model of an adapter.
     parent: Option<String>,
     /// Tokens of a prompt and its answer together.
     max_model_len: usize,

@@ -1,5 +1,6 @@
 //! `foretoken check`: what a model is and takes on this machine, from headers alone.
 
+use crate::adapters::{self, AdapterReport};
 use crate::candidates::{Candidate, Target};
 use crate::defaults;
 use crate::load::{check_quantize, embeddings, load_options, read_text, tensors_elsewhere};
@@ -76,6 +77,8 @@ struct Report {
     memory_bytes: u64,
     free_memory_bytes: u64,
     decode: Option<Decode>,
+    /// Those of `--lora-modules`.
+    adapters: Vec<AdapterReport>,
     /// That of `--draft-model`.
     draft: Option<Candidate>,
     /// Those on this machine that could be.
@@ -192,6 +195,7 @@ fn report(config: &Config) -> Result<Report> {
     let (model, inventory) = model::inspect(&source, &options)?;
     defaults::of(&config.generation, &source)?;
     let embeddings = embeddings(config, &source, &*model)?;
+    let adapters = adapters::load(config, &*model)?;
     let weights_bytes = inventory.sum(|entry| entry.loaded_bytes);
     if let Some(budget) = &mut budget {
         budget.add("target weights", weights_bytes);
@@ -229,6 +233,7 @@ fn report(config: &Config) -> Result<Report> {
             Vec::new()
         },
         embeddings: embeddings.map(|spec| spec.to_string()),
+        adapters: AdapterReport::all(adapters.as_ref()),
         device: if device.is_cpu() { "cpu" } else { "cuda" },
         ..Report::new(config, &*model, &inventory, &text, &cache, stored)
     })
@@ -337,6 +342,7 @@ impl Report {
             reasoning_format: reasoning.and_then(|format| value(format.to_possible_value())),
             generates: model.generates(),
             embeddings: None,
+            adapters: Vec::new(),
             device: "cpu",
             weights_bytes: inventory.sum(|entry| entry.loaded_bytes),
             weights_types: count(|entry| &entry.loaded),
@@ -437,6 +443,9 @@ impl fmt::Display for Report {
         row("reasoning", reasoning)?;
         if let Some(how) = &self.embeddings {
             row("embeddings", how.clone())?;
+        }
+        for adapter in &self.adapters {
+            row("adapter", adapter.to_string())?;
         }
         let weights = format!(
             "{}: {}",

@@ -91,6 +91,7 @@ fn serve_until_crash() -> u8 {
         info: ServerInfo::default(),
         source: ModelSource::Gguf(demo),
         embeddings: None,
+        adapters: None,
     };
     let served =
         serve::bind(&config.http).and_then(|socket| serve::serve(&config, socket, loaded, &log));

@@ -1,5 +1,6 @@
 //! Loads the models of a [`Config`] and starts the engine.
 
+use crate::adapters;
 use crate::corpus;
 use crate::drafts::LoadedDraft;
 use crate::learn;
@@ -9,7 +10,7 @@ use foretoken::bench::RowPenalty;
 use foretoken::config::{Config, DrafterChoice, Dtype, LoadFlags, ModelChoice, TablesOptions};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
-use foretoken::http::ServerInfo;
+use foretoken::http::{Adapters, ServerInfo};
 use foretoken::kernels;
 use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
@@ -35,6 +36,8 @@ pub struct Loaded {
     pub source: ModelSource,
     /// How texts are embedded; `None` = they are not.
     pub embeddings: Option<EmbeddingSpec>,
+    /// The adapters that are served; `None` = there are none.
+    pub adapters: Option<Arc<Adapters>>,
 }
 
 /// A drafter that is to be loaded.
@@ -85,6 +88,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
     let (target, text) = load_model(&config.model, &source, &options)?;
     let text = text.map(Arc::new);
     let embeddings = embeddings(config, &source, &*target)?;
+    let adapters = adapters::load(config, &*target)?;
     if let Some(spec) = &embeddings {
         tracing::info!("embeddings: {spec}");
     }
@@ -161,6 +165,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         source,
         device,
         embeddings,
+        adapters: adapters.map(Arc::new),
     })
 }
 

@@ -74,6 +74,7 @@ pub fn state(
     AppState::new(loaded.engine, text, names)
         .with_info(loaded.info)
         .with_embeddings(loaded.embeddings)
+        .with_adapters(loaded.adapters)
         .with_sampling_defaults(sampling)
         .with_api_keys(config.http.api_key.clone())
         .with_tool_call_parser(config.http.tool_call_parser)

@@ -1,10 +1,12 @@
 //! The rows of a forward.
 
+use super::lora::{AdapterRows, LoraAdapter};
 use crate::error::{Error, Result};
 use crate::kernels::{KeptState, Span, StateRows};
 use crate::kv::BlockTable;
 use candle_core::Tensor;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Maximum number of nodes of a draft tree: the number of bits of an ancestor mask.
 pub const MAX_TREE_NODES: usize = 64;
@@ -32,6 +34,8 @@ pub struct Batch {
     /// The same rows by sequence, if layers of the model keep states; see [`Batch::keep_state`]. Empty if all
     /// sequences begin here, and nothing of them is kept.
     pub states: Vec<StateRows>,
+    /// The rows that have adapters, ascending. The others are the base model's.
+    pub adapters: Vec<AdapterRows>,
     /// Rows whose logits are requested, ascending.
     pub logits: Vec<u32>,
     /// Rows whose last hidden states are requested, ascending: what the output layer would read.
@@ -144,6 +148,21 @@ impl Batch {
             parents: parents.to_vec(),
             kept: Some(kept),
         });
+    }
+
+    /// Gives the last `rows` rows an adapter. Those of the same one before them share its products.
+    pub fn adapt(&mut self, rows: usize, adapter: &Arc<LoraAdapter>) {
+        let end = self.tokens.len();
+        let rows = end - rows..end;
+        match self.adapters.last_mut() {
+            Some(last) if last.rows.end == rows.start && Arc::ptr_eq(&last.adapter, adapter) => {
+                last.rows.end = end;
+            }
+            _ => self.adapters.push(AdapterRows {
+                rows,
+                adapter: adapter.clone(),
+            }),
+        }
     }
 
     /// The rows by sequence, for layers that keep states.

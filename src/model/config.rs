@@ -2,7 +2,7 @@
 
 use super::arch::{self, ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
 use super::keys::{Keys, ModelShape};
-use super::layer_spec::{LayerSpec, ModelSpec, QkNorm};
+use super::layer_spec::{LayerSpec, ModelSpec, QkNorm, RopeRows};
 use super::packed::PackedConfig;
 use super::rope::{RopeScaling, RopeSpec};
 use crate::error::{Error, Result};
@@ -194,7 +194,7 @@ impl ModelConfig {
         if is_head {
             // Their rows have Hugging Face's order, also where they are like a Llama's.
             for layer in &mut config.spec.layers {
-                layer.interleaved = false;
+                layer.rope_rows = RopeRows::Halves;
             }
         }
         Ok(config)
@@ -320,7 +320,7 @@ impl ModelConfig {
         let rope = self.ropes().next();
         let is_plain = |rope: &RopeSpec| {
             let plain = self.spec.layers.iter().map(|layer| LayerSpec {
-                interleaved: layer.interleaved,
+                rope_rows: layer.rope_rows,
                 qkv_bias: layer.qkv_bias,
                 o_bias: layer.o_bias,
                 mlp_bias: layer.mlp_bias,

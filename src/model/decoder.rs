@@ -10,6 +10,7 @@ use super::layer::{Layer, Step};
 use super::layer_input::LayerInputs;
 use super::layer_spec::KvSource;
 use super::linear::{Embedding, Linear};
+use super::lora::{LinearPart, LoraTarget};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
@@ -34,6 +35,7 @@ pub struct Decoder {
     device: Device,
     /// Whether a GPU adds in the same order for any number of rows.
     batch_invariant: bool,
+    lora: LoraTarget,
 }
 
 impl Decoder {
@@ -61,6 +63,7 @@ impl Decoder {
             layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
             done();
         }
+        let lora = number_sites(&mut layers, &config);
         let norm = Norm::load(
             &mut weights,
             names::NORM,
@@ -105,6 +108,7 @@ impl Decoder {
             output,
             ropes,
             batch_invariant: false,
+            lora,
         })
     }
 
@@ -155,6 +159,7 @@ impl Decoder {
             dtypes: self.dtypes,
             device: self.device.clone(),
             batch_invariant: self.batch_invariant,
+            lora: self.lora.clone(),
         })
     }
 
@@ -250,10 +255,10 @@ impl Decoder {
                     break;
                 }
                 (Some(few), Some(wanted)) => {
-                    let rows = (wanted, few);
+                    let rows = (wanted, few, &*inputs.wanted_adapters);
                     (x, delta) = layer.forward_rows(rows, (&x, &delta), config, &step, pool)?;
                     if i + 1 < self.layers.len() {
-                        step = step.only(wanted, few)?;
+                        step = step.only(wanted, few, &inputs.wanted_adapters)?;
                     }
                 }
             }
@@ -301,6 +306,20 @@ impl Decoder {
     }
 }
 
+/// Numbers the linear layers that adapters can change, and says which they are, by the names that Hugging Face has.
+fn number_sites(layers: &mut [Layer], config: &ModelConfig) -> LoraTarget {
+    let linears = layers.iter_mut().flat_map(Layer::adapted_linears);
+    let sites = linears.enumerate().map(|(site, linear)| {
+        let parts = linear.set_site(site).iter().cloned();
+        let named = parts.map(|part| LinearPart {
+            name: config.spec.weight_name(&part.name),
+            ..part
+        });
+        named.collect()
+    });
+    LoraTarget::new(sites.collect())
+}
+
 impl Model for Decoder {
     fn config(&self) -> &ModelConfig {
         &self.config
@@ -316,6 +335,10 @@ impl Model for Decoder {
 
     fn generates(&self) -> bool {
         self.output.is_some()
+    }
+
+    fn lora_target(&self) -> Option<&LoraTarget> {
+        self.device.is_cpu().then_some(&self.lora)
     }
 
     fn ends(&self) -> Option<Ends> {

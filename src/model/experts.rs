@@ -10,6 +10,7 @@ mod routing;
 use super::config::ModelConfig;
 use super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, SharedExpert};
 use super::linear::Linear;
+use super::lora::AdapterRows;
 use super::matrix::{Matrix, forward_chosen, join, unquantized};
 use super::mlp::Mlp;
 use super::rope::halves_from_pairs;
@@ -101,11 +102,17 @@ impl Experts {
         [&mut self.router].into_iter().chain(shared).collect()
     }
 
-    /// Their output, `[rows, hidden]`, for `x` of the same shape.
+    /// Those of them that adapters can change: of the shared expert.
+    pub fn adapted_linears(&mut self) -> Vec<&mut Linear> {
+        let shared = self.shared.iter_mut();
+        shared.flat_map(|(mlp, _)| mlp.linears()).collect()
+    }
+
+    /// Their output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
         let (rows, hidden) = x.dims2()?;
         if rows == 0 {
             return Ok(x.clone());
@@ -129,7 +136,7 @@ impl Experts {
             }
         }
         if let Some((mlp, gate)) = &self.shared {
-            let y = mlp.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
+            let y = mlp.forward(x, adapters)?.flatten_all()?.to_vec1::<f32>()?;
             let factors = match gate {
                 Some(gate) => {
                     let gates = gate.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
@@ -370,10 +377,14 @@ mod tests {
         let experts = random(MANY, &all);
         for rows in [2, 5, 17, 40] {
             let x = noise("x", (rows, 32));
-            let together = experts.forward(&x).unwrap().to_vec2::<f32>().unwrap();
+            let together = experts.forward(&x, &[]).unwrap().to_vec2::<f32>().unwrap();
             for (i, row) in together.iter().enumerate() {
                 let own = x.narrow(0, i, 1).unwrap().contiguous().unwrap();
-                let alone = experts.forward(&own).unwrap().to_vec2::<f32>().unwrap();
+                let alone = experts
+                    .forward(&own, &[])
+                    .unwrap()
+                    .to_vec2::<f32>()
+                    .unwrap();
                 assert_eq!(*row, alone[0], "row {i} of {rows}");
             }
         }
@@ -387,9 +398,9 @@ mod tests {
         let logits = full.router.forward(&x).unwrap().to_vec2::<f32>().unwrap();
         let used = choose(&logits[0], None, &MANY).into_iter();
         let mut used: Vec<usize> = used.map(|(expert, _)| expert as usize).collect();
-        let bits = |experts: &Experts| experts.forward(&x).unwrap().to_vec2::<f32>().unwrap();
+        let bits = |experts: &Experts| experts.forward(&x, &[]).unwrap().to_vec2::<f32>().unwrap();
         assert_eq!(bits(&random(MANY, &used)), bits(&full));
         used.pop();
-        assert!(random(MANY, &used).forward(&x).is_err());
+        assert!(random(MANY, &used).forward(&x, &[]).is_err());
     }
 }

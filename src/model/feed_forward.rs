@@ -4,6 +4,7 @@ use super::config::ModelConfig;
 use super::experts::Experts;
 use super::layer_spec::{LayerSpec, MlpSpec};
 use super::linear::Linear;
+use super::lora::AdapterRows;
 use super::mlp::Mlp;
 use super::weights::Weights;
 use crate::error::Result;
@@ -44,14 +45,22 @@ impl FeedForward {
         }
     }
 
-    /// Its output, `[rows, hidden]`, for `x` of the same shape.
+    /// Those of them that adapters can change.
+    pub fn adapted_linears(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Self::Mlp(mlp) => mlp.linears().into(),
+            Self::Experts(experts) => experts.adapted_linears(),
+        }
+    }
+
+    /// Its output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
         match self {
-            Self::Mlp(mlp) => mlp.forward(x),
-            Self::Experts(experts) => experts.forward(x),
+            Self::Mlp(mlp) => mlp.forward(x, adapters),
+            Self::Experts(experts) => experts.forward(x, adapters),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The part of a batch that a forward reads, in device memory.
 
+use super::lora::AdapterRows;
 use super::rope::RopeTable;
 use super::{Batch, Taps};
 use crate::error::{Error, Result};
@@ -22,6 +23,9 @@ pub(super) struct Inputs {
     taps: Option<(Vec<usize>, Tensor)>,
     /// All rows by their sequences, if layers have states.
     pub states: Vec<StateRows>,
+    /// Of all rows, and of the wanted ones. A GPU has none.
+    pub adapters: Vec<AdapterRows>,
+    pub wanted_adapters: Vec<AdapterRows>,
     vocab_size: usize,
 }
 
@@ -78,6 +82,8 @@ impl Inputs {
             last_hidden: rows_of(&batch.last_hidden)?,
             taps: None,
             states: Vec::new(),
+            adapters: batch.adapters.clone(),
+            wanted_adapters: AdapterRows::of_picked(&batch.adapters, &batch.logits),
             vocab_size,
         })
     }
@@ -134,6 +140,9 @@ impl Inputs {
     /// As [`Inputs::new`], and if the batch has another size.
     pub fn replace(&self, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
         check(batch, self.vocab_size)?;
+        if !self.adapters.is_empty() || !batch.adapters.is_empty() {
+            return Err(Error::internal("rows with adapters are not replaced"));
+        }
         if self.last_hidden.is_some() || !batch.last_hidden.is_empty() {
             return Err(Error::internal("last hidden states are not replaced"));
         }
@@ -209,6 +218,7 @@ fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
             "logits or hidden states of row {row} of {rows}"
         )));
     }
+    AdapterRows::check(&batch.adapters, rows)?;
     match &batch.drawn {
         Some(drawn) if drawn.dims() != [rows] || drawn.dtype() != DType::U32 => Err(
             Error::internal(format!("{:?} drawn for {rows} rows", drawn.dims())),

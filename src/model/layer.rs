@@ -9,6 +9,7 @@ use super::layer_products::LayerProducts;
 use super::layer_spec::{KvSource, LayerSpec, QkNorm};
 pub(super) use super::layer_step::Step;
 use super::linear::Linear;
+use super::lora::AdapterRows;
 use super::norm::Norm;
 use super::rope::RopeTables;
 use super::short_conv::ShortConv;
@@ -123,6 +124,16 @@ impl Layer {
         [qkv, o].into_iter().chain(mlp.linears()).chain(input)
     }
 
+    /// Those of them that adapters can change: not those of a delta net, whose parts have an order of their own.
+    pub fn adapted_linears(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let LayerBody {
+            delta, qkv, o, mlp, ..
+        } = &mut self.block;
+        let attention = delta.is_none().then_some([qkv, o]);
+        let attention = attention.into_iter().flatten();
+        attention.chain(mlp.adapted_linears())
+    }
+
     /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;
     /// returns both as they are after the layer.
     pub fn forward(
@@ -157,18 +168,21 @@ impl Layer {
         self.block.forward(&x, &read, config, step, pool)
     }
 
-    /// Like [`Layer::forward`], but returns only `rows`, u32, whose spans are `spans`: of the others, only K and V
+    /// Like [`Layer::forward`], but returns only `rows`, u32, with these spans and adapters: of the others, only K and V
     /// are computed.
     pub fn forward_rows(
         &self,
-        (rows, spans): (&Tensor, &AttentionBatch<'_>),
+        (rows, spans, adapters): (&Tensor, &AttentionBatch<'_>, &[AdapterRows]),
         (x, delta): (&Tensor, &Tensor),
         config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let (x, normed) = add(x, delta, self.norm.as_ref(), config.rms_norm_eps as f32)?;
-        let (x, step) = (x.index_select(rows, 0)?, step.of_rows(rows, spans));
+        let (x, step) = (
+            x.index_select(rows, 0)?,
+            step.of_rows(rows, spans, adapters),
+        );
         self.block.forward(&x, &normed, config, &step, pool)
     }
 
@@ -319,12 +333,13 @@ impl LayerBody {
         let attended = self.delta(attended, self.after_attention.as_ref(), eps)?;
         if self.spec.parallel {
             let own = step.pick(normed, rows)?;
-            let delta = self.mlp.forward(&own.contiguous()?)?;
+            let own = own.contiguous()?;
+            let delta = self.mlp.forward(&own, step.attending_adapters)?;
             let delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
             return Ok((x.clone(), (attended + delta)?));
         }
         let (mut x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
-        let delta = self.mlp.forward(&normed)?;
+        let delta = self.mlp.forward(&normed, step.attending_adapters)?;
         let mut delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
         if let (Some(input), Some(all)) = (&self.input, &step.layer_inputs) {
             x = (x + delta)?;
@@ -355,7 +370,7 @@ impl LayerBody {
         let eps = config.rms_norm_eps as f32;
         let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
         let (read, factors) = of_mlp.prepare(&normed, places)?;
-        let delta = self.mlp.forward(&read)?;
+        let delta = self.mlp.forward(&read, step.attending_adapters)?;
         Ok((x, of_mlp.finish(&delta, &factors, places)?))
     }
 
@@ -382,13 +397,14 @@ impl LayerBody {
     ) -> Result<Tensor> {
         let (heads, d) = (config.num_heads, self.kv_heads.dim);
         let (q, gate) = self.write(x, config, step, pool)?;
+        let o = |y: &Tensor| self.o.forward_adapted(y, step.attending_adapters);
         let q = step.pick(&q, rows)?;
         if self.delta.is_some() {
-            return self.o.forward(&q.contiguous()?);
+            return o(&q.contiguous()?);
         }
         let pool = pool.tokens()?;
         if let Some(conv) = &self.conv {
-            return self.o.forward(&conv.forward(&q, step.spans, pool)?);
+            return o(&conv.forward(&q, step.spans, pool)?);
         }
         let params = AttentionParams {
             scale: self.spec.attention_scale,
@@ -399,10 +415,10 @@ impl LayerBody {
         let y = paged_attention(&q, &pool.0, &pool.1, step.spans, params)?;
         let y = y.reshape((rows, heads * d))?;
         match gate {
-            None => self.o.forward(&y),
+            None => o(&y),
             Some(gate) => {
                 let gate = step.pick(&gate, rows)?;
-                self.o.forward(&(y * sigmoid(&gate)?)?)
+                o(&(y * sigmoid(&gate)?)?)
             }
         }
     }
@@ -416,7 +432,7 @@ impl LayerBody {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let products = self.qkv.forward(x)?;
+        let products = self.qkv.forward_adapted(x, step.adapters)?;
         if let Some(delta) = &self.delta {
             return Ok((delta.forward(&products, step, pool)?, None));
         }

@@ -1,11 +1,11 @@
 //! Reads the two products of a layer's first half: what is done with its input, and what makes its output.
 
 use super::delta_net::DeltaNet;
-use super::layer_spec::{KvSource, LayerSpec};
+use super::layer_spec::{KvSource, LayerSpec, RopeRows};
 use super::linear::Linear;
 use super::rope::halves_from_pairs;
 use super::weights::Weights;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::KvHeads;
 
 /// What decides how they are read.
@@ -43,7 +43,16 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
         let (q, kv, bias) = (self.heads * dim, count * dim, spec.qkv_bias);
         // The width of a rope whose pairs are neighbours.
         let interleaved = spec.rope.as_ref().map(|rope| rope.width);
-        let interleaved = interleaved.filter(|_| spec.interleaved);
+        let interleaved = interleaved.filter(|_| match spec.rope_rows {
+            RopeRows::Halves => false,
+            RopeRows::Neighbours => true,
+            RopeRows::NeighboursInGguf => weights.are_gguf(),
+        });
+        // Adapters are trained for Hugging Face's rows.
+        let adapted = |linear: Linear| match spec.rope_rows {
+            RopeRows::NeighboursInGguf => linear.with_plain_rows(),
+            _ => linear,
+        };
         let halves = |heads: usize| interleaved.map(|width| halves_from_pairs(heads, dim, width));
         if spec.fused_qkv {
             let order = halves(self.heads)
@@ -56,7 +65,8 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
                 });
             let shape = (q + 2 * kv, inputs);
             let name = at("self_attn.qkv_proj");
-            return weights.linear_in_order(&name, shape, bias, order.as_deref());
+            let linear = weights.linear_in_order(&name, shape, bias, order.as_deref())?;
+            return Ok(adapted(linear));
         }
         let (order, rows) = if spec.has_gate {
             (Some(gates_first(self.heads, dim)), 2 * q)
@@ -64,7 +74,8 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
             (halves(self.heads), q)
         };
         let mut read = |part: &str, rows: usize, order: Option<&[u32]>| {
-            weights.linear_in_order(&at(part), (rows, inputs), bias, order)
+            let linear = weights.linear_in_order(&at(part), (rows, inputs), bias, order)?;
+            Ok::<_, Error>(adapted(linear))
         };
         let mut parts = vec![read("self_attn.q_proj", rows, order.as_deref())?];
         if !matches!(spec.kv, KvSource::Layer(_)) {

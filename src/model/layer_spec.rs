@@ -22,9 +22,8 @@ pub struct LayerSpec {
     pub v_norm: bool,
     /// The position embedding of queries and keys; `None` = positions are not encoded.
     pub rope: Option<RopeSpec>,
-    /// Whether rows of q and k whose values are rotated together are neighbours in the checkpoint. Loading reorders
-    /// them.
-    pub interleaved: bool,
+    /// Where rows of q and k are whose values are rotated together.
+    pub rope_rows: RopeRows,
     /// The norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
     /// Factor of the products of queries and keys.
@@ -123,6 +122,13 @@ impl From<Vec<LayerSpec>> for ModelSpec {
 }
 
 impl ModelSpec {
+    /// The name, without `.weight`, that classes of Hugging Face have for the weight that the code calls `name`.
+    pub(super) fn weight_name(&self, name: &str) -> String {
+        let replaced = |name: String, (ours, theirs): &(&str, &str)| name.replace(ours, theirs);
+        let full = self.names.iter().fold(format!("{name}.weight"), replaced);
+        full.trim_end_matches(".weight").to_owned()
+    }
+
     /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions.
     ///
     /// # Errors
@@ -307,6 +313,17 @@ impl Norms {
     }
 }
 
+/// Where rows of q and k are in a checkpoint whose values are rotated together. The code has them in the two halves of a
+/// head, so loading reorders neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeRows {
+    Halves,
+    /// Neighbours, in all checkpoints.
+    Neighbours,
+    /// Neighbours in GGUF files, whose conversion has reordered the halves of Hugging Face's.
+    NeighboursInGguf,
+}
+
 impl LayerSpec {
     /// A layer of Llama with heads of `head_dim` values: what an architecture does not say otherwise.
     pub fn llama(rope: RopeSpec, head_dim: usize) -> Self {
@@ -317,7 +334,7 @@ impl LayerSpec {
             kv: KvSource::Own,
             v_norm: false,
             rope: Some(rope),
-            interleaved: false,
+            rope_rows: RopeRows::Halves,
             qk_norm: None,
             attention_scale: 1. / (head_dim as f32).sqrt(),
             window: None,

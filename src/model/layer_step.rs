@@ -2,6 +2,7 @@
 
 use super::block_conv::BlockPlaces;
 use super::inputs::{Angles, Inputs};
+use super::lora::AdapterRows;
 use crate::error::Result;
 use crate::kernels::{AttentionBatch, Slots, StateRows};
 use candle_core::{DType, Tensor};
@@ -21,6 +22,9 @@ pub(super) struct Step<'a> {
     pub states: &'a [StateRows],
     /// Of the rows that attend, if layers have convolutions.
     pub places: Option<&'a BlockPlaces>,
+    /// Of all rows, and of those that attend.
+    pub adapters: &'a [AdapterRows],
+    pub attending_adapters: &'a [AdapterRows],
 }
 
 impl<'a> Step<'a> {
@@ -46,6 +50,8 @@ impl<'a> Step<'a> {
             layer_inputs: None,
             states: &inputs.states,
             places: None,
+            adapters: &inputs.adapters,
+            attending_adapters: &inputs.adapters,
         })
     }
 
@@ -63,10 +69,16 @@ impl<'a> Step<'a> {
     }
 
     /// The same for a layer after which only `rows`, u32, are needed, whose spans are `spans`.
-    pub fn of_rows(&self, rows: &'a Tensor, spans: &'a AttentionBatch<'a>) -> Self {
+    pub fn of_rows(
+        &self,
+        rows: &'a Tensor,
+        spans: &'a AttentionBatch<'a>,
+        adapters: &'a [AdapterRows],
+    ) -> Self {
         Self {
             spans,
             attending: Some(rows),
+            attending_adapters: adapters,
             angles: self.angles.clone(),
             layer_inputs: self.layer_inputs.clone(),
             ..*self
@@ -77,7 +89,12 @@ impl<'a> Step<'a> {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn only(&self, rows: &Tensor, spans: &'a AttentionBatch<'a>) -> Result<Self> {
+    pub fn only(
+        &self,
+        rows: &Tensor,
+        spans: &'a AttentionBatch<'a>,
+        adapters: &'a [AdapterRows],
+    ) -> Result<Self> {
         let pick = |all: &Tensor| all.index_select(rows, 0);
         let angles = self.angles.iter().map(|angles| {
             Ok(Angles {
@@ -94,6 +111,8 @@ impl<'a> Step<'a> {
             layer_inputs: self.layer_inputs.as_ref().map(pick).transpose()?,
             states: &[],
             places: None,
+            adapters,
+            attending_adapters: adapters,
         })
     }
 

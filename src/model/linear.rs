@@ -1,5 +1,6 @@
 //! The two uses of a weight matrix: products and embedding lookups.
 
+use super::lora::{AdapterRows, LinearPart};
 use super::matrix::{Matrix, join};
 use crate::error::Result;
 use candle_core::{DType, Tensor};
@@ -13,6 +14,10 @@ pub struct Linear {
     /// Not empty.
     matrices: Vec<Arc<dyn Matrix>>,
     bias: Option<Tensor>,
+    /// The weights that adapters know, in order; empty if they do not know all of its outputs.
+    parts: Vec<LinearPart>,
+    /// Its place among the layers that adapters can change; `None` = it is none of them.
+    site: Option<usize>,
 }
 
 impl Linear {
@@ -21,7 +26,45 @@ impl Linear {
         Self {
             matrices: vec![matrix],
             bias,
+            parts: Vec::new(),
+            site: None,
         }
+    }
+
+    /// The same, of the weight `name`, whose row `order[i]` is output `i`; `None` = row `i`.
+    pub fn named(self, name: &str, order: Option<&[u32]>) -> Self {
+        let (outputs, inputs) = self.shape();
+        let part = LinearPart {
+            name: name.to_owned(),
+            outputs,
+            inputs,
+            order: order.map(Into::into),
+        };
+        Self {
+            parts: vec![part],
+            ..self
+        }
+    }
+
+    /// The same if rows have another order in this checkpoint only: adapters have them in the order of the outputs.
+    pub fn with_plain_rows(mut self) -> Self {
+        for part in &mut self.parts {
+            part.order = None;
+        }
+        self
+    }
+
+    /// Makes it number `site` of the layers that adapters can change; returns its weights.
+    pub(super) fn set_site(&mut self, site: usize) -> &[LinearPart] {
+        self.site = Some(site);
+        &self.parts
+    }
+
+    /// Outputs and inputs.
+    fn shape(&self) -> (usize, usize) {
+        let outputs = self.matrices.iter().map(|matrix| matrix.shape().0);
+        let inputs = self.matrices.first().map_or(0, |matrix| matrix.shape().1);
+        (outputs.sum(), inputs)
     }
 
     /// Joins layers into one that computes the outputs of all, in order.
@@ -36,10 +79,17 @@ impl Linear {
             }
             None => None,
         };
-        let matrices = layers.into_iter().flat_map(|layer| layer.matrices);
+        let has_parts = layers.iter().all(|layer| !layer.parts.is_empty());
+        let (mut matrices, mut parts) = (Vec::new(), Vec::new());
+        for layer in layers {
+            matrices.extend(layer.matrices);
+            parts.extend(layer.parts);
+        }
         Ok(Self {
-            matrices: join(matrices.collect())?,
+            matrices: join(matrices)?,
             bias,
+            parts: if has_parts { parts } else { Vec::new() },
+            site: None,
         })
     }
 
@@ -57,7 +107,7 @@ impl Linear {
     }
 
     fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {
-        let outputs: usize = self.matrices.iter().map(|matrix| matrix.shape().0).sum();
+        let outputs = self.shape().0;
         match &self.bias {
             Some(bias) => Ok(bias.clone()),
             None => Ok(Tensor::zeros(outputs, like.dtype(), like.device())?),
@@ -81,6 +131,18 @@ impl Linear {
             Some(bias) => y.broadcast_add(bias)?,
             None => y,
         })
+    }
+
+    /// The same with what the adapters of rows add.
+    ///
+    /// # Errors
+    /// As [`Linear::forward`].
+    pub fn forward_adapted(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+        let y = self.forward(x)?;
+        if let Some(site) = self.site {
+            AdapterRows::add(adapters, site, x, &y)?;
+        }
+        Ok(y)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::config::ModelConfig;
 use super::layer_spec::{LayerSpec, MlpSpec};
 use super::linear::Linear;
+use super::lora::AdapterRows;
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{Activation, Xielu, glu};
@@ -80,18 +81,18 @@ impl Mlp {
         [&mut self.gate_up, &mut self.down]
     }
 
-    /// Its output, `[rows, hidden]`, for `x` of the same shape.
+    /// Its output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let wide = self.gate_up.forward(x)?;
+    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+        let wide = self.gate_up.forward_adapted(x, adapters)?;
         let wide = if self.is_gated {
             glu(&wide, self.activation)?
         } else {
             self.activation.apply(&wide)?
         };
-        self.down.forward(&wide)
+        self.down.forward_adapted(&wide, adapters)
     }
 }
 

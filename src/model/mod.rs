@@ -38,6 +38,7 @@ mod layer_step;
 mod layers;
 pub mod linear;
 pub mod load;
+mod lora;
 pub mod matrix;
 mod medusa;
 mod mlp;
@@ -77,13 +78,14 @@ pub(crate) use head_config::{FcNorm, HeadConfig};
 pub use inventory::{Inventory, TensorEntry};
 pub use layer_spec::{
     ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
-    RouterScores, SharedExpert,
+    RopeRows, RouterScores, SharedExpert,
 };
 pub use layers::LayerList;
 pub use load::{
     LoadOptions, inspect, inspect_head, inspect_mtp, load, load_head, load_head_of, load_mtp,
 };
 pub(crate) use load::{as_loaded, open_head};
+pub use lora::{AdapterRows, LoraAdapter, LoraTarget};
 pub use path::{PathOutput, PathRows};
 pub use pooling::{EmbeddingSpec, Pooling};
 pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};
@@ -205,6 +207,11 @@ pub trait Model: Send {
     /// Whether it has an output layer. Without one it computes hidden states, and no logits.
     fn generates(&self) -> bool {
         true
+    }
+
+    /// What adapters can change of it; `None` if it takes none, as on a GPU.
+    fn lora_target(&self) -> Option<&LoraTarget> {
+        None
     }
 
     /// Its first and last layer; `None` if it has none to share.

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io::{Read, Seek, SeekFrom};
 
 /// Maximum bytes of a header.
-const MAX_BYTES: u64 = 64 << 20;
+pub(super) const MAX_BYTES: u64 = 64 << 20;
 /// Bytes of the length before it.
 const LENGTH_BYTES: u64 = 8;
 /// Maximum number of dimensions of a tensor. A matrix of experts has 3, a convolution up to 5.

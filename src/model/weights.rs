@@ -177,7 +177,7 @@ impl Weights {
         } else {
             None
         };
-        Ok(Linear::new(matrix, bias))
+        Ok(Linear::new(matrix, bias).named(name, order))
     }
 
     /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.

@@ -109,6 +109,18 @@ pub struct DraftContext {
     pub may_train: bool,
 }
 
+impl DraftContext {
+    /// That of a request whose rows have the adapter `id`, a random number: in a scope of its own, and no example for a
+    /// head of the base model.
+    pub fn of_adapter(self, id: u64) -> Self {
+        Self {
+            scope: CacheScope(self.scope.0 ^ id),
+            may_train: false,
+            ..self
+        }
+    }
+}
+
 /// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before
 /// their children. A chain is a tree in which every node has at most one child.
 #[derive(Debug, Clone, Default, PartialEq)]

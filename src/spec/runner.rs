@@ -313,6 +313,9 @@ impl SpeculativeRunner {
             let rows = [pending, &draft.tokens].concat();
             let (table, block_size) = (&state.table, self.store.block_size);
             batch.push_span(&rows, &draft.parents, state.kv_len, table, block_size);
+            if let Some(adapter) = &state.adapter {
+                batch.adapt(rows.len(), adapter);
+            }
             if let Some(kept) = states.next() {
                 batch.keep_state(rows.len(), &draft.parents, kept);
             }

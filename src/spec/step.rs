@@ -3,12 +3,14 @@
 use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
 use super::verify::{Verdict, coupled, lossy, rejection, synthetic_acceptance};
 use crate::kv::{BlockTable, PrefixRoot};
+use crate::model::LoraAdapter;
 use crate::sampling::{
     Acceptance, LossyRule, NoToken, Purpose, Rng, Sampler, TokenLogprobs, best, choose,
     distribution, logprobs,
 };
 use candle_core::Tensor;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The part of a sequence's state that a step needs; each step borrows it.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub struct SequenceState {
     /// Lets more draft tokens stand than [`SequenceState::acceptance`], which it replaces.
     pub lossy: Option<LossyRule>,
     pub draft_context: DraftContext,
+    /// The adapter of its rows, which its scope is of, too.
+    pub adapter: Option<Arc<LoraAdapter>>,
     /// Accept draft tokens with this probability instead of verifying them; see
     /// [`synthetic_acceptance()`].
     pub synthetic_acceptance: Option<f64>,

@@ -21,9 +21,10 @@ use foretoken::engine::{
 };
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, Model};
+use foretoken::model::{Batch, LoraAdapter, Model};
 use foretoken::sampling::{Rng, Sampler, SamplingParams, choose};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter, Lookahead, NgramDrafter, Tables};
+use std::sync::Arc;
 
 pub const VOCAB: usize = 32;
 pub const MAX_LEN: usize = 256;
@@ -176,7 +177,7 @@ pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
         params.stop_token_ids.extend(&model.config().eos_token_ids);
     }
     while tokens.len() < end {
-        let row = last_logits(model, &tokens);
+        let row = last_logits_with(model, &tokens, request.adapter.as_ref());
         let rng = Rng {
             seed: params.seed,
             position: tokens.len(),
@@ -201,6 +202,15 @@ pub fn sampler(params: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Sa
 
 /// Logits after `tokens`, from an empty pool.
 pub fn last_logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
+    last_logits_with(model, tokens, None)
+}
+
+/// The same of an adapter's tokens.
+fn last_logits_with(
+    model: &mut dyn Model,
+    tokens: &[u32],
+    adapter: Option<&Arc<LoraAdapter>>,
+) -> Vec<f32> {
     let blocks = tokens.len().div_ceil(16);
     let mut store = model.new_kv(blocks, 16).unwrap();
     let mut table = BlockTable::default();
@@ -208,6 +218,9 @@ pub fn last_logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
     blocks.reserve(&mut table, tokens.len()).unwrap();
     let mut batch = Batch::default();
     batch.push_span(tokens, &[], 0, &table, 16);
+    if let Some(adapter) = adapter {
+        batch.adapt(tokens.len(), adapter);
+    }
     batch.logits.push(tokens.len() as u32 - 1);
     let output = model.forward(&batch, &mut store).unwrap();
     output.logits.flatten_all().unwrap().to_vec1().unwrap()

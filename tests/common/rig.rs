@@ -3,8 +3,9 @@
 
 use candle_core::{DType, Tensor};
 use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
-use foretoken::model::{Batch, KeptState, LoadOptions, Model, ModelSource, load};
+use foretoken::model::{Batch, KeptState, LoadOptions, LoraAdapter, Model, ModelSource, load};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The real checkpoint. If it is absent, the test fails and is not skipped.
 pub fn smollm2_path() -> PathBuf {
@@ -47,6 +48,7 @@ pub struct Rig {
 pub struct Seq {
     pub table: BlockTable,
     pub len: usize,
+    pub adapter: Option<Arc<LoraAdapter>>,
     /// The slot of its recurrent state, if the model has such.
     state: Option<u32>,
     /// The nodes of the last tree that were kept.
@@ -59,6 +61,16 @@ pub struct Rows<'a> {
     pub tokens: &'a [u32],
     /// Parents of the nodes of a tree, which are the last of the tokens; see [`Batch::push_span`].
     pub parents: &'a [Option<u16>],
+}
+
+impl Seq {
+    /// One that has not begun.
+    pub fn of_adapter(adapter: Option<Arc<LoraAdapter>>) -> Self {
+        Self {
+            adapter,
+            ..Self::default()
+        }
+    }
 }
 
 impl Rig {
@@ -120,6 +132,9 @@ impl Rig {
                 let mut kept = KeptState::of_chunk(slot, is_first);
                 kept.accepted = std::mem::take(&mut part.seq.kept);
                 batch.keep_state(part.tokens.len(), part.parents, kept);
+            }
+            if let Some(adapter) = &part.seq.adapter {
+                batch.adapt(part.tokens.len(), adapter);
             }
             batch.logits.extend(start as u32..batch.tokens.len() as u32);
             part.seq.len = end;

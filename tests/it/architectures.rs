@@ -20,7 +20,7 @@ pub const TOLERANCE: f32 = 1e-4;
 pub struct Fixture {
     pub folder: PathBuf,
     pub prompt: Vec<u32>,
-    greedy: Vec<u32>,
+    pub greedy: Vec<u32>,
     /// Log-probabilities after some tokens of the prompt.
     logprobs: Vec<(usize, Vec<f32>)>,
 }
@@ -53,8 +53,17 @@ impl Fixture {
 
     /// What differs from the log-probabilities of the prompt and the greedy text after it.
     pub fn compare(&self, model: Box<dyn Model>, tolerance: f32) -> Result<(), String> {
+        self.compare_with(model, Seq::default(), tolerance)
+    }
+
+    /// The same of a sequence that has not begun.
+    pub fn compare_with(
+        &self,
+        model: Box<dyn Model>,
+        mut seq: Seq,
+        tolerance: f32,
+    ) -> Result<(), String> {
         let mut rig = Rig::new(model, 32, 4);
-        let mut seq = Seq::default();
         let mut logits = rig.feed(&mut seq, &self.prompt);
         for (row, want) in &self.logprobs {
             let far = distance(&log_softmax(&logits[*row]), want);

@@ -39,6 +39,7 @@ mod glm_moe;
 mod gpt_oss;
 mod head_fixtures;
 mod http;
+mod http_adapters;
 mod http_browsers;
 mod http_channels;
 mod http_connections;
@@ -62,6 +63,8 @@ mod kv;
 #[cfg(feature = "embedded-model")]
 mod learn;
 mod logs;
+mod lora;
+mod lora_refusals;
 mod lossy;
 mod medusa;
 mod model;

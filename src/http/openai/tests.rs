@@ -71,11 +71,13 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         spec_length: 4,
         generates: true,
         embedding_size: 8,
+        takes_adapters: false,
     };
     f(Context {
         text: text(),
         limits: &limits,
         model_names: &["first".into(), "second".into()],
+        adapters: None,
         defaults,
         fingerprint: None,
         tool_format: Some(crate::text::ToolFormat::Hermes),

@@ -8,7 +8,7 @@ use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
-use super::{anthropic, embeddings, error, info, responses, wire};
+use super::{adapter_routes, anthropic, embeddings, error, info, responses, wire};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -22,7 +22,9 @@ use std::collections::BTreeMap;
 
 /// `GET /openapi.json`.
 pub(super) async fn openapi(State(state): State<AppState>) -> Json<OpenApi> {
-    Json(document(&state.model_names))
+    let models = state.models().into_iter();
+    let names: Vec<String> = models.map(|model| model.id).collect();
+    Json(document(&names))
 }
 
 const JSON: &str = "application/json";
@@ -280,6 +282,16 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             detokenize,
             schemas.of::<super::DetokenizedText>(),
         ),
+        adapter_route(
+            "/v1/load_lora_adapter",
+            "Loads a LoRA adapter, with --allow-runtime-lora-updating.",
+            schemas.of::<adapter_routes::LoadAdapter>(),
+        ),
+        adapter_route(
+            "/v1/unload_lora_adapter",
+            "Unloads a LoRA adapter, with --allow-runtime-lora-updating.",
+            schemas.of::<adapter_routes::UnloadAdapter>(),
+        ),
         Route {
             method: "post",
             answer: Vec::new(),
@@ -291,6 +303,13 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             )
         },
     ]
+}
+
+fn adapter_route(path: &'static str, summary: &'static str, body: Schema) -> Route {
+    Route {
+        answer: vec![("text/plain", text())],
+        ..Route::post(path, summary, body, Schema::default())
+    }
 }
 
 /// The routes that say what the server is and how it is.

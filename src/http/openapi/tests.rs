@@ -38,7 +38,7 @@ fn every_field_that_is_read_is_in_the_document() {
     let document = document(&["m".into()]);
     let common = wire::names::<wire::Common>();
     let structured = wire::names::<Structured>();
-    let own: [(&str, &[&[&str]]); 7] = [
+    let own: [(&str, &[&[&str]]); 9] = [
         (
             "ChatCompletionRequest",
             &[common, structured, wire::names::<wire::ChatFields>()],
@@ -69,6 +69,14 @@ fn every_field_that_is_read_is_in_the_document() {
         ),
         ("TokenizeRequest", &[wire::names::<wire::Tokenize>()]),
         ("DetokenizeRequest", &[wire::names::<wire::Detokenize>()]),
+        (
+            "LoadLoraAdapterRequest",
+            &[wire::names::<adapter_routes::LoadAdapter>()],
+        ),
+        (
+            "UnloadLoraAdapterRequest",
+            &[wire::names::<adapter_routes::UnloadAdapter>()],
+        ),
     ];
     for (body, read) in own {
         let read: BTreeSet<&str> = read

@@ -1,7 +1,9 @@
 //! ERNIE 4.5.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, SharedExpert};
+use super::super::layer_spec::{
+    ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, RopeRows, SharedExpert,
+};
 use super::experts::{self, experts};
 use super::llama::biased;
 use super::rope::default_theta;
@@ -25,7 +27,7 @@ fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
         keys.default(key, bias);
     }
     Ok(LayerSpec {
-        interleaved: true,
+        rope_rows: RopeRows::Neighbours,
         ..biased(keys, shape)?
     })
 }

@@ -2,7 +2,7 @@
 
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{
-    ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RouterScores,
+    ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows, RouterScores,
 };
 use super::experts::{self, experts_by};
 use super::parts::{activation_or, drop_further_layers, eps_5, further_layers, plain};
@@ -45,7 +45,7 @@ fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
         "attn_q.bias"
     };
     Ok(LayerSpec {
-        interleaved: true,
+        rope_rows: RopeRows::Neighbours,
         fused_qkv,
         mlp: MlpSpec::fused(activation_or(keys, Activation::Silu)?),
         qkv_bias: keys.has_tensor(name).unwrap_or(bias),

@@ -1,7 +1,7 @@
 //! Architectures with LayerNorm: Cohere's, StableLM 2, StarCoder 2 and Nemotron.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, RopeRows};
 use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{default_theta, partial_rope, rope};
 use crate::kernels::Activation;
@@ -52,7 +52,7 @@ fn cohere_layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String
     }
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
-        interleaved: true,
+        rope_rows: RopeRows::Neighbours,
         parallel: true,
         norms: Norms::FIRST,
         ..plain(keys, shape, rope)?

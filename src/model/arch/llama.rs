@@ -1,7 +1,7 @@
 //! Llama, and what differs from it in little.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use super::experts::{self, with_experts};
 use super::parts::{
     activation_or, eps_5, plain, windows, with_attention_bias, with_ropes, with_windows,
@@ -52,7 +52,7 @@ pub fn ministral3_defaults(keys: &mut Keys) {
 pub fn mistral(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
-        interleaved: keys.is_gguf(),
+        rope_rows: RopeRows::NeighboursInGguf,
         ..plain(keys, shape, rope)?
     };
     let windows = windows(keys, shape, true, |_| true)?;
@@ -270,8 +270,7 @@ pub fn biased(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> 
     let layer = plain(keys, shape, rope)?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     let layer = LayerSpec {
-        // llama.cpp rotates neighbours, and reorders the rows for it.
-        interleaved: keys.is_gguf(),
+        rope_rows: RopeRows::NeighboursInGguf,
         mlp_bias: keys.has_tensor("ffn_gate.bias").unwrap_or(mlp_bias),
         ..layer
     };

@@ -42,6 +42,7 @@ fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
         lossy: None,
         draft_context: DraftContext::default(),
         synthetic_acceptance: None,
+        adapter: None,
     }
 }
 

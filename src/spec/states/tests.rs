@@ -20,6 +20,7 @@ fn state(id: SeqId, prompt: &[u32]) -> SequenceState {
         lossy: None,
         draft_context: DraftContext::default(),
         synthetic_acceptance: None,
+        adapter: None,
     }
 }
 

@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::kernels::quant::BlockType;
-use crate::model::{FcNorm, HeadConfig, HeadKind, HeadTarget, ModelConfig, ModelSource, open_head};
+use crate::model::{
+    FcNorm, HeadConfig, HeadKind, HeadTarget, ModelConfig, ModelSource, RopeRows, open_head,
+};
 use crate::train::head::shapes;
 use crate::train::head_weights::EAGLE_LAYER;
 use crate::train::optimizer::ByName;
@@ -122,7 +124,7 @@ impl HeadFile {
 fn check(head: &HeadConfig) -> Result<()> {
     let layers = head.shape.num_layers();
     let odd = head.shape.spec.layers.iter().any(|layer| {
-        layer.interleaved
+        layer.rope_rows == RopeRows::Neighbours
             || layer.qkv_bias
             || layer.o_bias
             || layer.mlp_bias

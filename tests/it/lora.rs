@@ -1,0 +1,296 @@
+//! LoRA adapters against transformers and PEFT, in company, and in the engine; fixtures are made by
+//! scripts/make-lora-fixtures.py.
+
+use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
+use crate::common::rig::{Rig, Rows, Seq};
+use crate::common::tiny::open;
+use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, run, sampled};
+use crate::trees::RandomTrees;
+use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Request, SpecLimits};
+use foretoken::model::{LoraAdapter, Model};
+use foretoken::spec::{BudgetMode, Drafter, Source, Tables};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The largest rank of the fixtures.
+const MAX_RANK: usize = 4;
+
+pub fn adapter_folder(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/adapters");
+    root.join(name)
+}
+
+/// The adapter of a fixture for `model`.
+pub fn adapter(model: &dyn Model, name: &str) -> Arc<LoraAdapter> {
+    let target = model.lora_target().unwrap();
+    let loaded = target.load(name, &adapter_folder(name), MAX_RANK);
+    Arc::new(loaded.unwrap_or_else(|e| panic!("{e}")))
+}
+
+fn base_of(name: &str) -> Fixture {
+    fixture(name.split('-').next().unwrap())
+}
+
+/// What differs from what transformers computes with the adapter.
+fn compare(model: Box<dyn Model>, name: &str) -> Result<(), String> {
+    let seq = Seq::of_adapter(Some(adapter(&*model, name)));
+    Fixture::read(&adapter_folder(name)).compare_with(model, seq, TOLERANCE)
+}
+
+fn names() -> Vec<String> {
+    let entries = std::fs::read_dir(adapter_folder("")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    assert!(names.len() >= 5, "{names:?}");
+    names
+}
+
+#[test]
+fn log_probabilities_and_greedy_texts_are_those_of_peft() {
+    for name in names() {
+        compare(base_of(&name).open(), &name).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}
+
+/// llama.cpp's conversion reorders the rows of q and k of a Llama, and not those of a GLM.
+#[test]
+fn an_adapter_computes_the_same_over_a_gguf_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let mut count = 0;
+    for name in names() {
+        let base = base_of(&name);
+        let Ok(how) = std::fs::read_to_string(base.folder.join("gguf.json")) else {
+            continue;
+        };
+        let how = serde_json::from_str(&how).unwrap();
+        write_gguf(&base, &how, &file, |all| all);
+        compare(open(&file).unwrap(), &name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        count += 1;
+    }
+    assert!(count >= 4, "{count}");
+}
+
+/// Feeds texts of the base and of two adapters in forwards that they share, divided like `chunks`; the last rows are a
+/// tree. Returns the logits of each text.
+fn in_company(chunks: &[usize], which: &[Option<&str>]) -> Vec<Vec<Vec<f32>>> {
+    let base = fixture("llama");
+    let model = base.open();
+    let adapters = which
+        .iter()
+        .map(|name| name.map(|name| adapter(&*model, name)));
+    let seqs = adapters.map(Seq::of_adapter);
+    let mut seqs: Vec<Seq> = seqs.collect();
+    let mut rig = Rig::new(model, 64, 4);
+    let mut logits = vec![Vec::new(); seqs.len()];
+    let tree = [None, Some(0), Some(0), Some(1)];
+    let mut start = 0;
+    for (i, &chunk) in chunks.iter().enumerate() {
+        let parents = if i + 1 == chunks.len() {
+            &tree[..]
+        } else {
+            &[]
+        };
+        let tokens = &base.prompt[start..start + chunk];
+        start += chunk;
+        let mut parts: Vec<Rows<'_>> = (seqs.iter_mut())
+            .map(|seq| Rows {
+                seq,
+                tokens,
+                parents,
+            })
+            .collect();
+        let rows = rig.forward(&mut parts);
+        for (all, rows) in logits.iter_mut().zip(rows.chunks_exact(chunk)) {
+            all.extend(rows.to_vec());
+        }
+    }
+    logits
+}
+
+/// Bit for bit, whoever shares the forward, and however a text is divided; the base's rows have those bits that they have
+/// without any adapter.
+#[test]
+fn rows_do_not_know_the_adapters_of_their_neighbours() {
+    let (one, two) = (Some("llama-all"), Some("llama-some"));
+    let alone = |name| in_company(&[32], &[name]).remove(0);
+    let all = [alone(None), alone(one), alone(two)];
+    assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2]);
+    for chunks in [&[32][..], &[1, 9, 2, 20], &[13, 13, 6]] {
+        let which = [one, None, two, one, one, None];
+        let together = in_company(chunks, &which);
+        for (name, logits) in which.into_iter().zip(together) {
+            let place = [None, one, two].iter().position(|other| *other == name);
+            assert!(logits == all[place.unwrap()], "{name:?} in {chunks:?}");
+        }
+    }
+}
+
+/// An engine over the fixture, and the adapters.
+fn start(
+    drafter: Option<Box<dyn Drafter>>,
+    spec: SpecLimits,
+    blocks: usize,
+) -> (EngineHandle, [Option<Arc<LoraAdapter>>; 3]) {
+    let model = fixture("llama").open();
+    let [one, two] = ["llama-all", "llama-some"].map(|name| Some(adapter(&*model, name)));
+    let options = EngineOptions {
+        max_num_seqs: 4,
+        max_num_batched_tokens: 20,
+        spec,
+        spec_budget: BudgetMode::Fixed,
+        max_prompt_wait: PROMPT_WAIT,
+        max_loras: 4,
+        ..EngineOptions::default()
+    };
+    let engine = engine::spawn(model, drafter, blocks, 4, options).unwrap();
+    (engine, [None, one, two])
+}
+
+fn of(request: Request, adapter: &Option<Arc<LoraAdapter>>) -> Request {
+    Request {
+        adapter: adapter.clone(),
+        ..request
+    }
+}
+
+/// Drafts, trees, chunks, preemption and prefix hits, with base and adapters in every batch: each text is the one that
+/// its adapter generates alone, from scratch.
+#[test]
+fn the_engine_changes_no_text_of_an_adapter() {
+    let base = fixture("llama");
+    let model = base.open();
+    let tree = SpecLimits {
+        nodes: 6,
+        topk: 3,
+        ..chains(4)
+    };
+    let trees = RandomTrees::new(base.open(), model.subset(&[0]).unwrap());
+    let drafters: [(Option<Box<dyn Drafter>>, SpecLimits); 3] = [
+        (None, SpecLimits::default()),
+        (Some(Box::new(Tables::new(1 << 20))), chains(4)),
+        (Some(Box::new(trees)), tree),
+    ];
+    let mut model = base.open();
+    for (drafter, spec) in drafters {
+        let speculates = drafter.is_some();
+        let (engine, adapters) = start(drafter, spec, 24);
+        let mut requests = Vec::new();
+        for adapter in &adapters {
+            requests.push(of(greedy(&base.prompt, 24), adapter));
+            requests.push(of(greedy(&base.prompt[..40], 24), adapter));
+            requests.push(of(sampled(&base.prompt, 24, 5), adapter));
+        }
+        let wanted = requests.iter().map(|r| reference(&mut *model, r));
+        let wanted: Vec<Vec<u32>> = wanted.collect();
+        let expected = Fixture::read(&adapter_folder("llama-all"));
+        assert_eq!(expected.prompt.len(), base.prompt.len());
+        let mut accepted = 0;
+        for _ in 0..2 {
+            let answers = engine.submit_all(requests.clone()).unwrap();
+            for (answer, want) in answers.into_iter().zip(&wanted) {
+                let answer = collect(answer);
+                assert_eq!(&answer.ids(), want);
+                accepted += answer.spec.accepted;
+            }
+        }
+        assert_idle(&engine);
+        let stats = engine.stats();
+        let (preempted, cached) = (stats.preemptions.get(), stats.prefix_cache_hits.get());
+        assert!(
+            preempted > 0 && cached > 0 && speculates == (accepted > 0),
+            "{preempted} preemptions, {cached} cached tokens, {accepted} accepted"
+        );
+    }
+}
+
+/// The same prompt is computed anew for each adapter, and for each load of one.
+#[test]
+fn prefixes_are_not_shared_between_adapters() {
+    let base = fixture("llama");
+    let (engine, adapters) = start(None, SpecLimits::default(), 200);
+    let again = adapter(&*base.open(), "llama-all");
+    let again = Some(again);
+    for adapter in adapters.iter().chain([&again]) {
+        let request = of(greedy(&base.prompt, 2), adapter);
+        assert_eq!(
+            run(&engine, request.clone()).cached_tokens,
+            0,
+            "{adapter:?}"
+        );
+        assert_eq!(run(&engine, request).cached_tokens, 44, "{adapter:?}");
+    }
+    assert_idle(&engine);
+}
+
+/// Draft tokens of a request that come from answers to other requests.
+fn drafted_from_others(engine: &EngineHandle, request: Request) -> usize {
+    let request = Request {
+        include_rounds: true,
+        ..request
+    };
+    let mut events = engine.submit(request).unwrap();
+    let mut count = 0;
+    while let Some(event) = events.blocking_recv() {
+        let Event::Tokens { round, finish, .. } = event else {
+            panic!("{event:?}")
+        };
+        let sources = round.iter().flat_map(|round| &round.draft.sources);
+        count += sources
+            .filter(|source| matches!(source, Source::Pool | Source::Recycled))
+            .count();
+        if finish.is_some() {
+            break;
+        }
+    }
+    count
+}
+
+/// What one adapter has answered is drafted for its own requests only.
+#[test]
+fn tables_are_not_shared_between_adapters() {
+    let prompt: Vec<u32> = (100..110).collect();
+    let drafted = [0, 1, 2].map(|asked: usize| {
+        let (engine, adapters) = start(Some(Box::new(Tables::new(1 << 20))), chains(4), 200);
+        let mut text = Vec::new();
+        for _ in 0..3 {
+            text = run(&engine, of(greedy(&prompt, 24), &adapters[1])).ids();
+        }
+        let start = [&prompt[..], &text[..5]].concat();
+        let count = drafted_from_others(&engine, of(greedy(&start, 12), &adapters[asked]));
+        assert_idle(&engine);
+        count
+    });
+    assert!(
+        drafted[0] == 0 && drafted[1] > 0 && drafted[2] == 0,
+        "{drafted:?}"
+    );
+}
+
+/// A request goes on with what it began with.
+#[test]
+fn an_adapter_lives_as_long_as_its_requests() {
+    let base = fixture("llama");
+    let (engine, [_, one, _]) = start(None, SpecLimits::default(), 200);
+    let weak = Arc::downgrade(one.as_ref().unwrap());
+    let request = of(greedy(&base.prompt, 40), &one);
+    let want = reference(&mut *base.open(), &request);
+    let answer = engine.submit(request).unwrap();
+    drop(one);
+    assert_eq!(collect(answer).ids(), want);
+    assert_idle(&engine);
+    assert!(weak.upgrade().is_none());
+}
+
+/// A model that takes no adapters says so, instead of answering as the base.
+#[test]
+fn an_engine_without_adapters_refuses_them() {
+    let base = fixture("llama");
+    let model = base.open();
+    let one = Some(adapter(&*model, "llama-all"));
+    let engine = engine::spawn(model, None, 24, 4, EngineOptions::default()).unwrap();
+    let refused = engine.submit(of(greedy(&base.prompt, 2), &one));
+    let error = refused.map(drop).unwrap_err().to_string();
+    assert!(error.contains("takes no adapters"), "{error}");
+}
