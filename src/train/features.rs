@@ -6,10 +6,10 @@
 //! run continues where it was.
 
 use super::identity::Identity;
+pub use super::options::Precision;
 use super::output::{open_kept, write_json};
 use crate::error::{Error, Result};
 use candle_core::{Device, Tensor};
-use clap::ValueEnum;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
@@ -19,17 +19,6 @@ use std::path::{Path, PathBuf};
 
 /// Maximum bytes of a file.
 const MAX_FILE_BYTES: usize = 1 << 30;
-
-/// How hidden states are stored.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Precision {
-    /// Two bytes a value.
-    #[default]
-    F16,
-    /// One byte a value, and a scale a position and layer.
-    Int8,
-}
 
 /// What the hidden states belong to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

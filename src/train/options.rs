@@ -1,10 +1,9 @@
 //! The flags of `foretoken distill`.
 
-use super::features::Precision;
 use crate::model::{MAX_MARKOV_RANK, MAX_TREE_NODES};
 use crate::parse::{at_least_one, number, threads, up_to};
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -40,6 +39,17 @@ pub enum Objective {
     /// The tokens of the corpus.
     #[value(name = "ce")]
     CrossEntropy,
+}
+
+/// How hidden states are stored.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// Two bytes a value.
+    #[default]
+    F16,
+    /// One byte a value, and a scale a position and layer.
+    Int8,
 }
 
 /// What to train, on what, and how: the flags of `foretoken distill`.

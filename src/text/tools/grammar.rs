@@ -1,11 +1,12 @@
 //! The grammar of an answer with tool calls, reasoning or structured content, in llguidance's dialect of
 //! Lark.
 
+use super::grammar_parts::{Calls, MAX_PARALLEL, literal, schema};
 use super::{ToolFormat, function, xml_grammar as xml};
 use crate::grammar::GrammarSource;
 use crate::text::harmony;
 use crate::text::reasoning::ReasoningFormat;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 /// What an answer must be: reasoning, and then calls or content.
 #[derive(Debug, Clone, Copy)]
@@ -19,19 +20,6 @@ pub struct Answer<'a> {
     /// The right side of a rule.
     pub content: Option<&'a str>,
 }
-
-/// Calls of tools.
-#[derive(Debug, Clone, Copy)]
-pub struct Calls<'a> {
-    pub format: ToolFormat,
-    /// The functions of which each call calls one; at least one.
-    pub tools: &'a [Value],
-    /// Whether there may be several calls.
-    pub parallel: bool,
-}
-
-/// Calls in an answer at most, so that a model which does not know when to stop stops.
-pub(super) const MAX_PARALLEL: usize = 16;
 
 /// The grammar of `answer`, which has calls or content. `special` returns the id of a marker that is a
 /// special token, which no text can stand for.
@@ -161,35 +149,4 @@ fn thinking(before: &str, end: &str, after: &str) -> String {
     } else {
         format!("thought: {before} /(?s:.*)/ {end} {after}\n")
     }
-}
-
-/// A string literal of Lark.
-pub(super) fn literal(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// The schema of a function's arguments; a function without
-/// one has no arguments. Where it lists its properties and does not say whether there may be others,
-/// there are none: a small model would go on making them up.
-pub(super) fn schema(parameters: &Value) -> Value {
-    let mut schema = match parameters {
-        Value::Object(schema) => schema.clone(),
-        _ => Map::from_iter([("properties".into(), json!({}))]),
-    };
-    schema.entry("type").or_insert("object".into());
-    const OTHERS: [&str; 8] = [
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "$ref",
-        "patternProperties",
-    ];
-    let is_list = schema.contains_key("properties");
-    if is_list && !OTHERS.iter().any(|key| schema.contains_key(*key)) {
-        schema.insert("additionalProperties".into(), false.into());
-    }
-    schema.into()
 }

@@ -3,6 +3,7 @@
 
 mod fallback;
 mod grammar;
+mod grammar_parts;
 mod object;
 mod parser;
 mod signature;
@@ -12,7 +13,8 @@ mod xml;
 mod xml_grammar;
 
 pub use fallback::without_tools;
-pub use grammar::{Answer, Calls, answer_grammar};
+pub use grammar::{Answer, answer_grammar};
+pub use grammar_parts::Calls;
 pub use parser::ToolParser;
 pub use signature::Signature;
 

@@ -1,7 +1,7 @@
 //! The grammar of calls in XML.
 
 use super::function;
-use super::grammar::{Calls, MAX_PARALLEL, literal, schema};
+use super::grammar_parts::{Calls, MAX_PARALLEL, literal, schema};
 use super::signature::ValueKind;
 use super::xml::{END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER};
 use crate::grammar::GrammarSource;

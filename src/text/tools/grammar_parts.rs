@@ -1,0 +1,48 @@
+//! What the grammars of tool calls share.
+
+use super::ToolFormat;
+use serde_json::{Map, Value, json};
+
+/// Calls of tools.
+#[derive(Debug, Clone, Copy)]
+pub struct Calls<'a> {
+    pub format: ToolFormat,
+    /// The functions of which each call calls one; at least one.
+    pub tools: &'a [Value],
+    /// Whether there may be several calls.
+    pub parallel: bool,
+}
+
+/// Calls in an answer at most, so that a model which does not know when to stop stops.
+pub const MAX_PARALLEL: usize = 16;
+
+/// A string literal of Lark.
+pub fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The schema of a function's arguments; a function without
+/// one has no arguments. Where it lists its properties and does not say whether there may be others,
+/// there are none: a small model would go on making them up.
+pub fn schema(parameters: &Value) -> Value {
+    let mut schema = match parameters {
+        Value::Object(schema) => schema.clone(),
+        _ => Map::from_iter([("properties".into(), json!({}))]),
+    };
+    schema.entry("type").or_insert("object".into());
+    const OTHERS: [&str; 8] = [
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "$ref",
+        "patternProperties",
+    ];
+    let is_list = schema.contains_key("properties");
+    if is_list && !OTHERS.iter().any(|key| schema.contains_key(*key)) {
+        schema.insert("additionalProperties".into(), false.into());
+    }
+    schema.into()
+}
