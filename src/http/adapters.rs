@@ -5,7 +5,7 @@ use crate::error::{Error, RequestErrorKind, Result, clipped};
 use crate::files;
 use crate::model::{LoraAdapter, LoraTarget};
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 use tokio::sync::Mutex;
 
 /// Limits of adapters.
@@ -25,6 +25,8 @@ pub struct Adapters {
     pub(super) limits: AdapterLimits,
     /// In the order in which they were loaded.
     loaded: RwLock<Vec<Loaded>>,
+    /// All that were loaded and may still be in memory: requests go on with one that is unloaded or replaced.
+    in_memory: std::sync::Mutex<Vec<Weak<LoraAdapter>>>,
     /// The right to load one.
     pub(super) turn: Arc<Mutex<()>>,
 }
@@ -43,6 +45,7 @@ impl Adapters {
             target,
             limits,
             loaded: RwLock::default(),
+            in_memory: std::sync::Mutex::default(),
             turn: Arc::default(),
         }
     }
@@ -67,10 +70,13 @@ impl Adapters {
             adapter.bytes(),
             clipped(&folder.to_string_lossy())
         );
+        let adapter = Arc::new(adapter);
+        let mut in_memory = (self.in_memory.lock()).unwrap_or_else(PoisonError::into_inner);
+        in_memory.push(Arc::downgrade(&adapter));
         let mut all = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         all.retain(|one| one.adapter.name() != name);
         all.push(Loaded {
-            adapter: Arc::new(adapter),
+            adapter,
             created: reply::now(),
         });
         Ok(())
@@ -97,21 +103,22 @@ impl Adapters {
     }
 
     fn check_room(&self, name: &str, in_place: bool) -> Result<()> {
-        let all = self.all();
-        let max = self.limits.max_loras;
-        if all.iter().any(|one| one.adapter.name() == name) {
+        let is_loaded = self.get(name).is_some();
+        if is_loaded && !in_place {
             let message = format!(
                 "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
             );
-            return in_place
-                .then_some(())
-                .ok_or_else(|| Error::invalid(NAME, message));
+            return Err(Error::invalid(NAME, message));
         }
-        if all.len() >= max {
+        let mut in_memory = (self.in_memory.lock()).unwrap_or_else(PoisonError::into_inner);
+        in_memory.retain(|adapter| adapter.strong_count() > 0);
+        let max = self.limits.max_loras;
+        // The one that is replaced leaves once no request uses it.
+        if in_memory.len() >= max + usize::from(is_loaded) {
             return Err(Error::invalid(
                 NAME,
                 format!(
-                    "as many adapters are loaded as --max-loras allows, which is {max}: unload one, or raise it"
+                    "as many adapters are in memory as --max-loras allows, which is {max}: unload one, wait for the requests that use one that was unloaded, or raise it"
                 ),
             ));
         }

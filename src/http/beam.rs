@@ -33,6 +33,13 @@ impl BeamFields {
     ) -> Result<Option<BeamOptions>> {
         const REFUSED: &str = "is not possible with use_beam_search: leave it out";
         if self.use_beam_search != Some(true) {
+            let is_set = self.length_penalty.is_some_and(|penalty| penalty != 1.0);
+            let stops_early = self.early_stopping.map(EarlyStopping::from);
+            let stops_early = stops_early.is_some_and(|stop| stop != EarlyStopping::default());
+            let fields = [("length_penalty", is_set), ("early_stopping", stops_early)];
+            if let Some((field, _)) = fields.iter().find(|(_, is_set)| *is_set) {
+                return wrong(*field, "is only possible with use_beam_search: true");
+            }
             return Ok(None);
         }
         if let Some((field, _)) = structured.asked()? {

@@ -11,6 +11,7 @@ use crate::engine::{EngineHandle, Event, Request, SpecUsage};
 use crate::error::{Error, Result};
 use crate::sampling::SamplingParams;
 use axum::response::Response;
+use std::time::Duration;
 
 /// Answers a job by beam search: its choices are the best texts of each prompt. Dropping the future cancels it.
 ///
@@ -69,6 +70,31 @@ pub(super) async fn collect(
     Ok(shape.whole(state.text.clone(), pieces, &job.choices))
 }
 
+/// Between two attempts to submit the next tokens of a search to a full queue.
+const QUEUE_WAIT: Duration = Duration::from_millis(20);
+
+/// Refuses a search whose beams could not be submitted together at its end.
+fn check_room(
+    engine: &EngineHandle,
+    request: &Request,
+    width: usize,
+    max_tokens: usize,
+) -> Result<()> {
+    let limits = engine.limits();
+    if width > limits.max_waiting {
+        return Err(Error::too_many_sequences(width, 1, limits.max_waiting));
+    }
+    let tokens = width.saturating_mul(request.prompt.len() + max_tokens);
+    if tokens > limits.max_prompt_tokens {
+        let max = limits.max_prompt_tokens;
+        let message = format!(
+            "n beams of the prompt and max_tokens are {tokens} tokens together; at most {max} are possible"
+        );
+        return Err(Error::invalid("n", message));
+    }
+    Ok(())
+}
+
 /// The texts after the prompt of `request`, the best first, and how many tokens of the prompt were cached.
 async fn search(
     engine: &EngineHandle,
@@ -85,6 +111,7 @@ async fn search(
     } else {
         engine.eos_token_ids().to_vec()
     };
+    check_room(engine, request, options.width, max_tokens)?;
     let alternatives = request.logprobs.unwrap_or(0);
     let mut search = BeamSearch::new(options, eos, max_tokens);
     let mut cached_tokens = None;
@@ -103,11 +130,21 @@ async fn search(
             logprobs: Some(search.candidates().max(alternatives)),
             is_beam: true,
             draft_context: request.draft_context.clone(),
+            adapter: request.adapter.clone(),
             ..Request::default()
         };
-        let requests = search.running().iter().map(of_beam).collect();
+        let requests = || search.running().iter().map(of_beam).collect();
+        let submitted = loop {
+            match engine.submit_all(requests()) {
+                // A search that has begun waits for its turn.
+                Err(e) if e.is_queue_full() && cached_tokens.is_some() => {
+                    tokio::time::sleep(QUEUE_WAIT).await;
+                }
+                submitted => break submitted?,
+            }
+        };
         let mut next = Vec::with_capacity(search.running().len());
-        for events in engine.submit_all(requests)? {
+        for events in submitted {
             let answer = events.collect().await?;
             cached_tokens.get_or_insert(answer.cached_tokens);
             let token = answer.tokens.into_iter().next();

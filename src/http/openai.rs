@@ -95,7 +95,9 @@ impl Context<'_> {
             length_penalty: fields.length_penalty,
             early_stopping: fields.early_stopping,
         };
-        let beams = beams.read(&common, &structured, &[("echo", echo)])?;
+        let has_suffix = fields.suffix.as_ref().is_some_and(|text| !text.is_empty());
+        let others = [("echo", echo), ("suffix", has_suffix)];
+        let beams = beams.read(&common, &structured, &others)?;
         self.defaults.fill(&mut common);
         let mut plan = self.plan(&common)?;
         plan.template.adapter = model.adapter;

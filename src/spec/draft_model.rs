@@ -256,7 +256,9 @@ impl Drafter for DraftModel {
             {
                 let tokens = network.tokens_of(fed, request.tokens);
                 let one = Drafting::new(place, request, tokens, fed, acceptance, network.chunk);
-                let stages = !network.is_head() && network.draft.model().device().is_cpu();
+                let model = network.draft.model();
+                let stages = !network.is_head() && model.device().is_cpu();
+                let stages = stages.then_some(model.config().vocab_size);
                 drafting.push(one.of_a_head(network.is_head()).staged(stages));
             }
         }

@@ -154,6 +154,7 @@ async fn fields_that_do_not_go_along_are_refused() {
         (PATH, "acceptance", json!("typical")),
         (PATH, "echo", json!(true)),
         (PATH, "guided_regex", json!("a+")),
+        (PATH, "suffix", json!("x")),
         (PATH, "length_penalty", json!(11)),
         (PATH, "early_stopping", json!("always")),
         (PATH, "n", json!(129)),
@@ -176,6 +177,20 @@ async fn fields_that_do_not_go_along_are_refused() {
         let body: Value = response.json().await.unwrap();
         assert_eq!(body["error"]["param"], field, "{body}");
     }
+    // Without a search they would mean nothing.
+    for (field, value) in [
+        ("length_penalty", json!(2)),
+        ("early_stopping", json!(true)),
+    ] {
+        let body = json!({"prompt": "abc", "max_tokens": 2, field: value});
+        let refused = server.post(PATH, &body).await;
+        assert_eq!(refused.status(), 400, "{field}");
+        let body: Value = refused.json().await.unwrap();
+        assert_eq!(body["error"]["param"], field, "{body}");
+    }
+    let body =
+        json!({"prompt": "abc", "max_tokens": 2, "length_penalty": 1, "early_stopping": false});
+    server.json(PATH, &body).await;
     // The defaults of other servers' clients go along.
     let body = json!({"prompt": "abc", "max_tokens": 2, "use_beam_search": true, "n": 2, "temperature": 1.0, "top_p": 1,
         "top_k": -1, "stop": [], "seed": 3, "repetition_penalty": 1, "early_stopping": "never", "spec_length": 2});

@@ -101,6 +101,13 @@ async fn the_field_model_chooses_the_adapter() {
     ] {
         assert_eq!(server.json(api, &body).await["model"], "one", "{api}");
     }
+    // A search with one beam is greedy.
+    for (model, adapter) in [("toy", None), ("one", Some("llama-all"))] {
+        let mut asked = body(model);
+        asked["use_beam_search"] = true.into();
+        let reply = server.json("/v1/completions", &asked).await;
+        assert_eq!(reply["choices"][0]["token_ids"], json!(wanted(adapter)));
+    }
     let chunks = server.stream("/v1/completions", body("one")).await;
     assert!(chunks.iter().all(|chunk| chunk["model"] == "one"));
     let embedding = async |model: &str| {

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result, clipped};
 use crate::files;
-use regex::RegexBuilder;
+use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -10,7 +10,9 @@ use std::path::Path;
 const FILE: &str = "adapter_config.json";
 /// Maximum number of entries of `rank_pattern`, and of `alpha_pattern`.
 const MAX_PATTERNS: usize = 4096;
-/// Maximum bytes of a compiled pattern.
+/// Maximum number of those that are regular expressions.
+const MAX_REGEXES: usize = 64;
+/// Maximum bytes of a compiled one.
 const MAX_PATTERN_BYTES: usize = 1 << 18;
 
 /// Keys that change nothing once an adapter is trained, or that only say which tensors there are.
@@ -50,7 +52,7 @@ pub(super) struct LoraConfig {
 }
 
 /// Values of the modules whose names end with a pattern.
-type Patterns<T> = Vec<(String, T)>;
+type Patterns<T> = Vec<(ModulePattern, T)>;
 
 impl LoraConfig {
     /// Reads that of a folder.
@@ -92,7 +94,7 @@ impl LoraConfig {
     /// The rank and the scale of the module with this name.
     ///
     /// # Errors
-    /// If patterns that the name matches disagree, or cannot be read.
+    /// If patterns that the name matches disagree.
     pub fn of_module(&self, name: &str) -> Result<(usize, f64), String> {
         let rank = matching(&self.ranks, "rank_pattern", name)?.unwrap_or(self.rank);
         let alpha = matching(&self.alphas, "alpha_pattern", name)?.unwrap_or(self.alpha);
@@ -126,11 +128,12 @@ fn check(keys: &Map<String, Value>) -> Result<(), String> {
         };
         let is_fine = match key.as_str() {
             "r" | "lora_alpha" | "rank_pattern" | "alpha_pattern" => true,
-            "use_rslora" => value.is_boolean(),
-            "bias" => value == "none",
+            "use_rslora" => value.is_null() || value.is_boolean(),
+            "bias" => value.is_null() || value == "none",
             // Others have changed the weights of the base.
             "init_lora_weights" => {
-                value.is_boolean()
+                value.is_null()
+                    || value.is_boolean()
                     || ["gaussian", "eva", "orthogonal"]
                         .iter()
                         .any(|one| value == one)
@@ -172,9 +175,17 @@ fn patterns<T>(
     let entries = map.iter().map(|(pattern, value)| {
         let read = read(value);
         let wrong = || format!("{key}: {} has no valid number", clipped(pattern));
-        Ok((pattern.clone(), read.ok_or_else(wrong)?))
+        let compiled = ModulePattern::of(pattern).map_err(|e| format!("{key}: {e}"))?;
+        Ok((compiled, read.ok_or_else(wrong)?))
     });
-    entries.collect()
+    let entries = entries.collect::<Result<Patterns<T>, String>>()?;
+    let is_regex = |entry: &&(ModulePattern, T)| matches!(entry.0, ModulePattern::Regex(_));
+    if entries.iter().filter(is_regex).count() > MAX_REGEXES {
+        return Err(format!(
+            "{key} has more than {MAX_REGEXES} regular expressions"
+        ));
+    }
+    Ok(entries)
 }
 
 /// The value of the patterns that `name` matches, as PEFT matches them: the name, or what follows one of its dots.
@@ -185,7 +196,7 @@ fn matching<T: Copy + PartialEq>(
 ) -> Result<Option<T>, String> {
     let mut found: Option<T> = None;
     for (pattern, value) in patterns {
-        if matches(pattern, name).map_err(|e| format!("{key}: {e}"))? {
+        if pattern.matches(name) {
             if found.is_some_and(|found| found != *value) {
                 return Err(format!("{key} has several values for {}", clipped(name)));
             }
@@ -195,23 +206,47 @@ fn matching<T: Copy + PartialEq>(
     Ok(found)
 }
 
-fn matches(pattern: &str, name: &str) -> Result<bool, String> {
-    let is_plain = |c: char| c.is_alphanumeric() || "_.-".contains(c);
-    if let Some(whole) = pattern.strip_prefix('^')
-        && whole.chars().all(is_plain)
-    {
-        return Ok(name == whole);
+/// A pattern of names of modules.
+#[derive(Debug, Clone)]
+enum ModulePattern {
+    /// The name itself.
+    Whole(String),
+    /// The end of the name, after a dot.
+    End(String),
+    Regex(Regex),
+}
+
+impl ModulePattern {
+    /// # Errors
+    /// If it is none.
+    fn of(pattern: &str) -> Result<Self, String> {
+        let is_plain = |c: char| c.is_alphanumeric() || "_.-".contains(c);
+        if let Some(whole) = pattern.strip_prefix('^')
+            && whole.chars().all(is_plain)
+        {
+            return Ok(Self::Whole(whole.to_owned()));
+        }
+        if pattern.chars().all(is_plain) {
+            return Ok(Self::End(pattern.to_owned()));
+        }
+        let whole = format!(r"^(.*\.)?({pattern})$");
+        let regex = RegexBuilder::new(&whole)
+            .size_limit(MAX_PATTERN_BYTES)
+            .build();
+        let regex = regex.map_err(|_| format!("{} is no pattern", clipped(pattern)))?;
+        Ok(Self::Regex(regex))
     }
-    if pattern.chars().all(is_plain) {
-        let before = name.strip_suffix(pattern);
-        return Ok(before.is_some_and(|before| before.is_empty() || before.ends_with('.')));
+
+    fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Whole(whole) => name == whole,
+            Self::End(end) => {
+                let before = name.strip_suffix(end.as_str());
+                before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+            }
+            Self::Regex(regex) => regex.is_match(name),
+        }
     }
-    let whole = format!(r"^(.*\.)?({pattern})$");
-    let regex = RegexBuilder::new(&whole)
-        .size_limit(MAX_PATTERN_BYTES)
-        .build();
-    let regex = regex.map_err(|_| format!("{} is no pattern", clipped(pattern)))?;
-    Ok(regex.is_match(name))
 }
 
 #[cfg(test)]
@@ -293,8 +328,14 @@ mod tests {
             let error = config(change).unwrap_err();
             assert!(error.contains(needle), "{needle}: {error}");
         }
-        let broken = config(json!({"rank_pattern": {"q_(": 1}})).unwrap();
-        let error = broken.of_module("q_proj").unwrap_err();
-        assert!(error.contains("is no pattern"), "{error}");
+        let many = (0..65).map(|n| (format!("q_{n}|k"), json!(1)));
+        let many: Map<String, Value> = many.collect();
+        for (pattern, needle) in [
+            (json!({"q_(": 1}), "is no pattern"),
+            (json!(many), "more than 64 regular"),
+        ] {
+            let error = config(json!({ "rank_pattern": pattern })).unwrap_err();
+            assert!(error.contains(needle), "{error}");
+        }
     }
 }

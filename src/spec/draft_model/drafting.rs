@@ -34,8 +34,9 @@ pub struct Drafting<'a, 'b> {
     pub ended: bool,
     /// Only of a head.
     outputs: Option<HeadOutputs>,
-    /// Whether the first forward may verify the request's staged chain.
-    stages: bool,
+    /// Whether the first forward may verify the request's staged chain, and then the number of ids that the
+    /// model knows.
+    stages: Option<usize>,
     /// That chain, while the logits after its tokens come.
     staged: Vec<u32>,
 }
@@ -98,7 +99,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
             is_fed: false,
             ended: false,
             outputs: None,
-            stages: false,
+            stages: None,
             staged: Vec::new(),
         }
     }
@@ -110,8 +111,8 @@ impl<'a, 'b> Drafting<'a, 'b> {
     }
 
     /// The same, which verifies the request's staged chain in the first forward, or not.
-    pub fn staged(mut self, stages: bool) -> Self {
-        self.stages = stages && self.is_chain();
+    pub fn staged(mut self, stages: Option<usize>) -> Self {
+        self.stages = stages.filter(|_| self.is_chain());
         self
     }
 
@@ -202,9 +203,11 @@ impl<'a, 'b> Drafting<'a, 'b> {
         let seen = self.fed.tokens.len();
         if seen < base {
             let new = &self.tokens[seen..base.min(seen + chunk)];
-            if self.stages && self.may_draft {
+            if let Some(vocab_size) = self.stages.filter(|_| self.may_draft) {
                 let room = max_fed(self.request).min(chunk - new.len());
-                self.staged = self.request.staged.iter().copied().take(room).collect();
+                let staged = self.request.staged.iter().copied();
+                let known = staged.take_while(|&id| (id as usize) < vocab_size);
+                self.staged = known.take(room).collect();
             }
             let rows = [new, &self.staged].concat();
             batch.push_span(&rows, &[], seen, &self.fed.table, block_size);

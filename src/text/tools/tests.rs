@@ -177,9 +177,9 @@ fn qwen3_coder_writes_xml() {
     );
     // Two calls, no arguments, no first marker, no ends.
     qwen(
-        "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call><function=f><parameter=a>x<parameter=n>1</function></tool_call>",
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call><function=f><parameter=a>x <parameter=n>\n<parameter=n>1\n</function></tool_call>",
         "",
-        &[("f", "{}"), ("f", r#"{"a": "x", "n": 1}"#)],
+        &[("f", "{}"), ("f", r#"{"a": "x <parameter=n>", "n": 1}"#)],
     );
     qwen(
         "So: <function=f>\n<parameter=other>\n12\n</parameter>\n</function>\n</tool_call>",
@@ -405,7 +405,7 @@ proptest! {
                 "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[", "]", "{", "}",
                 "{\"name\": \"f\", \"arguments\": {", "{\"name\": \"f\", \"arguments\": {\"a\": \"b\\\"\"}}",
                 "<function=", "f>", "\n", "<function=get_weather>\n", "<parameter=a>", "<parameter=n>\n", "</parameter>",
-                "</function>", "True", "null",
+                "\n</function>", "\n<parameter=n>", "True", "null",
                 "{\"name\": \"g\"", "\"", ",", ":", "; ", " ", "\n", "a", "é", "<", "<tool", "get_weather", "1",
             ]),
             0..14,

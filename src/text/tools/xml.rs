@@ -12,8 +12,14 @@ pub const FUNCTION: &str = "<function=";
 pub const END_FUNCTION: &str = "</function>";
 pub const PARAMETER: &str = "<parameter=";
 pub const END_PARAMETER: &str = "</parameter>";
-/// What ends a value. Models leave out ends.
-const END_VALUE: [&str; 4] = [END_PARAMETER, PARAMETER, END_FUNCTION, "</tool_call>"];
+const END_CALL: &str = "</tool_call>";
+/// What ends a value. Models leave out ends; what follows then is on a line of its own.
+const END_VALUE: [&str; 4] = [
+    END_PARAMETER,
+    "\n<parameter=",
+    "\n</function>",
+    "\n</tool_call>",
+];
 
 /// The longest name of a function or a parameter, in bytes.
 const MAX_NAME_BYTES: usize = 256;
@@ -99,13 +105,13 @@ impl XmlCall {
                     return read(bytes, String::new());
                 }
                 // The end of the function, or what follows it.
-                let end =
-                    marker(END_FUNCTION).or_else(|| rest.starts_with("</tool_call>").then_some(0));
+                let end = marker(END_FUNCTION).or_else(|| rest.starts_with(END_CALL).then_some(0));
                 if let Some(bytes) = end {
                     let effect = XmlEffect::End("}".into());
                     return Some(XmlRead { bytes, effect });
                 }
-                if END_VALUE.iter().any(|marker| marker.starts_with(rest)) {
+                let markers = [PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL];
+                if markers.iter().any(|marker| marker.starts_with(rest)) {
                     return None;
                 }
                 let c = rest.chars().next()?;
@@ -188,12 +194,12 @@ fn value_text(rest: &str) -> Option<(&str, Option<usize>)> {
         .filter_map(|marker| Some((rest.find(marker)?, *marker)));
     if let Some((at, marker)) = ends.min_by_key(|end| end.0) {
         let text = &rest[..at];
-        let skipped = if marker == END_PARAMETER {
-            marker.len()
+        return Some(if marker == END_PARAMETER {
+            let text = text.strip_suffix('\n').unwrap_or(text);
+            (text, Some(at + marker.len()))
         } else {
-            0
-        };
-        return Some((text.strip_suffix('\n').unwrap_or(text), Some(at + skipped)));
+            (text, Some(at))
+        });
     }
     let partial = END_VALUE.iter().map(|marker| partial_marker(rest, marker));
     let certain = &rest[..rest.len() - partial.max().unwrap_or(0)];

@@ -21,7 +21,7 @@ pub fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
         "calls: call{more}\ncall: {start} \"\\n\" function \"\\n\" {end}\nfunction: {}\n\
          text[suffix={}]: /(?s:.*)/\n",
         functions.join("\n    | "),
-        literal(&end_of_value())
+        literal(END_PARAMETER)
     )
 }
 
@@ -69,7 +69,8 @@ fn value(of_key: &Value, root: &Value) -> String {
         return choices;
     }
     if let ValueKind::Text { .. } = ValueKind::of(of_key) {
-        return "text".into();
+        // It ends where the parser says that it ends.
+        return "text \"\\n\"".into();
     }
     let mut of_key = of_key.clone();
     if let Some(keys) = of_key.as_object_mut() {
