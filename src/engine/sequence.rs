@@ -206,11 +206,11 @@ impl Sequence {
         self.max_tokens > 0
     }
 
-    /// Maximum depth of the next draft: 0 before the first token, which a draft would delay; never
-    /// more tokens than could be used.
+    /// Maximum depth of the next draft: 0 before the first token, which a draft would delay, but for a beam,
+    /// which has one step; never more tokens than could be used.
     pub fn draft_depth(&self) -> usize {
         match self.output_len() {
-            0 => 0,
+            0 if !self.is_beam => 0,
             output => self
                 .spec
                 .length
@@ -379,7 +379,8 @@ impl Sequence {
                 return (i + 1, Some(FinishReason::Stop { token }));
             }
         }
-        let finish = (new.len() >= room).then_some(FinishReason::Length);
+        let is_over = self.is_beam || new.len() >= room;
+        let finish = is_over.then_some(FinishReason::Length);
         (new.len().min(room), finish)
     }
 

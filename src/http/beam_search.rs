@@ -1,5 +1,6 @@
-//! Beam search beside the engine: each token of each beam is a request of one token, with the most probable ones as
-//! its log-probabilities. The prefix cache has the rest of the beam.
+//! Beam search beside the engine: a beam is a request of one step, with the most probable next tokens as
+//! log-probabilities. The prefix cache has the rest of the beam. Draft tokens that the step accepts go on with the beam's
+//! most probable tokens: a beam that takes them, too, needs no request for them (Leviathan et al. 2023, A.4).
 
 use super::beam::search::{Beam, BeamOptions, BeamSearch, Hypothesis};
 use super::caller::Caller;
@@ -7,10 +8,11 @@ use super::choice::{Choice, Piece};
 use super::openai::Job;
 use super::state::AppState;
 use super::stream::Shape;
-use crate::engine::{EngineHandle, Event, Request, SpecUsage};
+use crate::engine::{EngineHandle, Event, Events, Request, SpecUsage};
 use crate::error::{Error, Result};
 use crate::sampling::SamplingParams;
 use axum::response::Response;
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// Answers a job by beam search: its choices are the best texts of each prompt. Dropping the future cancels it.
@@ -95,6 +97,27 @@ fn check_room(
     Ok(())
 }
 
+/// The most probable next tokens of texts, with their log-probabilities.
+type NextTokens = HashMap<Vec<u32>, Vec<(u32, f32)>>;
+
+fn ids(beam: &Beam) -> Vec<u32> {
+    beam.tokens.iter().map(|token| token.id).collect()
+}
+
+/// Submits the next steps of beams. A search that has begun waits for its turn if the queue is full.
+async fn submit(
+    engine: &EngineHandle,
+    requests: Vec<Request>,
+    has_begun: bool,
+) -> Result<Vec<Events>> {
+    loop {
+        match engine.submit_all(requests.clone()) {
+            Err(e) if e.is_queue_full() && has_begun => tokio::time::sleep(QUEUE_WAIT).await,
+            submitted => return submitted,
+        }
+    }
+}
+
 /// The texts after the prompt of `request`, the best first, and how many tokens of the prompt were cached.
 async fn search(
     engine: &EngineHandle,
@@ -114,45 +137,48 @@ async fn search(
     check_room(engine, request, options.width, max_tokens)?;
     let alternatives = request.logprobs.unwrap_or(0);
     let mut search = BeamSearch::new(options, eos, max_tokens);
+    let mut known = NextTokens::new();
     let mut cached_tokens = None;
     loop {
-        let of_beam = |beam: &Beam| Request {
-            name: request.name.clone(),
-            prompt: (request.prompt.iter().copied())
-                .chain(beam.tokens.iter().map(|token| token.id))
-                .collect(),
-            params: SamplingParams {
-                temperature: 0.0,
-                ignore_eos: true,
-                ..SamplingParams::default()
-            },
-            max_tokens: Some(1),
-            logprobs: Some(search.candidates().max(alternatives)),
-            is_beam: true,
-            draft_context: request.draft_context.clone(),
-            adapter: request.adapter.clone(),
-            ..Request::default()
-        };
-        let requests = || search.running().iter().map(of_beam).collect();
-        let submitted = loop {
-            match engine.submit_all(requests()) {
-                // A search that has begun waits for its turn.
-                Err(e) if e.is_queue_full() && cached_tokens.is_some() => {
-                    tokio::time::sleep(QUEUE_WAIT).await;
+        let unknown = search.running().iter().map(ids);
+        let unknown: Vec<Vec<u32>> = unknown.filter(|text| !known.contains_key(text)).collect();
+        if !unknown.is_empty() {
+            let of_beam = |text: &Vec<u32>| Request {
+                name: request.name.clone(),
+                prompt: [&request.prompt[..], text].concat(),
+                params: SamplingParams {
+                    temperature: 0.0,
+                    ignore_eos: true,
+                    ..SamplingParams::default()
+                },
+                max_tokens: Some((max_tokens - text.len()).min(1 + engine.limits().spec_length)),
+                logprobs: Some(search.candidates().max(alternatives)),
+                is_beam: true,
+                draft_context: request.draft_context.clone(),
+                adapter: request.adapter.clone(),
+                ..Request::default()
+            };
+            let requests = unknown.iter().map(of_beam).collect();
+            let submitted = submit(engine, requests, cached_tokens.is_some()).await?;
+            for (mut text, events) in unknown.into_iter().zip(submitted) {
+                let answer = events.collect().await?;
+                cached_tokens.get_or_insert(answer.cached_tokens);
+                for token in answer.tokens {
+                    let scored = token.logprobs.map(|scored| scored.top);
+                    known.insert(text.clone(), scored.unwrap_or_default());
+                    text.push(token.id);
                 }
-                submitted => break submitted?,
             }
-        };
-        let mut next = Vec::with_capacity(search.running().len());
-        for events in submitted {
-            let answer = events.collect().await?;
-            cached_tokens.get_or_insert(answer.cached_tokens);
-            let token = answer.tokens.into_iter().next();
-            let scored = token.and_then(|token| token.logprobs);
-            next.push(scored.map(|scored| scored.top).unwrap_or_default());
         }
+        let next = search.running().iter().map(ids);
+        let next: Vec<_> = next
+            .map(|text| known.remove(&text).unwrap_or_default())
+            .collect();
         if !search.step(&next, alternatives) {
             return Ok((search.into_finished(), cached_tokens.unwrap_or(0)));
         }
+        // What is shorter than the beams no beam becomes.
+        let len = search.running()[0].tokens.len();
+        known.retain(|text, _| text.len() >= len);
     }
 }

@@ -5,6 +5,7 @@ use crate::common::server::{LONG, Server};
 use crate::common::tiny::open;
 use crate::common::{Toy, chains};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
+use foretoken::spec::{BudgetMode, Drafter, Tables};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 const PATH: &str = "/v1/completions";
 
-/// An engine of a fixture whose texts end with `eos`.
-fn engine_of(name: &str, eos: &Value) -> EngineHandle {
+/// An engine of a fixture whose texts end with `eos`; tables draft if it `drafts`.
+fn engine_of(name: &str, eos: &Value, drafts: bool) -> EngineHandle {
     let folder = tempfile::tempdir().unwrap();
     let from = folder_of_fixtures().join(name);
     let weights = "model.safetensors";
@@ -24,10 +25,12 @@ fn engine_of(name: &str, eos: &Value) -> EngineHandle {
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let model = open(folder.path()).unwrap();
     let options = EngineOptions {
-        spec: chains(0),
+        spec: chains(if drafts { 5 } else { 0 }),
+        spec_budget: BudgetMode::Fixed,
         ..EngineOptions::default()
     };
-    engine::spawn(model, None, 256, 4, options).unwrap()
+    let tables = || Box::new(Tables::new(1 << 20)) as Box<dyn Drafter>;
+    engine::spawn(model, drafts.then(tables), 256, 4, options).unwrap()
 }
 
 fn ids(choices: &Value) -> Vec<Value> {
@@ -42,8 +45,9 @@ async fn beams_are_those_of_transformers() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/beams.json");
     let cases: Vec<Value> = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let mut ended = 0;
-    for case in &cases {
-        let engine = engine_of(case["model"].as_str().unwrap(), &case["eos"]);
+    for (at, case) in cases.iter().enumerate() {
+        // Drafts change nothing.
+        let engine = engine_of(case["model"].as_str().unwrap(), &case["eos"], at % 2 == 1);
         let server = Server::over(engine, |state| state, LONG).await;
         let body = json!({
             "prompt": case["prompt"], "max_tokens": case["max_tokens"], "use_beam_search": true, "n": case["width"],
@@ -116,6 +120,30 @@ async fn beams_of_chats_and_of_several_prompts() {
             .all(|choice| choice["message"]["content"].is_string())
     );
     server.done().await;
+}
+
+/// Draft tokens that a step accepts save the beams that take them a request.
+#[tokio::test]
+async fn drafts_are_verified_along_beams() {
+    let prompt = [5, 9, 2, 7].repeat(6);
+    for width in [1, 3] {
+        let mut found = Vec::new();
+        for drafts in [false, true] {
+            let engine = engine_of("llama", &json!([]), drafts);
+            let server = Server::over(engine, |state| state, LONG).await;
+            let body = json!({"prompt": prompt, "max_tokens": 60, "use_beam_search": true, "n": width,
+                "return_token_ids": true, "logprobs": 1, "temperature": 0});
+            let choices = server.json(PATH, &body).await["choices"].clone();
+            let stats = server.engine.stats();
+            let accepted = stats.spec_accepted_tokens.get();
+            assert_eq!(accepted > 0, drafts, "{accepted}");
+            found.push((choices, stats.requests.n.get_sample_sum()));
+            server.done().await;
+        }
+        assert_eq!(found[0].0, found[1].0);
+        let requests = [found[0].1, found[1].1];
+        assert!(requests[1] < 0.9 * requests[0], "{requests:?}");
+    }
 }
 
 /// One beam is greedy decoding.
