@@ -184,10 +184,16 @@ fn races_are_those_of_the_cpu() {
             }
             let want = guess(&row.logits, &row.sampler, key, siblings).unwrap();
             assert_eq!(got.len(), want.len(), "{what}");
+            let dist = distribution(&row.logits, &row.sampler).unwrap();
             for ((token, prob), want) in got.into_iter().zip(want) {
                 assert_eq!(token, want.token, "{what}");
-                let off = (prob - want.prob).abs();
-                assert!(off <= 1e-6 * want.prob, "{what}: {prob}, not {want:?}");
+                // The GPU has the best tokens alone, so it tells the probability before the noise.
+                let want = match &dist {
+                    Dist::Point(_) => want.prob,
+                    dist => dist.prob(token) as f32,
+                };
+                let off = (prob - want).abs();
+                assert!(off <= 1e-6 * want, "{what}: {prob}, not {want:?}");
             }
         }
     }

@@ -12,7 +12,8 @@ use crate::kernels::sample::gumbel_max;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Guess {
     pub token: u32,
-    /// How probable it is, as far as the draft knows, that the target draws it; see [`guess`].
+    /// How probable it is, as far as the draft knows, that the target draws it; see [`guess`]. What a GPU draws has the
+    /// draft's own probability instead.
     pub prob: f32,
 }
 
