@@ -222,6 +222,28 @@ mod tests {
         assert!(likely_chain(&Draft::default()).is_empty());
     }
 
+    /// The draft of a sampled request after `tokens`, four of which are its prompt.
+    fn propose(drafter: &mut dyn Drafter, tokens: &[u32], context: &DraftContext) -> Draft {
+        let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..4]);
+        tokens[4..].iter().for_each(|&id| sampler.push(id));
+        let request = DraftRequest {
+            id: 1,
+            tokens,
+            length: 4,
+            model_depth: 4,
+            nodes: 4,
+            width: 1,
+            min_score: 0.0,
+            is_fixed: false,
+            staged: Vec::new(),
+            position: tokens.len(),
+            sampler: &mut sampler,
+            acceptance: Acceptance::Coupled,
+            context,
+        };
+        drafter.propose(&mut [request]).unwrap().remove(0)
+    }
+
     /// A model's drafts of a text that the tables know in part, and the forwards that they took.
     fn drafts(
         drafter: &mut dyn Drafter,
@@ -230,25 +252,7 @@ mod tests {
     ) -> (Vec<Draft>, usize) {
         let (mut drafts, mut forwards, mut len) = (Vec::new(), 0, 8);
         while len < text.len() {
-            let tokens = &text[..len];
-            let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..4]);
-            tokens[4..].iter().for_each(|&id| sampler.push(id));
-            let request = DraftRequest {
-                id: 1,
-                tokens,
-                length: 4,
-                model_depth: 4,
-                nodes: 4,
-                width: 1,
-                min_score: 0.0,
-                is_fixed: false,
-                staged: Vec::new(),
-                position: len,
-                sampler: &mut sampler,
-                acceptance: Acceptance::Coupled,
-                context,
-            };
-            let draft = drafter.propose(&mut [request]).unwrap().remove(0);
+            let draft = propose(drafter, &text[..len], context);
             if draft.sources.iter().all(|source| *source == Source::Model) {
                 forwards += drafter.pool().unwrap().network.forwards.len();
                 drafts.push(draft);
@@ -281,25 +285,7 @@ mod tests {
         let mut text: Vec<u32> = (0..8).collect();
         let mut writer = model();
         while text.len() < 400 {
-            let context = DraftContext::default();
-            let mut sampler = Sampler::new(SamplingParams::default(), &text[..4]);
-            text[4..].iter().for_each(|&id| sampler.push(id));
-            let request = DraftRequest {
-                id: 1,
-                tokens: &text,
-                length: 4,
-                model_depth: 4,
-                nodes: 4,
-                width: 1,
-                min_score: 0.0,
-                is_fixed: false,
-                staged: Vec::new(),
-                position: text.len(),
-                sampler: &mut sampler,
-                acceptance: Acceptance::Coupled,
-                context: &context,
-            };
-            let draft = writer.propose(&mut [request]).unwrap().remove(0);
+            let draft = propose(&mut writer, &text, &DraftContext::default());
             text.extend(draft.tokens);
         }
         let mut prediction = text.clone();
