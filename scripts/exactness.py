@@ -234,7 +234,7 @@ class Texts:
             return
         alone = self.server.alone(bodies)
         check("again", bodies, alone, self.server.alone(bodies))
-        mixed = random.Random(number).sample(range(len(bodies)), len(bodies)) * 2
+        mixed = random.Random(number).sample(range(len(bodies)), len(bodies)) * self.options.company
         pick = lambda things: [things[i] for i in mixed]
         check("in company", pick(bodies), pick(alone), self.server.together(pick(bodies)))
         for name, server, fields in self.ways:
@@ -452,10 +452,11 @@ def parse_arguments():
     parser.add_argument("--max-tokens", type=int, default=96, help="of a text (default %(default)s)")
     parser.add_argument("--long-words", type=int, default=600, help="words of the long prompts (default %(default)s)")
     parser.add_argument("--streams", type=int, default=12, help="requests at a time, in company (default %(default)s)")
+    parser.add_argument("--company", type=int, default=2, help="times that each text is asked in company (default %(default)s)")
     parser.add_argument("--samples", type=int, default=16_000, help="seeds whose tokens are counted (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
     options = parser.parse_args()
-    numbers = [options.tokens, options.long_words, options.streams, options.samples]
+    numbers = [options.tokens, options.long_words, options.streams, options.company, options.samples]
     if min(numbers) < 1 or options.texts < 2 or options.max_tokens < 2 or options.minutes <= 0:
         parser.error("numbers must be positive, --texts and --max-tokens at least 2")
     return options
