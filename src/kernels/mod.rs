@@ -24,12 +24,14 @@ pub mod kv_write;
 pub mod matmul;
 pub mod norm;
 pub mod paged_attention;
+mod pair_product;
 pub(crate) mod parallel;
 pub mod quant;
 pub mod rope;
 pub mod rope_kv_write;
 pub mod sample;
 mod short_conv;
+mod simd;
 mod slots;
 mod span;
 mod states;
@@ -50,6 +52,7 @@ pub use paged_attention::{
     AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD,
     TableCapacity, paged_attention,
 };
+pub use pair_product::{Factor, pair_product};
 pub use parallel::{default_threads, max_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
 pub use rope_kv_write::{Pools, rope_kv_write};

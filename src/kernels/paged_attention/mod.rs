@@ -18,7 +18,6 @@
 mod batch;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod dispatch;
 mod pairs;
 mod params;
 mod partial;
@@ -26,18 +25,16 @@ mod plan;
 mod queries;
 mod scores;
 mod scratch;
-mod simd;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod vectors;
 mod weights;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, sharers};
 use super::storage::{Place, contiguous, output, zeros};
+use crate::kernels::simd::Element;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::slice::HalfFloatSliceExt;
@@ -46,7 +43,6 @@ use partial::Partial;
 use plan::{Dims, Plan};
 use queries::{Queries, QueryGroup};
 use scratch::with_scratch;
-use simd::Element;
 use std::cell::RefCell;
 use tracing::trace_span;
 

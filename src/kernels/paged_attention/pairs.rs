@@ -12,8 +12,8 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
-use super::simd::{LANES, Loop, Simd};
 use super::vectors::{STRIDE, Vectors};
+use crate::kernels::simd::{LANES, Loop, Simd};
 use half::bf16;
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
 //! The softmax over some keys, and how those of consecutive chunks become one.
 
-use super::simd::{LANES, Loop, Simd, exp2};
+use crate::kernels::simd::{LANES, Loop, Simd, exp2};
 use std::f32::consts::LOG2_E;
 
 /// The softmax over some keys, for each query. Scores are multiples of log2(e).

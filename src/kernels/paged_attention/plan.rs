@@ -1,8 +1,8 @@
 //! Divides the rows of a call into items and tasks for threads. Nothing here affects the order of
 //! additions: any other division gives the same bits.
 
-use super::simd::LANES;
 use super::vectors::CHUNK;
+use crate::kernels::simd::LANES;
 use crate::kernels::span::Span;
 use std::cmp::Reverse;
 use std::ops::Range;

@@ -1,15 +1,15 @@
 //! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
-use super::dispatch::run;
 use super::pairs::{AddPairs, LoadQuery, PackKeys, PackValues, PairScores, pairs_of};
 use super::partial::{Merge, Normalize, Partial, Scale};
 use super::plan::{Dims, Item};
 use super::scores::{Dots, Pack, Scores};
 use super::scratch::Scratch;
-use super::simd::{Element, LANES};
 use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors, Widen, prefetch};
 use super::weights::{AddWeighted, Soften, Weigh};
 use crate::kernels::cpu::Isa;
+use crate::kernels::simd::run;
+use crate::kernels::simd::{Element, LANES};
 use half::bf16;
 use std::f32::consts::LOG2_E;
 use std::iter::repeat_n;

@@ -10,8 +10,8 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
-use super::simd::{Element, LANES, Loop, Simd};
 use super::vectors::{STRIDE, Vectors};
+use crate::kernels::simd::{Element, LANES, Loop, Simd};
 
 /// Partial sums of a score.
 const PARTS: usize = 8;

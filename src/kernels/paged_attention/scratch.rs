@@ -1,6 +1,6 @@
 //! Memory of a thread for the items that it computes.
 
-use super::simd::LANES;
+use crate::kernels::simd::LANES;
 use std::cell::RefCell;
 use std::ops::Range;
 

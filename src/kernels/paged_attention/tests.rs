@@ -1,8 +1,8 @@
 //! Compares each instruction set with f64, and with itself under other divisions into calls.
 
-use super::simd::Element;
 use super::vectors::CHUNK;
 use super::*;
+use crate::kernels::simd::Element;
 use crate::kernels::span::Span;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;

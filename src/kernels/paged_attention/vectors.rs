@@ -1,6 +1,6 @@
 //! Keys and values as the loops over a tile read them.
 
-use super::simd::{Element, LANES, Loop, Simd};
+use crate::kernels::simd::{Element, LANES, Loop, Simd};
 use std::ops::Range;
 
 /// Keys per softmax chunk. Longer chunks need fewer merges, shorter ones give threads more pieces.

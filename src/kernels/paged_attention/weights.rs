@@ -8,9 +8,9 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
-use super::simd::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};
 use super::vectors::{STRIDE, Vectors};
 use crate::kernels::float::tanh;
+use crate::kernels::simd::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};
 use half::bf16;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! [`Simd`] with AVX-512 and with AVX2, FMA and F16C.
 
-use super::simd::{BELOW_HALF, Element, LANES, Loop, Simd, UPPER};
+use super::vector::{BELOW_HALF, Element, LANES, Loop, Simd, UPPER};
 use crate::kernels::cpu::{Avx2, Avx512Bf16, Avx512Vnni};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -248,7 +248,7 @@ avx512!(
 
 /// Two registers.
 #[derive(Clone, Copy)]
-pub(super) struct Pair(__m256, __m256);
+pub(in crate::kernels) struct Pair(__m256, __m256);
 
 impl Simd for Avx2 {
     type Vector = Pair;

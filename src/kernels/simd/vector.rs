@@ -5,15 +5,15 @@ use candle_core::WithDType;
 use half::{bf16, f16};
 
 /// Floats per vector.
-pub(super) const LANES: usize = 16;
+pub(in crate::kernels) const LANES: usize = 16;
 
 /// The half of an f32 that is a bf16.
-pub(super) const UPPER: u32 = 0xFFFF_0000;
+pub(in crate::kernels) const UPPER: u32 = 0xFFFF_0000;
 /// Just below half a unit of it: adding this, and 1 if the unit is odd, rounds to it.
-pub(super) const BELOW_HALF: u32 = 0x7FFF;
+pub(in crate::kernels) const BELOW_HALF: u32 = 0x7FFF;
 
 /// An instruction set. Its value proves that the CPU has the instructions.
-pub(super) trait Simd: Copy {
+pub(in crate::kernels) trait Simd: Copy {
     type Vector: Copy;
     /// Eight floats, for sums over what is adjacent in memory.
     type Eight: Copy;
@@ -90,7 +90,7 @@ pub(super) trait Simd: Copy {
 }
 
 /// Work that is compiled for each instruction set.
-pub(super) trait Loop {
+pub(in crate::kernels) trait Loop {
     type Output;
 
     /// Implementations are `#[inline(always)]`, and so is all that they call: only what is inlined gets the
@@ -99,7 +99,7 @@ pub(super) trait Loop {
 }
 
 /// An element type of a pool.
-pub(super) trait Element: WithDType {
+pub(in crate::kernels) trait Element: WithDType {
     /// The numbers, if products are those of bf16.
     fn as_bf16(_: &[Self]) -> Option<&[bf16]> {
         None
@@ -161,7 +161,7 @@ element!(
 /// The nearest whole number goes to the exponent; a polynomial through `2^r` at Chebyshev's points does the rest,
 /// `|r| <= 1/2`.
 #[inline(always)]
-pub(super) fn exp2<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+pub(in crate::kernels) fn exp2<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     let factors = [
         1.545_316_3e-4,
         1.339_086_3e-3,
@@ -176,7 +176,7 @@ pub(super) fn exp2<S: Simd>(s: S, x: S::Vector) -> S::Vector {
 
 /// As [`exp2`], within 1.0e-4 of the value: enough for a bf16, which is within 2.0e-3.
 #[inline(always)]
-pub(super) fn exp2_for_bf16<S: Simd>(s: S, x: S::Vector) -> S::Vector {
+pub(in crate::kernels) fn exp2_for_bf16<S: Simd>(s: S, x: S::Vector) -> S::Vector {
     let factors = [5.583_828_3e-2, 2.426_395e-1, 6.931_367e-1, 9.999_245_6e-1];
     exp2_by(s, x, &factors)
 }
@@ -197,7 +197,7 @@ fn exp2_by<S: Simd>(s: S, x: S::Vector, factors: &[f32]) -> S::Vector {
 
 /// Plain Rust.
 #[derive(Clone, Copy)]
-pub(super) struct Portable;
+pub(in crate::kernels) struct Portable;
 
 /// `f` of each lane.
 macro_rules! lanes {

@@ -1,12 +1,12 @@
 //! The choice of an instruction set.
 
-use super::simd::{Loop, Portable};
+use super::vector::{Loop, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use crate::kernels::cpu::Isa;
 
 /// Runs `work` with the instructions of `isa`.
-pub(super) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
+pub(in crate::kernels) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
     #[cfg(target_arch = "x86_64")]
     {
         if let Isa::Avx512Bf16(bf16) = isa {
