@@ -3,38 +3,39 @@
 //!
 //! The head runs over the same positions several times, one pass a draft step. At pass `s`, position `i`
 //! is rotated as `i + s`, and sees K and V of pass 0 at positions up to `i` (the committed text) and of
-//! passes 1 to `s` at `i` alone (the draft that began there).
+//! passes 1 to `s` at `i` alone (the draft that began there). So the passes after the first may run over some
+//! of the positions.
 
-use super::heads::Heads;
+use super::heads::{Drafts, Heads};
 use super::on_device;
 use super::ops::{add_scaled, dot, slice, with_slice};
 use crate::float::exp;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
-/// The attention of the last pass, `[rows * len, queries * head_dim]`, for Q, K and V of all passes before
-/// RoPE, `[passes, rows * len, heads.width()]`.
-pub fn attend(qkv: &Tensor, heads: &Heads, len: usize) -> Result<Tensor> {
+/// The attention of the last of `passes`, `[positions of the pass, queries * head_dim]`, for Q, K and V of all of
+/// them before RoPE, pass after pass, `[positions of all passes, heads.width()]`. The first pass has all positions
+/// of the rows, each later one those of `drafts`.
+pub fn attend(qkv: &Tensor, heads: &Heads, drafts: &Drafts, passes: usize) -> Result<Tensor> {
     if !qkv.device().is_cpu() {
-        return on_device::attend_causally(qkv, heads, len);
+        return on_device::attend_causally(qkv, heads, drafts, passes);
     }
     qkv.apply_op1(CausalAttention {
         heads: heads.clone(),
-        len,
+        drafts: drafts.clone(),
+        passes,
     })
 }
 
 struct CausalAttention {
     heads: Heads,
-    /// Positions a row.
-    len: usize,
+    drafts: Drafts,
+    passes: usize,
 }
 
-/// The rows, passes, and elements of one call.
+/// The elements of one call.
 struct CausalCall<'a> {
     op: &'a CausalAttention,
-    passes: usize,
-    rows: usize,
     qkv: &'a [f32],
 }
 
@@ -48,29 +49,27 @@ enum CausalPart {
 
 /// What both directions need.
 struct CausalWeights {
-    /// `[rows * queries, len, head_dim]`, rotated and scaled.
+    /// `[rows * queries, positions, head_dim]`, rotated and scaled.
     q: Vec<f32>,
-    /// Of each pass `[rows * keys, len, head_dim]`; K is rotated.
+    /// Of each pass `[rows * keys, positions, head_dim]`; K is rotated.
     k: Vec<Vec<f32>>,
     v: Vec<Vec<f32>>,
-    /// `[rows * queries, len, len]`: what a position gives to the positions of pass 0.
+    /// `[rows * queries, positions, len]`: what a position gives to the positions of pass 0.
     text: Vec<f32>,
-    /// `[rows * queries, len, passes - 1]`: what it gives to the later passes.
+    /// `[rows * queries, positions, passes - 1]`: what it gives to the later passes.
     draft: Vec<f32>,
 }
 
-impl CausalAttention {
-    fn call<'a>(&'a self, qkv: &'a [f32], dims: (usize, usize, usize)) -> CausalCall<'a> {
-        CausalCall {
-            op: self,
-            passes: dims.0,
-            rows: dims.1 / self.len,
-            qkv,
-        }
-    }
-}
-
 impl CausalCall<'_> {
+    fn rows(&self) -> usize {
+        self.op.drafts.rows
+    }
+
+    /// Positions of a row in the last pass.
+    fn count(&self) -> usize {
+        self.op.drafts.count(self.op.passes - 1)
+    }
+
     /// Queries of one head of K.
     fn group(&self) -> usize {
         self.op.heads.queries / self.op.heads.keys
@@ -91,33 +90,40 @@ impl CausalCall<'_> {
         }
     }
 
-    /// Calls `each` with every place of `part` in a row of width `width`: its number in the order of
-    /// `[rows, heads, len]`, its offset in `[rows * len, width]`, and its position.
-    fn places(&self, part: CausalPart, width: usize, mut each: impl FnMut(usize, usize, usize)) {
+    /// Calls `each` with every place of `part` of pass `pass`, in rows of width `width`: its number in the order
+    /// of `[rows, heads, positions]`, its offset in `[rows * positions, width]`, and its position.
+    fn places(
+        &self,
+        (part, pass): (CausalPart, usize),
+        width: usize,
+        mut each: impl FnMut(usize, usize, usize),
+    ) {
         let (heads, start) = self.columns(part);
-        let (len, d) = (self.op.len, self.op.heads.head_dim);
-        for row in 0..self.rows {
+        let (count, d) = (self.op.drafts.count(pass), self.op.heads.head_dim);
+        for row in 0..self.rows() {
             for head in 0..heads {
-                for i in 0..len {
-                    let from = (row * len + i) * width + start + head * d;
-                    each((row * heads + head) * len + i, from, i);
+                for i in 0..count {
+                    let from = (row * count + i) * width + start + head * d;
+                    let position = self.op.drafts.position(pass, row, i);
+                    each((row * heads + head) * count + i, from, position);
                 }
             }
         }
     }
 
-    /// `part` of pass `pass`, `[rows, heads, len, head_dim]`.
+    /// `part` of pass `pass`, `[rows, heads, positions, head_dim]`.
     fn gather(&self, part: CausalPart, pass: usize) -> Vec<f32> {
         let d = self.op.heads.head_dim;
         let width = self.op.heads.width();
-        let size = self.rows * self.op.len;
-        let qkv = &self.qkv[pass * size * width..][..size * width];
+        let places = self.op.drafts.places(pass);
+        let size = places.len();
+        let qkv = &self.qkv[places.start * width..places.end * width];
         let mut out = vec![0f32; size * self.columns(part).0 * d];
         let scale = match part {
             CausalPart::Query => self.op.heads.scale(),
             _ => 1.0,
         };
-        self.places(part, width, |to, from, i| {
+        self.places((part, pass), width, |to, from, i| {
             let (x, y) = (&qkv[from..from + d], &mut out[to * d..(to + 1) * d]);
             match part {
                 CausalPart::Value => y.copy_from_slice(x),
@@ -127,18 +133,18 @@ impl CausalCall<'_> {
         out
     }
 
-    /// Writes the gradient by `part` of pass `pass`, `[rows, heads, len, head_dim]`, to `out`, which is
+    /// Writes the gradient by `part` of pass `pass`, `[rows, heads, positions, head_dim]`, to `out`, which is
     /// that by all of `qkv`.
     fn scatter(&self, part: CausalPart, pass: usize, slope: &[f32], out: &mut [f32]) {
         let d = self.op.heads.head_dim;
         let width = self.op.heads.width();
-        let size = self.rows * self.op.len;
-        let out = &mut out[pass * size * width..][..size * width];
+        let places = self.op.drafts.places(pass);
+        let out = &mut out[places.start * width..places.end * width];
         let scale = match part {
             CausalPart::Query => self.op.heads.scale(),
             _ => 1.0,
         };
-        self.places(part, width, |from, to, i| {
+        self.places((part, pass), width, |from, to, i| {
             let (x, y) = (&slope[from * d..(from + 1) * d], &mut out[to..to + d]);
             match part {
                 CausalPart::Value => y.copy_from_slice(x),
@@ -154,22 +160,23 @@ impl CausalCall<'_> {
         b: (&CpuStorage, bool),
         sizes: (usize, usize, usize),
     ) -> Result<Vec<f32>> {
-        product(self.rows * self.op.heads.keys, a, b, sizes)
+        product(self.rows() * self.op.heads.keys, a, b, sizes)
     }
 
     /// The attention's weights; each row is a softmax over what its position sees.
     fn weights(&self) -> Result<CausalWeights> {
-        let (len, d) = (self.op.len, self.op.heads.head_dim);
-        let q = self.gather(CausalPart::Query, self.passes - 1);
-        let all = |part| (0..self.passes).map(move |pass| self.gather(part, pass));
+        let (len, count, d) = (self.op.drafts.len, self.count(), self.op.heads.head_dim);
+        let passes = self.op.passes;
+        let q = self.gather(CausalPart::Query, passes - 1);
+        let all = |part| (0..passes).map(move |pass| self.gather(part, pass));
         let (k, v): (Vec<_>, Vec<_>) = (
             all(CausalPart::Key).collect(),
             all(CausalPart::Value).collect(),
         );
         let keys = CpuStorage::F32(k[0].clone());
-        let sizes = (self.group() * len, len, d);
+        let sizes = (self.group() * count, len, d);
         let mut text = self.product((q.clone(), false), (&keys, true), sizes)?;
-        let later = self.passes - 1;
+        let later = passes - 1;
         let mut draft = vec![0f32; q.len() / d * later];
         for (query, (text, q)) in text
             .chunks_exact_mut(len)
@@ -181,7 +188,9 @@ impl CausalCall<'_> {
             for (own, k) in own.iter_mut().zip(&k[1..]) {
                 *own = dot(q, &k[key * d..(key + 1) * d]);
             }
-            let (seen, unseen) = text.split_at_mut(query % len + 1);
+            let row = query / count / self.op.heads.queries;
+            let position = self.op.drafts.position(later, row, query % count);
+            let (seen, unseen) = text.split_at_mut(position + 1);
             unseen.fill(0.0);
             softmax(seen, own);
         }
@@ -194,19 +203,19 @@ impl CausalCall<'_> {
         })
     }
 
-    /// The number of the key at the position and in the group of the query with this number.
+    /// The number of the key of a later pass at the position and in the group of the query with this number.
     fn key(&self, query: usize) -> usize {
-        let len = self.op.len;
-        query / len / self.group() * len + query % len
+        let count = self.count();
+        query / count / self.group() * count + query % count
     }
 
     fn forward(&self) -> Result<Vec<f32>> {
-        let (len, d) = (self.op.len, self.op.heads.head_dim);
+        let (len, d) = (self.op.drafts.len, self.op.heads.head_dim);
         let weights = self.weights()?;
         let values = CpuStorage::F32(weights.v[0].clone());
-        let sizes = (self.group() * len, d, len);
+        let sizes = (self.group() * self.count(), d, len);
         let mut y = self.product((weights.text, false), (&values, false), sizes)?;
-        let later = self.passes - 1;
+        let later = self.op.passes - 1;
         for (query, y) in y.chunks_exact_mut(d).enumerate() {
             let key = self.key(query);
             let own = &weights.draft[query * later..(query + 1) * later];
@@ -216,7 +225,7 @@ impl CausalCall<'_> {
         }
         let width = self.op.heads.queries * d;
         let mut out = vec![0f32; y.len()];
-        self.places(CausalPart::Query, width, |from, to, _| {
+        self.places((CausalPart::Query, later), width, |from, to, _| {
             out[to..to + d].copy_from_slice(&y[from * d..(from + 1) * d]);
         });
         Ok(out)
@@ -224,8 +233,9 @@ impl CausalCall<'_> {
 
     /// The gradient by `qkv` for the gradient `slope` by the output.
     fn backward(&self, slope: &[f32]) -> Result<Vec<f32>> {
-        let (len, d) = (self.op.len, self.op.heads.head_dim);
-        let later = self.passes - 1;
+        let (len, count, d) = (self.op.drafts.len, self.count(), self.op.heads.head_dim);
+        let passes = self.op.passes;
+        let later = passes - 1;
         let (group, width) = (self.group(), self.op.heads.queries * d);
         let CausalWeights {
             q,
@@ -235,18 +245,17 @@ impl CausalCall<'_> {
             draft,
         } = self.weights()?;
         let mut of_y = vec![0f32; slope.len()];
-        self.places(CausalPart::Query, width, |to, from, _| {
+        self.places((CausalPart::Query, later), width, |to, from, _| {
             of_y[to * d..(to + 1) * d].copy_from_slice(&slope[from..from + d]);
         });
         let values = CpuStorage::F32(v[0].clone());
         let mut of_text = self.product(
             (of_y.clone(), false),
             (&values, true),
-            (group * len, len, d),
+            (group * count, len, d),
         )?;
-        let zeros = || vec![0f32; k[0].len()];
-        let (mut of_k, mut of_v): (Vec<_>, Vec<_>) =
-            (0..self.passes).map(|_| (zeros(), zeros())).unzip();
+        let zeros = |k: &Vec<f32>| vec![0f32; k.len()];
+        let (mut of_k, mut of_v): (Vec<_>, Vec<_>) = k.iter().map(|k| (zeros(k), zeros(k))).unzip();
         let mut of_q_later = vec![0f32; q.len()];
         let mut of_own = vec![0f32; later];
         for (query, of_text) in of_text.chunks_exact_mut(len).enumerate() {
@@ -272,14 +281,14 @@ impl CausalCall<'_> {
         }
         let keys = CpuStorage::F32(k.into_iter().next().unwrap_or_default());
         let (q, of_y) = (CpuStorage::F32(q), CpuStorage::F32(of_y));
-        let sizes = (len, d, group * len);
+        let sizes = (len, d, group * count);
         of_v[0] = self.product((text, true), (&of_y, false), sizes)?;
         of_k[0] = self.product((of_text.clone(), true), (&q, false), sizes)?;
-        let mut of_q = self.product((of_text, false), (&keys, false), (group * len, d, len))?;
+        let mut of_q = self.product((of_text, false), (&keys, false), (group * count, d, len))?;
         add_scaled(&mut of_q, 1.0, &of_q_later);
         let mut out = vec![0f32; self.qkv.len()];
         self.scatter(CausalPart::Query, later, &of_q, &mut out);
-        for pass in 0..self.passes {
+        for pass in 0..passes {
             self.scatter(CausalPart::Key, pass, &of_k[pass], &mut out);
             self.scatter(CausalPart::Value, pass, &of_v[pass], &mut out);
         }
@@ -342,17 +351,17 @@ impl CustomOp1 for CausalAttention {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let call = self.call(slice(storage, layout)?, layout.shape().dims3()?);
+        let qkv = slice(storage, layout)?;
+        let call = CausalCall { op: self, qkv };
         let width = self.heads.queries * self.heads.head_dim;
-        let shape = (call.rows * self.len, width).into();
+        let shape = (call.rows() * call.count(), width).into();
         Ok((CpuStorage::F32(call.forward()?), shape))
     }
 
     fn bwd(&self, qkv: &Tensor, _: &Tensor, slope: &Tensor) -> Result<Option<Tensor>> {
-        let dims = qkv.dims3()?;
         let of_qkv = with_slice(qkv, |qkv| {
-            with_slice(slope, |slope| self.call(qkv, dims).backward(slope))
+            with_slice(slope, |slope| CausalCall { op: self, qkv }.backward(slope))
         })???;
-        Tensor::from_vec(of_qkv, dims, qkv.device()).map(Some)
+        Tensor::from_vec(of_qkv, qkv.dims2()?, qkv.device()).map(Some)
     }
 }

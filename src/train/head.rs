@@ -8,7 +8,8 @@
 
 use super::attention::attend;
 use super::head_weights::{EAGLE_LAYER, HeadWeights, TargetEmbedding, layer_shapes};
-use super::ops::linear;
+use super::heads::Drafts;
+use super::ops::Products;
 use super::optimizer::ByName;
 use super::student::{Student, TrainBatch};
 use crate::error::{Error, Result};
@@ -23,11 +24,20 @@ pub const DECAY: f64 = 0.8;
 /// A trainable head in f32.
 pub struct TrainHead {
     weights: HeadWeights,
-    passes: usize,
+    unrolling: Unrolling,
+}
+
+/// How a head is unrolled.
+#[derive(Debug, Clone, Copy)]
+pub struct Unrolling {
+    /// Steps.
+    pub passes: usize,
+    /// In training the steps after the first begin at one position of so many.
+    pub stride: usize,
 }
 
 impl TrainHead {
-    /// A head of shape `config` that predicts `ids` and is unrolled over `passes` steps, for rows of
+    /// A head of shape `config` that predicts `ids` and is unrolled as `unrolling` says, for rows of
     /// `seq_len` tokens; see [`HeadWeights::new`].
     ///
     /// # Errors
@@ -37,15 +47,15 @@ impl TrainHead {
         target: (&ModelConfig, &mut Weights),
         taps: usize,
         ids: Vec<u32>,
-        passes: usize,
+        unrolling: Unrolling,
         (seed, seq_len): (u64, usize),
         device: &Device,
     ) -> Result<Self> {
         let shapes = shapes(&config, taps, ids.len());
-        let random = (seed, seq_len + passes);
+        let random = (seed, seq_len + unrolling.passes);
         Ok(Self {
             weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
-            passes,
+            unrolling,
         })
     }
 
@@ -65,8 +75,14 @@ impl TrainHead {
         let vars = variables(weights)?;
         Ok(Self {
             weights: HeadWeights::of(config, vars, embedding, ids, seq_len + passes)?,
-            passes,
+            unrolling: Unrolling { passes, stride: 1 },
         })
+    }
+
+    /// The same head, whose products with weights are `products`.
+    pub fn with_products(mut self, products: Products) -> Self {
+        self.weights.products = products;
+        self
     }
 
     /// The same head with a copy of other weights.
@@ -78,16 +94,19 @@ impl TrainHead {
         other.vars = variables(weights)?;
         Ok(Self {
             weights: other,
-            passes: self.passes,
+            unrolling: self.unrolling,
         })
     }
 
     /// The embeddings of the tokens that pass `pass` reads, `[rows * positions, hidden]`. After the end of
     /// a row its last token is repeated; nothing is learnt there.
-    fn embeddings(&self, tokens: &[&[u32]], pass: usize) -> Result<Tensor> {
-        let ids = tokens.iter().flat_map(|row| {
-            let last = row.len() - 1;
-            (1..last).map(move |i| row[(i + pass).min(last)])
+    fn embeddings(&self, tokens: &[&[u32]], drafts: &Drafts, pass: usize) -> Result<Tensor> {
+        let ids = tokens.iter().enumerate().flat_map(|(row, tokens)| {
+            let of_position = move |i| {
+                let position = drafts.position(pass, row, i);
+                tokens[(position + 1 + pass).min(tokens.len() - 1)]
+            };
+            (0..drafts.count(pass)).map(of_position)
         });
         self.weights.embed(ids.collect())
     }
@@ -110,37 +129,63 @@ impl Student for TrainHead {
     }
 
     fn depths(&self) -> (usize, f64) {
-        (self.passes, DECAY)
+        (self.unrolling.passes, DECAY)
     }
 
     fn target_offset(&self) -> usize {
         1
     }
 
+    /// One of each so many, so the choice moves from step to step.
+    fn later_positions(&self, positions: &[usize], random: u64) -> Option<Vec<usize>> {
+        let stride = self.unrolling.stride.min(positions.len());
+        (stride > 1).then(|| {
+            let first = (random % stride as u64) as usize;
+            let some = positions.iter().skip(first).step_by(stride);
+            some.take(positions.len() / stride).copied().collect()
+        })
+    }
+
     fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
         let features = (batch.features.as_ref())
             .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
-        let positions = features.dim(0)? / batch.tokens.len().max(1);
+        let rows = batch.tokens.len();
+        let drafts = Drafts {
+            rows,
+            len: features.dim(0)? / rows.max(1),
+            starts: batch.later.as_ref().map(|later| Arc::new(later.concat())),
+        };
         let weights = &self.weights;
         let at = |part: &str| format!("{EAGLE_LAYER}.{part}");
         let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
         let qkv = weights.joined(EAGLE_LAYER, &qkv)?;
         let gate_up = weights.joined(EAGLE_LAYER, &["mlp.gate_proj", "mlp.up_proj"])?;
-        let mut feature = linear(features, weights.var("fc"))?;
+        let mut feature = weights.linear(features, weights.var("fc"))?;
         let (mut known, mut outputs) = (Vec::new(), Vec::new());
-        for pass in 0..self.passes {
-            let embedded = self.embeddings(&batch.tokens, pass)?;
+        for pass in 0..self.unrolling.passes {
+            if pass == 1 && drafts.starts.is_some() {
+                feature = feature.index_select(&rows_of(&drafts, feature.device())?, 0)?;
+            }
+            let embedded = self.embeddings(&batch.tokens, &drafts, pass)?;
             let embedded = weights.norm(&embedded, &at("input_layernorm"))?;
             let hidden = weights.norm(&feature, &at("hidden_norm"))?;
-            let x = linear(&Tensor::cat(&[embedded, hidden], 1)?, &qkv)?;
-            known.push(x.unsqueeze(0)?);
-            let y = attend(&Tensor::cat(&known, 0)?, &weights.heads, positions)?;
-            let residual = (feature + linear(&y, weights.var(&at("self_attn.o_proj")))?)?;
+            known.push(weights.linear(&Tensor::cat(&[embedded, hidden], 1)?, &qkv)?);
+            let y = attend(&Tensor::cat(&known, 0)?, &weights.heads, &drafts, pass + 1)?;
+            let o = weights.var(&at("self_attn.o_proj"));
+            let residual = (feature + weights.linear(&y, o)?)?;
             feature = weights.mlp(residual, EAGLE_LAYER, &gate_up)?;
             outputs.push(weights.norm(&feature, "norm")?);
         }
-        Ok(linear(&Tensor::cat(&outputs, 0)?, weights.var("lm_head"))?)
+        weights.linear(&Tensor::cat(&outputs, 0)?, weights.var("lm_head"))
     }
+}
+
+/// The numbers of the positions at which drafts begin among those of all rows.
+fn rows_of(drafts: &Drafts, device: &Device) -> Result<Tensor> {
+    let starts = drafts.positions(1).into_iter().enumerate();
+    let row = |number| number / drafts.count(1);
+    let rows = starts.map(|(number, position)| (row(number) * drafts.len + position) as u32);
+    Ok(Tensor::new(rows.collect::<Vec<_>>(), device)?)
 }
 
 fn variables(weights: &ByName<Tensor>) -> Result<ByName<Var>> {

@@ -3,7 +3,7 @@
 
 use super::heads::Heads;
 use super::model::{INITIAL_DEVIATION, fresh};
-use super::ops::{linear, rms_norm, swiglu};
+use super::ops::{Products, linear, rms_norm, swiglu};
 use super::optimizer::ByName;
 use crate::error::{Error, Result};
 use crate::model::{HeadTarget, ModelConfig, Weights, names};
@@ -43,6 +43,8 @@ pub struct HeadWeights {
     /// The target's ids of the head's output rows.
     pub ids: Vec<u32>,
     pub heads: Heads,
+    /// How products with weights are computed.
+    pub products: Products,
 }
 
 impl HeadWeights {
@@ -109,6 +111,7 @@ impl HeadWeights {
             vars,
             embedding: embedding.into(),
             ids,
+            products: Products::default(),
         })
     }
 
@@ -136,14 +139,23 @@ impl HeadWeights {
         Ok(Tensor::cat(&all.collect::<Vec<_>>(), 0)?)
     }
 
+    /// `x @ weight^T`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn linear(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        Ok(linear(x, weight, self.products)?)
+    }
+
     /// The residual stream after the second half of `layer`, its MLP, whose gate and up are joined.
     ///
     /// # Errors
     /// If the device fails.
     pub fn mlp(&self, residual: Tensor, layer: &str, gate_up: &Tensor) -> Result<Tensor> {
         let normed = self.norm(&residual, &format!("{layer}.post_attention_layernorm"))?;
-        let wide = swiglu(&linear(&normed, gate_up)?)?;
-        Ok((residual + linear(&wide, self.var(&format!("{layer}.mlp.down_proj")))?)?)
+        let wide = swiglu(&self.linear(&normed, gate_up)?)?;
+        let down = self.var(&format!("{layer}.mlp.down_proj"));
+        Ok((residual + self.linear(&wide, down)?)?)
     }
 
     /// The embeddings of `ids`, `[ids, hidden]`.

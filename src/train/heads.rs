@@ -1,5 +1,6 @@
 //! The shapes of attention in training.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The shapes of the attention.
@@ -30,6 +31,48 @@ impl Heads {
     /// What a product of query and key is multiplied by.
     pub fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
+    }
+}
+
+/// Where the drafts of a few rows begin. The first pass of an unrolled head runs over all positions, the later
+/// ones over these.
+#[derive(Debug, Clone)]
+pub struct Drafts {
+    pub rows: usize,
+    /// Positions of a row.
+    pub len: usize,
+    /// The positions at which drafts begin, row after row, as many in each; `None` = all.
+    pub starts: Option<Arc<Vec<usize>>>,
+}
+
+impl Drafts {
+    /// Positions of a row in pass `pass`.
+    pub fn count(&self, pass: usize) -> usize {
+        match &self.starts {
+            Some(starts) if pass > 0 => starts.len() / self.rows.max(1),
+            _ => self.len,
+        }
+    }
+
+    /// The position of number `i` of row `row` in pass `pass`.
+    pub fn position(&self, pass: usize, row: usize, i: usize) -> usize {
+        match &self.starts {
+            Some(starts) if pass > 0 => starts[row * self.count(pass) + i],
+            _ => i,
+        }
+    }
+
+    /// The positions of all rows in pass `pass`, one row after the other.
+    pub fn positions(&self, pass: usize) -> Vec<usize> {
+        let of_row = |row| (0..self.count(pass)).map(move |i| self.position(pass, row, i));
+        (0..self.rows).flat_map(of_row).collect()
+    }
+
+    /// Where pass `pass` is if the passes stand one after the other.
+    pub fn places(&self, pass: usize) -> Range<usize> {
+        let size = |pass| self.rows * self.count(pass);
+        let start: usize = (0..pass).map(size).sum();
+        start..start + size(pass)
     }
 }
 

@@ -53,9 +53,10 @@ use crate::text::Text;
 use candle_core::Device;
 use corpus::{Row, Split};
 use features::FeatureStore;
-use head::TrainHead;
+use head::{TrainHead, Unrolling};
 use identity::Identity;
 use model::TrainModel;
+pub use ops::Products;
 pub use options::{DistillOptions, DraftSize, Method, Objective};
 use output::OutputFolder;
 use parallel::{ParallelParts, TrainParallelHead};
@@ -76,6 +77,11 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
     let device = kernels::device(&options.device)?;
     if let Some(threads) = options.threads {
         kernels::set_threads(threads);
+    }
+    if !device.is_cpu() && options.products != Products::F32 {
+        return Err(Error::setup(
+            "--products bf16 is for --device cpu: leave it out on a GPU",
+        ));
     }
     let target = DistillTarget::open(options)?;
     let mut shape = shape::of(options, &target)?;
@@ -181,7 +187,7 @@ fn student(
             }
             let of_target = (of_target, &mut weights);
             let (taps, ids) = (shape.taps.len(), ids.unwrap_or_default().to_vec());
-            let (passes, rows) = (options.ttt_steps, (seed, seq_len));
+            let rows = (seed, seq_len);
             match shape.block {
                 Some(block) => {
                     let parts = ParallelParts {
@@ -190,11 +196,17 @@ fn student(
                         markov_rank: shape.markov_rank,
                     };
                     let head = TrainParallelHead::new(config, of_target, parts, ids, rows, device);
-                    Box::new(head?)
+                    Box::new(head?.with_products(options.products))
                 }
-                None => Box::new(TrainHead::new(
-                    config, of_target, taps, ids, passes, rows, device,
-                )?),
+                None => {
+                    let unrolling = Unrolling {
+                        passes: options.ttt_steps,
+                        stride: options.ttt_stride,
+                    };
+                    let head =
+                        TrainHead::new(config, of_target, taps, ids, unrolling, rows, device);
+                    Box::new(head?.with_products(options.products))
+                }
             }
         }
     };

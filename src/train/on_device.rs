@@ -1,7 +1,7 @@
 //! What [`ops`](super::ops), [`attention`](super::attention) and [`block_attention`](super::block_attention)
 //! compute, as chains of candle's ops, which have kernels for a GPU and know their own gradients.
 
-use super::heads::{BlockLayout, Heads};
+use super::heads::{BlockLayout, Drafts, Heads};
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax;
 
@@ -16,34 +16,45 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
 }
 
 /// See [`attention::attend`](super::attention::attend).
-pub fn attend_causally(qkv: &Tensor, heads: &Heads, len: usize) -> Result<Tensor> {
-    let (passes, all, _) = qkv.dims3()?;
-    let (rows, device) = (all / len, qkv.device());
+pub fn attend_causally(
+    qkv: &Tensor,
+    heads: &Heads,
+    drafts: &Drafts,
+    passes: usize,
+) -> Result<Tensor> {
+    let (rows, len, device) = (drafts.rows, drafts.len, qkv.device());
+    let count = drafts.count(passes - 1);
     let (keys, group, d) = (heads.keys, heads.queries / heads.keys, heads.head_dim);
-    // Heads of the pass, `[rows * keys, .. * len, head_dim]`, rotated if they have angles.
-    let part = |pass: usize, first: usize, count: usize, rotates: bool| {
-        let part = qkv.get(pass)?;
-        let part = heads_of(&part, (rows, len), (first, count), d)?;
+    // Heads of the pass, `[rows * keys, .. * positions, head_dim]`, rotated if they have angles.
+    let part = |pass: usize, first: usize, of: usize, rotates: bool| {
+        let (places, count) = (drafts.places(pass), drafts.count(pass));
+        let part = qkv.narrow(0, places.start, places.len())?;
+        let part = heads_of(&part, (rows, count), (first, of), d)?;
         let part = if rotates {
-            let positions: Vec<usize> = (pass..pass + len).collect();
-            rotate(&part, &angles(heads, &positions, (1, len), device)?)?
+            let positions = drafts.positions(pass).into_iter();
+            let positions: Vec<usize> = positions.map(|position| position + pass).collect();
+            rotate(&part, &angles(heads, &positions, (rows, count), device)?)?
         } else {
             part
         };
-        part.reshape((rows * keys, count / keys * len, d))
+        part.reshape((rows * keys, of / keys * count, d))
     };
     let q = (part(passes - 1, 0, heads.queries, true)? * f64::from(heads.scale()))?;
     let key = |pass| part(pass, heads.queries, keys, true);
     let value = |pass| part(pass, heads.queries + keys, keys, false);
     // A draft's own K or V beside the queries of its group.
     let of_group = |own: Tensor| {
-        let dims = (rows * keys, group, len, d);
+        let dims = (rows * keys, group, count, d);
         let own = own.unsqueeze(1)?.broadcast_as(dims)?;
-        own.reshape((rows * keys, group * len, d))
+        own.reshape((rows * keys, group * count, d))
     };
-    let seen = (0..group * len).flat_map(|i| (0..len).map(move |j| j <= i % len));
+    let seen = drafts.positions(passes - 1).into_iter();
+    let seen = seen.flat_map(|position| (0..len).map(move |j| j <= position));
+    let seen = mask(seen, (rows, 1, 1, count, len), device)?;
     let scores = q.matmul(&key(0)?.t()?)?;
-    let mut scores = vec![scores.broadcast_add(&mask(seen, (1, group * len, len), device)?)?];
+    let scores = scores.reshape((rows, keys, group, count, len))?;
+    let scores = scores.broadcast_add(&seen)?;
+    let mut scores = vec![scores.reshape((rows * keys, group * count, len))?];
     for pass in 1..passes {
         scores.push((&q * of_group(key(pass)?)?)?.sum_keepdim(2)?);
     }
@@ -56,7 +67,7 @@ pub fn attend_causally(qkv: &Tensor, heads: &Heads, len: usize) -> Result<Tensor
         let weight = weights.narrow(2, len + pass - 1, 1)?;
         y = (y + of_group(value(pass)?)?.broadcast_mul(&weight)?)?;
     }
-    side_by_side(&y, (rows, len), heads)
+    side_by_side(&y, (rows, count), heads)
 }
 
 /// See [`block_attention::attend`](super::block_attention::attend).

@@ -6,18 +6,36 @@
 
 use super::on_device;
 use crate::float::exp;
+use crate::kernels::{Factor, pair_product};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use clap::ValueEnum;
+use serde::Serialize;
 
 /// Number of partial sums of a sum over a row, so that the compiler can use vector registers.
 const LANES: usize = 16;
 
-/// `x @ weight^T`: `[rows, outputs]` for `x` `[rows, inputs]` and `weight` `[outputs, inputs]`.
-pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+/// What the products with weights, and those of their gradients, multiply. Sums are f32.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Products {
+    /// f32.
+    #[default]
+    F32,
+    /// Both factors rounded to bf16: faster on a CPU with AVX512-BF16.
+    Bf16,
+}
+
+/// `x @ weight^T`: `[rows, outputs]` for `x` `[rows, inputs]` and `weight` `[outputs, inputs]`. On a GPU the
+/// products are those of f32.
+pub fn linear(x: &Tensor, weight: &Tensor, products: Products) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return x.matmul(&weight.t()?);
     }
-    x.apply_op2(weight, LinearOp)
+    match products {
+        Products::F32 => x.apply_op2(weight, LinearOp),
+        Products::Bf16 => x.apply_op2(weight, PairLinear),
+    }
 }
 
 /// `x / rms(x) * weight` over the rows of `x` `[rows, width]`.
@@ -114,6 +132,57 @@ impl CustomOp2 for LinearOp {
             None
         };
         Ok((of_x, Some(slope.t()?.matmul(&x.detach())?)))
+    }
+}
+
+/// [`LinearOp`] with factors that are rounded to bf16.
+struct PairLinear;
+
+impl CustomOp2 for PairLinear {
+    fn name(&self) -> &'static str {
+        "train-pair-linear"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (rows, inputs) = x_layout.shape().dims2()?;
+        let (outputs, _) = layout.shape().dims2()?;
+        let x = Factor::by_line(slice(x, x_layout)?, rows, inputs);
+        let weight = Factor::by_line(slice(weight, layout)?, outputs, inputs);
+        let y = pair_product(x, weight);
+        Ok((CpuStorage::F32(y), (rows, outputs).into()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        slope: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let ((rows, inputs), (outputs, _)) = (x.dims2()?, weight.dims2()?);
+        with_slice(slope, |slope| {
+            let of_x = if x.track_op() {
+                let of_x = with_slice(weight, |weight| {
+                    let slope = Factor::by_line(slope, rows, outputs);
+                    pair_product(slope, Factor::by_depth(weight, inputs, outputs))
+                })?;
+                Some(Tensor::from_vec(of_x, (rows, inputs), x.device())?)
+            } else {
+                None
+            };
+            let of_weight = with_slice(x, |x| {
+                let slope = Factor::by_depth(slope, outputs, rows);
+                pair_product(slope, Factor::by_depth(x, inputs, rows))
+            })?;
+            let of_weight = Tensor::from_vec(of_weight, (outputs, inputs), x.device())?;
+            Ok((of_x, Some(of_weight)))
+        })?
     }
 }
 

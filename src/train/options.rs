@@ -1,5 +1,6 @@
 //! The flags of `foretoken distill`.
 
+use super::ops::Products;
 use crate::model::{MAX_MARKOV_RANK, MAX_TREE_NODES};
 use crate::parse::{at_least_one, number, threads, up_to};
 use clap::{Args, ValueEnum};
@@ -151,6 +152,14 @@ pub struct DistillOptions {
     /// With eagle3: steps over which the head is unrolled on its own outputs.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = up_to::<64>)]
     pub ttt_steps: usize,
+    /// With eagle3: a step of training begins the steps after the first at one position of so many, others each
+    /// time. They cost as much as the first where it is 1.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = up_to::<64>)]
+    pub ttt_stride: usize,
+    /// Of a head, on the CPU: what the products with weights multiply. bf16 is faster with AVX512-BF16, and only
+    /// there; weights, gradients and sums stay f32.
+    #[arg(long, value_enum, default_value_t)]
+    pub products: Products,
     /// Of a head: how the hidden states are stored in --out. f16 takes 2 bytes a value, int8 1.
     #[arg(long, value_enum, default_value_t)]
     pub features: Precision,
@@ -217,6 +226,8 @@ impl DistillOptions {
         json!({
             "method": self.method,
             "ttt-steps": eagle3.then_some(self.ttt_steps),
+            "ttt-stride": (eagle3 && self.ttt_stride > 1).then_some(self.ttt_stride),
+            "products": (self.products != Products::F32).then_some(self.products),
             "block-size": parallel.then_some(self.block_size),
             "features": (eagle3 || parallel).then_some(self.features),
             "objective": self.objective,

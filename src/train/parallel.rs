@@ -9,7 +9,7 @@
 use super::block_attention::attend;
 use super::head_weights::{HeadWeights, layer_shapes};
 use super::heads::BlockLayout;
-use super::ops::linear;
+use super::ops::Products;
 use super::optimizer::ByName;
 use super::student::{Student, TrainBatch};
 use crate::error::{Error, Result};
@@ -65,6 +65,12 @@ impl TrainParallelHead {
             block: parts.block,
             has_markov: parts.markov_rank > 0,
         })
+    }
+
+    /// The same head, whose products with weights are `products`.
+    pub fn with_products(mut self, products: Products) -> Self {
+        self.weights.products = products;
+        self
     }
 
     /// The tokens of all blocks.
@@ -126,31 +132,31 @@ impl Student for TrainParallelHead {
             size,
             anchors: batch.positions.concat(),
         };
-        let context = linear(features, weights.var("fc"))?;
+        let context = weights.linear(features, weights.var("fc"))?;
         let context = weights.norm(&context, "hidden_norm")?;
         let mut x = weights.embed(self.tokens(batch))?;
         for layer in 0..weights.config.num_layers() {
             let layer = format!("layers.{layer}");
             let normed = weights.norm(&x, &format!("{layer}.input_layernorm"))?;
-            let of_context = linear(&context, &weights.joined(&layer, &QKV[1..])?)?;
-            let of_blocks = linear(&normed, &weights.joined(&layer, &QKV)?)?;
+            let of_context = weights.linear(&context, &weights.joined(&layer, &QKV[1..])?)?;
+            let of_blocks = weights.linear(&normed, &weights.joined(&layer, &QKV)?)?;
             let y = attend(&of_context, &of_blocks, &weights.heads, &blocks)?;
             let o = weights.var(&format!("{layer}.self_attn.o_proj"));
             let gate_up = weights.joined(&layer, &["mlp.gate_proj", "mlp.up_proj"])?;
-            x = weights.mlp((x + linear(&y, o)?)?, &layer, &gate_up)?;
+            x = weights.mlp((x + weights.linear(&y, o)?)?, &layer, &gate_up)?;
         }
         let blocks = blocks.anchors.len();
         let masks = (1..size).flat_map(|mask| (0..blocks).map(move |at| (at * size + mask) as u32));
         let masks = Tensor::new(masks.collect::<Vec<_>>(), x.device())?;
         let normed = weights.norm(&x.index_select(&masks, 0)?, "norm")?;
-        let logits = linear(&normed, weights.var("lm_head"))?;
+        let logits = weights.linear(&normed, weights.var("lm_head"))?;
         if !self.has_markov {
             return Ok(logits);
         }
         let [of_token, to_outputs] = MARKOV.map(|name| weights.var(name));
         let before = Tensor::new(self.tokens_before(batch), x.device())?;
         let before = of_token.index_select(&before, 0)?;
-        Ok((logits + linear(&before, to_outputs)?)?)
+        Ok((logits + weights.linear(&before, to_outputs)?)?)
     }
 }
 

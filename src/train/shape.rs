@@ -3,7 +3,7 @@
 use super::corpus::Row;
 use super::parallel::ANCHOR_STRIDE;
 use super::target::DistillTarget;
-use super::{DistillOptions, DraftSize, Method, Objective};
+use super::{DistillOptions, DraftSize, Method, Objective, Products};
 use crate::error::{Error, Result};
 use crate::files::config_of;
 use crate::model::{
@@ -48,6 +48,14 @@ pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpe
     }
     if options.method != Method::Draft && options.draft_size.is_some() {
         return Err(Error::setup("--draft-size belongs to --method draft"));
+    }
+    if options.method != Method::Eagle3 && options.ttt_stride > 1 {
+        return Err(Error::setup("--ttt-stride belongs to --method eagle3"));
+    }
+    if options.method == Method::Draft && options.products != Products::F32 {
+        return Err(Error::setup(
+            "--products bf16 belongs to --method eagle3 and parallel",
+        ));
     }
     let shape = match options.method {
         Method::Draft => draft_model(options, target)?,

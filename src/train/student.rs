@@ -14,6 +14,8 @@ pub struct TrainBatch<'a> {
     pub features: Option<Tensor>,
     /// The [positions](Student::positions) of each row.
     pub positions: Vec<Vec<usize>>,
+    /// Those of the depths after the first, if they are [others](Student::later_positions); as many in each row.
+    pub later: Option<Vec<Vec<usize>>>,
 }
 
 /// A model in training. At some positions of a row it predicts [`Student::depths`] tokens, one after the
@@ -50,6 +52,12 @@ pub trait Student: Send + Sync {
     /// depends on `len` alone; if there is a choice, the random number makes it.
     fn positions(&self, len: usize, _random: u64) -> Vec<usize> {
         (0..len.saturating_sub(self.target_offset())).collect()
+    }
+
+    /// Those of `positions` at which a step of training predicts the tokens of the depths after the first; `None` =
+    /// all. Their number depends on that of `positions` alone.
+    fn later_positions(&self, _positions: &[usize], _random: u64) -> Option<Vec<usize>> {
+        None
     }
 
     /// The logits, `[depths * rows * positions, outputs]`: depth after depth. A column that `outputs` does

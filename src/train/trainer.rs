@@ -187,7 +187,7 @@ impl<'a> Trainer<'a> {
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
                 let batch = this.batch(rows, Some(this.state.steps))?;
-                let targets_of = this.targets_of(rows, &batch.positions)?;
+                let targets_of = this.targets_of(rows, &batch)?;
                 let logits = this.model.logits(&batch)?;
                 let weights = LossWeights {
                     positions: &targets_of.weights,
@@ -239,7 +239,7 @@ impl<'a> Trainer<'a> {
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
                 let batch = this.batch(rows, None)?;
-                let targets_of = this.targets_of(rows, &batch.positions)?;
+                let targets_of = this.targets_of(rows, &batch)?;
                 let logits = this.model.logits(&batch)?;
                 Ok((
                     measure(&logits, &targets_of.soft, None)?.0,
@@ -291,27 +291,40 @@ impl<'a> Trainer<'a> {
         };
         let tokens = rows.iter().map(|&row| &self.data.rows[row].tokens[..]);
         let draw = step.map_or(0, |step| mix(self.options.seed ^ POSITIONS) ^ step as u64);
-        let positions = rows.iter().map(|&row| {
-            let random = mix(mix(draw) ^ row as u64);
-            self.model.positions(len, random)
+        let random = |row: usize| mix(mix(draw) ^ row as u64);
+        let positions = rows
+            .iter()
+            .map(|&row| self.model.positions(len, random(row)));
+        let positions: Vec<Vec<usize>> = positions.collect();
+        // An evaluation measures all depths at all positions.
+        let later = step.and_then(|_| {
+            let later = rows.iter().zip(&positions);
+            later
+                .map(|(&row, positions)| self.model.later_positions(positions, random(row)))
+                .collect()
         });
         Ok(TrainBatch {
             tokens: tokens.collect(),
             features,
-            positions: positions.collect(),
+            positions,
+            later,
         })
     }
 
-    /// What the student is to learn at `positions` of `rows`. Where the distribution would be after the end
-    /// of the row there is no mass, and so no loss.
-    fn targets_of(&self, rows: &[usize], positions: &[Vec<usize>]) -> Result<TrainTargets> {
+    /// What the student is to learn at the positions of `batch`, which has `rows`. Where the distribution would be
+    /// after the end of the row there is no mass, and so no loss.
+    fn targets_of(&self, rows: &[usize], batch: &TrainBatch<'_>) -> Result<TrainTargets> {
         let len = self.options.seq_len;
         let ((depths, decay), target_offset) = (self.model.depths(), self.model.target_offset());
-        let in_row = positions.first().map_or(0, Vec::len);
         let all: f64 = (0..depths).map(|depth| decay.powi(depth as i32)).sum();
-        let scale = 1.0 / (all * (self.options.batch_size * in_row) as f64);
         let (mut places, mut weights, mut counted) = (Vec::new(), Vec::new(), Vec::new());
         for depth in 0..depths {
+            let positions = match &batch.later {
+                Some(later) if depth > 0 => later,
+                _ => &batch.positions,
+            };
+            let in_row = positions.first().map_or(0, Vec::len);
+            let scale = 1.0 / (all * (self.options.batch_size * in_row) as f64);
             for (number, (&row, positions)) in rows.iter().zip(positions).enumerate() {
                 for position in positions {
                     let at = position + target_offset + depth;

@@ -6,7 +6,7 @@ use foretoken::error::Error;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
 use foretoken::train::features::Precision;
 use foretoken::train::model::TrainModel;
-use foretoken::train::{DistillOptions, Method, Objective, run};
+use foretoken::train::{DistillOptions, Method, Objective, Products, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,6 +130,8 @@ impl Workshop {
             top_k: 8,
             overlap_share: 0.0,
             ttt_steps: 3,
+            ttt_stride: 1,
+            products: Products::F32,
             features: Precision::F16,
             seq_len: 16,
             holdout: 0.1,

@@ -11,7 +11,7 @@ use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, load_head};
 use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
 use foretoken::train::features::Precision;
-use foretoken::train::{DistillOptions, Method, Objective, run};
+use foretoken::train::{DistillOptions, Method, Objective, Products, run};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -309,6 +309,41 @@ fn a_head_trained_in_sessions_equals_one_trained_at_once() {
     }
 }
 
+/// Fewer drafts a step and rounded products teach about the same, in sessions, too.
+#[test]
+fn a_head_is_learnt_from_some_drafts_and_rounded_products() {
+    let shop = Workshop::new();
+    let plain = run(&options(&shop, "plain")).unwrap();
+    let cheap = DistillOptions {
+        ttt_stride: 3,
+        products: Products::Bf16,
+        ..options(&shop, "cheap")
+    };
+    let report = run(&cheap).unwrap();
+    for (depth, of_plain) in report.depths.iter().zip(&plain.depths) {
+        let off = (depth.loss - of_plain.loss).abs();
+        assert!(off > 0.0 && off < 0.1 * of_plain.loss, "{report}\n{plain}");
+    }
+    let sessions = DistillOptions {
+        out: shop.at("sessions"),
+        stop_after: Some(7),
+        ..cheap.clone()
+    };
+    run(&sessions).unwrap();
+    let rest = DistillOptions {
+        resume: true,
+        stop_after: None,
+        ..sessions
+    };
+    run(&rest).unwrap();
+    assert_same_weights(&cheap.out, &rest.out);
+    let other = DistillOptions {
+        ttt_stride: 2,
+        ..rest
+    };
+    refused_with(&other, "ttt-stride was 3");
+}
+
 #[test]
 fn a_head_can_begin_with_another() {
     let shop = Workshop::new();
@@ -343,6 +378,12 @@ fn what_a_head_cannot_be_is_refused_in_one_line() {
     );
     refused_with(&with(&|o| o.device = "cuda".into()), "cuda");
     refused_with(&with(&|o| o.layers = Some(2)), "--layers belongs to");
+    let of_draft = |o: &mut DistillOptions| {
+        (o.method, o.products) = (Method::Draft, Products::Bf16);
+    };
+    refused_with(&with(&of_draft), "--products bf16 belongs to");
+    let of_draft = |o: &mut DistillOptions| (o.method, o.ttt_stride) = (Method::Draft, 2);
+    refused_with(&with(&of_draft), "--ttt-stride belongs to");
     refused_with(&with(&|o| o.mask_token_id = Some(2)), "--mask-token-id");
     let of_blocks = |change: &dyn Fn(&mut DistillOptions)| {
         let mut options = parallel(&shop, "out");

@@ -47,7 +47,10 @@ fn head() -> TrainHead {
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
     TrainHead {
         weights: HeadWeights::of(config, vars, embedding, IDS.to_vec(), LEN + PASSES).unwrap(),
-        passes: PASSES,
+        unrolling: Unrolling {
+            passes: PASSES,
+            stride: 1,
+        },
     }
 }
 
@@ -103,33 +106,73 @@ fn rows() -> ([Vec<u32>; 2], Tensor) {
     ([tokens(1), tokens(2)], features)
 }
 
-/// The logits of both rows in the order of [`Student::logits`].
-fn all_logits(w: &Plain, tokens: &[Vec<u32>; 2], features: &Tensor) -> Vec<f64> {
+/// The logits of both rows in the order of [`Student::logits`]; the passes after the first are at `later` positions
+/// of each row.
+fn all_logits(
+    w: &Plain,
+    tokens: &[Vec<u32>; 2],
+    features: &Tensor,
+    later: &[Vec<usize>],
+) -> Vec<f64> {
     let features = matrix(features);
     let rows = [0, 1].map(|row| {
         let features = &features[row * POSITIONS..(row + 1) * POSITIONS];
         reference(w, &tokens[row], features)
     });
-    let of_pass = |pass: usize| [&rows[0], &rows[1]].map(|row| row[pass].concat()).concat();
-    (0..PASSES).flat_map(of_pass).collect()
+    let all: Vec<usize> = (0..POSITIONS).collect();
+    let mut logits = Vec::new();
+    for pass in 0..PASSES {
+        for (row, later) in rows.iter().zip(later) {
+            let positions = if pass == 0 { &all } else { later };
+            for &position in positions {
+                logits.extend_from_slice(&row[pass][position]);
+            }
+        }
+    }
+    logits
 }
 
 #[test]
 fn the_head_and_its_gradients_are_those_of_an_f64_reference() {
     let head = head();
     let (tokens, features) = rows();
-    let batch = TrainBatch {
-        tokens: tokens.iter().map(Vec::as_slice).collect(),
-        features: Some(features.clone()),
-        positions: Vec::new(),
-    };
-    let logits = head.logits(&batch).unwrap();
-    assert_eq!(logits.dims(), [PASSES * 2 * POSITIONS, IDS.len()]);
-    let w = plain(&head.weights);
-    assert_close(&logits, &all_logits(&w, &tokens, &features));
-    assert_gradients(&head.weights, &logits, |w| {
-        all_logits(w, &tokens, &features)
-    });
+    let all: Vec<usize> = (0..POSITIONS).collect();
+    for (later, positions) in [
+        (None, vec![all.clone(), all]),
+        (Some(()), vec![vec![1, 3], vec![0, 4]]),
+    ] {
+        let batch = TrainBatch {
+            tokens: tokens.iter().map(Vec::as_slice).collect(),
+            features: Some(features.clone()),
+            positions: Vec::new(),
+            later: later.map(|()| positions.clone()),
+        };
+        let logits = head.logits(&batch).unwrap();
+        let count = 2 * POSITIONS + (PASSES - 1) * positions.concat().len();
+        assert_eq!(logits.dims(), [count, IDS.len()]);
+        let w = plain(&head.weights);
+        assert_close(&logits, &all_logits(&w, &tokens, &features, &positions));
+        assert_gradients(&head.weights, &logits, |w| {
+            all_logits(w, &tokens, &features, &positions)
+        });
+    }
+}
+
+#[test]
+fn later_passes_move_through_all_positions() {
+    let mut head = head();
+    let positions: Vec<usize> = (0..11).collect();
+    assert_eq!(head.later_positions(&positions, 5), None);
+    head.unrolling.stride = 4;
+    let mut seen: Vec<usize> = (0..4)
+        .flat_map(|random| {
+            let some = head.later_positions(&positions, random).unwrap();
+            assert_eq!(some.len(), 2);
+            some
+        })
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..8).collect::<Vec<_>>());
 }
 
 /// What a position predicts does not depend on the tokens and hidden states after it, except on those
@@ -143,6 +186,7 @@ fn no_position_sees_the_future() {
             tokens: tokens.iter().map(Vec::as_slice).collect(),
             features: Some(features.clone()),
             positions: Vec::new(),
+            later: None,
         };
         let logits = head.logits(&batch).unwrap();
         logits.to_vec2::<f32>().unwrap()

@@ -166,5 +166,6 @@ fn batch(example: &TrainingExample) -> Result<TrainBatch<'_>> {
         tokens: vec![&example.tokens],
         features: Some(states.to_dtype(DType::F32)?),
         positions: Vec::new(),
+        later: None,
     })
 }

@@ -59,10 +59,13 @@ fn activations() {
 #[test]
 fn attention_of_an_unrolled_head() {
     let heads = heads();
-    for passes in [1, 2, 4] {
-        let qkv = var(3, &[passes, ROWS * LEN, heads.width()]);
-        let ours = attend_causally(&qkv, &heads, LEN);
-        compare(&[&qkv], ours, attend_on_cpu(&qkv, &heads, LEN));
+    let some = Some(Arc::new(vec![0, 3, 6, 1, 2, 5]));
+    for (passes, starts) in [(1, None), (2, None), (4, None), (3, some)] {
+        let (rows, len) = (ROWS, LEN);
+        let drafts = Drafts { rows, len, starts };
+        let qkv = var(3, &[drafts.places(passes).start, heads.width()]);
+        let ours = attend_causally(&qkv, &heads, &drafts, passes);
+        compare(&[&qkv], ours, attend_on_cpu(&qkv, &heads, &drafts, passes));
     }
 }
 

@@ -130,6 +130,7 @@ fn logits(head: &TrainParallelHead, tokens: &[Vec<u32>; 2], features: &Tensor) -
         tokens: tokens.iter().map(Vec::as_slice).collect(),
         features: Some(features.clone()),
         positions: ANCHORS.map(|anchors| anchors.to_vec()).to_vec(),
+        later: None,
     };
     head.logits(&batch).unwrap()
 }
