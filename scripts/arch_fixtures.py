@@ -36,6 +36,14 @@ DELTA = dict(
 )
 DELTA_ROPE = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25, mrope_section=[1, 1, 0])
 
+# Heads of another width than their state.
+MAMBA = dict(mamba_n_heads=4, mamba_expand=1, mamba_d_state=6)
+GRANITE4 = MAMBA | dict(
+    embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
+    position_embedding_type="nope",
+)
+NEMOTRON_H = dict(ssm_state_size=6, mamba_num_heads=4, mamba_head_dim=10, n_groups=1)
+
 # The class, and what its configuration has besides SIZES.
 FIXTURES = {
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
@@ -159,6 +167,31 @@ FIXTURES = {
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
         layer_types=["attention", "attention"], num_local_experts=0, num_experts_per_tok=0,
         shared_intermediate_size=48, position_embedding_type="rope", mamba_n_heads=2, time_step_limit=(0.0, 1.0), tie_word_embeddings=True,
+    )),
+    # Two groups of heads; the last layer has a state.
+    "granite4_hybrid": ("GraniteMoeHybrid", GRANITE4 | dict(
+        num_hidden_layers=4, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=48, mamba_n_groups=2,
+        tie_word_embeddings=True,
+    )),
+    # As published: with experts, an MLP of all tokens, one group of heads, and steps without limits.
+    "granite4_hybrid_moe": ("GraniteMoeHybrid", GRANITE4 | dict(
+        num_hidden_layers=3, layer_types=["linear_attention", "linear_attention", "full_attention"], intermediate_size=16,
+        num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=24,
+    )),
+    # Limits that some steps reach.
+    "bamba": ("Bamba", MAMBA | dict(
+        num_hidden_layers=3, attn_layer_indices=[1], time_step_limit=(0.2, 0.8), tie_word_embeddings=True, head_dim=8,
+    )),
+    # Two groups of heads, biases, and a least step that some reach.
+    "nemotron_h": ("NemotronH", NEMOTRON_H | dict(
+        hybrid_override_pattern="M-M*-M-", n_groups=2, mlp_bias=True, use_bias=True, time_step_min=0.2,
+    )),
+    "nemotron_h_plain": ("NemotronH", NEMOTRON_H | dict(n_groups=2, hybrid_override_pattern="M*-M-")),
+    # As Nemotron 3 Nano: experts without gates.
+    "nemotron_h_moe": ("NemotronH", NEMOTRON_H | dict(
+        hybrid_override_pattern="MEM*E", n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=16,
+        moe_shared_expert_intermediate_size=24, n_group=4, topk_group=2, routed_scaling_factor=1.7,
     )),
     "glm": ("Glm", dict(head_dim=16, eos_token_id=[255])),
     "glm4": ("Glm4", dict(head_dim=16, eos_token_id=[255])),

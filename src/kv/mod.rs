@@ -33,6 +33,7 @@ pub enum LayerPool<'a> {
     Tokens(&'a (Tensor, Tensor)),
     /// States of sequences.
     States(&'a Mutex<StatePool>),
+    Nothing,
 }
 
 /// Where a layer's [`LayerPool`] is in a [`KvStore`].
@@ -40,29 +41,31 @@ pub enum LayerPool<'a> {
 pub enum PoolPlace {
     Tokens(usize),
     States(usize),
+    /// Of a layer that keeps nothing.
+    Nothing,
 }
 
 impl<'a> LayerPool<'a> {
     /// K and V of tokens.
     ///
     /// # Errors
-    /// If the layer has states.
+    /// If the layer has none.
     pub fn tokens(self) -> Result<&'a (Tensor, Tensor)> {
         match self {
             Self::Tokens(pool) => Ok(pool),
-            Self::States(_) => Err(Error::internal("a layer has no K and V")),
+            Self::States(_) | Self::Nothing => Err(Error::internal("a layer has no K and V")),
         }
     }
 
     /// The states of sequences.
     ///
     /// # Errors
-    /// If the layer has K and V.
+    /// If the layer has none.
     pub fn states(self) -> Result<MutexGuard<'a, StatePool>> {
         match self {
             // Whoever panicked in a forward has failed its sequences; no other state was written.
             Self::States(pool) => Ok(pool.lock().unwrap_or_else(PoisonError::into_inner)),
-            Self::Tokens(_) => Err(Error::internal("a layer has no states")),
+            Self::Tokens(_) | Self::Nothing => Err(Error::internal("a layer has no states")),
         }
     }
 }
@@ -154,6 +157,7 @@ impl KvStore {
         let pool = match place {
             PoolPlace::Tokens(i) => self.layers.get(i).map(LayerPool::Tokens),
             PoolPlace::States(i) => self.states.get(i).map(LayerPool::States),
+            PoolPlace::Nothing => Some(LayerPool::Nothing),
         };
         pool.ok_or_else(|| Error::internal("the pool has too few layers"))
     }

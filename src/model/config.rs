@@ -127,7 +127,7 @@ impl ModelConfig {
 
     /// Reads the text of a `config.json`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let json = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let json = files::parse_json(text).map_err(|e| e.to_string())?;
         let mut keys = Keys::of_json(json)?;
         let classes = keys.texts("architectures")?.unwrap_or_default();
         let kind = keys.text("model_type")?;

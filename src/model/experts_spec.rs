@@ -7,6 +7,8 @@ use crate::kernels::Activation;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsSpec {
     pub activation: Activation,
+    /// Whether an expert is like [`MlpSpec::Gated`](super::MlpSpec::Gated), and not like `Plain`.
+    pub is_gated: bool,
     /// Number of experts.
     pub count: usize,
     /// Number of experts of a row.
@@ -53,6 +55,8 @@ pub struct SharedExpert {
     pub width: usize,
     /// Whether its output has a factor of each row, the sigmoid of a product.
     pub has_gate: bool,
+    /// Whether the gate and what it multiplies are one tensor, `gate_up_proj`.
+    pub is_fused: bool,
 }
 
 /// Maximum number of experts of a layer.

@@ -39,8 +39,11 @@ mod layers;
 pub mod linear;
 pub mod load;
 mod lora;
+mod mamba;
+mod mamba_spec;
 pub mod matrix;
 mod medusa;
+mod mixer;
 mod mlp;
 mod mtp;
 mod mxfp4;
@@ -53,6 +56,7 @@ mod path;
 mod pickle;
 mod pooling;
 mod raw_tensors;
+mod recurrent;
 mod requantize;
 mod rope;
 pub(crate) mod safetensors_header;
@@ -77,8 +81,8 @@ pub use head_config::MAX_MARKOV_RANK;
 pub(crate) use head_config::{FcNorm, HeadConfig};
 pub use inventory::{Inventory, TensorEntry};
 pub use layer_spec::{
-    ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
-    RopeRows, RouterScores, SharedExpert,
+    ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MixerSpec, MlpSpec, ModelSpec, NormSpec, Norms,
+    QkNorm, RopeRows, RouterScores, SharedExpert,
 };
 pub use layers::LayerList;
 pub use load::{
@@ -86,6 +90,7 @@ pub use load::{
 };
 pub(crate) use load::{as_loaded, open_head};
 pub use lora::{AdapterRows, LoraAdapter, LoraTarget};
+pub use mamba_spec::MambaSpec;
 pub use path::{PathOutput, PathRows};
 pub use pooling::{EmbeddingSpec, Pooling};
 pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};

@@ -122,8 +122,9 @@ pub fn gguf(name: &str) -> Option<String> {
     let (layer, rest) = layer_of(name).or_else(|| layer_of_head(name))?;
     let unlike = match rest {
         "self_attn.sinks" => Some("attn_sinks.weight"),
-        "linear_attn.A_log" => Some("ssm_a"),
-        "linear_attn.dt_bias" => Some("ssm_dt.bias"),
+        "linear_attn.A_log" | "mamba.A_log" => Some("ssm_a"),
+        "linear_attn.dt_bias" | "mamba.dt_bias" => Some("ssm_dt.bias"),
+        "mamba.D" => Some("ssm_d"),
         _ if rest.ends_with(".e_score_correction_bias") => Some("exp_probs_b.bias"),
         _ => None,
     };
@@ -167,9 +168,10 @@ pub fn gguf(name: &str) -> Option<String> {
         "linear_attn.in_proj_b" => "ssm_beta",
         "linear_attn.in_proj_a" => "ssm_alpha",
         "linear_attn.in_proj_ba" => "ssm_ba",
-        "linear_attn.conv1d" => "ssm_conv1d",
-        "linear_attn.norm" => "ssm_norm",
-        "linear_attn.out_proj" => "ssm_out",
+        "mamba.in_proj" => "ssm_in",
+        "linear_attn.conv1d" | "mamba.conv1d" => "ssm_conv1d",
+        "linear_attn.norm" | "mamba.norm" => "ssm_norm",
+        "linear_attn.out_proj" | "mamba.out_proj" => "ssm_out",
         "conv.in_proj" => "shortconv.in_proj",
         "conv.conv" => "shortconv.conv",
         "conv.out_proj" => "shortconv.out_proj",

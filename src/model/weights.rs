@@ -2,6 +2,7 @@
 
 mod packed;
 mod stack;
+mod vectors;
 
 use super::config::ModelConfig;
 use super::dtypes::Dtypes;

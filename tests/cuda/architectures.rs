@@ -13,7 +13,8 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 32] = [
+const REFUSED: [(&str, &str); 38] = [
+    ("bamba", "Mamba"),
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
     ("ernie4_5_moe", "experts"),
@@ -26,6 +27,8 @@ const REFUSED: [(&str, &str); 32] = [
     ("glm4_moe_plain", "experts"),
     ("gpt_oss", "experts"),
     ("gpt_oss_mxfp4", "experts"),
+    ("granite4_hybrid", "Mamba"),
+    ("granite4_hybrid_moe", "Mamba"),
     ("granite_moe", "experts"),
     ("hunyuan", "norms of heads after"),
     ("lfm2", "convolutions"),
@@ -33,6 +36,9 @@ const REFUSED: [(&str, &str); 32] = [
     ("lfm2_moe", "convolutions"),
     ("mixtral", "experts"),
     ("nemotron", "LayerNorm"),
+    ("nemotron_h", "Mamba"),
+    ("nemotron_h_moe", "Mamba"),
+    ("nemotron_h_plain", "Mamba"),
     ("olmoe", "experts"),
     ("qwen2_moe", "experts"),
     ("qwen2_moe_mixed", "experts"),
@@ -77,6 +83,12 @@ fn widen(config: &mut Value) {
     config["hidden_size"] = (heads * HEAD_DIM).into();
     config["head_dim"] = HEAD_DIM.into();
     config["intermediate_size"] = 192.into();
+    if let (Some(expand), Some(count)) = (
+        config["mamba_expand"].as_u64(),
+        config["mamba_n_heads"].as_u64(),
+    ) {
+        config["mamba_d_head"] = (heads as u64 * HEAD_DIM as u64 * expand / count).into();
+    }
     // One factor for each pair of values that is rotated.
     let rope = &mut config["rope_parameters"];
     let share = rope["partial_rotary_factor"].as_f64().unwrap_or(1.);

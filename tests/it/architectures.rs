@@ -174,6 +174,10 @@ pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) 
             let pairs = halves.transpose(1, 2).unwrap().contiguous().unwrap();
             tensor = pairs.reshape(dims).unwrap();
         }
+        if let Some(dims) = how["dims"].as_array() {
+            let dims = dims.iter().map(|dim| dim.as_u64().unwrap() as usize);
+            tensor = tensor.reshape(dims.collect::<Vec<_>>()).unwrap();
+        }
         // The conversion makes a vector of a matrix of one row.
         if tensor.dims()[0] == 1 {
             tensor = tensor.flatten_all().unwrap();

@@ -54,6 +54,7 @@ fn the_published_config_is_read() {
         name: "mlp.shared_experts",
         width: 1536,
         has_gate: false,
+        is_fused: false,
     };
     assert!(found.is_normalized && found.shared == Some(shared));
     let layer = &config.spec.layers[0];

@@ -66,6 +66,7 @@ mod logs;
 mod lora;
 mod lora_refusals;
 mod lossy;
+mod mamba;
 mod medusa;
 mod model;
 mod model_config;

@@ -31,32 +31,34 @@ pub fn with_experts(
         None
     };
     if let Some(layer) = layers.first() {
-        let experts = experts(keys, layer, given.unwrap_or(width), is_normalized)?;
+        let experts = experts(keys, layer.mlp, given.unwrap_or(width), is_normalized)?;
         let mlp = MlpSpec::Experts(experts);
         layers.iter_mut().for_each(|layer| layer.mlp = mlp);
     }
     Ok(layers)
 }
 
-/// The experts that `keys` describe, of this width, with the activation of `layer`. What else they have, their class says.
+/// The experts that `keys` describe, of this width, with the activation of `mlp`. What else they have, their class says.
 pub fn experts(
     keys: &mut Keys,
-    layer: &LayerSpec,
+    mlp: MlpSpec,
     width: usize,
     is_normalized: bool,
 ) -> Result<ExpertsSpec, String> {
-    experts_by(keys, layer, width, (RouterScores::Softmax, is_normalized))
+    experts_by(keys, mlp, width, (RouterScores::Softmax, is_normalized))
 }
 
 /// The same with these scores of the router, and whether the weights of a row's experts are divided by their sum.
 pub fn experts_by(
     keys: &mut Keys,
-    layer: &LayerSpec,
+    mlp: MlpSpec,
     width: usize,
     (scores, is_normalized): (RouterScores, bool),
 ) -> Result<ExpertsSpec, String> {
-    let MlpSpec::Gated(activation) = layer.mlp else {
-        return Err("experts without a gate are not supported".into());
+    let (activation, is_gated) = match mlp {
+        MlpSpec::Gated(activation) => (activation, true),
+        MlpSpec::Plain { activation, .. } => (activation, false),
+        _ => return Err("experts of this kind are not supported".into()),
     };
     if keys.is_gguf() {
         // Of these architectures, llama.cpp knows no other.
@@ -69,6 +71,7 @@ pub fn experts_by(
     }
     Ok(ExpertsSpec {
         activation,
+        is_gated,
         count: keys.needed_size("num_experts")?,
         per_token: keys.needed_size("num_experts_per_tok")?,
         width,
@@ -91,5 +94,6 @@ pub fn shared(count: usize, width: usize) -> Result<Option<SharedExpert>, String
         name: "mlp.shared_experts",
         width,
         has_gate: false,
+        is_fused: false,
     }))
 }

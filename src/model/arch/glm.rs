@@ -98,7 +98,7 @@ fn glm_experts(keys: &mut Keys, layer: &LayerSpec) -> Result<ExpertsSpec, String
     };
     let width = keys.needed_size("moe_intermediate_size")?;
     let kind = (RouterScores::Sigmoid, is_normalized);
-    let experts = experts_by(keys, layer, width, kind)?;
+    let experts = experts_by(keys, layer.mlp, width, kind)?;
     let (count, per_token) = (keys.size("n_group")?, keys.size("topk_group")?);
     let groups = ExpertGroups {
         count: count.unwrap_or(1),
