@@ -145,7 +145,7 @@ mod tests {
                 "only attention",
             ),
             (
-                json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_d_state": 16, "mamba_n_heads": 8}),
+                json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba", "mamba"]}),
                 "Mamba layers",
                 "only attention",
             ),

@@ -153,7 +153,8 @@ impl ModelSpec {
         full.trim_end_matches(".weight").to_owned()
     }
 
-    /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions.
+    /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions, and keeps something of each
+    /// token.
     ///
     /// # Errors
     /// A message that names what would.
@@ -169,6 +170,9 @@ impl ModelSpec {
                     "layer {i} cannot read K and V of layer {of}: it must be an earlier one with heads of the same shape that has its own"
                 ));
             }
+        }
+        if self.is_recurrent() && self.with_kv(self.layers.len()).next().is_none() {
+            return Err("models without any layer of attention are not supported".into());
         }
         for (name, value) in [
             ("the scale of the embedding", self.embedding_scale),

@@ -1,7 +1,7 @@
 //! Models with Mamba 2 layers: published configurations, random and quantized weights.
 
 use crate::architectures::fixture;
-use crate::common::rig::{Rig, Seq, distance};
+use crate::common::rig::{Rig, Seq};
 use foretoken::kernels::quant::BlockType;
 use foretoken::model::{
     LoadFormat, LoadOptions, MambaSpec, MixerSpec, MlpSpec, ModelConfig, ModelSource, inspect_mtp,
@@ -98,6 +98,10 @@ fn granites_are_read() {
     let newer = mambas(&newer)[0];
     assert_eq!((newer.shape, newer.step_limits), (shape, (0.1, 2.0)));
     for (change, message) in [
+        (
+            json!({"layer_types": vec!["mamba"; 40]}),
+            "models without any layer of attention",
+        ),
         (
             json!({"layer_types": vec!["mamba2"; 40]}),
             "only attention and mamba are",
@@ -225,7 +229,7 @@ fn nemotrons_are_read() {
             "layers_block_type is missing",
         ),
         (
-            json!({"hybrid_override_pattern": "ME", "moe_latent_size": 64}),
+            json!({"hybrid_override_pattern": "ME*", "moe_latent_size": 64}),
             "moe_latent_size",
         ),
         (json!({"mamba_hidden_act": "gelu"}), "mamba_hidden_act"),
@@ -286,12 +290,11 @@ fn quantized_weights_are_close_and_do_not_know_chunks() {
             rows.collect::<Vec<_>>().concat()
         };
         let (plain, blocks) = (logits(None, 48), logits(Some(BlockType::Q8_0), 48));
-        let far = distance(&plain.concat(), &blocks.concat());
-        let largest = plain.iter().flatten().fold(0f32, |a, x| a.max(x.abs()));
-        assert!(
-            far > 0. && far < 0.2 * largest,
-            "{name}: {far} of {largest}"
-        );
+        // A mean: other experts may be chosen.
+        let (plain, found) = (plain.concat(), blocks.concat());
+        let sum: f32 = plain.iter().map(|x| x.abs()).sum();
+        let far: f32 = plain.iter().zip(&found).map(|(a, b)| (a - b).abs()).sum();
+        assert!(far > 0. && far < 0.3 * sum, "{name}: {far} of {sum}");
         assert_eq!(blocks, logits(Some(BlockType::Q8_0), 5), "{name}");
     }
 }
