@@ -4,12 +4,15 @@ use crate::kernels::states::{KeptState, StatePool, StateRows, StateShape, StateS
 use candle_core::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
+/// The outputs of rows, which go on with states.
+type Run<'a> = dyn Fn(&Tensor, &[StateRows], &mut StatePool) -> Result<Tensor> + 'a;
+
 /// A layer under test.
 pub struct Case<'a> {
     /// Values of a row.
     pub width: usize,
     pub states: StateShape,
-    pub run: &'a dyn Fn(&Tensor, &[StateRows], &mut StatePool) -> Result<Tensor>,
+    pub run: &'a Run<'a>,
 }
 
 pub fn random(count: usize, scale: f32) -> Vec<f32> {
