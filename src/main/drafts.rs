@@ -185,15 +185,17 @@ fn multiplications(config: &ModelConfig) -> f64 {
             0
         }
     };
-    let mixer = |layer: &LayerSpec| match (layer.conv, &layer.delta) {
-        (_, Some(delta)) => delta.shape.width() + delta.shape.values(),
-        (Some(_), None) => 4 * config.hidden_size,
-        (None, None) => heads + gates(layer),
+    let hidden = config.hidden_size;
+    let mixer = |layer: &LayerSpec| match (layer.conv, &layer.delta, layer.latent) {
+        (_, Some(delta), _) => delta.shape.width() + delta.shape.values(),
+        (Some(_), None, _) => 4 * hidden,
+        (None, None, Some(latent)) => latent.weights(config.num_heads, hidden) / hidden,
+        (None, None, None) => heads + gates(layer),
     };
     let width = |layer: &LayerSpec| mixer(layer) + 3 * layer.active_width(config.intermediate_size);
     let layers: usize = config.spec.layers.iter().map(width).sum();
     let vocabulary = config.draft_vocab_size.unwrap_or(config.vocab_size);
-    (config.hidden_size * (layers + vocabulary)) as f64
+    (hidden * (layers + vocabulary)) as f64
 }
 
 /// A model's [`Text`], as the translation of drafts sees it.

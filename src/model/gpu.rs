@@ -33,6 +33,12 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
                 .into(),
         );
     }
+    if layer.latent.is_some() {
+        return Err(
+            "multi-head latent attention is not supported on a GPU: only attention over keys and values of heads is"
+                .into(),
+        );
+    }
     let kv = layer.kv_heads.unwrap_or(config.kv_heads());
     if !GPU_HEAD_DIMS.contains(&kv.dim) {
         let [small, large] = GPU_HEAD_DIMS;
@@ -128,6 +134,11 @@ mod tests {
                 json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]}),
                 "short convolutions",
                 "only attention",
+            ),
+            (
+                json!({"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "head_dim": 64}),
+                "multi-head latent attention",
+                "only attention over",
             ),
             (
                 json!({"hidden_act": "relu2"}),

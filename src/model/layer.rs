@@ -2,7 +2,6 @@
 
 use super::block_conv::{BlockConv, BlockPlaces, ConvShape};
 use super::config::ModelConfig;
-use super::delta_net::DeltaNet;
 use super::feed_forward::FeedForward;
 use super::layer_input::LayerInput;
 use super::layer_products::LayerProducts;
@@ -10,9 +9,9 @@ use super::layer_spec::{KvSource, LayerSpec, QkNorm};
 pub(super) use super::layer_step::Step;
 use super::linear::Linear;
 use super::lora::AdapterRows;
+use super::mixer::Mixer;
 use super::norm::Norm;
 use super::rope::RopeTables;
-use super::short_conv::ShortConv;
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{
@@ -40,12 +39,11 @@ pub(super) struct LayerBody {
     /// Of K and V; `dim` is that of queries, too.
     kv_heads: KvHeads,
     /// q, k and v; not those that are of another layer, nor v that is k. Before them the gates of q, if it has some. Of a
-    /// convolution B, C and x; of a delta net its inputs.
+    /// mixer its inputs.
     qkv: Linear,
     o: Linear,
     /// In place of attention, between `qkv` and `o`.
-    conv: Option<ShortConv>,
-    delta: Option<DeltaNet>,
+    mixer: Option<Mixer>,
     head_norms: Option<HeadNorms>,
     /// `[head_dim]`: ones, if heads of v have a norm.
     v_norm: Option<Tensor>,
@@ -118,20 +116,28 @@ impl Layer {
     /// All its products.
     pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let LayerBody {
-            qkv, o, mlp, input, ..
+            mixer,
+            qkv,
+            o,
+            mlp,
+            input,
+            ..
         } = &mut self.block;
+        let mixer = mixer.iter_mut().flat_map(Mixer::linears);
         let input = input.iter_mut().flat_map(LayerInput::linears);
-        [qkv, o].into_iter().chain(mlp.linears()).chain(input)
+        let attention = [qkv, o].into_iter().chain(mixer);
+        attention.chain(mlp.linears()).chain(input)
     }
 
     /// Those of them that adapters can change: not those of a delta net, whose parts have an order of their own.
     pub fn adapted_linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let LayerBody {
-            delta, qkv, o, mlp, ..
+            mixer, qkv, o, mlp, ..
         } = &mut self.block;
-        let attention = delta.is_none().then_some([qkv, o]);
-        let attention = attention.into_iter().flatten();
-        attention.chain(mlp.adapted_linears())
+        let adapts = !matches!(mixer, Some(Mixer::Delta(_)));
+        let attention = adapts.then_some([qkv, o]).into_iter().flatten();
+        let mixer = mixer.iter_mut().flat_map(Mixer::linears);
+        attention.chain(mixer).chain(mlp.adapted_linears())
     }
 
     /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;
@@ -272,13 +278,7 @@ impl LayerBody {
         };
         let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
         let v_norm = spec.v_norm.then(ones).transpose()?;
-        let conv = spec
-            .conv
-            .map(|conv| ShortConv::load(weights, &at("conv.conv"), hidden, conv));
-        let conv = conv.transpose()?;
-        let eps = config.rms_norm_eps as f32;
-        let delta = spec.delta.as_ref();
-        let delta = delta.map(|delta| DeltaNet::load(weights, &at, delta, eps));
+        let mixer = Mixer::load((config, spec), weights, &at)?;
         let mut norm = |name: Option<&'static str>| {
             name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
                 .transpose()
@@ -307,8 +307,7 @@ impl LayerBody {
             after_mlp: norm(norms.after_mlp)?,
             qkv: products.inner(weights)?,
             o: products.outer(weights)?,
-            conv,
-            delta: delta.transpose()?,
+            mixer,
             mlp: FeedForward::load(config, spec, weights, at)?,
         })
     }
@@ -399,20 +398,17 @@ impl LayerBody {
         let (q, gate) = self.write(x, config, step, pool)?;
         let o = |y: &Tensor| self.o.forward_adapted(y, step.attending_adapters);
         let q = step.pick(&q, rows)?;
-        if self.delta.is_some() {
-            return o(&q.contiguous()?);
-        }
-        let pool = pool.tokens()?;
-        if let Some(conv) = &self.conv {
-            return o(&conv.forward(&q, step.spans, pool)?);
-        }
         let params = AttentionParams {
             scale: self.spec.attention_scale,
             window: self.spec.window,
             soft_cap: self.spec.soft_cap,
             sinks: self.sinks.as_ref(),
         };
-        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, params)?;
+        if let Some(mixer) = &self.mixer {
+            return o(&mixer.forward(&q, step, params, pool)?);
+        }
+        let (k_pool, v_pool) = pool.tokens()?;
+        let y = paged_attention(&q, k_pool, v_pool, step.spans, params)?;
         let y = y.reshape((rows, heads * d))?;
         match gate {
             None => o(&y),
@@ -424,7 +420,7 @@ impl LayerBody {
     }
 
     /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are any,
-    /// `[rows, num_heads * head_dim]`; or C of a convolution, or the outputs of a delta net.
+    /// `[rows, num_heads * head_dim]`; or what a mixer takes of each row.
     pub fn write(
         &self,
         x: &Tensor,
@@ -433,16 +429,13 @@ impl LayerBody {
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let products = self.qkv.forward_adapted(x, step.adapters)?;
-        if let Some(delta) = &self.delta {
-            return Ok((delta.forward(&products, step, pool)?, None));
+        let own_angles = self.rope.map(|rope| &step.angles[rope]);
+        if let Some(mixer) = &self.mixer {
+            return Ok((mixer.write(&products, step, own_angles, pool)?, None));
         }
-        let pool = pool.tokens()?;
-        if let Some(conv) = &self.conv {
-            return Ok((conv.write(&products, step, pool)?, None));
-        }
-        let (k_pool, v_pool) = pool;
+        let (k_pool, v_pool) = pool.tokens()?;
         let (rows, heads) = (x.dim(0)?, config.num_heads);
-        let KvHeads { count, dim } = self.kv_heads;
+        let KvHeads { count, dim, .. } = self.kv_heads;
         let (gate, qkv) = if self.spec.has_gate {
             let (width, gates) = (products.dim(1)?, heads * dim);
             let others = products.narrow(1, gates, width - gates)?.contiguous()?;
@@ -456,7 +449,6 @@ impl LayerBody {
             v: v_pool,
             slots: step.slots,
         };
-        let own_angles = self.rope.map(|rope| &step.angles[rope]);
         let angles = own_angles.map(|angles| (&angles.cos, &angles.sin));
         let norms = self.head_norms.as_ref();
         let q = match (self.spec.kv, &self.v_norm) {

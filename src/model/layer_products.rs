@@ -1,6 +1,7 @@
 //! Reads the two products of a layer's first half: what is done with its input, and what makes its output.
 
 use super::delta_net::DeltaNet;
+use super::latent::LatentAttention;
 use super::layer_spec::{KvSource, LayerSpec, RopeRows};
 use super::linear::Linear;
 use super::rope::halves_from_pairs;
@@ -24,7 +25,7 @@ pub(super) struct LayerProducts<'a, At> {
 
 impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
     /// That of the input: q, k and v, before them the gates of q, if there are any; B, C and x of a convolution; the inputs
-    /// of a delta net.
+    /// of a delta net; queries and what is kept of latent attention.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -39,7 +40,11 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
         if let Some(conv) = spec.conv {
             return weights.linear(&at("conv.in_proj"), (3 * hidden, inputs), conv.has_bias);
         }
-        let KvHeads { count, dim } = self.kv_heads;
+        if let Some(latent) = spec.latent {
+            let shape = (*spec, latent);
+            return LatentAttention::products(weights, at, shape, self.heads, inputs);
+        }
+        let KvHeads { count, dim, .. } = self.kv_heads;
         let (q, kv, bias) = (self.heads * dim, count * dim, spec.qkv_bias);
         // The width of a rope whose pairs are neighbours.
         let interleaved = spec.rope.as_ref().map(|rope| rope.width);
@@ -97,7 +102,8 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
             (Some(delta), _) => ("linear_attn.out_proj", delta.shape.values(), false),
             (None, Some(conv)) => ("conv.out_proj", hidden, conv.has_bias),
             (None, None) => {
-                let width = self.heads * self.kv_heads.dim;
+                let latent = spec.latent.map(|latent| latent.value);
+                let width = self.heads * latent.unwrap_or(self.kv_heads.dim);
                 ("self_attn.o_proj", width, spec.o_bias)
             }
         };

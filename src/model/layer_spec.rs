@@ -3,6 +3,7 @@
 use super::conv_spec::ShortConvSpec;
 use super::delta_spec::DeltaSpec;
 pub use super::experts_spec::{ExpertGroups, ExpertsSpec, RouterScores, SharedExpert};
+use super::latent_spec::LatentSpec;
 use super::rope::RopeSpec;
 use crate::kernels::{Activation, StateShape, Xielu};
 use crate::kv::{KvHeads, PoolPlace};
@@ -16,6 +17,8 @@ pub struct LayerSpec {
     pub conv: Option<ShortConvSpec>,
     /// The gated delta rule in place of attention. It keeps no K and V, but a state of the whole text.
     pub delta: Option<DeltaSpec>,
+    /// The latent vectors that keys and values of its heads are products of. It keeps these in place of K and V.
+    pub latent: Option<LatentSpec>,
     /// Where K and V come from.
     pub kv: KvSource,
     /// Whether each head of v has an RMSNorm without weights.
@@ -331,6 +334,7 @@ impl LayerSpec {
             kv_heads: None,
             conv: None,
             delta: None,
+            latent: None,
             kv: KvSource::Own,
             v_norm: false,
             rope: Some(rope),

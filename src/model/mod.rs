@@ -30,6 +30,8 @@ pub mod hub_headers;
 mod inputs;
 mod inventory;
 mod keys;
+mod latent;
+mod latent_spec;
 mod layer;
 mod layer_input;
 mod layer_products;
@@ -41,6 +43,7 @@ pub mod load;
 mod lora;
 pub mod matrix;
 mod medusa;
+mod mixer;
 mod mlp;
 mod mtp;
 mod mxfp4;
@@ -76,6 +79,7 @@ pub use head::HeadKind;
 pub use head_config::MAX_MARKOV_RANK;
 pub(crate) use head_config::{FcNorm, HeadConfig};
 pub use inventory::{Inventory, TensorEntry};
+pub use latent_spec::LatentSpec;
 pub use layer_spec::{
     ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
     RopeRows, RouterScores, SharedExpert,

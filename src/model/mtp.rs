@@ -53,7 +53,9 @@ impl MtpNames {
 /// # Errors
 /// If none has.
 pub(super) fn config(target: &ModelConfig) -> Result<ModelConfig> {
-    let attends = |layer: &&LayerSpec| layer.delta.is_none() && layer.conv.is_none();
+    let attends = |layer: &&LayerSpec| {
+        layer.delta.is_none() && layer.conv.is_none() && layer.latent.is_none()
+    };
     let layer = target.spec.layers.iter().find(attends);
     let layer = layer.ok_or_else(|| Error::setup("no layer of the model has attention"))?;
     Ok(ModelConfig {
