@@ -2,10 +2,15 @@
 //! compared with transformers among all [architectures](crate::architectures).
 
 use crate::architectures::{TOLERANCE, fixture};
-use crate::common::tiny::open;
+use crate::common::rig::{Rig, Seq};
+use crate::common::tiny::{logits, open, write_config};
 use crate::glm_moe::{experts, read};
 use candle_core::{DType, Device, Tensor};
-use foretoken::model::{ExpertGroups, LatentSpec, ModelConfig, RopeRows, RouterScores};
+use foretoken::kernels::quant::BlockType;
+use foretoken::model::{
+    ExpertGroups, LatentSpec, LoadFormat, LoadOptions, ModelConfig, ModelSource, RopeRows,
+    RouterScores, inspect, load,
+};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
@@ -307,4 +312,111 @@ fn the_pool_keeps_latent_vectors_alone() {
             assert_eq!((k.dims(), v.elem_count()), (&[8, 1, kept][..], 0), "{name}");
         }
     }
+}
+
+/// Random weights of heads with whole blocks, as blocks, and in each dtype of the pool: rows have the bits that they have
+/// in other chunks. What is listed before is what is loaded.
+#[test]
+fn chunks_change_no_bits_whatever_the_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = v3();
+    for (key, value) in [
+        ("vocab_size", 256),
+        ("hidden_size", 64),
+        ("intermediate_size", 64),
+        ("moe_intermediate_size", 32),
+        ("num_hidden_layers", 4),
+        ("num_attention_heads", 6),
+        ("num_key_value_heads", 6),
+        ("n_routed_experts", 16),
+        ("q_lora_rank", 32),
+        ("kv_lora_rank", 64),
+        ("qk_nope_head_dim", 32),
+        ("qk_rope_head_dim", 16),
+        ("v_head_dim", 32),
+    ] {
+        config[key] = value.into();
+    }
+    config
+        .as_object_mut()
+        .unwrap()
+        .remove("quantization_config");
+    write_config(folder.path(), &config);
+    let source = ModelSource::Folder(folder.path().to_owned());
+    let tokens: Vec<u32> = (0..40).map(|i| i * 37 % 251).collect();
+    for quantize in [None, Some(BlockType::Q8_0), Some(BlockType::Q4_0)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let options = LoadOptions {
+                dtype: Some(dtype),
+                format: LoadFormat::Dummy,
+                seed: 3,
+                quantize,
+                ..LoadOptions::default()
+            };
+            let feed = |parts: &[&[u32]]| {
+                let mut rig = Rig::new(load(&source, &options).unwrap(), 32, 4);
+                let mut seq = Seq::default();
+                let rows = parts.iter().map(|part| rig.feed(&mut seq, part));
+                rows.collect::<Vec<_>>().concat()
+            };
+            let (start, end) = tokens.split_at(17);
+            let (middle, end) = end.split_at(1);
+            let whole = feed(&[&tokens]);
+            assert!(whole.iter().flatten().all(|x| x.is_finite()));
+            assert!(
+                whole == feed(&[start, middle, end]),
+                "{quantize:?} {dtype:?}"
+            );
+            let (listed, inventory) = inspect(&source, &options).unwrap();
+            let of_heads = inventory.entries.iter();
+            let of_heads = of_heads.filter(|entry| entry.name.contains("kv_b_proj"));
+            let loaded: Vec<&str> = of_heads.map(|entry| &*entry.loaded).collect();
+            let want = quantize.map_or(dtype.as_str().to_owned(), |kind| kind.to_string());
+            assert_eq!(loaded, vec![want; 4]);
+            assert_eq!(
+                listed.kv_shape().bytes_per_token(),
+                4 * 80 * dtype.size_in_bytes()
+            );
+        }
+    }
+}
+
+/// In FP8 with a scale for each tile, as DeepSeek-V3 is published.
+#[test]
+fn packed_products_of_heads_are_unpacked() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let fixture = fixture("deepseek_v3");
+    let stored = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+    let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
+    let mut config: Json = serde_json::from_str(&text).unwrap();
+    write_config(folders[1].path(), &config);
+    config["quantization_config"] = v3()["quantization_config"].clone();
+    write_config(folders[0].path(), &config);
+    let [mut packed, mut dense] = [stored.clone(), stored];
+    let names: Vec<String> = packed.keys().cloned().collect();
+    for name in names.iter().filter(|name| name.contains("kv_b_proj")) {
+        let small = packed[name].to_dtype(DType::F8E4M3).unwrap();
+        let scale = Tensor::new(&[[0.75f32]], &Device::Cpu).unwrap();
+        let values = small
+            .to_dtype(DType::F32)
+            .unwrap()
+            .broadcast_mul(&scale)
+            .unwrap();
+        dense.insert(name.clone(), values);
+        packed.insert(name.replace("weight", "weight_scale_inv"), scale);
+        packed.insert(name.clone(), small);
+    }
+    let compute = |folder: &Path, tensors| {
+        candle_core::safetensors::save(tensors, folder.join("model.safetensors")).unwrap();
+        let options = LoadOptions {
+            dtype: Some(DType::F32),
+            ..LoadOptions::default()
+        };
+        let source = ModelSource::Folder(folder.to_owned());
+        logits(load(&source, &options).unwrap(), &fixture.prompt)
+    };
+    let [of_packed, of_dense] = [(&folders[0], &packed), (&folders[1], &dense)]
+        .map(|(folder, tensors)| compute(folder.path(), tensors));
+    assert!(of_packed == of_dense);
 }

@@ -23,22 +23,20 @@ impl Weights {
         inputs: usize,
     ) -> Result<(Matrices, Matrices)> {
         let shape = (heads * (keys + values), inputs);
-        let stored = if self.inventory.is_some() || self.has_packed(name) {
-            let all = self.matrix(name, shape, None)?;
-            if self.inventory.is_some() {
-                let format = all.format();
-                let unread = |shape| -> Matrices {
-                    let one = || -> Arc<dyn Matrix> {
-                        let format = format.clone();
-                        Arc::new(Unread { shape, format })
-                    };
-                    (0..heads).map(|_| one()).collect()
+        if self.inventory.is_some() {
+            let format = self.matrix(name, shape, None)?.format();
+            let unread = |shape| -> Matrices {
+                let one = || -> Arc<dyn Matrix> {
+                    let format = format.clone();
+                    Arc::new(Unread { shape, format })
                 };
-                return Ok((unread((inputs, keys)), unread((values, inputs))));
-            }
-            all.dequantize()?
-        } else {
-            self.stored(&format!("{name}.weight"), &[shape.0, shape.1])?
+                (0..heads).map(|_| one()).collect()
+            };
+            return Ok((unread((inputs, keys)), unread((values, inputs))));
+        }
+        let stored = match self.packed_matrix(name, shape, None)? {
+            Some(packed) => packed.dequantize()?,
+            None => self.stored(&format!("{name}.weight"), &[shape.0, shape.1])?,
         };
         let part = |head: usize, start: usize, count: usize| {
             stored.narrow(0, head * (keys + values) + start, count)
