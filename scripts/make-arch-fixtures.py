@@ -61,7 +61,7 @@ def randomize(model, seed):
                 noise *= 4
             parameter.copy_(noise.to(torch.bfloat16).float())
         for name, buffer in sorted(model.named_buffers()):
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.copy_((0.1 * torch.randn(buffer.shape, generator=generator)).to(torch.bfloat16).float())
             if name.endswith(("layer_scalar", "sinks")):
                 buffer.copy_((0.3 * torch.randn(1, generator=generator) + 0.9).to(torch.bfloat16).float())
@@ -169,6 +169,7 @@ GGUF = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
     "granite4_hybrid": "granitehybrid", "granite4_hybrid_moe": "granitehybrid", "nemotron_h_plain": "nemotron_h",
     "nemotron_h_moe": "nemotron_h_moe",
@@ -362,6 +363,27 @@ def gguf_of(arch, config, state):
             "expert_weights_norm": config.norm_topk_prob,
             "nextn_predict_layers": config.num_nextn_predict_layers,
         }
+    if arch == "deepseek2":
+        metadata |= {
+            # Of one head, whose keys and values are latent vectors.
+            "attention.head_count_kv": 1,
+            "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+            "attention.value_length": config.kv_lora_rank,
+            "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "attention.value_length_mla": config.v_head_dim,
+            "attention.kv_lora_rank": config.kv_lora_rank,
+            "expert_weights_norm": config.norm_topk_prob,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": config.qk_rope_head_dim,
+            "vocab_size": config.vocab_size,
+        }
+        if config.q_lora_rank:
+            metadata["attention.q_lora_rank"] = config.q_lora_rank
+        if "mscale_all_dim" in rope:
+            metadata["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+        # Files of GLM-4.7-Flash do not say it.
+        if kind := {"deepseek_v2": 1, "deepseek_v3": 2}.get(config.model_type):
+            metadata["expert_gating_func"] = kind
     if arch == "ernie4_5-moe":
         metadata |= {
             "expert_shared_count": config.moe_num_shared_experts,
@@ -430,7 +452,19 @@ def gguf_of(arch, config, state):
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tensors, stacked = {}, {}
     for name in sorted(state):
-        if name.startswith(f"model.layers.{config.num_hidden_layers}."):
+        further = name.startswith(f"model.layers.{config.num_hidden_layers}.")
+        if further and arch == "deepseek2":
+            # The conversion leaves them out.
+            continue
+        if name.endswith(".kv_b_proj.weight"):
+            how = {"interleaved_heads": 0, "offset": 0, "heads": config.num_attention_heads}
+            layer, nope = f"blk.{name.split('.')[2]}", config.qk_nope_head_dim
+            tensors[name] = [
+                how | {"name": f"{layer}.attn_k_b.weight", "rows": [0, nope], "transposed": True},
+                how | {"name": f"{layer}.attn_v_b.weight", "rows": [nope, config.v_head_dim]},
+            ]
+            continue
+        if further:
             layer = f"blk.{config.num_hidden_layers}"
             part = "nextn.eh_proj" if "eh_proj" in name else "ffn_up_exps"
             tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
@@ -611,7 +645,7 @@ def make(name):
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():
         # The published files have these, which no class reads.
         state[f"model.layers.{i}.self_attn.k_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
-    for i in range(config.num_nextn_predict_layers if name.startswith("glm4_moe") else 0):
+    for i in range(config.num_nextn_predict_layers if name in ("glm4_moe", "glm4_moe_plain", "deepseek_v3") else 0):
         # As in the published files, of a layer that predicts further tokens.
         at = f"model.layers.{config.num_hidden_layers + i}"
         state[f"{at}.eh_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)

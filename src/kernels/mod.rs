@@ -46,7 +46,7 @@ pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
 pub use device::{device, device_memory};
 pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
-pub use kv_write::kv_write;
+pub use kv_write::{kv_write, kv_write_to};
 pub use mamba::{MambaShape, MambaWeights, mamba};
 pub use norm::add_norm;
 pub use paged_attention::{

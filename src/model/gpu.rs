@@ -37,6 +37,12 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
                     .into(),
             );
         }
+        MixerSpec::Latent(_) => {
+            return Err(
+                "multi-head latent attention is not supported on a GPU: only attention over keys and values of heads is"
+                    .into(),
+            );
+        }
         MixerSpec::Attention | MixerSpec::Delta(_) => {}
     }
     if matches!(layer.mixer, MixerSpec::Delta(_)) || layer.has_gate {
@@ -158,6 +164,11 @@ mod tests {
                 json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "*-M"}),
                 "layers without an MLP",
                 "those with one",
+            ),
+            (
+                json!({"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "head_dim": 64}),
+                "multi-head latent attention",
+                "only attention over",
             ),
             (
                 json!({"hidden_act": "relu2"}),

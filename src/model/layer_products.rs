@@ -1,5 +1,6 @@
 //! Reads the two products of a layer's first half: what is done with its input, and what makes its output.
 
+use super::latent::LatentAttention;
 use super::layer_spec::{KvSource, LayerSpec, MixerSpec, RopeRows};
 use super::linear::Linear;
 use super::recurrent::Recurrent;
@@ -24,7 +25,7 @@ pub(super) struct LayerProducts<'a, At> {
 
 impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
     /// That of the input: q, k and v, before them the gates of q, if there are any; B, C and x of a convolution; the inputs
-    /// of a layer with a state.
+    /// of a layer with a state; queries and what is kept of latent attention.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -39,7 +40,11 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
         if let MixerSpec::ShortConv(conv) = spec.mixer {
             return weights.linear(&at("conv.in_proj"), (3 * hidden, inputs), conv.has_bias);
         }
-        let KvHeads { count, dim } = self.kv_heads;
+        if let MixerSpec::Latent(latent) = spec.mixer {
+            let shape = (*spec, latent);
+            return LatentAttention::products(weights, at, shape, self.heads, inputs);
+        }
+        let KvHeads { count, dim, .. } = self.kv_heads;
         let (q, kv, bias) = (self.heads * dim, count * dim, spec.qkv_bias);
         // The width of a rope whose pairs are neighbours. The conversion reorders all layers, those without one, too.
         let interleaved = spec.rope.as_ref().map(|rope| rope.width);
@@ -97,6 +102,10 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
             MixerSpec::Delta(delta) => ("linear_attn.out_proj", delta.shape.values(), false),
             MixerSpec::Mamba(mamba) => ("mamba.out_proj", mamba.shape.values(), mamba.has_bias),
             MixerSpec::ShortConv(conv) => ("conv.out_proj", hidden, conv.has_bias),
+            MixerSpec::Latent(latent) => {
+                let width = self.heads * latent.value;
+                ("self_attn.o_proj", width, spec.o_bias)
+            }
             MixerSpec::Attention | MixerSpec::None => {
                 let width = self.heads * self.kv_heads.dim;
                 ("self_attn.o_proj", width, spec.o_bias)

@@ -3,6 +3,7 @@
 use super::conv_spec::ShortConvSpec;
 use super::delta_spec::DeltaSpec;
 pub use super::experts_spec::{ExpertGroups, ExpertsSpec, RouterScores, SharedExpert};
+use super::latent_spec::LatentSpec;
 use super::mamba_spec::MambaSpec;
 use super::rope::RopeSpec;
 use crate::kernels::{Activation, StateShape, Xielu};
@@ -58,6 +59,8 @@ pub struct LayerSpec {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MixerSpec {
     Attention,
+    /// Attention whose keys and values are products of latent vectors. It keeps these in place of K and V.
+    Latent(LatentSpec),
     /// A short convolution; what it keeps of each token takes the place of K and V.
     ShortConv(ShortConvSpec),
     /// The gated delta rule. It keeps no K and V, but a state of the whole text.
@@ -74,7 +77,7 @@ impl MixerSpec {
         match self {
             Self::Delta(delta) => Some(delta.shape.states()),
             Self::Mamba(mamba) => Some(mamba.shape.states()),
-            Self::Attention | Self::ShortConv(_) | Self::None => None,
+            Self::Attention | Self::Latent(_) | Self::ShortConv(_) | Self::None => None,
         }
     }
 }

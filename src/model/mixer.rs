@@ -1,6 +1,7 @@
 //! The first half of a layer: attention over a paged pool, or what the layer has in its place.
 
 use super::config::ModelConfig;
+use super::latent::LatentAttention;
 use super::layer_products::LayerProducts;
 use super::layer_spec::{KvSource, LayerSpec, MixerSpec, QkNorm};
 use super::layer_step::Step;
@@ -26,17 +27,52 @@ pub(super) struct Mixer {
     /// Of K and V; `dim` is that of queries, too.
     kv_heads: KvHeads,
     /// q, k and v; not those that are of another layer, nor v that is k. Before them the gates of q, if it has some. Of a
-    /// convolution B, C and x; of a layer with a state its inputs.
+    /// convolution B, C and x; of a layer with a state its inputs; of latent attention queries and what is kept.
     qkv: Linear,
     o: Linear,
-    /// In place of attention, between `qkv` and `o`.
-    conv: Option<ShortConv>,
-    recurrent: Option<Recurrent>,
+    kind: Kind,
     head_norms: Option<HeadNorms>,
     /// `[head_dim]`: ones, if heads of v have a norm.
     v_norm: Option<Tensor>,
     /// `[num_heads]` f32.
     sinks: Option<Tensor>,
+}
+
+/// What is between the two products.
+#[derive(Clone)]
+enum Kind {
+    Attention,
+    Latent(LatentAttention),
+    Conv(ShortConv),
+    Recurrent(Recurrent),
+}
+
+impl Kind {
+    /// Reads the weights of that of a layer like `spec`; `at` names its parts.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    fn load(
+        (config, spec): (&ModelConfig, &LayerSpec),
+        weights: &mut Weights,
+        at: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let eps = config.rms_norm_eps as f32;
+        if let Some(recurrent) = Recurrent::load(weights, &at, &spec.mixer, eps)? {
+            return Ok(Self::Recurrent(recurrent));
+        }
+        Ok(match spec.mixer {
+            MixerSpec::ShortConv(conv) => {
+                let (name, channels) = (at("conv.conv"), config.hidden_size);
+                Self::Conv(ShortConv::load(weights, &name, channels, conv)?)
+            }
+            MixerSpec::Latent(latent) => {
+                let shape = (spec, latent);
+                Self::Latent(LatentAttention::load(weights, at, shape, config.num_heads)?)
+            }
+            _ => Self::Attention,
+        })
+    }
 }
 
 impl Mixer {
@@ -99,14 +135,7 @@ impl Mixer {
         };
         let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
         let v_norm = spec.v_norm.then(ones).transpose()?;
-        let conv = match spec.mixer {
-            MixerSpec::ShortConv(conv) => {
-                Some(ShortConv::load(weights, &at("conv.conv"), hidden, conv)?)
-            }
-            _ => None,
-        };
-        let eps = config.rms_norm_eps as f32;
-        let recurrent = Recurrent::load(weights, &at, &spec.mixer, eps)?;
+        let kind = Kind::load((config, spec), weights, &at)?;
         let products = LayerProducts {
             spec,
             heads,
@@ -124,14 +153,18 @@ impl Mixer {
             sinks,
             qkv: products.inner(weights)?,
             o: products.outer(weights)?,
-            conv,
-            recurrent,
+            kind,
         }))
     }
 
     /// Its products.
-    pub fn linears(&mut self) -> [&mut Linear; 2] {
-        [&mut self.qkv, &mut self.o]
+    pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let latent = match &mut self.kind {
+            Kind::Latent(latent) => Some(latent),
+            _ => None,
+        };
+        let others = latent.into_iter().flat_map(LatentAttention::linears);
+        [&mut self.qkv, &mut self.o].into_iter().chain(others)
     }
 
     /// Those of them that adapters can change: not those of a delta net, whose parts have an order of their own.
@@ -155,34 +188,33 @@ impl Mixer {
     ) -> Result<Tensor> {
         let (heads, d) = (config.num_heads, self.kv_heads.dim);
         let (q, gate) = self.write(x, config, step, pool)?;
-        let o = |y: &Tensor| self.o.forward_adapted(y, step.attending_adapters);
         let q = step.pick(&q, rows)?;
-        if self.recurrent.is_some() {
-            return o(&q.contiguous()?);
-        }
-        let pool = pool.tokens()?;
-        if let Some(conv) = &self.conv {
-            return o(&conv.forward(&q, step.spans, pool)?);
-        }
         let params = AttentionParams {
             scale: self.spec.attention_scale,
             window: self.spec.window,
             soft_cap: self.spec.soft_cap,
             sinks: self.sinks.as_ref(),
         };
-        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, params)?;
-        let y = y.reshape((rows, heads * d))?;
-        match gate {
-            None => o(&y),
-            Some(gate) => {
-                let gate = step.pick(&gate, rows)?;
-                o(&(y * sigmoid(&gate)?)?)
+        let y = match &self.kind {
+            Kind::Attention => {
+                let (k_pool, v_pool) = pool.tokens()?;
+                let y = paged_attention(&q, k_pool, v_pool, step.spans, params)?;
+                y.reshape((rows, heads * d))?
             }
-        }
+            Kind::Latent(latent) => latent.forward(&q, step.spans, params, &pool.tokens()?.0)?,
+            Kind::Conv(conv) => conv.forward(&q, step.spans, pool.tokens()?)?,
+            Kind::Recurrent(_) => q.contiguous()?,
+        };
+        let y = match gate {
+            None => y,
+            Some(gate) => (y * sigmoid(&step.pick(&gate, rows)?)?)?,
+        };
+        self.o.forward_adapted(&y, step.attending_adapters)
     }
 
     /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are any,
-    /// `[rows, num_heads * head_dim]`; or C of a convolution, or what a layer with a state gives.
+    /// `[rows, num_heads * head_dim]`; or C of a convolution, what a layer with a state gives, or queries of latent
+    /// attention.
     ///
     /// # Errors
     /// If the device fails.
@@ -194,16 +226,32 @@ impl Mixer {
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let products = self.qkv.forward_adapted(x, step.adapters)?;
-        if let Some(recurrent) = &self.recurrent {
-            return Ok((recurrent.forward(&products, step, pool)?, None));
-        }
-        let pool = pool.tokens()?;
-        if let Some(conv) = &self.conv {
-            return Ok((conv.write(&products, step, pool)?, None));
-        }
-        let (k_pool, v_pool) = pool;
-        let (rows, heads) = (x.dim(0)?, config.num_heads);
-        let KvHeads { count, dim } = self.kv_heads;
+        let own_angles = self.rope.map(|rope| &step.angles[rope]);
+        let written = match (&self.kind, own_angles) {
+            (Kind::Attention, _) => return self.write_heads(products, config, step, pool),
+            (Kind::Latent(latent), Some(angles)) => {
+                latent.write(&products, step, angles, &pool.tokens()?.0)?
+            }
+            (Kind::Latent(_), None) => {
+                return Err(Error::internal("latent attention without a RoPE"));
+            }
+            (Kind::Conv(conv), _) => conv.write(&products, step, pool.tokens()?)?,
+            (Kind::Recurrent(recurrent), _) => recurrent.forward(&products, step, pool)?,
+        };
+        Ok((written, None))
+    }
+
+    /// The same of attention over K and V of heads, for rows with these products.
+    fn write_heads(
+        &self,
+        products: Tensor,
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: LayerPool<'_>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (k_pool, v_pool) = pool.tokens()?;
+        let (rows, heads) = (products.dim(0)?, config.num_heads);
+        let KvHeads { count, dim, .. } = self.kv_heads;
         let (gate, qkv) = if self.spec.has_gate {
             let (width, gates) = (products.dim(1)?, heads * dim);
             let others = products.narrow(1, gates, width - gates)?.contiguous()?;

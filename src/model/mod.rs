@@ -30,6 +30,8 @@ pub mod hub_headers;
 mod inputs;
 mod inventory;
 mod keys;
+mod latent;
+mod latent_spec;
 mod layer;
 mod layer_input;
 mod layer_products;
@@ -80,6 +82,7 @@ pub use head::HeadKind;
 pub use head_config::MAX_MARKOV_RANK;
 pub(crate) use head_config::{FcNorm, HeadConfig};
 pub use inventory::{Inventory, TensorEntry};
+pub use latent_spec::LatentSpec;
 pub use layer_spec::{
     ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MixerSpec, MlpSpec, ModelSpec, NormSpec, Norms,
     QkNorm, RopeRows, RouterScores, SharedExpert,

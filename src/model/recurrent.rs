@@ -31,7 +31,10 @@ impl Recurrent {
         Ok(match spec {
             MixerSpec::Delta(delta) => Some(Self::Delta(DeltaNet::load(weights, at, delta, eps)?)),
             MixerSpec::Mamba(mamba) => Some(Self::Mamba(Mamba::load(weights, at, mamba, eps)?)),
-            MixerSpec::Attention | MixerSpec::ShortConv(_) | MixerSpec::None => None,
+            MixerSpec::Attention
+            | MixerSpec::Latent(_)
+            | MixerSpec::ShortConv(_)
+            | MixerSpec::None => None,
         })
     }
 
@@ -51,7 +54,10 @@ impl Recurrent {
                 let shape = (mamba.shape.width(), inputs);
                 Some(weights.linear(&at("mamba.in_proj"), shape, mamba.has_bias)?)
             }
-            MixerSpec::Attention | MixerSpec::ShortConv(_) | MixerSpec::None => None,
+            MixerSpec::Attention
+            | MixerSpec::Latent(_)
+            | MixerSpec::ShortConv(_)
+            | MixerSpec::None => None,
         })
     }
 

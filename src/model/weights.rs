@@ -1,5 +1,6 @@
 //! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
 
+mod heads;
 mod packed;
 mod stack;
 mod vectors;

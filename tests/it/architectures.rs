@@ -140,6 +140,10 @@ pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) 
     });
     for (name, how) in parts {
         let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
+        if let Some(heads) = how["heads"].as_u64() {
+            let inputs = tensor.dims()[1];
+            tensor = tensor.reshape((heads as usize, (), inputs)).unwrap();
+        }
         if let Some(rows) = how["rows"].as_array() {
             let [start, count] = [0, 1].map(|i| rows[i].as_u64().unwrap() as usize);
             tensor = tensor.narrow(tensor.rank() - 2, start, count).unwrap();

@@ -66,6 +66,7 @@ fn the_published_config_is_read() {
     let groups = ExpertGroups {
         count: 8,
         per_token: 4,
+        best: 2,
     };
     assert_eq!(found.groups, Some(groups));
 }

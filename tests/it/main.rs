@@ -60,6 +60,7 @@ mod http_responses;
 mod http_speculation;
 mod http_tools;
 mod kv;
+mod latent;
 #[cfg(feature = "embedded-model")]
 mod learn;
 mod logs;

@@ -1,7 +1,9 @@
 //! What architectures with experts have in common.
 
 use super::super::keys::Keys;
-use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert};
+use super::super::layer_spec::{
+    ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert,
+};
 
 /// Keys of the training of routers.
 const OF_TRAINING: [&str; 3] = [
@@ -96,4 +98,33 @@ pub fn shared(count: usize, width: usize) -> Result<Option<SharedExpert>, String
         has_gate: false,
         is_fused: false,
     }))
+}
+
+/// Experts by the sigmoids of their logits, to which a correction is added where they are compared, and one of all rows
+/// (DeepSeek-V3, GLM-4.5).
+pub fn corrected(keys: &mut Keys, mlp: MlpSpec) -> Result<ExpertsSpec, String> {
+    let is_normalized = match keys.flag("norm_topk_prob")? {
+        Some(given) => given,
+        None => keys.flag("expert_weights_norm")?.unwrap_or(true),
+    };
+    let width = keys.needed_size("moe_intermediate_size")?;
+    let kind = (RouterScores::Sigmoid, is_normalized);
+    keys.only("topk_method", "noaux_tc")?;
+    let experts = experts_by(keys, mlp, width, kind)?;
+    let (count, per_token) = (keys.size("n_group")?, keys.size("topk_group")?);
+    let groups = ExpertGroups {
+        count: count.unwrap_or(1),
+        per_token: per_token.unwrap_or(1),
+        best: 2,
+    };
+    let scale = keys.number("routed_scaling_factor")?;
+    let count = keys.size("n_shared_experts")?.unwrap_or(0);
+    Ok(ExpertsSpec {
+        correction: Some("mlp.gate.e_score_correction_bias"),
+        groups: Some(groups).filter(|groups| groups.count != 1 || groups.per_token != 1),
+        min_sum: 1e-20,
+        scale: scale.unwrap_or(1.) as f32,
+        shared: shared(count, width)?,
+        ..experts
+    })
 }

@@ -168,10 +168,7 @@ fn spec(keys: &mut Keys, shape: &ModelShape, layer: LayerSpec) -> Result<ModelSp
     conv.check(shape.hidden_size)?;
     let with_conv = LayerSpec {
         mixer: MixerSpec::ShortConv(conv),
-        kv_heads: Some(KvHeads {
-            count: 1,
-            dim: shape.hidden_size / 2,
-        }),
+        kv_heads: Some(KvHeads::new(1, shape.hidden_size / 2)),
         rope: None,
         qk_norm: None,
         ..layer.clone()

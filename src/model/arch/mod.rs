@@ -2,6 +2,7 @@
 
 mod apertus;
 mod bamba;
+mod deepseek;
 mod ernie;
 mod experts;
 mod gemma;
@@ -186,6 +187,16 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("glm4_moe", "Glm4MoeForCausalLM", glm::glm4_moe)
         .in_gguf(Some("glm4moe"))
         .with(glm::moe_defaults),
+    // In GGUF files all of these are one.
+    Architecture::new("deepseek_v2", "DeepseekV2ForCausalLM", deepseek::v2)
+        .in_gguf(Some("deepseek2"))
+        .with(deepseek::v2_defaults),
+    Architecture::new("deepseek_v3", "DeepseekV3ForCausalLM", deepseek::v3)
+        .in_gguf(None)
+        .with(deepseek::v3_defaults),
+    Architecture::new("glm4_moe_lite", "Glm4MoeLiteForCausalLM", deepseek::v3)
+        .in_gguf(None)
+        .with(deepseek::glm4_lite_defaults),
     Architecture::new(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",

@@ -2,10 +2,9 @@
 
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{
-    ExpertGroups, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, Norms, RouterScores,
-    SharedExpert,
+    ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, Norms, SharedExpert,
 };
-use super::experts::experts_by;
+use super::experts::corrected;
 use super::mamba::{self, gguf_sizes, step_limits};
 use super::parts::{activation_or, attending, layer_kinds};
 use crate::kernels::Activation;
@@ -64,6 +63,15 @@ const UNREAD: [&str; 22] = [
     "time_step_max",
     "time_step_rank",
     "use_mamba_kernels",
+];
+
+/// Keys that say how experts are chosen.
+const OF_EXPERTS: [&str; 5] = [
+    "expert_weights_norm",
+    "n_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "topk_group",
 ];
 
 /// The least step of the class. llama.cpp's files do not have it.
@@ -223,35 +231,20 @@ fn recurrent(keys: &mut Keys) -> Result<MixerSpec, String> {
 
 /// The experts of layers that have some, which are like `mlp`, with one of all tokens.
 fn of_experts(keys: &mut Keys, mlp: MlpSpec) -> Result<Option<ExpertsSpec>, String> {
-    let is_normalized = match keys.flag("norm_topk_prob")? {
-        Some(given) => given,
-        None => keys.flag("expert_weights_norm")?.unwrap_or(true),
-    };
-    let shared = keys.size("moe_shared_expert_intermediate_size")?;
-    let (count, per_token) = (keys.size("n_group")?, keys.size("topk_group")?);
-    let groups = ExpertGroups {
-        count: count.unwrap_or(1),
-        per_token: per_token.unwrap_or(1),
-    };
-    let scale = keys.number("routed_scaling_factor")?.unwrap_or(1.);
     // Their width says how wide the one of all tokens is.
     keys.ignore(&["n_shared_experts"]);
+    let shared = keys.size("moe_shared_expert_intermediate_size")?;
     if matches!(keys.peek("num_experts").as_u64(), None | Some(0)) {
+        keys.ignore(&OF_EXPERTS);
         return Ok(None);
     }
-    let width = keys.needed_size("moe_intermediate_size")?;
-    let experts = experts_by(keys, mlp, width, (RouterScores::Sigmoid, is_normalized))?;
     Ok(Some(ExpertsSpec {
-        correction: Some("mlp.gate.e_score_correction_bias"),
-        groups: Some(groups).filter(|groups| groups.count != 1 || groups.per_token != 1),
-        min_sum: 1e-20,
-        scale: scale as f32,
         shared: shared.map(|width| SharedExpert {
             name: "mlp.shared_experts",
             width,
             has_gate: false,
             is_fused: false,
         }),
-        ..experts
+        ..corrected(keys, mlp)?
     }))
 }
