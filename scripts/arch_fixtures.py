@@ -36,6 +36,23 @@ DELTA = dict(
 )
 DELTA_ROPE = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25, mrope_section=[1, 1, 0])
 
+# Heads of another width than their state.
+MAMBA = dict(mamba_n_heads=4, mamba_expand=1, mamba_d_state=6)
+GRANITE4 = MAMBA | dict(
+    embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
+    position_embedding_type="nope",
+)
+NEMOTRON_H = dict(ssm_state_size=6, mamba_num_heads=4, mamba_head_dim=10, n_groups=1)
+
+# Multi-head latent attention, of which each width is another one.
+LATENT = dict(
+    num_hidden_layers=3, num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, head_dim=4,
+    v_head_dim=6, n_routed_experts=8, moe_intermediate_size=16, rms_norm_eps=1e-3,
+)
+LATENT_YARN = dict(
+    rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0,
+)
+
 # The class, and what its configuration has besides SIZES.
 FIXTURES = {
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
@@ -160,6 +177,31 @@ FIXTURES = {
         layer_types=["attention", "attention"], num_local_experts=0, num_experts_per_tok=0,
         shared_intermediate_size=48, position_embedding_type="rope", mamba_n_heads=2, time_step_limit=(0.0, 1.0), tie_word_embeddings=True,
     )),
+    # Two groups of heads; the last layer has a state.
+    "granite4_hybrid": ("GraniteMoeHybrid", GRANITE4 | dict(
+        num_hidden_layers=4, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=48, mamba_n_groups=2,
+        tie_word_embeddings=True,
+    )),
+    # As published: with experts, an MLP of all tokens, one group of heads, and steps without limits.
+    "granite4_hybrid_moe": ("GraniteMoeHybrid", GRANITE4 | dict(
+        num_hidden_layers=3, layer_types=["linear_attention", "linear_attention", "full_attention"], intermediate_size=16,
+        num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=24,
+    )),
+    # Limits that some steps reach.
+    "bamba": ("Bamba", MAMBA | dict(
+        num_hidden_layers=3, attn_layer_indices=[1], time_step_limit=(0.2, 0.8), tie_word_embeddings=True, head_dim=8,
+    )),
+    # Two groups of heads, biases, and a least step that some reach.
+    "nemotron_h": ("NemotronH", NEMOTRON_H | dict(
+        hybrid_override_pattern="M-M*-M-", n_groups=2, mlp_bias=True, use_bias=True, time_step_min=0.2,
+    )),
+    "nemotron_h_plain": ("NemotronH", NEMOTRON_H | dict(n_groups=2, hybrid_override_pattern="M*-M-")),
+    # As Nemotron 3 Nano: experts without gates.
+    "nemotron_h_moe": ("NemotronH", NEMOTRON_H | dict(
+        hybrid_override_pattern="MEM*E", n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=16,
+        moe_shared_expert_intermediate_size=24, n_group=4, topk_group=2, routed_scaling_factor=1.7,
+    )),
     "glm": ("Glm", dict(head_dim=16, eos_token_id=[255])),
     "glm4": ("Glm4", dict(head_dim=16, eos_token_id=[255])),
     "glm4_moe": ("Glm4Moe", dict(
@@ -171,6 +213,32 @@ FIXTURES = {
     "glm4_moe_plain": ("Glm4Moe", dict(
         n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=0,
         norm_topk_prob=False, num_mtp_layers=0,
+    )),
+    # Queries of one product, and a YaRN that changes the scale of attention.
+    "deepseek_v2": ("DeepseekV2", LATENT | dict(
+        q_lora_rank=None, n_shared_experts=2, num_experts_per_tok=2, first_k_dense_replace=1,
+        rope_parameters=LATENT_YARN | dict(mscale=0.707, mscale_all_dim=0.707),
+    )),
+    # Groups by their best expert, and biases.
+    "deepseek_v2_groups": ("DeepseekV2", LATENT | dict(
+        num_hidden_layers=2, q_lora_rank=12, n_shared_experts=1, num_experts_per_tok=2, n_routed_experts=6,
+        topk_method="group_limited_greedy", n_group=3, topk_group=2, routed_scaling_factor=1.7, attention_bias=True,
+        mlp_bias=True,
+    )),
+    "deepseek_v3": ("DeepseekV3", LATENT | dict(
+        q_lora_rank=12, kv_lora_rank=24, qk_rope_head_dim=8, head_dim=8, num_experts_per_tok=3, n_group=4,
+        topk_group=2, routed_scaling_factor=1.7, first_k_dense_replace=1,
+        rope_parameters=LATENT_YARN | dict(mscale=1.0, mscale_all_dim=1.0),
+    )),
+    # As Moonlight, with a rope whose pairs are halves, and angles that YaRN scales, too.
+    "deepseek_v3_plain": ("DeepseekV3", LATENT | dict(
+        num_hidden_layers=2, q_lora_rank=None, num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=False,
+        first_k_dense_replace=0, num_mtp_layers=0, attention_bias=True, rope_interleave=False,
+        rope_parameters=LATENT_YARN | dict(mscale=1.0, mscale_all_dim=0.6),
+    )),
+    "glm4_moe_lite": ("Glm4MoeLite", LATENT | dict(
+        q_lora_rank=12, v_head_dim=16, num_experts_per_tok=2, routed_scaling_factor=1.8,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0),
     )),
     "ernie4_5_moe": ("Ernie4_5_Moe", dict(
         num_hidden_layers=3, moe_num_experts=6, moe_k=2, moe_intermediate_size=16, tie_word_embeddings=True,

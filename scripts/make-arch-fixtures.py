@@ -45,6 +45,13 @@ def randomize(model, seed):
                 noise *= 0.1
             elif name.endswith("conv.conv.weight"):
                 noise *= 0.6
+            elif name.endswith((".mamba.A_log", ".mixer.A_log")):
+                # Decays of a few tokens up to some tens of them.
+                noise = noise - 1.5
+            elif name.endswith((".mamba.dt_bias", ".mixer.dt_bias")):
+                noise = 0.7 * noise - 1
+            elif name.endswith((".mamba.conv1d.weight", ".mixer.conv1d.weight")):
+                noise *= 0.7
             elif parameter.dim() == 2 or ".experts." in name:
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
@@ -54,7 +61,7 @@ def randomize(model, seed):
                 noise *= 4
             parameter.copy_(noise.to(torch.bfloat16).float())
         for name, buffer in sorted(model.named_buffers()):
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.copy_((0.1 * torch.randn(buffer.shape, generator=generator)).to(torch.bfloat16).float())
             if name.endswith(("layer_scalar", "sinks")):
                 buffer.copy_((0.3 * torch.randn(1, generator=generator) + 0.9).to(torch.bfloat16).float())
@@ -123,8 +130,14 @@ class Mtp(torch.nn.Module):
 
 
 def by_tokens(model, prompt):
-    """The log-probabilities if a gated delta net takes in one token after the other, instead of chunks."""
+    """The log-probabilities if a state takes in one token after the other, instead of chunks."""
     module = sys.modules[type(model).__module__]
+    if hasattr(module, "mamba2_chunk_scan"):
+        scan = module.mamba2_chunk_scan
+        module.mamba2_chunk_scan = scan_by_tokens
+        computed = torch.log_softmax(logits(model, prompt), -1)[ROWS]
+        module.mamba2_chunk_scan = scan
+        return computed
     chunks = module.torch_chunk_gated_delta_rule
     module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule
     computed = torch.log_softmax(logits(model, prompt), -1)[ROWS]
@@ -132,8 +145,21 @@ def by_tokens(model, prompt):
     return computed
 
 
+def scan_by_tokens(x, dt, A, B, C, D, dt_bias, dt_limit, **_):
+    """What `mamba2_chunk_scan` computes, one token after the other."""
+    heads, groups = x.shape[2], B.shape[2]
+    B, C = (y.repeat_interleave(heads // groups, 2) for y in (B, C))
+    dt = torch.nn.functional.softplus(dt + dt_bias).clamp(*dt_limit)
+    state, outputs = torch.zeros(*x.shape[:1], *x.shape[2:], B.shape[-1]), []
+    for t in range(x.shape[1]):
+        decay = (dt[:, t] * A).exp()[..., None, None]
+        state = state * decay + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        outputs.append((state * C[:, t, :, None]).sum(-1) + D[:, None] * x[:, t])
+    return torch.stack(outputs, 1)
+
+
 # Architectures whose rows of q and k llama.cpp reorders.
-PERMUTED = {"llama", "granite", "granitemoe", "smollm3", "mistral3"}
+PERMUTED = {"llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3"}
 GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
@@ -143,11 +169,15 @@ GGUF = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
+    "granite4_hybrid": "granitehybrid", "granite4_hybrid_moe": "granitehybrid", "nemotron_h_plain": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h_moe",
 }
 
 
 DELTA_NETS = {"qwen3next", "qwen35", "qwen35moe"}
+MAMBAS = {"granitehybrid", "nemotron_h", "nemotron_h_moe"}
 # Architectures whose norms are stored less 1.
 OFFSET_NORMS = {"gemma", "gemma2", "gemma3", "nemotron"} | DELTA_NETS
 
@@ -191,12 +221,26 @@ def of_delta_net(arch, config, name):
     }[part]
 
 
+def of_mamba(theirs, name, shape, groups):
+    """What is done with a tensor of a Mamba layer, which llama.cpp calls `theirs`."""
+    how = {"name": theirs, "interleaved_heads": 0, "offset": 0}
+    if name.endswith("conv1d.weight"):
+        return how | {"squeezed": True}
+    if name.endswith(("A_log", ".D")):
+        return how | {"decay": name.endswith("A_log"), "dims": [*shape, 1]}
+    if name.endswith(".norm.weight"):
+        return how | {"dims": [groups, shape[0] // groups]}
+    return how
+
+
 def gguf_of(arch, config, state):
     """What `gguf.json` has."""
     config = config.get_text_config()
     sizes = config.to_dict()
     head_dim = sizes.get("head_dim") or config.hidden_size // config.num_attention_heads
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    # Nemotron-H rotates nothing.
+    rope = getattr(config, "rope_parameters", None) or dict(rope_type="default", rope_theta=1e4)
+    rope = rope.get("full_attention", rope)
     width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     metadata = {
         "block_count": config.num_hidden_layers,
@@ -210,7 +254,7 @@ def gguf_of(arch, config, state):
         "rope.dimension_count": width,
         "rope.freq_base": rope["rope_theta"],
     }
-    if arch == "granite" and "shared_intermediate_size" in sizes:
+    if arch in ("granite", "granitehybrid") and "shared_intermediate_size" in sizes:
         # What the conversion of hybrid models writes for those without state spaces, too.
         metadata |= {
             "attention.head_count_kv": [config.num_key_value_heads] * config.num_hidden_layers,
@@ -223,6 +267,30 @@ def gguf_of(arch, config, state):
             "ssm.time_step_rank": config.mamba_n_heads,
         }
         del metadata["attention.key_length"], metadata["attention.value_length"]
+    if arch in MAMBAS:
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        metadata |= {
+            "attention.head_count_kv": [config.num_key_value_heads * attends for attends in attends],
+            "context_length": 2**20,
+            "rope.scaling.finetuned": False,
+        }
+    if arch.startswith("nemotron_h"):
+        width = config.moe_intermediate_size if arch.endswith("moe") else config.intermediate_size
+        metadata |= {
+            "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+            "feed_forward_length": [width * (kind in ("mlp", "moe")) for kind in config.layer_types],
+            "ssm.conv_kernel": config.conv_kernel,
+            "ssm.state_size": config.ssm_state_size,
+            "ssm.group_count": config.n_groups,
+            "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+            "ssm.time_step_rank": config.mamba_num_heads,
+        }
+    if arch == "nemotron_h_moe":
+        metadata |= {
+            "expert_count": config.n_routed_experts,
+            "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+            "expert_weights_norm": config.norm_topk_prob,
+        }
     more = {
         "rms_norm_eps": "attention.layer_norm_rms_epsilon",
         "layer_norm_eps": "attention.layer_norm_epsilon",
@@ -249,6 +317,8 @@ def gguf_of(arch, config, state):
         "routed_scaling_factor": "expert_weights_scale",
     }
     for ours, theirs in more.items():
+        if arch == "nemotron_h" and theirs.startswith("expert"):
+            continue
         if getattr(config, ours, None) is not None:
             metadata[theirs] = getattr(config, ours)
     if "mrope_section" in rope:
@@ -293,6 +363,27 @@ def gguf_of(arch, config, state):
             "expert_weights_norm": config.norm_topk_prob,
             "nextn_predict_layers": config.num_nextn_predict_layers,
         }
+    if arch == "deepseek2":
+        metadata |= {
+            # Of one head, whose keys and values are latent vectors.
+            "attention.head_count_kv": 1,
+            "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+            "attention.value_length": config.kv_lora_rank,
+            "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "attention.value_length_mla": config.v_head_dim,
+            "attention.kv_lora_rank": config.kv_lora_rank,
+            "expert_weights_norm": config.norm_topk_prob,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": config.qk_rope_head_dim,
+            "vocab_size": config.vocab_size,
+        }
+        if config.q_lora_rank:
+            metadata["attention.q_lora_rank"] = config.q_lora_rank
+        if "mscale_all_dim" in rope:
+            metadata["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+        # Files of GLM-4.7-Flash do not say it.
+        if kind := {"deepseek_v2": 1, "deepseek_v3": 2}.get(config.model_type):
+            metadata["expert_gating_func"] = kind
     if arch == "ernie4_5-moe":
         metadata |= {
             "expert_shared_count": config.moe_num_shared_experts,
@@ -361,7 +452,19 @@ def gguf_of(arch, config, state):
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tensors, stacked = {}, {}
     for name in sorted(state):
-        if name.startswith(f"model.layers.{config.num_hidden_layers}."):
+        further = name.startswith(f"model.layers.{config.num_hidden_layers}.")
+        if further and arch == "deepseek2":
+            # The conversion leaves them out.
+            continue
+        if name.endswith(".kv_b_proj.weight"):
+            how = {"interleaved_heads": 0, "offset": 0, "heads": config.num_attention_heads}
+            layer, nope = f"blk.{name.split('.')[2]}", config.qk_nope_head_dim
+            tensors[name] = [
+                how | {"name": f"{layer}.attn_k_b.weight", "rows": [0, nope], "transposed": True},
+                how | {"name": f"{layer}.attn_v_b.weight", "rows": [nope, config.v_head_dim]},
+            ]
+            continue
+        if further:
             layer = f"blk.{config.num_hidden_layers}"
             part = "nextn.eh_proj" if "eh_proj" in name else "ffn_up_exps"
             tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
@@ -395,7 +498,7 @@ def gguf_of(arch, config, state):
             continue
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
             part = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(expert[3], expert[3])
-            prefix = expert[1].replace("feed_forward", "mlp")
+            prefix = expert[1].replace("feed_forward", "mlp").replace("backbone", "model").replace("mixer", "mlp")
             theirs = names.get_name(f"{prefix}.{part}.weight", try_suffixes=(".weight",))
             assert theirs, name
             stacked.setdefault(theirs, {})[int(expert[2])] = name
@@ -405,7 +508,7 @@ def gguf_of(arch, config, state):
         if name.endswith(".input_linear.weight"):
             # The gate, then what it multiplies.
             half = state[name].shape[-2] // 2
-            kind = "_exps" if "block_sparse_moe" in name else ""
+            kind = "_exps" if "block_sparse_moe" in name else "_shexp" if sizes["num_local_experts"] else ""
             layer = f"blk.{name.split('.')[2]}"
             tensors[name] = [
                 {"name": f"{layer}.ffn_{part}{kind}.weight", "interleaved_heads": 0, "offset": 0, "rows": [start, half]}
@@ -424,7 +527,9 @@ def gguf_of(arch, config, state):
                 for part, columns in parts.items()
             ]
             continue
-        ours = name.replace("shared_mlp.output_linear", "mlp.down_proj").replace(".language_model.", ".")
+        ours = name.replace(".language_model.", ".").replace(".dt_bias", ".dt_proj.bias" if ".mamba." in name else ".dt.bias")
+        if not sizes.get("num_local_experts"):
+            ours = ours.replace("shared_mlp.output_linear", "mlp.down_proj")
         ours = ours.replace("e_score_correction_bias", "e_score_correction.bias")
         ours = ours.replace(".expert_bias", ".expert_bias.bias")
         theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
@@ -440,6 +545,9 @@ def gguf_of(arch, config, state):
         tensors[name] = {"name": theirs, "interleaved_heads": heads, "offset": offset}
         if name.endswith("conv.conv.weight"):
             tensors[name]["squeezed"] = True
+        if ".ssm_" in theirs:
+            groups = sizes.get("mamba_n_groups") or sizes["n_groups"]
+            tensors[name] = of_mamba(theirs, name, state[name].shape, groups)
     return {
         "architecture": arch,
         "metadata": {f"{arch}.{key}": value for key, value in metadata.items()},
@@ -463,6 +571,9 @@ def new_model(name):
     model = getattr(transformers, kind)._from_config(config, attn_implementation="eager").eval().float()
     config.architectures = [kind]
     shown = config.to_diff_dict()
+    if "time_step_limit" in shown:
+        # As transformers 5 writes what JSON does not have.
+        shown["time_step_limit"] = [{"__float__": "Infinity"} if x == math.inf else x for x in shown["time_step_limit"]]
     if name in ("qwen2_vl", "qwen2_5_vl"):
         text = shown.pop("text_config")
         scaling = {"type": "mrope", "mrope_section": text.pop("rope_parameters")["mrope_section"]}
@@ -471,9 +582,9 @@ def new_model(name):
 
 
 def saved(model):
-    """The tensors as `save_pretrained` writes them, which has other names for experts."""
+    """The tensors as `save_pretrained` writes them, which has other names for experts and in Nemotron-H."""
     state = model.state_dict()
-    if not any(".experts." in name for name in state):
+    if model.config.model_type != "nemotron_h" and not any(".experts." in name for name in state):
         return state
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -519,7 +630,7 @@ def make(name):
         if name.endswith("_mxfp4"):
             state, computed = published(model, shown)
         found = expected(computed, seed)
-        if found and name.startswith(("qwen3_next", "qwen3_5")):
+        if found and name.startswith(("qwen3_next", "qwen3_5", "granite4_hybrid", "nemotron_h", "bamba")):
             # Some states magnify what f32 rounds.
             far = (by_tokens(computed, found["prompt"].tolist()) - found["logprobs"]).abs().max()
             found = found if far < 5e-5 else None
@@ -534,7 +645,7 @@ def make(name):
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():
         # The published files have these, which no class reads.
         state[f"model.layers.{i}.self_attn.k_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
-    for i in range(config.num_nextn_predict_layers if name.startswith("glm4_moe") else 0):
+    for i in range(config.num_nextn_predict_layers if name in ("glm4_moe", "glm4_moe_plain", "deepseek_v3") else 0):
         # As in the published files, of a layer that predicts further tokens.
         at = f"model.layers.{config.num_hidden_layers + i}"
         state[f"{at}.eh_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)

@@ -34,6 +34,8 @@ ADAPTERS = {
     "qwen2-rslora": dict(r=4, lora_alpha=4, target_modules="all-linear", use_rslora=True),
     # Neighbours of a head are rotated together, gate and up are one product.
     "glm-fused": dict(r=2, lora_alpha=4, target_modules=[*ATTENTION, "gate_up_proj", "down_proj"]),
+    # The products of Mamba layers.
+    "granite4_hybrid-mamba": dict(r=2, lora_alpha=4, target_modules=[*ATTENTION, "in_proj", "out_proj"]),
     # Shared experts are products of all rows.
     "qwen2_moe-shared": dict(r=2, lora_alpha=4, target_modules=r".*(self_attn\.[qv]_proj|shared_expert\.\w+_proj)"),
 }

@@ -1,6 +1,7 @@
 //! Untrusted files of models: checks that names stay in their folder, and limits the size of texts.
 
 use crate::error::{Error, Result};
+use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path};
@@ -83,9 +84,71 @@ pub fn config_of(path: &Path) -> std::path::PathBuf {
     }
 }
 
+/// Reads the text of a JSON file. Python also writes `Infinity`, which JSON does not have: it becomes what transformers 5
+/// writes, `{"__float__": "Infinity"}`.
+///
+/// # Errors
+/// If it is no JSON.
+pub fn parse_json(text: &str) -> serde_json::Result<Value> {
+    serde_json::from_str(text).or_else(|e| {
+        let tagged = with_tagged_floats(text);
+        tagged
+            .and_then(|text| serde_json::from_str(&text).ok())
+            .ok_or(e)
+    })
+}
+
+/// The text without numbers that JSON does not have; `None` if there are none.
+fn with_tagged_floats(text: &str) -> Option<String> {
+    const NAME: &str = "Infinity";
+    let mut out = String::new();
+    let (mut in_string, mut rest) = (false, text);
+    while let Some(at) = rest.find(['"', '\\', 'I']) {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let taken = match rest.as_bytes()[0] {
+            // With what it escapes, which may be another quote.
+            b'\\' => rest.chars().take(2).map(char::len_utf8).sum(),
+            b'I' if !in_string && rest.starts_with(NAME) => {
+                let sign = if out.ends_with('-') { "-" } else { "" };
+                out.truncate(out.len() - sign.len());
+                out.push_str(&format!("{{\"__float__\": \"{sign}{NAME}\"}}"));
+                rest = &rest[NAME.len()..];
+                continue;
+            }
+            b'"' => {
+                in_string = !in_string;
+                1
+            }
+            _ => 1,
+        };
+        out.push_str(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    out.push_str(rest);
+    (out != text).then_some(out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn infinite_numbers_of_python_are_read() {
+        let text = r#"{"a": [0.0, Infinity, -Infinity], "\\Infinity\"": "Infinity"}"#;
+        let tag = |name: &str| json!({ "__float__": name });
+        let want =
+            json!({"a": [0.0, tag("Infinity"), tag("-Infinity")], "\\Infinity\"": "Infinity"});
+        assert_eq!(parse_json(text).unwrap(), want);
+        for wrong in ["{", "[Infinit]", "[\"Infinity]", "Infinity\\"] {
+            let plain = serde_json::from_str::<Value>(wrong).unwrap_err();
+            assert_eq!(
+                parse_json(wrong).unwrap_err().to_string(),
+                plain.to_string()
+            );
+        }
+    }
 
     #[test]
     fn names_that_leave_the_folder_are_detected() {

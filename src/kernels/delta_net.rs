@@ -1,19 +1,18 @@
 //! The gated delta rule (Yang et al. 2024, arXiv 2412.06464, section 3) after a short convolution, as Qwen3-Next and
 //! Qwen3.5 have it. CPU only.
 
-mod head;
 #[cfg(test)]
 mod tests;
 
-use super::parallel::{Shared, for_each};
-use super::states::{StateBuffers, StatePool, StateRows, StateShape, StateStart};
-use super::storage::contiguous;
-use candle_core::{Device, Result, Storage, Tensor};
-use head::{Matrices, Tokens};
-use tracing::trace_span;
+use super::recurrent::{
+    Convolution, Recurrence, Sizes, TokenInputs, recurrent, sigmoid, softplus, square_sum,
+};
+use super::states::{StatePool, StateRows, StateShape};
+use crate::float;
+use candle_core::{Result, Tensor};
 
-/// Number of values of matrices, for each token, from which waking other threads pays.
-const MIN_PARALLEL: usize = 1 << 15;
+/// Added to the squared length of q and of k.
+const LENGTH_EPS: f32 = 1e-6;
 
 /// Sizes of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,21 +54,24 @@ impl DeltaShape {
         2 * self.keys() + self.values()
     }
 
-    /// What the state takes in of a token: q, k and v before the convolution, `b` and `a`.
-    fn inputs(&self) -> usize {
-        self.channels() + 2 * self.value_heads
-    }
-
-    /// Values of a row: `z` and its inputs.
+    /// Values of a row: `z`, the channels, `b` and `a`.
     pub fn width(&self) -> usize {
-        self.values() + self.inputs()
+        self.sizes().width()
     }
 
     /// The sizes of its states.
     pub fn states(&self) -> StateShape {
-        StateShape {
-            matrices: self.values() * self.key_dim,
-            window: (self.taps - 1) * self.channels(),
+        self.sizes().states()
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            heads: self.value_heads,
+            outputs: self.value_dim,
+            matrix: self.key_dim * self.value_dim,
+            channels: self.channels(),
+            scalars: 2 * self.value_heads,
+            taps: self.taps,
         }
     }
 }
@@ -104,97 +106,102 @@ pub fn delta_net(
     rows: &[StateRows],
     pool: &mut StatePool,
 ) -> Result<Tensor> {
-    let (count, width) = x.dims2()?;
-    let shape = weights.shape;
-    if width != shape.width() {
-        candle_core::bail!("delta-net: rows of {width} values, not {}", shape.width());
+    recurrent(weights, x, rows, pool)
+}
+
+/// What one head keeps while it works.
+pub(super) struct Scratch {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// `k S`.
+    read: Vec<f32>,
+}
+
+impl Recurrence for DeltaWeights {
+    type Scratch = Scratch;
+
+    const NAME: &str = "delta-net";
+
+    fn sizes(&self) -> Sizes {
+        self.shape.sizes()
     }
-    StateRows::check(rows, count)?;
-    let (storage, layout) = x.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else {
-        candle_core::bail!("delta-net: only the CPU has this kernel");
-    };
-    let x = contiguous::<f32>("delta-net", storage, layout)?;
-    let out = trace_span!("attention").in_scope(|| weights.run(x, rows, pool))?;
-    Tensor::from_vec(out, (count, shape.values()), &Device::Cpu)
-}
 
-/// What a forward leaves in a slot besides matrices.
-struct Left {
-    window: Vec<f32>,
-    nodes: Vec<f32>,
-}
+    fn convolution(&self) -> Convolution<'_> {
+        Convolution {
+            weights: &self.conv,
+            bias: None,
+        }
+    }
 
-impl Left {
-    /// That of the slots of `part` with these tokens, in their order.
-    fn of(part: &StateRows, tokens: &Tokens<'_>, channels: usize) -> Vec<Self> {
-        let Some(kept) = &part.kept else {
-            return Vec::new();
-        };
-        let own = Self {
-            window: tokens.window_after(tokens.taken, channels),
-            nodes: tokens.nodes().concat(),
-        };
-        let copies = kept.copies.iter().map(|(at, _)| Self {
-            window: tokens.window_after(*at, channels),
-            nodes: Vec::new(),
-        });
-        std::iter::once(own).chain(copies).collect()
+    fn scratch(&self) -> Scratch {
+        let DeltaShape {
+            key_dim, value_dim, ..
+        } = self.shape;
+        Scratch {
+            q: vec![0.; key_dim],
+            k: vec![0.; key_dim],
+            v: vec![0.; value_dim],
+            read: vec![0.; value_dim],
+        }
+    }
+
+    /// Lets the matrix take in k and v; writes what q reads then, normalized and gated.
+    #[inline(always)]
+    fn step(
+        &self,
+        head: usize,
+        matrix: &mut [f32],
+        token: &TokenInputs<'_>,
+        scratch: &mut Scratch,
+        place: Option<(&mut [f32], &[f32])>,
+    ) {
+        self.prepare(head, token.mixed, scratch);
+        let Scratch { q, k, v, read } = scratch;
+        let (b, a) = token.scalars.split_at(self.shape.value_heads);
+        let decay = float::exp(self.decay[head] * softplus(a[head] + self.dt_bias[head]));
+        let beta = sigmoid(b[head]);
+        read.fill(0.);
+        let width = v.len();
+        for (row, k) in matrix.chunks_exact_mut(width).zip(&*k) {
+            for (x, read) in row.iter_mut().zip(&mut *read) {
+                *x *= decay;
+                *read += *x * k;
+            }
+        }
+        for (v, read) in v.iter_mut().zip(&*read) {
+            *v = (*v - read) * beta;
+        }
+        read.fill(0.);
+        for ((row, k), q) in matrix.chunks_exact_mut(width).zip(&*k).zip(&*q) {
+            for ((x, v), read) in row.iter_mut().zip(&*v).zip(&mut *read) {
+                *x += k * v;
+                *read += *x * q;
+            }
+        }
+        if let Some((out, gate)) = place {
+            let scale = 1. / (square_sum(read) / width as f32 + self.eps).sqrt();
+            for (((out, x), norm), z) in out.iter_mut().zip(&*read).zip(&self.norm).zip(gate) {
+                *out = x * scale * norm * (z * sigmoid(*z));
+            }
+        }
     }
 }
 
 impl DeltaWeights {
-    fn run(&self, x: &[f32], rows: &[StateRows], pool: &mut StatePool) -> Result<Vec<f32>> {
+    /// q, k and v of a head, of channels that were mixed.
+    #[inline(always)]
+    fn prepare(&self, head: usize, mixed: &[f32], Scratch { q, k, v, .. }: &mut Scratch) {
         let shape = &self.shape;
-        let mut slots = Vec::new();
-        for kept in rows.iter().filter_map(|part| part.kept.as_ref()) {
-            if let StateStart::CopyOf(from) = kept.start {
-                pool.copy(from, kept.slot);
-            }
-            slots.push(kept.slot);
-            slots.extend(kept.copies.iter().map(|(_, slot)| slot));
-        }
-        let mut buffers = pool.get_mut(&slots);
-        let empty = vec![0.; shape.states().window];
-        let (mut tokens, mut matrices) = (Vec::new(), Vec::new());
-        let mut left = buffers.iter_mut();
-        for part in rows {
-            let Some((kept, own)) = part.kept.as_ref().zip(left.next()) else {
-                tokens.push(Tokens::new(shape, part, x, &empty, &[])?);
-                matrices.push(Matrices::default());
-                continue;
-            };
-            let StateBuffers {
-                matrices: own,
-                window,
-                nodes,
-            } = &mut **own;
-            let is_empty = kept.start == StateStart::Empty;
-            let window = if is_empty { &empty } else { &*window };
-            tokens.push(Tokens::new(shape, part, x, window, nodes)?);
-            let copies = kept.copies.iter().zip(&mut left);
-            matrices.push(Matrices {
-                own: Some(Shared::new(own)),
-                is_empty,
-                copies: (copies.map(|((at, _), copy)| (*at, Shared::new(&mut copy.matrices))))
-                    .collect(),
-            });
-        }
-        let count = x.len() / shape.width();
-        let mut out = vec![0.; count * shape.values()];
-        let (heads, places) = (shape.value_heads, Shared::new(&mut out));
-        let is_much = count * shape.states().matrices >= MIN_PARALLEL;
-        for_each(rows.len() * heads, is_much, |unit| {
-            let (part, head) = (unit / heads, unit % heads);
-            let first = rows[part].rows.start * shape.values();
-            self.one_head(head, &tokens[part], &matrices[part], (&places, first));
-        });
-        let left = rows.iter().zip(&tokens);
-        let left = left.flat_map(|(part, tokens)| Left::of(part, tokens, shape.channels()));
-        let left: Vec<Left> = left.collect();
-        for (buffers, left) in buffers.into_iter().zip(left) {
-            (buffers.window, buffers.nodes) = (left.window, left.nodes);
-        }
-        Ok(out)
+        let (dim, keys) = (shape.key_dim, shape.keys());
+        let at = shape.key_head(head) * dim;
+        q.copy_from_slice(&mixed[at..at + dim]);
+        k.copy_from_slice(&mixed[keys + at..][..dim]);
+        v.copy_from_slice(&mixed[2 * keys + head * shape.value_dim..][..shape.value_dim]);
+        let scale = 1. / (dim as f32).sqrt();
+        let q_scale = scale / (square_sum(q) + LENGTH_EPS).sqrt();
+        let k_scale = 1. / (square_sum(k) + LENGTH_EPS).sqrt();
+        q.iter_mut().for_each(|x| *x *= q_scale);
+        k.iter_mut().for_each(|x| *x *= k_scale);
     }
 }

@@ -1,6 +1,6 @@
 //! Scatters new keys or values into a pool.
 
-use super::slots;
+use super::slots::{self, Slots};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
@@ -16,6 +16,14 @@ use tracing::trace_span;
 /// If the shapes or dtypes do not match, or a slot is outside the pool.
 pub fn kv_write(pool: &Tensor, rows: &Tensor, slots: &Tensor) -> Result<()> {
     pool.inplace_op3(rows, slots, &KvWrite)
+}
+
+/// The same to the slots of a forward's rows.
+///
+/// # Errors
+/// As [`kv_write`].
+pub fn kv_write_to(pool: &Tensor, rows: &Tensor, slots: &Slots) -> Result<()> {
+    kv_write(pool, rows, slots.tensor())
 }
 
 struct KvWrite;

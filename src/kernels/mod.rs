@@ -21,12 +21,14 @@ mod gpu;
 pub mod graph;
 pub mod kv_move;
 pub mod kv_write;
+mod mamba;
 pub mod matmul;
 pub mod norm;
 pub mod paged_attention;
 mod pair_product;
 pub(crate) mod parallel;
 pub mod quant;
+mod recurrent;
 pub mod rope;
 pub mod rope_kv_write;
 pub mod sample;
@@ -46,7 +48,8 @@ pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
 pub use device::{device, device_memory};
 pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
-pub use kv_write::kv_write;
+pub use kv_write::{kv_write, kv_write_to};
+pub use mamba::{MambaShape, MambaWeights, mamba};
 pub use norm::add_norm;
 pub use paged_attention::{
     AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD,

@@ -17,7 +17,8 @@ pub use prefix::{BlockKey, PrefixRoot};
 /// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
 #[derive(Debug)]
 pub struct KvStore {
-    /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`.
+    /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`; V is `[num_slots, heads, 0]` where it
+    /// is a part of K.
     pub layers: Vec<(Tensor, Tensor)>,
     /// The states of each layer that has these instead.
     pub states: Vec<Mutex<StatePool>>,
@@ -33,6 +34,7 @@ pub enum LayerPool<'a> {
     Tokens(&'a (Tensor, Tensor)),
     /// States of sequences.
     States(&'a Mutex<StatePool>),
+    Nothing,
 }
 
 /// Where a layer's [`LayerPool`] is in a [`KvStore`].
@@ -40,29 +42,31 @@ pub enum LayerPool<'a> {
 pub enum PoolPlace {
     Tokens(usize),
     States(usize),
+    /// Of a layer that keeps nothing.
+    Nothing,
 }
 
 impl<'a> LayerPool<'a> {
     /// K and V of tokens.
     ///
     /// # Errors
-    /// If the layer has states.
+    /// If the layer has none.
     pub fn tokens(self) -> Result<&'a (Tensor, Tensor)> {
         match self {
             Self::Tokens(pool) => Ok(pool),
-            Self::States(_) => Err(Error::internal("a layer has no K and V")),
+            Self::States(_) | Self::Nothing => Err(Error::internal("a layer has no K and V")),
         }
     }
 
     /// The states of sequences.
     ///
     /// # Errors
-    /// If the layer has K and V.
+    /// If the layer has none.
     pub fn states(self) -> Result<MutexGuard<'a, StatePool>> {
         match self {
             // Whoever panicked in a forward has failed its sequences; no other state was written.
             Self::States(pool) => Ok(pool.lock().unwrap_or_else(PoisonError::into_inner)),
-            Self::Tokens(_) => Err(Error::internal("a layer has no states")),
+            Self::Tokens(_) | Self::Nothing => Err(Error::internal("a layer has no states")),
         }
     }
 }
@@ -92,15 +96,33 @@ pub struct KvHeads {
     pub count: usize,
     /// Width of one head.
     pub dim: usize,
+    /// Whether V is kept beside K, in heads as wide; otherwise it is a part of K.
+    pub has_values: bool,
+}
+
+impl KvHeads {
+    /// `count` heads of `dim` values with K and V.
+    pub fn new(count: usize, dim: usize) -> Self {
+        Self {
+            count,
+            dim,
+            has_values: true,
+        }
+    }
+
+    /// Width of a head of V.
+    fn value_dim(self) -> usize {
+        if self.has_values { self.dim } else { 0 }
+    }
 }
 
 impl KvShape {
     /// Bytes of K and V for one token over all layers.
     pub fn bytes_per_token(&self) -> usize {
         let values: usize = (self.layers.iter())
-            .map(|heads| heads.count * heads.dim)
+            .map(|heads| heads.count * (heads.dim + heads.value_dim()))
             .sum();
-        2 * values * self.dtype.size_in_bytes()
+        values * self.dtype.size_in_bytes()
     }
 
     /// Bytes of the states of one sequence over all layers.
@@ -123,11 +145,9 @@ impl KvStore {
     ) -> Result<Self> {
         let layers = (shape.layers.iter())
             .map(|heads| {
-                let dims = (num_blocks * block_size, heads.count, heads.dim);
-                Ok((
-                    zeros(dims, shape.dtype, device)?,
-                    zeros(dims, shape.dtype, device)?,
-                ))
+                let slots = num_blocks * block_size;
+                let of = |dim| zeros((slots, heads.count, dim), shape.dtype, device);
+                Ok((of(heads.dim)?, of(heads.value_dim())?))
             })
             .collect::<Result<_>>()?;
         // As with weights: zeros written late would overwrite keys.
@@ -154,6 +174,7 @@ impl KvStore {
         let pool = match place {
             PoolPlace::Tokens(i) => self.layers.get(i).map(LayerPool::Tokens),
             PoolPlace::States(i) => self.states.get(i).map(LayerPool::States),
+            PoolPlace::Nothing => Some(LayerPool::Nothing),
         };
         pool.ok_or_else(|| Error::internal("the pool has too few layers"))
     }
@@ -177,9 +198,9 @@ impl KvStore {
             return Ok(());
         };
         let moves = KvMoves::new(moves, self.num_slots(), k.device())?;
-        for (k, v) in &self.layers {
-            kv_move(k, &moves)?;
-            kv_move(v, &moves)?;
+        let pools = self.layers.iter().flat_map(|(k, v)| [k, v]);
+        for pool in pools.filter(|pool| pool.elem_count() > 0) {
+            kv_move(pool, &moves)?;
         }
         Ok(())
     }

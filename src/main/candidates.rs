@@ -48,7 +48,7 @@ pub struct Target<'a> {
 fn refuse_recurrent(model: &dyn Model) -> Result<()> {
     if model.config().spec.is_recurrent() {
         return Err(Error::setup(
-            "a model with linear attention cannot draft: only heads, tables and models with attention in all layers can",
+            "a model with linear attention or Mamba cannot draft: only heads, tables and models with attention in all layers can",
         ));
     }
     Ok(())

@@ -1,7 +1,9 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use foretoken::error::{Error, Result};
-use foretoken::model::{DraftNetwork, Head, KvSource, LayerList, LayerSpec, Model, ModelConfig};
+use foretoken::model::{
+    DraftNetwork, Head, KvSource, LayerList, LayerSpec, MixerSpec, Model, ModelConfig,
+};
 use foretoken::spec::{
     DraftModel, Drafter, JointModel, JointVocabulary, ParallelDrafter, Tokenizer, Translator,
 };
@@ -185,15 +187,19 @@ fn multiplications(config: &ModelConfig) -> f64 {
             0
         }
     };
-    let mixer = |layer: &LayerSpec| match (layer.conv, &layer.delta) {
-        (_, Some(delta)) => delta.shape.width() + delta.shape.values(),
-        (Some(_), None) => 4 * config.hidden_size,
-        (None, None) => heads + gates(layer),
+    let hidden = config.hidden_size;
+    let mixer = |layer: &LayerSpec| match layer.mixer {
+        MixerSpec::Attention => heads + gates(layer),
+        MixerSpec::Latent(latent) => latent.weights(config.num_heads, hidden) / hidden,
+        MixerSpec::ShortConv(_) => 4 * hidden,
+        MixerSpec::Delta(delta) => delta.shape.width() + delta.shape.values(),
+        MixerSpec::Mamba(mamba) => mamba.shape.width() + mamba.shape.values(),
+        MixerSpec::None => 0,
     };
     let width = |layer: &LayerSpec| mixer(layer) + 3 * layer.active_width(config.intermediate_size);
     let layers: usize = config.spec.layers.iter().map(width).sum();
     let vocabulary = config.draft_vocab_size.unwrap_or(config.vocab_size);
-    (config.hidden_size * (layers + vocabulary)) as f64
+    (hidden * (layers + vocabulary)) as f64
 }
 
 /// A model's [`Text`], as the translation of drafts sees it.

@@ -293,7 +293,7 @@ impl fmt::Display for DeviceMemory {
 fn workspace(model: &ModelConfig, config: &Config) -> u64 {
     // Layers may differ: of each size the largest counts.
     let heads_of = |layer: &LayerSpec| {
-        let KvHeads { count, dim } = layer.kv_heads.unwrap_or(model.kv_heads());
+        let KvHeads { count, dim, .. } = layer.kv_heads.unwrap_or(model.kv_heads());
         (model.num_heads + 2 * count) * dim
     };
     let layers = &model.spec.layers;
@@ -408,7 +408,7 @@ mod tests {
         let mut pools = Vec::new();
         for dtype in [DType::F16, DType::BF16, DType::F32] {
             let shape = KvShape {
-                layers: vec![KvHeads { count: 8, dim: 128 }; 4],
+                layers: vec![KvHeads::new(8, 128); 4],
                 dtype,
                 states: Vec::new(),
             };

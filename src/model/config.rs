@@ -127,7 +127,7 @@ impl ModelConfig {
 
     /// Reads the text of a `config.json`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let json = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        let json = files::parse_json(text).map_err(|e| e.to_string())?;
         let mut keys = Keys::of_json(json)?;
         let classes = keys.texts("architectures")?.unwrap_or_default();
         let kind = keys.text("model_type")?;
@@ -285,10 +285,7 @@ impl ModelConfig {
 
     /// The key/value heads of the layers that have no others.
     pub fn kv_heads(&self) -> KvHeads {
-        KvHeads {
-            count: self.num_kv_heads,
-            dim: self.head_dim,
-        }
+        KvHeads::new(self.num_kv_heads, self.head_dim)
     }
 
     /// Whether it is the decoder of a model for images and texts.
@@ -384,7 +381,7 @@ impl ModelConfig {
         check_sizes(&[("hidden_size_per_layer_input", width, 1 << 16)])
     }
 
-    fn check_heads(&self, KvHeads { count, dim }: KvHeads) -> Result<(), String> {
+    fn check_heads(&self, KvHeads { count, dim, .. }: KvHeads) -> Result<(), String> {
         check_sizes(&[
             ("num_key_value_heads", count, 1 << 12),
             ("head_dim", dim, 1 << 12),

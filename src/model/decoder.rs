@@ -8,7 +8,7 @@ use super::dtypes::Dtypes;
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::layer_input::LayerInputs;
-use super::layer_spec::KvSource;
+use super::layer_spec::LayerSpec;
 use super::linear::{Embedding, Linear};
 use super::lora::{LinearPart, LoraTarget};
 use super::norm::Norm;
@@ -203,7 +203,7 @@ impl Decoder {
     /// The last layer that writes K and V, or a state. Of later ones only rows with logits are needed.
     fn last_with_kv(&self) -> usize {
         let mut layers = self.config.spec.layers.iter();
-        let last = layers.rposition(|layer| !matches!(layer.kv, KvSource::Layer(_)));
+        let last = layers.rposition(LayerSpec::keeps);
         last.unwrap_or_default()
     }
 

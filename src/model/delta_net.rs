@@ -7,7 +7,7 @@ use super::weights::Weights;
 use crate::error::Result;
 use crate::kernels::{DeltaShape, DeltaWeights, delta_net};
 use crate::kv::LayerPool;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use std::sync::Arc;
 
 /// The weights of such a layer besides its products. A clone shares them.
@@ -27,28 +27,14 @@ impl DeltaNet {
     ) -> Result<Self> {
         let shape = spec.shape;
         let (channels, heads) = (shape.channels(), shape.value_heads);
-        let is_gguf = weights.are_gguf();
-        let of_file: &[usize] = if is_gguf {
-            &[channels, shape.taps]
-        } else {
-            &[channels, 1, shape.taps]
-        };
-        let mut read = |part: &str, dims: &[usize]| -> Result<Tensor> {
-            let stored = weights.tensor(&at(&format!("linear_attn.{part}")), dims)?;
-            Ok(stored.to_dtype(DType::F32)?)
-        };
-        let conv = read("conv1d.weight", of_file)?.reshape((channels, shape.taps))?;
-        // The last one is of the row's own token.
-        let conv = conv.t()?.contiguous()?.flip(&[0])?;
-        let decay = read("A_log", &[heads])?;
-        // llama.cpp's files have the factor itself.
-        let decay = if is_gguf { decay } else { decay.exp()?.neg()? };
+        let at = |part: &str| at(&format!("linear_attn.{part}"));
+        let conv = weights.convolution(&at("conv1d"), channels, shape.taps)?;
         Ok(Self(Arc::new(DeltaWeights {
             shape,
             conv: conv.flatten_all()?.to_vec1()?,
-            decay: decay.to_vec1()?,
-            dt_bias: read("dt_bias", &[heads])?.to_vec1()?,
-            norm: read("norm.weight", &[shape.value_dim])?.to_vec1()?,
+            decay: weights.decay(&at("A_log"), heads)?,
+            dt_bias: weights.vector(&at("dt_bias"), heads)?,
+            norm: weights.vector(&at("norm.weight"), shape.value_dim)?,
             eps,
         })))
     }

@@ -30,7 +30,7 @@ type Matrices = Vec<Arc<dyn Matrix>>;
 pub(super) struct Experts {
     spec: ExpertsSpec,
     router: Linear,
-    /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined.
+    /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined; or ups without gates.
     gate_up: Vec<Matrices>,
     down: Matrices,
     biases: Option<Biases>,
@@ -65,6 +65,7 @@ impl Experts {
         let mut read =
             |name: &str, shape, order| read(weights, (layout, &spec), &at, name, shape, order);
         let gate_up = match layout.gate_up {
+            [.., up] if !spec.is_gated => vec![read(up, (width, hidden), None)?],
             [gate, up] => {
                 let gates = read(gate, (width, hidden), None)?;
                 joined(gates, read(up, (width, hidden), None)?)?
@@ -169,7 +170,11 @@ impl Experts {
                 .transpose()
         };
         let wide = plus(wide, biases(|biases| &biases.gate_up)?)?;
-        let wide = glu(&wide, self.spec.activation)?;
+        let wide = if self.spec.is_gated {
+            glu(&wide, self.spec.activation)?
+        } else {
+            self.spec.activation.apply(&wide)?
+        };
         let y = forward_chosen(&self.down, &wide, &chosen)?;
         let y = plus(y, biases(|biases| &biases.down)?)?;
         Ok(y.flatten_all()?.to_vec1()?)
@@ -231,8 +236,18 @@ fn load_shared(
     weights: &mut Weights,
     at: impl Fn(&str) -> String,
 ) -> Result<(Mlp, Option<Linear>)> {
+    let activation = spec.activation;
+    let mlp = match (spec.is_gated, shared.is_fused) {
+        (true, true) => MlpSpec::fused(activation),
+        (true, false) => MlpSpec::Gated(activation),
+        (false, _) => MlpSpec::Plain {
+            activation,
+            up: "mlp.up_proj",
+            down: "mlp.down_proj",
+        },
+    };
     let like = LayerSpec {
-        mlp: MlpSpec::Gated(spec.activation),
+        mlp,
         mlp_width: Some(shared.width),
         ..layer.clone()
     };
@@ -316,6 +331,7 @@ mod tests {
 
     pub(super) const SPEC: ExpertsSpec = ExpertsSpec {
         activation: Activation::Silu,
+        is_gated: true,
         count: 4,
         per_token: 2,
         width: 1,

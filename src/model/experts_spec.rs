@@ -7,6 +7,8 @@ use crate::kernels::Activation;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsSpec {
     pub activation: Activation,
+    /// Whether an expert is like [`MlpSpec::Gated`](super::MlpSpec::Gated), and not like `Plain`.
+    pub is_gated: bool,
     /// Number of experts.
     pub count: usize,
     /// Number of experts of a row.
@@ -36,13 +38,15 @@ pub enum RouterScores {
     Sigmoid,
 }
 
-/// Groups of as many experts one after another. A row has experts of those whose best two have the highest sums.
+/// Groups of as many experts one after another. A row has experts of those whose best have the highest sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// Number of groups.
     pub count: usize,
     /// Number of groups of a row.
     pub per_token: usize,
+    /// Number of experts whose scores are added for a group.
+    pub best: usize,
 }
 
 /// An expert of all rows.
@@ -53,6 +57,8 @@ pub struct SharedExpert {
     pub width: usize,
     /// Whether its output has a factor of each row, the sigmoid of a product.
     pub has_gate: bool,
+    /// Whether the gate and what it multiplies are one tensor, `gate_up_proj`.
+    pub is_fused: bool,
 }
 
 /// Maximum number of experts of a layer.
@@ -104,11 +110,11 @@ impl ExpertGroups {
     /// Checks them for a router that gives a row `per_token` of `experts`.
     fn check(self, experts: usize, per_token: usize) -> Result<(), String> {
         let size = experts / self.count.max(1);
-        let is_even = self.count > 0 && experts.is_multiple_of(self.count) && size > 1;
+        let is_even = self.count > 0 && experts.is_multiple_of(self.count) && size >= self.best;
         if !is_even {
             return Err(format!(
-                "{} groups of {experts} experts are not supported: each must have as many, and 2 or more",
-                self.count
+                "{} groups of {experts} experts are not supported: each must have as many, and {} or more",
+                self.count, self.best
             ));
         }
         let fits = (1..=self.count).contains(&self.per_token) && per_token <= size * self.per_token;

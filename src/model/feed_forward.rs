@@ -18,7 +18,7 @@ pub(super) enum FeedForward {
 }
 
 impl FeedForward {
-    /// Reads that of a layer like `spec`; `at` names its parts.
+    /// Reads that of a layer like `spec`; `at` names its parts. `None` = it has none.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -27,13 +27,14 @@ impl FeedForward {
         spec: &LayerSpec,
         weights: &mut Weights,
         at: impl Fn(&str) -> String,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         match spec.mlp {
+            MlpSpec::None => Ok(None),
             MlpSpec::Experts(experts) => {
                 let experts = Experts::load(config, (spec, experts), weights, at)?;
-                Ok(Self::Experts(Box::new(experts)))
+                Ok(Some(Self::Experts(Box::new(experts))))
             }
-            _ => Mlp::load(config, spec, weights, at).map(Self::Mlp),
+            _ => Ok(Some(Self::Mlp(Mlp::load(config, spec, weights, at)?))),
         }
     }
 

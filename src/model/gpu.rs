@@ -1,7 +1,7 @@
 //! What a GPU has kernels for: a model that needs others is refused before its weights are read.
 
 use super::config::ModelConfig;
-use super::layer_spec::{LayerSpec, MlpSpec, QkNorm};
+use super::layer_spec::{LayerSpec, MixerSpec, MlpSpec, QkNorm};
 use crate::error::{Error, Result};
 use crate::kernels::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
 
@@ -24,10 +24,28 @@ pub fn check(config: &ModelConfig) -> Result<()> {
 }
 
 fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
-    if layer.conv.is_some() {
-        return Err("short convolutions are not supported on a GPU: only attention is".into());
+    match layer.mixer {
+        MixerSpec::ShortConv(_) => {
+            return Err("short convolutions are not supported on a GPU: only attention is".into());
+        }
+        MixerSpec::Mamba(_) => {
+            return Err("Mamba layers are not supported on a GPU: only attention is".into());
+        }
+        MixerSpec::None => {
+            return Err(
+                "layers without attention are not supported on a GPU: only those with it are"
+                    .into(),
+            );
+        }
+        MixerSpec::Latent(_) => {
+            return Err(
+                "multi-head latent attention is not supported on a GPU: only attention over keys and values of heads is"
+                    .into(),
+            );
+        }
+        MixerSpec::Attention | MixerSpec::Delta(_) => {}
     }
-    if layer.delta.is_some() || layer.has_gate {
+    if matches!(layer.mixer, MixerSpec::Delta(_)) || layer.has_gate {
         return Err(
             "linear attention and gates of attention are not supported on a GPU: only softmax attention without gates is"
                 .into(),
@@ -61,6 +79,9 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
     match layer.mlp {
         MlpSpec::Experts(_) => {
             Err("experts are not supported on a GPU: only layers with one MLP are".into())
+        }
+        MlpSpec::None => {
+            Err("layers without an MLP are not supported on a GPU: only those with one are".into())
         }
         MlpSpec::Gated(activation) | MlpSpec::Fused { activation, .. }
             if !activation.has_gated_gpu_kernel() =>
@@ -128,6 +149,26 @@ mod tests {
                 json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]}),
                 "short convolutions",
                 "only attention",
+            ),
+            (
+                json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+                "Mamba layers",
+                "only attention",
+            ),
+            (
+                json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "-*"}),
+                "layers without attention",
+                "those with it",
+            ),
+            (
+                json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "*-M"}),
+                "layers without an MLP",
+                "those with one",
+            ),
+            (
+                json!({"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "head_dim": 64}),
+                "multi-head latent attention",
+                "only attention over",
             ),
             (
                 json!({"hidden_act": "relu2"}),

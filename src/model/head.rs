@@ -156,7 +156,7 @@ fn stored_names(folder: &Path) -> Result<Option<HashSet<String>>> {
 pub(super) fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
     let file = files::config_of(path);
     let text = files::read_text(&file)?;
-    let json: Value = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
+    let json = files::parse_json(&text).map_err(|e| Error::in_file(&file, e))?;
     if json.is_object() {
         Ok((file, json))
     } else {

@@ -5,7 +5,7 @@ use super::pickle;
 use super::shards::{SINGLE, shards};
 use crate::console;
 use crate::error::{Error, Result, clipped};
-use crate::files::{is_inside, is_name, max_bytes, read_text};
+use crate::files::{is_inside, is_name, max_bytes, parse_json, read_text};
 use hf_hub::{Cache, CacheRepo, RepoType};
 use indicatif::ProgressBar;
 use std::fs::File;
@@ -352,7 +352,7 @@ impl Repo {
 /// Whether `config` may be that of a head: it has one layer, or says so.
 pub(super) fn is_head(config: &Path) -> bool {
     let text = read_text(config).unwrap_or_default();
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let json = parse_json(&text).unwrap_or_default();
     json["num_hidden_layers"] == 1 || !json["medusa_num_heads"].is_null()
 }
 

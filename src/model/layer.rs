@@ -2,26 +2,20 @@
 
 use super::block_conv::{BlockConv, BlockPlaces, ConvShape};
 use super::config::ModelConfig;
-use super::delta_net::DeltaNet;
 use super::feed_forward::FeedForward;
 use super::layer_input::LayerInput;
-use super::layer_products::LayerProducts;
-use super::layer_spec::{KvSource, LayerSpec, QkNorm};
+use super::layer_spec::LayerSpec;
 pub(super) use super::layer_step::Step;
 use super::linear::Linear;
 use super::lora::AdapterRows;
+use super::mixer::Mixer;
 use super::norm::Norm;
 use super::rope::RopeTables;
-use super::short_conv::ShortConv;
 use super::weights::Weights;
 use crate::error::{Error, Result};
-use crate::kernels::{
-    AttentionBatch, AttentionParams, HeadNorms, Pools, add_norm, paged_attention, rope,
-    rope_kv_write,
-};
-use crate::kv::{KvHeads, LayerPool};
-use candle_core::{DType, Tensor};
-use candle_nn::ops::sigmoid;
+use crate::kernels::AttentionBatch;
+use crate::kv::LayerPool;
+use candle_core::Tensor;
 
 /// A layer of a decoder.
 #[derive(Clone)]
@@ -35,25 +29,10 @@ pub(super) struct Layer {
 #[derive(Clone)]
 pub(super) struct LayerBody {
     spec: LayerSpec,
-    /// The place of its position embedding in [`RopeTables`].
-    rope: Option<usize>,
-    /// Of K and V; `dim` is that of queries, too.
-    kv_heads: KvHeads,
-    /// q, k and v; not those that are of another layer, nor v that is k. Before them the gates of q, if it has some. Of a
-    /// convolution B, C and x; of a delta net its inputs.
-    qkv: Linear,
-    o: Linear,
-    /// In place of attention, between `qkv` and `o`.
-    conv: Option<ShortConv>,
-    delta: Option<DeltaNet>,
-    head_norms: Option<HeadNorms>,
-    /// `[head_dim]`: ones, if heads of v have a norm.
-    v_norm: Option<Tensor>,
-    /// `[num_heads]` f32.
-    sinks: Option<Tensor>,
+    mixer: Option<Mixer>,
     after_attention: Option<Norm>,
     before_mlp: Option<Norm>,
-    mlp: FeedForward,
+    mlp: Option<FeedForward>,
     after_mlp: Option<Norm>,
     input: Option<LayerInput>,
     /// Factor of the residual stream after the layer.
@@ -71,6 +50,11 @@ fn add(x: &Tensor, delta: &Tensor, norm: Option<&Norm>, eps: f32) -> Result<(Ten
             Ok((sum.clone(), sum))
         }
     }
+}
+
+/// The error of a layer that lacks a half that it needs.
+fn without() -> Error {
+    Error::internal("a layer has only one half")
 }
 
 impl Layer {
@@ -118,20 +102,19 @@ impl Layer {
     /// All its products.
     pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let LayerBody {
-            qkv, o, mlp, input, ..
+            mixer, mlp, input, ..
         } = &mut self.block;
+        let mixer = mixer.iter_mut().flat_map(Mixer::linears);
+        let mlp = mlp.iter_mut().flat_map(FeedForward::linears);
         let input = input.iter_mut().flat_map(LayerInput::linears);
-        [qkv, o].into_iter().chain(mlp.linears()).chain(input)
+        mixer.chain(mlp).chain(input)
     }
 
-    /// Those of them that adapters can change: not those of a delta net, whose parts have an order of their own.
+    /// Those of them that adapters can change.
     pub fn adapted_linears(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let LayerBody {
-            delta, qkv, o, mlp, ..
-        } = &mut self.block;
-        let attention = delta.is_none().then_some([qkv, o]);
-        let attention = attention.into_iter().flatten();
-        attention.chain(mlp.adapted_linears())
+        let LayerBody { mixer, mlp, .. } = &mut self.block;
+        let mixer = mixer.iter_mut().flat_map(Mixer::adapted_linears);
+        mixer.chain(mlp.iter_mut().flat_map(FeedForward::adapted_linears))
     }
 
     /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;
@@ -206,7 +189,7 @@ impl Layer {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<()> {
-        self.block.write(context, config, step, pool).map(drop)
+        self.block.write(context, config, step, pool)
     }
 }
 
@@ -223,92 +206,27 @@ impl LayerBody {
         inputs: usize,
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
-        let kv_heads = spec.kv_heads.unwrap_or(config.kv_heads());
-        let (hidden, d, heads) = (config.hidden_size, kv_heads.dim, config.num_heads);
-        let (q, kv) = (heads * d, kv_heads.count * d);
-        let rope = spec.rope.as_ref().map(|rope| {
-            let index = ropes.index_of(rope);
-            index.ok_or_else(|| Error::internal("a layer has a RoPE without a table"))
-        });
-        let shares = matches!(spec.kv, KvSource::Layer(_));
-        if shares {
-            // Trained checkpoints have them nevertheless.
-            for part in ["k_proj", "v_proj", "k_norm"] {
-                weights.skip(&at(&format!("self_attn.{part}.weight")));
-            }
-        }
-        let head_norms = spec.qk_norm.map(|norm| -> Result<HeadNorms> {
-            let (q, k) = match norm {
-                QkNorm::Head | QkNorm::RotatedHead => (d, d),
-                QkNorm::Whole => (q, kv),
-            };
-            let (q_name, k_name) = match norm {
-                QkNorm::RotatedHead => ("self_attn.query_layernorm", "self_attn.key_layernorm"),
-                _ => ("self_attn.q_norm", "self_attn.k_norm"),
-            };
-            let q = weights.norm(&at(q_name), q, config.spec.norm.offset)?;
-            Ok(HeadNorms {
-                k: if shares {
-                    q.clone()
-                } else {
-                    weights.norm(&at(k_name), k, config.spec.norm.offset)?
-                },
-                q,
-                eps: config.rms_norm_eps as f32,
-                after_rotation: norm == QkNorm::RotatedHead,
-            })
-        });
-        let head_norms = head_norms.transpose()?;
-        let sinks = if spec.sinks {
-            let sinks = weights.tensor(&at("self_attn.sinks"), &[heads])?;
-            Some(sinks.to_dtype(DType::F32)?)
-        } else {
-            None
-        };
+        let hidden = config.hidden_size;
+        let mixer = Mixer::load((config, spec), ropes, weights, inputs, &at)?;
         let scalar = if spec.has_scalar {
             Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?))
         } else {
             None
         };
-        let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
-        let v_norm = spec.v_norm.then(ones).transpose()?;
-        let conv = spec
-            .conv
-            .map(|conv| ShortConv::load(weights, &at("conv.conv"), hidden, conv));
-        let conv = conv.transpose()?;
-        let eps = config.rms_norm_eps as f32;
-        let delta = spec.delta.as_ref();
-        let delta = delta.map(|delta| DeltaNet::load(weights, &at, delta, eps));
         let mut norm = |name: Option<&'static str>| {
             name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
                 .transpose()
         };
         let norms = &spec.norms;
-        let products = LayerProducts {
-            spec,
-            heads,
-            kv_heads,
-            hidden,
-            inputs,
-            at: &at,
-        };
         Ok(Self {
-            v_norm,
-            kv_heads,
+            mixer,
             input: None,
             convs: None,
             scalar,
             spec: spec.clone(),
-            rope: rope.transpose()?,
-            head_norms,
-            sinks,
             after_attention: norm(norms.after_attention)?,
             before_mlp: norm(norms.before_mlp)?,
             after_mlp: norm(norms.after_mlp)?,
-            qkv: products.inner(weights)?,
-            o: products.outer(weights)?,
-            conv,
-            delta: delta.transpose()?,
             mlp: FeedForward::load(config, spec, weights, at)?,
         })
     }
@@ -329,17 +247,14 @@ impl LayerBody {
         }
         let eps = config.rms_norm_eps as f32;
         let rows = x.dim(0)?;
+        if self.spec.parallel {
+            let delta = self.parallel_delta(normed, rows, config, step, pool)?;
+            return Ok((x.clone(), delta));
+        }
         let attended = self.attend(normed, rows, config, step, pool)?;
         let attended = self.delta(attended, self.after_attention.as_ref(), eps)?;
-        if self.spec.parallel {
-            let own = step.pick(normed, rows)?;
-            let own = own.contiguous()?;
-            let delta = self.mlp.forward(&own, step.attending_adapters)?;
-            let delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
-            return Ok((x.clone(), (attended + delta)?));
-        }
         let (mut x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
-        let delta = self.mlp.forward(&normed, step.attending_adapters)?;
+        let delta = self.feed(&normed, step)?;
         let mut delta = self.delta(delta, self.after_mlp.as_ref(), eps)?;
         if let (Some(input), Some(all)) = (&self.input, &step.layer_inputs) {
             x = (x + delta)?;
@@ -349,6 +264,71 @@ impl LayerBody {
             None => Ok((x, delta)),
             Some(scalar) => Ok(((x * scalar)?, (delta * scalar)?)),
         }
+    }
+
+    /// What is added to the residual stream if both halves read `normed`, of which a layer may have only one.
+    fn parallel_delta(
+        &self,
+        normed: &Tensor,
+        rows: usize,
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: LayerPool<'_>,
+    ) -> Result<Tensor> {
+        let eps = config.rms_norm_eps as f32;
+        let attended = match &self.mixer {
+            Some(mixer) => {
+                let attended = mixer.attend(normed, rows, config, step, pool)?;
+                Some(self.delta(attended, self.after_attention.as_ref(), eps)?)
+            }
+            None => None,
+        };
+        let fed = match &self.mlp {
+            Some(mlp) => {
+                let own = step.pick(normed, rows)?.contiguous()?;
+                let fed = mlp.forward(&own, step.attending_adapters)?;
+                Some(self.delta(fed, self.after_mlp.as_ref(), eps)?)
+            }
+            None => None,
+        };
+        match (attended, fed) {
+            (Some(attended), Some(fed)) => Ok((attended + fed)?),
+            (one, other) => one.or(other).ok_or_else(without),
+        }
+    }
+
+    /// [`Mixer::attend`] of a layer that has both halves.
+    fn attend(
+        &self,
+        x: &Tensor,
+        rows: usize,
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: LayerPool<'_>,
+    ) -> Result<Tensor> {
+        let mixer = self.mixer.as_ref().ok_or_else(without)?;
+        mixer.attend(x, rows, config, step, pool)
+    }
+
+    /// The output of the MLP of a layer that has both halves.
+    fn feed(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let mlp = self.mlp.as_ref().ok_or_else(without)?;
+        mlp.forward(x, step.attending_adapters)
+    }
+
+    /// Writes K and V of all rows of `x`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn write(
+        &self,
+        x: &Tensor,
+        config: &ModelConfig,
+        step: &Step<'_>,
+        pool: LayerPool<'_>,
+    ) -> Result<()> {
+        let mixer = self.mixer.as_ref().ok_or_else(without)?;
+        mixer.write(x, config, step, pool).map(drop)
     }
 
     /// The same with convolutions of the inputs and outputs of attention and MLP; of a block's rows only.
@@ -370,7 +350,7 @@ impl LayerBody {
         let eps = config.rms_norm_eps as f32;
         let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
         let (read, factors) = of_mlp.prepare(&normed, places)?;
-        let delta = self.mlp.forward(&read, step.attending_adapters)?;
+        let delta = self.feed(&read, step)?;
         Ok((x, of_mlp.finish(&delta, &factors, places)?))
     }
 
@@ -383,104 +363,6 @@ impl LayerBody {
         match self.spec.residual_scale {
             1. => Ok(y),
             scale => Ok((y * f64::from(scale))?),
-        }
-    }
-
-    /// The attention of those rows of `x` that attend, `rows` of them.
-    fn attend(
-        &self,
-        x: &Tensor,
-        rows: usize,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
-    ) -> Result<Tensor> {
-        let (heads, d) = (config.num_heads, self.kv_heads.dim);
-        let (q, gate) = self.write(x, config, step, pool)?;
-        let o = |y: &Tensor| self.o.forward_adapted(y, step.attending_adapters);
-        let q = step.pick(&q, rows)?;
-        if self.delta.is_some() {
-            return o(&q.contiguous()?);
-        }
-        let pool = pool.tokens()?;
-        if let Some(conv) = &self.conv {
-            return o(&conv.forward(&q, step.spans, pool)?);
-        }
-        let params = AttentionParams {
-            scale: self.spec.attention_scale,
-            window: self.spec.window,
-            soft_cap: self.spec.soft_cap,
-            sinks: self.sinks.as_ref(),
-        };
-        let y = paged_attention(&q, &pool.0, &pool.1, step.spans, params)?;
-        let y = y.reshape((rows, heads * d))?;
-        match gate {
-            None => o(&y),
-            Some(gate) => {
-                let gate = step.pick(&gate, rows)?;
-                o(&(y * sigmoid(&gate)?)?)
-            }
-        }
-    }
-
-    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are any,
-    /// `[rows, num_heads * head_dim]`; or C of a convolution, or the outputs of a delta net.
-    pub fn write(
-        &self,
-        x: &Tensor,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
-    ) -> Result<(Tensor, Option<Tensor>)> {
-        let products = self.qkv.forward_adapted(x, step.adapters)?;
-        if let Some(delta) = &self.delta {
-            return Ok((delta.forward(&products, step, pool)?, None));
-        }
-        let pool = pool.tokens()?;
-        if let Some(conv) = &self.conv {
-            return Ok((conv.write(&products, step, pool)?, None));
-        }
-        let (k_pool, v_pool) = pool;
-        let (rows, heads) = (x.dim(0)?, config.num_heads);
-        let KvHeads { count, dim } = self.kv_heads;
-        let (gate, qkv) = if self.spec.has_gate {
-            let (width, gates) = (products.dim(1)?, heads * dim);
-            let others = products.narrow(1, gates, width - gates)?.contiguous()?;
-            (Some(products.narrow(1, 0, gates)?), others)
-        } else {
-            (None, products)
-        };
-        let qkv = qkv.reshape((rows, (), dim))?;
-        let pools = Pools {
-            k: k_pool,
-            v: v_pool,
-            slots: step.slots,
-        };
-        let own_angles = self.rope.map(|rope| &step.angles[rope]);
-        let angles = own_angles.map(|angles| (&angles.cos, &angles.sin));
-        let norms = self.head_norms.as_ref();
-        let q = match (self.spec.kv, &self.v_norm) {
-            (KvSource::Layer(_), _) => {
-                rope(&qkv, heads, angles, norms)?;
-                qkv
-            }
-            (KvSource::Own, None) => rope_kv_write(&qkv, heads, angles, norms, pools)?,
-            (_, v_norm) => {
-                let mut v = qkv.narrow(1, qkv.dim(1)? - count, count)?.contiguous()?;
-                if let Some(ones) = v_norm {
-                    let heads = v.reshape(((), dim))?;
-                    let eps = config.rms_norm_eps as f32;
-                    v = add_norm(&heads, &heads.zeros_like()?, ones, eps)?
-                        .1
-                        .reshape(v.dims())?;
-                }
-                let qkv = Tensor::cat(&[&qkv.narrow(1, 0, heads + count)?, &v], 1)?;
-                rope_kv_write(&qkv, heads, angles, norms, pools)?
-            }
-        };
-        match own_angles.and_then(|rope| rope.query_scale.as_ref()) {
-            Some(scale) => Ok((q.broadcast_mul(scale)?, gate)),
-            None => Ok((q, gate)),
         }
     }
 }

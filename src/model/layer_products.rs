@@ -1,8 +1,9 @@
 //! Reads the two products of a layer's first half: what is done with its input, and what makes its output.
 
-use super::delta_net::DeltaNet;
-use super::layer_spec::{KvSource, LayerSpec, RopeRows};
+use super::latent::LatentAttention;
+use super::layer_spec::{KvSource, LayerSpec, MixerSpec, RopeRows};
 use super::linear::Linear;
+use super::recurrent::Recurrent;
 use super::rope::halves_from_pairs;
 use super::weights::Weights;
 use crate::error::{Error, Result};
@@ -24,7 +25,7 @@ pub(super) struct LayerProducts<'a, At> {
 
 impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
     /// That of the input: q, k and v, before them the gates of q, if there are any; B, C and x of a convolution; the inputs
-    /// of a delta net.
+    /// of a layer with a state; queries and what is kept of latent attention.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -33,21 +34,25 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
             spec, hidden, at, ..
         } = self;
         let inputs = self.inputs;
-        if let Some(delta) = &spec.delta {
-            return DeltaNet::products(weights, at, delta, inputs);
+        if let Some(products) = Recurrent::products(weights, at, &spec.mixer, inputs)? {
+            return Ok(products);
         }
-        if let Some(conv) = spec.conv {
+        if let MixerSpec::ShortConv(conv) = spec.mixer {
             return weights.linear(&at("conv.in_proj"), (3 * hidden, inputs), conv.has_bias);
         }
-        let KvHeads { count, dim } = self.kv_heads;
+        if let MixerSpec::Latent(latent) = spec.mixer {
+            let shape = (*spec, latent);
+            return LatentAttention::products(weights, at, shape, self.heads, inputs);
+        }
+        let KvHeads { count, dim, .. } = self.kv_heads;
         let (q, kv, bias) = (self.heads * dim, count * dim, spec.qkv_bias);
-        // The width of a rope whose pairs are neighbours.
+        // The width of a rope whose pairs are neighbours. The conversion reorders all layers, those without one, too.
         let interleaved = spec.rope.as_ref().map(|rope| rope.width);
-        let interleaved = interleaved.filter(|_| match spec.rope_rows {
-            RopeRows::Halves => false,
-            RopeRows::Neighbours => true,
-            RopeRows::NeighboursInGguf => weights.are_gguf(),
-        });
+        let interleaved = match spec.rope_rows {
+            RopeRows::Halves => None,
+            RopeRows::Neighbours => interleaved,
+            RopeRows::NeighboursInGguf => interleaved.or(Some(dim)).filter(|_| weights.are_gguf()),
+        };
         // Adapters are trained for Hugging Face's rows.
         let adapted = |linear: Linear| match spec.rope_rows {
             RopeRows::NeighboursInGguf => linear.with_plain_rows(),
@@ -93,10 +98,15 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
     /// As [`LayerProducts::inner`].
     pub fn outer(&self, weights: &mut Weights) -> Result<Linear> {
         let (hidden, spec) = (self.hidden, self.spec);
-        let (part, inputs, bias) = match (&spec.delta, spec.conv) {
-            (Some(delta), _) => ("linear_attn.out_proj", delta.shape.values(), false),
-            (None, Some(conv)) => ("conv.out_proj", hidden, conv.has_bias),
-            (None, None) => {
+        let (part, inputs, bias) = match spec.mixer {
+            MixerSpec::Delta(delta) => ("linear_attn.out_proj", delta.shape.values(), false),
+            MixerSpec::Mamba(mamba) => ("mamba.out_proj", mamba.shape.values(), mamba.has_bias),
+            MixerSpec::ShortConv(conv) => ("conv.out_proj", hidden, conv.has_bias),
+            MixerSpec::Latent(latent) => {
+                let width = self.heads * latent.value;
+                ("self_attn.o_proj", width, spec.o_bias)
+            }
+            MixerSpec::Attention | MixerSpec::None => {
                 let width = self.heads * self.kv_heads.dim;
                 ("self_attn.o_proj", width, spec.o_bias)
             }

@@ -3,19 +3,18 @@
 use super::conv_spec::ShortConvSpec;
 use super::delta_spec::DeltaSpec;
 pub use super::experts_spec::{ExpertGroups, ExpertsSpec, RouterScores, SharedExpert};
+use super::latent_spec::LatentSpec;
+use super::mamba_spec::MambaSpec;
 use super::rope::RopeSpec;
 use crate::kernels::{Activation, StateShape, Xielu};
 use crate::kv::{KvHeads, PoolPlace};
 
-/// A layer: attention, or a short convolution in its place, then an MLP, each added to the residual stream.
+/// A layer: attention, or what it has in its place, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
+    pub mixer: MixerSpec,
     /// Its key/value heads, if they are not the model's; their width is that of queries, too.
     pub kv_heads: Option<KvHeads>,
-    /// The convolution in place of attention; what it keeps of each token takes the place of K and V.
-    pub conv: Option<ShortConvSpec>,
-    /// The gated delta rule in place of attention. It keeps no K and V, but a state of the whole text.
-    pub delta: Option<DeltaSpec>,
     /// Where K and V come from.
     pub kv: KvSource,
     /// Whether each head of v has an RMSNorm without weights.
@@ -38,7 +37,8 @@ pub struct LayerSpec {
     /// beside the queries of its head.
     pub has_gate: bool,
     pub norms: Norms,
-    /// Whether the MLP reads what attention reads, instead of the residual stream after attention.
+    /// Whether the MLP reads what attention reads, instead of the residual stream after attention. A layer without either
+    /// is parallel.
     pub parallel: bool,
     pub mlp: MlpSpec,
     /// Width of the MLP, if it is not the model's.
@@ -53,6 +53,33 @@ pub struct LayerSpec {
     pub residual_scale: f32,
     /// Whether the checkpoint has a factor of the residual stream after the layer, `layer_scalar`.
     pub has_scalar: bool,
+}
+
+/// The first half of a layer: how a token sees those before.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MixerSpec {
+    Attention,
+    /// Attention whose keys and values are products of latent vectors. It keeps these in place of K and V.
+    Latent(LatentSpec),
+    /// A short convolution; what it keeps of each token takes the place of K and V.
+    ShortConv(ShortConvSpec),
+    /// The gated delta rule. It keeps no K and V, but a state of the whole text.
+    Delta(DeltaSpec),
+    /// Mamba 2, which keeps a state, too.
+    Mamba(MambaSpec),
+    /// The layer has only an MLP, and [is parallel](LayerSpec::parallel).
+    None,
+}
+
+impl MixerSpec {
+    /// The sizes of the state of a text, if it keeps one.
+    pub fn states(&self) -> Option<StateShape> {
+        match self {
+            Self::Delta(delta) => Some(delta.shape.states()),
+            Self::Mamba(mamba) => Some(mamba.shape.states()),
+            Self::Attention | Self::Latent(_) | Self::ShortConv(_) | Self::None => None,
+        }
+    }
 }
 
 /// Where K and V of a layer come from.
@@ -129,7 +156,8 @@ impl ModelSpec {
         full.trim_end_matches(".weight").to_owned()
     }
 
-    /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions.
+    /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions, and keeps something of each
+    /// token.
     ///
     /// # Errors
     /// A message that names what would.
@@ -145,6 +173,9 @@ impl ModelSpec {
                     "layer {i} cannot read K and V of layer {of}: it must be an earlier one with heads of the same shape that has its own"
                 ));
             }
+        }
+        if self.is_recurrent() && self.with_kv(self.layers.len()).next().is_none() {
+            return Err("models without any layer of attention are not supported".into());
         }
         for (name, value) in [
             ("the scale of the embedding", self.embedding_scale),
@@ -162,7 +193,8 @@ impl ModelSpec {
     pub(super) fn pool_places(&self) -> impl Iterator<Item = PoolPlace> {
         let (mut tokens, mut states) = (0.., 0..);
         let place = move |layer: &LayerSpec| match layer.kv {
-            _ if layer.delta.is_some() => states.next().map(PoolPlace::States),
+            _ if layer.mixer == MixerSpec::None => Some(PoolPlace::Nothing),
+            _ if layer.mixer.states().is_some() => states.next().map(PoolPlace::States),
             KvSource::Layer(owner) => Some(PoolPlace::Tokens(self.with_kv(owner).count())),
             KvSource::Own | KvSource::Keys => tokens.next().map(PoolPlace::Tokens),
         };
@@ -186,13 +218,14 @@ impl ModelSpec {
     /// The sizes of the states of the layers that keep some.
     pub(super) fn states(&self) -> Vec<StateShape> {
         let layers = self.layers.iter();
-        let deltas = layers.filter_map(|layer| layer.delta.as_ref());
-        deltas.map(|delta| delta.shape.states()).collect()
+        layers.filter_map(|layer| layer.mixer.states()).collect()
     }
 
     /// Whether a layer keeps a state of a whole text.
     pub fn is_recurrent(&self) -> bool {
-        self.layers.iter().any(|layer| layer.delta.is_some())
+        self.layers
+            .iter()
+            .any(|layer| layer.mixer.states().is_some())
     }
 
     /// The model of these layers of this one, ascending.
@@ -262,6 +295,8 @@ pub enum MlpSpec {
     Xielu(Option<Xielu>),
     /// Many MLPs like `Gated`, of which each row uses a few.
     Experts(ExpertsSpec),
+    /// The layer has none, and [is parallel](LayerSpec::parallel).
+    None,
 }
 
 impl MlpSpec {
@@ -328,12 +363,19 @@ impl LayerSpec {
     /// A layer of Llama with heads of `head_dim` values: what an architecture does not say otherwise.
     pub fn llama(rope: RopeSpec, head_dim: usize) -> Self {
         Self {
+            rope: Some(rope),
+            ..Self::without_rope(head_dim)
+        }
+    }
+
+    /// The same without a position embedding.
+    pub fn without_rope(head_dim: usize) -> Self {
+        Self {
+            mixer: MixerSpec::Attention,
             kv_heads: None,
-            conv: None,
-            delta: None,
             kv: KvSource::Own,
             v_norm: false,
-            rope: Some(rope),
+            rope: None,
             rope_rows: RopeRows::Halves,
             qk_norm: None,
             attention_scale: 1. / (head_dim as f32).sqrt(),
@@ -356,7 +398,12 @@ impl LayerSpec {
 
     /// Whether it keeps K and V of its own.
     fn has_own_kv(&self) -> bool {
-        self.delta.is_none() && !matches!(self.kv, KvSource::Layer(_))
+        self.mixer.states().is_none() && self.keeps()
+    }
+
+    /// Whether it keeps anything of tokens or texts.
+    pub(super) fn keeps(&self) -> bool {
+        self.mixer != MixerSpec::None && !matches!(self.kv, KvSource::Layer(_))
     }
 
     /// Its experts, if it has any.
@@ -370,12 +417,13 @@ impl LayerSpec {
     /// Number of values between the products of the MLP of a row, in a model whose MLPs have `width` if a layer does
     /// not say otherwise.
     pub fn active_width(&self, width: usize) -> usize {
-        match self.experts() {
-            Some(experts) => {
+        match &self.mlp {
+            MlpSpec::Experts(experts) => {
                 let shared = experts.shared.map_or(0, |shared| shared.width);
                 experts.per_token * experts.width + shared
             }
-            None => self.mlp_width.unwrap_or(width),
+            MlpSpec::None => 0,
+            _ => self.mlp_width.unwrap_or(width),
         }
     }
 

@@ -10,6 +10,7 @@ use super::graphs::GraphedDecoder;
 use super::head::{self, HeadKind};
 use super::head_config::HeadConfig;
 use super::inventory::{self, Inventory, SharedInventory};
+use super::layer_spec::{LayerSpec, MixerSpec};
 use super::medusa::MedusaHeads;
 use super::mtp::MtpNames;
 use super::parallel::ParallelHead;
@@ -318,8 +319,10 @@ fn open_mtp(
     target: &dyn Model,
 ) -> Result<Option<(MtpNames, Weights, Ends)>> {
     let config = target.config();
-    // The layers of other architectures differ.
-    let Some(ends) = target.ends().filter(|_| config.spec.is_recurrent()) else {
+    // The layers of architectures without the delta rule differ.
+    let is_delta = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Delta(_));
+    let is_known = config.spec.layers.iter().any(is_delta);
+    let Some(ends) = target.ends().filter(|_| is_known) else {
         return Ok(None);
     };
     let dtypes = dtypes_of_head(options, &ends)?;
@@ -400,8 +403,7 @@ fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
 fn declared_dtype(path: &Path) -> Result<DType> {
     let file = files::config_of(path);
     let text = files::read_text(&file)?;
-    let json: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
+    let json = files::parse_json(&text).map_err(|e| Error::in_file(&file, e))?;
     let name = json.get("torch_dtype").or(json.get("dtype"));
     Ok(match name.and_then(|name| name.as_str()) {
         Some("float32") => DType::F32,

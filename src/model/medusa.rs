@@ -129,10 +129,7 @@ impl Model for MedusaHeads {
     fn kv_shape(&self) -> KvShape {
         // A position's normed hidden state is its K and V: a half each.
         KvShape {
-            layers: vec![KvHeads {
-                count: 1,
-                dim: self.config.hidden_size / 2,
-            }],
+            layers: vec![KvHeads::new(1, self.config.hidden_size / 2)],
             dtype: self.dtypes.kv,
             states: Vec::new(),
         }

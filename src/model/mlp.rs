@@ -34,7 +34,9 @@ impl Mlp {
         let width = spec.mlp_width.unwrap_or(config.intermediate_size);
         let mut linear = |part: &str, shape| weights.linear(&at(part), shape, spec.mlp_bias);
         Ok(match spec.mlp {
-            MlpSpec::Experts(_) => return Err(Error::internal("experts are not one MLP")),
+            MlpSpec::Experts(_) | MlpSpec::None => {
+                return Err(Error::internal("a layer does not have one MLP"));
+            }
             MlpSpec::Plain {
                 activation,
                 up,

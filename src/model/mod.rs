@@ -30,6 +30,8 @@ pub mod hub_headers;
 mod inputs;
 mod inventory;
 mod keys;
+mod latent;
+mod latent_spec;
 mod layer;
 mod layer_input;
 mod layer_products;
@@ -39,8 +41,11 @@ mod layers;
 pub mod linear;
 pub mod load;
 mod lora;
+mod mamba;
+mod mamba_spec;
 pub mod matrix;
 mod medusa;
+mod mixer;
 mod mlp;
 mod mtp;
 mod mxfp4;
@@ -53,6 +58,7 @@ mod path;
 mod pickle;
 mod pooling;
 mod raw_tensors;
+mod recurrent;
 mod requantize;
 mod rope;
 pub(crate) mod safetensors_header;
@@ -76,9 +82,10 @@ pub use head::HeadKind;
 pub use head_config::MAX_MARKOV_RANK;
 pub(crate) use head_config::{FcNorm, HeadConfig};
 pub use inventory::{Inventory, TensorEntry};
+pub use latent_spec::LatentSpec;
 pub use layer_spec::{
-    ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm,
-    RopeRows, RouterScores, SharedExpert,
+    ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MixerSpec, MlpSpec, ModelSpec, NormSpec, Norms,
+    QkNorm, RopeRows, RouterScores, SharedExpert,
 };
 pub use layers::LayerList;
 pub use load::{
@@ -86,6 +93,7 @@ pub use load::{
 };
 pub(crate) use load::{as_loaded, open_head};
 pub use lora::{AdapterRows, LoraAdapter, LoraTarget};
+pub use mamba_spec::MambaSpec;
 pub use path::{PathOutput, PathRows};
 pub use pooling::{EmbeddingSpec, Pooling};
 pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};

@@ -2,7 +2,7 @@
 //! arXiv 2412.19437, section 2.2; Qwen3-Next, Qwen 3.5), as a draft head.
 
 use super::config::ModelConfig;
-use super::layer_spec::{LayerSpec, ModelSpec};
+use super::layer_spec::{LayerSpec, MixerSpec, ModelSpec};
 use super::names;
 use super::weights::Weights;
 use crate::error::{Error, Result};
@@ -53,7 +53,7 @@ impl MtpNames {
 /// # Errors
 /// If none has.
 pub(super) fn config(target: &ModelConfig) -> Result<ModelConfig> {
-    let attends = |layer: &&LayerSpec| layer.delta.is_none() && layer.conv.is_none();
+    let attends = |layer: &&LayerSpec| layer.mixer == MixerSpec::Attention;
     let layer = target.spec.layers.iter().find(attends);
     let layer = layer.ok_or_else(|| Error::setup("no layer of the model has attention"))?;
     Ok(ModelConfig {

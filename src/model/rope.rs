@@ -48,6 +48,8 @@ pub struct YarnScaling {
     pub truncate: bool,
     /// Factor of cosines and sines.
     pub attention_factor: f32,
+    /// How much the scores of attention grow with the logarithm of `factor`, in classes with latent attention; 0 = not.
+    pub mscale_all_dim: f32,
 }
 
 /// Ding et al. 2024, "LongRoPE" (arXiv 2402.13753).
@@ -131,6 +133,17 @@ impl RopeSpec {
         match &self.scaling {
             Some(RopeScaling::Yarn(scaling)) => scaling.attention_factor,
             Some(RopeScaling::Long(scaling)) => scaling.attention_factor,
+            _ => 1.,
+        }
+    }
+
+    /// The factor of the scores of latent attention.
+    pub fn score_factor(&self) -> f32 {
+        match &self.scaling {
+            Some(RopeScaling::Yarn(scaling)) => {
+                let log = scaling.factor.max(1.).ln();
+                (1. + 0.1 * scaling.mscale_all_dim * log).powi(2)
+            }
             _ => 1.,
         }
     }

@@ -28,24 +28,15 @@ impl ShortConv {
         channels: usize,
         spec: ShortConvSpec,
     ) -> Result<Self> {
-        let dims: &[usize] = if weights.are_gguf() {
-            &[channels, spec.taps]
-        } else {
-            &[channels, 1, spec.taps]
-        };
-        let stored = weights.tensor(&format!("{name}.weight"), dims)?;
-        let stored = stored
-            .reshape((channels, spec.taps))?
-            .to_dtype(DType::F32)?;
+        let taps = weights.convolution(name, channels, spec.taps)?;
         let bias = if spec.has_bias {
             let bias = weights.tensor(&format!("{name}.bias"), &[channels])?;
             Some(bias.to_dtype(DType::F32)?)
         } else {
             None
         };
-        // The last one is of the row's own token.
         Ok(Self {
-            weights: stored.t()?.contiguous()?.flip(&[0])?.contiguous()?,
+            weights: taps,
             bias,
         })
     }

@@ -92,7 +92,7 @@ impl Model for ToyModel {
 
     fn kv_shape(&self) -> KvShape {
         KvShape {
-            layers: vec![KvHeads { count: 1, dim: 1 }],
+            layers: vec![KvHeads::new(1, 1)],
             dtype: DType::F32,
             states: Vec::new(),
         }

@@ -1,7 +1,9 @@
 //! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
 
+mod heads;
 mod packed;
 mod stack;
+mod vectors;
 
 use super::config::ModelConfig;
 use super::dtypes::Dtypes;

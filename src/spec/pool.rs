@@ -189,7 +189,7 @@ impl DraftPool {
     ) -> Result<Self> {
         if draft.model().config().spec.is_recurrent() {
             return Err(Error::setup(
-                "a model with linear attention cannot draft, because its states are not cut back: give --draft-model a head or a model that has attention in all layers, or leave out --draft-model and --drafter self",
+                "a model with linear attention or Mamba cannot draft, because its states are not cut back: give --draft-model a head or a model that has attention in all layers, or leave out --draft-model and --drafter self",
             ));
         }
         // The rows of P-EAGLE, which predicts blocks, are EAGLE's, too.

@@ -115,7 +115,7 @@ fn read_json(file: &Path) -> Result<Value> {
     let Some(text) = files::read_text_if_any(file)? else {
         return Ok(Value::Null);
     };
-    serde_json::from_str(&text).map_err(|e| Error::in_file(file, e))
+    files::parse_json(&text).map_err(|e| Error::in_file(file, e))
 }
 
 /// `"eos_token": "</s>"` or `"eos_token": {"content": "</s>", ...}`.

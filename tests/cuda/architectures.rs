@@ -13,9 +13,14 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 32] = [
+const REFUSED: [(&str, &str); 43] = [
+    ("bamba", "Mamba"),
     ("cohere", "LayerNorm"),
     ("cohere2", "LayerNorm"),
+    ("deepseek_v2", "latent attention"),
+    ("deepseek_v2_groups", "latent attention"),
+    ("deepseek_v3", "latent attention"),
+    ("deepseek_v3_plain", "latent attention"),
     ("ernie4_5_moe", "experts"),
     ("ernie4_5_moe_mixed", "experts"),
     ("gemma4", "norms of values"),
@@ -23,9 +28,12 @@ const REFUSED: [(&str, &str); 32] = [
     ("gemma4_unified", "norms of values"),
     ("gemma4_vision", "heads of"),
     ("glm4_moe", "experts"),
+    ("glm4_moe_lite", "latent attention"),
     ("glm4_moe_plain", "experts"),
     ("gpt_oss", "experts"),
     ("gpt_oss_mxfp4", "experts"),
+    ("granite4_hybrid", "Mamba"),
+    ("granite4_hybrid_moe", "Mamba"),
     ("granite_moe", "experts"),
     ("hunyuan", "norms of heads after"),
     ("lfm2", "convolutions"),
@@ -33,6 +41,9 @@ const REFUSED: [(&str, &str); 32] = [
     ("lfm2_moe", "convolutions"),
     ("mixtral", "experts"),
     ("nemotron", "LayerNorm"),
+    ("nemotron_h", "Mamba"),
+    ("nemotron_h_moe", "Mamba"),
+    ("nemotron_h_plain", "Mamba"),
     ("olmoe", "experts"),
     ("qwen2_moe", "experts"),
     ("qwen2_moe_mixed", "experts"),
@@ -76,7 +87,17 @@ fn widen(config: &mut Value) {
     let heads = config["num_attention_heads"].as_u64().unwrap() as usize;
     config["hidden_size"] = (heads * HEAD_DIM).into();
     config["head_dim"] = HEAD_DIM.into();
+    if config.get("qk_rope_head_dim").is_some() {
+        config["qk_rope_head_dim"] = HEAD_DIM.into();
+        config.as_object_mut().unwrap().remove("qk_head_dim");
+    }
     config["intermediate_size"] = 192.into();
+    if let (Some(expand), Some(count)) = (
+        config["mamba_expand"].as_u64(),
+        config["mamba_n_heads"].as_u64(),
+    ) {
+        config["mamba_d_head"] = (heads as u64 * HEAD_DIM as u64 * expand / count).into();
+    }
     // One factor for each pair of values that is rotated.
     let rope = &mut config["rope_parameters"];
     let share = rope["partial_rotary_factor"].as_f64().unwrap_or(1.);

@@ -140,6 +140,10 @@ pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) 
     });
     for (name, how) in parts {
         let mut tensor = stored[name].to_dtype(DType::F32).unwrap();
+        if let Some(heads) = how["heads"].as_u64() {
+            let inputs = tensor.dims()[1];
+            tensor = tensor.reshape((heads as usize, (), inputs)).unwrap();
+        }
         if let Some(rows) = how["rows"].as_array() {
             let [start, count] = [0, 1].map(|i| rows[i].as_u64().unwrap() as usize);
             tensor = tensor.narrow(tensor.rank() - 2, start, count).unwrap();
@@ -173,6 +177,10 @@ pub fn write_gguf(fixture: &Fixture, how: &Json, file: &Path, change: fn(Named) 
             let halves = tensor.reshape((heads, 2, dims[0] / heads / 2, ())).unwrap();
             let pairs = halves.transpose(1, 2).unwrap().contiguous().unwrap();
             tensor = pairs.reshape(dims).unwrap();
+        }
+        if let Some(dims) = how["dims"].as_array() {
+            let dims = dims.iter().map(|dim| dim.as_u64().unwrap() as usize);
+            tensor = tensor.reshape(dims.collect::<Vec<_>>()).unwrap();
         }
         // The conversion makes a vector of a matrix of one row.
         if tensor.dims()[0] == 1 {

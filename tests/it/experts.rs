@@ -63,7 +63,7 @@ fn experts_as_one_tensor_compute_the_same() {
                 let up = &joined[&format!("{layer}up_proj")];
                 let both = Tensor::cat(&[gate, up], 1).unwrap();
                 others.insert(format!("{layer}gate_up_proj"), both);
-            } else if name.ends_with("down_proj") {
+            } else if name.ends_with("down_proj") || !joined.contains_key(&gate_of(name)) {
                 others.insert(name.clone(), gate.clone());
             }
         }
@@ -81,6 +81,11 @@ fn experts_as_one_tensor_compute_the_same() {
         count += 1;
     }
     assert!(count > 1);
+}
+
+/// The name of the gate of what is called `up`.
+fn gate_of(up: &str) -> String {
+    up.replace("up_proj", "gate_proj")
 }
 
 /// The names of the products of an expert: as they are stored, and of the class.

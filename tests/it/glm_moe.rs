@@ -54,6 +54,7 @@ fn the_published_config_is_read() {
         name: "mlp.shared_experts",
         width: 1536,
         has_gate: false,
+        is_fused: false,
     };
     assert!(found.is_normalized && found.shared == Some(shared));
     let layer = &config.spec.layers[0];
@@ -65,6 +66,7 @@ fn the_published_config_is_read() {
     let groups = ExpertGroups {
         count: 8,
         per_token: 4,
+        best: 2,
     };
     assert_eq!(found.groups, Some(groups));
 }

@@ -60,12 +60,14 @@ mod http_responses;
 mod http_speculation;
 mod http_tools;
 mod kv;
+mod latent;
 #[cfg(feature = "embedded-model")]
 mod learn;
 mod logs;
 mod lora;
 mod lora_refusals;
 mod lossy;
+mod mamba;
 mod medusa;
 mod model;
 mod model_config;

@@ -1,6 +1,7 @@
 //! Configurations as models are published with them.
 
 use crate::common::tiny::*;
+use foretoken::model::MixerSpec;
 use serde_json::{Value as Json, json};
 
 /// The keys of published files, besides sizes.
@@ -128,11 +129,10 @@ fn published_configs_are_read() {
         "num_heads": 4, "rope_theta": 1000000.0, "use_pos_enc": true
     });
     let read_lfm2 = read(lfm2.clone());
-    let convs = read_lfm2
-        .spec
-        .layers
-        .iter()
-        .map(|layer| layer.conv.map(|conv| conv.taps));
+    let convs = read_lfm2.spec.layers.iter().map(|layer| match layer.mixer {
+        MixerSpec::ShortConv(conv) => Some(conv.taps),
+        _ => None,
+    });
     assert_eq!(convs.collect::<Vec<_>>(), [Some(3), Some(3), None, Some(3)]);
     // Two thirds of 768.
     assert!(read_lfm2.intermediate_size == 512 && read_lfm2.tie_word_embeddings);
@@ -182,7 +182,10 @@ fn published_configs_are_read() {
     });
     let read_qwen = read(qwen.clone());
     let layers = read_qwen.spec.layers.iter();
-    let heads = layers.map(|layer| layer.delta.map(|delta| delta.shape.value_heads));
+    let heads = layers.map(|layer| match layer.mixer {
+        MixerSpec::Delta(delta) => Some(delta.shape.value_heads),
+        _ => None,
+    });
     assert_eq!(heads.collect::<Vec<_>>(), [Some(6), Some(6), Some(6), None]);
     assert!(read_qwen.ropes().all(|rope| rope.width == 64) && read_qwen.spec.is_recurrent());
     for (key, value, message) in [

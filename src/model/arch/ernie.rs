@@ -71,7 +71,7 @@ pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
         correction: Some("mlp.moe_statics.e_score_correction_bias"),
         min_sum: keys.number("moe_norm_min")?.unwrap_or(1e-12) as f32,
         shared,
-        ..experts(keys, &layer, width, true)?
+        ..experts(keys, layer.mlp, width, true)?
     };
     let first = keys.size("first_k_dense_replace")?.unwrap_or(0);
     let last = match keys.number("moe_layer_end_index")? {

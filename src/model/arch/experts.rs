@@ -1,7 +1,9 @@
 //! What architectures with experts have in common.
 
 use super::super::keys::Keys;
-use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert};
+use super::super::layer_spec::{
+    ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert,
+};
 
 /// Keys of the training of routers.
 const OF_TRAINING: [&str; 3] = [
@@ -31,32 +33,34 @@ pub fn with_experts(
         None
     };
     if let Some(layer) = layers.first() {
-        let experts = experts(keys, layer, given.unwrap_or(width), is_normalized)?;
+        let experts = experts(keys, layer.mlp, given.unwrap_or(width), is_normalized)?;
         let mlp = MlpSpec::Experts(experts);
         layers.iter_mut().for_each(|layer| layer.mlp = mlp);
     }
     Ok(layers)
 }
 
-/// The experts that `keys` describe, of this width, with the activation of `layer`. What else they have, their class says.
+/// The experts that `keys` describe, of this width, with the activation of `mlp`. What else they have, their class says.
 pub fn experts(
     keys: &mut Keys,
-    layer: &LayerSpec,
+    mlp: MlpSpec,
     width: usize,
     is_normalized: bool,
 ) -> Result<ExpertsSpec, String> {
-    experts_by(keys, layer, width, (RouterScores::Softmax, is_normalized))
+    experts_by(keys, mlp, width, (RouterScores::Softmax, is_normalized))
 }
 
 /// The same with these scores of the router, and whether the weights of a row's experts are divided by their sum.
 pub fn experts_by(
     keys: &mut Keys,
-    layer: &LayerSpec,
+    mlp: MlpSpec,
     width: usize,
     (scores, is_normalized): (RouterScores, bool),
 ) -> Result<ExpertsSpec, String> {
-    let MlpSpec::Gated(activation) = layer.mlp else {
-        return Err("experts without a gate are not supported".into());
+    let (activation, is_gated) = match mlp {
+        MlpSpec::Gated(activation) => (activation, true),
+        MlpSpec::Plain { activation, .. } => (activation, false),
+        _ => return Err("experts of this kind are not supported".into()),
     };
     if keys.is_gguf() {
         // Of these architectures, llama.cpp knows no other.
@@ -69,6 +73,7 @@ pub fn experts_by(
     }
     Ok(ExpertsSpec {
         activation,
+        is_gated,
         count: keys.needed_size("num_experts")?,
         per_token: keys.needed_size("num_experts_per_tok")?,
         width,
@@ -91,5 +96,35 @@ pub fn shared(count: usize, width: usize) -> Result<Option<SharedExpert>, String
         name: "mlp.shared_experts",
         width,
         has_gate: false,
+        is_fused: false,
     }))
+}
+
+/// Experts by the sigmoids of their logits, to which a correction is added where they are compared, and one of all rows
+/// (DeepSeek-V3, GLM-4.5).
+pub fn corrected(keys: &mut Keys, mlp: MlpSpec) -> Result<ExpertsSpec, String> {
+    let is_normalized = match keys.flag("norm_topk_prob")? {
+        Some(given) => given,
+        None => keys.flag("expert_weights_norm")?.unwrap_or(true),
+    };
+    let width = keys.needed_size("moe_intermediate_size")?;
+    let kind = (RouterScores::Sigmoid, is_normalized);
+    keys.only("topk_method", "noaux_tc")?;
+    let experts = experts_by(keys, mlp, width, kind)?;
+    let (count, per_token) = (keys.size("n_group")?, keys.size("topk_group")?);
+    let groups = ExpertGroups {
+        count: count.unwrap_or(1),
+        per_token: per_token.unwrap_or(1),
+        best: 2,
+    };
+    let scale = keys.number("routed_scaling_factor")?;
+    let count = keys.size("n_shared_experts")?.unwrap_or(0);
+    Ok(ExpertsSpec {
+        correction: Some("mlp.gate.e_score_correction_bias"),
+        groups: Some(groups).filter(|groups| groups.count != 1 || groups.per_token != 1),
+        min_sum: 1e-20,
+        scale: scale.unwrap_or(1.) as f32,
+        shared: shared(count, width)?,
+        ..experts
+    })
 }

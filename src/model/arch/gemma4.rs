@@ -148,15 +148,10 @@ fn kv_heads(
     keys_are_values: bool,
     slides: &[bool],
 ) -> Result<Vec<KvHeads>, String> {
-    let own = KvHeads {
-        count: shape.num_kv_heads,
-        dim: shape.head_dim,
-    };
+    let own = KvHeads::new(shape.num_kv_heads, shape.head_dim);
     let count = keys.size("num_global_key_value_heads")?;
-    let full = KvHeads {
-        count: count.filter(|_| keys_are_values).unwrap_or(own.count),
-        dim: keys.needed_size("global_head_dim")?,
-    };
+    let count = count.filter(|_| keys_are_values).unwrap_or(own.count);
+    let full = KvHeads::new(count, keys.needed_size("global_head_dim")?);
     for (of, swa) in [
         ("attention.value_length", "attention.value_length_swa"),
         ("rope.dimension_count", "rope.dimension_count_swa"),

@@ -1,10 +1,8 @@
 //! GLM-4 and its successors of 2025.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{
-    ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows, RouterScores,
-};
-use super::experts::{self, experts_by};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
+use super::experts;
 use super::parts::{activation_or, drop_further_layers, eps_5, further_layers, plain};
 use super::rope::partial_rope;
 use crate::kernels::Activation;
@@ -78,7 +76,7 @@ pub fn glm4_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
         qk_norm: has_norms.then_some(QkNorm::Head),
         ..plain(keys, shape, rope)?
     };
-    let experts = glm_experts(keys, &layer)?;
+    let experts = experts::corrected(keys, layer.mlp)?;
     let dense = keys.size("first_k_dense_replace")?.unwrap_or(0);
     let mut layers = vec![layer; shape.num_layers];
     for layer in layers.iter_mut().skip(dense) {
@@ -88,30 +86,5 @@ pub fn glm4_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
         layers,
         unread: further_layers(keys, shape)?,
         ..ModelSpec::default()
-    })
-}
-
-fn glm_experts(keys: &mut Keys, layer: &LayerSpec) -> Result<ExpertsSpec, String> {
-    let is_normalized = match keys.flag("norm_topk_prob")? {
-        Some(given) => given,
-        None => keys.flag("expert_weights_norm")?.unwrap_or(true),
-    };
-    let width = keys.needed_size("moe_intermediate_size")?;
-    let kind = (RouterScores::Sigmoid, is_normalized);
-    let experts = experts_by(keys, layer, width, kind)?;
-    let (count, per_token) = (keys.size("n_group")?, keys.size("topk_group")?);
-    let groups = ExpertGroups {
-        count: count.unwrap_or(1),
-        per_token: per_token.unwrap_or(1),
-    };
-    let scale = keys.number("routed_scaling_factor")?;
-    let shared = keys.size("n_shared_experts")?.unwrap_or(0);
-    Ok(ExpertsSpec {
-        correction: Some("mlp.gate.e_score_correction_bias"),
-        groups: Some(groups).filter(|groups| groups.count != 1 || groups.per_token != 1),
-        min_sum: 1e-20,
-        scale: scale.unwrap_or(1.) as f32,
-        shared: experts::shared(shared, width)?,
-        ..experts
     })
 }

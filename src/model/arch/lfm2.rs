@@ -2,9 +2,11 @@
 
 use super::super::conv_spec::ShortConvSpec;
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores};
+use super::super::layer_spec::{
+    ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores,
+};
 use super::experts::{self, experts_by};
-use super::parts::{layer_kinds, plain};
+use super::parts::{attending, layer_kinds, plain, set_kinds};
 use super::rope::{default_theta, rope};
 use crate::kv::KvHeads;
 use serde_json::Value;
@@ -108,16 +110,8 @@ fn common_defaults(keys: &mut Keys) {
     keys.default("conv_L_cache", 3);
     default_theta(keys, 1e6);
     keys.ignore(&REDUNDANT);
-    // In GGUF files, the layers without heads of keys have convolutions.
-    if let Value::Array(counts) = keys.peek("num_key_value_heads") {
-        let kind = |count: &Value| match count.as_u64() {
-            Some(0) => "conv",
-            _ => "full_attention",
-        };
-        let kinds: Vec<&str> = counts.iter().map(kind).collect();
-        let most = counts.iter().filter_map(Value::as_u64).max();
-        keys.set("layer_types", kinds);
-        keys.set("num_key_value_heads", most.unwrap_or(0));
+    if let Some(attends) = attending(keys) {
+        set_kinds(keys, attends, "conv");
     }
 }
 
@@ -133,7 +127,12 @@ pub fn lfm2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
     let layer = attention(keys, shape)?;
     let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(true);
     let width = keys.needed_size("moe_intermediate_size")?;
-    let experts = experts_by(keys, &layer, width, (RouterScores::Sigmoid, is_normalized))?;
+    let experts = experts_by(
+        keys,
+        layer.mlp,
+        width,
+        (RouterScores::Sigmoid, is_normalized),
+    )?;
     let has_bias = keys.flag("use_expert_bias")?.unwrap_or(true);
     let scale = keys.number("routed_scaling_factor")?;
     let dense = keys.size("first_k_dense_replace")?.unwrap_or(0);
@@ -168,11 +167,8 @@ fn spec(keys: &mut Keys, shape: &ModelShape, layer: LayerSpec) -> Result<ModelSp
     };
     conv.check(shape.hidden_size)?;
     let with_conv = LayerSpec {
-        conv: Some(conv),
-        kv_heads: Some(KvHeads {
-            count: 1,
-            dim: shape.hidden_size / 2,
-        }),
+        mixer: MixerSpec::ShortConv(conv),
+        kv_heads: Some(KvHeads::new(1, shape.hidden_size / 2)),
         rope: None,
         qk_norm: None,
         ..layer.clone()

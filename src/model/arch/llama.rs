@@ -1,13 +1,10 @@
 //! Llama, and what differs from it in little.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
+use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use super::experts::{self, with_experts};
-use super::parts::{
-    activation_or, eps_5, plain, windows, with_attention_bias, with_ropes, with_windows,
-};
+use super::parts::{eps_5, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{default_rope, default_theta, rope};
-use crate::kernels::Activation;
 use serde_json::{Value, json};
 
 /// Llama, and the draft heads whose layers are like its layers.
@@ -149,50 +146,6 @@ pub fn granite_defaults(keys: &mut Keys) {
         keys.ignore(&["shared_expert_intermediate_size"]);
         keys.retain(|key| !key.starts_with("ssm."));
     }
-}
-
-/// Sets what the class assumes.
-pub fn granite4_defaults(keys: &mut Keys) {
-    // The name of older files.
-    keys.rename("layers_block_type", "layer_types");
-    // That of the MLP beside the experts.
-    keys.ignore(&["intermediate_size"]);
-    keys.rename("shared_intermediate_size", "intermediate_size");
-    keys.default("num_local_experts", 8);
-    keys.retain(|key| !key.starts_with("mamba_"));
-    keys.ignore(&["init_method", "router_aux_loss_coef", "time_step_limit"]);
-}
-
-/// Granite 4 with neither experts nor state spaces: a Granite with other names, which may not rotate.
-pub fn granite4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
-    keys.only("num_local_experts", 0)?;
-    keys.only("num_experts_per_tok", 0)?;
-    keys.only("normalization_function", "rmsnorm")?;
-    let kinds = keys.texts("layer_types")?.unwrap_or_default();
-    let is_attention = |kind: &String| kind == "attention" || kind == "full_attention";
-    if kinds.len() < shape.num_layers || !kinds.iter().all(is_attention) {
-        let accepted = "all layers must be attention";
-        return Err(keys.refused("layer_types", &kinds.into(), accepted));
-    }
-    let rotates = match keys.text("position_embedding_type")?.as_deref() {
-        Some("rope") => true,
-        None | Some("nope") => false,
-        Some(other) => {
-            let accepted = "only rope and nope are";
-            return Err(keys.refused("position_embedding_type", &other.into(), accepted));
-        }
-    };
-    let activation = activation_or(keys, Activation::Silu)?;
-    let mut model = granite(keys, shape)?;
-    for layer in &mut model.layers {
-        layer.rope = layer.rope.take().filter(|_| rotates);
-        layer.mlp = MlpSpec::Fused {
-            activation,
-            gate_up: "shared_mlp.input_linear",
-            down: "shared_mlp.output_linear",
-        };
-    }
-    Ok(model)
 }
 
 /// Sets what the class assumes.

@@ -1,15 +1,20 @@
 //! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
 
 mod apertus;
+mod bamba;
+mod deepseek;
 mod ernie;
 mod experts;
 mod gemma;
 mod gemma4;
 mod glm;
 mod gpt_oss;
+mod granite4;
 mod layer_norm;
 mod lfm2;
 mod llama;
+mod mamba;
+mod nemotron_h;
 mod olmo;
 mod parts;
 mod phi;
@@ -69,8 +74,13 @@ impl Architecture {
     }
 }
 
-/// How GGUF files call the decoders of classes for images and texts, and what they are without images.
-const GGUF_DECODERS: [(&str, &str); 2] = [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3")];
+/// Other names in GGUF files: of the decoders of classes for images and texts, which are these without images, and of those
+/// with experts.
+const GGUF_DECODERS: [(&str, &str); 3] = [
+    ("nemotron_h_moe", "nemotron_h"),
+    ("qwen2vl", "qwen2"),
+    ("qwen3vl", "qwen3"),
+];
 
 /// The architecture that GGUF files call `name`.
 pub fn of_gguf(name: &str) -> Option<&'static Architecture> {
@@ -130,14 +140,14 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(llama::granite_defaults),
     Architecture::new("granitemoe", "GraniteMoeForCausalLM", llama::granite_moe)
         .with(llama::granite_moe_defaults),
-    // In GGUF files, those without experts and state spaces are a Granite.
+    // In GGUF files, those without Mamba layers are a Granite.
     Architecture::new(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
-        llama::granite4,
+        granite4::granite4,
     )
-    .in_gguf(None)
-    .with(llama::granite4_defaults),
+    .in_gguf(Some("granitehybrid"))
+    .with(granite4::defaults),
     Architecture::new("olmo2", "Olmo2ForCausalLM", olmo::olmo2).with(parts::eps_5),
     // In GGUF files it is an OLMo 2 with windows.
     Architecture::new("olmo3", "Olmo3ForCausalLM", olmo::olmo3)
@@ -168,10 +178,25 @@ pub const ARCHITECTURES: &[Architecture] = &[
     .with(layer_norm::starcoder2_defaults),
     Architecture::new("nemotron", "NemotronForCausalLM", layer_norm::nemotron)
         .with(layer_norm::nemotron_defaults),
+    Architecture::new("bamba", "BambaForCausalLM", bamba::bamba)
+        .in_gguf(None)
+        .with(bamba::defaults),
+    Architecture::new("nemotron_h", "NemotronHForCausalLM", nemotron_h::nemotron_h)
+        .with(nemotron_h::defaults),
     Architecture::new("glm4", "Glm4ForCausalLM", glm::glm4).with(glm::defaults),
     Architecture::new("glm4_moe", "Glm4MoeForCausalLM", glm::glm4_moe)
         .in_gguf(Some("glm4moe"))
         .with(glm::moe_defaults),
+    // In GGUF files all of these are one.
+    Architecture::new("deepseek_v2", "DeepseekV2ForCausalLM", deepseek::v2)
+        .in_gguf(Some("deepseek2"))
+        .with(deepseek::v2_defaults),
+    Architecture::new("deepseek_v3", "DeepseekV3ForCausalLM", deepseek::v3)
+        .in_gguf(None)
+        .with(deepseek::v3_defaults),
+    Architecture::new("glm4_moe_lite", "Glm4MoeLiteForCausalLM", deepseek::v3)
+        .in_gguf(None)
+        .with(deepseek::glm4_lite_defaults),
     Architecture::new(
         "hunyuan_v1_dense",
         "HunYuanDenseV1ForCausalLM",

@@ -129,6 +129,29 @@ pub fn layer_kinds(keys: &mut Keys, shape: &ModelShape) -> Result<Option<Vec<Str
     }
 }
 
+/// Which layers of a GGUF file have attention, if it has a number of heads of keys for each: those with more than none.
+/// `num_key_value_heads` becomes one number.
+pub fn attending(keys: &mut Keys) -> Option<Vec<bool>> {
+    let counts = keys.peek("num_key_value_heads");
+    let counts = counts.as_array().filter(|_| keys.is_gguf())?;
+    let most = counts.iter().filter_map(Value::as_u64).max();
+    keys.set("num_key_value_heads", most.unwrap_or(0));
+    Some(
+        (counts.iter())
+            .map(|count| count.as_u64() != Some(0))
+            .collect(),
+    )
+}
+
+/// Sets `layer_types`: those that attend, and the others, which are `other`.
+pub fn set_kinds(keys: &mut Keys, attends: Vec<bool>, other: &str) {
+    let kind = |attends: bool| {
+        if attends { "full_attention" } else { other }
+    };
+    let kinds: Vec<&str> = attends.into_iter().map(kind).collect();
+    keys.set("layer_types", kinds);
+}
+
 /// Which layers of a GGUF file have the window.
 enum WindowPattern {
     /// All but every so many.

@@ -72,6 +72,7 @@ pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
         // As in llama.cpp.
         width: width.unwrap_or(shape.intermediate_size),
         has_gate: true,
+        is_fused: false,
     };
     add_experts(keys, &mut layers, is_normalized, Some(shared))?;
     Ok(layers.into())
@@ -97,7 +98,7 @@ pub fn add_experts(
     };
     let experts = ExpertsSpec {
         shared,
-        ..experts(keys, layer, width, is_normalized)?
+        ..experts(keys, layer.mlp, width, is_normalized)?
     };
     for (i, layer) in layers.iter_mut().enumerate() {
         if (i + 1).is_multiple_of(step) && !without.contains(&i) {

@@ -2,7 +2,7 @@
 
 use super::super::delta_spec::{DeltaLayout, DeltaSpec};
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
+use super::super::layer_spec::{LayerSpec, MixerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
 use super::experts;
 use super::parts::{drop_further_layers, further_layers, layer_kinds, plain};
 use super::qwen::add_experts;
@@ -132,6 +132,7 @@ fn with_experts(
         name: "mlp.shared_expert",
         width: keys.needed_size("shared_expert_intermediate_size")?,
         has_gate: true,
+        is_fused: false,
     };
     add_experts(keys, layers, is_normalized, Some(shared))
 }
@@ -158,7 +159,7 @@ fn layers(
     };
     delta.check()?;
     let recurrent = LayerSpec {
-        delta: Some(delta),
+        mixer: MixerSpec::Delta(delta),
         rope: None,
         ..layer.clone()
     };

@@ -325,6 +325,7 @@ fn yarn(keys: &mut Keys, factor: f32, original: usize) -> Result<RopeScaling, St
         beta_slow: keys.number("beta_slow")?.unwrap_or(1.) as f32,
         truncate: keys.flag("truncate")?.unwrap_or(true),
         attention_factor: keys.number("attention_factor")?.unwrap_or(by_default) as f32,
+        mscale_all_dim: all.unwrap_or(0.) as f32,
     }))
 }
 
@@ -392,6 +393,7 @@ fn gguf_scaling(keys: &mut Keys, shape: &ModelShape) -> Result<Option<RopeScalin
                 beta_slow: number("beta_slow", 1.)?,
                 truncate: true,
                 attention_factor,
+                mscale_all_dim: all as f32,
             })))
         }
         Some(other) => Err(keys.refused(

@@ -7,7 +7,7 @@ use super::super::weights::{StackForm, Weights};
 pub struct Layout {
     /// Without `.weight`.
     pub router: &'static str,
-    /// Gate and up, or both in one; `{}` is the number of the expert, without `.weight`. A name without `{}` is a
+    /// Gate and up, or both in one, or only up; `{}` is the number of the expert, without `.weight`. A name without `{}` is a
     /// tensor with the matrices of all.
     pub gate_up: &'static [&'static str],
     pub down: &'static str,
@@ -67,6 +67,16 @@ const LAYOUTS: [Layout; 5] = [
     },
 ];
 
+/// Those of experts without gates: of Nemotron-H, and of its class in transformers 5.
+const UNGATED: [Layout; 2] = [
+    EACH,
+    Layout {
+        gate_up: &["mlp.experts.up_proj"],
+        down: "mlp.experts.down_proj",
+        ..EACH
+    },
+];
+
 /// That of gpt-oss, dense: names of other classes for another order.
 const GPT_OSS: Layout = Layout {
     router: "mlp.router",
@@ -91,7 +101,11 @@ impl Layout {
         if weights.are_gguf() {
             return &GGUF;
         }
-        let layouts: &[Self] = if spec.has_bias { &BIASED } else { &LAYOUTS };
+        let layouts: &[Self] = match (spec.has_bias, spec.is_gated) {
+            (true, _) => &BIASED,
+            (false, true) => &LAYOUTS,
+            (false, false) => &UNGATED,
+        };
         let has = |layout: &&Self| {
             let name = layout.down.replace("{}", "0");
             let end = match layout.form {

@@ -49,11 +49,11 @@ fn by_rank(ranks: &[f32], count: usize) -> impl Iterator<Item = usize> + use<> {
     places.into_iter().take(count)
 }
 
-/// Leaves those of the groups whose best two have the highest sums; the others come last.
+/// Leaves those of the groups whose best have the highest sums; the others come last.
 fn keep_groups(ranks: &mut [f32], groups: ExpertGroups) {
     let size = ranks.len() / groups.count;
     let sums = ranks.chunks_exact(size).map(|group| {
-        let best = by_rank(group, 2);
+        let best = by_rank(group, groups.best);
         best.map(|i| group[i]).sum::<f32>()
     });
     let sums: Vec<f32> = sums.collect();
@@ -112,19 +112,24 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_chosen_by_their_best_two() {
+    fn groups_are_chosen_by_their_best() {
         let spec = ExpertsSpec {
             scores: RouterScores::Sigmoid,
             count: 6,
             groups: Some(ExpertGroups {
                 count: 3,
                 per_token: 2,
+                best: 2,
             }),
             ..SPEC
         };
+        let chosen = |spec: &ExpertsSpec| -> Vec<u32> {
+            let found = choose(&[4., -9., 1., 1., 2., 2.], None, spec);
+            found.iter().map(|(expert, _)| *expert).collect()
+        };
         // The best expert is in the worst group.
-        let found = choose(&[4., -9., 1., 1., 2., 2.], None, &spec);
-        let experts: Vec<u32> = found.iter().map(|(expert, _)| *expert).collect();
-        assert_eq!(experts, [4, 5]);
+        assert_eq!(chosen(&spec), [4, 5]);
+        let groups = spec.groups.map(|groups| ExpertGroups { best: 1, ..groups });
+        assert_eq!(chosen(&ExpertsSpec { groups, ..spec }), [0, 4]);
     }
 }
