@@ -151,13 +151,14 @@ fn tensors_that_are_not_used_or_do_not_fit_are_named() {
     }
 }
 
-/// Of experts and of gated delta nets there are no adapters.
+/// Of experts, of gated delta nets and of what makes keys and values of latent vectors there are no adapters.
 #[test]
 fn layers_without_adapters_are_named() {
     for (base, module) in [
         ("qwen3_moe", "mlp.experts.0.gate_proj"),
         ("qwen3_moe", "mlp.gate"),
         ("qwen3_next", "linear_attn.out_proj"),
+        ("deepseek_v3", "self_attn.kv_b_proj"),
     ] {
         let model = fixture(base).open();
         let name = format!("base_model.model.model.layers.0.{module}.lora_A.weight");
