@@ -2,7 +2,7 @@
 //! of them where f32 has one product.
 //!
 //! Sums stay in f32. They take the pairs along the inner dimension in one order, so that every instruction set gives
-//! the same bits ([`Simd::dot_pairs`]); without AVX512-BF16 this is slower than f32. Blocks fit the caches as in Goto
+//! the same bits (but for numbers below 1.2e-38, [`Simd::dot_pairs`]); without AVX512-BF16 this is slower than f32. Blocks fit the caches as in Goto
 //! and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4.
 
 #![allow(
@@ -139,7 +139,7 @@ impl PairProduct<'_> {
             let rows = &of_a[from / LANES * size + from % LANES..];
             let count = (lines.end - line).min(8);
             let width = columns.len();
-            // SAFETY: the strips are packed, with zeros beside what there is.
+            // SAFETY: there are so many strips. Those that were not packed for these columns give sums that nobody takes.
             unsafe {
                 if S::SUMS >= 24 {
                     let sums = tile::<S, 8, STRIPS>(s, rows.as_ptr(), of_b.as_ptr(), size);

@@ -10,7 +10,7 @@ use foretoken::config::{CheckOptions, Config, LoadFlags};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::GgufSource;
 use foretoken::model::{
-    self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, Model,
+    self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, MixerSpec, Model,
     ModelConfig, ModelSource, TensorEntry,
 };
 use foretoken::text::Text;
@@ -98,7 +98,9 @@ impl HeadCounts {
     /// In the order of the first layers that have them.
     fn of_layers(shape: &ModelConfig) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
-        for layer in &shape.spec.layers {
+        let attends =
+            |layer: &&LayerSpec| matches!(layer.mixer, MixerSpec::Attention | MixerSpec::Latent(_));
+        for layer in shape.spec.layers.iter().filter(attends) {
             let kv = layer.kv_heads.unwrap_or(shape.kv_heads());
             let is_same =
                 |found: &&mut Self| found.kv_heads == kv.count && found.head_dim == kv.dim;

@@ -174,7 +174,7 @@ impl ModelSpec {
                 ));
             }
         }
-        if self.is_recurrent() && self.with_kv(self.layers.len()).next().is_none() {
+        if !self.layers.is_empty() && self.with_kv(self.layers.len()).next().is_none() {
             return Err("models without any layer of attention are not supported".into());
         }
         for (name, value) in [

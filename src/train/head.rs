@@ -140,7 +140,8 @@ impl Student for TrainHead {
     fn later_positions(&self, positions: &[usize], random: u64) -> Option<Vec<usize>> {
         let stride = self.unrolling.stride.min(positions.len());
         (stride > 1).then(|| {
-            let first = (random % stride as u64) as usize;
+            let starts = stride + positions.len() % stride;
+            let first = (random % starts as u64) as usize;
             let some = positions.iter().skip(first).step_by(stride);
             some.take(positions.len() / stride).copied().collect()
         })

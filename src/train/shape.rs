@@ -49,8 +49,10 @@ pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpe
     if options.method != Method::Draft && options.draft_size.is_some() {
         return Err(Error::setup("--draft-size belongs to --method draft"));
     }
-    if options.method != Method::Eagle3 && options.ttt_stride > 1 {
-        return Err(Error::setup("--ttt-stride belongs to --method eagle3"));
+    if options.ttt_stride > 1 && (options.method != Method::Eagle3 || options.ttt_steps == 1) {
+        return Err(Error::setup(
+            "--ttt-stride belongs to --method eagle3 with at least two --ttt-steps",
+        ));
     }
     if options.method == Method::Draft && options.products != Products::F32 {
         return Err(Error::setup(

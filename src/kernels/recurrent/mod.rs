@@ -159,7 +159,9 @@ fn run<R: Recurrence>(
     let (mut tokens, mut matrices) = (Vec::new(), Vec::new());
     let mut left = buffers.iter_mut();
     for part in rows {
-        let Some((kept, own)) = part.kept.as_ref().zip(left.next()) else {
+        // A part that keeps nothing has no buffers.
+        let kept = part.kept.as_ref();
+        let Some((kept, own)) = kept.and_then(|kept| Some((kept, left.next()?))) else {
             tokens.push(Tokens::new(sizes, part, x, &empty, &[])?);
             matrices.push(Matrices::default());
             continue;

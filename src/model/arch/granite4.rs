@@ -101,8 +101,8 @@ fn attends(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<bool>, String> {
 /// Whether queries and keys are rotated.
 fn rotates(keys: &mut Keys) -> Result<bool, String> {
     if keys.is_gguf() {
-        // llama.cpp's name for that.
-        return Ok(keys.flag("rope.scaling.finetuned")?.unwrap_or(false));
+        // llama.cpp's name for that, and what it takes without it.
+        return Ok(keys.flag("rope.scaling.finetuned")?.unwrap_or(true));
     }
     match keys.text("position_embedding_type")?.as_deref() {
         Some("rope") => Ok(true),

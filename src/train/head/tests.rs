@@ -164,7 +164,7 @@ fn later_passes_move_through_all_positions() {
     let positions: Vec<usize> = (0..11).collect();
     assert_eq!(head.later_positions(&positions, 5), None);
     head.unrolling.stride = 4;
-    let mut seen: Vec<usize> = (0..4)
+    let mut seen: Vec<usize> = (0..7)
         .flat_map(|random| {
             let some = head.later_positions(&positions, random).unwrap();
             assert_eq!(some.len(), 2);
@@ -172,7 +172,8 @@ fn later_passes_move_through_all_positions() {
         })
         .collect();
     seen.sort_unstable();
-    assert_eq!(seen, (0..8).collect::<Vec<_>>());
+    seen.dedup();
+    assert_eq!(seen, positions);
 }
 
 /// What a position predicts does not depend on the tokens and hidden states after it, except on those
