@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod advisories;
 mod architectures;
 mod attention;
 mod beams;
