@@ -14,6 +14,7 @@ import argparse
 import collections
 import http.client
 import json
+import os
 import random
 import sys
 import threading
@@ -240,6 +241,13 @@ class Soak:
         except (OSError, IndexError):
             return None
 
+    def descriptors(self):
+        """Open files and connections of the server, as memory()."""
+        try:
+            return len(os.listdir(f"/proc/{self.options.pid}/fd"))
+        except OSError:
+            return None
+
     def solo(self):
         self.known = []
         for body in tasks(self.options.tasks, random.Random(self.options.seed)):
@@ -272,6 +280,7 @@ class Soak:
         if not self.checked():
             self.fail("a wrong text was not noticed: this script is broken")
         before, preempted = self.memory(), self.metric("num_preemptions_total")
+        opened = self.descriptors()
         self.end = time.monotonic() + 60 * self.options.minutes
         clients = [threading.Thread(target=self.client, args=[i]) for i in range(self.options.clients)]
         started = time.monotonic()
@@ -285,7 +294,10 @@ class Soak:
             self.fail(f"left over: {left}")
         counts = self.counts
         counts["preemptions"] = int(self.metric("num_preemptions_total") - preempted)
-        after = self.memory()
+        after, still_open = self.memory(), self.descriptors()
+        # This script's own connections may still be closing.
+        if opened and still_open > opened + self.options.clients:
+            self.fail(f"{opened} descriptors before, {still_open} after")
         for what in ("greedy texts equal", "seeded texts equal", "streams dropped", "wrong requests refused"):
             if counts[what] < self.options.at_least:
                 self.fail(f"only {counts[what]} {what}: the run means nothing")
@@ -293,7 +305,7 @@ class Soak:
             self.fail("nothing was preempted: the pool is too large")
         counts.setdefault("texts different", 0)
         parts = [f"{count} {what}" for what, count in sorted(counts.items())]
-        memory = f", {before} to {after} MiB" if before else ""
+        memory = f", {before} to {after} MiB, {opened} to {still_open} descriptors" if before else ""
         verdict = "FAILED" if self.failures else "ok"
         print(f"soak {verdict}: {seconds:.0f} s, {self.options.clients} clients, {', '.join(parts)}{memory}, "
               f"{'pools empty' if not left else left}, {len(self.failures)} failures")
