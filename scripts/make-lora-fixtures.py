@@ -36,6 +36,10 @@ ADAPTERS = {
     "glm-fused": dict(r=2, lora_alpha=4, target_modules=[*ATTENTION, "gate_up_proj", "down_proj"]),
     # The products of Mamba layers.
     "granite4_hybrid-mamba": dict(r=2, lora_alpha=4, target_modules=[*ATTENTION, "in_proj", "out_proj"]),
+    # The products before and after latent attention.
+    "deepseek_v3-latent": dict(
+        r=2, lora_alpha=4, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"],
+    ),
     # Shared experts are products of all rows.
     "qwen2_moe-shared": dict(r=2, lora_alpha=4, target_modules=r".*(self_attn\.[qv]_proj|shared_expert\.\w+_proj)"),
 }
