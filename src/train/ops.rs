@@ -32,10 +32,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, products: Products) -> Result<Tensor>
     if !x.device().is_cpu() {
         return x.matmul(&weight.t()?);
     }
-    match products {
-        Products::F32 => x.apply_op2(weight, LinearOp),
-        Products::Bf16 => x.apply_op2(weight, PairLinear),
-    }
+    x.apply_op2(weight, LinearOp(products))
 }
 
 /// `x / rms(x) * weight` over the rows of `x` `[rows, width]`.
@@ -98,7 +95,7 @@ pub fn with_slice<R>(tensor: &Tensor, work: impl FnOnce(&[f32]) -> R) -> Result<
     }
 }
 
-struct LinearOp;
+struct LinearOp(Products);
 
 impl CustomOp2 for LinearOp {
     fn name(&self) -> &'static str {
@@ -114,8 +111,17 @@ impl CustomOp2 for LinearOp {
     ) -> Result<(CpuStorage, Shape)> {
         let (rows, inputs) = x_layout.shape().dims2()?;
         let (outputs, _) = layout.shape().dims2()?;
-        let sizes = (1, rows, outputs, inputs);
-        let y = x.matmul(weight, sizes, x_layout, &layout.transpose(0, 1)?)?;
+        let y = match self.0 {
+            Products::F32 => {
+                let sizes = (1, rows, outputs, inputs);
+                x.matmul(weight, sizes, x_layout, &layout.transpose(0, 1)?)?
+            }
+            Products::Bf16 => {
+                let x = Factor::by_line(slice(x, x_layout)?, rows, inputs);
+                let weight = Factor::by_line(slice(weight, layout)?, outputs, inputs);
+                CpuStorage::F32(pair_product(x, weight))
+            }
+        };
         Ok((y, (rows, outputs).into()))
     }
 
@@ -126,64 +132,44 @@ impl CustomOp2 for LinearOp {
         _: &Tensor,
         slope: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let of_x = if x.track_op() {
-            Some(slope.matmul(&weight.detach())?)
-        } else {
-            None
+        let needs_x = x.track_op();
+        let (x, weight) = (x.detach(), weight.detach());
+        let (of_x, of_weight) = match self.0 {
+            Products::F32 => (
+                needs_x.then(|| slope.matmul(&weight)),
+                slope.t()?.matmul(&x)?,
+            ),
+            Products::Bf16 => (
+                needs_x.then(|| pair_slope_of_x(slope, &weight)),
+                pair_slope_of_weight(slope, &x)?,
+            ),
         };
-        Ok((of_x, Some(slope.t()?.matmul(&x.detach())?)))
+        Ok((of_x.transpose()?, Some(of_weight)))
     }
 }
 
-/// [`LinearOp`] with factors that are rounded to bf16.
-struct PairLinear;
+/// `slope @ weight`, rounded to bf16 before.
+fn pair_slope_of_x(slope: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let ((rows, outputs), (_, inputs)) = (slope.dims2()?, weight.dims2()?);
+    let product = with_slice(slope, |slope| {
+        with_slice(weight, |weight| {
+            let slope = Factor::by_line(slope, rows, outputs);
+            pair_product(slope, Factor::by_depth(weight, inputs, outputs))
+        })
+    })??;
+    Tensor::from_vec(product, (rows, inputs), slope.device())
+}
 
-impl CustomOp2 for PairLinear {
-    fn name(&self) -> &'static str {
-        "train-pair-linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (rows, inputs) = x_layout.shape().dims2()?;
-        let (outputs, _) = layout.shape().dims2()?;
-        let x = Factor::by_line(slice(x, x_layout)?, rows, inputs);
-        let weight = Factor::by_line(slice(weight, layout)?, outputs, inputs);
-        let y = pair_product(x, weight);
-        Ok((CpuStorage::F32(y), (rows, outputs).into()))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        slope: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let ((rows, inputs), (outputs, _)) = (x.dims2()?, weight.dims2()?);
-        with_slice(slope, |slope| {
-            let of_x = if x.track_op() {
-                let of_x = with_slice(weight, |weight| {
-                    let slope = Factor::by_line(slope, rows, outputs);
-                    pair_product(slope, Factor::by_depth(weight, inputs, outputs))
-                })?;
-                Some(Tensor::from_vec(of_x, (rows, inputs), x.device())?)
-            } else {
-                None
-            };
-            let of_weight = with_slice(x, |x| {
-                let slope = Factor::by_depth(slope, outputs, rows);
-                pair_product(slope, Factor::by_depth(x, inputs, rows))
-            })?;
-            let of_weight = Tensor::from_vec(of_weight, (outputs, inputs), x.device())?;
-            Ok((of_x, Some(of_weight)))
-        })?
-    }
+/// `slope^T @ x`, rounded to bf16 before.
+fn pair_slope_of_weight(slope: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let ((rows, outputs), (_, inputs)) = (slope.dims2()?, x.dims2()?);
+    let product = with_slice(slope, |slope| {
+        with_slice(x, |x| {
+            let slope = Factor::by_depth(slope, outputs, rows);
+            pair_product(slope, Factor::by_depth(x, inputs, rows))
+        })
+    })??;
+    Tensor::from_vec(product, (outputs, inputs), slope.device())
 }
 
 struct RmsNorm {
