@@ -1,93 +1,69 @@
 //! The gated delta rule that a layer has in place of attention (Qwen3-Next, Qwen3.5).
 
 use super::delta_spec::{DeltaLayout, DeltaSpec};
-use super::layer_step::Step;
 use super::linear::Linear;
 use super::weights::Weights;
 use crate::error::Result;
-use crate::kernels::{DeltaShape, DeltaWeights, delta_net};
-use crate::kv::LayerPool;
-use candle_core::Tensor;
-use std::sync::Arc;
+use crate::kernels::{DeltaShape, DeltaWeights};
 
-/// The weights of such a layer besides its products. A clone shares them.
-#[derive(Clone)]
-pub(super) struct DeltaNet(Arc<DeltaWeights>);
+/// Reads the weights of such a layer besides its products; `at` names the layer's parts.
+///
+/// # Errors
+/// A setup error that names a tensor that is missing or has a wrong shape.
+pub fn load(
+    weights: &mut Weights,
+    at: impl Fn(&str) -> String,
+    spec: &DeltaSpec,
+    eps: f32,
+) -> Result<DeltaWeights> {
+    let shape = spec.shape;
+    let (channels, heads) = (shape.channels(), shape.value_heads);
+    let at = |part: &str| at(&format!("linear_attn.{part}"));
+    let conv = weights.convolution(&at("conv1d"), channels, shape.taps)?;
+    Ok(DeltaWeights {
+        shape,
+        conv: conv.flatten_all()?.to_vec1()?,
+        decay: weights.decay(&at("A_log"), heads)?,
+        dt_bias: weights.vector(&at("dt_bias"), heads)?,
+        norm: weights.vector(&at("norm.weight"), shape.value_dim)?,
+        eps,
+    })
+}
 
-impl DeltaNet {
-    /// Reads them; `at` names the layer's parts.
-    ///
-    /// # Errors
-    /// A setup error that names a tensor that is missing or has a wrong shape.
-    pub fn load(
-        weights: &mut Weights,
-        at: impl Fn(&str) -> String,
-        spec: &DeltaSpec,
-        eps: f32,
-    ) -> Result<Self> {
-        let shape = spec.shape;
-        let (channels, heads) = (shape.channels(), shape.value_heads);
-        let at = |part: &str| at(&format!("linear_attn.{part}"));
-        let conv = weights.convolution(&at("conv1d"), channels, shape.taps)?;
-        Ok(Self(Arc::new(DeltaWeights {
-            shape,
-            conv: conv.flatten_all()?.to_vec1()?,
-            decay: weights.decay(&at("A_log"), heads)?,
-            dt_bias: weights.vector(&at("dt_bias"), heads)?,
-            norm: weights.vector(&at("norm.weight"), shape.value_dim)?,
-            eps,
-        })))
-    }
-
-    /// Reads the products of rows of `inputs` values, in the order that [`delta_net`] takes.
-    ///
-    /// # Errors
-    /// As [`DeltaNet::load`].
-    pub fn products(
-        weights: &mut Weights,
-        at: impl Fn(&str) -> String,
-        spec: &DeltaSpec,
-        inputs: usize,
-    ) -> Result<Linear> {
-        let shape = spec.shape;
-        let mut read = |part: &str, outputs: usize, order: Option<&[u32]>| {
-            let name = at(&format!("linear_attn.{part}"));
-            weights.linear_in_order(&name, (outputs, inputs), false, order)
-        };
-        let (channels, heads) = (shape.channels(), shape.value_heads);
-        let (order, gates) = orders(&shape);
-        Linear::join(match spec.layout {
-            DeltaLayout::Apart | DeltaLayout::ApartTiled => vec![
-                read("in_proj_z", shape.values(), None)?,
-                read("in_proj_qkv", channels, None)?,
-                read("in_proj_b", heads, None)?,
-                read("in_proj_a", heads, None)?,
-            ],
-            DeltaLayout::ByHead => vec![
-                read("in_proj_qkvz", shape.values() + channels, Some(&order))?,
-                read("in_proj_ba", 2 * heads, Some(&gates))?,
-            ],
-            DeltaLayout::GatesByHead => vec![
-                read("in_proj_z", shape.values(), None)?,
-                read("in_proj_qkv", channels, None)?,
-                read("in_proj_ba", 2 * heads, Some(&gates))?,
-            ],
-        })
-    }
-
-    /// The outputs of rows with these products, whose sequences go on with their states in `pool`.
-    ///
-    /// # Errors
-    /// If the device fails, or a sequence has no state.
-    pub fn forward(
-        &self,
-        products: &Tensor,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
-    ) -> Result<Tensor> {
-        let mut states = pool.states()?;
-        Ok(delta_net(products, &self.0, step.states, &mut states)?)
-    }
+/// Reads the products of rows of `inputs` values, in the order that [`delta_net`](crate::kernels::delta_net) takes.
+///
+/// # Errors
+/// As [`load`].
+pub fn products(
+    weights: &mut Weights,
+    at: impl Fn(&str) -> String,
+    spec: &DeltaSpec,
+    inputs: usize,
+) -> Result<Linear> {
+    let shape = spec.shape;
+    let mut read = |part: &str, outputs: usize, order: Option<&[u32]>| {
+        let name = at(&format!("linear_attn.{part}"));
+        weights.linear_in_order(&name, (outputs, inputs), false, order)
+    };
+    let (channels, heads) = (shape.channels(), shape.value_heads);
+    let (order, gates) = orders(&shape);
+    Linear::join(match spec.layout {
+        DeltaLayout::Apart | DeltaLayout::ApartTiled => vec![
+            read("in_proj_z", shape.values(), None)?,
+            read("in_proj_qkv", channels, None)?,
+            read("in_proj_b", heads, None)?,
+            read("in_proj_a", heads, None)?,
+        ],
+        DeltaLayout::ByHead => vec![
+            read("in_proj_qkvz", shape.values() + channels, Some(&order))?,
+            read("in_proj_ba", 2 * heads, Some(&gates))?,
+        ],
+        DeltaLayout::GatesByHead => vec![
+            read("in_proj_z", shape.values(), None)?,
+            read("in_proj_qkv", channels, None)?,
+            read("in_proj_ba", 2 * heads, Some(&gates))?,
+        ],
+    })
 }
 
 /// The order in which z, q, k and v of all heads follow one another, of rows that have q, k, v and z of one head of keys

@@ -251,7 +251,7 @@ impl LayerBody {
             let delta = self.parallel_delta(normed, rows, config, step, pool)?;
             return Ok((x.clone(), delta));
         }
-        let attended = self.attend(normed, rows, config, step, pool)?;
+        let attended = self.mixer()?.attend(normed, rows, config, step, pool)?;
         let attended = self.delta(attended, self.after_attention.as_ref(), eps)?;
         let (mut x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
         let delta = self.feed(&normed, step)?;
@@ -297,17 +297,9 @@ impl LayerBody {
         }
     }
 
-    /// [`Mixer::attend`] of a layer that has both halves.
-    fn attend(
-        &self,
-        x: &Tensor,
-        rows: usize,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
-    ) -> Result<Tensor> {
-        let mixer = self.mixer.as_ref().ok_or_else(without)?;
-        mixer.attend(x, rows, config, step, pool)
+    /// The first half of a layer that must have one.
+    fn mixer(&self) -> Result<&Mixer> {
+        self.mixer.as_ref().ok_or_else(without)
     }
 
     /// The output of the MLP of a layer that has both halves.
@@ -327,8 +319,7 @@ impl LayerBody {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<()> {
-        let mixer = self.mixer.as_ref().ok_or_else(without)?;
-        mixer.write(x, config, step, pool).map(drop)
+        self.mixer()?.write(x, config, step, pool).map(drop)
     }
 
     /// The same with convolutions of the inputs and outputs of attention and MLP; of a block's rows only.
@@ -345,7 +336,7 @@ impl LayerBody {
         let own = normed.narrow(0, all - rows, rows)?.contiguous()?;
         let (own, factors) = of_attention.prepare(&own, places)?;
         let read = Tensor::cat(&[&normed.narrow(0, 0, all - rows)?, &own], 0)?;
-        let attended = self.attend(&read, rows, config, step, pool)?;
+        let attended = self.mixer()?.attend(&read, rows, config, step, pool)?;
         let attended = of_attention.finish(&attended, &factors, places)?;
         let eps = config.rms_norm_eps as f32;
         let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;

@@ -1,20 +1,22 @@
 //! What a layer with a state has in place of attention.
 
-use super::delta_net::DeltaNet;
+use super::delta_net;
 use super::layer_spec::MixerSpec;
 use super::layer_step::Step;
 use super::linear::Linear;
-use super::mamba::Mamba;
+use super::mamba;
 use super::weights::Weights;
 use crate::error::Result;
+use crate::kernels::{self, DeltaWeights, MambaWeights};
 use crate::kv::LayerPool;
 use candle_core::Tensor;
+use std::sync::Arc;
 
 /// The weights of such a layer besides its products. A clone shares them.
 #[derive(Clone)]
 pub(super) enum Recurrent {
-    Delta(DeltaNet),
-    Mamba(Mamba),
+    Delta(Arc<DeltaWeights>),
+    Mamba(Arc<MambaWeights>),
 }
 
 impl Recurrent {
@@ -29,8 +31,12 @@ impl Recurrent {
         eps: f32,
     ) -> Result<Option<Self>> {
         Ok(match spec {
-            MixerSpec::Delta(delta) => Some(Self::Delta(DeltaNet::load(weights, at, delta, eps)?)),
-            MixerSpec::Mamba(mamba) => Some(Self::Mamba(Mamba::load(weights, at, mamba, eps)?)),
+            MixerSpec::Delta(delta) => Some(Self::Delta(
+                delta_net::load(weights, at, delta, eps)?.into(),
+            )),
+            MixerSpec::Mamba(mamba) => {
+                Some(Self::Mamba(mamba::load(weights, at, mamba, eps)?.into()))
+            }
             MixerSpec::Attention
             | MixerSpec::Latent(_)
             | MixerSpec::ShortConv(_)
@@ -49,7 +55,7 @@ impl Recurrent {
         inputs: usize,
     ) -> Result<Option<Linear>> {
         Ok(match spec {
-            MixerSpec::Delta(delta) => Some(DeltaNet::products(weights, at, delta, inputs)?),
+            MixerSpec::Delta(delta) => Some(delta_net::products(weights, at, delta, inputs)?),
             MixerSpec::Mamba(mamba) => {
                 let shape = (mamba.shape.width(), inputs);
                 Some(weights.linear(&at("mamba.in_proj"), shape, mamba.has_bias)?)
@@ -71,9 +77,10 @@ impl Recurrent {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<Tensor> {
-        match self {
-            Self::Delta(delta) => delta.forward(products, step, pool),
-            Self::Mamba(mamba) => mamba.forward(products, step, pool),
-        }
+        let mut states = pool.states()?;
+        Ok(match self {
+            Self::Delta(delta) => kernels::delta_net(products, delta, step.states, &mut states)?,
+            Self::Mamba(mamba) => kernels::mamba(products, mamba, step.states, &mut states)?,
+        })
     }
 }

@@ -19,14 +19,18 @@ pub fn gguf_sizes(keys: &mut Keys) {
     for (theirs, ours) in GGUF_SIZES {
         keys.rename(theirs, ours);
     }
-    // llama.cpp has the width of all heads.
-    let heads = keys.peek("mamba_n_heads").as_u64();
+    head_width(keys, "mamba_n_heads", "mamba_d_head");
+}
+
+/// llama.cpp has the width of all `heads` of a state: gives that of one the name `width`.
+pub fn head_width(keys: &mut Keys, heads: &str, width: &str) {
+    let heads = keys.peek(heads).as_u64();
     let inner = keys.peek("ssm.inner_size").as_u64();
     if let (Some(heads), Some(inner)) = (heads.filter(|&heads| heads > 0), inner)
         && inner.is_multiple_of(heads)
     {
         keys.ignore(&["ssm.inner_size"]);
-        keys.set("mamba_d_head", inner / heads);
+        keys.set(width, inner / heads);
     }
 }
 

@@ -4,6 +4,7 @@ use super::super::delta_spec::{DeltaLayout, DeltaSpec};
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MixerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
 use super::experts;
+use super::mamba::head_width;
 use super::parts::{drop_further_layers, further_layers, layer_kinds, plain};
 use super::qwen::add_experts;
 use super::rope::partial_rope;
@@ -50,15 +51,7 @@ fn defaults(keys: &mut Keys) {
         keys.rename(gguf, ours);
         keys.default(ours, by_default);
     }
-    // llama.cpp has the width of all heads.
-    let heads = keys.peek("linear_num_value_heads").as_u64();
-    let inner = keys.peek("ssm.inner_size").as_u64();
-    if let (Some(heads), Some(inner)) = (heads.filter(|&heads| heads > 0), inner)
-        && inner.is_multiple_of(heads)
-    {
-        keys.ignore(&["ssm.inner_size"]);
-        keys.set("linear_value_head_dim", inner / heads);
-    }
+    head_width(keys, "linear_num_value_heads", "linear_value_head_dim");
     keys.default("linear_value_head_dim", 128);
     keys.default("head_dim", 256);
     keys.default("max_position_embeddings", 32_768);
