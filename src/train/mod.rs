@@ -18,6 +18,7 @@ pub mod head;
 mod head_weights;
 mod heads;
 mod identity;
+mod initial;
 pub mod learn;
 pub mod loss;
 pub mod model;
@@ -142,12 +143,12 @@ fn vocabulary<'a>(
     };
     let all = draft.vocab_size;
     Ok(Some(match (options.method, &options.init_from) {
-        (Method::Eagle3 | Method::Parallel, Some(folder)) => {
-            let ids = output::head_ids(folder)?;
+        (Method::Eagle3 | Method::Parallel, Some(path)) => {
+            let ids = initial::head_ids(path, options.method)?;
             let fit = ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|&id| (id as usize) < all);
             if !fit || ids.len() != size {
                 return Err(Error::in_file(
-                    folder,
+                    path,
                     format!(
                         "its head predicts {} ids: give --draft-vocab-size {}, and a head for the same target",
                         ids.len(),
@@ -210,8 +211,8 @@ fn student(
             }
         }
     };
-    if let Some(folder) = &options.init_from {
-        output::load_weights(folder, student.vars(), device)?;
+    if let Some(path) = &options.init_from {
+        initial::load_weights(path, options.method, student.vars(), device)?;
     }
     Ok(student)
 }

@@ -1,7 +1,7 @@
 //! The flags of `foretoken distill`.
 
 use super::ops::Products;
-use crate::model::{MAX_MARKOV_RANK, MAX_TREE_NODES};
+use crate::model::{HeadKind, MAX_MARKOV_RANK, MAX_TREE_NODES};
 use crate::parse::{at_least_one, number, threads, up_to};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,17 @@ pub enum Method {
     Eagle3,
     /// A parallel head (DFlash) on the target's hidden states.
     Parallel,
+}
+
+impl Method {
+    /// The kind of head that it trains; `None` = a draft model.
+    pub fn head(self) -> Option<HeadKind> {
+        match self {
+            Self::Draft => None,
+            Self::Eagle3 => Some(HeadKind::Eagle3),
+            Self::Parallel => Some(HeadKind::Parallel),
+        }
+    }
 }
 
 /// The shape of a draft model.
@@ -111,9 +122,9 @@ pub struct DistillOptions {
     #[arg(long, value_name = "RANK", help_heading = "Models",
           value_parser = number("a whole number from 0 to 16384", |&n: &usize| n <= MAX_MARKOV_RANK))]
     pub markov_rank: Option<usize>,
-    /// Folder with weights of that shape to begin with, instead of random ones. Of a model with half
-    /// as many layers or more, the upper ones are taken twice. A head keeps the ids of that folder.
-    #[arg(long, value_name = "DIR", help_heading = "Models")]
+    /// Weights of that shape to begin with, instead of random ones: a folder, or a head's .gguf file. Of a model with
+    /// half as many layers or more, the upper ones are taken twice. A head keeps the ids of the other.
+    #[arg(long, value_name = "PATH", help_heading = "Models")]
     pub init_from: Option<PathBuf>,
     /// Folder for checkpoints and the draft, which then is a model like any other.
     #[arg(long, value_name = "DIR", help_heading = "Models")]

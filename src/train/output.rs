@@ -3,15 +3,15 @@
 //! Every file is written under another name and then renamed, so that a full disk or a kill never
 //! destroys the previous file.
 
-use super::optimizer::{AdamW, ByName};
+use super::optimizer::AdamW;
 use super::report::Evaluation;
 use super::student::{self, Student};
-use crate::error::{Error, Result, first_line};
+use crate::error::{Error, Result};
 use crate::files::folder_of;
-use crate::model::{ModelSource, names, safetensors_files};
+use crate::model::ModelSource;
 use crate::text::Text;
 use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -202,53 +202,6 @@ impl OutputFolder {
             }
         }
     }
-}
-
-/// Replaces the weights `vars` of a draft by those of the model in `folder`. If that has fewer layers, but
-/// at least half as many, its upper layers are repeated on top, which is a far better start than random
-/// layers (Du et al. 2024, "Stacking Your Transformers", section 3).
-///
-/// # Errors
-/// `Setup`, naming the folder, if the weights cannot be read or have another shape.
-pub fn load_weights(folder: &Path, vars: &ByName<Var>, device: &Device) -> Result<()> {
-    let files = safetensors_files(folder)?;
-    // SAFETY: the files are only read. If someone changes them meanwhile, they get other weights or a
-    // fault.
-    let weights =
-        unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| Error::in_file(folder, e))?;
-    let saved = weights.tensors();
-    let layers = saved.iter().filter_map(|(name, _)| names::layer_of(name));
-    let saved = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);
-    let layers = vars.keys().filter_map(|name| names::layer_of(name));
-    let wanted = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);
-    let source = |name: &str| match names::layer_of(name) {
-        Some((layer, part)) if layer >= saved && layer + saved >= wanted => {
-            let below = layer + saved - wanted;
-            names::layer(below, part)
-        }
-        _ => name.to_owned(),
-    };
-    let load = |name: &str| weights.load(&source(name), device).ok();
-    student::set(vars, |name| load(name)?.to_dtype(DType::F32).ok())
-        .map_err(|e| Error::in_file(folder, e))
-}
-
-/// The ids that the head in `folder` predicts: those of its `d2t`.
-///
-/// # Errors
-/// `Setup`, naming the folder, if it cannot be read.
-pub fn head_ids(folder: &Path) -> Result<Vec<u32>> {
-    let wrong = |e: &dyn std::fmt::Display| Error::in_file(folder, e);
-    let files = safetensors_files(folder)?;
-    // SAFETY: as in `load_weights`.
-    let weights = unsafe { MmapedSafetensors::multi(&files) }.map_err(|e| wrong(&e))?;
-    let offsets = (weights.load(names::OUTPUT_IDS, &Device::Cpu))
-        .and_then(|offsets| offsets.to_vec1::<i64>())
-        .map_err(|e| wrong(&first_line(&e)))?;
-    let ids = (0..).zip(offsets).map(|(row, offset)| {
-        u32::try_from(row + offset).map_err(|_| wrong(&"tensor d2t has an id below 0"))
-    });
-    ids.collect()
 }
 
 /// Copies a file, if it exists.

@@ -3,12 +3,10 @@
 use super::corpus::Row;
 use super::parallel::ANCHOR_STRIDE;
 use super::target::DistillTarget;
-use super::{DistillOptions, DraftSize, Method, Objective, Products};
+use super::{DistillOptions, DraftSize, Method, Objective, Products, initial};
 use crate::error::{Error, Result};
 use crate::files::config_of;
-use crate::model::{
-    HeadConfig, HeadKind, LayerSpec, MaskedBlock, ModelConfig, RopeScaling, RopeSpec,
-};
+use crate::model::{HeadKind, LayerSpec, MaskedBlock, ModelConfig, RopeScaling, RopeSpec};
 use crate::text::Text;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -58,6 +56,9 @@ pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpe
         return Err(Error::setup(
             "--products bf16 belongs to --method eagle3 and parallel",
         ));
+    }
+    if let Some(path) = &options.init_from {
+        initial::check(path, options.method)?;
     }
     let shape = match options.method {
         Method::Draft => draft_model(options, target)?,
@@ -275,12 +276,11 @@ fn markov_rank(options: &DistillOptions) -> Result<usize> {
     if let Some(rank) = options.markov_rank {
         return Ok(rank);
     }
-    let Some(folder) = &options.init_from else {
+    let Some(path) = &options.init_from else {
         return Ok(MARKOV_RANK);
     };
-    let head = HeadConfig::from_json(folder, HeadKind::Parallel)?;
-    (head.markov_rank())
-        .map_err(|e| Error::in_file(folder, format!("{e}: no other can be trained")))
+    let head = initial::head_config(path, Method::Parallel)?;
+    (head.markov_rank()).map_err(|e| Error::in_file(path, format!("{e}: no other can be trained")))
 }
 
 /// What the `config.json` of a parallel head has besides; without the mask token. The published layout
@@ -343,8 +343,8 @@ fn mask(options: &DistillOptions, vocab_size: usize, rows: &[Row], text: &Text) 
             )))
         };
     }
-    if let Some(folder) = &options.init_from {
-        let block = HeadConfig::from_json(folder, HeadKind::Parallel)?.block;
+    if let Some(path) = &options.init_from {
+        let block = initial::head_config(path, Method::Parallel)?.block;
         if let Some(block) = block.filter(|block| (block.mask as usize) < vocab_size) {
             return Ok(block.mask);
         }

@@ -358,6 +358,50 @@ fn a_head_can_begin_with_another() {
     refused_with(&second, "--draft-vocab-size 20");
 }
 
+/// A file without the folder that it was made of, as heads are shipped.
+#[test]
+fn a_head_can_begin_with_a_gguf_file() {
+    let shop = Workshop::new();
+    let file = |name: &str| {
+        let out = shop.at(&format!("{name}.gguf"));
+        foretoken::convert::run(&ConvertOptions {
+            model: shop.at(name).display().to_string(),
+            revision: None,
+            out: out.clone(),
+            kind: GgmlDType::F32,
+        })
+        .unwrap();
+        out
+    };
+    for (name, options) in [
+        ("eagle3", options(&shop, "eagle3")),
+        ("blocks", parallel(&shop, "blocks")),
+    ] {
+        let first = run(&options).unwrap();
+        let second = DistillOptions {
+            out: shop.at("second").join(name),
+            init_from: Some(file(name)),
+            steps: 2,
+            ..options
+        };
+        assert_eq!(run(&second).unwrap().untrained, first.trained, "{name}");
+    }
+    let mut other = options(&shop, "other");
+    other.init_from = Some(shop.at("blocks.gguf"));
+    refused_with(&other, "it is no head of this --method");
+    other.method = Method::Draft;
+    other.draft_config = Some(shop.at("draft.json"));
+    refused_with(&other, "only heads");
+    other.init_from = Some(shop.at("none.gguf"));
+    refused_with(
+        &DistillOptions {
+            method: Method::Eagle3,
+            ..other
+        },
+        "none.gguf",
+    );
+}
+
 #[test]
 fn what_a_head_cannot_be_is_refused_in_one_line() {
     let shop = Workshop::new();
