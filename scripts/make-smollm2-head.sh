@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
-# Trains the EAGLE-3 head for SmolLM2-135M-Instruct, models/heads, from scratch: the model answers prompts
-# that we wrote, and a head learns to continue its answers.
+# Trains the EAGLE-3 head for SmolLM2-135M-Instruct, models/heads: the model answers prompts that we wrote,
+# and a head learns to continue its answers.
 #
-#   scripts/make-smollm2-head.sh [WORK]
+#   scripts/make-smollm2-head.sh [WORK]            from scratch
+#   scripts/make-smollm2-head.sh --further [WORK]  goes on from the head that is there, with other prompts
 #
 # WORK (default: target/smollm2-head) contains all intermediate files, 4 GB. Each step resumes where it was
-# interrupted; delete its file to repeat it. It takes about three hours on 2 cores. PROMPTS, FOLLOW,
-# ROUGH_STEPS and STEPS change the amount of work. Needs cargo and python3.
+# interrupted; delete its file to repeat it. From scratch it takes about three hours on 2 cores. PROMPTS, FOLLOW,
+# ROUGH_STEPS and STEPS change the amount of work; with --further, SEED chooses the prompts, and the head in
+# models/heads is replaced only if the acceptance rate on held-out rows has risen by MIN_GAIN (0.02).
+# Needs cargo and python3.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+further=
+if [[ ${1:-} == --further ]]; then
+    further=1
+    shift
+fi
 work=${1:-target/smollm2-head}
 prompts=${PROMPTS:-3130}
 follow=${FOLLOW:-740}
 rough_steps=${ROUGH_STEPS:-1100}
-steps=${STEPS:-700}
+steps=${STEPS:-$((further ? 1900 : 700))}
 out=models/heads
+head=$out/smollm2-135m-eagle3.Q4_1.gguf
 mkdir -p "$work" "$out"
 
 step() { printf '== %s\n' "$*" >&2; }
@@ -40,6 +49,55 @@ halves() {
     awk 'NR % 2 == 1' "$work/$1.jsonl" > "$work/$1-sampled.jsonl"
 }
 
+# The target's layers, but with a head of K and V for each of Q: through these the head sees its token.
+shape=configs/smollm2-eagle3.json
+# learn OUT STEPS RATE ARGS
+learn() {
+    $foretoken distill --method eagle3 --model "$model" --draft-config "$shape" --ttt-steps 3 --holdout 0.02 \
+        --batch-size 8 --eval-every 50 --checkpoint-every 50 --resume \
+        --out "$1" --steps "$2" --learning-rate "$3" "${@:4}"
+}
+
+if [[ $further ]]; then
+    seed=${SEED:-2}
+    work=$work/further-$seed
+    mkdir -p "$work"
+    # thirds NAME TOKENS: the prompts NAME.jsonl are answered greedily, at temperature 0.7 and at 1.
+    thirds() {
+        local rest=0
+        for temperature in 0 0.7 1; do
+            awk -v rest=$rest 'NR % 3 == rest' "$work/$1.jsonl" > "$work/$1-$temperature.jsonl"
+            answer "$1-$temperature" $temperature "$2"
+            corpora+=(--corpus "$work/$1-$temperature-answers.jsonl")
+            rest=$((rest + 1))
+        done
+    }
+    corpora=()
+    step "answers"
+    ours prompts "$prompts" "$seed" > "$work/first.jsonl"
+    thirds first 200
+    cat "$work"/first-*-answers.jsonl > "$work/texts.jsonl"
+    ours follow "$follow" "$seed" < "$work/texts.jsonl" > "$work/follow.jsonl"
+    thirds follow 160
+    step "head"
+    fast=(--ttt-stride 4 --micro-batch 4)
+    if grep -q avx512_bf16 /proc/cpuinfo; then
+        fast+=(--products bf16)
+    fi
+    learn "$work/head" "$steps" 1.2e-3 --warmup 40 --overlap-share 0.9 --init-from "$head" --draft-vocab-size 6000 \
+        "${corpora[@]}" "${fast[@]}"
+    gain=$(python3 -c 'import json, sys
+report = json.load(open(sys.argv[1]))
+print(report["trained"]["agreement"] - report["untrained"]["agreement"])' "$work/head/report.json")
+    if awk "BEGIN { exit !($gain < ${MIN_GAIN:-0.02}) }"; then
+        step "alpha at temperature 0 rose by $gain only: $head stays"
+        exit 0
+    fi
+    $foretoken convert --model "$work/head" --type q4_1 --out "$head"
+    step "alpha at temperature 0 rose by $gain"
+    exit 0
+fi
+
 step "answers"
 ours prompts "$prompts" > "$work/first.jsonl"
 halves first
@@ -54,21 +112,14 @@ answer follow-greedy 0 160
 answer follow-sampled 1 160
 
 step "head"
-# The target's layers, but with a head of K and V for each of Q: through these the head sees its token.
-shape=configs/smollm2-eagle3.json
-# learn OUT STEPS RATE ARGS
-learn() {
-    $foretoken distill --method eagle3 --model "$model" --draft-config "$shape" \
-        --corpus "$work/texts.jsonl" --corpus "$work/follow-greedy-answers.jsonl" \
-        --corpus "$work/follow-sampled-answers.jsonl" --ttt-steps 3 --holdout 0.02 --batch-size 8 \
-        --eval-every 50 --checkpoint-every 50 --resume --out "$1" --steps "$2" --learning-rate "$3" "${@:4}"
-}
-learn "$work/rough" "$rough_steps" 3e-3 --warmup 40
+corpora=(--corpus "$work/texts.jsonl" --corpus "$work/follow-greedy-answers.jsonl"
+    --corpus "$work/follow-sampled-answers.jsonl")
+learn "$work/rough" "$rough_steps" 3e-3 --warmup 40 "${corpora[@]}"
 # What the target computed serves both.
 mkdir -p "$work/head"
 for file in "$work"/rough/{features,targets}*; do
     ln -sf "../rough/${file##*/}" "$work/head/"
 done
-learn "$work/head" "$steps" 1.2e-3 --warmup 20 --init-from "$work/rough" --overlap-share 0.9
-$foretoken convert --model "$work/head" --type q4_1 --out "$out/smollm2-135m-eagle3.Q4_1.gguf"
+learn "$work/head" "$steps" 1.2e-3 --warmup 20 --init-from "$work/rough" --overlap-share 0.9 "${corpora[@]}"
+$foretoken convert --model "$work/head" --type q4_1 --out "$head"
 ls -l "$out"
