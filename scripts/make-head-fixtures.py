@@ -12,8 +12,12 @@ that each stands, of a head that says so.
 
 Parallel heads are run by the library's own forward, of which one block is kept. EAGLE's is run row by row as it is served,
 with the library's layers: for its first rows this script checks that the library's forward agrees.
+
+No released version of the library (0.9.0 is the newest) has Domino. Its correction is composed here of torch's GRU, as
+SpecForge defines it, on the library's DFlash, and written in the layouts of both: see DOMINO.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -85,10 +89,56 @@ HEADS = {
     "dflash2": (DFLASH2, qwen3(), dict(
         block_size=8, conv_kernel_size=3, conv_group_size=8, selector_rank=8, selector_top_k=6, draft_vocab_size=VOCAB, **TAPS,
     ), 20, 7),
+    "domino": (DFLASH, qwen3(), dict(block_size=5, sample_from_anchor=True, draft_vocab_size=96, **TAPS), 20, 5),
+    "domino_specforge": (DFLASH, qwen3(), dict(block_size=6, draft_vocab_size=VOCAB, **TAPS), 20, 5),
     "dflash_windows": (DFLASH, qwen3(
         num_hidden_layers=3, layer_types=[SLIDING, FULL, SLIDING], sliding_window=20, use_sliding_window=True,
     ), dict(block_size=16, draft_vocab_size=VOCAB, sliding_window_non_causal=True, **TAPS), 30, 15),
 }
+# Width of the GRU, rank of the correction, tokens without one, whether the layout is SpecForge's.
+DOMINO = {"domino": (12, 10, 1, False), "domino_specforge": (20, 6, 2, True)}
+
+
+class Correction(torch.nn.Module):
+    """Domino's correction of the logits (arXiv 2605.29707)."""
+
+    def __init__(self, outputs, width, rank, prefix):
+        super().__init__()
+        self.prefix = prefix
+        self.prefix_gru = torch.nn.GRU(HIDDEN, width, bias=False, batch_first=True)
+        down = torch.nn.Linear(HIDDEN + width, rank, bias=False)
+        self.embed_proj = torch.nn.Sequential(down, torch.nn.SiLU(), torch.nn.Linear(rank, outputs, bias=False))
+
+    def bias(self, hidden, tokens_before):
+        states, _ = self.prefix_gru(tokens_before)
+        return self.embed_proj(torch.cat([hidden, states[:, -1]], dim=-1))
+
+
+def write_domino(folder, width, rank, prefix, is_specforge):
+    """Makes the stored DFlash head with a correction one of Domino's."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    if not is_specforge:
+        config |= dict(
+            architectures=["DominoDraftModel"], speculators_model_type="domino", gru_hidden_dim=width,
+            logits_correction_emb_dim=rank, pure_draft_prefix_len=prefix, lambda_base_start=1.0, lambda_base_decay_ratio=0.5,
+        )
+        config["speculators_config"]["algorithm"] = "domino"
+        del config["auto_map"]
+    else:
+        config = config["transformer_layer_config"] | dict(
+            architectures=["DominoDraftModel"], auto_map=dict(AutoModel="domino.DominoDraftModel"),
+            block_size=config["block_size"], emb_dim=rank, num_target_layers=2,
+            dflash_config=dict(
+                mask_token_id=MASK, target_layer_ids=[tap - 1 for tap in config["aux_hidden_state_layer_ids"]],
+                projector_type="domino", pure_draft_prefix_len=prefix, emb_dim=rank, gru_hidden_dim=width,
+                shift_label=config["sample_from_anchor"],
+            ),
+        )
+        weights = folder / "model.safetensors"
+        stored = {key.removeprefix("logits_correction."): value for key, value in load_file(weights).items()}
+        save_file(stored, weights, metadata={"format": "pt"})
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def randomize(model, seed, target):
@@ -105,6 +155,8 @@ def randomize(model, seed, target):
                 pass
             elif "base_kernel" in name:
                 noise = 0.5 * noise + parameter
+            elif "embed_proj.2" in name:
+                noise *= 2.5 / parameter.shape[-1] ** 0.5
             elif parameter.dim() >= 2:
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             elif "norm" in name:
@@ -238,6 +290,9 @@ def draft_block(model, prompt, states, depth):
         previous = torch.tensor([before])
         if getattr(model, "markov_head", None) is not None:
             row_logits = row_logits + model.markov_head.block_bias(prev_token_ids=previous, hidden_states=hidden)[:, row]
+        if getattr(model, "logits_correction", None) is not None and len(drafted) >= model.logits_correction.prefix:
+            tokens = model.embed_tokens(torch.tensor([[prompt[-1], *drafted]]))
+            row_logits = row_logits + model.logits_correction.bias(hidden[:, row], tokens)
         if getattr(model, "candidate_selector", None) is not None:
             best, scores = model.candidate_selector.select(row_logits, hidden[:, row], previous[:, row])
             row_logits = torch.full_like(row_logits, float("-inf")).scatter(-1, best, scores)
@@ -270,13 +325,15 @@ def make(name, target, seed):
         **more,
     )
     model = kind(config).eval()
+    if name in DOMINO:
+        model.logits_correction = Correction(config.draft_vocab_size, *DOMINO[name][:3])
     randomize(model, seed, target)
     prompt = load_file(TARGET / "expected.safetensors")["prompt"][:length].tolist()
     draft = draft_peagle if kind is PEagleDraftModel else draft_eagle if kind is Eagle3DraftModel else draft_block
     with torch.no_grad():
         states = hidden_states(target, prompt[:-1], model.target_layer_ids)
         drafted, logprobs, confidence = draft(model, prompt, states, depth)
-    if not is_clear(logprobs):
+    if not is_clear(logprobs) or name in DOMINO and len(set(drafted)) < 4:
         return False
     folder = FOLDER / name
     model.save_pretrained(folder)
@@ -291,6 +348,8 @@ def make(name, target, seed):
             del stored[shared]
     kept = {key: value.to(torch.bfloat16) if value.is_floating_point() else value for key, value in stored.items()}
     save_file(kept, weights, metadata={"format": "pt"})
+    if name in DOMINO:
+        write_domino(folder, *DOMINO[name])
     expected = {"prompt": torch.tensor(prompt), "drafted": torch.tensor(drafted), "logprobs": torch.stack(logprobs)}
     if confidence is not None:
         expected["confidence"] = confidence

@@ -89,6 +89,7 @@ impl HeadConfig {
             ("norm_before_fc", self.fc_norm == FcNorm::Whole),
             ("fc_norm", self.fc_norm == FcNorm::EachLayer),
             ("norm_output", self.norm_output),
+            ("prefix_gru", self.path.domino.is_some()),
             ("sample_from_anchor", from_anchor),
             ("this markov_head_type", self.markov_rank().is_err()),
             ("enable_confidence_head", self.path.confidence.is_some()),
