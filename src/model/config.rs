@@ -65,7 +65,7 @@ pub const GGUF_DFLASH: &str = "dflash";
 pub const GGUF_HEADS: [&str; 2] = [GGUF_EAGLE3, GGUF_DFLASH];
 
 /// Keys of draft heads that say nothing about their layers: [`HeadConfig`](super::HeadConfig) reads them.
-pub(crate) const HEAD_KEYS: [&str; 40] = [
+pub(crate) const HEAD_KEYS: [&str; 44] = [
     // Of the linear layer before those of EAGLE-1; its tensors tell.
     "bias",
     "aux_hidden_state_layer_ids",
@@ -81,8 +81,11 @@ pub(crate) const HEAD_KEYS: [&str; 40] = [
     "enable_confidence_head",
     "extract_layers",
     "fc_norm",
+    "final_logit_softcapping",
     "gru_hidden_dim",
     "has_no_defaults_at_init",
+    "input_embedding_scale",
+    "is_causal",
     // Of training.
     "lambda_base_decay_ratio",
     "lambda_base_start",
@@ -95,6 +98,7 @@ pub(crate) const HEAD_KEYS: [&str; 40] = [
     "norm_output",
     "num_anchors",
     "num_target_layers",
+    "output_multiplier",
     "pure_draft_prefix_len",
     "sample_from_anchor",
     "selector_rank",

@@ -108,7 +108,11 @@ impl HeadKind {
         }
         if matches!(
             class,
-            "DFlashDraftModel" | "DFlash2DraftModel" | "DominoDraftModel" | "Qwen3DSparkModel"
+            "DFlashDraftModel"
+                | "DFlash2DraftModel"
+                | "DominoDraftModel"
+                | "DSparkDraftModel"
+                | "Qwen3DSparkModel"
         ) {
             return Ok(Some(Self::Parallel));
         }

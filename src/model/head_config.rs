@@ -5,7 +5,8 @@ use super::block_conv::ConvShape;
 use super::config::{HEAD_KEYS, ModelConfig};
 use super::head::{HeadKind, read_json};
 use super::head_keys::{
-    DFLASH2_KEYS, DOMINO_KEYS, Flags, layers_of, needed, refuse_present, shown, size, take_windows,
+    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, layers_of, needed, refuse_present,
+    shown, size, take_windows,
 };
 use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::{Error, Result};
@@ -43,10 +44,22 @@ pub(crate) struct HeadConfig {
     pub block: Option<MaskedBlock>,
     /// Whether rows of a block see only those before them in layers with a window.
     pub causal_windows: bool,
+    pub scales: EndScales,
     /// Around attention and MLP; DFlash 2's.
     pub convs: Option<ConvShape>,
     /// What a parallel head has besides its layers.
     pub path: PathConfig,
+}
+
+/// What a parallel head makes of its target's embedding and output layer, instead of what the target does.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct EndScales {
+    /// Factor of the embedding.
+    pub embedding: Option<f32>,
+    /// Factor of the logits. If this or the cap is given, the target's own are not used.
+    pub logits: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`; 0 = they do not.
+    pub soft_cap: Option<f32>,
 }
 
 /// What a parallel head computes along paths: DSpark's, Domino's and DFlash 2's.
@@ -123,6 +136,9 @@ impl HeadConfig {
 
     fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
         let mut shape = layers_of(json)?;
+        // Of nested layers these would get lost.
+        let nested = &json["transformer_layer_config"];
+        refuse_present(&|_| nested, &[&[IS_CAUSAL], &END_KEYS[..]].concat())?;
         if let Some(keys) = shape.as_object_mut() {
             keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
         }
@@ -144,6 +160,7 @@ impl HeadConfig {
             target_layers: None,
             block: None,
             causal_windows: false,
+            scales: EndScales::default(),
             convs: None,
             path: PathConfig::default(),
             shape,
@@ -171,6 +188,10 @@ impl HeadConfig {
         refuse_present(&|_| json, &["markov_rank", "markov_head_type"])?;
         refuse_present(&|_| json, &DFLASH2_KEYS)?;
         refuse_present(&|_| json, &DOMINO_KEYS)?;
+        refuse_present(&|_| json, &END_KEYS)?;
+        if flags.get(IS_CAUSAL)? == Some(false) {
+            return Err(format!("{IS_CAUSAL} false is not supported: only true is"));
+        }
         if flags.get("use_aux_hidden_state")? == Some(false) {
             return Err("use_aux_hidden_state false is not supported: only true is".into());
         }

@@ -21,6 +21,15 @@ pub const DOMINO_KEYS: [&str; 4] = [
     "logits_correction_emb_dim",
 ];
 
+/// Keys about the target's embedding and output layer: factors of both, and a cap of the logits.
+pub const END_KEYS: [&str; 3] = [
+    "input_embedding_scale",
+    "output_multiplier",
+    "final_logit_softcapping",
+];
+/// Whether rows see only those before them.
+pub const IS_CAUSAL: &str = "is_causal";
+
 /// The places where a flag of an EAGLE head may be.
 pub struct Flags<'a>(pub [&'a Value; 2]);
 

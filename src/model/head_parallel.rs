@@ -3,11 +3,13 @@
 
 use super::block_conv::ConvShape;
 use super::head_config::{
-    BLOCK_SIZE, ConfidenceInput, DominoConfig, HeadConfig, MASK_TOKEN_ID, MAX_MARKOV_RANK,
-    MarkovConfig, MarkovKind, NORM_BEFORE_RESIDUAL, SelectorConfig, TARGET_HIDDEN_SIZE,
+    BLOCK_SIZE, ConfidenceInput, DominoConfig, EndScales, HeadConfig, MASK_TOKEN_ID,
+    MAX_MARKOV_RANK, MarkovConfig, MarkovKind, NORM_BEFORE_RESIDUAL, SelectorConfig,
+    TARGET_HIDDEN_SIZE,
 };
 use super::head_keys::{
-    DFLASH2_KEYS, DOMINO_KEYS, Flags, layer_outputs, needed, refuse_present, shown, size,
+    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, layer_outputs, needed, refuse_present,
+    shown, size,
 };
 use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::clipped;
@@ -17,15 +19,29 @@ const PROJECTOR_TYPE: &str = "projector_type";
 const SAMPLE_FROM_ANCHOR: &str = "sample_from_anchor";
 /// The name of Domino's [`SAMPLE_FROM_ANCHOR`] in its authors' layout.
 const SHIFT_LABEL: &str = "shift_label";
+const NON_CAUSAL: &str = "sliding_window_non_causal";
 /// What may be in `dflash_config`, besides the keys of DFlash 2 and Domino.
-const NESTED_KEYS: [&str; 6] = [
+const NESTED_KEYS: [&str; 7] = [
     BLOCK_SIZE,
     MASK_TOKEN_ID,
     PROJECTOR_TYPE,
     SHIFT_LABEL,
+    CAUSAL,
     "num_target_layers",
     "target_layer_ids",
 ];
+/// vLLM's name for [`IS_CAUSAL`].
+const CAUSAL: &str = "causal";
+/// SpecForge has the keys of DSpark there, with one that other layers would need, and one of training.
+const MARKOV_KEYS: [&str; 6] = [
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+    ATTENTION_MODE,
+    "confidence_head_alpha",
+];
+const ATTENTION_MODE: &str = "attention_mode";
 
 /// The algorithms that are built on a block of masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,22 +53,21 @@ enum Algorithm {
 }
 
 /// A parallel head's `config.json`.
-struct Source<'a> {
+struct ParallelJson<'a> {
     json: &'a Value,
     algorithm: Algorithm,
     /// Whether it is of the speculators library.
     is_library: bool,
 }
 
-impl<'a> Source<'a> {
+impl<'a> ParallelJson<'a> {
     /// # Errors
     /// What is not supported.
     fn of(json: &'a Value) -> Result<Self, String> {
         let nested = json["dflash_config"].as_object();
         let known = || {
-            (NESTED_KEYS.iter())
-                .chain(&DFLASH2_KEYS)
-                .chain(&DOMINO_KEYS)
+            let keys = NESTED_KEYS.iter().chain(&MARKOV_KEYS).chain(&END_KEYS);
+            keys.chain(&DFLASH2_KEYS).chain(&DOMINO_KEYS)
         };
         let mut keys = nested.into_iter().flat_map(|keys| keys.keys());
         if let Some(odd) = keys.find(|key| !known().any(|known| known == key)) {
@@ -62,16 +77,18 @@ impl<'a> Source<'a> {
         let projector = &json["dflash_config"][PROJECTOR_TYPE];
         let algorithm = match (library, json["architectures"][0].as_str()) {
             (Some("dflash2"), _) | (None, Some("DFlash2DraftModel")) => Algorithm::DFlash2,
-            (Some("dspark"), _) | (None, Some("Qwen3DSparkModel")) => Algorithm::DSpark,
+            (Some("dspark"), _) | (None, Some("Qwen3DSparkModel" | "DSparkDraftModel")) => {
+                Algorithm::DSpark
+            }
             (Some("domino"), _) | (None, Some("DominoDraftModel")) => Algorithm::Domino,
             // SpecForge's exports for servers name the class of DFlash.
             (None, _) if projector == "domino" => Algorithm::Domino,
             _ => Algorithm::DFlash,
         };
-        let wanted = if algorithm == Algorithm::Domino {
-            "domino"
-        } else {
-            "dflash"
+        let wanted = match algorithm {
+            Algorithm::DFlash | Algorithm::DFlash2 => "dflash",
+            Algorithm::DSpark => "dspark",
+            Algorithm::Domino => "domino",
         };
         if !projector.is_null() && projector != wanted {
             return Err(format!(
@@ -118,6 +135,50 @@ impl<'a> Source<'a> {
         refuse_present(&|key| self.at(key), keys)
     }
 
+    /// Whether rows of a block see only those before them in layers with a window: in layouts without a key for
+    /// it they do unless [`IS_CAUSAL`] says otherwise, as in servers and in the code of DFlash's authors.
+    fn causal_windows(&self, head: &HeadConfig) -> Result<bool, String> {
+        let flags = Flags::of(self.json);
+        if self.is_library {
+            self.refuse(&[IS_CAUSAL, CAUSAL])?;
+            let non_causal = flags.get(NON_CAUSAL)?;
+            return Ok(!non_causal.unwrap_or(self.algorithm == Algorithm::DFlash2));
+        }
+        self.refuse(&[NON_CAUSAL])?;
+        let causal = match flags.get(IS_CAUSAL)? {
+            Some(causal) => Some(causal),
+            None => Flags::of(&self.json["dflash_config"]).get(CAUSAL)?,
+        };
+        let has_full = (head.shape.spec.layers.iter()).any(|layer| layer.window.is_none());
+        if causal == Some(true) && has_full {
+            return Err(format!(
+                "{IS_CAUSAL} true is not supported for layers without a window: only false is"
+            ));
+        }
+        Ok(causal.unwrap_or(true))
+    }
+
+    /// What a block makes of its target's embedding and output layer.
+    fn end_scales(&self) -> Result<EndScales, String> {
+        if self.is_library || !matches!(self.algorithm, Algorithm::DFlash | Algorithm::DFlash2) {
+            self.refuse(&END_KEYS)?;
+        }
+        let number = |key: &str| {
+            let value = &self.at(key)[key];
+            match value.as_f64().map(|number| number as f32) {
+                _ if value.is_null() => Ok(None),
+                Some(number) if number.is_finite() && number >= 0. => Ok(Some(number)),
+                _ => Err(format!("{key} {} must be a number from 0", shown(value))),
+            }
+        };
+        let [embedding, logits, soft_cap] = END_KEYS;
+        Ok(EndScales {
+            embedding: number(embedding)?,
+            logits: number(logits)?,
+            soft_cap: number(soft_cap)?,
+        })
+    }
+
     /// Whether each row of a block predicts the token after its position.
     fn from_anchor(&self) -> Result<bool, String> {
         let (key, default) = match self.algorithm {
@@ -141,7 +202,7 @@ impl HeadConfig {
     /// # Errors
     /// What is not supported.
     pub(super) fn parse_parallel(mut self, json: &Value) -> Result<Self, String> {
-        let source = Source::of(json)?;
+        let source = ParallelJson::of(json)?;
         let flags = Flags::of(json);
         flags.refuse(&[
             "norm_before_fc",
@@ -167,10 +228,9 @@ impl HeadConfig {
             from_anchor: source.from_anchor()?,
         };
         self.block = Some(block);
-        // The first code of DFlash has no such flag, and masks nothing.
-        let non_causal = flags.get("sliding_window_non_causal")?;
+        self.causal_windows = source.causal_windows(&self)?;
+        self.scales = source.end_scales()?;
         let is_dflash2 = source.algorithm == Algorithm::DFlash2;
-        self.causal_windows = source.is_library && !non_causal.unwrap_or(is_dflash2);
         if is_dflash2 {
             self.parse_dflash2(&source, block)?;
         } else {
@@ -186,32 +246,39 @@ impl HeadConfig {
     }
 
     /// The fields of DSpark.
-    fn parse_markov(&mut self, source: &Source<'_>) -> Result<(), String> {
-        let json = source.json;
-        let is_dspark = source.algorithm == Algorithm::DSpark;
-        let default_rank = if is_dspark { 256 } else { 0 };
-        let rank = size(json, "markov_rank")?.unwrap_or(default_rank);
-        if rank > MAX_MARKOV_RANK {
+    fn parse_markov(&mut self, source: &ParallelJson<'_>) -> Result<(), String> {
+        let [rank, kind, enable, with_token, mode, alpha] = MARKOV_KEYS;
+        let attention = &source.at(mode)[mode];
+        if !attention.is_null() && attention != "gqa" && attention != "mha" {
             return Err(format!(
-                "markov_rank {rank} is over the limit of {MAX_MARKOV_RANK}"
+                "{mode} {} is not supported: only gqa and mha are",
+                shown(attention)
             ));
         }
-        let kind = match json["markov_head_type"].as_str() {
+        let is_dspark = source.algorithm == Algorithm::DSpark;
+        // SpecForge's layout has other defaults.
+        let is_specforge = !source.is_library && !source.json["dflash_config"].is_null();
+        let is_deepspec = is_dspark && !is_specforge;
+        let default_rank = if is_deepspec { 256 } else { 0 };
+        let rank = source.number(rank, default_rank, (0, MAX_MARKOV_RANK))?;
+        let name = &source.at(kind)[kind];
+        let kind = match name.as_str() {
             Some("vanilla") => MarkovKind::Vanilla,
-            None if json["markov_head_type"].is_null() => MarkovKind::Vanilla,
+            None if name.is_null() => MarkovKind::Vanilla,
             Some("gated") => MarkovKind::Gated,
             Some("rnn") => MarkovKind::Recurrent,
             _ => {
                 return Err(format!(
-                    "markov_head_type {} is not supported: only vanilla, gated and rnn are",
-                    shown(&json["markov_head_type"])
+                    "{kind} {} is not supported: only vanilla, gated and rnn are",
+                    shown(name)
                 ));
             }
         };
         self.path.markov = (rank > 0).then_some(MarkovConfig { rank, kind });
-        let flags = Flags::of(json);
-        let enabled = flags.get("enable_confidence_head")?.unwrap_or(is_dspark);
-        let with_token = flags.get("confidence_head_with_markov")?.unwrap_or(true);
+        let flag = |key: &str| Flags::of(source.at(key)).get(key);
+        let is_trained = source.at(alpha)[alpha].as_f64() > Some(0.);
+        let enabled = flag(enable)?.unwrap_or(is_deepspec || is_dspark && is_trained);
+        let with_token = flag(with_token)?.unwrap_or(!(is_dspark && is_specforge));
         if enabled && with_token && rank == 0 {
             return Err("confidence_head_with_markov true needs a markov_rank".into());
         }
@@ -225,7 +292,11 @@ impl HeadConfig {
     }
 
     /// The fields of DFlash 2.
-    fn parse_dflash2(&mut self, source: &Source<'_>, block: MaskedBlock) -> Result<(), String> {
+    fn parse_dflash2(
+        &mut self,
+        source: &ParallelJson<'_>,
+        block: MaskedBlock,
+    ) -> Result<(), String> {
         let [taps, group, rank, top_k] = DFLASH2_KEYS;
         let hidden = self.shape.hidden_size;
         let shape = ConvShape {
@@ -248,7 +319,7 @@ impl HeadConfig {
 }
 
 /// The fields of Domino, of SpecForge's layout or of the speculators library's. SpecForge demands the widths.
-fn domino(source: &Source<'_>, block: MaskedBlock) -> Result<DominoConfig, String> {
+fn domino(source: &ParallelJson<'_>, block: MaskedBlock) -> Result<DominoConfig, String> {
     let [width, prefix, rank, library_rank] = DOMINO_KEYS;
     let (rank, other) = if source.is_library {
         (library_rank, rank)

@@ -10,7 +10,7 @@
 
 use super::block_conv::{BlockPlaces, ConvShape};
 use super::dtypes::Dtypes;
-use super::head_config::HeadConfig;
+use super::head_config::{EndScales, HeadConfig};
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::layer_spec::QkNorm;
@@ -74,7 +74,10 @@ impl ParallelHead {
         let block = head
             .block
             .ok_or_else(|| Error::internal("a parallel head has a block"))?;
-        let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
+        let mut embedding = weights.embedding_of_head(&config, &ends.embedding)?;
+        if let Some(scale) = head.scales.embedding {
+            embedding = embedding.scaled(Some(scale));
+        }
         let fc = weights.linear("fc", (hidden, reads), false)?;
         let context_norm = Norm::rms(&mut weights, "hidden_norm", hidden)?;
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
@@ -89,7 +92,14 @@ impl ParallelHead {
         });
         let layers = layers.collect::<Result<_>>()?;
         let norm = Norm::rms(&mut weights, "norm", hidden)?;
-        let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
+        let mut output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
+        let EndScales {
+            logits, soft_cap, ..
+        } = head.scales;
+        if logits.or(soft_cap).is_some() {
+            output.scale = logits;
+            output.soft_cap = soft_cap.filter(|&cap| cap > 0.);
+        }
         let path = PathHead::load(head.path, &config, &mut weights, output.size(), &embedding)?;
         weights.finish(&[])?;
         weights.device().synchronize()?;

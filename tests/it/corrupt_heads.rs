@@ -125,6 +125,7 @@ fn heads_of_the_speculators_library() {
         "eagle3_windows",
         "peagle_norms",
         "dflash2",
+        "dflash2_scaled",
         "domino",
         "domino_specforge",
         "dspark_gated",

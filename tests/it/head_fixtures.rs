@@ -97,7 +97,7 @@ fn all() -> Vec<Fixture> {
     let entries = std::fs::read_dir(fixtures().join("heads")).unwrap();
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     folders.sort();
-    assert!(folders.len() >= 15);
+    assert!(folders.len() >= 16);
     folders.into_iter().map(Fixture::read).collect()
 }
 
@@ -214,16 +214,41 @@ fn probabilities_are_those_of_the_library() {
 /// the target's layers.
 #[test]
 fn flat_configurations_describe_the_same_heads() {
+    // Layers with a window are causal unless a flag says otherwise.
     let dflash = |c: &mut Json| {
         c["dflash_config"] = json!({"mask_token_id": 255, "target_layer_ids": [0, 1]});
         c["num_target_layers"] = 2.into();
         "DFlashDraftModel"
+    };
+    let non_causal = |c: &mut Json| {
+        c["is_causal"] = false.into();
+        dflash(c)
+    };
+    let told_vllm = |c: &mut Json| {
+        let class = dflash(c);
+        c["dflash_config"]["causal"] = false.into();
+        class
     };
     let dspark = |c: &mut Json| {
         c["target_layer_ids"] = json!([0, 1]);
         c["mask_token_id"] = 255.into();
         c["num_anchors"] = 512.into();
         "Qwen3DSparkModel"
+    };
+    let specforge = |c: &mut Json| {
+        c["dflash_config"] = json!({
+            "mask_token_id": 255, "target_layer_ids": [0, 1], "projector_type": "dspark",
+            "attention_mode": "gqa", "confidence_head_alpha": 1.0
+        });
+        for key in [
+            "markov_rank",
+            "markov_head_type",
+            "enable_confidence_head",
+            "confidence_head_with_markov",
+        ] {
+            c["dflash_config"][key] = c[key].take();
+        }
+        "DSparkDraftModel"
     };
     let dflash2 = |c: &mut Json| {
         c["dflash_config"] = json!({
@@ -240,8 +265,12 @@ fn flat_configurations_describe_the_same_heads() {
         "DFlashDraftModel"
     };
     type Change<'a> = &'a dyn Fn(&mut Json) -> &'static str;
-    let cases: [(&str, Change<'_>); 6] = [
-        ("dflash_windows", &dflash),
+    let cases: [(&str, Change<'_>); 10] = [
+        ("dflash", &dflash),
+        ("dflash_windows", &non_causal),
+        ("dflash_windows", &told_vllm),
+        ("dspark", &specforge),
+        ("dspark_gated", &specforge),
         ("dflash2", &dflash2),
         ("domino", &domino),
         ("dspark", &dspark),
@@ -465,6 +494,10 @@ fn a_head_says_its_layout() {
         (
             "dflash2",
             "DFlash 2, a selector among 6 tokens, blocks of 8",
+        ),
+        (
+            "dflash2_scaled",
+            "DFlash 2, a selector among 6 tokens, blocks of 8, 2 layers with windows",
         ),
         (
             "domino",

@@ -2,7 +2,7 @@
 
 use crate::common::process;
 use crate::head_fixtures::{changed, fixtures, load};
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
 /// Why such a head is refused.
 fn refusal(name: &str, change: &dyn Fn(&mut Json)) -> String {
@@ -16,7 +16,7 @@ fn refusal(name: &str, change: &dyn Fn(&mut Json)) -> String {
 #[test]
 fn what_no_head_does_is_refused_by_name() {
     type Change<'a> = (&'a str, &'a dyn Fn(&mut Json), &'a str);
-    let changes: [Change<'_>; 37] = [
+    let changes: [Change<'_>; 47] = [
         ("eagle31", &|c| c["new_norm"] = true.into(), "new_norm"),
         (
             "dspark",
@@ -169,6 +169,52 @@ fn what_no_head_does_is_refused_by_name() {
             &|c| c["dflash_config"]["gru_hidden_dim"] = Json::Null,
             "gru_hidden_dim null",
         ),
+        ("dflash", &|c| c["is_causal"] = false.into(), "is_causal"),
+        (
+            "dflash",
+            &|c| c["transformer_layer_config"]["is_causal"] = false.into(),
+            "is_causal",
+        ),
+        (
+            "eagle31",
+            &|c| c["is_causal"] = false.into(),
+            "is_causal false",
+        ),
+        (
+            "eagle31",
+            &|c| c["output_multiplier"] = 2.into(),
+            "output_multiplier",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["dflash_config"]["output_multiplier"] = (-1).into(),
+            "output_multiplier -1",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["sliding_window_non_causal"] = true.into(),
+            "sliding_window_non_causal",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["dflash_config"]["selector_k"] = 4.into(),
+            "dflash_config: selector_k",
+        ),
+        (
+            "domino_specforge",
+            &|c| c["is_causal"] = true.into(),
+            "is_causal true",
+        ),
+        (
+            "domino_specforge",
+            &|c| c["final_logit_softcapping"] = 30.into(),
+            "final_logit_softcapping",
+        ),
+        (
+            "domino_specforge",
+            &|c| c["dflash_config"]["attention_mode"] = "mla".into(),
+            "attention_mode \"mla\"",
+        ),
         (
             "domino_specforge",
             &|c| c["sample_from_anchor"] = true.into(),
@@ -179,8 +225,11 @@ fn what_no_head_does_is_refused_by_name() {
         let error = refusal(name, change);
         assert!(error.contains(needle), "{name}: {error}");
     }
-    let kinds = refusal("dspark", &|c| c["speculators_model_type"] = json!("xpress"));
-    assert!(kinds.contains("speculators_model_type xpress"), "{kinds}");
+    for kind in ["xpress", "dfly"] {
+        let error = refusal("dspark", &|c| c["speculators_model_type"] = kind.into());
+        let needle = format!("speculators_model_type {kind} is not supported");
+        assert!(error.contains(&needle), "{error}");
+    }
 }
 
 /// What the keys of a GGUF file cannot say is not left out of one.
