@@ -12,9 +12,14 @@ that each stands, of a head that says so.
 
 Parallel heads are run by the library's own forward, of which one block is kept. EAGLE's is run row by row as it is served,
 with the library's layers: for its first rows this script checks that the library's forward agrees.
+
+No released version of the library (0.9.0 is the newest) has Domino. Its correction is composed here of torch's GRU, as
+SpecForge defines it, on the library's DFlash, and written in the layouts of both: see DOMINO.
 """
 
+import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -85,10 +90,76 @@ HEADS = {
     "dflash2": (DFLASH2, qwen3(), dict(
         block_size=8, conv_kernel_size=3, conv_group_size=8, selector_rank=8, selector_top_k=6, draft_vocab_size=VOCAB, **TAPS,
     ), 20, 7),
+    # As published for Muse Glimmer.
+    "dflash2_scaled": (DFLASH2, qwen3(layer_types=[SLIDING, SLIDING], sliding_window=12, use_sliding_window=True), dict(
+        block_size=8, conv_kernel_size=2, conv_group_size=8, selector_rank=8, selector_top_k=6, draft_vocab_size=VOCAB, **TAPS,
+    ), 20, 7),
+    "domino": (DFLASH, qwen3(), dict(block_size=5, sample_from_anchor=True, draft_vocab_size=96, **TAPS), 20, 5),
+    "domino_specforge": (DFLASH, qwen3(), dict(block_size=6, draft_vocab_size=VOCAB, **TAPS), 20, 5),
     "dflash_windows": (DFLASH, qwen3(
         num_hidden_layers=3, layer_types=[SLIDING, FULL, SLIDING], sliding_window=20, use_sliding_window=True,
     ), dict(block_size=16, draft_vocab_size=VOCAB, sliding_window_non_causal=True, **TAPS), 30, 15),
 }
+# Factor of the embedding, factor of the logits and their cap, in the layout of DFlash's authors.
+SCALES = {"dflash2_scaled": (1.7, 0.6, 2.5)}
+# Width of the GRU, rank of the correction, tokens without one, whether the layout is SpecForge's.
+DOMINO = {"domino": (12, 10, 1, False), "domino_specforge": (20, 6, 2, True)}
+
+
+class Correction(torch.nn.Module):
+    """Domino's correction of the logits (arXiv 2605.29707)."""
+
+    def __init__(self, outputs, width, rank, prefix):
+        super().__init__()
+        self.prefix = prefix
+        self.prefix_gru = torch.nn.GRU(HIDDEN, width, bias=False, batch_first=True)
+        down = torch.nn.Linear(HIDDEN + width, rank, bias=False)
+        self.embed_proj = torch.nn.Sequential(down, torch.nn.SiLU(), torch.nn.Linear(rank, outputs, bias=False))
+
+    def bias(self, hidden, tokens_before):
+        states, _ = self.prefix_gru(tokens_before)
+        return self.embed_proj(torch.cat([hidden, states[:, -1]], dim=-1))
+
+
+def write_flat(folder, scales):
+    """Makes the stored head one of the layout of DFlash's authors."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    keys = ("block_size", "conv_kernel_size", "conv_group_size", "mask_token_id", "selector_rank", "selector_top_k")
+    names = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+    nested = {key: config[key] for key in keys} | dict(zip(names, scales))
+    nested["target_layer_ids"] = [tap - 1 for tap in config["aux_hidden_state_layer_ids"]]
+    config = config["transformer_layer_config"] | dict(
+        architectures=config["architectures"], is_causal=False, num_target_layers=2, dflash_config=nested,
+    )
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def write_domino(folder, width, rank, prefix, is_specforge):
+    """Makes the stored DFlash head with a correction one of Domino's."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    if not is_specforge:
+        config |= dict(
+            architectures=["DominoDraftModel"], speculators_model_type="domino", gru_hidden_dim=width,
+            logits_correction_emb_dim=rank, pure_draft_prefix_len=prefix, lambda_base_start=1.0, lambda_base_decay_ratio=0.5,
+        )
+        config["speculators_config"]["algorithm"] = "domino"
+        del config["auto_map"]
+    else:
+        config = config["transformer_layer_config"] | dict(
+            architectures=["DominoDraftModel"], auto_map=dict(AutoModel="domino.DominoDraftModel"),
+            block_size=config["block_size"], emb_dim=rank, num_target_layers=2,
+            dflash_config=dict(
+                mask_token_id=MASK, target_layer_ids=[tap - 1 for tap in config["aux_hidden_state_layer_ids"]],
+                projector_type="domino", pure_draft_prefix_len=prefix, emb_dim=rank, gru_hidden_dim=width,
+                shift_label=config["sample_from_anchor"],
+            ),
+        )
+        weights = folder / "model.safetensors"
+        stored = {key.removeprefix("logits_correction."): value for key, value in load_file(weights).items()}
+        save_file(stored, weights, metadata={"format": "pt"})
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def randomize(model, seed, target):
@@ -105,6 +176,8 @@ def randomize(model, seed, target):
                 pass
             elif "base_kernel" in name:
                 noise = 0.5 * noise + parameter
+            elif "embed_proj.2" in name:
+                noise *= 2.5 / parameter.shape[-1] ** 0.5
             elif parameter.dim() >= 2:
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             elif "norm" in name:
@@ -205,7 +278,7 @@ def draft_peagle(model, prompt, states, depth):
     return logprobs.argmax(-1).tolist(), list(logprobs), None
 
 
-def draft_block(model, prompt, states, depth):
+def draft_block(model, prompt, states, depth, scales=None):
     """A block after an anchor, the last token; a Markov head is walked along the most probable tokens."""
     anchor, size = len(prompt) - 1, model.block_size
     length = anchor + size + 1
@@ -219,15 +292,18 @@ def draft_block(model, prompt, states, depth):
         library = model._build_attention_mask
 
         def build(loss_mask, *args):
-            full, _, *rest = library(loss_mask, *args)
-            at = anchor + torch.arange(size)[:, None]
-            seen = torch.cat([torch.arange(length) > at - model.sliding_window, torch.ones(size, size) > 0], dim=1)
-            return full, full.masked_fill(~seen, float("-inf")), *rest
+            full, sliding, *rest = library(loss_mask, *args)
+            at, keys = anchor + torch.arange(size)[:, None], torch.arange(length)
+            seen = torch.cat([(keys > at - model.sliding_window) & (keys < anchor), torch.ones(size, size) > 0], dim=1)
+            return full, torch.zeros_like(sliding).masked_fill(~seen, float("-inf")), *rest
 
         model._build_attention_mask = build
     hidden, logits, *_ = model._backbone_forward(
         states, ids, loss_mask, torch.zeros(1, length, HIDDEN), torch.zeros(1, length, dtype=torch.long), max_anchors=1,
     )
+    if scales is not None:
+        _, factor, cap = scales
+        logits = torch.tanh(logits * factor / cap) * cap
     from_anchor = model.config.sample_from_anchor
     first = 0 if from_anchor else 1
     before = [prompt[-1]] * size
@@ -238,6 +314,9 @@ def draft_block(model, prompt, states, depth):
         previous = torch.tensor([before])
         if getattr(model, "markov_head", None) is not None:
             row_logits = row_logits + model.markov_head.block_bias(prev_token_ids=previous, hidden_states=hidden)[:, row]
+        if getattr(model, "logits_correction", None) is not None and len(drafted) >= model.logits_correction.prefix:
+            tokens = model.embed_tokens(torch.tensor([[prompt[-1], *drafted]]))
+            row_logits = row_logits + model.logits_correction.bias(hidden[:, row], tokens)
         if getattr(model, "candidate_selector", None) is not None:
             best, scores = model.candidate_selector.select(row_logits, hidden[:, row], previous[:, row])
             row_logits = torch.full_like(row_logits, float("-inf")).scatter(-1, best, scores)
@@ -270,13 +349,18 @@ def make(name, target, seed):
         **more,
     )
     model = kind(config).eval()
+    if name in DOMINO:
+        model.logits_correction = Correction(config.draft_vocab_size, *DOMINO[name][:3])
     randomize(model, seed, target)
     prompt = load_file(TARGET / "expected.safetensors")["prompt"][:length].tolist()
     draft = draft_peagle if kind is PEagleDraftModel else draft_eagle if kind is Eagle3DraftModel else draft_block
+    if name in SCALES:
+        draft = partial(draft_block, scales=SCALES[name])
+        model.embed_tokens.weight.data *= SCALES[name][0]
     with torch.no_grad():
         states = hidden_states(target, prompt[:-1], model.target_layer_ids)
         drafted, logprobs, confidence = draft(model, prompt, states, depth)
-    if not is_clear(logprobs):
+    if not is_clear(logprobs) or name in DOMINO and len(set(drafted)) < 4:
         return False
     folder = FOLDER / name
     model.save_pretrained(folder)
@@ -291,6 +375,10 @@ def make(name, target, seed):
             del stored[shared]
     kept = {key: value.to(torch.bfloat16) if value.is_floating_point() else value for key, value in stored.items()}
     save_file(kept, weights, metadata={"format": "pt"})
+    if name in SCALES:
+        write_flat(folder, SCALES[name])
+    if name in DOMINO:
+        write_domino(folder, *DOMINO[name])
     expected = {"prompt": torch.tensor(prompt), "drafted": torch.tensor(drafted), "logprobs": torch.stack(logprobs)}
     if confidence is not None:
         expected["confidence"] = confidence

@@ -65,7 +65,7 @@ pub const GGUF_DFLASH: &str = "dflash";
 pub const GGUF_HEADS: [&str; 2] = [GGUF_EAGLE3, GGUF_DFLASH];
 
 /// Keys of draft heads that say nothing about their layers: [`HeadConfig`](super::HeadConfig) reads them.
-pub(crate) const HEAD_KEYS: [&str; 33] = [
+pub(crate) const HEAD_KEYS: [&str; 44] = [
     // Of the linear layer before those of EAGLE-1; its tensors tell.
     "bias",
     "aux_hidden_state_layer_ids",
@@ -76,11 +76,20 @@ pub(crate) const HEAD_KEYS: [&str; 33] = [
     "dflash_config",
     "eagle_aux_hidden_state_layer_ids",
     "eagle_config",
+    "emb_dim",
     "embed_requires_grad",
     "enable_confidence_head",
     "extract_layers",
     "fc_norm",
+    "final_logit_softcapping",
+    "gru_hidden_dim",
     "has_no_defaults_at_init",
+    "input_embedding_scale",
+    "is_causal",
+    // Of training.
+    "lambda_base_decay_ratio",
+    "lambda_base_start",
+    "logits_correction_emb_dim",
     "markov_head_type",
     "markov_rank",
     "mask_token_id",
@@ -89,9 +98,12 @@ pub(crate) const HEAD_KEYS: [&str; 33] = [
     "norm_output",
     "num_anchors",
     "num_target_layers",
+    "output_multiplier",
+    "pure_draft_prefix_len",
     "sample_from_anchor",
     "selector_rank",
     "selector_top_k",
+    "shift_label",
     "sliding_window_non_causal",
     "speculators_config",
     "speculators_model_type",

@@ -3,8 +3,8 @@
 //! Layouts, by their names of tensors: SafeAI Lab's EAGLE-3 (`fc`, `midlayer.*`, `norm`, `lm_head`,
 //! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`),
 //! P-EAGLE (the same with `mask_hidden`), EAGLE-1 and 2 (`fc`, `layers.0.*`), DFlash (`fc`, `hidden_norm`,
-//! `layers.*`, `norm`), DSpark (the same with `markov_head.*` and `confidence_head.*`), and Medusa
-//! (`HEAD.BLOCK.linear`). A GGUF file says `eagle3` or `dflash` as its architecture.
+//! `layers.*`, `norm`), DSpark (the same with `markov_head.*` and `confidence_head.*`), Domino (with `prefix_gru.*`
+//! and `embed_proj.*`), and Medusa (`HEAD.BLOCK.linear`). A GGUF file says `eagle3` or `dflash` as its architecture.
 
 use super::config::{GGUF_DFLASH, GGUF_EAGLE3};
 use super::pickle;
@@ -29,7 +29,7 @@ pub enum HeadKind {
     Eagle3,
     /// P-EAGLE: an EAGLE-3 head that predicts all depths in one forward.
     PEagle,
-    /// A parallel head: DFlash (arXiv 2602.06036), DFlash 2, DSpark (arXiv 2607.05147).
+    /// A parallel head: DFlash (arXiv 2602.06036), DFlash 2, DSpark (arXiv 2607.05147), Domino (arXiv 2605.29707).
     Parallel,
     /// Medusa (Cai et al. 2024), a parallel head, too.
     Medusa,
@@ -89,11 +89,11 @@ impl HeadKind {
             return match kind {
                 "eagle3" => Ok(Some(Self::Eagle3)),
                 "peagle" => Ok(Some(Self::PEagle)),
-                "dflash" | "dflash2" | "dspark" => Ok(Some(Self::Parallel)),
+                "dflash" | "dflash2" | "dspark" | "domino" => Ok(Some(Self::Parallel)),
                 other => Err(Error::in_file(
                     &file,
                     format!(
-                        "speculators_model_type {} is not supported: only eagle3, peagle, dflash, dflash2 and dspark are",
+                        "speculators_model_type {} is not supported: only eagle3, peagle, dflash, dflash2, dspark and domino are",
                         clipped(other)
                     ),
                 )),
@@ -108,7 +108,11 @@ impl HeadKind {
         }
         if matches!(
             class,
-            "DFlashDraftModel" | "DFlash2DraftModel" | "Qwen3DSparkModel"
+            "DFlashDraftModel"
+                | "DFlash2DraftModel"
+                | "DominoDraftModel"
+                | "DSparkDraftModel"
+                | "Qwen3DSparkModel"
         ) {
             return Ok(Some(Self::Parallel));
         }

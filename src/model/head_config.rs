@@ -5,28 +5,22 @@ use super::block_conv::ConvShape;
 use super::config::{HEAD_KEYS, ModelConfig};
 use super::head::{HeadKind, read_json};
 use super::head_keys::{
-    Flags, layer_outputs, layers_of, needed, refuse_present, shown, size, take_windows,
+    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, layers_of, needed, refuse_present,
+    shown, size, take_windows,
 };
 use super::{MAX_TREE_NODES, MaskedBlock};
-use crate::error::{Error, Result, clipped};
+use crate::error::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
-const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
-const BLOCK_SIZE: &str = "block_size";
-const MASK_TOKEN_ID: &str = "mask_token_id";
+pub(super) const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
+pub(super) const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
+pub(super) const BLOCK_SIZE: &str = "block_size";
+pub(super) const MASK_TOKEN_ID: &str = "mask_token_id";
 
 /// Depths that a P-EAGLE head predicts if its configuration does not say.
 const PEAGLE_DEPTHS: usize = 8;
-/// Keys of DFlash 2: rows of a convolution, channels of a group, rank and width of the selector.
-const DFLASH2_KEYS: [&str; 4] = [
-    "conv_kernel_size",
-    "conv_group_size",
-    "selector_rank",
-    "selector_top_k",
-];
-/// Maximum rank of a Markov head or selector, checked before anything of that size is allocated.
+/// Maximum rank of a Markov head or selector, or width of a GRU, checked before anything of that size is allocated.
 pub const MAX_MARKOV_RANK: usize = 1 << 14;
 
 /// A head's configuration.
@@ -50,16 +44,29 @@ pub(crate) struct HeadConfig {
     pub block: Option<MaskedBlock>,
     /// Whether rows of a block see only those before them in layers with a window.
     pub causal_windows: bool,
+    pub scales: EndScales,
     /// Around attention and MLP; DFlash 2's.
     pub convs: Option<ConvShape>,
     /// What a parallel head has besides its layers.
     pub path: PathConfig,
 }
 
-/// What a parallel head computes along paths: DSpark's and DFlash 2's.
+/// What a parallel head makes of its target's embedding and output layer, instead of what the target does.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct EndScales {
+    /// Factor of the embedding.
+    pub embedding: Option<f32>,
+    /// Factor of the logits. If this or the cap is given, the target's own are not used.
+    pub logits: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`; 0 = they do not.
+    pub soft_cap: Option<f32>,
+}
+
+/// What a parallel head computes along paths: DSpark's, Domino's and DFlash 2's.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PathConfig {
     pub markov: Option<MarkovConfig>,
+    pub domino: Option<DominoConfig>,
     pub confidence: Option<ConfidenceInput>,
     pub selector: Option<SelectorConfig>,
 }
@@ -69,6 +76,17 @@ pub(crate) struct PathConfig {
 pub(crate) struct SelectorConfig {
     pub rank: usize,
     pub top_k: usize,
+}
+
+/// A GRU over the tokens of a block, which corrects logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DominoConfig {
+    /// Of the GRU's state.
+    pub width: usize,
+    /// Of the correction.
+    pub rank: usize,
+    /// Number of tokens at the beginning of a block whose logits are not corrected.
+    pub prefix: usize,
 }
 
 /// The norms of the target's hidden states before the layer `fc` of an EAGLE-3 head.
@@ -118,6 +136,9 @@ impl HeadConfig {
 
     fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
         let mut shape = layers_of(json)?;
+        // Of nested layers these would get lost.
+        let nested = &json["transformer_layer_config"];
+        refuse_present(&|_| nested, &[&[IS_CAUSAL], &END_KEYS[..]].concat())?;
         if let Some(keys) = shape.as_object_mut() {
             keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
         }
@@ -139,6 +160,7 @@ impl HeadConfig {
             target_layers: None,
             block: None,
             causal_windows: false,
+            scales: EndScales::default(),
             convs: None,
             path: PathConfig::default(),
             shape,
@@ -165,6 +187,11 @@ impl HeadConfig {
         ])?;
         refuse_present(&|_| json, &["markov_rank", "markov_head_type"])?;
         refuse_present(&|_| json, &DFLASH2_KEYS)?;
+        refuse_present(&|_| json, &DOMINO_KEYS)?;
+        refuse_present(&|_| json, &END_KEYS)?;
+        if flags.get(IS_CAUSAL)? == Some(false) {
+            return Err(format!("{IS_CAUSAL} false is not supported: only true is"));
+        }
         if flags.get("use_aux_hidden_state")? == Some(false) {
             return Err("use_aux_hidden_state false is not supported: only true is".into());
         }
@@ -204,131 +231,14 @@ impl HeadConfig {
         Ok(self)
     }
 
-    /// DFlash's fields, which may be nested, and DSpark's.
-    fn parse_parallel(mut self, json: &Value) -> Result<Self, String> {
-        let nested = &json["dflash_config"];
-        if let Some(odd) = nested.as_object().and_then(|keys| {
-            let known = [
-                BLOCK_SIZE,
-                MASK_TOKEN_ID,
-                "num_target_layers",
-                "target_layer_ids",
-            ];
-            let known = known.into_iter().chain(DFLASH2_KEYS);
-            let known: Vec<&str> = known.collect();
-            keys.keys().find(|key| !known.contains(&key.as_str()))
-        }) {
-            return Err(format!("dflash_config: {} is not supported", clipped(odd)));
-        }
-        let of = |key: &str| if nested[key].is_null() { json } else { nested };
-        let flags = Flags::of(json);
-        flags.refuse(&[
-            "norm_before_fc",
-            "fc_norm",
-            "norm_output",
-            NORM_BEFORE_RESIDUAL,
-        ])?;
-        let class = json["architectures"][0].as_str();
-        let library = json["speculators_model_type"].as_str();
-        let is_dspark = class == Some("Qwen3DSparkModel") || library == Some("dspark");
-        self.taps = Some(match &json["aux_hidden_state_layer_ids"] {
-            // The speculators library numbers the inputs of layers, the others their outputs.
-            Value::Null => layer_outputs(&of("target_layer_ids")["target_layer_ids"])?,
-            ids => serde_json::from_value(ids.clone()).map_err(|_| {
-                format!(
-                    "aux_hidden_state_layer_ids {} must be a list of layers",
-                    shown(ids)
-                )
-            })?,
-        });
-        self.target_layers = size(of("num_target_layers"), "num_target_layers")?;
-        self.target_hidden_size = size(json, TARGET_HIDDEN_SIZE)?;
-        self.block = Some(MaskedBlock {
-            size: needed(of(BLOCK_SIZE), BLOCK_SIZE)? as usize,
-            mask: needed(of(MASK_TOKEN_ID), MASK_TOKEN_ID)?,
-            from_anchor: flags.get("sample_from_anchor")?.unwrap_or(is_dspark),
-        });
-        // The first code of DFlash has no such flag, and masks nothing.
-        let non_causal = flags.get("sliding_window_non_causal")?;
-        let is_dflash2 = class == Some("DFlash2DraftModel") || library == Some("dflash2");
-        self.causal_windows = library.is_some() && !non_causal.unwrap_or(is_dflash2);
-        if is_dflash2 {
-            self.parse_dflash2(&of)?;
-        } else {
-            refuse_present(&of, &DFLASH2_KEYS)?;
-        }
-        let default_rank = if is_dspark { 256 } else { 0 };
-        let rank = size(json, "markov_rank")?.unwrap_or(default_rank);
-        if rank > MAX_MARKOV_RANK {
-            return Err(format!(
-                "markov_rank {rank} is over the limit of {MAX_MARKOV_RANK}"
-            ));
-        }
-        let kind = match json["markov_head_type"].as_str() {
-            Some("vanilla") => MarkovKind::Vanilla,
-            None if json["markov_head_type"].is_null() => MarkovKind::Vanilla,
-            Some("gated") => MarkovKind::Gated,
-            Some("rnn") => MarkovKind::Recurrent,
-            _ => {
-                return Err(format!(
-                    "markov_head_type {} is not supported: only vanilla, gated and rnn are",
-                    shown(&json["markov_head_type"])
-                ));
-            }
-        };
-        self.path.markov = (rank > 0).then_some(MarkovConfig { rank, kind });
-        let enabled = flags.get("enable_confidence_head")?.unwrap_or(is_dspark);
-        let with_token = flags.get("confidence_head_with_markov")?.unwrap_or(true);
-        if enabled && with_token && rank == 0 {
-            return Err("confidence_head_with_markov true needs a markov_rank".into());
-        }
-        let input = if with_token {
-            ConfidenceInput::HiddenAndToken
-        } else {
-            ConfidenceInput::Hidden
-        };
-        self.path.confidence = enabled.then_some(input);
-        Ok(self)
-    }
-
-    /// DFlash 2's fields, where `of` finds them.
-    fn parse_dflash2<'a>(&mut self, of: &dyn Fn(&str) -> &'a Value) -> Result<(), String> {
-        let [taps, group, rank, top_k] = DFLASH2_KEYS;
-        let number = |key: &str, default: usize, max: usize| {
-            let number = size(of(key), key)?.unwrap_or(default);
-            if (1..=max).contains(&number) {
-                Ok(number)
-            } else {
-                Err(format!(
-                    "{key} {number} is not supported: only 1 to {max} are"
-                ))
-            }
-        };
-        let hidden = self.shape.hidden_size;
-        let block = self.block.map_or(1, |block| block.size);
-        let shape = ConvShape {
-            taps: number(taps, 2, block.min(MAX_TREE_NODES))?,
-            group: number(group, 16, hidden)?,
-        };
-        if !hidden.is_multiple_of(shape.group) {
-            return Err(format!(
-                "{group} {} does not divide hidden_size {hidden}",
-                shape.group
-            ));
-        }
-        self.convs = Some(shape);
-        self.path.selector = Some(SelectorConfig {
-            rank: number(rank, 256, MAX_MARKOV_RANK)?,
-            top_k: number(top_k, 16, self.shape.vocab_size.min(1 << 10))?,
-        });
-        Ok(())
-    }
-
     /// Rank of its Markov head, 0 = it has none.
     ///
     /// # Errors
-    /// If that head is more than two matrices.
+    /// If that head is more than two matrices, or another kind.
     pub fn markov_rank(&self) -> Result<usize, String> {
+        if self.path.domino.is_some() {
+            return Err("projector_type must be dflash".into());
+        }
         match self.path.markov {
             None => Ok(0),
             Some(markov) if markov.kind == MarkovKind::Vanilla => Ok(markov.rank),

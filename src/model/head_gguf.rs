@@ -2,7 +2,7 @@
 
 use super::head::HeadKind;
 use super::head_config::{
-    FcNorm, HeadConfig, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, PathConfig,
+    EndScales, FcNorm, HeadConfig, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, PathConfig,
 };
 use super::{MaskedBlock, ModelConfig};
 use crate::gguf::Header;
@@ -73,6 +73,7 @@ impl HeadConfig {
             target_layers: None,
             block,
             causal_windows: false,
+            scales: EndScales::default(),
             convs: None,
             path,
         })
@@ -89,10 +90,12 @@ impl HeadConfig {
             ("norm_before_fc", self.fc_norm == FcNorm::Whole),
             ("fc_norm", self.fc_norm == FcNorm::EachLayer),
             ("norm_output", self.norm_output),
+            ("prefix_gru", self.path.domino.is_some()),
             ("sample_from_anchor", from_anchor),
             ("this markov_head_type", self.markov_rank().is_err()),
             ("enable_confidence_head", self.path.confidence.is_some()),
             ("conv_kernel_size", self.convs.is_some()),
+            ("output_multiplier", self.scales != EndScales::default()),
             (
                 "num_hidden_layers above 1",
                 self.kind == HeadKind::Eagle3 && layers > 1,

@@ -5,6 +5,31 @@ use super::keys::{Keys, ModelShape};
 use crate::error::clipped;
 use serde_json::Value;
 
+/// Keys of DFlash 2: rows of a convolution, channels of a group, rank and width of the selector.
+pub const DFLASH2_KEYS: [&str; 4] = [
+    "conv_kernel_size",
+    "conv_group_size",
+    "selector_rank",
+    "selector_top_k",
+];
+/// Keys of Domino: width of the GRU, tokens that are not corrected, rank of the correction in the layout of its
+/// authors, and in that of the speculators library.
+pub const DOMINO_KEYS: [&str; 4] = [
+    "gru_hidden_dim",
+    "pure_draft_prefix_len",
+    "emb_dim",
+    "logits_correction_emb_dim",
+];
+
+/// Keys about the target's embedding and output layer: factors of both, and a cap of the logits.
+pub const END_KEYS: [&str; 3] = [
+    "input_embedding_scale",
+    "output_multiplier",
+    "final_logit_softcapping",
+];
+/// Whether rows see only those before them.
+pub const IS_CAUSAL: &str = "is_causal";
+
 /// The places where a flag of an EAGLE head may be.
 pub struct Flags<'a>(pub [&'a Value; 2]);
 

@@ -5,11 +5,12 @@
 //! block is the embedding of the last token, whose hidden states do not exist yet, and of a mask token for
 //! each position after it. Its rows see the context and one another; row `i`, from 1 on, gives the
 //! distribution of the token at its own position. In the layout of DSpark (arXiv 2607.05147) row `i`, from 0
-//! on, gives that of the token after its position, and a [`PathHead`] goes along the path of the drawn tokens.
+//! on, gives that of the token after its position, and a [`PathHead`] goes along the path of the drawn tokens, as it
+//! does in the layouts of Domino and DFlash 2.
 
 use super::block_conv::{BlockPlaces, ConvShape};
 use super::dtypes::Dtypes;
-use super::head_config::HeadConfig;
+use super::head_config::{EndScales, HeadConfig};
 use super::inputs::Inputs;
 use super::layer::{Layer, Step};
 use super::layer_spec::QkNorm;
@@ -56,11 +57,13 @@ impl ParallelHead {
     pub(super) fn load(
         head: HeadConfig,
         taps: Vec<usize>,
-        mut weights: Weights,
+        weights: Weights,
         target: &ModelConfig,
         ends: &Ends,
     ) -> Result<Self> {
         path::check(&head).map_err(Error::setup)?;
+        let names = path::names_in(&weights);
+        let mut weights = weights.with_names(names);
         let mut config = head.shape;
         let hidden = config.hidden_size;
         let reads = taps.len() * target.hidden_size;
@@ -71,7 +74,10 @@ impl ParallelHead {
         let block = head
             .block
             .ok_or_else(|| Error::internal("a parallel head has a block"))?;
-        let embedding = weights.embedding_of_head(&config, &ends.embedding)?;
+        let mut embedding = weights.embedding_of_head(&config, &ends.embedding)?;
+        if let Some(scale) = head.scales.embedding {
+            embedding = embedding.scaled(Some(scale));
+        }
         let fc = weights.linear("fc", (hidden, reads), false)?;
         let context_norm = Norm::rms(&mut weights, "hidden_norm", hidden)?;
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
@@ -86,8 +92,15 @@ impl ParallelHead {
         });
         let layers = layers.collect::<Result<_>>()?;
         let norm = Norm::rms(&mut weights, "norm", hidden)?;
-        let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
-        let path = PathHead::load(head.path, &config, &mut weights, output.size())?;
+        let mut output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
+        let EndScales {
+            logits, soft_cap, ..
+        } = head.scales;
+        if logits.or(soft_cap).is_some() {
+            output.scale = logits;
+            output.soft_cap = soft_cap.filter(|&cap| cap > 0.);
+        }
+        let path = PathHead::load(head.path, &config, &mut weights, output.size(), &embedding)?;
         weights.finish(&[])?;
         weights.device().synchronize()?;
         Ok(Self {
@@ -248,10 +261,7 @@ impl Head for ParallelHead {
         let (size, windows) = (self.block.size, self.config.spec.layers.iter());
         let windows = windows.filter(|layer| layer.window.is_some()).count();
         let mut name = match &self.path {
-            Some(path) if self.convs.is_some() => {
-                format!("DFlash 2, {}, blocks of {size}", path.describe())
-            }
-            Some(path) => format!("DSpark, {}, blocks of {size}", path.describe()),
+            Some(path) => format!("{}, {}, blocks of {size}", path.name(), path.describe()),
             None => format!("DFlash, blocks of {size}"),
         };
         if windows > 0 {

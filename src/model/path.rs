@@ -1,8 +1,9 @@
 //! What a parallel head computes along a path of its block, token by token: a Markov head, which adds to the
-//! logits of a row what the token before it makes of them, and a confidence head (DSpark, arXiv 2607.05147), or a
-//! selector, which does so for the most probable tokens only (DFlash 2).
+//! logits of a row what the token before it makes of them, and a confidence head (DSpark, arXiv 2607.05147), what a
+//! GRU makes of all tokens before it (Domino), or a selector among the most probable tokens (DFlash 2).
 
 use super::config::ModelConfig;
+use super::domino::Domino;
 use super::head_config::{
     ConfidenceInput, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
 };
@@ -20,6 +21,8 @@ pub struct PathRows<'a> {
     pub hidden: &'a Tensor,
     /// The token before each row.
     pub tokens: &'a [u32],
+    /// Number of tokens of the block before them.
+    pub level: usize,
     /// What [`PathOutput::states`] was for the row before; `None` = these are the first rows.
     pub states: Option<&'a Tensor>,
 }
@@ -37,6 +40,7 @@ pub struct PathOutput {
 /// The part of a parallel head that goes along paths.
 pub struct PathHead {
     markov: Option<Markov>,
+    domino: Option<Domino>,
     confidence: Option<(Linear, ConfidenceInput)>,
     selector: Option<Selector>,
     device: Device,
@@ -71,7 +75,8 @@ enum Mixer {
 }
 
 impl PathHead {
-    /// Reads the parts that `head`, whose layers are like `config`, has; `None` = it has none.
+    /// Reads the parts that `head`, whose layers are like `config` and whose blocks consist of rows of `embedding`,
+    /// has; `None` = it has none.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -80,10 +85,15 @@ impl PathHead {
         config: &ModelConfig,
         weights: &mut Weights,
         outputs: usize,
+        embedding: &Embedding,
     ) -> Result<Option<Self>> {
         let rank = head.markov.map_or(0, |markov| markov.rank);
         let markov = match head.markov {
             Some(markov) => Some(Markov::load(markov, config, weights, outputs)?),
+            None => None,
+        };
+        let domino = match head.domino {
+            Some(domino) => Some(Domino::load(domino, config, weights, outputs, embedding)?),
             None => None,
         };
         let confidence = match head.confidence {
@@ -101,9 +111,10 @@ impl PathHead {
             Some(selector) => Some(Selector::load(selector, config, weights)?),
             None => None,
         };
-        let is_there = markov.is_some() || confidence.is_some() || selector.is_some();
-        Ok(is_there.then(|| Self {
+        let corrects = markov.is_some() || domino.is_some() || selector.is_some();
+        Ok((corrects || confidence.is_some()).then(|| Self {
             markov,
+            domino,
             confidence,
             selector,
             device: weights.device().clone(),
@@ -123,6 +134,19 @@ impl PathHead {
             });
         }
         let tokens = Tensor::new(rows.tokens, &self.device)?;
+        if let Some(domino) = &self.domino {
+            let states = domino.next_states(&tokens, rows.states)?;
+            let logits = if domino.corrects(rows.level) {
+                output.add_bias(rows.logits, &domino.bias(rows.hidden, &states)?)?
+            } else {
+                rows.logits.clone()
+            };
+            return Ok(PathOutput {
+                logits,
+                states: Some(states),
+                confidence: None,
+            });
+        }
         let embedded = match &self.markov {
             Some(markov) => Some(markov.embedding.forward(&tokens)?),
             None => None,
@@ -152,6 +176,17 @@ impl PathHead {
         })
     }
 
+    /// The name of the layout that has such parts.
+    pub(super) fn name(&self) -> &'static str {
+        if self.selector.is_some() {
+            "DFlash 2"
+        } else if self.domino.is_some() {
+            "Domino"
+        } else {
+            "DSpark"
+        }
+    }
+
     /// What it consists of, for the log.
     pub(super) fn describe(&self) -> String {
         let markov = self.markov.as_ref().map(|markov| {
@@ -165,8 +200,9 @@ impl PathHead {
         let confidence = self.confidence.as_ref().map(|_| "a confidence head".into());
         let selector = self.selector.as_ref();
         let selector = selector.map(|of| format!("a selector among {} tokens", of.top_k));
-        let parts = markov.into_iter().chain(confidence).chain(selector);
-        let parts: Vec<String> = parts.collect();
+        let domino = self.domino.as_ref().map(Domino::describe);
+        let parts = markov.into_iter().chain(domino);
+        let parts: Vec<String> = parts.chain(confidence).chain(selector).collect();
         parts.join(", ")
     }
 }
@@ -282,14 +318,18 @@ fn most_probable(logits: &[f32], count: usize) -> Vec<u32> {
 pub(super) fn check(head: &HeadConfig) -> Result<(), String> {
     let PathConfig {
         markov,
+        domino,
         confidence,
         selector,
     } = head.path;
     let is_reduced = head.shape.output_size() != head.shape.vocab_size;
     let is_recurrent = markov.is_some_and(|markov| markov.kind == MarkovKind::Recurrent);
     let from_anchor = head.block.is_some_and(|block| block.from_anchor);
-    let odd = if selector.is_some() && (markov.is_some() || confidence.is_some()) {
+    let is_dspark = markov.is_some() || confidence.is_some();
+    let odd = if selector.is_some() && is_dspark {
         "markov_rank and enable_confidence_head are not supported with a selector"
+    } else if domino.is_some() && is_dspark {
+        "markov_rank and enable_confidence_head are not supported in Domino's layout"
     } else if selector.is_some() && is_reduced {
         "a draft_vocab_size below vocab_size is not supported with a selector"
     } else if is_recurrent && !from_anchor {
@@ -298,4 +338,41 @@ pub(super) fn check(head: &HeadConfig) -> Result<(), String> {
         return Ok(());
     };
     Err(odd.into())
+}
+
+/// The names of tensors in the checkpoint `weights`, if they are not ours: of a GRU, and of parts that early
+/// checkpoints of SpecForge, or those of the speculators library, have in a container.
+pub(super) fn names_in(weights: &Weights) -> &'static [(&'static str, &'static str)] {
+    let has_part = |container: &str| {
+        let parts = ["prefix_gru.weight_ih_l0", "markov_head.markov_w1.weight"];
+        (parts.iter()).any(|part| weights.has(&format!("{container}{part}")))
+    };
+    if has_part("") {
+        &[
+            ("prefix_gru.ih.weight", "prefix_gru.weight_ih_l0"),
+            ("prefix_gru.hh.weight", "prefix_gru.weight_hh_l0"),
+        ]
+    } else if has_part("logits_correction.") {
+        &[
+            (
+                "prefix_gru.ih.weight",
+                "logits_correction.prefix_gru.weight_ih_l0",
+            ),
+            (
+                "prefix_gru.hh.weight",
+                "logits_correction.prefix_gru.weight_hh_l0",
+            ),
+            ("embed_proj.", "logits_correction.embed_proj."),
+        ]
+    } else if has_part("logit_head.") {
+        &[
+            ("prefix_gru.ih.weight", "logit_head.prefix_gru.weight_ih_l0"),
+            ("prefix_gru.hh.weight", "logit_head.prefix_gru.weight_hh_l0"),
+            ("embed_proj.", "logit_head.embed_proj."),
+            ("markov_head.", "logit_head.markov_head."),
+            ("confidence_head.", "logit_head.confidence_head."),
+        ]
+    } else {
+        &[]
+    }
 }

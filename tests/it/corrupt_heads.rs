@@ -57,6 +57,7 @@ fn run(head: &mut dyn DraftHead, hidden: usize) -> Result<(), Error> {
             logits: &output.logits,
             hidden,
             tokens: &tokens,
+            level: 1,
             states: None,
         })?;
     }
@@ -124,6 +125,9 @@ fn heads_of_the_speculators_library() {
         "eagle3_windows",
         "peagle_norms",
         "dflash2",
+        "dflash2_scaled",
+        "domino",
+        "domino_specforge",
         "dspark_gated",
         "dspark_rnn",
     ];

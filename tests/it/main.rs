@@ -39,6 +39,7 @@ mod gguf;
 mod glm_moe;
 mod gpt_oss;
 mod head_fixtures;
+mod head_refusals;
 mod http;
 mod http_adapters;
 mod http_browsers;

@@ -185,6 +185,7 @@ pub fn walk(
             logits: &pick(&output.logits, &rows)?,
             hidden: &pick(hidden, &rows)?,
             tokens: &tokens,
+            level,
             states: of_paths.as_ref(),
         })?;
         states = next.states;

@@ -320,6 +320,7 @@ fn the_served_head_computes_what_the_trained_one_computes() {
         logits: &output.logits,
         hidden: output.hidden.as_ref().unwrap(),
         tokens: &before,
+        level: 0,
         states: None,
     });
     let output = output.unwrap();
