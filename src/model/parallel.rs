@@ -88,7 +88,7 @@ impl ParallelHead {
         let norm = Norm::rms(&mut weights, "norm", hidden)?;
         let output = OutputLayer::of_head(&mut weights, &config, &ends.output)?;
         let path = PathHead::load(head.path, &config, &mut weights, output.size())?;
-        weights.finish(&[])?;
+        weights.finish(|_| false)?;
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),

@@ -2,7 +2,9 @@
 
 use super::super::delta_spec::{DeltaLayout, DeltaSpec};
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MixerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
+use super::super::layer_spec::{
+    LayerSpec, MixerSpec, ModelSpec, MtpLayout, MtpSpec, NormSpec, QkNorm, SharedExpert,
+};
 use super::experts;
 use super::mamba::head_width;
 use super::parts::{drop_further_layers, further_layers, layer_kinds, plain};
@@ -183,11 +185,22 @@ fn layers(
 
 /// The model: norms whose weights are stored less 1, except in GGUF files, and further layers that are not read.
 fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<ModelSpec, String> {
-    let said = keys.peek("num_nextn_predict_layers").as_u64();
+    // Qwen3-Next does not say it.
+    let is_said = !keys.peek("num_nextn_predict_layers").is_null();
     let mut unread = further_layers(keys, shape)?;
+    let count = if is_said { unread.len() } else { 1 };
+    let mut layout = MtpLayout::After;
     if !keys.is_gguf() {
         unread = vec!["mtp.".to_owned()];
+        layout = MtpLayout::Apart;
     }
+    let attends = |layer: &&LayerSpec| layer.mixer == MixerSpec::Attention;
+    let layer = layers.iter().find(attends).filter(|_| count > 0);
+    let mtp = layer.map(|layer| MtpSpec {
+        layer: layer.clone(),
+        layout,
+        count,
+    });
     Ok(ModelSpec {
         layers,
         norm: NormSpec {
@@ -195,7 +208,7 @@ fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<
             ..NormSpec::default()
         },
         unread,
-        further_layers: said.and_then(|count| usize::try_from(count).ok()),
+        mtp,
         ..ModelSpec::default()
     })
 }
