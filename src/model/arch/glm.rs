@@ -3,9 +3,7 @@
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use super::experts;
-use super::parts::{
-    activation_or, drop_further_layers, eps_5, further_layers, mtp_after, plain,
-};
+use super::parts::{activation_or, drop_further_layers, eps_5, further_layers, mtp_after, plain};
 use super::rope::partial_rope;
 use crate::kernels::Activation;
 
