@@ -214,7 +214,8 @@ fn a_layer_that_is_another_one_is_refused() {
     let lacking = |stored: &mut Tensors| {
         stored.remove("model.layers.3.shared_head.norm.weight");
     };
-    let cases: [(&dyn Fn(&mut Tensors), &str); 2] = [
+    type Change<'c> = &'c dyn Fn(&mut Tensors);
+    let cases: [(Change, &str); 2] = [
         (&bias, "tensor model.layers.3.eh_proj.bias"),
         (&lacking, "model.layers.3.shared_head.norm.weight"),
     ];
@@ -370,6 +371,28 @@ fn it_drafts_without_a_flag() {
         let log = std::fs::read_to_string(log.path()).unwrap();
         let said = "drafts for itself: a layer for further tokens (MTP)";
         assert!(log.contains(said), "{name}: {log}");
+    }
+}
+
+/// The report of a benchmark names what drafted, and random weights have the layer, too.
+#[test]
+fn a_benchmark_says_that_it_drafts() {
+    for name in ["deepseek_v3", "qwen3_5", "ernie4_5_moe"] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = fixture(name).folder.join("config.json");
+        std::fs::copy(config, folder.path().join("config.json")).unwrap();
+        let path = folder.path().to_str().unwrap();
+        let bench = foretoken()
+            .args(["bench", path, "--load-format", "dummy"])
+            .args(["--random-prompts", "1"])
+            .output()
+            .unwrap();
+        let (said, errors) = (
+            String::from_utf8_lossy(&bench.stdout),
+            String::from_utf8_lossy(&bench.stderr),
+        );
+        assert!(bench.status.success(), "{errors}");
+        assert!(said.contains("drafted by mtp"), "{name}: {said}");
     }
 }
 
