@@ -250,11 +250,12 @@ fn not_every_checkpoint_has_one() {
         let target = fixture.open();
         assert!(head(&fixture.folder, &*target).is_none(), "{name}");
     }
-    for keys in [
-        json!({"mtp_num_hidden_layers": 0}),
-        json!({"mtp_use_dedicated_embeddings": true}),
+    for (name, keys) in [
+        ("qwen3_5", json!({"mtp_num_hidden_layers": 0})),
+        ("qwen3_5", json!({"mtp_use_dedicated_embeddings": true})),
+        ("ernie4_5_moe", json!({"num_nextn_predict_layers": 0})),
     ] {
-        let folder = changed(&fixture("qwen3_5"), |_| (), keys.clone());
+        let folder = changed(&fixture(name), |_| (), keys.clone());
         let target = open(folder.path()).unwrap();
         assert!(head(folder.path(), &*target).is_none(), "{keys}");
     }

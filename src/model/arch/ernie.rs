@@ -47,6 +47,7 @@ pub fn moe_defaults(keys: &mut Keys) {
     keys.default("n_shared_experts", 2);
     // Of its training, and whether there was a correction then: all published files have one.
     keys.ignore(&["moe_capacity", "moe_use_aux_free"]);
+    keys.default("num_nextn_predict_layers", 1);
 }
 
 /// With experts in some layers, and one of all tokens.
@@ -79,6 +80,7 @@ pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     if step == 0 {
         return Err(keys.refused("moe_layer_interval", &0.into(), "it must be 1 or more"));
     }
+    let further = further_layers(keys, shape)?.len();
     let mut layers = vec![layer.clone(); shape.num_layers];
     for (i, layer) in layers.iter_mut().enumerate() {
         if (i + 1).is_multiple_of(step) && (first..=last).contains(&i) {
@@ -88,11 +90,11 @@ pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     Ok(ModelSpec {
         layers,
         unread: vec!["model.mtp_".into()],
-        // Its MLP is that of the layers without experts.
-        mtp: Some(MtpSpec {
+        // Their MLP is that of the layers without experts.
+        mtp: (further > 0).then_some(MtpSpec {
             layer,
             layout: MtpLayout::Ernie,
-            count: further_layers(keys, shape)?.len().max(1),
+            count: further,
         }),
         ..ModelSpec::default()
     })

@@ -59,6 +59,8 @@ fn defaults(keys: &mut Keys) {
     keys.default("max_position_embeddings", 32_768);
     keys.rename("mtp_num_hidden_layers", "num_nextn_predict_layers");
     drop_further_layers(keys);
+    // Qwen3-Next does not say it.
+    keys.default("num_nextn_predict_layers", 1);
     // With an embedding of its own, such a layer is another one than that which drafts here.
     if keys.peek("mtp_use_dedicated_embeddings") == true {
         keys.set("num_nextn_predict_layers", 0);
@@ -185,10 +187,8 @@ fn layers(
 
 /// The model: norms whose weights are stored less 1, except in GGUF files, and further layers that are not read.
 fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<ModelSpec, String> {
-    // Qwen3-Next does not say it.
-    let is_said = !keys.peek("num_nextn_predict_layers").is_null();
     let mut unread = further_layers(keys, shape)?;
-    let count = if is_said { unread.len() } else { 1 };
+    let count = unread.len();
     let mut layout = MtpLayout::After;
     if !keys.is_gguf() {
         unread = vec!["mtp.".to_owned()];
