@@ -205,13 +205,13 @@ def gguf_of(arch, config, state):
         extra["rope_freqs.weight"] = [1.0] * rotated + [1e30] * (full // 2 - rotated)
     if arch == "gpt-oss":
         metadata["expert_feed_forward_length"] = config.intermediate_size
+    after = f"model.layers.{config.num_hidden_layers}."
+    # The conversion leaves out those of DeepSeek.
+    further = any(name.startswith(after) for name in state) and config.model_type != "deepseek_v3"
+    if arch == "glm4moe" or further:
+        metadata |= {"block_count": config.num_hidden_layers + further, "nextn_predict_layers": int(further)}
     if arch == "glm4moe":
-        metadata |= {
-            "block_count": config.num_hidden_layers + config.num_nextn_predict_layers,
-            "expert_gating_func": 2,
-            "expert_weights_norm": config.norm_topk_prob,
-            "nextn_predict_layers": config.num_nextn_predict_layers,
-        }
+        metadata |= {"expert_gating_func": 2, "expert_weights_norm": config.norm_topk_prob}
     if arch == "deepseek2":
         metadata |= {
             # Of one head, whose keys and values are latent vectors.
@@ -298,12 +298,10 @@ def gguf_of(arch, config, state):
         scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](config)
         extra["rope_freqs.weight"] = (plain / scaled).tolist()
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers + further)
     tensors, stacked = {}, {}
     for name in sorted(state):
-        further = name.startswith(f"model.layers.{config.num_hidden_layers}.")
-        if further and arch == "deepseek2":
-            # The conversion leaves them out.
+        if name.startswith(after) and not further:
             continue
         if name.endswith(".kv_b_proj.weight"):
             how = {"interleaved_heads": 0, "offset": 0, "heads": config.num_attention_heads}
@@ -313,10 +311,10 @@ def gguf_of(arch, config, state):
                 how | {"name": f"{layer}.attn_v_b.weight", "rows": [nope, config.v_head_dim]},
             ]
             continue
-        if further:
-            layer = f"blk.{config.num_hidden_layers}"
-            part = "nextn.eh_proj" if "eh_proj" in name else "ffn_up_exps"
-            tensors[name] = {"name": f"{layer}.{part}.weight", "interleaved_heads": 0, "offset": 0}
+        part = name.removeprefix(after).removesuffix(".weight")
+        if part in ("eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens") and name != part:
+            theirs = f"blk.{config.num_hidden_layers}.nextn.{part.replace('.', '_')}.weight"
+            tensors[name] = {"name": theirs, "interleaved_heads": 0, "offset": 0}
             continue
         if name.startswith("mtp."):
             part = name.removeprefix("mtp.").removeprefix("layers.0.")

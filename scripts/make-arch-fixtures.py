@@ -91,28 +91,34 @@ def expected(model, seed, margin=1e-2):
 
 
 class Mtp(torch.nn.Module):
-    """The layer of Qwen 3.5 for further tokens, which transformers does not have, made of its parts as vLLM makes it."""
+    """A layer for further tokens, which transformers does not have, made of its parts as vLLM and FastDeploy make it."""
 
-    def __init__(self, model):
+    def __init__(self, model, like, owns=()):
+        """Its decoder layer is of the kind of layer `like`; it has the parts `owns` besides, which are else the model's."""
         super().__init__()
         module, config = sys.modules[type(model).__module__], model.config
         part = lambda kind: getattr(module, type(model).__name__.removesuffix("ForCausalLM") + kind)
         norm = lambda: part("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps)
         self.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = norm(), norm(), norm()
-        attending = config.layer_types.index("full_attention")
-        self.layers = torch.nn.ModuleList([part("DecoderLayer")(config, attending)])
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = norm(), norm()
+        self.layers = torch.nn.ModuleList([part("DecoderLayer")(config, like)])
+        if "norm" in owns:
+            self.norm = norm()
+        if "embed_tokens" in owns:
+            self.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        if "head" in owns:
+            self.head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.config = config
 
     def forward(self, model, tokens, hidden):
         """What the output layer reads of the rows with these tokens, of which the last one's hidden states are missing."""
-        embedded = model.model.embed_tokens(torch.tensor([tokens]))
+        embedded = getattr(self, "embed_tokens", model.model.embed_tokens)(torch.tensor([tokens]))
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)], -1))
         rows = len(tokens)
         angles = model.model.rotary_emb(x, torch.arange(rows)[None])
         mask = torch.full((1, 1, rows, rows), float("-inf")).triu(1)
         x = self.layers[0](hidden_states=x, position_embeddings=angles, attention_mask=mask)
-        return self.norm(x)
+        return getattr(self, "norm", model.model.norm)(x)
 
     def drafts(self, model, prompt, depth=3):
         """The most probable tokens after the prompt and the one that follows it there, and their log-probabilities."""
@@ -121,11 +127,62 @@ class Mtp(torch.nn.Module):
             tokens, drafted, logprobs = list(prompt[1:]), [], []
             for _ in range(depth):
                 states = self(model, tokens, hidden)[:, -1:]
-                logprobs.append(torch.log_softmax(model.lm_head(states)[0, 0].float(), -1))
+                logits = getattr(self, "head", model.lm_head)(states)[0, 0].float()
+                logprobs.append(torch.log_softmax(logits, -1))
                 drafted.append(logprobs[-1].argmax().item())
                 # Its own output stands for the hidden states of a token that it drafted.
                 hidden, tokens = torch.cat([hidden, states], 1), [*tokens, drafted[-1]]
         return {"mtp_drafted": torch.tensor(drafted), "mtp_logprobs": torch.stack(logprobs)}
+
+
+# Parts of a layer for further tokens, and how checkpoints of DeepSeek and GLM, and of ERNIE, call them.
+AFTER = {
+    "fc.": "eh_proj.", "pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm.", "norm.": "shared_head.norm.",
+    "head.": "shared_head.head.", "embed_tokens.": "embed_tokens.", "layers.0.": "",
+}
+ERNIE = {
+    "fc.": "mtp_linear_proj.0.", "pre_fc_norm_embedding.": "mtp_emb_norm.0.", "pre_fc_norm_hidden.": "mtp_hidden_norm.0.",
+    "layers.0.": "mtp_block.0.",
+}
+# Which fixtures have one, and its own parts besides those of all. Its embedding and output layer are others than the
+# model's, which the published ones are not.
+MTP = {
+    "qwen3_5": ["norm"], "qwen3_5_moe": ["norm"], "glm4_moe": ["norm", "embed_tokens", "head"], "glm4_moe_lite": ["norm"],
+    "deepseek_v3": ["norm", "embed_tokens", "head"], "ernie4_5_moe": [],
+}
+
+
+def further_layer(name, model, seed, prompt):
+    """The tensors of the layer for further tokens of a fixture, and what it drafts."""
+    config = model.config
+    kinds = getattr(config, "layer_types", None)
+    like = 0 if name == "ernie4_5_moe" else config.num_hidden_layers - 1
+    like = kinds.index("full_attention") if kinds else like
+    mtp = Mtp(model, like, MTP[name]).eval().float()
+    mtp.config._attn_implementation = "eager"
+    randomize(mtp, seed)
+    state = {}
+    for ours, tensor in mtp.state_dict().items():
+        start, theirs = next(
+            (start, theirs) for start, theirs in (ERNIE if name == "ernie4_5_moe" else AFTER).items() if ours.startswith(start)
+        )
+        full = f"model.layers.{config.num_hidden_layers}.{ours.replace(start, theirs, 1)}"
+        if name == "ernie4_5_moe":
+            full = f"model.{ours.replace(start, theirs, 1)}"
+        if name.startswith("qwen"):
+            full = f"mtp.{ours}"
+        elif ".experts." in ours:
+            # As the published files have them.
+            parts = {"up_proj": tensor} if "down" not in ours else {"down_proj": tensor}
+            if "gate_up" in ours:
+                parts = dict(zip(("gate_proj", "up_proj"), tensor.chunk(2, 1)))
+            for part, all_experts in parts.items():
+                for i, one in enumerate(all_experts):
+                    state[f"{full.rsplit('.', 1)[0]}.{i}.{part}.weight"] = one
+            continue
+        state[full] = tensor
+    state = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items()}
+    return state, mtp.drafts(model, prompt)
 
 
 def by_tokens(model, prompt):
@@ -245,19 +302,9 @@ def make(name):
     for i in range(config.num_hidden_layers - config.num_kv_shared_layers, config.num_hidden_layers) if name == "gemma4" else ():
         # The published files have these, which no class reads.
         state[f"model.layers.{i}.self_attn.k_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
-    for i in range(config.num_nextn_predict_layers if name in ("glm4_moe", "glm4_moe_plain", "deepseek_v3") else 0):
-        # As in the published files, of a layer that predicts further tokens.
-        at = f"model.layers.{config.num_hidden_layers + i}"
-        state[f"{at}.eh_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
-        state[f"{at}.mlp.experts.0.up_proj.weight"] = torch.ones(1, 1, dtype=torch.bfloat16)
-    if name in ("qwen3_5", "qwen3_5_moe"):
-        mtp = Mtp(model).eval().float()
-        mtp.config._attn_implementation = "eager"
-        randomize(mtp, seed)
-        state |= {f"mtp.{k}": v.to(torch.bfloat16).contiguous() for k, v in mtp.state_dict().items()}
-        found |= mtp.drafts(model, found["prompt"].tolist())
-    if name == "ernie4_5_moe":
-        state["model.mtp_emb_norm.0.weight"] = torch.ones(1, dtype=torch.bfloat16)
+    if name in MTP:
+        further, drafts = further_layer(name, model, seed, found["prompt"].tolist())
+        state, found = state | further, found | drafts
     stored = state
     for ours, theirs in renamed:
         stored = {k.replace(ours, theirs) if k.startswith(ours) else k: v for k, v in stored.items()}

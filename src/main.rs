@@ -87,7 +87,10 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
             let names = bench::ReportNames {
                 model: config.served_model_name.clone(),
                 drafters: match &*config.compared {
-                    [] => config.drafter.iter().map(ToString::to_string).collect(),
+                    // The one that was loaded, which the checkpoint may have chosen.
+                    [] => (loaded.info.drafter.iter())
+                        .map(|(name, _)| name.clone())
+                        .collect(),
                     compared => compared.iter().map(|one| one.name.clone()).collect(),
                 },
                 device: loaded.device.into(),

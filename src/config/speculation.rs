@@ -91,7 +91,7 @@ pub enum DrafterName {
     /// The target without some of its layers.
     #[value(name = "self")]
     Own,
-    /// The layer of the target's checkpoint that predicts further tokens, as Qwen3-Next and Qwen 3.5 have it.
+    /// The layer of the target's checkpoint that predicts further tokens, as Qwen 3.5, DeepSeek-V3 and GLM-4.5 have it.
     Mtp,
 }
 

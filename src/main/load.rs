@@ -314,7 +314,7 @@ fn load_draft(
         DrafterChoice::Own(layers) => LoadedDraft::own(target, layers.as_ref())?,
         DrafterChoice::Mtp => load_mtp(config, source, device, target)?.ok_or_else(|| {
             Error::setup(format!(
-                "--drafter mtp: {} has no layer for further tokens that is supported (those of Qwen3-Next and Qwen 3.5 are): leave out --drafter",
+                "--drafter mtp: {} has no layer for further tokens that is supported (those of Qwen3-Next, Qwen 3.5, DeepSeek-V3, GLM-4.5 to 4.7 and ERNIE 4.5 with experts are): leave out --drafter",
                 config.model.name
             ))
         })?,

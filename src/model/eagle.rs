@@ -64,6 +64,8 @@ enum EagleInput {
         fc: Linear,
         /// Of the attention's input.
         input_norm: Norm,
+        /// Number of such layers in the checkpoint, of which this is the first.
+        count: usize,
     },
     /// EAGLE-3: the attention reads both, normed, side by side.
     Eagle3 {
@@ -168,7 +170,7 @@ impl EagleHead {
             }
             None => None,
         };
-        weights.finish(&[])?;
+        weights.finish(|_| false)?;
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),
@@ -187,26 +189,26 @@ impl EagleHead {
         })
     }
 
-    /// Reads the layer for further tokens of a checkpoint like `target`, whose parts are called `names`; it shares the
-    /// target's `ends`.
+    /// Reads the first layer for further tokens of a checkpoint like `target`, whose parts are called `names`; what
+    /// it has no own of, it shares of the target's `ends`.
     ///
     /// # Errors
-    /// As [`EagleHead::load`].
+    /// As [`EagleHead::load`], and if the layer has a tensor that is not read.
     pub(super) fn load_mtp(
         names: &MtpNames,
         mut weights: Weights,
         target: &ModelConfig,
         ends: &Ends,
     ) -> Result<Self> {
-        let config = mtp::config(target)?;
-        let hidden = config.hidden_size;
+        let mtp = (target.spec.mtp.as_ref())
+            .ok_or_else(|| Error::internal("a named layer for further tokens has a spec"))?;
+        let config = mtp::config(target, mtp);
+        let (hidden, spec) = (config.hidden_size, &mtp.layer);
         let at = |part: &str| format!("{}{part}", names.layer);
         let mut norm = |name: &str| Norm::load(&mut weights, name, hidden, config.spec.norm);
-        let own = norm(&names.norm)?;
+        let own = names.norm.as_ref().map(|name| norm(name)).transpose()?;
         let (embedding_norm, feature_norm) =
             (norm(&names.embedding_norm)?, norm(&names.hidden_norm)?);
-        let spec = (config.spec.layers.first())
-            .ok_or_else(|| Error::internal("a layer for further tokens is a layer"))?;
         let input_norm = spec.norms.before_attention.map(|name| norm(&at(name)));
         let input_norm = input_norm.ok_or_else(|| {
             Error::setup("a layer for further tokens without a norm of its input is not supported")
@@ -220,20 +222,32 @@ impl EagleHead {
             feature_norm,
             fc: weights.linear(&names.fc, (hidden, 2 * hidden), false)?,
             input_norm,
+            count: mtp.count,
         };
+        let shape = (config.vocab_size, hidden);
+        let embedding = match &names.embedding {
+            Some(name) => weights.embedding(name, shape)?,
+            None => ends.embedding.clone(),
+        };
+        let mut output = ends.output.clone();
+        if let Some(name) = &names.head {
+            output.linear = weights.linear(name, shape, false)?;
+        }
+        let start = weights.stored_start(&names.layer);
+        weights.finish(|name| !name.starts_with(&start))?;
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),
             device: weights.device().clone(),
             reads: vec![target.num_layers()],
-            embedding: ends.embedding.clone(),
+            embedding,
             input,
             first,
             others: Vec::new(),
-            norm: Some(own),
-            // As vLLM does: a drafted token's features are what the output layer reads.
+            norm: Some(own.unwrap_or_else(|| ends.norm.clone())),
+            // As those of other tokens, the features of a drafted one are what the output layer reads.
             norm_output: true,
-            output: ends.output.clone(),
+            output,
             masked: None,
             ropes,
             config,
@@ -414,7 +428,10 @@ impl Head for EagleHead {
     fn layout(&self) -> String {
         let (before_fc, norm_before_residual) = match &self.input {
             EagleInput::Eagle { .. } => return "EAGLE-1".into(),
-            EagleInput::Mtp { .. } => return "a layer for further tokens (MTP)".into(),
+            EagleInput::Mtp { count: 1, .. } => return "a layer for further tokens (MTP)".into(),
+            EagleInput::Mtp { count, .. } => {
+                return format!("the first of {count} layers for further tokens (MTP)");
+            }
             EagleInput::Eagle3 {
                 before_fc,
                 norm_before_residual,

@@ -133,10 +133,31 @@ pub struct ModelSpec {
     pub layer_input_width: Option<usize>,
     /// How the names of the tensors begin that predict further tokens, and are not read.
     pub unread: Vec<String>,
-    /// Number of layers that predict further tokens, as the configuration says it, if it does.
-    pub further_layers: Option<usize>,
+    /// The layers that predict further tokens, if checkpoints may have such layers that can draft.
+    pub mtp: Option<MtpSpec>,
     /// Parts of the names of tensors, ours and those of safetensors, one replaced after the other.
     pub names: &'static [(&'static str, &'static str)],
+}
+
+/// The layers of a checkpoint that predict further tokens (multi-token prediction).
+#[derive(Debug, Clone, PartialEq)]
+pub struct MtpSpec {
+    /// What each of them computes.
+    pub layer: LayerSpec,
+    pub layout: MtpLayout,
+    /// Their number, as the configuration says it.
+    pub count: usize,
+}
+
+/// How a checkpoint names the parts of such layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MtpLayout {
+    /// As those of the layers after the model's: DeepSeek and GLM, and all GGUF files.
+    After,
+    /// `mtp.*`: Qwen.
+    Apart,
+    /// `model.mtp_*`: ERNIE.
+    Ernie,
 }
 
 impl From<Vec<LayerSpec>> for ModelSpec {

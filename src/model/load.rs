@@ -10,7 +10,6 @@ use super::graphs::GraphedDecoder;
 use super::head::{self, HeadKind};
 use super::head_config::HeadConfig;
 use super::inventory::{self, Inventory, SharedInventory};
-use super::layer_spec::{LayerSpec, MixerSpec};
 use super::medusa::MedusaHeads;
 use super::mtp::MtpNames;
 use super::parallel::ParallelHead;
@@ -319,10 +318,7 @@ fn open_mtp(
     target: &dyn Model,
 ) -> Result<Option<(MtpNames, Weights, Ends)>> {
     let config = target.config();
-    // The layers of architectures without the delta rule differ.
-    let is_delta = |layer: &LayerSpec| matches!(layer.mixer, MixerSpec::Delta(_));
-    let is_known = config.spec.layers.iter().any(is_delta);
-    let Some(ends) = target.ends().filter(|_| is_known) else {
+    let Some(ends) = target.ends().filter(|_| config.spec.mtp.is_some()) else {
         return Ok(None);
     };
     let dtypes = dtypes_of_head(options, &ends)?;

@@ -75,7 +75,7 @@ impl MedusaHeads {
             })
         };
         let heads = (0..count).map(&mut load).collect::<Result<_>>()?;
-        weights.finish(&[])?;
+        weights.finish(|_| false)?;
         weights.device().synchronize()?;
         Ok(Self {
             config: target.clone(),

@@ -1,68 +1,87 @@
 //! The layer of a checkpoint that predicts the token after the next one (multi-token prediction; DeepSeek-V3,
-//! arXiv 2412.19437, section 2.2; Qwen3-Next, Qwen 3.5), as a draft head.
+//! arXiv 2412.19437, section 2.2), as a draft head.
+//!
+//! All checkpoints compute `block(fc(norm(embedding), norm(hidden)))`, where the hidden states are those that the
+//! target's output layer reads. What they name and what they share differs. Of several such layers the first drafts,
+//! again and again; as the paper trains them, each reads the output of the one before.
 
 use super::config::ModelConfig;
-use super::layer_spec::{LayerSpec, MixerSpec, ModelSpec};
+use super::layer_spec::{ModelSpec, MtpLayout, MtpSpec};
 use super::names;
 use super::weights::Weights;
-use crate::error::{Error, Result};
 
-/// How its parts are called.
+/// How the parts of such a layer are called, without `.weight`.
 pub(super) struct MtpNames {
     /// From a token's embedding and the hidden state to the layer's input.
     pub fc: String,
     /// Of both before it.
     pub embedding_norm: String,
     pub hidden_norm: String,
-    /// Before the output layer.
-    pub norm: String,
-    /// The layer's parts begin so.
+    /// Before the output layer; `None` = it is the target's.
+    pub norm: Option<String>,
+    /// Its own ones, which mostly equal the target's; `None` = they are the target's.
+    pub embedding: Option<String>,
+    pub head: Option<String>,
+    /// The other parts begin so.
     pub layer: String,
 }
 
 impl MtpNames {
     /// Those in `weights`, the checkpoint of a model like `target`; `None` if it has no such layer.
     pub fn of(weights: &Weights, target: &ModelConfig) -> Option<Self> {
-        let names = if weights.are_gguf() {
-            let of = |part: &str| names::layer(target.num_layers(), part);
-            Self {
-                fc: of("nextn.eh_proj"),
-                embedding_norm: of("nextn.enorm"),
-                hidden_norm: of("nextn.hnorm"),
-                norm: of("nextn.shared_head_norm"),
-                layer: of(""),
-            }
-        } else {
-            let of = |part: &str| format!("mtp.{part}");
-            Self {
-                fc: of("fc"),
-                embedding_norm: of("pre_fc_norm_embedding"),
-                hidden_norm: of("pre_fc_norm_hidden"),
-                norm: of("norm"),
-                layer: of("layers.0."),
-            }
+        let layout = target.spec.mtp.as_ref()?.layout;
+        let after = |part: &str| names::layer(target.num_layers(), part);
+        let names = match layout {
+            MtpLayout::After => Self {
+                fc: after("eh_proj"),
+                embedding_norm: after("enorm"),
+                hidden_norm: after("hnorm"),
+                norm: Some(after("shared_head.norm")),
+                embedding: Some(after("embed_tokens")),
+                head: Some(after("shared_head.head")),
+                layer: after(""),
+            },
+            MtpLayout::Apart => Self {
+                fc: "mtp.fc".into(),
+                embedding_norm: "mtp.pre_fc_norm_embedding".into(),
+                hidden_norm: "mtp.pre_fc_norm_hidden".into(),
+                norm: Some("mtp.norm".into()),
+                embedding: None,
+                head: None,
+                layer: "mtp.layers.0.".into(),
+            },
+            // Without a norm of its own, its output has that of the model (its authors' code, and FastDeploy).
+            MtpLayout::Ernie => Self {
+                fc: "model.mtp_linear_proj.0".into(),
+                embedding_norm: "model.mtp_emb_norm.0".into(),
+                hidden_norm: "model.mtp_hidden_norm.0".into(),
+                norm: None,
+                embedding: None,
+                head: None,
+                layer: "model.mtp_block.0.".into(),
+            },
         };
-        weights
-            .has(&format!("{}.weight", names.fc))
-            .then_some(names)
+        let has = |name: &String| weights.has(&format!("{name}.weight"));
+        // In GGUF files the norm may be left out, too.
+        let may_lack = weights.are_gguf();
+        has(&names.fc).then(|| Self {
+            norm: names.norm.filter(|name| !may_lack || has(name)),
+            embedding: names.embedding.filter(has),
+            head: names.head.filter(has),
+            ..names
+        })
     }
 }
 
-/// The configuration of the layer, which is like those of `target` that have attention.
-///
-/// # Errors
-/// If none has.
-pub(super) fn config(target: &ModelConfig) -> Result<ModelConfig> {
-    let attends = |layer: &&LayerSpec| layer.mixer == MixerSpec::Attention;
-    let layer = target.spec.layers.iter().find(attends);
-    let layer = layer.ok_or_else(|| Error::setup("no layer of the model has attention"))?;
-    Ok(ModelConfig {
+/// The configuration of a head that is the first of the layers `mtp` of `target`.
+pub(super) fn config(target: &ModelConfig, mtp: &MtpSpec) -> ModelConfig {
+    ModelConfig {
         spec: ModelSpec {
-            layers: vec![layer.clone()],
+            layers: vec![mtp.layer.clone()],
             norm: target.spec.norm,
             ..ModelSpec::default()
         },
         draft_vocab_size: None,
         ..target.clone()
-    })
+    }
 }

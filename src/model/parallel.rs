@@ -101,7 +101,7 @@ impl ParallelHead {
             output.soft_cap = soft_cap.filter(|&cap| cap > 0.);
         }
         let path = PathHead::load(head.path, &config, &mut weights, output.size(), &embedding)?;
-        weights.finish(&[])?;
+        weights.finish(|_| false)?;
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),

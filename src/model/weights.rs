@@ -339,16 +339,14 @@ impl Weights {
     /// Call it when everything is loaded: logs in one line what was converted.
     ///
     /// # Errors
-    /// If the checkpoint contains a tensor that was not read, and whose name does not begin with one of `skipped`:
-    /// then the model computes something that we do not implement.
-    pub fn finish(&self, skipped: &[&str]) -> Result<()> {
+    /// If the checkpoint contains a tensor that was not read, and that is not `skipped` by its name: then the model
+    /// computes something that we do not implement.
+    pub fn finish(&self, skipped: impl Fn(&str) -> bool) -> Result<()> {
         if let TensorSource::Gguf(file) = &self.source {
             file.log_conversions();
         }
         let unread = self.source.unread(&self.read);
-        let is_known = |name: &String| {
-            names::is_redundant(name) || skipped.iter().any(|start| name.starts_with(start))
-        };
+        let is_known = |name: &String| names::is_redundant(name) || skipped(name);
         let mut odd = unread.into_iter().filter(|name| !is_known(name));
         match odd.next() {
             None => Ok(()),

@@ -1,15 +1,19 @@
 //! The layer of a checkpoint that predicts further tokens: as its authors' code computes it, and through the engine.
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, log_softmax, write_gguf};
+use crate::common::process::{Server, foretoken};
 use crate::common::rig::{Rig, Seq, argmax, distance};
-use crate::common::tiny::open;
+use crate::common::tiny::{Tensors, open, write_config};
+use crate::common::tiny_folder::{byte_level, write_tokenizer};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, sampled};
 use candle_core::{DType, Device, Tensor};
-use foretoken::engine::{self, EngineOptions};
+use foretoken::engine::{self, EngineOptions, SpecLimits};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{Batch, Head, LoadOptions, Model, ModelSource, Taps, load_mtp};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
+use serde_json::{Value as Json, json};
 use std::path::Path;
+use tempfile::TempDir;
 
 fn options() -> LoadOptions {
     LoadOptions {
@@ -42,8 +46,19 @@ fn states(path: &Path, prompt: &[u32]) -> Tensor {
     output.hidden.unwrap()
 }
 
-/// Compares the drafts of the layer of `path` with those that the fixture has.
-fn compare(fixture: &Fixture, path: &Path) {
+/// The fixtures with such a layer.
+const ALL: [&str; 6] = [
+    "qwen3_5",
+    "qwen3_5_moe",
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "ernie4_5_moe",
+];
+
+/// How far the log-probabilities of drafts of the layer of `path` are from those that the fixture has. Each draft
+/// follows the fixture's tokens, so one that is wrong does not change those after it.
+fn farthest(fixture: &Fixture, path: &Path) -> f32 {
     let stored = fixture.folder.join("expected.safetensors");
     let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
     let drafted = stored["mtp_drafted"].to_dtype(DType::U32).unwrap();
@@ -56,6 +71,7 @@ fn compare(fixture: &Fixture, path: &Path) {
     let mut kv = head.new_kv(16, 4).unwrap();
     let mut features = head.fuse(&states(path, &fixture.prompt)).unwrap();
     let (mut context, mut new) = (0, fixture.prompt[1..].to_vec());
+    let mut farthest = 0f32;
     for (next, wanted) in drafted.iter().zip(&wanted) {
         let mut batch = Batch::default();
         batch.push_span(&new, &[], context, &table, 4);
@@ -63,42 +79,193 @@ fn compare(fixture: &Fixture, path: &Path) {
         batch.logits = vec![new.len() as u32 - 1];
         let output = head.forward(&batch, &mut kv).unwrap();
         let found = &output.logits.to_vec2::<f32>().unwrap()[0];
-        let far = distance(&log_softmax(found), wanted);
-        assert!(far < TOLERANCE, "{}: {far}", fixture.name());
-        assert_eq!(argmax(found), *next);
+        assert_eq!(argmax(wanted), *next);
+        farthest = farthest.max(distance(&log_softmax(found), wanted));
         (features, context) = (output.hidden.unwrap(), context + new.len());
         new = vec![*next];
     }
+    farthest
+}
+
+#[track_caller]
+fn compare(fixture: &Fixture, path: &Path) {
+    let far = farthest(fixture, path);
+    assert!(far < TOLERANCE, "{}: {far}", fixture.name());
 }
 
 #[test]
 fn its_probabilities_are_those_of_the_parts_of_transformers() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
-    for name in ["qwen3_5", "qwen3_5_moe"] {
+    for name in ALL {
         let fixture = fixture(name);
         compare(&fixture, &fixture.folder);
-        let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
-        let how = serde_json::from_str(&how).unwrap();
-        write_gguf(&fixture, &how, &file, |all| all);
-        compare(&fixture, &file);
     }
 }
 
-/// A checkpoint without the layer has no such head, nor has one of another architecture.
+/// llama.cpp's conversion leaves out those of DeepSeek and ERNIE.
+#[test]
+fn gguf_files_have_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    for name in ALL {
+        let fixture = fixture(name);
+        let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+        let how = serde_json::from_str(&how).unwrap();
+        write_gguf(&fixture, &how, &file, |all| all);
+        if matches!(name, "deepseek_v3" | "ernie4_5_moe") {
+            let target = open(&file).unwrap();
+            assert!(head(&file, &*target).is_none(), "{name}");
+        } else {
+            compare(&fixture, &file);
+        }
+    }
+}
+
+/// A copy of the checkpoint of a fixture, whose tensors and configuration are changed.
+fn changed(fixture: &Fixture, change: impl Fn(&mut Tensors), keys: Json) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let file = fixture.folder.join("model.safetensors");
+    let mut stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    change(&mut stored);
+    candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
+    let mut config: Json = serde_json::from_str(&config).unwrap();
+    for (key, value) in keys.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    write_config(folder.path(), &config);
+    folder
+}
+
+/// The comparison sees what could be wrong: the order of the two halves of the input, each norm, and whether the layer
+/// has an embedding and an output layer of its own.
+#[test]
+fn every_part_counts() {
+    let halves = |tensor: &Tensor| {
+        let parts = tensor.chunk(2, 1).unwrap();
+        Tensor::cat(&[&parts[1], &parts[0]], 1).unwrap()
+    };
+    let ones = |tensor: &Tensor| tensor.ones_like().unwrap();
+    type Change<'c> = &'c dyn Fn(&Tensor) -> Tensor;
+    let (halves, ones): (Change, Change) = (&halves, &ones);
+    let cases = [
+        ("deepseek_v3", "model.layers.3.eh_proj", Some(halves)),
+        ("deepseek_v3", "model.layers.3.enorm", Some(ones)),
+        ("deepseek_v3", "model.layers.3.shared_head.norm", Some(ones)),
+        ("deepseek_v3", "model.layers.3.embed_tokens", None),
+        ("deepseek_v3", "model.layers.3.shared_head.head", None),
+        ("deepseek_v3", "model.norm", Some(ones)),
+        ("glm4_moe", "model.layers.3.eh_proj", Some(halves)),
+        ("glm4_moe", "model.layers.3.hnorm", Some(ones)),
+        ("glm4_moe", "model.layers.3.embed_tokens", None),
+        ("glm4_moe", "model.layers.3.shared_head.head", None),
+        ("glm4_moe_lite", "model.layers.3.eh_proj", Some(halves)),
+        ("ernie4_5_moe", "model.mtp_linear_proj.0", Some(halves)),
+        ("ernie4_5_moe", "model.mtp_emb_norm.0", Some(ones)),
+        ("ernie4_5_moe", "model.mtp_hidden_norm.0", Some(ones)),
+    ];
+    for (name, part, change) in cases {
+        let fixture = fixture(name);
+        let part = format!("{part}.weight");
+        let folder = changed(
+            &fixture,
+            |stored| {
+                let tensor = stored.remove(&part).unwrap();
+                if let Some(change) = change {
+                    stored.insert(part.clone(), change(&tensor));
+                }
+            },
+            json!({}),
+        );
+        let far = farthest(&fixture, folder.path());
+        assert!(far > 100. * TOLERANCE, "{name}, {part}: {far}");
+    }
+}
+
+/// Of several layers the first drafts, and the head says so.
+#[test]
+fn the_first_of_several_drafts() {
+    let fixture = fixture("deepseek_v3");
+    let two = |stored: &mut Tensors| {
+        let first = stored.clone().into_iter();
+        for (name, tensor) in first.filter(|(name, _)| name.starts_with("model.layers.3.")) {
+            let zeros = tensor.zeros_like().unwrap();
+            stored.insert(name.replace(".3.", ".4."), zeros);
+        }
+    };
+    let folder = changed(&fixture, two, json!({"num_nextn_predict_layers": 2}));
+    compare(&fixture, folder.path());
+    let target = open(folder.path()).unwrap();
+    let layout = |path: &Path, target| head(path, target).unwrap().layout();
+    assert_eq!(
+        layout(folder.path(), &*target),
+        "the first of 2 layers for further tokens (MTP)"
+    );
+    let one = layout(&fixture.folder, &*fixture.open());
+    assert_eq!(one, "a layer for further tokens (MTP)");
+}
+
+/// What such a layer has besides is refused by its name, and so is one that lacks a part.
+#[test]
+fn a_layer_that_is_another_one_is_refused() {
+    let bias = |stored: &mut Tensors| {
+        let norm = stored["model.layers.3.enorm.weight"].clone();
+        stored.insert("model.layers.3.eh_proj.bias".into(), norm);
+    };
+    let lacking = |stored: &mut Tensors| {
+        stored.remove("model.layers.3.shared_head.norm.weight");
+    };
+    type Change<'c> = &'c dyn Fn(&mut Tensors);
+    let cases: [(Change, &str); 2] = [
+        (&bias, "tensor model.layers.3.eh_proj.bias"),
+        (&lacking, "model.layers.3.shared_head.norm.weight"),
+    ];
+    for name in ["deepseek_v3", "glm4_moe"] {
+        for (change, want) in cases {
+            let folder = changed(&fixture(name), change, json!({}));
+            let target = open(folder.path()).unwrap();
+            let source = ModelSource::Folder(folder.path().to_owned());
+            let refused = load_mtp(&source, &options(), &*target).map(drop);
+            let error = refused.unwrap_err().to_string();
+            assert!(
+                error.contains(want) && error.lines().count() == 1,
+                "{error}"
+            );
+        }
+    }
+}
+
+/// A checkpoint without the layer has no such head, nor has one whose configuration says that it has none, or that it
+/// is another one.
 #[test]
 fn not_every_checkpoint_has_one() {
-    for name in ["qwen3_next", "qwen3", "glm4_moe"] {
+    let plain = [
+        "qwen3_next",
+        "qwen3",
+        "glm4_moe_plain",
+        "deepseek_v3_plain",
+        "deepseek_v2",
+    ];
+    for name in plain {
         let fixture = fixture(name);
         let target = fixture.open();
         assert!(head(&fixture.folder, &*target).is_none(), "{name}");
     }
+    for (name, keys) in [
+        ("qwen3_5", json!({"mtp_num_hidden_layers": 0})),
+        ("qwen3_5", json!({"mtp_use_dedicated_embeddings": true})),
+        ("ernie4_5_moe", json!({"num_nextn_predict_layers": 0})),
+    ] {
+        let folder = changed(&fixture(name), |_| (), keys.clone());
+        let target = open(folder.path()).unwrap();
+        assert!(head(folder.path(), &*target).is_none(), "{keys}");
+    }
 }
 
-/// Its drafts change no text, in batches, with chunks, preemption and a prefix cache, and some are accepted.
+/// Its drafts, chains and trees, change no text, in batches, with chunks, preemption and a prefix cache, and some are
+/// accepted.
 #[test]
 fn its_drafts_change_no_text() {
-    for name in ["qwen3_5", "qwen3_5_moe"] {
+    for name in ALL {
         let fixture = fixture(name);
         let prompt = |kept: usize, other: u32| [&fixture.prompt[..kept], &[other, 7]].concat();
         // With so much of the noise that drafts share, even random weights agree now and then.
@@ -114,11 +281,11 @@ fn its_drafts_change_no_text() {
             hot(&prompt(13, 3), 6),
             greedy(&prompt(21, 4), 24),
         ];
-        let texts = |drafter: Option<Box<dyn Drafter>>| {
+        let texts = |drafter: Option<Box<dyn Drafter>>, spec: SpecLimits| {
             let options = EngineOptions {
                 max_num_seqs: 4,
                 max_num_batched_tokens: 20,
-                spec: chains(3),
+                spec,
                 spec_budget: BudgetMode::Fixed,
                 max_prompt_wait: PROMPT_WAIT,
                 ..EngineOptions::default()
@@ -135,17 +302,112 @@ fn its_drafts_change_no_text() {
             }
             assert_idle(&engine);
             let stats = engine.stats();
-            (texts, accepted, stats.preemptions.get())
+            let cached = stats.prefix_cache_hits.get();
+            (texts, accepted, (stats.preemptions.get(), cached))
         };
-        let (plain, ..) = texts(None);
+        let (plain, ..) = texts(None, chains(3));
+        assert_eq!(plain[0], fixture.greedy[..24], "{name}");
         let target = fixture.open();
-        let head = head(&fixture.folder, &*target).unwrap();
-        let drafter = DraftModel::of_head(head, 24, 4, 16).unwrap();
-        let (drafted, accepted, preempted) = texts(Some(Box::new(drafter)));
-        assert_eq!(drafted, plain, "{name}");
-        assert!(preempted > 0, "{name}");
-        assert!(accepted > 0, "{name}: none accepted");
+        // Of a model with states drafts are chains.
+        let is_recurrent = target.config().spec.is_recurrent();
+        let tree = SpecLimits {
+            nodes: 6,
+            topk: 3,
+            ..chains(3)
+        };
+        let limits = [Some(chains(3)), Some(tree).filter(|_| !is_recurrent)];
+        for spec in limits.into_iter().flatten() {
+            let head = head(&fixture.folder, &*target).unwrap();
+            let drafter = DraftModel::of_head(head, 24, 4, 16).unwrap();
+            let (drafted, accepted, (preempted, cached)) = texts(Some(Box::new(drafter)), spec);
+            assert_eq!(drafted, plain, "{name}");
+            assert!(preempted > 0 && (cached > 0 || is_recurrent), "{name}");
+            assert!(accepted > 0, "{name}: none accepted");
+        }
     }
+}
+
+/// As a user runs it, without a flag: `check` names it, the log says that it drafts, and no text changes.
+#[test]
+fn it_drafts_without_a_flag() {
+    for name in ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "ernie4_5_moe"] {
+        let fixture = fixture(name);
+        let folder = changed(&fixture, |_| (), json!({}));
+        write_tokenizer(folder.path(), byte_level());
+        let path = folder.path().to_str().unwrap();
+        let checked = foretoken()
+            .args(["check", path, "--json"])
+            .output()
+            .unwrap();
+        let checked: Json = serde_json::from_slice(&checked.stdout).unwrap();
+        assert_eq!(checked["draft"]["name"], "mtp", "{name}: {checked}");
+
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let flags = format!(
+            "--model {path} --served-model-name m --spec-budget fixed --spec-length 3 --dtype f32"
+        );
+        let server = Server::start_logging(&flags, "foretoken=info", log.reopen().unwrap());
+        let ask = |more: Json| {
+            let mut body = json!({
+                "model": "m", "prompt": fixture.prompt, "max_tokens": 24, "temperature": 0,
+                "ignore_eos": true, "return_token_ids": true
+            });
+            for (key, value) in more.as_object().unwrap() {
+                body[key] = value.clone();
+            }
+            let answer = server.post("/v1/completions", &body.to_string());
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+            serde_json::from_str::<Json>(body).unwrap()["choices"][0]["token_ids"].clone()
+        };
+        let plain = ask(json!({"spec_length": 0}));
+        assert_eq!(ask(json!({})), plain, "{name}");
+        assert_eq!(plain, json!(fixture.greedy[..24]), "{name}");
+        let metrics = server.get("/metrics");
+        let drafted = "foretoken:spec_decode_num_draft_tokens_by_source_total{";
+        let mut lines = metrics.lines().filter(|line| line.starts_with(drafted));
+        let is_counted =
+            lines.any(|line| line.contains("source=\"model\"") && !line.ends_with(" 0"));
+        assert!(is_counted, "{name}: {metrics}");
+        let log = std::fs::read_to_string(log.path()).unwrap();
+        let said = "drafts for itself: a layer for further tokens (MTP)";
+        assert!(log.contains(said), "{name}: {log}");
+    }
+}
+
+/// The report of a benchmark names what drafted, and random weights have the layer, too.
+#[test]
+fn a_benchmark_says_that_it_drafts() {
+    for name in ["deepseek_v3", "qwen3_5", "ernie4_5_moe"] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = fixture(name).folder.join("config.json");
+        std::fs::copy(config, folder.path().join("config.json")).unwrap();
+        let path = folder.path().to_str().unwrap();
+        let bench = foretoken()
+            .args(["bench", path, "--load-format", "dummy"])
+            .args(["--random-prompts", "1"])
+            .output()
+            .unwrap();
+        let (said, errors) = (
+            String::from_utf8_lossy(&bench.stdout),
+            String::from_utf8_lossy(&bench.stderr),
+        );
+        assert!(bench.status.success(), "{errors}");
+        assert!(said.contains("drafted by mtp"), "{name}: {said}");
+    }
+}
+
+/// A model without such a layer does not take the flag.
+#[test]
+fn the_flag_needs_such_a_layer() {
+    let folder = changed(&fixture("glm4_moe_plain"), |_| (), json!({}));
+    write_tokenizer(folder.path(), byte_level());
+    let path = folder.path().to_str().unwrap();
+    let serve = ["serve", "--model", path, "--drafter", "mtp", "--port", "0"];
+    let refused = foretoken().args(serve).output().unwrap();
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("has no layer for further tokens"), "{error}");
 }
 
 /// Its states are not cut back to what was accepted, so it drafts neither for others nor for itself.

@@ -6,7 +6,9 @@ use super::super::layer_spec::{
     ExpertGroups, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, RopeRows, RouterScores,
 };
 use super::experts::{self, experts_by};
-use super::parts::{drop_further_layers, eps_5, further_layers, plain, with_attention_bias};
+use super::parts::{
+    drop_further_layers, eps_5, further_layers, mtp_after, plain, with_attention_bias,
+};
 use super::rope::rope;
 use crate::kv::KvHeads;
 use serde_json::Value;
@@ -207,9 +209,11 @@ fn spec(
             layer.mlp = MlpSpec::Experts(experts);
         }
     }
+    let unread = further_layers(keys, shape)?;
     Ok(ModelSpec {
+        mtp: mtp_after(&layers, &unread),
         layers,
-        unread: further_layers(keys, shape)?,
+        unread,
         ..ModelSpec::default()
     })
 }

@@ -2,10 +2,11 @@
 
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{
-    ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, RopeRows, SharedExpert,
+    ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, MtpLayout, MtpSpec, RopeRows, SharedExpert,
 };
 use super::experts::{self, experts};
 use super::llama::biased;
+use super::parts::further_layers;
 use super::rope::default_theta;
 
 /// Sets what the class assumes.
@@ -45,11 +46,8 @@ pub fn moe_defaults(keys: &mut Keys) {
     keys.default("moe_intermediate_size", 1536);
     keys.default("n_shared_experts", 2);
     // Of its training, and whether there was a correction then: all published files have one.
-    keys.ignore(&[
-        "moe_capacity",
-        "moe_use_aux_free",
-        "num_nextn_predict_layers",
-    ]);
+    keys.ignore(&["moe_capacity", "moe_use_aux_free"]);
+    keys.default("num_nextn_predict_layers", 1);
 }
 
 /// With experts in some layers, and one of all tokens.
@@ -82,7 +80,8 @@ pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     if step == 0 {
         return Err(keys.refused("moe_layer_interval", &0.into(), "it must be 1 or more"));
     }
-    let mut layers = vec![layer; shape.num_layers];
+    let further = further_layers(keys, shape)?.len();
+    let mut layers = vec![layer.clone(); shape.num_layers];
     for (i, layer) in layers.iter_mut().enumerate() {
         if (i + 1).is_multiple_of(step) && (first..=last).contains(&i) {
             layer.mlp = MlpSpec::Experts(experts);
@@ -91,6 +90,12 @@ pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     Ok(ModelSpec {
         layers,
         unread: vec!["model.mtp_".into()],
+        // Their MLP is that of the layers without experts.
+        mtp: (further > 0).then_some(MtpSpec {
+            layer,
+            layout: MtpLayout::Ernie,
+            count: further,
+        }),
         ..ModelSpec::default()
     })
 }

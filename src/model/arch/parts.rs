@@ -1,7 +1,7 @@
 //! What architectures have in common.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec};
+use super::super::layer_spec::{LayerSpec, MlpSpec, MtpLayout, MtpSpec};
 use super::super::names;
 use super::super::rope::RopeSpec;
 use crate::kernels::Activation;
@@ -19,7 +19,7 @@ pub fn drop_further_layers(keys: &mut Keys) {
     }
 }
 
-/// How the names of the tensors of these layers begin, which nobody reads.
+/// How the names of the tensors of these layers begin, which the model does not read.
 pub fn further_layers(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<String>, String> {
     let key = "num_nextn_predict_layers";
     let further = keys.size(key)?.unwrap_or(0);
@@ -29,6 +29,16 @@ pub fn further_layers(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<String>
     }
     let after = shape.num_layers..shape.num_layers + further;
     Ok(after.map(|i| names::layer(i, "")).collect())
+}
+
+/// These layers, if there are any, each like the last of `layers`; `unread` is how their names begin.
+pub fn mtp_after(layers: &[LayerSpec], unread: &[String]) -> Option<MtpSpec> {
+    let layer = layers.last().filter(|_| !unread.is_empty())?;
+    Some(MtpSpec {
+        layer: layer.clone(),
+        layout: MtpLayout::After,
+        count: unread.len(),
+    })
 }
 
 /// Sets what many classes assume.

@@ -2,7 +2,9 @@
 
 use super::super::delta_spec::{DeltaLayout, DeltaSpec};
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MixerSpec, ModelSpec, NormSpec, QkNorm, SharedExpert};
+use super::super::layer_spec::{
+    LayerSpec, MixerSpec, ModelSpec, MtpLayout, MtpSpec, NormSpec, QkNorm, SharedExpert,
+};
 use super::experts;
 use super::mamba::head_width;
 use super::parts::{drop_further_layers, further_layers, layer_kinds, plain};
@@ -57,6 +59,8 @@ fn defaults(keys: &mut Keys) {
     keys.default("max_position_embeddings", 32_768);
     keys.rename("mtp_num_hidden_layers", "num_nextn_predict_layers");
     drop_further_layers(keys);
+    // Qwen3-Next does not say it.
+    keys.default("num_nextn_predict_layers", 1);
     // With an embedding of its own, such a layer is another one than that which drafts here.
     if keys.peek("mtp_use_dedicated_embeddings") == true {
         keys.set("num_nextn_predict_layers", 0);
@@ -183,11 +187,20 @@ fn layers(
 
 /// The model: norms whose weights are stored less 1, except in GGUF files, and further layers that are not read.
 fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<ModelSpec, String> {
-    let said = keys.peek("num_nextn_predict_layers").as_u64();
     let mut unread = further_layers(keys, shape)?;
+    let count = unread.len();
+    let mut layout = MtpLayout::After;
     if !keys.is_gguf() {
         unread = vec!["mtp.".to_owned()];
+        layout = MtpLayout::Apart;
     }
+    let attends = |layer: &&LayerSpec| layer.mixer == MixerSpec::Attention;
+    let layer = layers.iter().find(attends).filter(|_| count > 0);
+    let mtp = layer.map(|layer| MtpSpec {
+        layer: layer.clone(),
+        layout,
+        count,
+    });
     Ok(ModelSpec {
         layers,
         norm: NormSpec {
@@ -195,7 +208,7 @@ fn model(keys: &mut Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> Result<
             ..NormSpec::default()
         },
         unread,
-        further_layers: said.and_then(|count| usize::try_from(count).ok()),
+        mtp,
         ..ModelSpec::default()
     })
 }
