@@ -180,7 +180,7 @@ impl<'a> ParallelJson<'a> {
     }
 
     /// Whether each row of a block predicts the token after its position.
-    fn from_anchor(&self) -> Result<bool, String> {
+    fn samples_from_anchor(&self) -> Result<bool, String> {
         let (key, default) = match self.algorithm {
             Algorithm::Domino if !self.is_library => {
                 self.refuse(&[SAMPLE_FROM_ANCHOR])?;
@@ -225,7 +225,7 @@ impl HeadConfig {
         let block = MaskedBlock {
             size: needed(source.at(BLOCK_SIZE), BLOCK_SIZE)? as usize,
             mask: needed(source.at(MASK_TOKEN_ID), MASK_TOKEN_ID)?,
-            from_anchor: source.from_anchor()?,
+            from_anchor: source.samples_from_anchor()?,
         };
         self.block = Some(block);
         self.causal_windows = source.causal_windows(&self)?;
