@@ -97,6 +97,7 @@ impl Engine {
             stats.target_steps.inc();
             stats.target_seconds.inc_by(target_time.as_secs_f64());
         }
+        (self.shared.stats).note_experts_read(self.runner.experts_read());
         if let Some(speed_up) = self.runner.speed_up() {
             self.shared.stats.note_draft_cost(self.runner.draft_cost());
             self.shared.stats.spec_speed_up.set(speed_up);

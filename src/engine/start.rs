@@ -8,7 +8,7 @@ use super::{Engine, panicked};
 use crate::error::{Error, Result};
 use crate::kv::BlockAllocator;
 use crate::model::Model;
-use crate::spec::{BudgetMode, Drafter, SpeculativeRunner};
+use crate::spec::{BudgetMode, Drafter, MeasuredForward, SpeculativeRunner};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -162,11 +162,16 @@ pub(super) fn build(
     Ok((engine, EngineHandle { sender, shared }))
 }
 
-fn log_costs(measured: &[(usize, f64)]) {
+fn log_costs(measured: &[MeasuredForward]) {
     if !measured.is_empty() {
-        let costs = measured.iter();
-        let costs = costs.map(|(rows, seconds)| format!("{rows}: {:.2} ms", 1e3 * seconds));
-        let costs: Vec<String> = costs.collect();
+        let cost = |one: &MeasuredForward| {
+            let experts = match one.experts_read {
+                0 => String::new(),
+                experts => format!(" with {experts} experts"),
+            };
+            format!("{}: {:.2} ms{experts}", one.rows, 1e3 * one.seconds)
+        };
+        let costs: Vec<String> = measured.iter().map(cost).collect();
         tracing::info!("a step by its number of rows: {}", costs.join(", "));
     }
 }

@@ -68,6 +68,8 @@ pub struct Stats {
     pub target_seconds: prometheus::Counter,
     /// Target forwards that decoded or verified and contained no prompt rows.
     pub target_steps: IntCounter,
+    /// Experts whose weights target forwards read: of each layer of each forward those that some row chose.
+    pub experts_read: IntCounter,
     /// If requests may have adapters.
     pub(super) adapters: OnceLock<AdapterStats>,
 }
@@ -229,6 +231,10 @@ impl Stats {
                 "target_steps_total",
                 "Target forwards that decoded or verified, without prompts",
             ),
+            experts_read: make.counter(
+                "experts_read_total",
+                "Experts whose weights target forwards read, prompts included: of each layer those that some row chose",
+            ),
             adapters: OnceLock::new(),
             registry,
         }
@@ -386,8 +392,12 @@ impl Stats {
 
     /// Sets the number of pruned draft tokens to `total`.
     pub(super) fn note_pruned(&self, total: u64) {
-        let counter = &self.spec_pruned_tokens;
-        counter.inc_by(total.saturating_sub(counter.get()));
+        raise(&self.spec_pruned_tokens, total);
+    }
+
+    /// Sets the number of experts read to `total`.
+    pub(super) fn note_experts_read(&self, total: u64) {
+        raise(&self.experts_read, total);
     }
 
     /// Sets the drafter's counters to `total`.
@@ -399,6 +409,11 @@ impl Stats {
                 .inc_by((total.step_seconds - self.draft_seconds.get()).max(0.0));
         }
     }
+}
+
+/// Raises a counter to `total`.
+fn raise(counter: &IntCounter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 /// Creates and registers metrics with the prefix `foretoken:`.

@@ -288,6 +288,7 @@ impl Decoder {
             logits,
             hidden,
             last_hidden,
+            experts_read: inputs.experts_read.take(),
         })
     }
 

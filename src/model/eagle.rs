@@ -376,6 +376,7 @@ impl Model for EagleHead {
             logits: self.output.forward(&normed)?,
             hidden: Some(if self.norm_output { normed } else { hidden }),
             last_hidden: None,
+            experts_read: 0,
         })
     }
 }

@@ -109,14 +109,15 @@ impl Experts {
         shared.flat_map(|(mlp, _)| mlp.linears()).collect()
     }
 
-    /// Their output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
+    /// Their output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters, and the number of
+    /// experts that some row chose.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<(Tensor, usize)> {
         let (rows, hidden) = x.dims2()?;
         if rows == 0 {
-            return Ok(x.clone());
+            return Ok((x.clone(), 0));
         }
         let mut uses = Vec::with_capacity(rows * self.spec.per_token);
         for (row, logits) in (0..).zip(self.router.forward(x)?.to_vec2::<f32>()?) {
@@ -152,7 +153,8 @@ impl Experts {
                 }
             }
         }
-        Ok(Tensor::from_vec(sums, (rows, hidden), x.device())?)
+        let read = uses.chunk_by(|a, b| a.expert == b.expert).count();
+        Ok((Tensor::from_vec(sums, (rows, hidden), x.device())?, read))
     }
 
     /// The output of the expert of each of `uses`, one after another.
@@ -386,6 +388,30 @@ mod tests {
         ..SPEC
     };
 
+    fn outputs(experts: &Experts, x: &Tensor) -> Vec<Vec<f32>> {
+        experts.forward(x, &[]).unwrap().0.to_vec2().unwrap()
+    }
+
+    #[test]
+    fn an_expert_that_several_rows_chose_counts_once() {
+        let experts = random(MANY, &(0..MANY.count).collect::<Vec<_>>());
+        let read = |x: &Tensor| experts.forward(x, &[]).unwrap().1;
+        let x = noise("x", (6, 32));
+        let first = x.narrow(0, 0, 1).unwrap();
+        assert_eq!(read(&first), MANY.per_token);
+        assert_eq!(read(&Tensor::cat(&[&first; 5], 0).unwrap()), MANY.per_token);
+        let logits = experts
+            .router
+            .forward(&x)
+            .unwrap()
+            .to_vec2::<f32>()
+            .unwrap();
+        let chosen = logits.iter().flat_map(|row| choose(row, None, &MANY));
+        let distinct: std::collections::HashSet<u32> = chosen.map(|(expert, _)| expert).collect();
+        assert!(distinct.len() > MANY.per_token);
+        assert_eq!(read(&x), distinct.len());
+    }
+
     /// Whatever the other rows chose.
     #[test]
     fn a_row_has_the_bits_that_it_has_alone() {
@@ -393,14 +419,10 @@ mod tests {
         let experts = random(MANY, &all);
         for rows in [2, 5, 17, 40] {
             let x = noise("x", (rows, 32));
-            let together = experts.forward(&x, &[]).unwrap().to_vec2::<f32>().unwrap();
+            let together = outputs(&experts, &x);
             for (i, row) in together.iter().enumerate() {
                 let own = x.narrow(0, i, 1).unwrap().contiguous().unwrap();
-                let alone = experts
-                    .forward(&own, &[])
-                    .unwrap()
-                    .to_vec2::<f32>()
-                    .unwrap();
+                let alone = outputs(&experts, &own);
                 assert_eq!(*row, alone[0], "row {i} of {rows}");
             }
         }
@@ -414,8 +436,7 @@ mod tests {
         let logits = full.router.forward(&x).unwrap().to_vec2::<f32>().unwrap();
         let used = choose(&logits[0], None, &MANY).into_iter();
         let mut used: Vec<usize> = used.map(|(expert, _)| expert as usize).collect();
-        let bits = |experts: &Experts| experts.forward(&x, &[]).unwrap().to_vec2::<f32>().unwrap();
-        assert_eq!(bits(&random(MANY, &used)), bits(&full));
+        assert_eq!(outputs(&random(MANY, &used), &x), outputs(&full, &x));
         used.pop();
         assert!(random(MANY, &used).forward(&x, &[]).is_err());
     }

@@ -3,8 +3,8 @@
 use super::config::ModelConfig;
 use super::experts::Experts;
 use super::layer_spec::{LayerSpec, MlpSpec};
+use super::layer_step::Step;
 use super::linear::Linear;
-use super::lora::AdapterRows;
 use super::mlp::Mlp;
 use super::weights::Weights;
 use crate::error::Result;
@@ -54,14 +54,18 @@ impl FeedForward {
         }
     }
 
-    /// Its output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
+    /// Its output, `[rows, hidden]`, for `x` of the same shape, the rows of `step` that attend.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         match self {
-            Self::Mlp(mlp) => mlp.forward(x, adapters),
-            Self::Experts(experts) => experts.forward(x, adapters),
+            Self::Mlp(mlp) => mlp.forward(x, step.attending_adapters),
+            Self::Experts(experts) => {
+                let (y, read) = experts.forward(x, step.attending_adapters)?;
+                step.experts_read.update(|count| count + read);
+                Ok(y)
+            }
         }
     }
 }

@@ -161,6 +161,7 @@ impl Recorded {
             logits: self.output.logits.clone(),
             hidden: self.output.hidden.as_ref().map(Tensor::copy).transpose()?,
             last_hidden: None,
+            experts_read: 0,
         })
     }
 

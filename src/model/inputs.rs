@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::kernels::graph::{Values, overwrite};
 use crate::kernels::{Slots, StateRows};
 use candle_core::{DType, Device, Tensor};
+use std::cell::Cell;
 
 /// See the module; every value that indexes memory was checked on the host.
 pub(super) struct Inputs {
@@ -26,6 +27,8 @@ pub(super) struct Inputs {
     /// Of all rows, and of the wanted ones. A GPU has none.
     pub adapters: Vec<AdapterRows>,
     pub wanted_adapters: Vec<AdapterRows>,
+    /// Counts what [`ForwardOutput::experts_read`](super::ForwardOutput::experts_read) says.
+    pub experts_read: Cell<usize>,
     vocab_size: usize,
 }
 
@@ -84,6 +87,7 @@ impl Inputs {
             states: Vec::new(),
             adapters: batch.adapters.clone(),
             wanted_adapters: AdapterRows::of_picked(&batch.adapters, &batch.logits),
+            experts_read: Cell::new(0),
             vocab_size,
         })
     }

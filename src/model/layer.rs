@@ -286,7 +286,7 @@ impl LayerBody {
         let fed = match &self.mlp {
             Some(mlp) => {
                 let own = step.pick(normed, rows)?.contiguous()?;
-                let fed = mlp.forward(&own, step.attending_adapters)?;
+                let fed = mlp.forward(&own, step)?;
                 Some(self.delta(fed, self.after_mlp.as_ref(), eps)?)
             }
             None => None,
@@ -305,7 +305,7 @@ impl LayerBody {
     /// The output of the MLP of a layer that has both halves.
     fn feed(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let mlp = self.mlp.as_ref().ok_or_else(without)?;
-        mlp.forward(x, step.attending_adapters)
+        mlp.forward(x, step)
     }
 
     /// Writes K and V of all rows of `x`.

@@ -6,6 +6,7 @@ use super::lora::AdapterRows;
 use crate::error::Result;
 use crate::kernels::{AttentionBatch, Slots, StateRows};
 use candle_core::{DType, Tensor};
+use std::cell::Cell;
 
 /// The inputs that all layers of one forward share.
 pub(super) struct Step<'a> {
@@ -25,6 +26,7 @@ pub(super) struct Step<'a> {
     /// Of all rows, and of those that attend.
     pub adapters: &'a [AdapterRows],
     pub attending_adapters: &'a [AdapterRows],
+    pub experts_read: &'a Cell<usize>,
 }
 
 impl<'a> Step<'a> {
@@ -52,6 +54,7 @@ impl<'a> Step<'a> {
             places: None,
             adapters: &inputs.adapters,
             attending_adapters: &inputs.adapters,
+            experts_read: &inputs.experts_read,
         })
     }
 
@@ -113,6 +116,7 @@ impl<'a> Step<'a> {
             places: None,
             adapters,
             attending_adapters: adapters,
+            experts_read: self.experts_read,
         })
     }
 

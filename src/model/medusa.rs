@@ -178,6 +178,7 @@ impl Model for MedusaHeads {
                 .to_dtype(DType::F32)?,
             hidden: None,
             last_hidden: None,
+            experts_read: 0,
         })
     }
 }

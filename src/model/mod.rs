@@ -118,6 +118,9 @@ pub struct ForwardOutput {
     /// `[batch.last_hidden.len(), hidden_size]`, f32, in the order of [`Batch::last_hidden`]: the residual
     /// stream after the final norm, Hugging Face's `last_hidden_state`. `None` if no row was requested.
     pub last_hidden: Option<Tensor>,
+    /// Number of experts whose weights it read, over all layers with experts: an expert that several rows of a
+    /// layer chose counts once. Those of all rows do not count. 0 without experts, and of draft heads.
+    pub experts_read: usize,
 }
 
 /// The first and the last layer of a model, which draft heads may share.
@@ -167,6 +170,7 @@ impl ForwardOutput {
             logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
             hidden: None,
             last_hidden: None,
+            experts_read: 0,
         })
     }
 

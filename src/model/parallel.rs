@@ -227,6 +227,7 @@ impl Model for ParallelHead {
             logits: self.output.forward(&normed)?,
             hidden: self.path.is_some().then_some(normed),
             last_hidden: None,
+            experts_read: 0,
         })
     }
 }

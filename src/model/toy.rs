@@ -155,6 +155,7 @@ impl Model for ToyModel {
             logits,
             hidden,
             last_hidden,
+            experts_read: 0,
         })
     }
 }

@@ -13,6 +13,7 @@
 mod nodes;
 
 use super::cost::{CostCurve, MAX_RATIO};
+use super::target_cost::TargetCost;
 use clap::ValueEnum;
 use nodes::{BudgetNode, MIN_SCORE, chain, probability, ranked, tree};
 
@@ -50,7 +51,7 @@ pub enum BudgetMode {
 pub struct Budget {
     mode: BudgetMode,
     /// Forwards of the target.
-    target: CostCurve,
+    target: TargetCost,
     /// Forwards of the draft model.
     draft: CostCurve,
     /// Averages over steps, relative to plain decoding's: tokens, and seconds.
@@ -95,6 +96,8 @@ pub struct StepCost {
     /// Rows of the target's forward without draft nodes.
     pub base_rows: usize,
     pub draft_nodes: usize,
+    /// Experts that the target's forward read; see [`TargetCost`].
+    pub experts_read: usize,
     /// New tokens of all sequences, accepted ones included.
     pub tokens: usize,
     pub target_seconds: f64,
@@ -116,7 +119,7 @@ impl Budget {
     pub fn new(mode: BudgetMode) -> Self {
         Self {
             mode,
-            target: CostCurve::default(),
+            target: TargetCost::new([]),
             draft: CostCurve::default(),
             gained: 1.0,
             spent: 1.0,
@@ -130,9 +133,20 @@ impl Budget {
         self.mode == BudgetMode::Fixed
     }
 
-    /// Seconds of the target's forwards by rows; the caller may calibrate it.
-    pub fn target_cost(&mut self) -> &mut CostCurve {
+    /// The same for a target of which `cost` is known.
+    pub fn with_target(self, target: TargetCost) -> Self {
+        Self { target, ..self }
+    }
+
+    /// Seconds of the target's forwards; the caller may calibrate them.
+    pub fn target(&mut self) -> &mut TargetCost {
         &mut self.target
+    }
+
+    /// The part of the rows.
+    #[cfg(test)]
+    pub fn target_cost(&mut self) -> &mut CostCurve {
+        self.target.curve()
     }
 
     /// Seconds of the draft model's forwards by rows, which the caller notes.
@@ -156,10 +170,10 @@ impl Budget {
         if step.sequences == 0 || step.base_rows != step.sequences {
             return;
         }
-        self.target
-            .note(step.base_rows + step.draft_nodes, step.target_seconds);
-        let plain = self.target.seconds(step.sequences);
-        let expected = self.target.seconds(step.base_rows + step.draft_nodes);
+        let (rows, nodes, experts) = (step.base_rows, step.draft_nodes, step.experts_read);
+        self.target.note(rows, nodes, experts, step.target_seconds);
+        let plain = self.target.seconds(step.sequences, 0);
+        let expected = self.target.seconds_of(rows + nodes, experts);
         let ratio = (step.target_seconds + step.draft_seconds) / expected;
         let spent = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO) * expected / plain;
         let gained = step.tokens as f64 / step.sequences as f64;
@@ -314,7 +328,7 @@ impl Budget {
 
     /// Lets sequences with depth 0 save, and raises the depth to 1 for those that can pay for it.
     fn probe(&self, depths: &mut [usize], forecasts: &mut [DraftForecast<'_>], sequences: usize) {
-        let share = self.target.seconds(sequences) / sequences.max(1) as f64;
+        let share = self.target.seconds(sequences, 0) / sequences.max(1) as f64;
         let busy = depths.iter().zip(&*forecasts);
         let rows = busy.map(|(&depth, one)| (1..=depth).map(move |depth| one.rows_of(depth)));
         let first = rows.flatten().filter(|(forward, _)| *forward == 0);
@@ -347,7 +361,7 @@ impl Budget {
 
     /// Seconds that 0, 1, ..., `nodes` draft nodes add to a step of `base_rows` rows.
     fn verify_seconds(&self, base_rows: usize, nodes: usize) -> Vec<f64> {
-        let seconds = |nodes| self.target.seconds(base_rows + nodes);
+        let seconds = |nodes| self.target.seconds(base_rows, nodes);
         (0..=nodes).map(|node| seconds(node) - seconds(0)).collect()
     }
 
@@ -395,7 +409,7 @@ impl Budget {
     /// The tokens that a second must gain.
     fn price(&self, sequences: usize) -> f64 {
         let sequences = sequences.max(1);
-        let plain = sequences as f64 / self.target.seconds(sequences);
+        let plain = sequences as f64 / self.target.seconds(sequences, 0);
         MARGIN * self.speed_up().max(1.0) * plain
     }
 }
@@ -439,6 +453,8 @@ fn best(offers: &[RankedPrefix]) -> usize {
     best
 }
 
+#[cfg(test)]
+mod experts;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

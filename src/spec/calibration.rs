@@ -1,13 +1,11 @@
 //! What a model's forwards cost, measured before the first request.
 
+use super::target_cost::MeasuredForward;
 use crate::error::Result;
 use crate::kv::{BlockAllocator, BlockTable, KvStore};
 use crate::model::{Batch, Model};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
-
-/// Rows of a forward, and its seconds.
-pub type Measured = Vec<(usize, f64)>;
 
 /// Numbers of rows whose cost is measured.
 const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
@@ -19,12 +17,18 @@ const RUNS: usize = 4;
 /// After this time no other number of rows is begun, and after twice this time no further round.
 const MAX_TIME: Duration = Duration::from_secs(1);
 
-/// Measures forwards of one sequence that begins at position 0. Writes to the pool, which has `num_blocks`
-/// blocks and in which no sequence may have any.
+/// Measures forwards of one sequence that begins at position 0, all of whose tokens differ. With experts, those whose
+/// tokens are all the same come after each: as their values are the same, too, so is what attention makes of them, and
+/// all rows choose the same experts (but for what else a model makes of positions, such as states). Writes to the pool,
+/// which has `num_blocks` blocks and in which no sequence may have any.
 ///
 /// # Errors
 /// If the device failed.
-pub fn measure(model: &mut dyn Model, store: &mut KvStore, num_blocks: usize) -> Result<Measured> {
+pub fn measure(
+    model: &mut dyn Model,
+    store: &mut KvStore,
+    num_blocks: usize,
+) -> Result<Vec<MeasuredForward>> {
     let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
     let first_pool = store.layers.first();
     let rows: Vec<usize> = if first_pool.is_some_and(|(k, _)| k.device().is_cuda()) {
@@ -32,36 +36,50 @@ pub fn measure(model: &mut dyn Model, store: &mut KvStore, num_blocks: usize) ->
     } else {
         ROWS.to_vec()
     };
+    let layers = &model.config().spec.layers;
+    let has_experts = layers.iter().any(|layer| layer.experts().is_some());
     let (started, mut table) = (Instant::now(), BlockTable::default());
-    let mut forward = |rows: usize, table: &BlockTable| -> Result<f64> {
+    let mut forward = |rows: usize, step: u32, table: &BlockTable| -> Result<MeasuredForward> {
         let mut batch = Batch::default();
-        let tokens: Vec<u32> = (0..rows as u32).collect();
+        let tokens: Vec<u32> = (0..rows as u32).map(|row| row * step).collect();
         batch.push_span(&tokens, &[], 0, table, store.block_size);
         batch.logits = (0..rows as u32).collect();
         let started = Instant::now();
+        let output = model.forward(&batch, store)?;
         // Waits for the result.
-        let logits = model.forward(&batch, store)?.logits;
-        let one = logits.narrow(0, 0, 1)?.narrow(1, 0, 1)?;
+        let one = output.logits.narrow(0, 0, 1)?.narrow(1, 0, 1)?;
         one.flatten_all()?.to_vec1::<f32>()?;
-        Ok(started.elapsed().as_secs_f64())
+        Ok(MeasuredForward {
+            rows,
+            experts_read: output.experts_read,
+            seconds: started.elapsed().as_secs_f64(),
+        })
     };
-    let mut measured = Measured::new();
+    // The step from token to token, and the fastest forward.
+    let mut measured: Vec<(u32, MeasuredForward)> = Vec::new();
     for rows in rows {
         if started.elapsed() > MAX_TIME || blocks.reserve(&mut table, rows).is_err() {
             break;
         }
-        // The first one allocates.
-        forward(rows, &table)?;
-        measured.push((rows, f64::INFINITY));
+        let both = [1, 0]
+            .into_iter()
+            .take(1 + usize::from(has_experts && rows > 1));
+        for step in both {
+            // The first one allocates.
+            let first = forward(rows, step, &table)?;
+            let seconds = f64::INFINITY;
+            measured.push((step, MeasuredForward { seconds, ..first }));
+        }
     }
     for _ in 0..RUNS {
-        for (rows, fastest) in &mut measured {
-            *fastest = fastest.min(forward(*rows, &table)?);
+        for (step, fastest) in &mut measured {
+            let seconds = forward(fastest.rows, *step, &table)?.seconds;
+            fastest.seconds = fastest.seconds.min(seconds);
         }
         if started.elapsed() > 2 * MAX_TIME {
             break;
         }
     }
     blocks.release(&mut table);
-    Ok(measured)
+    Ok(measured.into_iter().map(|(_, fastest)| fastest).collect())
 }

@@ -109,6 +109,11 @@ impl CostCurve {
         self.fit();
     }
 
+    /// Seconds for a unit of what the shape says: it follows the speed of the machine.
+    pub(super) fn scale(&self) -> f64 {
+        self.scale
+    }
+
     /// Whether any step was measured.
     pub fn is_known(&self) -> bool {
         !self.knots.is_empty()

@@ -327,9 +327,9 @@ mod tests {
     fn calibration_measures_the_model_and_leaves_nothing() {
         let mut drafter = drafter(16);
         let measured = drafter.pool.calibrate().unwrap();
-        let rows: Vec<usize> = measured.iter().map(|&(rows, _)| rows).collect();
+        let rows: Vec<usize> = measured.iter().map(|one| one.rows).collect();
         assert_eq!(rows, [1, 2, 4, 6, 8, 16]);
-        assert!(measured.iter().all(|&(_, seconds)| seconds > 0.0));
+        assert!(measured.iter().all(|one| one.seconds > 0.0));
         assert_eq!(drafter.pool.usage(), 0.0);
         drafter.check_invariants().unwrap();
     }

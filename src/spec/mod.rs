@@ -26,10 +26,12 @@ mod share;
 mod states;
 mod step;
 mod tables;
+mod target_cost;
 mod translate;
 pub mod verify;
 
 pub use budget::BudgetMode;
+pub use calibration::measure;
 pub use cascade::Cascade;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
@@ -48,5 +50,6 @@ pub use runner::SpeculativeRunner;
 pub use states::max_state_copies;
 pub use step::{SequenceState, StepInput, StepOutput, StepResult};
 pub use tables::Tables;
+pub use target_cost::{MeasuredForward, TargetCost};
 pub use translate::{JointModel, JointVocabulary, Tokenizer, Translator};
 pub use verify::{Verdict, coupled, lossy, rejection, synthetic_acceptance};

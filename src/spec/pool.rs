@@ -1,9 +1,10 @@
 //! What a draft model or a head keeps of each sequence, in a paged pool of its own.
 
 use super::acceptance_model::{AcceptanceModel, History};
-use super::calibration::{self, Measured};
+use super::calibration;
 use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, SeqId};
 use super::features::{Features, MAX_UNREAD};
+use super::target_cost::MeasuredForward;
 use crate::error::{Error, Result};
 use crate::kv::{BlockAllocator, BlockTable, KvStore, PrefixRoot};
 use crate::model::{Batch, DraftNetwork, Head};
@@ -227,12 +228,11 @@ impl DraftPool {
         head.map_or(&[][..], |head| head.reads())
     }
 
-    /// Measures what a forward costs by its number of rows: rows and seconds. Called at most once, before
-    /// anything else.
+    /// Measures what a forward costs by its number of rows. Called at most once, before anything else.
     ///
     /// # Errors
     /// If the device failed.
-    pub fn calibrate(&mut self) -> Result<Measured> {
+    pub fn calibrate(&mut self) -> Result<Vec<MeasuredForward>> {
         let network = &mut self.network;
         let num_blocks = network.blocks.num_blocks();
         calibration::measure(network.draft.model_mut(), &mut network.store, num_blocks)

@@ -7,6 +7,7 @@ use super::guard::Guard;
 use super::masks::{Forced, follow_grammar};
 use super::reading::Reading;
 use super::step::{SequenceState, StepInput};
+use super::target_cost::TargetCost;
 use std::collections::HashMap;
 
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
@@ -72,7 +73,7 @@ pub struct Base {
 }
 
 impl Proposer {
-    /// A proposer that knows no costs yet.
+    /// A proposer that knows no costs yet, for a target without experts.
     pub fn new(drafter: Box<dyn Drafter>, mode: BudgetMode) -> Self {
         Self {
             drafter: Guard::new(drafter),
@@ -84,6 +85,12 @@ impl Proposer {
             asked: 0,
             has_failed: false,
         }
+    }
+
+    /// The same for a target of which `cost` is known.
+    pub fn with_target(mut self, cost: TargetCost) -> Self {
+        self.budget = self.budget.with_target(cost);
+        self
     }
 
     /// The costs that the budget learns.
@@ -105,7 +112,12 @@ impl Proposer {
     pub fn calibrate(&mut self) {
         match self.drafter.pool(|pool| pool.calibrate()) {
             None => (),
-            Some(Ok(measured)) => self.budget.draft_cost().calibrate(&measured),
+            Some(Ok(measured)) => {
+                let rows = measured.iter().map(|one| (one.rows, one.seconds));
+                self.budget
+                    .draft_cost()
+                    .calibrate(&rows.collect::<Vec<_>>());
+            }
             Some(Err(error)) => tracing::warn!("the draft model was not measured: {error}"),
         }
     }

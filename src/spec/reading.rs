@@ -164,6 +164,7 @@ mod tests {
                     sequences: 1,
                     base_rows: 1 + prompt_rows,
                     draft_nodes: 0,
+                    experts_read: 0,
                     tokens: 10,
                     target_seconds: 1.0,
                     draft_seconds: 0.0,

@@ -1,7 +1,7 @@
 //! One engine step: `propose -> forward -> verify`.
 
 use super::budget::{BudgetMode, StepCost};
-use super::calibration::{self, Measured};
+use super::calibration;
 use super::device;
 use super::draft::{Committed, Draft, DraftCost, SeqId};
 use super::drafter::Drafter;
@@ -10,6 +10,7 @@ use super::masks;
 use super::proposer::{Base, Proposer};
 use super::states::{StateSlots, max_state_copies};
 use super::step::{SequenceState, StepInput, StepResult, decide};
+use super::target_cost::{MeasuredForward, TargetCost};
 use crate::error::Result;
 use crate::kernels::parallel;
 use crate::kv::{AcceptedPath, KvStore};
@@ -31,6 +32,8 @@ pub struct SpeculativeRunner {
     proposers: Vec<Proposer>,
     /// Index of the one in use.
     used: usize,
+    /// See [`SpeculativeRunner::experts_read`].
+    experts_read: u64,
 }
 
 impl SpeculativeRunner {
@@ -49,7 +52,10 @@ impl SpeculativeRunner {
         let state_bytes = target.kv_shape().bytes_per_state();
         let states =
             (state_bytes > 0).then(|| StateSlots::new(block_size, max_state_copies(state_bytes)));
-        let proposer = |drafter| Proposer::new(drafter, budget);
+        let layers = target.config().spec.layers.iter();
+        let experts = layers.filter_map(|layer| layer.experts());
+        let cost = TargetCost::new(experts.map(|experts| (experts.count, experts.per_token)));
+        let proposer = |drafter| Proposer::new(drafter, budget).with_target(cost.clone());
         Ok(Self {
             target,
             store,
@@ -57,6 +63,7 @@ impl SpeculativeRunner {
             states,
             proposers: drafters.into_iter().map(proposer).collect(),
             used: 0,
+            experts_read: 0,
         })
     }
 
@@ -66,19 +73,19 @@ impl SpeculativeRunner {
         self
     }
 
-    /// Measures what a forward of the target and of a draft model costs by its number of rows, so that
-    /// the budget knows it before the first request; without a drafter it does nothing. Returns rows
-    /// and seconds of the target. Call it while no sequence has blocks: it writes to the pools.
+    /// Measures what a forward of the target and of a draft model costs by its number of rows and of the
+    /// experts that it reads, so that the budget knows it before the first request; without a drafter it does
+    /// nothing. Returns the forwards of the target. Call it while no sequence has blocks: it writes to the pools.
     ///
     /// # Errors
     /// If the device failed.
-    pub fn calibrate(&mut self) -> Result<Measured> {
+    pub fn calibrate(&mut self) -> Result<Vec<MeasuredForward>> {
         if self.proposers.is_empty() {
             return Ok(Vec::new());
         }
         let measured = calibration::measure(&mut *self.target, &mut self.store, self.num_blocks)?;
         for proposer in &mut self.proposers {
-            proposer.budget().target_cost().calibrate(&measured);
+            proposer.budget().target().calibrate(&measured);
             proposer.calibrate();
         }
         Ok(measured)
@@ -118,6 +125,7 @@ impl SpeculativeRunner {
         let masks = masks::of_step(inputs, &drafts);
         let output =
             masks::overlap_with_forward(masks, || self.target.forward(&batch, &mut self.store))?;
+        self.experts_read += output.experts_read as u64;
         if batch.logits.is_empty() && batch.last_hidden.is_empty() {
             // Nothing is read back. Without this, a GPU would queue one chunk of a prompt after the other,
             // and who arrives would wait for them all.
@@ -142,6 +150,7 @@ impl SpeculativeRunner {
                 sequences: base.sequences,
                 base_rows: base.rows,
                 draft_nodes: drafts.iter().map(Draft::len).sum(),
+                experts_read: output.experts_read,
                 tokens: outputs
                     .iter()
                     .flatten()
@@ -210,6 +219,12 @@ impl SpeculativeRunner {
     /// Draft nodes that were proposed and not verified, since the start.
     pub fn pruned(&self) -> u64 {
         self.proposers.iter().map(Proposer::pruned).sum()
+    }
+
+    /// Number of experts whose weights the target's forwards read, since the start: of each forward those that
+    /// [`ForwardOutput::experts_read`] counts.
+    pub fn experts_read(&self) -> u64 {
+        self.experts_read
     }
 
     /// Cost of drafting with models since the start.

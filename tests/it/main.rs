@@ -32,6 +32,7 @@ mod engine_faults;
 mod engine_limits;
 mod ernie_moe;
 mod experts;
+mod experts_cost;
 mod flag_limits;
 mod gemma3;
 mod generation_config;

@@ -166,6 +166,7 @@ impl Model for ToyHead {
             logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
             hidden: Some(Tensor::from_vec(numbers, (asked.len(), 1), &Device::Cpu)?),
             last_hidden: None,
+            experts_read: 0,
         })
     }
 }

@@ -193,6 +193,7 @@ pub fn walk(
             logits: next.logits,
             hidden: None,
             last_hidden: None,
+            experts_read: 0,
         };
         logits.read(|logits| {
             let (mut work, mut row) = (Vec::new(), 0);
