@@ -19,6 +19,8 @@ mod drafts;
 #[cfg(all(test, feature = "embedded-model"))]
 #[path = "main/engine_crash.rs"]
 mod engine_crash;
+#[path = "main/head_counts.rs"]
+mod head_counts;
 #[path = "main/learn.rs"]
 mod learn;
 #[path = "main/load.rs"]

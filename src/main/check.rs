@@ -3,6 +3,7 @@
 use crate::adapters::{self, AdapterReport};
 use crate::candidates::{Candidate, Target};
 use crate::defaults;
+use crate::head_counts::HeadCounts;
 use crate::load::{check_quantize, embeddings, load_options, read_text, tensors_elsewhere};
 use crate::memory::{self, Cache, DeviceMemory};
 use clap::ValueEnum;
@@ -10,8 +11,8 @@ use foretoken::config::{CheckOptions, Config, LoadFlags};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::GgufSource;
 use foretoken::model::{
-    self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, MixerSpec, Model,
-    ModelConfig, ModelSource, TensorEntry,
+    self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, Model,
+    ModelSource, TensorEntry,
 };
 use foretoken::text::Text;
 use foretoken::{console, kernels};
@@ -83,46 +84,6 @@ struct Report {
     draft: Option<Candidate>,
     /// Those on this machine that could be.
     drafts: Vec<Candidate>,
-}
-
-/// How many layers have these heads.
-#[derive(Debug, Serialize)]
-struct HeadCounts {
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-}
-
-impl HeadCounts {
-    /// In the order of the first layers that have them.
-    fn of_layers(shape: &ModelConfig) -> Vec<Self> {
-        let mut all: Vec<Self> = Vec::new();
-        let attends =
-            |layer: &&LayerSpec| matches!(layer.mixer, MixerSpec::Attention | MixerSpec::Latent(_));
-        for layer in shape.spec.layers.iter().filter(attends) {
-            let kv = layer.kv_heads.unwrap_or(shape.kv_heads());
-            let is_same =
-                |found: &&mut Self| found.kv_heads == kv.count && found.head_dim == kv.dim;
-            match all.iter_mut().find(is_same) {
-                Some(found) => found.layers += 1,
-                None => all.push(Self {
-                    layers: 1,
-                    heads: shape.num_heads,
-                    kv_heads: kv.count,
-                    head_dim: kv.dim,
-                }),
-            }
-        }
-        all
-    }
-}
-
-impl fmt::Display for HeadCounts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (heads, dim, kv) = (self.heads, self.head_dim, self.kv_heads);
-        write!(f, "{heads} heads of {dim} ({kv} of keys and values)")
-    }
 }
 
 /// An estimate of the speed of plain decoding: each token reads the weights once.

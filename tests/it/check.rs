@@ -294,6 +294,21 @@ fn heads_of_layers_that_differ_are_all_told() {
     assert!(row(&text, "layers").ends_with(heads), "{text}");
 }
 
+/// 24 values of a latent vector, and a rotated key of 8.
+#[test]
+fn of_latent_attention_one_row_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    for name in ["config.json", "model.safetensors"] {
+        let fixture = fixtures.join("deepseek_v3").join(name);
+        std::fs::copy(fixture, folder.path().join(name)).unwrap();
+    }
+    write_tokenizer(folder.path(), byte_level());
+    let text = table(&[folder.path().to_str().unwrap()]);
+    let heads = "4 heads over one latent row of 32";
+    assert!(row(&text, "layers").ends_with(heads), "{text}");
+}
+
 /// A token reads 3 of 8 or 2 of 6 experts of each layer, and one row of the embedding.
 #[test]
 fn decoding_reads_the_experts_in_use() {
