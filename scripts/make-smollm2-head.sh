@@ -84,17 +84,33 @@ if [[ $further ]]; then
     if grep -q avx512_bf16 /proc/cpuinfo; then
         fast+=(--products bf16)
     fi
-    learn "$work/head" "$steps" 1.2e-3 --warmup 40 --overlap-share 0.9 --init-from "$head" --draft-vocab-size 6000 \
-        "${corpora[@]}" "${fast[@]}"
-    gain=$(python3 -c 'import json, sys
-report = json.load(open(sys.argv[1]))
-print(report["trained"]["agreement"] - report["untrained"]["agreement"])' "$work/head/report.json")
-    if awk "BEGIN { exit !($gain < ${MIN_GAIN:-0.02}) }"; then
-        step "alpha at temperature 0 rose by $gain only: $head stays"
-        exit 0
+    # What it begins with stays the same if another run replaces the head meanwhile.
+    [[ -e $work/before.gguf ]] || cp "$head" "$work/before.gguf"
+    # from OUT FILE STEPS RATE ARGS
+    from() {
+        learn "$1" "$3" "$4" --overlap-share 0.9 --init-from "$2" --draft-vocab-size 6000 "${corpora[@]}" "${fast[@]}" "${@:5}"
+    }
+    from "$work/head" "$work/before.gguf" "$steps" 1.2e-3 --warmup 40
+    $foretoken convert --model "$work/head" --type q4_1 --out "$work/after.gguf"
+    # score NAME: alpha at temperature 0 of the file NAME.gguf on the held-out rows.
+    score() {
+        mkdir -p "$work/$1"
+        for file in "$work"/head/{features,targets}*; do
+            ln -sf "../head/${file##*/}" "$work/$1/"
+        done
+        from "$work/$1" "$work/$1.gguf" 1 1e-6 >&2
+        python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["untrained"]["agreement"])' "$work/$1/report.json"
+    }
+    before=$(score before)
+    after=$(score after)
+    step "alpha at temperature 0: $before before, $after after"
+    if awk "BEGIN { exit !($after - $before < ${MIN_GAIN:-0.02}) }"; then
+        step "$head stays"
+    elif ! cmp --silent "$work/before.gguf" "$head"; then
+        step "$head is another one than before this run, and stays: compare it with $work/after.gguf"
+    else
+        mv "$work/after.gguf" "$head"
     fi
-    $foretoken convert --model "$work/head" --type q4_1 --out "$head"
-    step "alpha at temperature 0 rose by $gain"
     exit 0
 fi
 

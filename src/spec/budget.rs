@@ -143,12 +143,6 @@ impl Budget {
         &mut self.target
     }
 
-    /// The part of the rows.
-    #[cfg(test)]
-    pub fn target_cost(&mut self) -> &mut CostCurve {
-        self.target.curve()
-    }
-
     /// Seconds of the draft model's forwards by rows, which the caller notes.
     pub fn draft_cost(&mut self) -> &mut CostCurve {
         &mut self.draft

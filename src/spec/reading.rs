@@ -102,12 +102,13 @@ impl Reading {
 mod tests {
     use super::*;
     use crate::spec::budget::BudgetMode;
+    use crate::spec::target_cost::tests::dense;
 
     /// A machine on which up to four rows cost little more than one, and a draft model's a tenth.
     fn budget() -> Budget {
         let mut budget = Budget::new(BudgetMode::Adaptive);
         let target = [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.8)];
-        budget.target_cost().calibrate(&target);
+        budget.target().calibrate(&dense(&target));
         budget
             .draft_cost()
             .calibrate(&target.map(|(rows, seconds)| (rows, 0.1 * seconds)));

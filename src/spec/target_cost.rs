@@ -83,11 +83,6 @@ impl TargetCost {
         }
     }
 
-    /// The part of the rows.
-    pub fn curve(&mut self) -> &mut CostCurve {
-        &mut self.curve
-    }
-
     /// Starts again from measured forwards. What an expert costs is what those with the same number of rows and
     /// different numbers of experts say; without such pairs, nothing.
     pub fn calibrate(&mut self, forwards: &[MeasuredForward]) {
@@ -206,6 +201,16 @@ pub(super) mod tests {
     use super::super::cost::tests::Noise;
     use super::*;
 
+    /// Forwards of a model without experts, from rows and seconds.
+    pub fn dense(forwards: &[(usize, f64)]) -> Vec<MeasuredForward> {
+        let forward = |&(rows, seconds): &(usize, f64)| MeasuredForward {
+            rows,
+            experts_read: 0,
+            seconds,
+        };
+        forwards.iter().map(forward).collect()
+    }
+
     /// The layers of Qwen3-30B-A3B.
     const LAYERS: usize = 48;
     const EXPERTS: usize = 128;
@@ -258,11 +263,7 @@ pub(super) mod tests {
         assert_eq!(cost.seconds(0, 0), 0.0);
         let forwards = [(1, 0.1), (2, 0.15), (8, 0.4)];
         curve.calibrate(&forwards);
-        cost.calibrate(&forwards.map(|(rows, seconds)| MeasuredForward {
-            rows,
-            experts_read: 0,
-            seconds,
-        }));
+        cost.calibrate(&dense(&forwards));
         for rows in 0..40 {
             assert_eq!(cost.seconds(1, rows), curve.seconds(1 + rows));
         }
@@ -365,7 +366,16 @@ pub(super) mod tests {
             vec![(1, 1), (128, 8)],
             vec![(4096, 1); 3],
         ] {
+            let all: usize = layers.iter().map(|&(experts, _)| experts).sum();
             let mut cost = TargetCost::new(layers);
+            // Rows take 1, and all experts together as much.
+            let both = [0, all].map(|experts_read| MeasuredForward {
+                rows: 2,
+                experts_read,
+                seconds: 1.0 + f64::from(u8::from(experts_read > 0)),
+            });
+            cost.calibrate(&both);
+            assert_eq!(cost.expert_seconds() > 0.0, all > 0);
             for _ in 0..500 {
                 let (rows, nodes) = (noise.below(300), noise.below(3) * noise.below(60));
                 let magnitude = noise.below(14);
@@ -375,6 +385,9 @@ pub(super) mod tests {
                 let expected = cost.seconds(1 + rows, nodes);
                 assert!(expected.is_finite() && expected > 0.0);
                 assert!(cost.seconds(1 + rows, nodes + 1) >= expected * (1.0 - 1e-9));
+                let read = |nodes| cost.expected_experts(1 + rows, nodes);
+                assert!(read(nodes) <= read(nodes + 1) && read(nodes + 1) <= all as f64 + 1e-6);
+                assert!(cost.seconds_of(9, all) >= cost.seconds_of(9, 0));
             }
         }
     }

@@ -2,6 +2,7 @@
 //! rows chose, at random.
 
 use super::super::cost::tests::Noise;
+use super::super::target_cost::tests::dense;
 use super::super::target_cost::{MeasuredForward, TargetCost};
 use super::tests::chain_parents;
 use super::*;
@@ -108,7 +109,7 @@ fn rate(seed: u64, policy: Policy) -> f64 {
         // The first of each two has no row like another.
         let rows = measured.iter().step_by(2);
         let rows: Vec<_> = rows.map(|one| (one.rows, one.seconds)).collect();
-        budget.target_cost().calibrate(&rows);
+        budget.target().calibrate(&dense(&rows));
     }
     let parents = chain_parents(DEPTH);
     let (mut tokens, mut seconds) = (0.0, 0.0);

@@ -1,6 +1,7 @@
 //! What the budget's decisions gain over many steps whose outcomes and times are drawn at random.
 
 use super::super::cost::tests::Noise;
+use super::super::target_cost::tests::dense;
 use super::tests::{budget, chain_parents, forecasts, kept, monotone, numbered};
 use super::*;
 
@@ -77,7 +78,7 @@ fn world(seed: u64) -> (f64, Vec<f64>) {
             (rows, runs[2])
         })
         .collect();
-    budget.target_cost().calibrate(&measured);
+    budget.target().calibrate(&dense(&measured));
     let mut probes = vec![Probe::default(); streams];
     let (mut ours, mut fixed) = ((0.0, 0.0), vec![(0.0, 0.0); DEPTH + 1]);
     for step in 0..3000 {

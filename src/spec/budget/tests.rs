@@ -1,9 +1,10 @@
 use super::super::cost::tests::Noise;
+use super::super::target_cost::tests::dense;
 use super::*;
 
 pub(super) fn budget(target: &[f64]) -> Budget {
     let mut budget = Budget::new(BudgetMode::Adaptive);
-    budget.target_cost().calibrate(&numbered(target));
+    budget.target().calibrate(&dense(&numbered(target)));
     budget
 }
 
@@ -259,7 +260,7 @@ fn prompts_and_an_interrupted_step_do_not_disturb_the_estimates() {
         ..step
     });
     assert_eq!(
-        (budget.speed_up(), budget.target_cost().seconds(1)),
+        (budget.speed_up(), budget.target().seconds(1, 0)),
         (1.0, 1.0)
     );
     budget.observe(&step);
