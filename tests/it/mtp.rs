@@ -204,33 +204,58 @@ fn the_first_of_several_drafts() {
     assert_eq!(one, "a layer for further tokens (MTP)");
 }
 
+/// The checkpoint of a fixture with a tensor, called `name`, that no layer reads.
+fn with_stray(fixture: &Fixture, name: &str) -> TempDir {
+    let stray = |stored: &mut Tensors| {
+        let any = Tensor::ones(4, DType::F32, &Device::Cpu).unwrap();
+        stored.insert(name.to_owned(), any);
+    };
+    changed(fixture, stray, json!({}))
+}
+
 /// What such a layer has besides is refused by its name, and so is one that lacks a part.
 #[test]
 fn a_layer_that_is_another_one_is_refused() {
-    let bias = |stored: &mut Tensors| {
-        let norm = stored["model.layers.3.enorm.weight"].clone();
-        stored.insert("model.layers.3.eh_proj.bias".into(), norm);
+    let refused = |folder: &TempDir, want: &str| {
+        let target = open(folder.path()).unwrap();
+        let source = ModelSource::Folder(folder.path().to_owned());
+        let refused = load_mtp(&source, &options(), &*target).map(drop);
+        let error = refused.unwrap_err().to_string();
+        assert!(
+            error.contains(want) && error.lines().count() == 1,
+            "{error}"
+        );
     };
-    let lacking = |stored: &mut Tensors| {
-        stored.remove("model.layers.3.shared_head.norm.weight");
-    };
-    type Change<'c> = &'c dyn Fn(&mut Tensors);
-    let cases: [(Change, &str); 2] = [
-        (&bias, "tensor model.layers.3.eh_proj.bias"),
-        (&lacking, "model.layers.3.shared_head.norm.weight"),
-    ];
-    for name in ["deepseek_v3", "glm4_moe"] {
-        for (change, want) in cases {
-            let folder = changed(&fixture(name), change, json!({}));
-            let target = open(folder.path()).unwrap();
-            let source = ModelSource::Folder(folder.path().to_owned());
-            let refused = load_mtp(&source, &options(), &*target).map(drop);
-            let error = refused.unwrap_err().to_string();
-            assert!(
-                error.contains(want) && error.lines().count() == 1,
-                "{error}"
-            );
+    for (name, strays) in [
+        ("deepseek_v3", &["model.layers.3.eh_proj.bias"][..]),
+        ("glm4_moe", &["model.layers.3.eh_proj.bias"]),
+        (
+            "qwen3_5",
+            &["mtp.fc.bias", "mtp.embed_tokens.weight", "mtp.layers.0.new"],
+        ),
+        (
+            "ernie4_5_moe",
+            &["model.mtp_linear_proj.0.bias", "model.mtp_new.0.weight"],
+        ),
+    ] {
+        for stray in strays {
+            let folder = with_stray(&fixture(name), stray);
+            refused(&folder, &format!("tensor {stray} "));
         }
+    }
+    for name in ["deepseek_v3", "glm4_moe"] {
+        let part = "model.layers.3.shared_head.norm.weight";
+        let lacking = |stored: &mut Tensors| drop(stored.remove(part));
+        refused(&changed(&fixture(name), lacking, json!({})), part);
+    }
+    // What is of a further layer is left out with it.
+    for (name, further) in [
+        ("qwen3_5", "mtp.layers.1.new"),
+        ("ernie4_5_moe", "model.mtp_linear_proj.1.bias"),
+    ] {
+        let folder = with_stray(&fixture(name), further);
+        let target = open(folder.path()).unwrap();
+        assert!(head(folder.path(), &*target).is_some(), "{name}");
     }
 }
 
