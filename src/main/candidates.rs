@@ -1,6 +1,6 @@
 //! Which models and heads on this machine can draft for a target, by their headers.
 
-use crate::drafts::LoadedDraft;
+use crate::drafts::{LoadedDraft, mtp_refused, no_mtp};
 use crate::load::{draft_options, read_text, tensors_elsewhere};
 use candle_core::Device;
 use foretoken::config::{Config, DrafterChoice};
@@ -127,8 +127,10 @@ impl Target<'_> {
                 return Ok(None);
             }
             DrafterChoice::Mtp => {
-                let missing = || Error::setup("--drafter mtp: the checkpoint has no such layer");
-                return self.further_layer()?.ok_or_else(missing).map(Some);
+                let found = self.further_layer()?;
+                return found
+                    .ok_or_else(|| no_mtp(&self.config.model.name))
+                    .map(Some);
             }
             _ => return Ok(None),
         };
@@ -159,8 +161,7 @@ impl Target<'_> {
     /// `Setup`: why it cannot be loaded.
     pub fn further_layer(&self) -> Result<Option<(DraftNetwork, Candidate)>> {
         let found = model::inspect_mtp(self.source, self.options, self.model);
-        let found = found.map_err(|e| Error::setup(format!("--drafter mtp: {e}")))?;
-        Ok(found.map(|(head, inventory)| {
+        Ok(found.map_err(mtp_refused)?.map(|(head, inventory)| {
             let candidate = Candidate {
                 name: "mtp".into(),
                 kind: "Mtp".into(),

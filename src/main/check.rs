@@ -3,6 +3,7 @@
 use crate::adapters::{self, AdapterReport};
 use crate::candidates::{Candidate, Target};
 use crate::defaults;
+use crate::drafts::tables_instead;
 use crate::head_counts::HeadCounts;
 use crate::load::{check_quantize, embeddings, load_options, read_text, tensors_elsewhere};
 use crate::memory::{self, Cache, DeviceMemory};
@@ -80,8 +81,11 @@ struct Report {
     decode: Option<Decode>,
     /// Those of `--lora-modules`.
     adapters: Vec<AdapterReport>,
-    /// That of `--draft-model`.
+    /// That of `--draft-model`, or the checkpoint's own.
     draft: Option<Candidate>,
+    /// Why the checkpoint's own will not draft.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_refused: Option<String>,
     /// Those on this machine that could be.
     drafts: Vec<Candidate>,
 }
@@ -175,7 +179,9 @@ fn report(config: &Config) -> Result<Report> {
     let drafter = config.drafter.as_ref().filter(|_| model.generates());
     // As in `load`: a layer that cannot be loaded stops nothing unless a flag asks for it.
     let preferred = drafter.filter(|_| config.prefers_mtp);
-    let preferred = preferred.and_then(|_| target.further_layer().ok().flatten());
+    let preferred = preferred.map_or(Ok(None), |_| target.further_layer());
+    let draft_refused = preferred.as_ref().err().map(tables_instead);
+    let preferred = preferred.unwrap_or(None);
     let (network, draft) = match (preferred, drafter) {
         (Some(found), _) => Some(found).unzip(),
         (None, Some(drafter)) => target.given(drafter)?.unzip(),
@@ -190,6 +196,7 @@ fn report(config: &Config) -> Result<Report> {
     Ok(Report {
         decode: (device.is_cpu() && model.generates()).then(|| Decode::estimate(read)),
         draft,
+        draft_refused,
         drafts: if model.generates() {
             target.fitting()
         } else {
@@ -317,6 +324,7 @@ impl Report {
             free_memory_bytes: memory::free_memory(),
             decode: None,
             draft: None,
+            draft_refused: None,
             drafts: Vec::new(),
         }
     }
@@ -442,6 +450,9 @@ impl fmt::Display for Report {
         row("decode", decode)?;
         if let Some(draft) = &self.draft {
             row("draft", draft.to_string())?;
+        }
+        if let Some(why) = &self.draft_refused {
+            row("draft", why.clone())?;
         }
         if self.drafts.is_empty() {
             return row("drafts that fit", "none in the cache".into());

@@ -231,6 +231,23 @@ impl Tokenizer for Words {
     }
 }
 
+/// That the model `name` has no layer that `--drafter mtp` asks for.
+pub fn no_mtp(name: &str) -> Error {
+    Error::setup(format!(
+        "--drafter mtp: {name} has no layer for further tokens that is supported (those of Qwen3-Next, Qwen 3.5, DeepSeek-V3, GLM-4.5 to 4.7 and ERNIE 4.5 with experts are): leave out --drafter"
+    ))
+}
+
+/// That such a layer cannot be loaded.
+pub fn mtp_refused(error: Error) -> Error {
+    Error::setup(format!("--drafter mtp: {error}"))
+}
+
+/// The same if no flag asked for it.
+pub fn tables_instead(error: &Error) -> String {
+    format!("tables draft, not the layer for further tokens: {error}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use crate::adapters;
 use crate::corpus;
-use crate::drafts::LoadedDraft;
+use crate::drafts::{LoadedDraft, mtp_refused, no_mtp, tables_instead};
 use crate::learn;
 use crate::memory::{self, DeviceMemory};
 use candle_core::{DType, Device};
@@ -312,12 +312,9 @@ fn load_draft(
         DrafterChoice::Eagle3(choice) => head(choice, "eagle3", |kind| !kind.is_parallel())?,
         DrafterChoice::Parallel(choice) => head(choice, "parallel", HeadKind::is_parallel)?,
         DrafterChoice::Own(layers) => LoadedDraft::own(target, layers.as_ref())?,
-        DrafterChoice::Mtp => load_mtp(config, source, device, target)?.ok_or_else(|| {
-            Error::setup(format!(
-                "--drafter mtp: {} has no layer for further tokens that is supported (those of Qwen3-Next, Qwen 3.5, DeepSeek-V3, GLM-4.5 to 4.7 and ERNIE 4.5 with experts are): leave out --drafter",
-                config.model.name
-            ))
-        })?,
+        DrafterChoice::Mtp => {
+            load_mtp(config, source, device, target)?.ok_or_else(|| no_mtp(&config.model.name))?
+        }
         DrafterChoice::Tables | DrafterChoice::Ngram { .. } | DrafterChoice::Lookahead => {
             return Ok(None);
         }
@@ -333,8 +330,7 @@ fn load_mtp(
 ) -> Result<Option<LoadedDraft>> {
     let options = load_options(&config.load, device);
     let head = model::load_mtp(source, &options, target);
-    let head = head.map_err(|e| Error::setup(format!("--drafter mtp: {e}")))?;
-    Ok(head.map(|head| {
+    Ok(head.map_err(mtp_refused)?.map(|head| {
         tracing::info!("{} drafts for itself: {}", config.model.name, head.layout());
         LoadedDraft::of_head(head)
     }))
@@ -348,7 +344,7 @@ fn preferred_mtp(
     target: &dyn Model,
 ) -> Option<LoadedDraft> {
     load_mtp(config, source, device, target).unwrap_or_else(|error| {
-        tracing::warn!("tables draft, not the layer for further tokens: {error}");
+        tracing::warn!("{}", tables_instead(&error));
         None
     })
 }

@@ -233,8 +233,12 @@ impl EagleHead {
         if let Some(name) = &names.head {
             output.linear = weights.linear(name, shape, false)?;
         }
-        let start = weights.stored_start(&names.layer);
-        weights.finish(|name| !name.starts_with(&start))?;
+        let start = names.start(&weights);
+        let is_own = |name: &str| {
+            name.strip_prefix(&start)
+                .is_some_and(|rest| names.owns(rest))
+        };
+        weights.finish(|name| !is_own(name))?;
         weights.device().synchronize()?;
         Ok(Self {
             dtypes: weights.dtypes(),

@@ -5,8 +5,8 @@ use super::block_conv::ConvShape;
 use super::config::{HEAD_KEYS, ModelConfig};
 use super::head::{HeadKind, read_json};
 use super::head_keys::{
-    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, layers_of, needed, refuse_present,
-    shown, size, take_windows,
+    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layers_of, needed,
+    refuse_present, shown, size, take_windows,
 };
 use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::{Error, Result};
@@ -136,9 +136,13 @@ impl HeadConfig {
 
     fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
         let mut shape = layers_of(json)?;
-        // Of nested layers these would get lost.
+        // Of nested layers these would get lost. One is no key of a head: transformers has it for all classes.
         let nested = &json["transformer_layer_config"];
-        refuse_present(&|_| nested, &[&[IS_CAUSAL], &END_KEYS[..]].concat())?;
+        let lost = HEAD_KEYS.iter().copied();
+        let lost: Vec<&str> = lost
+            .filter(|&key| key != "has_no_defaults_at_init")
+            .collect();
+        refuse_present(&|_| nested, &lost).map_err(|e| format!("transformer_layer_config: {e}"))?;
         if let Some(keys) = shape.as_object_mut() {
             keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
         }
@@ -185,7 +189,7 @@ impl HeadConfig {
             "sample_from_anchor",
             "sliding_window_non_causal",
         ])?;
-        refuse_present(&|_| json, &["markov_rank", "markov_head_type"])?;
+        refuse_present(&|_| json, &["markov_rank", "markov_head_type", SHIFT_LABEL])?;
         refuse_present(&|_| json, &DFLASH2_KEYS)?;
         refuse_present(&|_| json, &DOMINO_KEYS)?;
         refuse_present(&|_| json, &END_KEYS)?;

@@ -29,6 +29,8 @@ pub const END_KEYS: [&str; 3] = [
 ];
 /// Whether rows see only those before them.
 pub const IS_CAUSAL: &str = "is_causal";
+/// In the layout of Domino's authors: whether each row of a block predicts the token after its position.
+pub const SHIFT_LABEL: &str = "shift_label";
 
 /// The places where a flag of an EAGLE head may be.
 pub struct Flags<'a>(pub [&'a Value; 2]);

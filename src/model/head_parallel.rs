@@ -8,8 +8,8 @@ use super::head_config::{
     TARGET_HIDDEN_SIZE,
 };
 use super::head_keys::{
-    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, layer_outputs, needed, refuse_present,
-    shown, size,
+    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layer_outputs, needed,
+    refuse_present, shown, size,
 };
 use super::{MAX_TREE_NODES, MaskedBlock};
 use crate::error::clipped;
@@ -17,8 +17,6 @@ use serde_json::Value;
 
 const PROJECTOR_TYPE: &str = "projector_type";
 const SAMPLE_FROM_ANCHOR: &str = "sample_from_anchor";
-/// The name of Domino's [`SAMPLE_FROM_ANCHOR`] in its authors' layout.
-const SHIFT_LABEL: &str = "shift_label";
 const NON_CAUSAL: &str = "sliding_window_non_causal";
 /// What may be in `dflash_config`, besides the keys of DFlash 2 and Domino.
 const NESTED_KEYS: [&str; 7] = [
@@ -60,6 +58,12 @@ struct ParallelJson<'a> {
     is_library: bool,
 }
 
+/// Whether both are there and differ; `30` and `30.0` do not.
+fn contradict(one: &Value, other: &Value) -> bool {
+    let is_same = one == other || one.is_number() && one.as_f64() == other.as_f64();
+    !is_same && !one.is_null() && !other.is_null()
+}
+
 impl<'a> ParallelJson<'a> {
     /// # Errors
     /// What is not supported.
@@ -73,8 +77,14 @@ impl<'a> ParallelJson<'a> {
         if let Some(odd) = keys.find(|key| !known().any(|known| known == key)) {
             return Err(format!("dflash_config: {} is not supported", clipped(odd)));
         }
+        let nested = &json["dflash_config"];
+        let places = known().map(|key| (*key, &nested[*key]));
+        let mut places = places.chain([(IS_CAUSAL, &nested[CAUSAL])]);
+        if let Some((key, _)) = places.find(|(key, inner)| contradict(inner, &json[*key])) {
+            return Err(format!("{key} is given twice, with different values"));
+        }
         let library = json["speculators_model_type"].as_str();
-        let projector = &json["dflash_config"][PROJECTOR_TYPE];
+        let projector = &nested[PROJECTOR_TYPE];
         let algorithm = match (library, json["architectures"][0].as_str()) {
             (Some("dflash2"), _) | (None, Some("DFlash2DraftModel")) => Algorithm::DFlash2,
             (Some("dspark"), _) | (None, Some("Qwen3DSparkModel" | "DSparkDraftModel")) => {
@@ -163,19 +173,24 @@ impl<'a> ParallelJson<'a> {
         if self.is_library || !matches!(self.algorithm, Algorithm::DFlash | Algorithm::DFlash2) {
             self.refuse(&END_KEYS)?;
         }
-        let number = |key: &str| {
+        let number = |key: &str, fits: fn(f32) -> bool, range: &str| {
             let value = &self.at(key)[key];
+            // Checked as it is used: what is small may round to 0.
             match value.as_f64().map(|number| number as f32) {
                 _ if value.is_null() => Ok(None),
-                Some(number) if number.is_finite() && number >= 0. => Ok(Some(number)),
-                _ => Err(format!("{key} {} must be a number from 0", shown(value))),
+                Some(number) if number.is_finite() && fits(number) => Ok(Some(number)),
+                _ => {
+                    let value = shown(value);
+                    Err(format!("{key} {value} must be a finite number {range} 0"))
+                }
             }
         };
+        let factor = |key: &str| number(key, |factor| factor > 0., "above");
         let [embedding, logits, soft_cap] = END_KEYS;
         Ok(EndScales {
-            embedding: number(embedding)?,
-            logits: number(logits)?,
-            soft_cap: number(soft_cap)?,
+            embedding: factor(embedding)?,
+            logits: factor(logits)?,
+            soft_cap: number(soft_cap, |cap| cap >= 0., "from")?,
         })
     }
 
@@ -333,11 +348,6 @@ fn domino(source: &ParallelJson<'_>, block: MaskedBlock) -> Result<DominoConfig,
         for key in [width, rank] {
             needed(source.at(key), key)?;
         }
-    }
-    // SpecForge repeats one of them outside.
-    let outer = &source.json[rank];
-    if !outer.is_null() && *outer != source.at(rank)[rank] {
-        return Err(format!("{rank} is given twice, with different values"));
     }
     let last = (block.size).saturating_sub(if block.from_anchor { 1 } else { 2 });
     Ok(DominoConfig {

@@ -24,6 +24,7 @@ pub(super) struct MtpNames {
     pub head: Option<String>,
     /// The other parts begin so.
     pub layer: String,
+    layout: MtpLayout,
 }
 
 impl MtpNames {
@@ -40,6 +41,7 @@ impl MtpNames {
                 embedding: Some(after("embed_tokens")),
                 head: Some(after("shared_head.head")),
                 layer: after(""),
+                layout,
             },
             MtpLayout::Apart => Self {
                 fc: "mtp.fc".into(),
@@ -49,6 +51,7 @@ impl MtpNames {
                 embedding: None,
                 head: None,
                 layer: "mtp.layers.0.".into(),
+                layout,
             },
             // Without a norm of its own, its output has that of the model (its authors' code, and FastDeploy).
             MtpLayout::Ernie => Self {
@@ -59,6 +62,7 @@ impl MtpNames {
                 embedding: None,
                 head: None,
                 layer: "model.mtp_block.0.".into(),
+                layout,
             },
         };
         let has = |name: &String| weights.has(&format!("{name}.weight"));
@@ -70,6 +74,26 @@ impl MtpNames {
             head: names.head.filter(has),
             ..names
         })
+    }
+
+    /// How all names of such layers begin, in the checkpoint `weights`; with [`MtpLayout::After`] those of this one.
+    pub fn start(&self, weights: &Weights) -> String {
+        weights.stored_start(match self.layout {
+            MtpLayout::After => &self.layer,
+            MtpLayout::Apart => "mtp.",
+            MtpLayout::Ernie => "model.mtp_",
+        })
+    }
+
+    /// Whether a tensor is of this layer, and not of a further one; `rest` is its name after [`MtpNames::start`].
+    pub fn owns(&self, rest: &str) -> bool {
+        let index = match self.layout {
+            MtpLayout::After => None,
+            MtpLayout::Apart => names::layer_of_head(rest).map(|(index, _)| index),
+            // The number is after the part: `block.0.mlp`, `linear_proj.0.weight`.
+            MtpLayout::Ernie => rest.split('.').nth(1).and_then(|index| index.parse().ok()),
+        };
+        index.is_none_or(|index| index == 0)
     }
 }
 

@@ -16,7 +16,7 @@ fn refusal(name: &str, change: &dyn Fn(&mut Json)) -> String {
 #[test]
 fn what_no_head_does_is_refused_by_name() {
     type Change<'a> = (&'a str, &'a dyn Fn(&mut Json), &'a str);
-    let changes: [Change<'_>; 47] = [
+    let changes: [Change<'_>; 57] = [
         ("eagle31", &|c| c["new_norm"] = true.into(), "new_norm"),
         (
             "dspark",
@@ -220,6 +220,52 @@ fn what_no_head_does_is_refused_by_name() {
             &|c| c["sample_from_anchor"] = true.into(),
             "sample_from_anchor",
         ),
+        (
+            "eagle31",
+            &|c| c["shift_label"] = false.into(),
+            "shift_label",
+        ),
+        ("peagle", &|c| c["shift_label"] = true.into(), "shift_label"),
+        (
+            "eagle31",
+            &|c| c["transformer_layer_config"]["norm_before_fc"] = true.into(),
+            "transformer_layer_config: norm_before_fc",
+        ),
+        (
+            "domino",
+            &|c| c["transformer_layer_config"]["mask_token_id"] = 3.into(),
+            "transformer_layer_config: mask_token_id",
+        ),
+        (
+            "domino_specforge",
+            &|c| c["mask_token_id"] = 254.into(),
+            "mask_token_id is given twice",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["block_size"] = 7.into(),
+            "block_size is given twice",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["dflash_config"]["causal"] = true.into(),
+            "is_causal is given twice",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["dflash_config"]["output_multiplier"] = 0.into(),
+            "output_multiplier 0 must be a finite number above 0",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["dflash_config"]["input_embedding_scale"] = 1e-50.into(),
+            "must be a finite number above 0",
+        ),
+        (
+            "dflash2_scaled",
+            &|c| c["dflash_config"]["final_logit_softcapping"] = 1e39.into(),
+            "must be a finite number from 0",
+        ),
     ];
     for (name, change, needle) in changes {
         let error = refusal(name, change);
@@ -229,6 +275,29 @@ fn what_no_head_does_is_refused_by_name() {
         let error = refusal("dspark", &|c| c["speculators_model_type"] = kind.into());
         let needle = format!("speculators_model_type {kind} is not supported");
         assert!(error.contains(&needle), "{error}");
+    }
+}
+
+/// A value that is there twice and the same is taken, and so is a null.
+#[test]
+fn what_says_the_same_is_not_refused() {
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut Json));
+    let changes: [Change<'_>; 4] = [
+        ("dflash2_scaled", &|c| {
+            c["final_logit_softcapping"] = 2.5.into()
+        }),
+        ("dflash2_scaled", &|c| {
+            c["dflash_config"]["causal"] = false.into()
+        }),
+        ("domino_specforge", &|c| c["block_size"] = 6.into()),
+        ("eagle31", &|c| {
+            c["transformer_layer_config"]["norm_before_fc"] = Json::Null;
+            c["transformer_layer_config"]["has_no_defaults_at_init"] = false.into();
+        }),
+    ];
+    for (name, change) in changes {
+        let loaded = load(changed(name, change).path());
+        assert!(loaded.is_ok(), "{name}: {:?}", loaded.err());
     }
 }
 

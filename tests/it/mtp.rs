@@ -204,33 +204,58 @@ fn the_first_of_several_drafts() {
     assert_eq!(one, "a layer for further tokens (MTP)");
 }
 
+/// The checkpoint of a fixture with a tensor, called `name`, that no layer reads.
+fn with_stray(fixture: &Fixture, name: &str) -> TempDir {
+    let stray = |stored: &mut Tensors| {
+        let any = Tensor::ones(4, DType::F32, &Device::Cpu).unwrap();
+        stored.insert(name.to_owned(), any);
+    };
+    changed(fixture, stray, json!({}))
+}
+
 /// What such a layer has besides is refused by its name, and so is one that lacks a part.
 #[test]
 fn a_layer_that_is_another_one_is_refused() {
-    let bias = |stored: &mut Tensors| {
-        let norm = stored["model.layers.3.enorm.weight"].clone();
-        stored.insert("model.layers.3.eh_proj.bias".into(), norm);
+    let refused = |folder: &TempDir, want: &str| {
+        let target = open(folder.path()).unwrap();
+        let source = ModelSource::Folder(folder.path().to_owned());
+        let refused = load_mtp(&source, &options(), &*target).map(drop);
+        let error = refused.unwrap_err().to_string();
+        assert!(
+            error.contains(want) && error.lines().count() == 1,
+            "{error}"
+        );
     };
-    let lacking = |stored: &mut Tensors| {
-        stored.remove("model.layers.3.shared_head.norm.weight");
-    };
-    type Change<'c> = &'c dyn Fn(&mut Tensors);
-    let cases: [(Change, &str); 2] = [
-        (&bias, "tensor model.layers.3.eh_proj.bias"),
-        (&lacking, "model.layers.3.shared_head.norm.weight"),
-    ];
-    for name in ["deepseek_v3", "glm4_moe"] {
-        for (change, want) in cases {
-            let folder = changed(&fixture(name), change, json!({}));
-            let target = open(folder.path()).unwrap();
-            let source = ModelSource::Folder(folder.path().to_owned());
-            let refused = load_mtp(&source, &options(), &*target).map(drop);
-            let error = refused.unwrap_err().to_string();
-            assert!(
-                error.contains(want) && error.lines().count() == 1,
-                "{error}"
-            );
+    for (name, strays) in [
+        ("deepseek_v3", &["model.layers.3.eh_proj.bias"][..]),
+        ("glm4_moe", &["model.layers.3.eh_proj.bias"]),
+        (
+            "qwen3_5",
+            &["mtp.fc.bias", "mtp.embed_tokens.weight", "mtp.layers.0.new"],
+        ),
+        (
+            "ernie4_5_moe",
+            &["model.mtp_linear_proj.0.bias", "model.mtp_new.0.weight"],
+        ),
+    ] {
+        for stray in strays {
+            let folder = with_stray(&fixture(name), stray);
+            refused(&folder, &format!("tensor {stray} "));
         }
+    }
+    for name in ["deepseek_v3", "glm4_moe"] {
+        let part = "model.layers.3.shared_head.norm.weight";
+        let lacking = |stored: &mut Tensors| drop(stored.remove(part));
+        refused(&changed(&fixture(name), lacking, json!({})), part);
+    }
+    // What is of a further layer is left out with it.
+    for (name, further) in [
+        ("qwen3_5", "mtp.layers.1.new"),
+        ("ernie4_5_moe", "model.mtp_linear_proj.1.bias"),
+    ] {
+        let folder = with_stray(&fixture(name), further);
+        let target = open(folder.path()).unwrap();
+        assert!(head(folder.path(), &*target).is_some(), "{name}");
     }
 }
 
@@ -375,6 +400,48 @@ fn it_drafts_without_a_flag() {
     }
 }
 
+/// A layer that cannot be loaded stops nothing without a flag, and `check` and the log say the same of it.
+#[test]
+fn the_reason_why_it_does_not_draft_is_said() {
+    let folder = with_stray(&fixture("deepseek_v3"), "model.layers.3.eh_proj.bias");
+    write_tokenizer(folder.path(), byte_level());
+    let path = folder.path().to_str().unwrap();
+    let check = |flags: &[&str]| {
+        let output = foretoken().args(["check", path]).args(flags).output();
+        let output = output.unwrap();
+        let is_done = output.status.success();
+        let said = if is_done {
+            output.stdout
+        } else {
+            output.stderr
+        };
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    let why = "--drafter mtp: tensor model.layers.3.eh_proj.bias ";
+    let (_, report) = check(&["--json"]);
+    let report: Json = serde_json::from_str(&report).unwrap();
+    let said = report["draft_refused"].as_str().unwrap();
+    assert!(
+        said.contains("tables draft") && said.contains(why),
+        "{said}"
+    );
+    assert_eq!(report["draft"], Json::Null);
+    let (code, table) = check(&[]);
+    assert!(code == Some(0) && table.contains(said), "{table}");
+
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let flags = format!("--model {path} --dtype f32");
+    let file = log.reopen().unwrap();
+    drop(Server::start_logging(&flags, "foretoken=info", file));
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    assert!(log.contains(said), "{log}");
+
+    let (code, error) = check(&["--drafter", "mtp"]);
+    assert!(code == Some(2) && error.contains(why), "{error}");
+    let (_, report) = check(&["--drafter", "tables", "--json"]);
+    assert!(!report.contains("draft_refused"), "{report}");
+}
+
 /// The report of a benchmark names what drafted, and random weights have the layer, too.
 #[test]
 fn a_benchmark_says_that_it_drafts() {
@@ -403,11 +470,16 @@ fn the_flag_needs_such_a_layer() {
     let folder = changed(&fixture("glm4_moe_plain"), |_| (), json!({}));
     write_tokenizer(folder.path(), byte_level());
     let path = folder.path().to_str().unwrap();
-    let serve = ["serve", "--model", path, "--drafter", "mtp", "--port", "0"];
-    let refused = foretoken().args(serve).output().unwrap();
-    let error = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(2), "{error}");
-    assert!(error.contains("has no layer for further tokens"), "{error}");
+    let serve = ["serve", "--model", path, "--port", "0"];
+    let check = ["check", path];
+    for command in [&serve[..], &check[..]] {
+        let mut run = foretoken();
+        let refused = run.args(command).args(["--drafter", "mtp"]);
+        let refused = refused.output().unwrap();
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{error}");
+        assert!(error.contains("has no layer for further tokens"), "{error}");
+    }
 }
 
 /// Its states are not cut back to what was accepted, so it drafts neither for others nor for itself.
