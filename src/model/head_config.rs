@@ -250,6 +250,29 @@ impl HeadConfig {
         }
     }
 
+    /// The key of something that it computes besides `fc`, its layers and a Markov head; `None` = there is nothing.
+    pub fn extra(&self) -> Option<&'static str> {
+        let (path, scales) = (&self.path, &self.scales);
+        let all = [
+            ("norm_before_fc", self.fc_norm == FcNorm::Whole),
+            ("fc_norm", self.fc_norm == FcNorm::EachLayer),
+            ("norm_output", self.norm_output),
+            ("prefix_gru", path.domino.is_some()),
+            (
+                "sample_from_anchor",
+                self.block.is_some_and(|block| block.from_anchor),
+            ),
+            ("enable_confidence_head", path.confidence.is_some()),
+            ("conv_kernel_size", self.convs.is_some()),
+            ("selector_rank", path.selector.is_some()),
+            ("input_embedding_scale", scales.embedding.is_some()),
+            ("output_multiplier", scales.logits.is_some()),
+            ("final_logit_softcapping", scales.soft_cap.is_some()),
+        ];
+        let found = all.into_iter().find(|(_, is_there)| *is_there);
+        found.map(|(key, _)| key)
+    }
+
     /// The layers of `target` that it reads.
     ///
     /// # Errors

@@ -85,25 +85,12 @@ impl HeadConfig {
     /// What such a file cannot say.
     pub fn gguf_metadata(&self) -> Result<Vec<(String, GgufValue)>, String> {
         let layers = self.shape.num_layers();
-        let from_anchor = self.block.is_some_and(|block| block.from_anchor);
-        for (what, is_there) in [
-            ("norm_before_fc", self.fc_norm == FcNorm::Whole),
-            ("fc_norm", self.fc_norm == FcNorm::EachLayer),
-            ("norm_output", self.norm_output),
-            ("prefix_gru", self.path.domino.is_some()),
-            ("sample_from_anchor", from_anchor),
-            ("this markov_head_type", self.markov_rank().is_err()),
-            ("enable_confidence_head", self.path.confidence.is_some()),
-            ("conv_kernel_size", self.convs.is_some()),
-            ("output_multiplier", self.scales != EndScales::default()),
-            (
-                "num_hidden_layers above 1",
-                self.kind == HeadKind::Eagle3 && layers > 1,
-            ),
-        ] {
-            if is_there {
-                return Err(format!("a GGUF file of a head cannot say {what}"));
-            }
+        let deep = self.kind == HeadKind::Eagle3 && layers > 1;
+        let unsaid = (self.extra())
+            .or((self.markov_rank().is_err()).then_some("this markov_head_type"))
+            .or(deep.then_some("num_hidden_layers above 1"));
+        if let Some(what) = unsaid {
+            return Err(format!("a GGUF file of a head cannot say {what}"));
         }
         let number = |&n: &usize| GgufValue::U32(n as u32);
         let architecture = self.kind.gguf_architecture().unwrap_or_default();

@@ -81,8 +81,8 @@ pub use config::ModelConfig;
 pub use delta_spec::{DeltaLayout, DeltaSpec};
 pub use fingerprint::fingerprint;
 pub use head::HeadKind;
+pub(crate) use head_config::HeadConfig;
 pub use head_config::MAX_MARKOV_RANK;
-pub(crate) use head_config::{FcNorm, HeadConfig};
 pub use inventory::{Inventory, TensorEntry};
 pub use latent_spec::LatentSpec;
 pub use layer_spec::{

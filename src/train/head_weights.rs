@@ -6,7 +6,7 @@ use super::model::{INITIAL_DEVIATION, fresh};
 use super::ops::{Products, linear, rms_norm, swiglu};
 use super::optimizer::ByName;
 use crate::error::{Error, Result};
-use crate::model::{HeadTarget, ModelConfig, Weights, names};
+use crate::model::{HeadConfig, HeadTarget, ModelConfig, RopeRows, Weights, names};
 use candle_core::{DType, Device, Tensor, Var};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,6 +18,52 @@ const EMBEDDING_NOISE: f64 = 0.01;
 
 /// The layer of an EAGLE-3 head.
 pub const EAGLE_LAYER: &str = "midlayer";
+
+/// How the tensors of the first layer of a head with `weights` begin.
+pub fn first_layer(weights: &Weights) -> &'static str {
+    if weights.has("midlayer.self_attn.q_proj.weight") {
+        EAGLE_LAYER
+    } else {
+        "layers.0"
+    }
+}
+
+/// What a head of configuration `head` has that training does not know: what it would learn from there means
+/// something else. `None` = nothing.
+///
+/// # Errors
+/// If the `weights` cannot be read.
+pub fn untrained(head: &HeadConfig, weights: &mut Weights) -> Result<Option<String>> {
+    let odd = head.shape.spec.layers.iter().any(|layer| {
+        layer.rope_rows == RopeRows::Neighbours
+            || layer.qkv_bias
+            || layer.o_bias
+            || layer.mlp_bias
+            || layer.window.is_some()
+    });
+    if head.norm_before_residual {
+        return Ok(Some("norm_before_residual".into()));
+    }
+    if let Some(key) = head.extra() {
+        return Ok(Some(key.into()));
+    }
+    if odd || head.shape.plain_rope().is_err() {
+        return Ok(Some(
+            "layers that are not like a Llama's without biases".into(),
+        ));
+    }
+    if weights.rope_factors()?.is_some() {
+        return Ok(Some("divisors of RoPE's frequencies".into()));
+    }
+    let of_layer = |part: &str| format!("{}.self_attn.{part}", first_layer(weights));
+    let tensors = [
+        "embed_tokens.weight".into(),
+        of_layer("q_norm.weight"),
+        of_layer("q_proj.bias"),
+    ];
+    let found = tensors.into_iter().find(|name| weights.has(name));
+    Ok(found.map(|name| format!("a tensor {name}")))
+}
 
 /// The target's embedding, which is not trained.
 #[derive(Clone)]

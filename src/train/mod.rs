@@ -62,8 +62,7 @@ pub use options::{DistillOptions, DraftSize, Method, Objective};
 use output::OutputFolder;
 use parallel::{ParallelParts, TrainParallelHead};
 use report::DistillReport;
-use shape::StudentSpec;
-use student::Student;
+use student::{Student, StudentSpec};
 use target::DistillTarget;
 use targets::SoftTargets;
 use trainer::{TrainData, Trainer};
@@ -144,18 +143,7 @@ fn vocabulary<'a>(
     let all = draft.vocab_size;
     Ok(Some(match (options.method, &options.init_from) {
         (Method::Eagle3 | Method::Parallel, Some(path)) => {
-            let ids = initial::head_ids(path, options.method)?;
-            let fit = ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|&id| (id as usize) < all);
-            if !fit || ids.len() != size {
-                return Err(Error::in_file(
-                    path,
-                    format!(
-                        "its head predicts {} ids: give --draft-vocab-size {}, and a head for the same target",
-                        ids.len(),
-                        ids.len()
-                    ),
-                ));
-            }
+            let ids = initial::head_ids(path, options.method, draft)?;
             DraftVocabulary::of(ids, all, device)?
         }
         _ => {

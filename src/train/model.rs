@@ -186,7 +186,7 @@ impl Student for TrainModel {
 }
 
 /// The name and shape of every weight.
-fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+pub fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let (hidden, mlp, d) = (
         config.hidden_size,
         config.intermediate_size,

@@ -122,8 +122,8 @@ pub struct DistillOptions {
     #[arg(long, value_name = "RANK", help_heading = "Models",
           value_parser = number("a whole number from 0 to 16384", |&n: &usize| n <= MAX_MARKOV_RANK))]
     pub markov_rank: Option<usize>,
-    /// Weights of that shape to begin with, instead of random ones: a folder, or a head's .gguf file. Of a model with
-    /// half as many layers or more, the upper ones are taken twice. A head keeps the ids of the other.
+    /// Weights of that shape to begin with, instead of random ones: a folder, or a head's .gguf file. Of a draft
+    /// model with half as many layers or more, the upper ones are taken twice. A head keeps the ids of the other.
     #[arg(long, value_name = "PATH", help_heading = "Models")]
     pub init_from: Option<PathBuf>,
     /// Folder for checkpoints and the draft, which then is a model like any other.

@@ -58,7 +58,8 @@ impl TrainParallelHead {
         (seed, seq_len): (u64, usize),
         device: &Device,
     ) -> Result<Self> {
-        let shapes = shapes(&config, &parts, ids.len());
+        let sizes = (parts.taps, parts.markov_rank);
+        let shapes = shapes(&config, sizes, ids.len());
         let random = (seed, seq_len + parts.block.size);
         Ok(Self {
             weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
@@ -160,13 +161,14 @@ impl Student for TrainParallelHead {
     }
 }
 
-/// The name and shape of every weight of a head with `parts` that predicts `outputs` ids.
-fn shapes(
+/// The name and shape of every weight of a head with so many taps and a Markov head of that rank that predicts
+/// `outputs` ids.
+pub fn shapes(
     config: &ModelConfig,
-    parts: &ParallelParts,
+    (taps, rank): (usize, usize),
     outputs: usize,
 ) -> Vec<(String, Vec<usize>)> {
-    let (hidden, taps, rank) = (config.hidden_size, parts.taps, parts.markov_rank);
+    let hidden = config.hidden_size;
     let mut all: Vec<(String, Vec<usize>)> = [
         ("fc", vec![hidden, taps * hidden]),
         ("hidden_norm", vec![hidden]),

@@ -2,6 +2,7 @@
 
 use super::corpus::Row;
 use super::parallel::ANCHOR_STRIDE;
+use super::student::StudentSpec;
 use super::target::DistillTarget;
 use super::{DistillOptions, DraftSize, Method, Objective, Products, initial};
 use crate::error::{Error, Result};
@@ -10,19 +11,6 @@ use crate::model::{HeadKind, LayerSpec, MaskedBlock, ModelConfig, RopeScaling, R
 use crate::text::Text;
 use serde_json::{Value, json};
 use std::path::Path;
-
-/// What to train.
-pub struct StudentSpec {
-    pub config: ModelConfig,
-    /// Its `config.json`.
-    pub json: Value,
-    /// The layers of the target whose hidden states it reads.
-    pub taps: Vec<usize>,
-    /// Of a parallel head; see [`StudentSpec::choose_mask`].
-    pub block: Option<MaskedBlock>,
-    /// Of a parallel head: rank of its Markov head; 0 = it has none.
-    pub markov_rank: usize,
-}
 
 /// Layers of a parallel head.
 const LAYERS: usize = 2;
@@ -57,13 +45,13 @@ pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpe
             "--products bf16 belongs to --method eagle3 and parallel",
         ));
     }
-    if let Some(path) = &options.init_from {
-        initial::check(path, options.method)?;
-    }
     let shape = match options.method {
         Method::Draft => draft_model(options, target)?,
         Method::Eagle3 | Method::Parallel => head(options, target)?,
     };
+    if let Some(path) = &options.init_from {
+        initial::check(path, options.method, &shape, target.config.as_ref())?;
+    }
     if options.top_k > shape.config.vocab_size {
         return Err(Error::setup(format!(
             "--top-k must be at most {}, the number of token ids, not {}",
@@ -279,8 +267,9 @@ fn markov_rank(options: &DistillOptions) -> Result<usize> {
     let Some(path) = &options.init_from else {
         return Ok(MARKOV_RANK);
     };
-    let head = initial::head_config(path, Method::Parallel)?;
-    (head.markov_rank()).map_err(|e| Error::in_file(path, format!("{e}: no other can be trained")))
+    // One of another kind is refused with the rest of the head.
+    let head = initial::head_config(path, HeadKind::Parallel)?;
+    Ok(head.markov_rank().unwrap_or_default())
 }
 
 /// What the `config.json` of a parallel head has besides; without the mask token. The published layout
@@ -344,7 +333,7 @@ fn mask(options: &DistillOptions, vocab_size: usize, rows: &[Row], text: &Text) 
         };
     }
     if let Some(path) = &options.init_from {
-        let block = initial::head_config(path, Method::Parallel)?.block;
+        let block = initial::head_config(path, HeadKind::Parallel)?.block;
         if let Some(block) = block.filter(|block| (block.mask as usize) < vocab_size) {
             return Ok(block.mask);
         }

@@ -2,8 +2,23 @@
 
 use super::optimizer::ByName;
 use crate::error::{Error, Result};
+use crate::model::{MaskedBlock, ModelConfig};
 use candle_core::{Tensor, Var};
+use serde_json::Value;
 use std::collections::HashMap;
+
+/// What to train.
+pub struct StudentSpec {
+    pub config: ModelConfig,
+    /// Its `config.json`.
+    pub json: Value,
+    /// The layers of the target whose hidden states it reads.
+    pub taps: Vec<usize>,
+    /// Of a parallel head; see [`StudentSpec::choose_mask`].
+    pub block: Option<MaskedBlock>,
+    /// Of a parallel head: rank of its Markov head; 0 = it has none.
+    pub markov_rank: usize,
+}
 
 /// Some rows of the corpus, as a student reads them.
 pub struct TrainBatch<'a> {

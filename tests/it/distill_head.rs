@@ -15,9 +15,9 @@ use foretoken::train::{DistillOptions, Method, Objective, Products, run};
 use serde_json::{Value, json};
 use std::fs;
 
-const OUTPUTS: usize = 20;
+pub const OUTPUTS: usize = 20;
 
-fn options(shop: &Workshop, out: &str) -> DistillOptions {
+pub fn options(shop: &Workshop, out: &str) -> DistillOptions {
     DistillOptions {
         method: Method::Eagle3,
         draft_config: None,
@@ -76,7 +76,7 @@ fn a_head_is_learnt_and_written_in_the_published_layout() {
     assert_eq!(ids, known);
 }
 
-fn parallel(shop: &Workshop, out: &str) -> DistillOptions {
+pub fn parallel(shop: &Workshop, out: &str) -> DistillOptions {
     DistillOptions {
         method: Method::Parallel,
         taps: vec![1, 2],
@@ -342,64 +342,6 @@ fn a_head_is_learnt_from_some_drafts_and_rounded_products() {
         ..rest
     };
     refused_with(&other, "ttt-stride was 3");
-}
-
-#[test]
-fn a_head_can_begin_with_another() {
-    let shop = Workshop::new();
-    let first = run(&options(&shop, "first")).unwrap();
-    let mut second = options(&shop, "second");
-    second.init_from = Some(shop.at("first"));
-    second.steps = 2;
-    let report = run(&second).unwrap();
-    assert_eq!(report.untrained, first.trained);
-    second.out = shop.at("third");
-    second.draft_vocab_size = OUTPUTS - 1;
-    refused_with(&second, "--draft-vocab-size 20");
-}
-
-/// A file without the folder that it was made of, as heads are shipped.
-#[test]
-fn a_head_can_begin_with_a_gguf_file() {
-    let shop = Workshop::new();
-    let file = |name: &str| {
-        let out = shop.at(&format!("{name}.gguf"));
-        foretoken::convert::run(&ConvertOptions {
-            model: shop.at(name).display().to_string(),
-            revision: None,
-            out: out.clone(),
-            kind: GgmlDType::F32,
-        })
-        .unwrap();
-        out
-    };
-    for (name, options) in [
-        ("eagle3", options(&shop, "eagle3")),
-        ("blocks", parallel(&shop, "blocks")),
-    ] {
-        let first = run(&options).unwrap();
-        let second = DistillOptions {
-            out: shop.at("second").join(name),
-            init_from: Some(file(name)),
-            steps: 2,
-            ..options
-        };
-        assert_eq!(run(&second).unwrap().untrained, first.trained, "{name}");
-    }
-    let mut other = options(&shop, "other");
-    other.init_from = Some(shop.at("blocks.gguf"));
-    refused_with(&other, "it is no head of this --method");
-    other.method = Method::Draft;
-    other.draft_config = Some(shop.at("draft.json"));
-    refused_with(&other, "only heads");
-    other.init_from = Some(shop.at("none.gguf"));
-    refused_with(
-        &DistillOptions {
-            method: Method::Eagle3,
-            ..other
-        },
-        "none.gguf",
-    );
 }
 
 #[test]

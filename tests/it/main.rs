@@ -23,6 +23,7 @@ mod corrupt_heads;
 mod demo;
 mod distill;
 mod distill_head;
+mod distill_init;
 mod drafter_panics;
 mod eagle;
 mod eagle_head;

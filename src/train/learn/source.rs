@@ -2,11 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::kernels::quant::BlockType;
-use crate::model::{
-    FcNorm, HeadConfig, HeadKind, HeadTarget, ModelConfig, ModelSource, RopeRows, open_head,
-};
+use crate::model::{HeadKind, HeadTarget, ModelConfig, ModelSource, open_head};
 use crate::train::head::shapes;
-use crate::train::head_weights::EAGLE_LAYER;
+use crate::train::head_weights::{EAGLE_LAYER, first_layer, untrained};
 use crate::train::optimizer::ByName;
 use crate::train::shape::{eagle3_json, head_json};
 use candle_core::{DType, Tensor};
@@ -37,25 +35,14 @@ impl HeadFile {
             return Err(unsuited("it is no EAGLE-3 head"));
         }
         let (head, mut weights) = open_head(source, HeadKind::Eagle3)?;
-        check(&head)?;
-        let layer = if weights.has("midlayer.self_attn.q_proj.weight") {
-            EAGLE_LAYER
-        } else {
-            "layers.0"
-        };
-        let part = |part: &str| format!("{layer}.{part}");
-        for (name, what) in [
-            ("embed_tokens.weight".into(), "an embedding of its own"),
-            (part("self_attn.q_norm.weight"), "norms of q and k"),
-            (part("self_attn.q_proj.bias"), "biases"),
-        ] {
-            if weights.has(&name) {
-                return Err(unsuited(&format!("it has {what}")));
-            }
+        let layers = head.shape.num_layers();
+        if layers != 1 {
+            return Err(unsuited(&format!("it has {layers} layers, not one")));
         }
-        if weights.rope_factors()?.is_some() {
-            return Err(unsuited("it has divisors of RoPE's frequencies"));
+        if let Some(what) = untrained(&head, &mut weights)? {
+            return Err(unsuited(&format!("it has {what}")));
         }
+        let layer = first_layer(&weights);
         let taps = head.taps_of(&target.config).map_err(Error::setup)?;
         let config = head.shape;
         let ids = match weights.output_ids(&config)? {
@@ -117,38 +104,6 @@ impl HeadFile {
             file.weights.values().map(|w| w.dims().to_vec()).collect()
         };
         (dims(self) != dims(other)).then(|| "it has another shape".into())
-    }
-}
-
-/// Whether the configuration says that only such weights are there as training knows.
-fn check(head: &HeadConfig) -> Result<()> {
-    let layers = head.shape.num_layers();
-    let odd = head.shape.spec.layers.iter().any(|layer| {
-        layer.rope_rows == RopeRows::Neighbours
-            || layer.qkv_bias
-            || layer.o_bias
-            || layer.mlp_bias
-            || layer.window.is_some()
-    });
-    let not = [
-        (layers != 1, format!("it has {layers} layers, not one")),
-        (
-            head.norm_before_residual,
-            "it has norm_before_residual".into(),
-        ),
-        (
-            head.fc_norm != FcNorm::None,
-            "it has norms before fc".into(),
-        ),
-        (head.norm_output, "it has norm_output".into()),
-        (
-            odd || head.shape.plain_rope().is_err(),
-            "its layer is not like a Llama's without biases".into(),
-        ),
-    ];
-    match not.into_iter().find(|(is_so, _)| *is_so) {
-        Some((_, what)) => Err(unsuited(&what)),
-        None => Ok(()),
     }
 }
 

@@ -79,7 +79,7 @@ fn parts(markov_rank: usize) -> ParallelParts {
 }
 
 fn head(markov_rank: usize) -> TrainParallelHead {
-    let shapes = shapes(&config(), &parts(markov_rank), IDS.len());
+    let shapes = shapes(&config(), (parts(0).taps, markov_rank), IDS.len());
     let vars = shapes.into_iter().enumerate().map(|(seed, (name, dims))| {
         let var = Var::from_tensor(&large(seed, &dims)).unwrap();
         (name, var)
