@@ -100,12 +100,15 @@ pub fn load_weights(
     Ok(())
 }
 
+/// Reads a weight in f32, by its name alone.
+type StoredReader = Box<dyn FnMut(&str) -> Result<Tensor>>;
+
 /// Reads a weight in f32, by the name and the shape that training gives it.
 type Reader = Box<dyn FnMut(&str, &[usize]) -> Result<Tensor>>;
 
 /// Reads those in `path` for a student of `method` with so many `layers`.
 fn reader(path: &Path, method: Method, layers: usize) -> Result<Reader> {
-    let mut read: Box<dyn FnMut(&str) -> Result<Tensor>> = match method.head() {
+    let mut read: StoredReader = match method.head() {
         Some(kind) => {
             let mut weights = open(path, kind)?.1;
             let layer = first_layer(&weights);
@@ -126,7 +129,7 @@ fn reader(path: &Path, method: Method, layers: usize) -> Result<Reader> {
 }
 
 /// Reads the weights of the draft model in `folder`, for one of `wanted` layers.
-fn of_model(folder: &Path, wanted: usize) -> Result<Box<dyn FnMut(&str) -> Result<Tensor>>> {
+fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
     if is_gguf(folder) {
         return Err(Error::in_file(
             folder,
