@@ -142,6 +142,12 @@ fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
     let weights = unsafe { MmapedSafetensors::multi(&files) };
     let weights = weights.map_err(|e| Error::in_file(folder, e))?;
     let saved = layers(weights.tensors().iter().map(|(name, _)| &**name));
+    if saved > wanted {
+        return Err(Error::in_file(
+            folder,
+            format!("it has {saved} layers, more than the {wanted} of the draft to train"),
+        ));
+    }
     Ok(Box::new(move |name: &str| {
         let weight = weights.load(&stacked(name, saved, wanted), &Device::Cpu);
         (weight.and_then(|weight| weight.to_dtype(DType::F32)))

@@ -94,10 +94,13 @@ fn a_run_can_begin_with_the_weights_of_another() {
         assert!(largest < 1e-9, "{name} is {largest} from {below}");
     }
 
-    // Weights of another shape are refused.
+    // Weights of another shape are refused, and those of more layers, of which some would get lost.
     deep(3).unwrap();
     options.out = shop.at("fourth");
     refused_with(&options, "model.layers.1");
+    deep(1).unwrap();
+    options.init_from = Some(shop.at("third"));
+    refused_with(&options, "it has 2 layers");
 }
 
 /// A draft whose vocabulary is only some ids: it is served as it was trained, from a folder and from a
