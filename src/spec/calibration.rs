@@ -17,8 +17,8 @@ const RUNS: usize = 4;
 /// After this time no other number of rows is begun, and after twice this time no further round.
 const MAX_TIME: Duration = Duration::from_secs(1);
 
-/// Measures forwards of one sequence that begins at position 0, all of whose tokens differ. With experts, those whose
-/// tokens are all the same come after each: as their values are the same, too, so is what attention makes of them, and
+/// Measures forwards of one sequence that begins at position 0, all of whose tokens differ. If `alike`, and with experts,
+/// those whose tokens are all the same come after each: as their values are the same, too, so is what attention makes of them, and
 /// all rows choose the same experts (but for what else a model makes of positions, such as states). Writes to the pool,
 /// which has `num_blocks` blocks and in which no sequence may have any.
 ///
@@ -28,6 +28,7 @@ pub fn measure(
     model: &mut dyn Model,
     store: &mut KvStore,
     num_blocks: usize,
+    alike: bool,
 ) -> Result<Vec<MeasuredForward>> {
     let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
     let first_pool = store.layers.first();
@@ -37,7 +38,7 @@ pub fn measure(
         ROWS.to_vec()
     };
     let layers = &model.config().spec.layers;
-    let has_experts = layers.iter().any(|layer| layer.experts().is_some());
+    let alike = alike && layers.iter().any(|layer| layer.experts().is_some());
     let (started, mut table) = (Instant::now(), BlockTable::default());
     let mut forward = |rows: usize, step: u32, table: &BlockTable| -> Result<MeasuredForward> {
         let mut batch = Batch::default();
@@ -61,9 +62,7 @@ pub fn measure(
         if started.elapsed() > MAX_TIME || blocks.reserve(&mut table, rows).is_err() {
             break;
         }
-        let both = [1, 0]
-            .into_iter()
-            .take(1 + usize::from(has_experts && rows > 1));
+        let both = [1, 0].into_iter().take(1 + usize::from(alike && rows > 1));
         for step in both {
             // The first one allocates.
             let first = forward(rows, step, &table)?;

@@ -235,7 +235,9 @@ impl DraftPool {
     pub fn calibrate(&mut self) -> Result<Vec<MeasuredForward>> {
         let network = &mut self.network;
         let num_blocks = network.blocks.num_blocks();
-        calibration::measure(network.draft.model_mut(), &mut network.store, num_blocks)
+        let (model, store) = (network.draft.model_mut(), &mut network.store);
+        // Drafts are tokens that differ.
+        calibration::measure(model, store, num_blocks, false)
     }
 
     /// Probability that a draft has the right tokens down to depth 1, 2, ..., `length`.

@@ -112,9 +112,7 @@ impl Proposer {
     pub fn calibrate(&mut self) {
         match self.drafter.pool(|pool| pool.calibrate()) {
             None => (),
-            Some(Ok(mut measured)) => {
-                // Of a draft with experts, the forwards of tokens that differ, as drafts do: they come first.
-                measured.dedup_by_key(|one| one.rows);
+            Some(Ok(measured)) => {
                 let rows = measured.iter().map(|one| (one.rows, one.seconds));
                 self.budget
                     .draft_cost()

@@ -83,7 +83,8 @@ impl SpeculativeRunner {
         if self.proposers.is_empty() {
             return Ok(Vec::new());
         }
-        let measured = calibration::measure(&mut *self.target, &mut self.store, self.num_blocks)?;
+        let measured =
+            calibration::measure(&mut *self.target, &mut self.store, self.num_blocks, true)?;
         for proposer in &mut self.proposers {
             proposer.budget().target().calibrate(&measured);
             proposer.calibrate();

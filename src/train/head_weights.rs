@@ -28,6 +28,17 @@ pub fn first_layer(weights: &Weights) -> &'static str {
     }
 }
 
+/// The ids that a head of configuration `head` predicts.
+///
+/// # Errors
+/// If the `weights` cannot be read, or name ids that the target does not have.
+pub fn output_ids(head: &HeadConfig, weights: &mut Weights) -> Result<Vec<u32>> {
+    Ok(match weights.output_ids(&head.shape)? {
+        Some(ids) => ids.to_vec1()?,
+        None => (0..head.shape.vocab_size as u32).collect(),
+    })
+}
+
 /// What a head of configuration `head` has that training does not know: what it would learn from there means
 /// something else. `None` = nothing.
 ///

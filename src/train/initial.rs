@@ -1,6 +1,6 @@
 //! What training begins with: the weights of an earlier draft or head, `--init-from`.
 
-use super::head_weights::{EAGLE_LAYER, first_layer, untrained};
+use super::head_weights::{EAGLE_LAYER, first_layer, output_ids, untrained};
 use super::optimizer::ByName;
 use super::student::StudentSpec;
 use super::{Method, head, model, parallel};
@@ -164,11 +164,7 @@ pub fn head_ids(path: &Path, method: Method, wanted: &ModelConfig) -> Result<Vec
         return Err(Error::internal("a draft model has no ids of a head"));
     };
     let (head, mut weights) = open(path, kind)?;
-    let ids = weights.output_ids(&head.shape);
-    let ids = match ids.map_err(|e| Error::in_file(path, e))? {
-        Some(ids) => ids.to_vec1()?,
-        None => (0..head.shape.vocab_size as u32).collect(),
-    };
+    let ids = output_ids(&head, &mut weights).map_err(|e| Error::in_file(path, e))?;
     if ids.len() != wanted.output_size() || !ids.is_sorted_by(|a, b| a < b) {
         let count = ids.len();
         return Err(Error::in_file(

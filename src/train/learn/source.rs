@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::kernels::quant::BlockType;
 use crate::model::{HeadKind, HeadTarget, ModelConfig, ModelSource, open_head};
 use crate::train::head::shapes;
-use crate::train::head_weights::{EAGLE_LAYER, first_layer, untrained};
+use crate::train::head_weights::{EAGLE_LAYER, first_layer, output_ids, untrained};
 use crate::train::optimizer::ByName;
 use crate::train::shape::{eagle3_json, head_json};
 use candle_core::{DType, Tensor};
@@ -44,11 +44,8 @@ impl HeadFile {
         }
         let layer = first_layer(&weights);
         let taps = head.taps_of(&target.config).map_err(Error::setup)?;
+        let ids = output_ids(&head, &mut weights)?;
         let config = head.shape;
-        let ids = match weights.output_ids(&config)? {
-            Some(ids) => ids.to_vec1()?,
-            None => (0..config.vocab_size as u32).collect(),
-        };
         let (dtype, blocks) = weights.stored_as("lm_head.weight")?;
         let read = |(name, dims): (String, Vec<usize>)| {
             let weight = weights.dense(&name.replace(EAGLE_LAYER, layer))?;
