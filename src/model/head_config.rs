@@ -238,11 +238,8 @@ impl HeadConfig {
     /// Rank of its Markov head, 0 = it has none.
     ///
     /// # Errors
-    /// If that head is more than two matrices, or another kind.
+    /// If that head is more than two matrices.
     pub fn markov_rank(&self) -> Result<usize, String> {
-        if self.path.domino.is_some() {
-            return Err("projector_type must be dflash".into());
-        }
         match self.path.markov {
             None => Ok(0),
             Some(markov) if markov.kind == MarkovKind::Vanilla => Ok(markov.rank),
