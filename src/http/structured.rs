@@ -34,6 +34,10 @@ pub(super) struct ResponseFormat {
     kind: FormatKind,
     /// Required where the type is `json_schema`.
     json_schema: Option<NamedSchema>,
+    /// Of `json_object`: which objects, as other servers have it.
+    schema: Option<Value>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -72,10 +76,20 @@ pub(super) struct FlatFormat {
 
 impl From<FlatFormat> for ResponseFormat {
     fn from(format: FlatFormat) -> Self {
-        let is_schema = format.kind == FormatKind::JsonSchema;
+        let FlatFormat { kind, schema } = format;
+        if kind == FormatKind::JsonSchema {
+            return Self {
+                kind,
+                json_schema: Some(schema),
+                schema: None,
+                others: Map::new(),
+            };
+        }
         Self {
-            kind: format.kind,
-            json_schema: is_schema.then_some(format.schema),
+            kind,
+            json_schema: None,
+            schema: schema.schema,
+            others: schema.others,
         }
     }
 }
@@ -107,7 +121,7 @@ impl Context<'_> {
         let Some((field, source)) = fields.asked()? else {
             return Ok(None);
         };
-        self.grammars.compile(field, &source).map(Some)
+        self.compile(field, &source).map(Some)
     }
 }
 
@@ -235,9 +249,20 @@ impl ResponseFormat {
     fn asked(&self) -> Result<Option<Asked>> {
         let field = FieldPath::from(RESPONSE_FORMAT);
         let at = field.key("json_schema");
+        refuse_others(
+            &field,
+            self.others.iter().find(|(_, value)| !value.is_null()),
+        )?;
+        if self.schema.is_some() && self.kind != FormatKind::JsonObject {
+            let what = format!("requires {field}.type to be json_object");
+            return wrong(field.key("schema"), what);
+        }
         match (self.kind, &self.json_schema) {
             (FormatKind::Text, None) => Ok(None),
-            (FormatKind::JsonObject, None) => Ok(Some((field, GrammarSource::JsonObject))),
+            (FormatKind::JsonObject, None) => Ok(Some(match self.schema.clone() {
+                Some(schema) => (field.key("schema"), GrammarSource::JsonSchema(schema)),
+                None => (field, GrammarSource::JsonObject),
+            })),
             (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {
                 wrong(at, format!("requires {field}.type to be json_schema"))
             }
