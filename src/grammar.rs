@@ -6,6 +6,8 @@
 
 mod compiled;
 mod compiler;
+mod kept;
+mod lane;
 mod mask;
 mod place;
 mod source;
@@ -14,7 +16,8 @@ pub mod toy;
 mod vocabulary;
 
 pub use compiled::Grammar;
-pub use compiler::Compiler;
+pub use compiler::{Compiler, Waiter};
+pub use lane::ClientId;
 pub use mask::Mask;
 pub use source::{GrammarSource, MAX_SOURCE_BYTES};
 pub use state::GrammarState;

@@ -1,32 +1,73 @@
 //! A compiled grammar, which many texts share.
 
+use crate::error::caught_here;
 use llguidance::{Matcher, TokenParser};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A compiled grammar. Clones share it.
 #[derive(Clone)]
 pub struct Grammar(Arc<Compiled>);
 
 struct Compiled {
-    /// At the start of a text. What its lexer learns from one text serves the next ones.
-    parser: Mutex<TokenParser>,
+    /// With a lexer that no text has used.
+    unused: Mutex<TokenParser>,
+    /// With the lexer that texts share, so that what it learns from one text serves the next ones.
+    shared: Mutex<StartParser>,
+    /// Bytes of the unused lexer, approximately, and of the shared one when a text used it last: to ask it would
+    /// be to wait for the text that uses it.
+    unused_bytes: usize,
+    shared_bytes: AtomicUsize,
     vocab_size: usize,
     eos: Box<[u32]>,
-    /// Whether it failed while it was used, so that it must not be used again.
-    has_failed: AtomicBool,
+}
+
+/// A parser at the start of a text. Clones share its lexer.
+///
+/// What a lexer may learn is limited, and what all texts taught it counts together. Where it fails, it fails
+/// for good, so texts then go on with another one: see [`Grammar::newer_than`] and [`Grammar::unused`].
+#[derive(Clone)]
+pub(super) struct StartParser {
+    parser: TokenParser,
+    /// Number of lexers that texts shared before this one.
+    generation: u64,
+}
+
+impl StartParser {
+    /// A matcher that has read nothing yet.
+    pub fn matcher(&self) -> Matcher {
+        Matcher::new(Ok(self.parser.clone()))
+    }
+
+    /// Whether the lexer has reached a limit, so that what it says is wrong.
+    pub fn has_failed(&self) -> bool {
+        // A panic in another text may have left it locked for ever.
+        let error = caught_here(|| self.parser.parser.get_error());
+        !matches!(error, Ok(None))
+    }
+
+    /// Bytes of the lexer, approximately.
+    fn bytes(&self) -> usize {
+        caught_here(|| self.parser.parser.lexer_stats().num_bytes).unwrap_or_default()
+    }
 }
 
 impl Grammar {
     /// The grammar of `parser`, which has read nothing yet.
     pub(super) fn new(parser: TokenParser) -> Self {
         let trie = parser.token_env.tok_trie();
+        let bytes = parser.parser.lexer_stats().num_bytes;
         Self(Arc::new(Compiled {
             vocab_size: trie.vocab_size(),
             eos: trie.eos_tokens().into(),
-            parser: Mutex::new(parser),
-            has_failed: AtomicBool::new(false),
+            unused_bytes: bytes,
+            shared_bytes: bytes.into(),
+            shared: Mutex::new(StartParser {
+                parser: parser.deep_clone(),
+                generation: 0,
+            }),
+            unused: Mutex::new(parser),
         }))
     }
 
@@ -40,33 +81,62 @@ impl Grammar {
         self.0.vocab_size
     }
 
-    /// A parser at the start of a text.
-    pub(super) fn matcher(&self) -> Matcher {
-        let parser = lock(&self.0.parser).clone();
-        Matcher::new(Ok(parser))
+    /// A parser at the start of a text, with the lexer that texts share.
+    pub(super) fn start(&self) -> StartParser {
+        lock(&self.0.shared).clone()
     }
 
-    /// Notes that a parser failed.
-    pub(super) fn note_failure(&self, error: &str) {
-        if !self.0.has_failed.swap(true, Ordering::Relaxed) {
-            let line = error.lines().next().unwrap_or_default();
-            tracing::warn!("a grammar failed: {line}");
+    /// The same, if its lexer is newer than that of `known`.
+    pub(super) fn newer_than(&self, known: &StartParser) -> Option<StartParser> {
+        let start = self.start();
+        (start.generation > known.generation).then_some(start)
+    }
+
+    /// A parser at the start of a text, with a lexer that no text has used.
+    pub(super) fn unused(&self) -> StartParser {
+        let generation = lock(&self.0.shared).generation + 1;
+        StartParser {
+            parser: lock(&self.0.unused).deep_clone(),
+            generation,
         }
     }
 
-    /// Whether a parser failed, so that it must not be used for other texts.
-    pub(super) fn has_failed(&self) -> bool {
-        self.0.has_failed.load(Ordering::Relaxed)
+    /// Texts share the lexer of `start` from now on, unless they share a newer one.
+    pub(super) fn share(&self, start: &StartParser) {
+        let mut shared = lock(&self.0.shared);
+        if start.generation > shared.generation {
+            *shared = start.clone();
+        }
     }
 
-    /// Bytes of its lexer, approximately.
+    /// Bytes, approximately.
     pub(super) fn bytes(&self) -> usize {
-        if self.has_failed() {
-            // A panic may have left the lexer locked for ever.
-            0
-        } else {
-            lock(&self.0.parser).parser.lexer_stats().num_bytes
-        }
+        self.0.bytes()
+    }
+
+    /// Notes how large the lexer of `start` is, which may be shared.
+    pub(super) fn note_size(&self, start: &StartParser) {
+        self.0.shared_bytes.store(start.bytes(), Ordering::Relaxed);
+    }
+
+    pub(super) fn downgrade(&self) -> WeakGrammar {
+        WeakGrammar(Arc::downgrade(&self.0))
+    }
+}
+
+/// A grammar that others may hold.
+pub(super) struct WeakGrammar(Weak<Compiled>);
+
+impl WeakGrammar {
+    /// Bytes, approximately; `None` = nobody holds it.
+    pub fn bytes(&self) -> Option<usize> {
+        self.0.upgrade().map(|compiled| compiled.bytes())
+    }
+}
+
+impl Compiled {
+    fn bytes(&self) -> usize {
+        self.unused_bytes + self.shared_bytes.load(Ordering::Relaxed)
     }
 }
 

@@ -1,6 +1,8 @@
-//! Compiles grammars and keeps those that were used last, and what was wrong with sources.
+//! Compiles grammars.
 
 use super::compiled::{Grammar, lock};
+use super::kept::{Entry, Kept, Outcome, Promise};
+use super::lane::{ClientId, Lane};
 use super::place;
 use super::source::GrammarSource;
 use super::state::GrammarState;
@@ -9,47 +11,28 @@ use crate::error::{Error, FieldPath, Result, caught_here};
 use llguidance::ParserFactory;
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::InferenceCapabilities;
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
-
-/// Maximum number of sources whose outcome is kept.
-const MAX_KEPT: usize = 64;
-/// Maximum bytes of the lexers of the grammars that are kept, approximately. They grow with use.
-const MAX_KEPT_BYTES: usize = 256 << 20;
-/// Stack of the thread that compiles: what a source can nest is bounded, and a frame takes up to some KiB.
-const STACK_BYTES: usize = 64 << 20;
 
 /// Compiles grammars for one tokenizer. What it needs of the vocabulary is built with the first grammar.
 pub struct Compiler {
-    tokens: Arc<dyn GrammarTokens>,
-    factory: OnceLock<Option<ParserFactory>>,
-    /// Those used last at the end.
-    kept: Mutex<VecDeque<CachedOutcome>>,
+    builder: Arc<Builder>,
+    lane: Arc<Lane>,
+    kept: Mutex<Kept>,
 }
 
-/// A source that was asked for.
-struct CachedOutcome {
-    /// The source as llguidance reads it.
-    key: String,
-    /// Set by the first request that asks for it. Equal ones wait, others do not.
-    outcome: Arc<OnceLock<Outcome>>,
+/// Who waits for a grammar.
+pub struct Waiter<'a> {
+    /// Clients take turns, and few grammars of each are compiled at once.
+    pub client: ClientId,
+    /// Called before it waits.
+    pub begins: &'a dyn Fn(),
 }
 
-/// A grammar, or what is wrong with its source, in words that follow the name of its field; an error if the
-/// fault is ours.
-type Outcome = Result<Result<Grammar, String>>;
-
-impl CachedOutcome {
-    fn grammar(&self) -> Option<&Grammar> {
-        self.outcome.get()?.as_ref().ok()?.as_ref().ok()
-    }
-
-    /// Whether the next request gets this outcome.
-    fn is_good(&self) -> bool {
-        match self.outcome.get() {
-            Some(Ok(Ok(grammar))) => !grammar.has_failed(),
-            Some(Err(_)) => false,
-            Some(Ok(Err(_))) | None => true,
+impl Default for Waiter<'_> {
+    fn default() -> Self {
+        Self {
+            client: ClientId::default(),
+            begins: &|| (),
         }
     }
 }
@@ -58,34 +41,60 @@ impl Compiler {
     /// A compiler for the vocabulary of `tokens`.
     pub fn new(tokens: Arc<dyn GrammarTokens>) -> Self {
         Self {
-            tokens,
-            factory: OnceLock::new(),
+            builder: Arc::new(Builder {
+                tokens,
+                factory: OnceLock::new(),
+            }),
+            lane: Arc::default(),
             kept: Mutex::default(),
         }
     }
 
-    /// The grammar of `source`, which the request has in `field`. May take some hundred milliseconds: call
-    /// it on a thread that may block. Callers bound how many sources are compiled at once.
+    /// [`Compiler::compile_for`] where it matters to nobody who waits.
+    pub fn compile(&self, field: impl Into<FieldPath>, source: &GrammarSource) -> Result<Grammar> {
+        self.compile_for(&Waiter::default(), field, source)
+    }
+
+    /// The grammar of `source`, which the request of `waiter` has in `field`. It may take seconds: call it on a thread
+    /// that may block. Equal sources are compiled once, and clients take turns.
     ///
     /// # Errors
-    /// `Invalid`, naming the field, and the place in it if the source is wrong, not supported, too large, or
-    /// matches no text.
-    pub fn compile(&self, field: impl Into<FieldPath>, source: &GrammarSource) -> Result<Grammar> {
+    /// `Invalid`, naming the field, and the place in it if the source is wrong, not supported, too large, takes
+    /// too long, or matches no text. `Overloaded`, if too many wait.
+    pub fn compile_for(
+        &self,
+        waiter: &Waiter<'_>,
+        field: impl Into<FieldPath>,
+        source: &GrammarSource,
+    ) -> Result<Grammar> {
         let field = &field.into();
         let top = source.top_level(field)?;
         let key = serde_json::to_string(&top)
             .map_err(|e| Error::internal(format!("a grammar cannot be written: {e}")))?;
-        let outcome = self.outcome(key);
-        let outcome = outcome.get_or_init(|| {
-            on_own_stack(|| {
-                let built = caught_here(|| self.build(source, top));
-                built.unwrap_or_else(|why| Ok(Err(format!("is not supported: {why}"))))
-            })?
-        });
+        let entry = lock(&self.kept).entry(key)?;
+        let pending = match entry {
+            Entry::Known(pending) => pending,
+            Entry::New(pending) => {
+                let promise = Promise(pending.clone());
+                let (builder, source) = (self.builder.clone(), source.clone());
+                let job = move || promise.keep(|| builder.build(&source, top));
+                // A job that is not taken breaks its promise.
+                let _ = self.lane.submit(waiter.client, job);
+                pending
+            }
+        };
         let refused = |what| Error::field(field, format!(" {what}"));
-        outcome.clone()?.map_err(refused)
+        pending.outcome(waiter.begins)?.map_err(refused)
     }
+}
 
+/// Builds parsers.
+struct Builder {
+    tokens: Arc<dyn GrammarTokens>,
+    factory: OnceLock<Option<ParserFactory>>,
+}
+
+impl Builder {
     fn build(&self, source: &GrammarSource, top: TopLevelGrammar) -> Outcome {
         if let Err(what) = place::check_numbers(source) {
             return Ok(Err(what));
@@ -130,30 +139,6 @@ impl Compiler {
             )
         })
     }
-
-    /// Where the outcome of a source is, or will be.
-    fn outcome(&self, key: String) -> Arc<OnceLock<Outcome>> {
-        let mut kept = lock(&self.kept);
-        kept.retain(CachedOutcome::is_good);
-        let known = kept.iter().position(|entry| entry.key == key);
-        if let Some(entry) = known.and_then(|place| kept.remove(place)) {
-            let outcome = entry.outcome.clone();
-            kept.push_back(entry);
-            return outcome;
-        }
-        let bytes = |entry: &CachedOutcome| entry.grammar().map_or(0, Grammar::bytes);
-        let mut total: usize = kept.iter().map(bytes).sum();
-        while kept.len() >= MAX_KEPT || total > MAX_KEPT_BYTES {
-            let oldest = kept.pop_front();
-            total -= oldest.map_or(0, |entry| bytes(&entry)).min(total);
-        }
-        let outcome: Arc<OnceLock<Outcome>> = Arc::default();
-        kept.push_back(CachedOutcome {
-            key,
-            outcome: outcome.clone(),
-        });
-        outcome
-    }
 }
 
 /// What a grammar may cost: about 20 ms to compile its lexemes, and 15 ms for the worst mask.
@@ -163,18 +148,4 @@ fn limits() -> ParserLimits {
         verbose_errors: false,
         ..ParserLimits::default()
     }
-}
-
-/// Runs `work` on a thread with a large stack: the parsers of sources are recursive.
-fn on_own_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
-    let failed = |what: String| Error::internal(format!("compiling a grammar failed: {what}"));
-    std::thread::scope(|scope| {
-        std::thread::Builder::new()
-            .name("grammar".into())
-            .stack_size(STACK_BYTES)
-            .spawn_scoped(scope, work)
-            .map_err(|e| failed(e.to_string()))?
-            .join()
-            .map_err(|_| failed("it panicked".into()))
-    })
 }

@@ -1,6 +1,6 @@
 //! Where one text is in its grammar.
 
-use super::compiled::{Grammar, lock};
+use super::compiled::{Grammar, StartParser, lock};
 use super::mask::Mask;
 use llguidance::Matcher;
 use llguidance::api::StopReason;
@@ -34,6 +34,7 @@ struct MaskNode {
 
 /// A parser that is moved to the node whose mask is asked for.
 struct Parser {
+    start: StartParser,
     matcher: Matcher,
     /// All that it has consumed.
     consumed: Vec<u32>,
@@ -50,7 +51,7 @@ enum Reached {
     Refused,
 }
 
-/// The parser failed, and has reported it.
+/// The text makes its grammar too complex, which was reported.
 #[derive(Debug)]
 struct Failed;
 
@@ -61,7 +62,7 @@ impl GrammarState {
             committed: Vec::new(),
             nodes: vec![MaskNode::default()],
             at: 0,
-            parser: Mutex::new(Parser::new(&grammar)),
+            parser: Mutex::new(Parser::new(grammar.start())),
             grammar,
         }
     }
@@ -108,12 +109,9 @@ impl GrammarState {
     /// too complex.
     pub fn mask(&self) -> Option<&Mask> {
         let compute = || {
-            let mut parser = lock(&self.parser);
-            let mask = parser.mask(&self.grammar, &self.committed, &self.path());
-            if mask.is_err() {
-                *parser = Parser::new(&self.grammar);
-            }
-            mask.ok()
+            let path = self.path();
+            self.read(|parser| parser.mask(&self.grammar, &self.committed, &path))
+                .ok()
         };
         self.nodes[self.at].mask.get_or_init(compute).as_ref()
     }
@@ -165,12 +163,39 @@ impl GrammarState {
 
     /// Whether the parser can read the tokens up to the current node.
     fn is_readable(&self) -> bool {
+        let path = self.path();
+        self.read(|parser| parser.go_to(&self.grammar, &self.committed, &path))
+            .is_ok_and(|reached| reached != Reached::Refused)
+    }
+
+    /// What `read` finds with the parser of this state.
+    ///
+    /// The lexer is shared by the texts of a grammar, and drafts that were rejected taught it, too. So where it
+    /// reaches its limit, `read` is repeated with the lexer that texts share by now, and then with an unused one:
+    /// it fails only if the tokens up to the current node alone are too complex.
+    fn read<T>(&self, read: impl Fn(&mut Parser) -> anyhow::Result<T>) -> Result<T, Failed> {
         let mut parser = lock(&self.parser);
-        let read = parser.go_to(&self.grammar, &self.committed, &self.path());
-        if read.is_err() {
-            *parser = Parser::new(&self.grammar);
+        let mut found = read(&mut parser);
+        if !parser.start.has_failed() {
+            self.grammar.note_size(&parser.start);
+        } else {
+            if let Some(newer) = self.grammar.newer_than(&parser.start) {
+                *parser = Parser::new(newer);
+                found = read(&mut parser);
+            }
+            if parser.start.has_failed() {
+                *parser = Parser::new(self.grammar.unused());
+                found = read(&mut parser);
+                self.grammar.share(&parser.start);
+            }
         }
-        read.is_ok_and(|reached| reached != Reached::Refused)
+        found.map_err(|error| {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            tracing::warn!("a text made its grammar too complex: {line}");
+            parser.reset();
+            Failed
+        })
     }
 
     /// The tokens that must come next, one after the other, because each is the only one allowed; at most
@@ -217,32 +242,32 @@ impl fmt::Debug for GrammarState {
 }
 
 impl Parser {
-    fn new(grammar: &Grammar) -> Self {
+    fn new(start: StartParser) -> Self {
         Self {
-            matcher: grammar.matcher(),
+            matcher: start.matcher(),
+            start,
             consumed: Vec::new(),
         }
     }
 
+    /// Goes back to the start of the text.
+    fn reset(&mut self) {
+        self.matcher = self.start.matcher();
+        self.consumed.clear();
+    }
+
     /// The mask after `committed` and `path`.
-    fn mask(&mut self, grammar: &Grammar, committed: &[u32], path: &[u32]) -> Result<Mask, Failed> {
-        let failed = |error: anyhow::Error| {
-            grammar.note_failure(&error.to_string());
-            Failed
-        };
-        match self.go_to(grammar, committed, path).map_err(failed)? {
+    fn mask(&mut self, grammar: &Grammar, committed: &[u32], path: &[u32]) -> anyhow::Result<Mask> {
+        match self.go_to(grammar, committed, path)? {
             Reached::Refused => Ok(Mask::of(&[])),
             Reached::End => Ok(Mask::of(grammar.eos())),
-            Reached::Place => {
-                let set = match self.matcher.compute_mask_or_eos() {
-                    Err(error) if is_dead_end(&error) => {
-                        *self = Self::new(grammar);
-                        return Ok(Mask::of(&[]));
-                    }
-                    set => set.map_err(failed)?,
-                };
-                Ok(Mask::from_set(&set, grammar.vocab_size()))
-            }
+            Reached::Place => match self.matcher.compute_mask_or_eos() {
+                Err(error) if is_dead_end(&error) => {
+                    self.reset();
+                    Ok(Mask::of(&[]))
+                }
+                set => Ok(Mask::from_set(&set?, grammar.vocab_size())),
+            },
         }
     }
 
@@ -259,7 +284,7 @@ impl Parser {
         let surplus = self.consumed.len() - common;
         // Grammars whose lexemes count tokens cannot go back.
         if surplus > 0 && self.matcher.rollback(surplus).is_err() {
-            *self = Self::new(grammar);
+            self.reset();
         }
         self.consumed.truncate(common);
         let rest: Vec<u32> = wanted().skip(self.consumed.len()).collect();

@@ -6,6 +6,7 @@ use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+mod company;
 mod compiler;
 
 const EOS: [u32; 2] = [0, 1];

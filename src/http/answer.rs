@@ -10,6 +10,7 @@ use crate::text::{
     Answer, Calls, HarmonyParser, ReasoningFormat, Signature, ToolFormat, answer_grammar,
 };
 use serde_json::Value;
+use std::time::{Duration, Instant};
 
 impl Context<'_> {
     /// What the answer to `prompt` may contain besides content.
@@ -92,7 +93,7 @@ impl Context<'_> {
         match &asked {
             None if !forced => return Ok(None),
             Some((field, source)) if !rules.has_structure() => {
-                return self.grammars.compile(field, source).map(Some);
+                return self.compile(field, source).map(Some);
             }
             _ => {}
         }
@@ -116,7 +117,7 @@ impl Context<'_> {
         let source = answer_grammar(answer, |marker| self.text.special_id(marker));
         let field = asked.as_ref().filter(|_| !forced);
         let field = field.map_or("tools".into(), |(field, _)| field.clone());
-        let compiled = self.grammars.compile(field, &GrammarSource::Lark(source));
+        let compiled = self.compile(field, &GrammarSource::Lark(source));
         compiled.map(Some).map_err(|error| {
             // Each part alone tells where the error is.
             let schema = |(i, tool): (usize, &Value)| {
@@ -126,13 +127,19 @@ impl Context<'_> {
                 Some((field.key("parameters"), schema))
             };
             let schemas = tools.list.iter().enumerate().filter_map(schema);
-            let mut parts = schemas.chain(asked.filter(|_| !forced));
+            let started = Instant::now();
+            let mut parts = schemas
+                .chain(asked.filter(|_| !forced))
+                .take_while(|_| started.elapsed() < MAX_SEARCH);
             parts
-                .find_map(|(field, source)| self.grammars.compile(field, &source).err())
+                .find_map(|(field, source)| self.compile(field, &source).err())
                 .unwrap_or(error)
         })
     }
 }
+
+/// Time after which no further part of an answer's grammar is compiled to find out where an error is.
+const MAX_SEARCH: Duration = Duration::from_millis(500);
 
 /// The error for a grammar in text form where the answer may be something else, too.
 fn stands_alone(field: &FieldPath) -> Error {

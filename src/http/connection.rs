@@ -5,6 +5,7 @@
 //! 408; it waits for ever for a client that takes nothing; and closing while a client still sends would show
 //! it a reset instead of the reply.
 
+use super::context::Peer;
 use super::error;
 use super::limits::HttpLimits;
 use super::reply::json_text;
@@ -48,11 +49,15 @@ pub(super) async fn serve(
     limits: &HttpLimits,
     mut closing: watch::Receiver<bool>,
 ) {
+    let peer = stream.peer_addr().map(|address| Peer::new(address.ip()));
     let io = Io::new(stream, limits);
     let requests = io.requests.clone();
     let service = TowerToHyperService::new(router);
-    let service = service_fn(move |request: Request<Incoming>| {
+    let service = service_fn(move |mut request: Request<Incoming>| {
         let guard = requests.subscribe();
+        if let Ok(peer) = &peer {
+            request.extensions_mut().insert(*peer);
+        }
         let reply = service.call(request.map(Body::new));
         Box::pin(async move {
             let reply = reply.await?;

@@ -3,17 +3,39 @@
 use super::adapters::Adapters;
 use super::defaults::SamplingDefaults;
 use crate::engine::RequestLimits;
-use crate::error::{Error, RequestErrorKind, Result};
-use crate::grammar::Compiler;
+use crate::error::{Error, FieldPath, RequestErrorKind, Result};
+use crate::grammar::{ClientId, Compiler, Grammar, GrammarSource, Waiter};
 use crate::model::{EmbeddingSpec, LoraAdapter};
 use crate::spec::CacheScope;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 /// The API key that a request has, by its place among those that are accepted.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 pub(super) struct KeyIndex(pub usize);
+
+/// The machine, or the network, that a request comes from.
+#[derive(Debug, Clone, Copy, Hash)]
+pub(super) struct Peer(IpAddr);
+
+impl Peer {
+    /// That of `address`; one client may have all addresses of a network of IPv6 with 64 bits.
+    pub fn new(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            address => address,
+        })
+    }
+}
+
+/// The client whose requests have this key and come from `peer`.
+pub(super) fn client_id(key: Option<KeyIndex>, peer: Option<Peer>) -> ClientId {
+    let mut hasher = DefaultHasher::new();
+    (key, peer).hash(&mut hasher);
+    ClientId(hasher.finish())
+}
 
 /// The tokenizer and template, the engine's limits, the served model names and how the model writes.
 pub(super) struct Context<'a> {
@@ -36,6 +58,8 @@ pub(super) struct Context<'a> {
     pub scopes: &'a RandomState,
     /// Compiles grammars for the tokenizer.
     pub grammars: &'a Compiler,
+    /// Who waits while they are compiled.
+    pub waiter: Waiter<'a>,
     /// How texts are embedded; `None` = they are not.
     pub embeddings: Option<&'a EmbeddingSpec>,
 }
@@ -45,6 +69,14 @@ impl Context<'_> {
     /// what drafters learn from texts, because the time of a reply would tell others what was said.
     pub fn scope(&self, salt: Option<&str>) -> CacheScope {
         CacheScope(self.scopes.hash_one((self.api_key, salt)))
+    }
+
+    /// The grammar of `source`, which the request has in `field`.
+    ///
+    /// # Errors
+    /// See [`Compiler::compile_for`].
+    pub fn compile(&self, field: impl Into<FieldPath>, source: &GrammarSource) -> Result<Grammar> {
+        self.grammars.compile_for(&self.waiter, field, source)
     }
 
     /// The model that requests call `wanted`; `None` = the base model.

@@ -1,7 +1,8 @@
 //! Request bodies that are sent compressed.
 
-use super::context::KeyIndex;
+use super::context::{KeyIndex, client_id};
 use crate::error::{Error, RequestErrorKind, Result};
+use crate::grammar::ClientId;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
@@ -55,6 +56,7 @@ pub(super) struct SentBody {
     pub encoding: Result<Encoding>,
     /// `None` where no key is needed.
     pub key: Option<KeyIndex>,
+    pub client: ClientId,
 }
 
 impl From<Body> for SentBody {
@@ -64,6 +66,7 @@ impl From<Body> for SentBody {
             body,
             encoding,
             key: None,
+            client: ClientId::default(),
         }
     }
 }
@@ -72,9 +75,12 @@ impl<S: Sync> FromRequest<S> for SentBody {
     type Rejection = Infallible;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Infallible> {
+        let extensions = request.extensions();
+        let key = extensions.get().copied();
         Ok(Self {
             encoding: Encoding::of(request.headers()),
-            key: request.extensions().get().copied(),
+            key,
+            client: client_id(key, extensions.get().copied()),
             body: request.into_body(),
         })
     }

@@ -52,6 +52,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> 
         api_key: None,
         scopes: &SCOPES,
         grammars: &Compiler::new(text.clone()),
+        waiter: crate::grammar::Waiter::default(),
         embeddings: Some(&embeddings),
     };
     match api {

@@ -14,11 +14,12 @@ use super::server_info::ServerInfo;
 use super::trace::Observer;
 use crate::engine::EngineHandle;
 use crate::error::{Error, Result};
-use crate::grammar::Compiler;
+use crate::grammar::{Compiler, Waiter};
 use crate::model::EmbeddingSpec;
 use crate::text::{ReasoningFormat, Text, ToolFormat};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::cell::Cell;
 use std::hash::RandomState;
 use std::sync::Arc;
 
@@ -159,7 +160,8 @@ impl AppState {
     }
 
     /// Receives `body`, and runs `read` on it on a thread for blocking work, because tokenizing a long
-    /// prompt takes a while. Few bodies are read at a time, in the order of their arrival.
+    /// prompt takes a while. Few bodies are read at a time, in the order of their arrival. One that waits for a
+    /// grammar lets the next one be read.
     ///
     /// # Errors
     /// The errors of `read`, or that the body could not be received.
@@ -168,12 +170,21 @@ impl AppState {
         body: SentBody,
         read: impl FnOnce(&Context<'_>, &[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let key = body.key;
+        let (key, client) = (body.key, body.client);
         let body = self.bodies.receive(body).await?;
         let turn = self.bodies.turn(body.bytes.len()).await?;
         let state = self.clone();
         let read = move || {
-            let result = read(&state.context(key), &body.bytes);
+            let turn = Cell::new(Some(turn));
+            let waiter = Waiter {
+                client,
+                begins: &|| drop(turn.take()),
+            };
+            let context = Context {
+                waiter,
+                ..state.context(key)
+            };
+            let result = read(&context, &body.bytes);
             // Even if the client is gone, not earlier.
             drop((body, turn));
             result
@@ -193,6 +204,7 @@ impl AppState {
             defaults: &self.defaults,
             fingerprint: self.info.fingerprint.as_ref(),
             grammars: &self.grammars,
+            waiter: Waiter::default(),
             embeddings: self.embeddings.as_ref(),
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,

@@ -2,7 +2,11 @@
 
 use crate::common::server::{LONG, Server, error, joined};
 use crate::common::{Guess, Toy};
+use foretoken::http::AppState;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// A field, its value, and whether a text may be the answer.
 type Field = (&'static str, Value, fn(&str) -> bool);
@@ -180,6 +184,21 @@ async fn refusals_name_the_field() {
             "requires",
         ),
         (
+            json!({"response_format": {"type": "json_object", "schema": {"type": "strin"}}}),
+            "response_format.schema",
+            "strin",
+        ),
+        (
+            json!({"response_format": {"type": "text", "schema": {}}}),
+            "response_format.schema",
+            "requires",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "scheme": {}}}),
+            "response_format.scheme",
+            "not supported",
+        ),
+        (
             json!({"response_format": format(json!({"schema": {}}))}),
             "response_format.json_schema.name",
             "required",
@@ -291,6 +310,54 @@ async fn refusals_name_the_field() {
     server.done().await;
 }
 
+/// Grammars that take long to compile delay neither requests without one nor those of another client.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_grammars_delay_nobody() {
+    let keys = ["one".to_owned(), "other".to_owned()];
+    let with_keys = |state: AppState| state.with_api_keys(keys.to_vec());
+    let server = Server::over(Toy::default().start(), with_keys, LONG).await;
+    let ask = |key: &str, fields: Value| {
+        let mut body = json!({"prompt": "a", "max_tokens": 3});
+        body.as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        let request = server.client.post(format!("{}/v1/completions", server.url));
+        let sent = request.bearer_auth(key).json(&body).send();
+        async move { sent.await.expect("an answer").status().as_u16() }
+    };
+    let large = |i: usize| {
+        let name = |n: usize| (format!("p{i}_{n}"), json!({"type": "integer"}));
+        let properties: Map<String, Value> = (0..1500).map(name).collect();
+        json!({"guided_json": {"type": "object", "properties": properties}})
+    };
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = 16;
+    let slow: Vec<_> = (0..count)
+        .map(|i| {
+            let (asked, ended) = (ask("one", large(i)), ended.clone());
+            tokio::spawn(async move {
+                // No token of the toy has a bracket.
+                assert_eq!(asked.await, 400);
+                ended.fetch_add(1, Ordering::SeqCst);
+            })
+        })
+        .collect();
+    while ended.load(Ordering::SeqCst) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(ask("one", json!({})).await, 200);
+    assert_eq!(ask("other", json!({"guided_regex": "ab+"})).await, 200);
+    let before = ended.load(Ordering::SeqCst);
+    assert!(
+        before < count / 2,
+        "{before} of {count} were compiled before"
+    );
+    for slow in slow {
+        slow.await.unwrap();
+    }
+    server.done().await;
+}
+
 /// The demonstration pair writes JSON, with a draft model and tables, at once and in a batch.
 #[cfg(feature = "embedded-model")]
 #[test]
@@ -315,6 +382,7 @@ fn json_of_a_real_model() {
     };
     let forms = [
         json!({"response_format": {"type": "json_schema", "json_schema": {"name": "pet", "strict": true, "schema": schema}}}),
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
         json!({"guided_json": schema}),
         json!({"guided_json": schema.to_string()}),
         json!({"structured_outputs": {"json": schema}}),

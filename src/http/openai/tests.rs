@@ -85,6 +85,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         api_key: None,
         scopes: &SCOPES,
         grammars: &GRAMMARS,
+        waiter: crate::grammar::Waiter::default(),
         embeddings: None,
     })
 }
