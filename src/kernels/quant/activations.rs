@@ -85,6 +85,8 @@ pub(super) struct Activations {
 
 /// What a product needs of a block besides its values. Sums of unsigned quants begin with the negative of
 /// what their bias will add.
+///
+/// Of a block with NaN or infinity, scale and sum are NaN, so that all of its products are NaN, too.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct BlockSums {
@@ -114,6 +116,13 @@ impl BlockSums {
             less_32: wide.map(|sum| -32 * sum),
             halves,
         }
+    }
+
+    /// Those of a block that is not finite, whose `q` become 0.
+    #[cold]
+    fn not_finite(q: &mut [i8; BLOCK]) -> Self {
+        q.fill(0);
+        Self::new(f32::NAN, [0; 2])
     }
 }
 
@@ -208,8 +217,9 @@ fn quantize_row(
 
 /// Quantizes 32 values to -127..=127, ties to even.
 fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
-    let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
-    let inverse = if max > 0. { 127. / max } else { 0. };
+    let Some(Scales { max, inverse }) = Scales::of(largest(x)) else {
+        return BlockSums::not_finite(q);
+    };
     let mut halves = [0i16; 2];
     for (k, (q, &x)) in q.iter_mut().zip(x).enumerate() {
         *q = (x * inverse).round_ties_even() as i8;
@@ -218,10 +228,36 @@ fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
     BlockSums::new(max / 127., halves)
 }
 
+/// The bits of the largest magnitude. They are ordered as magnitudes are, infinity and NaN above all others.
+pub(super) fn largest(x: &[f32]) -> u32 {
+    x.iter().map(|x| x.abs().to_bits()).fold(0, u32::max)
+}
+
+/// How a block is scaled to 8 bits.
+struct Scales {
+    /// The largest magnitude.
+    max: f32,
+    /// What values are multiplied by: 0 if they are too small for it.
+    inverse: f32,
+}
+
+impl Scales {
+    /// Those for the largest magnitude, which is given by its bits; `None` if it is not finite.
+    #[inline(always)]
+    fn of(max: u32) -> Option<Self> {
+        let max = f32::from_bits(max);
+        let inverse = Some(127. / max).filter(|inverse| inverse.is_finite());
+        max.is_finite().then_some(Self {
+            max,
+            inverse: inverse.unwrap_or(0.),
+        })
+    }
+}
+
 /// The same as the portable functions, bit for bit.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{BLOCK, BlockSums};
+    use super::{BLOCK, BlockSums, Scales};
     use crate::kernels::cpu::{Avx2, Avx512Vnni};
     use std::arch::x86_64::*;
 
@@ -261,12 +297,14 @@ mod x86 {
             unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) }
         };
         let (a, b, c, d) = (load(0), load(8), load(16), load(24));
-        let magnitude = |v| _mm256_andnot_ps(_mm256_set1_ps(-0.0), v);
-        let max = largest(_mm256_max_ps(
-            _mm256_max_ps(magnitude(a), magnitude(b)),
-            _mm256_max_ps(magnitude(c), magnitude(d)),
+        let magnitude = |v| _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0), v));
+        let max = largest(_mm256_max_epi32(
+            _mm256_max_epi32(magnitude(a), magnitude(b)),
+            _mm256_max_epi32(magnitude(c), magnitude(d)),
         ));
-        let inverse = if max > 0. { 127. / max } else { 0. };
+        let Some(Scales { max, inverse }) = Scales::of(max) else {
+            return BlockSums::not_finite(q);
+        };
         let round = |v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse)));
         let (a, b, c, d) = (round(a), round(b), round(c), round(d));
         // Packing works on each half of a vector separately; this order of 4-byte groups undoes that.
@@ -289,16 +327,16 @@ mod x86 {
                 _mm512_loadu_ps(x.as_ptr().add(16)),
             )
         };
-        let both = _mm512_castps_si512(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+        let magnitude = |v| _mm512_castps_si512(_mm512_abs_ps(v));
+        let both = _mm512_max_epi32(magnitude(a), magnitude(b));
         let (low, high) = (
             _mm512_castsi512_si256(both),
             _mm512_extracti64x4_epi64::<1>(both),
         );
-        let max = largest(_mm256_max_ps(
-            _mm256_castsi256_ps(low),
-            _mm256_castsi256_ps(high),
-        ));
-        let inverse = _mm512_set1_ps(if max > 0. { 127. / max } else { 0. });
+        let Some(Scales { max, inverse }) = Scales::of(largest(_mm256_max_epi32(low, high))) else {
+            return BlockSums::not_finite(q);
+        };
+        let inverse = _mm512_set1_ps(inverse);
         let narrow = |v| _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, inverse)));
         let bytes = _mm256_set_m128i(narrow(b), narrow(a));
         // SAFETY: there are 32 bytes.
@@ -318,11 +356,12 @@ mod x86 {
         BlockSums::new(max / 127., [low, high])
     }
 
+    /// The largest of 8 numbers that are not negative.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn largest(v: __m256) -> f32 {
-        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
-        _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    fn largest(v: __m256i) -> u32 {
+        let v = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+        let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b1110>(v));
+        _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<1>(v))) as u32
     }
 }

@@ -1,5 +1,6 @@
 //! Converts GGUF blocks, or floats, to tiles.
 
+use super::activations::largest;
 use super::block_type::BlockType;
 use super::formats::{self, BLOCK, Format, SUPER, WIDTH};
 use super::tiles::{Line, QuantMatrix, strip_lines, with_format};
@@ -135,10 +136,9 @@ fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
     (blocks.collect(), size + 2)
 }
 
-/// Quantizes 32 floats to a `Q8_0` block.
+/// Quantizes 32 floats to a `Q8_0` block, whose scale is not finite if one of them is not.
 fn q8_0(x: &[f32]) -> Vec<u8> {
-    let max = x.iter().fold(0f32, |max, x| max.max(x.abs()));
-    let d = f16::from_f32(max / 127.);
+    let d = f16::from_f32(f32::from_bits(largest(x)) / 127.);
     let inverse = if d > f16::ZERO {
         d.to_f32().recip()
     } else {

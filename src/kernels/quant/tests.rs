@@ -195,6 +195,61 @@ fn all_isas_and_any_number_of_rows_give_the_same_bits() {
     }
 }
 
+/// A value that is not finite spoils the products of its row, as in a product of floats, and no other row. Whatever
+/// stands beside it, and at each place of a vector.
+#[test]
+fn what_is_not_finite_stays_so() {
+    for kind in KINDS {
+        let inputs = inputs(kind, 2);
+        let (matrix, _) = weight(kind, 20, inputs);
+        let finite = noise(3, inputs, 2.);
+        let want = products(Isa::Portable, &[&matrix], &finite, inputs);
+        for (place, value) in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
+            .into_iter()
+            .flat_map(|value| [0, 7, 13, 16, 24, 31, inputs - 1].map(|place| (place, value)))
+        {
+            let mut x = finite.clone();
+            x[inputs + place] = value;
+            // Beside it as large a value as there is, or nothing but NaN.
+            x[inputs + (place ^ 1)] = if value.is_nan() { value } else { f32::MAX };
+            let plain = Activations::quantize(Isa::Portable, &x, inputs);
+            for isa in Isa::available() {
+                let got = products(isa, &[&matrix], &x, inputs);
+                let shown = format!("{kind:?} on {isa:?}: {value} at {place}");
+                assert_eq!(
+                    (&got[..20], &got[40..]),
+                    (&want[..20], &want[40..]),
+                    "{shown}"
+                );
+                assert!(
+                    got[20..40].iter().all(|y| y.is_nan()),
+                    "{shown}: {:?}",
+                    &got[20..40]
+                );
+                let quantized = Activations::quantize(isa, &x, inputs);
+                for &pass in plain.passes() {
+                    assert_eq!(quantized.q(pass), plain.q(pass), "{shown}");
+                }
+            }
+        }
+    }
+}
+
+/// The inverse of such a scale is infinite.
+#[test]
+fn the_smallest_values_do_not_overflow() {
+    let (matrix, _) = weight(BlockType::Q8_0, 20, 64);
+    for size in [3.7e-37, 1e-38, 1e-45] {
+        let x: Vec<f32> = noise(3, 64, 1.).iter().map(|x| x * size).collect();
+        let want = products(Isa::Portable, &[&matrix], &x, 64);
+        assert!(want.iter().all(|y| y.abs() < 1e-34), "{size}");
+        for isa in Isa::available() {
+            let got = products(isa, &[&matrix], &x, 64);
+            assert_eq!(got, want, "{size} on {isa:?}");
+        }
+    }
+}
+
 /// CPUs with AVX-VNNI are rare here, so its code also runs with the instruction of AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[test]
@@ -297,6 +352,13 @@ fn floats_are_rounded_to_8_bits() {
         }
     }
     assert!(QuantMatrix::from_floats(&floats, 10, 31).is_err());
+    for value in [f32::NAN, f32::INFINITY] {
+        let floats = [&[value][..], &floats[1..]].concat();
+        let values = QuantMatrix::from_floats(&floats, 5, 64)
+            .unwrap()
+            .dequantize();
+        assert!(!values[0].is_finite() && values[32..].iter().all(|x| x.is_finite()));
+    }
     assert!(QuantMatrix::from_blocks(GgmlDType::Q6K, &[], 1, 32).is_err());
     assert!(QuantMatrix::from_blocks(GgmlDType::Q3K, &[0; 110], 1, 256).is_err());
     let wrong = Tensor::zeros((1, 32), DType::F32, &Device::Cpu).unwrap();
