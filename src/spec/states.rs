@@ -2,7 +2,8 @@
 //!
 //! A state takes in the tokens that are certain: those of prompts, and of a step without drafts; the accepted nodes of a
 //! draft with the next step. So nothing is ever taken back. A prefix of a text can be shared where a copy of the state
-//! was kept: at the end of the whole blocks of a prompt and of a text, and where another text had the same blocks.
+//! was kept: after the whole blocks of a text, after those that a repeated prompt needs not compute, and where another
+//! text had the same blocks.
 
 use super::draft::SeqId;
 use super::step::{SequenceState, StepInput, StepResult};
@@ -177,15 +178,20 @@ impl StateSlots {
         let end = state.kv_len + input.rows;
         let sequence = self.sequences.get_mut(&state.id);
         let sequence = sequence.ok_or_else(|| Error::internal("a sequence has no state"))?;
-        let (first, wanted) = (sequence.len, sequence.wanted);
+        let first = sequence.len;
         let last = end / block_size * block_size;
-        // Others may have the same prompt.
-        let ends_prompt = input.sample && (input.rows > 1 || state.output_len() == 0);
-        let mut copies = vec![(last, ends_prompt || wanted == Some(last))];
-        copies.extend(wanted.filter(|&len| len < last).map(|len| (len, true)));
+        // Others may have the same prompt, whose last token each computes.
+        let of_prompt = state.prompt_len.saturating_sub(1) / block_size * block_size;
+        let shared = [Some(of_prompt), sequence.wanted].into_iter().flatten();
+        let own = (end != state.prompt_len).then_some((last, false));
+        let mut copies: Vec<_> = shared.map(|len| (len, true)).chain(own).collect();
+        // Of equal lengths the shared one stays.
+        copies.sort_by_key(|&(len, _)| len);
+        copies.dedup_by_key(|(len, _)| *len);
         copies.retain(|&(len, _)| {
             let known = |copy: &StateCopy| copy.is_of(state.prefix_root(), &state.tokens[..len]);
-            self.max_copies > 0 && len > first && !self.copies.iter().any(known)
+            let is_new = self.max_copies > 0 && len > first && len <= end;
+            is_new && !self.copies.iter().any(known)
         });
         let mut kept = KeptState {
             slot: sequence.slot,

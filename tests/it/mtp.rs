@@ -346,7 +346,8 @@ fn its_drafts_change_no_text() {
             let drafter = DraftModel::of_head(head, 24, 4, 16).unwrap();
             let (drafted, accepted, (preempted, cached)) = texts(Some(Box::new(drafter)), spec);
             assert_eq!(drafted, plain, "{name}");
-            assert!(preempted > 0 && (cached > 0 || is_recurrent), "{name}");
+            assert!(preempted > 0, "{name}: none was preempted");
+            assert!(cached > 0, "{name}: nothing was cached");
             assert!(accepted > 0, "{name}: none accepted");
         }
     }

@@ -1,10 +1,11 @@
 //! The prefix cache: what is cached is not computed again, and changes no text.
 
+use crate::architectures::fixtures;
 use crate::common::hooked::watched;
 use crate::common::server::{LONG, Server};
 use crate::common::*;
 use crate::engine::{Dice, is_lossless};
-use foretoken::engine::{self, EngineHandle, Request};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::{BudgetMode, CacheScope, DraftContext, DraftModel};
@@ -228,6 +229,43 @@ fn scored_prompts_are_computed() {
     let nothing = run(&engine, greedy(&prompt, 0));
     assert_eq!((nothing.tokens.len(), nothing.cached_tokens), (0, 48));
     assert_idle(&engine);
+}
+
+/// Of models with recurrent states, too: a repeated prompt of any length is computed from its last block on, and its
+/// text is the same.
+#[test]
+fn a_repeated_prompt_is_cached_whatever_its_length() {
+    let fixtures = fixtures().into_iter();
+    let with_states = fixtures.filter(|fixture| fixture.open().config().spec.is_recurrent());
+    let mut count = 0;
+    for fixture in with_states {
+        count += 1;
+        let name = fixture.name();
+        let engine = |no_prefix_caching| {
+            let options = EngineOptions {
+                no_prefix_caching,
+                max_num_batched_tokens: 7,
+                ..EngineOptions::default()
+            };
+            engine::spawn(fixture.open(), None, 64, 4, options).unwrap()
+        };
+        let (cached, plain) = (engine(false), engine(true));
+        for len in 7..=12 {
+            // Prompts that share nothing.
+            let mut prompt = fixture.prompt[..12].to_vec();
+            prompt.rotate_left(len - 7);
+            prompt.truncate(len);
+            let want = run(&plain, greedy(&prompt, 9));
+            for (number, tokens) in [(0, 0), (1, (len - 1) / 4 * 4)] {
+                let found = run(&cached, greedy(&prompt, 9));
+                let what = format!("{name}: {len} tokens, {number}");
+                assert_eq!(found.cached_tokens, tokens, "{what}");
+                assert_eq!(found.ids(), want.ids(), "{what}");
+            }
+        }
+        assert_idle(&cached);
+    }
+    assert!(count >= 5, "{count}");
 }
 
 /// The choices of a request arrive together. One computes the prompt, and the others wait for its blocks,

@@ -101,6 +101,34 @@ fn a_state_takes_in_what_is_certain() {
     assert_eq!(slots.resume(&other, 8), 0, "of another scope");
 }
 
+/// All but its last token can be cached, however long it is and in however many chunks it is read.
+#[test]
+fn a_repeated_prompt_has_its_state() {
+    for len in 1..=3 * BLOCK {
+        let prompt: Vec<u32> = (0..len as u32).collect();
+        let cached = (len - 1) / BLOCK * BLOCK;
+        for chunk in 1..=len {
+            let mut slots = StateSlots::new(BLOCK, 8);
+            let mut one = state(1, &prompt);
+            while one.kv_len < len {
+                let rows = chunk.min(len - one.kv_len);
+                step(&mut slots, &mut one, rows, &[]);
+            }
+            let again = state(2, &prompt);
+            let found = slots.resume(&again, cached);
+            assert_eq!(found, cached, "{len} in chunks of {chunk}");
+            // Also when the first one has gone on, and has ended.
+            slots.release(2);
+            for _ in 0..2 * BLOCK {
+                step(&mut slots, &mut one, 1, &[]);
+            }
+            assert_eq!(slots.resume(&again, cached), cached);
+            slots.release(1);
+            assert_eq!(slots.resume(&again, cached), cached);
+        }
+    }
+}
+
 #[test]
 fn a_sequence_begins_with_the_copy_that_it_has_chosen() {
     let mut slots = StateSlots::new(BLOCK, 1);
