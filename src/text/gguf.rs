@@ -9,6 +9,7 @@ use candle_core::quantized::tokenizer::TokenizerFromGguf;
 use std::collections::HashMap;
 use tokenizers::{AddedToken, Tokenizer};
 
+const ARCHITECTURE: &str = "general.architecture";
 const PRE: &str = "tokenizer.ggml.pre";
 const TYPES: &str = "tokenizer.ggml.token_type";
 
@@ -158,7 +159,13 @@ fn sentencepiece_bpe(
 /// to one that puts a space in front. So we set the pre-tokenizers ourselves and refuse unknown ones: text
 /// that is split wrongly makes a model silently worse.
 fn byte_level_bpe(content: &mut Content) -> Result<Tokenizer> {
-    let named = pre_tokenizer::named(string(content, PRE).unwrap_or("default"))?;
+    let of_architecture = || pre_tokenizer::of_architecture(string(content, ARCHITECTURE)?);
+    let name = string(content, PRE).or_else(of_architecture);
+    let named = pre_tokenizer::named(name.ok_or_else(|| {
+        Error::setup(format!(
+            "{PRE} is missing, so how the model's texts are split is not known: convert the model anew, or use its folder with tokenizer.json"
+        ))
+    })?)?;
     let mut set = |key: &str, value: bool| {
         let entry = content.metadata.entry(format!("tokenizer.ggml.{key}"));
         entry.or_insert(Value::Bool(value));

@@ -63,7 +63,6 @@ const DEEPSEEK_LLM: [&str; 5] = [
 pub(super) fn named(name: &str) -> Result<Named> {
     let digits = || PreTokenizerWrapper::from(Digits::new(true));
     let steps = match name {
-        // `default` is that of files without a name.
         "default" | "gpt-2" | "gpt2" | "phi-2" | "gigachat" | "a.x-4.0" | "mellum" | "mpt"
         | "olmo" | "jais" | "trillion" | "granite-docling" | "exaone4" => vec![words()],
         "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b"
@@ -125,6 +124,21 @@ pub(super) fn named(name: &str) -> Result<Named> {
         ignore_merges: as_llama3 || name == "minicpm5",
         add_bos: as_llama3,
     })
+}
+
+/// The name of the pre-tokenizer that all models of `architecture` have, if there is one: for files that do not name it,
+/// as none did before April 2024. A Llama may be a Llama 3, a SmolLM or a DeepSeek-Coder.
+pub(super) fn of_architecture(architecture: &str) -> Option<&'static str> {
+    match architecture {
+        "qwen2" | "qwen2moe" | "qwen2vl" | "qwen3" | "qwen3moe" | "qwen3vl" | "qwen3next" => {
+            Some("qwen2")
+        }
+        "qwen35" | "qwen35moe" => Some("qwen35"),
+        "starcoder2" => Some("starcoder"),
+        "command-r" | "cohere2" => Some("command-r"),
+        "gpt-oss" => Some("gpt-4o"),
+        _ => None,
+    }
 }
 
 /// GPT-2's words, byte by byte.

@@ -49,8 +49,7 @@ fn names(mut content: Content, text: &str) -> Vec<String> {
 #[test]
 fn no_space_is_put_in_front_and_digits_are_split_by_kind() {
     for (pre, expected) in [
-        (None, &["12", "Ġ", "ab"][..]),
-        (Some("gpt-2"), &["12", "Ġ", "ab"]),
+        (Some("gpt-2"), &["12", "Ġ", "ab"][..]),
         (Some("default"), &["12", "Ġ", "ab"]),
         (Some("smollm"), &["1", "2", "Ġ", "ab"]),
         (Some("qwen2"), &["1", "2", "Ġ", "ab"]),
@@ -58,6 +57,28 @@ fn no_space_is_put_in_front_and_digits_are_split_by_kind() {
         (Some("llama3"), &["<|end|>", "12", "Ġ", "ab"]),
     ] {
         assert_eq!(names(content(pre, "gpt2"), "12 ab"), expected, "{pre:?}");
+    }
+}
+
+/// llama.cpp warns and splits as no model does. Here the architecture tells, or nothing does.
+#[test]
+fn a_file_without_a_pre_tokenizer_is_split_as_its_architecture_is_or_refused() {
+    let of = |architecture: Option<&str>| {
+        let mut content = content(None, "gpt2");
+        let named = architecture.map(|name| Value::String(name.into()));
+        (content.metadata).extend(named.map(|name| (ARCHITECTURE.to_owned(), name)));
+        content
+    };
+    for (architecture, expected) in [
+        ("qwen2", &["1", "2", "Ġ", "ab"][..]),
+        ("starcoder2", &["1", "2", "Ġ", "ab"]),
+        ("gpt-oss", &["12", "Ġ", "ab"]),
+    ] {
+        assert_eq!(names(of(Some(architecture)), "12 ab"), expected);
+    }
+    for mut unknown in [of(Some("llama")), of(Some("stablelm")), of(None)] {
+        let error = tokenizer(&mut unknown).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.ggml.pre is missing"), "{error}");
     }
 }
 
