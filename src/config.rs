@@ -212,7 +212,7 @@ impl CommonOptions {
         if self.model.is_none() {
             self.embedded_pair()?;
         }
-        let (drafter, spec_length) = self.speculation.validate()?.unzip();
+        let (drafter, spec_length) = self.speculation.validate(self.engine.spec.nodes)?.unzip();
         let name = self.model.unwrap_or_default();
         let mut names = self.served_model_name.into_iter();
         let served_model_name = names.next().unwrap_or_else(|| default_served_name(&name));

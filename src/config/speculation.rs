@@ -3,7 +3,7 @@
 use crate::convert;
 use crate::error::{Error, Result};
 use crate::kernels::quant::BlockType;
-use crate::model::LayerList;
+use crate::model::{LayerList, MAX_TREE_NODES};
 use crate::parse::{at_least_one, bytes, number};
 use crate::train::learn::LearnOptions;
 use clap::{Args, ValueEnum};
@@ -232,11 +232,11 @@ impl SpeculationFlags {
         self.speculative_decoding == Some(false) || !chosen.is_model()
     }
 
-    /// The drafter and the depth of its drafts; `None` = plain decoding.
+    /// The drafter and the depth of its drafts, which have at most `nodes` tokens; `None` = plain decoding.
     ///
     /// # Errors
     /// `Setup`, naming a flag and what would be accepted.
-    pub fn validate(&self) -> Result<Option<(DrafterChoice, usize)>> {
+    pub fn validate(&self, nodes: usize) -> Result<Option<(DrafterChoice, usize)>> {
         if self.speculative_decoding == Some(false) {
             return Ok(None);
         }
@@ -252,11 +252,14 @@ impl SpeculationFlags {
             DrafterName::Own => DrafterChoice::Own(self.draft_layers.clone()),
             DrafterName::Mtp => DrafterChoice::Mtp,
         };
-        match self.spec_length.unwrap_or(DEFAULT_SPEC_LENGTH) {
-            0 => Err(Error::setup(
+        match self.spec_length {
+            Some(0) => Err(Error::setup(
                 "--spec-length must be at least 1; for plain decoding, set --speculative-decoding=false",
             )),
-            length => Ok(Some((drafter, length))),
+            Some(length) if length > nodes => Err(Error::setup(format!(
+                "--spec-length {length} is more than the {nodes} tokens of a draft: lower it, or raise --spec-nodes, up to {MAX_TREE_NODES}"
+            ))),
+            length => Ok(Some((drafter, length.unwrap_or(DEFAULT_SPEC_LENGTH)))),
         }
     }
 

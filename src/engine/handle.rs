@@ -26,8 +26,7 @@ pub const MAX_LOGIT_BIASES: usize = 1024;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Scheduling")]
 pub struct EngineOptions {
-    /// Longest sequence, prompt and output together [default: the model's limit].
-    // Never more than one pool holds.
+    /// Longest sequence, prompt and output together; at most the model's limit, which is the default.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub max_model_len: Option<usize>,
     /// Maximum number of requests in one batch.
@@ -74,6 +73,21 @@ pub struct EngineOptions {
     /// Name in logs and metrics.
     #[arg(skip = "model")]
     pub model_name: String,
+}
+
+impl EngineOptions {
+    /// Tokens of the longest sequence of a model for `context` tokens.
+    ///
+    /// # Errors
+    /// `Setup`: more are asked for.
+    pub fn longest(&self, context: usize) -> Result<usize> {
+        match self.max_model_len {
+            Some(wanted) if wanted > context => Err(Error::setup(format!(
+                "--max-model-len {wanted} is more than the model takes, which is {context} tokens: lower it, or leave it out"
+            ))),
+            wanted => Ok(wanted.unwrap_or(context)),
+        }
+    }
 }
 
 const SPECULATION: &str = "Speculation";

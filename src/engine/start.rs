@@ -87,14 +87,17 @@ pub(super) fn build(
     }
     let config = target.config();
     let eos_token_ids = config.eos_token_ids.clone();
-    let longest = config.max_position_embeddings.min(num_blocks * block_size);
-    let max_model_len = options
-        .max_model_len
-        .map_or(longest, |len| len.min(longest));
+    let pool = num_blocks * block_size;
+    let longest = options.longest(config.max_position_embeddings)?;
+    if options.max_model_len.is_some() && pool < longest {
+        return Err(Error::setup(format!(
+            "the KV pool holds {pool} tokens and --max-model-len is {longest}: raise --kv-cache-memory or --num-blocks"
+        )));
+    }
+    let max_model_len = longest.min(pool);
     if max_model_len < 2 {
         return Err(Error::setup(format!(
-            "the KV pool holds {} tokens, too few for any request: raise --kv-cache-memory or --num-blocks",
-            num_blocks * block_size
+            "the KV pool holds {pool} tokens and a sequence may have {max_model_len}, too few for any request: raise --kv-cache-memory, --num-blocks or --max-model-len"
         )));
     }
     // The semaphore's permits are acquired as 32-bit counts.

@@ -24,7 +24,6 @@ use std::sync::Arc;
 /// OpenAI's default for a completion's `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_N: usize = 128;
-const MAX_TOP_LOGPROBS: usize = 20;
 const MAX_SALT_BYTES: usize = 1024;
 
 /// A checked request body: the engine requests, and what is needed to build the reply.
@@ -183,7 +182,7 @@ impl Context<'_> {
         if max_tokens == Some(0) {
             return wrong(max_field, "must be at least 1");
         }
-        let max_top = MAX_TOP_LOGPROBS.min(self.limits.max_logprobs);
+        let max_top = self.limits.max_logprobs;
         let top = within("top_logprobs", fields.top_logprobs, 0..=max_top)?;
         let wanted = fields.logprobs.unwrap_or(false);
         if !wanted && top.is_some_and(|top| top > 0) {

@@ -41,10 +41,7 @@ pub fn cache(
     mut gpu: Option<&mut DeviceMemory>,
 ) -> Result<Cache> {
     let context = target.config().max_position_embeddings;
-    let longest = config
-        .engine
-        .max_model_len
-        .map_or(context, |len| len.min(context));
+    let longest = config.engine.longest(context)?;
     let models = || std::iter::once(target).chain(drafts.iter().copied());
     let per_token: Vec<usize> = models()
         .map(|model| model.kv_shape().bytes_per_token())
@@ -190,6 +187,11 @@ pub fn check_limits(config: &Config) -> Result<()> {
             1 << 20,
         ),
         ("--max-waiting", engine.max_waiting, 1 << 24),
+        (
+            "--max-connections",
+            config.http.limits.max_connections,
+            1 << 24,
+        ),
         (
             "--max-body-bytes",
             config.http.limits.max_body_bytes,

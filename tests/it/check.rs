@@ -116,6 +116,15 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         &[path, "--kv-cache-memory", "1KiB"],
         "raise --kv-cache-memory",
     );
+    // vLLM refuses it, too; 256 is what the model takes.
+    refused(
+        &[path, "--max-model-len", "257"],
+        "--max-model-len 257 is more than the model takes, which is 256 tokens",
+    );
+    assert_eq!(
+        report(&[path, "--max-model-len", "256"], None)["servable"],
+        true
+    );
     refused(
         &[path, "--draft-model", path, "--drafter", "eagle3"],
         "no such head",

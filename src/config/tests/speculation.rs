@@ -114,10 +114,22 @@ fn nodes_siblings_and_rules_are_bounded() {
     assert_eq!((engine.spec.nodes, engine.spec.topk), (64, 1));
     assert_eq!(engine.acceptance, Acceptance::Rejection);
     assert_eq!(engine.spec_budget, BudgetMode::Fixed);
+    let spec = |line| accepted(line).engine.spec;
+    assert_eq!(
+        spec("--model m --spec-length 16 --spec-nodes 16").length,
+        16
+    );
+    // The default is no wish.
+    assert_eq!(spec("--model m --spec-nodes 3").length, 8);
     for (flag, needle) in [
         ("--spec-nodes 0", "between 1 and 64"),
         ("--spec-nodes 65", "between 1 and 64"),
         ("--spec-topk 0", "between 1 and 64"),
+        (
+            "--spec-length 16",
+            "--spec-length 16 is more than the 15 tokens of a draft: lower it, or raise --spec-nodes",
+        ),
+        ("--spec-length 4 --spec-nodes 3", "more than the 3 tokens"),
         ("--acceptance typical", "coupled, rejection"),
         ("--spec-budget none", "adaptive, fixed"),
     ] {
