@@ -82,10 +82,11 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
     match command {
         Command::Serve(config) => {
             let socket = serve::bind(&config.http)?;
-            serve::serve(config, socket, load::load(config, 0.0)?, log)
+            let (loaded, _thread) = load::load(config, 0.0)?;
+            serve::serve(config, socket, loaded, log)
         }
         Command::Bench(config, options) => {
-            let loaded = load::load(config, options.row_penalty)?;
+            let (loaded, _thread) = load::load(config, options.row_penalty)?;
             let names = bench::ReportNames {
                 model: config.served_model_name.clone(),
                 drafters: match &*config.compared {
@@ -101,7 +102,7 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
             bench::run(&loaded.engine, loaded.text.as_deref(), &names, options)
         }
         Command::Generate(config, options) => {
-            let loaded = load::load(config, 0.0)?;
+            let (loaded, _thread) = load::load(config, 0.0)?;
             let text = loaded.text.as_deref().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")
             })?;

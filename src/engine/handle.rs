@@ -12,7 +12,8 @@ use crate::spec::BudgetMode;
 use clap::{ArgAction, Args, FromArgMatches};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -225,8 +226,10 @@ pub(super) struct EngineShared {
     pub draining: AtomicBool,
     /// The thread ends now and drops running requests.
     pub aborting: AtomicBool,
-    /// Set when the thread has ended and dropped the models: an error unless it was asked to end.
+    /// Set when the thread has dropped the models and is about to end: an error unless it was asked to end.
     pub ended: watch::Sender<Option<Result<()>>>,
+    /// Taken by who waits for its end.
+    pub thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Sends requests to the engine thread. Clones share one engine; when the last one is dropped, the
@@ -362,6 +365,27 @@ impl EngineHandle {
     pub fn abort(&self) {
         self.shared.aborting.store(true, Ordering::SeqCst);
         self.drain();
+    }
+
+    /// Ends the thread as [`EngineHandle::abort`] does, and waits for its end, up to `patience`. Returns whether it has
+    /// ended; the first call alone tells. A process must not end while the thread uses a device, whose library is
+    /// torn down then.
+    pub fn join(&self, patience: Duration) -> bool {
+        const INTERVAL: Duration = Duration::from_millis(2);
+        self.abort();
+        let thread = self.shared.thread.lock();
+        let Some(thread) = thread.unwrap_or_else(PoisonError::into_inner).take() else {
+            return self.has_ended();
+        };
+        let started = Instant::now();
+        while !thread.is_finished() {
+            if started.elapsed() >= patience {
+                return false;
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        // It catches its panics, and tells of them by `ended`.
+        thread.join().is_ok()
     }
 
     /// Whether the thread has ended: after [`EngineHandle::drain`] and the last request, after

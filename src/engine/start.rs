@@ -10,9 +10,9 @@ use crate::kv::BlockAllocator;
 use crate::model::Model;
 use crate::spec::{BudgetMode, Drafter, MeasuredForward, SpeculativeRunner};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Semaphore, watch};
 
 /// How many times the pool the prompts of one request's sequences may fill together.
@@ -54,8 +54,8 @@ pub fn spawn_with(
 
 /// Starts the thread, which tells how it ends.
 pub(super) fn start(engine: Engine) -> Result<()> {
-    let ending = engine.shared.clone();
-    std::thread::Builder::new()
+    let (shared, ending) = (engine.shared.clone(), engine.shared.clone());
+    let thread = std::thread::Builder::new()
         .name("engine".into())
         .spawn(move || {
             let end = catch_unwind(AssertUnwindSafe(|| engine.run()))
@@ -67,6 +67,7 @@ pub(super) fn start(engine: Engine) -> Result<()> {
             ending.ended.send_replace(Some(end));
         })
         .map_err(|e| Error::setup(format!("cannot start the engine thread: {e}")))?;
+    *shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     Ok(())
 }
 
@@ -124,6 +125,7 @@ pub(super) fn build(
         draining: AtomicBool::new(false),
         aborting: AtomicBool::new(false),
         ended: watch::Sender::new(None),
+        thread: Mutex::new(None),
     });
     if shared.limits.takes_adapters {
         shared.stats.count_adapters(options.max_loras);

@@ -22,6 +22,7 @@ use foretoken::spec::{
 use foretoken::text::Text;
 use foretoken::train::learn::Learning;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A running engine and its tokenizer.
 pub struct Loaded {
@@ -38,6 +39,23 @@ pub struct Loaded {
     pub embeddings: Option<EmbeddingSpec>,
     /// The adapters that are served; `None` = there are none.
     pub adapters: Option<Arc<Adapters>>,
+}
+
+/// The engine's thread, which has ended when this is dropped.
+///
+/// When `main` returns, libraries are torn down, CUDA's among them. What still uses them then ends in a segmentation fault.
+pub struct EngineThread(EngineHandle);
+
+impl Drop for EngineThread {
+    fn drop(&mut self) {
+        /// More than a step takes. A device that hangs does not keep the process.
+        const PATIENCE: Duration = Duration::from_secs(30);
+        if self.0.join(PATIENCE) {
+            tracing::debug!("the engine thread has ended");
+        } else {
+            tracing::warn!("the engine thread has not ended in {PATIENCE:?}");
+        }
+    }
 }
 
 /// A drafter that is to be loaded.
@@ -67,9 +85,9 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Loads the models, sizes the KV pools and starts the engine. With `row_penalty` above 0, the
-/// target's rows are made dearer; see [`RowPenalty`].
-pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
+/// Loads the models, sizes the KV pools and starts the engine, whose thread the caller keeps until the engine's work is
+/// done. With `row_penalty` above 0, the target's rows are made dearer; see [`RowPenalty`].
+pub fn load(config: &Config, row_penalty: f64) -> Result<(Loaded, EngineThread)> {
     let device = kernels::device(&config.load.device)?;
     let isa = kernels::cpu::check()?;
     if let Some(threads) = config.load.threads {
@@ -153,11 +171,12 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
             ..config.engine.clone()
         },
     )?;
+    let thread = EngineThread(engine.clone());
     if let Some(learner) = learner {
         learn::start(learner, &engine)?;
     }
     let device = if device.is_cpu() { "cpu" } else { "cuda" };
-    Ok(Loaded {
+    let loaded = Loaded {
         draft_operations,
         info: info(config, &source, device, blocks),
         engine,
@@ -166,7 +185,8 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<Loaded> {
         device,
         embeddings,
         adapters: adapters.map(Arc::new),
-    })
+    };
+    Ok((loaded, thread))
 }
 
 /// How the `model` of `source` embeds texts; `None` = it does not, but generates them.

@@ -14,6 +14,7 @@ use foretoken::model::toy::ToyModel;
 use foretoken::sampling::{SamplingParams, mix};
 use foretoken::spec::{DraftModel, Drafter};
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
@@ -507,5 +508,58 @@ fn an_engine_that_is_asked_to_end_does_so_without_an_error() {
     let engine = Toy::default().start();
     run(&engine, greedy(&[1], 5));
     engine.drain();
+    assert!(ended(&engine).is_ok());
+}
+
+/// Takes its time to go, as the memory of a device does.
+struct Slow(Arc<AtomicBool>);
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(300));
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Whatever it does, and also after all it did: nothing of the model is left.
+#[test]
+fn who_joins_an_engine_sees_its_end() {
+    for waits in [false, true] {
+        let is_gone = Arc::<AtomicBool>::default();
+        let slow = Slow(is_gone.clone());
+        let target = watched(toy_model(0.0), move |_| {
+            let _of_the_model = &slow;
+            std::thread::sleep(Duration::from_millis(10));
+            Ok(())
+        });
+        let engine = start(target, None, options());
+        let mut events = engine.submit(greedy(&[1, 2], 200)).unwrap();
+        assert!(events.blocking_recv().is_some());
+        if waits {
+            drop(events);
+            engine.drain();
+            assert!(ended(&engine).is_ok());
+        }
+        let other = engine.clone();
+        assert!(engine.join(Duration::from_secs(20)));
+        assert!(is_gone.load(Ordering::SeqCst) && other.has_ended());
+        // Again, and by others.
+        assert!(other.join(Duration::ZERO));
+        assert!(engine.submit(greedy(&[1], 1)).is_err());
+    }
+}
+
+#[test]
+fn an_engine_that_hangs_is_not_waited_for_without_end() {
+    let (go, hangs) = std::sync::mpsc::channel::<()>();
+    let target = watched(toy_model(0.0), move |_| {
+        let _ = hangs.recv();
+        Ok(())
+    });
+    let engine = start(target, None, options());
+    let _events = engine.submit(greedy(&[1, 2], 200)).unwrap();
+    assert!(!engine.join(Duration::from_millis(100)));
+    assert!(!engine.has_ended());
+    drop(go);
     assert!(ended(&engine).is_ok());
 }

@@ -1,9 +1,10 @@
-//! SIGTERM while requests are read: the process ends in time, whatever a template or a tokenizer does.
+//! SIGTERM while requests are read: the process ends in time, whatever a template or a tokenizer does. And however a
+//! command ends, its engine's thread ends before: on a GPU, the process crashed otherwise.
 
-use crate::common::process::Server;
+use crate::common::process::{Server, foretoken};
 use foretoken::gguf::GgufSource;
 use foretoken::text::Text;
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -77,4 +78,88 @@ fn sigterm_does_not_wait_for_templates() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let slow = fast.replace("\"a\"", "\"slow\"");
     ends_in_time(server, 40, "/v1/chat/completions", &slow);
+}
+
+const ENDED: &str = "the engine thread has ended";
+
+/// What a command with an engine says in its log, up to its end with this code.
+fn log_of(command: &str, code: i32) -> String {
+    let output = foretoken()
+        .args(command.split_whitespace())
+        .env("RUST_LOG", "foretoken=debug")
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{command}: {log}");
+    log
+}
+
+#[test]
+fn every_command_waits_for_its_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("prompts.jsonl"), "{\"prompt\": \"Hi\"}\n").unwrap();
+    let bench = "bench --num-blocks 64 --random-prompts 1 --prompt-tokens 4 --max-tokens 4 --temperatures 0";
+    let generate = "generate --num-blocks 64 --max-tokens 4 --prompts";
+    for (command, code) in [
+        (bench.to_owned(), 0),
+        (format!("{bench} --json {}", at("no/report.json")), 2),
+        (
+            format!("{bench} --streams 2 --json {}", at("no/report.json")),
+            2,
+        ),
+        (
+            format!("{bench} --prompts {}", at("none.jsonl")).replace("--random-prompts 1", ""),
+            2,
+        ),
+        (
+            format!(
+                "{generate} {} --out {}",
+                at("prompts.jsonl"),
+                at("out.jsonl")
+            ),
+            0,
+        ),
+        (
+            format!(
+                "{generate} {} --out {}",
+                at("prompts.jsonl"),
+                at("no/out.jsonl")
+            ),
+            2,
+        ),
+        ("chat foretoken-demo --num-blocks 64".to_owned(), 0),
+    ] {
+        let log = log_of(&command, code);
+        let ended = log
+            .find(ENDED)
+            .unwrap_or_else(|| panic!("{command}: {log}"));
+        let error = log.find("error: ");
+        assert_eq!(error.is_some(), code != 0, "{command}: {log}");
+        assert!(error.is_none_or(|error| ended < error), "{command}: {log}");
+    }
+}
+
+#[test]
+fn a_server_waits_for_its_engine() {
+    let mut log = tempfile::tempfile().unwrap();
+    let mut server = Server::start_logging(
+        "--num-blocks 64 --shutdown-timeout 1",
+        "foretoken=debug",
+        log.try_clone().unwrap(),
+    );
+    // Its text is longer than the time for it.
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let body = r#"{"prompt": "a", "max_tokens": 900, "ignore_eos": true, "stream": true}"#;
+    let (len, head) = (
+        body.len(),
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost",
+    );
+    write!(stream, "{head}\r\nContent-Length: {len}\r\n\r\n{body}").unwrap();
+    stream.read_exact(&mut [0; 16]).unwrap();
+    assert_eq!(server.stop("TERM", PATIENCE), Some(0));
+    let mut said = String::new();
+    log.rewind().unwrap();
+    log.read_to_string(&mut said).unwrap();
+    assert!(said.contains(ENDED), "{said}");
 }
