@@ -3,12 +3,19 @@
 
     python3 fuzz/seeds.py
 
-`config` also gets the config.json of every architecture of tests/fixtures. Uses only the standard library.
+`config` also gets the config.json of every architecture of tests/fixtures, `pickle` the pickles of heads. Uses only the
+standard library.
 """
 
+import collections
+import io
 import json
 import pathlib
+import pickle
 import struct
+import sys
+import types
+import zipfile
 
 FUZZ = pathlib.Path(__file__).resolve().parent
 CORPUS = FUZZ / "corpus"
@@ -47,6 +54,71 @@ def product(shape):
     for dim in shape:
         all_of *= dim
     return all_of
+
+
+class Tensor:
+    """Pickled as PyTorch pickles one of zeros; `wrap` is what it is within."""
+
+    def __init__(self, key, shape, wrap=None):
+        self.key, self.shape, self.wrap = key, tuple(shape), wrap
+
+    def __reduce_ex__(self, _):
+        if self.wrap:
+            inner = Tensor(self.key, self.shape)
+            return stub("torch._utils", self.wrap), (inner, True, collections.OrderedDict())
+        strides = tuple(product(self.shape[at + 1:]) for at in range(len(self.shape)))
+        storage = Storage(self.key, product(self.shape))
+        arguments = (storage, 0, self.shape, strides, False, collections.OrderedDict())
+        return stub("torch._utils", "_rebuild_tensor_v2"), arguments
+
+
+Storage = collections.namedtuple("Storage", ["key", "len"])
+
+
+class TorchPickler(pickle.Pickler):
+    def persistent_id(self, value):
+        if isinstance(value, Storage):
+            return "storage", stub("torch", "FloatStorage"), value.key, "cpu", value.len
+        return None
+
+
+def stub(module, name):
+    """A class that is pickled under PyTorch's name."""
+    for package in ("torch", module):
+        found = sys.modules.setdefault(package, types.ModuleType(package))
+    if not hasattr(found, name):
+        setattr(found, name, type(name, (), {"__module__": module}))
+    return getattr(found, name)
+
+
+def torch_pickle(state):
+    out = io.BytesIO()
+    TorchPickler(out, protocol=2).dump(state)
+    return out.getvalue()
+
+
+def torch_file(named):
+    """What torch.save writes."""
+    out = io.BytesIO()
+    state = {name: Tensor(str(at), shape) for at, (name, shape) in enumerate(named.items())}
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
+        entry = lambda name, data: file.writestr(zipfile.ZipInfo(f"head/{name}"), data)
+        entry("data.pkl", torch_pickle(state))
+        entry("byteorder", b"little")
+        for at, shape in enumerate(named.values()):
+            entry(f"data/{at}", bytes(4 * product(shape)))
+    return out.getvalue()
+
+
+def pickles():
+    state = {"fc.weight": Tensor("0", [8, 16]), "norm.weight": Tensor("1", [8], "_rebuild_parameter")}
+    yield "plain", torch_pickle(state)
+    ordered = collections.OrderedDict(state)
+    ordered._metadata = {"": {"version": 1}}
+    ordered |= {"version": 3, "large": 1 << 40, "scale": 0.5, "list": [1, 2, 3], "none": None, "tied": state["fc.weight"]}
+    yield "ordered", torch_pickle(ordered)
+    yield "doubled", b")" + b"q\0h\0\x86" * 40 + b"."
+    yield "nested", b")" + b"\x85" * 4000 + b"."
 
 
 def string(text):
@@ -166,15 +238,18 @@ def folders():
     medusa = {"medusa_num_heads": 1, "medusa_num_layers": 1}
     linear = {"0.0.linear.weight": [HIDDEN, HIDDEN], "0.0.linear.bias": [HIDDEN], "0.1.weight": [VOCAB, HIDDEN]}
     yield "medusa", {"config.json": medusa, "medusa_lm_head.safetensors": safetensors(linear)}
+    yield "medusa_pt", {"config.json": medusa, "medusa_lm_head.pt": torch_file(linear)}
 
 
 def main():
-    for target in ("gguf_files", "folder"):
+    for target in ("gguf_files", "folder", "pickle"):
         (CORPUS / target).mkdir(parents=True, exist_ok=True)
     for name, content in gguf_files():
         (CORPUS / "gguf_files" / f"{name}.gguf").write_bytes(content)
     for name, files in folders():
         (CORPUS / "folder" / f"{name}.folder").write_bytes(folder(files))
+    for name, content in pickles():
+        (CORPUS / "pickle" / f"{name}.pkl").write_bytes(content)
     for file in sorted(FIXTURES.glob("*/config.json")):
         config = json.dumps(json.loads(file.read_text()), separators=(",", ":"))
         (CORPUS / "config" / f"architecture-{file.parent.name}.json").write_text(config)

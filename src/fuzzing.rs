@@ -8,7 +8,7 @@ mod checkpoint;
 use crate::error::{Error, Result, catching};
 use crate::gguf;
 use crate::http::fuzzing::{FuzzedApi, read};
-use crate::model::{ModelConfig, TensorHeaders, safetensors_header};
+use crate::model::{ModelConfig, TensorHeaders, pickle, safetensors_header};
 use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use checkpoint::fetched;
@@ -23,7 +23,7 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type FuzzTarget = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, FuzzTarget); 17] = [
+pub const TARGETS: [(&str, FuzzTarget); 18] = [
     ("chat", |bytes| check(read(&TEXT, bytes, FuzzedApi::Chat))),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, FuzzedApi::Completion))
@@ -52,6 +52,7 @@ pub const TARGETS: [(&str, FuzzTarget); 17] = [
     ("safetensors_header", |bytes| {
         check(safetensors_header(bytes))
     }),
+    ("pickle", |bytes| check(pickled(bytes))),
     ("gguf_files", |bytes| check(checkpoint::gguf_files(bytes))),
     ("folder", |bytes| check(checkpoint::folder(bytes))),
 ];
@@ -185,6 +186,11 @@ fn gguf_header(bytes: &[u8]) -> Result<()> {
 /// The header of a safetensors file, as it is fetched from the Hub.
 fn safetensors_header(bytes: &[u8]) -> Result<()> {
     safetensors_header::read(&mut fetched(bytes), &mut TensorHeaders::new())
+}
+
+/// The pickle of a `pytorch_model.bin`.
+fn pickled(bytes: &[u8]) -> Result<()> {
+    pickle::names_in(bytes).map(drop).map_err(Error::setup)
 }
 
 /// A GGUF file, in which the data of the tensors need not be.

@@ -57,7 +57,7 @@ mod output_layer;
 mod packed;
 pub mod parallel;
 mod path;
-mod pickle;
+pub(crate) mod pickle;
 mod pooling;
 mod raw_tensors;
 mod recurrent;

@@ -112,7 +112,7 @@ impl TensorSource {
                 Ok(Some((dims, dtype)))
             }
             Self::Pickled(tensors) => {
-                let tensor = pickled(tensors, name)?;
+                let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
                 Ok(Some((tensor.dims().to_vec(), tensor.dtype())))
             }
             Self::Headers(tensors) => {
@@ -205,7 +205,7 @@ fn broken(name: &str, e: &candle_core::Error) -> Error {
     Error::setup(format!("tensor {name}: {}", first_line(e)))
 }
 
-/// The tensor `name` of `tensors`; an error if it is not finite.
+/// The tensor `name` of `tensors`, in the order of rows; an error if it is not finite.
 fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
     let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
     // Also of whole numbers, which have no NaN.
@@ -214,7 +214,7 @@ fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
         .flatten_all()?
         .to_vec1::<f32>()?;
     if wide.iter().all(|value| value.is_finite()) {
-        Ok(tensor.clone())
+        Ok(tensor.contiguous()?)
     } else {
         Err(Error::setup(format!(
             "tensor {name} contains NaN or infinity"

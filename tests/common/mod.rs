@@ -5,6 +5,7 @@ pub mod distill_workshop;
 pub mod grammar;
 pub mod hooked;
 pub mod hub;
+pub mod memory;
 pub mod plain;
 pub mod plain_parallel;
 pub mod process;

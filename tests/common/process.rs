@@ -18,6 +18,25 @@ pub fn foretoken() -> Command {
     command
 }
 
+/// The same with at most `bytes` of address space.
+pub fn foretoken_within(bytes: u64) -> Command {
+    let whole = foretoken();
+    let mut command = Command::new("prlimit");
+    command
+        .arg(format!("--as={bytes}"))
+        .arg(whole.get_program());
+    for (name, value) in whole.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stdin(Stdio::null());
+    command
+}
+
 /// A file to which no byte can be written.
 pub fn full_disk() -> File {
     File::options().write(true).open("/dev/full").unwrap()

@@ -1,11 +1,14 @@
 //! Replays the fuzzers' corpus, and changes of each file. `FORETOKEN_FUZZ_SECONDS=60` makes changes for so long for
 //! each target, or for those of `FORETOKEN_FUZZ_TARGETS=config,folder`: where there is no libFuzzer.
 
+use crate::common::memory::peak_of;
 use foretoken::fuzzing::{self, TARGETS};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const LONGEST: Duration = Duration::from_secs(20);
+/// Far above what any input of this size needs.
+const MAX_MEMORY: usize = 256 << 20;
 /// Changes of each file, if no time is given.
 const CHANGES: u64 = 12;
 
@@ -68,10 +71,13 @@ fn every_file_is_survived() {
     for (name, target) in TARGETS {
         for (file, bytes) in corpus(name) {
             let start = Instant::now();
-            target(&bytes);
-            target(&bytes[..bytes.len() / 2]);
+            let memory = peak_of(|| {
+                target(&bytes);
+                target(&bytes[..bytes.len() / 2]);
+            });
             let took = start.elapsed();
             assert!(took < LONGEST, "{}: {took:?}", file.display());
+            assert!(memory < MAX_MEMORY, "{}: {memory} bytes", file.display());
         }
     }
 }
@@ -101,12 +107,17 @@ fn changes_of_every_file_are_survived() {
             // What is found can be run again.
             let input = std::env::temp_dir().join(format!("foretoken-{name}.input"));
             let start = Instant::now();
-            let done = std::panic::catch_unwind(|| fuzzing::run(name, &bytes));
+            let mut done = Ok(());
+            let memory = peak_of(|| {
+                done = std::panic::catch_unwind(|| fuzzing::run(name, &bytes));
+            });
             let took = start.elapsed();
-            if done.is_err() || took > LONGEST {
+            if done.is_err() || took > LONGEST || memory > MAX_MEMORY {
                 std::fs::write(&input, &bytes).unwrap();
                 let (file, input) = (file.display(), input.display());
-                panic!("{name}: change {count}, of {file}, took {took:?} or panics: {input}");
+                panic!(
+                    "{name}: change {count}, of {file}, took {took:?} and {memory} bytes, or panics: {input}"
+                );
             }
         }
         println!("{name}: {count} changes");

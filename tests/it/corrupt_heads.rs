@@ -1,8 +1,10 @@
 //! Draft heads whose files are corrupt: as in [`crate::corrupt_files`], for the published layouts of EAGLE, DFlash and Medusa.
 
+use crate::common::process::foretoken_within;
 use crate::common::tiny::noise;
+use crate::common::tiny_folder::{byte_level, tiny_folder};
 use crate::corrupt_files::{Dice, cases, corrupt, corrupt_json, survives};
-use crate::eagle_head::{Head, LAYOUTS};
+use crate::eagle_head::{Head, LAYOUTS, write_pytorch};
 use crate::{head_fixtures, medusa, parallel_head};
 use foretoken::error::Error;
 use foretoken::kv::{BlockAllocator, BlockTable};
@@ -13,7 +15,7 @@ use foretoken::model::{
 use std::path::Path;
 use tempfile::TempDir;
 
-/// Loads the head at `path`, if it is one, and runs it on a few of the target's states.
+/// Loads the head at `path`, if it is one, and runs it on a few of the target's states: what is loaded, drafts.
 fn draft(case: u64, path: &Path, target: &dyn Model) -> bool {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto);
     let head = survives(case, || {
@@ -25,11 +27,12 @@ fn draft(case: u64, path: &Path, target: &dyn Model) -> bool {
     let Some(mut head) = head else {
         return false;
     };
-    survives(case, || {
-        // Forwards may err, if what they are asked does not suit the head.
-        let _ = run(&mut *head, target.config().hidden_size);
-        Ok(())
-    });
+    let hidden = target.config().hidden_size;
+    let drafted = survives(case, || run(&mut *head, hidden));
+    assert!(
+        drafted.is_some(),
+        "case {case}: it was loaded, and drafts nothing"
+    );
     true
 }
 
@@ -115,6 +118,37 @@ fn parallel_heads() {
 fn medusa_heads() {
     let folder = medusa::folder(&medusa::config(), &medusa::tensors());
     corrupt_each(&folder, 5, usize::MAX);
+}
+
+/// Small files that took memory without end, or ended the process by its stack.
+#[test]
+fn a_pickle_that_grows_is_refused_in_one_line() {
+    let model = tiny_folder(byte_level());
+    let doubled = [&b")"[..], &b"q\0h\0\x86".repeat(40), b"."].concat();
+    let nested = [&b")"[..], &[0x85; 1_000_000], b"."].concat();
+    for (pickle, wanted) in [(doubled, "no dict of tensors"), (nested, "262144 objects")] {
+        let head = medusa::folder(&medusa::config(), &medusa::tensors());
+        let file = head.path().join("medusa_lm_head.pt");
+        write_pytorch(&file, &medusa::tensors(), |bytes| *bytes = pickle.clone());
+        for arguments in [&["check"][..], &["serve", "--port", "0", "--model"]] {
+            let output = foretoken_within(4 << 30)
+                .args(arguments)
+                .arg(model.path())
+                .arg("--draft-model")
+                .arg(head.path())
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let errors: Vec<_> = said
+                .lines()
+                .filter(|line| !line.contains(" INFO "))
+                .collect();
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert_eq!(errors.len(), 1, "{said}");
+            assert!(errors[0].contains(wanted), "{said}");
+            assert!(errors[0].contains("medusa_lm_head.pt"), "{said}");
+        }
+    }
 }
 
 #[test]
