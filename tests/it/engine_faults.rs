@@ -551,13 +551,15 @@ fn who_joins_an_engine_sees_its_end() {
 
 #[test]
 fn an_engine_that_hangs_is_not_waited_for_without_end() {
+    let (begin, has_begun) = std::sync::mpsc::channel();
     let (go, hangs) = std::sync::mpsc::channel::<()>();
     let target = watched(toy_model(0.0), move |_| {
-        let _ = hangs.recv();
+        let _ = (begin.send(()), hangs.recv());
         Ok(())
     });
     let engine = start(target, None, options());
     let _events = engine.submit(greedy(&[1, 2], 200)).unwrap();
+    has_begun.recv().unwrap();
     assert!(!engine.join(Duration::from_millis(100)));
     assert!(!engine.has_ended());
     drop(go);
