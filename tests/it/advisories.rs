@@ -1,17 +1,20 @@
 //! Public advisories against vLLM, llama.cpp, Ollama and their libraries that could concern a server like this one:
 //! what they describe, sent to this one. docs/advisories.md has the list, with those that cannot apply.
 
-use crate::common::Guess;
 use crate::common::process::foretoken;
+use crate::common::scripted::saying_as;
 use crate::common::server::{Server, drafting, error, greedy};
+use crate::common::{Guess, MAX_LEN};
+use crate::http_connections::{connect, rest};
 use serde_json::{Value, json};
 use std::fs;
+use tokio::io::AsyncWriteExt;
 
-const COMPLETIONS: &str = "/v1/completions";
-const CHATS: &str = "/v1/chat/completions";
+pub const COMPLETIONS: &str = "/v1/completions";
+pub const CHATS: &str = "/v1/chat/completions";
 
 /// `fields` in a completion and in a chat are refused with a status of 400, and the engine is none the worse for it.
-async fn refused(fields: &[Value]) {
+pub async fn refused(fields: &[Value]) {
     let server = Server::start().await;
     for fields in fields {
         for path in [COMPLETIONS, CHATS] {
@@ -86,48 +89,68 @@ async fn cve_2025_61620_a_request_brings_no_template() {
         .await;
 }
 
-/// Variables that have the names of the function's own arguments.
+/// Variables with the names of the function's own arguments took their place: another template, which does not end, and
+/// other messages. This template shows what it gets.
 #[tokio::test]
 async fn cve_2025_62426_arguments_of_a_template_are_variables_and_no_more() {
-    let server = Server::start().await;
-    let message = json!([{"role": "user", "content": "ab"}]);
-    let plain = json!({"messages": message, "max_tokens": 8, "temperature": 0});
-    let wanted = server.json(CHATS, &plain).await;
+    let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}\
+        {{ 'tools' if tools }}{{ 'documents' if documents }}{{ 'go' if add_generation_prompt }} {{ enable_thinking }}";
+    let server = saying_as("Hello", template, |state| state).await;
+    let mut body = json!({"messages": [{"role": "user", "content": "ab"}], "max_tokens": 4, "return_token_ids": true});
+    body["chat_template_kwargs"] = json!({"enable_thinking": "yes"});
+    let wanted = server.json(CHATS, &body).await["prompt_token_ids"].clone();
+    let shown = server.json("/detokenize", &json!({"tokens": wanted})).await;
+    assert_eq!(shown["prompt"], "ab\ngo yes");
+    let endless =
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
     for (name, value) in [
-        (
-            "chat_template",
-            json!("{% for i in range(1000000000) %}{% endfor %}"),
-        ),
+        ("chat_template", json!(endless)),
         ("tokenize", json!(true)),
-        ("messages", json!([])),
-        ("add_generation_prompt", json!(true)),
+        ("messages", json!([{"role": "user", "content": "cd"}])),
+        ("conversation", json!([{"role": "user", "content": "cd"}])),
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "f"}}]),
+        ),
+        ("documents", json!([{"title": "a", "text": "b"}])),
+        ("add_generation_prompt", json!(false)),
+        ("continue_final_message", json!(true)),
     ] {
-        let mut body = plain.clone();
-        body["chat_template_kwargs"] = json!({ name: value });
-        let response = server.post(CHATS, &body).await;
-        if response.status() == 200 {
-            let got: Value = response.json().await.unwrap();
-            assert_eq!(got["choices"], wanted["choices"], "{name}");
-        } else {
-            assert_eq!(response.status(), 400, "{name}");
-        }
+        body["chat_template_kwargs"][name] = value;
+        let got = server.json(CHATS, &body).await["prompt_token_ids"].clone();
+        assert_eq!(got, wanted, "{name}");
     }
     server.done().await;
 }
 
+/// Headers were kept however large and many they were. These are whole: the server must answer before it has them.
 #[tokio::test]
-async fn cve_2025_48956_a_huge_header_is_refused() {
+async fn cve_2025_48956_huge_headers_are_refused() {
     let server = Server::start().await;
-    let client = reqwest::Client::new();
-    let url = format!("{}/v1/models", server.url);
-    let sent = client
-        .get(&url)
-        .header("x-large", "a".repeat(1 << 20))
-        .send()
-        .await;
-    // Either there is an answer, or the connection is closed while the client still writes.
-    if let Ok(response) = sent {
-        assert_eq!(response.status(), 431);
+    let large = |bytes: usize| format!("X-Large: {}\r\n", "a".repeat(bytes));
+    let many = |count: usize| {
+        (0..count)
+            .map(|i| format!("X-{i}: a\r\n"))
+            .collect::<String>()
+    };
+    for (headers, status) in [
+        (large(32 << 10), "200"),
+        (large(128 << 10), "431"),
+        (large(4 << 20), "431"),
+        (many(50), "200"),
+        (many(5_000), "431"),
+    ] {
+        let mut stream = connect(&server).await;
+        let request = format!(
+            "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let said = rest(&mut stream).await;
+        assert!(
+            said.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{} bytes: {said}",
+            headers.len()
+        );
     }
     server.json(COMPLETIONS, &greedy("ab", 4)).await;
     server.done().await;
@@ -161,6 +184,7 @@ async fn cve_2026_44223_penalties_and_drafts_go_together() {
             "presence_penalty",
         ] {
             let mut body = greedy("abcabcabcabc", 40);
+            let free = server.json(COMPLETIONS, &body).await;
             body[penalty] = 1.3.into();
             let drafted = server.json(COMPLETIONS, &body).await;
             body["spec_length"] = 0.into();
@@ -168,6 +192,10 @@ async fn cve_2026_44223_penalties_and_drafts_go_together() {
             assert_eq!(
                 drafted["choices"][0]["text"], plain["choices"][0]["text"],
                 "{penalty}"
+            );
+            assert_ne!(
+                drafted["choices"][0]["text"], free["choices"][0]["text"],
+                "{penalty} has no effect"
             );
         }
         server.done().await;
@@ -186,23 +214,24 @@ async fn cve_2026_34756_many_answers_are_refused_by_name() {
     server.done().await;
 }
 
-/// A field that this server does not have; a text ends with its context.
+/// Fields that this server does not have; a text ends with its context.
 #[tokio::test]
 async fn cve_2026_21869_a_context_is_not_shifted_by_a_request() {
     let server = Server::start().await;
     let mut body = greedy("ab", 254);
     body["ignore_eos"] = true.into();
     let plain = server.json(COMPLETIONS, &body).await;
-    for name in ["n_discard", "n_keep"] {
-        let mut body = body.clone();
-        body[name] = json!(-1_000_000);
-        let response = server.post(COMPLETIONS, &body).await;
-        if response.status() == 200 {
-            let got: Value = response.json().await.unwrap();
-            assert_eq!(got["choices"], plain["choices"], "{name}");
-        } else {
-            assert_eq!(response.status(), 400, "{name}");
-        }
+    assert_eq!(plain["usage"]["total_tokens"], MAX_LEN);
+    assert_eq!(plain["choices"][0]["finish_reason"], "length");
+    for name in ["n_discard", "n_keep", "context_shift"] {
+        let mut shifted = body.clone();
+        shifted[name] = json!(-1_000_000);
+        let got = server.json(COMPLETIONS, &shifted).await;
+        assert_eq!(got["choices"], plain["choices"], "{name}");
+        // Nor is there room for one token more.
+        shifted["max_tokens"] = 255.into();
+        let refused = server.post(COMPLETIONS, &shifted).await;
+        error(refused, 400, "context_length_exceeded").await;
     }
     server.done().await;
 }

@@ -20,13 +20,13 @@ async fn limited(limits: HttpLimits) -> Server {
     Server::over(Toy::default().start(), |s| s.with_limits(limits), LONG).await
 }
 
-async fn connect(server: &Server) -> TcpStream {
+pub async fn connect(server: &Server) -> TcpStream {
     let address = server.url.strip_prefix("http://").unwrap();
     TcpStream::connect(address).await.expect("listening")
 }
 
 /// What the server says until it closes the connection.
-async fn rest(stream: &mut TcpStream) -> String {
+pub async fn rest(stream: &mut TcpStream) -> String {
     let mut said = Vec::new();
     let read = tokio::time::timeout(SOON, stream.read_to_end(&mut said)).await;
     read.expect("closed in time").expect("no reset");
@@ -262,6 +262,11 @@ async fn a_client_that_is_gone_leaves_the_queue() {
             tokio::time::sleep(STEP / 5).await;
         }
     }
+    // The text that runs is none of theirs, and goes on.
+    let mut further = [0; 4096];
+    let read = tokio::time::timeout(SOON, running.read_exact(&mut further)).await;
+    read.expect("in time").expect("the stream goes on");
+    assert_eq!(stats.requests_running.get(), 1);
     drop(running);
     server.done().await;
 }
@@ -275,6 +280,11 @@ async fn a_client_that_takes_nothing_is_disconnected() {
     })
     .await;
     let mut stream = connect(&server).await;
+    assert_eq!(
+        server.get("/health").await.status(),
+        503,
+        "it has the only place"
+    );
     // Far more replies than the buffers of two sockets hold.
     let many = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(20_000);
     let _ = tokio::time::timeout(SHORT, stream.write_all(many.as_bytes())).await;

@@ -257,10 +257,8 @@ async fn a_call_can_be_required_or_forbidden() {
         body["tool_choice"] = choice.clone();
         let reply = server.json(MESSAGES, &body).await;
         let content = reply["content"].as_array().expect("blocks");
-        assert!(
-            content.iter().all(|block| block["type"] == "tool_use"),
-            "{reply}"
-        );
+        let are_calls = content.iter().all(|block| block["type"] == "tool_use");
+        assert!(are_calls && !content.is_empty(), "{reply}");
         assert_eq!(reply["stop_reason"], "tool_use", "{choice}");
         if choice["disable_parallel_tool_use"] == true {
             assert_eq!(content.len(), 1);

@@ -95,6 +95,7 @@ async fn required_calls_are_valid_whatever_the_model() {
             };
             let (calls, finish, content) = of(&reply);
             assert_eq!(content, Value::Null, "{format:?}");
+            assert!(!calls.is_empty(), "{format:?}");
             for (name, arguments) in &calls {
                 check_arguments(name, arguments);
                 names.push(name.clone());
@@ -181,6 +182,7 @@ async fn an_answer_is_calls_or_the_content_that_is_asked_for() {
         let message = server.json(CHAT, &asked).await["choices"][0]["message"].clone();
         match message["tool_calls"].as_array() {
             Some(list) => {
+                assert!(!list.is_empty(), "{field}");
                 calls += 1;
                 for (name, arguments) in list.iter().map(call) {
                     check_arguments(name, arguments);

@@ -397,8 +397,10 @@ fn packed_products_of_heads_are_unpacked() {
     config["quantization_config"] = v3()["quantization_config"].clone();
     write_config(folders[0].path(), &config);
     let [mut packed, mut dense] = [stored.clone(), stored];
-    let names: Vec<String> = packed.keys().cloned().collect();
-    for name in names.iter().filter(|name| name.contains("kv_b_proj")) {
+    let mut names: Vec<String> = packed.keys().cloned().collect();
+    names.retain(|name| name.contains("kv_b_proj"));
+    assert!(!names.is_empty());
+    for name in &names {
         let small = packed[name].to_dtype(DType::F8E4M3).unwrap();
         let scale = Tensor::new(&[[0.75f32]], &Device::Cpu).unwrap();
         let values = small

@@ -85,6 +85,7 @@ mod paths;
 mod prefix;
 mod published_configs;
 mod quantize;
+mod reports;
 mod rows;
 mod schedules;
 mod self_draft;
