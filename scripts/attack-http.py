@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 """Attacks the HTTP side of a running server while a small request is timed beside each attack.
 
-    scripts/attack-http.py [--url http://127.0.0.1:8000] [--key KEY] [--pid PID] [--only NAME] [--random N] [--patience SECONDS]
+    scripts/attack-http.py [--url http://127.0.0.1:8000] [--key KEY] [--other-key KEY] [--pid PID] [--only NAME]
+        [--random N] [--patience SECONDS] [--grace SECONDS]
 
-Prints one line an attack: the requests tried, the statuses, the worst wait of the small request beside its time
+Prints one line an attack: the requests tried, the statuses, the worst wait of the small request beside its worst
 alone, and the peak memory of the server's process (--pid; by default the one that listens on the port).
 Exits with 1 on any 5xx other than 503, a server that died, or a request that is never given up.
+
+The attacks of `attack_grammars.py` promise more: only the statuses that are named there; a small request of another client
+(--other-key and, on loopback, another address), with a grammar of its own and without, waits at most 3 times its worst time
+alone (or --grace); and the server takes at most 1 GiB more than at rest. What is broken is said in capitals.
 """
 
 import argparse
@@ -20,19 +25,24 @@ import threading
 import time
 import urllib.parse
 
+from attack_grammars import fresh_choice, grammar_attacks
+
 LARGE = 2 * 1024 * 1024 - 1000
 # How long a client waits for the server to end a connection.
 PATIENCE = 65
+# What the attacks by grammars may cost others.
+SLOWER, MORE_MIB = 3, 1024
 
 
 class Target:
-    def __init__(self, url, key):
+    def __init__(self, url, key, source=None):
         parts = urllib.parse.urlsplit(url)
         self.address = (parts.hostname, parts.port or 80)
         self.key = f"Authorization: Bearer {key}\r\n" if key else ""
+        self.source = (source, 0) if source else None
 
     def connect(self, timeout=None):
-        return socket.create_connection(self.address, timeout=timeout or PATIENCE)
+        return socket.create_connection(self.address, timeout=timeout or PATIENCE, source_address=self.source)
 
     def head(self, method, path, length=None, more=""):
         length = "" if length is None else f"Content-Length: {length}\r\n"
@@ -332,20 +342,35 @@ SMALL = {"prompt": "Once upon a time", "max_tokens": 1, "temperature": 0}
 class Beside(threading.Thread):
     """Times a small request again and again."""
 
-    def __init__(self, target):
+    def __init__(self, target, small=lambda: SMALL):
         super().__init__(daemon=True)
-        self.target, self.waits, self.statuses, self.ends = target, [], collections.Counter(), False
+        self.target, self.small = target, small
+        self.waits, self.statuses, self.ends = [], collections.Counter(), False
 
     def run(self):
         while not self.ends:
             started = time.monotonic()
             try:
-                status, _ = self.target.ask("/v1/completions", SMALL)
+                status, _ = self.target.ask("/v1/completions", self.small(), timeout=PATIENCE * 10)
             except OSError as e:
                 status = type(e).__name__
             self.waits.append(time.monotonic() - started)
             self.statuses[status] += 1
             time.sleep(0.05)
+
+    def end(self):
+        """The worst wait. A request that waits for too long counts as long as it has waited."""
+        self.ends = True
+        self.join(PATIENCE * 10)
+        return max(self.waits, default=float("nan"))
+
+
+def alone(target, small):
+    """The worst of many waits of a small request while nothing else happens."""
+    beside = Beside(target, small)
+    beside.start()
+    time.sleep(5)
+    return beside.end()
 
 
 def memory(pid):
@@ -375,7 +400,7 @@ def listener(port):
 
 def at_rest(target):
     """Whether no request is running or waiting, after some time at most."""
-    for _ in range(PATIENCE * 2):
+    for _ in range(int(PATIENCE * 2)):
         with contextlib.suppress(OSError):
             status, metrics = target.ask("/metrics")
             gauges = [l for l in metrics.decode().splitlines() if "num_requests_" in l and not l.startswith("#")]
@@ -385,48 +410,74 @@ def at_rest(target):
     return False
 
 
-def main():
+def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--key", default="")
+    parser.add_argument("--other-key", default="", help="key of the client whose small requests are timed")
     parser.add_argument("--pid", type=int)
     parser.add_argument("--only", default="", help="attacks whose name contains this")
     parser.add_argument("--random", type=int, default=2000, help="number of random bodies")
     parser.add_argument("--patience", type=float, default=65, help="seconds after which a connection counts as open")
-    options = parser.parse_args()
-    global PATIENCE
-    PATIENCE = options.patience
-    target = Target(options.url, options.key)
-    pid = options.pid or listener(target.address[1])
-    alone = Beside(target)
-    alone.start()
-    time.sleep(2)
-    alone.ends = True
-    alone.join()
-    memory(pid)
-    print(f"{'attack':24}{'tried':>6}  {'seconds':>7}  {'small alone -> worst, ms':>25}  {'peak MiB':>8}  statuses")
-    failed = False
-    for name, attack in attacks(options):
-        if options.only not in name:
-            continue
-        beside, started = Beside(target), time.monotonic()
+    parser.add_argument("--grace", type=float, default=0.25, help="seconds that a small request may always wait")
+    return parser.parse_args()
+
+
+def run(target, other, attack):
+    """The statuses of an attack, how long it took, and the small requests beside it."""
+    small, choosing = besides = [Beside(other), Beside(other, fresh_choice)]
+    started = time.monotonic()
+    for beside in besides:
         beside.start()
-        statuses = collections.Counter(attack(target))
-        seconds = time.monotonic() - started
-        beside.ends = True
-        beside.join(PATIENCE * 2)
-        rests = at_rest(target)
-        alive = pid is None or os.path.exists(f"/proc/{pid}")
-        usual = sorted(alone.waits)[len(alone.waits) // 2] * 1000
-        wait = f"{usual:.0f} -> {max(beside.waits, default=float('nan')) * 1000:.0f}"
-        every = statuses + beside.statuses
-        wrong = [s for s in every if s.startswith("5") and s != "503" or s in ("hung", "other")]
-        said = ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items()))
-        said += "".join(f", SMALL {s}: {n}" for s, n in beside.statuses.items() if s != "200")
-        said += "" if alive else ", THE SERVER DIED"
-        said += "" if rests or not alive else ", NOT AT REST"
-        failed |= bool(wrong) or not alive or not rests
-        print(f"{name:24}{sum(statuses.values()):6}  {seconds:7.1f}  {wait:>25}  {memory(pid) or 0:8}  {said}", flush=True)
+    statuses = collections.Counter(attack(target))
+    seconds = time.monotonic() - started
+    waits = [beside.end() for beside in besides]
+    return statuses, seconds, waits, small.statuses + choosing.statuses
+
+
+def broken(statuses, allowed, waits, usual, grace, more):
+    """The promises about strangers' grammars that an attack has broken."""
+    said = [f"{status} IS NOT ALLOWED" for status in statuses if status not in allowed]
+    for wait, alone, what in zip(waits, usual, ["A SMALL REQUEST", "A SMALL GRAMMAR"]):
+        if wait > max(SLOWER * alone, grace):
+            said.append(f"{what} WAITED {wait:.2f} s, {wait / alone:.0f} TIMES ITS {alone:.2f} s ALONE")
+    if more > MORE_MIB:
+        said.append(f"{more} MiB MORE THAN AT REST")
+    return said
+
+
+def main():
+    given = options()
+    global PATIENCE
+    PATIENCE = given.patience
+    target = Target(given.url, given.key)
+    # Loopback has many addresses, so that the other client can be another one there.
+    source = "127.0.0.2" if target.address[0] in ("127.0.0.1", "localhost") else None
+    other = Target(given.url, given.other_key or given.key, source)
+    pid = given.pid or listener(target.address[1])
+    context = json.loads(target.ask("/v1/models")[1])["data"][0]["max_model_len"]
+    usual = [alone(other, small) for small in [lambda: SMALL, fresh_choice]]
+    memory(pid)
+    at_start = memory(pid) or 0
+    print(f"{at_start} MiB at rest; alone, a small request takes {usual[0]:.3f} s, and with a grammar {usual[1]:.3f} s at worst")
+    print(f"{'attack':26}{'tried':>6}  {'seconds':>7}  {'small, grammar, worst ms':>25}  {'peak MiB':>8}  statuses")
+    failed = False
+    every = [(*attack, None) for attack in attacks(given)] + grammar_attacks(at_once, context)
+    for name, attack, allowed in every:
+        if given.only not in name:
+            continue
+        statuses, seconds, waits, beside = run(target, other, attack)
+        peak = memory(pid)
+        alive, peak = pid is None or peak is not None, peak or 0
+        rests = alive and at_rest(target)
+        faults = [] if allowed is None else broken(statuses, allowed, waits, usual, given.grace, peak - at_start)
+        faults += [] if alive else ["THE SERVER DIED"]
+        faults += [] if rests or not alive else ["NOT AT REST"]
+        said = [f"{status}: {count}" for status, count in sorted(statuses.items())]
+        said += [f"SMALL {s}: {n}" for s, n in beside.items() if s != "200"] + faults
+        failed |= bool(faults) or any(s.startswith("5") and s != "503" or s in ("hung", "other") for s in statuses + beside)
+        shown = ", ".join(f"{wait * 1000:.0f}" for wait in waits)
+        print(f"{name:26}{sum(statuses.values()):6}  {seconds:7.1f}  {shown:>25}  {peak:8}  {', '.join(said)}", flush=True)
         if not alive:
             break
     sys.exit(1 if failed else 0)
