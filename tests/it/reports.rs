@@ -12,7 +12,7 @@ use foretoken::spec::DraftModel;
 use foretoken::text::ReasoningFormat;
 use serde_json::{Value, json};
 
-/// A model that wants to write white space for ever (xgrammar 412, oMLX 2990, vLLM 38696): JSON has what it needs of it
+/// A model that wants to write white space for ever (xgrammar 412, oMLX 2990, vLLM 44619): JSON has what it needs of it
 /// and no more.
 #[tokio::test]
 async fn a_model_that_wants_white_space_writes_json() {
@@ -154,7 +154,7 @@ async fn a_stop_string_before_the_limit_ends_the_text_in_the_same_round() {
     server.done().await;
 }
 
-/// A model that may think and does not (vLLM 39130 and 44012, mlx-serve 331): what is asked for is the content, of a chat and
+/// A model that may think and does not (vLLM 39138 and 44012, mlx-serve 331): what is asked for is the content, of a chat and
 /// of a response, and is not taken for a thought.
 #[tokio::test]
 async fn a_format_is_followed_by_a_model_that_does_not_think() {
