@@ -6,6 +6,7 @@ mod grammar;
 mod grammar_parts;
 mod object;
 mod parser;
+mod python;
 mod signature;
 #[cfg(test)]
 mod tests;

@@ -24,12 +24,12 @@ impl Signature {
     /// That of an entry of `tools`.
     pub fn of(tool: &Value) -> Self {
         let function = function(tool);
-        let properties = function["parameters"]["properties"].as_object();
-        let parameters = properties.into_iter().flatten();
+        let root = &function["parameters"];
+        let parameters = root["properties"].as_object().into_iter().flatten();
         Self {
             name: function["name"].as_str().unwrap_or_default().to_owned(),
             parameters: parameters
-                .map(|(name, schema)| (name.clone(), ValueKind::of(schema)))
+                .map(|(name, schema)| (name.clone(), ValueKind::of(schema, root)))
                 .collect(),
         }
     }
@@ -42,9 +42,9 @@ impl Signature {
 }
 
 impl ValueKind {
-    /// A value that may be a text is written as one.
-    pub fn of(schema: &Value) -> Self {
-        let may_be = |kind: &str| may_be(schema, kind, 0);
+    /// That of values under `schema`, which may refer to parts of `root`. A value that may be a text is written as one.
+    pub fn of(schema: &Value, root: &Value) -> Self {
+        let may_be = |kind| Types::new(kind, root).allow(schema);
         if may_be("string") {
             Self::Text {
                 or_null: may_be("null"),
@@ -55,37 +55,67 @@ impl ValueKind {
     }
 }
 
-/// Schemas within one another that are looked into.
-const MAX_DEPTH: usize = 4;
+/// The schema that `schema` refers to within `root`, if it does.
+pub fn referred<'s>(schema: &Value, root: &'s Value) -> Option<&'s Value> {
+    let reference = schema["$ref"].as_str()?;
+    root.pointer(reference.strip_prefix('#')?)
+}
 
-/// Whether `schema` allows a value of this type. One that says nothing of types allows texts alone: that is
-/// what models write.
-fn may_be(schema: &Value, kind: &str, depth: usize) -> bool {
-    let is = |value: &Value| match value {
-        Value::String(_) => kind == "string",
-        Value::Null => kind == "null",
-        _ => false,
-    };
-    if let Some(value) = schema.get("const") {
-        return is(value);
+/// Schemas that are looked into for one parameter.
+const MAX_LOOKED_INTO: usize = 256;
+
+/// Tells whether schemas allow values of a type.
+struct Types<'s> {
+    kind: &'static str,
+    /// What references are within.
+    root: &'s Value,
+    /// Schemas that may yet be looked into: they may refer to each other, and each other to many.
+    left: usize,
+}
+
+impl<'s> Types<'s> {
+    fn new(kind: &'static str, root: &'s Value) -> Self {
+        let left = MAX_LOOKED_INTO;
+        Self { kind, root, left }
     }
-    if let Some(values) = schema["enum"].as_array() {
-        return values.iter().any(is);
+
+    /// Whether `schema` allows such a value. One that says nothing of types allows texts alone: that is what models
+    /// write.
+    fn allow(&mut self, schema: &Value) -> bool {
+        let Some(left) = self.left.checked_sub(1) else {
+            return false;
+        };
+        self.left = left;
+        let kind = self.kind;
+        let is = |value: &Value| match value {
+            Value::String(_) => kind == "string",
+            Value::Null => kind == "null",
+            _ => false,
+        };
+        if let Some(value) = schema.get("const") {
+            return is(value);
+        }
+        if let Some(values) = schema["enum"].as_array() {
+            return values.iter().any(is);
+        }
+        match &schema["type"] {
+            Value::String(name) => return name == kind,
+            Value::Array(names) => return names.iter().any(|name| name == kind),
+            _ => {}
+        }
+        if let Some(referred) = referred(schema, self.root) {
+            return self.allow(referred);
+        }
+        let choices = ["anyOf", "oneOf", "allOf"].iter();
+        let mut choices = choices
+            .flat_map(|key| schema[*key].as_array().into_iter().flatten())
+            .peekable();
+        if choices.peek().is_some() {
+            return choices.any(|choice| self.allow(choice));
+        }
+        let mut of_objects = ["properties", "items", "$ref"].iter();
+        kind == "string" && !of_objects.any(|key| schema.get(*key).is_some())
     }
-    match &schema["type"] {
-        Value::String(name) => return name == kind,
-        Value::Array(names) => return names.iter().any(|name| name == kind),
-        _ => {}
-    }
-    let choices = ["anyOf", "oneOf", "allOf"].iter();
-    let mut choices = choices.flat_map(|key| schema[*key].as_array().into_iter().flatten());
-    let mut any = choices.clone().peekable();
-    if any.peek().is_some() {
-        return depth < MAX_DEPTH && choices.any(|choice| may_be(choice, kind, depth + 1));
-    }
-    let is_object = ["properties", "items", "$ref"].iter();
-    let is_object = is_object.clone().any(|key| schema.get(*key).is_some());
-    kind == "string" && !is_object
 }
 
 #[cfg(test)]
@@ -96,7 +126,36 @@ mod tests {
     #[test]
     fn what_may_be_a_text_is_one() {
         let text = ValueKind::Text { or_null: false };
+        let or_null = ValueKind::Text { or_null: true };
+        let root = json!({
+            "$defs": {"Color": {"enum": ["red", "1"]}, "Size": {"type": "integer"}, "a/b": {"$ref": "#/$defs/Color"},
+                "Loop": {"$ref": "#/$defs/Loop"}},
+            "definitions": {"Color": {"type": "string", "enum": ["red"]}},
+            "properties": {"first": {"type": "string"}},
+        });
         for (schema, kind) in [
+            (json!({"$ref": "#/$defs/Color"}), text),
+            (
+                json!({"$ref": "#/definitions/Color", "description": "x"}),
+                text,
+            ),
+            (json!({"$ref": "#/$defs/a~1b"}), text),
+            (json!({"$ref": "#/properties/first"}), text),
+            (
+                json!({"allOf": [{"$ref": "#/$defs/Color"}], "default": "red"}),
+                text,
+            ),
+            (
+                json!({"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]}),
+                or_null,
+            ),
+            (json!({"$ref": "#/$defs/Size"}), ValueKind::Json),
+            (json!({"$ref": "#/$defs/Loop"}), ValueKind::Json),
+            (json!({"$ref": "#"}), ValueKind::Json),
+            (
+                json!({"$ref": "https://example.com/x.json"}),
+                ValueKind::Json,
+            ),
             (json!({"type": "string"}), text),
             (json!({}), text),
             (json!({"description": "x"}), text),
@@ -117,9 +176,9 @@ mod tests {
                 json!({"properties": {"a": {"type": "string"}}}),
                 ValueKind::Json,
             ),
-            (json!({"$ref": "#/$defs/a"}), ValueKind::Json),
+            (json!({"$ref": "#/$defs/none"}), ValueKind::Json),
         ] {
-            assert_eq!(ValueKind::of(&schema), kind, "{schema}");
+            assert_eq!(ValueKind::of(&schema, &root), kind, "{schema}");
         }
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
             "type": "object", "properties": {"n": {"type": "number"}}}}});
@@ -127,5 +186,20 @@ mod tests {
         assert_eq!(signature.name, "f");
         assert_eq!(signature.kind("n"), ValueKind::Json);
         assert_eq!(signature.kind("other"), text);
+    }
+    /// Each definition refers four times to the next one.
+    #[test]
+    fn references_take_little_time() {
+        let definition = |i: usize| {
+            let next = json!({"$ref": format!("#/$defs/{}", i + 1)});
+            (i.to_string(), json!({"anyOf": [next, next, next, next]}))
+        };
+        let definitions: serde_json::Map<String, Value> = (0..40).map(definition).collect();
+        let root = json!({"$defs": definitions});
+        let mut types = Types::new("string", &root);
+        let schema = json!({"$ref": "#/$defs/0"});
+        assert!(!types.allow(&schema));
+        assert_eq!(types.left, 0);
+        assert_eq!(ValueKind::of(&schema, &root), ValueKind::Json);
     }
 }

@@ -12,10 +12,12 @@ type Read = (String, Vec<(String, String)>);
 fn tools() -> Arc<[Signature]> {
     let properties = json!({
         "a": {"type": "string"}, "n": {"type": "integer"}, "list": {"type": "array"},
-        "maybe": {"type": ["string", "null"]}, "flag": {"type": "boolean"},
+        "maybe": {"type": ["string", "null"]}, "flag": {"type": "boolean"}, "map": {"type": "object"},
+        "color": {"$ref": "#/$defs/Color"}, "size": {"$ref": "#/$defs/Size"},
     });
+    let definitions = json!({"Color": {"enum": ["red", "1"]}, "Size": {"type": "integer"}});
     let tool = |name: &str| {
-        let parameters = json!({"type": "object", "properties": properties});
+        let parameters = json!({"type": "object", "properties": properties, "$defs": definitions});
         Signature::of(&json!({"function": {"name": name, "parameters": parameters}}))
     };
     ["f", "get_weather"].map(tool).into()
@@ -197,6 +199,22 @@ fn qwen3_coder_writes_xml() {
         ("flag", "True", "true"),
         ("flag", "false", "false"),
         ("a", "", r#""""#),
+        // Python's literals, where a text is not possible.
+        ("list", "['a', 'b']", r#"["a", "b"]"#),
+        ("list", "[]", "[]"),
+        (
+            "map",
+            "{'a': None, 'b': [True, 1.5]}",
+            r#"{"a": null, "b": [true, 1.5]}"#,
+        ),
+        ("map", "{'a': oops}", r#""{'a': oops}""#),
+        ("flag", "None", "null"),
+        ("a", "['a']", r#""['a']""#),
+        ("maybe", "None", r#""None""#),
+        // Definitions say what they are of.
+        ("color", "1", r#""1""#),
+        ("color", "red", r#""red""#),
+        ("size", "1", "1"),
     ] {
         let text = format!(
             "<tool_call>\n<function=f>\n<parameter={parameter}>\n{value}\n</parameter>\n</function>\n</tool_call>"

@@ -3,8 +3,10 @@
 //! `</function>`.
 
 use super::WrittenCall;
+use super::python;
 use super::signature::{Signature, ValueKind};
 use crate::text::part::partial_marker;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 /// How a call begins and ends.
@@ -220,14 +222,13 @@ fn complete(value: &str, kind: ValueKind) -> String {
     match kind {
         ValueKind::Text { .. } if trimmed == "null" => "null".into(),
         ValueKind::Text { .. } => Value::from(value).to_string(),
-        ValueKind::Json => match trimmed {
-            // Qwen writes Python's, too.
-            "True" => "true".into(),
-            "False" => "false".into(),
-            "None" => "null".into(),
-            _ if serde_json::from_str::<Value>(trimmed).is_ok() => trimmed.to_owned(),
-            _ => Value::from(value).to_string(),
-        },
+        ValueKind::Json if serde_json::from_str::<IgnoredAny>(trimmed).is_ok() => {
+            trimmed.to_owned()
+        }
+        // Qwen writes Python's, too.
+        ValueKind::Json => {
+            python::to_json(trimmed).unwrap_or_else(|| Value::from(value).to_string())
+        }
     }
 }
 

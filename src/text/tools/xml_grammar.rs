@@ -2,7 +2,7 @@
 
 use super::function;
 use super::grammar_parts::{Calls, MAX_PARALLEL, literal, schema};
-use super::signature::ValueKind;
+use super::signature::{ValueKind, referred};
 use super::xml::{END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER};
 use crate::grammar::GrammarSource;
 use serde_json::{Map, Value};
@@ -64,11 +64,12 @@ fn value(of_key: &Value, root: &Value) -> String {
         let texts: Option<Vec<String>> = texts.map(|text| text.map(literal)).collect();
         texts.map(|texts| format!("({}) {end}", texts.join(" | ")))
     };
-    let choices = of_key["enum"].as_array();
+    // Definitions are often of choices.
+    let choices = referred(of_key, root).unwrap_or(of_key)["enum"].as_array();
     if let Some(choices) = choices.and_then(|values| texts(values)) {
         return choices;
     }
-    if let ValueKind::Text { .. } = ValueKind::of(of_key) {
+    if let ValueKind::Text { .. } = ValueKind::of(of_key, root) {
         // It ends where the parser says that it ends.
         return "text \"\\n\"".into();
     }
