@@ -35,8 +35,8 @@ pub use handle::{
     StepLimits,
 };
 pub use request::{
-    EndObserver, Event, FinishReason, MAX_RANKS, RankCount, Request, SequenceEnd, SpecUsage,
-    TokenOutput, VerifiedDraft,
+    EndObserver, Event, Fate, FinishReason, MAX_RANKS, RankCount, Request, SequenceEnd, SpecUsage,
+    TokenOutput, VerifiedDraft, VerifiedNode,
 };
 pub use start::{spawn, spawn_with};
 pub use stats::{RequestTimes, Stats};

@@ -100,29 +100,68 @@ pub struct TokenOutput {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// What was drafted in a round, and how much of it was accepted.
-#[derive(Debug, Clone, Default, PartialEq)]
+/// What was drafted in a round, and what became of it. It waits for its client to read it, so it has no more than that:
+/// no distributions.
+#[derive(Debug, Clone, PartialEq)]
 pub struct VerifiedDraft {
-    pub draft: Draft,
-    /// The accepted nodes, from the root down. The tokens of the round are those of the path and one of the
-    /// target, unless the text ends before.
-    pub path: Vec<usize>,
-    /// Those of `path` that stand by a lossy rule alone.
-    pub lossy: Vec<usize>,
+    nodes: Box<[VerifiedNode]>,
+}
+
+/// A draft token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct VerifiedNode {
+    pub token: u32,
+    /// The node before, or `None` if it follows the sequence's last token.
+    pub parent: Option<u16>,
+    pub source: Source,
+    pub fate: Fate,
+}
+
+/// Whether a draft token stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    Rejected,
+    Accepted,
+    /// By a lossy rule alone.
+    AcceptedLossily,
 }
 
 impl VerifiedDraft {
-    /// Where token `i` of the round came from; `None` = it is the target's own.
-    pub fn source(&self, i: usize) -> Option<Source> {
-        self.path.get(i).map(|&node| self.draft.sources[node])
+    /// That of `draft`, of which the nodes of `path` stand, those of `lossy` by a lossy rule alone.
+    pub(super) fn new(draft: &Draft, path: &[usize], lossy: &[usize]) -> Self {
+        let node = |node: usize| VerifiedNode {
+            token: draft.tokens[node],
+            parent: draft.parents[node],
+            source: draft.sources[node],
+            fate: if lossy.contains(&node) {
+                Fate::AcceptedLossily
+            } else if path.contains(&node) {
+                Fate::Accepted
+            } else {
+                Fate::Rejected
+            },
+        };
+        Self {
+            nodes: (0..draft.len()).map(node).collect(),
+        }
+    }
+
+    /// All draft tokens, each after the one before it in the text.
+    pub fn nodes(&self) -> &[VerifiedNode] {
+        &self.nodes
+    }
+
+    /// The accepted ones, from the root down. The tokens of the round are these and one of the target, unless the
+    /// text ends before.
+    pub fn path(&self) -> impl Iterator<Item = (usize, &VerifiedNode)> {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter(|(_, node)| node.fate != Fate::Rejected)
     }
 
     /// Whether the target's own token replaces a draft token that the target rejected there.
     pub fn is_corrected(&self) -> bool {
-        self.draft
-            .children(self.path.last().copied())
-            .next()
-            .is_some()
+        let last = self.path().last().map(|(node, _)| node as u16);
+        self.nodes.iter().any(|node| node.parent == last)
     }
 }
 
@@ -216,7 +255,7 @@ pub enum Event {
     Tokens {
         tokens: Vec<TokenOutput>,
         /// The round's draft, if the request has [`Request::include_rounds`].
-        round: Option<Box<VerifiedDraft>>,
+        round: Option<VerifiedDraft>,
         finish: Option<FinishReason>,
         /// Totals up to and including this round.
         spec: SpecUsage,
@@ -232,4 +271,21 @@ pub enum Event {
     },
     /// The request could not be finished.
     Failed(Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::size_of;
+
+    /// What `SECURITY.md` says that a token takes until its client reads it, and a draft token.
+    #[test]
+    fn events_that_wait_are_small() {
+        let token = size_of::<Event>() + size_of::<TokenOutput>();
+        assert!(token <= 250, "{token}");
+        assert!(size_of::<(u32, f32)>() <= 8);
+        assert_eq!(size_of::<VerifiedNode>(), 12);
+        let draft = size_of::<VerifiedDraft>();
+        assert_eq!(size_of::<Option<VerifiedDraft>>(), draft);
+    }
 }

@@ -305,14 +305,11 @@ impl Sequence {
         let state = &mut self.state;
         output.tokens[..kept].iter().for_each(|&id| state.push(id));
         state.kv_len = state.kv_len.min(state.tokens.len() - 1);
-        let round = self.include_rounds.then(|| VerifiedDraft {
-            draft: output.draft,
-            path: output.path,
-            lossy: output.lossy,
-        });
+        let round = (self.include_rounds)
+            .then(|| VerifiedDraft::new(&output.draft, &output.path, &output.lossy));
         self.queue_event(Event::Tokens {
             tokens: outputs,
-            round: round.map(Box::new),
+            round,
             finish,
             spec: self.usage,
             cached_tokens: self.cached_tokens,

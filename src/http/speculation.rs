@@ -1,6 +1,6 @@
 //! The rounds of a choice, which `stream_options.include_speculation` adds to the chunks of a stream.
 
-use crate::engine;
+use crate::engine::{Fate, VerifiedDraft, VerifiedNode};
 use crate::text::Text;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 /// A round of a choice.
 #[derive(Debug, PartialEq)]
 pub(super) struct Round {
-    round: Box<engine::VerifiedDraft>,
+    round: VerifiedDraft,
     /// The tokens that count, each with what it adds to the text.
     tokens: Vec<(u32, String)>,
 }
@@ -42,8 +42,9 @@ struct RoundToken<'a> {
 }
 
 impl Round {
-    pub fn new(round: Box<engine::VerifiedDraft>) -> Self {
-        let tokens = Vec::new();
+    pub fn new(round: VerifiedDraft) -> Self {
+        // One more than stand, and no more room than that: a round waits for its client.
+        let tokens = Vec::with_capacity(round.path().count() + 1);
         Self { round, tokens }
     }
 
@@ -53,29 +54,31 @@ impl Round {
     }
 
     pub fn shown<'a>(&'a self, text: &'a Text) -> RoundText<'a> {
-        let draft = &self.round.draft;
-        let accepted = &self.round.path[..self.round.path.len().min(self.tokens.len())];
-        let node = |node: usize| DraftToken {
-            token: text.token_text(draft.tokens[node]),
-            parent: draft.parents[node],
-            source: draft.sources[node].name(),
-            accepted: accepted.contains(&node),
+        let path: Vec<(usize, &VerifiedNode)> = self.round.path().take(self.tokens.len()).collect();
+        let node = |(at, node): (usize, &VerifiedNode)| DraftToken {
+            token: text.token_text(node.token),
+            parent: node.parent,
+            source: node.source.name(),
+            accepted: path.iter().any(|(accepted, _)| *accepted == at),
         };
         let own = if self.round.is_corrected() {
             "correction"
         } else {
             "target"
         };
-        let token = |(i, (id, new)): (usize, &'a (u32, String))| RoundToken {
-            token: text.token_text(*id),
-            text: new,
-            source: (self.round.source(i)).map_or(own, |source| source.name()),
-            lossy: (self.round.path.get(i))
-                .is_some_and(|node| self.round.lossy.contains(node))
-                .then_some(true),
+        let token = |(i, (id, new)): (usize, &'a (u32, String))| {
+            let node = path.get(i).map(|(_, node)| node);
+            RoundToken {
+                token: text.token_text(*id),
+                text: new,
+                source: node.map_or(own, |node| node.source.name()),
+                lossy: node
+                    .is_some_and(|node| node.fate == Fate::AcceptedLossily)
+                    .then_some(true),
+            }
         };
         RoundText {
-            draft: (0..draft.len()).map(node).collect(),
+            draft: self.round.nodes().iter().enumerate().map(node).collect(),
             tokens: self.tokens.iter().enumerate().map(token).collect(),
         }
     }

@@ -2,8 +2,11 @@
 
 use crate::common::hooked::watched;
 use crate::common::*;
-use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
+use foretoken::engine::{
+    self, EngineHandle, EngineOptions, Event, Request, SpecLimits, TokenOutput, VerifiedNode,
+};
 use foretoken::error::{Error, RequestErrorKind, Result};
+use foretoken::sampling::Acceptance;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -48,6 +51,53 @@ fn the_queue_is_bounded_all_or_nothing() {
         collect(receiver);
     }
     assert_eq!(run(&engine, greedy(&[1], 1)).ids().len(), 1);
+    assert_idle(&engine);
+}
+
+/// What `SECURITY.md` says of an answer that its client has not read, rounds included: under the rejection rule, drafts
+/// have distributions.
+#[test]
+fn what_waits_for_a_client_is_small() {
+    let mut toy = Toy {
+        guess: Guess::Toy(0.3),
+        ..Toy::default()
+    };
+    toy.options.spec = SpecLimits {
+        length: 6,
+        nodes: 15,
+        topk: 4,
+    };
+    let engine = toy.start();
+    let mut request = Request {
+        include_rounds: true,
+        acceptance: Some(Acceptance::Rejection),
+        ..greedy(&[1], 40)
+    };
+    (request.params.temperature, request.params.seed) = (1.0, 3);
+    let mut events = engine.submit(request).unwrap();
+    let (mut bytes, mut tokens, mut drafted) = (0, 0, 0);
+    while let Some(event) = events.blocking_recv() {
+        // All that there is: what is added counts, too.
+        let Event::Tokens {
+            tokens: new,
+            round,
+            finish,
+            spec: _,
+            cached_tokens: _,
+        } = event
+        else {
+            panic!("{event:?}")
+        };
+        let nodes = round.expect("a round").nodes().len();
+        bytes += size_of::<Event>() + new.capacity() * size_of::<TokenOutput>();
+        bytes += nodes * size_of::<VerifiedNode>();
+        (tokens, drafted) = (tokens + new.len(), drafted + nodes);
+        if finish.is_some() {
+            break;
+        }
+    }
+    assert!(tokens == 40 && drafted > 40, "{tokens} {drafted}");
+    assert!(bytes <= 250 * tokens + 16 * drafted, "{bytes}");
     assert_idle(&engine);
 }
 

@@ -236,9 +236,9 @@ fn drafted_from_others(engine: &EngineHandle, request: Request) -> usize {
         let Event::Tokens { round, finish, .. } = event else {
             panic!("{event:?}")
         };
-        let sources = round.iter().flat_map(|round| &round.draft.sources);
-        count += sources
-            .filter(|source| matches!(source, Source::Pool | Source::Recycled))
+        let nodes = round.iter().flat_map(|round| round.nodes());
+        count += nodes
+            .filter(|node| matches!(node.source, Source::Pool | Source::Recycled))
             .count();
         if finish.is_some() {
             break;
