@@ -33,16 +33,23 @@ pub fn is_template(source: &str) -> bool {
     source.contains(CHANNEL) && source.contains(MESSAGE)
 }
 
-/// The messages of a chat as a template of this format reads them, which calls reasoning `thinking`, and takes no
-/// content beside it in a message with calls.
+/// The messages of a chat as a template of this format reads them, which calls reasoning `thinking`. It takes no content
+/// beside it in a message with calls, and writes such content as it writes reasoning: so that becomes a part of it.
 pub fn messages(messages: &[Value]) -> Vec<Value> {
     let mut messages = messages.to_vec();
     for message in messages.iter_mut().filter_map(Value::as_object_mut) {
-        let has_both = message.contains_key("tool_calls")
-            && message.get("content").and_then(Value::as_str) != Some("");
-        if let Some(thought) = message.remove("reasoning_content").filter(|_| !has_both) {
-            message.entry("thinking").or_insert(thought);
-        }
+        let Some(thought) = message.remove("reasoning_content") else {
+            continue;
+        };
+        let calls = message.contains_key("tool_calls");
+        let content = message.get_mut("content").filter(|_| calls);
+        let thought = match (&thought, content) {
+            (Value::String(thought), Some(Value::String(content))) if !content.is_empty() => {
+                format!("{thought}\n{}", std::mem::take(content)).into()
+            }
+            _ => thought,
+        };
+        message.entry("thinking").or_insert(thought);
     }
     messages
 }
@@ -366,6 +373,19 @@ mod tests {
                 assert_eq!(read(PROMPT, &text, sizes).1, text);
             }
         }
+    }
+
+    #[test]
+    fn a_thought_beside_content_and_calls_is_kept() {
+        let read = |message: Value| messages(&[message]).remove(0);
+        let call = serde_json::json!([{"function": {"name": "time", "arguments": {}}}]);
+        let both = serde_json::json!({"content": "Let me look.", "reasoning_content": "Hm.", "tool_calls": call});
+        let joined =
+            serde_json::json!({"content": "", "thinking": "Hm.\nLet me look.", "tool_calls": call});
+        assert_eq!(read(both), joined);
+        let answer = serde_json::json!({"content": "Yes.", "reasoning_content": "Hm."});
+        let separate = serde_json::json!({"content": "Yes.", "thinking": "Hm."});
+        assert_eq!(read(answer), separate);
     }
 
     #[test]
