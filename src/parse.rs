@@ -56,6 +56,17 @@ pub fn bytes(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses a seed; -1 is a random one, as in requests.
+pub fn seed(text: &str) -> Result<u64, String> {
+    match text {
+        "-1" => Ok(rand::random()),
+        _ => number(
+            "a whole number from 0 to 2^64 - 1, or -1 for a random seed",
+            |_| true,
+        )(text),
+    }
+}
+
 /// Parses a temperature in OpenAI's range, 0 to 2.
 pub fn temperature(text: &str) -> Result<f32, String> {
     number("a number between 0 and 2", |t: &f32| {

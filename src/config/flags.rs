@@ -6,7 +6,7 @@ use crate::engine::EngineOptions;
 use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
 use crate::kernels::quant::BlockType;
 use crate::model::{LoadFormat, Pooling};
-use crate::parse::{at_least_one, bytes, number, seconds, threads};
+use crate::parse::{at_least_one, bytes, number, seconds, seed, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
 use crate::{bench, chat, convert, generate, train};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -196,8 +196,8 @@ pub struct LoadFlags {
     /// dummy = random weights of the model's shapes; reads only config.json.
     #[arg(long, value_enum, default_value_t)]
     pub load_format: LoadFormat,
-    /// Seed for dummy weights, random bench prompts and generated texts.
-    #[arg(long, default_value_t = 0)]
+    /// Seed for dummy weights, random bench prompts and generated texts; -1 = a random one.
+    #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
 }
 
@@ -281,6 +281,10 @@ pub struct HttpOptions {
     /// text is content].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub reasoning_parser: Option<ReasoningFormat>,
+    /// Names of special tokens in what clients write in chats are text, not tokens. The chat template's own are tokens.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub no_parse_special: bool,
     /// No page at /, which shows speculation at work: only the API.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]

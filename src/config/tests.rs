@@ -383,6 +383,12 @@ fn other_errors_are_one_line() {
 
 #[test]
 fn the_page_can_be_switched_off() {
+    assert!(!accepted("--model m").http.no_parse_special);
+    assert!(
+        accepted("--model m --no-parse-special")
+            .http
+            .no_parse_special
+    );
     assert!(!accepted("--model m").http.no_ui);
     assert!(accepted("--model m --no-ui").http.no_ui);
     assert!(with_file("no-ui = true", "--model m").unwrap().http.no_ui);
@@ -507,4 +513,18 @@ fn sampling_defaults_have_a_source() {
         "override-generation-config = '{\"temperature\": 0.6}'\ngeneration_config = 'vllm'\n";
     let config = with_file(file, "--model m").expect("accepted").generation;
     assert_eq!(config.generation_config, GenerationConfig::Ignored);
+}
+
+#[test]
+fn a_seed_of_minus_one_is_random() {
+    let seed = |line: &str| accepted(line).load.seed;
+    assert_eq!((seed(""), seed("--seed 7")), (0, 7));
+    assert_eq!(seed("--seed 18446744073709551615"), u64::MAX);
+    for line in ["--seed -1", "--seed=-1"] {
+        assert_ne!(seed(line), seed(line), "{line}");
+    }
+    let said = "--seed <SEED>': must be a whole number from 0 to 2^64 - 1, or -1 for a random seed";
+    for line in ["--seed -2", "--seed x", "--seed=1.5"] {
+        refused_with(line, said);
+    }
 }

@@ -1,7 +1,7 @@
 //! An answer as a list of blocks, one after the other: what the model thinks, its text, and its calls. APIs
 //! that show one answer in this way build the list from pieces, whether it is streamed or not.
 
-use super::choice::{CallHead, Piece};
+use super::choice::{CallHead, MessagePart, Piece};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum OutputBlock {
@@ -27,30 +27,29 @@ pub(super) enum Change {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     list: Vec<OutputBlock>,
-    /// Content that came after a call: it is the last block, because how the text is cut into pieces must not
-    /// change the list.
-    late: String,
 }
 
 impl Blocks {
-    /// Adds a piece; an answer that ends without any block gets an empty text. Returns the changes, each with the index of its block.
+    /// Adds a piece; an answer that ends without any block gets an empty text. Returns the changes, each with the
+    /// index of its block.
     pub fn push(&mut self, piece: Piece) -> Vec<(usize, Change)> {
         let mut changes = Vec::new();
-        self.extend(OutputBlock::Reasoning(piece.reasoning), &mut changes);
-        self.extend(OutputBlock::Text(piece.text), &mut changes);
-        for call in piece.calls {
-            if let Some(head) = call.head {
-                let arguments = String::new();
-                self.begin(OutputBlock::Call { head, arguments }, &mut changes);
-            }
-            let head = CallHead::default();
-            let arguments = call.arguments;
-            self.extend(OutputBlock::Call { head, arguments }, &mut changes);
+        for part in piece.parts {
+            let more = match part {
+                MessagePart::Reasoning(text) => OutputBlock::Reasoning(text),
+                MessagePart::Text(text) => OutputBlock::Text(text),
+                MessagePart::Call(call) => {
+                    if let Some(head) = call.head {
+                        let arguments = String::new();
+                        self.begin(OutputBlock::Call { head, arguments }, &mut changes);
+                    }
+                    let (head, arguments) = (CallHead::default(), call.arguments);
+                    OutputBlock::Call { head, arguments }
+                }
+            };
+            self.extend(more, &mut changes);
         }
-        self.late.push_str(&piece.late);
         if piece.finish.is_some() {
-            let late = std::mem::take(&mut self.late);
-            self.extend(OutputBlock::Text(late), &mut changes);
             if self.list.is_empty() {
                 self.begin(OutputBlock::Text(String::new()), &mut changes);
             }
@@ -121,15 +120,24 @@ mod tests {
     use super::super::choice::{CallPiece, Finish, FinishKind};
     use super::*;
 
-    fn call(index: usize, name: Option<&str>, arguments: &str) -> CallPiece {
-        CallPiece {
+    fn text(text: &str) -> MessagePart {
+        MessagePart::Text(text.into())
+    }
+
+    fn thought(text: &str) -> MessagePart {
+        MessagePart::Reasoning(text.into())
+    }
+
+    fn call(index: usize, name: Option<&str>, arguments: &str) -> MessagePart {
+        let head = |name: &str| CallHead {
+            id: "id".into(),
+            name: name.into(),
+        };
+        MessagePart::Call(CallPiece {
             index,
-            head: name.map(|name| CallHead {
-                id: "id".into(),
-                name: name.into(),
-            }),
+            head: name.map(head),
             arguments: arguments.into(),
-        }
+        })
     }
 
     #[test]
@@ -139,32 +147,21 @@ mod tests {
             stop: None,
         };
         let pieces = || {
+            let of = |parts: Vec<MessagePart>| Piece {
+                parts,
+                ..Piece::default()
+            };
+            let last = Piece {
+                finish: Some(finish.clone()),
+                ..of(vec![text("er"), thought("So")])
+            };
             [
-                Piece {
-                    reasoning: "Hm".into(),
-                    ..Piece::default()
-                },
-                Piece {
-                    reasoning: ".".into(),
-                    text: "Let".into(),
-                    ..Piece::default()
-                },
-                Piece {
-                    text: " me".into(),
-                    calls: vec![
-                        call(0, Some("a"), "{"),
-                        call(0, None, "}"),
-                        call(1, Some("b"), ""),
-                    ],
-                    late: "lat".into(),
-                    ..Piece::default()
-                },
-                Piece {
-                    calls: vec![call(1, None, "{}")],
-                    late: "er".into(),
-                    finish: Some(finish.clone()),
-                    ..Piece::default()
-                },
+                of(vec![thought("Hm")]),
+                of(vec![thought("."), text("Let")]),
+                of(vec![text(" me"), call(0, Some("a"), "{")]),
+                of(vec![call(0, None, "}"), call(1, Some("b"), "")]),
+                of(vec![call(1, None, "{}"), text("lat")]),
+                last,
             ]
         };
         let mut whole = Piece::default();
@@ -174,8 +171,6 @@ mod tests {
 
         let mut blocks = Blocks::default();
         let changes: Vec<_> = pieces().into_iter().flat_map(|p| blocks.push(p)).collect();
-        assert_eq!(blocks.list.len(), 5);
-        assert_eq!(blocks.list[4], OutputBlock::Text("later".into()));
         let extend = |text: &str| Change::Extend(text.into());
         let expected = vec![
             (0, Change::Begin),
@@ -194,14 +189,15 @@ mod tests {
             (3, extend("{}")),
             (3, Change::End),
             (4, Change::Begin),
-            (4, extend("later")),
+            (4, extend("lat")),
+            (4, extend("er")),
             (4, Change::End),
+            (5, Change::Begin),
+            (5, extend("So")),
+            (5, Change::End),
         ];
         assert_eq!(changes, expected);
-        let texts = |blocks: &mut Blocks| -> Vec<String> {
-            blocks.list.iter_mut().map(|b| b.text().clone()).collect()
-        };
-        assert_eq!(texts(&mut at_once), texts(&mut blocks));
+        assert_eq!(at_once.list, blocks.list);
         assert!(blocks.calls());
     }
 }

@@ -13,6 +13,7 @@ use rand::RngExt;
 use rand::distr::Alphanumeric;
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The rules that all choices of a request share.
@@ -31,6 +32,21 @@ pub(super) struct Rules {
     /// Whether special tokens are shown by name.
     pub show_special: bool,
     pub message: MessageRules,
+}
+
+impl Rules {
+    /// Shows the special tokens that have a meaning in the text, or are a part of it.
+    fn detokenizer(&self) -> Detokenizer {
+        let markers = &self.message.markers;
+        if self.show_special {
+            return Detokenizer::with_special();
+        }
+        if self.stops.are_shown() && self.stops.ids().next().is_some() {
+            let ids = markers.iter().copied().chain(self.stops.ids());
+            return Detokenizer::showing(ids.collect());
+        }
+        Detokenizer::showing(markers.clone())
+    }
 }
 
 /// What a model's text may contain besides content.
@@ -106,18 +122,22 @@ pub(super) struct Choice {
 /// What one event adds to a choice.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Piece {
-    pub reasoning: String,
-    /// The content.
-    pub text: String,
-    pub calls: Vec<CallPiece>,
-    /// The content after the first call.
-    pub late: String,
+    /// What is added to the message, in its order.
+    pub parts: Vec<MessagePart>,
     pub logprobs: Vec<Scored>,
     /// The ids of all tokens, if requested.
     pub token_ids: Vec<u32>,
     /// What was drafted, if requested.
     pub rounds: Vec<Round>,
     pub finish: Option<Finish>,
+}
+
+/// A part of a message, or what is added to the last one.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum MessagePart {
+    Reasoning(String),
+    Text(String),
+    Call(CallPiece),
 }
 
 /// What is added to a tool call.
@@ -184,31 +204,61 @@ pub(super) enum StopReason {
 
 impl Piece {
     pub fn append(&mut self, other: Piece) {
-        self.reasoning.push_str(&other.reasoning);
-        self.text.push_str(&other.text);
-        self.late.push_str(&other.late);
-        other
-            .calls
-            .into_iter()
-            .for_each(|call| self.append_call(call));
+        other.parts.into_iter().for_each(|part| self.push(part));
         self.logprobs.extend(other.logprobs);
         self.token_ids.extend(other.token_ids);
         self.rounds.extend(other.rounds);
         self.finish = self.finish.take().or(other.finish);
     }
 
-    fn append_call(&mut self, call: CallPiece) {
-        match self.calls.last_mut() {
-            Some(last) if last.index == call.index => last.arguments.push_str(&call.arguments),
-            _ => self.calls.push(call),
+    /// Adds to the last part, if it is of the same kind, or begins another one.
+    fn push(&mut self, part: MessagePart) {
+        use MessagePart::{Call, Reasoning, Text};
+        match (self.parts.last_mut(), part) {
+            (_, Reasoning(more) | Text(more)) if more.is_empty() => {}
+            (Some(Reasoning(last)), Reasoning(more)) | (Some(Text(last)), Text(more)) => {
+                last.push_str(&more);
+            }
+            (Some(Call(last)), Call(more)) if more.head.is_none() => {
+                last.arguments.push_str(&more.arguments);
+            }
+            (_, part) => self.parts.push(part),
         }
+    }
+
+    /// The content, without what stands between.
+    pub fn text(&self) -> Cow<'_, str> {
+        joined(self.parts.iter().filter_map(|part| match part {
+            MessagePart::Text(text) => Some(text.as_str()),
+            _ => None,
+        }))
+    }
+
+    /// What the model thinks, without what stands between.
+    pub fn reasoning(&self) -> Cow<'_, str> {
+        joined(self.parts.iter().filter_map(|part| match part {
+            MessagePart::Reasoning(text) => Some(text.as_str()),
+            _ => None,
+        }))
+    }
+
+    pub fn calls(&self) -> impl Iterator<Item = &CallPiece> {
+        self.parts.iter().filter_map(|part| match part {
+            MessagePart::Call(call) => Some(call),
+            _ => None,
+        })
     }
 
     /// Whether it has something to send to the client now.
     pub fn is_visible(&self) -> bool {
-        let texts = [&self.reasoning, &self.text, &self.late];
-        texts.iter().any(|text| !text.is_empty()) || !self.calls.is_empty() || self.finish.is_some()
+        !self.parts.is_empty() || self.finish.is_some()
     }
+}
+
+/// Texts, one after the other; mostly there is one.
+fn joined<'a>(mut texts: impl Iterator<Item = &'a str>) -> Cow<'a, str> {
+    let first = Cow::from(texts.next().unwrap_or_default());
+    texts.fold(first, |all, text| all + text)
 }
 
 impl Choice {
@@ -226,11 +276,7 @@ impl Choice {
             .filter(|_| harmony.is_none())
             .map(|tools| ToolParser::new(tools.format, tools.callable.clone(), tools.max_calls));
         Self {
-            detokenizer: if rules.show_special {
-                Detokenizer::with_special()
-            } else {
-                Detokenizer::showing(message.markers.clone())
-            },
+            detokenizer: rules.detokenizer(),
             message: MessageParser {
                 reasoning: message.reasoning.map(ReasoningParser::new),
                 tools,
@@ -313,7 +359,7 @@ impl Choice {
         let Some(echo) = self.echo.take() else {
             return piece;
         };
-        piece.text.clone_from(&echo.text);
+        piece.push(MessagePart::Text(echo.text.clone()));
         let mut detokenizer = Detokenizer::with_special();
         let mut offset = 0;
         for (i, (&id, logprobs)) in echo.ids.iter().zip(logprobs).enumerate() {
@@ -341,7 +387,7 @@ impl Choice {
             ..Piece::default()
         };
         if let Some(echo) = self.echo.take() {
-            piece.text.clone_from(&echo.text);
+            piece.push(MessagePart::Text(echo.text.clone()));
         }
         let stop_token = match finish {
             Some(FinishReason::Stop { .. }) => tokens.len().checked_sub(1),
@@ -413,31 +459,31 @@ impl Choice {
     fn add(&mut self, parts: Vec<Part>, piece: &mut Piece) {
         let forced = (self.rules.message.tools.as_ref()).is_some_and(|rules| rules.forced);
         for part in parts {
-            match part {
-                Part::Content(_) if forced => {}
-                Part::Content(text) if self.calls > 0 => piece.late.push_str(&text),
-                Part::Content(text) => piece.text.push_str(&text),
-                Part::Reasoning(_) if self.rules.message.hide_reasoning => {}
-                Part::Reasoning(text) => piece.reasoning.push_str(&text),
+            piece.push(match part {
+                Part::Content(_) if forced => continue,
+                Part::Reasoning(_) if self.rules.message.hide_reasoning => continue,
+                Part::Content(text) => MessagePart::Text(text),
+                Part::Reasoning(text) => MessagePart::Reasoning(text),
                 Part::CallStart(name) => {
-                    let index = self.calls;
                     self.calls += 1;
-                    piece.append_call(CallPiece {
-                        index,
-                        head: Some(CallHead {
-                            id: self.call_id(),
-                            name,
-                        }),
-                        arguments: String::new(),
-                    });
+                    self.call_piece(Some(name), String::new())
                 }
-                Part::Arguments(arguments) => piece.append_call(CallPiece {
-                    index: self.calls.saturating_sub(1),
-                    head: None,
-                    arguments,
-                }),
-            }
+                Part::Arguments(arguments) => self.call_piece(None, arguments),
+            });
         }
+    }
+
+    /// More of the last call, or, with its name, its beginning.
+    fn call_piece(&self, name: Option<String>, arguments: String) -> MessagePart {
+        let head = |name| CallHead {
+            id: self.call_id(),
+            name,
+        };
+        MessagePart::Call(CallPiece {
+            index: self.calls.saturating_sub(1),
+            head: name.map(head),
+            arguments,
+        })
     }
 
     /// A new id for a call, in the form that the model's template expects of it.
@@ -473,12 +519,16 @@ impl Choice {
                 reason: FinishKind::Length,
                 stop: None,
             },
-            FinishReason::Stop { token } => Finish {
-                reason: FinishKind::Stop,
-                stop: Some(token)
-                    .filter(|token| self.rules.stop_token_ids.contains(token))
-                    .map(StopReason::Token),
-            },
+            FinishReason::Stop { token } => {
+                let is_stop_id = self.rules.stop_token_ids.contains(&token);
+                let name = self.rules.stops.named(token);
+                Finish {
+                    reason: FinishKind::Stop,
+                    stop: is_stop_id
+                        .then_some(StopReason::Token(token))
+                        .or_else(|| name.map(|name| StopReason::Text(name.to_owned()))),
+                }
+            }
         }
     }
 }

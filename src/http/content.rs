@@ -1,8 +1,9 @@
 //! Contents that are a text or a list of parts with text.
 
+use super::others::NoOthers;
 use schemars::JsonSchema;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::forward_to_deserialize_any;
 use std::fmt;
 use std::marker::PhantomData;
@@ -131,19 +132,47 @@ impl<'de> Deserialize<'de> for ContentPart {
             kind: PartKind,
             text: Option<String>,
             refusal: Option<String>,
+            #[serde(flatten)]
+            _harmless: HarmlessKeys,
         }
 
         let Fields {
             kind,
             text,
             refusal,
+            ..
         } = Fields::deserialize(deserializer)?;
+        if text.is_some() && refusal.is_some() {
+            return Err(D::Error::unknown_field("refusal", &[]));
+        }
         let text = text.or(refusal);
         Ok(Self {
             _kind: kind,
             text: text.ok_or_else(|| D::Error::missing_field("text"))?,
         })
     }
+}
+
+/// Keys of parts and blocks that change nothing of a text: what an API told of a text that a client now sends back, and
+/// what tells how it is cached.
+#[derive(Debug, Default, serde::Deserialize)]
+pub(super) struct HarmlessKeys {
+    #[serde(rename = "annotations")]
+    _annotations: Option<IgnoredAny>,
+    #[serde(rename = "citations")]
+    _citations: Option<IgnoredAny>,
+    #[serde(rename = "logprobs")]
+    _logprobs: Option<IgnoredAny>,
+    #[serde(rename = "parsed")]
+    _parsed: Option<IgnoredAny>,
+    #[serde(rename = "cache_control")]
+    _cache_control: Option<IgnoredAny>,
+    #[serde(rename = "id")]
+    _id: Option<IgnoredAny>,
+    #[serde(rename = "index")]
+    _index: Option<IgnoredAny>,
+    #[serde(flatten)]
+    _others: NoOthers,
 }
 
 /// The kinds of parts that models can read, of all APIs.
@@ -200,6 +229,29 @@ mod tests {
             json!({"type": "refusal", "refusal": "a"}),
         ] {
             assert_eq!(read(json!([part])).unwrap(), "a", "{part}");
+        }
+        for part in [
+            json!({"type": "output_text", "text": "a", "annotations": [], "logprobs": [], "parsed": {"a": 1}}),
+            json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": null}),
+            json!({"type": "text", "text": "a", "id": "1", "index": 0, "image_url": null}),
+        ] {
+            assert_eq!(read(json!([part])).unwrap(), "a", "{part}");
+        }
+        for (part, key) in [
+            (
+                json!({"type": "text", "text": "a", "image_url": {"url": "x"}}),
+                "image_url",
+            ),
+            (
+                json!({"type": "text", "text": "a", "refusal": "b"}),
+                "refusal",
+            ),
+        ] {
+            let error = read(json!([part])).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("unknown field `{key}`")),
+                "{error}"
+            );
         }
         let error = read(json!([{"type": "text", "refusal": null}])).unwrap_err();
         assert_eq!(error.to_string(), "missing field `text`");

@@ -7,7 +7,7 @@ use crate::error::{Error, FieldPath, RequestErrorKind, Result};
 use crate::grammar::{ClientId, Compiler, Grammar, GrammarSource, Waiter};
 use crate::model::{EmbeddingSpec, LoraAdapter};
 use crate::spec::CacheScope;
-use crate::text::{ReasoningFormat, Text, ToolFormat};
+use crate::text::{LiteralText, ReasoningFormat, Text, ToolFormat};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -52,6 +52,8 @@ pub(super) struct Context<'a> {
     pub tool_format: Option<ToolFormat>,
     /// How it marks reasoning; `None` = its text is content as it is.
     pub reasoning_format: Option<ReasoningFormat>,
+    /// Reads chats in which names of special tokens are text; `None` = they are tokens.
+    pub literal: Option<&'a LiteralText>,
     /// The key that the client sent.
     pub api_key: Option<&'a str>,
     /// Random for each process, so that clients cannot find two salts of one scope.

@@ -80,6 +80,14 @@ impl ChatMessage {
         // Templates ask whether a key is there.
         self.others.retain(|_, value| !value.is_null());
         self.tool_calls.take_if(|calls| calls.is_empty());
+        match self.others.remove("refusal") {
+            None => {}
+            Some(Value::String(refusal)) if self.content.is_empty() => self.content = refusal,
+            Some(_) => return wrong(at.key("refusal"), "is not possible beside content"),
+        }
+        if self.others.contains_key("audio") {
+            return wrong(at.key("audio"), "is not supported: leave it out");
+        }
         if self.role == "function" {
             return wrong(
                 at.key("role"),

@@ -49,6 +49,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> 
         fingerprint: None,
         tool_format: Some(ToolFormat::Hermes),
         reasoning_format: None,
+        literal: None,
         api_key: None,
         scopes: &SCOPES,
         grammars: &Compiler::new(text.clone()),

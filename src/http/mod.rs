@@ -33,6 +33,7 @@ mod object;
 mod openai;
 mod openapi;
 mod origin;
+mod others;
 mod page;
 mod params;
 mod paths;

@@ -121,14 +121,18 @@ pub(super) fn read<T: DeserializeOwned>(at: &FieldPath, value: Value) -> Result<
         .map_err(|e| wrong_value(at.join(FieldPath::from(e.path())), e.inner()))
 }
 
-/// A 400 about `param`, or about the field that is missing in it.
+/// A 400 about `param`, or about the field that is missing in it, or that it must not have.
 fn wrong_value(param: FieldPath, e: &JsonError) -> Error {
     let message = without_place(e);
-    let missing = message.strip_prefix("missing field `");
-    match missing.and_then(|name| name.strip_suffix('`')) {
-        Some(name) => Error::field(param.key(name), " is required"),
-        None => Error::field(param, format!(": {}", json_words(&message))),
+    let quoted = |start: &str| message.strip_prefix(start)?.split_once('`');
+    if let Some((name, "")) = quoted("missing field `") {
+        return Error::field(param.key(name), " is required");
     }
+    if let Some((name, _)) = quoted("unknown field `") {
+        let name: String = name.chars().take(MAX_UNKNOWN_CHARS).collect();
+        return Error::field(param.key(&*name), " is not supported: leave it out");
+    }
+    Error::field(param, format!(": {}", json_words(&message)))
 }
 
 fn is_in(lists: &[&[&str]], name: &str) -> bool {

@@ -7,7 +7,6 @@ use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
 use super::object::JsonObject;
-use super::params::stops;
 use super::prompt::{PromptOptions, PromptTokens, with_effort};
 use super::reply::{Api, ReplyHeader};
 use super::structured::Structured;
@@ -25,6 +24,8 @@ use std::sync::Arc;
 const DEFAULT_MAX_TOKENS: usize = 16;
 const MAX_N: usize = 128;
 const MAX_SALT_BYTES: usize = 1024;
+/// Stands for no seed, as in vLLM and llama.cpp.
+const RANDOM_SEED: i64 = -1;
 
 /// A checked request body: the engine requests, and what is needed to build the reply.
 pub(super) struct Job {
@@ -55,16 +56,21 @@ pub(super) struct Body<F> {
 }
 
 impl<F: DeserializeOwned> Body<F> {
+    /// The names of the fields.
+    pub fn names() -> [&'static [&'static str]; 3] {
+        [
+            wire::names::<Common>(),
+            wire::names::<F>(),
+            wire::names::<Structured>(),
+        ]
+    }
+
     /// Reads a body.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
     pub fn read(body: &[u8]) -> Result<Self> {
-        let read = [
-            wire::names::<Common>(),
-            wire::names::<F>(),
-            wire::names::<Structured>(),
-        ];
+        let read = Self::names();
         let body = JsonObject::parse(body, &read)?;
         let read_body = Self {
             common: body.fields()?,
@@ -208,7 +214,7 @@ impl Context<'_> {
             self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         let special = fields.add_special_tokens.unwrap_or(false);
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
-        let ids = self.encode_last("messages", &prompt, special, keep)?;
+        let ids = self.encode_chat(&prompt, special, keep)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let mut header = ReplyHeader::new(Api::Chat, model.name, self.fingerprint);
         header.logprobs = plan.template.logprobs;
@@ -284,10 +290,13 @@ impl Context<'_> {
             return wrong(FIELD, "is not supported: leave it out or set it to false");
         }
         // Checked before the prompts are processed.
-        let params = self.sampling(common)?;
+        let mut params = self.sampling(common)?;
+        let stops = self.stops(common)?;
+        let stop_token_ids = params.stop_token_ids.clone();
+        params.stop_token_ids.extend(stops.ids());
         let rules = Rules {
-            stops: stops(common)?,
-            stop_token_ids: params.stop_token_ids.clone(),
+            stops,
+            stop_token_ids,
             min_tokens: params.min_tokens,
             show_special: common.skip_special_tokens == Some(false),
             ..Rules::default()
@@ -305,7 +314,10 @@ impl Context<'_> {
             stream,
             include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
             continuous_usage: (options.and_then(|o| o.continuous_usage_stats)).unwrap_or(false),
-            seed: common.seed.map_or_else(rand::random, |seed| seed as u64),
+            seed: match common.seed {
+                None | Some(RANDOM_SEED) => rand::random(),
+                Some(seed) => seed as u64,
+            },
             rules,
             template: Request {
                 params,

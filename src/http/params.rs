@@ -36,6 +36,39 @@ impl Context<'_> {
         Ok(params)
     }
 
+    /// The stop strings of a request, and whether they are a part of the text that they end. Those that are names of
+    /// special tokens also end it by their ids, because texts are without such names; but EOS, which ends it anyway,
+    /// is no stop string of the request.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn stops(&self, common: &Common) -> Result<Stops> {
+        let stops = common.stop.as_ref().map_or(&[][..], TextOr::list);
+        let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
+        if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
+            return wrong(
+                "stop",
+                format!(
+                    "must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
+                ),
+            );
+        }
+        let eos: &[u32] = match common.ignore_eos {
+            Some(true) => &[],
+            _ => &self.text.special_ids().eos,
+        };
+        let token = |stop: &String| {
+            let id = self.text.special_id(stop)?;
+            let may_come = (id as usize) < self.limits.vocab_size && !eos.contains(&id);
+            may_come.then(|| (id, stop.clone()))
+        };
+        let shown = common.include_stop_str_in_output.unwrap_or(false);
+        let stops = stops.iter();
+        Ok(Stops::new(stops.clone().cloned())
+            .with_tokens(stops.filter_map(token))
+            .shown(shown))
+    }
+
     fn allowed(&self, ids: Option<&[u32]>) -> Result<Option<Arc<Mask>>> {
         const FIELD: &str = "allowed_token_ids";
         let Some(ids) = ids else { return Ok(None) };
@@ -94,23 +127,4 @@ fn logit_bias(map: Option<&Map<String, Value>>) -> Result<Vec<(u32, f32)>> {
             })
         })
         .collect()
-}
-
-/// The stop strings of a request, and whether they are a part of the text that they end.
-///
-/// # Errors
-/// `Invalid`, naming the field.
-pub(super) fn stops(common: &Common) -> Result<Stops> {
-    let stops = common.stop.as_ref().map_or(&[][..], TextOr::list);
-    let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
-    if stops.len() > MAX_STOPS || !stops.iter().all(fits) {
-        return wrong(
-            "stop",
-            format!(
-                "must be a string or a list of at most {MAX_STOPS} strings, each of 1 to {MAX_STOP_BYTES} bytes"
-            ),
-        );
-    }
-    let shown = common.include_stop_str_in_output.unwrap_or(false);
-    Ok(Stops::new(stops.iter().cloned()).shown(shown))
 }

@@ -7,7 +7,11 @@ use super::wire::{PromptInput, wrong};
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Chat;
 use serde_json::{Map, Value, to_value};
+use std::borrow::Cow;
 use std::sync::Arc;
+
+/// The field of chats.
+const MESSAGES: &str = "messages";
 
 /// One prompt of a request.
 pub(super) struct PromptTokens {
@@ -56,14 +60,45 @@ impl Context<'_> {
     ) -> Result<String> {
         let messages: serde_json::Result<Vec<Value>> =
             checked(messages)?.iter().map(to_value).collect();
-        let messages = messages.map_err(|e| Error::internal(format!("messages: {e}")))?;
+        let mut messages = messages.map_err(|e| Error::internal(format!("messages: {e}")))?;
+        let (mut tools, mut extra) = (Cow::from(tools), extra.unwrap_or_default());
+        if let Some(literal) = self.literal {
+            let fields = [(MESSAGES, &mut messages), ("tools", tools.to_mut())];
+            for (field, values) in fields {
+                for value in values {
+                    literal.mark(field, value)?;
+                }
+            }
+            extra = literal.mark_map("chat_template_kwargs", extra)?;
+        }
         let chat = Chat {
             messages: &messages,
-            tools,
+            tools: &tools,
             add_generation_prompt: add_generation_prompt.unwrap_or(true),
-            extra: &extra.unwrap_or_default(),
+            extra: &extra,
         };
         self.text.render(chat, self.tool_format)
+    }
+
+    /// The token ids of a chat's prompt, or the last `keep` of them.
+    ///
+    /// # Errors
+    /// As [`Context::encode_last`].
+    pub(super) fn encode_chat(
+        &self,
+        prompt: &str,
+        add_special_tokens: bool,
+        keep: Option<usize>,
+    ) -> Result<Vec<u32>> {
+        let Some(literal) = self.literal else {
+            return self.encode_last(MESSAGES, prompt, add_special_tokens, keep);
+        };
+        if keep.is_none() {
+            self.check_length(MESSAGES, prompt)?;
+        }
+        let ids = literal.encode(prompt, add_special_tokens);
+        let ids = ids.map_err(|e| e.renamed(&[("prompt", MESSAGES)]))?;
+        Ok(self.last_of(prompt, ids, keep))
     }
 
     /// The token ids of a completion's prompts; texts get BOS with `add_special_tokens`. The number of
@@ -143,6 +178,12 @@ impl Context<'_> {
         prompt: &str,
         add_special_tokens: bool,
     ) -> Result<Vec<u32>> {
+        self.check_length(field, prompt)?;
+        self.encode_all(field, prompt, add_special_tokens)
+    }
+
+    /// Refuses a prompt that must have more tokens than twice the context.
+    fn check_length(&self, field: &str, prompt: &str) -> Result<()> {
         let max = self.limits.max_model_len;
         let most = max.saturating_mul(2);
         if self.text.prefix_within(prompt, most).len() < prompt.len() {
@@ -153,7 +194,7 @@ impl Context<'_> {
             let kind = RequestErrorKind::ContextLengthExceeded;
             return Err(Error::request(kind, Some(field), message));
         }
-        self.encode_all(field, prompt, add_special_tokens)
+        Ok(())
     }
 
     fn encode_all(&self, field: &str, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
@@ -172,16 +213,22 @@ impl Context<'_> {
         add_special_tokens: bool,
         keep: Option<usize>,
     ) -> Result<Vec<u32>> {
-        let Some(keep) = keep else {
+        if keep.is_none() {
             return self.encode(field, prompt, add_special_tokens);
-        };
-        let mut ids = self.encode_all(field, prompt, add_special_tokens)?;
+        }
+        let ids = self.encode_all(field, prompt, add_special_tokens)?;
+        Ok(self.last_of(prompt, ids, keep))
+    }
+
+    /// The last `keep` of the ids of `prompt`.
+    fn last_of(&self, prompt: &str, mut ids: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
+        let Some(keep) = keep else { return ids };
         let bos = ids.first().copied().filter(|_| self.adds_bos(prompt, &ids));
         keep_last(&mut ids, keep);
         if let (Some(first), Some(bos)) = (ids.first_mut(), bos) {
             *first = bos;
         }
-        Ok(ids)
+        ids
     }
 
     /// Whether the first of a text's `ids` is a BOS that the tokenizer has added.

@@ -1,6 +1,6 @@
 //! Builds OpenAI's reply objects from pieces of choices.
 
-use super::choice::{CallHead, Choice, Piece, Scored};
+use super::choice::{CallHead, CallPiece, Choice, MessagePart, Piece, Scored};
 use super::reply_objects::{
     AssistantMessage, CachedTokens, CallDelta, ChatChoice, ChatLogprobs, ChunkChoice, ChunkUsage,
     CompletionChoice, CompletionLogprobs, Delta, FunctionCall, FunctionDelta, ObjectName,
@@ -224,7 +224,7 @@ impl ReplyHeader {
         let tokens = tokens.filter(|tokens| !tokens.is_empty());
         CompletionChoice {
             index,
-            text: &piece.text,
+            text: piece.text(),
             logprobs: tokens.map(|tokens| CompletionLogprobs::new(text, tokens)),
             finish_reason: finish.map(|finish| finish.reason),
             stop_reason: finish.and_then(|finish| finish.stop.as_ref()),
@@ -316,9 +316,10 @@ impl ReplyHeader {
 
 /// The message of a whole reply. There is no content where there are only calls or reasoning.
 fn message(piece: &Piece) -> AssistantMessage<'_> {
-    let content = piece.text.clone() + &piece.late;
-    let others = !piece.calls.is_empty() || !piece.reasoning.is_empty();
-    let calls = piece.calls.iter().map(|call| {
+    let (content, reasoning) = (piece.text(), piece.reasoning());
+    let is_content = |part: &MessagePart| matches!(part, MessagePart::Text(_));
+    let others = !piece.parts.iter().all(is_content);
+    let calls = piece.calls().map(|call| {
         let head = call.head.as_ref();
         ToolCall {
             id: head.map_or("", |head| &head.id),
@@ -334,7 +335,7 @@ fn message(piece: &Piece) -> AssistantMessage<'_> {
         role: "assistant",
         content: Some(content).filter(|content| !(content.is_empty() && others)),
         refusal: None,
-        reasoning_content: some(&piece.reasoning),
+        reasoning_content: Some(reasoning).filter(|text| !text.is_empty()),
         tool_calls: Some(calls).filter(|calls| !calls.is_empty()),
     }
 }
@@ -342,36 +343,41 @@ fn message(piece: &Piece) -> AssistantMessage<'_> {
 /// The deltas of a piece of a chat: at least one, and an empty one if it has nothing to add or ends after
 /// a call.
 fn deltas(piece: &Piece) -> Vec<Delta<'_>> {
-    let content = |text| Delta {
-        content: Some(text),
-        ..Delta::default()
-    };
-    let reasoning = some(&piece.reasoning).map(|text| Delta {
-        reasoning_content: Some(text),
-        ..Delta::default()
-    });
-    let mut deltas: Vec<_> = reasoning.into_iter().collect();
-    deltas.extend(some(&piece.text).map(content));
-    for call in &piece.calls {
-        let delta = |id, kind, name, arguments| Delta {
-            tool_calls: Some([CallDelta {
-                index: call.index,
-                id,
-                kind,
-                function: FunctionDelta { name, arguments },
-            }]),
-            ..Delta::default()
-        };
-        if let Some(CallHead { id, name }) = &call.head {
-            deltas.push(delta(Some(id), Some("function"), Some(name), ""));
+    let mut deltas = Vec::new();
+    for part in &piece.parts {
+        match part {
+            MessagePart::Reasoning(text) => deltas.push(Delta {
+                reasoning_content: Some(text),
+                ..Delta::default()
+            }),
+            MessagePart::Text(text) => deltas.push(Delta {
+                content: Some(text),
+                ..Delta::default()
+            }),
+            MessagePart::Call(call) => call_deltas(call, &mut deltas),
         }
-        deltas.extend(some(&call.arguments).map(|text| delta(None, None, None, text)));
     }
-    deltas.extend(some(&piece.late).map(content));
-    if deltas.is_empty() || !piece.calls.is_empty() && piece.finish.is_some() {
+    if deltas.is_empty() || piece.calls().next().is_some() && piece.finish.is_some() {
         deltas.push(Delta::default());
     }
     deltas
+}
+
+/// Those of a call: its name, and what its arguments gain.
+fn call_deltas<'a>(call: &'a CallPiece, deltas: &mut Vec<Delta<'a>>) {
+    let delta = |id, kind, name, arguments| Delta {
+        tool_calls: Some([CallDelta {
+            index: call.index,
+            id,
+            kind,
+            function: FunctionDelta { name, arguments },
+        }]),
+        ..Delta::default()
+    };
+    if let Some(CallHead { id, name }) = &call.head {
+        deltas.push(delta(Some(id), Some("function"), Some(name), ""));
+    }
+    deltas.extend(some(&call.arguments).map(|text| delta(None, None, None, text)));
 }
 
 /// A text, if there is any.

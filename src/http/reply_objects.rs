@@ -44,7 +44,7 @@ pub(super) enum ObjectName {
 #[schemars(rename = "Completion", inline)]
 pub(super) struct CompletionChoice<'a> {
     pub index: usize,
-    pub text: &'a str,
+    pub text: Cow<'a, str>,
     pub logprobs: Option<CompletionLogprobs<'a>>,
     pub finish_reason: Option<FinishKind>,
     pub stop_reason: Option<&'a StopReason>,
@@ -86,10 +86,10 @@ pub(super) struct ChunkChoice<'a> {
 pub(super) struct AssistantMessage<'a> {
     #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,
-    pub content: Option<String>,
+    pub content: Option<Cow<'a, str>>,
     pub refusal: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<&'a str>,
+    pub reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCall<'a>>>,
 }

@@ -16,7 +16,7 @@ use crate::engine::EngineHandle;
 use crate::error::{Error, Result};
 use crate::grammar::{Compiler, Waiter};
 use crate::model::EmbeddingSpec;
-use crate::text::{ReasoningFormat, Text, ToolFormat};
+use crate::text::{LiteralText, ReasoningFormat, Text, ToolFormat};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::cell::Cell;
@@ -49,6 +49,8 @@ pub struct AppState {
     pub(super) embedding_turns: Arc<Turns>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
+    /// Reads chats in which names of special tokens are text; `None` = they are tokens.
+    literal: Option<Arc<LiteralText>>,
     scopes: RandomState,
     created: u64,
 }
@@ -64,6 +66,7 @@ impl AppState {
             grammars: Arc::new(Compiler::new(text.clone())),
             tool_format: text.tool_format(),
             reasoning_format: text.channels(),
+            literal: None,
             text,
             embeddings: None,
             model_names: model_names.into(),
@@ -118,6 +121,16 @@ impl AppState {
     pub fn with_reasoning_parser(mut self, format: Option<ReasoningFormat>) -> Self {
         self.reasoning_format = format.or(self.reasoning_format);
         self
+    }
+
+    /// Sets whether names of special tokens in what clients write in chats are tokens, the default, or text.
+    ///
+    /// # Errors
+    /// `Setup`, if the tokenizer cannot tell them apart.
+    pub fn with_special_parsed(mut self, parsed: bool) -> Result<Self> {
+        let literal = || LiteralText::new(self.text.clone()).map(Arc::new);
+        self.literal = (!parsed).then(literal).transpose()?;
+        Ok(self)
     }
 
     /// Sets how texts are embedded; `None`, the default = they are not.
@@ -208,6 +221,7 @@ impl AppState {
             embeddings: self.embeddings.as_ref(),
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
+            literal: self.literal.as_deref(),
             api_key: key.and_then(|KeyIndex(at)| Some(self.api_keys.get(at)?.as_str())),
             scopes: &self.scopes,
         }

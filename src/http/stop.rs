@@ -4,6 +4,8 @@
 #[derive(Debug, Default)]
 pub(super) struct Stops {
     patterns: Vec<Pattern>,
+    /// Those that are names of special tokens, with their ids.
+    tokens: Vec<(u32, String)>,
     shown: bool,
 }
 
@@ -20,8 +22,25 @@ impl Stops {
     pub fn new(texts: impl IntoIterator<Item = String>) -> Self {
         Self {
             patterns: texts.into_iter().map(Pattern::new).collect(),
-            shown: false,
+            ..Self::default()
         }
+    }
+
+    /// The same, of which these are names of special tokens.
+    pub fn with_tokens(mut self, tokens: impl IntoIterator<Item = (u32, String)>) -> Self {
+        self.tokens = tokens.into_iter().collect();
+        self
+    }
+
+    /// The ids of special tokens that end a text.
+    pub fn ids(&self) -> impl Iterator<Item = u32> {
+        self.tokens.iter().map(|(id, _)| *id)
+    }
+
+    /// The stop string that is the name of the token `id`.
+    pub fn named(&self, id: u32) -> Option<&str> {
+        let token = self.tokens.iter().find(|(token, _)| *token == id);
+        token.map(|(_, name)| name.as_str())
     }
 
     /// The same, of which the one that ends a text is a part of it, or not.

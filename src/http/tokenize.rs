@@ -30,7 +30,7 @@ impl Context<'_> {
                     with_effort(body.chat_template_kwargs, body.reasoning_effort),
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
-                self.encode("messages", &prompt, special)
+                self.encode_chat(&prompt, special, None)
             }
             _ => Err(Error::invalid(
                 "prompt",

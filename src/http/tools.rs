@@ -2,6 +2,7 @@
 
 use super::checks::wrong;
 use super::conversation::FunctionKind;
+use super::others::NoOthers;
 use crate::error::{Error, FieldPath, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -85,11 +86,17 @@ pub(super) struct NamedTool {
     #[serde(rename = "type")]
     _kind: FunctionKind,
     function: ToolName,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct ToolName {
     name: String,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 impl ToolChoice {
@@ -97,7 +104,11 @@ impl ToolChoice {
     pub fn named(name: String) -> Self {
         Self::Named(NamedTool {
             _kind: FunctionKind::Function,
-            function: ToolName { name },
+            function: ToolName {
+                name,
+                _others: NoOthers,
+            },
+            _others: NoOthers,
         })
     }
 }

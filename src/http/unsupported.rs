@@ -14,6 +14,7 @@ enum Nothing {
     /// Null, and what is empty or false.
     Empty,
     False,
+    True,
     Zero,
     One,
     /// What is satisfied without calling a tool.
@@ -24,10 +25,30 @@ enum Nothing {
     List(&'static str),
 }
 
-use Nothing::{Empty, False, List, NoTool, Null, One, Text, Zero};
+use Nothing::{Empty, False, List, NoTool, Null, One, Text, True, Zero};
 
-/// The fields of all APIs. Fields that an API reads itself are not looked up for it.
+/// The fields of all APIs. Fields that an API reads itself are not looked up for it; whatever one reads is here, so that
+/// the others do not ignore it.
 const UNSUPPORTED: &[(&str, Nothing)] = &[
+    // What other APIs here call it.
+    ("messages", Empty),
+    ("prompt", Empty),
+    ("input", Empty),
+    ("instructions", Empty),
+    ("system", Empty),
+    ("max_output_tokens", Null),
+    ("stop_sequences", Empty),
+    ("text", Empty),
+    ("output_config", Empty),
+    ("output_format", Empty),
+    ("thinking", Null),
+    ("reasoning", Empty),
+    ("reasoning_effort", Empty),
+    ("include", Empty),
+    ("logprobs", False),
+    ("chat_template_kwargs", Empty),
+    ("add_generation_prompt", True),
+    ("add_special_tokens", False),
     // Tools.
     ("tools", Empty),
     ("tool_choice", NoTool),
@@ -121,7 +142,7 @@ impl Nothing {
         match value {
             Value::Null => true,
             _ if self == Null => false,
-            Value::Bool(value) => !value,
+            Value::Bool(value) => *value == (self == True),
             Value::String(text) => match self {
                 NoTool => matches!(text.as_str(), "" | "none" | "auto"),
                 Text(harmless) => text.is_empty() || text == harmless,
@@ -145,6 +166,7 @@ impl Nothing {
         match self {
             Null | Empty => None,
             False => Some("false".into()),
+            True => Some("true".into()),
             Zero => Some("0".into()),
             One => Some("1".into()),
             NoTool => Some(Value::from("none").to_string()),

@@ -5,6 +5,7 @@ pub(super) use super::checks::{required, wrong};
 
 use super::content::{ContentPart, TextOr};
 use super::conversation::ChatMessage;
+use super::others::NoOthers;
 use super::tools::{Tool, ToolChoice};
 use crate::error::{FieldPath, Result};
 use schemars::JsonSchema;
@@ -29,6 +30,7 @@ pub(super) struct Common {
     pub presence_penalty: Option<f64>,
     pub frequency_penalty: Option<f64>,
     pub logit_bias: Option<Map<String, Value>>,
+    /// Texts of the same seed are the same; -1 is a random one, as is none.
     pub seed: Option<i64>,
     pub stop: Option<TextOr<String>>,
     #[serde(default, deserialize_with = "ids")]
@@ -80,6 +82,9 @@ pub(super) struct StreamOptions {
     pub continuous_usage_stats: Option<bool>,
     pub include_obfuscation: Option<bool>,
     pub include_speculation: Option<bool>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub _others: NoOthers,
 }
 
 /// A text that the client expects as the answer, or most of it.
@@ -88,6 +93,9 @@ pub(super) struct Prediction {
     #[serde(rename = "type")]
     pub _kind: PredictionKind,
     pub content: TextOr<ContentPart>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub _others: NoOthers,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

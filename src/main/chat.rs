@@ -36,7 +36,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
         let listener = serve::listen(config, socket)?;
         let address = (listener.local_addr())
             .map_err(|e| Error::setup(format!("the listener has no address: {e}")))?;
-        let state = serve::state(config, loaded, text, sampling);
+        let state = serve::state(config, loaded, text, sampling)?;
         let shutdown = async {
             let _ = stopped.await;
         };

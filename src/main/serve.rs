@@ -37,6 +37,11 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
     let served = runtime.block_on(async {
         let listener = listen(config, socket)?;
         let signals = StopSignals::new()?;
+        // What the operator did not ask for, the model is made for.
+        let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
+            || !engine.limits().generates;
+        let state = state(config, loaded, text.clone(), sampling)?;
+        let state = state.with_observer(traces.observer());
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
             stdout.line(&format!(
                 "{} is a small demonstration model that is part of this program; for a real one, set --model: a Hugging Face id, a folder or a .gguf file",
@@ -46,12 +51,8 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
         if engine.limits().generates {
             stdout.line(&notice);
         }
-        // What the operator did not ask for, the model is made for.
-        let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
-            || !engine.limits().generates;
         stdout.line(&startup_line(config, &text, embeds, &listener)?);
         stdout.flush();
-        let state = state(config, loaded, text, sampling).with_observer(traces.observer());
         let shutdown = signals.first_then_abort(engine);
         warn_if_open(&config.http, &listener);
         http::serve(listener, state, shutdown, config.http.shutdown_timeout).await
@@ -63,15 +64,20 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
 }
 
 /// What answers requests, and how.
+///
+/// # Errors
+/// `Setup`, if the tokenizer does not go with a flag.
 pub fn state(
     config: &Config,
     loaded: Loaded,
     text: Arc<Text>,
     sampling: SamplingDefaults,
-) -> AppState {
+) -> Result<AppState> {
     let first = std::iter::once(&config.served_model_name);
     let names = first.chain(&config.served_model_aliases).cloned().collect();
-    AppState::new(loaded.engine, text, names)
+    let state = AppState::new(loaded.engine, text, names)
+        .with_special_parsed(!config.http.no_parse_special)?;
+    Ok(state
         .with_info(loaded.info)
         .with_embeddings(loaded.embeddings)
         .with_adapters(loaded.adapters)
@@ -81,7 +87,7 @@ pub fn state(
         .with_reasoning_parser(config.http.reasoning_parser)
         .with_limits(config.http.limits.clone())
         .with_origins(config.http.origins.clone(), &config.http.host)
-        .with_ui(!config.http.no_ui)
+        .with_ui(!config.http.no_ui))
 }
 
 /// The threads of a server.

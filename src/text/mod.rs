@@ -14,6 +14,7 @@ mod growth;
 mod harmony;
 mod infill;
 mod json;
+mod literal;
 mod message;
 mod part;
 mod pieces;
@@ -26,6 +27,7 @@ mod unigram;
 
 pub use detokenizer::Detokenizer;
 pub use harmony::HarmonyParser;
+pub use literal::LiteralText;
 pub use message::MessageParser;
 pub use part::Part;
 pub use reasoning::{ReasoningFormat, ReasoningParser};
@@ -143,14 +145,7 @@ impl Text {
     /// `Invalid`, if a regular expression of the tokenizer would search too long in this text, or
     /// `Internal`, if the tokenizer fails.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        // The library of regular expressions has limits, and panics beyond them.
-        let encoding = caught_here(|| self.tokenizer.encode_fast(text, add_special_tokens))
-            .map_err(|why| {
-                let message = format!("the model's tokenizer cannot read this text: {why}");
-                Error::invalid("prompt", message)
-            })?
-            .map_err(|e| Error::internal(format!("tokenizer: {e}")))?;
-        Ok(encoding.get_ids().to_vec())
+        encode(&self.tokenizer, text, add_special_tokens)
     }
 
     /// The longest prefix of `text` that may have no more than `max_tokens` tokens: all of it, or else the
@@ -300,6 +295,17 @@ pub fn check_same_tokens(target: &Text, draft: &Text) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+    // The library of regular expressions has limits, and panics beyond them.
+    let encoding = caught_here(|| tokenizer.encode_fast(text, add_special_tokens))
+        .map_err(|why| {
+            let message = format!("the model's tokenizer cannot read this text: {why}");
+            Error::invalid("prompt", message)
+        })?
+        .map_err(|e| Error::internal(format!("tokenizer: {e}")))?;
+    Ok(encoding.get_ids().to_vec())
 }
 
 /// Reads the text of a `tokenizer.json`.

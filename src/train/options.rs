@@ -2,7 +2,7 @@
 
 use super::ops::Products;
 use crate::model::{HeadKind, MAX_MARKOV_RANK, MAX_TREE_NODES};
-use crate::parse::{at_least_one, number, threads, up_to};
+use crate::parse::{at_least_one, number, seed, threads, up_to};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -205,8 +205,9 @@ pub struct DistillOptions {
     /// Steps between two checkpoints.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = up_to::<{ 1 << 40 }>)]
     pub checkpoint_every: usize,
-    /// Seed of the first weights, of the order of rows and of what is held out.
-    #[arg(long, default_value_t = 0)]
+    /// Seed of the first weights, of the order of rows and of what is held out; -1 = a random one, which cannot
+    /// be resumed.
+    #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
 
     /// Where the target runs and the draft is trained: auto, cpu, cuda or cuda:N.

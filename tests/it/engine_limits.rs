@@ -3,7 +3,7 @@
 use crate::common::hooked::watched;
 use crate::common::*;
 use foretoken::engine::{
-    self, EngineHandle, EngineOptions, Event, Request, SpecLimits, TokenOutput, VerifiedNode,
+    self, EngineHandle, EngineOptions, Event, Request, SpecLimits, TokenOutput,
 };
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::sampling::Acceptance;
@@ -88,9 +88,10 @@ fn what_waits_for_a_client_is_small() {
         else {
             panic!("{event:?}")
         };
-        let nodes = round.expect("a round").nodes().len();
+        let round = round.expect("a round");
+        let nodes = round.nodes().len();
         bytes += size_of::<Event>() + new.capacity() * size_of::<TokenOutput>();
-        bytes += nodes * size_of::<VerifiedNode>();
+        bytes += size_of_val(round.nodes());
         (tokens, drafted) = (tokens + new.len(), drafted + nodes);
         if finish.is_some() {
             break;

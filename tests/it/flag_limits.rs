@@ -263,7 +263,7 @@ fn flags_of_distill() {
         ("mask-token-id", HUGE[1]),
         ("stop-after", "0"),
         ("warmup", "-1"),
-        ("seed", "-1"),
+        ("seed", "-2"),
         ("clip", "nan"),
         ("clip", "0"),
         ("learning-rate", "inf"),

@@ -1,11 +1,13 @@
 //! Converts the turns of a request to the messages of a chat.
 
 use crate::error::{FieldPath, Result};
-use crate::http::content::{ContentPart, TextOr, lines};
+use crate::http::content::{ContentPart, TextOr, some_lines};
 use crate::http::conversation::{ChatMessage, MessageCall};
+use crate::http::others::{NoOthers, refuse_inapplicable};
 use crate::http::wire::{required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 /// A message of a request.
@@ -13,6 +15,9 @@ use serde_json::{Map, Value};
 pub(super) struct MessageTurn {
     role: TurnRole,
     content: TextOr<InputBlock>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -33,10 +38,30 @@ struct InputBlock {
     name: Option<String>,
     input: Option<Map<String, Value>>,
     tool_use_id: Option<String>,
-    #[serde(default, deserialize_with = "lines")]
+    #[serde(default, deserialize_with = "some_lines")]
     #[schemars(with = "Option<TextOr<ContentPart>>")]
-    content: String,
+    content: Option<String>,
     is_error: Option<bool>,
+    /// What proves that a thought is the server's own, or has it.
+    #[serde(rename = "signature")]
+    #[schemars(skip)]
+    _signature: Option<IgnoredAny>,
+    #[serde(rename = "data")]
+    #[schemars(skip)]
+    _data: Option<IgnoredAny>,
+    /// Who calls: the model.
+    #[serde(rename = "caller")]
+    #[schemars(skip)]
+    _caller: Option<IgnoredAny>,
+    #[serde(rename = "citations")]
+    #[schemars(skip)]
+    _citations: Option<IgnoredAny>,
+    #[serde(rename = "cache_control")]
+    #[schemars(skip)]
+    _cache_control: Option<IgnoredAny>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
@@ -48,6 +73,30 @@ enum InputBlockKind {
     RedactedThinking,
     ToolUse,
     ToolResult,
+}
+
+impl InputBlock {
+    /// Refuses what belongs to blocks of other types.
+    fn check(&self, at: &FieldPath) -> Result<()> {
+        let (name, has): (_, &[&str]) = match self.kind {
+            InputBlockKind::Text => ("text", &["text"]),
+            InputBlockKind::Thinking => ("thinking", &["thinking"]),
+            InputBlockKind::RedactedThinking => ("redacted_thinking", &[]),
+            InputBlockKind::ToolUse => ("tool_use", &["id", "name", "input"]),
+            InputBlockKind::ToolResult => ("tool_result", &["tool_use_id", "content", "is_error"]),
+        };
+        let given = [
+            ("text", self.text.is_some()),
+            ("thinking", self.thinking.is_some()),
+            ("id", self.id.is_some()),
+            ("name", self.name.is_some()),
+            ("input", self.input.is_some()),
+            ("tool_use_id", self.tool_use_id.is_some()),
+            ("content", self.content.is_some()),
+            ("is_error", self.is_error.is_some()),
+        ];
+        refuse_inapplicable(at, name, has, &given)
+    }
 }
 
 /// The messages for `system` and `turns`.
@@ -95,11 +144,12 @@ fn user(
     };
     for (i, block) in blocks.into_iter().enumerate() {
         let at = at.index(i);
+        block.check(&at)?;
         match block.kind {
             InputBlockKind::Text => says(required(at.key("text"), block.text)?, messages),
             InputBlockKind::ToolResult => {
                 let id = required(at.key("tool_use_id"), block.tool_use_id)?;
-                let mut result = ChatMessage::of_tool(id, block.content);
+                let mut result = ChatMessage::of_tool(id, block.content.unwrap_or_default());
                 // Templates may show it.
                 if block.is_error == Some(true) {
                     result.others.insert("is_error".into(), true.into());
@@ -132,6 +182,7 @@ fn assistant(at: &FieldPath, content: TextOr<InputBlock>) -> Result<ChatMessage>
     let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     for (i, block) in blocks.into_iter().enumerate() {
         let at = at.index(i);
+        block.check(&at)?;
         match block.kind {
             InputBlockKind::Text => texts.push(required(at.key("text"), block.text)?),
             InputBlockKind::Thinking => {
@@ -243,6 +294,22 @@ mod tests {
             ),
             (
                 both(json!([{"type": "tool_use", "id": "1", "name": "f"}])),
+                "messages[0].content[0].input",
+            ),
+            (
+                user(json!([{"type": "tool_result", "tool_use_id": "1", "text": "x"}])),
+                "messages[0].content[0].text",
+            ),
+            (
+                user(json!([{"type": "text", "text": "x", "source": {}}])),
+                "messages[0].content[0].source",
+            ),
+            (
+                json!([{"role": "user", "content": "x", "name": "y"}]),
+                "messages[0].name",
+            ),
+            (
+                both(json!([{"type": "text", "text": "x", "input": {}}])),
                 "messages[0].content[0].input",
             ),
             (

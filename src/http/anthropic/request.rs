@@ -6,11 +6,14 @@ use crate::error::{FieldPath, Result};
 use crate::http::content::{ContentPart, TextOr, objects};
 use crate::http::context::Context;
 use crate::http::openai::{Body, Job};
+use crate::http::others::NoOthers;
+use crate::http::prompt::with_effort;
 use crate::http::structured::FlatFormat;
 use crate::http::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
 use crate::http::wire::{self, required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 /// What chats call the fields, and what this API does.
@@ -39,6 +42,7 @@ pub(in crate::http) struct MessageFields {
     output_format: Option<FlatFormat>,
     chat_template_kwargs: Option<Map<String, Value>>,
     include_reasoning: Option<bool>,
+    parallel_tool_calls: Option<bool>,
 }
 
 /// The server has no tools of its own.
@@ -55,6 +59,9 @@ struct MessageToolChoice {
     /// Required where the type is `tool`.
     name: Option<String>,
     disable_parallel_tool_use: Option<bool>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
@@ -71,6 +78,21 @@ enum ChoiceKind {
 struct Thinking {
     #[serde(rename = "type")]
     kind: ThinkingKind,
+    #[serde(rename = "budget_tokens")]
+    #[schemars(skip)]
+    _budget_tokens: Option<IgnoredAny>,
+    display: Option<ThinkingDisplay>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
+}
+
+/// Whether the reply has what the model thinks. It is never summarized.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingDisplay {
+    Summarized,
+    Omitted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
@@ -84,6 +106,11 @@ enum ThinkingKind {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 struct OutputConfig {
     format: Option<FlatFormat>,
+    /// For the chat template, if it has a variable `reasoning_effort`.
+    effort: Option<String>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 impl Context<'_> {
@@ -112,10 +139,11 @@ impl Context<'_> {
         let fields = chat.fields;
         let prompt = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
             let messages = fields.messages.unwrap_or_default();
-            self.chat_prompt(messages, &tools.list, None, fields.chat_template_kwargs)
+            let variables = with_effort(fields.chat_template_kwargs, fields.reasoning_effort);
+            self.chat_prompt(messages, &tools.list, None, variables)
         });
         let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
-        Ok(self.encode("messages", &prompt, false)?.len())
+        Ok(self.encode_chat(&prompt, false, None)?.len())
     }
 
     fn message_chat(&self, body: &[u8]) -> Result<Body<wire::ChatFields>> {
@@ -148,16 +176,20 @@ impl Context<'_> {
         let structured = structured.with_format(format, "output_config")?;
         let parallel = fields.tool_choice.as_ref();
         let parallel = parallel.and_then(|choice| choice.disable_parallel_tool_use);
+        let parallel = parallel.map(|disabled| !disabled);
+        let thinking = fields.thinking.as_ref();
+        let is_hidden =
+            thinking.and_then(|thinking| thinking.display) == Some(ThinkingDisplay::Omitted);
         Ok(Body {
             common,
             fields: wire::ChatFields {
                 messages: Some(input::messages(fields.system, turns)?),
                 tools: fields.tools.map(tools).transpose()?,
                 tool_choice: fields.tool_choice.map(tool_choice).transpose()?,
-                parallel_tool_calls: parallel.map(|disabled| !disabled),
-                chat_template_kwargs: self
-                    .thinking(fields.thinking.as_ref(), fields.chat_template_kwargs)?,
-                include_reasoning: fields.include_reasoning,
+                parallel_tool_calls: parallel.or(fields.parallel_tool_calls),
+                chat_template_kwargs: self.thinking(thinking, fields.chat_template_kwargs)?,
+                reasoning_effort: config.effort,
+                include_reasoning: fields.include_reasoning.or(is_hidden.then_some(false)),
                 ..wire::ChatFields::default()
             },
             structured,
@@ -200,6 +232,9 @@ fn tools(list: Vec<FlatTool<Option<ToolKind>>>) -> Result<Vec<Tool>> {
 }
 
 fn tool_choice(choice: MessageToolChoice) -> Result<ToolChoice> {
+    if choice.name.is_some() && !matches!(choice.kind, ChoiceKind::Tool) {
+        return wrong("tool_choice.name", "requires the type tool");
+    }
     match choice.kind {
         ChoiceKind::Auto => Ok(ToolChoice::Mode(ToolMode::Auto)),
         ChoiceKind::Any => Ok(ToolChoice::Mode(ToolMode::Required)),

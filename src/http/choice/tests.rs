@@ -1,3 +1,5 @@
+mod cuts;
+
 use super::*;
 use crate::error::Error;
 use crate::text::SpecialIds;
@@ -95,7 +97,7 @@ fn a_stop_string_may_span_tokens_and_begin_inside_one() {
         let tokens = ids(&["a", "ab", "END", "a", "a"]);
         let (choice, pieces) = run(rules(&["bEN"]), &tokens, rounds, FinishReason::Length);
         let piece = joined(pieces);
-        assert_eq!(piece.text, "aa");
+        assert_eq!(piece.text(), "aa");
         assert_eq!(
             piece.finish,
             Some(Finish {
@@ -120,7 +122,7 @@ fn a_possible_stop_string_is_held_back_until_it_cannot_match() {
         &[1],
         FinishReason::Length,
     );
-    let texts: Vec<&str> = pieces.iter().map(|piece| piece.text.as_str()).collect();
+    let texts: Vec<_> = pieces.iter().map(Piece::text).collect();
     assert_eq!(texts, ["", "", "ab", "a "]);
 }
 
@@ -134,7 +136,7 @@ fn held_back_text_is_shown_at_the_end() {
     );
     let piece = joined(pieces);
     assert_eq!(
-        (piece.text.as_str(), piece.finish.unwrap().reason.name()),
+        (&*piece.text(), piece.finish.as_ref().unwrap().reason.name()),
         ("ab", "length")
     );
 }
@@ -183,7 +185,7 @@ fn the_last_token_counts_but_has_no_text() {
         let finish = FinishReason::Stop { token: 0 };
         let (choice, pieces) = run(rules, &ids(&["b", "a", "a"]), &[3], finish);
         let piece = joined(pieces);
-        assert_eq!(piece.text, "ba");
+        assert_eq!(piece.text(), "ba");
         assert_eq!(
             piece.finish,
             Some(Finish {
@@ -204,7 +206,7 @@ fn special_tokens_have_no_text_and_characters_are_not_split() {
         ..Rules::default()
     };
     let (_, pieces) = run(rules, &tokens, &[1], FinishReason::Length);
-    let texts: Vec<&str> = pieces.iter().map(|piece| piece.text.as_str()).collect();
+    let texts: Vec<_> = pieces.iter().map(Piece::text).collect();
     assert_eq!(texts, ["a", "", "", "", "🦀", "b", "\u{FFFD}"]);
     let offsets: Vec<usize> = joined(pieces).logprobs.iter().map(|l| l.offset).collect();
     assert_eq!(offsets, [0, 1, 1, 1, 1, 2, 3]);
@@ -222,7 +224,7 @@ fn stop_strings_wait_for_min_tokens() {
         &[2],
         FinishReason::Length,
     );
-    assert_eq!(joined(pieces).text, "aba");
+    assert_eq!(joined(pieces).text(), "aba");
     assert_eq!(choice.completion_tokens(), 4);
 }
 
@@ -245,12 +247,13 @@ fn an_echo_comes_first_and_its_first_token_has_no_logprob() {
     let prompt = vec![None, Some(score.clone()), Some(score)];
     let mut piece = choice.on_event(text(), Event::Prompt(prompt)).unwrap();
     assert_eq!(
-        piece.text, "ab",
+        piece.text(),
+        "ab",
         "stop strings are not looked for in the prompt"
     );
     let end = tokens(&ids(&["a"]), Some(FinishReason::Length));
     piece.append(choice.on_event(text(), end).unwrap());
-    assert_eq!(piece.text, "aba");
+    assert_eq!(piece.text(), "aba");
     let offsets: Vec<usize> = piece.logprobs.iter().map(|l| l.offset).collect();
     assert_eq!(offsets, [0, 0, 1, 2]);
     assert_eq!(piece.logprobs[0].logprobs, None);
@@ -267,7 +270,7 @@ fn an_echo_without_logprobs_comes_with_the_tokens() {
     let mut choice = Choice::new(Arc::default(), Some(Arc::new(echo)));
     let end = tokens(&[], Some(FinishReason::Length));
     let piece = choice.on_event(text(), end).unwrap();
-    assert_eq!(piece.text, "ab");
+    assert_eq!(piece.text(), "ab");
     assert!(piece.logprobs.is_empty() && piece.finish.is_some());
 }
 
@@ -299,8 +302,8 @@ proptest! {
         let full = text().decode(&ids, true);
         let first = stops.iter().filter_map(|s| full.find(s).map(|at| (at + s.len(), at))).min();
         let expected = first.map_or(full.as_str(), |(_, at)| &full[..at]);
-        prop_assert_eq!(&shown.text, expected);
-        prop_assert_eq!(shown.finish.unwrap().reason.name(), if first.is_some() { "stop" } else { "length" });
-        prop_assert!(stops.iter().all(|stop| !shown.text.contains(stop)));
+        prop_assert_eq!(shown.text(), expected);
+        prop_assert_eq!(shown.finish.as_ref().unwrap().reason.name(), if first.is_some() { "stop" } else { "length" });
+        prop_assert!(stops.iter().all(|stop| !shown.text().contains(stop)));
     }
 }

@@ -82,6 +82,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         fingerprint: None,
         tool_format: Some(crate::text::ToolFormat::Hermes),
         reasoning_format: None,
+        literal: None,
         api_key: None,
         scopes: &SCOPES,
         grammars: &GRAMMARS,
@@ -331,7 +332,7 @@ fn edges_of_the_ranges_are_accepted() {
     let job = completion(json!({
         "model": "second", "temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1, "repetition_penalty": 2,
         "presence_penalty": -2, "frequency_penalty": 2, "logit_bias": {"0": -100, "27": 100.0},
-        "seed": -1, "stop": vec!["é".repeat(512); 16], "stop_token_ids": vec![27; 1024], "ignore_eos": true,
+        "seed": -2, "stop": vec!["é".repeat(512); 16], "stop_token_ids": vec![27; 1024], "ignore_eos": true,
         "min_tokens": 61, "max_tokens": 61, "n": 3, "best_of": 3, "suffix": "", "logprobs": 0,
         "stream": true, "stream_options": {"include_usage": true}, "spec_length": 0,
         "user": "me", "something": "unknown",
@@ -347,7 +348,10 @@ fn edges_of_the_ranges_are_accepted() {
         (Some(61), Some(0), Some(0))
     );
     assert_eq!(request.params.logit_bias, [(0, -100.0), (27, 100.0)]);
-    assert_eq!((request.params.seed, request.params.top_k), (u64::MAX, 0));
+    assert_eq!(
+        (request.params.seed, request.params.top_k),
+        (u64::MAX - 1, 0)
+    );
 }
 
 #[test]
@@ -413,7 +417,17 @@ fn every_choice_of_every_prompt_has_its_own_seed() {
         "one choice of one prompt has the seed as given"
     );
     assert_eq!(seeded(), seeded());
-    assert_ne!(unseeded(), unseeded());
+    // As in vLLM and llama.cpp, -1 is no seed.
+    let random = || seeds(json!({"prompt": ["a", "a"], "n": 3, "seed": -1}));
+    for unseeded in [&unseeded as &dyn Fn() -> Vec<u64>, &random] {
+        assert_ne!(unseeded(), unseeded());
+    }
+    let of_chat = || {
+        let message = json!({"role": "user", "content": "a"});
+        let job = chat(json!({"messages": [message], "seed": -1}));
+        job.expect("accepted").requests[0].params.seed
+    };
+    assert_ne!(of_chat(), of_chat());
     for mut seeds in [seeded(), unseeded()] {
         seeds.sort_unstable();
         seeds.dedup();

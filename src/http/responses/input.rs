@@ -4,9 +4,11 @@ use crate::error::{FieldPath, Result};
 use crate::http::content::{ContentPart, TextOr, some_lines};
 use crate::http::conversation::{ChatMessage, MessageCall};
 use crate::http::object;
+use crate::http::others::{NoOthers, refuse_inapplicable};
 use crate::http::wire::{required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 /// An item: a message, a call, its result, or reasoning.
@@ -25,6 +27,25 @@ pub(in crate::http) struct InputItem {
     #[serde(default, deserialize_with = "some_lines")]
     #[schemars(with = "Option<TextOr<ContentPart>>")]
     output: Option<String>,
+    /// What reasoning is shown by where it has no text.
+    summary: Option<Value>,
+    /// What a response told of the item.
+    #[serde(rename = "id")]
+    #[schemars(skip)]
+    _id: Option<IgnoredAny>,
+    #[serde(rename = "status")]
+    #[schemars(skip)]
+    _status: Option<IgnoredAny>,
+    #[serde(rename = "phase")]
+    #[schemars(skip)]
+    _phase: Option<IgnoredAny>,
+    /// Only the server that wrote it can read it.
+    #[serde(rename = "encrypted_content")]
+    #[schemars(skip)]
+    _encrypted: Option<IgnoredAny>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
@@ -45,6 +66,29 @@ enum InputRole {
     Assistant,
     System,
     Developer,
+}
+
+impl InputItem {
+    /// Refuses what belongs to items of other types.
+    fn check(&self, at: &FieldPath, kind: InputItemKind) -> Result<()> {
+        let (name, has): (_, &[&str]) = match kind {
+            InputItemKind::Message => ("message", &["role", "content"]),
+            InputItemKind::FunctionCall => ("function_call", &["call_id", "name", "arguments"]),
+            InputItemKind::FunctionCallOutput => ("function_call_output", &["call_id", "output"]),
+            InputItemKind::Reasoning => ("reasoning", &["content", "summary"]),
+            InputItemKind::ItemReference => return Ok(()),
+        };
+        let given = [
+            ("role", self.role.is_some()),
+            ("content", self.content.is_some()),
+            ("call_id", self.call_id.is_some()),
+            ("name", self.name.is_some()),
+            ("arguments", self.arguments.is_some()),
+            ("output", self.output.is_some()),
+            ("summary", self.summary.is_some()),
+        ];
+        refuse_inapplicable(at, name, has, &given)
+    }
 }
 
 impl InputRole {
@@ -79,6 +123,7 @@ pub(super) fn messages(
             }
         }
     }
+    chat.end_turn();
     Ok(chat.messages)
 }
 
@@ -86,13 +131,15 @@ pub(super) fn messages(
 #[derive(Default)]
 struct Conversation {
     messages: Vec<ChatMessage>,
-    /// What the assistant thought before what comes next.
-    reasoning: String,
+    /// What the assistant thought before what comes next in its turn.
+    thoughts: Vec<String>,
 }
 
 impl Conversation {
     fn add(&mut self, at: &FieldPath, item: InputItem) -> Result<()> {
-        match item.kind.unwrap_or(InputItemKind::Message) {
+        let kind = item.kind.unwrap_or(InputItemKind::Message);
+        item.check(at, kind)?;
+        match kind {
             InputItemKind::Message => {
                 let role = required(at.key("role"), item.role)?;
                 let at = at.key("content");
@@ -101,7 +148,7 @@ impl Conversation {
                 if role == InputRole::Assistant {
                     self.assistant(content);
                 } else {
-                    self.messages.push(ChatMessage::new(role.name(), content));
+                    self.other(ChatMessage::new(role.name(), content));
                 }
             }
             InputItemKind::FunctionCall => {
@@ -113,9 +160,9 @@ impl Conversation {
             InputItemKind::FunctionCallOutput => {
                 let id = required(at.key("call_id"), item.call_id)?;
                 let output = required(at.key("output"), item.output)?;
-                self.messages.push(ChatMessage::of_tool(id, output));
+                self.other(ChatMessage::of_tool(id, output));
             }
-            InputItemKind::Reasoning => self.reasoning.push_str(&reasoning(item.content)),
+            InputItemKind::Reasoning => self.think(reasoning(item.content, item.summary)),
             InputItemKind::ItemReference => {
                 return wrong(
                     at.key("type"),
@@ -126,36 +173,73 @@ impl Conversation {
         Ok(())
     }
 
-    fn assistant(&mut self, content: String) {
-        let reasoning = std::mem::take(&mut self.reasoning);
-        self.messages.push(ChatMessage {
-            reasoning_content: Some(reasoning).filter(|text| !text.is_empty()),
-            ..ChatMessage::new(InputRole::Assistant.name(), content)
-        });
+    fn think(&mut self, text: String) {
+        self.thoughts
+            .extend(Some(text).filter(|text| !text.is_empty()));
     }
 
-    /// Adds a call to the assistant's last message, or to a new one.
+    /// Adds what somebody else says: the assistant's turn is over.
+    fn other(&mut self, message: ChatMessage) {
+        self.end_turn();
+        self.messages.push(message);
+    }
+
+    /// What the assistant thought before it said nothing is a message of its own.
+    fn end_turn(&mut self) {
+        if !self.thoughts.is_empty() {
+            self.assistant(String::new());
+        }
+    }
+
+    fn assistant(&mut self, content: String) {
+        let message = ChatMessage::new(InputRole::Assistant.name(), content);
+        self.messages.push(message);
+        self.add_thoughts();
+    }
+
+    /// Adds a call to the assistant's last message, or to a new one. A template shows one thought of a message: that
+    /// before the call is a part of it.
     fn call(&mut self, call: MessageCall) {
         let is_assistant = |message: &ChatMessage| message.role == InputRole::Assistant.name();
-        if !self.messages.last().is_some_and(is_assistant) {
+        if self.messages.last().is_some_and(is_assistant) {
+            self.add_thoughts();
+        } else {
             self.assistant(String::new());
         }
         if let Some(message) = self.messages.last_mut() {
             message.tool_calls.get_or_insert_default().push(call);
         }
     }
+
+    /// Adds what the assistant thought to its last message.
+    fn add_thoughts(&mut self) {
+        let thoughts = std::mem::take(&mut self.thoughts);
+        if let Some(message) = self.messages.last_mut().filter(|_| !thoughts.is_empty()) {
+            let before = message.reasoning_content.take();
+            let all: Vec<String> = before.into_iter().chain(thoughts).collect();
+            message.reasoning_content = Some(all.join("\n"));
+        }
+    }
 }
 
-/// The text of an earlier turn's reasoning. That of other servers may be encrypted or of other types: what is no text
-/// is left out.
-fn reasoning(content: Option<Value>) -> String {
-    let content = content.unwrap_or_default();
-    if let Value::String(text) = content {
-        return text;
+/// The text of an earlier turn's reasoning, or else its summary. That of other servers may be encrypted or of other
+/// types: what is no text is left out.
+fn reasoning(content: Option<Value>, summary: Option<Value>) -> String {
+    let text = |content: Option<Value>| {
+        let content = content.unwrap_or_default();
+        if let Value::String(text) = content {
+            return text;
+        }
+        let parts = content.as_array().into_iter().flatten();
+        let texts = parts.filter_map(|part| part["text"].as_str());
+        texts.collect::<Vec<_>>().join("\n")
+    };
+    let content = text(content);
+    if content.is_empty() {
+        text(summary)
+    } else {
+        content
     }
-    let parts = content.as_array().into_iter().flatten();
-    let texts = parts.filter_map(|part| part["text"].as_str());
-    texts.collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -216,6 +300,53 @@ mod tests {
     }
 
     #[test]
+    fn thoughts_stay_in_their_turn() {
+        let thought = |text: &str| {
+            json!({"type": "reasoning", "summary": [], "content": [
+                {"type": "reasoning_text", "text": text}]})
+        };
+        let summary = json!({"type": "reasoning", "encrypted_content": "x", "summary": [
+            {"type": "summary_text", "text": "S."}]});
+        let says = |text: &str| json!({"role": "assistant", "content": text});
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let calls = |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"});
+        let result =
+            |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "x"});
+        let made = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        let input = json!([
+            user("Hi"),
+            thought("A."),
+            says("Let me look."),
+            thought("B."),
+            calls("1"),
+            thought("C."),
+            calls("2"),
+            result("1"),
+            result("2"),
+            thought("D."),
+            thought("E."),
+            user("Go on"),
+            summary,
+            says("Yes."),
+            user("?"),
+            thought("F."),
+        ]);
+        let expected = json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Let me look.", "reasoning_content": "A.\nB.\nC.",
+             "tool_calls": [made("1"), made("2")]},
+            {"role": "tool", "tool_call_id": "1", "content": "x"},
+            {"role": "tool", "tool_call_id": "2", "content": "x"},
+            {"role": "assistant", "content": "", "reasoning_content": "D.\nE."},
+            {"role": "user", "content": "Go on"},
+            {"role": "assistant", "content": "Yes.", "reasoning_content": "S."},
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "reasoning_content": "F."},
+        ]);
+        assert_eq!(read(None, &input).expect("items"), expected);
+    }
+
+    #[test]
     fn wrong_items_are_named() {
         for (input, field) in [
             (json!(7), "input"),
@@ -242,6 +373,22 @@ mod tests {
                 "input[0].type",
             ),
             (json!([{"type": "web_search_call"}]), "input[0].type"),
+            (
+                json!([{"role": "user", "content": "x", "output": "y"}]),
+                "input[0].output",
+            ),
+            (
+                json!([{"role": "user", "content": "x", "audio": {"id": "y"}}]),
+                "input[0].audio",
+            ),
+            (
+                json!([{"type": "reasoning", "content": "x", "arguments": "{}"}]),
+                "input[0].arguments",
+            ),
+            (
+                json!([{"role": "user", "content": [{"type": "input_text", "text": "x", "image_url": "y"}]}]),
+                "input[0].content[0].image_url",
+            ),
             (
                 json!([{"type": "function_call", "name": "f", "arguments": "{}"}]),
                 "input[0].call_id",

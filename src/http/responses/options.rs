@@ -1,6 +1,7 @@
 //! Fields of a request that its response repeats.
 
 use crate::http::conversation::FunctionKind;
+use crate::http::others::NoOthers;
 use crate::http::structured::FlatFormat;
 use crate::http::tools::{FlatTool, ToolChoice, ToolMode};
 use schemars::JsonSchema;
@@ -13,6 +14,9 @@ pub(super) struct TextOptions {
     /// A hint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verbosity: Option<String>,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize, JsonSchema)]
@@ -22,12 +26,16 @@ pub(super) struct ReasoningOptions {
     pub summary: Option<String>,
     #[serde(skip_serializing)]
     pub generate_summary: Option<String>,
+    #[serde(flatten, skip_serializing)]
+    #[schemars(skip)]
+    _others: NoOthers,
 }
 
 /// `tool_choice` of this API.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(
     untagged,
+    deny_unknown_fields,
     expecting = r#"expected "none", "auto", "required" or {"type": "function", "name": ...}"#
 )]
 pub(super) enum FlatChoice {

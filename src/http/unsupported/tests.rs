@@ -1,4 +1,7 @@
+use super::super::anthropic::MessageFields;
 use super::super::object::JsonObject;
+use super::super::responses::ResponseFields;
+use super::super::wire;
 use super::*;
 
 /// Checks a body with this field.
@@ -12,6 +15,10 @@ fn checked(field: &str) -> Result<()> {
 fn fields_that_ask_for_something_are_refused_by_name() {
     for field in [
         r#""tools": [{"type": "function"}]"#,
+        r#""system": "Be brief.""#,
+        r#""max_output_tokens": 5"#,
+        r#""thinking": {"type": "disabled"}"#,
+        r#""add_generation_prompt": false"#,
         r#""tool_choice": "required""#,
         r#""tool_choice": {"type": "function"}"#,
         r#""functions": [{"name": "f"}]"#,
@@ -62,6 +69,9 @@ fn fields_that_ask_for_something_are_refused_by_name() {
 fn fields_that_ask_for_nothing_are_accepted() {
     for field in [
         r#""tools": []"#,
+        r#""add_generation_prompt": true"#,
+        r#""logprobs": false"#,
+        r#""reasoning": {}"#,
         r#""tool_choice": "none""#,
         r#""tool_choice": "auto""#,
         r#""function_call": "auto""#,
@@ -85,6 +95,29 @@ fn fields_that_ask_for_nothing_are_accepted() {
     }
     for (name, _) in UNSUPPORTED {
         assert!(checked(&format!(r#""{name}": null"#)).is_ok(), "{name}");
+    }
+}
+
+/// A field that another API reads is not ignored.
+#[test]
+fn no_field_of_another_api_is_unknown() {
+    use super::super::openai::Body;
+    fn of<F: serde::de::DeserializeOwned>() -> Vec<&'static str> {
+        Body::<F>::names().concat()
+    }
+    let apis = [
+        of::<wire::Completion>(),
+        of::<wire::ChatFields>(),
+        of::<ResponseFields>(),
+        of::<MessageFields>(),
+    ];
+    for name in apis.iter().flatten() {
+        for api in apis.iter().filter(|api| !api.contains(name)) {
+            assert!(
+                treatment(name) != Treatment::Unknown,
+                "{name} beside {api:?}"
+            );
+        }
     }
 }
 

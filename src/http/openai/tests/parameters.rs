@@ -152,7 +152,7 @@ fn the_last_tokens_of_a_prompt_are_kept() {
         cached_tokens: 0,
     };
     let piece = job.choices[0].on_event(text(), event).expect("fine");
-    assert_eq!(piece.text, "cd");
+    assert_eq!(piece.text(), "cd");
 
     let messages = json!([{"role": "user", "content": "a".repeat(500)}]);
     let body = json!({"messages": messages, "truncate_prompt_tokens": -1, "max_tokens": 4});
@@ -310,4 +310,124 @@ fn with_added(names: &[&str], adds_bos: bool, bos: Option<u32>) -> Arc<Text> {
         eos: Vec::new(),
     };
     Arc::new(Text::new(tokenizer, special, None).expect("byte-level"))
+}
+
+/// In each API: what an object of a request has beside what is read is not ignored, unless it is null.
+#[test]
+fn unknown_keys_of_objects_are_named() {
+    type Read = fn(&Context<'_>, &[u8]) -> Result<()>;
+    let chat: Read = |context, body| context.chat(body).map(drop);
+    let response: Read = |context, body| context.response(body).map(drop);
+    let message: Read = |context, body| context.message(body).map(drop);
+    let said = json!([{"role": "user", "content": "hi"}]);
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let of_chat = json!({"messages": said, "tools": tools});
+    let of_response = json!({"input": said});
+    let of_message =
+        json!({"messages": said, "max_tokens": 4, "tools": [{"name": "f", "input_schema": {}}]});
+    let named = json!({"type": "function", "function": {"name": "f"}, "x": 1});
+    for (read, body, field, value, param) in [
+        (
+            chat,
+            &of_chat,
+            "stream_options",
+            json!({"include_usage": true, "x": 1}),
+            "stream_options.x",
+        ),
+        (
+            chat,
+            &of_chat,
+            "prediction",
+            json!({"type": "content", "content": "a", "x": 1}),
+            "prediction.x",
+        ),
+        (chat, &of_chat, "tool_choice", named, "tool_choice"),
+        (
+            chat,
+            &of_chat,
+            "messages",
+            json!([{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]),
+            "messages[0].content[0].x",
+        ),
+        (
+            chat,
+            &of_chat,
+            "messages",
+            json!([{"role": "assistant", "content": "a", "audio": {"id": "x"}}]),
+            "messages[0].audio",
+        ),
+        (response, &of_response, "text", json!({"x": 1}), "text.x"),
+        (
+            response,
+            &of_response,
+            "reasoning",
+            json!({"effort": "low", "x": 1}),
+            "reasoning.x",
+        ),
+        (
+            response,
+            &of_response,
+            "tool_choice",
+            json!({"type": "function", "name": "f", "x": 1}),
+            "tool_choice",
+        ),
+        (response, &of_response, "system", json!("a"), "system"),
+        (
+            message,
+            &of_message,
+            "tool_choice",
+            json!({"type": "auto", "x": 1}),
+            "tool_choice.x",
+        ),
+        (
+            message,
+            &of_message,
+            "tool_choice",
+            json!({"type": "auto", "name": "f"}),
+            "tool_choice.name",
+        ),
+        (
+            message,
+            &of_message,
+            "thinking",
+            json!({"type": "disabled", "x": 1}),
+            "thinking.x",
+        ),
+        (
+            message,
+            &of_message,
+            "output_config",
+            json!({"x": 1}),
+            "output_config.x",
+        ),
+        (
+            message,
+            &of_message,
+            "instructions",
+            json!("a"),
+            "instructions",
+        ),
+    ] {
+        let asked = |value: Value| {
+            let mut body = body.clone();
+            body["stream"] = true.into();
+            body[field] = value;
+            with(|context| read(context, body.to_string().as_bytes()))
+        };
+        let error = asked(value.clone()).expect_err("refused");
+        assert_eq!(error.param().as_deref(), Some(param), "{value}");
+        // Null asks for nothing.
+        let text = value.to_string().replace("\"x\":1", "\"x\":null");
+        if text != value.to_string() && param.ends_with(".x") {
+            let accepted = asked(serde_json::from_str(&text).expect("JSON"));
+            assert!(accepted.is_ok(), "{text}: {accepted:?}");
+        }
+    }
+    // What a client sends back of an earlier answer is read.
+    let refused = json!([{"role": "assistant", "content": null, "refusal": "no", "audio": null, "annotations": []},
+        {"role": "user", "content": "hi"}]);
+    let body = json!({"messages": refused}).to_string();
+    let job = with(|context| context.chat(body.as_bytes())).expect("accepted");
+    let prompt = text().decode(&job.requests[0].prompt, true);
+    assert!(prompt.contains("no"), "{prompt}");
 }
