@@ -4,25 +4,29 @@
 //! requests. The library bounds its instructions and its recursion, and we bound its source and its output.
 //! `SECURITY.md` says what it can still do.
 
+mod arguments;
 mod functions;
+mod methods;
 mod output;
+mod roles;
+mod source;
+mod texts;
 
 use crate::error::{Error, Result, clipped};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
 use output::BoundedOutput;
+use roles::Roles;
 use serde::Serialize;
 use serde_json::{Map, json};
-use std::borrow::Cow;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// Whether it knows the role `developer`, OpenAI's newer name for `system`.
-    knows_developer: bool,
-    /// Whether it tells the model of tools.
-    knows_tools: bool,
+    roles: Roles,
+    /// Whether it tells the model of tools, or why it cannot.
+    tools: Result<bool, String>,
 }
 
 /// A chat to render.
@@ -73,47 +77,87 @@ impl ChatTemplate {
         compile(&mut environment, source)?;
         let mut template = Self {
             environment,
-            knows_developer: source.contains("developer"),
-            knows_tools: false,
+            roles: Roles::all(),
+            tools: Ok(false),
         };
-        // A template that cannot be applied does not keep completions from being served.
-        if let Err(e) = template.render_sample(&[]) {
-            tracing::warn!("{e}; chats will be refused");
-        }
-        template.knows_tools = template.shows_a_tool();
+        template.try_out(source);
         Ok(template)
     }
 
     /// Whether it tells the model of tools.
     pub fn knows_tools(&self) -> bool {
-        self.knows_tools
+        self.tools == Ok(true)
+    }
+
+    /// Why it cannot be applied to a chat with tools, although it can to others.
+    pub fn tools_refused(&self) -> Option<&str> {
+        self.tools.as_ref().err().map(String::as_str)
+    }
+
+    /// Whether it refuses messages that instruct the model, or drops them.
+    pub fn lacks_system(&self) -> bool {
+        self.roles.lack_system()
+    }
+
+    /// Renders examples, and learns from the prompts what the template knows.
+    fn try_out(&mut self, source: &str) {
+        let hello = [json!({"role": "user", "content": "Hi"})];
+        // A template that cannot be applied does not keep completions from being served.
+        if let Err(e) = self.render_example(&hello, &[]) {
+            return tracing::warn!("{e}; chats will be refused");
+        }
+        self.tools = self.shows_a_tool(&hello);
+        if let Err(why) = &self.tools {
+            tracing::warn!(
+                "with tools, {why}; they will be described in the system message instead"
+            );
+        }
+        self.roles = Roles::of(source.contains("developer"), |messages| {
+            self.render_example(messages, &[]).ok()
+        });
+        if self.lacks_system() {
+            tracing::info!(
+                "the chat template keeps no system message; its text will be part of the user's message"
+            );
+        }
     }
 
     /// Renders a chat with a tool, and looks for it in the prompt.
-    fn shows_a_tool(&self) -> bool {
+    fn shows_a_tool(&self, messages: &[serde_json::Value]) -> Result<bool, String> {
         const NAME: &str = "an_example_of_a_tool";
+        let argument = json!({"type": "string", "description": "Any text."});
+        let parameters = json!({
+            "type": "object", "properties": {"text": argument}, "required": ["text"],
+        });
         let tool = json!({"type": "function", "function": {
-            "name": NAME, "description": "", "parameters": {"type": "object", "properties": {}},
+            "name": NAME, "description": "Does nothing.", "parameters": parameters,
         }});
-        (self.render_sample(&[tool])).is_ok_and(|text| text.contains(NAME))
+        let prompt = self.render_example(messages, &[tool]);
+        prompt
+            .map(|text| text.contains(NAME))
+            .map_err(|e| e.to_string())
     }
 
-    fn render_sample(&self, tools: &[serde_json::Value]) -> Result<String> {
+    fn render_example(
+        &self,
+        messages: &[serde_json::Value],
+        tools: &[serde_json::Value],
+    ) -> Result<String> {
         self.render(&Chat {
-            messages: &[json!({"role": "user", "content": "Hi"})],
+            messages,
             tools,
             add_generation_prompt: true,
             extra: &Map::new(),
         })
     }
 
-    /// Renders a chat to a prompt. A template that does not know the role `developer` gets `system`
-    /// instead.
+    /// Renders a chat to a prompt. Messages of `system` and `developer` come in a role and at a place that the
+    /// template keeps.
     ///
     /// # Errors
     /// `Invalid`, with the template's own message.
     pub fn render(&self, chat: &Chat<'_>) -> Result<String> {
-        let messages = self.with_known_roles(chat.messages);
+        let messages = self.roles.fit(chat.messages);
         let variables = Variables {
             extra: chat.extra,
             messages: &messages,
@@ -138,21 +182,6 @@ impl ChatTemplate {
         let mut prompt = BoundedOutput::default();
         (self.environment.get_template(NAME)?).render_captured_to(variables, &mut prompt)?;
         Ok(prompt.into_string())
-    }
-
-    fn with_known_roles<'a>(
-        &self,
-        messages: &'a [serde_json::Value],
-    ) -> Cow<'a, [serde_json::Value]> {
-        let is_developer = |message: &serde_json::Value| message["role"] == "developer";
-        if self.knows_developer || !messages.iter().any(is_developer) {
-            return messages.into();
-        }
-        let mut messages = messages.to_vec();
-        for message in messages.iter_mut().filter(|message| is_developer(message)) {
-            message["role"] = "system".into();
-        }
-        messages.into()
     }
 }
 
@@ -179,12 +208,11 @@ fn compile(environment: &mut Environment<'static>, source: &str) -> Result<()> {
         )));
     }
     let compile = || {
-        environment
-            .add_template_owned(NAME, source.to_owned())
-            .map_err(|e| {
-                let what = clipped(&e.to_string());
-                Error::setup(format!("the chat template does not parse: {what}"))
-            })
+        let source = source::rewrite(source, environment.syntax());
+        environment.add_template_owned(NAME, source).map_err(|e| {
+            let what = clipped(&e.to_string());
+            Error::setup(format!("the chat template does not parse: {what}"))
+        })
     };
     std::thread::scope(|scope| {
         std::thread::Builder::new()

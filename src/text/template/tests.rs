@@ -1,7 +1,10 @@
 //! What templates need, and what no template may do.
 
+mod jinja;
 mod limits;
 mod models;
+mod roles;
+mod tools;
 
 use super::*;
 

@@ -141,3 +141,77 @@ fn requests_cannot_swell_a_template() {
         "{% for m in messages %}{% for n in messages %}{{ m == n }}{% endfor %}{% endfor %}";
     assert!(run(quadratic, &many, &Map::new()).is_err());
 }
+
+/// What fills up, cuts, or indents takes no more than an output may have, and says so.
+#[test]
+fn widths_are_bounded() {
+    let long = "it writes more than 64 MiB";
+    for (source, reason) in [
+        ("{{ '%99999999999d' % 1 }}", long),
+        ("{{ '%.99999999999f' % 1.5 }}", long),
+        ("{{ ('%9999999d' * 9) % (1,2,3,4,5,6,7,8,9) }}", long),
+        ("{{ '%(a)99999999999s' % {'a': 1} }}", long),
+        ("{{ '%99999999999999999999999d' % 1 }}", long),
+        ("{{ '%99999999999s'|format('a') }}", long),
+        ("{{ '{:>99999999999}'.format(1) }}", long),
+        ("{{ '{a:99999999999}'.format(a=1) }}", long),
+        ("{{ 'a'.ljust(99999999999) }}", long),
+        ("{{ 'a'.rjust(99999999999999999) }}", long),
+        ("{{ 'a'.center(99999999999, 'é') }}", long),
+        ("{{ 'a'.zfill(99999999999) }}", long),
+        ("{{ ('\\n' * 9999999)|indent(100, blank=true) }}", long),
+        ("{{ 'a'|indent(99999999999) }}", "at most 100 spaces"),
+        ("{{ 'a'|indent('x' * 1000) }}", "at most 100 spaces"),
+        ("{{ [1]|tojson(indent=99999999999) }}", "at most 100 spaces"),
+        ("{{ [1]|tojson(indent='x' * 1000) }}", "at most 100 spaces"),
+        (
+            "{{ ([1] * 100)|tojson(separators=['x' * 9999999, ':']) }}",
+            long,
+        ),
+        ("{{ 'a'|truncate(2) }}", "length must be 3 or more"),
+    ] {
+        let said = refused(source);
+        assert!(said.contains(reason), "{source}: {said}");
+    }
+    for (source, text) in [
+        (
+            "{{ 'a b'|truncate(99999999999, leeway=99999999999999) }}",
+            "a b",
+        ),
+        ("{{ '%5d|{}|%%' % 1 }}", "    1|{}|%"),
+        (
+            "{{ 'in %(year)s, 99999999999' % {'year': 1} }}",
+            "in 1, 99999999999",
+        ),
+        ("{{ '{:>5}, 99999999999'.format(1) }}", "    1, 99999999999"),
+    ] {
+        assert_eq!(run(source, &[], &Map::new()).unwrap(), text);
+    }
+}
+
+/// A rewritten source is as harmless as the one that it comes from.
+#[test]
+fn rewritten_sources_are_bounded() {
+    let times = (MAX_SOURCE - 100) / 40;
+    let nested = |open: &str, middle: &str, close: &str| {
+        format!("{}{middle}{}", open.repeat(times), close.repeat(times))
+    };
+    for source in [
+        format!("{{{{ {}1 }}}}", "1%".repeat(MAX_SOURCE / 2 - 10)),
+        format!("{{{{ {} }}}}", nested("(1%", "1", ")")),
+        format!("{{{{ {} }}}}", nested("[1%", "1", "]")),
+        nested("{%generation%}", "x", "{%endgeneration%}"),
+        "{%generation%}".repeat(times),
+        "{%endgeneration%}".repeat(times),
+        "%".repeat(MAX_SOURCE),
+        "{{ % }}".repeat(times),
+        "{{ ) % ( }}".into(),
+        "{{ ]%1%[ }}".into(),
+        "{{ a % }}".into(),
+    ] {
+        assert!(source.len() <= MAX_SOURCE);
+        if let Err(e) = run(&source, &[], &Map::new()) {
+            assert!(!matches!(e, Error::Internal(_)), "{e}");
+        }
+    }
+}
