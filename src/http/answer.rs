@@ -46,13 +46,12 @@ impl Context<'_> {
             .map_or(&[][..], |tools| tools.format.markers());
         let markers = of_reasoning.iter().chain(of_tools);
         Ok(MessageRules {
-            harmony: None,
             reasoning: format.map(|format| format.begins_with_reasoning(prompt)),
-            hide_reasoning: false,
             markers: markers
                 .filter_map(|name| self.text.special_id(name))
                 .collect(),
             tools,
+            ..MessageRules::default()
         })
     }
 

@@ -6,8 +6,8 @@ use super::stop::{StopMatcher, Stops};
 use crate::engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use crate::error::{Error, Result};
 use crate::text::{
-    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningParser, Signature, Text, ToolFormat,
-    ToolParser,
+    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningParser, Signature, Text,
+    ThoughtParser, ToolFormat, ToolParser,
 };
 use rand::RngExt;
 use rand::distr::Alphanumeric;
@@ -58,6 +58,8 @@ pub(super) struct MessageRules {
     pub harmony: Option<Box<str>>,
     /// Whether reasoning is left out of the reply.
     pub hide_reasoning: bool,
+    /// Whether a grammar rules what follows the reasoning, so that a call within it is none.
+    pub has_grammar: bool,
     /// `None` = calls are not looked for.
     pub tools: Option<ToolRules>,
     /// The special tokens that have a meaning in a message.
@@ -85,6 +87,10 @@ pub(super) struct ToolRules {
 }
 
 impl ToolRules {
+    fn parser(&self) -> ToolParser {
+        ToolParser::new(self.format, self.callable.clone(), self.max_calls)
+    }
+
     fn names(&self) -> Arc<[String]> {
         self.callable.iter().map(|tool| tool.name.clone()).collect()
     }
@@ -272,14 +278,16 @@ impl Choice {
             );
             HarmonyParser::new(prompt, names, max_calls)
         });
-        let tools = tools
-            .filter(|_| harmony.is_none())
-            .map(|tools| ToolParser::new(tools.format, tools.callable.clone(), tools.max_calls));
+        let tools = tools.filter(|_| harmony.is_none());
+        let looks_in_thoughts = message.reasoning.is_some() && !message.has_grammar;
         Self {
             detokenizer: rules.detokenizer(),
             message: MessageParser {
                 reasoning: message.reasoning.map(ReasoningParser::new),
-                tools,
+                thought: tools
+                    .filter(|_| looks_in_thoughts)
+                    .map(|tools| ThoughtParser::new(tools.parser())),
+                tools: tools.map(ToolRules::parser),
                 harmony,
             },
             rules,

@@ -210,8 +210,9 @@ impl Context<'_> {
             hide_reasoning: fields.include_reasoning == Some(false),
             ..self.message_rules(&prompt, &tools, parallel)?
         };
-        plan.template.params.grammar =
-            self.answer_grammar(&structured, &tools, &plan.rules.message)?;
+        let grammar = self.answer_grammar(&structured, &tools, &plan.rules.message)?;
+        plan.rules.message.has_grammar = grammar.is_some();
+        plan.template.params.grammar = grammar;
         let special = fields.add_special_tokens.unwrap_or(false);
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
         let ids = self.encode_chat(&prompt, special, keep)?;

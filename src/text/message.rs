@@ -3,6 +3,7 @@
 use super::harmony::HarmonyParser;
 use super::part::Part;
 use super::reasoning::ReasoningParser;
+use super::thought::ThoughtParser;
 use super::tools::ToolParser;
 
 /// Splits a model's text into reasoning, content and tool calls as it arrives. Without parsers, all text
@@ -11,6 +12,8 @@ use super::tools::ToolParser;
 pub struct MessageParser {
     pub reasoning: Option<ReasoningParser>,
     pub tools: Option<ToolParser>,
+    /// Looks for calls in a thought that does not end.
+    pub thought: Option<ThoughtParser>,
     /// Reads all of it in place of the others.
     pub harmony: Option<HarmonyParser>,
 }
@@ -24,7 +27,16 @@ impl MessageParser {
             return parts;
         }
         let content = match &mut self.reasoning {
-            Some(reasoning) => reasoning.push(&text, &mut parts),
+            Some(reasoning) => {
+                let content = reasoning.push(&text, &mut parts);
+                if let Some(thought) = &mut self.thought {
+                    thought.push(&mut parts);
+                    if !reasoning.is_reasoning() {
+                        thought.close(&mut parts);
+                    }
+                }
+                content
+            }
             None => text,
         };
         self.content(content, &mut parts);
@@ -39,6 +51,10 @@ impl MessageParser {
         }
         if let Some(reasoning) = &mut self.reasoning {
             let content = reasoning.finish(&mut parts);
+            if let Some(thought) = &mut self.thought {
+                thought.push(&mut parts);
+                thought.finish(&mut parts);
+            }
             self.content(content, &mut parts);
         }
         if let Some(tools) = &mut self.tools {

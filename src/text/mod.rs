@@ -22,6 +22,7 @@ mod pre_tokenizer;
 mod reasoning;
 mod sentencepiece;
 mod template;
+mod thought;
 mod tools;
 mod unigram;
 
@@ -32,6 +33,7 @@ pub use message::MessageParser;
 pub use part::Part;
 pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use template::{Chat, ChatTemplate};
+pub use thought::ThoughtParser;
 pub use tools::{Answer, Calls, Signature, ToolFormat, ToolParser, answer_grammar};
 
 use crate::error::{Error, Result, caught, caught_here, clipped};

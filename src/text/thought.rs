@@ -1,0 +1,87 @@
+//! Calls within reasoning. Some models call a tool and do not end their thought before: such a call ends it. A
+//! thought that is ended by its mark has no calls: what looks like one was only mentioned.
+
+use super::part::Part;
+use super::tools::ToolParser;
+
+/// Looks for calls in a thought. From the first one on nothing is certain, and held, until the thought or the text
+/// ends.
+#[derive(Debug)]
+pub struct ThoughtParser {
+    parser: ToolParser,
+    /// What was not passed on: the thought's text after its last certain part.
+    held: String,
+    /// The first call, and what follows it.
+    calls: Vec<Part>,
+}
+
+impl ThoughtParser {
+    /// Finds calls with `parser`.
+    pub fn new(parser: ToolParser) -> Self {
+        Self {
+            parser,
+            held: String::new(),
+            calls: Vec::new(),
+        }
+    }
+
+    /// Takes the reasoning of `parts`, and leaves what is certain of it.
+    pub(super) fn push(&mut self, parts: &mut Vec<Part>) {
+        for part in std::mem::take(parts) {
+            match part {
+                Part::Reasoning(text) => {
+                    self.held.push_str(&text);
+                    let mut found = Vec::new();
+                    self.parser.push(&text, &mut found);
+                    self.sort(found, parts);
+                }
+                part => parts.push(part),
+            }
+        }
+    }
+
+    /// Ends the thought with its mark.
+    pub(super) fn close(&mut self, parts: &mut Vec<Part>) {
+        self.calls.clear();
+        show(std::mem::take(&mut self.held), parts);
+    }
+
+    /// Ends the text. After a thought that was closed there is nothing left.
+    pub(super) fn finish(&mut self, parts: &mut Vec<Part>) {
+        if self.held.is_empty() {
+            return;
+        }
+        let mut found = Vec::new();
+        self.parser.finish(&mut found);
+        self.sort(found, parts);
+        if self.calls.is_empty() {
+            self.close(parts);
+        } else {
+            parts.append(&mut self.calls);
+        }
+    }
+
+    /// Content before any call is reasoning: a part of the held text, from its beginning.
+    fn sort(&mut self, found: Vec<Part>, parts: &mut Vec<Part>) {
+        for part in found {
+            match part {
+                Part::Content(text) if self.calls.is_empty() => {
+                    self.held.drain(..text.len());
+                    show(text, parts);
+                }
+                part => self.calls.push(part),
+            }
+        }
+    }
+}
+
+fn show(text: String, parts: &mut Vec<Part>) {
+    match parts.last_mut() {
+        _ if text.is_empty() => {}
+        Some(Part::Reasoning(before)) => before.push_str(&text),
+        _ => parts.push(Part::Reasoning(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
