@@ -61,6 +61,11 @@ struct Report {
     chat_template: bool,
     /// Whether the template tells the model of tools.
     knows_tools: bool,
+    /// Why the template fails with tools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools_refused: Option<String>,
+    /// Whether the template keeps system messages, which otherwise become part of the user's.
+    keeps_system: bool,
     tool_call_format: Option<String>,
     /// That of the template; `--reasoning-parser` turns it on.
     reasoning_format: Option<String>,
@@ -308,6 +313,8 @@ impl Report {
             tokens: text.vocab_size(),
             chat_template: text.has_chat_template(),
             knows_tools: text.knows_tools(),
+            tools_refused: text.tools_refused().map(str::to_owned),
+            keeps_system: text.has_chat_template() && !text.lacks_system(),
             tool_call_format: tools.and_then(|format| value(format.to_possible_value())),
             reasoning_format: reasoning.and_then(|format| value(format.to_possible_value())),
             generates: model.generates(),
@@ -326,6 +333,25 @@ impl Report {
             draft: None,
             draft_refused: None,
             drafts: Vec::new(),
+        }
+    }
+}
+
+impl Report {
+    /// What the chat template knows.
+    fn template(&self) -> String {
+        if !self.chat_template {
+            return "none: only /v1/completions".into();
+        }
+        let tools = match (&self.tools_refused, self.knows_tools) {
+            (Some(why), _) => format!("yes; it fails with tools: {why}"),
+            (None, false) => "yes; it knows no tools".into(),
+            (None, true) => "yes, with tools".into(),
+        };
+        if self.keeps_system {
+            tools
+        } else {
+            tools + "; system messages become part of the user's"
         }
     }
 }
@@ -399,12 +425,7 @@ impl fmt::Display for Report {
         row("file", file)?;
         let tokenizer = format!("{}, {} tokens", self.tokenizer, self.tokens);
         row("tokenizer", tokenizer)?;
-        let template = match (self.chat_template, self.knows_tools) {
-            (false, _) => "none: only /v1/completions",
-            (true, false) => "yes; it knows no tools",
-            (true, true) => "yes, with tools",
-        };
-        row("chat template", template.into())?;
+        row("chat template", self.template())?;
         let none = |format: &Option<String>| format.clone().unwrap_or("none recognized".into());
         row("tool calls", none(&self.tool_call_format))?;
         let reasoning = match &self.reasoning_format {

@@ -67,6 +67,19 @@ impl Text {
         template.is_some_and(|(template, _)| template.knows_tools())
     }
 
+    /// Why the model's chat template cannot tell it of tools, although it can be applied to other chats.
+    pub fn tools_refused(&self) -> Option<&str> {
+        let (template, _) = self.template_with_tools()?;
+        template.tools_refused()
+    }
+
+    /// Whether the chat template refuses or drops system messages, so that they become part of the user's.
+    pub fn lacks_system(&self) -> bool {
+        self.template
+            .as_ref()
+            .is_some_and(ChatTemplate::lacks_system)
+    }
+
     /// How the model writes tool calls, as far as its chat template tells. A model whose template knows
     /// no tools is told to write Hermes' format.
     pub fn tool_format(&self) -> Option<ToolFormat> {

@@ -56,7 +56,7 @@ fn a_folder_is_described_without_reading_its_weights() {
         "head_dim": 16, "vocabulary": VOCAB, "context": 256, "parameters": parameters,
         "generates": true, "embeddings": null, "file_bytes": 4 * parameters, "file_types": {"F32": stored.len()},
         "tokenizer": "byte-level BPE", "tokens": 49, "chat_template": true,
-        "knows_tools": false, "tool_call_format": "hermes", "reasoning_format": null,
+        "knows_tools": false, "keeps_system": true, "tool_call_format": "hermes", "reasoning_format": null,
         "weights_bytes": 4 * parameters, "weights_types": {"f32": stored.len()},
         "kv_bytes_per_token": 2 * 2 * KV_HEADS * 16 * 2,
         "kv_bytes_of_context": 256 * 2 * 2 * KV_HEADS * 16 * 2,
@@ -83,6 +83,26 @@ fn a_folder_is_described_without_reading_its_weights() {
     assert!(row(&text, "reasoning").starts_with("qwen3"), "{text}");
     assert!(row(&text, "decode").contains("an estimate"), "{text}");
     assert_eq!(row(&text, "drafts that fit"), "none in the cache");
+}
+
+/// What a chat template cannot do is told before a chat is refused.
+#[test]
+fn a_template_that_fails_is_named_with_its_reason() {
+    let folder = tiny_folder(byte_level());
+    let path = folder.path().to_str().unwrap();
+    let template = "{% if tools %}{{ raise_exception('one tool too many') }}{% endif %}\
+        {% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let found = report(&[path], None);
+    let why = found["tools_refused"].as_str().unwrap();
+    assert!(why.ends_with("one tool too many"), "{why}");
+    assert_eq!(found["keeps_system"], false);
+    assert_eq!(found["knows_tools"], false);
+    let text = table(&[path]);
+    let said = row(&text, "chat template");
+    let wanted =
+        format!("yes; it fails with tools: {why}; system messages become part of the user's");
+    assert_eq!(said, wanted);
 }
 
 /// Names what is wrong in one line, with exit code 2.

@@ -64,6 +64,7 @@ mod http_required;
 mod http_responses;
 mod http_speculation;
 mod http_stops;
+mod http_templates;
 mod http_tools;
 mod kv;
 mod latent;

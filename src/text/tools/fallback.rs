@@ -11,21 +11,21 @@ use std::borrow::Cow;
 /// are any, and how to call them in `format`.
 pub fn without_tools(messages: &[Value], tools: &[Value], format: ToolFormat) -> Vec<Value> {
     let mut plain: Vec<Value> = Vec::with_capacity(messages.len() + 1);
-    let mut after_result = false;
+    let mut after_rewritten = false;
     for message in messages {
-        let is_result = message["role"] == "tool";
-        if is_result {
-            let content = text(message);
-            let result = format!("<tool_response>\n{content}\n</tool_response>");
-            match plain.last_mut().filter(|_| after_result) {
-                // Templates may refuse two messages of a user in a row.
-                Some(last) => last["content"] = format!("{}\n{result}", text(last)).into(),
-                None => plain.push(json!({"role": "user", "content": result})),
-            }
-        } else {
-            plain.push(with_written_calls(message, format));
+        let rewritten = rewritten(message, format);
+        let is_rewritten = rewritten.is_some();
+        let message = rewritten.unwrap_or_else(|| message.clone());
+        // Templates may refuse two messages of a role in a row, which the chat did not have before.
+        let is_next = is_rewritten || after_rewritten;
+        let last = plain
+            .last_mut()
+            .filter(|last| is_next && last["role"] == message["role"]);
+        after_rewritten = is_rewritten || last.is_some();
+        match last {
+            Some(last) => last["content"] = format!("{}\n{}", text(last), text(&message)).into(),
+            None => plain.push(message),
         }
-        after_result = is_result;
     }
     if !tools.is_empty() {
         let instructions = instructions(tools, format);
@@ -47,15 +47,14 @@ fn text(message: &Value) -> &str {
     message["content"].as_str().unwrap_or_default()
 }
 
-/// The message with its calls as part of its content.
-fn with_written_calls(message: &Value, format: ToolFormat) -> Value {
-    let mut message = message.clone();
-    let Some(fields) = message.as_object_mut() else {
-        return message;
-    };
-    let Some(Value::Array(list)) = fields.remove("tool_calls") else {
-        return message;
-    };
+/// A message of a tool as one of the user, or a message with calls as part of its content; `None` = another one.
+fn rewritten(message: &Value, format: ToolFormat) -> Option<Value> {
+    if message["role"] == "tool" {
+        let content = text(message);
+        let result = format!("<tool_response>\n{content}\n</tool_response>");
+        return Some(json!({"role": "user", "content": result}));
+    }
+    let list = message.get("tool_calls")?.as_array()?;
     let arguments: Vec<Cow<'_, str>> = list.iter().map(arguments).collect();
     let calls = list
         .iter()
@@ -65,12 +64,14 @@ fn with_written_calls(message: &Value, format: ToolFormat) -> Value {
             arguments,
         });
     let written = format.write(&calls.collect::<Vec<_>>());
-    let content = match text(&message) {
+    let content = match text(message) {
         "" => written,
         content => format!("{content}\n{written}"),
     };
+    let mut message = message.clone();
+    message.as_object_mut()?.remove("tool_calls");
     message["content"] = content.into();
-    message
+    Some(message)
 }
 
 /// The JSON text of a call's arguments.

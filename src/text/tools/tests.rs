@@ -1,3 +1,4 @@
+mod fallback;
 mod templates;
 
 use super::*;
