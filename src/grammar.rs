@@ -6,10 +6,15 @@
 
 mod compiled;
 mod compiler;
+mod definitions;
 mod kept;
 mod lane;
 mod mask;
+mod numbers;
+mod patterns;
 mod place;
+mod prepare;
+mod schema;
 mod source;
 mod state;
 pub mod toy;
@@ -17,8 +22,10 @@ mod vocabulary;
 
 pub use compiled::Grammar;
 pub use compiler::{Compiler, Waiter};
+pub use definitions::{standalone, without_annotations};
 pub use lane::ClientId;
 pub use mask::Mask;
+pub use schema::resolve;
 pub use source::{GrammarSource, MAX_SOURCE_BYTES};
 pub use state::GrammarState;
 pub use vocabulary::GrammarTokens;

@@ -4,6 +4,7 @@ use super::compiled::{Grammar, lock};
 use super::kept::{Entry, Kept, Outcome, Promise};
 use super::lane::{ClientId, Lane};
 use super::place;
+use super::prepare::prepare;
 use super::source::GrammarSource;
 use super::state::GrammarState;
 use super::vocabulary::{GrammarTokens, vocabulary};
@@ -95,8 +96,8 @@ struct Builder {
 }
 
 impl Builder {
-    fn build(&self, source: &GrammarSource, top: TopLevelGrammar) -> Outcome {
-        if let Err(what) = place::check_numbers(source) {
+    fn build(&self, source: &GrammarSource, mut top: TopLevelGrammar) -> Outcome {
+        if let Err(what) = prepare(&mut top) {
             return Ok(Err(what));
         }
         let factory = self.factory()?;

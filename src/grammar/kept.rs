@@ -1,6 +1,7 @@
 //! The outcomes of sources: of those that requests asked for last, and of those that are being compiled.
 
 use super::compiled::{Grammar, WeakGrammar, lock};
+use super::place;
 use crate::error::{Error, RequestErrorKind, Result, caught_here};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -167,7 +168,7 @@ impl Promise {
     pub fn keep(self, build: impl FnOnce() -> Outcome) {
         self.0.enter(Stage::Compiling(Instant::now()));
         let built = caught_here(build);
-        let built = built.unwrap_or_else(|why| Ok(Err(format!("is not supported: {why}"))));
+        let built = built.unwrap_or_else(|why| Ok(Err(place::panicked(&why))));
         self.0.enter(Stage::Done(built));
     }
 }

@@ -36,17 +36,17 @@ pub(super) fn json_style() -> Map<String, Value> {
 }
 
 /// `schema` with the options of [`json_style`] that it does not set itself.
-pub(super) fn styled(schema: &Value) -> Value {
+pub(super) fn styled(schema: Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         // "schema is false" is then the parser's own error.
         Value::Bool(false) => json!({"anyOf": [false]}),
-        other => other.clone(),
+        other => other,
     };
     if let Some(object) = schema.as_object_mut() {
         let mut options = json_style();
-        if let Some(Value::Object(own)) = object.get("x-guidance") {
-            options.extend(own.clone());
+        if let Some(Value::Object(own)) = object.remove("x-guidance") {
+            options.extend(own);
         }
         object.insert("x-guidance".into(), options.into());
     }
@@ -54,7 +54,7 @@ pub(super) fn styled(schema: &Value) -> Value {
 }
 
 fn object_schema() -> Value {
-    styled(&json!({"type": "object"}))
+    styled(json!({"type": "object"}))
 }
 
 /// The right side of a rule for one of `texts`.
@@ -68,7 +68,7 @@ impl GrammarSource {
     pub fn rule(&self) -> Option<String> {
         match self {
             Self::JsonObject => Some(format!("%json {}", object_schema())),
-            Self::JsonSchema(schema) => Some(format!("%json {}", styled(schema))),
+            Self::JsonSchema(schema) => Some(format!("%json {}", styled(schema.clone()))),
             Self::Regex(regex) => Some(format!("/{}/", without_slashes(regex))),
             Self::Choice(texts) => Some(alternatives(texts)),
             Self::Lark(_) => None,
@@ -100,7 +100,7 @@ impl GrammarSource {
         let grammar = match self {
             Self::JsonObject => GrammarWithLexer::from_json_schema(object_schema()),
             Self::JsonSchema(schema @ (Value::Object(_) | Value::Bool(_))) => {
-                GrammarWithLexer::from_json_schema(styled(schema))
+                GrammarWithLexer::from_json_schema(styled(schema.clone()))
             }
             Self::JsonSchema(other) => {
                 return refuse(format!("must be an object or a boolean, not {other}"));

@@ -1,0 +1,46 @@
+//! Makes sure that llguidance keeps the schemas of a source.
+
+use super::{numbers, patterns};
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Deserializer, Value};
+
+/// How a schema begins in a grammar.
+const MARKER: &str = "%json";
+
+/// Checks the schemas of `source`, also those within a grammar in text form, and writes what llguidance reads wrongly
+/// in another way.
+///
+/// # Errors
+/// What would not be kept, in words that follow the name of the field.
+pub fn prepare(source: &mut TopLevelGrammar) -> Result<(), String> {
+    for grammar in &mut source.grammars {
+        if let Some(schema) = &mut grammar.json_schema {
+            numbers::check(schema)?;
+            patterns::rewrite(schema);
+        }
+        if let Some(text) = &mut grammar.lark_grammar {
+            prepare_text(text)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whatever follows the marker may be a schema, also in strings and comments: a grammar has no other use for it.
+fn prepare_text(text: &mut String) -> Result<(), String> {
+    let mut changed = Vec::new();
+    for (at, _) in text.match_indices(MARKER) {
+        let start = at + MARKER.len();
+        let mut values = Deserializer::from_str(&text[start..]).into_iter::<Value>();
+        let Some(Ok(mut schema)) = values.next() else {
+            continue;
+        };
+        numbers::check(&schema).map_err(|what| format!("has a schema that {what}"))?;
+        if patterns::rewrite(&mut schema) {
+            changed.push((start..start + values.byte_offset(), schema));
+        }
+    }
+    for (place, schema) in changed.into_iter().rev() {
+        text.replace_range(place, &format!(" {schema}"));
+    }
+    Ok(())
+}
