@@ -5,7 +5,7 @@ use super::context::Context;
 use super::structured::Structured;
 use super::tools::{CallMode, Tools};
 use crate::error::{Error, FieldPath, Result};
-use crate::grammar::{Grammar, GrammarSource};
+use crate::grammar::{Grammar, GrammarSource, MAX_SOURCE_BYTES};
 use crate::text::{
     Answer, Calls, HarmonyParser, ReasoningFormat, Signature, ToolFormat, answer_grammar,
 };
@@ -114,6 +114,12 @@ impl Context<'_> {
             content: content.as_deref(),
         };
         let source = answer_grammar(answer, |marker| self.text.special_id(marker));
+        let source = source.ok_or_else(|| {
+            let what = format!(
+                " need a grammar of more than {MAX_SOURCE_BYTES} bytes: give fewer tools, or parameters with smaller schemas"
+            );
+            Error::field("tools", what)
+        })?;
         let field = asked.as_ref().filter(|_| !forced);
         let field = field.map_or("tools".into(), |(field, _)| field.clone());
         let compiled = self.compile(field, &GrammarSource::Lark(source));

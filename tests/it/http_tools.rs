@@ -466,14 +466,21 @@ async fn wrong_tools_and_messages_are_named() {
         let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
         assert_eq!(told["param"], "tool_choice");
     }
-    // A schema that no grammar can follow.
-    let schema = json!({"type": "object", "properties": {"a": {"type": "nothing"}}});
-    let mut asked = with(
-        "tools",
-        function(json!({"name": "f", "parameters": schema})),
-    );
-    asked["tool_choice"] = "required".into();
-    let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
-    assert_eq!(told["param"], "tools[0].function.parameters");
+    // Schemas that no grammar can follow, or none that is kept.
+    for property in [
+        json!({"type": "nothing"}),
+        json!({"type": "integer", "minimum": 9_007_199_254_740_993_u64}),
+    ] {
+        let schema = json!({"type": "object", "properties": {"a": property}});
+        let mut asked = with(
+            "tools",
+            function(json!({"name": "f", "parameters": schema})),
+        );
+        asked["tool_choice"] = "required".into();
+        let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+        assert_eq!(told["param"], "tools[0].function.parameters");
+        let message = told["message"].as_str().expect("a message");
+        assert!(message.contains("`#/properties/a"), "{message}");
+    }
     server.done().await;
 }

@@ -1,9 +1,8 @@
 //! The grammar of an answer with tool calls, reasoning or structured content, in llguidance's dialect of
 //! Lark.
 
-use super::grammar_parts::{Calls, MAX_PARALLEL, literal, schema};
+use super::grammar_parts::{Calls, MAX_PARALLEL, arguments, joined, literal};
 use super::{ToolFormat, function, xml_grammar as xml};
-use crate::grammar::GrammarSource;
 use crate::text::harmony;
 use crate::text::reasoning::ReasoningFormat;
 use serde_json::Value;
@@ -22,8 +21,8 @@ pub struct Answer<'a> {
 }
 
 /// The grammar of `answer`, which has calls or content. `special` returns the id of a marker that is a
-/// special token, which no text can stand for.
-pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>) -> String {
+/// special token, which no text can stand for. `None` if the calls need a grammar that is longer than one may be.
+pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>) -> Option<String> {
     let marker = |text: &str| match special(text) {
         Some(id) => format!("<[{id}]>"),
         None => literal(text),
@@ -36,21 +35,24 @@ pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>)
         Some(true) => "thought ",
         Some(false) => "thought? ",
     };
-    let calls = answer.calls.map(|calls| ("calls", rules(calls, marker)));
+    let calls = match answer.calls {
+        Some(calls) => Some(("calls", rules(calls, marker)?)),
+        None => None,
+    };
     let content = answer
         .content
         .map(|rule| ("content", format!("content: {rule}\n")));
     let thought = answer.reasoning.map(|unmarked| thought(unmarked, marker));
     let (names, rules): (Vec<_>, Vec<_>) = calls.into_iter().chain(content).unzip();
     let (names, rules) = (names.join(" | "), rules.concat());
-    format!(
+    Some(format!(
         "start: {begins}({names})\n{}{rules}",
         thought.unwrap_or_default()
-    )
+    ))
 }
 
 /// The rule `calls`, and those that it needs.
-fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
+fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
     let format = calls.format;
     if format == ToolFormat::Qwen3Coder {
         return xml::rules(calls, marker);
@@ -82,16 +84,14 @@ fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
         let function = function(tool);
         let (name, key) = (&function["name"], format.arguments_key());
         let head = literal(&format!("{{\"name\": {name}, \"{key}\": "));
-        let arguments = GrammarSource::JsonSchema(schema(&function["parameters"]));
-        let arguments = arguments.rule().unwrap_or_default();
-        format!("({head} {arguments} \"}}\")")
+        Some(format!("({head} {} \"}}\")", arguments(tool)))
     };
-    let objects: Vec<String> = calls.tools.iter().map(object).collect();
-    format!("{list}object: {}\n", objects.join("\n    | "))
+    let objects = joined(calls.tools.iter().map(object), "\n    | ")?;
+    Some(format!("{list}object: {objects}\n"))
 }
 
 /// The grammar of an answer in Harmony: at most one message of reasoning, then a call or content.
-fn harmony_grammar(answer: Answer<'_>, marker: impl Fn(&str) -> String) -> String {
+fn harmony_grammar(answer: Answer<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
     let part = |text: &str| {
         if harmony::MARKERS.contains(&text) {
             marker(text)
@@ -107,25 +107,23 @@ fn harmony_grammar(answer: Answer<'_>, marker: impl Fn(&str) -> String) -> Strin
             .join(" ")
     };
     let [before, [end, after @ ..]] = harmony::THOUGHT;
-    let mut kinds = Vec::new();
-    for tool in answer.calls.iter().flat_map(|calls| calls.tools) {
-        let function = function(tool);
-        let header = harmony::call_header(function["name"].as_str().unwrap_or_default());
+    let call = |tool: &Value| {
+        let name = function(tool)["name"].as_str().unwrap_or_default();
+        let header = harmony::call_header(name);
         let header: Vec<&str> = header.iter().map(String::as_str).collect();
-        let arguments = GrammarSource::JsonSchema(schema(&function["parameters"]));
-        let arguments = arguments.rule().unwrap_or_default();
-        kinds.push(format!("({} {arguments})", all(&header)));
-    }
-    if answer.content.is_some() {
-        kinds.push(format!("({} content)", all(&harmony::FINAL)));
-    }
+        Some(format!("({} {})", all(&header), arguments(tool)))
+    };
+    let calls = answer.calls.iter().flat_map(|calls| calls.tools).map(call);
+    let last = answer
+        .content
+        .map(|_| Some(format!("({} content)", all(&harmony::FINAL))));
+    let kinds = joined(calls.chain(last), "\n    | ")?;
     let content = answer.content.map(|rule| format!("content: {rule}\n"));
-    format!(
-        "start: thought? message\n{}message: {}\n{}",
+    Some(format!(
+        "start: thought? message\n{}message: {kinds}\n{}",
         thinking(&all(&before), &part(end), &all(&after)),
-        kinds.join("\n    | "),
         content.unwrap_or_default()
-    )
+    ))
 }
 
 /// The rule of what the model thinks first.

@@ -1,6 +1,7 @@
 //! What the grammars of tool calls share.
 
-use super::ToolFormat;
+use super::{ToolFormat, function};
+use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, standalone};
 use serde_json::{Map, Value, json};
 
 /// Calls of tools.
@@ -19,6 +20,29 @@ pub const MAX_PARALLEL: usize = 16;
 /// A string literal of Lark.
 pub fn literal(text: &str) -> String {
     Value::from(text).to_string()
+}
+
+/// `parts` between `separator`s; `None` as soon as they are longer than a grammar may be.
+pub fn joined(parts: impl IntoIterator<Item = Option<String>>, separator: &str) -> Option<String> {
+    let mut all = String::new();
+    for part in parts {
+        if !all.is_empty() {
+            all += separator;
+        }
+        all += &part?;
+        if all.len() > MAX_SOURCE_BYTES {
+            return None;
+        }
+    }
+    Some(all)
+}
+
+/// The right side of the rule of the arguments of `tool`, in JSON.
+pub fn arguments(tool: &Value) -> String {
+    let schema = schema(&function(tool)["parameters"]);
+    let schema = standalone(&schema, &schema).unwrap_or(schema);
+    let rule = GrammarSource::JsonSchema(schema).rule();
+    rule.unwrap_or_default()
 }
 
 /// The schema of a function's arguments; a function without

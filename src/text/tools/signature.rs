@@ -1,6 +1,7 @@
 //! What must be known of a function to read its calls.
 
 use super::function;
+use crate::grammar::resolve;
 use serde_json::Value;
 
 /// A function that may be called.
@@ -56,9 +57,8 @@ impl ValueKind {
 }
 
 /// The schema that `schema` refers to within `root`, if it does.
-pub fn referred<'s>(schema: &Value, root: &'s Value) -> Option<&'s Value> {
-    let reference = schema["$ref"].as_str()?;
-    root.pointer(reference.strip_prefix('#')?)
+fn referred<'s>(schema: &Value, root: &'s Value) -> Option<&'s Value> {
+    resolve(root, schema["$ref"].as_str()?)
 }
 
 /// Schemas that are looked into for one parameter.

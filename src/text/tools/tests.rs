@@ -1,4 +1,5 @@
 mod fallback;
+mod grammar;
 mod templates;
 
 use super::*;

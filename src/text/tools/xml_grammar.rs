@@ -1,14 +1,15 @@
 //! The grammar of calls in XML.
 
 use super::function;
-use super::grammar_parts::{Calls, MAX_PARALLEL, literal, schema};
-use super::signature::{ValueKind, referred};
+use super::grammar_parts::{Calls, MAX_PARALLEL, joined, literal, schema};
+use super::signature::ValueKind;
 use super::xml::{END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER};
-use crate::grammar::GrammarSource;
+use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, resolve, standalone, without_annotations};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 
-/// The rule `calls`, and those that it needs.
-pub fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
+/// The rule `calls`, and those that it needs; `None` if they are longer than a grammar may be.
+pub fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
     let markers = calls.format.markers();
     let (start, end) = (marker(markers[0]), marker(markers[1]));
     let more = if calls.parallel {
@@ -16,13 +17,14 @@ pub fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> String {
     } else {
         String::new()
     };
-    let functions: Vec<String> = calls.tools.iter().map(call_of).collect();
-    format!(
-        "calls: call{more}\ncall: {start} \"\\n\" function \"\\n\" {end}\nfunction: {}\n\
-         text[suffix={}]: /(?s:.*)/\n",
-        functions.join("\n    | "),
+    let mut values = String::new();
+    let functions = calls.tools.iter().map(|tool| call_of(tool, &mut values));
+    let functions = joined(functions, "\n    | ")?;
+    Some(format!(
+        "calls: call{more}\ncall: {start} \"\\n\" function \"\\n\" {end}\nfunction: {functions}\n\
+         {values}text[suffix={}]: /(?s:.*)/\n",
         literal(END_PARAMETER)
-    )
+    ))
 }
 
 /// What follows the value of a parameter.
@@ -30,14 +32,20 @@ fn end_of_value() -> String {
     format!("\n{END_PARAMETER}\n")
 }
 
-/// A call of `tool`: its parameters in the order of its schema, those that are required and perhaps others.
-fn call_of(tool: &Value) -> String {
+/// A call of `tool`: its parameters in the order of its schema, those that are required and perhaps others. Adds the
+/// rules of their values to `rules`.
+fn call_of(tool: &Value, rules: &mut String) -> Option<String> {
     let function = function(tool);
     let name = function["name"].as_str().unwrap_or_default();
     let schema = schema(&function["parameters"]);
     let required = schema["required"].as_array().into_iter().flatten();
     let required: Vec<&str> = required.filter_map(Value::as_str).collect();
     let properties = schema["properties"].as_object();
+    let mut values = Values {
+        root: &schema,
+        known: HashMap::new(),
+        rules,
+    };
     let parameters = properties.into_iter().flatten().map(|(key, of_key)| {
         let head = literal(&format!("{PARAMETER}{key}>\n"));
         let optional = if required.contains(&key.as_str()) {
@@ -45,44 +53,73 @@ fn call_of(tool: &Value) -> String {
         } else {
             "?"
         };
-        format!("({head} {}){optional}", value(of_key, &schema))
+        Some(format!("({head} {}){optional}", values.value(of_key)?))
     });
-    let parameters: Vec<String> = parameters.collect();
-    format!(
-        "({} {} {})",
+    let parameters = joined(parameters, " ")?;
+    Some(format!(
+        "({} {parameters} {})",
         literal(&format!("{FUNCTION}{name}>\n")),
-        parameters.join(" "),
         literal(END_FUNCTION)
-    )
+    ))
 }
 
-/// A value and what follows it. `root` is the schema of all arguments, which may define parts of others.
-fn value(of_key: &Value, root: &Value) -> String {
-    let end = literal(&end_of_value());
-    let texts = |values: &[Value]| {
-        let texts = values.iter().map(Value::as_str);
-        let texts: Option<Vec<String>> = texts.map(|text| text.map(literal)).collect();
-        texts.map(|texts| format!("({}) {end}", texts.join(" | ")))
-    };
-    // Definitions are often of choices.
-    let choices = referred(of_key, root).unwrap_or(of_key)["enum"].as_array();
-    if let Some(choices) = choices.and_then(|values| texts(values)) {
-        return choices;
-    }
-    if let ValueKind::Text { .. } = ValueKind::of(of_key, root) {
-        // It ends where the parser says that it ends.
-        return "text \"\\n\"".into();
-    }
-    let mut of_key = of_key.clone();
-    if let Some(keys) = of_key.as_object_mut() {
-        for definitions in ["$defs", "definitions"] {
-            if let Some(all) = root.get(definitions) {
-                keys.entry(definitions).or_insert_with(|| all.clone());
-            }
-        }
-    } else {
-        of_key = Map::new().into();
-    }
-    let json = GrammarSource::JsonSchema(of_key).rule().unwrap_or_default();
-    format!("{json} {end}")
+/// The values of the parameters of a function.
+struct Values<'a> {
+    /// The schema of all arguments, which may define parts of others.
+    root: &'a Value,
+    /// The rules of those in JSON, by their schemas.
+    known: HashMap<String, String>,
+    /// The text of these rules, and of those of other functions.
+    rules: &'a mut String,
 }
+
+impl Values<'_> {
+    /// A value and what follows it.
+    fn value(&mut self, of_key: &Value) -> Option<String> {
+        let end = literal(&end_of_value());
+        Some(match ValueKind::of(of_key, self.root) {
+            ValueKind::Text { .. } => match choices(of_key, self.root) {
+                Some(texts) => format!("({}) {end}", texts.join(" | ")),
+                // It ends where the parser says that it ends.
+                None => "text \"\\n\"".into(),
+            },
+            ValueKind::Json => format!("{} {end}", self.json(of_key)?),
+        })
+    }
+
+    /// The rule of a value in JSON. Equal ones share it, since each comes with the definitions that it reaches.
+    fn json(&mut self, of_key: &Value) -> Option<String> {
+        let schema = if of_key.is_object() {
+            without_annotations(of_key)
+        } else {
+            Map::new().into()
+        };
+        let key = schema.to_string();
+        if let Some(known) = self.known.get(&key) {
+            return Some(known.clone());
+        }
+        let alone = standalone(&schema, self.root).unwrap_or(schema);
+        let json = GrammarSource::JsonSchema(alone).rule()?;
+        // Names differ as the texts before them do in length.
+        let name = format!("value_{}", self.rules.len());
+        *self.rules += &format!("{name}: {json}\n");
+        self.known.insert(key, name.clone());
+        (self.rules.len() <= MAX_SOURCE_BYTES).then_some(name)
+    }
+}
+
+/// The only texts that a value may be, as literals.
+fn choices(of_key: &Value, root: &Value) -> Option<Vec<String>> {
+    let mut of_key = of_key;
+    for _ in 0..MAX_REFERENCES {
+        let Some(Value::String(reference)) = of_key.get("$ref") else {
+            break;
+        };
+        of_key = resolve(root, reference)?;
+    }
+    let texts = of_key["enum"].as_array()?.iter().map(Value::as_str);
+    texts.map(|text| text.map(literal)).collect()
+}
+
+/// References that are followed from one to the next.
+const MAX_REFERENCES: usize = 8;
