@@ -9,9 +9,10 @@ use crate::error::{Error, Result, catching};
 use crate::gguf;
 use crate::http::fuzzing::{FuzzedApi, read};
 use crate::model::{ModelConfig, TensorHeaders, pickle, safetensors_header};
-use crate::text::{Chat, ChatTemplate, SpecialIds, Text};
+use crate::text::{Chat, ChatTemplate, SpecialIds, Text, ToolFormat};
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use checkpoint::fetched;
+use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use std::io::Cursor;
 use std::path::Path;
@@ -23,8 +24,10 @@ use tokenizers::{AddedToken, Tokenizer};
 pub type FuzzTarget = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, FuzzTarget); 18] = [
-    ("chat", |bytes| check(read(&TEXT, bytes, FuzzedApi::Chat))),
+pub const TARGETS: [(&str, FuzzTarget); 19] = [
+    ("chat", |bytes| {
+        check(read(&TEXT, bytes, FuzzedApi::Chat(ToolFormat::Hermes)))
+    }),
     ("completion", |bytes| {
         check(read(&TEXT, bytes, FuzzedApi::Completion))
     }),
@@ -43,6 +46,11 @@ pub const TARGETS: [(&str, FuzzTarget); 18] = [
     }),
     ("schema", |bytes| check(schema(bytes))),
     ("grammar", |bytes| check(grammar(bytes))),
+    ("tools", |bytes| {
+        for format in ToolFormat::value_variants() {
+            check(tools(bytes, *format));
+        }
+    }),
     ("template", |bytes| check(template(bytes))),
     ("config", |bytes| check(config(bytes))),
     ("tokenizer", |bytes| check(tokenizer(bytes))),
@@ -119,29 +127,34 @@ fn utf8(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(bytes).map_err(|e| Error::setup(e.to_string()))
 }
 
-fn chat_with(fields: Value) -> Result<()> {
+fn chat_with(fields: Value, format: ToolFormat) -> Result<()> {
     let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
     let pairs = fields.as_object().cloned().unwrap_or_default();
     body.as_object_mut()
         .into_iter()
         .for_each(|body| body.extend(pairs.clone()));
-    read(&TEXT, body.to_string().as_bytes(), FuzzedApi::Chat)
+    read(&TEXT, body.to_string().as_bytes(), FuzzedApi::Chat(format))
 }
 
 /// A JSON schema.
 fn schema(bytes: &[u8]) -> Result<()> {
     let schema: Value = serde_json::from_slice(bytes).map_err(|e| Error::setup(e.to_string()))?;
-    chat_with(json!({"response_format": {
-        "type": "json_schema", "json_schema": {"name": "x", "schema": schema},
-    }}))
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    chat_with(json!({"response_format": format}), ToolFormat::Hermes)
+}
+
+/// Tools of which one must be called.
+fn tools(bytes: &[u8], format: ToolFormat) -> Result<()> {
+    let tools: Value = serde_json::from_slice(bytes).map_err(|e| Error::setup(e.to_string()))?;
+    chat_with(json!({"tools": tools, "tool_choice": "required"}), format)
 }
 
 /// A grammar, or after the byte `/` a regular expression.
 fn grammar(bytes: &[u8]) -> Result<()> {
     let text = utf8(bytes)?;
     match text.strip_prefix('/') {
-        Some(regex) => chat_with(json!({"guided_regex": regex})),
-        None => chat_with(json!({"guided_grammar": text})),
+        Some(regex) => chat_with(json!({"guided_regex": regex}), ToolFormat::Hermes),
+        None => chat_with(json!({"guided_grammar": text}), ToolFormat::Hermes),
     }
 }
 

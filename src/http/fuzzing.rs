@@ -13,7 +13,8 @@ use std::sync::{Arc, LazyLock};
 /// The APIs that read bodies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum FuzzedApi {
-    Chat,
+    /// Whose model writes calls in this format.
+    Chat(ToolFormat),
     Completion,
     Response,
     Message,
@@ -47,7 +48,10 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> 
         adapters: None,
         defaults: &SamplingDefaults::default(),
         fingerprint: None,
-        tool_format: Some(ToolFormat::Hermes),
+        tool_format: Some(match api {
+            FuzzedApi::Chat(format) => format,
+            _ => ToolFormat::Hermes,
+        }),
         reasoning_format: None,
         literal: None,
         api_key: None,
@@ -57,7 +61,7 @@ pub(crate) fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> 
         embeddings: Some(&embeddings),
     };
     match api {
-        FuzzedApi::Chat => context.chat(body).map(drop),
+        FuzzedApi::Chat(_) => context.chat(body).map(drop),
         FuzzedApi::Completion => context.completion(body).map(drop),
         FuzzedApi::Response => context.response(body).map(drop),
         FuzzedApi::Message => context.message(body).map(drop),
