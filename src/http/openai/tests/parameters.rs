@@ -416,11 +416,16 @@ fn unknown_keys_of_objects_are_named() {
         };
         let error = asked(value.clone()).expect_err("refused");
         assert_eq!(error.param().as_deref(), Some(param), "{value}");
-        // Null asks for nothing.
-        let text = value.to_string().replace("\"x\":1", "\"x\":null");
-        if text != value.to_string() && param.ends_with(".x") {
-            let accepted = asked(serde_json::from_str(&text).expect("JSON"));
-            assert!(accepted.is_ok(), "{text}: {accepted:?}");
+        // Null asks for nothing; the prompt with tools is too long here.
+        let text = value.to_string();
+        let nothing = text.replace("\"x\":1", "\"x\":null");
+        if text != nothing && param.ends_with(".x") && !param.contains("content") {
+            let error = asked(serde_json::from_str(&nothing).expect("JSON")).err();
+            let param = error.and_then(|error| error.param());
+            assert!(
+                matches!(param.as_deref(), None | Some("messages")),
+                "{nothing}"
+            );
         }
     }
     // What a client sends back of an earlier answer is read.
