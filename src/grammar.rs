@@ -6,6 +6,7 @@
 
 mod compiled;
 mod compiler;
+mod copies;
 mod definitions;
 mod kept;
 mod lane;

@@ -1,13 +1,8 @@
 //! A part of a schema as a schema of its own.
 
-use super::schema::{Holds, decoded, holds, resolve};
+use super::schema::{ANNOTATIONS, DEFINITIONS, Holds, decoded, holds, resolve};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
-
-/// Keywords that change no text.
-const ANNOTATIONS: [&str; 5] = ["title", "description", "default", "examples", "$comment"];
-/// Where definitions are.
-const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// `part` of the schema `root` as a schema of its own, with the definitions that it reaches, each once, and
 /// without annotations. `None` if a reference leads to another document or to an anchor.

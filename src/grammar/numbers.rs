@@ -1,7 +1,7 @@
 //! Numbers in schemas that llguidance would not keep. It computes with 64-bit integers and floating-point
 //! numbers, and with 32-bit integers for `multipleOf`.
 
-use super::schema::{Parts, resolve};
+use super::schema::{Parts, meets, resolve};
 use crate::error::clipped;
 use serde_json::{Number, Value};
 
@@ -89,13 +89,13 @@ fn rounded(number: &Number, is_integer: bool) -> Option<String> {
     (kept != exact).then(|| format!("{number} would be rounded to {kept}"))
 }
 
-/// Numbers of values that are given.
+/// Numbers of values that are given. Floating-point ones are written such that they are read as what they are.
 fn wrong_data(part: &Value) -> Option<Wrong> {
     ["const", "enum"].into_iter().find_map(|keyword| {
         let mut values = vec![part.get(keyword)?];
         while let Some(value) = values.pop() {
             match value {
-                Value::Number(number) => {
+                Value::Number(number) if !number.is_f64() => {
                     if let Some(what) = rounded(number, number.is_i64()) {
                         return Some((keyword, what));
                     }
@@ -204,26 +204,4 @@ fn wrong_step(part: &Value, root: &Value) -> Option<Wrong> {
         all = Some(all.map_or(step, |all| all.lcm(step)));
     }
     None
-}
-
-/// Whether a value must fit several of the schemas that `part` has.
-pub fn meets(part: &Value) -> bool {
-    let Some(keywords) = part.as_object() else {
-        return false;
-    };
-    let has = |keyword: &str| keywords.contains_key(keyword);
-    let own = [
-        "multipleOf",
-        "items",
-        "prefixItems",
-        "properties",
-        "additionalProperties",
-    ];
-    let all = keywords.get("allOf").and_then(Value::as_array);
-    let others = ["anyOf", "oneOf", "$ref"]
-        .into_iter()
-        .filter(|&keyword| has(keyword));
-    let count = all.map_or(0, Vec::len) + others.count();
-    count + usize::from(own.into_iter().any(has)) > 1
-        || has("patternProperties") && has("properties")
 }

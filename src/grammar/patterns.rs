@@ -3,8 +3,7 @@
 //! It offers a property for each pattern, and then excludes the names that are declared. Where all names of a
 //! pattern are, a comma is offered that nothing can follow.
 
-use super::numbers::meets;
-use super::schema::{Parts, children_mut};
+use super::schema::{Parts, children_mut, meets};
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
 use serde_json::{Map, Value, json};

@@ -1,6 +1,6 @@
 //! Makes sure that llguidance keeps the schemas of a source.
 
-use super::{numbers, patterns};
+use super::{copies, numbers, patterns};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Deserializer, Value};
 
@@ -15,7 +15,7 @@ const MARKER: &str = "%json";
 pub fn prepare(source: &mut TopLevelGrammar) -> Result<(), String> {
     for grammar in &mut source.grammars {
         if let Some(schema) = &mut grammar.json_schema {
-            numbers::check(schema)?;
+            check(schema)?;
             patterns::rewrite(schema);
         }
         if let Some(text) = &mut grammar.lark_grammar {
@@ -23,6 +23,11 @@ pub fn prepare(source: &mut TopLevelGrammar) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn check(schema: &Value) -> Result<(), String> {
+    numbers::check(schema)?;
+    copies::check(schema)
 }
 
 /// Whatever follows the marker may be a schema, also in strings and comments: a grammar has no other use for it.
@@ -34,7 +39,7 @@ fn prepare_text(text: &mut String) -> Result<(), String> {
         let Some(Ok(mut schema)) = values.next() else {
             continue;
         };
-        numbers::check(&schema).map_err(|what| format!("has a schema that {what}"))?;
+        check(&schema).map_err(|what| format!("has a schema that {what}"))?;
         if patterns::rewrite(&mut schema) {
             changed.push((start..start + values.byte_offset(), schema));
         }

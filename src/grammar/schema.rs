@@ -4,6 +4,11 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashSet;
 
+/// Keywords that change no text.
+pub const ANNOTATIONS: [&str; 5] = ["title", "description", "default", "examples", "$comment"];
+/// Where definitions are.
+pub const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+
 /// A step from a schema to one within it.
 #[derive(Debug, Clone, Copy)]
 pub enum Step<'a> {
@@ -12,6 +17,16 @@ pub enum Step<'a> {
     Item(&'a str, usize),
     /// From anywhere to where a reference leads.
     Reference(&'a str),
+}
+
+impl<'a> Step<'a> {
+    /// The keyword that is followed.
+    pub fn keyword(self) -> &'a str {
+        match self {
+            Self::Keyword(keyword) | Self::Entry(keyword, _) | Self::Item(keyword, _) => keyword,
+            Self::Reference(_) => "$ref",
+        }
+    }
 }
 
 /// What a keyword has.
@@ -151,6 +166,23 @@ impl<'a> Iterator for Parts<'a> {
 /// The part of `root` to which a reference within the document leads.
 pub fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     root.pointer(&decoded(reference.strip_prefix('#')?)?)
+}
+
+/// Whether a value must fit several of the schemas that `part` has: its own keywords, those in lists, and the one
+/// that it refers to.
+pub fn meets(part: &Value) -> bool {
+    let (mut schemas, mut has_own) = (0, false);
+    for (keyword, value) in part.as_object().into_iter().flatten() {
+        match keyword.as_str() {
+            "allOf" => schemas += value.as_array().map_or(0, Vec::len),
+            "anyOf" | "oneOf" | "$ref" => schemas += 1,
+            "$schema" | "$id" | "$anchor" | "x-guidance" => {}
+            name if ANNOTATIONS.contains(&name) || DEFINITIONS.contains(&name) => {}
+            _ => has_own = true,
+        }
+    }
+    let has = |keyword| part.get(keyword).is_some();
+    schemas + usize::from(has_own) > 1 || has("patternProperties") && has("properties")
 }
 
 /// A fragment of a URI without its percent-encoding.

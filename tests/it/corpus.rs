@@ -191,7 +191,18 @@ fn repetitive() -> Vec<(&'static str, String, Vec<u8>)> {
     let large = json!({"enum": ["x".repeat(125_000), 1]});
     let reference = json!({"$ref": "#/$defs/large"});
     let beside = json!({"$ref": "#/$defs/large", "minLength": 1});
+    let twice = |i: usize| {
+        let next = json!({"$ref": format!("#/$defs/p{}", i + 1)});
+        (format!("p{i}"), json!({"allOf": [next, next]}))
+    };
+    let mut doubled: Map<String, Value> = (0..30).map(twice).collect();
+    doubled.insert("p30".into(), json!({"type": "string", "pattern": "x"}));
     let inputs = [
+        (
+            "schema",
+            "definitions that double",
+            json!({"$ref": "#/$defs/p0", "$defs": doubled}),
+        ),
         (
             "schema",
             "names in pointers",
@@ -208,7 +219,7 @@ fn repetitive() -> Vec<(&'static str, String, Vec<u8>)> {
             "tools",
             "definitions",
             tool(
-                json!({"properties": numbered(2000, &json!({"items": reference})), "$defs": {"large": large}}),
+                json!({"properties": numbered(300, &json!({"items": reference})), "$defs": {"large": large}}),
             ),
         ),
         (
