@@ -9,6 +9,8 @@ use std::collections::{HashMap, HashSet};
 const MAX_BYTES: f64 = (16 << 20) as f64;
 /// Maximum number of copies within each other.
 const MAX_DEPTH: usize = 1000;
+/// Maximum number of properties of an object, if the schema has no other.
+const MAX_PROPERTIES: usize = 4000;
 /// What a part takes besides its texts.
 const PART_BYTES: f64 = 16.0;
 
@@ -21,6 +23,7 @@ pub fn check(schema: &Value) -> Result<(), String> {
         root: schema,
         known: HashMap::new(),
     };
+    check_properties(schema)?;
     let references = Parts::of(schema).filter_map(|(_, part)| part.get("$ref")?.as_str());
     let targets = references.filter_map(|reference| resolve(schema, reference));
     let mut seen = HashSet::new();
@@ -34,6 +37,21 @@ pub fn check(schema: &Value) -> Result<(), String> {
         if bytes > MAX_BYTES {
             return Err("is not supported: where references and alternatives must hold together, it becomes too large".into());
         }
+    }
+    Ok(())
+}
+
+/// llguidance takes time for an object that grows with the square of its properties: about a second for 3,000.
+fn check_properties(schema: &Value) -> Result<(), String> {
+    let properties = |(_, part): (_, &Value)| Some(part.get("properties")?.as_object()?.len());
+    let squares: usize = Parts::of(schema)
+        .filter_map(properties)
+        .map(|count| count * count)
+        .sum();
+    if squares > MAX_PROPERTIES * MAX_PROPERTIES {
+        return Err(format!(
+            "is not supported: it has too many properties, of which an object may have {MAX_PROPERTIES}, and several fewer"
+        ));
     }
     Ok(())
 }

@@ -298,7 +298,7 @@ fn copies_are_bounded() {
             &|next| json!({"allOf": [next], "minLength": 1}),
         ),
         json!({"properties": numbered(2500, &json!({"$ref": "#/$defs/a", "minLength": 1})), "$defs": {"a": long}}),
-        json!({"properties": numbered(5000, &json!({})), "patternProperties": {"^p": long}}),
+        json!({"properties": numbered(3000, &json!({})), "patternProperties": {"^p": long}}),
         json!({"type": "string", "anyOf": lengths, "pattern": "x".repeat(50_000)}),
         json!({"enum": vec!["x"; 9000], "pattern": "x".repeat(50_000)}),
     ] {
@@ -308,6 +308,10 @@ fn copies_are_bounded() {
             "{message}"
         );
     }
+    let message = refusal(&GrammarSource::JsonSchema(
+        json!({"items": {"properties": numbered(4001, &json!({}))}}),
+    ));
+    assert!(message.contains("may have 4000"), "{message}");
     let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/d0"}, "a": text}});
     for schema in [
         chain(
