@@ -121,7 +121,8 @@ struct Fitted {
 impl Fitted {
     /// Adds a message that instructs the model.
     fn instruct(&mut self, role: &str, support: Support, text: &str, message: &Value) {
-        let begins = (self.messages.iter()).all(|before| before["role"] == role);
+        let instructs = |role: &Value| role == "system" || role == "developer";
+        let begins = (self.messages.iter()).all(|before| instructs(&before["role"]));
         match (support, self.messages.last_mut()) {
             (Support::First, Some(first)) if begins && self.waiting.is_empty() => {
                 join(first, text);

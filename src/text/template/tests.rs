@@ -27,7 +27,7 @@ fn python_methods_slices_namespaces_and_loop_controls_work() {
         [{{ m['content'].strip().split(' ')[-1] }}{{ m.get('name', '') }}]\n\
         {%- endfor %}{{ ns.seen }}{{ eos_token }}\n";
     let messages = json!([
-        {"role": "system", "content": "x"},
+        {"role": "user", "content": "x"},
         {"role": "user", "content": " a b ", "name": "!"},
         {"role": "tool", "content": "no"},
         {"role": "user", "content": "c"},
