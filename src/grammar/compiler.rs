@@ -1,8 +1,8 @@
 //! Compiles grammars.
 
 use super::compiled::{Grammar, lock};
-use super::kept::{Entry, Kept, Outcome, Promise};
-use super::lane::{ClientId, Lane};
+use super::kept::{Kept, Outcome, overloaded};
+use super::lane::{ClientId, Lane, Places};
 use super::place;
 use super::prepare::prepare;
 use super::source::GrammarSource;
@@ -19,6 +19,7 @@ pub struct Compiler {
     builder: Arc<Builder>,
     lane: Arc<Lane>,
     kept: Mutex<Kept>,
+    waiting: Places,
 }
 
 /// Who waits for a grammar.
@@ -48,6 +49,7 @@ impl Compiler {
             }),
             lane: Arc::default(),
             kept: Mutex::default(),
+            waiting: Places::default(),
         }
     }
 
@@ -72,20 +74,20 @@ impl Compiler {
         let top = source.top_level(field)?;
         let key = serde_json::to_string(&top)
             .map_err(|e| Error::internal(format!("a grammar cannot be written: {e}")))?;
-        let entry = lock(&self.kept).entry(key)?;
-        let pending = match entry {
-            Entry::Known(pending) => pending,
-            Entry::New(pending) => {
-                let promise = Promise(pending.clone());
-                let (builder, source) = (self.builder.clone(), source.clone());
-                let job = move || promise.keep(|| builder.build(&source, top));
-                // A job that is not taken breaks its promise.
-                let _ = self.lane.submit(waiter.client, job);
-                pending
-            }
+        let pending = lock(&self.kept).entry(key)?;
+        if let Some(promise) = pending.promise(waiter.client) {
+            let (builder, source) = (self.builder.clone(), source.clone());
+            let job = move || promise.keep(|| builder.build(&source, top));
+            // A job that is not taken breaks its promise.
+            let _ = self.lane.submit(waiter.client, job);
+        }
+        let begins = || {
+            let place = self.waiting.enter(waiter.client);
+            (waiter.begins)();
+            place.ok_or_else(|| overloaded("too many requests wait for grammars"))
         };
         let refused = |what| Error::field(field, format!(" {what}"));
-        pending.outcome(waiter.begins)?.map_err(refused)
+        pending.outcome(begins)?.map_err(refused)
     }
 }
 

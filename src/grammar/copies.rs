@@ -14,46 +14,71 @@ const MAX_PROPERTIES: usize = 4000;
 /// What a part takes besides its texts.
 const PART_BYTES: f64 = 16.0;
 
-/// Checks how large `schema` becomes.
-///
-/// # Errors
-/// What is too large, in words that follow the name of the field.
-pub fn check(schema: &Value) -> Result<(), String> {
-    let mut copies = Copies {
-        root: schema,
-        known: HashMap::new(),
-    };
-    check_properties(schema)?;
-    let references = Parts::of(schema).filter_map(|(_, part)| part.get("$ref")?.as_str());
-    let targets = references.filter_map(|reference| resolve(schema, reference));
-    let mut seen = HashSet::new();
-    let roots = std::iter::once(schema).chain(targets);
-    let mut bytes = 0.0;
-    for root in roots.filter(|&root| seen.insert(std::ptr::from_ref(root))) {
-        let size = copies.size(root, false, 0);
-        bytes += size
-            .ok_or("is not supported: its references are too deep in each other")?
-            .bytes;
-        if bytes > MAX_BYTES {
-            return Err("is not supported: where references and alternatives must hold together, it becomes too large".into());
-        }
-    }
-    Ok(())
+/// Maximum bytes of the name of a property where names are compared with patterns, and of all names of an object.
+/// What a pattern may take grows with both.
+const MAX_NAME_BYTES: usize = 256;
+const MAX_NAMES_BYTES: usize = 64 << 10;
+
+/// What the schemas of a source have taken of its limits.
+#[derive(Default)]
+pub struct Taken {
+    bytes: f64,
+    /// The sum of the squares of the numbers of properties of all objects.
+    squares: usize,
 }
 
-/// llguidance takes time for an object that grows with the square of its properties: about a second for 3,000.
-fn check_properties(schema: &Value) -> Result<(), String> {
-    let properties = |(_, part): (_, &Value)| Some(part.get("properties")?.as_object()?.len());
-    let squares: usize = Parts::of(schema)
-        .filter_map(properties)
-        .map(|count| count * count)
-        .sum();
-    if squares > MAX_PROPERTIES * MAX_PROPERTIES {
-        return Err(format!(
-            "is not supported: it has too many properties, of which an object may have {MAX_PROPERTIES}, and several fewer"
-        ));
+impl Taken {
+    /// Checks how large `schema` becomes, beside those before it.
+    ///
+    /// # Errors
+    /// What is too large, in words that follow the name of the field.
+    pub fn add(&mut self, schema: &Value) -> Result<(), String> {
+        for (_, part) in Parts::of(schema) {
+            self.add_properties(part)?;
+        }
+        let mut copies = Copies {
+            root: schema,
+            bytes: schema.to_string().len() as f64,
+            known: HashMap::new(),
+        };
+        let references = Parts::of(schema).filter_map(|(_, part)| part.get("$ref")?.as_str());
+        let targets = references.filter_map(|reference| resolve(schema, reference));
+        let mut seen = HashSet::new();
+        let roots = std::iter::once(schema).chain(targets);
+        for root in roots.filter(|&root| seen.insert(std::ptr::from_ref(root))) {
+            let size = copies.size(root, false, 0);
+            self.bytes += size
+                .ok_or("is not supported: its references are too deep in each other")?
+                .bytes;
+            if self.bytes > MAX_BYTES {
+                return Err("is not supported: where references and alternatives must hold together, it becomes too large".into());
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// llguidance takes time for an object that grows with the square of its properties: about a second for 3,000.
+    fn add_properties(&mut self, part: &Value) -> Result<(), String> {
+        let Some(properties) = part.get("properties").and_then(Value::as_object) else {
+            return Ok(());
+        };
+        self.squares += properties.len() * properties.len();
+        if self.squares > MAX_PROPERTIES * MAX_PROPERTIES {
+            return Err(format!(
+                "is not supported: it has too many properties, of which an object may have {MAX_PROPERTIES}, and several fewer"
+            ));
+        }
+        let is_long = |name: &String| name.len() > MAX_NAME_BYTES;
+        let all: usize = properties.keys().map(String::len).sum();
+        if part.get("patternProperties").is_some()
+            && (all > MAX_NAMES_BYTES || properties.keys().any(is_long))
+        {
+            return Err(format!(
+                "is not supported: beside patternProperties, names may have {MAX_NAME_BYTES} bytes each and {MAX_NAMES_BYTES} together"
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// The size of a schema, which may be a choice.
@@ -66,6 +91,8 @@ struct Size {
 
 struct Copies<'a> {
     root: &'a Value,
+    /// Those of the root.
+    bytes: f64,
     /// By the part, and whether a value must also fit others.
     known: HashMap<(*const Value, bool), Size>,
 }
@@ -80,12 +107,12 @@ impl<'a> Copies<'a> {
         if depth > MAX_DEPTH {
             return None;
         }
-        // What leads to itself is the parser's own error.
-        let none = Size {
+        // What leads back here has at most all of it. What leads to nothing else is the parser's own error.
+        let open = Size {
             alternatives: 1.0,
-            bytes: PART_BYTES,
+            bytes: self.bytes,
         };
-        self.known.insert(key, none);
+        self.known.insert(key, open);
         let is_met = is_met || meets(part);
         // Each must hold.
         let mut all = vec![self.own(part, is_met, depth + 1)?];

@@ -1,6 +1,7 @@
 //! The outcomes of sources: of those that requests asked for last, and of those that are being compiled.
 
 use super::compiled::{Grammar, WeakGrammar, lock};
+use super::lane::ClientId;
 use super::place;
 use crate::error::{Error, RequestErrorKind, Result, caught_here};
 use std::collections::VecDeque;
@@ -37,31 +38,23 @@ pub(super) struct Kept {
     evicted: Vec<WeakGrammar>,
 }
 
-/// A source that is asked for.
-pub(super) enum Entry {
-    /// It was asked for before.
-    Known(Arc<Pending>),
-    /// It must be compiled.
-    New(Arc<Pending>),
-}
-
 impl Kept {
     /// The entry of the source `key`, which is kept from now on.
     ///
     /// # Errors
     /// `Overloaded`, if it is new and the memory for grammars is taken.
-    pub fn entry(&mut self, key: String) -> Result<Entry> {
+    pub fn entry(&mut self, key: String) -> Result<Arc<Pending>> {
         self.sources.retain(|(_, pending)| pending.is_good());
         let known = self.sources.iter().position(|(known, _)| *known == key);
         if let Some(entry) = known.and_then(|place| self.sources.remove(place)) {
             let pending = entry.1.clone();
             self.sources.push_back(entry);
-            return Ok(Entry::Known(pending));
+            return Ok(pending);
         }
         self.make_room()?;
         let pending: Arc<Pending> = Arc::default();
         self.sources.push_back((key, pending.clone()));
-        Ok(Entry::New(pending))
+        Ok(pending)
     }
 
     fn make_room(&mut self) -> Result<()> {
@@ -70,7 +63,7 @@ impl Kept {
         while self.sources.len() >= MAX_KEPT || kept > MAX_KEPT_BYTES {
             let is_done = |(_, pending): &(String, Arc<Pending>)| pending.is_done();
             let oldest = self.sources.iter().position(is_done);
-            // The lane bounds how many are not done.
+            // The lane bounds the sources that are not done.
             let Some((_, oldest)) = oldest.and_then(|place| self.sources.remove(place)) else {
                 break;
             };
@@ -92,8 +85,17 @@ impl Kept {
 /// The outcome of a source, which several requests may wait for.
 #[derive(Default)]
 pub(super) struct Pending {
-    stage: Mutex<Stage>,
+    state: Mutex<State>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    stage: Stage,
+    /// The clients that have promised the outcome: the first whose turn comes compiles the source.
+    clients: Vec<ClientId>,
+    /// Promises that were neither kept nor broken.
+    promises: usize,
 }
 
 #[derive(Default)]
@@ -106,52 +108,60 @@ enum Stage {
 }
 
 impl Pending {
-    /// The outcome, as soon as there is one. `begins` is called before it waits.
+    /// A promise of the outcome on the turn of `client`; `None` if it is not needed.
+    pub fn promise(self: &Arc<Self>, client: ClientId) -> Option<Promise> {
+        let mut state = lock(&self.state);
+        if !matches!(state.stage, Stage::Waiting) || state.clients.contains(&client) {
+            return None;
+        }
+        state.clients.push(client);
+        state.promises += 1;
+        Some(Promise(self.clone()))
+    }
+
+    /// The outcome, as soon as there is one. `begins` is called before it waits, and what it returns is dropped
+    /// after that.
     ///
     /// # Errors
-    /// `Overloaded`, if the turn of the source does not come.
-    pub fn outcome(&self, begins: &dyn Fn()) -> Outcome {
+    /// `Overloaded`, if the turn of the source does not come; those of `begins`.
+    pub fn outcome<T>(&self, begins: impl FnOnce() -> Result<T>) -> Outcome {
         let asked = Instant::now();
-        let mut stage = lock(&self.stage);
-        if !matches!(*stage, Stage::Done(_)) {
-            begins();
-        }
+        let mut state = lock(&self.state);
+        let _place = match state.stage {
+            Stage::Done(_) => None,
+            _ => Some(begins()?),
+        };
         loop {
-            let left = match &*stage {
+            let left = match &state.stage {
                 Stage::Done(outcome) => return outcome.clone(),
                 Stage::Waiting => MAX_WAIT.checked_sub(asked.elapsed()),
                 Stage::Compiling(since) => MAX_COMPILE.checked_sub(since.elapsed()),
             };
             let Some(left) = left else {
-                return match *stage {
+                return match state.stage {
                     Stage::Waiting => Err(overloaded("other grammars are compiled first")),
                     _ => Ok(Err(too_slow())),
                 };
             };
-            let waited = self.changed.wait_timeout(stage, left);
-            stage = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn enter(&self, stage: Stage) {
-        *lock(&self.stage) = stage;
-        self.changed.notify_all();
-    }
-
     fn grammar(&self) -> Option<Grammar> {
-        match &*lock(&self.stage) {
+        match &lock(&self.state).stage {
             Stage::Done(Ok(Ok(grammar))) => Some(grammar.clone()),
             _ => None,
         }
     }
 
     fn is_done(&self) -> bool {
-        matches!(*lock(&self.stage), Stage::Done(_))
+        matches!(lock(&self.state).stage, Stage::Done(_))
     }
 
     /// Whether the next request gets this outcome.
     fn is_good(&self) -> bool {
-        !matches!(*lock(&self.stage), Stage::Done(Err(_)))
+        !matches!(lock(&self.state).stage, Stage::Done(Err(_)))
     }
 }
 
@@ -160,24 +170,34 @@ fn too_slow() -> String {
     format!("takes longer than {seconds} s to compile: make it smaller")
 }
 
-/// The promise of an outcome: if it is dropped, those who wait are told.
-pub(super) struct Promise(pub Arc<Pending>);
+/// A promise of an outcome: if the last one is dropped, those who wait are told.
+pub(super) struct Promise(Arc<Pending>);
 
 impl Promise {
-    /// Compiles the source with `build`.
+    /// Compiles the source with `build`, unless that is done for another client.
     pub fn keep(self, build: impl FnOnce() -> Outcome) {
-        self.0.enter(Stage::Compiling(Instant::now()));
+        let mut state = lock(&self.0.state);
+        if !matches!(state.stage, Stage::Waiting) {
+            return;
+        }
+        state.stage = Stage::Compiling(Instant::now());
+        drop(state);
+        self.0.changed.notify_all();
         let built = caught_here(build);
         let built = built.unwrap_or_else(|why| Ok(Err(place::panicked(&why))));
-        self.0.enter(Stage::Done(built));
+        lock(&self.0.state).stage = Stage::Done(built);
+        self.0.changed.notify_all();
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if !self.0.is_done() {
+        let mut state = lock(&self.0.state);
+        state.promises -= 1;
+        if state.promises == 0 && !matches!(state.stage, Stage::Done(_)) {
             let error = overloaded("too many grammars wait to be compiled");
-            self.0.enter(Stage::Done(Err(error)));
+            state.stage = Stage::Done(Err(error));
+            self.0.changed.notify_all();
         }
     }
 }

@@ -11,6 +11,9 @@ const MAX_RUNNING: usize = 4;
 /// Maximum number of jobs that wait, of one client and of all.
 const MAX_WAITING_OF_CLIENT: usize = 32;
 const MAX_WAITING: usize = 256;
+/// Maximum number of requests that wait for jobs, of one client and of all: each holds a thread.
+const MAX_PLACES_OF_CLIENT: usize = 64;
+const MAX_PLACES: usize = 256;
 /// Stack of a job: what a source can nest is bounded, and a frame of a parser takes up to some KiB.
 const STACK_BYTES: usize = 64 << 20;
 
@@ -115,5 +118,39 @@ impl Queues {
         }
         self.running.push(client);
         Some((client, job))
+    }
+}
+
+/// The clients of requests that wait.
+#[derive(Default)]
+pub(super) struct Places(Mutex<Vec<ClientId>>);
+
+/// The right to wait.
+pub(super) struct Place<'a> {
+    places: &'a Places,
+    client: ClientId,
+}
+
+impl Places {
+    /// A place for a request of `client`, until it is dropped; `None` if too many wait.
+    pub fn enter(&self, client: ClientId) -> Option<Place<'_>> {
+        let mut taken = lock(&self.0);
+        let own = taken.iter().filter(|&&of| of == client).count();
+        if taken.len() >= MAX_PLACES || own >= MAX_PLACES_OF_CLIENT {
+            return None;
+        }
+        taken.push(client);
+        Some(Place {
+            places: self,
+            client,
+        })
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut taken = lock(&self.places.0);
+        let place = taken.iter().position(|&of| of == self.client);
+        place.map(|place| taken.swap_remove(place));
     }
 }

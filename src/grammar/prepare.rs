@@ -1,6 +1,7 @@
 //! Makes sure that llguidance keeps the schemas of a source.
 
-use super::{copies, numbers, patterns};
+use super::copies::Taken;
+use super::{numbers, patterns};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Deserializer, Value};
 
@@ -13,25 +14,26 @@ const MARKER: &str = "%json";
 /// # Errors
 /// What would not be kept, in words that follow the name of the field.
 pub fn prepare(source: &mut TopLevelGrammar) -> Result<(), String> {
+    let mut taken = Taken::default();
     for grammar in &mut source.grammars {
         if let Some(schema) = &mut grammar.json_schema {
-            check(schema)?;
+            check(schema, &mut taken)?;
             patterns::rewrite(schema);
         }
         if let Some(text) = &mut grammar.lark_grammar {
-            prepare_text(text)?;
+            prepare_text(text, &mut taken)?;
         }
     }
     Ok(())
 }
 
-fn check(schema: &Value) -> Result<(), String> {
+fn check(schema: &Value, taken: &mut Taken) -> Result<(), String> {
     numbers::check(schema)?;
-    copies::check(schema)
+    taken.add(schema)
 }
 
 /// Whatever follows the marker may be a schema, also in strings and comments: a grammar has no other use for it.
-fn prepare_text(text: &mut String) -> Result<(), String> {
+fn prepare_text(text: &mut String, taken: &mut Taken) -> Result<(), String> {
     let mut changed = Vec::new();
     for (at, _) in text.match_indices(MARKER) {
         let start = at + MARKER.len();
@@ -39,7 +41,7 @@ fn prepare_text(text: &mut String) -> Result<(), String> {
         let Some(Ok(mut schema)) = values.next() else {
             continue;
         };
-        check(&schema).map_err(|what| format!("has a schema that {what}"))?;
+        check(&schema, taken).map_err(|what| format!("has a schema that {what}"))?;
         if patterns::rewrite(&mut schema) {
             changed.push((start..start + values.byte_offset(), schema));
         }

@@ -5,7 +5,7 @@ use super::mask::Mask;
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// The state of a grammar along one text, and along the drafts that may continue it.
@@ -38,6 +38,31 @@ struct Parser {
     matcher: Matcher,
     /// All that it has consumed.
     consumed: Vec<u32>,
+    /// Whether the text has needed an unused lexer.
+    was_replaced: bool,
+    /// Set if its lexer is not shared.
+    own: Option<OwnLexer>,
+}
+
+/// The right of a text to a lexer that is not shared.
+struct OwnLexer;
+
+/// Number of texts that have one, and the most: each may take about 100 MB.
+static OWN_LEXERS: AtomicUsize = AtomicUsize::new(0);
+const MAX_OWN_LEXERS: usize = 16;
+
+impl OwnLexer {
+    fn take() -> Option<Self> {
+        let more = |count| (count < MAX_OWN_LEXERS).then_some(count + 1);
+        let taken = OWN_LEXERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.ok().map(|_| Self)
+    }
+}
+
+impl Drop for OwnLexer {
+    fn drop(&mut self) {
+        OWN_LEXERS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Where tokens lead.
@@ -180,13 +205,21 @@ impl GrammarState {
             self.grammar.note_size(&parser.start);
         } else {
             if let Some(newer) = self.grammar.newer_than(&parser.start) {
-                *parser = Parser::new(newer);
+                parser.go_on_with(newer);
                 found = read(&mut parser);
             }
             if parser.start.has_failed() {
-                *parser = Parser::new(self.grammar.unused());
+                parser.go_on_with(self.grammar.unused());
+                // Where live texts are too many for one lexer, each would fill the next one at once.
+                let again = std::mem::replace(&mut parser.was_replaced, true);
+                parser.own = again.then(OwnLexer::take).flatten();
                 found = read(&mut parser);
-                self.grammar.share(&parser.start);
+                if parser.start.has_failed() {
+                    // What it found may be wrong.
+                    found = found.and(Err(anyhow::anyhow!("its lexer has reached a limit")));
+                } else if parser.own.is_none() {
+                    self.grammar.share(&parser.start);
+                }
             }
         }
         found.map_err(|error| {
@@ -247,7 +280,16 @@ impl Parser {
             matcher: start.matcher(),
             start,
             consumed: Vec::new(),
+            was_replaced: false,
+            own: None,
         }
+    }
+
+    /// Goes on with another lexer, from the start of the text.
+    fn go_on_with(&mut self, start: StartParser) {
+        self.start = start;
+        self.own = None;
+        self.reset();
     }
 
     /// Goes back to the start of the text.
@@ -290,8 +332,25 @@ impl Parser {
         let rest: Vec<u32> = wanted().skip(self.consumed.len()).collect();
         let ends = |token: &u32| grammar.eos().contains(token);
         let before_end = rest.iter().position(ends).unwrap_or(rest.len());
-        let count = self.matcher.try_consume_tokens(&rest[..before_end])?;
-        self.consumed.extend(&rest[..count]);
+        let mut count = 0;
+        for piece in rest[..before_end].chunks(REPLAYED_AT_ONCE) {
+            if count > 0 {
+                // As along the text, each mask renews what the lexer may spend.
+                match self.matcher.compute_mask_or_eos() {
+                    Err(error) if is_dead_end(&error) => {
+                        self.reset();
+                        return Ok(Reached::Refused);
+                    }
+                    mask => drop(mask?),
+                }
+            }
+            let read = self.matcher.try_consume_tokens(piece)?;
+            self.consumed.extend(&piece[..read]);
+            count += read;
+            if read < piece.len() {
+                break;
+            }
+        }
         Ok(match count {
             count if count < before_end => Reached::Refused,
             count if count < rest.len() => Reached::End,
@@ -299,6 +358,9 @@ impl Parser {
         })
     }
 }
+
+/// Tokens that are consumed without a mask between them.
+const REPLAYED_AT_ONCE: usize = 32;
 
 /// Whether a parser stopped because the vocabulary has no token that goes on, and not because of a limit.
 fn is_dead_end(error: &anyhow::Error) -> bool {

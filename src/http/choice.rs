@@ -91,6 +91,10 @@ impl ToolRules {
         ToolParser::new(self.format, self.callable.clone(), self.max_calls)
     }
 
+    fn thought_parser(&self) -> ThoughtParser {
+        ThoughtParser::new(self.format, self.callable.clone(), self.max_calls)
+    }
+
     fn names(&self) -> Arc<[String]> {
         self.callable.iter().map(|tool| tool.name.clone()).collect()
     }
@@ -286,7 +290,7 @@ impl Choice {
                 reasoning: message.reasoning.map(ReasoningParser::new),
                 thought: tools
                     .filter(|_| looks_in_thoughts)
-                    .map(|tools| ThoughtParser::new(tools.parser())),
+                    .map(ToolRules::thought_parser),
                 tools: tools.map(ToolRules::parser),
                 harmony,
             },

@@ -123,7 +123,7 @@ pub(super) struct ContentPart {
     pub text: String,
 }
 
-/// A refusal may have its text under either name; clients send the other one as null.
+/// A refusal may have its text under either name; clients send the other one as null or empty.
 impl<'de> Deserialize<'de> for ContentPart {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(serde::Deserialize)]
@@ -142,10 +142,13 @@ impl<'de> Deserialize<'de> for ContentPart {
             refusal,
             ..
         } = Fields::deserialize(deserializer)?;
-        if text.is_some() && refusal.is_some() {
-            return Err(D::Error::unknown_field("refusal", &[]));
-        }
-        let text = text.or(refusal);
+        let text = match (text, refusal) {
+            (Some(text), Some(refusal)) if text.is_empty() || refusal.is_empty() => {
+                Some(text + &refusal)
+            }
+            (Some(_), Some(_)) => return Err(D::Error::unknown_field("refusal", &[])),
+            (text, refusal) => text.or(refusal),
+        };
         Ok(Self {
             _kind: kind,
             text: text.ok_or_else(|| D::Error::missing_field("text"))?,
@@ -225,6 +228,7 @@ mod tests {
     fn a_part_has_its_text_under_one_of_two_names() {
         for part in [
             json!({"type": "text", "text": "a", "refusal": null}),
+            json!({"type": "text", "text": "a", "refusal": ""}),
             json!({"type": "refusal", "text": null, "refusal": "a"}),
             json!({"type": "refusal", "refusal": "a"}),
         ] {

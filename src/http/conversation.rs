@@ -82,7 +82,9 @@ impl ChatMessage {
         self.tool_calls.take_if(|calls| calls.is_empty());
         match self.others.remove("refusal") {
             None => {}
-            Some(Value::String(refusal)) if self.content.is_empty() => self.content = refusal,
+            Some(Value::String(refusal)) if refusal.is_empty() || self.content.is_empty() => {
+                self.content.push_str(&refusal);
+            }
             Some(_) => return wrong(at.key("refusal"), "is not possible beside content"),
         }
         if self.others.contains_key("audio") {

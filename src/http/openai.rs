@@ -7,7 +7,7 @@ use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
 use super::object::JsonObject;
-use super::prompt::{PromptOptions, PromptTokens, with_effort};
+use super::prompt::{PromptOptions, PromptTokens, with_effort, with_thinking};
 use super::reply::{Api, ReplyHeader};
 use super::structured::Structured;
 use super::tools::Tools;
@@ -199,11 +199,12 @@ impl Context<'_> {
 
         let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
+        let variables = with_thinking(fields.chat_template_kwargs, fields.thinking)?;
         let prompt = self.chat_prompt(
             messages,
             &tools.list,
             fields.add_generation_prompt,
-            with_effort(fields.chat_template_kwargs, fields.reasoning_effort),
+            with_effort(variables, fields.reasoning_effort),
         )?;
         let parallel = fields.parallel_tool_calls.unwrap_or(true);
         plan.rules.message = MessageRules {

@@ -1,7 +1,7 @@
 //! Keys of the objects in a request that ask for something nobody does.
 
 use super::checks::wrong;
-use crate::error::{FieldPath, Result};
+use crate::error::{FieldPath, Result, clipped};
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::fmt;
 
@@ -12,22 +12,36 @@ pub(super) struct NoOthers;
 
 impl<'de> Deserialize<'de> for NoOthers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match OtherKey::deserialize(deserializer)?.0 {
+            Some(key) => Err(D::Error::unknown_field(&key, &[])),
+            None => Ok(Self),
+        }
+    }
+}
+
+/// The first of such keys, where it depends on the object's type whether there may be any.
+#[derive(Debug, Default)]
+pub(super) struct OtherKey(pub Option<String>);
+
+impl<'de> Deserialize<'de> for OtherKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Keys;
 
         impl<'de> Visitor<'de> for Keys {
-            type Value = NoOthers;
+            type Value = OtherKey;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NoOthers, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<OtherKey, A::Error> {
+                let mut first = None;
                 while let Some((key, value)) = map.next_entry::<String, Option<IgnoredAny>>()? {
-                    if value.is_some() {
-                        return Err(A::Error::unknown_field(&key, &[]));
+                    if value.is_some() && first.is_none() {
+                        first = Some(clipped(&key));
                     }
                 }
-                Ok(NoOthers)
+                Ok(OtherKey(first))
             }
         }
 

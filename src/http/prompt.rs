@@ -3,7 +3,7 @@
 use super::choice::Echo;
 use super::context::Context;
 use super::conversation::{ChatMessage, checked};
-use super::wire::{PromptInput, wrong};
+use super::wire::{PromptInput, ThinkingSwitch, ThinkingSwitchKind, wrong};
 use crate::error::{Error, RequestErrorKind, Result};
 use crate::text::Chat;
 use serde_json::{Map, Value, to_value};
@@ -44,6 +44,29 @@ pub(super) fn with_effort(
     let key = "reasoning_effort";
     variables.entry(key).or_insert_with(|| effort.into());
     Some(variables)
+}
+
+/// The same, where a request says that the model is not to think.
+///
+/// # Errors
+/// `Invalid`, if it says that the model is to think.
+pub(super) fn with_thinking(
+    variables: Option<Map<String, Value>>,
+    thinking: Option<ThinkingSwitch>,
+) -> Result<Option<Map<String, Value>>> {
+    match thinking.map(|thinking| thinking.kind) {
+        None => Ok(variables),
+        Some(ThinkingSwitchKind::Disabled) => {
+            let mut variables = variables.unwrap_or_default();
+            let key = "enable_thinking";
+            variables.entry(key).or_insert_with(|| false.into());
+            Ok(Some(variables))
+        }
+        Some(ThinkingSwitchKind::Enabled) => wrong(
+            "thinking",
+            "must have the type disabled: use chat_template_kwargs.enable_thinking",
+        ),
+    }
 }
 
 impl Context<'_> {

@@ -214,7 +214,13 @@ pub(super) fn check(name: &str, json: &str) -> Result<()> {
     }
     let instead = nothing.instead();
     let instead = instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
-    wrong(name, format!("is not supported: leave it out{instead}"))
+    let by_chats = match name {
+        "reasoning" => "; a chat has reasoning_effort for it",
+        "thinking" => "; a chat has chat_template_kwargs.enable_thinking for it",
+        _ => "",
+    };
+    let what = format!("is not supported: leave it out{instead}{by_chats}");
+    wrong(name, what)
 }
 
 #[cfg(test)]

@@ -213,11 +213,31 @@ pub(super) struct ChatFields {
     pub include_reasoning: Option<bool>,
     /// For the chat template, if it has such a variable.
     pub reasoning_effort: Option<String>,
+    pub thinking: Option<ThinkingSwitch>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
     pub use_beam_search: Option<bool>,
     pub length_penalty: Option<f64>,
     pub early_stopping: Option<EarlyStoppingField>,
+}
+
+/// How clients of DeepSeek and Z.ai say that the model is not to think.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct ThinkingSwitch {
+    #[serde(rename = "type")]
+    pub kind: ThinkingSwitchKind,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub _others: NoOthers,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "ThinkingSwitchType")]
+pub(super) enum ThinkingSwitchKind {
+    Disabled,
+    /// Refused: there is a variable of the chat template for it.
+    Enabled,
 }
 
 /// The body of `/tokenize`: either a prompt or messages.

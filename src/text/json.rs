@@ -1,5 +1,6 @@
 //! JSON as Python writes it, which is what models were trained on.
 
+use super::literal::MARK;
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 use std::io;
@@ -107,8 +108,9 @@ impl Formatter for PythonFormatter<'_> {
             return out.write_all(fragment.as_bytes());
         }
         for c in fragment.chars() {
-            if matches!(c, ' '..='~') {
-                out.write_all(&[c as u8])?;
+            // A tokenizer must find the marks of literal texts.
+            if matches!(c, ' '..='~' | MARK) {
+                out.write_all(c.encode_utf8(&mut [0; 4]).as_bytes())?;
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     write!(out, "\\u{unit:04x}")?;

@@ -12,7 +12,7 @@ use tokenizers::normalizers::{Replace, Sequence};
 use tokenizers::{NormalizerWrapper, OffsetReferential, OffsetType, Tokenizer};
 
 /// A character that Unicode reserves for use within a program.
-const MARK: char = '\u{FDD0}';
+pub(super) const MARK: char = '\u{FDD0}';
 
 /// See the module.
 pub struct LiteralText {

@@ -1,14 +1,18 @@
 //! Calls within reasoning. Some models call a tool and do not end their thought before: such a call ends it. A
-//! thought that is ended by its mark has no calls: what looks like one was only mentioned.
+//! thought that is ended by its mark has no calls, and neither has one that goes on after the last of them: what looks
+//! like one was only mentioned.
 
 use super::part::Part;
-use super::tools::ToolParser;
+use super::tools::{Signature, ToolFormat, ToolParser};
+use std::sync::Arc;
 
 /// Looks for calls in a thought. From the first one on nothing is certain, and held, until the thought or the text
 /// ends.
 #[derive(Debug)]
 pub struct ThoughtParser {
+    /// Reads all calls: what follows the last one that may be made matters.
     parser: ToolParser,
+    max_calls: usize,
     /// What was not passed on: the thought's text after its last certain part.
     held: String,
     /// The first call, and what follows it.
@@ -16,10 +20,11 @@ pub struct ThoughtParser {
 }
 
 impl ThoughtParser {
-    /// Finds calls with `parser`.
-    pub fn new(parser: ToolParser) -> Self {
+    /// Finds calls of `tools`, of which the first `max_calls` are made.
+    pub fn new(format: ToolFormat, tools: Arc<[Signature]>, max_calls: usize) -> Self {
         Self {
-            parser,
+            parser: ToolParser::new(format, tools, usize::MAX),
+            max_calls,
             held: String::new(),
             calls: Vec::new(),
         }
@@ -54,10 +59,18 @@ impl ThoughtParser {
         let mut found = Vec::new();
         self.parser.finish(&mut found);
         self.sort(found, parts);
-        if self.calls.is_empty() {
-            self.close(parts);
-        } else {
-            parts.append(&mut self.calls);
+        // Space after a call is dropped: other text goes on with the thought.
+        if matches!(self.calls.last(), None | Some(Part::Content(_))) {
+            return self.close(parts);
+        }
+        let mut calls = 0;
+        for part in self.calls.drain(..) {
+            calls += usize::from(matches!(part, Part::CallStart(_)));
+            match part {
+                _ if calls > self.max_calls => break,
+                Part::Content(text) => show(text, parts),
+                part => parts.push(part),
+            }
         }
     }
 

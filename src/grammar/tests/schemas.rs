@@ -1,7 +1,8 @@
 //! Schemas that llguidance would not keep, and texts of those that it keeps.
 
+use super::super::copies::Taken;
 use super::super::*;
-use super::super::{copies, numbers, patterns};
+use super::super::{numbers, patterns};
 use super::{compiled, compiler, refusal, walk};
 use serde_json::{Value, json};
 
@@ -308,6 +309,26 @@ fn copies_are_bounded() {
             "{message}"
         );
     }
+    // B is looked into while A is open, whose constant it copies.
+    let uses = vec![json!({"type": "string", "$ref": "#/$defs/B"}); 50];
+    let mut properties = numbered(2000, &json!({"$ref": "#/$defs/D", "minLength": 1}));
+    properties.insert("first".into(), json!({"$ref": "#/$defs/A", "minLength": 1}));
+    let recursive = json!({
+        "anyOf": [{"$ref": "#/$defs/B"}, {"type": "object", "properties": properties}],
+        "$defs": {
+            "A": {"anyOf": [{"type": "object", "properties": {"q": {"$ref": "#/$defs/B"}}}, long]},
+            "B": {"allOf": [{"$ref": "#/$defs/A"}, {"minLength": 1}]},
+            "D": {"type": "string", "allOf": uses},
+        },
+    });
+    assert!(Taken::default().add(&recursive).is_err());
+    let names = json!({"properties": {"ab".repeat(100_000): {}}, "patternProperties": {"^(a|b)*a(a|b){5000}$": {}}});
+    let message = refusal(&GrammarSource::JsonSchema(names));
+    assert!(message.contains("256 bytes"), "{message}");
+    let several = json!({"properties": numbered(3000, &json!({}))});
+    let several = format!("start: a | b\na: %json {several}\nb: %json {several}");
+    let message = refusal(&GrammarSource::Lark(several));
+    assert!(message.contains("may have 4000"), "{message}");
     let message = refusal(&GrammarSource::JsonSchema(
         json!({"items": {"properties": numbered(4001, &json!({}))}}),
     ));
@@ -319,10 +340,10 @@ fn copies_are_bounded() {
             text.clone(),
             &|next| json!({"allOf": [next], "description": "Next."}),
         ),
-        chain(200, node.clone(), &|next| json!({"allOf": [next, node]})),
+        chain(20, node.clone(), &|next| json!({"allOf": [next, node]})),
         json!({"type": "string", "enum": (0..9000).map(|i| i.to_string()).collect::<Vec<_>>()}),
         json!({"properties": numbered(3000, &json!({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]})), "$defs": {"a": long}}),
     ] {
-        assert_eq!(copies::check(&schema), Ok(()));
+        assert_eq!(Taken::default().add(&schema), Ok(()));
     }
 }

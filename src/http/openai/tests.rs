@@ -296,6 +296,27 @@ fn the_chats_own_fields_are_checked() {
     }
 }
 
+/// As clients of DeepSeek, Z.ai and OpenRouter do.
+#[test]
+fn a_chat_may_say_that_the_model_is_not_to_think() {
+    let disabled = json!({"type": "disabled"});
+    chat(json!({"thinking": disabled, "reasoning": {}})).expect("accepted");
+    let disabled = serde_json::from_value(disabled).expect("a switch");
+    let variables = with_thinking(None, Some(disabled)).expect("accepted");
+    assert_eq!(json!(variables), json!({"enable_thinking": false}));
+    for (field, value, instead) in [
+        (
+            "thinking",
+            json!({"type": "enabled"}),
+            "chat_template_kwargs.enable_thinking",
+        ),
+        ("reasoning", json!({"effort": "low"}), "reasoning_effort"),
+    ] {
+        let message = refused(chat(json!({field: value})), field);
+        assert!(message.contains(instead), "{message}");
+    }
+}
+
 #[test]
 fn malformed_bodies_are_refused() {
     for body in ["", "{", "[]", "7", "{\"prompt\": \"a\",}"] {

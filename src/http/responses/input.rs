@@ -4,7 +4,7 @@ use crate::error::{FieldPath, Result};
 use crate::http::content::{ContentPart, TextOr, some_lines};
 use crate::http::conversation::{ChatMessage, MessageCall};
 use crate::http::object;
-use crate::http::others::{NoOthers, refuse_inapplicable};
+use crate::http::others::{OtherKey, refuse_inapplicable};
 use crate::http::wire::{required, wrong};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -45,10 +45,10 @@ pub(in crate::http) struct InputItem {
     _encrypted: Option<IgnoredAny>,
     #[serde(flatten)]
     #[schemars(skip)]
-    _others: NoOthers,
+    other: OtherKey,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "InputItemType")]
 enum InputItemKind {
@@ -69,8 +69,13 @@ enum InputRole {
 }
 
 impl InputItem {
-    /// Refuses what belongs to items of other types.
+    /// Refuses what belongs to items of other types. Further keys of reasoning tell how a client shows it, and ask for
+    /// nothing.
     fn check(&self, at: &FieldPath, kind: InputItemKind) -> Result<()> {
+        let other = self.other.0.as_ref();
+        if let Some(key) = other.filter(|_| kind != InputItemKind::Reasoning) {
+            return wrong(at.key(key.as_str()), "is not supported: leave it out");
+        }
         let (name, has): (_, &[&str]) = match kind {
             InputItemKind::Message => ("message", &["role", "content"]),
             InputItemKind::FunctionCall => ("function_call", &["call_id", "name", "arguments"]),
@@ -344,6 +349,18 @@ mod tests {
             {"role": "assistant", "content": "", "reasoning_content": "F."},
         ]);
         assert_eq!(read(None, &input).expect("items"), expected);
+    }
+
+    /// As Open WebUI sends it.
+    #[test]
+    fn reasoning_may_have_further_keys() {
+        let input = json!([
+            {"type": "reasoning", "content": "Hm.", "summary": null, "started_at": 1.5, "ended_at": 2.5, "duration": 1,
+             "_tag_type": "think", "attributes": {"a": "b"}, "start_tag": "<think>", "end_tag": "</think>"},
+            {"role": "assistant", "content": "Yes."},
+        ]);
+        let said = json!({"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."});
+        assert_eq!(read(None, &input).expect("items"), json!([said]));
     }
 
     #[test]

@@ -199,9 +199,17 @@ impl<'p> Machine<'p> {
     fn call(&mut self) -> Result<()> {
         let arguments = self.pop()?;
         let callee = self.pop()?;
-        let object = match &self.all[callee.0 as usize] {
-            Object::Global("collections", "OrderedDict" | "defaultdict") => {
-                Object::Dict(Vec::new())
+        let get = |id: ObjectId| &self.all[id.0 as usize];
+        let given = match get(arguments) {
+            Object::Sequence(given) => &given[..],
+            _ => return Err(wrong()),
+        };
+        let object = match (get(callee), given) {
+            (Object::Global("collections", "OrderedDict"), []) => Object::Dict(Vec::new()),
+            // The argument makes what is missing.
+            (Object::Global("collections", "defaultdict"), [] | [_]) => Object::Dict(Vec::new()),
+            (Object::Global("collections", "OrderedDict" | "defaultdict"), _) => {
+                return Err("its pickle has a dict of given items, which is not supported".into());
             }
             _ => Object::Call(callee, arguments),
         };

@@ -6,6 +6,8 @@ use candle_core::{DType, Layout, Shape};
 
 /// Maximum number of dimensions of a tensor. A convolution has up to 5.
 const MAX_DIMS: usize = 8;
+/// Maximum bytes of a tensor's name.
+const MAX_NAME_BYTES: usize = 1024;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -32,6 +34,12 @@ pub fn tensors<'p>(objects: &Objects<'p>) -> Result<Vec<(&'p str, StoredTensor<'
         let &Object::Text(name) = objects.get(key) else {
             return None;
         };
+        if name.len() > MAX_NAME_BYTES {
+            return Some(Err(format!(
+                "the name {} has more than {MAX_NAME_BYTES} bytes",
+                clipped(name)
+            )));
+        }
         let tensor = tensor(objects, value).transpose()?;
         Some(match tensor {
             Ok(tensor) => Ok((name, tensor)),
@@ -106,6 +114,9 @@ fn rebuilt<'p>(objects: &Objects<'p>, arguments: &[ObjectId]) -> Result<StoredTe
             "it has {} dimensions; up to {MAX_DIMS} are supported",
             dims.len()
         ));
+    }
+    if stride.len() != dims.len() {
+        return Err(invalid());
     }
     // Without the zeros, as partial products must not overflow either.
     let product = (dims.iter()).try_fold(1usize, |product, &dim| product.checked_mul(dim.max(1)));

@@ -116,15 +116,15 @@ fn support(role: &str, render: impl Fn(&[Value]) -> Option<String>) -> Support {
 struct Fitted {
     messages: Vec<Value>,
     waiting: Vec<String>,
+    /// Whether there is a message that does not instruct the model.
+    begun: bool,
 }
 
 impl Fitted {
     /// Adds a message that instructs the model.
     fn instruct(&mut self, role: &str, support: Support, text: &str, message: &Value) {
-        let instructs = |role: &Value| role == "system" || role == "developer";
-        let begins = (self.messages.iter()).all(|before| instructs(&before["role"]));
         match (support, self.messages.last_mut()) {
-            (Support::First, Some(first)) if begins && self.waiting.is_empty() => {
+            (Support::First, Some(first)) if !self.begun && self.waiting.is_empty() => {
                 join(first, text);
             }
             (Support::First, None) if self.waiting.is_empty() => self.push_as(role, message),
@@ -141,6 +141,7 @@ impl Fitted {
 
     /// Adds another message.
     fn push(&mut self, mut message: Value) {
+        self.begun |= message["role"] != "system" && message["role"] != "developer";
         if message["role"] == "user" {
             if let Some(text) = message["content"].as_str()
                 && !self.waiting.is_empty()
@@ -175,6 +176,11 @@ impl Fitted {
 }
 
 fn join(message: &mut Value, text: &str) {
-    let before = message["content"].as_str().unwrap_or_default();
-    message["content"] = format!("{before}\n\n{text}").into();
+    match &mut message["content"] {
+        Value::String(before) => {
+            before.push_str("\n\n");
+            before.push_str(text);
+        }
+        content => *content = text.into(),
+    }
 }

@@ -54,6 +54,15 @@ fn tojson_writes_as_python_does() {
         "{\n    \"a\": [\n        1\n    ]\n}"
     );
     assert_eq!(
+        render(
+            "{{ messages | tojson(ensure_ascii=True) }}",
+            json!(["ü\u{fdd0}"])
+        )
+        .unwrap(),
+        "[\"\\u00fc\u{fdd0}\"]",
+        "a mark of a literal text stays"
+    );
+    assert_eq!(
         render("{{ messages | tojson(ensure_ascii=False) }}", json!(["ü"])).unwrap(),
         "[\"ü\"]"
     );

@@ -1,9 +1,8 @@
 use super::*;
 use crate::text::part::pieces;
-use crate::text::{MessageParser, ReasoningParser, Signature, ToolFormat};
+use crate::text::{MessageParser, ReasoningParser};
 use proptest::prelude::*;
 use serde_json::json;
-use std::sync::Arc;
 
 /// Reasoning, content, and each call with its arguments.
 type Read = (String, String, Vec<(String, String)>);
@@ -11,11 +10,10 @@ type Read = (String, String, Vec<(String, String)>);
 fn parser(format: ToolFormat, reasons: bool, max_calls: usize) -> MessageParser {
     let tool = json!({"function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}});
     let tools: Arc<[Signature]> = [Signature::of(&tool)].into();
-    let tools = || ToolParser::new(format, tools.clone(), max_calls);
     MessageParser {
         reasoning: Some(ReasoningParser::new(reasons)),
-        tools: Some(tools()),
-        thought: Some(ThoughtParser::new(tools())),
+        tools: Some(ToolParser::new(format, tools.clone(), max_calls)),
+        thought: Some(ThoughtParser::new(format, tools, max_calls)),
         harmony: None,
     }
 }
@@ -82,7 +80,13 @@ fn a_call_ends_a_thought_that_has_no_other_end() {
         &[ARGUMENTS, ARGUMENTS],
     );
     check(hermes, HERMES, "", "", &[ARGUMENTS]);
-    check(hermes, &format!("a {HERMES} b"), "a", "b", &[ARGUMENTS]);
+    check(
+        hermes,
+        &format!("a {HERMES} b {HERMES}\n"),
+        "ab",
+        "",
+        &[ARGUMENTS, ARGUMENTS],
+    );
     // Qwen 3.5 leaves out the first marker at times.
     check(
         xml,
@@ -118,6 +122,17 @@ fn a_call_in_a_thought_that_ends_is_only_mentioned() {
     );
     let begun = "a <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1";
     check(hermes, &format!("{begun}</think>b"), begun, "b", &[]);
+}
+
+#[test]
+fn a_call_that_a_thought_goes_on_after_is_only_mentioned() {
+    for thought in [format!("a {HERMES} b"), format!("a {HERMES}{HERMES} b")] {
+        check(ToolFormat::Hermes, &thought, &thought, "", &[]);
+        for sizes in [&[usize::MAX][..], &[1]] {
+            let read = read(parser(ToolFormat::Hermes, true, 1), &thought, sizes);
+            assert_eq!(read, (thought.clone(), String::new(), vec![]));
+        }
+    }
 }
 
 #[test]

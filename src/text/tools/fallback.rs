@@ -6,6 +6,9 @@ use crate::text::json::python_json;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
+/// The key of what the model thought.
+const THOUGHT: &str = "reasoning_content";
+
 /// Rewrites `messages`, whose contents are texts, for a template that knows only system, user and
 /// assistant messages with content. The first system message, or a new one, describes `tools` if there
 /// are any, and how to call them in `format`.
@@ -20,10 +23,10 @@ pub fn without_tools(messages: &[Value], tools: &[Value], format: ToolFormat) ->
         let is_next = is_rewritten || after_rewritten;
         let last = plain
             .last_mut()
-            .filter(|last| is_next && last["role"] == message["role"]);
+            .filter(|last| is_next && takes(last, &message));
         after_rewritten = is_rewritten || last.is_some();
         match last {
-            Some(last) => last["content"] = format!("{}\n{}", text(last), text(&message)).into(),
+            Some(last) => append(last, message),
             None => plain.push(message),
         }
     }
@@ -45,6 +48,32 @@ fn is_system(message: &Value) -> bool {
 
 fn text(message: &Value) -> &str {
     message["content"].as_str().unwrap_or_default()
+}
+
+/// Whether nothing of `message` gets lost if it is appended to `last`.
+fn takes(last: &Value, message: &Value) -> bool {
+    let mut keys = message.as_object().into_iter().flatten();
+    last["role"] == message["role"]
+        && keys.all(|(key, value)| match key.as_str() {
+            _ if value.is_null() => true,
+            "role" | "content" => true,
+            THOUGHT => last[THOUGHT].is_null(),
+            _ => false,
+        })
+}
+
+/// Adds the content of `message`, and its thought if it has one, to `last`.
+fn append(last: &mut Value, mut message: Value) {
+    if let Some(thought) = message.get_mut(THOUGHT).filter(|value| !value.is_null()) {
+        last[THOUGHT] = thought.take();
+    }
+    match &mut last["content"] {
+        Value::String(before) => {
+            before.push('\n');
+            before.push_str(text(&message));
+        }
+        content => *content = text(&message).into(),
+    }
 }
 
 /// A message of a tool as one of the user, or a message with calls as part of its content; `None` = another one.

@@ -45,9 +45,8 @@ pub fn arguments(tool: &Value) -> String {
     rule.unwrap_or_default()
 }
 
-/// The schema of a function's arguments; a function without
-/// one has no arguments. Where it lists its properties and does not say whether there may be others,
-/// there are none: a small model would go on making them up.
+/// The schema of a function's arguments; a function without one has no arguments. Where it lists its properties and does
+/// not say whether there may be others, there are none: a small model would go on making them up.
 pub fn schema(parameters: &Value) -> Value {
     let mut schema = match parameters {
         Value::Object(schema) => schema.clone(),

@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-/// Values within one another that are read, as many as serde_json reads.
-const MAX_DEPTH: usize = 128;
+/// Lists and dictionaries within one another that are read, as many as serde_json reads.
+const MAX_DEPTH: usize = 127;
 
 /// The JSON text of a literal: `None`, `True`, `False`, a number, a string, a list, a tuple or a dictionary. `None` if
 /// `text` is nothing else, or no JSON can be made of it.
@@ -34,11 +34,9 @@ enum Read {
 
 impl Literal<'_> {
     fn value(&mut self, depth: usize) -> Option<Read> {
-        if depth > MAX_DEPTH {
-            return None;
-        }
         self.space();
         match self.rest.chars().next()? {
+            '[' | '(' | '{' if depth >= MAX_DEPTH => None,
             '[' => self.list(']', depth),
             '(' => self.list(')', depth),
             '{' => self.dictionary(depth),
@@ -295,6 +293,15 @@ mod tests {
         ] {
             assert_eq!(to_json(literal).as_deref(), Some(json), "{literal}");
             assert!(serde_json::from_str::<Value>(json).is_ok(), "{json}");
+        }
+    }
+
+    #[test]
+    fn literals_are_as_deep_as_json() {
+        for (depth, is_read) in [(127, true), (128, false)] {
+            let text = "[".repeat(depth) + "1" + &"]".repeat(depth);
+            assert_eq!(to_json(&text).is_some(), is_read);
+            assert_eq!(serde_json::from_str::<Value>(&text).is_ok(), is_read);
         }
     }
 

@@ -27,10 +27,11 @@ impl Signature {
         let function = function(tool);
         let root = &function["parameters"];
         let parameters = root["properties"].as_object().into_iter().flatten();
+        let mut kinds = Kinds::new(root);
         Self {
             name: function["name"].as_str().unwrap_or_default().to_owned(),
             parameters: parameters
-                .map(|(name, schema)| (name.clone(), ValueKind::of(schema, root)))
+                .map(|(name, schema)| (name.clone(), kinds.of(schema)))
                 .collect(),
         }
     }
@@ -42,17 +43,43 @@ impl Signature {
     }
 }
 
-impl ValueKind {
-    /// That of values under `schema`, which may refer to parts of `root`. A value that may be a text is written as one.
-    pub fn of(schema: &Value, root: &Value) -> Self {
-        let may_be = |kind| Types::new(kind, root).allow(schema);
-        if may_be("string") {
-            Self::Text {
-                or_null: may_be("null"),
+/// Tells the kinds of the parameters of a tool, one after the other.
+#[derive(Debug)]
+pub struct Kinds<'s> {
+    /// What references are within.
+    root: &'s Value,
+    /// Schemas that may yet be looked into besides those of the parameters themselves.
+    left: usize,
+}
+
+impl<'s> Kinds<'s> {
+    /// For schemas that may refer to parts of `root`.
+    pub fn new(root: &'s Value) -> Self {
+        let left = MAX_OF_TOOL;
+        Self { root, left }
+    }
+
+    /// The kind of values under `schema`. A value that may be a text is written as one.
+    pub fn of(&mut self, schema: &Value) -> ValueKind {
+        if self.may_be("string", schema) {
+            ValueKind::Text {
+                or_null: self.may_be("null", schema),
             }
         } else {
-            Self::Json
+            ValueKind::Json
         }
+    }
+
+    fn may_be(&mut self, kind: &'static str, schema: &Value) -> bool {
+        let left = MAX_LOOKED_INTO.min(self.left);
+        let mut types = Types {
+            kind,
+            root: self.root,
+            left: 1 + left,
+        };
+        let allowed = types.allow(schema);
+        self.left -= left - types.left;
+        allowed
     }
 }
 
@@ -63,6 +90,8 @@ fn referred<'s>(schema: &Value, root: &'s Value) -> Option<&'s Value> {
 
 /// Schemas that are looked into for one parameter.
 const MAX_LOOKED_INTO: usize = 256;
+/// The same for all parameters of a tool.
+const MAX_OF_TOOL: usize = 4096;
 
 /// Tells whether schemas allow values of a type.
 struct Types<'s> {
@@ -73,12 +102,7 @@ struct Types<'s> {
     left: usize,
 }
 
-impl<'s> Types<'s> {
-    fn new(kind: &'static str, root: &'s Value) -> Self {
-        let left = MAX_LOOKED_INTO;
-        Self { kind, root, left }
-    }
-
+impl Types<'_> {
     /// Whether `schema` allows such a value. One that says nothing of types allows texts alone: that is what models
     /// write.
     fn allow(&mut self, schema: &Value) -> bool {
@@ -178,7 +202,7 @@ mod tests {
             ),
             (json!({"$ref": "#/$defs/none"}), ValueKind::Json),
         ] {
-            assert_eq!(ValueKind::of(&schema, &root), kind, "{schema}");
+            assert_eq!(Kinds::new(&root).of(&schema), kind, "{schema}");
         }
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
             "type": "object", "properties": {"n": {"type": "number"}}}}});
@@ -187,6 +211,7 @@ mod tests {
         assert_eq!(signature.kind("n"), ValueKind::Json);
         assert_eq!(signature.kind("other"), text);
     }
+
     /// Each definition refers four times to the next one.
     #[test]
     fn references_take_little_time() {
@@ -196,10 +221,31 @@ mod tests {
         };
         let definitions: serde_json::Map<String, Value> = (0..40).map(definition).collect();
         let root = json!({"$defs": definitions});
-        let mut types = Types::new("string", &root);
+        let mut kinds = Kinds::new(&root);
         let schema = json!({"$ref": "#/$defs/0"});
-        assert!(!types.allow(&schema));
-        assert_eq!(types.left, 0);
-        assert_eq!(ValueKind::of(&schema, &root), ValueKind::Json);
+        assert_eq!(kinds.of(&schema), ValueKind::Json);
+        assert_eq!(kinds.left, MAX_OF_TOOL - MAX_LOOKED_INTO);
+    }
+
+    /// The last one needs none of what the others have used up.
+    #[test]
+    fn many_parameters_with_references_take_little_time() {
+        let references = vec![json!({"$ref": "#/$defs/b"}); 256];
+        let definitions = json!({"a": {"anyOf": references}, "b": {"type": "integer"}});
+        let of_key = |i: usize| (format!("key{i}"), json!({"$ref": "#/$defs/a"}));
+        let mut properties: serde_json::Map<String, Value> = (0..4000).map(of_key).collect();
+        properties.insert("last".into(), json!({"type": "string"}));
+        let root = json!({"$defs": definitions, "properties": properties});
+        let begin = std::time::Instant::now();
+        let signature = Signature::of(&json!({"name": "f", "parameters": root}));
+        assert!(begin.elapsed().as_secs() < 10);
+        assert_eq!(signature.kind("key3999"), ValueKind::Json);
+        assert_eq!(signature.kind("last"), ValueKind::Text { or_null: false });
+        let mut kinds = Kinds::new(&root);
+        let properties = root["properties"].as_object().expect("an object");
+        for schema in properties.values() {
+            kinds.of(schema);
+        }
+        assert_eq!(kinds.left, 0);
     }
 }

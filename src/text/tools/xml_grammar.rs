@@ -2,7 +2,7 @@
 
 use super::function;
 use super::grammar_parts::{Calls, MAX_PARALLEL, joined, literal, schema};
-use super::signature::ValueKind;
+use super::signature::{Kinds, ValueKind};
 use super::xml::{END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER};
 use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, resolve, standalone, without_annotations};
 use serde_json::{Map, Value};
@@ -43,6 +43,7 @@ fn call_of(tool: &Value, rules: &mut String) -> Option<String> {
     let properties = schema["properties"].as_object();
     let mut values = Values {
         root: &schema,
+        kinds: Kinds::new(&schema),
         known: HashMap::new(),
         rules,
     };
@@ -67,6 +68,7 @@ fn call_of(tool: &Value, rules: &mut String) -> Option<String> {
 struct Values<'a> {
     /// The schema of all arguments, which may define parts of others.
     root: &'a Value,
+    kinds: Kinds<'a>,
     /// The rules of those in JSON, by their schemas.
     known: HashMap<String, String>,
     /// The text of these rules, and of those of other functions.
@@ -77,7 +79,7 @@ impl Values<'_> {
     /// A value and what follows it.
     fn value(&mut self, of_key: &Value) -> Option<String> {
         let end = literal(&end_of_value());
-        Some(match ValueKind::of(of_key, self.root) {
+        Some(match self.kinds.of(of_key) {
             ValueKind::Text { .. } => match choices(of_key, self.root) {
                 Some(texts) => format!("({}) {end}", texts.join(" | ")),
                 // It ends where the parser says that it ends.

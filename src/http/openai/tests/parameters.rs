@@ -430,7 +430,7 @@ fn unknown_keys_of_objects_are_named() {
     }
     // What a client sends back of an earlier answer is read.
     let refused = json!([{"role": "assistant", "content": null, "refusal": "no", "audio": null, "annotations": []},
-        {"role": "user", "content": "hi"}]);
+        {"role": "user", "content": "hi", "refusal": ""}]);
     let body = json!({"messages": refused}).to_string();
     let job = with(|context| context.chat(body.as_bytes())).expect("accepted");
     let prompt = text().decode(&job.requests[0].prompt, true);

@@ -87,6 +87,29 @@ fn what_is_rewritten_is_joined_with_its_neighbours() {
     }
 }
 
+#[test]
+fn nothing_of_a_message_is_lost() {
+    let with = |key: &str, value: &str, mut message: Value| {
+        message[key] = value.into();
+        message
+    };
+    let thought = |text: &str, message: Value| with("reasoning_content", text, message);
+    let kept = [
+        with("name", "Ann", said("user", "And?")),
+        thought("Hm.", said("assistant", "b")),
+    ];
+    let before = [said("tool", "one"), thought("So.", calls("a"))];
+    for (before, after) in before.into_iter().zip(kept) {
+        let plain = without_tools(&[before, after.clone()], &[], ToolFormat::Hermes);
+        assert_eq!((plain.len(), &plain[1]), (2, &after));
+    }
+    let null =
+        json!({"role": "assistant", "content": "b", "reasoning_content": "Hm.", "name": null});
+    let plain = without_tools(&[calls("a"), null], &[], ToolFormat::Hermes);
+    let joined = format!("a\n{CALL}\nb");
+    assert_eq!(plain, [thought("Hm.", said("assistant", &joined))]);
+}
+
 /// Gemma's and Mistral's old templates take neither tools nor a system message.
 #[test]
 fn a_template_of_two_roles_gets_tools_from_the_user() {
