@@ -36,8 +36,8 @@ pub fn tensors<'p>(objects: &Objects<'p>) -> Result<Vec<(&'p str, StoredTensor<'
         };
         if name.len() > MAX_NAME_BYTES {
             return Some(Err(format!(
-                "the name {} has more than {MAX_NAME_BYTES} bytes",
-                clipped(name)
+                "it has a name of {} bytes, over the limit of {MAX_NAME_BYTES}",
+                name.len()
             )));
         }
         let tensor = tensor(objects, value).transpose()?;

@@ -167,7 +167,7 @@ fn a_small_pickle_takes_little() {
     let long_name = [b"}X\x00\x08\0\0", &[b'w'; 0x800][..], b")s."].concat();
     let of_items = b"ccollections\nOrderedDict\n]\x85R.".to_vec();
     for (pickle, wanted) in [
-        (long_name, "has more than 1024 bytes"),
+        (long_name, "has a name of 2048 bytes"),
         (of_items, "a dict of given items"),
         (doubled, "is no dict of tensors"),
         (nested, "has more than 262144 objects"),
