@@ -200,18 +200,18 @@ impl<'p> Machine<'p> {
         let arguments = self.pop()?;
         let callee = self.pop()?;
         let get = |id: ObjectId| &self.all[id.0 as usize];
-        let given = match get(arguments) {
-            Object::Sequence(given) => &given[..],
-            _ => return Err(wrong()),
+        // The argument of defaultdict makes what is missing.
+        let most = match get(callee) {
+            Object::Global("collections", "OrderedDict") => Some(0),
+            Object::Global("collections", "defaultdict") => Some(1),
+            _ => None,
         };
-        let object = match (get(callee), given) {
-            (Object::Global("collections", "OrderedDict"), []) => Object::Dict(Vec::new()),
-            // The argument makes what is missing.
-            (Object::Global("collections", "defaultdict"), [] | [_]) => Object::Dict(Vec::new()),
-            (Object::Global("collections", "OrderedDict" | "defaultdict"), _) => {
-                return Err("its pickle has a dict of given items, which is not supported".into());
+        let object = match (most, get(arguments)) {
+            (None, _) => Object::Call(callee, arguments),
+            (Some(most), Object::Sequence(given)) if given.len() <= most => {
+                Object::Dict(Vec::new())
             }
-            _ => Object::Call(callee, arguments),
+            _ => return Err("its pickle has a dict of given items, which is not supported".into()),
         };
         self.push(object)
     }
