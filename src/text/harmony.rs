@@ -299,30 +299,21 @@ pub fn call_header(name: &str) -> [String; 5] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::part::pieces;
+    use crate::text::part::{Joined, joined, pieces};
     use proptest::prelude::*;
 
     /// Two of it are no header.
     const LONG: &str = "a text that is as long as half a header: ................................................................................................................................................................................................................................";
     const PROMPT: &str = "<|start|>user<|message|>Hi<|end|><|start|>assistant";
 
-    /// Reasoning, content, and each call with its arguments, of a text that comes in pieces of these sizes.
-    fn read(prompt: &str, text: &str, sizes: &[usize]) -> (String, String, Vec<(String, String)>) {
+    /// What is read of a text that comes in pieces of these sizes.
+    fn read(prompt: &str, text: &str, sizes: &[usize]) -> Joined {
         let names: Arc<[String]> = ["weather".to_owned(), "time".to_owned()].into();
         let mut parser = HarmonyParser::new(prompt, names, usize::MAX);
         let mut parts = Vec::new();
         pieces(text, sizes).for_each(|piece| parser.push(&piece, &mut parts));
         parser.finish(&mut parts);
-        let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
-        for part in parts {
-            match part {
-                Part::Reasoning(text) => reasoning += &text,
-                Part::Content(text) => content += &text,
-                Part::CallStart(name) => calls.push((name, String::new())),
-                Part::Arguments(text) => calls.last_mut().expect("a call").1 += &text,
-            }
-        }
-        (reasoning, content, calls)
+        joined(parts)
     }
 
     #[test]

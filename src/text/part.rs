@@ -30,3 +30,22 @@ pub(super) fn pieces<'t>(text: &'t str, sizes: &'t [usize]) -> impl Iterator<Ite
         Some(rest.by_ref().take(size.max(1)).collect())
     })
 }
+
+/// Reasoning, content, and each call with its arguments.
+#[cfg(test)]
+pub(super) type Joined = (String, String, Vec<(String, String)>);
+
+/// What `parts` are together.
+#[cfg(test)]
+pub(super) fn joined(parts: Vec<Part>) -> Joined {
+    let (mut reasoning, mut content, mut calls) = Joined::default();
+    for part in parts {
+        match part {
+            Part::Reasoning(text) => reasoning += &text,
+            Part::Content(text) => content += &text,
+            Part::CallStart(name) => calls.push((name, String::new())),
+            Part::Arguments(text) => calls.last_mut().expect("a call").1 += &text,
+        }
+    }
+    (reasoning, content, calls)
+}

@@ -110,15 +110,7 @@ impl Server {
 
     /// The most memory that it has had so far, in bytes.
     pub fn peak_memory(&self) -> usize {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib: usize = line
-            .unwrap()
-            .trim()
-            .trim_end_matches(" kB")
-            .parse()
-            .unwrap();
-        kib * 1024
+        peak_memory(&self.child.id().to_string())
     }
 
     /// The whole response to `body`, headers included.
@@ -177,4 +169,12 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The most memory that the process `pid` (or "self") has had, in bytes.
+pub fn peak_memory(pid: &str) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    kib.unwrap().parse::<usize>().unwrap() * 1024
 }

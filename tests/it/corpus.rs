@@ -3,18 +3,18 @@
 
 use crate::common::memory::peak_of;
 use foretoken::fuzzing::{self, TARGETS};
-use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-const LONGEST: Duration = Duration::from_secs(20);
+/// How long an input may take.
+pub const LONGEST: Duration = Duration::from_secs(20);
 /// What one input may take on the thread that reads it: far above what any of this size needs.
 const MAX_MEMORY: usize = 256 << 20;
 /// Changes of each file, if no time is given.
 const CHANGES: u64 = 12;
 
-fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
+/// The files of a target, and what they have.
+pub fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("fuzz/corpus")
         .join(name);
@@ -124,131 +124,4 @@ fn changes_of_every_file_are_survived() {
         }
         println!("{name}: {count} changes");
     }
-}
-
-/// Set in a process that does nothing else, so that its memory is that of the targets: grammars are compiled on
-/// threads of their own.
-const ALONE: &str = "FORETOKEN_FUZZ_ALONE";
-/// Maximum bytes that all inputs together may take at once.
-const MAX_PROCESS_MEMORY: usize = 400 << 20;
-/// Where a process ends that takes far more, before the machine does.
-const MAX_ADDRESSES: usize = 6 << 30;
-
-/// Schemas, grammars and tools of the corpus, and those of strangers that repeat much.
-#[test]
-#[cfg(target_os = "linux")]
-fn grammars_take_bounded_memory() {
-    if std::env::var_os(ALONE).is_some() {
-        return replay_alone();
-    }
-    let mut child = Command::new("prlimit");
-    child.arg(format!("--as={MAX_ADDRESSES}"));
-    child.arg(std::env::current_exe().unwrap());
-    child.args([
-        "corpus::grammars_take_bounded_memory",
-        "--exact",
-        "--nocapture",
-    ]);
-    let done = child.env(ALONE, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&done.stdout);
-    println!("{said}");
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    assert!(said.contains("1 passed"), "it has run");
-}
-
-fn replay_alone() {
-    let mut inputs = repetitive();
-    for name in ["schema", "grammar", "tools"] {
-        let files = corpus(name).into_iter();
-        inputs.extend(files.map(|(file, bytes)| (name, file.display().to_string(), bytes)));
-    }
-    let before = peak_memory();
-    for (name, what, bytes) in inputs {
-        let start = Instant::now();
-        fuzzing::run(name, &bytes);
-        let (took, more) = (start.elapsed(), peak_memory() - before);
-        println!("{name}, {what}: {took:?}, {} MiB", more >> 20);
-        assert!(
-            more < MAX_PROCESS_MEMORY,
-            "{name}, {what}: {} MiB",
-            more >> 20
-        );
-        assert!(took < LONGEST, "{name}, {what}: {took:?}");
-    }
-}
-
-/// Inputs by their targets, with what they repeat.
-fn repetitive() -> Vec<(&'static str, String, Vec<u8>)> {
-    let numbered = |count: usize, schema: &Value| -> Map<String, Value> {
-        let entry = |i: usize| (format!("p{i}"), schema.clone());
-        (0..count).map(entry).collect()
-    };
-    let tool = |parameters: Value| json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
-    let large = json!({"enum": ["x".repeat(125_000), 1]});
-    let reference = json!({"$ref": "#/$defs/large"});
-    let beside = json!({"$ref": "#/$defs/large", "minLength": 1});
-    let twice = |i: usize| {
-        let next = json!({"$ref": format!("#/$defs/p{}", i + 1)});
-        (format!("p{i}"), json!({"allOf": [next, next]}))
-    };
-    let mut doubled: Map<String, Value> = (0..30).map(twice).collect();
-    doubled.insert("p30".into(), json!({"type": "string", "pattern": "x"}));
-    let inputs = [
-        (
-            "schema",
-            "definitions that double",
-            json!({"$ref": "#/$defs/p0", "$defs": doubled}),
-        ),
-        (
-            "schema",
-            "names in pointers",
-            json!({"properties": {"/".repeat(110_000): {"anyOf": vec![json!({}); 30_000]}}}),
-        ),
-        (
-            "tools",
-            "definitions that are not used",
-            tool(
-                json!({"properties": numbered(7000, &json!({"type": "integer"})), "$defs": {"large": large}}),
-            ),
-        ),
-        (
-            "tools",
-            "definitions",
-            tool(
-                json!({"properties": numbered(300, &json!({"items": reference})), "$defs": {"large": large}}),
-            ),
-        ),
-        (
-            "schema",
-            "definitions for errors",
-            json!({"allOf": numbered(290, &reference).values().chain([&json!({"not": {}})]).collect::<Vec<_>>(),
-                "$defs": {"large": large}}),
-        ),
-        (
-            "schema",
-            "definitions beside keywords",
-            json!({"properties": numbered(2500, &beside), "$defs": {"large": {"const": "x".repeat(100_000)}}}),
-        ),
-        (
-            "schema",
-            "schemas of patterns",
-            json!({"properties": numbered(5000, &json!({})), "patternProperties": {"^p": {"const": "x".repeat(100_000)}}}),
-        ),
-    ];
-    let bytes = |(name, what, value): (&'static str, &str, Value)| {
-        (name, what.to_owned(), value.to_string().into_bytes())
-    };
-    inputs.into_iter().map(bytes).collect()
-}
-
-/// The most memory that this process has had, in bytes.
-fn peak_memory() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    kib.unwrap().parse::<usize>().unwrap() * 1024
 }

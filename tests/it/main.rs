@@ -40,6 +40,7 @@ mod generation_config;
 mod gguf;
 mod glm_moe;
 mod gpt_oss;
+mod grammar_bounds;
 mod head_fixtures;
 mod head_refusals;
 mod http;

@@ -3,9 +3,10 @@
 use super::super::toy::ToyTokens;
 use super::super::*;
 use super::{compiler, refusal, vocabulary};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use serde_json::json;
 use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 #[test]
@@ -21,6 +22,9 @@ fn compiled_grammars_are_kept() {
     (0..70).for_each(|n| drop(of(n + 3)));
     assert_ne!(of(1), first, "the oldest make room");
 }
+
+/// How long something may take that nothing delays.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The vocabulary, whose tokenizer waits at "slow" until it may go on, and counts what it encodes.
 struct Gated {
@@ -56,9 +60,9 @@ impl GrammarTokens for Gated {
     }
 }
 
-/// A source that takes long to compile delays equal ones, which are not compiled again, and no others.
-#[test]
-fn a_slow_source_delays_only_equal_ones() {
+/// A compiler of these tokens, the texts that are encoded, and the gate: texts go on one by one when something is
+/// sent, and all when it is dropped.
+fn gated() -> (Compiler, mpsc::Receiver<String>, mpsc::Sender<()>) {
     let (asked, texts) = mpsc::channel();
     let (gate, may_go_on) = mpsc::channel();
     let compiler = Compiler::new(Arc::new(Gated {
@@ -66,12 +70,18 @@ fn a_slow_source_delays_only_equal_ones() {
         asked,
         may_go_on: Mutex::new(may_go_on),
     }));
+    (compiler, texts, gate)
+}
+
+/// A source that takes long to compile delays equal ones, which are not compiled again, and no others.
+#[test]
+fn a_slow_source_delays_only_equal_ones() {
+    let (compiler, texts, gate) = gated();
     let choice = |text: &str| GrammarSource::Choice(vec![text.into()]);
-    let limit = Duration::from_secs(20);
     std::thread::scope(|scope| {
         let slow = || compiler.compile("field", &choice("slow")).expect("good");
         let first = scope.spawn(slow);
-        assert_eq!(texts.recv_timeout(limit).as_deref(), Ok("slow"));
+        assert_eq!(texts.recv_timeout(LIMIT).as_deref(), Ok("slow"));
         let second = scope.spawn(slow);
         let (done, is_done) = mpsc::channel();
         let (compiler, fast) = (&compiler, choice("fast"));
@@ -80,7 +90,7 @@ fn a_slow_source_delays_only_equal_ones() {
             // The test has failed if nobody listens.
             let _ = done.send(grammar);
         });
-        let other = is_done.recv_timeout(limit);
+        let other = is_done.recv_timeout(LIMIT);
         gate.send(()).expect("the tokenizer waits");
         // One that is compiled twice waits twice.
         drop(gate);
@@ -95,12 +105,7 @@ fn a_slow_source_delays_only_equal_ones() {
 /// What is wrong with a source is found once, and told for every field that has it.
 #[test]
 fn what_is_wrong_is_kept() {
-    let (asked, texts) = mpsc::channel();
-    let compiler = Compiler::new(Arc::new(Gated {
-        tokens: vocabulary(),
-        asked,
-        may_go_on: Mutex::new(mpsc::channel().1),
-    }));
+    let (compiler, texts, _) = gated();
     let refused = |field: &str, text: &str| {
         let source = GrammarSource::Choice(vec![text.into()]);
         match compiler.compile(field, &source) {
@@ -142,69 +147,56 @@ fn the_place_of_an_error_is_not_searched_for_long() {
     assert!(seconds < 3.0, "{seconds}");
 }
 
-/// What a client asks for, and the threads that wait for it.
-struct Slow<'a> {
-    compiler: &'a Compiler,
+/// What `client` gets for the source of `text`. `begins` is called if it waits.
+fn ask(compiler: &Compiler, client: u64, text: &str, begins: &dyn Fn()) -> Result<Grammar> {
+    let client = ClientId(client);
+    let source = GrammarSource::Choice(vec![text.into()]);
+    compiler.compile_for(&Waiter { client, begins }, "field", &source)
+}
+
+/// Asks on a thread of its own, and returns when that thread waits.
+fn wait<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    compiler: &'scope Compiler,
     client: u64,
+    text: &str,
+) -> ScopedJoinHandle<'scope, Result<Grammar>> {
+    let (waits, is_waiting) = mpsc::channel();
+    let text = text.to_owned();
+    let thread = scope.spawn(move || {
+        let begins = || waits.send(()).expect("the test listens");
+        ask(compiler, client, &text, &begins)
+    });
+    is_waiting.recv_timeout(LIMIT).expect("it waits");
+    thread
 }
 
-impl Slow<'_> {
-    /// Asks for a source on a thread of its own, and returns when that thread waits.
-    fn ask<'scope>(
-        &'scope self,
-        scope: &'scope std::thread::Scope<'scope, '_>,
-        text: String,
-    ) -> std::thread::ScopedJoinHandle<'scope, crate::error::Result<Grammar>> {
-        let (waits, is_waiting) = mpsc::channel();
-        let thread = scope.spawn(move || {
-            let waiter = Waiter {
-                client: ClientId(self.client),
-                begins: &|| waits.send(()).expect("the test listens"),
-            };
-            let source = GrammarSource::Choice(vec![text]);
-            self.compiler.compile_for(&waiter, "field", &source)
-        });
-        is_waiting.recv_timeout(LIMIT).expect("it waits");
-        thread
-    }
+#[track_caller]
+fn is_refused(result: Result<Grammar>) {
+    let refused = result.expect_err("too many wait").to_string();
+    assert!(refused.contains("try again later"), "{refused}");
 }
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// Many sources of one client delay no other client, and few of them run or wait at once.
 #[test]
 fn clients_take_turns() {
-    let (asked, texts) = mpsc::channel();
-    let (gate, may_go_on) = mpsc::channel();
-    let compiler = Compiler::new(Arc::new(Gated {
-        tokens: vocabulary(),
-        asked,
-        may_go_on: Mutex::new(may_go_on),
-    }));
-    let [first, second] = [1, 2].map(|client| Slow {
-        compiler: &compiler,
-        client,
-    });
-    let compile = |client: u64, text: &str| {
-        let waiter = Waiter {
-            client: ClientId(client),
-            begins: &|| (),
-        };
-        compiler.compile_for(&waiter, "field", &GrammarSource::Choice(vec![text.into()]))
-    };
+    let (compiler, texts, gate) = gated();
+    let compile = |client: u64, text: &str| ask(&compiler, client, text, &|| ());
     std::thread::scope(|scope| {
         // Two of them run, the other 32 wait.
-        let slow: Vec<_> = (0..34)
-            .map(|n| first.ask(scope, format!("slow{n}")))
+        let sources = (0..33).map(|n| format!("slow{n}"));
+        let sources = sources.chain(["of both".into()]);
+        let slow: Vec<_> = sources
+            .map(|text| wait(scope, &compiler, 1, &text))
             .collect();
         let running = [(); 2].map(|()| texts.recv_timeout(LIMIT).expect("it is compiled"));
-        let refused = compile(1, "one more").expect_err("too many wait");
-        assert!(refused.to_string().contains("try again later"), "{refused}");
+        is_refused(compile(1, "one more"));
         let fast = compile(2, "fast").expect("another client does not wait");
         assert_eq!(compile(1, "fast").expect("it is known"), fast);
-        let third = second.ask(scope, "slow of another".into());
+        compile(2, "of both").expect("nor for what the first one waits for");
+        let third = wait(scope, &compiler, 2, "slow of another");
         let mut others = std::iter::from_fn(|| texts.recv_timeout(LIMIT).ok());
-        let next = others.find(|text| text != "fast");
+        let next = others.find(|text| !["fast", "of both"].contains(&text.as_str()));
         assert_eq!(next.as_deref(), Some("slow of another"), "{running:?} run");
         drop(gate);
         for thread in slow.into_iter().chain([third]) {
@@ -212,4 +204,27 @@ fn clients_take_turns() {
         }
     });
     compile(1, "one more").expect("there is room again");
+}
+
+/// Each request that waits holds a thread, also if another one has asked for its source.
+#[test]
+fn few_requests_wait() {
+    let (compiler, _texts, gate) = gated();
+    let compile = |client: u64| ask(&compiler, client, "slow", &|| ());
+    std::thread::scope(|scope| {
+        let of_client = |client| (0..64).map(move |_| client);
+        let waiting: Vec<_> = of_client(1)
+            .chain(of_client(2))
+            .chain(of_client(3))
+            .chain(of_client(4))
+            .map(|client| wait(scope, &compiler, client, "slow"))
+            .collect();
+        is_refused(compile(1));
+        is_refused(compile(5));
+        drop(gate);
+        for thread in waiting {
+            thread.join().unwrap().expect("a good grammar");
+        }
+    });
+    compile(5).expect("it is known");
 }

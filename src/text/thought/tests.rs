@@ -1,11 +1,8 @@
 use super::*;
-use crate::text::part::pieces;
+use crate::text::part::{Joined, joined, pieces};
 use crate::text::{MessageParser, ReasoningParser};
 use proptest::prelude::*;
 use serde_json::json;
-
-/// Reasoning, content, and each call with its arguments.
-type Read = (String, String, Vec<(String, String)>);
 
 fn parser(format: ToolFormat, reasons: bool, max_calls: usize) -> MessageParser {
     let tool = json!({"function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}});
@@ -18,20 +15,7 @@ fn parser(format: ToolFormat, reasons: bool, max_calls: usize) -> MessageParser 
     }
 }
 
-fn joined(parts: Vec<Part>) -> Read {
-    let (mut reasoning, mut content, mut calls) = Read::default();
-    for part in parts {
-        match part {
-            Part::Reasoning(text) => reasoning += &text,
-            Part::Content(text) => content += &text,
-            Part::CallStart(name) => calls.push((name, String::new())),
-            Part::Arguments(text) => calls.last_mut().expect("a call").1 += &text,
-        }
-    }
-    (reasoning, content, calls)
-}
-
-fn read(mut parser: MessageParser, text: &str, sizes: &[usize]) -> Read {
+fn read(mut parser: MessageParser, text: &str, sizes: &[usize]) -> Joined {
     let mut parts = Vec::new();
     pieces(text, sizes).for_each(|piece| parts.extend(parser.push(piece)));
     parts.extend(parser.finish());

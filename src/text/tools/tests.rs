@@ -3,8 +3,7 @@ mod grammar;
 mod templates;
 
 use super::*;
-use crate::text::part::Part;
-use crate::text::part::pieces;
+use crate::text::part::{Part, joined, pieces};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -31,19 +30,8 @@ fn read_in(format: ToolFormat, max_calls: usize, text: &str, sizes: &[usize]) ->
     let mut parts = Vec::new();
     pieces(text, sizes).for_each(|piece| parser.push(&piece, &mut parts));
     parser.finish(&mut parts);
-    joined(parts)
-}
-
-fn joined(parts: Vec<Part>) -> Read {
-    let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
-    for part in parts {
-        match part {
-            Part::Content(text) => content += &text,
-            Part::CallStart(name) => calls.push((name, String::new())),
-            Part::Arguments(text) => calls.last_mut().expect("a call").1 += &text,
-            Part::Reasoning(_) => panic!("not from here"),
-        }
-    }
+    let (reasoning, content, calls) = joined(parts);
+    assert_eq!(reasoning, "", "not from here");
     (content, calls)
 }
 
