@@ -188,7 +188,7 @@ impl Loaded {
     /// Runs a step of `rows` rows, and copies its greedy tokens to the host.
     fn step(&mut self, rows: usize) -> Step {
         let mut batch = Batch::default();
-        let vocab = self.model.config().vocab_size as u32;
+        let vocab = self.model.info().vocab_size as u32;
         let tokens: Vec<u32> = (0..rows as u32).map(|i| (100 + 37 * i) % vocab).collect();
         batch.push_span(&tokens, &[], self.context, &self.table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();

@@ -1,8 +1,9 @@
 //! Structured output: grammars that a text must follow, as masks over the vocabulary.
 //!
-//! [`Compiler`] turns a [`GrammarSource`] into a [`Grammar`], which requests carry in their sampling
-//! parameters. Each sequence's sampler has a [`GrammarState`], which gives the [`Mask`] of the next token and
-//! goes back with the sampler. The parser is llguidance's.
+//! [`Compiler`] turns a [`GrammarSource`] into a [`Grammar`](crate::sampling::Grammar), which requests carry in their sampling
+//! parameters. Each sequence's sampler has a
+//! [`GrammarState`](crate::sampling::GrammarState), which gives the mask of the next token and goes back with the
+//! sampler. The parser is llguidance's.
 
 mod compiled;
 mod compiler;
@@ -10,7 +11,6 @@ mod copies;
 mod definitions;
 mod kept;
 mod lane;
-mod mask;
 mod numbers;
 mod patterns;
 mod place;
@@ -21,14 +21,11 @@ mod state;
 pub mod toy;
 mod vocabulary;
 
-pub use compiled::Grammar;
 pub use compiler::{Compiler, Waiter};
 pub use definitions::{standalone, without_annotations};
 pub use lane::ClientId;
-pub use mask::Mask;
 pub use schema::resolve;
 pub use source::{GrammarSource, MAX_SOURCE_BYTES};
-pub use state::GrammarState;
 pub use vocabulary::GrammarTokens;
 
 #[cfg(test)]

@@ -41,7 +41,6 @@ pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod files;
-mod float;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod generate;

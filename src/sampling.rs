@@ -7,15 +7,19 @@
 //! from.
 
 mod coupled;
+mod grammar;
 mod lossy;
+mod mask;
 mod sampler;
 mod vocab;
 
+pub use crate::kernels::mix;
 pub use coupled::{Guess, best, choose, guess};
+pub use grammar::{Grammar, GrammarRules, GrammarState};
 pub use lossy::LossyRule;
+pub use mask::Mask;
 pub use sampler::{LogitAdjustment, Sampler};
 
-use crate::grammar::{Grammar, Mask};
 use std::sync::Arc;
 
 /// How tokens are chosen. The defaults sample the model's own distribution.
@@ -396,14 +400,6 @@ impl Rng {
             .into_iter()
             .fold(mix(self.seed), |state, word| mix(state ^ mix(word)))
     }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014), after its increment.
-pub fn mix(x: u64) -> u64 {
-    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ impl Step {
             ..SamplingParams::default()
         };
         let sampler = Sampler::new(greedy, &[1]);
-        let vocab = model.config().vocab_size;
+        let vocab = model.info().vocab_size;
         let output = output.expect("the forward works");
         let sampled = output.read(|logits| {
             for row in logits.chunks(vocab) {

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::kv::{KvShape, KvStore};
-use crate::model::{Batch, ForwardOutput, Model, ModelConfig};
+use crate::model::{Batch, ForwardOutput, Model, ModelInfo};
 use candle_core::Device;
 use std::time::{Duration, Instant};
 
@@ -43,8 +43,8 @@ impl RowPenalty {
 }
 
 impl Model for RowPenalty {
-    fn config(&self) -> &ModelConfig {
-        self.model.config()
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
     }
 
     fn kv_shape(&self) -> KvShape {

@@ -1,6 +1,6 @@
 //! Which adapters requests use, as vLLM's `lora_requests_info` tells it.
 
-use crate::model::LoraAdapter;
+use crate::model::Adapter;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, Opts};
@@ -44,8 +44,8 @@ impl AdapterStats {
     /// Notes the adapters of requests that run and that wait.
     pub fn note<'a>(
         &self,
-        running: impl Iterator<Item = &'a Arc<LoraAdapter>>,
-        waiting: impl Iterator<Item = &'a Arc<LoraAdapter>>,
+        running: impl Iterator<Item = &'a Arc<dyn Adapter>>,
+        waiting: impl Iterator<Item = &'a Arc<dyn Adapter>>,
     ) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let noted = AdaptersInUse {
@@ -57,7 +57,7 @@ impl AdapterStats {
     }
 }
 
-fn names<'a>(adapters: impl Iterator<Item = &'a Arc<LoraAdapter>>) -> String {
+fn names<'a>(adapters: impl Iterator<Item = &'a Arc<dyn Adapter>>) -> String {
     let names: BTreeSet<&str> = adapters.map(|adapter| adapter.name()).collect();
     let names: Vec<&str> = names.into_iter().collect();
     names.join(",")

@@ -2,7 +2,7 @@
 
 use super::stats::RequestTimes;
 use crate::error::Error;
-use crate::model::{LoraAdapter, Pooling};
+use crate::model::{Adapter, Pooling};
 use crate::sampling::{Acceptance, LossyRule, SamplingParams, TokenLogprobs};
 use crate::spec::{Draft, DraftContext, Source};
 use std::fmt::Debug;
@@ -28,7 +28,7 @@ pub struct Request {
     pub params: SamplingParams,
     /// The adapter of its rows; `None` = the base model's own. It shares no prefix and no table with requests of
     /// others, whatever its scope.
-    pub adapter: Option<Arc<LoraAdapter>>,
+    pub adapter: Option<Arc<dyn Adapter>>,
     /// Maximum number of tokens to generate. 0 only computes the prompt (for its
     /// log-probabilities). `None` = up to the context limit.
     pub max_tokens: Option<usize>,

@@ -6,7 +6,7 @@ use super::request::{
     EndObserver, Event, FinishReason, SpecUsage, TokenOutput, VerifiedDraft, queue_cost,
 };
 use crate::kv::BlockTable;
-use crate::model::LoraAdapter;
+use crate::model::Adapter;
 use crate::sampling::{Acceptance, Sampler, TokenLogprobs};
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
 use std::ops::Range;
@@ -141,7 +141,7 @@ impl Sequence {
     }
 
     /// The adapter of its rows.
-    pub fn adapter(&self) -> Option<&Arc<LoraAdapter>> {
+    pub fn adapter(&self) -> Option<&Arc<dyn Adapter>> {
         self.state.adapter.as_ref()
     }
 

@@ -86,10 +86,10 @@ pub(super) fn build(
     if options.max_num_batched_tokens == 0 {
         return Err(Error::setup("max-num-batched-tokens must be at least 1"));
     }
-    let config = target.config();
-    let eos_token_ids = config.eos_token_ids.clone();
+    let info = target.info();
+    let eos_token_ids = info.eos_token_ids.clone();
     let pool = num_blocks * block_size;
-    let longest = options.longest(config.max_position_embeddings)?;
+    let longest = options.longest(info.max_position_embeddings)?;
     if options.max_model_len.is_some() && pool < longest {
         return Err(Error::setup(format!(
             "the KV pool holds {pool} tokens and --max-model-len is {longest}: raise --kv-cache-memory or --num-blocks"
@@ -105,7 +105,7 @@ pub(super) fn build(
     let max_waiting = options.max_waiting.min(u32::MAX as usize);
     let limits = RequestLimits {
         max_model_len,
-        vocab_size: config.vocab_size,
+        vocab_size: info.vocab_size,
         max_logprobs: options.max_logprobs,
         max_waiting,
         max_prompt_tokens: (num_blocks * block_size)
@@ -113,8 +113,8 @@ pub(super) fn build(
             .max(MIN_PROMPT_TOKENS),
         spec_length: spec.length,
         generates: target.generates(),
-        embedding_size: config.hidden_size,
-        takes_adapters: options.max_loras > 0 && target.lora_target().is_some(),
+        embedding_size: info.hidden_size,
+        takes_adapters: options.max_loras > 0 && target.takes_adapters(),
     };
     let shared = Arc::new(EngineShared {
         limits,

@@ -1,14 +1,15 @@
 //! A compiled grammar, which many texts share.
 
+use super::state::TextState;
 use crate::error::caught_here;
+use crate::sampling::{Grammar, GrammarRules, GrammarState};
 use llguidance::{Matcher, TokenParser};
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A compiled grammar. Clones share it.
 #[derive(Clone)]
-pub struct Grammar(Arc<Compiled>);
+pub(super) struct CompiledGrammar(Arc<Compiled>);
 
 struct Compiled {
     /// With a lexer that no text has used.
@@ -53,7 +54,7 @@ impl StartParser {
     }
 }
 
-impl Grammar {
+impl CompiledGrammar {
     /// The grammar of `parser`, which has read nothing yet.
     pub(super) fn new(parser: TokenParser) -> Self {
         let trie = parser.token_env.tok_trie();
@@ -72,7 +73,7 @@ impl Grammar {
     }
 
     /// The ids that end a text where the grammar can end.
-    pub fn eos(&self) -> &[u32] {
+    pub(super) fn eos(&self) -> &[u32] {
         &self.0.eos
     }
 
@@ -140,16 +141,19 @@ impl Compiled {
     }
 }
 
-impl fmt::Debug for Grammar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Grammar")
+impl From<CompiledGrammar> for Grammar {
+    fn from(grammar: CompiledGrammar) -> Self {
+        Self::new(grammar.0)
     }
 }
 
-impl PartialEq for Grammar {
-    /// Whether both are the same compiled grammar.
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+impl GrammarRules for Compiled {
+    fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    fn start(self: Arc<Self>) -> Box<dyn GrammarState> {
+        Box::new(TextState::new(CompiledGrammar(self)))
     }
 }
 

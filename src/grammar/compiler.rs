@@ -1,14 +1,16 @@
 //! Compiles grammars.
 
-use super::compiled::{Grammar, lock};
+use super::compiled::lock;
 use super::kept::{Kept, Outcome, overloaded};
 use super::lane::{ClientId, Lane, Places};
 use super::place;
 use super::prepare::prepare;
 use super::source::GrammarSource;
-use super::state::GrammarState;
+use super::state::TextState;
 use super::vocabulary::{GrammarTokens, vocabulary};
 use crate::error::{Error, FieldPath, Result, caught_here};
+use crate::grammar::compiled::CompiledGrammar;
+use crate::sampling::{Grammar, GrammarState};
 use llguidance::ParserFactory;
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::InferenceCapabilities;
@@ -87,7 +89,7 @@ impl Compiler {
             place.ok_or_else(|| overloaded("too many requests wait for grammars"))
         };
         let refused = |what| Error::field(field, format!(" {what}"));
-        pending.outcome(begins)?.map_err(refused)
+        pending.outcome(begins)?.map(Grammar::from).map_err(refused)
     }
 }
 
@@ -114,8 +116,8 @@ impl Builder {
                 return Ok(Err(place::describe(source, &error, check)));
             }
         };
-        let grammar = Grammar::new(parser);
-        Ok(match GrammarState::new(grammar.clone()).mask() {
+        let grammar = CompiledGrammar::new(parser);
+        Ok(match TextState::new(grammar.clone()).mask() {
             None => Err("is too complex".into()),
             Some(mask) if mask.is_within(&[]) => Err("matches no text".into()),
             Some(_) => Ok(grammar),

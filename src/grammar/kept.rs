@@ -1,9 +1,10 @@
 //! The outcomes of sources: of those that requests asked for last, and of those that are being compiled.
 
-use super::compiled::{Grammar, WeakGrammar, lock};
+use super::compiled::{WeakGrammar, lock};
 use super::lane::ClientId;
 use super::place;
 use crate::error::{Error, RequestErrorKind, Result, caught_here};
+use crate::grammar::compiled::CompiledGrammar;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A grammar, or what is wrong with its source, in words that follow the name of its field; an error if the
 /// source is not at fault.
-pub(super) type Outcome = Result<Result<Grammar, String>>;
+pub(super) type Outcome = Result<Result<CompiledGrammar, String>>;
 
 /// The error that asks a client to try again, because of `why`.
 pub(super) fn overloaded(why: &str) -> Error {
@@ -148,7 +149,7 @@ impl Pending {
         }
     }
 
-    fn grammar(&self) -> Option<Grammar> {
+    fn grammar(&self) -> Option<CompiledGrammar> {
         match &lock(&self.state).stage {
             Stage::Done(Ok(Ok(grammar))) => Some(grammar.clone()),
             _ => None,

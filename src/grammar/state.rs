@@ -1,7 +1,7 @@
 //! Where one text is in its grammar.
 
-use super::compiled::{Grammar, StartParser, lock};
-use super::mask::Mask;
+use super::compiled::{CompiledGrammar, StartParser, lock};
+use crate::sampling::{GrammarState, Mask};
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 use std::fmt;
@@ -11,9 +11,9 @@ use std::sync::{Mutex, OnceLock};
 /// The state of a grammar along one text, and along the drafts that may continue it.
 ///
 /// Tokens are pushed and truncated without work. Each place that was reached since the last
-/// [`GrammarState::commit`] keeps its mask, so that draft and target compute it once between them.
-pub struct GrammarState {
-    grammar: Grammar,
+/// [`TextState::commit`] keeps its mask, so that draft and target compute it once between them.
+pub struct TextState {
+    grammar: CompiledGrammar,
     /// The committed tokens.
     committed: Vec<u32>,
     /// The tree of what was pushed after them; the first node is the end of the committed tokens.
@@ -80,9 +80,9 @@ enum Reached {
 #[derive(Debug)]
 struct Failed;
 
-impl GrammarState {
+impl TextState {
     /// The state at the start of a text.
-    pub fn new(grammar: Grammar) -> Self {
+    pub fn new(grammar: CompiledGrammar) -> Self {
         Self {
             committed: Vec::new(),
             nodes: vec![MaskNode::default()],
@@ -90,100 +90,6 @@ impl GrammarState {
             parser: Mutex::new(Parser::new(grammar.start())),
             grammar,
         }
-    }
-
-    /// The ids that end the text where the grammar can end.
-    pub fn eos(&self) -> &[u32] {
-        self.grammar.eos()
-    }
-
-    /// Adds a token, which the grammar need not allow.
-    pub fn push(&mut self, token: u32) {
-        let at = self.at;
-        let mut children = self.nodes.iter().enumerate().skip(1);
-        let known = children.find(|(_, node)| node.parent == at && node.token == token);
-        self.at = match known {
-            Some((place, _)) => place,
-            None => {
-                self.nodes.push(MaskNode {
-                    token,
-                    parent: at,
-                    mask: OnceLock::new(),
-                });
-                self.nodes.len() - 1
-            }
-        };
-    }
-
-    /// Removes the last `count` tokens, at most those pushed since the last commit.
-    pub fn pop(&mut self, count: usize) {
-        for _ in 0..count {
-            self.at = self.nodes[self.at].parent;
-        }
-    }
-
-    /// The pushed tokens stay for good.
-    pub fn commit(&mut self) {
-        self.committed.extend(self.path());
-        self.nodes = vec![self.nodes.swap_remove(self.at)];
-        self.at = 0;
-    }
-
-    /// The ids that may come next: none after a token that the grammar does not allow; after the end, those
-    /// that end a text, which no longer matter. `None` if the parser failed, because the text made the grammar
-    /// too complex.
-    pub fn mask(&self) -> Option<&Mask> {
-        let compute = || {
-            let path = self.path();
-            self.read(|parser| parser.mask(&self.grammar, &self.committed, &path))
-                .ok()
-        };
-        self.nodes[self.at].mask.get_or_init(compute).as_ref()
-    }
-
-    /// Computes the masks after each node of a draft, parents first (`None` = the current place), until
-    /// `stop` is set.
-    pub fn prepare(&mut self, tokens: &[u32], parents: &[Option<u16>], stop: &AtomicBool) {
-        let base = self.at;
-        let mut places: Vec<usize> = Vec::with_capacity(tokens.len());
-        let _ = self.mask();
-        for (&token, parent) in tokens.iter().zip(parents) {
-            if stop.load(Ordering::Relaxed) {
-                break;
-            }
-            self.at = parent.map_or(base, |parent| places[usize::from(parent)]);
-            self.push(token);
-            places.push(self.at);
-            let _ = self.mask();
-        }
-        self.at = base;
-    }
-
-    /// Whether the grammar can read each node of a draft and those above it; nodes as in
-    /// [`GrammarState::prepare`]. Cheaper than masks, which may forbid more: other tokens for bytes that are
-    /// forced. Nothing is worth verifying after the end.
-    pub fn accepts(&mut self, tokens: &[u32], parents: &[Option<u16>]) -> Vec<bool> {
-        let base = self.at;
-        let mut places: Vec<Option<usize>> = Vec::with_capacity(tokens.len());
-        for (&token, parent) in tokens.iter().zip(parents) {
-            let above = parent.map_or(Some(base), |parent| places[usize::from(parent)]);
-            let place = above.and_then(|above| {
-                self.at = above;
-                if above != base && self.eos().contains(&self.nodes[above].token) {
-                    return None;
-                }
-                let known = self.nodes[above].mask.get();
-                let allowed =
-                    known.map(|mask| mask.as_ref().is_some_and(|mask| mask.allows(token)));
-                self.push(token);
-                allowed
-                    .unwrap_or_else(|| self.is_readable())
-                    .then_some(self.at)
-            });
-            places.push(place);
-        }
-        self.at = base;
-        places.into_iter().map(|place| place.is_some()).collect()
     }
 
     /// Whether the parser can read the tokens up to the current node.
@@ -231,21 +137,6 @@ impl GrammarState {
         })
     }
 
-    /// The tokens that must come next, one after the other, because each is the only one allowed; at most
-    /// `max`, and none that ends the text.
-    pub fn forced(&mut self, max: usize) -> Vec<u32> {
-        let mut forced = Vec::new();
-        while forced.len() < max
-            && let Some(token) = self.mask().and_then(Mask::only)
-            && !self.eos().contains(&token)
-        {
-            self.push(token);
-            forced.push(token);
-        }
-        self.pop(forced.len());
-        forced
-    }
-
     /// Tokens from the committed ones to the current node.
     fn path(&self) -> Vec<u32> {
         let mut path = Vec::new();
@@ -259,18 +150,113 @@ impl GrammarState {
     }
 }
 
-impl Clone for GrammarState {
-    fn clone(&self) -> Self {
+impl GrammarState for TextState {
+    fn eos(&self) -> &[u32] {
+        self.grammar.eos()
+    }
+
+    fn push(&mut self, token: u32) {
+        let at = self.at;
+        let mut children = self.nodes.iter().enumerate().skip(1);
+        let known = children.find(|(_, node)| node.parent == at && node.token == token);
+        self.at = match known {
+            Some((place, _)) => place,
+            None => {
+                self.nodes.push(MaskNode {
+                    token,
+                    parent: at,
+                    mask: OnceLock::new(),
+                });
+                self.nodes.len() - 1
+            }
+        };
+    }
+
+    fn pop(&mut self, count: usize) {
+        for _ in 0..count {
+            self.at = self.nodes[self.at].parent;
+        }
+    }
+
+    fn commit(&mut self) {
+        self.committed.extend(self.path());
+        self.nodes = vec![self.nodes.swap_remove(self.at)];
+        self.at = 0;
+    }
+
+    fn mask(&self) -> Option<&Mask> {
+        let compute = || {
+            let path = self.path();
+            self.read(|parser| parser.mask(&self.grammar, &self.committed, &path))
+                .ok()
+        };
+        self.nodes[self.at].mask.get_or_init(compute).as_ref()
+    }
+
+    fn prepare(&mut self, tokens: &[u32], parents: &[Option<u16>], stop: &AtomicBool) {
+        let base = self.at;
+        let mut places: Vec<usize> = Vec::with_capacity(tokens.len());
+        let _ = self.mask();
+        for (&token, parent) in tokens.iter().zip(parents) {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            self.at = parent.map_or(base, |parent| places[usize::from(parent)]);
+            self.push(token);
+            places.push(self.at);
+            let _ = self.mask();
+        }
+        self.at = base;
+    }
+
+    fn accepts(&mut self, tokens: &[u32], parents: &[Option<u16>]) -> Vec<bool> {
+        let base = self.at;
+        let mut places: Vec<Option<usize>> = Vec::with_capacity(tokens.len());
+        for (&token, parent) in tokens.iter().zip(parents) {
+            let above = parent.map_or(Some(base), |parent| places[usize::from(parent)]);
+            let place = above.and_then(|above| {
+                self.at = above;
+                if above != base && self.eos().contains(&self.nodes[above].token) {
+                    return None;
+                }
+                let known = self.nodes[above].mask.get();
+                let allowed =
+                    known.map(|mask| mask.as_ref().is_some_and(|mask| mask.allows(token)));
+                self.push(token);
+                allowed
+                    .unwrap_or_else(|| self.is_readable())
+                    .then_some(self.at)
+            });
+            places.push(place);
+        }
+        self.at = base;
+        places.into_iter().map(|place| place.is_some()).collect()
+    }
+
+    fn forced(&mut self, max: usize) -> Vec<u32> {
+        let mut forced = Vec::new();
+        while forced.len() < max
+            && let Some(token) = self.mask().and_then(Mask::only)
+            && !self.eos().contains(&token)
+        {
+            self.push(token);
+            forced.push(token);
+        }
+        self.pop(forced.len());
+        forced
+    }
+
+    fn cloned(&self) -> Box<dyn GrammarState> {
         let mut clone = Self::new(self.grammar.clone());
         clone.committed.clone_from(&self.committed);
         self.path().into_iter().for_each(|token| clone.push(token));
-        clone
+        Box::new(clone)
     }
 }
 
-impl fmt::Debug for GrammarState {
+impl fmt::Debug for TextState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GrammarState({:?}, {:?})", self.committed, self.path())
+        write!(f, "TextState({:?}, {:?})", self.committed, self.path())
     }
 }
 
@@ -299,7 +285,12 @@ impl Parser {
     }
 
     /// The mask after `committed` and `path`.
-    fn mask(&mut self, grammar: &Grammar, committed: &[u32], path: &[u32]) -> anyhow::Result<Mask> {
+    fn mask(
+        &mut self,
+        grammar: &CompiledGrammar,
+        committed: &[u32],
+        path: &[u32],
+    ) -> anyhow::Result<Mask> {
         match self.go_to(grammar, committed, path)? {
             Reached::Refused => Ok(Mask::of(&[])),
             Reached::End => Ok(Mask::of(grammar.eos())),
@@ -308,7 +299,7 @@ impl Parser {
                     self.reset();
                     Ok(Mask::of(&[]))
                 }
-                set => Ok(Mask::from_set(&set?, grammar.vocab_size())),
+                set => Ok(Mask::from_words(set?.as_slice(), grammar.vocab_size())),
             },
         }
     }
@@ -316,7 +307,7 @@ impl Parser {
     /// Consumes `committed` and `path`, as far as the grammar allows them.
     fn go_to(
         &mut self,
-        grammar: &Grammar,
+        grammar: &CompiledGrammar,
         committed: &[u32],
         path: &[u32],
     ) -> anyhow::Result<Reached> {

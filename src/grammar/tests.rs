@@ -1,6 +1,9 @@
 use super::toy::ToyTokens;
 use super::*;
 use crate::error::Error;
+use crate::sampling::Grammar;
+use crate::sampling::GrammarState;
+use crate::sampling::Mask;
 use crate::sampling::mix;
 use serde_json::json;
 use std::sync::Arc;
@@ -41,7 +44,7 @@ fn refusal(source: &GrammarSource) -> String {
 }
 
 /// A random text of the grammar, as tokens; cut off after `max`.
-fn walk(state: &mut GrammarState, seed: u64, max: usize) -> (String, bool) {
+fn walk(state: &mut dyn GrammarState, seed: u64, max: usize) -> (String, bool) {
     let vocabulary = vocabulary();
     let mut text = Vec::new();
     for step in 0..max {
@@ -87,7 +90,7 @@ fn texts_follow_their_grammar() {
     let mut ended = 0;
     let grammar = compiled(&schema());
     for seed in 0..60 {
-        let (text, complete) = walk(&mut GrammarState::new(grammar.clone()), seed, 200);
+        let (text, complete) = walk(&mut *grammar.start(), seed, 200);
         if complete {
             ended += 1;
             let value: serde_json::Value = serde_json::from_str(&text).expect(&text);
@@ -119,7 +122,7 @@ fn texts_follow_their_grammar() {
     ] {
         let grammar = compiled(&source);
         let texts: Vec<String> = (0..200)
-            .map(|seed| walk(&mut GrammarState::new(grammar.clone()), seed, 40))
+            .map(|seed| walk(&mut *grammar.start(), seed, 40))
             .filter_map(|(text, complete)| complete.then_some(text))
             .collect();
         for text in fits.split(' ').take(3) {
@@ -129,11 +132,7 @@ fn texts_follow_their_grammar() {
             );
         }
     }
-    let (text, _) = walk(
-        &mut GrammarState::new(compiled(&GrammarSource::JsonObject)),
-        3,
-        30,
-    );
+    let (text, _) = walk(&mut *compiled(&GrammarSource::JsonObject).start(), 3, 30);
     assert!(text.starts_with('{'), "{text}");
 }
 
@@ -148,7 +147,7 @@ fn a_mask_is_a_function_of_the_tokens() {
     ] {
         let grammar = compiled(&source);
         for seed in 0..25 {
-            let mut state = GrammarState::new(grammar.clone());
+            let mut state = grammar.start();
             let (mut tokens, mut committed): (Vec<u32>, usize) = (Vec::new(), 0);
             for step in 0..60 {
                 let roll = mix(seed << 32 | step);
@@ -175,7 +174,7 @@ fn a_mask_is_a_function_of_the_tokens() {
                         state.push(token);
                     }
                 }
-                let mut fresh = GrammarState::new(grammar.clone());
+                let mut fresh = grammar.start();
                 tokens.iter().for_each(|&token| fresh.push(token));
                 fresh.commit();
                 assert_eq!(state.mask(), fresh.mask(), "{source:?} after {tokens:?}");
@@ -188,7 +187,7 @@ fn a_mask_is_a_function_of_the_tokens() {
 #[test]
 fn forced_tokens_are_the_only_ones() {
     let vocabulary = vocabulary();
-    let mut state = GrammarState::new(compiled(&schema()));
+    let mut state = compiled(&schema()).start();
     let forced = state.forced(20);
     let text: Vec<u8> = forced
         .iter()
@@ -208,14 +207,16 @@ fn forced_tokens_are_the_only_ones() {
     state.pop(forced.len());
     assert_eq!(state.forced(2), forced[..2]);
     assert_eq!(
-        GrammarState::new(compiled(&GrammarSource::Choice(vec!["x".into()]))).forced(9),
+        compiled(&GrammarSource::Choice(vec!["x".into()]))
+            .start()
+            .forced(9),
         [120]
     );
 }
 
 #[test]
 fn drafts_are_cut_where_the_grammar_ends_them() {
-    let mut state = GrammarState::new(compiled(&GrammarSource::Regex("x(b|c)d".into())));
+    let mut state = compiled(&GrammarSource::Regex("x(b|c)d".into())).start();
     let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
     let chain = [None, Some(0), Some(1), Some(2)];
     assert_eq!(

@@ -3,7 +3,7 @@
 use super::reply;
 use crate::error::{Error, RequestErrorKind, Result, clipped};
 use crate::files;
-use crate::model::{LoraAdapter, LoraTarget};
+use crate::model::{Adapter, AdapterLoader};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 use tokio::sync::Mutex;
@@ -21,28 +21,28 @@ pub struct AdapterLimits {
 /// The adapters that are loaded.
 #[derive(Debug)]
 pub struct Adapters {
-    target: LoraTarget,
+    loader: Arc<dyn AdapterLoader>,
     pub(super) limits: AdapterLimits,
     /// In the order in which they were loaded.
     loaded: RwLock<Vec<Loaded>>,
     /// All that were loaded and may still be in memory: requests go on with one that is unloaded or replaced.
-    in_memory: std::sync::Mutex<Vec<Weak<LoraAdapter>>>,
+    in_memory: std::sync::Mutex<Vec<Weak<dyn Adapter>>>,
     /// The right to load one.
     pub(super) turn: Arc<Mutex<()>>,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Loaded {
-    pub adapter: Arc<LoraAdapter>,
+    pub adapter: Arc<dyn Adapter>,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
 }
 
 impl Adapters {
-    /// None so far, for the model that `target` is of.
-    pub fn new(target: LoraTarget, limits: AdapterLimits) -> Self {
+    /// None so far, for the model that `loader` is of.
+    pub fn new(loader: Arc<dyn AdapterLoader>, limits: AdapterLimits) -> Self {
         Self {
-            target,
+            loader,
             limits,
             loaded: RwLock::default(),
             in_memory: std::sync::Mutex::default(),
@@ -62,7 +62,7 @@ impl Adapters {
             return Err(Error::invalid(NAME, what));
         }
         self.check_room(name, in_place)?;
-        let adapter = self.target.load(name, folder, self.limits.max_rank);
+        let adapter = self.loader.load(name, folder, self.limits.max_rank);
         let adapter = adapter.map_err(|e| Error::invalid(PATH, e.to_string()))?;
         tracing::info!(
             "adapter {name}: rank {}, {} bytes, from {}",
@@ -70,7 +70,6 @@ impl Adapters {
             adapter.bytes(),
             clipped(&folder.to_string_lossy())
         );
-        let adapter = Arc::new(adapter);
         let mut in_memory = (self.in_memory.lock()).unwrap_or_else(PoisonError::into_inner);
         in_memory.push(Arc::downgrade(&adapter));
         let mut all = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +125,7 @@ impl Adapters {
     }
 
     /// Those that are loaded, in the order of loading.
-    pub fn loaded(&self) -> Vec<Arc<LoraAdapter>> {
+    pub fn loaded(&self) -> Vec<Arc<dyn Adapter>> {
         self.all().iter().map(|one| one.adapter.clone()).collect()
     }
 

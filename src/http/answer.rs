@@ -5,7 +5,8 @@ use super::context::Context;
 use super::structured::Structured;
 use super::tools::{CallMode, Tools};
 use crate::error::{Error, FieldPath, Result};
-use crate::grammar::{Grammar, GrammarSource, MAX_SOURCE_BYTES};
+use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES};
+use crate::sampling::Grammar;
 use crate::text::{
     Answer, Calls, HarmonyParser, ReasoningFormat, Signature, ToolFormat, answer_grammar,
 };

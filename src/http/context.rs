@@ -4,8 +4,9 @@ use super::adapters::Adapters;
 use super::defaults::SamplingDefaults;
 use crate::engine::RequestLimits;
 use crate::error::{Error, FieldPath, RequestErrorKind, Result};
-use crate::grammar::{ClientId, Compiler, Grammar, GrammarSource, Waiter};
-use crate::model::{EmbeddingSpec, LoraAdapter};
+use crate::grammar::{ClientId, Compiler, GrammarSource, Waiter};
+use crate::model::{Adapter, EmbeddingSpec};
+use crate::sampling::Grammar;
 use crate::spec::CacheScope;
 use crate::text::{LiteralText, ReasoningFormat, Text, ToolFormat};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
@@ -121,5 +122,5 @@ pub(super) struct ServedModel {
     /// Its name in answers.
     pub name: String,
     /// `None` = it is the base model.
-    pub adapter: Option<Arc<LoraAdapter>>,
+    pub adapter: Option<Arc<dyn Adapter>>,
 }

@@ -6,7 +6,7 @@ use super::numbers::numbers;
 use super::stop::Stops;
 use super::wire::{Common, wrong};
 use crate::error::{Error, Result};
-use crate::grammar::Mask;
+use crate::sampling::Mask;
 use crate::sampling::SamplingParams;
 use serde_json::{Map, Value};
 use std::sync::Arc;

@@ -4,7 +4,8 @@
 use super::context::Context;
 use super::wire::{required, wrong};
 use crate::error::{Error, FieldPath, Result};
-use crate::grammar::{Grammar, GrammarSource};
+use crate::grammar::GrammarSource;
+use crate::sampling::Grammar;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

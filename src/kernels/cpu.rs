@@ -1,6 +1,5 @@
 //! Selects the instruction set of the CPU kernels.
 
-use crate::error::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -143,18 +142,16 @@ impl Isa {
         Self::available().next_back().unwrap_or(Self::Portable)
     }
 
-    fn choose(wanted: Option<&str>) -> Result<Self> {
+    fn choose(wanted: Option<&str>) -> Result<Self, String> {
         let Some(wanted) = wanted else {
             return Ok(Self::best());
         };
         Self::detect(wanted).ok_or_else(|| match Self::NAMES.contains(&wanted) {
-            true => Error::setup(format!(
-                "{VARIABLE}={wanted}: this CPU does not have these instructions"
-            )),
-            false => Error::setup(format!(
+            true => format!("{VARIABLE}={wanted}: this CPU does not have these instructions"),
+            false => format!(
                 "{VARIABLE}={wanted}: expected one of {}",
                 Self::NAMES.join(", ")
-            )),
+            ),
         })
     }
 }
@@ -171,7 +168,7 @@ impl fmt::Debug for Isa {
 /// # Errors
 /// A setup error if the variable names an instruction set that is unknown or that this CPU does not
 /// have. (The kernels then use the best one.)
-pub fn check() -> Result<Isa> {
+pub fn check() -> Result<Isa, String> {
     Isa::choose(std::env::var(VARIABLE).ok().as_deref())
 }
 
@@ -202,13 +199,13 @@ mod tests {
     fn the_variable_is_obeyed_or_refused() {
         assert_eq!(Isa::choose(Some("portable")).unwrap(), Isa::Portable);
         assert_eq!(Isa::choose(None).unwrap(), Isa::best());
-        let error = Isa::choose(Some("sse9")).unwrap_err().to_string();
+        let error = Isa::choose(Some("sse9")).unwrap_err();
         assert!(error.contains("expected one of portable, avx2"), "{error}");
         for name in Isa::NAMES {
             let chosen = Isa::choose(Some(name));
             match Isa::detect(name) {
                 Some(isa) => assert_eq!((chosen.unwrap(), isa.name()), (isa, name)),
-                None => assert!(chosen.unwrap_err().to_string().contains("does not have")),
+                None => assert!(chosen.unwrap_err().contains("does not have")),
             }
         }
     }

@@ -8,7 +8,7 @@ use super::recurrent::{
     Convolution, Recurrence, Sizes, TokenInputs, recurrent, sigmoid, softplus, square_sum,
 };
 use super::states::{StatePool, StateRows, StateShape};
-use crate::float;
+use crate::kernels::float;
 use candle_core::{Result, Tensor};
 
 /// Sizes of a layer.

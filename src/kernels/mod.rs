@@ -15,6 +15,7 @@ pub mod cpu;
 mod delta_net;
 pub mod dense;
 mod device;
+pub mod float;
 pub mod glu;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -23,6 +24,7 @@ pub mod kv_move;
 pub mod kv_write;
 mod mamba;
 pub mod matmul;
+mod mix;
 pub mod norm;
 pub mod paged_attention;
 mod pair_product;
@@ -42,7 +44,6 @@ mod storage;
 /// Whether this program has the CUDA kernels.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
-pub(crate) use crate::float;
 pub use bandwidth::read_bandwidth;
 pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
 pub use device::{device, device_memory};
@@ -50,6 +51,7 @@ pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::{kv_write, kv_write_to};
 pub use mamba::{MambaShape, MambaWeights, mamba};
+pub use mix::mix;
 pub use norm::add_norm;
 pub use paged_attention::{
     AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD,

@@ -12,7 +12,7 @@ use std::ops::Range;
 pub struct StateRows {
     /// The rows of the forward: a chain of certain tokens, and then the nodes of a draft.
     pub rows: Range<usize>,
-    /// The parent of each node, as in [`Batch::push_span`](crate::model::Batch::push_span).
+    /// The parent of each node, as in `Batch::push_span`.
     pub parents: Vec<Option<u16>>,
     /// `None` = the rows are the first of their sequence, and nothing is kept.
     pub kept: Option<KeptState>,

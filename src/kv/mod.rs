@@ -125,6 +125,11 @@ impl KvShape {
         values * self.dtype.size_in_bytes()
     }
 
+    /// Whether a layer keeps a state of a whole text.
+    pub fn is_recurrent(&self) -> bool {
+        !self.states.is_empty()
+    }
+
     /// Bytes of the states of one sequence over all layers.
     pub fn bytes_per_state(&self) -> usize {
         self.states.iter().map(StateShape::bytes).sum()

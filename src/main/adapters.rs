@@ -4,15 +4,16 @@ use crate::memory;
 use foretoken::config::Config;
 use foretoken::error::{Error, Result};
 use foretoken::http::Adapters;
-use foretoken::model::Model;
+use foretoken::model::LoadedModel;
 use serde::Serialize;
 use std::fmt;
+use std::sync::Arc;
 
 /// The adapters of a server of `target`; `None` = it has none.
 ///
 /// # Errors
 /// `Setup`, in one line that names the adapter: it is missing, broken or not supported.
-pub fn load(config: &Config, target: &dyn Model) -> Result<Option<Adapters>> {
+pub fn load(config: &Config, target: &dyn LoadedModel) -> Result<Option<Adapters>> {
     let Some(lora) = &config.lora else {
         return Ok(None);
     };
@@ -33,7 +34,7 @@ pub fn load(config: &Config, target: &dyn Model) -> Result<Option<Adapters>> {
             lora.limits.max_loras, lora.limits.max_rank
         )));
     }
-    let adapters = Adapters::new(found.clone(), lora.limits);
+    let adapters = Adapters::new(Arc::new(found.clone()), lora.limits);
     let first = std::iter::once(&config.served_model_name);
     let taken: Vec<String> = first.chain(&config.served_model_aliases).cloned().collect();
     for module in &lora.modules {

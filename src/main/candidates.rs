@@ -6,9 +6,10 @@ use candle_core::Device;
 use foretoken::config::{Config, DrafterChoice};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::{EMBEDDED, GgufSource};
+use foretoken::model::LoadedModel;
 use foretoken::model::hub_gguf::{self, HubFile};
 use foretoken::model::{
-    self, DraftNetwork, HeadKind, LoadFormat, LoadOptions, Model, ModelSource, TensorHeaders, hub,
+    self, DraftNetwork, HeadKind, LoadFormat, LoadOptions, ModelSource, TensorHeaders, hub,
 };
 use foretoken::text::{Text, check_same_tokens};
 use serde::Serialize;
@@ -36,7 +37,7 @@ pub struct Candidate {
 pub struct Target<'a> {
     pub config: &'a Config,
     pub device: &'a Device,
-    pub model: &'a dyn Model,
+    pub model: &'a dyn LoadedModel,
     pub text: &'a Text,
     pub parameters: u64,
     pub source: &'a ModelSource,
@@ -45,8 +46,8 @@ pub struct Target<'a> {
 }
 
 /// Refuses a model that cannot draft, as [`DraftPool`](foretoken::spec::DraftPool) does.
-fn refuse_recurrent(model: &dyn Model) -> Result<()> {
-    if model.config().spec.is_recurrent() {
+fn refuse_recurrent(model: &dyn LoadedModel) -> Result<()> {
+    if model.kv_shape().is_recurrent() {
         return Err(Error::setup(
             "a model with linear attention or Mamba cannot draft: only heads, tables and models with attention in all layers can",
         ));
@@ -102,7 +103,7 @@ impl Target<'_> {
         if candidate.parameters as f64 > MAX_SHARE * self.parameters as f64 {
             return Err(Error::setup("it is too large for a draft"));
         }
-        if draft.model().config().vocab_size > self.model.config().vocab_size {
+        if draft.model().info().vocab_size > self.model.config().vocab_size {
             return Err(Error::setup("it has more token ids than the target"));
         }
         let theirs = read_text(source, LoadFormat::Auto)?;

@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use foretoken::config::{CheckOptions, Config, LoadFlags};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::GgufSource;
+use foretoken::model::LoadedModel;
 use foretoken::model::{
     self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, Model,
     ModelSource, TensorEntry,
@@ -131,8 +132,8 @@ pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
 }
 
 fn report(config: &Config) -> Result<Report> {
-    let device = kernels::device(&config.load.device)?;
-    kernels::cpu::check()?;
+    let device = kernels::device(&config.load.device).map_err(Error::setup)?;
+    kernels::cpu::check().map_err(Error::setup)?;
     if let Some(threads) = config.load.threads {
         kernels::set_threads(threads);
     }
@@ -216,7 +217,7 @@ fn report(config: &Config) -> Result<Report> {
 
 /// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer,
 /// too, of which it needs one row, nor those of other experts than its own.
-fn bytes_per_token(model: &dyn Model, inventory: &Inventory) -> u64 {
+fn bytes_per_token(model: &dyn LoadedModel, inventory: &Inventory) -> u64 {
     let is_tied = model.config().tie_word_embeddings;
     // All layers that have experts have the same number.
     let mut layers = model.config().spec.layers.iter();
@@ -269,7 +270,7 @@ impl WeightSource {
 impl Report {
     fn new(
         config: &Config,
-        model: &dyn Model,
+        model: &dyn LoadedModel,
         inventory: &Inventory,
         text: &Text,
         cache: &Cache,

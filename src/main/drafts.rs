@@ -1,9 +1,8 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use foretoken::error::{Error, Result};
-use foretoken::model::{
-    DraftNetwork, Head, KvSource, LayerList, LayerSpec, MixerSpec, Model, ModelConfig,
-};
+use foretoken::model::LoadedModel;
+use foretoken::model::{DraftNetwork, Head, KvSource, LayerList, Model, ModelConfig, ModelInfo};
 use foretoken::spec::{
     DraftModel, Drafter, JointModel, JointVocabulary, ParallelDrafter, Tokenizer, Translator,
 };
@@ -29,10 +28,10 @@ impl LoadedDraft {
     pub fn beside(
         target: &dyn Model,
         text: Option<&Arc<Text>>,
-        (draft, draft_text): (Box<dyn Model>, Option<Text>),
+        (draft, draft_text): (Box<dyn LoadedModel>, Option<Text>),
         name: &str,
     ) -> Result<Self> {
-        let (known, drafted) = (target.config().vocab_size, draft.config().vocab_size);
+        let (known, drafted) = (target.info().vocab_size, draft.info().vocab_size);
         let vocabulary = match (text, draft_text) {
             (Some(text), Some(draft_text)) => {
                 // Output layers may be padded, but the target must have every drafted id.
@@ -50,7 +49,7 @@ impl LoadedDraft {
             }
             _ => None,
         };
-        if let Some(warning) = too_large(target.config(), draft.config(), name) {
+        if let Some(warning) = too_large(target.info(), draft.info(), name) {
             tracing::warn!("{warning}");
         }
         let Some(vocabulary) = vocabulary else {
@@ -85,7 +84,7 @@ impl LoadedDraft {
     ///
     /// # Errors
     /// `Setup`, if the target does not have them.
-    pub fn own(target: &dyn Model, layers: Option<&LayerList>) -> Result<Self> {
+    pub fn own(target: &dyn LoadedModel, layers: Option<&LayerList>) -> Result<Self> {
         let count = target.config().num_layers();
         let layers = match layers {
             Some(layers) => layers.clone(),
@@ -107,7 +106,7 @@ impl LoadedDraft {
     /// Arithmetic operations of one of its tokens over those of one of `target`'s, about: the c-hat of
     /// Leviathan et al. 2023, section 3.4.
     pub fn operations(&self, target: &dyn Model) -> f64 {
-        multiplications(self.model().config()) / multiplications(target.config())
+        self.model().info().multiplications / target.info().multiplications
     }
 
     /// The drafter, with a pool of `num_blocks` blocks, which caches prefixes or not.
@@ -156,10 +155,10 @@ fn default_layers(target: &ModelConfig) -> Result<LayerList> {
 }
 
 /// Why a draft of this shape cannot pay, if it cannot: a step of it takes about as long as one of the target.
-fn too_large(target: &ModelConfig, draft: &ModelConfig, name: &str) -> Option<String> {
+fn too_large(target: &ModelInfo, draft: &ModelInfo, name: &str) -> Option<String> {
     /// Of the target's multiplications; at a half, drafts pay only where nearly all are accepted.
     const MAX_SHARE: f64 = 0.5;
-    let share = multiplications(draft) / multiplications(target);
+    let share = draft.multiplications / target.multiplications;
     (share > MAX_SHARE).then(|| {
         format!(
             "{name} cannot make anything faster: a step of it takes about {:.0}% of one of the target; take a smaller draft, or leave out --draft-model, and tables draft",
@@ -175,31 +174,6 @@ fn too_foreign((all, shared): (usize, usize), name: &str) -> Option<String> {
             "{name} will hardly make anything faster: fewer than half of its tokens are tokens of the target; take a draft of the target's family, or leave out --draft-model, and tables draft"
         )
     })
-}
-
-/// Multiplications of a token's forward, about.
-fn multiplications(config: &ModelConfig) -> f64 {
-    let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
-    let gates = |layer: &LayerSpec| {
-        if layer.has_gate {
-            config.num_heads * config.head_dim
-        } else {
-            0
-        }
-    };
-    let hidden = config.hidden_size;
-    let mixer = |layer: &LayerSpec| match layer.mixer {
-        MixerSpec::Attention => heads + gates(layer),
-        MixerSpec::Latent(latent) => latent.weights(config.num_heads, hidden) / hidden,
-        MixerSpec::ShortConv(_) => 4 * hidden,
-        MixerSpec::Delta(delta) => delta.shape.width() + delta.shape.values(),
-        MixerSpec::Mamba(mamba) => mamba.shape.width() + mamba.shape.values(),
-        MixerSpec::None => 0,
-    };
-    let width = |layer: &LayerSpec| mixer(layer) + 3 * layer.active_width(config.intermediate_size);
-    let layers: usize = config.spec.layers.iter().map(width).sum();
-    let vocabulary = config.draft_vocab_size.unwrap_or(config.vocab_size);
-    (hidden * (layers + vocabulary)) as f64
 }
 
 /// A model's [`Text`], as the translation of drafts sees it.
@@ -265,7 +239,8 @@ mod tests {
     fn drafts_that_cannot_pay_are_told() {
         let of = |name: &str| {
             let file = format!("configs/{name}/config.json");
-            ModelConfig::from_json(Path::new(&file)).expect("a shipped file")
+            let config = ModelConfig::from_json(Path::new(&file));
+            config.expect("a shipped file").info()
         };
         let (one, three) = (of("llama-3.2-1b"), of("llama-3.2-3b"));
         assert_eq!(too_large(&three, &one, "d"), None);

@@ -3,14 +3,19 @@
 use foretoken::config::{Config, DrafterChoice};
 use foretoken::engine::EngineHandle;
 use foretoken::error::{Error, Result};
-use foretoken::model::{LoadOptions, Model, ModelSource};
+use foretoken::model::LoadedModel;
+use foretoken::model::{LoadOptions, ModelSource};
 use foretoken::train::learn::{IdleLearner, LearnSetup, Learning};
 
 /// The learner of the head of `--draft-model`, which `load` says how to load; `None` without `--learn`.
 ///
 /// # Errors
 /// `Setup`, in one line: the head cannot learn here, or the folder is not suited.
-pub fn open(config: &Config, load: LoadOptions, target: &dyn Model) -> Result<Option<Learning>> {
+pub fn open(
+    config: &Config,
+    load: LoadOptions,
+    target: &dyn LoadedModel,
+) -> Result<Option<Learning>> {
     let Some(options) = &config.learn else {
         return Ok(None);
     };

@@ -12,6 +12,7 @@ use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::http::{Adapters, ServerInfo};
 use foretoken::kernels;
+use foretoken::model::LoadedModel;
 use foretoken::model::{
     self, EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, Model, ModelConfig, ModelSource,
     TensorHeaders, hub_headers,
@@ -88,8 +89,8 @@ impl<'a> Wanted<'a> {
 /// Loads the models, sizes the KV pools and starts the engine, whose thread the caller keeps until the engine's work is
 /// done. With `row_penalty` above 0, the target's rows are made dearer; see [`RowPenalty`].
 pub fn load(config: &Config, row_penalty: f64) -> Result<(Loaded, EngineThread)> {
-    let device = kernels::device(&config.load.device)?;
-    let isa = kernels::cpu::check()?;
+    let device = kernels::device(&config.load.device).map_err(Error::setup)?;
+    let isa = kernels::cpu::check().map_err(Error::setup)?;
     if let Some(threads) = config.load.threads {
         kernels::set_threads(threads);
     }
@@ -156,7 +157,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<(Loaded, EngineThread)>
             drafter(config, wanted, draft, blocks, text, link.take())
         })
         .collect::<Result<_>>()?;
-    let target = if row_penalty > 0.0 {
+    let target: Box<dyn Model> = if row_penalty > 0.0 {
         Box::new(RowPenalty::new(target, row_penalty))
     } else {
         target
@@ -193,7 +194,7 @@ pub fn load(config: &Config, row_penalty: f64) -> Result<(Loaded, EngineThread)>
 pub fn embeddings(
     config: &Config,
     source: &ModelSource,
-    model: &dyn Model,
+    model: &dyn LoadedModel,
 ) -> Result<Option<EmbeddingSpec>> {
     let spec = EmbeddingSpec::of(source, config.pooling)?;
     if !model.generates() && spec.is_none() {
@@ -300,7 +301,7 @@ fn load_draft(
     config: &Config,
     choice: &DrafterChoice,
     device: &Device,
-    (source, target): (&ModelSource, &dyn Model),
+    (source, target): (&ModelSource, &dyn LoadedModel),
     text: Option<&Arc<Text>>,
 ) -> Result<Option<LoadedDraft>> {
     let head = |choice: &ModelChoice, drafter: &str, takes: fn(HeadKind) -> bool| {
@@ -347,7 +348,7 @@ fn load_mtp(
     config: &Config,
     source: &ModelSource,
     device: &Device,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Result<Option<LoadedDraft>> {
     let options = load_options(&config.load, device);
     let head = model::load_mtp(source, &options, target);
@@ -362,7 +363,7 @@ fn preferred_mtp(
     config: &Config,
     source: &ModelSource,
     device: &Device,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Option<LoadedDraft> {
     load_mtp(config, source, device, target).unwrap_or_else(|error| {
         tracing::warn!("{}", tables_instead(&error));
@@ -375,7 +376,7 @@ fn load_head(
     config: &Config,
     choice: &ModelChoice,
     device: &Device,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
     takes: fn(HeadKind) -> bool,
 ) -> Result<Option<LoadedDraft>> {
     let options = draft_options(config, device);
@@ -495,7 +496,7 @@ fn load_model(
     choice: &ModelChoice,
     source: &ModelSource,
     options: &LoadOptions,
-) -> Result<(Box<dyn Model>, Option<Text>)> {
+) -> Result<(Box<dyn LoadedModel>, Option<Text>)> {
     let started = std::time::Instant::now();
     // What is wrong with the model itself is said first, and a missing tokenizer before a long load.
     if let ModelSource::Folder(path) = source {

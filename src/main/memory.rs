@@ -4,8 +4,7 @@ use candle_core::Device;
 use foretoken::config::{Config, KvBudget};
 use foretoken::error::{Error, Result};
 use foretoken::kernels;
-use foretoken::kv::KvHeads;
-use foretoken::model::{LayerSpec, Model, ModelConfig};
+use foretoken::model::{Model, ModelInfo};
 use foretoken::spec::max_state_copies;
 use std::fmt;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
@@ -40,7 +39,7 @@ pub fn cache(
     drafts: &[&dyn Model],
     mut gpu: Option<&mut DeviceMemory>,
 ) -> Result<Cache> {
-    let context = target.config().max_position_embeddings;
+    let context = target.info().max_position_embeddings;
     let longest = config.engine.longest(context)?;
     let models = || std::iter::once(target).chain(drafts.iter().copied());
     let per_token: Vec<usize> = models()
@@ -50,7 +49,7 @@ pub fn cache(
     let room = match &mut gpu {
         None => MAX_CPU_KV_BYTES.min(free_memory() / 4),
         Some(budget) => {
-            let needs = models().map(|model| workspace(model.config(), config));
+            let needs = models().map(|model| workspace(model.info(), config));
             budget.add("workspace", LIBRARY_BYTES + needs.max().unwrap_or(0));
             budget.left(config)?
         }
@@ -233,10 +232,12 @@ impl DeviceMemory {
     /// # Errors
     /// The driver does not report its memory.
     pub fn new(device: &Device) -> Result<Option<Self>> {
-        let mut budget = kernels::device_memory(device)?.map(|(_, total)| Self {
-            total,
-            parts: Vec::new(),
-        });
+        let mut budget = kernels::device_memory(device)
+            .map_err(Error::setup)?
+            .map(|(_, total)| Self {
+                total,
+                parts: Vec::new(),
+            });
         Self::note(&mut budget, "CUDA, other programs", device)?;
         Ok(budget)
     }
@@ -246,7 +247,10 @@ impl DeviceMemory {
     /// # Errors
     /// The driver does not report its memory.
     pub fn note(budget: &mut Option<Self>, name: &str, device: &Device) -> Result<()> {
-        if let (Some(budget), Some((free, total))) = (budget, kernels::device_memory(device)?) {
+        if let (Some(budget), Some((free, total))) = (
+            budget,
+            kernels::device_memory(device).map_err(Error::setup)?,
+        ) {
             budget.add(name, (total - free).saturating_sub(budget.sum()));
         }
         Ok(())
@@ -292,22 +296,11 @@ impl fmt::Display for DeviceMemory {
 /// Upper bound in bytes on the workspace of a forward with the maximum rows of a step: the live
 /// activations of one layer, the logits (in f32 and before conversion), the probabilities made from
 /// them, and the draft distributions.
-fn workspace(model: &ModelConfig, config: &Config) -> u64 {
-    // Layers may differ: of each size the largest counts.
-    let heads_of = |layer: &LayerSpec| {
-        let KvHeads { count, dim, .. } = layer.kv_heads.unwrap_or(model.kv_heads());
-        (model.num_heads + 2 * count) * dim
-    };
-    let layers = &model.spec.layers;
-    let heads = layers.iter().map(heads_of).max().unwrap_or(0);
-    let mlp = layers.iter().filter_map(|layer| layer.mlp_width).max();
-    let mlp = mlp.unwrap_or(0).max(model.intermediate_size);
-    let inputs = model.spec.layer_input_width.unwrap_or(0) * layers.len();
-    let row = 4 * model.hidden_size + 2 * heads + 3 * mlp + 2 * inputs;
+fn workspace(model: &ModelInfo, config: &Config) -> u64 {
     let engine = &config.engine;
     let rows = engine.max_num_batched_tokens;
     let sampled = rows.min(engine.max_num_seqs + engine.step_limits.draft_rows);
-    ((rows * row + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
+    ((rows * model.row_values + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
 }
 
 /// Free memory in bytes of this machine or its container.
@@ -326,7 +319,8 @@ mod tests {
     use candle_core::DType;
     use foretoken::config::Command;
     use foretoken::engine::StepLimits;
-    use foretoken::kv::{KvShape, KvStore};
+    use foretoken::kv::{KvHeads, KvShape, KvStore};
+    use foretoken::model::ModelConfig;
     use std::path::Path;
 
     /// Bytes of the weights in bf16, without norms.
@@ -361,7 +355,7 @@ mod tests {
         let bytes = |seqs| {
             let flags =
                 format!("--max-num-batched-tokens 300 --spec-length 5 --max-num-seqs {seqs}");
-            workspace(&model, &config(&flags))
+            workspace(&model.info(), &config(&flags))
         };
         let full = 300 - StepLimits::default().draft_rows;
         assert!(bytes(full - 1) < bytes(full));
@@ -381,7 +375,7 @@ mod tests {
             budget.add(format!("{whose} weights"), weights(&model));
             budget.add(format!("KV cache, {whose}"), kv(&model, 8 * 4096));
         }
-        let needs = workspace(&shape("llama-3.2-3b"), &config);
+        let needs = workspace(&shape("llama-3.2-3b").info(), &config);
         budget.add("workspace", LIBRARY_BYTES + needs);
         assert!(budget.sum() <= budget.total, "{budget}");
         assert!(budget.sum() > budget.total * 3 / 4, "{budget}");

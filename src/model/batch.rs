@@ -1,6 +1,6 @@
 //! The rows of a forward.
 
-use super::lora::{AdapterRows, LoraAdapter};
+use super::adapter::{Adapter, AdapterRows};
 use crate::error::{Error, Result};
 use crate::kernels::{KeptState, Span, StateRows};
 use crate::kv::BlockTable;
@@ -151,7 +151,7 @@ impl Batch {
     }
 
     /// Gives the last `rows` rows an adapter. Those of the same one before them share its products.
-    pub fn adapt(&mut self, rows: usize, adapter: &Arc<LoraAdapter>) {
+    pub fn adapt(&mut self, rows: usize, adapter: &Arc<dyn Adapter>) {
         let end = self.tokens.len();
         let rows = end - rows..end;
         match self.adapters.last_mut() {
@@ -169,7 +169,7 @@ impl Batch {
     ///
     /// # Errors
     /// If sequences do not begin here, and nobody said which states they go on with.
-    pub(super) fn state_rows(&self) -> Result<Vec<StateRows>> {
+    pub fn state_rows(&self) -> Result<Vec<StateRows>> {
         if !self.states.is_empty() {
             return Ok(self.states.clone());
         }

@@ -15,7 +15,7 @@ use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::Weights;
-use super::{Batch, Ends, ForwardOutput, Model, Taps, names};
+use super::{Batch, Ends, ForwardOutput, LoadedModel, Model, ModelInfo, Taps, names};
 use crate::error::{Error, Result};
 use crate::kernels::{AttentionBatch, Span};
 use crate::kv::{KvShape, KvStore};
@@ -24,6 +24,7 @@ use candle_core::{DType, Device, Tensor};
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
 pub struct Decoder {
     config: ModelConfig,
+    info: ModelInfo,
     embedding: Embedding,
     layer_inputs: Option<LayerInputs>,
     layers: Vec<Layer>,
@@ -100,6 +101,7 @@ impl Decoder {
         Ok(Self {
             dtypes: weights.dtypes(),
             device: weights.device().clone(),
+            info: config.info(),
             config,
             embedding,
             layer_inputs,
@@ -145,11 +147,13 @@ impl Decoder {
                 "a draft cannot have the layers {layers:?} of a model with {count} layers"
             )));
         }
+        let config = ModelConfig {
+            spec: self.config.spec.subset(layers).map_err(Error::setup)?,
+            ..self.config.clone()
+        };
         Ok(Self {
-            config: ModelConfig {
-                spec: self.config.spec.subset(layers).map_err(Error::setup)?,
-                ..self.config.clone()
-            },
+            info: config.info(),
+            config,
             embedding: self.embedding.clone(),
             layer_inputs: self.layer_inputs.clone(),
             layers: layers.iter().map(|&i| self.layers[i].clone()).collect(),
@@ -321,21 +325,9 @@ fn number_sites(layers: &mut [Layer], config: &ModelConfig) -> LoraTarget {
     LoraTarget::new(sites.collect())
 }
 
-impl Model for Decoder {
+impl LoadedModel for Decoder {
     fn config(&self) -> &ModelConfig {
         &self.config
-    }
-
-    fn kv_shape(&self) -> KvShape {
-        self.config.kv_shape(self.dtypes.kv)
-    }
-
-    fn device(&self) -> &Device {
-        &self.device
-    }
-
-    fn generates(&self) -> bool {
-        self.output.is_some()
     }
 
     fn lora_target(&self) -> Option<&LoraTarget> {
@@ -350,8 +342,30 @@ impl Model for Decoder {
         })
     }
 
-    fn subset(&self, layers: &[usize]) -> Result<Box<dyn Model>> {
+    fn subset(&self, layers: &[usize]) -> Result<Box<dyn LoadedModel>> {
         Ok(Box::new(self.subset(layers)?))
+    }
+}
+
+impl Model for Decoder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn takes_adapters(&self) -> bool {
+        self.lora_target().is_some()
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn generates(&self) -> bool {
+        self.output.is_some()
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {

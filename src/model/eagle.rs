@@ -17,7 +17,9 @@ use super::norm::Norm;
 use super::output_layer::OutputLayer;
 use super::rope::RopeTables;
 use super::weights::Weights;
-use super::{Batch, Ends, ForwardOutput, Head, HeadKind, MaskedBlock, Model, ModelConfig};
+use super::{
+    Batch, Ends, ForwardOutput, Head, HeadKind, MaskedBlock, Model, ModelConfig, ModelInfo,
+};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore, LayerPool};
@@ -26,6 +28,7 @@ use candle_core::{Device, Tensor};
 /// A loaded head.
 pub struct EagleHead {
     config: ModelConfig,
+    info: ModelInfo,
     reads: Vec<usize>,
     embedding: Embedding,
     input: EagleInput,
@@ -185,6 +188,7 @@ impl EagleHead {
             output,
             masked,
             ropes,
+            info: config.info(),
             config,
         })
     }
@@ -254,6 +258,7 @@ impl EagleHead {
             output,
             masked: None,
             ropes,
+            info: config.info(),
             config,
         })
     }
@@ -335,8 +340,8 @@ impl EagleHead {
 }
 
 impl Model for EagleHead {
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn info(&self) -> &ModelInfo {
+        &self.info
     }
 
     fn kv_shape(&self) -> KvShape {

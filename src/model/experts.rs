@@ -7,10 +7,10 @@
 mod layout;
 mod routing;
 
+use super::adapter::AdapterRows;
 use super::config::ModelConfig;
 use super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, SharedExpert};
 use super::linear::Linear;
-use super::lora::AdapterRows;
 use super::matrix::{Matrix, forward_chosen, join, unquantized};
 use super::mlp::Mlp;
 use super::rope::halves_from_pairs;

@@ -3,7 +3,7 @@
 
 use super::decoder::Decoder;
 use super::inputs::Inputs;
-use super::{Batch, Ends, ForwardOutput, Model, ModelConfig};
+use super::{Batch, Ends, ForwardOutput, LoadedModel, Model, ModelConfig, ModelInfo};
 use crate::error::Result;
 use crate::kernels::graph::{Graph, Recorder};
 use crate::kernels::{AttentionBatch, AttentionTables, TableCapacity};
@@ -175,9 +175,23 @@ impl Recorded {
     }
 }
 
-impl Model for GraphedDecoder {
+impl LoadedModel for GraphedDecoder {
     fn config(&self) -> &ModelConfig {
         self.decoder.config()
+    }
+
+    fn ends(&self) -> Option<Ends> {
+        self.decoder.ends()
+    }
+
+    fn subset(&self, layers: &[usize]) -> Result<Box<dyn LoadedModel>> {
+        Ok(Box::new(Self::new(self.decoder.subset(layers)?)?))
+    }
+}
+
+impl Model for GraphedDecoder {
+    fn info(&self) -> &ModelInfo {
+        self.decoder.info()
     }
 
     fn kv_shape(&self) -> KvShape {
@@ -190,14 +204,6 @@ impl Model for GraphedDecoder {
 
     fn generates(&self) -> bool {
         self.decoder.generates()
-    }
-
-    fn ends(&self) -> Option<Ends> {
-        self.decoder.ends()
-    }
-
-    fn subset(&self, layers: &[usize]) -> Result<Box<dyn Model>> {
-        Ok(Box::new(Self::new(self.decoder.subset(layers)?)?))
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {

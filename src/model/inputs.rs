@@ -1,6 +1,6 @@
 //! The part of a batch that a forward reads, in device memory.
 
-use super::lora::AdapterRows;
+use super::adapter::AdapterRows;
 use super::rope::RopeTable;
 use super::{Batch, Taps};
 use crate::error::{Error, Result};

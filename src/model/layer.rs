@@ -1,5 +1,6 @@
 //! One layer of a decoder: attention over a paged pool, and an MLP, as a [`LayerSpec`] says.
 
+use super::adapter::AdapterRows;
 use super::block_conv::{BlockConv, BlockPlaces, ConvShape};
 use super::config::ModelConfig;
 use super::feed_forward::FeedForward;
@@ -7,7 +8,6 @@ use super::layer_input::LayerInput;
 use super::layer_spec::LayerSpec;
 pub(super) use super::layer_step::Step;
 use super::linear::Linear;
-use super::lora::AdapterRows;
 use super::mixer::Mixer;
 use super::norm::Norm;
 use super::rope::RopeTables;

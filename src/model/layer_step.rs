@@ -1,8 +1,8 @@
 //! The inputs of a forward's layers.
 
+use super::adapter::AdapterRows;
 use super::block_conv::BlockPlaces;
 use super::inputs::{Angles, Inputs};
-use super::lora::AdapterRows;
 use crate::error::Result;
 use crate::kernels::{AttentionBatch, Slots, StateRows};
 use candle_core::{DType, Tensor};

@@ -1,6 +1,7 @@
 //! The two uses of a weight matrix: products and embedding lookups.
 
-use super::lora::{AdapterRows, LinearPart};
+use super::adapter::AdapterRows;
+use super::lora::{self, LinearPart};
 use super::matrix::{Matrix, join};
 use crate::error::Result;
 use candle_core::{DType, Tensor};
@@ -140,7 +141,7 @@ impl Linear {
     pub fn forward_adapted(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
         let y = self.forward(x)?;
         if let Some(site) = self.site {
-            AdapterRows::add(adapters, site, x, &y)?;
+            lora::add(adapters, site, x, &y)?;
         }
         Ok(y)
     }

@@ -16,7 +16,7 @@ use super::parallel::ParallelHead;
 use super::safetensors_header::TensorHeaders;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::Weights;
-use super::{Ends, Head, HeadTarget, Model};
+use super::{Ends, Head, HeadTarget, LoadedModel};
 use crate::error::{Error, Result, caught};
 use crate::gguf::GgufSource;
 use crate::kernels::quant::BlockType;
@@ -72,7 +72,7 @@ impl Default for LoadOptions {
 ///
 /// # Errors
 /// A setup error, in one line, if files are missing or broken, or the model is not supported.
-pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>> {
+pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn LoadedModel>> {
     caught("the model", || load_checked(source, options, None))
 }
 
@@ -81,7 +81,10 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model
 ///
 /// # Errors
 /// As [`load`].
-pub fn inspect(source: &ModelSource, options: &LoadOptions) -> Result<(Box<dyn Model>, Inventory)> {
+pub fn inspect(
+    source: &ModelSource,
+    options: &LoadOptions,
+) -> Result<(Box<dyn LoadedModel>, Inventory)> {
     let shared = SharedInventory::default();
     let options = eager(options);
     let model = caught("the model", || {
@@ -98,7 +101,7 @@ pub fn inspect_head(
     source: &ModelSource,
     kind: HeadKind,
     options: &LoadOptions,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Result<(Box<dyn Head>, Inventory)> {
     let shared = SharedInventory::default();
     let options = eager(options);
@@ -121,7 +124,7 @@ fn load_checked(
     source: &ModelSource,
     options: &LoadOptions,
     inventory: Option<&SharedInventory>,
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn LoadedModel>> {
     let device = &options.device;
     let (config, weights) = match (source, options.format) {
         (ModelSource::Gguf(source), LoadFormat::Auto) => {
@@ -183,7 +186,7 @@ pub fn load_head(
     source: &ModelSource,
     kind: HeadKind,
     options: &LoadOptions,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Result<Box<dyn Head>> {
     load_head_of(source, kind, options, &HeadTarget::of(target)?)
 }
@@ -277,7 +280,7 @@ fn load_head_checked(
 pub fn load_mtp(
     source: &ModelSource,
     options: &LoadOptions,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Result<Option<Box<dyn Head>>> {
     caught("the layer for further tokens", || {
         let Some(found) = open_mtp(source, options, target)? else {
@@ -296,7 +299,7 @@ pub fn load_mtp(
 pub fn inspect_mtp(
     source: &ModelSource,
     options: &LoadOptions,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Result<Option<(Box<dyn Head>, Inventory)>> {
     let shared = SharedInventory::default();
     caught("the layer for further tokens", || {
@@ -315,7 +318,7 @@ pub fn inspect_mtp(
 fn open_mtp(
     source: &ModelSource,
     options: &LoadOptions,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Result<Option<(MtpNames, Weights, Ends)>> {
     let config = target.config();
     let Some(ends) = target.ends().filter(|_| config.spec.mtp.is_some()) else {

@@ -8,7 +8,9 @@ use super::dtypes::Dtypes;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::weights::Weights;
-use super::{Batch, Ends, ForwardOutput, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig};
+use super::{
+    Batch, Ends, ForwardOutput, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelConfig, ModelInfo,
+};
 use crate::error::{Error, Result, clipped};
 use crate::kernels::kv_write::kv_write;
 use crate::kv::{KvHeads, KvShape, KvStore};
@@ -18,6 +20,7 @@ use serde_json::Value;
 /// The heads of a target. To a drafter they are a parallel head whose context is the last hidden state.
 pub struct MedusaHeads {
     config: ModelConfig,
+    info: ModelInfo,
     reads: [usize; 1],
     /// The target's, before its output layer.
     norm: Norm,
@@ -78,6 +81,7 @@ impl MedusaHeads {
         weights.finish(|_| false)?;
         weights.device().synchronize()?;
         Ok(Self {
+            info: target.info(),
             config: target.clone(),
             reads: [target.num_layers()],
             norm: ends.norm.clone(),
@@ -122,8 +126,8 @@ impl MedusaHeads {
 }
 
 impl Model for MedusaHeads {
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn info(&self) -> &ModelInfo {
+        &self.info
     }
 
     fn kv_shape(&self) -> KvShape {

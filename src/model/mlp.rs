@@ -1,9 +1,9 @@
 //! The MLP of a layer, as its [`MlpSpec`] says.
 
+use super::adapter::AdapterRows;
 use super::config::ModelConfig;
 use super::layer_spec::{LayerSpec, MlpSpec};
 use super::linear::Linear;
-use super::lora::AdapterRows;
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::kernels::{Activation, Xielu, glu};

@@ -17,10 +17,13 @@ use super::layer_spec::QkNorm;
 use super::linear::{Embedding, Linear};
 use super::norm::Norm;
 use super::output_layer::OutputLayer;
-use super::path::{self, PathHead, PathOutput, PathRows};
+use super::path::{self, PathHead};
 use super::rope::RopeTables;
 use super::weights::Weights;
-use super::{Batch, Ends, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, Span};
+use super::{
+    Batch, Ends, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, ModelInfo, PathOutput,
+    PathRows, Span,
+};
 use crate::error::{Error, Result};
 use crate::kernels::AttentionBatch;
 use crate::kv::{KvShape, KvStore, LayerPool};
@@ -29,6 +32,7 @@ use candle_core::{Device, Tensor};
 /// A loaded head.
 pub struct ParallelHead {
     config: ModelConfig,
+    info: ModelInfo,
     reads: Vec<usize>,
     block: MaskedBlock,
     /// Whether rows of a block see only those before them in layers with a window.
@@ -118,6 +122,7 @@ impl ParallelHead {
             norm,
             output,
             ropes,
+            info: config.info(),
             config,
         })
     }
@@ -169,8 +174,8 @@ fn causal(spans: &[Span]) -> Vec<Span> {
 }
 
 impl Model for ParallelHead {
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn info(&self) -> &ModelInfo {
+        &self.info
     }
 
     fn kv_shape(&self) -> KvShape {

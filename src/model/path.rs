@@ -7,35 +7,13 @@ use super::domino::Domino;
 use super::head_config::{
     ConfidenceInput, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
 };
+use super::interface::{PathOutput, PathRows};
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
 use super::weights::Weights;
 use crate::error::Result;
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::ops::sigmoid;
-
-/// Rows of a block, each after a token.
-pub struct PathRows<'a> {
-    /// The block's logits of these rows, `[rows, vocab_size]`, and their hidden states.
-    pub logits: &'a Tensor,
-    pub hidden: &'a Tensor,
-    /// The token before each row.
-    pub tokens: &'a [u32],
-    /// Number of tokens of the block before them.
-    pub level: usize,
-    /// What [`PathOutput::states`] was for the row before; `None` = these are the first rows.
-    pub states: Option<&'a Tensor>,
-}
-
-/// What a path makes of its next rows.
-pub struct PathOutput {
-    /// `[rows, vocab_size]`, f32.
-    pub logits: Tensor,
-    /// The states of the paths, if the head has any.
-    pub states: Option<Tensor>,
-    /// The probability that the token of each row stands if those before it do, if the head says so.
-    pub confidence: Option<Vec<f32>>,
-}
 
 /// The part of a parallel head that goes along paths.
 pub struct PathHead {

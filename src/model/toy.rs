@@ -2,7 +2,7 @@
 //! reads back through block table and mask into logits, so that a wrong slot, mask, position or
 //! rollback changes its output. Its hidden states are hashes of the same kind.
 
-use super::{Batch, ForwardOutput, Model, ModelConfig, Span};
+use super::{Batch, ForwardOutput, Model, ModelInfo, Span};
 use crate::error::{Error, Result};
 use crate::kernels::kv_write;
 use crate::kv::{KvHeads, KvShape, KvStore};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 /// a second hash, so that a noisy toy is a draft that is right some of the time.
 #[derive(Debug, Clone)]
 pub struct ToyModel {
-    config: ModelConfig,
+    info: ModelInfo,
     seed: u64,
     noise: f32,
     /// Rows of the largest forward so far.
@@ -27,15 +27,15 @@ pub struct ToyModel {
 impl ToyModel {
     /// `noise` 0 = the target itself, 1 = nothing in common with it.
     pub fn new(vocab_size: usize, max_len: usize, seed: u64, noise: f32) -> Self {
-        let config = ModelConfig {
+        let info = ModelInfo {
             architecture: "toy".into(),
             vocab_size,
             max_position_embeddings: max_len,
             hidden_size: 1,
-            ..ModelConfig::default()
+            ..ModelInfo::default()
         };
         Self {
-            config,
+            info,
             seed,
             noise,
             largest_forward: Arc::default(),
@@ -45,13 +45,13 @@ impl ToyModel {
 
     /// The same model with end-of-sequence ids.
     pub fn with_eos(mut self, ids: &[u32]) -> Self {
-        self.config.eos_token_ids = ids.to_vec();
+        self.info.eos_token_ids = ids.to_vec();
         self
     }
 
     /// Logits after a context that hashes to `context`.
     fn logits(&self, context: u64) -> impl Iterator<Item = f32> + '_ {
-        (0..self.config.vocab_size as u64).map(move |id| {
+        (0..self.info.vocab_size as u64).map(move |id| {
             let base = unit(mix(context ^ mix(id ^ self.seed)));
             let own = unit(mix(context ^ mix(id ^ !self.seed)));
             6.0 * ((1.0 - self.noise) * base + self.noise * own)
@@ -86,8 +86,8 @@ fn with_f32<T>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> T) -> Result<T> {
 }
 
 impl Model for ToyModel {
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn info(&self) -> &ModelInfo {
+        &self.info
     }
 
     fn kv_shape(&self) -> KvShape {
@@ -125,7 +125,7 @@ impl Model for ToyModel {
                 })
             })?
         };
-        let mut logits = Vec::with_capacity(batch.logits.len() * self.config.vocab_size);
+        let mut logits = Vec::with_capacity(batch.logits.len() * self.info.vocab_size);
         for &wanted in &batch.logits {
             logits.extend(self.logits(context_of(wanted)?));
         }
@@ -136,7 +136,7 @@ impl Model for ToyModel {
             let layers = taps.layers.iter();
             hidden.extend(layers.map(|&layer| unit(mix(context ^ mix(layer as u64)))));
         }
-        let shape = (batch.logits.len(), self.config.vocab_size);
+        let shape = (batch.logits.len(), self.info.vocab_size);
         let logits = Tensor::from_vec(logits, shape, &Device::Cpu)?;
         let hidden = if hidden.is_empty() {
             None

@@ -1,7 +1,8 @@
 //! The state of one sequence's sampler.
 
+use super::grammar::{Grammar, GrammarState};
+use super::mask::Mask;
 use super::{NoToken, SamplingParams};
-use crate::grammar::{GrammarState, Mask};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub struct Sampler {
     /// `None` without penalties.
     counts: Option<Counts>,
     /// `None` without a grammar.
-    grammar: Option<Box<GrammarState>>,
+    grammar: Option<Box<dyn GrammarState>>,
 }
 
 /// Counts of tokens.
@@ -73,7 +74,7 @@ impl Sampler {
             counts: params.has_penalties().then(|| Counts::new(prompt)),
             output: Vec::new(),
             unknown: 0,
-            grammar: (params.grammar.clone()).map(|grammar| Box::new(GrammarState::new(grammar))),
+            grammar: params.grammar.as_ref().map(Grammar::start),
             params,
         }
     }
@@ -124,17 +125,20 @@ impl Sampler {
     }
 
     /// The grammar that the text must follow, where it is now.
-    pub fn grammar(&mut self) -> Option<&mut GrammarState> {
-        self.grammar.as_deref_mut()
+    pub fn grammar(&mut self) -> Option<&mut dyn GrammarState> {
+        match &mut self.grammar {
+            Some(grammar) => Some(&mut **grammar),
+            None => None,
+        }
     }
 
     /// Takes the grammar away, for drafts in other tokens than the text's.
-    pub fn take_grammar(&mut self) -> Option<Box<GrammarState>> {
+    pub fn take_grammar(&mut self) -> Option<Box<dyn GrammarState>> {
         self.grammar.take()
     }
 
     /// Gives the grammar back; it must have been taken at the same number of tokens.
-    pub fn put_grammar(&mut self, grammar: Option<Box<GrammarState>>) {
+    pub fn put_grammar(&mut self, grammar: Option<Box<dyn GrammarState>>) {
         self.grammar = grammar;
     }
 
@@ -153,7 +157,7 @@ impl Sampler {
     /// # Errors
     /// `GrammarFailed`.
     pub fn masks(&self) -> Result<[Option<&Mask>; 2], NoToken> {
-        let of_grammar = self.grammar.as_deref().map(GrammarState::mask);
+        let of_grammar = self.grammar.as_deref().map(|grammar| grammar.mask());
         let of_grammar = of_grammar.map(|mask| mask.ok_or(NoToken::GrammarFailed));
         Ok([self.params.allowed.as_deref(), of_grammar.transpose()?])
     }

@@ -37,8 +37,7 @@ pub fn measure(
     } else {
         ROWS.to_vec()
     };
-    let layers = &model.config().spec.layers;
-    let alike = alike && layers.iter().any(|layer| layer.experts().is_some());
+    let alike = alike && !model.info().experts.is_empty();
     let (started, mut table) = (Instant::now(), BlockTable::default());
     let mut forward = |rows: usize, step: u32, table: &BlockTable| -> Result<MeasuredForward> {
         let mut batch = Batch::default();

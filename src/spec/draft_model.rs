@@ -99,7 +99,7 @@ impl PagedNetwork {
                 reading.push(block);
             }
         }
-        let config = self.draft.model().config();
+        let config = self.draft.model().info();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
         let (len, new) = (tokens.len(), &tokens[fed.tokens.len()..]);
         let last_position = len + request.model_depth - 1;
@@ -175,7 +175,7 @@ impl PagedNetwork {
             }
         } else {
             // On a GPU too, if masks are needed: they are in the memory of the host.
-            let vocab = self.draft.model().config().vocab_size;
+            let vocab = self.draft.model().info().vocab_size;
             output.read(|mut logits| {
                 let all = drafting.iter_mut().enumerate();
                 let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
@@ -258,7 +258,7 @@ impl Drafter for DraftModel {
                 let one = Drafting::new(place, request, tokens, fed, acceptance, network.chunk);
                 let model = network.draft.model();
                 let stages = !network.is_head() && model.device().is_cpu();
-                let stages = stages.then_some(model.config().vocab_size);
+                let stages = stages.then_some(model.info().vocab_size);
                 drafting.push(one.of_a_head(network.is_head()).staged(stages));
             }
         }

@@ -88,7 +88,7 @@ impl ParallelDrafter {
         }
         let tokens = network.tokens_of(sequence, request.tokens);
         let has_states = network.has_states(sequence, tokens);
-        let vocab_size = network.draft.model().config().vocab_size;
+        let vocab_size = network.draft.model().info().vocab_size;
         let is_known = (tokens.last()).is_some_and(|&last| (last as usize) < vocab_size);
         let rows = tokens.len().saturating_sub(1) + self.block.rows(depth);
         if has_states && is_known && network.blocks.reserve(&mut sequence.table, rows).is_ok() {
@@ -288,7 +288,7 @@ impl ParallelDrafter {
         rounds: &[ParallelRequest],
         mut logits: &[f32],
     ) -> Vec<Guessed> {
-        let vocab_size = self.pool.network.draft.model().config().vocab_size;
+        let vocab_size = self.pool.network.draft.model().info().vocab_size;
         let (mut parts, mut rounds) = (Vec::with_capacity(rounds.len()), rounds.iter().peekable());
         for (place, request) in requests.iter_mut().enumerate() {
             if let Some(round) = rounds.next_if(|round| round.place == place)

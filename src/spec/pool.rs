@@ -188,7 +188,7 @@ impl DraftPool {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        if draft.model().config().spec.is_recurrent() {
+        if draft.model().kv_shape().is_recurrent() {
             return Err(Error::setup(
                 "a model with linear attention or Mamba cannot draft, because its states are not cut back: give --draft-model a head or a model that has attention in all layers, or leave out --draft-model and --drafter self",
             ));

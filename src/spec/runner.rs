@@ -52,9 +52,7 @@ impl SpeculativeRunner {
         let state_bytes = target.kv_shape().bytes_per_state();
         let states =
             (state_bytes > 0).then(|| StateSlots::new(block_size, max_state_copies(state_bytes)));
-        let layers = target.config().spec.layers.iter();
-        let experts = layers.filter_map(|layer| layer.experts());
-        let cost = TargetCost::new(experts.map(|experts| (experts.count, experts.per_token)));
+        let cost = TargetCost::new(target.info().experts.iter().copied());
         let proposer = |drafter| Proposer::new(drafter, budget).with_target(cost.clone());
         Ok(Self {
             target,
@@ -116,7 +114,7 @@ impl SpeculativeRunner {
     /// If the device failed; no sequence has a result then.
     pub fn step(&mut self, inputs: &mut [StepInput<'_>]) -> Result<(Vec<StepResult>, Duration)> {
         let started = Instant::now();
-        let vocab_size = self.target.config().vocab_size;
+        let vocab_size = self.target.info().vocab_size;
         let drafts = match self.proposer() {
             Some(proposer) => proposer.propose(inputs, vocab_size),
             None => vec![Draft::default(); inputs.len()],
@@ -281,7 +279,7 @@ impl SpeculativeRunner {
         drafts: &[Draft],
         rows: Vec<Range<usize>>,
     ) -> Result<Vec<StepResult>> {
-        let vocab = self.target.config().vocab_size;
+        let vocab = self.target.info().vocab_size;
         let candidates = self.drafter().map_or(0, Guard::candidates);
         if output.is_on_gpu() {
             return device::decide_all(output, inputs, drafts, rows, vocab, candidates);

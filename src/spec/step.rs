@@ -3,7 +3,7 @@
 use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
 use super::verify::{Verdict, coupled, lossy, rejection, synthetic_acceptance};
 use crate::kv::{BlockTable, PrefixRoot};
-use crate::model::LoraAdapter;
+use crate::model::Adapter;
 use crate::sampling::{
     Acceptance, LossyRule, NoToken, Purpose, Rng, Sampler, TokenLogprobs, best, choose,
     distribution, logprobs,
@@ -35,7 +35,7 @@ pub struct SequenceState {
     pub lossy: Option<LossyRule>,
     pub draft_context: DraftContext,
     /// The adapter of its rows, which its scope is of, too.
-    pub adapter: Option<Arc<LoraAdapter>>,
+    pub adapter: Option<Arc<dyn Adapter>>,
     /// Accept draft tokens with this probability instead of verifying them; see
     /// [`synthetic_acceptance()`].
     pub synthetic_acceptance: Option<f64>,

@@ -9,7 +9,7 @@
 use super::heads::{Drafts, Heads};
 use super::on_device;
 use super::ops::{add_scaled, dot, slice, with_slice};
-use crate::float::exp;
+use crate::kernels::float::exp;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 

@@ -97,7 +97,7 @@ impl Stepper {
         // A block and the state before it.
         let block = network.masked_block();
         let (model, rows) = (network.model(), block.map_or(0, |block| 1 + block.size));
-        let (rows, longest) = (rows.max(MAX_ROWS), model.config().max_position_embeddings);
+        let (rows, longest) = (rows.max(MAX_ROWS), model.info().max_position_embeddings);
         let context = CONTEXT.min(longest.saturating_sub(rows));
         let blocks = (context + rows).div_ceil(BLOCK_SIZE);
         let mut table = BlockTable::default();
@@ -120,7 +120,7 @@ impl Stepper {
         let started = Instant::now();
         match self.network.head() {
             Some(head) if head.masked_block().is_some() => {
-                let width = head.reads().len() * head.config().hidden_size;
+                let width = head.reads().len() * head.info().hidden_size;
                 let state = Tensor::zeros((1, width), DType::F32, &Device::Cpu)?;
                 batch.features = Some(head.fuse(&state)?);
                 batch.push_span(&[0], &[], context, table, BLOCK_SIZE);

@@ -11,7 +11,7 @@
 
 use super::ops::with_slice;
 use crate::error::Result;
-use crate::float::exp;
+use crate::kernels::float::exp;
 use candle_core::{D, Device, Tensor};
 
 /// The logit of the column for all ids outside the draft's vocabulary: q is 0 there, but its logarithm

@@ -74,7 +74,7 @@ use vocabulary::DraftVocabulary;
 /// `Setup`, for a wrong file or flag, a draft that does not match the target, a full disk, or a loss
 /// that is not finite. The last checkpoint is kept.
 pub fn run(options: &DistillOptions) -> Result<DistillReport> {
-    let device = kernels::device(&options.device)?;
+    let device = kernels::device(&options.device).map_err(Error::setup)?;
     if let Some(threads) = options.threads {
         kernels::set_threads(threads);
     }

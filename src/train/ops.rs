@@ -5,7 +5,7 @@
 //! All take contiguous f32.
 
 use super::on_device;
-use crate::float::exp;
+use crate::kernels::float::exp;
 use crate::kernels::{Factor, pair_product};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};

@@ -146,7 +146,7 @@ impl TargetPass {
         tokens: &[u32],
         k: usize,
     ) -> Result<(Vec<u8>, Vec<f32>)> {
-        let vocab = target.config().vocab_size;
+        let vocab = target.info().vocab_size;
         let (mut packed, mut hidden) = (Vec::new(), Vec::new());
         for (chunk, part) in tokens.chunks(CHUNK).enumerate() {
             let mut batch = Batch::default();

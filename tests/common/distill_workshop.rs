@@ -3,7 +3,8 @@
 use super::rig::{Rig, Seq};
 use candle_core::{DType, Device, Tensor};
 use foretoken::error::Error;
-use foretoken::model::{LoadFormat, LoadOptions, Model, ModelConfig, ModelSource, load};
+use foretoken::model::LoadedModel;
+use foretoken::model::{LoadFormat, LoadOptions, ModelConfig, ModelSource, load};
 use foretoken::train::features::Precision;
 use foretoken::train::model::TrainModel;
 use foretoken::train::{DistillOptions, Method, Objective, Products, run};
@@ -189,7 +190,7 @@ pub fn assert_same_weights(a: &Path, b: &Path) {
 }
 
 /// Loads a model in f32.
-pub fn load_f32(path: &Path) -> Box<dyn Model> {
+pub fn load_f32(path: &Path) -> Box<dyn LoadedModel> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),

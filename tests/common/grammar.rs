@@ -2,7 +2,8 @@
 
 use super::VOCAB;
 use foretoken::grammar::toy::ToyTokens;
-use foretoken::grammar::{Compiler, Grammar, GrammarSource, GrammarTokens};
+use foretoken::grammar::{Compiler, GrammarSource, GrammarTokens};
+use foretoken::sampling::Grammar;
 use std::sync::{Arc, LazyLock};
 
 const EOS: [u32; 1] = [5];

@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, ForwardOutput, Model, ModelConfig};
+use foretoken::model::{Batch, ForwardOutput, Model, ModelInfo};
 
 struct Hooked<F> {
     toy: ToyModel,
@@ -15,8 +15,8 @@ impl<F> Model for Hooked<F>
 where
     F: FnMut(&mut ToyModel, &Batch, &mut KvStore) -> Result<ForwardOutput> + Send,
 {
-    fn config(&self) -> &ModelConfig {
-        self.toy.config()
+    fn info(&self) -> &ModelInfo {
+        self.toy.info()
     }
 
     fn kv_shape(&self) -> KvShape {

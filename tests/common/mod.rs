@@ -22,7 +22,7 @@ use foretoken::engine::{
 };
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, LoraAdapter, Model};
+use foretoken::model::{Adapter, Batch, Model};
 use foretoken::sampling::{Rng, Sampler, SamplingParams, choose};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter, Lookahead, NgramDrafter, Tables};
 use std::sync::Arc;
@@ -175,7 +175,7 @@ pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
     let end = tokens.len() + request.max_tokens.unwrap();
     let mut params = request.params.clone();
     if !params.ignore_eos {
-        params.stop_token_ids.extend(&model.config().eos_token_ids);
+        params.stop_token_ids.extend(&model.info().eos_token_ids);
     }
     while tokens.len() < end {
         let row = last_logits_with(model, &tokens, request.adapter.as_ref());
@@ -210,7 +210,7 @@ pub fn last_logits(model: &mut dyn Model, tokens: &[u32]) -> Vec<f32> {
 fn last_logits_with(
     model: &mut dyn Model,
     tokens: &[u32],
-    adapter: Option<&Arc<LoraAdapter>>,
+    adapter: Option<&Arc<dyn Adapter>>,
 ) -> Vec<f32> {
     let blocks = tokens.len().div_ceil(16);
     let mut store = model.new_kv(blocks, 16).unwrap();

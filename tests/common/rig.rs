@@ -3,7 +3,8 @@
 
 use candle_core::{DType, Tensor};
 use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable, KvStore};
-use foretoken::model::{Batch, KeptState, LoadOptions, LoraAdapter, Model, ModelSource, load};
+use foretoken::model::LoadedModel;
+use foretoken::model::{Adapter, Batch, KeptState, LoadOptions, Model, ModelSource, load};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub fn smollm2_path() -> PathBuf {
     path
 }
 
-pub fn smollm2() -> Box<dyn Model> {
+pub fn smollm2() -> Box<dyn LoadedModel> {
     load(
         &ModelSource::Gguf(smollm2_path().into()),
         &LoadOptions::default(),
@@ -48,7 +49,7 @@ pub struct Rig {
 pub struct Seq {
     pub table: BlockTable,
     pub len: usize,
-    pub adapter: Option<Arc<LoraAdapter>>,
+    pub adapter: Option<Arc<dyn Adapter>>,
     /// The slot of its recurrent state, if the model has such.
     state: Option<u32>,
     /// The nodes of the last tree that were kept.
@@ -65,7 +66,7 @@ pub struct Rows<'a> {
 
 impl Seq {
     /// One that has not begun.
-    pub fn of_adapter(adapter: Option<Arc<LoraAdapter>>) -> Self {
+    pub fn of_adapter(adapter: Option<Arc<dyn Adapter>>) -> Self {
         Self {
             adapter,
             ..Self::default()
@@ -125,7 +126,7 @@ impl Rig {
             self.blocks.reserve(table, end).unwrap();
             let block_size = self.kv.block_size;
             batch.push_span(part.tokens, part.parents, context, table, block_size);
-            if self.model.config().spec.is_recurrent() {
+            if self.model.kv_shape().is_recurrent() {
                 let is_first = part.seq.state.is_none();
                 let slot = *part.seq.state.get_or_insert(self.states);
                 self.states += u32::from(is_first);

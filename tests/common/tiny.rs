@@ -4,6 +4,7 @@ use super::rig::{Rig, Seq};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama;
+use foretoken::model::LoadedModel;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelSource, load};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
@@ -100,7 +101,7 @@ pub fn write_shards(folder: &Path, tensors: &Tensors) {
 }
 
 /// Opens a model with everything in f32, to compare it with candle.
-pub fn open(path: &Path) -> Result<Box<dyn Model>, foretoken::error::Error> {
+pub fn open(path: &Path) -> Result<Box<dyn LoadedModel>, foretoken::error::Error> {
     open_as(path, Some(DType::F32))
 }
 
@@ -108,7 +109,7 @@ pub fn open(path: &Path) -> Result<Box<dyn Model>, foretoken::error::Error> {
 pub fn open_as(
     path: &Path,
     dtype: Option<DType>,
-) -> Result<Box<dyn Model>, foretoken::error::Error> {
+) -> Result<Box<dyn LoadedModel>, foretoken::error::Error> {
     let spec = path.to_str().unwrap();
     let source = ModelSource::resolve(spec, None, LoadFormat::Auto)?;
     let options = LoadOptions {

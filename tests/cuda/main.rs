@@ -98,7 +98,7 @@ fn logits(model: &mut dyn Model, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>
         batch.push_span(&tokens[at..at + rows], &[], at, &table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();
         let output = model.forward(&batch, &mut kv).unwrap();
-        let vocab = model.config().vocab_size;
+        let vocab = model.info().vocab_size;
         let rows_of = |logits: &[f32]| logits.chunks(vocab).map(<[f32]>::to_vec).collect();
         let read: Vec<Vec<f32>> = output.read(rows_of).unwrap();
         out.extend(read);

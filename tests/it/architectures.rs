@@ -8,6 +8,7 @@ use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
+use foretoken::model::LoadedModel;
 use foretoken::model::{LoadOptions, Model, ModelSource, inspect};
 use foretoken::spec::{BudgetMode, Drafter, Tables};
 use serde_json::Value as Json;
@@ -47,7 +48,7 @@ impl Fixture {
         name.to_string_lossy().into_owned()
     }
 
-    pub fn open(&self) -> Box<dyn Model> {
+    pub fn open(&self) -> Box<dyn LoadedModel> {
         open(&self.folder).unwrap_or_else(|e| panic!("{e}"))
     }
 

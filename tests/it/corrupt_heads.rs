@@ -8,15 +8,15 @@ use crate::eagle_head::{Head, LAYOUTS, write_pytorch};
 use crate::{head_fixtures, medusa, parallel_head};
 use foretoken::error::Error;
 use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::model::LoadedModel;
 use foretoken::model::{
-    Batch, Head as DraftHead, HeadKind, LoadFormat, LoadOptions, Model, ModelSource, PathRows,
-    load_head,
+    Batch, Head as DraftHead, HeadKind, LoadFormat, LoadOptions, ModelSource, PathRows, load_head,
 };
 use std::path::Path;
 use tempfile::TempDir;
 
 /// Loads the head at `path`, if it is one, and runs it on a few of the target's states: what is loaded, drafts.
-fn draft(case: u64, path: &Path, target: &dyn Model) -> bool {
+fn draft(case: u64, path: &Path, target: &dyn LoadedModel) -> bool {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto);
     let head = survives(case, || {
         let source = source?;
@@ -73,7 +73,7 @@ fn corrupt_each(folder: &TempDir, salt: u64, header: usize) {
 }
 
 /// The same of a head of `target`.
-fn corrupt_each_beside(target: &dyn Model, folder: &TempDir, salt: u64, header: usize) {
+fn corrupt_each_beside(target: &dyn LoadedModel, folder: &TempDir, salt: u64, header: usize) {
     let path = folder.path();
     let files: Vec<_> = std::fs::read_dir(path).unwrap().collect();
     let mut files: Vec<_> = files.into_iter().map(|file| file.unwrap().path()).collect();

@@ -4,7 +4,8 @@ use crate::common::process::Server;
 use crate::common::{assert_idle, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::gguf::EMBEDDED;
-use foretoken::model::{LoadOptions, Model, ModelSource, load};
+use foretoken::model::LoadedModel;
+use foretoken::model::{LoadOptions, ModelSource, load};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use foretoken::text::{self, Text};
 use serde_json::{Value, json};
@@ -26,7 +27,7 @@ fn source(name: &str) -> ModelSource {
     ModelSource::resolve(name, None, Default::default()).unwrap()
 }
 
-fn model(name: &str) -> Box<dyn Model> {
+fn model(name: &str) -> Box<dyn LoadedModel> {
     load(&source(name), &LoadOptions::default()).unwrap()
 }
 

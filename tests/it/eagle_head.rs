@@ -8,9 +8,8 @@ use crate::common::tiny::{
 use crate::taps::plain;
 use candle_core::{DType, Device, Tensor};
 use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{
-    Batch, Head as DraftHead, HeadKind, LoadOptions, Model, ModelSource, load_head,
-};
+use foretoken::model::LoadedModel;
+use foretoken::model::{Batch, Head as DraftHead, HeadKind, LoadOptions, ModelSource, load_head};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
@@ -232,7 +231,7 @@ fn target_tensors() -> Tensors {
     tiny::tensors(HEAD_DIM, DType::F32)
 }
 
-pub fn target() -> Box<dyn Model> {
+pub fn target() -> Box<dyn LoadedModel> {
     let folder = tempfile::tempdir().unwrap();
     tiny::write_config(folder.path(), &tiny::llama_config(HEAD_DIM));
     tiny::write_shards(folder.path(), &target_tensors());
@@ -241,7 +240,7 @@ pub fn target() -> Box<dyn Model> {
 
 fn open_head(
     folder: &Path,
-    target: &dyn Model,
+    target: &dyn LoadedModel,
 ) -> Result<Box<dyn DraftHead>, foretoken::error::Error> {
     let source = ModelSource::Folder(folder.to_owned());
     let kind = HeadKind::of(&source)?.expect("a head is recognized");

@@ -6,8 +6,7 @@ use foretoken::engine::{
     EngineHandle, EngineOptions, Events, FinishReason, Request, SpecLimits, StepLimits,
 };
 use foretoken::error::{Error, RequestErrorKind};
-use foretoken::grammar::{Grammar, Mask};
-use foretoken::sampling::{Acceptance, SamplingParams, mix};
+use foretoken::sampling::{Acceptance, Grammar, Mask, SamplingParams, mix};
 use foretoken::spec::BudgetMode;
 use std::sync::Arc;
 

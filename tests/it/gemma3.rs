@@ -4,6 +4,7 @@ use crate::common::rig::argmax;
 use crate::common::{assert_idle, chains, collect, greedy, run, sampled};
 use foretoken::engine::{self, EngineOptions, Request};
 use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::model::LoadedModel;
 use foretoken::model::{Batch, LoadOptions, Model, ModelSource, load};
 use foretoken::spec::{BudgetMode, Tables};
 use serde::Deserialize;
@@ -13,7 +14,7 @@ const BLOCK_SIZE: usize = 16;
 /// Tokens that a row of its layers with a window sees.
 const WINDOW: usize = 512;
 
-fn gemma3() -> Box<dyn Model> {
+fn gemma3() -> Box<dyn LoadedModel> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gemma-3-270m.Q4_K_M.gguf");
     let name = file.display();
     assert!(
@@ -51,7 +52,7 @@ fn choices(model: &mut dyn Model, prompt: &[u32], text: &[u32]) -> Vec<u32> {
     batch.push_span(&tokens, &[], 0, &table, BLOCK_SIZE);
     batch.logits = (prompt.len() as u32 - 1..tokens.len() as u32).collect();
     let output = model.forward(&batch, &mut kv).unwrap();
-    let vocab = model.config().vocab_size;
+    let vocab = model.info().vocab_size;
     output
         .read(|logits| logits.chunks(vocab).map(argmax).collect())
         .unwrap()

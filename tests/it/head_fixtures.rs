@@ -9,8 +9,9 @@ use crate::taps::plain;
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
 use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::model::LoadedModel;
 use foretoken::model::{
-    Batch, Head, HeadKind, LoadOptions, Model, ModelSource, PathRows, inspect_head, load_head,
+    Batch, Head, HeadKind, LoadOptions, ModelSource, PathRows, inspect_head, load_head,
 };
 use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
 use foretoken::spec::{
@@ -27,7 +28,7 @@ pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-pub fn target() -> Box<dyn Model> {
+pub fn target() -> Box<dyn LoadedModel> {
     open(&fixtures().join("architectures/qwen3")).unwrap()
 }
 

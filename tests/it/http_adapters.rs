@@ -23,7 +23,10 @@ async fn server(may_update: bool, key: Option<&str>) -> Server {
         max_rank: 4,
         may_update,
     };
-    let adapters = Adapters::new(model.lora_target().expect("takes adapters").clone(), limits);
+    let adapters = Adapters::new(
+        Arc::new(model.lora_target().expect("takes adapters").clone()),
+        limits,
+    );
     let folder = adapter_folder("llama-all");
     adapters.load("one", &folder, false, &[]).expect("loads");
     let options = EngineOptions {

@@ -7,7 +7,9 @@ use crate::common::tiny::open;
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, run, sampled};
 use crate::trees::RandomTrees;
 use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Request, SpecLimits};
-use foretoken::model::{LoraAdapter, Model};
+use foretoken::model::Adapter;
+use foretoken::model::AdapterLoader;
+use foretoken::model::LoadedModel;
 use foretoken::spec::{BudgetMode, Drafter, Source, Tables};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,10 +23,10 @@ pub fn adapter_folder(name: &str) -> PathBuf {
 }
 
 /// The adapter of a fixture for `model`.
-pub fn adapter(model: &dyn Model, name: &str) -> Arc<LoraAdapter> {
+pub fn adapter(model: &dyn LoadedModel, name: &str) -> Arc<dyn Adapter> {
     let target = model.lora_target().unwrap();
     let loaded = target.load(name, &adapter_folder(name), MAX_RANK);
-    Arc::new(loaded.unwrap_or_else(|e| panic!("{e}")))
+    loaded.unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn base_of(name: &str) -> Fixture {
@@ -32,7 +34,7 @@ fn base_of(name: &str) -> Fixture {
 }
 
 /// What differs from what transformers computes with the adapter.
-fn compare(model: Box<dyn Model>, name: &str) -> Result<(), String> {
+fn compare(model: Box<dyn LoadedModel>, name: &str) -> Result<(), String> {
     let seq = Seq::of_adapter(Some(adapter(&*model, name)));
     Fixture::read(&adapter_folder(name)).compare_with(model, seq, TOLERANCE)
 }
@@ -132,7 +134,7 @@ fn start(
     drafter: Option<Box<dyn Drafter>>,
     spec: SpecLimits,
     blocks: usize,
-) -> (EngineHandle, [Option<Arc<LoraAdapter>>; 3]) {
+) -> (EngineHandle, [Option<Arc<dyn Adapter>>; 3]) {
     let model = fixture("llama").open();
     let [one, two] = ["llama-all", "llama-some"].map(|name| Some(adapter(&*model, name)));
     let options = EngineOptions {
@@ -148,7 +150,7 @@ fn start(
     (engine, [None, one, two])
 }
 
-fn of(request: Request, adapter: &Option<Arc<LoraAdapter>>) -> Request {
+fn of(request: Request, adapter: &Option<Arc<dyn Adapter>>) -> Request {
     Request {
         adapter: adapter.clone(),
         ..request

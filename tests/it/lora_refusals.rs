@@ -4,7 +4,8 @@ use crate::architectures::fixture;
 use crate::common::safetensors::Stored;
 use crate::lora::adapter_folder;
 use candle_core::{DType, Device, Tensor};
-use foretoken::model::Model;
+use foretoken::model::AdapterLoader;
+use foretoken::model::LoadedModel;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -29,7 +30,7 @@ fn changed(config: impl FnOnce(&mut Value), tensors: impl FnOnce(&mut Tensors)) 
     to
 }
 
-fn refused(model: &dyn Model, folder: &Path, max_rank: usize) -> String {
+fn refused(model: &dyn LoadedModel, folder: &Path, max_rank: usize) -> String {
     let target = model.lora_target().unwrap();
     let error = target.load("a", folder, max_rank).map(drop).unwrap_err();
     let error = error.to_string();

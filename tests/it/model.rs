@@ -63,7 +63,7 @@ fn smollm2_agrees_with_candles_llama() {
     // " The capital of France is Paris.<|im_end|>" without its first space.
     assert_eq!(tokens[16..], [504, 3575, 282, 4649, 314, 7042, 30, 2]);
     assert!(
-        rig.model.config().eos_token_ids.contains(&2),
+        rig.model.info().eos_token_ids.contains(&2),
         "<|im_end|> ends a turn"
     );
 }
@@ -178,5 +178,5 @@ fn only_the_requested_rows_get_logits() {
     );
     batch.logits.clear();
     let none = rig.model.forward(&batch, &mut rig.kv).unwrap().logits;
-    assert_eq!(none.dims(), [0, rig.model.config().vocab_size]);
+    assert_eq!(none.dims(), [0, rig.model.info().vocab_size]);
 }

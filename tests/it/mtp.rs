@@ -9,7 +9,8 @@ use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, sampled};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, SpecLimits};
 use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{Batch, Head, LoadOptions, Model, ModelSource, Taps, load_mtp};
+use foretoken::model::LoadedModel;
+use foretoken::model::{Batch, Head, LoadOptions, ModelSource, Taps, load_mtp};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use serde_json::{Value as Json, json};
 use std::path::Path;
@@ -22,7 +23,7 @@ fn options() -> LoadOptions {
     }
 }
 
-fn head(path: &Path, target: &dyn Model) -> Option<Box<dyn Head>> {
+fn head(path: &Path, target: &dyn LoadedModel) -> Option<Box<dyn Head>> {
     let source = match path.extension() {
         Some(_) => ModelSource::Gguf(path.to_owned().into()),
         None => ModelSource::Folder(path.to_owned()),
@@ -32,14 +33,16 @@ fn head(path: &Path, target: &dyn Model) -> Option<Box<dyn Head>> {
 
 /// The target's hidden states of all tokens of the prompt but the last.
 fn states(path: &Path, prompt: &[u32]) -> Tensor {
-    let mut rig = Rig::new(open(path).unwrap(), 32, 4);
+    let model = open(path).unwrap();
+    let layers = vec![model.config().num_layers()];
+    let mut rig = Rig::new(model, 32, 4);
     let mut seq = Seq::default();
     let rows = prompt.len() - 1;
     rig.blocks.reserve(&mut seq.table, rows).unwrap();
     let mut batch = Batch::default();
     batch.push_span(&prompt[..rows], &[], 0, &seq.table, 4);
     batch.taps = Some(Taps {
-        layers: vec![rig.model.config().num_layers()],
+        layers,
         rows: (0..rows as u32).collect(),
     });
     let output = rig.model.forward(&batch, &mut rig.kv).unwrap();

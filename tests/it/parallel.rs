@@ -10,7 +10,7 @@ use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{
-    Batch, ForwardOutput, Head, MaskedBlock, Model, ModelConfig, PathOutput, PathRows, Span,
+    Batch, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput, PathRows, Span,
 };
 use foretoken::sampling::{Acceptance, mix};
 use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
@@ -41,7 +41,7 @@ pub struct Seen {
 
 fn toy_head(toy: ToyModel, size: usize) -> (ToyHead, Arc<Seen>) {
     let seen = Arc::<Seen>::default();
-    let mask = toy.config().vocab_size as u32 - 1;
+    let mask = toy.info().vocab_size as u32 - 1;
     let head = ToyHead {
         toy,
         block: MaskedBlock {
@@ -75,7 +75,7 @@ impl ToyHead {
             let block = span.blocks[at / kv.block_size] as usize;
             let slot = block * kv.block_size + at % kv.block_size;
             let stored = [keys[slot], values[slot]];
-            let mut ids = 0..self.config().vocab_size as u32;
+            let mut ids = 0..self.info().vocab_size as u32;
             let after = |id: u32| {
                 let token = u64::from((id as f32).to_bits());
                 mix(hash ^ mix(token << 32 | u64::from((at as f32).to_bits())))
@@ -96,7 +96,7 @@ impl ToyHead {
 
     /// The logits of the masks of a block: the toy's, if each token is the most probable one.
     fn logits(&self, span: &Span, batch: &Batch, kv: &KvStore) -> Vec<f32> {
-        let (rows, vocab) = (&batch.tokens[span.rows.clone()], self.config().vocab_size);
+        let (rows, vocab) = (&batch.tokens[span.rows.clone()], self.info().vocab_size);
         assert!(rows.len() <= self.block.size);
         assert!(rows[1..].iter().all(|&token| token == self.block.mask));
         let masks = vec![(1u64 << rows.len()) - 1; rows.len()];
@@ -123,8 +123,8 @@ impl ToyHead {
 }
 
 impl Model for ToyHead {
-    fn config(&self) -> &ModelConfig {
-        self.toy.config()
+    fn info(&self) -> &ModelInfo {
+        self.toy.info()
     }
 
     fn kv_shape(&self) -> KvShape {
@@ -161,7 +161,7 @@ impl Model for ToyHead {
         self.seen
             .together
             .fetch_max(blocks.len(), Ordering::Relaxed);
-        let shape = (asked.len(), self.config().vocab_size);
+        let shape = (asked.len(), self.info().vocab_size);
         Ok(ForwardOutput {
             logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
             hidden: Some(Tensor::from_vec(numbers, (asked.len(), 1), &Device::Cpu)?),
@@ -198,7 +198,7 @@ impl Head for ToyHead {
             logits.extend(last_logits(&mut self.toy.clone(), &text));
             numbers.push(self.note(&text) as f32);
         }
-        let shape = (numbers.len(), self.config().vocab_size);
+        let shape = (numbers.len(), self.info().vocab_size);
         let states = Tensor::from_vec(numbers, (shape.0, 1), &Device::Cpu)?;
         Ok(PathOutput {
             logits: Tensor::from_vec(logits, shape, &Device::Cpu)?,

@@ -9,8 +9,9 @@ use candle_core::quantized::gguf_file::{self, Value as Gguf};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, SpecLimits};
+use foretoken::model::LoadedModel;
 use foretoken::model::{
-    Batch, Head, HeadKind, LoadFormat, LoadOptions, MaskedBlock, Model, ModelSource, load_head,
+    Batch, Head, HeadKind, LoadFormat, LoadOptions, MaskedBlock, ModelSource, load_head,
 };
 use foretoken::sampling::Acceptance;
 use foretoken::spec::{Drafter, ParallelDrafter};
@@ -76,14 +77,14 @@ pub fn write(folder: &Path, config: &Json, tensors: &Tensors) {
 }
 
 /// The target: a tiny Llama, whose tied embedding the head shares.
-pub fn target() -> (Box<dyn Model>, Tensors) {
+pub fn target() -> (Box<dyn LoadedModel>, Tensors) {
     let (folder, tensors) = (tempfile::tempdir().unwrap(), tiny::tensors(16, DType::F32));
     tiny::write_config(folder.path(), &llama_config(16));
     tiny::write_shards(folder.path(), &tensors);
     (tiny::open(folder.path()).unwrap(), tensors)
 }
 
-pub fn open_head(path: &Path, target: &dyn Model) -> Result<Box<dyn Head>, String> {
+pub fn open_head(path: &Path, target: &dyn LoadedModel) -> Result<Box<dyn Head>, String> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),

@@ -92,7 +92,7 @@ impl Seen {
         let mut options = Toy::default().options;
         options.no_prefix_caching = true;
         let plain = engine::spawn(target(), None, 512, size, options).unwrap();
-        let has_grammars = target().config().vocab_size == VOCAB;
+        let has_grammars = target().info().vocab_size == VOCAB;
         let mut starts: Vec<Vec<u32>> = (0..2).map(|_| dice.prompt(40)).collect();
         for _ in 0..3 {
             let mut wanted = Vec::new();
@@ -314,7 +314,7 @@ fn eagle_heads_and_tables_are_lossless() {
         let head = Head::new(dice.of(&LAYOUTS));
         let model = draft_model(head.load(), &toy, 2 + dice.roll(30));
         let drafter = Box::new(Cascade::new(Box::new(model), tables(&mut dice)));
-        seen.converse(case, &mut dice, &toy, &eagle_head::target, drafter);
+        seen.converse(case, &mut dice, &toy, &|| eagle_head::target(), drafter);
     }
     seen.assert_all_happened(&["model", "prediction"]);
 }

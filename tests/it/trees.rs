@@ -56,7 +56,7 @@ impl RandomTrees {
                 false => dice.roll(node + 1).checked_sub(1),
             };
             let kind = dice.roll(4);
-            let wrong = dice.roll(self.target.config().vocab_size) as u32;
+            let wrong = dice.roll(self.target.info().vocab_size) as u32;
             let siblings = draft.parents.iter();
             let parent_id = parent.map(|parent| parent as u16);
             let lane = siblings.filter(|&&other| other == parent_id).count();

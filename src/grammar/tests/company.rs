@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::{compiled, compiler};
+use crate::sampling::GrammarState;
 
 /// One branch for each of `letters`, of thousands of states that no other branch has.
 fn branches(letters: std::ops::RangeInclusive<char>) -> GrammarSource {
@@ -11,7 +12,7 @@ fn branches(letters: std::ops::RangeInclusive<char>) -> GrammarSource {
 }
 
 /// The state after `text`, all of whose masks were computed; panics where one does not allow the next letter.
-fn read(state: &mut GrammarState, text: &str) {
+fn read(state: &mut dyn GrammarState, text: &str) {
     for letter in text.chars() {
         let mask = state.mask().expect("the text is not too complex alone");
         assert!(mask.allows(letter as u32), "{letter} is not allowed");
@@ -25,12 +26,12 @@ fn read(state: &mut GrammarState, text: &str) {
 fn texts_do_not_fail_because_of_others() {
     let grammar = compiled(&branches('A'..='P'));
     let text = |letter: char| format!("{letter}{}{letter}", "word. ".repeat(600));
-    let mut texts: Vec<(GrammarState, String)> = ('A'..='P')
-        .map(|letter| (GrammarState::new(grammar.clone()), text(letter)))
+    let mut texts: Vec<(Box<dyn GrammarState>, String)> = ('A'..='P')
+        .map(|letter| (grammar.start(), text(letter)))
         .collect();
     for at in (0..text('A').len()).step_by(100) {
         for (state, text) in &mut texts {
-            read(state, &text[at..text.len().min(at + 100)]);
+            read(&mut **state, &text[at..text.len().min(at + 100)]);
         }
     }
     for (state, _) in &texts {
@@ -41,14 +42,14 @@ fn texts_do_not_fail_because_of_others() {
 /// Drafts that are rejected teach the lexer, too, and decide as little.
 #[test]
 fn a_text_does_not_fail_because_of_its_drafts() {
-    let mut state = GrammarState::new(compiled(&branches('A'..='P')));
+    let mut state = compiled(&branches('A'..='P')).start();
     for letter in 'A'..='P' {
         let draft = format!("{letter}{}", "word. ".repeat(599));
         draft.bytes().for_each(|byte| state.push(byte.into()));
         assert!(state.mask().is_some_and(|mask| mask.allows('w'.into())));
         state.pop(draft.len());
     }
-    read(&mut state, &format!("C{}C", "word. ".repeat(600)));
+    read(&mut *state, &format!("C{}C", "word. ".repeat(600)));
 }
 
 /// A text that is too complex alone fails, and costs no other text of the grammar anything.
@@ -58,15 +59,15 @@ fn a_text_that_is_too_complex_fails_alone() {
     let source = GrammarSource::Regex("[a-z]{1,60000}|[A-Z]{1,60000}".into());
     let compile = || compiler.compile("field", &source).expect("a good grammar");
     let grammar = compile();
-    let mut other = GrammarState::new(grammar.clone());
-    read(&mut other, "LETTERS");
-    let mut long = GrammarState::new(grammar);
+    let mut other = grammar.start();
+    read(&mut *other, "LETTERS");
+    let mut long = grammar.start();
     for _ in 0..51_000 {
         long.push('a'.into());
         long.commit();
     }
     assert!(long.mask().is_none());
     assert!(long.mask().is_none());
-    read(&mut other, "ANDMORE");
-    read(&mut GrammarState::new(compile()), "letters");
+    read(&mut *other, "ANDMORE");
+    read(&mut *compile().start(), "letters");
 }

@@ -4,6 +4,7 @@ use super::super::toy::ToyTokens;
 use super::super::*;
 use super::{compiler, refusal, vocabulary};
 use crate::error::{Error, Result};
+use crate::sampling::Grammar;
 use serde_json::json;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{Scope, ScopedJoinHandle};

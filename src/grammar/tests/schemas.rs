@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// The integers that texts of `schema` have.
 fn integers(schema: &Value) -> Vec<i128> {
     let grammar = compiled(&GrammarSource::JsonSchema(schema.clone()));
-    let texts = (0..40).map(|seed| walk(&mut GrammarState::new(grammar.clone()), seed, 60));
+    let texts = (0..40).map(|seed| walk(&mut *grammar.start(), seed, 60));
     let texts = texts.filter(|(_, complete)| *complete);
     let integer = |(text, _): (String, bool)| text.parse().expect("an integer");
     texts.map(integer).collect()
@@ -233,7 +233,7 @@ fn patterns_of_declared_names_lead_nowhere() {
             let grammar = compiled(&source);
             let mut complete = 0;
             for seed in 0..60 {
-                let (text, ended) = walk(&mut GrammarState::new(grammar.clone()), seed, 80);
+                let (text, ended) = walk(&mut *grammar.start(), seed, 80);
                 if !ended {
                     continue;
                 }

@@ -68,7 +68,7 @@ fn weight(
 fn random_blocks(kind: BlockType, count: usize) -> Vec<u8> {
     let mut state = 7u64;
     let mut next = move || {
-        state = crate::sampling::mix(state);
+        state = crate::kernels::mix(state);
         (state >> 40) as u8
     };
     let blocks = (0..count).flat_map(|_| {

@@ -13,7 +13,7 @@ mod vectorized;
 use super::parallel::{Shared, for_each};
 use super::states::{StateBuffers, StatePool, StateRows, StateShape, StateStart};
 use super::storage::contiguous;
-use crate::float;
+use crate::kernels::float;
 use candle_core::{Device, Result, Storage, Tensor};
 use head::{Head, Matrices};
 use tokens::{Left, Mixing, Tokens};

@@ -5,8 +5,8 @@
 //! argmax log w(x) + g(x) with g(x) = -ln E(x). Every operation is exact or correctly rounded and none
 //! is fused, so all CPUs and the CUDA kernel compute the same bits.
 
-use crate::float;
 use crate::kernels::cpu::{self, Avx2, Avx512Vnni};
+use crate::kernels::float;
 
 /// The exponentially distributed number (mean 1) of token `id` under `key`.
 ///
@@ -126,7 +126,7 @@ fn run_avx512(_: Avx512Vnni, values: &mut [f32], body: impl VocabularyLoop) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::mix;
+    use crate::kernels::mix;
 
     #[test]
     fn numbers_are_exponentially_distributed() {

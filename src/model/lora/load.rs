@@ -5,6 +5,7 @@ use super::config::LoraConfig;
 use super::low_rank::{LowRank, Pair};
 use super::{LinearPart, LoraAdapter};
 use crate::error::{Error, Result, caught, clipped};
+use crate::model::adapter::{Adapter, AdapterLoader};
 use candle_core::{DType, Device, Tensor};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -36,6 +37,25 @@ pub struct LoraTarget {
     sites: Arc<[Vec<LinearPart>]>,
 }
 
+impl AdapterLoader for LoraTarget {
+    fn load(&self, name: &str, folder: &Path, max_rank: usize) -> Result<Arc<dyn Adapter>> {
+        caught("the adapter", || {
+            let config = LoraConfig::read(folder)?;
+            let file = folder.join(FILE);
+            let found = self.read(&config, &file, max_rank);
+            let (sites, rank, bytes) = found.map_err(|e| Error::in_file(&file, e))?;
+            Ok(Arc::new(LoraAdapter {
+                name: name.to_owned(),
+                folder: folder.to_owned(),
+                id: RandomState::new().hash_one(name),
+                sites,
+                rank,
+                bytes,
+            }) as Arc<dyn Adapter>)
+        })
+    }
+}
+
 impl LoraTarget {
     /// That of a model with these linear layers. Their names are those that Hugging Face has.
     pub(in crate::model) fn new(sites: Vec<Vec<LinearPart>>) -> Self {
@@ -51,27 +71,6 @@ impl LoraTarget {
         sums.sum::<u64>()
             .saturating_mul(rank as u64)
             .saturating_mul(MAX_VALUE_BYTES)
-    }
-
-    /// Reads the adapter in `folder`, whose rank is at most `max_rank`.
-    ///
-    /// # Errors
-    /// A setup error in one line: what is missing, broken, too large, or not supported.
-    pub fn load(&self, name: &str, folder: &Path, max_rank: usize) -> Result<LoraAdapter> {
-        caught("the adapter", || {
-            let config = LoraConfig::read(folder)?;
-            let file = folder.join(FILE);
-            let found = self.read(&config, &file, max_rank);
-            let (sites, rank, bytes) = found.map_err(|e| Error::in_file(&file, e))?;
-            Ok(LoraAdapter {
-                name: name.to_owned(),
-                folder: folder.to_owned(),
-                id: RandomState::new().hash_one(name),
-                sites,
-                rank,
-                bytes,
-            })
-        })
     }
 
     /// The products of each linear layer, the largest rank, and the size of all.

@@ -8,10 +8,11 @@ mod low_rank;
 
 pub use load::LoraTarget;
 
+use super::adapter::{Adapter, AdapterRows};
 use crate::error::{Error, Result};
 use low_rank::LowRank;
+use std::any::Any;
 use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -40,29 +41,24 @@ pub struct LoraAdapter {
     bytes: u64,
 }
 
-impl LoraAdapter {
-    /// What requests call it.
-    pub fn name(&self) -> &str {
+impl Adapter for LoraAdapter {
+    fn name(&self) -> &str {
         &self.name
     }
 
-    /// The folder that it was read from.
-    pub fn folder(&self) -> &Path {
+    fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Differs from that of every other load.
-    pub fn id(&self) -> u64 {
+    fn id(&self) -> u64 {
         self.id
     }
 
-    /// The largest rank of its products.
-    pub fn rank(&self) -> usize {
+    fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The size of its weights in memory.
-    pub fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -74,58 +70,24 @@ impl fmt::Debug for LoraAdapter {
     }
 }
 
-/// Consecutive rows of a batch, and their adapter.
-#[derive(Debug, Clone)]
-pub struct AdapterRows {
-    pub rows: Range<usize>,
-    pub adapter: Arc<LoraAdapter>,
-}
-
-impl AdapterRows {
-    /// The same of a batch of only `picked` rows, which ascend.
-    pub(super) fn of_picked(all: &[Self], picked: &[u32]) -> Vec<Self> {
-        let place = |row: usize| picked.partition_point(|&picked| (picked as usize) < row);
-        let of = |one: &Self| Self {
-            rows: place(one.rows.start)..place(one.rows.end),
-            adapter: one.adapter.clone(),
+/// Adds to `y`, `[rows, outputs]`, which nobody else holds, what the adapters of `all` rows add to the outputs of the
+/// linear layer `site` for `x`, `[rows, inputs]`.
+///
+/// # Errors
+/// If a shape differs from that of the layer, or an adapter is of another kind of model.
+pub(super) fn add(all: &[AdapterRows], site: usize, x: &Tensor, y: &Tensor) -> Result<()> {
+    for AdapterRows { rows, adapter } in all {
+        let adapter: &dyn Any = &**adapter;
+        let adapter = adapter.downcast_ref::<LoraAdapter>();
+        let adapter = adapter.ok_or_else(|| Error::internal("an adapter of another model"))?;
+        let Some(Some(low_rank)) = adapter.sites.get(site) else {
+            continue;
         };
-        let rows = all.iter().map(of);
-        rows.filter(|one| !one.rows.is_empty()).collect()
+        let of_rows = |all: &Tensor| all.narrow(0, rows.start, rows.len());
+        let added = low_rank.forward(&of_rows(x)?.contiguous()?)?;
+        y.slice_set(&(of_rows(y)? + added)?, 0, rows.start)?;
     }
-
-    /// Checks that the rows ascend and are among the first `count`.
-    ///
-    /// # Errors
-    /// If not, which is a bug of the caller.
-    pub(super) fn check(all: &[Self], count: usize) -> Result<()> {
-        let mut end = 0;
-        for AdapterRows { rows, adapter } in all {
-            if rows.start < end || rows.end < rows.start || rows.end > count {
-                return Err(Error::internal(format!(
-                    "rows {rows:?} of {count} have the adapter {adapter:?}"
-                )));
-            }
-            end = rows.end;
-        }
-        Ok(())
-    }
-
-    /// Adds to `y`, `[rows, outputs]`, which nobody else holds, what the adapters of rows add to the outputs of the
-    /// linear layer `site` for `x`, `[rows, inputs]`.
-    ///
-    /// # Errors
-    /// If a shape differs from that of the layer.
-    pub(super) fn add(all: &[Self], site: usize, x: &Tensor, y: &Tensor) -> Result<()> {
-        for Self { rows, adapter } in all {
-            let Some(Some(low_rank)) = adapter.sites.get(site) else {
-                continue;
-            };
-            let of_rows = |all: &Tensor| all.narrow(0, rows.start, rows.len());
-            let added = low_rank.forward(&of_rows(x)?.contiguous()?)?;
-            y.slice_set(&(of_rows(y)? + added)?, 0, rows.start)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 #[cfg(test)]

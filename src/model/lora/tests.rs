@@ -1,9 +1,10 @@
 //! Which rows have which adapter.
 
 use super::*;
+use std::ops::Range;
 
 fn rows(ranges: &[(usize, usize)]) -> Vec<AdapterRows> {
-    let adapter = Arc::new(LoraAdapter {
+    let adapter: Arc<dyn Adapter> = Arc::new(LoraAdapter {
         name: "a".into(),
         folder: PathBuf::new(),
         id: 1,

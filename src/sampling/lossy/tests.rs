@@ -1,6 +1,6 @@
 use super::super::{Purpose, Rng, SamplingParams, choose, guess};
 use super::*;
-use crate::grammar::Mask;
+use crate::sampling::Mask;
 use std::sync::Arc;
 
 const VOCAB: usize = 6;

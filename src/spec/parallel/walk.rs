@@ -159,7 +159,7 @@ pub fn walk(
     });
     let mut walks: Vec<Walk<'_, '_>> = walks.collect();
     let levels = walks.iter().map(|walk| walk.depth).max().unwrap_or(0);
-    let vocab_size = head.config().vocab_size;
+    let vocab_size = head.info().vocab_size;
     let mut states: Option<Tensor> = None;
     for level in 0..levels {
         let (mut rows, mut before, mut tokens) = (Vec::new(), Vec::new(), Vec::new());

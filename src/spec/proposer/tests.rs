@@ -141,7 +141,7 @@ fn forced_tokens_come_first() {
 }
 
 /// The grammar of a regular expression over ids that are letters from `a`; the last ends a text.
-fn pattern(regex: &str) -> crate::grammar::Grammar {
+fn pattern(regex: &str) -> crate::sampling::Grammar {
     use crate::grammar::{Compiler, GrammarSource, toy::ToyTokens};
     let letters = ToyTokens::new((b'a'..=b'j').map(|letter| [letter]), &[9]);
     let source = GrammarSource::Regex(regex.into());

@@ -18,7 +18,7 @@ use super::drafter::Drafter;
 use super::pool::DraftPool;
 use super::share::WorkShare;
 use crate::error::Result;
-use crate::grammar::GrammarState;
+use crate::sampling::GrammarState;
 use crate::sampling::{Sampler, SamplingParams};
 use encoding::{DraftEncoding, MAX_READ};
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ pub struct Translator {
 struct WithoutGrammars<'a, 'b> {
     requests: &'a mut [DraftRequest<'b>],
     /// With the number of output tokens where each was taken.
-    grammars: Vec<(usize, Option<Box<GrammarState>>)>,
+    grammars: Vec<(usize, Option<Box<dyn GrammarState>>)>,
 }
 
 impl<'a, 'b> WithoutGrammars<'a, 'b> {

@@ -3,14 +3,14 @@
 use super::vocabulary::JointVocabulary;
 use crate::error::{Error, Result};
 use crate::kv::{KvShape, KvStore};
-use crate::model::{Batch, ForwardOutput, Model, ModelConfig};
+use crate::model::{Batch, ForwardOutput, Model, ModelInfo};
 use candle_core::{Device, Tensor};
 
 /// Takes joint ids and gives logits over the joint vocabulary, minus infinity for the tokens that only
 /// the target has.
 pub struct JointModel {
     model: Box<dyn Model>,
-    config: ModelConfig,
+    info: ModelInfo,
     /// By joint id, the model's; its number of ids = it has none.
     ids: Vec<u32>,
     /// `ids` in the memory of the model's device, since the first forward.
@@ -20,15 +20,15 @@ pub struct JointModel {
 impl JointModel {
     /// `model`, whose ids are the draft's in `vocabulary`.
     pub fn new(model: Box<dyn Model>, vocabulary: &JointVocabulary) -> Self {
-        let mut config = model.config().clone();
-        let none = config.vocab_size as u32;
-        config.vocab_size = vocabulary.size();
+        let mut info = model.info().clone();
+        let none = info.vocab_size as u32;
+        info.vocab_size = vocabulary.size();
         let joint = 0..vocabulary.size() as u32;
         let ids = joint.map(|id| vocabulary.of_draft(id).unwrap_or(none));
         Self {
             ids: ids.collect(),
             model,
-            config,
+            info,
             sent: None,
         }
     }
@@ -48,7 +48,7 @@ impl JointModel {
     /// If the model does not have a token.
     fn translated(&mut self, batch: &Batch) -> Result<Batch> {
         let mut batch = batch.clone();
-        let none = self.model.config().vocab_size as u32;
+        let none = self.model.info().vocab_size as u32;
         if let Some(drawn) = &mut batch.drawn {
             let ids = self.sent_to(drawn.device())?.index_select(drawn, 0)?;
             // Where a GPU could draw no token it says 0, which may be one that only the target has.
@@ -68,8 +68,8 @@ impl JointModel {
 }
 
 impl Model for JointModel {
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    fn info(&self) -> &ModelInfo {
+        &self.info
     }
 
     fn kv_shape(&self) -> KvShape {

@@ -16,7 +16,9 @@ mod step;
 use super::head::TrainHead;
 use super::vocabulary::DraftVocabulary;
 use crate::error::{Error, Result};
-use crate::model::{Head, HeadKind, HeadTarget, LoadOptions, Model, ModelSource, load_head_of};
+use crate::model::{
+    Head, HeadKind, HeadTarget, LoadOptions, LoadedModel, ModelSource, load_head_of,
+};
 use crate::spec::{EXAMPLE_ROWS, LearnerLink};
 use candle_core::Device;
 use examples::ExampleBuffer;
@@ -80,7 +82,7 @@ pub struct LearnSetup<'a> {
     /// The head of `--draft-model`, and how it is loaded.
     pub source: &'a ModelSource,
     pub load: LoadOptions,
-    pub target: &'a dyn Model,
+    pub target: &'a dyn LoadedModel,
     pub api_key: Option<&'a str>,
 }
 

@@ -3,8 +3,9 @@
 
 use super::*;
 use crate::kv::{BlockAllocator, BlockTable};
+use crate::model::LoadedModel;
 use crate::model::{
-    Batch as Rows, HeadKind, LayerSpec, LoadOptions, Model, ModelSource, PathRows, RopeSpec, load,
+    Batch as Rows, HeadKind, LayerSpec, LoadOptions, ModelSource, PathRows, RopeSpec, load,
     load_head,
 };
 use crate::train::model::TrainModel;
@@ -226,7 +227,7 @@ fn write(folder: &Path, config: &Value, tensors: &HashMap<String, Tensor>) {
 }
 
 /// A target in `folder`, as it is served.
-fn target(folder: &Path) -> Box<dyn Model> {
+fn target(folder: &Path) -> Box<dyn LoadedModel> {
     let of_target = ModelConfig {
         spec: layers(3).into(),
         draft_vocab_size: None,

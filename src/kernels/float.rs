@@ -5,7 +5,7 @@
 ///
 /// Cody-Waite reduction to `2^n * e^r`, `|r| <= ln(2)/2`, and a polynomial for `e^r`.
 #[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
+pub fn exp(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     /// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
@@ -29,7 +29,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 
 /// `tanh(x)` within 2e-7: Cephes' polynomial for small `x`, so that the error is relative to the result.
 #[inline(always)]
-pub(crate) fn tanh(x: f32) -> f32 {
+pub fn tanh(x: f32) -> f32 {
     let square = x * x;
     let mut p = -5.704_988_7e-3;
     p = p * square + 2.063_909e-2;
@@ -44,7 +44,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
 /// `1 - erf(x)` within 6e-7, for `x` from 0: Abramowitz and Stegun's formula 7.1.26. It vanishes for large `x`, as
 /// it should.
 #[inline(always)]
-pub(crate) fn erfc(x: f32) -> f32 {
+pub fn erfc(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.327_591_1 * x);
     let mut p = 1.061_405_4;
     for factor in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {

@@ -1,7 +1,5 @@
 //! A set of tokens.
 
-use llguidance::toktrie::SimpleVob;
-
 /// The tokens that a grammar allows next: one bit for each id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mask {
@@ -16,9 +14,9 @@ impl Mask {
         Self::new(Box::default()).with(ids)
     }
 
-    pub(super) fn from_set(set: &SimpleVob, vocab_size: usize) -> Self {
-        let mut words: Box<[u32]> = set.as_slice().into();
-        // The set may have bits beyond the vocabulary.
+    /// The first `vocab_size` ids whose bits are set in `words`: bit `id % 32` of word `id / 32`.
+    pub fn from_words(words: &[u32], vocab_size: usize) -> Self {
+        let mut words: Box<[u32]> = words.into();
         for id in vocab_size..words.len() * 32 {
             words[id / 32] &= !(1 << (id % 32));
         }
@@ -118,9 +116,7 @@ mod tests {
 
     #[test]
     fn bits_beyond_the_vocabulary_are_not_allowed() {
-        let mut set = SimpleVob::alloc_with_capacity(40, 41);
-        set.set_all(true);
-        let mask = Mask::from_set(&set, 40);
+        let mask = Mask::from_words(&[u32::MAX; 2], 40);
         assert!(mask.allows(39) && !mask.allows(40) && !mask.allows(41));
     }
 }
