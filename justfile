@@ -4,8 +4,8 @@ default:
 
 # Format and lints of the library: for each commit.
 check:
-    cargo fmt --check
-    cargo clippy --locked --lib -- -D warnings
+    cargo fmt --all --check
+    cargo clippy --locked --workspace --lib -- -D warnings
 
 # The README's test command, which fetches the models that tests need.
 test:

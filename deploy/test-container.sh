@@ -26,7 +26,8 @@ for target in package["targets"]:
         assert os.path.exists(target["src_path"]), target["src_path"]
         print("source:", target["kind"][0], target["name"])
 root = sys.argv[1] + "/build/"
-for folder, _, files in os.walk(root + "src"):
+walks = [entry for part in ("src", "crates") for entry in os.walk(root + part)]
+for folder, _, files in walks:
     for name in files:
         if not name.endswith(".rs"):
             continue

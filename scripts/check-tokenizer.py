@@ -183,7 +183,7 @@ def main():
     if not options.file or not (options.url or options.write):
         parser.error("a file, and --url or --write, are needed")
     processor, names, special = model_of(options.file)
-    files = [*sorted(ROOT.glob("src/**/*.rs")), *ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+    files = [*sorted(ROOT.glob("crates/*/src/**/*.rs")), *ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
     texts = strings(options.count, natural(files + options.texts), names, special, options.seed)
     ids = processor.encode(texts)
     if options.write:

@@ -11,13 +11,13 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$root/target/emulated-gpu
 library=$folder/libcuda.so.1
 mkdir -p "$folder"
-if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/src/kernels" \
+if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/crates/kernels/src" \
     \( -name '*.cu*' -o -name '*.cpp' -o -name '*.h' \) -newer "$library")" ]; then
     sources=(emulator memory streams driver cublas candle ours quantized)
     # compile SOURCE
     compile() {
         ${CXX:-c++} -O2 -std=c++20 -fPIC -ffp-contract=off -fvisibility=hidden -Wall -Wno-unknown-pragmas \
-            -I"$root/tests/emulator" -I"$root/src/kernels" -c "$root/tests/emulator/$1.cpp" -o "$folder/$1.o"
+            -I"$root/tests/emulator" -I"$root/crates/kernels/src" -c "$root/tests/emulator/$1.cpp" -o "$folder/$1.o"
     }
     export -f compile
     export root folder

@@ -23,8 +23,8 @@ use report::{BenchReport, MeasuredPair, Subject};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
+pub use crate::spec::expected_speed_up;
 pub use penalty::RowPenalty;
-pub use report::expected_speed_up;
 
 /// Tokens of all random prompts together.
 const MAX_RANDOM_TOKENS: usize = 1 << 28;

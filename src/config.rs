@@ -10,13 +10,16 @@ mod speculation;
 #[cfg(test)]
 mod tests;
 
+use crate::bench;
+use crate::convert;
 use crate::engine::{EngineOptions, SpecLimits};
 use crate::error::{Error, Result};
+use crate::generate;
 use crate::gguf::EMBEDDED;
 use crate::kernels::quant::BlockType;
 use crate::model::Pooling;
+use crate::train;
 use crate::train::learn::LearnOptions;
-use crate::{bench, convert, generate, train};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use flags::{Cli, CliCommand, CommonOptions};
@@ -85,7 +88,7 @@ pub struct Config {
 /// The size of the KV pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvBudget {
-    /// As much as `max_num_seqs` full contexts need, within the available memory.
+    /// Enough for `max_num_seqs` sequences of full context length, within the available memory.
     Default,
     /// Total bytes of target and draft.
     Bytes(u64),

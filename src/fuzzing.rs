@@ -7,7 +7,7 @@ mod checkpoint;
 
 use crate::error::{Error, Result, catching};
 use crate::gguf;
-use crate::http::fuzzing::{FuzzedApi, read};
+pub use crate::http::fuzzing::{FuzzedApi, read};
 use crate::model::{ModelConfig, TensorHeaders, pickle, safetensors_header};
 use crate::text::{Chat, ChatTemplate, SpecialIds, Text, ToolFormat};
 use candle_core::quantized::gguf_file::Value as GgufValue;

@@ -1,37 +1,18 @@
 //! CLI -> Command -> load -> serve.
 
-#[path = "main/adapters.rs"]
-mod adapters;
 #[path = "main/allocator.rs"]
 mod allocator;
-#[path = "main/candidates.rs"]
-mod candidates;
 #[path = "main/chat.rs"]
 mod chat;
-#[path = "main/check.rs"]
-mod check;
-#[path = "main/corpus.rs"]
-mod corpus;
-#[path = "main/defaults.rs"]
-mod defaults;
-#[path = "main/drafts.rs"]
-mod drafts;
 #[cfg(all(test, feature = "embedded-model"))]
 #[path = "main/engine_crash.rs"]
 mod engine_crash;
-#[path = "main/head_counts.rs"]
-mod head_counts;
-#[path = "main/learn.rs"]
-mod learn;
-#[path = "main/load.rs"]
-mod load;
 #[path = "main/log.rs"]
 mod log;
-#[path = "main/memory.rs"]
-mod memory;
 #[path = "main/serve.rs"]
 mod serve;
 
+use foretoken::assembly::{check, load};
 use foretoken::bench;
 use foretoken::config::{Command, Exit, LogFormat, Partner};
 use foretoken::console;

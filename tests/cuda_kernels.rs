@@ -20,7 +20,7 @@ fn run(sources: &[&str]) {
         .args(["-O1", "-std=c++20", "-ffp-contract=off"])
         .args(["-Wall", "-Werror", "-Wno-unknown-pragmas"])
         .arg(format!("-I{}", emulator.display()))
-        .arg(format!("-I{}", root.join("src/kernels").display()))
+        .arg(format!("-I{}", root.join("crates/kernels/src").display()))
         .args(sources.iter().map(|source| emulator.join(source)))
         .arg("-o")
         .arg(&program)

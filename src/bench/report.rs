@@ -11,6 +11,7 @@ use crate::engine::SpecUsage;
 use crate::error::{Error, Result};
 use crate::prompts::Prompt;
 use crate::sampling::Acceptance;
+use crate::spec::expected_speed_up;
 use serde::Serialize;
 use std::path::Path;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
@@ -107,15 +108,6 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The speed-up that Theorem 3.8 of Leviathan et al. 2023 predicts for drafts of `k` tokens, each
-/// accepted with probability `alpha` at a cost of `c` target steps:
-/// (1 - alpha^(k+1)) / ((1 - alpha)(c k + 1)); at alpha = 1 its limit, (k + 1) / (c k + 1).
-pub fn expected_speed_up(alpha: f64, k: usize, c: f64) -> f64 {
-    // The sum 1 + alpha + ... + alpha^k is defined at alpha = 1, unlike the quotient.
-    let tokens: f64 = (0..=k).map(|i| alpha.powi(i as i32)).sum();
-    tokens / (c * k as f64 + 1.0)
-}
-
 /// Figures of a group of prompts at one temperature. A ratio without measurements is NaN, in JSON null.
 #[derive(Debug, Clone, Serialize)]
 pub struct GroupFigures {
@@ -129,7 +121,7 @@ pub struct GroupFigures {
     pub spec_tokens_per_second: f64,
     /// Speculative over plain rate; at temperature 0 this is the ratio of total decode times.
     pub speed_up: f64,
-    /// The same ratio with prompt processing included. All runs of a prompt except the first hit the
+    /// Speculative over plain rate, with prompt processing included. All runs of a prompt except the first hit the
     /// prefix cache; the order alternates.
     pub total_speed_up: f64,
     /// Tokens per target step of the speculative runs.
@@ -273,7 +265,7 @@ pub struct AtTemperature {
     pub temperature: f32,
     #[serde(flatten)]
     pub(super) way: BenchMode,
-    /// In the order of the prompts file.
+    /// Figures of each category, in the order of the prompts file.
     pub categories: Vec<GroupFigures>,
     pub overall: GroupFigures,
     /// Texts that speculation changed; must be empty. Not checked where texts may differ.

@@ -136,9 +136,9 @@ fn unequal(most: usize, number: usize) -> usize {
 
 /// One group in one mode.
 struct GroupRun {
-    /// In the order of the requests.
+    /// The results of the requests, in the order of the requests.
     completions: Vec<CollectedEvents>,
-    /// What came while all streams were busy.
+    /// The throughput while all streams were busy.
     busy: Throughput,
 }
 

@@ -12,9 +12,11 @@ const MAX_NODES: usize = 64;
 pub struct Theory {
     /// Arithmetic operations of a draft token over those of a target token, by their parameters.
     pub draft_operations: f64,
-    /// Operations a token over those of plain decoding, by Theorem 3.11 from alpha, K and that.
+    /// Expected operations a token over those of plain decoding, by Theorem 3.11 from alpha, K and
+    /// `draft_operations`.
     pub expected_operations: f64,
-    /// The same as measured: rows of the target, and draft tokens.
+    /// Measured operations a token over those of plain decoding, from the numbers of the target's rows and of draft
+    /// tokens.
     pub operations: f64,
     /// The tree that Sequoia's dynamic program chooses, of the measured mean size; `None` without drafts.
     pub sequoia: Option<BestTree>,

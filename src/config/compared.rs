@@ -12,7 +12,7 @@ const WITH_TABLES: &str = "+tables";
 /// One of several drafters that are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ComparedDrafter {
-    /// As on the command line.
+    /// The drafter's name, as it is written on the command line.
     pub name: String,
     pub choice: DrafterChoice,
     /// Whether tables continue the drafts of a model.

@@ -2,13 +2,17 @@
 
 use super::lora::LoraFlags;
 use super::speculation::SpeculationFlags;
+use crate::bench;
+use crate::chat;
+use crate::convert;
 use crate::engine::EngineOptions;
+use crate::generate;
 use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
 use crate::kernels::quant::BlockType;
 use crate::model::{LoadFormat, Pooling};
 use crate::parse::{at_least_one, bytes, number, seconds, seed, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
-use crate::{bench, chat, convert, generate, train};
+use crate::train;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::gguf::{Excerpt, ExcerptReader, GgufSource};
 use crate::model::{
-    EmbeddingSpec, HeadKind, LoadFormat, LoadOptions, ModelSource, TensorHeaders, inspect,
+    HeadKind, LoadFormat, LoadOptions, ModelSource, TensorHeaders, embedding_spec, inspect,
     inspect_head, pickle, safetensors_header,
 };
 use crate::text::Text;
@@ -106,7 +106,7 @@ fn checked(source: &ModelSource, elsewhere: Option<TensorHeaders>) -> Result<()>
         let (target, _) = inspect(&target()?, &dummy())?;
         return inspect_head(source, kind, &options, &*target).map(drop);
     }
-    EmbeddingSpec::of(source, None)?;
+    embedding_spec(source, None)?;
     inspect(source, &options).map(drop)
 }
 
@@ -181,7 +181,7 @@ impl Drop for Folder {
 mod tests {
     use super::*;
 
-    /// Those of `fuzz/seeds.py`.
+    /// The seeds that `fuzz/seeds.py` writes.
     const SEEDS: [&str; 10] = [
         "llama.gguf",
         "split.gguf",

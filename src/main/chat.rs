@@ -1,8 +1,9 @@
 //! `foretoken chat MODEL`: a server for one conversation, in the same process.
 
-use crate::defaults;
-use crate::load;
 use crate::serve;
+use foretoken::assembly;
+use foretoken::assembly::defaults;
+use foretoken::assembly::load;
 use foretoken::chat::{self, Endpoint};
 use foretoken::config::Config;
 use foretoken::error::{Error, Result};
@@ -36,7 +37,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
         let listener = serve::listen(config, socket)?;
         let address = (listener.local_addr())
             .map_err(|e| Error::setup(format!("the listener has no address: {e}")))?;
-        let state = serve::state(config, loaded, text, sampling)?;
+        let state = assembly::state(config, loaded, text, sampling)?;
         let shutdown = async {
             let _ = stopped.await;
         };

@@ -4,9 +4,11 @@
 //! and exit code are those of the program, and only its engine is one that crashes. So the program itself
 //! needs no way to make it fail.
 
-use crate::load::Loaded;
+use crate::finish;
 use crate::log::LineWriter;
-use crate::{finish, serve, start_log};
+use crate::serve;
+use crate::start_log;
+use foretoken::assembly::load::Loaded;
 use foretoken::config::Command;
 use foretoken::engine::{self, EngineOptions};
 use foretoken::error::Result;

@@ -1,17 +1,17 @@
 //! The listener, the signals and the start-up messages.
 
-use crate::defaults;
-use crate::load::Loaded;
 use crate::log::LineWriter;
+use foretoken::assembly;
+use foretoken::assembly::defaults;
+use foretoken::assembly::load::Loaded;
 use foretoken::config::{Config, HttpOptions};
 use foretoken::engine::EngineHandle;
 use foretoken::error::{Error, Result};
 use foretoken::gguf::EMBEDDED;
-use foretoken::http::{self, AppState, SamplingDefaults};
+use foretoken::http;
 use foretoken::otel::Traces;
 use foretoken::text::Text;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -40,7 +40,7 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
         // What the operator did not ask for, the model is made for.
         let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
             || !engine.limits().generates;
-        let state = state(config, loaded, text.clone(), sampling)?;
+        let state = assembly::state(config, loaded, text.clone(), sampling)?;
         let state = state.with_observer(traces.observer());
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
             stdout.line(&format!(
@@ -61,33 +61,6 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
     runtime.shutdown_background();
     traces.shut_down();
     served
-}
-
-/// What answers requests, and how.
-///
-/// # Errors
-/// `Setup`, if the tokenizer does not go with a flag.
-pub fn state(
-    config: &Config,
-    loaded: Loaded,
-    text: Arc<Text>,
-    sampling: SamplingDefaults,
-) -> Result<AppState> {
-    let first = std::iter::once(&config.served_model_name);
-    let names = first.chain(&config.served_model_aliases).cloned().collect();
-    let state = AppState::new(loaded.engine, text, names)
-        .with_special_parsed(!config.http.no_parse_special)?;
-    Ok(state
-        .with_info(loaded.info)
-        .with_embeddings(loaded.embeddings)
-        .with_adapters(loaded.adapters)
-        .with_sampling_defaults(sampling)
-        .with_api_keys(config.http.api_key.clone())
-        .with_tool_call_parser(config.http.tool_call_parser)
-        .with_reasoning_parser(config.http.reasoning_parser)
-        .with_limits(config.http.limits.clone())
-        .with_origins(config.http.origins.clone(), &config.http.host)
-        .with_ui(!config.http.no_ui))
 }
 
 /// The threads of a server.

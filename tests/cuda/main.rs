@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Tensor};
 use foretoken::error::Error;
 use foretoken::kernels::{self, AttentionBatch, AttentionParams, Span, paged_attention};
 use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, load};
+use foretoken::model::{Batch, LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -64,7 +64,12 @@ fn shape(folder: &Path, kind: &str, head_dim: usize, more: &[(&str, usize)]) -> 
     ModelSource::Folder(folder)
 }
 
-fn model(source: &ModelSource, device: &Device, dtype: Option<DType>, seed: u64) -> Box<dyn Model> {
+fn model(
+    source: &ModelSource,
+    device: &Device,
+    dtype: Option<DType>,
+    seed: u64,
+) -> Box<dyn LoadedModel> {
     let options = LoadOptions {
         dtype,
         device: device.clone(),
@@ -74,7 +79,7 @@ fn model(source: &ModelSource, device: &Device, dtype: Option<DType>, seed: u64)
     model_by(source, &options).unwrap()
 }
 
-fn model_by(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Model>, Error> {
+fn model_by(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn LoadedModel>, Error> {
     let format = match source {
         ModelSource::Folder(_) => LoadFormat::Dummy,
         ModelSource::Gguf(_) => LoadFormat::Auto,
@@ -304,7 +309,7 @@ impl std::io::Write for Log {
     }
 }
 
-fn batch_invariant(source: &ModelSource, gpu: &Device, seed: u64) -> Box<dyn Model> {
+fn batch_invariant(source: &ModelSource, gpu: &Device, seed: u64) -> Box<dyn LoadedModel> {
     let options = LoadOptions {
         dtype: Some(DType::BF16),
         device: gpu.clone(),

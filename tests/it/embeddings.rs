@@ -364,8 +364,11 @@ fn gguf_files_say_how_they_pool() {
             _ => opened.unwrap(),
         }
         let source = ModelSource::Gguf(file.as_path().into());
-        assert_eq!(EmbeddingSpec::of(&source, None).unwrap(), want);
-        let chosen = EmbeddingSpec::of(&source, Some(Pooling::Last)).unwrap();
+        assert_eq!(
+            foretoken::model::embedding_spec(&source, None).unwrap(),
+            want
+        );
+        let chosen = foretoken::model::embedding_spec(&source, Some(Pooling::Last)).unwrap();
         assert_eq!(chosen, spec(Pooling::Last));
     }
 }

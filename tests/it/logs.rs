@@ -74,7 +74,7 @@ fn a_server_logs_requests_as_objects() {
     assert_eq!(refused["message"], "request refused");
     assert_eq!(refused["status"], 400);
     assert_eq!(refused["param"], "temperature");
-    assert_eq!(refused["target"], "foretoken::http::caller");
+    assert_eq!(refused["target"], "foretoken_server::caller");
     let warned = |line: &&Value| line["level"] == "WARN";
     let warning = lines.iter().find(warned).unwrap();
     assert!(warning["message"].as_str().unwrap().contains("--api-key"));

@@ -32,6 +32,8 @@ mod engine;
 mod engine_faults;
 mod engine_limits;
 mod ernie_moe;
+#[cfg(feature = "embedded-model")]
+mod examples;
 mod experts;
 mod experts_cost;
 mod flag_limits;

@@ -1,0 +1,231 @@
+//! Paged KV pools: block allocation ([`blocks`]), the prefix cache ([`prefix`]) and the tensors
+//! ([`KvStore`]).
+
+pub mod blocks;
+pub mod prefix;
+
+use crate::error::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+use foretoken_kernels::{KvMoves, StatePool, StateShape, kv_move};
+use half::vec::HalfBitsVecExt;
+use half::{bf16, f16};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use blocks::{BlockAllocator, BlockTable, CachedPrefix, OutOfBlocks};
+pub use prefix::{BlockKey, PrefixRoot};
+
+/// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
+#[derive(Debug)]
+pub struct KvStore {
+    /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`; V is `[num_slots, heads, 0]` where it
+    /// is a part of K.
+    pub layers: Vec<(Tensor, Tensor)>,
+    /// The states of each layer that has these instead.
+    pub states: Vec<Mutex<StatePool>>,
+    /// Slots per block.
+    pub block_size: usize,
+    num_slots: usize,
+}
+
+/// The pool of one layer.
+#[derive(Debug, Clone, Copy)]
+pub enum LayerPool<'a> {
+    /// K and V of tokens.
+    Tokens(&'a (Tensor, Tensor)),
+    /// States of sequences.
+    States(&'a Mutex<StatePool>),
+    Nothing,
+}
+
+/// Where a layer's [`LayerPool`] is in a [`KvStore`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolPlace {
+    Tokens(usize),
+    States(usize),
+    /// The layer keeps nothing.
+    Nothing,
+}
+
+impl<'a> LayerPool<'a> {
+    /// K and V of tokens.
+    ///
+    /// # Errors
+    /// If the layer has none.
+    pub fn tokens(self) -> Result<&'a (Tensor, Tensor)> {
+        match self {
+            Self::Tokens(pool) => Ok(pool),
+            Self::States(_) | Self::Nothing => Err(Error::internal("a layer has no K and V")),
+        }
+    }
+
+    /// The states of sequences.
+    ///
+    /// # Errors
+    /// If the layer has none.
+    pub fn states(self) -> Result<MutexGuard<'a, StatePool>> {
+        match self {
+            // Whoever panicked in a forward has failed its sequences; no other state was written.
+            Self::States(pool) => Ok(pool.lock().unwrap_or_else(PoisonError::into_inner)),
+            Self::Tokens(_) | Self::Nothing => Err(Error::internal("a layer has no states")),
+        }
+    }
+}
+
+/// The accepted nodes of a draft. Node `i` is at position `first + i` of `table`.
+#[derive(Debug, Clone, Copy)]
+pub struct AcceptedPath<'a> {
+    pub table: &'a BlockTable,
+    pub first: usize,
+    /// Accepted nodes, from the root down, hence ascending.
+    pub nodes: &'a [usize],
+}
+
+/// Shape of a [`KvStore`].
+#[derive(Debug, Clone)]
+pub struct KvShape {
+    /// Heads of each layer that keeps K and V.
+    pub layers: Vec<KvHeads>,
+    pub dtype: DType,
+    /// Shape of the state of each layer that keeps a state instead.
+    pub states: Vec<StateShape>,
+}
+
+/// The key/value heads of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvHeads {
+    pub count: usize,
+    /// Width of one head.
+    pub dim: usize,
+    /// Whether V is kept beside K, in heads as wide; otherwise it is a part of K.
+    pub has_values: bool,
+}
+
+impl KvHeads {
+    /// `count` heads of `dim` values with K and V.
+    pub fn new(count: usize, dim: usize) -> Self {
+        Self {
+            count,
+            dim,
+            has_values: true,
+        }
+    }
+
+    /// Width of a head of V.
+    fn value_dim(self) -> usize {
+        if self.has_values { self.dim } else { 0 }
+    }
+}
+
+impl KvShape {
+    /// Bytes of K and V for one token over all layers.
+    pub fn bytes_per_token(&self) -> usize {
+        let values: usize = (self.layers.iter())
+            .map(|heads| heads.count * (heads.dim + heads.value_dim()))
+            .sum();
+        values * self.dtype.size_in_bytes()
+    }
+
+    /// Whether a layer keeps a state of a whole text.
+    pub fn is_recurrent(&self) -> bool {
+        !self.states.is_empty()
+    }
+
+    /// Bytes of the states of one sequence over all layers.
+    pub fn bytes_per_state(&self) -> usize {
+        self.states.iter().map(StateShape::bytes).sum()
+    }
+}
+
+impl KvStore {
+    /// Zeroed tensors for `num_blocks` blocks of `block_size` tokens. On a CPU, what is not used yet takes no
+    /// memory.
+    ///
+    /// # Errors
+    /// If the device has no memory for them.
+    pub fn new(
+        shape: KvShape,
+        num_blocks: usize,
+        block_size: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let layers = (shape.layers.iter())
+            .map(|heads| {
+                let slots = num_blocks * block_size;
+                let of = |dim| zeros((slots, heads.count, dim), shape.dtype, device);
+                Ok((of(heads.dim)?, of(heads.value_dim())?))
+            })
+            .collect::<Result<_>>()?;
+        // As with weights: zeros written late would overwrite keys.
+        device.synchronize()?;
+        let states = shape.states.into_iter().map(StatePool::new);
+        Ok(Self {
+            layers,
+            states: states.map(Mutex::new).collect(),
+            block_size,
+            num_slots: num_blocks * block_size,
+        })
+    }
+
+    /// Number of slots in the pool.
+    pub fn num_slots(&self) -> usize {
+        self.num_slots
+    }
+
+    /// The pool at `place`.
+    ///
+    /// # Errors
+    /// If there is no pool at `place`.
+    pub fn pool(&self, place: PoolPlace) -> Result<LayerPool<'_>> {
+        let pool = match place {
+            PoolPlace::Tokens(i) => self.layers.get(i).map(LayerPool::Tokens),
+            PoolPlace::States(i) => self.states.get(i).map(LayerPool::States),
+            PoolPlace::Nothing => Some(LayerPool::Nothing),
+        };
+        pool.ok_or_else(|| Error::internal("the pool has too few layers"))
+    }
+
+    /// Moves K and V of accepted nodes to the positions of their depths: the first to that of node
+    /// 0, and so on. The caller truncates what comes after them. For a draft without branches there
+    /// is nothing to move.
+    ///
+    /// # Errors
+    /// If the device fails; the pool's contents at these positions are then not specified.
+    pub fn commit<'a>(&mut self, paths: impl IntoIterator<Item = AcceptedPath<'a>>) -> Result<()> {
+        let mut moves = Vec::new();
+        for path in paths {
+            let slot = |node| path.table.slot(path.first + node, self.block_size);
+            let nodes = path.nodes.iter().enumerate();
+            let moved = nodes.filter(|&(depth, &node)| node != depth);
+            // A node's index is at least its depth, so no move overwrites what a later one reads.
+            moves.extend(moved.map(|(depth, &node)| (slot(node), slot(depth))));
+        }
+        let Some((k, _)) = self.layers.first().filter(|_| !moves.is_empty()) else {
+            return Ok(());
+        };
+        let moves = KvMoves::new(moves, self.num_slots(), k.device())?;
+        let pools = self.layers.iter().flat_map(|(k, v)| [k, v]);
+        for pool in pools.filter(|pool| pool.elem_count() > 0) {
+            kv_move(pool, &moves)?;
+        }
+        Ok(())
+    }
+}
+
+/// A tensor of zeros. On a CPU it is of pages that the system gives as zeros when they are first touched:
+/// candle fills those of halves, whose zero the allocator does not know.
+fn zeros(
+    dims: (usize, usize, usize),
+    dtype: DType,
+    device: &Device,
+) -> candle_core::Result<Tensor> {
+    let bits = || vec![0u16; dims.0 * dims.1 * dims.2];
+    match (device, dtype) {
+        (Device::Cpu, DType::F16) => {
+            Tensor::from_vec(bits().reinterpret_into::<f16>(), dims, device)
+        }
+        (Device::Cpu, DType::BF16) => {
+            Tensor::from_vec(bits().reinterpret_into::<bf16>(), dims, device)
+        }
+        _ => Tensor::zeros(dims, dtype, device),
+    }
+}

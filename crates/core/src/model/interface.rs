@@ -1,0 +1,219 @@
+//! The interface between the engine and a model.
+
+use super::{Batch, MaskedBlock};
+use crate::error::{Error, Result};
+use crate::kv::{KvShape, KvStore};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+
+/// What the engine knows of a model.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ModelInfo {
+    /// The name of its architecture, for messages.
+    pub architecture: String,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// The longest sequence that the model was trained for, in tokens.
+    pub max_position_embeddings: usize,
+    /// Ids that end a text; zero or more.
+    pub eos_token_ids: Vec<u32>,
+    /// For each layer with experts: the number of its experts, and the number of them that a token uses.
+    pub experts: Vec<(usize, usize)>,
+    /// Multiplications of a token's forward, about.
+    pub multiplications: f64,
+    /// Upper bound on the number of values that a forward keeps of a row at a time, without its logits.
+    pub row_values: usize,
+}
+
+/// The result of a forward.
+#[derive(Debug)]
+pub struct ForwardOutput {
+    /// `[batch.logits.len(), vocab_size]`, f32, in the order of [`Batch::logits`].
+    pub logits: Tensor,
+    /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer after
+    /// layer, in the dtype of the activations and on the model's device. `None` if no layer or no row was
+    /// requested.
+    ///
+    /// An EAGLE head returns `[batch.logits.len(), hidden_size]` here: the features of the rows after those of
+    /// the logits. A parallel head that [follows paths](Head::follows_paths) returns the hidden states of the
+    /// rows with logits.
+    pub hidden: Option<Tensor>,
+    /// `[batch.last_hidden.len(), hidden_size]`, f32, in the order of [`Batch::last_hidden`]: the residual
+    /// stream after the final norm, Hugging Face's `last_hidden_state`. `None` if no row was requested.
+    pub last_hidden: Option<Tensor>,
+    /// Number of experts whose weights it read, over all layers with experts: an expert that several rows of a
+    /// layer chose counts once. Those of all rows do not count. 0 without experts, and of draft heads.
+    pub experts_read: usize,
+}
+
+impl ForwardOutput {
+    /// The output of a forward without requested logits, over `vocab_size` ids. It is on the host: GPUs have no
+    /// empty allocations.
+    pub fn none(vocab_size: usize) -> Result<Self> {
+        Ok(Self {
+            logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
+            hidden: None,
+            last_hidden: None,
+            experts_read: 0,
+        })
+    }
+
+    /// Whether the logits are in the memory of a GPU.
+    pub fn is_on_gpu(&self) -> bool {
+        self.logits.device().is_cuda()
+    }
+
+    /// Calls `work` with the logits, row after row; copies them to the host if they are on a GPU.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read<R>(&self, work: impl FnOnce(&[f32]) -> R) -> Result<R> {
+        if let (Storage::Cpu(CpuStorage::F32(values)), layout) =
+            (&*self.logits.storage_and_layout().0, self.logits.layout())
+            && let Some((start, end)) = layout.contiguous_offsets()
+        {
+            return Ok(work(&values[start..end]));
+        }
+        Ok(work(&self.logits.flatten_all()?.to_vec1::<f32>()?))
+    }
+}
+
+/// A causal language model over a paged pool.
+///
+/// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
+/// span's context and the rows of its span that the mask allows. It touches no other slot. A row's
+/// logits depend only on its own sequence, bit for bit: neither on the other spans nor on how the
+/// sequence was divided into forwards (docs/cuda.md says when this holds on a GPU).
+pub trait Model: Send {
+    /// What the engine knows of this model.
+    fn info(&self) -> &ModelInfo;
+
+    /// The shape of its K and V.
+    fn kv_shape(&self) -> KvShape;
+
+    /// The device of its weights and of its pool.
+    fn device(&self) -> &Device;
+
+    /// An empty pool of `num_blocks * block_size` slots for this model.
+    ///
+    /// # Errors
+    /// If the device has no memory for it.
+    fn new_kv(&self, num_blocks: usize, block_size: usize) -> Result<KvStore> {
+        KvStore::new(self.kv_shape(), num_blocks, block_size, self.device())
+    }
+
+    /// Whether it has an output layer. Without one it computes hidden states, and no logits.
+    fn generates(&self) -> bool {
+        true
+    }
+
+    /// Whether rows may have adapters.
+    fn takes_adapters(&self) -> bool {
+        false
+    }
+
+    /// One ragged forward. The trait's documentation says what it may read and write.
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput>;
+}
+
+/// A draft head: a model that reads, besides tokens, hidden states of its target.
+pub trait Head: Model {
+    /// The target's layers whose hidden states it reads, as in [`Taps::layers`].
+    fn reads(&self) -> &[usize];
+
+    /// The features, `[rows, hidden_size]`, that it makes of the target's hidden states,
+    /// `[rows, reads().len() * hidden_size of the target]`; see [`Batch::features`].
+    ///
+    /// # Errors
+    /// If the shape is another one, or the device fails.
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor>;
+
+    /// The largest block that a parallel head predicts; `None` = it predicts one token, as EAGLE's do.
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        None
+    }
+
+    /// Whether the tokens of its blocks depend on those before them, by [`Head::follow`]. Its forwards then
+    /// return the hidden states of the rows with logits, too.
+    fn follows_paths(&self) -> bool {
+        false
+    }
+
+    /// Applies to some rows of blocks what the tokens before them make of their logits.
+    ///
+    /// # Errors
+    /// If it follows no paths, or the device fails.
+    fn follow(&self, _rows: &PathRows<'_>) -> Result<PathOutput> {
+        Err(Error::internal("this head follows no paths"))
+    }
+
+    /// Values that stand for the target's hidden states in rows with masks, `[1, width as for fuse]`. Only a
+    /// P-EAGLE head has them: it predicts a block, and its rows are otherwise EAGLE's.
+    fn mask_hidden(&self) -> Option<&Tensor> {
+        None
+    }
+
+    /// The name of its layout and what distinguishes it, for the log.
+    fn layout(&self) -> String {
+        "a draft head".into()
+    }
+}
+
+/// The network that drafts for a target: a model of its own, or a head.
+pub enum DraftNetwork {
+    Model(Box<dyn Model>),
+    Head(Box<dyn Head>),
+}
+
+impl DraftNetwork {
+    pub fn model(&self) -> &dyn Model {
+        match self {
+            Self::Model(model) => &**model,
+            Self::Head(head) => &**head,
+        }
+    }
+
+    pub fn model_mut(&mut self) -> &mut dyn Model {
+        match self {
+            Self::Model(model) => &mut **model,
+            Self::Head(head) => &mut **head,
+        }
+    }
+
+    /// The head; `None` if it is a model.
+    pub fn head(&self) -> Option<&dyn Head> {
+        match self {
+            Self::Model(_) => None,
+            Self::Head(head) => Some(&**head),
+        }
+    }
+
+    /// See [`Head::masked_block`].
+    pub fn masked_block(&self) -> Option<MaskedBlock> {
+        self.head().and_then(Head::masked_block)
+    }
+}
+
+/// Rows of a block, each after a token.
+pub struct PathRows<'a> {
+    /// The block's logits of these rows, `[rows, vocab_size]`, and their hidden states.
+    pub logits: &'a Tensor,
+    pub hidden: &'a Tensor,
+    /// The token before each row.
+    pub tokens: &'a [u32],
+    /// Number of tokens of the block before these rows.
+    pub level: usize,
+    /// [`PathOutput::states`] of the row before; `None` = these are the first rows.
+    pub states: Option<&'a Tensor>,
+}
+
+/// The result of [`Head::follow`].
+pub struct PathOutput {
+    /// `[rows, vocab_size]`, f32.
+    pub logits: Tensor,
+    /// The states of the paths, if the head has any.
+    pub states: Option<Tensor>,
+    /// The probability that the token of each row stands if those before it do, if the head says so.
+    pub confidence: Option<Vec<f32>>,
+}

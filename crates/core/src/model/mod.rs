@@ -1,0 +1,13 @@
+//! The interface between the engine and a model.
+
+mod adapter;
+mod batch;
+mod embedding;
+mod interface;
+pub mod toy;
+
+pub use adapter::{Adapter, AdapterLoader, AdapterRows};
+pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
+pub use embedding::{EmbeddingSpec, Pooling};
+pub use foretoken_kernels::{KeptState, Span, StateRows, StateStart};
+pub use interface::{DraftNetwork, ForwardOutput, Head, Model, ModelInfo, PathOutput, PathRows};

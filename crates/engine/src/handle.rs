@@ -1,0 +1,511 @@
+//! The interface to the engine: checks, the bounded queue, shutdown.
+
+use super::events::Events;
+use super::request::{Event, Request, queue_cost};
+use super::stats::Stats;
+use crate::spec::BudgetMode;
+use clap::{ArgAction, Args, FromArgMatches};
+use foretoken_core::error::{Error, RequestErrorKind, Result};
+use foretoken_core::model::MAX_TREE_NODES;
+use foretoken_core::parse::{at_least_one, number};
+use foretoken_core::sampling::{Acceptance, SamplingParams};
+use foretoken_kernels as kernels;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+
+/// Maximum number of stop ids of a request, not counting EOS.
+pub const MAX_STOP_TOKEN_IDS: usize = 1024;
+/// Maximum number of tokens that a request may bias.
+pub const MAX_LOGIT_BIASES: usize = 1024;
+
+/// Limits of the scheduler and of drafts.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Scheduling")]
+pub struct EngineOptions {
+    /// Longest sequence, prompt and output together; at most the model's limit, which is the default.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_model_len: Option<usize>,
+    /// Maximum number of requests in one batch.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub max_num_seqs: usize,
+    /// Maximum number of tokens in one target forward, prompt chunks and drafts together.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    pub max_num_batched_tokens: usize,
+    /// Approximate milliseconds per step that running texts wait for the prompts of others. Chunk
+    /// sizes follow from measured speed. A higher value reads prompts sooner but leaves longer
+    /// gaps.
+    #[arg(long, value_name = "MS", default_value = "100",
+          value_parser = |text: &str| text.parse().map(Duration::from_millis))]
+    pub max_prompt_wait: Duration,
+    /// Maximum number of requests in the queue; further requests are answered 429.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
+    pub max_waiting: usize,
+    /// Maximum number of alternatives that a request may ask for with log-probabilities.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub max_logprobs: usize,
+    /// Compute every prompt as a whole, instead of starting after the longest prefix whose keys and values
+    /// are still in the KV cache. No text depends on it on the CPU.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub no_prefix_caching: bool,
+    /// Limits of drafts.
+    #[command(flatten)]
+    pub spec: SpecLimits,
+    /// The acceptance rule of requests that name none.
+    #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
+    pub acceptance: Acceptance,
+    /// How much of what a drafter proposes is verified.
+    #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
+    pub spec_budget: BudgetMode,
+    /// Whether the costs of steps are measured before the first request.
+    #[arg(skip)]
+    pub calibrate: bool,
+    /// Limits of a step that are not set by flags.
+    #[arg(skip)]
+    pub step_limits: StepLimits,
+    /// Maximum number of different adapters of requests; 0 = requests have none.
+    #[arg(skip)]
+    pub max_loras: usize,
+    /// Name in logs and metrics.
+    #[arg(skip = "model")]
+    pub model_name: String,
+}
+
+impl EngineOptions {
+    /// Tokens of the longest sequence of a model for `context` tokens.
+    ///
+    /// # Errors
+    /// `Setup`: more are asked for.
+    pub fn longest(&self, context: usize) -> Result<usize> {
+        match self.max_model_len {
+            Some(wanted) if wanted > context => Err(Error::setup(format!(
+                "--max-model-len {wanted} is more than the model takes, which is {context} tokens: lower it, or leave it out"
+            ))),
+            wanted => Ok(wanted.unwrap_or(context)),
+        }
+    }
+}
+
+const SPECULATION: &str = "Speculation";
+
+/// Limits of the drafts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+#[command(next_help_heading = SPECULATION)]
+#[group(skip)]
+pub struct SpecLimits {
+    /// Maximum depth (K); 0 without a drafter.
+    #[arg(skip)]
+    pub length: usize,
+    /// Maximum number of draft tokens of a request in a step, 1 to 64.
+    #[arg(long = "spec-nodes", value_name = "N", default_value_t = Self::NODES,
+          value_parser = up_to_a_tree)]
+    pub nodes: usize,
+    /// Maximum number of siblings in a draft, 1 to 64; 1 = chains. The default is 4 in a program
+    /// built with CUDA, otherwise 1.
+    #[arg(long = "spec-topk", value_name = "N", default_value_t = Self::TOPK,
+          value_parser = up_to_a_tree)]
+    pub topk: usize,
+}
+
+/// Parses a number of draft nodes.
+fn up_to_a_tree(text: &str) -> Result<usize, String> {
+    number(
+        format!("a whole number between 1 and {MAX_TREE_NODES}"),
+        |n: &usize| (1..=MAX_TREE_NODES).contains(n),
+    )(text)
+}
+
+impl SpecLimits {
+    const NODES: usize = 15;
+    /// Siblings pay where rows are nearly free. On the measured CPUs a chain is as good or better.
+    const TOPK: usize = if kernels::HAS_CUDA { 4 } else { 1 };
+}
+
+impl Default for SpecLimits {
+    /// No drafts, and the other limits' defaults.
+    fn default() -> Self {
+        Self {
+            length: 0,
+            nodes: Self::NODES,
+            topk: Self::TOPK,
+        }
+    }
+}
+
+/// Limits of one step apart from its rows, which a server does not set. Each is at least 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Maximum number of rows that score tokens of prompts: each costs a row of logits over the whole
+    /// vocabulary.
+    pub scored_rows: usize,
+    /// Maximum number of draft rows, for the same reason.
+    pub draft_rows: usize,
+    /// Maximum number of waiting sequences that are looked at and not admitted.
+    pub looks: usize,
+}
+
+impl Default for StepLimits {
+    fn default() -> Self {
+        Self {
+            scored_rows: 256,
+            draft_rows: 256,
+            looks: 64,
+        }
+    }
+}
+
+impl Default for EngineOptions {
+    /// The defaults of the flags.
+    fn default() -> Self {
+        Self::augment_args(clap::Command::new("engine"))
+            .try_get_matches_from(["engine"])
+            .and_then(|flags| Self::from_arg_matches(&flags))
+            .expect("no flag is required")
+    }
+}
+
+/// The limits that a request is checked against. All lengths are in tokens.
+#[derive(Debug, Clone)]
+pub struct RequestLimits {
+    pub max_model_len: usize,
+    pub vocab_size: usize,
+    pub max_logprobs: usize,
+    pub max_waiting: usize,
+    /// Maximum number of prompt tokens of all sequences of a request.
+    pub max_prompt_tokens: usize,
+    /// Maximum depth of drafts; 0 = the server does not speculate.
+    pub spec_length: usize,
+    /// Whether the model has an output layer; without one it serves embeddings only.
+    pub generates: bool,
+    /// Number of values of an embedding.
+    pub embedding_size: usize,
+    /// Whether requests may have adapters.
+    pub takes_adapters: bool,
+}
+
+/// A request on its way to the engine thread.
+pub(super) struct Submission {
+    pub request: Request,
+    pub events: UnboundedSender<Event>,
+    /// The tokens of a text that its receiver has ended.
+    pub text_tokens: Arc<OnceLock<usize>>,
+    pub arrived: Instant,
+    /// The right to wait in the queue.
+    pub permit: Option<OwnedSemaphorePermit>,
+    /// The request that it belongs to.
+    pub group: u64,
+    /// The cost of what its request has before it, in tokens.
+    pub tokens_before: u64,
+}
+
+/// A message to the engine thread.
+pub(super) enum EngineMessage {
+    Submit(Box<Submission>),
+    /// A flag in [`EngineShared`] has changed: look.
+    Wake,
+    /// Forget the cached prefixes, then say so.
+    ResetPrefixCache(oneshot::Sender<()>),
+    /// Let the drafter of this index draft from the next step on.
+    UseDrafter(usize),
+}
+
+pub(super) struct EngineShared {
+    pub limits: RequestLimits,
+    pub eos_token_ids: Vec<u32>,
+    pub stats: Arc<Stats>,
+    /// The number of the next request.
+    pub next_group: AtomicU64,
+    /// The rights to wait in the queue. A request holds one until it is first admitted, or ends.
+    pub permits: Arc<Semaphore>,
+    /// Refuses new requests; the thread ends when the accepted ones are done.
+    pub draining: AtomicBool,
+    /// The thread ends now and drops running requests.
+    pub aborting: AtomicBool,
+    /// Set when the thread has dropped the models and is about to end: an error unless it was asked to end.
+    pub ended: watch::Sender<Option<Result<()>>>,
+    /// Taken by who waits for its end.
+    pub thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Sends requests to the engine thread. Clones share one engine; when the last one is dropped, the
+/// engine finishes its requests and ends.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(super) sender: Sender<EngineMessage>,
+    pub(super) shared: Arc<EngineShared>,
+}
+
+impl EngineHandle {
+    /// Queues one request. Dropping its events cancels it.
+    ///
+    /// # Errors
+    /// See [`EngineHandle::submit_all`].
+    pub fn submit(&self, request: Request) -> Result<Events> {
+        Ok(self.submit_all(vec![request])?.remove(0))
+    }
+
+    /// Queues all of `requests` or none.
+    ///
+    /// # Errors
+    /// `Request` errors: a field out of range (`Invalid`), a full queue (`QueueFull`), or
+    /// `ShuttingDown`. On an error nothing was queued.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Events>> {
+        let shared = &*self.shared;
+        for request in &requests {
+            shared.limits.check(request, "prompt")?;
+        }
+        if shared.draining.load(Ordering::SeqCst) {
+            return Err(self.gone());
+        }
+        let (count, max) = (requests.len(), shared.limits.max_waiting);
+        if count > max {
+            return Err(Error::too_many_sequences(count, 1, max));
+        }
+        let tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
+        if tokens > shared.limits.max_prompt_tokens {
+            return Err(Error::too_many_prompt_tokens(
+                tokens,
+                shared.limits.max_prompt_tokens,
+            ));
+        }
+        let full = |_| {
+            let waiting = max - shared.permits.available_permits();
+            let message = format!(
+                "the queue is full: {waiting} requests are waiting, at most {max} may; try again later"
+            );
+            Error::request(RequestErrorKind::QueueFull, None, message)
+        };
+        let permits = shared.permits.clone();
+        let mut permits = permits.try_acquire_many_owned(count as u32).map_err(full)?;
+        if requests.iter().all(|request| request.pooling.is_none()) {
+            shared.stats.requests.n.observe(count as f64);
+        }
+        let arrived = Instant::now();
+        let group = shared.next_group.fetch_add(1, Ordering::Relaxed);
+        let mut tokens_before = 0;
+        requests
+            .into_iter()
+            .map(|request| {
+                let (events, receiver) = unbounded_channel();
+                let cost = queue_cost(
+                    request.prompt.len(),
+                    request.max_tokens.unwrap_or(usize::MAX),
+                ) as u64;
+                let text_tokens = Arc::<OnceLock<usize>>::default();
+                let submission = Submission {
+                    request,
+                    events,
+                    text_tokens: text_tokens.clone(),
+                    arrived,
+                    permit: permits.split(1),
+                    group,
+                    tokens_before,
+                };
+                tokens_before += cost;
+                self.sender
+                    .send(EngineMessage::Submit(Box::new(submission)))
+                    .map_err(|_| self.gone())?;
+                Ok(Events::new(receiver, shared.stats.clone(), text_tokens))
+            })
+            .collect()
+    }
+
+    /// Forgets all cached prefixes, of the target and of the drafter, before the next step. Running requests
+    /// go on, but nobody will share what they have computed so far.
+    ///
+    /// # Errors
+    /// `ShuttingDown`, or the reason why the thread has ended.
+    pub async fn reset_prefix_cache(&self) -> Result<()> {
+        let (done, is_done) = oneshot::channel();
+        (self.sender.send(EngineMessage::ResetPrefixCache(done))).map_err(|_| self.gone())?;
+        is_done.await.map_err(|_| self.gone())
+    }
+
+    /// Lets the drafter of this index draft from the engine's next step on; without it, nothing changes.
+    ///
+    /// # Errors
+    /// `ShuttingDown`, or the reason why the thread has ended.
+    pub fn use_drafter(&self, index: usize) -> Result<()> {
+        (self.sender.send(EngineMessage::UseDrafter(index))).map_err(|_| self.gone())
+    }
+
+    /// The limits that requests are checked against.
+    pub fn limits(&self) -> &RequestLimits {
+        &self.shared.limits
+    }
+
+    /// The ids that end a text of this model.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.shared.eos_token_ids
+    }
+
+    /// Server-wide counters.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.shared.stats
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::SeqCst)
+    }
+
+    /// Refuses new requests from now on; queued and running ones continue.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::SeqCst);
+        // The thread may be idle and asleep. If it has ended, the send fails harmlessly.
+        let _ = self.sender.send(EngineMessage::Wake);
+    }
+
+    /// Ends the thread after the step in flight; running requests receive `Failed`.
+    pub fn abort(&self) {
+        self.shared.aborting.store(true, Ordering::SeqCst);
+        self.drain();
+    }
+
+    /// Ends the thread as [`EngineHandle::abort`] does, and waits for its end, up to `patience`. Returns whether it has
+    /// ended; the first call alone tells. A process must not end while the thread uses a device, whose library is
+    /// torn down then.
+    pub fn join(&self, patience: Duration) -> bool {
+        const INTERVAL: Duration = Duration::from_millis(2);
+        self.abort();
+        let thread = self.shared.thread.lock();
+        let Some(thread) = thread.unwrap_or_else(PoisonError::into_inner).take() else {
+            return self.has_ended();
+        };
+        let started = Instant::now();
+        while !thread.is_finished() {
+            if started.elapsed() >= patience {
+                return false;
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        // It catches its panics, and tells of them by `ended`.
+        thread.join().is_ok()
+    }
+
+    /// Whether the thread has ended: after [`EngineHandle::drain`] and the last request, after
+    /// [`EngineHandle::abort`], or because it failed.
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended.borrow().is_some()
+    }
+
+    /// Waits for the end of the thread.
+    ///
+    /// # Errors
+    /// `Internal`, with the reason, if the thread ended without being asked to.
+    pub async fn ended(&self) -> Result<()> {
+        let mut ended = self.shared.ended.subscribe();
+        match ended.wait_for(Option::is_some).await {
+            Ok(end) => end.clone().unwrap_or(Ok(())),
+            // Cannot happen while this handle is alive.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// The error for a request that arrives after the end.
+    fn gone(&self) -> Error {
+        let end = self.shared.ended.borrow().clone();
+        end.and_then(Result::err)
+            .unwrap_or_else(Error::shutting_down)
+    }
+}
+
+impl RequestLimits {
+    /// Checks a request against the engine's limits; the caller checks the ranges of sampling
+    /// fields. `field` is what the caller calls the prompt.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn check(&self, request: &Request, field: &str) -> Result<()> {
+        let prompt = request.prompt.len();
+        let max = self.max_model_len;
+        if request.pooling.is_none() && !self.generates {
+            let message = "this model has no output layer (lm_head), so it generates no text: use /v1/embeddings";
+            return Err(Error::request(RequestErrorKind::Invalid, None, message));
+        }
+        if request.adapter.is_some() && !self.takes_adapters {
+            return Err(Error::invalid("model", "this server takes no adapters"));
+        }
+        if request.pooling.is_some() && request.max_tokens != Some(0) {
+            return Err(Error::invalid(
+                "max_tokens",
+                "max_tokens of an embedding must be 0",
+            ));
+        }
+        if prompt == 0 {
+            let message = format!("the {field} must have at least one token");
+            return Err(Error::invalid(field, message));
+        }
+        if let Some(&id) = request
+            .prompt
+            .iter()
+            .find(|&&id| id as usize >= self.vocab_size)
+        {
+            return Err(Error::unknown_token(field, id, self.vocab_size));
+        }
+        let wanted = prompt.saturating_add(request.max_tokens.unwrap_or(1));
+        if wanted > max {
+            let (completion, or_completion) = match request.max_tokens {
+                Some(0) => ("0".into(), ""),
+                Some(tokens) => (tokens.to_string(), " or completion"),
+                None => ("at least 1".into(), ""),
+            };
+            return Err(Error::request(
+                RequestErrorKind::ContextLengthExceeded,
+                Some(if prompt < max { "max_tokens" } else { field }),
+                // OpenAI's wording: clients recognize by it that a shorter prompt may succeed.
+                format!(
+                    "This model's maximum context length is {max} tokens. However, you requested \
+                     {wanted} tokens ({prompt} in the {field}, {completion} in the completion). \
+                     Please reduce the length of the {field}{or_completion}."
+                ),
+            ));
+        }
+        self.check_params(&request.params)?;
+        for (field, wanted) in [
+            ("logprobs", request.logprobs),
+            ("prompt_logprobs", request.prompt_logprobs),
+        ] {
+            if !request.is_beam && wanted.is_some_and(|n| n > self.max_logprobs) {
+                return Err(Error::invalid(
+                    field,
+                    format!("{field} must be between 0 and {}", self.max_logprobs),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the ids in `params` and their number, because every step looks at each of them.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn check_params(&self, params: &SamplingParams) -> Result<()> {
+        let stop_ids = params.stop_token_ids.iter().copied();
+        let biased = params.logit_bias.iter().map(|&(id, _)| id);
+        self.check_ids("stop_token_ids", stop_ids, MAX_STOP_TOKEN_IDS)?;
+        self.check_ids("logit_bias", biased, MAX_LOGIT_BIASES)
+    }
+
+    fn check_ids(
+        &self,
+        field: &str,
+        mut ids: impl ExactSizeIterator<Item = u32>,
+        max: usize,
+    ) -> Result<()> {
+        let count = ids.len();
+        if count > max {
+            let message = format!("{field} may have at most {max} entries, not {count}");
+            return Err(Error::invalid(field, message));
+        }
+        match ids.find(|&id| id as usize >= self.vocab_size) {
+            Some(id) => Err(Error::unknown_token(field, id, self.vocab_size)),
+            None => Ok(()),
+        }
+    }
+}

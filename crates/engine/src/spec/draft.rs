@@ -1,0 +1,455 @@
+//! Drafts, and what drafters are asked and told.
+
+use candle_core::Tensor;
+use foretoken_core::error::Result;
+use foretoken_core::kv::PrefixRoot;
+use foretoken_core::model::{MAX_TREE_NODES, is_chain};
+use foretoken_core::sampling::{Acceptance, Dist, Purpose, Rng, Sampler};
+use foretoken_kernels::sample::{DeviceRow, TokenChoice};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Identifies a sequence while it lives; later arrivals have larger ids.
+pub type SeqId = u64;
+
+/// The distribution that a draft token was drawn from: q of the acceptance rule.
+#[derive(Debug, Clone, PartialEq)]
+pub enum DraftDist {
+    Host(Dist),
+    /// The distribution is in the memory of a GPU: call [`Draft::to_host`] before reading it.
+    Device(DeviceRow),
+}
+
+impl From<Dist> for DraftDist {
+    fn from(dist: Dist) -> Self {
+        Self::Host(dist)
+    }
+}
+
+impl DraftDist {
+    /// The distribution.
+    ///
+    /// # Panics
+    /// If it is in the memory of a GPU.
+    pub fn on_host(&self) -> &Dist {
+        match self {
+            Self::Host(dist) => dist,
+            Self::Device(_) => panic!("a distribution on the device is copied before it is used"),
+        }
+    }
+}
+
+/// Where a draft token comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The request's grammar, which allows no other token.
+    Grammar,
+    /// A draft model, or the target's own layers.
+    Model,
+    /// Earlier tokens of the same request.
+    Own,
+    /// The output that the request predicts.
+    Prediction,
+    /// Answers to other requests.
+    Pool,
+    /// The target's best candidates where it last saw the same token.
+    Recycled,
+    /// Tokens that the target wrote after guessed tokens beside the text.
+    Lookahead,
+}
+
+impl Source {
+    /// All sources.
+    pub const ALL: [Self; 7] = [
+        Self::Grammar,
+        Self::Model,
+        Self::Own,
+        Self::Prediction,
+        Self::Pool,
+        Self::Recycled,
+        Self::Lookahead,
+    ];
+
+    /// The source's name in metrics and replies.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grammar => "grammar",
+            Self::Model => "model",
+            Self::Own => "own",
+            Self::Prediction => "prediction",
+            Self::Pool => "pool",
+            Self::Recycled => "recycled",
+            Self::Lookahead => "lookahead",
+        }
+    }
+}
+
+/// Requests of different scopes share nothing that could tell one about the other, not even by timing.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CacheScope(pub u64);
+
+impl CacheScope {
+    /// The root of the scope's sequences in a pool; a head's begin after the token `first`.
+    pub fn root(self, first: Option<u32>) -> PrefixRoot {
+        PrefixRoot {
+            scope: self.0,
+            first,
+        }
+    }
+}
+
+/// What a drafter knows of a request besides its tokens.
+#[derive(Debug, Default, Clone)]
+pub struct DraftContext {
+    pub scope: CacheScope,
+    /// The output that the request expects, as tokens; a hint. May be empty. The choices of a request share
+    /// it.
+    pub prediction: Arc<[u32]>,
+    /// Whether a head that learns while it serves may learn from this request.
+    pub may_train: bool,
+}
+
+impl DraftContext {
+    /// The context of a request whose rows have the adapter `id`, a random number. It has a scope of its own,
+    /// and a head of the base model does not learn from it.
+    pub fn of_adapter(self, id: u64) -> Self {
+        Self {
+            scope: CacheScope(self.scope.0 ^ id),
+            may_train: false,
+            ..self
+        }
+    }
+}
+
+/// Guessed continuations of one sequence: a tree of tokens, ordered so that parents come before
+/// their children. A chain is a tree in which every node has at most one child.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Draft {
+    pub tokens: Vec<u32>,
+    /// Index of the node before each token; `None` = the token follows the sequence's last token.
+    pub parents: Vec<Option<u16>>,
+    /// Estimated probability, 0 to 1, that the node and all of its ancestors stand.
+    pub scores: Vec<f32>,
+    pub sources: Vec<Source>,
+    /// The distribution each token was drawn from. Only for sampled requests under
+    /// [`Acceptance::Rejection`]; empty otherwise, and if no model predicted the tokens.
+    pub dists: Vec<DraftDist>,
+    /// A node that [`Draft::end_where_invalid`] cut off because the target does not have the id that was
+    /// drawn: its parent, and the distribution. The rejection rule rejects it like any other, without a row.
+    pub rejected: Option<(Option<u16>, DraftDist)>,
+}
+
+impl Draft {
+    /// Adds a token to the end of a chain.
+    pub fn push(&mut self, token: u32, score: f32, source: Source) {
+        let parent = self.tokens.len().checked_sub(1).map(|last| last as u16);
+        self.add(token, parent, score, source);
+    }
+
+    /// Adds a token after node `parent`; returns its node.
+    pub fn add(&mut self, token: u32, parent: Option<u16>, score: f32, source: Source) -> u16 {
+        self.tokens.push(token);
+        self.parents.push(parent);
+        self.scores.push(score);
+        self.sources.push(source);
+        (self.tokens.len() - 1) as u16
+    }
+
+    /// A chain of `tokens` that are certain to stand, and this draft after its end.
+    pub fn after_forced(self, tokens: &[u32]) -> Self {
+        if tokens.is_empty() {
+            return self;
+        }
+        let mut draft = Self::default();
+        for &token in tokens {
+            draft.push(token, 1.0, Source::Grammar);
+        }
+        if !self.dists.is_empty() {
+            let points = tokens.iter().map(|&token| Dist::Point(token).into());
+            draft.dists = points.chain(self.dists).collect();
+        }
+        let end = tokens.len() as u16;
+        let moved = |parent: Option<u16>| Some(parent.map_or(end - 1, |parent| parent + end));
+        draft.parents.extend(self.parents.into_iter().map(moved));
+        draft.tokens.extend(self.tokens);
+        draft.scores.extend(self.scores);
+        draft.sources.extend(self.sources);
+        draft
+    }
+
+    /// Removes the nodes for which `keep` is false, and all that descend from them.
+    pub fn retain(&mut self, keep: &[bool]) {
+        let mut places: Vec<Option<u16>> = Vec::with_capacity(self.len());
+        let old = std::mem::take(self);
+        for (node, &keep) in keep.iter().enumerate() {
+            let parent = old.parents[node].map(|parent| places[usize::from(parent)]);
+            let kept = keep && parent != Some(None);
+            places.push(kept.then(|| {
+                self.dists.extend(old.dists.get(node).cloned());
+                let (score, source) = (old.scores[node], old.sources[node]);
+                self.add(old.tokens[node], parent.flatten(), score, source)
+            }));
+        }
+    }
+
+    /// The distribution that token `node` was drawn from.
+    pub fn dist(&self, node: usize) -> DraftDist {
+        let point = || Dist::Point(self.tokens[node]).into();
+        self.dists.get(node).cloned().unwrap_or_else(point)
+    }
+
+    /// The nodes after `node`; `None` = after the sequence's last token.
+    pub fn children(&self, node: Option<usize>) -> impl Iterator<Item = usize> + '_ {
+        let after = node.map_or(0, |node| node + 1)..self.len();
+        after.filter(move |&child| self.parents[child].map(usize::from) == node)
+    }
+
+    /// The draft with its distributions in the memory of the host.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn to_host(&self) -> Result<Self> {
+        let mut draft = self.clone();
+        let rejected = draft.rejected.as_mut().map(|(_, dist)| dist);
+        for dist in draft.dists.iter_mut().chain(rejected) {
+            if let DraftDist::Device(row) = dist {
+                *dist = Dist::Dense(row.read()?).into();
+            }
+        }
+        Ok(draft)
+    }
+
+    /// Whether only the host can verify it by the rejection rule: a token was drawn from probabilities in
+    /// its memory, or is [rejected](Self::rejected) already.
+    pub fn needs_host(&self) -> bool {
+        let host = |q: &DraftDist| matches!(q, DraftDist::Host(Dist::Dense(_)));
+        self.rejected.is_some() || self.dists.iter().any(host)
+    }
+
+    /// Cuts the draft before the first node that cannot be verified: after `nodes` or
+    /// [`MAX_TREE_NODES`] nodes, beyond `depth`, at an id not below `vocab_size`, or at a parent that
+    /// does not come before its node.
+    ///
+    /// Whether there is an id to cut at depends on what was drawn, so under the rejection rule the cut
+    /// itself would favour some tokens: the node becomes the [rejected](Self::rejected) one.
+    pub fn end_where_invalid(&mut self, nodes: usize, depth: usize, vocab_size: usize) {
+        let mut depths: Vec<usize> = Vec::with_capacity(self.len());
+        for (&id, &parent) in self.tokens.iter().zip(&self.parents).take(nodes) {
+            let above = parent.map_or(Some(0), |parent| depths.get(usize::from(parent)).copied());
+            let Some(above) = above.filter(|&above| above < depth) else {
+                break;
+            };
+            if id as usize >= vocab_size {
+                let q = self.dists.get(depths.len()).cloned();
+                self.rejected = q.map(|q| (parent, q));
+                break;
+            }
+            depths.push(above + 1);
+        }
+        let mut len = depths.len();
+        if !is_chain(&self.parents[..len]) {
+            len = len.min(MAX_TREE_NODES);
+        }
+        self.tokens.truncate(len);
+        self.parents.truncate(len);
+        self.scores.truncate(len);
+        self.sources.truncate(len);
+        self.dists.truncate(len);
+    }
+
+    /// The draft without the distributions that its tokens were drawn from.
+    pub fn without_dists(mut self) -> Self {
+        self.dists = Vec::new();
+        self.rejected = None;
+        self
+    }
+
+    /// Number of draft tokens.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Whether each node follows the one before it.
+    pub fn is_chain(&self) -> bool {
+        is_chain(&self.parents)
+    }
+}
+
+/// A request for a draft of one sequence.
+#[derive(Debug)]
+pub struct DraftRequest<'a> {
+    pub id: SeqId,
+    /// All tokens of the sequence; the draft continues after the last.
+    pub tokens: &'a [u32],
+    /// Maximum depth of the draft, at least 1.
+    pub length: usize,
+    /// Maximum number of its levels that may cost a forward each, or a row of one forward each (see
+    /// [`Forecast::at_once`]), at most `length`; 0 = only guesses that cost none.
+    pub model_depth: usize,
+    /// Maximum number of its nodes, at least 1.
+    pub nodes: usize,
+    /// Maximum number of children of a node, at least 1; 1 = a chain.
+    pub width: usize,
+    /// Nodes with a lower score will not be verified: they need not be proposed.
+    pub min_score: f32,
+    /// Whether the draft must have the requested length, whatever it is worth.
+    pub is_fixed: bool,
+    /// A chain that tables guess for a draft model, which may verify it in one forward; see
+    /// [`Cascade`](super::Cascade). May be empty.
+    pub staged: Vec<u32>,
+    /// Position of the first draft token in the target's sequence, which addresses its random
+    /// numbers.
+    pub position: usize,
+    /// Has state for `tokens`. A drafter may push the tokens it drafts and leave them there: the
+    /// caller removes them.
+    pub sampler: &'a mut Sampler,
+    /// The rule that will verify the draft; [`Acceptance::Coupled`] for every greedy request.
+    pub acceptance: Acceptance,
+    pub context: &'a DraftContext,
+}
+
+impl DraftRequest<'_> {
+    /// Maximum number of children of a node under its rule. A chain under the rejection rule: which siblings
+    /// there are must not depend on what was drawn.
+    pub fn max_siblings(&self) -> usize {
+        match self.acceptance {
+            Acceptance::Coupled => self.width,
+            Acceptance::Rejection => 1,
+        }
+    }
+
+    /// Whether its tokens are drawn at random.
+    pub fn is_sampled(&self) -> bool {
+        !self.sampler.params().is_greedy()
+    }
+
+    /// How the tokens of level `level` of the draft, from 0, are drawn.
+    pub(super) fn choice(&self, level: usize) -> TokenChoice {
+        match self.acceptance {
+            Acceptance::Coupled => TokenChoice::GumbelMax(self.rng().key(level)),
+            Acceptance::Rejection => {
+                TokenChoice::Quantile(self.rng().uniform(level, Purpose::Draft, 0))
+            }
+        }
+    }
+
+    /// The random numbers for the tokens of the draft.
+    pub fn rng(&self) -> Rng {
+        Rng {
+            seed: self.sampler.params().seed,
+            position: self.position,
+        }
+    }
+}
+
+/// The committed tokens of a sequence after a step.
+#[derive(Debug, Clone)]
+pub struct Committed<'a> {
+    pub id: SeqId,
+    /// All of its tokens.
+    pub tokens: &'a [u32],
+    pub prompt_len: usize,
+    /// Positions that the target computed in this step and that are committed: pending tokens, then
+    /// accepted ones. The token that the step added itself is not included: it is pending.
+    pub new: Range<usize>,
+    /// The target's hidden states there, `[new.len(), taps * hidden_size]`, if the drafter reads or learns; see
+    /// [`Output::hidden`](foretoken_core::model::ForwardOutput::hidden). `None` if
+    /// [`Drafter::taps`](super::Drafter::taps) is empty, or reading does not pay. It may be a view of a
+    /// larger tensor: copy what is kept for long.
+    pub hidden: Option<Tensor>,
+    /// Each token after which the target predicted the next one in this step, rejected draft tokens
+    /// included, with the target's best next tokens, the best first. Empty if
+    /// [`Drafter::candidates`](super::Drafter::candidates) is 0.
+    pub candidates: &'a [(u32, Vec<u32>)],
+    /// [`Draft::parents`] of the draft that was verified, whose tokens are the last ones in `candidates`. Empty
+    /// if `candidates` is.
+    pub parents: &'a [Option<u16>],
+    pub context: &'a DraftContext,
+}
+
+/// What a drafter expects before it drafts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Forecast {
+    /// Estimated probability that a draft has the right tokens down to depth 1, 2, ...
+    pub path: Vec<f32>,
+    /// Rows of the first forward: 1, and what the drafter has not seen.
+    pub pending: usize,
+    /// Whether the first forward drafts all levels, with a row for each after the pending ones; otherwise
+    /// each level is a forward.
+    pub at_once: bool,
+}
+
+/// Total cost of drafting, for the cost coefficient c of Leviathan et al. 2023, section 3.2.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DraftCost {
+    /// Draft forwards that contained no prompt rows.
+    pub steps: u64,
+    /// Wall time of those, seconds.
+    pub step_seconds: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(nodes: &[(u32, Option<u16>)]) -> Draft {
+        let mut draft = Draft::default();
+        for &(token, parent) in nodes {
+            draft.add(token, parent, 0.5, Source::Own);
+        }
+        draft
+    }
+
+    #[test]
+    fn a_draft_ends_before_the_first_node_that_cannot_be_verified() {
+        let len = |nodes: &[(u32, Option<u16>)], most| {
+            let mut draft = draft(nodes);
+            draft.end_where_invalid(most, 70, 10);
+            let others = [draft.parents.len(), draft.scores.len(), draft.sources.len()];
+            assert_eq!(others, [draft.len(); 3]);
+            draft.len()
+        };
+        let tree = [(1, None), (2, None), (9, Some(1)), (3, Some(0))];
+        assert_eq!(len(&tree, 4), 4);
+        assert_eq!(len(&tree, 3), 3);
+        let with = |node| [tree[0], tree[1], node, tree[3]];
+        assert_eq!(len(&with((10, Some(1))), 4), 2, "an id that nobody knows");
+        assert_eq!(len(&with((9, Some(2))), 4), 2, "its own parent");
+        assert_eq!(len(&with((9, Some(3))), 4), 2, "a parent that comes later");
+        let mut deep = draft(&tree);
+        deep.end_where_invalid(4, 1, 10);
+        assert_eq!(deep.len(), 2);
+        let chain: Vec<_> = (0..70u16).map(|i| (1, i.checked_sub(1))).collect();
+        assert_eq!(len(&chain, 70), 70);
+        let star: Vec<_> = (0..70u16).map(|i| (1, (i > 0).then_some(0))).collect();
+        assert_eq!(len(&star, 70), MAX_TREE_NODES);
+    }
+
+    #[test]
+    fn a_node_goes_with_its_ancestors() {
+        let tree = [
+            (1, None),
+            (2, None),
+            (3, Some(1)),
+            (4, Some(0)),
+            (5, Some(2)),
+            (6, Some(3)),
+        ];
+        let mut kept = draft(&tree);
+        kept.retain(&[false, true, true, true, true, true]);
+        assert_eq!(kept.tokens, [2, 3, 5]);
+        assert_eq!(kept.parents, [None, Some(0), Some(1)]);
+        let mut kept = draft(&tree);
+        kept.retain(&[true, false, true, true, true, false]);
+        assert_eq!(
+            (kept.tokens, kept.parents),
+            (vec![1, 4], vec![None, Some(0)])
+        );
+        let children = |node| draft(&tree).children(node).collect::<Vec<_>>();
+        assert_eq!((children(None), children(Some(0))), (vec![0, 1], vec![3]));
+    }
+}

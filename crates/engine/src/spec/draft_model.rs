@@ -1,0 +1,447 @@
+//! Drafting with a small model of the same vocabulary, or with a head of the target, token by token.
+
+mod drafting;
+mod drawn;
+
+use super::draft::{Draft, DraftRequest, Forecast, SeqId};
+use super::drafter::Drafter;
+use super::features::{MAX_NEW_STATES, joined};
+use super::pool::{DraftPool, DraftSequence, PagedNetwork};
+use candle_core::Tensor;
+use drafting::{Drafting, HeadInput};
+use drawn::DrawnTokens;
+use foretoken_core::error::Result;
+use foretoken_core::kv::BlockKey;
+use foretoken_core::model::{Batch, DraftNetwork, Head, Model};
+use foretoken_kernels::parallel;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// Drafts with a draft model, level by level.
+///
+/// Its vocabulary may be smaller than the target's. A sequence with an id that it does not know
+/// gets no draft.
+///
+/// A head reads, besides a token, the target's hidden states of the position before it. So its own
+/// sequence begins with the second token, and it feeds what is committed with the states that it observes,
+/// and what it drafts itself with its own outputs; the latter leaves its pool after the round (EAGLE-3,
+/// Li et al. 2025, arXiv 2503.01840, section 3.1).
+pub struct DraftModel {
+    pool: DraftPool,
+}
+
+impl DraftModel {
+    /// A drafter over a `model`, with an empty pool of `num_blocks` blocks and a prefix cache.
+    ///
+    /// A prompt is prefilled from the first draft request on, `chunk` (at least 2) rows per round,
+    /// so that no round takes longer than one chunk adds; until the prompt is in the pool the
+    /// drafts are empty.
+    ///
+    /// # Errors
+    /// If the device has no memory for the pool.
+    pub fn new(
+        model: Box<dyn Model>,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
+        let draft = DraftNetwork::Model(model);
+        let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
+        Ok(Self { pool })
+    }
+
+    /// As [`DraftModel::new`], but over a `head` that predicts one token.
+    ///
+    /// # Errors
+    /// If the device has no memory for the pool.
+    pub fn of_head(
+        head: Box<dyn Head>,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
+        let draft = DraftNetwork::Head(head);
+        let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
+        Ok(Self { pool })
+    }
+
+    /// Turns the prefix cache of the drafter's pool on or off. No block may be in use.
+    pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
+        self.pool.network.blocks.set_prefix_cache(enabled);
+        self
+    }
+}
+
+impl PagedNetwork {
+    /// Makes room for the rows of a request. Returns false if there is no room, or if the model cannot
+    /// continue these tokens, or if another request reads the same block in this round, which is then
+    /// shared; `reading` has those blocks.
+    fn begin<'t>(
+        &mut self,
+        fed: &mut DraftSequence,
+        request: &DraftRequest<'t>,
+        reading: &mut Vec<BlockKey<'t>>,
+    ) -> bool {
+        let tokens = self.tokens_of(fed, request.tokens);
+        if tokens.is_empty() || self.is_head() && fed.features.kept().end != tokens.len() {
+            return false;
+        }
+        fed.roll_back(&mut self.blocks, tokens);
+        if !self.is_head() {
+            let root = self.root(request.context.scope, tokens);
+            self.find(fed, root, tokens);
+            let is_long = tokens.len() - fed.tokens.len() > self.blocks.block_size();
+            let block = self.blocks.next_block(fed.table.known(), root, tokens);
+            if let Some(block) = block.filter(|_| is_long) {
+                if reading.contains(&block) {
+                    return false;
+                }
+                reading.push(block);
+            }
+        }
+        let config = self.draft.model().info();
+        let knows = |&id: &u32| (id as usize) < config.vocab_size;
+        let (len, new) = (tokens.len(), &tokens[fed.tokens.len()..]);
+        let last_position = len + request.model_depth - 1;
+        let has_states = !self.is_head() || fed.features.kept().start <= fed.tokens.len();
+        if last_position > config.max_position_embeddings || !new.iter().all(knows) || !has_states {
+            fed.reset(&mut self.blocks);
+            return false;
+        }
+        let rows = len + drafting::max_fed(request);
+        self.blocks.reserve(&mut fed.table, rows).is_ok()
+    }
+
+    /// The features of a forward's rows: the target's are fused, all at once if there are only those.
+    fn features(&self, read: Vec<HeadInput>) -> Result<Tensor> {
+        let all_target = read.iter().map(|read| match read {
+            HeadInput::Target(states) => Some(states.clone()),
+            HeadInput::Own(_) => None,
+        });
+        if let Some(states) = all_target.collect::<Option<Vec<_>>>() {
+            return self.fuse(&joined(states)?);
+        }
+        let features = read.into_iter().map(|read| match read {
+            HeadInput::Target(states) => self.fuse(&states),
+            HeadInput::Own(features) => Ok(features),
+        });
+        joined(features.collect::<Result<_>>()?)
+    }
+
+    /// One forward that feeds each sequence of `open` what it has not seen, and drafts for those that
+    /// have seen all. Returns the largest number of rows of a sequence. Tokens that a GPU draws are
+    /// added to `drawn`.
+    fn step(
+        &mut self,
+        drafting: &mut [Drafting<'_, '_>],
+        open: &[usize],
+        drawn: &mut Vec<DrawnTokens>,
+    ) -> Result<usize> {
+        let started = Instant::now();
+        let mut batch = Batch::default();
+        let (mut complete, mut longest) = (Vec::new(), 0);
+        let mut read = Vec::new();
+        for &i in open {
+            let before = batch.tokens.len();
+            let block_size = self.blocks.block_size();
+            if self.is_head() {
+                read.push(drafting[i].read(self.chunk)?);
+            }
+            if drafting[i].feed(&mut batch, self.chunk, block_size) > 0 {
+                complete.push(i);
+            }
+            longest = longest.max(batch.tokens.len() - before - drafting[i].num_staged());
+        }
+        if self.is_head() {
+            batch.features = Some(self.features(read)?);
+        }
+        if let Some(last) = drawn.last() {
+            batch.drawn = Some(last.fed_to(open)?);
+        }
+        let output = self.draft.model_mut().forward(&batch, &mut self.store)?;
+        if self.is_head()
+            && let Some(hidden) = &output.hidden
+        {
+            let mut row = 0;
+            for &i in &complete {
+                let asked = drafting[i].asked();
+                drafting[i].note_outputs(hidden.narrow(0, row, asked)?)?;
+                row += asked;
+            }
+        }
+        if output.is_on_gpu() && !complete.iter().any(|&i| drafting[i].has_masks()) {
+            if !complete.is_empty() {
+                drawn.push(DrawnTokens::new(&output, drafting, complete)?);
+            }
+        } else {
+            // On a GPU too, if masks are needed: they are in the memory of the host.
+            let vocab = self.draft.model().info().vocab_size;
+            output.read(|mut logits| {
+                let all = drafting.iter_mut().enumerate();
+                let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
+                let mut parts = Vec::with_capacity(complete.len());
+                for (_, one) in ready {
+                    let (rows, rest) = logits.split_at(one.asked() * vocab);
+                    logits = rest;
+                    parts.push((one, rows));
+                }
+                parallel::map(&mut parts, |(one, rows)| one.expand(rows.chunks(vocab)));
+            })?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.forwards.push((batch.tokens.len(), seconds));
+        Ok(longest)
+    }
+
+    fn draft_all(&mut self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
+        let started = Instant::now();
+        let (mut longest, mut is_on_gpu) = (0, false);
+        let mut drawn: Vec<DrawnTokens> = Vec::new();
+        loop {
+            let all = 0..drafting.len();
+            let open: Vec<usize> = all.filter(|&i| drafting[i].is_open()).collect();
+            // Tokens that a GPU drew go into the next step without a copy to the host, if the step
+            // needs nothing else and no penalties depend on them.
+            if !drawn
+                .last()
+                .is_some_and(|last| last.suffices(drafting, &open))
+            {
+                drawn.drain(..).try_for_each(|one| one.read(drafting))?;
+                if open.iter().any(|&i| !drafting[i].is_open()) {
+                    continue;
+                }
+            }
+            if open.is_empty() {
+                break;
+            }
+            longest = longest.max(self.step(drafting, &open, &mut drawn)?);
+            is_on_gpu |= !drawn.is_empty();
+        }
+        let (seconds, steps) = (started.elapsed().as_secs_f64(), self.forwards.len());
+        if is_on_gpu {
+            // The host does not wait for single forwards there.
+            let share = seconds / steps.max(1) as f64;
+            self.forwards.iter_mut().for_each(|one| one.1 = share);
+        }
+        // A prompt's rows would distort the cost of a draft step; two rows are the catch-up after a
+        // round in which every draft token was accepted. A head reads all accepted tokens again.
+        let few = if self.is_head() { MAX_NEW_STATES } else { 2 };
+        if longest <= few {
+            self.cost.steps += steps as u64;
+            self.cost.step_seconds += seconds;
+        }
+        Ok(())
+    }
+}
+
+impl Drafter for DraftModel {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        let mut drafts = vec![Draft::default(); requests.len()];
+        let DraftPool {
+            network,
+            sequences,
+            acceptance,
+        } = &mut self.pool;
+        for request in requests.iter() {
+            sequences.entry(request.id).or_default();
+        }
+        let states = sequences.iter_mut().map(|(&id, fed)| (id, fed));
+        let mut states: HashMap<SeqId, &mut DraftSequence> = states.collect();
+        let (mut drafting, mut reading) = (Vec::with_capacity(requests.len()), Vec::new());
+        network.forwards.clear();
+        for (place, request) in requests.iter_mut().enumerate() {
+            if request.model_depth > 0
+                && let Some(fed) = states.remove(&request.id)
+                && network.begin(fed, request, &mut reading)
+            {
+                let tokens = network.tokens_of(fed, request.tokens);
+                let one = Drafting::new(place, request, tokens, fed, acceptance, network.chunk);
+                let model = network.draft.model();
+                let stages = !network.is_head() && model.device().is_cpu();
+                let stages = stages.then_some(model.info().vocab_size);
+                drafting.push(one.of_a_head(network.is_head()).staged(stages));
+            }
+        }
+        network.draft_all(&mut drafting)?;
+        for one in drafting {
+            let place = one.place;
+            drafts[place] = one.finish();
+        }
+        Ok(drafts)
+    }
+
+    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
+        let DraftPool {
+            network, sequences, ..
+        } = &self.pool;
+        let unknown = DraftSequence::default();
+        let fed = sequences.get(&request.id).unwrap_or(&unknown);
+        let tokens = network.tokens_of(fed, request.tokens);
+        let pending = tokens.len().saturating_sub(fed.tokens.len());
+        Some(Forecast {
+            path: self.pool.forecast(request, request.length),
+            pending: pending.clamp(1, network.chunk),
+            at_once: false,
+        })
+    }
+
+    fn pool(&mut self) -> Option<&mut DraftPool> {
+        Some(&mut self.pool)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::draft::{Committed, DraftContext};
+    use foretoken_core::model::toy::ToyModel;
+    use foretoken_core::sampling::Acceptance;
+    use foretoken_core::sampling::{Sampler, SamplingParams};
+
+    fn drafter(chunk: usize) -> DraftModel {
+        DraftModel::new(Box::new(ToyModel::new(32, 256, 5, 0.0)), 64, 4, chunk).unwrap()
+    }
+
+    fn propose(drafter: &mut DraftModel, tokens: &[u32], prompt_len: usize) -> Vec<u32> {
+        let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..prompt_len]);
+        tokens[prompt_len..].iter().for_each(|&id| sampler.push(id));
+        let request = DraftRequest {
+            id: 1,
+            tokens,
+            length: 4,
+            model_depth: 4,
+            nodes: 4,
+            width: 1,
+            min_score: 0.0,
+            is_fixed: false,
+            staged: Vec::new(),
+            position: tokens.len(),
+            sampler: &mut sampler,
+            acceptance: Acceptance::Coupled,
+            context: &DraftContext::default(),
+        };
+        drafter.propose(&mut [request]).unwrap().remove(0).tokens
+    }
+
+    #[test]
+    fn calibration_measures_the_model_and_leaves_nothing() {
+        let mut drafter = drafter(16);
+        let measured = drafter.pool.calibrate().unwrap();
+        let rows: Vec<usize> = measured.iter().map(|one| one.rows).collect();
+        assert_eq!(rows, [1, 2, 4, 6, 8, 16]);
+        assert!(measured.iter().all(|one| one.seconds > 0.0));
+        assert_eq!(drafter.pool.usage(), 0.0);
+        drafter.check_invariants().unwrap();
+    }
+
+    /// After any outcome of a round, the next draft equals that of a drafter that sees the sequence
+    /// for the first time.
+    #[test]
+    fn rolls_back_to_the_common_prefix() {
+        for observed in [false, true] {
+            for kept in 0..=4 {
+                let mut tokens = vec![3, 1, 4, 1, 5];
+                let mut used = drafter(64);
+                let draft = propose(&mut used, &tokens, 4);
+                tokens.extend(&draft[..kept]);
+                tokens.push(31 - draft.get(kept).copied().unwrap_or(0) % 2);
+                if observed {
+                    let committed = Committed {
+                        id: 1,
+                        tokens: &tokens,
+                        prompt_len: 4,
+                        new: 4..5 + kept,
+                        hidden: None,
+                        candidates: &[],
+                        parents: &[],
+                        context: &DraftContext::default(),
+                    };
+                    used.observe(&[committed]);
+                    assert!(used.pool.network.blocks.num_free() >= 64 - tokens.len().div_ceil(4));
+                }
+                let fresh = propose(&mut drafter(64), &tokens, 4);
+                assert_eq!(propose(&mut used, &tokens, 4), fresh, "{kept} kept");
+                assert_eq!(used.check_invariants(), Ok(()));
+                used.forget(1);
+                assert_eq!((used.check_invariants(), used.pool.usage()), (Ok(()), 0.0));
+            }
+        }
+    }
+
+    /// A staged draft is the draft without stages, whatever the chain below it has right, in fewer forwards.
+    #[test]
+    fn a_staged_draft_is_the_same_draft() {
+        const LENGTH: usize = 6;
+        let run = |drafter: &mut DraftModel, temperature: f32, tokens: &[u32], staged: Vec<u32>| {
+            let params = SamplingParams {
+                temperature,
+                frequency_penalty: 0.4,
+                seed: 3,
+                ..SamplingParams::default()
+            };
+            let mut sampler = Sampler::new(params, &tokens[..4]);
+            tokens[4..].iter().for_each(|&id| sampler.push(id));
+            let request = DraftRequest {
+                id: 1,
+                tokens,
+                length: LENGTH,
+                model_depth: LENGTH,
+                nodes: LENGTH,
+                width: 1,
+                min_score: 0.0,
+                is_fixed: false,
+                staged,
+                position: tokens.len(),
+                sampler: &mut sampler,
+                acceptance: Acceptance::Coupled,
+                context: &DraftContext::default(),
+            };
+            let draft = drafter.propose(&mut [request]).unwrap().remove(0);
+            (draft, drafter.pool.network.forwards.len())
+        };
+        for temperature in [0.0, 1.0] {
+            let (mut staged, mut plain) = (drafter(64), drafter(64));
+            let mut tokens = vec![3, 1, 4, 1, 5];
+            for round in 0..40 {
+                let (want, forwards) = run(&mut plain, temperature, &tokens, Vec::new());
+                assert_eq!(forwards, LENGTH);
+                // Right down to some token, then wrong, and sometimes longer than the draft.
+                let right = round % (LENGTH + 1);
+                let mut below = want.tokens[..right].to_vec();
+                below.extend([want.tokens.get(right).map_or(0, |id| (id + 1) % 32), 9, 9]);
+                let (draft, forwards) = run(&mut staged, temperature, &tokens, below);
+                assert_eq!(draft, want, "{round}, {temperature}");
+                assert_eq!(forwards, LENGTH - right.min(LENGTH - 1), "{round}");
+                // A token of each round is the target's own.
+                tokens.extend(&want.tokens[..round % 4]);
+                tokens.push((tokens.len() * 7 % 32) as u32);
+                staged.check_invariants().unwrap();
+            }
+            staged.forget(1);
+            assert_eq!(staged.pool.usage(), 0.0);
+        }
+    }
+
+    /// A long prompt is fed by chunks, one per round; after that the drafts are those of a drafter
+    /// that sees everything at once.
+    #[test]
+    fn a_long_prompt_is_prefilled_by_chunks() {
+        let mut tokens: Vec<u32> = (0..50).map(|i| i % 32).collect();
+        let mut used = drafter(20);
+        for round in 1..8 {
+            tokens.push(round);
+            let draft = propose(&mut used, &tokens, 50);
+            assert_eq!(draft.is_empty(), round < 3, "round {round}");
+            let at_once = propose(&mut drafter(64), &tokens, 50);
+            assert!(round < 3 || draft == at_once, "round {round}");
+        }
+    }
+
+    #[test]
+    fn no_room_is_an_empty_draft() {
+        let model = Box::new(ToyModel::new(32, 256, 5, 0.0));
+        let mut small = DraftModel::new(model, 2, 4, 64).unwrap();
+        assert!(propose(&mut small, &[1; 6], 5).is_empty());
+        assert_eq!(propose(&mut small, &[1; 5], 4).len(), 4);
+    }
+}

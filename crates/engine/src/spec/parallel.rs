@@ -1,0 +1,396 @@
+//! Drafting with a parallel head of the target, which guesses a block of tokens in one forward.
+
+mod product;
+mod walk;
+
+use super::acceptance_model::{AcceptanceView, Estimate, Level};
+use super::draft::{Draft, DraftDist, DraftRequest, Forecast};
+use super::drafter::Drafter;
+use super::features::{MAX_NEW_STATES, joined};
+use super::pool::DraftPool;
+use candle_core::Tensor;
+use foretoken_core::error::{Error, Result};
+use foretoken_core::model::{Batch, DraftNetwork, ForwardOutput, Head, MaskedBlock};
+use foretoken_core::sampling::{Acceptance, Guess, Purpose, distribution, guess};
+use foretoken_kernels::parallel;
+use product::{LevelCandidate, ProductLimits};
+use std::time::Instant;
+
+/// Drafts with a parallel head (DFlash, arXiv 2602.06036), whose guesses become a tree: the most
+/// probable paths of the product of its distributions (DDTree, arXiv 2604.12989), or, if the head follows
+/// paths (DSpark, arXiv 2607.05147), those that grow by its distributions after each of them.
+///
+/// A round is one forward for all sequences, whatever the depth of their drafts. It reads the target's
+/// hidden states of what was committed since the last round, whose K and V stay in the pool, and a block
+/// of the last token and masks, whose K and V leave it. The rows of a P-EAGLE head are those of EAGLE: the
+/// block begins with the row of the last token. A sequence starts no later than the head's cached
+/// prefix ends, because hidden states are not computed again.
+pub struct ParallelDrafter {
+    pool: DraftPool,
+    block: MaskedBlock,
+    /// The features of rows with masks; only of a P-EAGLE head.
+    mask: Option<Tensor>,
+}
+
+/// A request that takes part in a round.
+#[derive(Debug, Clone, Copy)]
+pub struct ParallelRequest {
+    /// Index of the request.
+    place: usize,
+    /// Number of tokens that its block predicts.
+    depth: usize,
+}
+
+/// The guesses for one request.
+#[derive(Default)]
+struct Guessed {
+    draft: Draft,
+    levels: Vec<Level>,
+}
+
+impl ParallelDrafter {
+    /// A drafter over a parallel `head`, with an empty pool of `num_blocks` blocks. A prompt is read
+    /// while the target computes it, at most `chunk` (at least 2) of its positions at a time.
+    ///
+    /// # Errors
+    /// If it is another kind of head, or the device has no memory for the pool.
+    pub fn new(
+        head: Box<dyn Head>,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
+        let block = head.masked_block();
+        let block = block.ok_or_else(|| Error::internal("only a parallel head predicts blocks"))?;
+        let mask = head.mask_hidden().map(|hidden| head.fuse(hidden));
+        let mask = mask.transpose()?;
+        let draft = DraftNetwork::Head(head);
+        let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
+        Ok(Self { pool, block, mask })
+    }
+
+    /// Turns the prefix cache of the drafter's pool on or off. No block may be in use.
+    pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
+        self.pool.network.blocks.set_prefix_cache(enabled);
+        self
+    }
+
+    /// Makes room for a block of a request; returns the number of tokens that it predicts. 0 if there is no room, or not
+    /// all states of the tokens before the last are there.
+    fn begin(&mut self, request: &DraftRequest<'_>) -> usize {
+        let (network, sequences) = (&mut self.pool.network, &mut self.pool.sequences);
+        let Some(sequence) = sequences.get_mut(&request.id) else {
+            return 0;
+        };
+        let mut depth = request.model_depth.min(self.block.max_depth());
+        if request.max_siblings() == 1 {
+            depth = depth.min(request.nodes);
+        }
+        let tokens = network.tokens_of(sequence, request.tokens);
+        let has_states = network.has_states(sequence, tokens);
+        let vocab_size = network.draft.model().info().vocab_size;
+        let is_known = (tokens.last()).is_some_and(|&last| (last as usize) < vocab_size);
+        let rows = tokens.len().saturating_sub(1) + self.block.rows(depth);
+        if has_states && is_known && network.blocks.reserve(&mut sequence.table, rows).is_ok() {
+            depth
+        } else {
+            0
+        }
+    }
+
+    /// The logits of all blocks, one round after the other.
+    fn forward(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        rounds: &[ParallelRequest],
+    ) -> Result<ForwardOutput> {
+        let batch = match &self.mask {
+            Some(mask) => self.eagle_batch(requests, rounds, mask)?,
+            None => self.block_batch(requests, rounds)?,
+        };
+        let network = &mut self.pool.network;
+        let head = network.draft.model_mut();
+        head.forward(&batch, &mut network.store)
+    }
+
+    /// The rows of all states, then the blocks, since the head computes less for the former.
+    fn block_batch(
+        &self,
+        requests: &[DraftRequest<'_>],
+        rounds: &[ParallelRequest],
+    ) -> Result<Batch> {
+        let (network, sequences) = (&self.pool.network, &self.pool.sequences);
+        let (mut batch, block_size) = (Batch::default(), network.blocks.block_size());
+        let of = |round: &ParallelRequest| {
+            let request = &requests[round.place];
+            sequences.get(&request.id).map(|of| (request, of))
+        };
+        let mut states: Vec<Tensor> = Vec::new();
+        for (request, sequence) in rounds.iter().filter_map(of) {
+            let rows = sequence.unread();
+            if !rows.is_empty() {
+                states.push(sequence.features.of_rows(rows.clone())?);
+                let tokens = &network.tokens_of(sequence, request.tokens)[rows.clone()];
+                batch.push_span(tokens, &[], rows.start, &sequence.table, block_size);
+            }
+        }
+        if !states.is_empty() {
+            batch.features = Some(network.fuse(&joined(states)?)?);
+        }
+        for round in rounds {
+            let Some((request, sequence)) = of(round) else {
+                continue;
+            };
+            let mut tokens = vec![self.block.mask; self.block.rows(round.depth)];
+            tokens[0] = request.tokens[request.tokens.len() - 1];
+            let (context, table) = (sequence.features.kept().end, &sequence.table);
+            batch.push_block(&tokens, context, table, block_size);
+            let end = batch.tokens.len() as u32;
+            batch.logits.extend(end - round.depth as u32..end);
+        }
+        Ok(batch)
+    }
+
+    /// The batch of an EAGLE-like head. It has, of each round, the rows that are not read, of which the last
+    /// one predicts the first token, and the rows with masks, whose features are `mask`.
+    fn eagle_batch(
+        &self,
+        requests: &[DraftRequest<'_>],
+        rounds: &[ParallelRequest],
+        mask: &Tensor,
+    ) -> Result<Batch> {
+        let (network, sequences) = (&self.pool.network, &self.pool.sequences);
+        let (mut batch, block_size) = (Batch::default(), network.blocks.block_size());
+        let (mut states, mut counts) = (Vec::new(), Vec::new());
+        for round in rounds {
+            let request = &requests[round.place];
+            let Some(sequence) = sequences.get(&request.id) else {
+                continue;
+            };
+            let rows = sequence.unread();
+            let mut tokens = network.tokens_of(sequence, request.tokens)[rows.clone()].to_vec();
+            tokens.resize(rows.len() + round.depth - 1, self.block.mask);
+            batch.push_span(&tokens, &[], rows.start, &sequence.table, block_size);
+            let end = batch.tokens.len() as u32;
+            batch.logits.extend(end - round.depth as u32..end);
+            states.push(sequence.features.of_rows(rows.clone())?);
+            counts.push((rows.len(), round.depth - 1));
+        }
+        let (read, mut at) = (network.fuse(&joined(states)?)?, 0);
+        let mut features = Vec::new();
+        for (rows, masks) in counts {
+            features.push(read.narrow(0, at, rows)?);
+            features.extend(std::iter::repeat_n(mask.clone(), masks));
+            at += rows;
+        }
+        batch.features = Some(joined(features)?);
+        Ok(batch)
+    }
+}
+
+/// The draft of a request whose block has the logits `rows`, of a head that follows no paths.
+///
+/// A tree's guesses for a depth are the same after every path. Penalties, which do depend on the path, see
+/// the most probable guesses before it; those of a chain are its path. It is only a draft.
+fn guess_all<'a>(
+    request: &mut DraftRequest<'_>,
+    view: &AcceptanceView<'_>,
+    rows: impl Iterator<Item = &'a [f32]>,
+) -> Guessed {
+    let (rng, width) = (request.rng(), request.max_siblings());
+    let output_len = request.sampler.output_len();
+    let (mut levels, mut dists) = (Vec::new(), Vec::<DraftDist>::new());
+    for (depth, row) in rows.enumerate() {
+        let sampler = &*request.sampler;
+        let guesses = match request.acceptance {
+            Acceptance::Coupled => guess(row, sampler, rng.key(depth), width).unwrap_or_default(),
+            Acceptance::Rejection => match distribution(row, sampler) {
+                Err(_) => Vec::new(),
+                Ok(dist) => {
+                    let token = dist.sample(rng.uniform(depth, Purpose::Draft, 0));
+                    let prob = dist.prob(token) as f32;
+                    dists.push(dist.into());
+                    vec![Guess { token, prob }]
+                }
+            },
+        };
+        let Some(first) = guesses.first() else {
+            break;
+        };
+        request.sampler.push(first.token);
+        let ranked = guesses.iter().enumerate();
+        let level = ranked.map(|(rank, guess)| (guess.token, view.estimate(rank, guess.prob)));
+        levels.push(level.collect::<Level>());
+    }
+    request.sampler.truncate(output_len);
+    let candidates = levels.iter().map(|level| {
+        let candidate = |&(token, estimate): &(u32, Estimate)| LevelCandidate {
+            token,
+            prob: estimate.adjusted,
+        };
+        let mut level: Vec<LevelCandidate> = level.iter().map(candidate).collect();
+        level.sort_by(|a, b| b.prob.total_cmp(&a.prob));
+        level
+    });
+    let limits = ProductLimits {
+        nodes: request.nodes,
+        width,
+        min_score: request.min_score,
+    };
+    let mut draft = product::tree(&candidates.collect::<Vec<_>>(), &limits);
+    dists.truncate(draft.len());
+    draft.dists = dists;
+    Guessed { draft, levels }
+}
+
+impl ParallelDrafter {
+    /// The draft of each round, of a head that follows paths.
+    fn walk(
+        &mut self,
+        requests: &mut [DraftRequest<'_>],
+        rounds: &[ParallelRequest],
+        output: &ForwardOutput,
+    ) -> Result<Vec<Draft>> {
+        let DraftPool {
+            network,
+            sequences,
+            acceptance,
+        } = &mut self.pool;
+        let Some(head) = network.draft.head() else {
+            return Ok(Vec::new());
+        };
+        let (mut parts, mut left) = (Vec::with_capacity(rounds.len()), rounds.iter().peekable());
+        for (place, request) in requests.iter_mut().enumerate() {
+            if let Some(round) = left.next_if(|round| round.place == place)
+                && let Some(sequence) = sequences.get(&request.id)
+            {
+                let view = acceptance.view(&sequence.history, request.is_sampled());
+                parts.push((request, *round, view));
+            }
+        }
+        let walked = walk::walk(head, output, parts)?;
+        let drafts = rounds.iter().zip(walked).map(|(round, walked)| {
+            let request = &requests[round.place];
+            if let Some(sequence) = sequences.get_mut(&request.id) {
+                let tokens = network.tokens_of(sequence, request.tokens);
+                let (history, sampled) = (&mut sequence.history, request.is_sampled());
+                history.propose(tokens, sampled, walked.all, walked.estimates);
+            }
+            walked.draft
+        });
+        Ok(drafts.collect())
+    }
+
+    /// The draft of each round, from the logits of its block.
+    fn guess(
+        &self,
+        requests: &mut [DraftRequest<'_>],
+        rounds: &[ParallelRequest],
+        mut logits: &[f32],
+    ) -> Vec<Guessed> {
+        let vocab_size = self.pool.network.draft.model().info().vocab_size;
+        let (mut parts, mut rounds) = (Vec::with_capacity(rounds.len()), rounds.iter().peekable());
+        for (place, request) in requests.iter_mut().enumerate() {
+            if let Some(round) = rounds.next_if(|round| round.place == place)
+                && let Some(sequence) = self.pool.sequences.get(&request.id)
+            {
+                let (rows, rest) = logits.split_at(round.depth * vocab_size);
+                logits = rest;
+                let acceptance = &self.pool.acceptance;
+                let view = acceptance.view(&sequence.history, request.is_sampled());
+                parts.push((request, view, rows));
+            }
+        }
+        parallel::map(&mut parts, |(request, view, rows)| {
+            guess_all(request, view, rows.chunks(vocab_size))
+        })
+    }
+
+    /// The draft of each round, from a forward's `output`. The sequences remember their guesses.
+    fn guess_rounds(
+        &mut self,
+        requests: &mut [DraftRequest<'_>],
+        rounds: &[ParallelRequest],
+        output: &ForwardOutput,
+    ) -> Result<Vec<Draft>> {
+        let guessed = output.read(|logits| self.guess(requests, rounds, logits))?;
+        let (network, sequences) = (&self.pool.network, &mut self.pool.sequences);
+        let drafts = rounds.iter().zip(guessed).map(|(round, guessed)| {
+            let request = &requests[round.place];
+            if let Some(sequence) = sequences.get_mut(&request.id) {
+                let tokens = network.tokens_of(sequence, request.tokens);
+                let (history, sampled) = (&mut sequence.history, request.is_sampled());
+                history.propose_levels(tokens, sampled, guessed.levels);
+            }
+            guessed.draft
+        });
+        Ok(drafts.collect())
+    }
+
+    /// Learns what a forward cost, if it read few states.
+    fn note_forward(&mut self, rounds: &[ParallelRequest], most_states: usize, seconds: f64) {
+        if most_states <= MAX_NEW_STATES {
+            // The rows of states cost little: of each layer only K and V, and no logits.
+            let rows = rounds.iter();
+            let rows = rows.map(|round| self.block.rows(round.depth)).sum();
+            let network = &mut self.pool.network;
+            network.forwards.push((rows, seconds));
+            network.cost.steps += 1;
+            network.cost.step_seconds += seconds;
+        }
+    }
+}
+
+impl Drafter for ParallelDrafter {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        let started = Instant::now();
+        let mut drafts = vec![Draft::default(); requests.len()];
+        self.pool.network.forwards.clear();
+        let mut rounds = Vec::new();
+        for (place, request) in requests.iter().enumerate() {
+            if request.model_depth > 0 {
+                let depth = self.begin(request);
+                rounds.extend((depth > 0).then_some(ParallelRequest { place, depth }));
+            }
+        }
+        if rounds.is_empty() {
+            return Ok(drafts);
+        }
+        let output = self.forward(requests, &rounds)?;
+        let head = self.pool.network.draft.head();
+        let found = if head.is_some_and(Head::follows_paths) {
+            self.walk(requests, &rounds, &output)?
+        } else {
+            self.guess_rounds(requests, &rounds, &output)?
+        };
+        let mut most_states = 0;
+        for (round, draft) in rounds.iter().zip(found) {
+            let (network, sequences) = (&mut self.pool.network, &mut self.pool.sequences);
+            let request = &requests[round.place];
+            if let Some(sequence) = sequences.get_mut(&request.id) {
+                most_states = most_states.max(sequence.unread().len());
+                let tokens = network.tokens_of(sequence, request.tokens);
+                let read = tokens.len() - 1;
+                sequence.has_read(&tokens[..read]);
+                // The block leaves the pool.
+                network.blocks.truncate_to(&mut sequence.table, read);
+            }
+            drafts[round.place] = draft;
+        }
+        self.note_forward(&rounds, most_states, started.elapsed().as_secs_f64());
+        Ok(drafts)
+    }
+
+    fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
+        let length = request.length.min(self.block.max_depth());
+        Some(Forecast {
+            path: self.pool.forecast(request, length),
+            pending: 1,
+            at_once: true,
+        })
+    }
+
+    fn pool(&mut self) -> Option<&mut DraftPool> {
+        Some(&mut self.pool)
+    }
+}

@@ -1,0 +1,174 @@
+use super::*;
+use crate::spec::DraftModel;
+use crate::spec::draft::{DraftContext, Source};
+use foretoken_core::error::Result;
+use foretoken_core::kv::BlockTable;
+use foretoken_core::model::toy::ToyModel;
+use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Drafts two tokens with this score each; counts the requests.
+struct Counting {
+    score: f32,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Drafter for Counting {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        self.asked.fetch_add(requests.len(), Ordering::Relaxed);
+        let mut draft = Draft::default();
+        draft.push(1, self.score, Source::Own);
+        draft.push(2, self.score, Source::Own);
+        Ok(vec![draft; requests.len()])
+    }
+}
+
+fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
+    let params = SamplingParams {
+        temperature,
+        ..SamplingParams::default()
+    };
+    SequenceState {
+        id: 1,
+        tokens: vec![1, 2, 3],
+        prompt_len: 2,
+        kv_len: 2,
+        table: BlockTable::default(),
+        sampler: Sampler::new(params, &[1, 2]),
+        logprobs: None,
+        prompt_logprobs: None,
+        acceptance,
+        lossy: None,
+        draft_context: DraftContext::default(),
+        synthetic_acceptance: None,
+        adapter: None,
+    }
+}
+
+/// A step of one row with a draft of at most `nodes` tokens.
+fn input(state: &mut SequenceState, nodes: usize) -> StepInput<'_> {
+    StepInput {
+        rows: 1,
+        sample: true,
+        nodes,
+        depth: nodes,
+        width: 1,
+        may_draft: true,
+        is_asked: false,
+        is_read: false,
+        is_tapped: false,
+        prompt_scores: 0..0,
+        pooled: 0..0,
+        state,
+    }
+}
+
+/// Runs 200 steps of one sequence; returns how often the drafter was asked, and how many of its
+/// tokens were verified.
+fn run(score: f32, state: &mut SequenceState, draft_seconds: f64) -> (usize, usize) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let drafter = Counting {
+        score,
+        asked: asked.clone(),
+    };
+    let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
+    let mut verified = 0;
+    for _ in 0..200 {
+        let mut inputs = [input(&mut *state, 4)];
+        let drafts = proposer.propose(&mut inputs, 10);
+        verified += drafts[0].len();
+        let rows = drafts[0].len() as f64;
+        proposer.note_step(&StepCost {
+            sequences: 1,
+            base_rows: 1,
+            draft_nodes: drafts[0].len(),
+            experts_read: 0,
+            tokens: 1,
+            target_seconds: 1e-3 * (1.0 + 0.2 * rows),
+            draft_seconds,
+        });
+    }
+    (asked.load(Ordering::Relaxed), verified)
+}
+
+/// A drafter whose guesses are not worth their rows is asked rarely where asking takes long, and
+/// always where it takes next to nothing.
+#[test]
+fn looking_in_vain_is_limited() {
+    let coupled = || state(0.0, Acceptance::Coupled);
+    let (asked, verified) = run(0.01, &mut coupled(), 1e-4);
+    assert_eq!(verified, 0);
+    assert!((29..40).contains(&asked), "{asked}");
+    assert_eq!(run(0.01, &mut coupled(), 1e-7), (200, 0));
+    let (asked, verified) = run(0.9, &mut coupled(), 1e-7);
+    assert!(asked > 100 && verified > 100, "{asked}, {verified}");
+}
+
+/// Tokens that a grammar forces are drafted first and without the drafter, which continues them.
+#[test]
+fn forced_tokens_come_first() {
+    let mut sequence = state(0.0, Acceptance::Coupled);
+    let params = SamplingParams {
+        grammar: Some(pattern("efgh[a-d]{5}")),
+        ..sequence.sampler.params().clone()
+    };
+    sequence.sampler = Sampler::new(params, &[1, 2]);
+    sequence.tokens = vec![1, 2];
+    for (nodes, want) in [
+        (2, vec![4, 5]),
+        (4, vec![4, 5, 6, 7]),
+        (5, vec![4, 5, 6, 7, 1]),
+        (9, vec![4, 5, 6, 7, 1, 2]),
+    ] {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let drafter = Counting {
+            score: 0.5,
+            asked: asked.clone(),
+        };
+        let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Fixed);
+        let mut inputs = [input(&mut sequence, nodes)];
+        let draft = proposer.propose(&mut inputs, 10).remove(0);
+        assert_eq!(draft.tokens, want);
+        assert!(draft.is_chain());
+        assert_eq!(
+            draft.scores[..nodes.min(4)],
+            [1.0, 1.0, 1.0, 1.0][..nodes.min(4)]
+        );
+        assert_eq!(asked.load(Ordering::Relaxed), usize::from(nodes > 4));
+        assert_eq!(sequence.sampler.output_len(), 0);
+    }
+}
+
+/// The grammar of a regular expression over ids that are letters from `a`; the last ends a text.
+fn pattern(regex: &str) -> foretoken_core::sampling::Grammar {
+    use foretoken_text::grammar::{Compiler, GrammarSource, toy::ToyTokens};
+    let letters = ToyTokens::new((b'a'..=b'j').map(|letter| [letter]), &[9]);
+    let source = GrammarSource::Regex(regex.into());
+    let grammar = Compiler::new(Arc::new(letters)).compile("regex", &source);
+    grammar.expect("a good pattern")
+}
+
+/// The first forward of a draft model reads a prompt in memory that nobody has touched. If it were all
+/// that is known, one row would look so dear that nothing were drafted that could correct it.
+#[test]
+fn a_slow_first_forward_does_not_make_drafts_dear() {
+    let model = Box::new(ToyModel::new(32, 256, 5, 0.0));
+    let drafter = DraftModel::new(model, 64, 4, 64).unwrap();
+    let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
+    assert!(!proposer.budget().draft_cost().is_known());
+    proposer.calibrate();
+    let cost = proposer.budget().draft_cost();
+    let one = cost.seconds(1);
+    cost.note(27, 100.0 * one);
+    assert!(cost.seconds(1) < 1.5 * one, "{one} {}", cost.seconds(1));
+}
+
+/// Under the rejection rule the size of a sampled request's draft must not depend on its tokens.
+#[test]
+fn a_fixed_draft_is_never_cut() {
+    let mut sampled = state(1.0, Acceptance::Rejection);
+    assert_eq!(run(0.01, &mut sampled, 1e-4), (200, 400));
+    let mut greedy = state(0.0, Acceptance::Rejection);
+    assert_eq!(run(0.01, &mut greedy, 1e-4).1, 0);
+}

@@ -1,0 +1,67 @@
+//! Kernels: one file per op, which holds its CPU and its CUDA side.
+//!
+//! Every kernel has a fixed order of additions per row, independent of the other rows in the call and
+//! of the number of threads. So batched and single forwards agree bit for bit, and therefore so do
+//! speculative and plain decoding. On a GPU, products of more than 16 rows and the attention of prompts
+//! use faster kernels with other orders of additions, unless batch invariance is requested.
+//!
+//! On the CPU each op runs in a `tracing` span of level `trace`, named after its part of a step: `matmul`,
+//! `attention`, `norm`, `kv_write` (with rope) and `activation`; `wait` is the time within them in which the
+//! calling thread waits for others. `benches/step` adds them up. A span that nobody records costs one
+//! comparison.
+
+mod bandwidth;
+pub mod cpu;
+mod delta_net;
+pub mod dense;
+mod device;
+pub mod float;
+pub mod glu;
+#[cfg(feature = "cuda")]
+mod gpu;
+pub mod graph;
+pub mod kv_move;
+pub mod kv_write;
+mod mamba;
+pub mod matmul;
+mod mix;
+pub mod norm;
+pub mod paged_attention;
+mod pair_product;
+pub mod parallel;
+pub mod quant;
+mod recurrent;
+pub mod rope;
+pub mod rope_kv_write;
+pub mod sample;
+mod short_conv;
+mod simd;
+mod slots;
+mod span;
+mod states;
+mod storage;
+
+/// Whether this program has the CUDA kernels.
+pub const HAS_CUDA: bool = cfg!(feature = "cuda");
+
+pub use bandwidth::read_bandwidth;
+pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
+pub use device::{device, device_memory};
+pub use glu::{Activation, Xielu, glu};
+pub use kv_move::{KvMoves, kv_move};
+pub use kv_write::{kv_write, kv_write_to};
+pub use mamba::{MambaShape, MambaWeights, mamba};
+pub use mix::mix;
+pub use norm::add_norm;
+pub use paged_attention::{
+    AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD,
+    TableCapacity, paged_attention,
+};
+pub use pair_product::{Factor, pair_product};
+pub use parallel::{default_threads, max_threads, set_threads, threads};
+pub use rope::{HeadNorms, rope};
+pub use rope_kv_write::{Pools, rope_kv_write};
+pub use short_conv::{short_conv, short_conv_write};
+pub use slots::Slots;
+pub use span::Span;
+pub use states::{KeptState, StatePool, StateRows, StateShape, StateStart};

@@ -1,0 +1,465 @@
+//! Computes one item on one thread: its queries, chunk by chunk over their keys.
+
+use super::pairs::{AddPairs, LoadQuery, PackKeys, PackValues, PairScores, pairs_of};
+use super::partial::{Merge, Normalize, Partial, Scale};
+use super::plan::{Dims, Item};
+use super::scores::{Dots, Pack, Scores};
+use super::scratch::Scratch;
+use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors, Widen, prefetch};
+use super::weights::{AddWeighted, Soften, Weigh};
+use crate::cpu::Isa;
+use crate::simd::run;
+use crate::simd::{Element, LANES};
+use half::bf16;
+use std::f32::consts::LOG2_E;
+use std::iter::repeat_n;
+use std::ops::Range;
+
+/// Maximum number of keys of a tile, or of a row's tree and the key before it, in whole vectors.
+const MAX_KEYS: usize = 64 + LANES;
+
+/// Up to this many queries read K and V as they are; for more, a tile is first widened to f32.
+const MAX_DIRECT: usize = 3;
+
+/// Up to this many queries read keys side by side; for more, they are first transposed.
+const MAX_DOTS: usize = 6;
+
+/// `[rows, heads, head_dim]`, with `stride` floats from a row to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Queries<'a> {
+    pub q: &'a [f32],
+    pub stride: usize,
+}
+
+/// The queries of an item, with the data that they read. A query is a (row, head) pair.
+pub(super) struct QueryGroup<'a, E> {
+    pub isa: Isa,
+    pub scale: f32,
+    pub soft_cap: Option<f32>,
+    /// Of all heads, if they have sinks.
+    pub sinks: Option<&'a [f32]>,
+    /// Slots per block.
+    pub block_size: usize,
+    pub item: &'a Item<'a>,
+    pub q: Queries<'a>,
+    /// The pools, `[num_slots, kv_heads, head_dim]`.
+    pub k: &'a [E],
+    pub v: &'a [E],
+    pub dims: Dims,
+}
+
+impl<E: Element> QueryGroup<'_, E> {
+    /// Number of queries.
+    pub fn count(&self) -> usize {
+        self.item.rows.len() * self.dims.group()
+    }
+
+    /// Computes all chunks, one after the other. `out` returns the output of a row's heads, which begins
+    /// at the given index.
+    pub fn all<'o>(&self, scratch: &mut Scratch, out: impl Fn(usize) -> &'o mut [f32]) {
+        let width = self.dims.width();
+        // Taken out of `scratch`, because `chunk` borrows the rest.
+        let mut partials = std::mem::take(&mut scratch.partials);
+        let floats = self.count() * Partial::floats(width);
+        let [mut so_far, mut next] =
+            (partials.each_mut()).map(|buffer| Partial::new(buffer.room(floats), width));
+        self.one(self.item.chunks.start, scratch, &mut so_far);
+        for chunk in self.item.chunks.clone().skip(1) {
+            self.chunk(chunk, scratch, &mut next);
+            self.merge(&mut so_far, &next);
+        }
+        self.store(&so_far, out);
+        scratch.partials = partials;
+    }
+
+    /// Computes one chunk.
+    pub fn one(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
+        self.load(scratch);
+        self.chunk(chunk, scratch, into);
+    }
+
+    /// Merges, in the same order, the results of chunks that were separate tasks.
+    pub fn merge_all<'o>(&self, partials: &mut [f32], out: impl Fn(usize) -> &'o mut [f32]) {
+        let width = self.dims.width();
+        let mut partials = partials
+            .chunks_exact_mut(self.count() * Partial::floats(width))
+            .map(|floats| Partial::new(floats, width));
+        let Some(mut so_far) = partials.next() else {
+            return;
+        };
+        for next in partials {
+            self.merge(&mut so_far, &next);
+        }
+        self.store(&so_far, out);
+    }
+
+    fn merge(&self, so_far: &mut Partial<'_>, next: &Partial<'_>) {
+        let width = self.dims.width();
+        let merge = Merge {
+            so_far,
+            next,
+            width,
+        };
+        run(self.isa, merge);
+    }
+
+    /// The keys of a chunk that a row sees.
+    fn seen(&self, chunk: usize, row: usize) -> Range<usize> {
+        self.item.hidden_keys(chunk, row)..self.item.visible_keys(chunk, row)
+    }
+
+    /// Computes the softmax of one chunk, of queries that are loaded.
+    fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
+        let group = self.dims.group();
+        let mut places = [[0; CHUNK]; 2];
+        // The last row sees every key that any row shares with the rows after it.
+        let shared = self.shared_keys(chunk, self.item.rows.len() - 1);
+        // Tiles begin at multiples of their length, whatever the window.
+        let first = (self.item.hidden_from_all(chunk) / TILE * TILE).min(shared);
+        let next = self.item.visible_keys_of_all(chunk + 1);
+        self.places(chunk * CHUNK + first, &mut places[0][first..shared]);
+        self.places((chunk + 1) * CHUNK, &mut places[1][..next]);
+        self.warm_up(&places[0][first..shared], places[1][0], scratch);
+        let places = Places::in_memory(&places[0], &places[1][..next]);
+        let tile = self.tile();
+        for start in (first..shared).step_by(tile) {
+            let places = places.slice(start..shared.min(start + tile));
+            let query = self.first_sharing_row(chunk, start) * group;
+            self.score(places, query..self.count(), start, scratch);
+        }
+        self.for_private_keys(chunk, |row, start, places| {
+            self.score(places, row * group..(row + 1) * group, start, scratch);
+        });
+        self.weigh(chunk, scratch, into);
+        into.acc.fill(0.0);
+        for start in (first..shared).step_by(tile) {
+            let places = places.slice(start..shared.min(start + tile));
+            let query = self.first_sharing_row(chunk, start) * group;
+            self.add(places, query..self.count(), start, scratch, into.acc);
+        }
+        self.for_private_keys(chunk, |row, start, places| {
+            let queries = row * group..(row + 1) * group;
+            self.add(places, queries, start, scratch, into.acc);
+        });
+    }
+
+    /// Prefetches a chunk, unless that was done during the last one: if chunks are separate tasks also that of the K/V
+    /// heads after this one, which this thread is likely to process next. `places` are those of its keys, `next` is
+    /// that of the next chunk's first.
+    fn warm_up(&self, places: &[usize], next: usize, scratch: &mut Scratch) {
+        let Some(&first) = places.first() else {
+            return;
+        };
+        let (d, head) = (self.dims.head_dim, self.item.kv_head);
+        let slot = |place: usize| self.k.as_ptr().wrapping_add(place).wrapping_sub(head * d);
+        let slots = [slot(first).addr(), slot(next).addr()];
+        if !scratch.warm.contains(&slots[0]) {
+            let heads = self.item.split.map_or(1, |_| self.dims.kv_heads - head);
+            let width = heads * d;
+            prefetch(self.k, places, width);
+            prefetch(self.v, places, width);
+        }
+        scratch.warm = slots;
+    }
+
+    /// Number of keys that are processed together: all of a chunk if they need no room of their own.
+    fn tile(&self) -> usize {
+        if self.pools().is_none() && self.is_direct(self.count()) {
+            CHUNK
+        } else {
+            TILE
+        }
+    }
+
+    /// Computes the scores of the keys at `places`, at most [`MAX_KEYS`] or a [tile](Self::tile), for some queries; the
+    /// first key is key `start` of the chunk.
+    fn score(
+        &self,
+        places: Places<'_>,
+        queries: Range<usize>,
+        start: usize,
+        scratch: &mut Scratch,
+    ) {
+        let (d, width) = (self.dims.head_dim, self.dims.width());
+        let scores = scratch.scores.room(self.count() * STRIDE);
+        let scores = &mut scores[queries.start * STRIDE + start..];
+        let all = scratch.queries.room(self.count() * width);
+        if let Some([k, _]) = self.pools() {
+            let pairs = pairs_of(d);
+            let packed = scratch.keys.room(MAX_KEYS * pairs);
+            let keys = Vectors::new(k, places, d);
+            run(self.isa, PackKeys { keys, to: packed });
+            let scores = PairScores {
+                queries: &all[queries.start * pairs..queries.end * pairs],
+                pairs,
+                keys: packed,
+                count: places.at.len(),
+                scores,
+            };
+            return run(self.isa, scores);
+        }
+        let own = &all[queries.start * width..queries.end * width];
+        if self.is_direct(queries.len()) {
+            let dots = Dots {
+                queries: own,
+                keys: Vectors::new(self.k, places, d),
+                scores,
+            };
+            return run(self.isa, dots);
+        }
+        if queries.len() <= MAX_DOTS || !start.is_multiple_of(LANES) {
+            let values = scratch.values.room(MAX_KEYS * width);
+            let at = self.widen(self.k, places, values);
+            let dots = Dots {
+                queries: own,
+                keys: Vectors::new(values, Places::cached(&at[..places.at.len()]), width),
+                scores,
+            };
+            return run(self.isa, dots);
+        }
+        let keys = scratch.keys.room(MAX_KEYS * width);
+        let pack = Pack {
+            keys: Vectors::new(self.k, places, d),
+            width,
+            to: keys,
+        };
+        run(self.isa, pack);
+        let scores = Scores {
+            queries: own,
+            width,
+            keys,
+            count: places.at.len(),
+            scores,
+        };
+        run(self.isa, scores);
+    }
+
+    /// Adds the values at `places`, as many as for [`score`](Self::score), to the sums of some queries, with the
+    /// weights from key `first` of the chunk on.
+    fn add(
+        &self,
+        places: Places<'_>,
+        queries: Range<usize>,
+        first: usize,
+        scratch: &mut Scratch,
+        sums: &mut [f32],
+    ) {
+        let width = self.dims.width();
+        let sums = &mut sums[queries.start * width..queries.end * width];
+        let weights = scratch.scores.room(self.count() * STRIDE);
+        let weights = &weights[queries.start * STRIDE..];
+        let seen = &scratch.seen[queries.clone()];
+        if let Some([_, v]) = self.pools() {
+            let packed = scratch.values.room(MAX_KEYS * width);
+            let pack = PackValues {
+                values: Vectors::new(v, places, self.dims.head_dim),
+                width,
+                to: packed,
+            };
+            run(self.isa, pack);
+            let add = AddPairs {
+                sums,
+                weights: &weights[first / 2..],
+                seen,
+                first,
+                values: packed,
+                count: places.at.len(),
+                width,
+            };
+            return run(self.isa, add);
+        }
+        let weights = &weights[first..];
+        if self.is_direct(queries.len()) {
+            let values = Vectors::new(self.v, places, width);
+            let add = AddWeighted {
+                sums,
+                weights,
+                seen,
+                first,
+                values,
+            };
+            return run(self.isa, add);
+        }
+        let values = scratch.values.room(MAX_KEYS * width);
+        let at = self.widen(self.v, places, values);
+        let add = AddWeighted {
+            sums,
+            weights,
+            seen,
+            first,
+            values: Vectors::new(values, Places::cached(&at[..places.at.len()]), width),
+        };
+        run(self.isa, add);
+    }
+
+    /// Whether K and V are read from the pools, without a copy.
+    fn is_direct(&self, queries: usize) -> bool {
+        queries <= MAX_DIRECT && self.dims.head_dim == self.dims.width()
+    }
+
+    /// Copies vectors at `places` as f32, padded with zeros, and returns where each begins.
+    fn widen(&self, pool: &[E], places: Places<'_>, to: &mut [f32]) -> [usize; MAX_KEYS] {
+        let width = self.dims.width();
+        let widen = Widen {
+            vectors: Vectors::new(pool, places, self.dims.head_dim),
+            width,
+            to,
+        };
+        run(self.isa, widen);
+        let mut at = 0;
+        [0; MAX_KEYS].map(|_| {
+            let own = at;
+            at += width;
+            own
+        })
+    }
+
+    /// Turns the scores of all queries into weights, and notes which keys each query sees.
+    fn weigh(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
+        let group = self.dims.group();
+        let scores = scratch.scores.room(self.count() * STRIDE);
+        scratch.seen.clear();
+        for row in 0..self.item.rows.len() {
+            let seen = self.seen(chunk, row);
+            scratch.seen.extend(repeat_n(seen, group));
+        }
+        if let Some(cap) = self.soft_cap {
+            for (scores, seen) in scores.chunks_exact_mut(STRIDE).zip(&scratch.seen) {
+                if let Some(scores) = scores.get_mut(seen.clone()) {
+                    run(self.isa, Soften { scores, cap });
+                }
+            }
+        }
+        let weigh = Weigh {
+            scores,
+            seen: &scratch.seen,
+            max: into.max,
+            sum: into.sum,
+            halve: self.pools().is_some(),
+        };
+        run(self.isa, weigh);
+    }
+
+    /// As [`Item::shared_keys`]. Those of a tree that come in pairs end with a whole one: the key after it belongs
+    /// with a row's first private key.
+    fn shared_keys(&self, chunk: usize, row: usize) -> usize {
+        let shared = self.item.shared_keys(chunk, row);
+        match self.item.span.tree {
+            Some(_) if self.pools().is_some() => shared / 2 * 2,
+            _ => shared,
+        }
+    }
+
+    /// K and V, if products are those of bf16.
+    fn pools(&self) -> Option<[&[bf16]; 2]> {
+        E::as_bf16(self.k)
+            .zip(E::as_bf16(self.v))
+            .map(<[_; 2]>::from)
+    }
+
+    /// The first row that shares the chunk's key `start` with the rows after it.
+    fn first_sharing_row(&self, chunk: usize, start: usize) -> usize {
+        let mut rows = 0..self.item.rows.len();
+        rows.find(|&row| self.shared_keys(chunk, row) > start)
+            .unwrap_or(rows.end)
+    }
+
+    /// Calls `work` for each row that has private keys in the chunk, with the row, the first of these
+    /// keys' number in the chunk, and the places of all of them.
+    fn for_private_keys(&self, chunk: usize, mut work: impl FnMut(usize, usize, Places<'_>)) {
+        if self.item.span.tree.is_none() {
+            return;
+        }
+        for row in 0..self.item.rows.len() {
+            let (mut places, mut count) = ([0; MAX_KEYS], 0);
+            let first = self.shared_keys(chunk, row);
+            for number in first..self.item.shared_keys(chunk, row) {
+                self.places(chunk * CHUNK + number, &mut places[count..=count]);
+                count += 1;
+            }
+            for position in self.item.private_keys(chunk, row) {
+                self.places(position, &mut places[count..=count]);
+                count += 1;
+            }
+            if count > 0 {
+                work(row, first, Places::cached(&places[..count]));
+            }
+        }
+    }
+
+    /// The indices in the pools of K and V of the sequence's positions from `position` on.
+    fn places(&self, mut position: usize, mut places: &mut [usize]) {
+        let (size, stride) = (self.block_size, self.dims.kv_heads * self.dims.head_dim);
+        // Block by block: a division per key would cost more than its scores.
+        while !places.is_empty() {
+            let (block, offset) = (position / size, position % size);
+            let slot = self.item.span.blocks[block] as usize * size + offset;
+            let start = slot * stride + self.item.kv_head * self.dims.head_dim;
+            let (inside, rest) = places.split_at_mut(places.len().min(size - offset));
+            let mut next = start;
+            for place in inside.iter_mut() {
+                *place = next;
+                next = next.wrapping_add(stride);
+            }
+            position += inside.len();
+            places = rest;
+        }
+    }
+
+    /// Scales the queries, so that scores are multiples of log2(e), unless they are still to be capped.
+    fn load(&self, scratch: &mut Scratch) {
+        let (d, group) = (self.dims.head_dim, self.dims.group());
+        let width = self.dims.width();
+        let factor = match self.soft_cap {
+            None => self.scale * LOG2_E,
+            Some(_) => self.scale,
+        };
+        let halve = self.pools().is_some();
+        // As much room as `score` asks for: a buffer that grows moves what is in it.
+        let queries = scratch.queries.room(self.count() * width);
+        let width = if halve { pairs_of(d) } else { width };
+        let queries = queries.chunks_exact_mut(width).take(self.count());
+        for (number, query) in queries.enumerate() {
+            let (row, head) = (number / group, number % group);
+            let row = self.row_of(row) * self.q.stride;
+            let from = &self.q.q[row + (self.item.kv_head * group + head) * d..][..d];
+            if halve {
+                let to = query;
+                run(self.isa, LoadQuery { from, factor, to });
+                continue;
+            }
+            let (to, rest) = query.split_at_mut(d);
+            run(self.isa, Scale { from, factor, to });
+            rest.fill(0.0);
+        }
+    }
+
+    fn store<'o>(&self, so_far: &Partial<'_>, out: impl Fn(usize) -> &'o mut [f32]) {
+        let (d, width, group) = (self.dims.head_dim, self.dims.width(), self.dims.group());
+        let sinks = self.sinks.map(|all| &all[self.item.kv_head * group..]);
+        for row in 0..self.item.rows.len() {
+            for (i, to) in out(self.heads_of(row)).chunks_exact_mut(d).enumerate() {
+                let query = row * group + i;
+                let normalize = Normalize {
+                    sums: &so_far.acc[query * width..],
+                    max: so_far.max[query],
+                    sum: so_far.sum[query],
+                    sink: sinks.map(|sinks| sinks[i]),
+                    to,
+                };
+                run(self.isa, normalize);
+            }
+        }
+    }
+
+    /// The number of a row of the item among all.
+    fn row_of(&self, row: usize) -> usize {
+        self.item.span.rows.start + self.item.rows.start + row
+    }
+
+    /// The index of a row's heads in the output.
+    fn heads_of(&self, row: usize) -> usize {
+        let heads = self.row_of(row) * self.dims.heads + self.item.kv_head * self.dims.group();
+        heads * self.dims.head_dim
+    }
+}

@@ -1,0 +1,311 @@
+//! Scores: the dot products of queries and keys.
+//!
+//! A score is the sum of eight partial sums, of every eighth product each, in one order of additions, whatever
+//! else is computed and whatever the instruction set. Few queries read keys as they are, side by side in
+//! memory ([`Dots`]). Many share keys that were transposed before ([`Pack`], [`Scores`]), where one vector has
+//! a number of 16 keys.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indices of registers: loops over R and C are unrolled"
+)]
+
+use super::vectors::{STRIDE, Vectors};
+use crate::simd::{Element, LANES, Loop, Simd};
+
+/// Partial sums of a score.
+const PARTS: usize = 8;
+
+/// The dot products of queries with keys as they are in memory.
+pub(super) struct Dots<'a, E> {
+    /// `[_, width]`.
+    pub queries: &'a [f32],
+    /// Of `width` numbers, whole vectors of eight.
+    pub keys: Vectors<'a, E>,
+    /// The scores of query `i` begin at `i * STRIDE`; up to seven elements after the last are overwritten.
+    pub scores: &'a mut [f32],
+}
+
+impl<E: Element> Loop for Dots<'_, E> {
+    type Output = ();
+
+    /// Takes four keys with three or two queries, or eight with one: enough sums to hide the latency of
+    /// additions.
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (keys, width) = (self.keys, self.keys.width());
+        let all = self.queries.len() / width;
+        if all == 1 {
+            let scores = self.scores.chunks_mut(8);
+            for (i, (places, scores)) in keys.places().chunks(8).zip(scores).enumerate() {
+                for j in 0..8 {
+                    keys.prefetch(8 * i + j, 0..width);
+                }
+                dots::<S, E, 1, 8>(s, self.queries, keys.rows(places), width, scores);
+            }
+            return;
+        }
+        for (i, places) in keys.places().chunks(4).enumerate() {
+            for j in 0..4 {
+                keys.prefetch(4 * i + j, 0..width);
+            }
+            let rows = keys.rows::<4>(places);
+            let mut query = 0;
+            while query < all {
+                let queries = &self.queries[query * width..];
+                let scores = &mut self.scores[query * STRIDE + i * 4..];
+                match all - query {
+                    1 => dots::<S, E, 1, 4>(s, queries, rows, width, scores),
+                    2 | 4 => dots::<S, E, 2, 4>(s, queries, rows, width, scores),
+                    _ => dots::<S, E, 3, 4>(s, queries, rows, width, scores),
+                }
+                query += match all - query {
+                    1 => 1,
+                    2 | 4 => 2,
+                    _ => 3,
+                };
+            }
+        }
+    }
+}
+
+/// `N` queries with `K` keys, 4 or 8, each of `width` numbers.
+#[inline(always)]
+fn dots<S: Simd, E: Element, const N: usize, const K: usize>(
+    s: S,
+    queries: &[f32],
+    keys: [&[E]; K],
+    width: usize,
+    scores: &mut [f32],
+) {
+    assert!(width.is_multiple_of(PARTS));
+    for key in keys {
+        assert!(key.len() == width);
+    }
+    assert!(queries.len() >= N * width && scores.len() >= (N - 1) * STRIDE + K);
+    let mut sums = [[s.zero_eight(); K]; N];
+    let mut at = 0;
+    while at < width {
+        let mut q = [s.zero_eight(); N];
+        for i in 0..N {
+            // SAFETY: there are N queries, each of whole vectors.
+            q[i] = unsafe { s.load_eight(queries.as_ptr().add(i * width + at)) };
+        }
+        for j in 0..K {
+            // SAFETY: keys are whole vectors, as asserted.
+            let k = unsafe { E::load_eight(s, keys[j].as_ptr().add(at)) };
+            for i in 0..N {
+                sums[i][j] = s.fma_eight(q[i], k, sums[i][j]);
+            }
+        }
+        at += PARTS;
+    }
+    for i in 0..N {
+        for j in (0..K).step_by(4) {
+            let four = [sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]];
+            scores[i * STRIDE + j..][..4].copy_from_slice(&s.sums_of(four));
+        }
+    }
+}
+
+/// Transposes keys.
+pub(super) struct Pack<'a, E> {
+    pub keys: Vectors<'a, E>,
+    /// The length of keys that are padded with zeros, whole vectors.
+    pub width: usize,
+    /// `[keys / 16, width, 16]`: number `d` of 16 keys is vector `d % 8 * (width / 8) + d / 8`, the
+    /// order in which [`Scores`] reads them. Where there are fewer than 16 keys the rest is not specified.
+    pub to: &'a mut [f32],
+}
+
+impl<E: Element> Loop for Pack<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (length, width) = (self.keys.width(), self.width);
+        assert!(width.is_multiple_of(LANES) && length <= width);
+        let strips = self.to.chunks_exact_mut(LANES * width);
+        assert!(self.keys.places().len() <= strips.len() * LANES);
+        let whole = length / LANES * LANES;
+        let step = width / PARTS * LANES;
+        for (i, (places, strip)) in self.keys.places().chunks(LANES).zip(strips).enumerate() {
+            for j in 0..LANES {
+                self.keys.prefetch(LANES * i + j, 0..length);
+            }
+            let rows = self.keys.rows::<LANES>(places);
+            let mut from = [std::ptr::null(); LANES];
+            for (from, row) in from.iter_mut().zip(rows) {
+                *from = row.as_ptr();
+            }
+            let mut to = strip.as_mut_ptr();
+            // SAFETY: 16 numbers of each row, and 16 vectors of the strip: of each of eight parts those of
+            // `start` and `start + 8`.
+            unsafe {
+                for _ in 0..whole / LANES {
+                    s.transpose(&from, to, step);
+                    for from in &mut from {
+                        *from = from.add(LANES);
+                    }
+                    to = to.add(2 * LANES);
+                }
+            }
+            if whole < length {
+                let mut padded = [[E::zero(); LANES]; LANES];
+                for ((padded, row), from) in padded.iter_mut().zip(rows).zip(&mut from) {
+                    padded[..length - whole].copy_from_slice(&row[whole..]);
+                    *from = padded.as_ptr();
+                }
+                // SAFETY: as above.
+                unsafe { s.transpose(&from, to, step) };
+            }
+        }
+    }
+}
+
+/// The dot products of queries with packed keys.
+pub(super) struct Scores<'a> {
+    /// `[queries, width]`.
+    pub queries: &'a [f32],
+    pub width: usize,
+    /// From [`Pack`].
+    pub keys: &'a [f32],
+    /// How many there are.
+    pub count: usize,
+    /// The score of query `i` and key `k` is at `i * STRIDE + k`; up to 15 elements after the last are
+    /// overwritten.
+    pub scores: &'a mut [f32],
+}
+
+impl Loop for Scores<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let (all, width) = (self.queries.len() / self.width, self.width);
+        let keys = self.count.next_multiple_of(LANES);
+        assert!(width.is_multiple_of(LANES) && keys <= STRIDE && self.keys.len() >= keys * width);
+        assert!(all == 0 || self.scores.len() >= (all - 1) * STRIDE + keys);
+        let mut query = 0;
+        while query < all {
+            // SAFETY: so many queries are left, and the rest has just been checked.
+            query += match all - query {
+                6.. => unsafe { self.rows::<S, 6>(s, query) },
+                3.. => unsafe { self.rows::<S, 3>(s, query) },
+                2 => unsafe { self.rows::<S, 2>(s, query) },
+                _ => unsafe { self.rows::<S, 1>(s, query) },
+            };
+        }
+    }
+}
+
+impl Scores<'_> {
+    /// `R` queries from `query` on; returns `R`.
+    ///
+    /// # Safety
+    /// There are so many, and keys and scores for them.
+    #[inline(always)]
+    unsafe fn rows<S: Simd, const R: usize>(&mut self, s: S, query: usize) -> usize {
+        let width = self.width;
+        let strips = self.count.div_ceil(LANES);
+        // SAFETY: the caller's contract.
+        unsafe {
+            let queries = self.queries.as_ptr().add(query * width);
+            let mut keys = self.keys.as_ptr();
+            let mut scores = self.scores.as_mut_ptr().add(query * STRIDE);
+            let mut strip = 0;
+            while strip < strips {
+                let done = match strips - strip {
+                    4.. if S::SUMS >= 8 * R => score::<S, R, 4>(s, queries, keys, width, scores),
+                    2.. if S::SUMS >= 4 * R => score::<S, R, 2>(s, queries, keys, width, scores),
+                    _ => score::<S, R, 1>(s, queries, keys, width, scores),
+                };
+                strip += done;
+                keys = keys.add(done * width * LANES);
+                scores = scores.add(done * LANES);
+            }
+        }
+        R
+    }
+}
+
+/// `R` queries and `C` times 16 keys; returns `C`.
+///
+/// # Safety
+/// The queries and keys can be read, and the scores written.
+#[inline(always)]
+unsafe fn score<S: Simd, const R: usize, const C: usize>(
+    s: S,
+    queries: *const f32,
+    keys: *const f32,
+    width: usize,
+    scores: *mut f32,
+) -> usize {
+    let mut q = [queries; R];
+    let mut k = [keys; C];
+    // SAFETY: the caller's contract: queries of `width` and strips of `width` times 16 numbers. The first
+    // sums are read after they were written.
+    unsafe {
+        for r in 1..R {
+            q[r] = q[r - 1].add(width);
+        }
+        for c in 1..C {
+            k[c] = k[c - 1].add(width * LANES);
+        }
+        for first in [0, PARTS / 2] {
+            let mut sums = part::<S, R, C>(s, &q, &mut k, first, width);
+            for number in first + 1..first + PARTS / 2 {
+                let part = part::<S, R, C>(s, &q, &mut k, number, width);
+                for r in 0..R {
+                    for c in 0..C {
+                        sums[r][c] = s.add(sums[r][c], part[r][c]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for c in 0..C {
+                    let to = scores.add(r * STRIDE + c * LANES);
+                    if first > 0 {
+                        sums[r][c] = s.add(s.load(to), sums[r][c]);
+                    }
+                    s.store(to, sums[r][c]);
+                }
+            }
+        }
+    }
+    C
+}
+
+/// The partial sums `number` of `R` queries at `q` and `C` times 16 keys at `k`, which it moves on.
+///
+/// # Safety
+/// `width` numbers of each query and `width / 8` vectors of keys can be read.
+#[inline(always)]
+unsafe fn part<S: Simd, const R: usize, const C: usize>(
+    s: S,
+    q: &[*const f32; R],
+    k: &mut [*const f32; C],
+    number: usize,
+    width: usize,
+) -> [[S::Vector; C]; R] {
+    let mut sums = [[s.splat(0.0); C]; R];
+    let mut at = number;
+    while at < width {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut key = [s.splat(0.0); C];
+            for c in 0..C {
+                key[c] = s.load(k[c]);
+                k[c] = k[c].add(LANES);
+            }
+            for r in 0..R {
+                let query = s.splat(*q[r].add(at));
+                for c in 0..C {
+                    sums[r][c] = s.fma(query, key[c], sums[r][c]);
+                }
+            }
+        }
+        at = at.wrapping_add(PARTS);
+    }
+    sums
+}

@@ -1,0 +1,48 @@
+//! Memory of a thread for the items that it computes.
+
+use crate::simd::LANES;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Buffers for one item, kept between calls.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Scaled queries: `[queries, width]` or pairs of bf16, ordered by row, then by head.
+    pub queries: Buffer,
+    /// A tile of keys, see [`Pack`](super::scores::Pack) and [`PackKeys`](super::pairs::PackKeys).
+    pub keys: Buffer,
+    /// A tile of values as f32, or see [`PackValues`](super::pairs::PackValues).
+    pub values: Buffer,
+    /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`](super::weights::Weigh).
+    pub scores: Buffer,
+    /// The keys of the chunk that each query sees.
+    pub seen: Vec<Range<usize>>,
+    /// Addresses of the first keys of two chunks, the last one and that which it prefetched.
+    pub warm: [usize; 2],
+    /// The softmax so far, and that of the chunk.
+    pub partials: [Buffer; 2],
+}
+
+/// Floats from a multiple of 64 bytes on, so that no vector lies in two cache lines.
+#[derive(Default)]
+pub(super) struct Buffer(Vec<f32>);
+
+impl Buffer {
+    /// So many floats: those of the last call if it asked for as many or more, otherwise with unspecified contents.
+    pub fn room(&mut self, len: usize) -> &mut [f32] {
+        if self.0.len() < len + LANES {
+            self.0.resize(len + LANES, 0.0);
+        }
+        let skip = self.0.as_ptr().align_offset(64).min(LANES);
+        &mut self.0[skip..skip + len]
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Runs `work` with this thread's buffers.
+pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with_borrow_mut(work)
+}

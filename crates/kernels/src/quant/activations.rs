@@ -1,0 +1,367 @@
+//! The inputs of a product, quantized to 8 bits.
+
+use super::super::cpu::Isa;
+use super::super::parallel::{Shared, for_each};
+use super::formats::BLOCK;
+use std::cell::Cell;
+use std::mem::take;
+
+/// Maximum number of rows that are stored together, and that share one pass over a strip if the CPU has
+/// enough registers: two vectors of 16 outputs for each row.
+pub(super) const ROWS: usize = 12;
+
+/// Number of blocks from which quantizing them with other threads pays.
+const MIN_PARALLEL_BLOCKS: usize = 1024;
+/// Blocks that one thread quantizes at a time.
+const CHUNK: usize = 16;
+
+/// Rows whose values are stored together, so that one address and constant offsets reach all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pass {
+    pub first: usize,
+    pub rows: usize,
+}
+
+/// Rows of a pass that are multiplied together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    pub pass: Pass,
+    /// The first of them, counted from the first of the pass.
+    pub first: usize,
+    pub rows: usize,
+}
+
+/// Divides passes into turns of at most `most` rows.
+pub(super) fn turns(passes: &[Pass], most: usize) -> Vec<Turn> {
+    let turns = passes.iter().flat_map(|&pass| {
+        let turn = move |Pass { first, rows }| Turn { pass, first, rows };
+        divide(pass.rows, most).map(turn)
+    });
+    turns.collect()
+}
+
+/// Divides `rows` rows evenly into as few parts of at most `most` as possible.
+fn divide(rows: usize, most: usize) -> impl Iterator<Item = Pass> {
+    let count = rows.div_ceil(most);
+    (0..count).map(move |i| {
+        let first = rows * i / count;
+        Pass {
+            first,
+            rows: rows * (i + 1) / count - first,
+        }
+    })
+}
+
+/// Buffers of activations.
+#[derive(Default)]
+struct Buffers {
+    q: Vec<i8>,
+    sums: Vec<BlockSums>,
+}
+
+thread_local! {
+    /// Those of this thread's last activations: fresh pages would cost as much as quantizing.
+    static SPARE: Cell<Buffers> = Cell::default();
+}
+
+impl Drop for Activations {
+    fn drop(&mut self) {
+        let (q, sums) = (take(&mut self.q), take(&mut self.sums));
+        // Fails while the thread ends; then nobody needs them.
+        let _ = SPARE.try_with(|spare| spare.set(Buffers { q, sums }));
+    }
+}
+
+/// Rows of blocks of 32 activations, quantized as `scale * q`.
+pub(super) struct Activations {
+    /// Blocks per row.
+    blocks: usize,
+    passes: Vec<Pass>,
+    /// For each pass: `[inputs / 32][rows of the pass][32]`.
+    q: Vec<i8>,
+    /// For each pass: `[inputs / 32][rows of the pass]`.
+    sums: Vec<BlockSums>,
+}
+
+/// What a product needs of a block besides its values. Sums of unsigned quants begin with the negative of
+/// what their bias will add.
+///
+/// Of a block with NaN or infinity, scale and sum are NaN, so that all of its products are NaN, too.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct BlockSums {
+    pub scale: f32,
+    /// `scale * sum(q)`, which is multiplied with a weight's offset.
+    pub sum: f32,
+    /// `-8 * sum(q)`.
+    pub less_8: i32,
+    /// `-128 * sum(q)`.
+    pub less_128: i32,
+    /// `-32 * sum(q)` over inputs 0..16 and over 16..32.
+    pub less_32: [i32; 2],
+    /// `sum(q)` over the same.
+    pub halves: [i16; 2],
+}
+
+impl BlockSums {
+    #[inline(always)]
+    fn new(scale: f32, halves: [i16; 2]) -> Self {
+        let wide = halves.map(i32::from);
+        let total = wide[0] + wide[1];
+        Self {
+            scale,
+            sum: scale * total as f32,
+            less_8: -8 * total,
+            less_128: -128 * total,
+            less_32: wide.map(|sum| -32 * sum),
+            halves,
+        }
+    }
+
+    /// Those of a block that is not finite, whose `q` become 0.
+    #[cold]
+    fn not_finite(q: &mut [i8; BLOCK]) -> Self {
+        q.fill(0);
+        Self::new(f32::NAN, [0; 2])
+    }
+}
+
+impl Activations {
+    /// Quantizes `x` `[rows, inputs]`; `inputs` is a multiple of 32.
+    pub fn quantize(isa: Isa, x: &[f32], inputs: usize) -> Self {
+        let (rows, blocks) = (x.len() / inputs, inputs / BLOCK);
+        let Buffers { mut q, mut sums } = SPARE.take();
+        q.resize(x.len(), 0);
+        sums.resize(rows * blocks, BlockSums::default());
+        let mut this = Self {
+            blocks,
+            passes: divide(rows, ROWS).collect(),
+            q,
+            sums,
+        };
+        let (q, sums) = (Shared::new(&mut this.q), Shared::new(&mut this.sums));
+        let chunks = blocks.div_ceil(CHUNK);
+        for_each(
+            this.passes.len() * chunks,
+            rows * blocks >= MIN_PARALLEL_BLOCKS,
+            |at| {
+                let Pass { first, rows } = this.passes[at / chunks];
+                let start = at % chunks * CHUNK;
+                let count = CHUNK.min(blocks - start);
+                let place = first * blocks + start * rows;
+                // SAFETY: no two tasks write the same blocks of the same pass.
+                let (q, sums) = unsafe {
+                    (
+                        q.slice(place * BLOCK, count * rows * BLOCK),
+                        sums.slice(place, count * rows),
+                    )
+                };
+                for row in 0..rows {
+                    let x = &x[(first + row) * inputs + start * BLOCK..][..count * BLOCK];
+                    quantize_row(isa, x, row, rows, q, sums);
+                }
+            },
+        );
+        this
+    }
+
+    /// The passes, which cover all rows in order.
+    pub fn passes(&self) -> &[Pass] {
+        &self.passes
+    }
+
+    /// The values of a pass: `[inputs / 32][rows][32]`.
+    pub fn q(&self, pass: Pass) -> &[i8] {
+        &self.q[pass.first * self.blocks * BLOCK..][..pass.rows * self.blocks * BLOCK]
+    }
+
+    /// The sums of a pass: `[inputs / 32][rows]`.
+    pub fn sums(&self, pass: Pass) -> &[BlockSums] {
+        &self.sums[pass.first * self.blocks..][..pass.rows * self.blocks]
+    }
+
+    /// The 32 values of a block of a pass's row.
+    pub fn block(&self, pass: Pass, row: usize, block: usize) -> &[i8; BLOCK] {
+        let (blocks, _) = self.q(pass).as_chunks();
+        &blocks[block * pass.rows + row]
+    }
+}
+
+/// Quantizes blocks of row `row` of a pass of `rows` rows, and stores them at their places.
+fn quantize_row(
+    isa: Isa,
+    x: &[f32],
+    row: usize,
+    rows: usize,
+    q: &mut [i8],
+    sums: &mut [BlockSums],
+) {
+    let (x, q) = (x.as_chunks().0, q.as_chunks_mut().0);
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(proof) = isa.avx512() {
+            // SAFETY: `proof` proves that the CPU has the instructions.
+            return unsafe { x86::quantize_row_avx512(proof, x, row, rows, q, sums) };
+        }
+        if let Some(proof) = isa.avx2() {
+            // SAFETY: as above.
+            return unsafe { x86::quantize_row_avx2(proof, x, row, rows, q, sums) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = isa;
+    for (i, x) in x.iter().enumerate() {
+        sums[i * rows + row] = quantize_block(x, &mut q[i * rows + row]);
+    }
+}
+
+/// Quantizes 32 values to -127..=127, ties to even.
+fn quantize_block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
+    let Some(Scales { max, inverse }) = Scales::of(largest(x)) else {
+        return BlockSums::not_finite(q);
+    };
+    let mut halves = [0i16; 2];
+    for (k, (q, &x)) in q.iter_mut().zip(x).enumerate() {
+        *q = (x * inverse).round_ties_even() as i8;
+        halves[k / 16] += i16::from(*q);
+    }
+    BlockSums::new(max / 127., halves)
+}
+
+/// The bits of the largest magnitude. They are ordered as magnitudes are, infinity and NaN above all others.
+pub(super) fn largest(x: &[f32]) -> u32 {
+    x.iter().map(|x| x.abs().to_bits()).fold(0, u32::max)
+}
+
+/// How a block is scaled to 8 bits.
+struct Scales {
+    /// The largest magnitude.
+    max: f32,
+    /// What values are multiplied by: 0 if they are too small for it.
+    inverse: f32,
+}
+
+impl Scales {
+    /// Those for the largest magnitude, which is given by its bits; `None` if it is not finite.
+    #[inline(always)]
+    fn of(max: u32) -> Option<Self> {
+        let max = f32::from_bits(max);
+        let inverse = Some(127. / max).filter(|inverse| inverse.is_finite());
+        max.is_finite().then_some(Self {
+            max,
+            inverse: inverse.unwrap_or(0.),
+        })
+    }
+}
+
+/// The same as the portable functions, bit for bit.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{BLOCK, BlockSums, Scales};
+    use crate::cpu::{Avx2, Avx512Vnni};
+    use std::arch::x86_64::*;
+
+    macro_rules! quantize_row {
+        ($name:ident, $proof:ty, $features:literal, $block:ident) => {
+            /// As the function above, for blocks `x`.
+            #[target_feature(enable = $features)]
+            pub(super) fn $name(
+                _: $proof,
+                x: &[[f32; BLOCK]],
+                row: usize,
+                rows: usize,
+                q: &mut [[i8; BLOCK]],
+                sums: &mut [BlockSums],
+            ) {
+                let mut place = row;
+                for x in x {
+                    sums[place] = $block(x, &mut q[place]);
+                    place += rows;
+                }
+            }
+        };
+    }
+    quantize_row!(quantize_row_avx2, Avx2, "avx2", block_avx2);
+    quantize_row!(
+        quantize_row_avx512,
+        Avx512Vnni,
+        "avx2,avx512f,avx512bw,avx512vl,avx512vnni",
+        block_avx512
+    );
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn block_avx2(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
+        let load = |at: usize| {
+            // SAFETY: there are 32 floats, and `at` is at most 24.
+            unsafe { _mm256_loadu_ps(x.as_ptr().add(at)) }
+        };
+        let (a, b, c, d) = (load(0), load(8), load(16), load(24));
+        let magnitude = |v| _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0), v));
+        let max = largest(_mm256_max_epi32(
+            _mm256_max_epi32(magnitude(a), magnitude(b)),
+            _mm256_max_epi32(magnitude(c), magnitude(d)),
+        ));
+        let Some(Scales { max, inverse }) = Scales::of(max) else {
+            return BlockSums::not_finite(q);
+        };
+        let round = |v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(inverse)));
+        let (a, b, c, d) = (round(a), round(b), round(c), round(d));
+        // Packing works on each half of a vector separately; this order of 4-byte groups undoes that.
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let words = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        let bytes = _mm256_permutevar8x32_epi32(words, order);
+        // SAFETY: there are 32 bytes.
+        unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
+        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+        sums(max, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vnni")]
+    #[inline]
+    fn block_avx512(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
+        // SAFETY: there are 32 floats.
+        let (a, b) = unsafe {
+            (
+                _mm512_loadu_ps(x.as_ptr()),
+                _mm512_loadu_ps(x.as_ptr().add(16)),
+            )
+        };
+        let magnitude = |v| _mm512_castps_si512(_mm512_abs_ps(v));
+        let both = _mm512_max_epi32(magnitude(a), magnitude(b));
+        let (low, high) = (
+            _mm512_castsi512_si256(both),
+            _mm512_extracti64x4_epi64::<1>(both),
+        );
+        let Some(Scales { max, inverse }) = Scales::of(largest(_mm256_max_epi32(low, high))) else {
+            return BlockSums::not_finite(q);
+        };
+        let inverse = _mm512_set1_ps(inverse);
+        let narrow = |v| _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, inverse)));
+        let bytes = _mm256_set_m128i(narrow(b), narrow(a));
+        // SAFETY: there are 32 bytes.
+        unsafe { _mm256_storeu_si256(q.as_mut_ptr().cast(), bytes) };
+        let zero = _mm256_setzero_si256();
+        sums(max, _mm256_dpbusd_epi32(zero, _mm256_set1_epi8(1), bytes))
+    }
+
+    /// Those of a block whose largest value is `max`; each half of `sums` has the sums of half a block.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn sums(max: f32, sums: __m256i) -> BlockSums {
+        let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b1110>(sums));
+        let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<1>(sums));
+        let low = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums)) as i16;
+        let high = _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(sums)) as i16;
+        BlockSums::new(max / 127., [low, high])
+    }
+
+    /// The largest of 8 numbers that are not negative.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn largest(v: __m256i) -> u32 {
+        let v = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+        let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b1110>(v));
+        _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<1>(v))) as u32
+    }
+}

@@ -1,0 +1,96 @@
+//! Launches the kernels for quantized weights.
+
+use super::super::gpu;
+use super::block_type::BlockType;
+use super::device_tiles::{DeviceQuantMatrix, UNIT_INPUTS};
+use crate::gpu::{BLOCK_OUTPUTS, FewRows, MAX_GROUPS};
+use candle_core::{CudaDevice, DType, Result, Tensor};
+use std::ops::Range;
+
+/// Units per block that dequantizes.
+const DEQUANTIZING_WARPS: usize = 8;
+
+/// The kernel `name` of the format of `matrix`.
+fn kernel(device: &CudaDevice, matrix: &DeviceQuantMatrix, name: [&str; 2]) -> Result<gpu::Kernel> {
+    let (format, ptx) = match matrix.kind {
+        BlockType::Q4_0 => ("q4_0", gpu::Q4_0),
+        BlockType::Q4_1 => ("q4_1", gpu::Q4_1),
+        BlockType::Q5_1 => ("q5_1", gpu::Q5_1),
+        BlockType::Q8_0 => ("q8_0", gpu::Q8_0),
+        BlockType::Q4K => ("q4_k", gpu::Q4_K),
+        BlockType::Q5K => ("q5_k", gpu::Q5_K),
+        BlockType::Q6K => ("q6_k", gpu::Q6_K),
+        other => candle_core::bail!("no CUDA kernel for {other}"),
+    };
+    let [before, after] = name;
+    gpu::function(device, format, ptx, &format!("{before}_{format}_{after}"))
+}
+
+/// See [`matmul_quantized`](super::matmul_quantized); inputs match.
+pub(super) fn product(weights: &[&DeviceQuantMatrix], x: &Tensor) -> Result<Tensor> {
+    let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
+    let rows = x.dim(0)?;
+    let width = weights.iter().map(|weight| weight.outputs).sum();
+    if !matches!(dtype, DType::F16 | DType::BF16) {
+        candle_core::bail!("quant-matmul: no kernel for {x:?}");
+    }
+    let y = gpu::output(device, dtype, (rows, width))?;
+    let mut column = 0;
+    for weight in weights {
+        let few = FewRows::new(rows, weight.outputs)?;
+        let name = format!("{}_{}_{}", few.tiles, few.warps, gpu::suffix(dtype));
+        let kernel = kernel(device, weight, ["product", &name])?;
+        let launch = kernel
+            .launch()
+            .tensor(&weight.tiles)?
+            .tensor(x)?
+            .tensor(&y)?;
+        let launch = launch.int(weight.outputs).int(weight.inputs).int(rows);
+        let launch = launch.int(width).int(column);
+        // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
+        unsafe { launch.run(few.grid)? };
+        column += weight.outputs;
+    }
+    Ok(y)
+}
+
+/// Rows of a weight in `dtype`, `[n, inputs]`: those of `ids`, `[n]` u32, or without them `outputs`, from a multiple
+/// of 16 on.
+pub(super) fn dequantize(
+    weight: &DeviceQuantMatrix,
+    ids: Option<&Tensor>,
+    outputs: Range<usize>,
+    dtype: DType,
+) -> Result<Tensor> {
+    let device = weight.tiles.device().as_cuda_device()?;
+    let count = match ids {
+        Some(ids) => ids.dims1()?,
+        None => outputs.len(),
+    };
+    let blocks = match ids {
+        Some(_) => count,
+        None => count.div_ceil(BLOCK_OUTPUTS),
+    };
+    if blocks > MAX_GROUPS || ids.is_some_and(|ids| ids.dtype() != DType::U32) {
+        candle_core::bail!("dequantize: no kernel for {blocks} blocks");
+    }
+    let y = gpu::output(device, dtype, (count, weight.inputs))?;
+    if count == 0 {
+        return Ok(y);
+    }
+    let kernel = kernel(device, weight, ["dequantize", gpu::suffix(dtype)])?;
+    let launch = kernel
+        .launch()
+        .tensor(&weight.tiles)?
+        .optional(ids)?
+        .tensor(&y)?;
+    let launch = launch.int(weight.outputs).int(weight.inputs);
+    let launch = launch.int(outputs.start).int(count);
+    let units = weight.inputs.div_ceil(UNIT_INPUTS);
+    let grid = (units.div_ceil(DEQUANTIZING_WARPS), blocks, 1);
+    let grid = gpu::grid(grid, DEQUANTIZING_WARPS * 32, 0);
+    // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes; ids
+    // beyond the outputs are left out.
+    unsafe { launch.run(grid)? };
+    Ok(y)
+}

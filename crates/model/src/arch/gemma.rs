@@ -1,0 +1,127 @@
+//! Gemma 1, 2 and 3: text.
+
+use super::super::keys::{Keys, ModelShape};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
+use super::super::rope::RopeSpec;
+use super::parts::{windows, with_attention_bias, with_ropes, with_windows};
+use super::rope::{rope, ropes_by_kind};
+use foretoken_kernels::Activation;
+
+/// Of the inputs and of the outputs of attention and MLP.
+pub const AROUND: Norms = Norms {
+    before_attention: Some("input_layernorm"),
+    after_attention: Some("post_attention_layernorm"),
+    before_mlp: Some("pre_feedforward_layernorm"),
+    after_mlp: Some("post_feedforward_layernorm"),
+};
+
+/// Sets what the classes assume.
+pub fn defaults(keys: &mut Keys) {
+    keys.default("tie_word_embeddings", true);
+    keys.default("head_dim", 256);
+    keys.default("max_position_embeddings", 8192);
+}
+
+pub fn defaults2(keys: &mut Keys) {
+    defaults(keys);
+    keys.default("query_pre_attn_scalar", 256);
+    keys.default("sliding_window", 4096);
+    keys.default("attn_logit_softcapping", 50.);
+    keys.default("final_logit_softcapping", 30.);
+}
+
+pub fn defaults3(keys: &mut Keys) {
+    keys.default("vocab_size", 262_208);
+    keys.default("num_attention_heads", 8);
+    keys.default("num_key_value_heads", 4);
+    keys.default("max_position_embeddings", 131_072);
+    keys.default("query_pre_attn_scalar", 256);
+    keys.default("sliding_window", 4096);
+    defaults(keys);
+}
+
+pub fn gemma(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = layer(keys, shape, rope)?;
+    Ok(model(keys, shape, vec![layer; shape.num_layers]))
+}
+
+/// With windows on every second layer, norms around, and soft caps.
+pub fn gemma2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = LayerSpec {
+        norms: AROUND,
+        attention_scale: attention_scale(keys, shape, 46)?,
+        soft_cap: keys.number("attn_logit_softcapping")?.map(|cap| cap as f32),
+        ..layer(keys, shape, rope)?
+    };
+    let windows = windows(keys, shape, true, |i| i.is_multiple_of(2))?;
+    let layers = with_windows(&layer, windows, shape);
+    let cap = keys.number("final_logit_softcapping")?;
+    Ok(ModelSpec {
+        logit_soft_cap: cap.map(|cap| cap as f32),
+        ..model(keys, shape, layers)
+    })
+}
+
+/// With windows on five of six layers, which have their own position embedding, norms around, and norms of heads.
+pub fn gemma3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let (full, sliding) = ropes_by_kind(keys, shape, 1e6, Some(1e4))?;
+    let layer = LayerSpec {
+        norms: AROUND,
+        qk_norm: Some(QkNorm::Head),
+        attention_scale: attention_scale(keys, shape, 62)?,
+        ..layer(keys, shape, full.clone())?
+    };
+    let pattern = keys.size("sliding_window_pattern")?.unwrap_or(6).max(1);
+    let windows = windows(keys, shape, true, |i| !(i + 1).is_multiple_of(pattern))?;
+    let rope = |_, slides| Some(if slides { &sliding } else { &full });
+    let layers = with_ropes(&layer, windows, shape, rope);
+    let cap = keys.number("final_logit_softcapping")?;
+    Ok(ModelSpec {
+        logit_soft_cap: cap.map(|cap| cap as f32),
+        ..model(keys, shape, layers)
+    })
+}
+
+/// The layer of a Gemma 1.
+pub fn layer(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpec, String> {
+    for key in ["hidden_act", "hidden_activation"] {
+        let name = keys.text(key)?;
+        // transformers takes the first of them, which old files have, for the second.
+        if let Some(other) = name.filter(|name| name != "gelu" && name != "gelu_pytorch_tanh") {
+            let accepted = "only gelu_pytorch_tanh is";
+            return Err(keys.refused(key, &other.into(), accepted));
+        }
+    }
+    let layer = LayerSpec {
+        mlp: MlpSpec::Gated(Activation::GeluTanh),
+        ..LayerSpec::llama(rope, shape.head_dim)
+    };
+    with_attention_bias(keys, layer, false)
+}
+
+/// GGUF files do not say it; in them, only models with so many layers do not scale by the width of a head.
+fn attention_scale(keys: &mut Keys, shape: &ModelShape, layers: usize) -> Result<f32, String> {
+    let width = match keys.number("query_pre_attn_scalar")? {
+        Some(width) => width as f32,
+        None if keys.is_gguf() && shape.num_layers == layers => {
+            shape.hidden_size as f32 / shape.num_heads as f32
+        }
+        None => shape.head_dim as f32,
+    };
+    Ok(1. / width.sqrt())
+}
+
+/// What all have: a scaled embedding, and norms whose weights are stored less 1, except in GGUF files.
+fn model(keys: &Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> ModelSpec {
+    ModelSpec {
+        layers,
+        norm: NormSpec {
+            offset: if keys.is_gguf() { 0. } else { 1. },
+            ..NormSpec::default()
+        },
+        embedding_scale: Some((shape.hidden_size as f32).sqrt()),
+        ..ModelSpec::default()
+    }
+}

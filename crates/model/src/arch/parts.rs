@@ -1,0 +1,223 @@
+//! What architectures have in common.
+
+use super::super::keys::{Keys, ModelShape};
+use super::super::layer_spec::{LayerSpec, MlpSpec, MtpLayout, MtpSpec};
+use super::super::names;
+use super::super::rope::RopeSpec;
+use foretoken_kernels::Activation;
+use serde_json::Value;
+
+/// Maximum number of layers that predict further tokens.
+const MAX_FURTHER_LAYERS: usize = 16;
+
+/// Leaves the layers that predict further tokens out of `num_hidden_layers`, which counts them in GGUF files.
+pub fn drop_further_layers(keys: &mut Keys) {
+    if keys.is_gguf() {
+        let of = |key| keys.peek(key).as_u64().unwrap_or(0);
+        let layers = of("num_hidden_layers").saturating_sub(of("num_nextn_predict_layers"));
+        keys.set("num_hidden_layers", layers);
+    }
+}
+
+/// How the names of the tensors of these layers begin, which the model does not read.
+pub fn further_layers(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<String>, String> {
+    let key = "num_nextn_predict_layers";
+    let further = keys.size(key)?.unwrap_or(0);
+    if further > MAX_FURTHER_LAYERS {
+        let accepted = format!("only up to {MAX_FURTHER_LAYERS} are");
+        return Err(keys.refused(key, &further.into(), &accepted));
+    }
+    let after = shape.num_layers..shape.num_layers + further;
+    Ok(after.map(|i| names::layer(i, "")).collect())
+}
+
+/// These layers, if there are any, each like the last of `layers`; `unread` is how their names begin.
+pub fn mtp_after(layers: &[LayerSpec], unread: &[String]) -> Option<MtpSpec> {
+    let layer = layers.last().filter(|_| !unread.is_empty())?;
+    Some(MtpSpec {
+        layer: layer.clone(),
+        layout: MtpLayout::After,
+        count: unread.len(),
+    })
+}
+
+/// Sets what many classes assume.
+pub fn eps_5(keys: &mut Keys) {
+    keys.default("rms_norm_eps", 1e-5);
+}
+
+/// What most architectures share: the layer of a Llama with this position embedding and the activation of `keys`.
+pub fn plain(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<LayerSpec, String> {
+    Ok(LayerSpec {
+        mlp: MlpSpec::Gated(activation(keys)?),
+        ..LayerSpec::llama(rope, shape.head_dim)
+    })
+}
+
+/// `layer` with biases of attention, on q, k and v and on its output: those of a GGUF file, or else what
+/// `attention_bias` says, or else `by_default`.
+pub fn with_attention_bias(
+    keys: &mut Keys,
+    layer: LayerSpec,
+    by_default: bool,
+) -> Result<LayerSpec, String> {
+    let bias = keys.flag("attention_bias")?.unwrap_or(by_default);
+    Ok(LayerSpec {
+        qkv_bias: keys.has_tensor("attn_q.bias").unwrap_or(bias),
+        o_bias: keys.has_tensor("attn_output.bias").unwrap_or(bias),
+        ..layer
+    })
+}
+
+fn activation(keys: &mut Keys) -> Result<Activation, String> {
+    activation_or(keys, Activation::Silu)
+}
+
+/// The activation of the MLP, or else `by_default`.
+pub fn activation_or(keys: &mut Keys, by_default: Activation) -> Result<Activation, String> {
+    let key = "hidden_act";
+    let name = keys.text(key)?;
+    match name.as_deref() {
+        None => Ok(by_default),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("relu2") => Ok(Activation::Relu2),
+        Some("gelu") => Ok(Activation::Gelu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some(other) => Err(keys.refused(
+            key,
+            &other.into(),
+            "only silu, gelu, gelu_pytorch_tanh and relu2 are",
+        )),
+    }
+}
+
+/// The window of each layer. `use_sliding_window` says whether there are any, or else `by_default`;
+/// `layer_types` says which layers have it, or else `slides`. One that covers all positions is none.
+pub fn windows(
+    keys: &mut Keys,
+    shape: &ModelShape,
+    by_default: bool,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>, String> {
+    // In llama.cpp, 0 means "none".
+    let least = usize::from(keys.is_gguf());
+    let window = keys.size("sliding_window")?;
+    let window = window.filter(|&window| window >= least);
+    let wanted = keys.flag("use_sliding_window")?;
+    let used = wanted.unwrap_or(by_default);
+    if wanted == Some(true) && window.is_none() {
+        let accepted = "use_sliding_window true needs a window";
+        return Err(keys.refused("sliding_window", &Value::Null, accepted));
+    }
+    let kinds = layer_kinds(keys, shape)?;
+    let pattern = gguf_pattern(keys)?;
+    let of_layer = |layer: usize| {
+        let window = match kinds.as_ref().map(|kinds| kinds[layer].as_str()) {
+            None => {
+                let listed = pattern.as_ref().map(|pattern| pattern.slides(layer));
+                window.filter(|_| used && listed.unwrap_or_else(|| slides(layer)))
+            }
+            Some("full_attention") => None,
+            Some("sliding_attention") if used && window.is_some() => window,
+            Some(other) => {
+                let accepted =
+                    "only full_attention is, and sliding_attention with a sliding_window";
+                return Err(keys.refused("layer_types", &other.into(), accepted));
+            }
+        };
+        Ok(window)
+    };
+    (0..shape.num_layers).map(of_layer).collect()
+}
+
+/// The kind of each layer that `layer_types` names, if it is there. Entries after them are of further layers.
+pub fn layer_kinds(keys: &mut Keys, shape: &ModelShape) -> Result<Option<Vec<String>>, String> {
+    let (kinds, layers) = (keys.texts("layer_types")?, shape.num_layers);
+    match kinds.as_ref().map(Vec::len).filter(|&len| len < layers) {
+        None => Ok(kinds),
+        Some(len) => Err(format!("layer_types has {len} entries for {layers} layers")),
+    }
+}
+
+/// Which layers of a GGUF file have attention, if it has a number of heads of keys for each: those with more than none.
+/// `num_key_value_heads` becomes one number.
+pub fn attending(keys: &mut Keys) -> Option<Vec<bool>> {
+    let counts = keys.peek("num_key_value_heads");
+    let counts = counts.as_array().filter(|_| keys.is_gguf())?;
+    let most = counts.iter().filter_map(Value::as_u64).max();
+    keys.set("num_key_value_heads", most.unwrap_or(0));
+    Some(
+        (counts.iter())
+            .map(|count| count.as_u64() != Some(0))
+            .collect(),
+    )
+}
+
+/// Sets `layer_types`: those that attend, and the others, which are `other`.
+pub fn set_kinds(keys: &mut Keys, attends: Vec<bool>, other: &str) {
+    let kind = |attends: bool| {
+        if attends { "full_attention" } else { other }
+    };
+    let kinds: Vec<&str> = attends.into_iter().map(kind).collect();
+    keys.set("layer_types", kinds);
+}
+
+/// Which layers of a GGUF file have the window.
+enum WindowPattern {
+    /// All but every so many.
+    Period(usize),
+    Listed(Vec<bool>),
+}
+
+impl WindowPattern {
+    fn slides(&self, layer: usize) -> bool {
+        match self {
+            Self::Period(period) => *period == 0 || !(layer + 1).is_multiple_of(*period),
+            Self::Listed(listed) => listed.get(layer).copied().unwrap_or(false),
+        }
+    }
+}
+
+fn gguf_pattern(keys: &mut Keys) -> Result<Option<WindowPattern>, String> {
+    let key = "attention.sliding_window_pattern";
+    let value = keys.take(key);
+    let read = match &value {
+        Value::Null => return Ok(None),
+        Value::Array(list) => {
+            let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
+            listed.map(WindowPattern::Listed)
+        }
+        one => one
+            .as_u64()
+            .and_then(|period| usize::try_from(period).ok())
+            .map(WindowPattern::Period),
+    };
+    let accepted = "only a period and a list of true and false are";
+    read.map(Some)
+        .ok_or_else(|| keys.refused(key, &value, accepted))
+}
+
+/// Layers like `layer`, with these windows.
+pub fn with_windows(
+    layer: &LayerSpec,
+    windows: Vec<Option<usize>>,
+    shape: &ModelShape,
+) -> Vec<LayerSpec> {
+    with_ropes(layer, windows, shape, |_, _| layer.rope.as_ref())
+}
+
+/// The same with the position embeddings that `rope` gives for a layer's number and whether it has a window. A window
+/// that covers all positions is none in the end.
+pub fn with_ropes<'r>(
+    layer: &LayerSpec,
+    windows: Vec<Option<usize>>,
+    shape: &ModelShape,
+    rope: impl Fn(usize, bool) -> Option<&'r RopeSpec>,
+) -> Vec<LayerSpec> {
+    let of_layer = |(i, window): (usize, Option<usize>)| LayerSpec {
+        rope: rope(i, window.is_some()).cloned(),
+        window: window.filter(|&window| window < shape.max_position_embeddings),
+        ..layer.clone()
+    };
+    windows.into_iter().enumerate().map(of_layer).collect()
+}

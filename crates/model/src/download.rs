@@ -1,0 +1,378 @@
+//! The HTTP client of the Hugging Face Hub: describes and downloads files of a repository.
+
+use foretoken_core::error::clipped;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{HeaderMap, Response};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::typestate::WithoutBody;
+use ureq::{Agent, Body, RequestBuilder};
+
+/// Maximum number of redirects when a file is described.
+const MAX_REDIRECTS: usize = 5;
+/// Attempts without new bytes before the Hub counts as unreachable.
+const MAX_TRIES: usize = 3;
+/// Bytes of a repository's list of files.
+const MAX_LIST_BYTES: u64 = 16 << 20;
+const PAUSE: Duration = Duration::from_millis(300);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time without a byte after which a connection counts as broken.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why the Hub did not deliver a file.
+#[derive(Debug)]
+pub enum HubError {
+    /// It requires a token, or a different one.
+    Denied,
+    /// It has no such file, revision or model.
+    NotFound,
+    /// No answer, or one that asks to try again later.
+    Unreachable(String),
+    /// Any other error, as text.
+    Other(String),
+}
+
+impl fmt::Display for HubError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied => f.write_str("access denied"),
+            Self::NotFound => f.write_str("not found"),
+            Self::Unreachable(why) | Self::Other(why) => {
+                f.write_str(&why.split_whitespace().collect::<Vec<_>>().join(" "))
+            }
+        }
+    }
+}
+
+impl From<std::io::Error> for HubError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+/// The Hub's description of a file of a repository. It is not validated.
+#[derive(Debug, Default)]
+pub struct RemoteFile {
+    url: String,
+    /// The commit that the revision points to.
+    pub commit: Option<String>,
+    /// Identifies the content.
+    pub etag: Option<String>,
+    /// Size in bytes, if the Hub reports it.
+    pub size: Option<u64>,
+}
+
+/// A client of one Hub, with the token that it sends.
+pub struct HubClient {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+impl HubClient {
+    /// A client of the Hub at `endpoint`, such as `https://host`. Certificates are verified against the
+    /// platform's root certificates.
+    pub fn new(endpoint: &str, token: Option<String>) -> Self {
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier);
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .tls_config(tls.build())
+            // The token is for the Hub only, not for the target of a redirect. Redirects within the Hub
+            // are followed by [`HubClient::describe`].
+            .redirect_auth_headers(RedirectAuthHeaders::Never)
+            .user_agent(concat!("foretoken/", env!("CARGO_PKG_VERSION")))
+            .timeout_resolve(Some(CONNECT_TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(READ_TIMEOUT))
+            .timeout_per_read(Some(READ_TIMEOUT));
+        Self {
+            agent: config.build().into(),
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token,
+        }
+    }
+
+    /// Describes the file `name` of model `id` at `revision`.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them.
+    pub fn describe(&self, id: &str, revision: &str, name: &str) -> Result<RemoteFile, HubError> {
+        let revision = escape(revision).replace('/', "%2F");
+        let path = format!("{id}/resolve/{revision}/{}", escape(name));
+        let mut file = RemoteFile {
+            url: format!("{}/{path}", self.endpoint),
+            ..RemoteFile::default()
+        };
+        for _ in 0..MAX_REDIRECTS {
+            let answer = self.head(&file.url)?;
+            file.read(answer.headers(), answer.status().is_success());
+            let next = header(answer.headers(), "location");
+            match next.and_then(|next| self.own_url(&next)) {
+                // A renamed model, or the Hub's own cache. A redirect to a store elsewhere is followed
+                // only by the download.
+                Some(next) if answer.status().is_redirection() => file.url = next,
+                _ => return Ok(file),
+            }
+        }
+        Err(HubError::Other(format!("{path}: too many redirects")))
+    }
+
+    /// The commit that `revision` of model `id` points to, and the names of its files. Neither is validated.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them.
+    pub fn list(
+        &self,
+        id: &str,
+        revision: &str,
+    ) -> Result<(Option<String>, Vec<String>), HubError> {
+        #[derive(serde::Deserialize)]
+        struct Listing {
+            sha: Option<String>,
+            #[serde(default)]
+            siblings: Vec<Sibling>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Sibling {
+            rfilename: String,
+        }
+        let revision = escape(revision).replace('/', "%2F");
+        let url = format!("{}/api/models/{id}/revision/{revision}", self.endpoint);
+        let answer = self.retry(|| self.agent.get(&url))?;
+        let mut text = String::new();
+        let body = answer.into_body().into_reader();
+        body.take(MAX_LIST_BYTES)
+            .read_to_string(&mut text)
+            .map_err(|e| HubError::Unreachable(e.to_string()))?;
+        let listing: Listing = serde_json::from_str(&text)
+            .map_err(|e| HubError::Other(format!("the Hub's list of files: {e}")))?;
+        let names = listing.siblings.into_iter().map(|file| file.rfilename);
+        Ok((listing.sha, names.collect()))
+    }
+
+    /// Downloads `file` to `part`, and resumes if `part` already has bytes. Calls
+    /// `progress(done, total)`, in bytes, as they arrive. `limit` is the maximum size in bytes.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them; the bytes received so far stay in `part`.
+    pub fn download(
+        &self,
+        file: &RemoteFile,
+        part: &Path,
+        limit: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), HubError> {
+        let mut out = OpenOptions::new().create(true).append(true).open(part)?;
+        let mut tries = 0;
+        loop {
+            let before = out.metadata()?.len();
+            match self.resume(file, &mut out, limit, progress) {
+                Err(HubError::Unreachable(_)) if out.metadata()?.len() > before => tries = 0,
+                Err(HubError::Unreachable(_)) if tries + 1 < MAX_TRIES => tries += 1,
+                result => return result,
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The `len` bytes of `file` from byte `from` on.
+    ///
+    /// # Errors
+    /// As [`HubError`] lists them, and if the server sends whole files only.
+    pub fn range(&self, file: &RemoteFile, from: u64, len: u64) -> Result<Vec<u8>, HubError> {
+        let mut tries = 1;
+        loop {
+            match self.range_once(file, from, len) {
+                Err(HubError::Unreachable(_)) if tries < MAX_TRIES => tries += 1,
+                result => return result,
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn range_once(&self, file: &RemoteFile, from: u64, len: u64) -> Result<Vec<u8>, HubError> {
+        let place = format!("{from}-{}", from.saturating_add(len) - 1);
+        let request = self.agent.get(&file.url);
+        let answer = self.send(request.header("range", format!("bytes={place}")))?;
+        if answer.status() != 206 {
+            return Err(HubError::Other(
+                "the server sends whole files only (it ignores HTTP ranges), so the header cannot be read without the weights: download the model to check it".into(),
+            ));
+        }
+        let sent = header(answer.headers(), "content-range").unwrap_or_default();
+        if !sent.starts_with(&format!("bytes {place}/")) {
+            let sent = clipped(&sent);
+            return Err(HubError::Other(format!(
+                "the server was asked for the bytes {place} of a file, but sent {sent:?}"
+            )));
+        }
+        let mut bytes = Vec::new();
+        let body = answer.into_body().into_reader();
+        body.take(len)
+            .read_to_end(&mut bytes)
+            .map_err(|e| HubError::Unreachable(e.to_string()))?;
+        if (bytes.len() as u64) < len {
+            let sent = bytes.len();
+            return Err(HubError::Unreachable(format!(
+                "the connection ended after {sent} of {len} bytes"
+            )));
+        }
+        Ok(bytes)
+    }
+
+    /// Sends one request for the bytes that `out` does not have yet.
+    fn resume(
+        &self,
+        file: &RemoteFile,
+        out: &mut File,
+        limit: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), HubError> {
+        let mut done = out.metadata()?.len();
+        if file.size == Some(done) {
+            return Ok(());
+        }
+        let mut request = self.agent.get(&file.url);
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        if done > 0 {
+            request = request.header("range", format!("bytes={done}-"));
+        }
+        let answer = request.call().map_err(unreachable)?;
+        // The whole file, or an error: the answer does not continue the bytes in `out`.
+        if answer.status() != 206 && done > 0 {
+            out.set_len(0)?;
+            done = 0;
+        }
+        if answer.status() == 416 {
+            return Err(HubError::Unreachable(
+                "the Hub refuses to resume the download".into(),
+            ));
+        }
+        let answer = accept(answer)?;
+        let rest = answer.body().content_length();
+        let total = file.size.or(rest.map(|rest| done + rest));
+        let over = HubError::Other(format!("{} is over the limit of {limit} bytes", file.url));
+        if total.is_some_and(|total| total > limit) {
+            return Err(over);
+        }
+        // What an earlier download of these bytes, as another file, has left may be over the limit.
+        let Some(left) = limit.checked_sub(done) else {
+            out.set_len(0)?;
+            return Err(over);
+        };
+        let mut body = answer.into_body().into_reader().take(left + 1);
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            progress(done, total.unwrap_or(done));
+            let read = body
+                .read(&mut buffer)
+                .map_err(|e| HubError::Unreachable(e.to_string()))?;
+            if read == 0 {
+                break;
+            }
+            done += read as u64;
+            if done > total.unwrap_or(limit) {
+                out.set_len(0)?;
+                return Err(over);
+            }
+            out.write_all(&buffer[..read])?;
+        }
+        match total {
+            Some(total) if done < total => Err(HubError::Unreachable(format!(
+                "the connection ended after {done} of {total} bytes"
+            ))),
+            _ => Ok(out.sync_data()?),
+        }
+    }
+
+    fn head(&self, url: &str) -> Result<Response<Body>, HubError> {
+        self.retry(|| self.agent.head(url).config().max_redirects(0).build())
+    }
+
+    /// Sends a request, with the token, until there is an answer.
+    fn retry(
+        &self,
+        request: impl Fn() -> RequestBuilder<WithoutBody>,
+    ) -> Result<Response<Body>, HubError> {
+        let mut tries = 1;
+        loop {
+            match self.send(request()) {
+                Err(HubError::Unreachable(_)) if tries < MAX_TRIES => tries += 1,
+                result => return result,
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Sends a request, with the token.
+    fn send(&self, mut request: RequestBuilder<WithoutBody>) -> Result<Response<Body>, HubError> {
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        request.call().map_err(unreachable).and_then(accept)
+    }
+
+    /// The URL that `location` names, if it is at this Hub.
+    fn own_url(&self, location: &str) -> Option<String> {
+        let scheme = self.endpoint.find("://")? + 3;
+        let host_end = self.endpoint[scheme..].find('/').map(|end| scheme + end);
+        let origin = &self.endpoint[..host_end.unwrap_or(self.endpoint.len())];
+        let path = location.strip_prefix(origin).unwrap_or(location);
+        let is_here = path.starts_with('/') && !path.starts_with("//");
+        is_here.then(|| format!("{origin}{path}"))
+    }
+}
+
+impl RemoteFile {
+    /// Takes over the headers of an answer; those of a later answer take precedence.
+    fn read(&mut self, headers: &HeaderMap, is_the_file: bool) {
+        let etag = header(headers, "x-linked-etag").or(header(headers, "etag"));
+        let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
+        let own_size = header(headers, "content-length").filter(|_| is_the_file);
+        let size = header(headers, "x-linked-size").or(own_size);
+        self.etag = etag.or(self.etag.take());
+        self.commit = header(headers, "x-repo-commit").or(self.commit.take());
+        self.size = size.and_then(|size| size.parse().ok()).or(self.size);
+    }
+}
+
+fn header(headers: &HeaderMap, name: &str) -> Option<String> {
+    Some(headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+/// An answer that is a success or a redirect.
+fn accept(answer: Response<Body>) -> Result<Response<Body>, HubError> {
+    match answer.status().as_u16() {
+        200..=399 => Ok(answer),
+        401 | 403 => Err(HubError::Denied),
+        404 => Err(HubError::NotFound),
+        status @ (408 | 429 | 500..) => Err(HubError::Unreachable(format!("status {status}"))),
+        status => Err(HubError::Other(format!(
+            "the Hub answered with status {status}"
+        ))),
+    }
+}
+
+fn unreachable(error: ureq::Error) -> HubError {
+    match error {
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => HubError::Other(error.to_string()),
+        error => HubError::Unreachable(error.to_string()),
+    }
+}
+
+/// Percent-encodes `path` for a URL.
+fn escape(path: &str) -> String {
+    path.bytes()
+        .map(|byte| match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+            _ if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}

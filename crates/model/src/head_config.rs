@@ -1,0 +1,317 @@
+//! What the `config.json` of a draft head says: SafeAI Lab's, DFlash's and DeepSpec's, which are flat, and that of
+//! the speculators library, which nests the shape of the layers.
+
+use super::block_conv::ConvShape;
+use super::config::{HEAD_KEYS, ModelConfig};
+use super::head::{HeadKind, read_json};
+use super::head_keys::{
+    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layers_of, needed,
+    refuse_present, shown, size, take_windows,
+};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::model::{MAX_TREE_NODES, MaskedBlock};
+use serde_json::Value;
+use std::path::Path;
+
+pub(super) const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
+pub(super) const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
+pub(super) const BLOCK_SIZE: &str = "block_size";
+pub(super) const MASK_TOKEN_ID: &str = "mask_token_id";
+
+/// Depths that a P-EAGLE head predicts if its configuration does not say.
+const PEAGLE_DEPTHS: usize = 8;
+/// Maximum rank of a Markov head or selector, or width of a GRU, checked before anything of that size is allocated.
+pub const MAX_MARKOV_RANK: usize = 1 << 14;
+
+/// A head's configuration.
+#[derive(Debug, Clone)]
+pub struct HeadConfig {
+    pub kind: HeadKind,
+    /// Of its layers; the vocabulary is the target's.
+    pub shape: ModelConfig,
+    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`]. `None` = those
+    /// that are usual.
+    pub taps: Option<Vec<usize>>,
+    /// If it is not that of the head's own layers.
+    pub target_hidden_size: Option<usize>,
+    pub norm_before_residual: bool,
+    pub fc_norm: FcNorm,
+    /// Whether an EAGLE head reads its own outputs after their norm (EAGLE-3.1).
+    pub norm_output: bool,
+    /// Number of the target's layers, if it is known.
+    pub target_layers: Option<usize>,
+    /// Only of a head that predicts a block.
+    pub block: Option<MaskedBlock>,
+    /// Whether rows of a block see only those before them in layers with a window.
+    pub causal_windows: bool,
+    pub scales: EndScales,
+    /// Around attention and MLP; DFlash 2's.
+    pub convs: Option<ConvShape>,
+    /// What a parallel head has besides its layers.
+    pub path: PathConfig,
+}
+
+/// What a parallel head makes of its target's embedding and output layer, instead of what the target does.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct EndScales {
+    /// Factor of the embedding.
+    pub embedding: Option<f32>,
+    /// Factor of the logits. If this or the cap is given, the target's own are not used.
+    pub logits: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`; 0 = they do not.
+    pub soft_cap: Option<f32>,
+}
+
+/// What a parallel head computes along paths: DSpark's, Domino's and DFlash 2's.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PathConfig {
+    pub markov: Option<MarkovConfig>,
+    pub domino: Option<DominoConfig>,
+    pub confidence: Option<ConfidenceInput>,
+    pub selector: Option<SelectorConfig>,
+}
+
+/// A selector of a token among the most probable ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectorConfig {
+    pub rank: usize,
+    pub top_k: usize,
+}
+
+/// A GRU over the tokens of a block, which corrects logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DominoConfig {
+    /// Of the GRU's state.
+    pub width: usize,
+    /// Of the correction.
+    pub rank: usize,
+    /// Number of tokens at the beginning of a block whose logits are not corrected.
+    pub prefix: usize,
+}
+
+/// The norms of the target's hidden states before the layer `fc` of an EAGLE-3 head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FcNorm {
+    None,
+    /// One of all layers side by side.
+    Whole,
+    /// One for each layer (EAGLE-3.1).
+    EachLayer,
+}
+
+/// A head that adds to the logits of a token what the token before it makes of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MarkovConfig {
+    pub rank: usize,
+    pub kind: MarkovKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MarkovKind {
+    /// It depends on the token alone.
+    Vanilla,
+    /// A gate of the hidden state weighs it.
+    Gated,
+    /// It has a state, which goes on from token to token.
+    Recurrent,
+}
+
+/// What a confidence head reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfidenceInput {
+    Hidden,
+    /// The Markov head's embedding of the token before, too.
+    HiddenAndToken,
+}
+
+impl HeadConfig {
+    /// Reads the `config.json` of a head of kind `kind`.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file and what is not supported.
+    pub fn from_json(path: &Path, kind: HeadKind) -> Result<Self> {
+        let (file, json) = read_json(path)?;
+        Self::parse(&json, kind).map_err(|e| Error::in_file(&file, e))
+    }
+
+    fn parse(json: &Value, kind: HeadKind) -> Result<Self, String> {
+        let mut shape = layers_of(json)?;
+        // Of nested layers these would get lost. One is no key of a head: transformers has it for all classes.
+        let nested = &json["transformer_layer_config"];
+        let lost = HEAD_KEYS.iter().copied();
+        let lost: Vec<&str> = lost
+            .filter(|&key| key != "has_no_defaults_at_init")
+            .collect();
+        refuse_present(&|_| nested, &lost).map_err(|e| format!("transformer_layer_config: {e}"))?;
+        if let Some(keys) = shape.as_object_mut() {
+            keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
+        }
+        shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
+        shape["model_type"] = "llama".into();
+        shape["architectures"] = Value::Null;
+        let windows = take_windows(&mut shape)?;
+        let mut shape = ModelConfig::parse(&shape.to_string())?;
+        for (layer, window) in shape.spec.layers.iter_mut().zip(windows) {
+            layer.window = window;
+        }
+        let head = Self {
+            kind,
+            taps: None,
+            target_hidden_size: None,
+            norm_before_residual: false,
+            fc_norm: FcNorm::None,
+            norm_output: false,
+            target_layers: None,
+            block: None,
+            causal_windows: false,
+            scales: EndScales::default(),
+            convs: None,
+            path: PathConfig::default(),
+            shape,
+        };
+        if kind == HeadKind::Parallel {
+            head.parse_parallel(json)
+        } else {
+            head.parse_eagle(json)
+        }
+    }
+
+    fn parse_eagle(mut self, json: &Value) -> Result<Self, String> {
+        let layers = self.shape.num_layers();
+        if self.kind == HeadKind::Eagle && layers != 1 {
+            return Err(format!(
+                "num_hidden_layers {layers} is not supported: an EAGLE-1 head has 1"
+            ));
+        }
+        let flags = Flags::of(json);
+        flags.refuse(&[
+            "enable_confidence_head",
+            "sample_from_anchor",
+            "sliding_window_non_causal",
+        ])?;
+        refuse_present(&|_| json, &["markov_rank", "markov_head_type", SHIFT_LABEL])?;
+        refuse_present(&|_| json, &DFLASH2_KEYS)?;
+        refuse_present(&|_| json, &DOMINO_KEYS)?;
+        refuse_present(&|_| json, &END_KEYS)?;
+        if flags.get(IS_CAUSAL)? == Some(false) {
+            return Err(format!("{IS_CAUSAL} false is not supported: only true is"));
+        }
+        if flags.get("use_aux_hidden_state")? == Some(false) {
+            return Err("use_aux_hidden_state false is not supported: only true is".into());
+        }
+        if self.kind == HeadKind::Eagle {
+            flags.refuse(&["norm_before_fc", "fc_norm", "norm_output"])?;
+        }
+        self.fc_norm = match (flags.is_set("norm_before_fc")?, flags.is_set("fc_norm")?) {
+            (true, true) => return Err("norm_before_fc and fc_norm exclude each other".into()),
+            (true, false) => FcNorm::Whole,
+            (false, true) => FcNorm::EachLayer,
+            (false, false) => FcNorm::None,
+        };
+        self.norm_output = flags.is_set("norm_output")?;
+        self.norm_before_residual = flags.is_set(NORM_BEFORE_RESIDUAL)?;
+        let taps = flags
+            .0
+            .map(|from| &from["eagle_aux_hidden_state_layer_ids"]);
+        let taps = taps.into_iter().find(|ids| !ids.is_null());
+        let list = |ids: &Value| {
+            serde_json::from_value(ids.clone()).map_err(|_| {
+                format!(
+                    "eagle_aux_hidden_state_layer_ids {} must be a list of layers",
+                    shown(ids)
+                )
+            })
+        };
+        self.taps = taps.map(list).transpose()?;
+        self.target_hidden_size = size(json, TARGET_HIDDEN_SIZE)?;
+        if self.kind == HeadKind::PEagle {
+            let methods = &json["speculators_config"]["proposal_methods"];
+            self.block = Some(MaskedBlock {
+                size: size(&methods[0], "speculative_tokens")?.unwrap_or(PEAGLE_DEPTHS),
+                mask: needed(json, MASK_TOKEN_ID)?,
+                from_anchor: true,
+            });
+        }
+        Ok(self)
+    }
+
+    /// Rank of its Markov head, 0 = it has none.
+    ///
+    /// # Errors
+    /// If that head is more than two matrices.
+    pub fn markov_rank(&self) -> Result<usize, String> {
+        match self.path.markov {
+            None => Ok(0),
+            Some(markov) if markov.kind == MarkovKind::Vanilla => Ok(markov.rank),
+            Some(_) => Err("markov_head_type must be vanilla".into()),
+        }
+    }
+
+    /// The key of something that it computes besides `fc`, its layers and a Markov head; `None` = there is nothing.
+    pub fn extra(&self) -> Option<&'static str> {
+        let (path, scales) = (&self.path, &self.scales);
+        let all = [
+            ("norm_before_fc", self.fc_norm == FcNorm::Whole),
+            ("fc_norm", self.fc_norm == FcNorm::EachLayer),
+            ("norm_output", self.norm_output),
+            ("prefix_gru", path.domino.is_some()),
+            (
+                "sample_from_anchor",
+                self.block.is_some_and(|block| block.from_anchor),
+            ),
+            ("enable_confidence_head", path.confidence.is_some()),
+            ("conv_kernel_size", self.convs.is_some()),
+            ("selector_rank", path.selector.is_some()),
+            ("input_embedding_scale", scales.embedding.is_some()),
+            ("output_multiplier", scales.logits.is_some()),
+            ("final_logit_softcapping", scales.soft_cap.is_some()),
+        ];
+        let found = all.into_iter().find(|(_, is_there)| *is_there);
+        found.map(|(key, _)| key)
+    }
+
+    /// The layers of `target` that it reads.
+    ///
+    /// # Errors
+    /// What differs, if it does not belong to a model like `target`.
+    pub fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
+        let shape = &self.shape;
+        let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);
+        let target_layers = self.target_layers.unwrap_or(target.num_layers());
+        for (what, ours, theirs) in [
+            ("vocab_size", shape.vocab_size, target.vocab_size),
+            ("hidden_size", hidden, target.hidden_size),
+            ("num_target_layers", target_layers, target.num_layers()),
+        ] {
+            if ours != theirs {
+                return Err(format!(
+                    "the head does not fit the target: {what} is {ours}, but {theirs} in the target"
+                ));
+            }
+        }
+        if let Some(MaskedBlock { size, mask, .. }) = self.block {
+            if !(2..=MAX_TREE_NODES).contains(&size) {
+                return Err(format!(
+                    "block_size {size} is not supported: only 2 to {MAX_TREE_NODES} are"
+                ));
+            }
+            if mask as usize >= target.vocab_size {
+                let vocab_size = target.vocab_size;
+                return Err(format!(
+                    "mask_token_id {mask} must be below vocab_size {vocab_size}"
+                ));
+            }
+        }
+        let layers = target.num_layers();
+        let taps = match &self.taps {
+            Some(taps) => taps.clone(),
+            None => self.kind.default_taps(layers),
+        };
+        match taps.last() {
+            Some(&last) if last <= layers && taps.is_sorted_by(|a, b| a < b) => Ok(taps),
+            _ => Err(format!(
+                "the head does not fit the target: it reads the hidden states of the layers {taps:?}, but the target has {layers}"
+            )),
+        }
+    }
+}

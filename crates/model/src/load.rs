@@ -1,0 +1,458 @@
+//! Loads a model from a checkpoint.
+
+use super::config::{GGUF_HEADS, ModelConfig};
+use super::decoder::Decoder;
+use super::dtypes::Dtypes;
+use super::eagle::EagleHead;
+use super::gguf::GgufFile;
+use super::gpu;
+use super::graphs::GraphedDecoder;
+use super::head::{self, HeadKind};
+use super::head_config::HeadConfig;
+use super::inventory::{self, Inventory, SharedInventory};
+use super::medusa::MedusaHeads;
+use super::mtp::MtpNames;
+use super::parallel::ParallelHead;
+use super::safetensors_header::TensorHeaders;
+use super::source::{LoadFormat, ModelSource};
+use super::weights::Weights;
+use super::{Ends, HeadTarget, LoadedModel};
+use candle_core::{DType, Device, Tensor};
+use foretoken_core::console;
+use foretoken_core::error::{Error, Result, caught};
+use foretoken_core::files;
+use foretoken_core::gguf::GgufSource;
+use foretoken_core::model::Head;
+use foretoken_kernels::quant::BlockType;
+use indicatif::ProgressBar;
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a model is loaded.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    /// Dtype of unquantized weights, of K and V and, on a GPU, of activations (on the CPU these are f32).
+    /// `None` = the checkpoint's dtype; K and V are then f16 on the CPU, unless the checkpoint is in f32.
+    pub dtype: Option<DType>,
+    pub device: Device,
+    pub format: LoadFormat,
+    /// Seed of the weights with [`LoadFormat::Dummy`].
+    pub seed: u64,
+    /// On a GPU, launch every kernel separately instead of recording forwards as CUDA graphs.
+    pub enforce_eager: bool,
+    /// On a GPU, use one order of additions for any number of rows and any division of a prompt into
+    /// chunks, which is slower; the CPU always does. Without it, a GPU uses one order for 1 to 16 rows (64 if
+    /// weights are quantized), unless it computes in f32.
+    pub batch_invariant: bool,
+    /// The blocks that matrices of safetensors become, as if they were from a GGUF file; those whose rows are not
+    /// whole blocks become `Q8_0`, or stay as they are. GGUF files are not changed.
+    pub quantize: Option<BlockType>,
+    /// With [`LoadFormat::Dummy`], the tensors that the checkpoint has elsewhere, for [`inspect`] and
+    /// [`inspect_head`].
+    pub tensors: Option<Arc<TensorHeaders>>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            dtype: None,
+            device: Device::Cpu,
+            format: LoadFormat::Auto,
+            seed: 0,
+            enforce_eager: false,
+            batch_invariant: false,
+            quantize: None,
+            tensors: None,
+        }
+    }
+}
+
+/// Loads the model of `source`.
+///
+/// # Errors
+/// A setup error, in one line, if files are missing or broken, or the model is not supported.
+pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn LoadedModel>> {
+    caught("the model", || load_checked(source, options, None))
+}
+
+/// The model of `source` without its weights, and the list of its tensors: reads only headers. All checks of
+/// [`load`] are made, except those of the weights' values. A forward fails.
+///
+/// # Errors
+/// As [`load`].
+pub fn inspect(
+    source: &ModelSource,
+    options: &LoadOptions,
+) -> Result<(Box<dyn LoadedModel>, Inventory)> {
+    let shared = SharedInventory::default();
+    let options = eager(options);
+    let model = caught("the model", || {
+        load_checked(source, &options, Some(&shared))
+    })?;
+    Ok((model, inventory::take(&shared)))
+}
+
+/// As [`inspect`], of a head as [`load_head`] loads it.
+///
+/// # Errors
+/// As [`load_head`].
+pub fn inspect_head(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &dyn LoadedModel,
+) -> Result<(Box<dyn Head>, Inventory)> {
+    let shared = SharedInventory::default();
+    let options = eager(options);
+    let target = HeadTarget::of(target)?;
+    let head = caught("the head", || {
+        load_head_checked(source, kind, &options, &target, Some(&shared))
+    })?;
+    Ok((head, inventory::take(&shared)))
+}
+
+/// Without weights there is nothing to record.
+fn eager(options: &LoadOptions) -> LoadOptions {
+    LoadOptions {
+        enforce_eager: true,
+        ..options.clone()
+    }
+}
+
+fn load_checked(
+    source: &ModelSource,
+    options: &LoadOptions,
+    inventory: Option<&SharedInventory>,
+) -> Result<Box<dyn LoadedModel>> {
+    let device = &options.device;
+    let (config, weights) = match (source, options.format) {
+        (ModelSource::Gguf(source), LoadFormat::Auto) => {
+            let file = GgufFile::open(source)?;
+            let dtypes = pick_dtypes(options, || Ok(DType::F16))?;
+            (file.config().clone(), Weights::gguf(file, dtypes, device))
+        }
+        (ModelSource::Gguf(_), LoadFormat::Dummy) => {
+            return Err(Error::setup(
+                "dummy weights take their shapes from a config.json: give its folder, not a GGUF file",
+            ));
+        }
+        (ModelSource::Folder(folder), format) => {
+            let config = ModelConfig::from_json(folder)?;
+            let mut dtypes = pick_dtypes(options, || declared_dtype(folder))?;
+            let weights = match (format, &options.tensors) {
+                (LoadFormat::Auto, _) => Weights::safetensors(folder, dtypes, device)?,
+                (LoadFormat::Dummy, Some(tensors)) => {
+                    Weights::headers(tensors.clone(), dtypes, device)
+                }
+                (LoadFormat::Dummy, None) => {
+                    // There are no files, so the config decides the dtype of matrices.
+                    let declared = || declared_dtype(folder);
+                    dtypes.matrices = Some(dtypes.matrices.map_or_else(declared, Ok)?);
+                    Weights::dummy(options.seed, dtypes, device)
+                }
+            };
+            let weights = weights.packed(config.packed.clone(), declared_dtype(folder)?);
+            (config, weights)
+        }
+    };
+    if GGUF_HEADS.contains(&&*config.architecture) {
+        return Err(Error::setup(
+            "this is a draft head, not a model: give it as --draft-model beside its target",
+        ));
+    }
+    if !device.is_cpu() {
+        gpu::check(&config)?;
+    }
+    let progress = LoadProgress::new(config.num_layers());
+    let weights = weights.headers_only(inventory);
+    let mut decoder = Decoder::load(config, weights, || progress.tick())?;
+    progress.finish();
+    if device.is_cuda() && options.batch_invariant {
+        decoder = decoder.with_batch_invariance()?;
+    }
+    if device.is_cuda() && !options.enforce_eager {
+        return Ok(Box::new(GraphedDecoder::new(decoder)?));
+    }
+    Ok(Box::new(decoder))
+}
+
+/// Loads the head of kind `kind` in `source`, which drafts for `target`.
+///
+/// # Errors
+/// A setup error, in one line: files are missing or broken, the head is not supported, or it does not fit
+/// the target; then it says what differs.
+pub fn load_head(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &dyn LoadedModel,
+) -> Result<Box<dyn Head>> {
+    load_head_of(source, kind, options, &HeadTarget::of(target)?)
+}
+
+/// The same for a target that is elsewhere.
+///
+/// # Errors
+/// As [`load_head`].
+pub fn load_head_of(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &HeadTarget,
+) -> Result<Box<dyn Head>> {
+    caught("the head", || {
+        load_head_checked(source, kind, options, target, None)
+    })
+}
+
+/// The configuration of the head of kind `kind` in `source`, and its tensors, to read single ones in f32.
+///
+/// # Errors
+/// A setup error, in one line, that names what is missing, broken or not supported.
+pub fn open_head(source: &ModelSource, kind: HeadKind) -> Result<(HeadConfig, Weights)> {
+    let head = match source {
+        ModelSource::Gguf(file) => {
+            let options = LoadOptions::default();
+            let dtypes = pick_dtypes(&options, || Ok(DType::F32))?;
+            open_gguf_head(file, kind, dtypes, &options)?.0
+        }
+        ModelSource::Folder(folder) => HeadConfig::from_json(folder, kind)?,
+    };
+    Ok((head, Weights::open(source)?))
+}
+
+/// The values of `weight` in f32 after loading by `options`, which may round them to blocks.
+///
+/// # Errors
+/// A setup error, if its values do not fit the blocks.
+pub fn as_loaded(weight: &Tensor, options: &LoadOptions) -> Result<Tensor> {
+    if weight.rank() != 2 {
+        return Ok(weight.clone());
+    }
+    let dtypes = pick_dtypes(options, || Ok(DType::F16))?;
+    Weights::dummy(0, dtypes, &options.device).as_loaded(weight)
+}
+
+fn load_head_checked(
+    source: &ModelSource,
+    kind: HeadKind,
+    options: &LoadOptions,
+    target: &HeadTarget,
+    inventory: Option<&SharedInventory>,
+) -> Result<Box<dyn Head>> {
+    let HeadTarget { config, ends } = target;
+    let dtypes = dtypes_of_head(options, ends)?;
+    if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
+        let weights = weights_of_head(folder, dtypes, options)?;
+        let weights = weights.headers_only(inventory);
+        let heads = MedusaHeads::load(&head::read_json(folder)?.1, weights, config, ends)?;
+        return Ok(Box::new(heads));
+    }
+    let (mut head, weights) = match source {
+        ModelSource::Gguf(file) => open_gguf_head(file, kind, dtypes, options)?,
+        ModelSource::Folder(folder) => {
+            let head = HeadConfig::from_json(folder, kind)?;
+            let weights = weights_of_head(folder, dtypes, options)?;
+            let packed = head.shape.packed.clone();
+            (head, weights.packed(packed, declared_dtype(folder)?))
+        }
+    };
+    if !options.device.is_cpu() {
+        gpu::check(&head.shape)?;
+    }
+    let weights = weights.headers_only(inventory);
+    let taps = head.taps_of(config).map_err(Error::setup)?;
+    // Rotary positions have no end, and a published limit is often that of the training texts.
+    let context = &mut head.shape.max_position_embeddings;
+    *context = (*context).max(config.max_position_embeddings);
+    Ok(match kind {
+        HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, ends)?),
+        _ => Box::new(EagleHead::load(head, taps, weights, config, ends)?),
+    })
+}
+
+/// Loads the layer for further tokens that the checkpoint of `target`, in `source`, may have, as a draft head;
+/// `None` if it has none.
+///
+/// # Errors
+/// `Setup`, in one line, if it cannot be loaded.
+pub fn load_mtp(
+    source: &ModelSource,
+    options: &LoadOptions,
+    target: &dyn LoadedModel,
+) -> Result<Option<Box<dyn Head>>> {
+    caught("the layer for further tokens", || {
+        let Some(found) = open_mtp(source, options, target)? else {
+            return Ok(None);
+        };
+        let (names, weights, ends) = found;
+        let head = EagleHead::load_mtp(&names, weights, target.config(), &ends)?;
+        Ok(Some(Box::new(head) as Box<dyn Head>))
+    })
+}
+
+/// As [`inspect`], of what [`load_mtp`] loads.
+///
+/// # Errors
+/// As [`load_mtp`].
+pub fn inspect_mtp(
+    source: &ModelSource,
+    options: &LoadOptions,
+    target: &dyn LoadedModel,
+) -> Result<Option<(Box<dyn Head>, Inventory)>> {
+    let shared = SharedInventory::default();
+    caught("the layer for further tokens", || {
+        let Some((names, weights, ends)) = open_mtp(source, &eager(options), target)? else {
+            return Ok(None);
+        };
+        let weights = weights.headers_only(Some(&shared));
+        let head = EagleHead::load_mtp(&names, weights, target.config(), &ends)?;
+        Ok(Some((
+            Box::new(head) as Box<dyn Head>,
+            inventory::take(&shared),
+        )))
+    })
+}
+
+fn open_mtp(
+    source: &ModelSource,
+    options: &LoadOptions,
+    target: &dyn LoadedModel,
+) -> Result<Option<(MtpNames, Weights, Ends)>> {
+    let config = target.config();
+    let Some(ends) = target.ends().filter(|_| config.spec.mtp.is_some()) else {
+        return Ok(None);
+    };
+    let dtypes = dtypes_of_head(options, &ends)?;
+    let weights = match source {
+        ModelSource::Gguf(file) => Weights::gguf(GgufFile::open(file)?, dtypes, &options.device),
+        ModelSource::Folder(folder) => {
+            let weights = weights_of_head(folder, dtypes, options)?;
+            weights.packed(config.packed.clone(), declared_dtype(folder)?)
+        }
+    };
+    Ok(MtpNames::of(&weights, config).map(|names| (names, weights, ends)))
+}
+
+fn weights_of_head(folder: &Path, dtypes: Dtypes, options: &LoadOptions) -> Result<Weights> {
+    let device = &options.device;
+    match (options.format, &options.tensors) {
+        (LoadFormat::Auto, _) => Weights::of_head(files::folder_of(folder), dtypes, device),
+        (LoadFormat::Dummy, Some(tensors)) => Ok(Weights::headers(tensors.clone(), dtypes, device)),
+        (LoadFormat::Dummy, None) => Ok(Weights::dummy(options.seed, dtypes, device)),
+    }
+}
+
+fn open_gguf_head(
+    source: &GgufSource,
+    kind: HeadKind,
+    dtypes: Dtypes,
+    options: &LoadOptions,
+) -> Result<(HeadConfig, Weights)> {
+    let file = GgufFile::open(source)?;
+    let head = HeadConfig::from_gguf(file.header(), kind, file.config().clone())
+        .map_err(|e| Error::in_file(source.path(), e))?;
+    Ok((head, Weights::gguf(file, dtypes, &options.device)))
+}
+
+/// Chooses the dtypes. A GPU computes in one dtype; the CPU reads weights in any dtype and computes in
+/// f32.
+fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<Dtypes> {
+    let dtypes = if options.device.is_cpu() {
+        Dtypes {
+            activations: DType::F32,
+            matrices: options.dtype,
+            blocks: options.quantize,
+            kv: match options.dtype {
+                Some(dtype) => dtype,
+                None if declared()? == DType::F32 => DType::F32,
+                // Precise enough, and half the memory to read of f32.
+                None => DType::F16,
+            },
+        }
+    } else {
+        let dtype = options.dtype.map_or_else(declared, Ok)?;
+        Dtypes {
+            activations: dtype,
+            matrices: Some(dtype),
+            blocks: options.quantize,
+            kv: dtype,
+        }
+    };
+    match dtypes.kv {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(dtypes),
+        other => Err(Error::setup(format!(
+            "dtype {} is not supported: only f32, f16 and bf16 are",
+            other.as_str()
+        ))),
+    }
+}
+
+/// The dtypes of a draft head beside a target with these `ends`: they share layers and activations.
+fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
+    if options.device.is_cpu() {
+        pick_dtypes(options, || Ok(DType::F16))
+    } else {
+        pick_dtypes(options, || Ok(ends.norm.dtype()))
+    }
+}
+
+/// `torch_dtype` (or, since transformers 5, `dtype`) of the folder's `config.json`; bf16 if none.
+fn declared_dtype(path: &Path) -> Result<DType> {
+    let file = files::config_of(path);
+    let text = files::read_text(&file)?;
+    let json = files::parse_json(&text).map_err(|e| Error::in_file(&file, e))?;
+    let name = json.get("torch_dtype").or(json.get("dtype"));
+    Ok(match name.and_then(|name| name.as_str()) {
+        Some("float32") => DType::F32,
+        Some("float16") => DType::F16,
+        _ => DType::BF16,
+    })
+}
+
+/// The progress of loading layers: a bar on a terminal, otherwise log lines; nothing in the first second.
+struct LoadProgress {
+    bar: Option<ProgressBar>,
+    layers: usize,
+    loaded: Cell<usize>,
+    next_line: Cell<Instant>,
+}
+
+/// Time before any progress is shown.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl LoadProgress {
+    fn new(layers: usize) -> Self {
+        let template = "loading {wide_bar} {pos}/{len} layers";
+        let bar = (std::io::stderr().is_terminal()).then(|| console::bar(template, layers as u64));
+        Self {
+            bar,
+            layers,
+            loaded: Cell::new(0),
+            next_line: Cell::new(Instant::now() + PATIENCE),
+        }
+    }
+
+    fn tick(&self) {
+        self.loaded.set(self.loaded.get() + 1);
+        if Instant::now() < self.next_line.get() {
+            return;
+        }
+        match &self.bar {
+            Some(bar) => bar.set_position(self.loaded.get() as u64),
+            None => {
+                tracing::info!("loading: {} of {} layers", self.loaded.get(), self.layers);
+                self.next_line.set(Instant::now() + 10 * PATIENCE);
+            }
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

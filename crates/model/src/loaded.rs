@@ -1,0 +1,69 @@
+//! Models that were read from checkpoints.
+
+use super::config::ModelConfig;
+use super::linear::Embedding;
+use super::lora::LoraTarget;
+use super::norm::Norm;
+use super::output_layer::OutputLayer;
+use candle_core::Tensor;
+use foretoken_core::error::{Error, Result};
+use foretoken_core::model::Model;
+
+/// A model with all that its checkpoint says of it.
+pub trait LoadedModel: Model {
+    /// Shapes, layers, special ids and limits.
+    fn config(&self) -> &ModelConfig;
+
+    /// What adapters can change of it; `None` if it takes none, as on a GPU.
+    fn lora_target(&self) -> Option<&LoraTarget> {
+        None
+    }
+
+    /// Its first and last layer; `None` if it has none to share.
+    fn ends(&self) -> Option<Ends>;
+
+    /// A model of these `layers` (ascending indices) of this one, which shares its weights.
+    ///
+    /// # Errors
+    /// A setup error if a layer does not exist.
+    fn subset(&self, layers: &[usize]) -> Result<Box<dyn LoadedModel>>;
+}
+
+/// The first and the last layer of a model, which draft heads may share.
+pub struct Ends {
+    pub(crate) embedding: Embedding,
+    /// The norm before the output layer.
+    pub(crate) norm: Norm,
+    pub(crate) output: OutputLayer,
+}
+
+/// What a head needs of its target, which may be elsewhere.
+pub struct HeadTarget {
+    pub config: ModelConfig,
+    pub(crate) ends: Ends,
+}
+
+impl HeadTarget {
+    /// That of `target`, whose weights it shares.
+    ///
+    /// # Errors
+    /// A setup error if it has no first and last layer to share.
+    pub fn of(target: &dyn LoadedModel) -> Result<Self> {
+        let config = target.config().clone();
+        let ends = target.ends().ok_or_else(|| {
+            Error::setup(format!(
+                "{}: this model cannot have a head",
+                config.architecture
+            ))
+        })?;
+        Ok(Self { config, ends })
+    }
+
+    /// The embeddings of `ids`, `[n]` u32: `[n, hidden]`.
+    ///
+    /// # Errors
+    /// If an id is outside the vocabulary.
+    pub fn embed(&self, ids: &Tensor) -> Result<Tensor> {
+        self.ends.embedding.forward(ids)
+    }
+}

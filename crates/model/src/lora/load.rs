@@ -1,0 +1,264 @@
+//! Reads adapters in PEFT's layout, checked against the base model.
+
+use super::super::safetensors_header::{self, TensorHeaders};
+use super::config::LoraConfig;
+use super::low_rank::{LowRank, Pair};
+use super::{LinearPart, LoraAdapter};
+use candle_core::{DType, Device, Tensor};
+use foretoken_core::error::{Error, Result, caught, clipped};
+use foretoken_core::model::{Adapter, AdapterLoader};
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The file's name.
+const FILE: &str = "adapter_model.safetensors";
+/// Where names of modules begin.
+const PREFIX: &str = "base_model.model.";
+/// What classes have before the number of a layer.
+const LAYERS: [&str; 4] = [
+    "model.layers.",
+    "model.language_model.layers.",
+    "language_model.model.layers.",
+    "layers.",
+];
+const A: &str = "lora_A.weight";
+const B: &str = "lora_B.weight";
+/// Maximum bytes of a value.
+const MAX_VALUE_BYTES: u64 = 4;
+
+/// What adapters can change of a base model. Clones share it.
+#[derive(Debug, Clone)]
+pub struct LoraTarget {
+    /// The weights of each linear layer.
+    sites: Arc<[Vec<LinearPart>]>,
+}
+
+impl AdapterLoader for LoraTarget {
+    fn load(&self, name: &str, folder: &Path, max_rank: usize) -> Result<Arc<dyn Adapter>> {
+        caught("the adapter", || {
+            let config = LoraConfig::read(folder)?;
+            let file = folder.join(FILE);
+            let found = self.read(&config, &file, max_rank);
+            let (sites, rank, bytes) = found.map_err(|e| Error::in_file(&file, e))?;
+            Ok(Arc::new(LoraAdapter {
+                name: name.to_owned(),
+                folder: folder.to_owned(),
+                id: RandomState::new().hash_one(name),
+                sites,
+                rank,
+                bytes,
+            }) as Arc<dyn Adapter>)
+        })
+    }
+}
+
+impl LoraTarget {
+    /// That of a model with these linear layers. Their names are those that Hugging Face has.
+    pub(crate) fn new(sites: Vec<Vec<LinearPart>>) -> Self {
+        Self {
+            sites: sites.into(),
+        }
+    }
+
+    /// The largest size of an adapter of this rank in memory, in bytes.
+    pub fn max_bytes(&self, rank: usize) -> u64 {
+        let parts = self.sites.iter().flatten();
+        let sums = parts.map(|part| (part.outputs + part.inputs) as u64);
+        sums.sum::<u64>()
+            .saturating_mul(rank as u64)
+            .saturating_mul(MAX_VALUE_BYTES)
+    }
+
+    /// The products of each linear layer, the largest rank, and the size of all.
+    fn read(
+        &self,
+        config: &LoraConfig,
+        file: &Path,
+        max_rank: usize,
+    ) -> Result<(Vec<Option<LowRank>>, usize, u64)> {
+        if !file.is_file() {
+            return Err(Error::setup(format!(
+                "it is missing, or not a file: adapters are read from {FILE}"
+            )));
+        }
+        let mut opened = File::open(file).map_err(|e| Error::setup(e.to_string()))?;
+        let mut headers = TensorHeaders::new();
+        safetensors_header::read(&mut opened, &mut headers)?;
+        let wanted = self.check(config, &headers, max_rank)?;
+        // All tensors are as large as they may be, and their bytes are in the file.
+        let tensors = read_tensors(&mut opened, &headers)?;
+        let mut sites = Vec::with_capacity(self.sites.len());
+        for (index, parts) in self.sites.iter().enumerate() {
+            let pairs = parts.iter().enumerate().map(|(place, part)| {
+                let pair = wanted.get(&(index, place));
+                let pair = pair.map(|found| found.pair(part, &tensors));
+                Ok((part.outputs, pair.transpose()?))
+            });
+            sites.push(LowRank::new(pairs.collect::<Result<_>>()?)?);
+        }
+        let rank = wanted.values().map(|found| found.rank).max();
+        let bytes = headers.values().map(|header| header.bytes()).sum();
+        Ok((sites, rank.unwrap_or_default(), bytes))
+    }
+
+    /// Which part of which layer each pair of tensors is for; every tensor is one of a pair.
+    fn check(
+        &self,
+        config: &LoraConfig,
+        headers: &TensorHeaders,
+        max_rank: usize,
+    ) -> Result<HashMap<(usize, usize), Found>> {
+        let parts = self.sites.iter().enumerate().flat_map(|(index, parts)| {
+            let parts = parts.iter().enumerate();
+            parts.map(move |(place, part)| (&*part.name, ((index, place), part)))
+        });
+        let parts: HashMap<&str, _> = parts.collect();
+        let mut wanted = HashMap::new();
+        let mut names: Vec<&String> = headers.keys().collect();
+        names.sort();
+        for name in &names {
+            let module = module_of(name)?;
+            let known = plain_name(module);
+            let Some(&(site, part)) = known.as_ref().and_then(|name| parts.get(&**name)) else {
+                return Err(self.unknown(name));
+            };
+            let Some(b) = name.strip_suffix(A).map(|start| format!("{start}{B}")) else {
+                let a = format!("{}{A}", name.trim_end_matches(B));
+                if !headers.contains_key(&a) {
+                    return Err(Error::setup(format!("tensor {} is missing", clipped(&a))));
+                }
+                continue;
+            };
+            let (rank, scale) = config.of_module(module).map_err(Error::setup)?;
+            if rank > max_rank {
+                return Err(Error::setup(format!(
+                    "rank {rank} is over the limit: raise --max-lora-rank, which is {max_rank}"
+                )));
+            }
+            check_shape(headers, name, [rank, part.inputs])?;
+            check_shape(headers, &b, [part.outputs, rank])?;
+            let a = (*name).clone();
+            let found = Found { a, b, rank, scale };
+            if wanted.insert(site, found).is_some() {
+                let name = clipped(name);
+                return Err(Error::setup(format!(
+                    "tensor {name} is there twice, under two names"
+                )));
+            }
+        }
+        if wanted.is_empty() {
+            return Err(Error::setup("it has no tensors"));
+        }
+        Ok(wanted)
+    }
+
+    /// The error for a tensor of a module that adapters cannot change.
+    fn unknown(&self, name: &str) -> Error {
+        let parts = self.sites.iter().flatten();
+        let leaves = parts.filter_map(|part| part.name.rsplit('.').next());
+        let leaves: BTreeSet<&str> = leaves.collect();
+        let leaves: Vec<&str> = leaves.into_iter().collect();
+        Error::setup(format!(
+            "tensor {} is not supported: adapters of this model can change {} of its layers",
+            clipped(name),
+            leaves.join(", ")
+        ))
+    }
+}
+
+/// The tensors of one weight.
+struct Found {
+    a: String,
+    b: String,
+    rank: usize,
+    scale: f64,
+}
+
+impl Found {
+    /// They themselves, with the rows of `B` in the order of the layer's outputs.
+    fn pair(&self, part: &LinearPart, tensors: &HashMap<String, Tensor>) -> Result<Pair> {
+        let get = |name: &str| {
+            let tensor = tensors.get(name);
+            tensor.ok_or_else(|| Error::setup(format!("tensor {} is missing", clipped(name))))
+        };
+        let b = get(&self.b)?;
+        Ok(Pair {
+            a: get(&self.a)?.clone(),
+            b: match &part.order {
+                None => b.clone(),
+                Some(order) => b.index_select(&Tensor::new(&**order, &Device::Cpu)?, 0)?,
+            },
+            scale: self.scale,
+        })
+    }
+}
+
+/// The name of the module that a tensor belongs to, as PEFT's patterns see it.
+fn module_of(name: &str) -> Result<&str> {
+    let module = name.strip_suffix(A).or_else(|| name.strip_suffix(B));
+    let module = module.and_then(|module| module.strip_suffix('.'));
+    let Some(module) = module else {
+        return Err(Error::setup(format!(
+            "tensor {} is not supported: only those that end with {A} and {B} are",
+            clipped(name)
+        )));
+    };
+    Ok(module.strip_prefix(PREFIX).unwrap_or(module))
+}
+
+/// What the code calls a module of a layer.
+fn plain_name(module: &str) -> Option<String> {
+    let rest = LAYERS.iter().find_map(|start| module.strip_prefix(start))?;
+    Some(format!("{}{rest}", LAYERS[0]))
+}
+
+fn check_shape(headers: &TensorHeaders, name: &str, wanted: [usize; 2]) -> Result<()> {
+    let short = clipped(name);
+    let header = headers.get(name);
+    let header = header.ok_or_else(|| Error::setup(format!("tensor {short} is missing")))?;
+    if header.dims != wanted {
+        return Err(Error::setup(format!(
+            "tensor {short} has shape {:?}, but the base model and the ranks of adapter_config.json ask for {wanted:?}",
+            header.dims
+        )));
+    }
+    if !["F32", "F16", "BF16"].contains(&&*header.dtype) {
+        return Err(Error::setup(format!(
+            "tensor {short} has dtype {}, which is not supported: only F32, F16 and BF16 are",
+            clipped(&header.dtype)
+        )));
+    }
+    Ok(())
+}
+
+/// All tensors of a file whose headers were checked. It is read, not mapped: whoever changes the file later changes
+/// nothing here.
+fn read_tensors(file: &mut File, headers: &TensorHeaders) -> Result<HashMap<String, Tensor>> {
+    let failed = |e: std::io::Error| Error::setup(e.to_string());
+    let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    file.seek(SeekFrom::Start(0)).map_err(failed)?;
+    let data: u64 = headers.values().map(|header| header.bytes()).sum();
+    let max = safetensors_header::MAX_BYTES + data;
+    if len > max {
+        let what = format!("it has {len} bytes, of which its tensors are {data}");
+        return Err(Error::setup(what));
+    }
+    let mut bytes = Vec::new();
+    file.take(len).read_to_end(&mut bytes).map_err(failed)?;
+    let tensors = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu)?;
+    for (name, tensor) in &tensors {
+        let sum = tensor.to_dtype(DType::F32)?.abs()?.sum_all()?;
+        // Of values below infinity, a sum that overflows is possible, but no weights are so large.
+        if !sum.to_scalar::<f32>()?.is_finite() {
+            return Err(Error::setup(format!(
+                "tensor {} contains NaN or infinity",
+                clipped(name)
+            )));
+        }
+    }
+    Ok(tensors)
+}

@@ -1,0 +1,73 @@
+//! Unquantized weights in candle's layout, on a GPU.
+
+use super::{Matrix, no_batch_invariant_kernel};
+use candle_core::{DType, Tensor};
+use foretoken_core::error::Result;
+use foretoken_kernels::dense::{has_kernel_on_device, matmul_on_device};
+use std::any::Any;
+use std::sync::Arc;
+
+/// A weight in the compute dtype. Up to 16 rows of f16 or bf16 have one order of additions.
+pub struct Dense {
+    weight: Tensor,
+    shape: (usize, usize),
+    /// Whether all numbers of rows have one order of additions.
+    batch_invariant: bool,
+}
+
+impl Dense {
+    /// The weight `[outputs, inputs]`.
+    ///
+    /// # Errors
+    /// If the tensor is not a matrix.
+    pub fn new(weight: Tensor) -> Result<Self> {
+        Ok(Self {
+            shape: weight.dims2()?,
+            weight,
+            batch_invariant: false,
+        })
+    }
+}
+
+impl Matrix for Dense {
+    fn shape(&self) -> (usize, usize) {
+        self.shape
+    }
+
+    fn format(&self) -> String {
+        self.weight.dtype().as_str().to_owned()
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(matmul_on_device(&self.weight, x, self.batch_invariant)?)
+    }
+
+    fn rows(&self, ids: &Tensor) -> Result<Tensor> {
+        Ok(self.weight.index_select(ids, 0)?)
+    }
+
+    fn dequantize(&self) -> Result<Tensor> {
+        Ok(self.weight.to_dtype(DType::F32)?)
+    }
+
+    /// One tensor of the two: they can only share a call that way.
+    fn join(&self, next: &dyn Matrix) -> Result<Option<Arc<dyn Matrix>>> {
+        let Some(next) = (next as &dyn Any).downcast_ref::<Self>() else {
+            return Ok(None);
+        };
+        let mut joined = Self::new(Tensor::cat(&[&self.weight, &next.weight], 0)?)?;
+        joined.batch_invariant = self.batch_invariant || next.batch_invariant;
+        Ok(Some(Arc::new(joined)))
+    }
+
+    fn make_batch_invariant(&self) -> Result<Option<Arc<dyn Matrix>>> {
+        if !has_kernel_on_device(&self.weight)? {
+            return Err(no_batch_invariant_kernel(self));
+        }
+        Ok(Some(Arc::new(Self {
+            weight: self.weight.clone(),
+            batch_invariant: true,
+            ..*self
+        })))
+    }
+}

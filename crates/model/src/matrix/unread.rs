@@ -1,0 +1,44 @@
+//! Weights of which only the header was read.
+
+use super::Matrix;
+use candle_core::Tensor;
+use foretoken_core::error::{Error, Result};
+use std::sync::Arc;
+
+/// A weight without values: it has a shape, and cannot be multiplied.
+pub struct Unread {
+    pub shape: (usize, usize),
+    pub format: String,
+}
+
+impl Unread {
+    fn error(&self) -> Error {
+        Error::internal("only the header of this weight was read")
+    }
+}
+
+impl Matrix for Unread {
+    fn shape(&self) -> (usize, usize) {
+        self.shape
+    }
+
+    fn format(&self) -> String {
+        self.format.clone()
+    }
+
+    fn forward(&self, _: &Tensor) -> Result<Tensor> {
+        Err(self.error())
+    }
+
+    fn rows(&self, _: &Tensor) -> Result<Tensor> {
+        Err(self.error())
+    }
+
+    fn dequantize(&self) -> Result<Tensor> {
+        Err(self.error())
+    }
+
+    fn make_batch_invariant(&self) -> Result<Option<Arc<dyn Matrix>>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,169 @@
+//! FP4 as compressed-tensors packs it, two floats of 4 bits in a byte, the first in its lower half: NVFP4, whose groups
+//! of 16 inputs have scales of FP8 that are divided by a scale of the matrix, and MXFP4, whose groups of 32 have powers
+//! of two (Open Compute Project 2023, "Microscaling Formats (MX)").
+
+use super::super::finite::MAX_MXFP4_EXPONENT;
+use super::super::mxfp4::{VALUES, power_of_two};
+use super::fp8::{E4M3, finite, table};
+use super::parts::{Part, Parts};
+use super::scheme::{Blocks, Opened, Scheme, Unpacked};
+use foretoken_core::error::Result;
+use foretoken_kernels::quant::{BLOCK, BlockType};
+
+/// Inputs of a group of NVFP4.
+const NV_GROUP: usize = 16;
+
+/// A format of FP4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fp4 {
+    Nv,
+    Mx,
+}
+
+impl Fp4 {
+    /// Inputs of a group.
+    pub fn group(self) -> usize {
+        match self {
+            Self::Nv => NV_GROUP,
+            Self::Mx => BLOCK,
+        }
+    }
+}
+
+impl Scheme for Fp4 {
+    fn label(&self) -> String {
+        match self {
+            Self::Nv => "NVFP4".into(),
+            Self::Mx => "MXFP4".into(),
+        }
+    }
+
+    fn is_in(&self, parts: &Parts<'_>) -> bool {
+        parts.has("weight_packed")
+    }
+
+    fn open<'a>(&self, parts: &mut Parts<'a>, shape: (usize, usize)) -> Result<Opened<'a>> {
+        let (outputs, inputs) = shape;
+        let group = self.group();
+        if !inputs.is_multiple_of(group) {
+            let what = format!("needs a multiple of {group} inputs");
+            return Err(parts.error("weight_packed", &what));
+        }
+        // Of activations, which are not quantized here.
+        for end in ["input_global_scale", "input_scale"] {
+            parts.skip(end);
+        }
+        let numbers = parts.get("weight_packed", &[outputs, inputs / 2], &["U8"])?;
+        let grid = [outputs, inputs / group];
+        match self {
+            Self::Nv => open_nv(parts, numbers, grid, inputs),
+            Self::Mx => open_mx(parts, numbers, grid, inputs),
+        }
+    }
+
+    fn usual_blocks(&self) -> Option<BlockType> {
+        (*self == Self::Mx).then_some(BlockType::Mxfp4)
+    }
+}
+
+/// Checks the scales of NVFP4.
+fn open_nv<'a>(
+    parts: &mut Parts<'a>,
+    numbers: Part<'a>,
+    grid: [usize; 2],
+    inputs: usize,
+) -> Result<Opened<'a>> {
+    let scales = parts.get("weight_scale", &grid, &[E4M3])?;
+    let whole = parts.scales("weight_global_scale", &[1, 1], &["F32"])?;
+    let unpack = move || {
+        let divisor = whole.floats()?[0];
+        if !divisor.is_normal() {
+            return Err(whole.error("is no divisor of scales"));
+        }
+        let table = table();
+        let scale = |&byte: &u8| table[usize::from(byte)] / divisor;
+        Ok(Box::new(Floats {
+            numbers: numbers.data()?,
+            inputs,
+            scales: finite(&scales)?.iter().map(scale).collect(),
+            exponents: &[],
+        }) as Box<dyn Unpacked>)
+    };
+    Ok(Opened {
+        blocks: None,
+        may_reorder: false,
+        unpack: Box::new(unpack),
+    })
+}
+
+/// Checks the scales of MXFP4.
+fn open_mx<'a>(
+    parts: &mut Parts<'a>,
+    numbers: Part<'a>,
+    grid: [usize; 2],
+    inputs: usize,
+) -> Result<Opened<'a>> {
+    let scales = parts.get("weight_scale", &grid, &["U8", "F8_E8M0"])?;
+    let unpack = move || {
+        let exponents = scales.data()?;
+        if exponents
+            .iter()
+            .any(|&exponent| exponent > MAX_MXFP4_EXPONENT)
+        {
+            return Err(scales.not_finite());
+        }
+        Ok(Box::new(Floats {
+            numbers: numbers.data()?,
+            inputs,
+            scales: exponents.iter().map(|&e| power_of_two(e)).collect(),
+            exponents,
+        }) as Box<dyn Unpacked>)
+    };
+    Ok(Opened {
+        blocks: Some(BlockType::Mxfp4),
+        may_reorder: false,
+        unpack: Box::new(unpack),
+    })
+}
+
+struct Floats<'a> {
+    numbers: &'a [u8],
+    inputs: usize,
+    /// `[outputs, groups]`.
+    scales: Vec<f32>,
+    /// The same as exponents; none of NVFP4.
+    exponents: &'a [u8],
+}
+
+impl Unpacked for Floats<'_> {
+    fn row(&self, output: usize, row: &mut [f32]) {
+        let groups = self.scales.len() * self.inputs / (2 * self.numbers.len()).max(1);
+        let group = self.inputs / groups;
+        let numbers = &self.numbers[output * self.inputs / 2..][..self.inputs / 2];
+        let scales = &self.scales[output * groups..][..groups];
+        for (input, value) in row.iter_mut().enumerate() {
+            let number = numbers[input / 2] >> (input % 2 * 4) & 15;
+            *value = scales[input / group] * VALUES[usize::from(number)];
+        }
+    }
+
+    /// Those of GGUF files have the second half of the inputs in the upper halves of bytes.
+    fn blocks(&self) -> Option<Blocks> {
+        let kind = BlockType::Mxfp4;
+        let mut data = Vec::with_capacity(self.exponents.len() * kind.type_size());
+        for (&exponent, numbers) in self
+            .exponents
+            .iter()
+            .zip(self.numbers.as_chunks::<{ BLOCK / 2 }>().0)
+        {
+            let number = |input: usize| numbers[input / 2] >> (input % 2 * 4) & 15;
+            data.push(exponent);
+            data.extend((0..BLOCK / 2).map(|k| number(k) | number(k + BLOCK / 2) << 4));
+        }
+        (!self.exponents.is_empty()).then_some(Blocks {
+            kind,
+            data,
+            inputs: None,
+        })
+    }
+}

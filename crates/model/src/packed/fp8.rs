@@ -1,0 +1,183 @@
+//! FP8: floats of 8 bits with 4 of an exponent (E4M3), and scales of tiles. No format of blocks holds them, so they
+//! become dense.
+
+use super::super::keys::Keys;
+use super::parts::{FLOATS, Part, Parts};
+use super::scheme::{Opened, Scheme, Unpacked};
+use float8::F8E4M3;
+use foretoken_core::error::Result;
+use foretoken_kernels::quant::BlockType;
+
+/// The dtype of the floats.
+pub const E4M3: &str = "F8_E4M3";
+/// Those of the scales.
+const SCALES: [&str; 4] = [FLOATS[0], FLOATS[1], FLOATS[2], "F8_E8M0"];
+
+/// Keys that say nothing about the weights: activations are not quantized here.
+const HARMLESS: [&str; 9] = [
+    "activation_scheme",
+    "dequantize",
+    "ignored_layers",
+    "is_checkpoint_fp8_serialized",
+    "modules_to_not_convert",
+    "quant_method",
+    "scale_fmt",
+    "weight_per_tensor",
+    "modules_to_convert",
+];
+
+/// `quant_method: fp8`.
+#[derive(Debug)]
+pub struct Fp8 {
+    /// Outputs and inputs of a tile; `None` = a matrix is one.
+    tile: Option<(usize, usize)>,
+}
+
+impl Fp8 {
+    /// That of a `quantization_config`.
+    ///
+    /// # Errors
+    /// If a key asks for something else.
+    pub fn take(keys: &mut Keys) -> Result<Self, String> {
+        let given = keys.peek("fmt");
+        if let Some(format) = keys.text("fmt")?
+            && !["e4m3", "float8_e4m3fn"].contains(&&*format)
+        {
+            return Err(keys.refused("fmt", &given, "only e4m3 is"));
+        }
+        let given = keys.peek("weight_block_size");
+        let tile = match keys.sizes("weight_block_size")?.as_deref() {
+            None => None,
+            Some(&[outputs, inputs]) if outputs > 0 && inputs > 0 => Some((outputs, inputs)),
+            Some(_) => {
+                let accepted = "it must be outputs and inputs of a tile";
+                return Err(keys.refused("weight_block_size", &given, accepted));
+            }
+        };
+        keys.ignore(&HARMLESS);
+        Ok(Self { tile })
+    }
+}
+
+impl Scheme for Fp8 {
+    fn label(&self) -> String {
+        "FP8".into()
+    }
+
+    fn is_in(&self, parts: &Parts<'_>) -> bool {
+        parts.has_dtype("weight", E4M3)
+    }
+
+    fn open<'a>(&self, parts: &mut Parts<'a>, shape: (usize, usize)) -> Result<Opened<'a>> {
+        // Both are factors: the name of the second says what the weights were multiplied with before.
+        let known = ["weight_scale_inv", "weight_scale"];
+        let scale = known.into_iter().find(|end| parts.has(end));
+        for end in ["input_scale", "activation_scale"] {
+            parts.skip(end);
+        }
+        open(
+            parts,
+            shape,
+            scale.unwrap_or(known[0]),
+            self.tile.unwrap_or(shape),
+        )
+    }
+
+    fn usual_blocks(&self) -> Option<BlockType> {
+        None
+    }
+}
+
+/// Checks a matrix of FP8 whose part `scale` has a factor for each tile of outputs and inputs.
+///
+/// # Errors
+/// As [`Scheme::open`].
+pub fn open<'a>(
+    parts: &mut Parts<'a>,
+    shape: (usize, usize),
+    scale: &str,
+    tile: (usize, usize),
+) -> Result<Opened<'a>> {
+    let (outputs, inputs) = shape;
+    let numbers = parts.get("weight", &[outputs, inputs], &[E4M3])?;
+    let columns = inputs.div_ceil(tile.1);
+    let scales = parts.scales(scale, &[outputs.div_ceil(tile.0), columns], &SCALES)?;
+    let unpack = move || {
+        let floats = Floats {
+            table: table(),
+            numbers: finite(&numbers)?,
+            inputs,
+            scales: scales.scales()?,
+            tile,
+            columns,
+        };
+        Ok(Box::new(floats) as Box<dyn Unpacked>)
+    };
+    Ok(Opened {
+        blocks: None,
+        may_reorder: false,
+        unpack: Box::new(unpack),
+    })
+}
+
+/// What each byte means.
+pub fn table() -> [f32; 256] {
+    std::array::from_fn(|byte| F8E4M3::from_bits(byte as u8).to_f32())
+}
+
+/// The bytes of a part in E4M3, which has no infinity, and two NaN.
+///
+/// # Errors
+/// A setup error that names the part if it has one of those.
+pub fn finite<'a>(part: &Part<'a>) -> Result<&'a [u8]> {
+    let data = part.data()?;
+    if data.iter().any(|byte| byte & 0x7f == 0x7f) {
+        return Err(part.not_finite());
+    }
+    Ok(data)
+}
+
+struct Floats<'a> {
+    table: [f32; 256],
+    numbers: &'a [u8],
+    inputs: usize,
+    /// `[outputs / tile, columns]`.
+    scales: Vec<f32>,
+    tile: (usize, usize),
+    columns: usize,
+}
+
+impl Unpacked for Floats<'_> {
+    fn row(&self, output: usize, row: &mut [f32]) {
+        let numbers = &self.numbers[output * self.inputs..][..self.inputs];
+        let scales = &self.scales[output / self.tile.0 * self.columns..][..self.columns];
+        let tiles = row.chunks_mut(self.tile.1).zip(numbers.chunks(self.tile.1));
+        for ((row, numbers), scale) in tiles.zip(scales) {
+            for (value, &number) in row.iter_mut().zip(numbers) {
+                *value = scale * self.table[usize::from(number)];
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From the definition: 3 bits of a fraction, an exponent with a bias of 7, and numbers below the smallest power.
+    #[test]
+    fn bytes_mean_what_the_format_defines() {
+        for (byte, &value) in table().iter().enumerate() {
+            let (exponent, fraction) = ((byte >> 3 & 15) as i32, (byte & 7) as f32);
+            if byte & 0x7f == 0x7f {
+                assert!(value.is_nan());
+                continue;
+            }
+            let size = match exponent {
+                0 => fraction / 8. * 2f32.powi(-6),
+                _ => (1. + fraction / 8.) * 2f32.powi(exponent - 7),
+            };
+            assert_eq!(value, if byte < 128 { size } else { -size }, "{byte}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Matrices of heads that a checkpoint has as one.
+
+use super::super::matrix::{Matrix, Unread};
+use super::Weights;
+use foretoken_core::error::Result;
+use std::sync::Arc;
+
+/// A matrix of each head.
+type Matrices = Vec<Arc<dyn Matrix>>;
+
+impl Weights {
+    /// Of the matrix `name` (without `.weight`), which has `keys` and then `values` outputs for each head, those of each
+    /// head as matrices of their own: of keys the transposed ones, `[inputs, keys]`, of values `[values, inputs]`. A
+    /// packed one is unpacked.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn matrices_of_heads(
+        &mut self,
+        name: &str,
+        heads: usize,
+        (keys, values): (usize, usize),
+        inputs: usize,
+    ) -> Result<(Matrices, Matrices)> {
+        let shape = (heads * (keys + values), inputs);
+        if self.inventory.is_some() {
+            let format = self.matrix(name, shape, None)?.format();
+            let unread = |shape| -> Matrices {
+                let one = || -> Arc<dyn Matrix> {
+                    let format = format.clone();
+                    Arc::new(Unread { shape, format })
+                };
+                (0..heads).map(|_| one()).collect()
+            };
+            return Ok((unread((inputs, keys)), unread((values, inputs))));
+        }
+        let stored = match self.packed_matrix(name, shape, None)? {
+            Some(packed) => packed.dequantize()?,
+            None => self.stored(&format!("{name}.weight"), &[shape.0, shape.1])?,
+        };
+        let part = |head: usize, start: usize, count: usize| {
+            stored.narrow(0, head * (keys + values) + start, count)
+        };
+        let of_keys = (0..heads).map(|head| {
+            let own = part(head, 0, keys)?.t()?.contiguous()?;
+            self.matrix_of(&own, name)
+        });
+        let of_values = (0..heads).map(|head| {
+            let own = part(head, keys, values)?.contiguous()?;
+            self.matrix_of(&own, name)
+        });
+        Ok((
+            of_keys.collect::<Result<_>>()?,
+            of_values.collect::<Result<_>>()?,
+        ))
+    }
+}

@@ -1,0 +1,245 @@
+//! Matrices that are packed, as [`PackedConfig`] says.
+
+use super::super::matrix::{self, Matrix, Reordered, Unread, WeightForm};
+use super::super::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked};
+use super::super::{dummy, requantize};
+use super::{TensorSource, Weights, in_order};
+use candle_core::{DType, Device, Tensor, WithDType};
+use foretoken_core::error::{Error, Result};
+use foretoken_kernels::quant::{BLOCK, BlockType};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// How matrices are packed, and the dtype of those that no blocks hold.
+#[derive(Clone)]
+pub(super) struct Packing {
+    config: Arc<PackedConfig>,
+    dtype: DType,
+}
+
+/// Outputs and inputs.
+type Shape = (usize, usize);
+
+impl Weights {
+    /// The same of a checkpoint that is packed as `config` says. Matrices that no blocks hold exactly become `dtype`,
+    /// if no other is asked for.
+    pub fn packed(self, config: Option<PackedConfig>, dtype: DType) -> Self {
+        let packing = config.map(|config| Packing {
+            config: Arc::new(config),
+            dtype,
+        });
+        Self { packing, ..self }
+    }
+
+    /// The name in the checkpoint of the matrix that the code calls `name`, both without `.weight`.
+    fn stored_matrix_name(&self, name: &str) -> String {
+        const END: &str = ".weight";
+        let mut stored = self.stored_name(&format!("{name}{END}"));
+        stored.truncate(stored.len() - END.len());
+        stored
+    }
+
+    /// Whether the matrix `name` (without `.weight`) is packed.
+    pub(super) fn has_packed(&self, name: &str) -> bool {
+        let stored = self.stored_matrix_name(name);
+        let parts = Parts::new(&self.source, &stored);
+        let packing = self.packing.as_ref();
+        packing.is_some_and(|packing| packing.config.scheme([name, &stored], &parts).is_some())
+    }
+
+    /// The matrix `name` (without `.weight`) of `shape`, with its outputs in this order; `None` if it is not packed.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub(super) fn packed_matrix(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        order: Option<&[u32]>,
+    ) -> Result<Option<Arc<dyn Matrix>>> {
+        let Some(packing) = self.packing.clone() else {
+            return Ok(None);
+        };
+        if let TensorSource::Dummy(seed) = self.source {
+            let scheme = packing.config.scheme_of_random(name);
+            let random = scheme.map(|scheme| self.random(scheme, (seed, name), shape, order));
+            return random.transpose();
+        }
+        let stored = self.stored_matrix_name(name);
+        let mut parts = Parts::new(&self.source, &stored);
+        let Some(scheme) = packing.config.scheme([name, &stored], &parts) else {
+            return Ok(None);
+        };
+        let opened = scheme.open(&mut parts, shape)?;
+        self.read.extend(parts.read);
+        if self.inventory.is_some() {
+            // A GPU has no kernel for inputs in another order.
+            let blocks = opened
+                .blocks
+                .filter(|_| self.device.is_cpu() || !opened.may_reorder);
+            let stored = (scheme.label(), parts.bytes);
+            return Ok(Some(self.unread(name, stored, shape, blocks)));
+        }
+        let unpacked = (opened.unpack)()?;
+        let name = format!("{stored}.weight");
+        self.matrix_of_packed(&*unpacked, &name, shape, order)
+            .map(Some)
+    }
+
+    /// What a matrix becomes that these blocks hold exactly, or none.
+    fn form_of(&self, blocks: Option<BlockType>, (outputs, inputs): Shape) -> WeightForm {
+        let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, &self.device);
+        let form = blocks.map(of).filter(|form| form.blocks() == blocks);
+        form.unwrap_or_else(|| {
+            self.dtypes
+                .form(self.own_dtype(), &[outputs, inputs], &self.device)
+        })
+    }
+
+    /// Adds a matrix to the inventory that becomes `blocks`, or dense.
+    fn unread(
+        &self,
+        name: &str,
+        stored: (String, u64),
+        shape: Shape,
+        blocks: Option<BlockType>,
+    ) -> Arc<dyn Matrix> {
+        let form = self.form_of(blocks, shape);
+        let name = self.stored_matrix_name(name) + ".weight";
+        self.list(name, &[shape.0, shape.1], stored, form);
+        let format = form.name();
+        Arc::new(Unread { shape, format })
+    }
+
+    fn matrix_of_packed(
+        &self,
+        unpacked: &dyn Unpacked,
+        name: &str,
+        shape: Shape,
+        order: Option<&[u32]>,
+    ) -> Result<Arc<dyn Matrix>> {
+        let kept = |blocks: &Blocks| {
+            let form = self.form_of(Some(blocks.kind), shape);
+            let fits = form.blocks() == Some(blocks.kind);
+            fits && (self.device.is_cpu() || blocks.inputs.is_none())
+        };
+        let Some(blocks) = unpacked.blocks().filter(kept) else {
+            tracing::debug!("{name}: no blocks hold its values exactly");
+            let dense = self.dense_of_packed(unpacked, name, shape, order)?;
+            return self.matrix_of(&dense.to_device(&self.device)?, name);
+        };
+        let form = self.form_of(Some(blocks.kind), shape);
+        let data = match order {
+            Some(order) => {
+                let bytes = blocks.data.len() / shape.0;
+                let row = |&row: &u32| &blocks.data[row as usize * bytes..][..bytes];
+                order.iter().map(row).collect::<Vec<_>>().concat()
+            }
+            None => blocks.data,
+        };
+        let matrix = matrix::quantized(form, data, shape, &self.device)?;
+        match blocks.inputs {
+            Some(inputs) => Ok(Arc::new(Reordered::new(matrix, &inputs)?)),
+            None => Ok(matrix),
+        }
+    }
+
+    /// All values, on the CPU.
+    fn dense_of_packed(
+        &self,
+        unpacked: &dyn Unpacked,
+        name: &str,
+        shape: Shape,
+        order: Option<&[u32]>,
+    ) -> Result<Tensor> {
+        let own = self.own_dtype();
+        let dtype = match self.dtypes.blocks {
+            // Rounded once.
+            Some(_) => DType::F32,
+            None => self.dtypes.matrices.unwrap_or(own),
+        };
+        match dtype {
+            DType::F16 => rows(unpacked, name, shape, order, f16::from_f32),
+            DType::BF16 => rows(unpacked, name, shape, order, bf16::from_f32),
+            _ => rows(unpacked, name, shape, order, |value| value),
+        }
+    }
+
+    /// The dtype of matrices that no blocks hold, if no other is asked for.
+    fn own_dtype(&self) -> DType {
+        let packing = self.packing.as_ref();
+        packing.map_or(DType::F32, |packing| packing.dtype)
+    }
+
+    /// Random weights in the form of packed ones.
+    fn random(
+        &self,
+        scheme: &dyn Scheme,
+        (seed, name): (u64, &str),
+        shape: Shape,
+        order: Option<&[u32]>,
+    ) -> Result<Arc<dyn Matrix>> {
+        // Blocks that candle cannot make are left to files.
+        let can_be_made =
+            |kind: &BlockType| shape.1.is_multiple_of(BLOCK) && kind.candles().is_some();
+        let blocks = scheme.usual_blocks().filter(can_be_made);
+        let form = self.form_of(blocks, shape);
+        if self.inventory.is_some() {
+            let bytes = form.bytes(&[shape.0, shape.1]);
+            return Ok(self.unread(name, (scheme.label(), bytes), shape, blocks));
+        }
+        let name = format!("{name}.weight");
+        let noise = in_order(dummy::tensor(seed, &name, &[shape.0, shape.1])?, order)?;
+        match blocks.filter(|_| form.blocks() == blocks) {
+            Some(kind) => {
+                let data = requantize::blocks(&noise, kind)?;
+                matrix::quantized(form, data, shape, &self.device)
+            }
+            None => self.matrix_of(&noise.to_device(&self.device)?, &name),
+        }
+    }
+}
+
+/// All values, each made of f32 by `from`, with the rows in this order.
+///
+/// # Errors
+/// A setup error that names the matrix if it does not fit in memory, or a value is not finite.
+fn rows<T: WithDType + Send + Sync>(
+    unpacked: &dyn Unpacked,
+    name: &str,
+    (outputs, inputs): Shape,
+    order: Option<&[u32]>,
+    from: impl Fn(f32) -> T + Sync,
+) -> Result<Tensor> {
+    let mut values = Vec::new();
+    let failed = |_| {
+        Error::setup(format!(
+            "tensor {name} of [{outputs}, {inputs}] does not fit in memory"
+        ))
+    };
+    values.try_reserve_exact(outputs * inputs).map_err(failed)?;
+    values.resize(outputs * inputs, T::zero());
+    let chunks = values.par_chunks_exact_mut(inputs).enumerate();
+    let are_finite = chunks.map_init(
+        || vec![0f32; inputs],
+        |row, (output, out)| {
+            unpacked.row(order.map_or(output, |order| order[output] as usize), row);
+            for (out, &value) in out.iter_mut().zip(&*row) {
+                *out = from(value);
+            }
+            out.iter().all(|value| value.to_f64().is_finite())
+        },
+    );
+    // Factors that are finite may have a product that is not, and f16 ends at 65504.
+    if !are_finite.reduce(|| true, |all, row| all && row) {
+        return Err(Error::setup(format!(
+            "tensor {name} contains NaN or infinity as {}",
+            T::DTYPE.as_str()
+        )));
+    }
+    Ok(Tensor::from_vec(values, (outputs, inputs), &Device::Cpu)?)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! Tensors with the matrices of all experts.
+
+use super::super::finite::MAX_MXFP4_EXPONENT;
+use super::super::matrix::{Matrix, Unread};
+use super::super::mxfp4;
+use super::{TensorSource, Weights, in_order};
+use candle_core::DType;
+use foretoken_core::error::{Error, Result};
+use std::sync::Arc;
+
+/// The matrices of all experts, as one tensor has them.
+pub struct Stack<'a> {
+    /// The full Hugging Face name of the tensor; of `Mxfp4`, what `_blocks` and `_scales` are added to.
+    pub name: &'a str,
+    /// Number of experts.
+    pub count: usize,
+    /// Of one: outputs and inputs.
+    pub shape: (usize, usize),
+    pub form: StackForm,
+    /// The outputs that are wanted, if in another order: output `i` is that of row `order[i]`.
+    pub order: Option<&'a [u32]>,
+}
+
+/// How a tensor has matrices of outputs and inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StackForm {
+    /// `[count, outputs, inputs]`.
+    Rows,
+    /// `[count, inputs, outputs]`.
+    Columns,
+    /// [MXFP4](mxfp4), which becomes bf16.
+    Mxfp4,
+}
+
+impl Weights {
+    /// The matrices of `stack`. One after another is converted, so that only one takes more memory than it needs.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn matrices(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
+        if self.inventory.is_some() {
+            let format = self.note_stack(stack)?;
+            let one = || -> Arc<dyn Matrix> {
+                let (shape, format) = (stack.shape, format.clone());
+                Arc::new(Unread { shape, format })
+            };
+            return Ok((0..stack.count).map(|_| one()).collect());
+        }
+        let Stack {
+            name,
+            count,
+            shape: (outputs, inputs),
+            ..
+        } = *stack;
+        match (stack.form, &mut self.source) {
+            (StackForm::Mxfp4, _) => self.dequantized(stack),
+            (_, TensorSource::Gguf(file)) => {
+                let name = name.strip_suffix(".weight").unwrap_or(name);
+                let matrices = self.dtypes.matrices;
+                file.matrices(name, count, stack.shape, matrices, &self.device)
+            }
+            (form, _) => {
+                let all = self.stored(name, &stored_dims(stack))?;
+                let one = |i: usize| {
+                    let own = all.get(i)?;
+                    let own = match form {
+                        StackForm::Columns => own.t()?,
+                        _ => own,
+                    };
+                    let own = in_order(own.contiguous()?, stack.order)?;
+                    self.matrix_of(&own.reshape((outputs, inputs))?, name)
+                };
+                (0..count).map(one).collect()
+            }
+        }
+    }
+
+    /// Adds `stack` to the inventory, and returns what its matrices are loaded as.
+    fn note_stack(&mut self, stack: &Stack<'_>) -> Result<String> {
+        let dims = [stack.count, stack.shape.0, stack.shape.1];
+        if stack.form != StackForm::Mxfp4 {
+            let form = self.note(stack.name, &stored_dims(stack), Some(&dims))?;
+            return Ok(form.name());
+        }
+        let names = self.names_of_blocks(stack);
+        self.blocks(stack, &names)?;
+        let form = self.dtypes.form(DType::BF16, &dims, &self.device);
+        let elements: u64 = dims.iter().map(|&dim| dim as u64).product();
+        let bytes = elements / mxfp4::BLOCK as u64 * mxfp4::BLOCK_BYTES as u64;
+        let [name, _] = names;
+        self.list(name, &dims, ("MXFP4".into(), bytes), form);
+        Ok(form.name())
+    }
+
+    fn dequantized(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
+        let names = self.names_of_blocks(stack);
+        let (Some(values), Some(scales)) = self.blocks(stack, &names)? else {
+            return Err(Error::internal("there are no weights that have values"));
+        };
+        if scales.iter().any(|&scale| scale > MAX_MXFP4_EXPONENT) {
+            let name = &names[0];
+            return Err(Error::setup(format!(
+                "tensor {name} contains NaN or infinity"
+            )));
+        }
+        let (values_each, scales_each) = (values.len() / stack.count, scales.len() / stack.count);
+        let pairs = (values.chunks_exact(values_each)).zip(scales.chunks_exact(scales_each));
+        let one = |(values, scales)| {
+            let own = mxfp4::dequantize(values, scales, stack.shape)?.to_device(&self.device)?;
+            self.matrix_of(&in_order(own, stack.order)?, &names[0])
+        };
+        pairs.map(one).collect()
+    }
+
+    /// The names of the values of `stack` and of their scales, which count as read.
+    fn names_of_blocks(&mut self, stack: &Stack<'_>) -> [String; 2] {
+        let names = ["_blocks", "_scales"].map(|end| {
+            let name = format!("{}{end}", stack.name);
+            self.stored_name(&name)
+        });
+        self.read.extend(names.clone());
+        names
+    }
+
+    /// The values of `stack` and their scales, which have these names, if their files are here.
+    fn blocks(&self, stack: &Stack<'_>, [values, scales]: &[String; 2]) -> Result<Blocks<'_>> {
+        let (outputs, inputs) = stack.shape;
+        if !inputs.is_multiple_of(mxfp4::BLOCK) {
+            return Err(Error::setup(format!(
+                "tensor {values} needs a multiple of {} inputs, the config asks for {inputs}",
+                mxfp4::BLOCK
+            )));
+        }
+        let blocks = inputs / mxfp4::BLOCK;
+        let dims = [stack.count, outputs, blocks, mxfp4::BLOCK / 2];
+        let found = self.source.bytes(values, &dims)?;
+        Ok((found, self.source.bytes(scales, &dims[..3])?))
+    }
+}
+
+/// Values and scales.
+type Blocks<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+
+fn stored_dims(stack: &Stack<'_>) -> [usize; 3] {
+    let (outputs, inputs) = stack.shape;
+    match stack.form {
+        StackForm::Columns => [stack.count, inputs, outputs],
+        StackForm::Rows | StackForm::Mxfp4 => [stack.count, outputs, inputs],
+    }
+}

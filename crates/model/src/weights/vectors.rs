@@ -1,0 +1,53 @@
+//! Reads the small tensors of layers with convolutions and states.
+
+use super::{TensorSource, Weights};
+use candle_core::{DType, Tensor};
+use foretoken_core::error::{Error, Result};
+
+impl Weights {
+    /// The `len` values of the tensor `name` (its full Hugging Face name), of which llama.cpp may have a matrix.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let dims = match &mut self.source {
+            TensorSource::Gguf(file) => file.describe(name)?.1,
+            _ => vec![len],
+        };
+        if dims.iter().product::<usize>() != len {
+            return Err(Error::wrong_shape(name, &dims, &[len]));
+        }
+        let values = self.tensor(name, &dims)?.to_dtype(DType::F32)?;
+        Ok(values.flatten_all()?.to_vec1()?)
+    }
+
+    /// The factors of a decay, below 0, of which the checkpoint has the logarithms `name`.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn decay(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let mut values = self.vector(name, len)?;
+        // llama.cpp's files have the factors themselves.
+        if !self.are_gguf() {
+            values.iter_mut().for_each(|x| *x = -x.exp());
+        }
+        Ok(values)
+    }
+
+    /// The weights of the convolution `name` (without `.weight`) of each channel over so many tokens, `[taps, channels]`
+    /// f32, that of the row's own token first.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn convolution(&mut self, name: &str, channels: usize, taps: usize) -> Result<Tensor> {
+        let dims: &[usize] = if self.are_gguf() {
+            &[channels, taps]
+        } else {
+            &[channels, 1, taps]
+        };
+        let stored = self.tensor(&format!("{name}.weight"), dims)?;
+        let stored = stored.reshape((channels, taps))?.to_dtype(DType::F32)?;
+        // The last one is of the row's own token.
+        Ok(stored.t()?.contiguous()?.flip(&[0])?.contiguous()?)
+    }
+}

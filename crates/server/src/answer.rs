@@ -1,0 +1,156 @@
+//! What the answer to a chat may contain, and what it must be.
+
+use super::choice::{MessageRules, ToolRules};
+use super::context::Context;
+use super::structured::Structured;
+use super::tools::{CallMode, Tools};
+use foretoken_core::error::{Error, FieldPath, Result};
+use foretoken_core::sampling::Grammar;
+use foretoken_text::grammar::{GrammarSource, MAX_SOURCE_BYTES};
+use foretoken_text::{
+    Answer, Calls, HarmonyParser, ReasoningFormat, Signature, ToolFormat, answer_grammar,
+};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+impl Context<'_> {
+    /// What the answer to `prompt` may contain besides content.
+    ///
+    /// # Errors
+    /// `Invalid`, if it is not known how the model writes calls.
+    pub fn message_rules(
+        &self,
+        prompt: &str,
+        tools: &Tools,
+        parallel: bool,
+    ) -> Result<MessageRules> {
+        let tools = match tools.calls {
+            CallMode::None => None,
+            _ => Some(self.tool_rules(tools, parallel)?),
+        };
+        let format = self.reasoning_format;
+        let of_tools = tools.as_ref().map(|tools| tools.format);
+        if format == Some(ReasoningFormat::Harmony) || of_tools == Some(ToolFormat::Harmony) {
+            let markers = ToolFormat::Harmony.markers().iter();
+            return Ok(MessageRules {
+                harmony: Some(HarmonyParser::beginning(prompt).into()),
+                markers: markers
+                    .filter_map(|name| self.text.special_id(name))
+                    .collect(),
+                tools,
+                ..MessageRules::default()
+            });
+        }
+        let of_reasoning = format.map_or(&[][..], |_| ReasoningFormat::MARKERS);
+        let of_tools = tools
+            .as_ref()
+            .map_or(&[][..], |tools| tools.format.markers());
+        let markers = of_reasoning.iter().chain(of_tools);
+        Ok(MessageRules {
+            reasoning: format.map(|format| format.begins_with_reasoning(prompt)),
+            markers: markers
+                .filter_map(|name| self.text.special_id(name))
+                .collect(),
+            tools,
+            ..MessageRules::default()
+        })
+    }
+
+    fn tool_rules(&self, tools: &Tools, parallel: bool) -> Result<ToolRules> {
+        let format = self.tool_format.ok_or_else(|| {
+            let known = ToolFormat::names().join(", ");
+            let what = format!(
+                ": the chat template does not show how this model writes calls; start the server with --tool-call-parser ({known})"
+            );
+            Error::field("tools", what)
+        })?;
+        let callable = tools.callable().iter().map(Signature::of);
+        let named = matches!(tools.calls, CallMode::Named(_));
+        // A model that has not learned to call tools does not know when to stop, either.
+        let parallel = parallel && !named && self.text.knows_tools();
+        Ok(ToolRules {
+            format,
+            callable: callable.collect(),
+            max_calls: if parallel { usize::MAX } else { 1 },
+            forced: named || tools.calls == CallMode::Required,
+            named,
+        })
+    }
+
+    /// The grammar of the answer: calls where they are required, the content that `structured` asks for
+    /// where calls are not possible, and one or the other where they are. Reasoning may come first.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field, and the place in a schema, if a grammar is not possible.
+    pub fn answer_grammar(
+        &self,
+        structured: &Structured,
+        tools: &Tools,
+        rules: &MessageRules,
+    ) -> Result<Option<Grammar>> {
+        let asked = structured.asked()?;
+        let forced = rules.tools.as_ref().is_some_and(|rules| rules.forced);
+        match &asked {
+            None if !forced => return Ok(None),
+            Some((field, source)) if !rules.has_structure() => {
+                return self.compile(field, source).map(Some);
+            }
+            _ => {}
+        }
+        let content = match &asked {
+            Some((field, source)) if !forced => {
+                Some(source.rule().ok_or_else(|| stands_alone(field))?)
+            }
+            _ => None,
+        };
+        let calls = rules.tools.as_ref().map(|rules| Calls {
+            format: rules.format,
+            tools: tools.callable(),
+            parallel: rules.max_calls > 1,
+        });
+        let answer = Answer {
+            reasoning: rules.reasoning,
+            is_harmony: rules.harmony.is_some(),
+            calls,
+            content: content.as_deref(),
+        };
+        let source = answer_grammar(answer, |marker| self.text.special_id(marker));
+        let source = source.ok_or_else(|| {
+            let what = format!(
+                " need a grammar of more than {MAX_SOURCE_BYTES} bytes: give fewer tools, or parameters with smaller schemas"
+            );
+            Error::field("tools", what)
+        })?;
+        let field = asked.as_ref().filter(|_| !forced);
+        let field = field.map_or("tools".into(), |(field, _)| field.clone());
+        let compiled = self.compile(field, &GrammarSource::Lark(source));
+        compiled.map(Some).map_err(|error| {
+            // Each part alone tells where the error is.
+            let schema = |(i, tool): (usize, &Value)| {
+                let schema = tool["function"]["parameters"].as_object()?;
+                let schema = GrammarSource::JsonSchema(schema.clone().into());
+                let field = FieldPath::from("tools").index(i).key("function");
+                Some((field.key("parameters"), schema))
+            };
+            let schemas = tools.list.iter().enumerate().filter_map(schema);
+            let started = Instant::now();
+            let mut parts = schemas
+                .chain(asked.filter(|_| !forced))
+                .take_while(|_| started.elapsed() < MAX_SEARCH);
+            parts
+                .find_map(|(field, source)| self.compile(field, &source).err())
+                .unwrap_or(error)
+        })
+    }
+}
+
+/// Time after which no further part of an answer's grammar is compiled to find out where an error is.
+const MAX_SEARCH: Duration = Duration::from_millis(500);
+
+/// The error for a grammar in text form where the answer may be something else, too.
+fn stands_alone(field: &FieldPath) -> Error {
+    Error::field(
+        field,
+        " is not possible together with tools or --reasoning-parser: leave it out, or set tool_choice to none",
+    )
+}

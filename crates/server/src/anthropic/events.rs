@@ -1,0 +1,275 @@
+//! Builds the message, and its events.
+
+use super::error;
+use crate::blocks::{Blocks, Change, OutputBlock};
+use crate::choice::{self, Finish, FinishKind, Piece, StopReason};
+use crate::reply::{ReplyHeader, typed_event as event};
+use crate::reply_objects::Speculation;
+use crate::stream::Shape;
+use axum::Json;
+use axum::response::sse::{Event, KeepAlive};
+use axum::response::{IntoResponse, Response};
+use foretoken_core::error::Error;
+use foretoken_text::Text;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// A message in Anthropic's form.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Message<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    #[schemars(extend("const" = "message"))]
+    kind: &'static str,
+    #[schemars(extend("const" = "assistant"))]
+    role: &'static str,
+    model: &'a str,
+    content: Vec<Content<'a>>,
+    #[serde(flatten)]
+    end: End<'a>,
+    usage: MessageUsage,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "ContentBlock")]
+enum Content<'a> {
+    Text {
+        text: &'a str,
+    },
+    Thinking {
+        thinking: &'a str,
+        signature: &'a str,
+    },
+    ToolUse {
+        id: &'a str,
+        name: &'a str,
+        input: Map<String, Value>,
+    },
+}
+
+/// How a message ended; null while it is generated.
+#[derive(Serialize, JsonSchema)]
+struct End<'a> {
+    stop_reason: Option<EndKind>,
+    stop_sequence: Option<&'a str>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "MessageStop")]
+enum EndKind {
+    EndTurn,
+    MaxTokens,
+    StopSequence,
+    ToolUse,
+}
+
+/// Cached tokens are not among `input_tokens` here.
+#[derive(Serialize, JsonSchema)]
+struct MessageUsage {
+    input_tokens: usize,
+    cache_creation_input_tokens: usize,
+    cache_read_input_tokens: usize,
+    output_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculative_decoding: Option<Speculation>,
+}
+
+/// What an event says; its name is its type.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Data<'a> {
+    MessageStart {
+        message: Message<'a>,
+    },
+    Ping {},
+    ContentBlockStart {
+        index: usize,
+        content_block: Content<'a>,
+    },
+    ContentBlockDelta {
+        index: usize,
+        delta: BlockDelta<'a>,
+    },
+    ContentBlockStop {
+        index: usize,
+    },
+    MessageDelta {
+        delta: End<'a>,
+        usage: MessageUsage,
+    },
+    MessageStop {},
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum BlockDelta<'a> {
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
+}
+
+/// The state of a reply.
+pub(crate) struct MessageReply {
+    header: ReplyHeader,
+    id: String,
+    blocks: Blocks,
+    finish: Option<Finish>,
+    /// Whether the first event was sent.
+    begun: bool,
+}
+
+impl MessageReply {
+    pub(super) fn new(header: &ReplyHeader) -> Self {
+        Self {
+            header: header.clone(),
+            id: format!("msg_{:032x}", rand::random::<u128>()),
+            blocks: Blocks::default(),
+            finish: None,
+            begun: false,
+        }
+    }
+
+    fn add(&mut self, piece: Piece) -> Vec<(usize, Change)> {
+        self.finish = piece.finish.clone();
+        self.blocks.push(piece)
+    }
+
+    fn message<'a>(&'a self, content: Vec<Content<'a>>, choices: &[choice::Choice]) -> Message<'a> {
+        Message {
+            id: &self.id,
+            kind: "message",
+            role: "assistant",
+            model: &self.header.model,
+            content,
+            end: self.ending(),
+            usage: self.usage(choices),
+        }
+    }
+
+    fn ending(&self) -> End<'_> {
+        let finish = self.finish.as_ref();
+        let stop_sequence = match finish.and_then(|finish| finish.stop.as_ref()) {
+            Some(StopReason::Text(text)) => Some(text.as_str()),
+            Some(StopReason::Token(_)) | None => None,
+        };
+        let kind = |finish: &Finish| match finish.reason {
+            FinishKind::Length => EndKind::MaxTokens,
+            _ if stop_sequence.is_some() => EndKind::StopSequence,
+            _ if self.blocks.calls() => EndKind::ToolUse,
+            _ => EndKind::EndTurn,
+        };
+        End {
+            stop_reason: finish.map(kind),
+            stop_sequence,
+        }
+    }
+
+    fn usage(&self, choices: &[choice::Choice]) -> MessageUsage {
+        let of_chat = self.header.usage(choices);
+        let cached = of_chat.prompt_tokens_details.cached_tokens;
+        MessageUsage {
+            input_tokens: of_chat.prompt_tokens.saturating_sub(cached),
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached,
+            output_tokens: of_chat.completion_tokens,
+            speculative_decoding: of_chat.speculative_decoding,
+        }
+    }
+
+    fn show(&self, index: usize, change: Change) -> Event {
+        let block = &self.blocks.list()[index];
+        let data = match &change {
+            Change::Begin => Data::ContentBlockStart {
+                index,
+                content_block: content(block, ""),
+            },
+            Change::Extend(text) => {
+                let delta = match block {
+                    OutputBlock::Reasoning(_) => BlockDelta::Thinking { thinking: text },
+                    OutputBlock::Text(_) => BlockDelta::Text { text },
+                    OutputBlock::Call { .. } => BlockDelta::InputJson { partial_json: text },
+                };
+                Data::ContentBlockDelta { index, delta }
+            }
+            Change::End => Data::ContentBlockStop { index },
+        };
+        event(&data)
+    }
+}
+
+/// A block of which `text` is written.
+fn content<'a>(block: &'a OutputBlock, text: &'a str) -> Content<'a> {
+    match block {
+        OutputBlock::Reasoning(_) => Content::Thinking {
+            thinking: text,
+            signature: "",
+        },
+        OutputBlock::Text(_) => Content::Text { text },
+        OutputBlock::Call { head, .. } => Content::ToolUse {
+            id: &head.id,
+            name: &head.name,
+            // Those of a call that was cut off may be no JSON.
+            input: serde_json::from_str(text).unwrap_or_default(),
+        },
+    }
+}
+
+impl Shape for MessageReply {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn whole(mut self, _: Arc<Text>, pieces: Vec<Piece>, choices: &[choice::Choice]) -> Response {
+        for piece in pieces {
+            self.add(piece);
+        }
+        let blocks = self.blocks.list().iter();
+        let content = blocks
+            .map(|block| content(block, block.written()))
+            .collect();
+        Json(self.message(content, choices)).into_response()
+    }
+
+    fn piece(
+        &mut self,
+        _: &Text,
+        _: usize,
+        piece: Piece,
+        choices: &[choice::Choice],
+    ) -> Vec<Event> {
+        let mut events = Vec::new();
+        if !self.begun {
+            self.begun = true;
+            // Not earlier: how much of the prompt was cached is known only now.
+            let message = self.message(Vec::new(), choices);
+            events.push(event(&Data::MessageStart { message }));
+            events.push(event(&Data::Ping {}));
+        }
+        let changes = self.add(piece).into_iter();
+        events.extend(changes.map(|(index, change)| self.show(index, change)));
+        events
+    }
+
+    fn end(&mut self, choices: &[choice::Choice]) -> Vec<Event> {
+        let (delta, usage) = (self.ending(), self.usage(choices));
+        vec![
+            event(&Data::MessageDelta { delta, usage }),
+            event(&Data::MessageStop {}),
+        ]
+    }
+
+    fn failed(&mut self, error: &Error) -> Vec<Event> {
+        vec![event(&error::body(error))]
+    }
+
+    fn keep_alive() -> KeepAlive {
+        KeepAlive::new().event(event(&Data::Ping {}))
+    }
+}

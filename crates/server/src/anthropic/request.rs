@@ -1,0 +1,244 @@
+//! Converts the body of `/v1/messages` to a chat.
+
+use super::events::MessageReply;
+use super::input::{self, MessageTurn};
+use crate::content::{ContentPart, TextOr, objects};
+use crate::context::Context;
+use crate::openai::{Body, Job};
+use crate::others::NoOthers;
+use crate::prompt::with_effort;
+use crate::structured::FlatFormat;
+use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
+use crate::wire::{self, required, wrong};
+use foretoken_core::error::{FieldPath, Result};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+
+/// What chats call the fields, and what this API does.
+const NAMES: [(&str, &str); 6] = [
+    ("tools.*.function.parameters", "tools.*.input_schema"),
+    ("tools.*.function", "tools.*"),
+    ("tool_choice.function", "tool_choice"),
+    ("response_format.json_schema", "output_config.format"),
+    ("response_format", "output_config.format"),
+    ("stop", "stop_sequences"),
+];
+
+/// The fields that only this API has.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "Message")]
+pub(crate) struct MessageFields {
+    system: Option<TextOr<ContentPart>>,
+    #[serde(deserialize_with = "objects")]
+    #[schemars(required)]
+    messages: Option<Vec<MessageTurn>>,
+    stop_sequences: Option<Vec<String>>,
+    tools: Option<Vec<FlatTool<Option<ToolKind>>>>,
+    tool_choice: Option<MessageToolChoice>,
+    thinking: Option<Thinking>,
+    output_config: Option<OutputConfig>,
+    output_format: Option<FlatFormat>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    include_reasoning: Option<bool>,
+    parallel_tool_calls: Option<bool>,
+}
+
+/// The server has no tools of its own.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ToolKind {
+    Custom,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct MessageToolChoice {
+    #[serde(rename = "type")]
+    kind: ChoiceKind,
+    /// Required where the type is `tool`.
+    name: Option<String>,
+    disable_parallel_tool_use: Option<bool>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ChoiceKind {
+    Auto,
+    Any,
+    None,
+    Tool,
+}
+
+/// Whether the model thinks. How many tokens it may think is a hint.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: ThinkingKind,
+    #[serde(rename = "budget_tokens")]
+    #[schemars(skip)]
+    _budget_tokens: Option<IgnoredAny>,
+    display: Option<ThinkingDisplay>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
+}
+
+/// Whether the reply has what the model thinks. It is never summarized.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingDisplay {
+    Summarized,
+    Omitted,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ThinkingKind {
+    Enabled,
+    Adaptive,
+    Disabled,
+}
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+struct OutputConfig {
+    format: Option<FlatFormat>,
+    /// For the chat template, if it has a variable `reasoning_effort`.
+    effort: Option<String>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
+}
+
+impl Context<'_> {
+    /// Reads the body of `/v1/messages`.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub fn message(&self, body: &[u8]) -> Result<(Job, MessageReply)> {
+        let chat = self.message_chat(body)?;
+        if chat.common.max_tokens.is_none() {
+            return wrong("max_tokens", "is required");
+        }
+        chat.common.refuse_chunk_options()?;
+        let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
+        let reply = MessageReply::new(&job.header);
+        Ok((job, reply))
+    }
+
+    /// The number of tokens of the prompt for the body of `/v1/messages/count_tokens`.
+    ///
+    /// # Errors
+    /// The errors of [`Context::message`].
+    pub fn message_tokens(&self, body: &[u8]) -> Result<usize> {
+        let chat = self.message_chat(body)?;
+        self.model(chat.common.model.as_deref())?;
+        let fields = chat.fields;
+        let prompt = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
+            let messages = fields.messages.unwrap_or_default();
+            let variables = with_effort(fields.chat_template_kwargs, fields.reasoning_effort);
+            self.chat_prompt(messages, &tools.list, None, variables)
+        });
+        let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
+        Ok(self.encode_chat(&prompt, false, None)?.len())
+    }
+
+    fn message_chat(&self, body: &[u8]) -> Result<Body<wire::ChatFields>> {
+        let Body {
+            mut common,
+            fields,
+            structured,
+        } = Body::<MessageFields>::read(body)?;
+        if common.n.is_some_and(|n| n != 1) {
+            return wrong(
+                "n",
+                "is not supported here: a message has one answer; leave it out",
+            );
+        }
+        if let Some(sequences) = fields.stop_sequences {
+            if common.stop.is_some() {
+                return wrong(
+                    "stop",
+                    "and stop_sequences exclude each other: leave one out",
+                );
+            }
+            common.stop = Some(TextOr::List(sequences));
+        }
+        let turns = fields.messages.unwrap_or_default();
+        let config = fields.output_config.unwrap_or_default();
+        let mut format = config.format.or(fields.output_format);
+        if let Some(format) = &mut format {
+            format.schema.name.get_or_insert("answer".into());
+        }
+        let structured = structured.with_format(format, "output_config")?;
+        let parallel = fields.tool_choice.as_ref();
+        let parallel = parallel.and_then(|choice| choice.disable_parallel_tool_use);
+        let parallel = parallel.map(|disabled| !disabled);
+        let thinking = fields.thinking.as_ref();
+        let is_hidden =
+            thinking.and_then(|thinking| thinking.display) == Some(ThinkingDisplay::Omitted);
+        Ok(Body {
+            common,
+            fields: wire::ChatFields {
+                messages: Some(input::messages(fields.system, turns)?),
+                tools: fields.tools.map(tools).transpose()?,
+                tool_choice: fields.tool_choice.map(tool_choice).transpose()?,
+                parallel_tool_calls: parallel.or(fields.parallel_tool_calls),
+                chat_template_kwargs: self.thinking(thinking, fields.chat_template_kwargs)?,
+                reasoning_effort: config.effort,
+                include_reasoning: fields.include_reasoning.or(is_hidden.then_some(false)),
+                ..wire::ChatFields::default()
+            },
+            structured,
+        })
+    }
+
+    /// Tells the template whether the model thinks, if the request says so.
+    fn thinking(
+        &self,
+        thinking: Option<&Thinking>,
+        kwargs: Option<Map<String, Value>>,
+    ) -> Result<Option<Map<String, Value>>> {
+        let Some(thinking) = thinking else {
+            return Ok(kwargs);
+        };
+        let enabled = thinking.kind != ThinkingKind::Disabled;
+        if enabled && self.reasoning_format.is_none() {
+            return wrong(
+                "thinking",
+                "is not supported by this model: leave it out, or start the server with --reasoning-parser",
+            );
+        }
+        let mut kwargs = kwargs.unwrap_or_default();
+        kwargs
+            .entry("enable_thinking")
+            .or_insert_with(|| enabled.into());
+        Ok(Some(kwargs))
+    }
+}
+
+/// A chat's tools. What tells how they are cached is left out: everything is.
+fn tools(list: Vec<FlatTool<Option<ToolKind>>>) -> Result<Vec<Tool>> {
+    let tool = |(i, mut tool): (usize, FlatTool<_>)| {
+        let at = FieldPath::from("tools").index(i);
+        required(at.key("input_schema"), tool.function.parameters.as_ref())?;
+        tool.function.others.remove("cache_control");
+        Ok(tool.into())
+    };
+    list.into_iter().enumerate().map(tool).collect()
+}
+
+fn tool_choice(choice: MessageToolChoice) -> Result<ToolChoice> {
+    if choice.name.is_some() && !matches!(choice.kind, ChoiceKind::Tool) {
+        return wrong("tool_choice.name", "requires the type tool");
+    }
+    match choice.kind {
+        ChoiceKind::Auto => Ok(ToolChoice::Mode(ToolMode::Auto)),
+        ChoiceKind::Any => Ok(ToolChoice::Mode(ToolMode::Required)),
+        ChoiceKind::None => Ok(ToolChoice::Mode(ToolMode::None)),
+        ChoiceKind::Tool => required("tool_choice.name", choice.name).map(ToolChoice::named),
+    }
+}

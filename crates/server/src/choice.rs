@@ -1,0 +1,549 @@
+//! One choice of a reply: turns the engine's events into text, log-probabilities and a finish reason.
+//! It is the same for streamed and whole replies, and uses no sockets.
+
+use super::speculation::Round;
+use super::stop::{StopMatcher, Stops};
+use foretoken_core::error::{Error, Result};
+use foretoken_engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
+use foretoken_text::{
+    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningParser, Signature, Text,
+    ThoughtParser, ToolFormat, ToolParser,
+};
+use rand::RngExt;
+use rand::distr::Alphanumeric;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// The rules that all choices of a request share.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    /// Strings that end the text.
+    pub stops: Stops,
+    /// Ids that end the text and are reported as its stop reason, unlike EOS.
+    pub stop_token_ids: Vec<u32>,
+    /// Stop strings do not end the text before it has this many tokens.
+    pub min_tokens: usize,
+    /// Whether log-probabilities were requested.
+    pub logprobs: bool,
+    /// Whether the ids of the tokens were requested.
+    pub token_ids: bool,
+    /// Whether special tokens are shown by name.
+    pub show_special: bool,
+    pub message: MessageRules,
+}
+
+impl Rules {
+    /// Shows the special tokens that have a meaning in the text, or are a part of it.
+    fn detokenizer(&self) -> Detokenizer {
+        let markers = &self.message.markers;
+        if self.show_special {
+            return Detokenizer::with_special();
+        }
+        if self.stops.are_shown() && self.stops.ids().next().is_some() {
+            let ids = markers.iter().copied().chain(self.stops.ids());
+            return Detokenizer::showing(ids.collect());
+        }
+        Detokenizer::showing(markers.clone())
+    }
+}
+
+/// What a model's text may contain besides content.
+#[derive(Debug, Default)]
+pub(super) struct MessageRules {
+    /// Whether the text begins with reasoning without saying so; `None` = reasoning is not looked for.
+    pub reasoning: Option<bool>,
+    /// The end of the prompt, which begins the answer, if answers are messages in Harmony's channels.
+    pub harmony: Option<Box<str>>,
+    /// Whether reasoning is left out of the reply.
+    pub hide_reasoning: bool,
+    /// Whether a grammar rules what follows the reasoning, so that a call within it is none.
+    pub has_grammar: bool,
+    /// `None` = calls are not looked for.
+    pub tools: Option<ToolRules>,
+    /// The special tokens that have a meaning in a message.
+    pub markers: Arc<[u32]>,
+}
+
+impl MessageRules {
+    /// Whether there may be anything but content.
+    pub fn has_structure(&self) -> bool {
+        self.tools.is_some() || self.reasoning.is_some() || self.harmony.is_some()
+    }
+}
+
+/// The tools that may be called.
+#[derive(Debug)]
+pub(super) struct ToolRules {
+    pub format: ToolFormat,
+    pub callable: Arc<[Signature]>,
+    /// The text is complete after so many calls.
+    pub max_calls: usize,
+    /// Whether there is nothing but calls. What is cut off before it is one is not shown.
+    pub forced: bool,
+    /// Whether the request names the tool. Its reply then ends with `stop`.
+    pub named: bool,
+}
+
+impl ToolRules {
+    fn parser(&self) -> ToolParser {
+        ToolParser::new(self.format, self.callable.clone(), self.max_calls)
+    }
+
+    fn thought_parser(&self) -> ThoughtParser {
+        ThoughtParser::new(self.format, self.callable.clone(), self.max_calls)
+    }
+
+    fn names(&self) -> Arc<[String]> {
+        self.callable.iter().map(|tool| tool.name.clone()).collect()
+    }
+}
+
+/// A prompt that is repeated in the reply.
+#[derive(Debug, Default)]
+pub(super) struct Echo {
+    pub text: String,
+    pub ids: Vec<u32>,
+    /// Whether the first id is a BOS that the tokenizer added: it is in `ids`, but not in `text`.
+    pub added_bos: bool,
+}
+
+/// Assembles one choice.
+pub(super) struct Choice {
+    rules: Arc<Rules>,
+    /// The prompt to repeat; taken by the first piece.
+    echo: Option<Arc<Echo>>,
+    detokenizer: Detokenizer,
+    matcher: StopMatcher,
+    message: MessageParser,
+    /// Number of calls that have begun.
+    calls: usize,
+    /// Number of characters before the next token.
+    chars: usize,
+    completion_tokens: usize,
+    reasoning_tokens: usize,
+    cached_tokens: usize,
+    /// Sum of the tokens' log-probabilities, if the engine computes them.
+    logprob: f64,
+    spec: SpecUsage,
+}
+
+/// What one event adds to a choice.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Piece {
+    /// What is added to the message, in its order.
+    pub parts: Vec<MessagePart>,
+    pub logprobs: Vec<Scored>,
+    /// The ids of all tokens, if requested.
+    pub token_ids: Vec<u32>,
+    /// What was drafted, if requested.
+    pub rounds: Vec<Round>,
+    pub finish: Option<Finish>,
+}
+
+/// A part of a message, or what is added to the last one.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum MessagePart {
+    Reasoning(String),
+    Text(String),
+    Call(CallPiece),
+}
+
+/// What is added to a tool call.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct CallPiece {
+    /// The call's position in the message.
+    pub index: usize,
+    /// The first piece of a call has its id and the function's name.
+    pub head: Option<CallHead>,
+    /// Part of the JSON text of the arguments.
+    pub arguments: String,
+}
+
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(super) struct CallHead {
+    pub id: String,
+    pub name: String,
+}
+
+/// A token with its log-probabilities; the first of a prompt has none.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Scored {
+    pub id: u32,
+    /// Number of characters of the choice's text before this token.
+    pub offset: usize,
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "FinishReason")]
+pub(super) enum FinishKind {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
+impl FinishKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
+        }
+    }
+}
+
+/// How a choice ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Finish {
+    pub reason: FinishKind,
+    /// The stop string or stop id that ended the text; `None` for EOS.
+    pub stop: Option<StopReason>,
+}
+
+/// The stop string, or the id of the stop token, that ended the text.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum StopReason {
+    Text(String),
+    Token(u32),
+}
+
+impl Piece {
+    pub fn append(&mut self, other: Piece) {
+        other.parts.into_iter().for_each(|part| self.push(part));
+        self.logprobs.extend(other.logprobs);
+        self.token_ids.extend(other.token_ids);
+        self.rounds.extend(other.rounds);
+        self.finish = self.finish.take().or(other.finish);
+    }
+
+    /// Adds to the last part, if it is of the same kind, or begins another one.
+    fn push(&mut self, part: MessagePart) {
+        use MessagePart::{Call, Reasoning, Text};
+        match (self.parts.last_mut(), part) {
+            (_, Reasoning(more) | Text(more)) if more.is_empty() => {}
+            (Some(Reasoning(last)), Reasoning(more)) | (Some(Text(last)), Text(more)) => {
+                last.push_str(&more);
+            }
+            (Some(Call(last)), Call(more)) if more.head.is_none() => {
+                last.arguments.push_str(&more.arguments);
+            }
+            (_, part) => self.parts.push(part),
+        }
+    }
+
+    /// The content, without what stands between.
+    pub fn text(&self) -> Cow<'_, str> {
+        joined(self.parts.iter().filter_map(|part| match part {
+            MessagePart::Text(text) => Some(text.as_str()),
+            _ => None,
+        }))
+    }
+
+    /// What the model thinks, without what stands between.
+    pub fn reasoning(&self) -> Cow<'_, str> {
+        joined(self.parts.iter().filter_map(|part| match part {
+            MessagePart::Reasoning(text) => Some(text.as_str()),
+            _ => None,
+        }))
+    }
+
+    pub fn calls(&self) -> impl Iterator<Item = &CallPiece> {
+        self.parts.iter().filter_map(|part| match part {
+            MessagePart::Call(call) => Some(call),
+            _ => None,
+        })
+    }
+
+    /// Whether it has something to send to the client now.
+    pub fn is_visible(&self) -> bool {
+        !self.parts.is_empty() || self.finish.is_some()
+    }
+}
+
+/// Texts, one after the other; mostly there is one.
+fn joined<'a>(mut texts: impl Iterator<Item = &'a str>) -> Cow<'a, str> {
+    let first = Cow::from(texts.next().unwrap_or_default());
+    texts.fold(first, |all, text| all + text)
+}
+
+impl Choice {
+    pub fn new(rules: Arc<Rules>, echo: Option<Arc<Echo>>) -> Self {
+        let message = &rules.message;
+        let tools = message.tools.as_ref();
+        let harmony = message.harmony.as_ref().map(|prompt| {
+            let (names, max_calls) = tools.map_or_else(
+                || (Arc::default(), usize::MAX),
+                |tools| (tools.names(), tools.max_calls),
+            );
+            HarmonyParser::new(prompt, names, max_calls)
+        });
+        let tools = tools.filter(|_| harmony.is_none());
+        let looks_in_thoughts = message.reasoning.is_some() && !message.has_grammar;
+        Self {
+            detokenizer: rules.detokenizer(),
+            message: MessageParser {
+                reasoning: message.reasoning.map(ReasoningParser::new),
+                thought: tools
+                    .filter(|_| looks_in_thoughts)
+                    .map(ToolRules::thought_parser),
+                tools: tools.map(ToolRules::parser),
+                harmony,
+            },
+            rules,
+            chars: echo.as_ref().map_or(0, |echo| echo.text.chars().count()),
+            echo,
+            matcher: StopMatcher::default(),
+            calls: 0,
+            completion_tokens: 0,
+            reasoning_tokens: 0,
+            cached_tokens: 0,
+            logprob: 0.0,
+            spec: SpecUsage::default(),
+        }
+    }
+
+    /// Number of tokens so far, including the one that ended the text.
+    pub fn completion_tokens(&self) -> usize {
+        self.completion_tokens
+    }
+
+    /// Number of tokens so far that are reasoning, with its markers.
+    pub fn reasoning_tokens(&self) -> usize {
+        self.reasoning_tokens
+    }
+
+    /// Tokens of its prompt that were in the prefix cache.
+    pub fn cached_tokens(&self) -> usize {
+        self.cached_tokens
+    }
+
+    /// Mean log-probability of its tokens, if the engine computes them.
+    pub fn mean_logprob(&self) -> f64 {
+        self.logprob / self.completion_tokens.max(1) as f64
+    }
+
+    /// Speculation figures so far.
+    pub fn spec(&self) -> SpecUsage {
+        self.spec
+    }
+
+    /// Processes one event. Must not be called again after it returned a piece with `finish`.
+    ///
+    /// # Errors
+    /// The error of the engine.
+    pub fn on_event(&mut self, text: &Text, event: Event) -> Result<Piece> {
+        match event {
+            Event::Prompt(logprobs) => Ok(self.on_prompt(text, logprobs)),
+            Event::Tokens {
+                tokens,
+                round,
+                finish,
+                spec,
+                cached_tokens,
+            } => {
+                self.cached_tokens = cached_tokens;
+                let before = std::mem::replace(&mut self.spec, spec);
+                let known = self.completion_tokens;
+                let round = round.map(Round::new);
+                let piece = self.on_tokens(text, tokens, round, finish);
+                // If a stop string ended the text within a step, draft tokens accepted after it do not
+                // count.
+                let kept = self.completion_tokens - known;
+                let spec = &mut self.spec;
+                spec.tested = spec.tested.min(before.tested + kept);
+                spec.accepted = spec.accepted.min(before.accepted + kept);
+                spec.predicted_accepted =
+                    (spec.predicted_accepted).min(before.predicted_accepted + kept);
+                Ok(piece)
+            }
+            Event::Embedding { .. } => Err(Error::internal("an embedding is no text")),
+            Event::Failed(error) => Err(error),
+        }
+    }
+
+    fn on_prompt(&mut self, text: &Text, logprobs: Vec<Option<TokenLogprobs>>) -> Piece {
+        let mut piece = Piece::default();
+        let Some(echo) = self.echo.take() else {
+            return piece;
+        };
+        piece.push(MessagePart::Text(echo.text.clone()));
+        let mut detokenizer = Detokenizer::with_special();
+        let mut offset = 0;
+        for (i, (&id, logprobs)) in echo.ids.iter().zip(logprobs).enumerate() {
+            piece.logprobs.push(Scored {
+                id,
+                offset,
+                logprobs,
+            });
+            if !(i == 0 && echo.added_bos) {
+                offset += detokenizer.push(text, id).chars().count();
+            }
+        }
+        piece
+    }
+
+    fn on_tokens(
+        &mut self,
+        text: &Text,
+        tokens: Vec<TokenOutput>,
+        round: Option<Round>,
+        finish: Option<FinishReason>,
+    ) -> Piece {
+        let mut piece = Piece {
+            rounds: Vec::from_iter(round),
+            ..Piece::default()
+        };
+        if let Some(echo) = self.echo.take() {
+            piece.push(MessagePart::Text(echo.text.clone()));
+        }
+        let stop_token = match finish {
+            Some(FinishReason::Stop { .. }) => tokens.len().checked_sub(1),
+            _ => None,
+        };
+        for (i, token) in tokens.into_iter().enumerate() {
+            self.completion_tokens += 1;
+            if let Some(logprobs) = &token.logprobs {
+                self.logprob += f64::from(logprobs.logprob);
+            }
+            if self.rules.token_ids {
+                piece.token_ids.push(token.id);
+            }
+            if self.rules.logprobs {
+                piece.logprobs.push(Scored {
+                    id: token.id,
+                    offset: self.chars,
+                    logprobs: token.logprobs,
+                });
+            }
+            let ends = stop_token == Some(i);
+            let shown = !ends || self.rules.stops.are_shown();
+            let new = if shown {
+                self.detokenizer.push(text, token.id)
+            } else {
+                String::new()
+            };
+            if let Some(round) = piece.rounds.last_mut() {
+                round.push(token.id, &new);
+            }
+            if !shown {
+                break;
+            }
+            let reasons = self.message.is_reasoning();
+            let ends = self.show(new, &mut piece);
+            self.reasoning_tokens += usize::from(reasons || self.message.is_reasoning());
+            if ends {
+                return piece;
+            }
+        }
+        if let Some(finish) = finish {
+            let rest = self.detokenizer.finish();
+            if !self.show(rest, &mut piece) {
+                let rest = self.matcher.finish();
+                let parts = self.message.push(rest);
+                self.add(parts, &mut piece);
+                self.end(self.ending(finish), &mut piece);
+            }
+        }
+        piece
+    }
+
+    /// Adds decoded text; returns whether it completed a stop string, or the message.
+    fn show(&mut self, new: String, piece: &mut Piece) -> bool {
+        self.chars += new.chars().count();
+        let may_stop = self.completion_tokens >= self.rules.min_tokens;
+        let (shown, stop) = self.matcher.push(&self.rules.stops, new, may_stop);
+        let stop = stop.map(|stop| StopReason::Text(stop.into()));
+        let parts = self.message.push(shown);
+        self.add(parts, piece);
+        let ends = stop.is_some() || self.message.is_complete();
+        if ends {
+            let reason = FinishKind::Stop;
+            self.end(Finish { reason, stop }, piece);
+        }
+        ends
+    }
+
+    fn add(&mut self, parts: Vec<Part>, piece: &mut Piece) {
+        let forced = (self.rules.message.tools.as_ref()).is_some_and(|rules| rules.forced);
+        for part in parts {
+            piece.push(match part {
+                Part::Content(_) if forced => continue,
+                Part::Reasoning(_) if self.rules.message.hide_reasoning => continue,
+                Part::Content(text) => MessagePart::Text(text),
+                Part::Reasoning(text) => MessagePart::Reasoning(text),
+                Part::CallStart(name) => {
+                    self.calls += 1;
+                    self.call_piece(Some(name), String::new())
+                }
+                Part::Arguments(arguments) => self.call_piece(None, arguments),
+            });
+        }
+    }
+
+    /// More of the last call, or, with its name, its beginning.
+    fn call_piece(&self, name: Option<String>, arguments: String) -> MessagePart {
+        let head = |name| CallHead {
+            id: self.call_id(),
+            name,
+        };
+        MessagePart::Call(CallPiece {
+            index: self.calls.saturating_sub(1),
+            head: name.map(head),
+            arguments,
+        })
+    }
+
+    /// A new id for a call, in the form that the model's template expects of it.
+    fn call_id(&self) -> String {
+        let (prefix, len) = match &self.rules.message.tools {
+            Some(rules) if rules.format == ToolFormat::Mistral => ("", 9),
+            _ => ("call_", 24),
+        };
+        let letters = rand::rng().sample_iter(Alphanumeric).take(len);
+        let id: String = letters.map(char::from).collect();
+        format!("{prefix}{id}")
+    }
+
+    /// Ends the text: what the parser holds is shown.
+    fn end(&mut self, mut finish: Finish, piece: &mut Piece) {
+        let parts = self.message.finish();
+        self.add(parts, piece);
+        let named = self
+            .rules
+            .message
+            .tools
+            .as_ref()
+            .is_some_and(|rules| rules.named);
+        if finish.reason == FinishKind::Stop && self.calls > 0 && !named {
+            finish.reason = FinishKind::ToolCalls;
+        }
+        piece.finish = Some(finish);
+    }
+
+    fn ending(&self, finish: FinishReason) -> Finish {
+        match finish {
+            FinishReason::Length => Finish {
+                reason: FinishKind::Length,
+                stop: None,
+            },
+            FinishReason::Stop { token } => {
+                let is_stop_id = self.rules.stop_token_ids.contains(&token);
+                let name = self.rules.stops.named(token);
+                Finish {
+                    reason: FinishKind::Stop,
+                    stop: is_stop_id
+                        .then_some(StopReason::Token(token))
+                        .or_else(|| name.map(|name| StopReason::Text(name.to_owned()))),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

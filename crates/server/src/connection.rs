@@ -1,0 +1,243 @@
+//! One connection: HTTP/1.1 with limits on the time that a client may take for each part of it.
+//!
+//! hyper knows the protocol, and drops what it runs for a client that has closed its side. What it does not
+//! do is here: its own limit for headers counts the silence between two requests, too, and closes without
+//! 408; it waits for ever for a client that takes nothing; and closing while a client still sends would show
+//! it a reset instead of the reply.
+
+use super::context::Peer;
+use super::error;
+use super::limits::HttpLimits;
+use super::reply::json_text;
+use super::request_id::RequestId;
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use foretoken_core::error::{Error, RequestErrorKind};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Sleep, sleep, timeout};
+
+/// Maximum size of the headers of a request. A reply that is being written takes as much.
+const MAX_HEADER_BYTES: usize = 64 * 1024;
+
+/// How long, and how much, is read after the last reply of a connection, while the client is never silent
+/// for long.
+const LINGER: Duration = Duration::from_secs(5);
+const LINGER_SILENCE: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+
+/// An answer in HTTP/2: empty settings, and GOAWAY with HTTP_1_1_REQUIRED (RFC 9113, 7).
+const HTTP_1_1_REQUIRED: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0d";
+
+/// Serves the requests of a connection until either side ends it. Once `closing` is true or its sender is
+/// gone, it ends after the reply that is being written.
+pub(super) async fn serve(
+    stream: TcpStream,
+    router: Router,
+    limits: &HttpLimits,
+    mut closing: watch::Receiver<bool>,
+) {
+    let peer = stream.peer_addr().map(|address| Peer::new(address.ip()));
+    let io = Io::new(stream, limits);
+    let requests = io.requests.clone();
+    let service = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let guard = requests.subscribe();
+        if let Ok(peer) = &peer {
+            request.extensions_mut().insert(*peer);
+        }
+        let reply = service.call(request.map(Body::new));
+        Box::pin(async move {
+            let reply = reply.await?;
+            // The reply keeps the guard until all of it is written.
+            Ok::<_, std::convert::Infallible>(reply.map(|body| {
+                body.map_err(move |e| {
+                    let _ = &guard;
+                    e
+                })
+            }))
+        })
+    });
+    let mut connection = http1::Builder::new()
+        // Lets hyper read while the client is idle, which starts the limits of `Io`: they end sooner.
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.timeout_keep_alive + limits.timeout_headers)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .serve_connection(TokioIo::new(io), service);
+    let end = tokio::select! {
+        end = &mut connection => Some(end),
+        _ = closing.wait_for(|&closing| closing) => None,
+    };
+    let end = match end {
+        Some(end) => end,
+        None => {
+            Pin::new(&mut connection).graceful_shutdown();
+            (&mut connection).await
+        }
+    };
+    let mut io = connection.into_parts().io.into_inner();
+    let last_words = match end {
+        Err(e) if e.is_parse_version_h2() => HTTP_1_1_REQUIRED.to_vec(),
+        Err(_) if io.stalled_in_headers => timed_out(),
+        Err(e) => {
+            tracing::debug!("connection: {e}");
+            Vec::new()
+        }
+        Ok(()) => Vec::new(),
+    };
+    // An error means that the client has closed already.
+    let _ = timeout(LINGER, io.stream.write_all(&last_words)).await;
+    let _ = timeout(LINGER, linger(&mut io.stream)).await;
+}
+
+/// The response to a request whose headers did not arrive.
+fn timed_out() -> Vec<u8> {
+    let message = "the headers of the request did not arrive in time";
+    let error = Error::request(RequestErrorKind::Timeout, None, message);
+    let (body, id) = (json_text(&error::body(&error)), RequestId::random());
+    let len = body.len();
+    format!(
+        "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: {len}\r\nX-Request-Id: {id}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// Ends the sending side and reads what the client still sends, within bounds.
+async fn linger(stream: &mut TcpStream) -> io::Result<()> {
+    stream.shutdown().await?;
+    let (mut left, mut scratch) = (LINGER_BYTES, [0; 4096]);
+    while left > 0 {
+        match timeout(LINGER_SILENCE, stream.read(&mut scratch)).await?? {
+            0 => break,
+            n => left = left.saturating_sub(n),
+        }
+    }
+    Ok(())
+}
+
+/// The socket as hyper reads and writes it.
+struct Io {
+    stream: TcpStream,
+    timeout_headers: Duration,
+    timeout_keep_alive: Duration,
+    timeout_write: Duration,
+    /// Has a receiver while a request is being read or answered.
+    requests: watch::Sender<()>,
+    /// Whether the headers of a request have begun to arrive.
+    in_headers: bool,
+    /// Whether the connection ends because they did not come in time.
+    stalled_in_headers: bool,
+    /// Runs while a request is awaited, or its headers.
+    awaiting: Option<Pin<Box<Sleep>>>,
+    /// Runs while the client takes nothing of what is written.
+    writing: Option<Pin<Box<Sleep>>>,
+}
+
+impl Io {
+    fn new(stream: TcpStream, limits: &HttpLimits) -> Self {
+        Self {
+            stream,
+            timeout_headers: limits.timeout_headers,
+            timeout_keep_alive: limits.timeout_keep_alive,
+            timeout_write: limits.timeout_write,
+            requests: watch::Sender::new(()),
+            in_headers: false,
+            stalled_in_headers: false,
+            // A client connects because it has something to send.
+            awaiting: Some(Box::pin(sleep(limits.timeout_headers))),
+            writing: None,
+        }
+    }
+
+    /// The result of a write, which fails where it is pending for too long.
+    fn written(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        // It may be the end of a reply that hyper has finished already: the client is not idle yet.
+        (self.in_headers, self.awaiting) = (false, None);
+        if result.is_ready() {
+            self.writing = None;
+            return result;
+        }
+        expired(&mut self.writing, self.timeout_write, cx)
+    }
+}
+
+/// Fails once `timer`, which runs from the first call, has ended.
+fn expired<T>(
+    timer: &mut Option<Pin<Box<Sleep>>>,
+    limit: Duration,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<T>> {
+    let timer = timer.get_or_insert_with(|| Box::pin(sleep(limit)));
+    (timer.as_mut().poll(cx)).map(|()| Err(io::ErrorKind::TimedOut.into()))
+}
+
+impl AsyncRead for Io {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let io = &mut *self;
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut io.stream).poll_read(cx, buffer);
+        if io.requests.receiver_count() > 0 {
+            (io.in_headers, io.awaiting) = (false, None);
+        } else if read.is_pending() {
+            let expired = expired(&mut io.awaiting, io.timeout_keep_alive, cx);
+            io.stalled_in_headers = expired.is_ready() && io.in_headers;
+            return expired;
+        } else if !io.in_headers && buffer.filled().len() > before {
+            io.in_headers = true;
+            io.awaiting = Some(Box::pin(sleep(io.timeout_headers)));
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(cx, result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.written(cx, result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,127 @@
+//! The context in which requests are validated.
+
+use super::adapters::Adapters;
+use super::defaults::SamplingDefaults;
+use foretoken_core::error::{Error, FieldPath, RequestErrorKind, Result};
+use foretoken_core::model::{Adapter, EmbeddingSpec};
+use foretoken_core::sampling::Grammar;
+use foretoken_engine::RequestLimits;
+use foretoken_engine::spec::CacheScope;
+use foretoken_text::grammar::{ClientId, Compiler, GrammarSource, Waiter};
+use foretoken_text::{LiteralText, ReasoningFormat, Text, ToolFormat};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+/// The API key that a request has, by its place among those that are accepted.
+#[derive(Debug, Clone, Copy, Hash)]
+pub(super) struct KeyIndex(pub usize);
+
+/// The machine, or the network, that a request comes from.
+#[derive(Debug, Clone, Copy, Hash)]
+pub(super) struct Peer(IpAddr);
+
+impl Peer {
+    /// The peer of `address`. For IPv6 it is the /64 network, because one client may have all addresses of such a
+    /// network.
+    pub fn new(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            address => address,
+        })
+    }
+}
+
+/// The client whose requests have this key and come from `peer`.
+pub(super) fn client_id(key: Option<KeyIndex>, peer: Option<Peer>) -> ClientId {
+    let mut hasher = DefaultHasher::new();
+    (key, peer).hash(&mut hasher);
+    ClientId(hasher.finish())
+}
+
+/// The tokenizer and template, the engine's limits, the served model names and how the model writes.
+pub(super) struct Context<'a> {
+    pub text: &'a Text,
+    pub limits: &'a RequestLimits,
+    pub model_names: &'a [String],
+    /// `None` = there are none.
+    pub adapters: Option<&'a Adapters>,
+    /// What requests that do not say otherwise are sampled with.
+    pub defaults: &'a SamplingDefaults,
+    /// What replies say of the model and the program.
+    pub fingerprint: Option<&'a Arc<str>>,
+    /// How the model writes tool calls; `None` = unknown.
+    pub tool_format: Option<ToolFormat>,
+    /// How it marks reasoning; `None` = its text is content as it is.
+    pub reasoning_format: Option<ReasoningFormat>,
+    /// Reads chats in which names of special tokens are text; `None` = they are tokens.
+    pub literal: Option<&'a LiteralText>,
+    /// The key that the client sent.
+    pub api_key: Option<&'a str>,
+    /// Random for each process, so that clients cannot find two salts of one scope.
+    pub scopes: &'a RandomState,
+    /// Compiles grammars for the tokenizer.
+    pub grammars: &'a Compiler,
+    /// Who waits while they are compiled.
+    pub waiter: Waiter<'a>,
+    /// How texts are embedded; `None` = they are not.
+    pub embeddings: Option<&'a EmbeddingSpec>,
+}
+
+impl Context<'_> {
+    /// The scope of requests with this `cache_salt`: only those with the same API key and salt share
+    /// what drafters learn from texts, because the time of a reply would tell others what was said.
+    pub fn scope(&self, salt: Option<&str>) -> CacheScope {
+        CacheScope(self.scopes.hash_one((self.api_key, salt)))
+    }
+
+    /// The grammar of `source`, which the request has in `field`.
+    ///
+    /// # Errors
+    /// See [`Compiler::compile_for`].
+    pub fn compile(&self, field: impl Into<FieldPath>, source: &GrammarSource) -> Result<Grammar> {
+        self.grammars.compile_for(&self.waiter, field, source)
+    }
+
+    /// The model that requests call `wanted`; `None` = the base model.
+    ///
+    /// # Errors
+    /// `NotFound`, if `wanted` is not served.
+    pub fn model(&self, wanted: Option<&str>) -> Result<ServedModel> {
+        let base = || ServedModel {
+            name: self.model_names.first().cloned().unwrap_or_default(),
+            adapter: None,
+        };
+        let Some(name) = wanted else {
+            return Ok(base());
+        };
+        if self.model_names.iter().any(|served| served == name) {
+            return Ok(base());
+        }
+        if let Some(loaded) = self.adapters.and_then(|adapters| adapters.get(name)) {
+            return Ok(ServedModel {
+                name: name.to_owned(),
+                adapter: Some(loaded.adapter),
+            });
+        }
+        let mut served = self.model_names.to_vec();
+        let adapters = self.adapters.iter();
+        for adapter in adapters.flat_map(|adapters| adapters.loaded()) {
+            served.push(adapter.name().to_owned());
+        }
+        let served = served.join(", ");
+        Err(Error::request(
+            RequestErrorKind::NotFound,
+            Some("model"),
+            format!("the model `{name}` does not exist; served: {served}"),
+        ))
+    }
+}
+
+/// What a request's `model` names.
+pub(super) struct ServedModel {
+    /// Its name in answers.
+    pub name: String,
+    /// `None` = it is the base model.
+    pub adapter: Option<Arc<dyn Adapter>>,
+}

@@ -1,0 +1,168 @@
+//! The messages of a chat. All APIs bring theirs into this form, in which templates read them.
+
+use super::checks::wrong;
+use super::content::{ContentPart, TextOr, lines};
+use foretoken_core::error::{FieldPath, Result};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A message of a chat.
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub(super) struct ChatMessage {
+    /// `system`, `developer`, `user`, `assistant`, `tool`, or another one that the template knows.
+    pub role: String,
+    /// Missing content, as in a message that only calls tools, is an empty text.
+    #[serde(default, deserialize_with = "lines")]
+    #[schemars(with = "Option<TextOr<ContentPart>>")]
+    pub content: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The calls of an earlier turn of the assistant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<MessageCall>>,
+    /// The call that a message of `tool` answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// What else the template may ask for.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "CallOfTurn")]
+pub(super) struct MessageCall {
+    id: String,
+    #[serde(rename = "type", default)]
+    kind: FunctionKind,
+    function: CalledFunction,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct CalledFunction {
+    name: String,
+    /// JSON text, or an object.
+    #[serde(default)]
+    arguments: Value,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// The only kind of tools.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum FunctionKind {
+    #[default]
+    Function,
+}
+
+impl ChatMessage {
+    /// A message with only a content.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Self {
+            role: role.into(),
+            content: content.into(),
+            ..Self::default()
+        }
+    }
+
+    /// The result of a call.
+    pub fn of_tool(id: String, content: String) -> Self {
+        Self {
+            tool_call_id: Some(id),
+            ..Self::new("tool", content)
+        }
+    }
+
+    fn check(&mut self, at: &FieldPath) -> Result<()> {
+        // Templates ask whether a key is there.
+        self.others.retain(|_, value| !value.is_null());
+        self.tool_calls.take_if(|calls| calls.is_empty());
+        match self.others.remove("refusal") {
+            None => {}
+            Some(Value::String(refusal)) if refusal.is_empty() || self.content.is_empty() => {
+                self.content.push_str(&refusal);
+            }
+            Some(_) => return wrong(at.key("refusal"), "is not possible beside content"),
+        }
+        if self.others.contains_key("audio") {
+            return wrong(at.key("audio"), "is not supported: leave it out");
+        }
+        if self.role == "function" {
+            return wrong(
+                at.key("role"),
+                "must not be function, which is deprecated: use tool",
+            );
+        }
+        if self.role == "tool" && self.tool_call_id.is_none() {
+            return wrong(
+                at.key("tool_call_id"),
+                "must be the id of the call that this message answers",
+            );
+        }
+        if self.others.contains_key("function_call") {
+            return wrong(at.key("function_call"), "is deprecated: use tool_calls");
+        }
+        let calls = self.tool_calls.iter_mut().flatten();
+        for (i, call) in calls.enumerate() {
+            if !call.parse_arguments() {
+                let at = at.key("tool_calls").index(i).key("function");
+                return wrong(
+                    at.key("arguments"),
+                    "must be a string that holds a JSON object",
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MessageCall {
+    /// `arguments` are JSON text, or an object.
+    pub fn new(id: String, name: String, arguments: Value) -> Self {
+        Self {
+            id,
+            kind: FunctionKind::Function,
+            function: CalledFunction {
+                name,
+                arguments,
+                others: Map::new(),
+            },
+            others: Map::new(),
+        }
+    }
+
+    /// Makes an object of the arguments, because templates write them as JSON; a model's text that is no JSON
+    /// stays one. Returns whether they may be arguments.
+    fn parse_arguments(&mut self) -> bool {
+        let arguments = &mut self.function.arguments;
+        let object = match arguments {
+            Value::Null => Some(Map::new()),
+            Value::String(text) if text.trim().is_empty() => Some(Map::new()),
+            Value::String(text) => serde_json::from_str(text).ok(),
+            Value::Object(_) => None,
+            _ => return false,
+        };
+        if let Some(object) = object {
+            *arguments = object.into();
+        }
+        true
+    }
+}
+
+/// Checks that each message has what its role needs, and parses the arguments of calls.
+///
+/// # Errors
+/// `Invalid`, naming the message and its key.
+pub(super) fn checked(mut messages: Vec<ChatMessage>) -> Result<Vec<ChatMessage>> {
+    const FIELD: &str = "messages";
+    if messages.is_empty() {
+        return wrong(FIELD, "must not be empty");
+    }
+    for (i, message) in messages.iter_mut().enumerate() {
+        message.check(&FieldPath::from(FIELD).index(i))?;
+    }
+    Ok(messages)
+}

@@ -1,0 +1,308 @@
+//! `/v1/embeddings`: texts or token ids become vectors.
+
+use super::caller::Caller;
+use super::context::Context;
+use super::encoding::SentBody;
+use super::numbers::within;
+use super::object::JsonObject;
+use super::openai::salt;
+use super::prompt::keep_last;
+use super::state::AppState;
+use super::wire::{self, EncodingFormat, PromptInput, required, wrong};
+use crate::error::Refused;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use foretoken_core::error::{Error, RequestErrorKind, Result};
+use foretoken_engine::Request;
+use foretoken_engine::spec::DraftContext;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// The field with what is embedded.
+const FIELD: &str = "input";
+/// OpenAI's limits of one request.
+const MAX_INPUTS: usize = 2048;
+const MAX_TOKENS: usize = 300_000;
+/// Bytes of a value in an answer, as a number or in base64, before and after it is written.
+const VALUE_BYTES: usize = 20;
+
+/// A checked request body.
+#[derive(Debug)]
+pub(super) struct EmbeddingJob {
+    model: String,
+    /// One per input.
+    requests: Vec<Request>,
+    vectors: VectorOptions,
+    /// Number of tokens of all inputs together.
+    tokens: usize,
+}
+
+/// How vectors are changed before they are written.
+#[derive(Debug, Clone, Copy)]
+struct VectorOptions {
+    dimensions: usize,
+    normalize: bool,
+    format: EncodingFormat,
+}
+
+/// The answer to an embedding request.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct EmbeddingList {
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
+    /// One per input, in their order.
+    data: Vec<EmbeddingObject>,
+    model: String,
+    usage: EmbeddingUsage,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct EmbeddingObject {
+    #[schemars(extend("const" = "embedding"))]
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+enum Vector {
+    Float(Vec<f32>),
+    /// The bytes of f32 in little-endian order.
+    Base64(String),
+}
+
+#[derive(Serialize, JsonSchema)]
+struct EmbeddingUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// `POST /v1/embeddings`.
+pub(super) async fn embeddings(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: SentBody,
+) -> Result<Response, Refused> {
+    let read = state.read(body, |context, body| context.embedding(body));
+    let job = read.await?;
+    let _in_flight = state.load.enter();
+    let turns = &state.embedding_turns;
+    let values = job.requests.len() * job.vectors.dimensions;
+    let room = turns.room(values * VALUE_BYTES).await?;
+    let mut data = Vec::with_capacity(job.requests.len());
+    let mut rest = job.requests;
+    while !rest.is_empty() {
+        let (count, _turn) = turns.next(&rest, state.engine.limits()).await?;
+        let others = rest.split_off(count);
+        let mut requests = std::mem::replace(&mut rest, others);
+        for request in &mut requests {
+            request.name = Some(caller.id.0.clone());
+        }
+        // Whoever leaves drops these, which cancels them.
+        for events in state.engine.submit_all(requests)? {
+            let computed = events.collect().await?.embedding;
+            data.push(EmbeddingObject {
+                object: "embedding",
+                index: data.len(),
+                embedding: job.vectors.of(computed),
+            });
+        }
+    }
+    let list = EmbeddingList {
+        object: "list",
+        data,
+        model: job.model,
+        usage: EmbeddingUsage {
+            prompt_tokens: job.tokens,
+            total_tokens: job.tokens,
+        },
+    };
+    // Writing millions of numbers takes a while.
+    let written = tokio::task::spawn_blocking(move || serde_json::to_vec(&list)).await;
+    let bytes = written
+        .map_err(|e| e.to_string())
+        .and_then(|bytes| bytes.map_err(|e| e.to_string()))
+        .map_err(|e| Error::internal(format!("writing the embeddings failed: {e}")))?;
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    Ok((json, room.body(bytes)).into_response())
+}
+
+impl VectorOptions {
+    /// The first values of a hidden state (Matryoshka embeddings: Kusupati et al. 2022, arXiv 2205.13147),
+    /// then normalized.
+    fn of(self, mut values: Vec<f32>) -> Vector {
+        values.truncate(self.dimensions);
+        if self.normalize {
+            let sum: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+            // As torch does it.
+            let length = sum.sqrt().max(1e-12);
+            for x in &mut values {
+                *x = (f64::from(*x) / length) as f32;
+            }
+        }
+        match self.format {
+            EncodingFormat::Float => Vector::Float(values),
+            EncodingFormat::Base64 => {
+                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                Vector::Base64(BASE64_STANDARD.encode(bytes))
+            }
+        }
+    }
+}
+
+impl Context<'_> {
+    /// Reads the body of `/v1/embeddings`.
+    ///
+    /// # Errors
+    /// `Invalid`, `NotFound` or `ContextLengthExceeded`, naming the field.
+    pub(super) fn embedding(&self, body: &[u8]) -> Result<EmbeddingJob> {
+        let read = [wire::names::<wire::EmbeddingFields>()];
+        let body = JsonObject::parse(body, &read)?;
+        body.check_others(&read)?;
+        let fields: wire::EmbeddingFields = body.fields_with_lists(&[FIELD])?;
+        let model = self.model(fields.model.as_deref())?;
+        let Some(spec) = self.embeddings else {
+            let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
+            return Err(Error::request(RequestErrorKind::Invalid, None, message));
+        };
+        let size = self.limits.embedding_size;
+        let dimensions = within("dimensions", fields.dimensions, 1..=size)?.unwrap_or(size);
+        let draft_context = DraftContext {
+            scope: self.scope(salt(fields.cache_salt.as_deref())?),
+            prediction: Arc::default(),
+            may_train: false,
+        };
+        let input = required(FIELD, fields.input)?;
+        let special = fields.add_special_tokens.unwrap_or(true);
+        let max = self.limits.max_model_len;
+        let max = spec.max_tokens.unwrap_or(max).min(max);
+        let keep = self.kept(fields.truncate_prompt_tokens, Some(0))?;
+        let keep = keep.map(|keep| keep.min(max));
+        let mut requests = Vec::new();
+        let mut tokens = 0;
+        for ids in self.inputs(input, special, keep)? {
+            let request = Request {
+                draft_context: draft_context.clone(),
+                adapter: model.adapter.clone(),
+                ..Request::embedding(ids?, spec.pooling)
+            };
+            let checked = self.limits.check(&request, FIELD);
+            checked.map_err(|e| at(e, requests.len()))?;
+            if request.prompt.len() > max {
+                let (index, len) = (requests.len(), request.prompt.len());
+                return wrong(
+                    FIELD,
+                    format!(
+                        "{index} (from 0) has {len} tokens, but max_seq_length of this model is {max}; truncate_prompt_tokens -1 keeps the last {max}"
+                    ),
+                );
+            }
+            tokens += request.prompt.len();
+            if tokens > MAX_TOKENS {
+                return wrong(
+                    FIELD,
+                    format!("may have at most {MAX_TOKENS} tokens in all, and has more"),
+                );
+            }
+            requests.push(request);
+        }
+        Ok(EmbeddingJob {
+            model: model.name,
+            requests,
+            vectors: VectorOptions {
+                dimensions,
+                normalize: spec.normalize,
+                format: fields.encoding_format.unwrap_or_default(),
+            },
+            tokens,
+        })
+    }
+
+    /// The token ids of each input, tokenized when it is asked for, or the last `keep` of them.
+    fn inputs(
+        &self,
+        input: PromptInput,
+        special: bool,
+        keep: Option<usize>,
+    ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + '_>> {
+        let prompt = self.embeddings.and_then(|spec| spec.prompt.as_deref());
+        let encode = move |(index, mut text): (usize, String)| {
+            if text.is_empty() {
+                return Err(empty(index));
+            }
+            if let Some(prompt) = prompt {
+                text.insert_str(0, prompt);
+            }
+            let ids = self.encode_last(FIELD, &text, special, keep);
+            ids.map_err(|e| at(e, index))
+        };
+        let check = move |(index, mut ids): (usize, Vec<u32>)| {
+            if let Some(keep) = keep {
+                keep_last(&mut ids, keep);
+            }
+            if ids.is_empty() {
+                return Err(empty(index));
+            }
+            match ids
+                .iter()
+                .find(|&&id| id as usize >= self.limits.vocab_size)
+            {
+                Some(&id) => Err(at(unknown_token(id, self.limits.vocab_size), index)),
+                None => Ok(ids),
+            }
+        };
+        let count = match &input {
+            PromptInput::Text(_) | PromptInput::Ids(_) => 1,
+            PromptInput::Texts(texts) => texts.len(),
+            PromptInput::IdLists(lists) => lists.len(),
+        };
+        if !(1..=MAX_INPUTS).contains(&count) {
+            return wrong(
+                FIELD,
+                format!("must have 1 to {MAX_INPUTS} texts or lists of token ids, not {count}"),
+            );
+        }
+        Ok(match input {
+            PromptInput::Text(text) => Box::new([text].into_iter().enumerate().map(encode)),
+            PromptInput::Texts(texts) => Box::new(texts.into_iter().enumerate().map(encode)),
+            PromptInput::Ids(ids) => Box::new([ids].into_iter().enumerate().map(check)),
+            PromptInput::IdLists(lists) => Box::new(lists.into_iter().enumerate().map(check)),
+        })
+    }
+}
+
+fn empty(index: usize) -> Error {
+    let message = format!("input {index} (from 0) must not be empty");
+    Error::invalid(FIELD, message)
+}
+
+fn unknown_token(id: u32, vocab_size: usize) -> Error {
+    let error = Error::unknown_token(FIELD, id, vocab_size);
+    Error::invalid(
+        FIELD,
+        format!(
+            "{error}. Token ids must be those of this model's tokenizer; LangChain's OpenAIEmbeddings sends texts with check_embedding_ctx_length=False"
+        ),
+    )
+}
+
+/// The error, if it is about the inputs, as one about input `index`.
+fn at(error: Error, index: usize) -> Error {
+    match error {
+        Error::Request {
+            kind,
+            message,
+            param: Some(param),
+            ..
+        } if param.is(FIELD) => {
+            let message = format!("input {index} (from 0): {message}");
+            Error::request(kind, Some(FIELD), message)
+        }
+        other => other,
+    }
+}

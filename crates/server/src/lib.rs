@@ -1,0 +1,457 @@
+//! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
+
+#![forbid(unsafe_code)]
+
+mod acceptance;
+mod adapter_routes;
+mod adapters;
+mod answer;
+mod anthropic;
+mod beam;
+mod beam_search;
+mod blocks;
+mod bodies;
+mod caller;
+mod checks;
+mod choice;
+mod chunks;
+mod connection;
+mod content;
+mod context;
+mod conversation;
+mod defaults;
+mod embedding_turns;
+mod embeddings;
+mod encoding;
+mod error;
+pub mod fuzzing;
+mod info;
+mod limits;
+mod listener;
+mod load;
+mod metrics;
+mod numbers;
+mod object;
+mod openai;
+mod openapi;
+mod origin;
+mod others;
+mod page;
+mod params;
+mod paths;
+mod prompt;
+mod reply;
+mod reply_objects;
+mod request_id;
+mod responses;
+mod server_info;
+mod speculation;
+mod state;
+mod stop;
+mod stream;
+mod structured;
+mod tokenize;
+mod tools;
+mod trace;
+mod unsupported;
+mod wire;
+
+use anthropic::Failure;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderName, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::MethodRouter;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use caller::Caller;
+use chunks::Chunks;
+use context::KeyIndex;
+use encoding::SentBody;
+use error::Refused;
+use foretoken_core::error::{Error, RequestErrorKind, Result};
+use openai::Job;
+use schemars::JsonSchema;
+use serde::Serialize;
+use state::ModelObject;
+use std::time::Duration;
+use stream::{Running, Shape};
+use subtle::ConstantTimeEq;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+pub use adapters::{AdapterLimits, Adapters};
+pub use defaults::SamplingDefaults;
+pub use limits::HttpLimits;
+pub use origin::OriginOptions;
+pub use server_info::ServerInfo;
+pub use state::AppState;
+pub use trace::{ChoiceRecord, JobRecord, Observer, RequestRecord};
+
+/// Time that finished replies have to reach their clients after the engine has ended.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// Method, path and handler of each route but the page's.
+fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
+    const GET: Method = Method::GET;
+    const POST: Method = Method::POST;
+    vec![
+        (POST, "/v1/chat/completions", post(chat_completions)),
+        (POST, "/v1/completions", post(completions)),
+        (POST, "/v1/embeddings", post(embeddings::embeddings)),
+        (POST, "/v1/responses", post(responses)),
+        (POST, "/v1/messages", post(messages)),
+        (POST, "/v1/messages/count_tokens", post(count_tokens)),
+        (GET, "/v1/models", get(models)),
+        (GET, "/v1/models/{*id}", get(model)),
+        (POST, "/tokenize", post(tokenize)),
+        (POST, "/detokenize", post(detokenize)),
+        (POST, "/v1/load_lora_adapter", post(adapter_routes::load)),
+        (
+            POST,
+            "/v1/unload_lora_adapter",
+            post(adapter_routes::unload),
+        ),
+        (POST, "/reset_prefix_cache", post(reset_prefix_cache)),
+        (GET, "/health", get(health)),
+        (GET, "/ping", get(health)),
+        (POST, "/ping", post(health)),
+        (GET, "/load", get(info::load)),
+        (GET, "/version", get(info::version)),
+        (GET, "/server_info", get(info::server_info)),
+        (GET, "/tokenizer_info", get(info::tokenizer_info)),
+        (GET, "/openapi.json", get(openapi::openapi)),
+        (GET, "/metrics", get(metrics::metrics)),
+    ]
+}
+
+/// The server's answers to all paths.
+pub fn router(state: AppState) -> Router {
+    let mut router = Router::new();
+    if state.ui {
+        router = router.route(PAGE, get(page::page));
+    }
+    for (_, path, handler) in routes() {
+        router = router.route(path, handler);
+    }
+    let mut router = router
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(state.clone(), authorized));
+    if let Some(cors) = state.origins.cors() {
+        // Browsers ask without the key whether a page may send it.
+        router = router.layer(cors);
+    }
+    let router = router
+        .layer(middleware::from_fn_with_state(state.clone(), guard))
+        .with_state(state.clone());
+    identified(router, state)
+}
+
+/// `router` with an id for each request. In another router, because a router's own layers come after the
+/// path was matched.
+fn identified(router: Router, state: AppState) -> Router {
+    let identify = middleware::from_fn_with_state(state, caller::identify);
+    Router::new().fallback_service(router).layer(identify)
+}
+
+/// The answer on connections over the limit, which closes them.
+fn full(state: AppState) -> Router {
+    let refuse = async |request: Request| {
+        let message =
+            "the server has as many connections as --max-connections allows; try again later";
+        let error = Error::request(RequestErrorKind::Overloaded, None, message);
+        let close = [(header::CONNECTION, "close")];
+        (close, refusal(request.uri().path(), error))
+    };
+    identified(Router::new().fallback(refuse), state)
+}
+
+/// Serves until `shutdown` completes. Then it refuses new requests with 503, lets the running ones
+/// finish for at most `timeout`, fails the rest, and returns.
+///
+/// # Errors
+/// `Internal`, if the engine ends without being asked to.
+pub async fn serve(
+    listener: TcpListener,
+    state: AppState,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+    timeout: Duration,
+) -> Result<()> {
+    let engine = state.engine.clone();
+    let (close, closing) = watch::channel(false);
+    let limits = state.limits.clone();
+    let address = listener.local_addr();
+    let state = state.on_loopback(address.is_ok_and(|address| address.ip().is_loopback()));
+    let full = full(state.clone());
+    let connections = listener::run(listener, router(state), full, limits, closing);
+    let mut connections = tokio::spawn(connections);
+    let end = tokio::select! {
+        Err(e) = &mut connections => {
+            return Err(Error::internal(format!("the listener failed: {e}")));
+        }
+        Err(died) = engine.ended() => Err(died),
+        () = shutdown => {
+            tracing::info!("shutting down: running requests have at most {timeout:?} to finish");
+            engine.drain();
+            let end = tokio::time::timeout(timeout, engine.ended()).await;
+            end.unwrap_or_else(|_| {
+                tracing::warn!("shutting down: out of time, aborting the running requests");
+                engine.abort();
+                Ok(())
+            })
+        }
+    };
+    close.send_replace(true);
+    // Limited, because a client that has stopped reading must not keep the server running.
+    if tokio::time::timeout(FLUSH, &mut connections).await.is_err() {
+        connections.abort();
+    }
+    end
+}
+
+/// The header in which Anthropic's clients send the key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Routes that need no key, for supervisors, balancers and Prometheus.
+const OPEN: [&str; 5] = ["/health", "/ping", "/load", "/version", "/metrics"];
+
+/// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
+const PAGE: &str = "/";
+
+/// Checks host and origin, before anything else is said.
+async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    match state.origins.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => refusal(request.uri().path(), error),
+    }
+}
+
+/// Checks authorization and shutdown before the route is matched and the body is read: without the key, no
+/// one learns which routes exist.
+async fn authorized(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+    match admit(&state, &request) {
+        Ok(key) => {
+            if let Some(key) = key {
+                request.extensions_mut().insert(key);
+            }
+            next.run(request).await
+        }
+        Err(error) => refusal(request.uri().path(), error),
+    }
+}
+
+/// An error in the form of the API that `path` belongs to.
+fn refusal(path: &str, error: Error) -> Response {
+    if anthropic::has_route(path) {
+        Failure(error).into_response()
+    } else {
+        Refused(error).into_response()
+    }
+}
+
+/// The key of a request that may be served; `None` if it needs none.
+fn admit(state: &AppState, request: &Request) -> Result<Option<KeyIndex>> {
+    let path = request.uri().path();
+    let is_open = OPEN.contains(&path) || state.ui && path == PAGE;
+    let key = if is_open || state.api_keys.is_empty() {
+        None
+    } else {
+        Some(authorize(&state.api_keys, request)?)
+    };
+    if path.starts_with("/v1/") {
+        state.ready()?;
+    }
+    Ok(key)
+}
+
+fn authorize(keys: &[String], request: &Request) -> Result<KeyIndex> {
+    let text = |name: HeaderName| request.headers().get(name)?.to_str().ok();
+    let bearer = text(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    let given = bearer.into_iter().chain(text(API_KEY));
+    // Compared in constant time, so that response times reveal no prefix of a key.
+    let is = |given: &str, key: &String| bool::from(given.as_bytes().ct_eq(key.as_bytes()));
+    let mut found = given.filter_map(|given| keys.iter().position(|key| is(given, key)));
+    found.next().map(KeyIndex).ok_or_else(|| {
+        Error::request(
+            RequestErrorKind::Unauthorized,
+            None,
+            "the API key is missing or wrong; send `Authorization: Bearer <key>` or `x-api-key: <key>`",
+        )
+    })
+}
+
+async fn completions(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: SentBody,
+) -> Result<Response, Refused> {
+    let job = state
+        .read(body, |context, body| context.completion(body))
+        .await?;
+    let chunks = Chunks::new(&job);
+    Ok(answer(&state, job, chunks, caller).await?)
+}
+
+async fn chat_completions(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: SentBody,
+) -> Result<Response, Refused> {
+    let job = state.read(body, |context, body| context.chat(body)).await?;
+    let chunks = Chunks::new(&job);
+    Ok(answer(&state, job, chunks, caller).await?)
+}
+
+async fn responses(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: SentBody,
+) -> Result<Response, Refused> {
+    let read = state.read(body, |context, body| context.response(body));
+    let (job, reply) = read.await?;
+    Ok(answer(&state, job, reply, caller).await?)
+}
+
+async fn messages(
+    State(state): State<AppState>,
+    caller: Caller,
+    body: SentBody,
+) -> Result<Response, Failure> {
+    let read = state.read(body, |context, body| context.message(body));
+    let (job, reply) = read.await?;
+    Ok(answer(&state, job, reply, caller).await?)
+}
+
+#[derive(Serialize, JsonSchema)]
+struct TokenCount {
+    input_tokens: usize,
+}
+
+async fn count_tokens(
+    State(state): State<AppState>,
+    body: SentBody,
+) -> Result<Json<TokenCount>, Failure> {
+    let read = state.read(body, |context, body| context.message_tokens(body));
+    let input_tokens = read.await?;
+    Ok(Json(TokenCount { input_tokens }))
+}
+
+async fn answer(
+    state: &AppState,
+    mut job: Job,
+    shape: impl Shape,
+    caller: Caller,
+) -> Result<Response> {
+    let (stream, beams) = (job.stream, job.beams);
+    if let Some(trace) = &caller.trace {
+        trace.accepted(&mut job, shape.id());
+    }
+    if let Some(beams) = beams {
+        return beam_search::collect(state, job, beams, shape, &caller).await;
+    }
+    let running = Running::start(state, job, &caller)?;
+    if stream {
+        Ok(running.sse(shape, caller))
+    } else {
+        running.collect(shape).await
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ModelList {
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
+    data: Vec<ModelObject>,
+}
+
+async fn models(State(state): State<AppState>) -> Json<ModelList> {
+    Json(ModelList {
+        object: "list",
+        data: state.models(),
+    })
+}
+
+async fn model(
+    State(state): State<AppState>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<ModelObject>, Refused> {
+    let named =
+        |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
+    let Path(id) = id.map_err(named)?;
+    // The names of those that there are.
+    state.context(None).model(Some(&id))?;
+    let mut models = state.models().into_iter();
+    let gone = || Error::request(RequestErrorKind::NotFound, Some("model"), "it is gone");
+    Ok(Json(models.find(|model| model.id == id).ok_or_else(gone)?))
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Health {
+    #[schemars(extend("const" = "ok"))]
+    status: &'static str,
+}
+
+async fn health(State(state): State<AppState>) -> Result<Json<Health>, Refused> {
+    state.ready()?;
+    Ok(Json(Health { status: "ok" }))
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
+async fn tokenize(State(state): State<AppState>, body: SentBody) -> Result<Json<Tokens>, Refused> {
+    let read = state.read(body, |context, body| context.tokenize(body));
+    let tokens = read.await?;
+    Ok(Json(Tokens {
+        count: tokens.len(),
+        max_model_len: state.engine.limits().max_model_len,
+        tokens,
+    }))
+}
+
+#[derive(Serialize, JsonSchema)]
+struct DetokenizedText {
+    prompt: String,
+}
+
+async fn detokenize(
+    State(state): State<AppState>,
+    body: SentBody,
+) -> Result<Json<DetokenizedText>, Refused> {
+    let read = state.read(body, |context, body| context.detokenize(body));
+    let prompt = read.await?;
+    Ok(Json(DetokenizedText { prompt }))
+}
+
+async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode, Refused> {
+    state.engine.reset_prefix_cache().await?;
+    Ok(StatusCode::OK)
+}
+
+async fn not_found(request: Request) -> Response {
+    let path = request.uri().path();
+    let known: Vec<String> = (routes().iter())
+        .map(|(method, path, _)| format!("{method} {path}"))
+        .collect();
+    let message = format!("there is no route {path}; there are {}", known.join(", "));
+    refusal(
+        path,
+        Error::request(RequestErrorKind::NotFound, None, message),
+    )
+}
+
+async fn method_not_allowed(method: Method, request: Request) -> Response {
+    let path = request.uri().path();
+    let message = format!("{path} does not accept {method}");
+    let error = Error::request(RequestErrorKind::MethodNotAllowed, None, message);
+    refusal(path, error)
+}

@@ -1,0 +1,352 @@
+//! Converts all forms of prompts to token ids.
+
+use super::choice::Echo;
+use super::context::Context;
+use super::conversation::{ChatMessage, checked};
+use super::wire::{PromptInput, ThinkingSwitch, ThinkingSwitchKind, wrong};
+use foretoken_core::error::{Error, RequestErrorKind, Result};
+use foretoken_text::Chat;
+use serde_json::{Map, Value, to_value};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// The field of chats.
+const MESSAGES: &str = "messages";
+
+/// One prompt of a request.
+pub(super) struct PromptTokens {
+    pub ids: Vec<u32>,
+    /// The prompt to repeat in the reply, if requested.
+    pub echo: Option<Arc<Echo>>,
+}
+
+/// What becomes of a completion's prompts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PromptOptions<'a> {
+    pub add_special_tokens: bool,
+    /// Whether the prompt is repeated in the reply.
+    pub echo: bool,
+    /// How many of its last tokens are kept; `None` = all.
+    pub keep: Option<usize>,
+    /// The text after the one that is asked for.
+    pub suffix: Option<&'a str>,
+}
+
+/// The variables of the chat template with the effort that a request asks for.
+pub(super) fn with_effort(
+    variables: Option<Map<String, Value>>,
+    effort: Option<String>,
+) -> Option<Map<String, Value>> {
+    let Some(effort) = effort else {
+        return variables;
+    };
+    let mut variables = variables.unwrap_or_default();
+    let key = "reasoning_effort";
+    variables.entry(key).or_insert_with(|| effort.into());
+    Some(variables)
+}
+
+/// As [`with_effort`], but for the switch `thinking`: sets the variables that tell the chat template not to let the
+/// model think.
+///
+/// # Errors
+/// `Invalid`, if the switch says that the model is to think.
+pub(super) fn with_thinking(
+    variables: Option<Map<String, Value>>,
+    thinking: Option<ThinkingSwitch>,
+) -> Result<Option<Map<String, Value>>> {
+    match thinking.map(|thinking| thinking.kind) {
+        None => Ok(variables),
+        Some(ThinkingSwitchKind::Disabled) => {
+            let mut variables = variables.unwrap_or_default();
+            let key = "enable_thinking";
+            variables.entry(key).or_insert_with(|| false.into());
+            Ok(Some(variables))
+        }
+        Some(ThinkingSwitchKind::Enabled) => wrong(
+            "thinking",
+            "must have the type disabled: use chat_template_kwargs.enable_thinking",
+        ),
+    }
+}
+
+impl Context<'_> {
+    /// The text of a chat's prompt. The template writes BOS itself.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the message.
+    pub(super) fn chat_prompt(
+        &self,
+        messages: Vec<ChatMessage>,
+        tools: &[Value],
+        add_generation_prompt: Option<bool>,
+        extra: Option<Map<String, Value>>,
+    ) -> Result<String> {
+        let messages: serde_json::Result<Vec<Value>> =
+            checked(messages)?.iter().map(to_value).collect();
+        let mut messages = messages.map_err(|e| Error::internal(format!("messages: {e}")))?;
+        let (mut tools, mut extra) = (Cow::from(tools), extra.unwrap_or_default());
+        if let Some(literal) = self.literal {
+            let fields = [(MESSAGES, &mut messages), ("tools", tools.to_mut())];
+            for (field, values) in fields {
+                for value in values {
+                    literal.mark(field, value)?;
+                }
+            }
+            extra = literal.mark_map("chat_template_kwargs", extra)?;
+        }
+        let chat = Chat {
+            messages: &messages,
+            tools: &tools,
+            add_generation_prompt: add_generation_prompt.unwrap_or(true),
+            extra: &extra,
+        };
+        self.text.render(chat, self.tool_format)
+    }
+
+    /// The token ids of a chat's prompt, or the last `keep` of them.
+    ///
+    /// # Errors
+    /// The errors of [`Context::encode_last`].
+    pub(super) fn encode_chat(
+        &self,
+        prompt: &str,
+        add_special_tokens: bool,
+        keep: Option<usize>,
+    ) -> Result<Vec<u32>> {
+        let Some(literal) = self.literal else {
+            return self.encode_last(MESSAGES, prompt, add_special_tokens, keep);
+        };
+        if keep.is_none() {
+            self.check_length(MESSAGES, prompt)?;
+        }
+        let ids = literal.encode(prompt, add_special_tokens);
+        let ids = ids.map_err(|e| e.renamed(&[("prompt", MESSAGES)]))?;
+        Ok(self.last_of(prompt, ids, keep))
+    }
+
+    /// The token ids of a completion's prompts; texts get BOS with `add_special_tokens`. The number of
+    /// prompts times `n` is limited to what the queue can hold.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub(super) fn prompts(
+        &self,
+        prompt: PromptInput,
+        options: &PromptOptions<'_>,
+        n: usize,
+    ) -> Result<Vec<PromptTokens>> {
+        let count = match &prompt {
+            PromptInput::Text(_) | PromptInput::Ids(_) => 1,
+            PromptInput::Texts(list) => list.len(),
+            PromptInput::IdLists(list) => list.len(),
+        };
+        if count == 0 {
+            return wrong("prompt", "must not be empty");
+        }
+        // Checked before any prompt is tokenized or copied n times.
+        let max = self.limits.max_waiting;
+        if count.saturating_mul(n) > max {
+            return Err(Error::too_many_sequences(count, n, max));
+        }
+        let from_text = |text: String| match options.suffix {
+            None => self.text_prompt(&text, options),
+            Some(suffix) => self.infill_prompt(&text, suffix, options),
+        };
+        let from_ids = |ids| match options.suffix {
+            None => Ok(self.ids_prompt(ids, options)),
+            Some(_) => wrong("suffix", "is possible only if prompt is text: leave it out"),
+        };
+        match prompt {
+            PromptInput::Text(text) => Ok(vec![from_text(text)?]),
+            PromptInput::Texts(texts) => texts.into_iter().map(from_text).collect(),
+            PromptInput::Ids(ids) => Ok(vec![from_ids(ids)?]),
+            PromptInput::IdLists(lists) => lists.into_iter().map(from_ids).collect(),
+        }
+    }
+
+    /// How many of a prompt's last tokens are kept, if the request says so; -1 = as many as the context
+    /// leaves beside `max_tokens`, or one.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub(super) fn kept(
+        &self,
+        asked: Option<i64>,
+        max_tokens: Option<usize>,
+    ) -> Result<Option<usize>> {
+        const FIELD: &str = "truncate_prompt_tokens";
+        let max = self.limits.max_model_len;
+        match asked {
+            None => Ok(None),
+            Some(-1) => Ok(Some(max.saturating_sub(max_tokens.unwrap_or(1)).max(1))),
+            Some(count) => match usize::try_from(count) {
+                Ok(count) if (1..=max).contains(&count) => Ok(Some(count)),
+                _ => wrong(
+                    FIELD,
+                    format!("must be between 1 and {max}, or -1 for what fits, not {count}"),
+                ),
+            },
+        }
+    }
+
+    /// The token ids of a prompt, which came in `field`. One that must have more tokens than twice the context
+    /// is refused in a fraction of the time that they would take; of others, the error can tell how many they
+    /// are.
+    ///
+    /// # Errors
+    /// `ContextLengthExceeded`.
+    pub(super) fn encode(
+        &self,
+        field: &str,
+        prompt: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>> {
+        self.check_length(field, prompt)?;
+        self.encode_all(field, prompt, add_special_tokens)
+    }
+
+    /// Refuses a prompt that must have more tokens than twice the context.
+    fn check_length(&self, field: &str, prompt: &str) -> Result<()> {
+        let max = self.limits.max_model_len;
+        let most = max.saturating_mul(2);
+        if self.text.prefix_within(prompt, most).len() < prompt.len() {
+            // OpenAI's wording, as the engine has it.
+            let message = format!(
+                "This model's maximum context length is {max} tokens. However, the {field} has more than {most}. Please reduce the length of the {field}."
+            );
+            let kind = RequestErrorKind::ContextLengthExceeded;
+            return Err(Error::request(kind, Some(field), message));
+        }
+        Ok(())
+    }
+
+    fn encode_all(&self, field: &str, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let ids = self.text.encode(prompt, add_special_tokens);
+        ids.map_err(|e| e.renamed(&[("prompt", field)]))
+    }
+
+    /// As [`Context::encode`], but keeps only the last `keep` ids, if `keep` is given. If the tokenizer adds a BOS,
+    /// the first kept id is replaced by it.
+    ///
+    /// # Errors
+    /// `ContextLengthExceeded`, if all ids are kept.
+    pub(super) fn encode_last(
+        &self,
+        field: &str,
+        prompt: &str,
+        add_special_tokens: bool,
+        keep: Option<usize>,
+    ) -> Result<Vec<u32>> {
+        if keep.is_none() {
+            return self.encode(field, prompt, add_special_tokens);
+        }
+        let ids = self.encode_all(field, prompt, add_special_tokens)?;
+        Ok(self.last_of(prompt, ids, keep))
+    }
+
+    /// The last `keep` of the ids of `prompt`.
+    fn last_of(&self, prompt: &str, mut ids: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
+        let Some(keep) = keep else { return ids };
+        let bos = ids.first().copied().filter(|_| self.adds_bos(prompt, &ids));
+        keep_last(&mut ids, keep);
+        if let (Some(first), Some(bos)) = (ids.first_mut(), bos) {
+            *first = bos;
+        }
+        ids
+    }
+
+    /// Whether the first of a text's `ids` is a BOS that the tokenizer has added.
+    fn adds_bos(&self, text: &str, ids: &[u32]) -> bool {
+        let bos = self.text.special_ids().bos;
+        let bos = ids.first().filter(|&&id| Some(id) == bos);
+        bos.is_some_and(|&id| !text.as_bytes().starts_with(self.text.token_bytes(id)))
+    }
+
+    fn text_prompt(&self, text: &str, options: &PromptOptions<'_>) -> Result<PromptTokens> {
+        let special = options.add_special_tokens;
+        let mut ids = self.encode_last("prompt", text, special, options.keep)?;
+        if ids.is_empty() {
+            // A text that begins.
+            let bos = self.text.special_ids().bos.filter(|_| special);
+            let bos = bos.ok_or_else(|| {
+                let why = if special {
+                    "the model has no BOS token with which it could begin a text"
+                } else {
+                    "add_special_tokens is false"
+                };
+                Error::invalid(
+                    "prompt",
+                    format!("prompt must have at least one token: {why}"),
+                )
+            })?;
+            ids.push(bos);
+        }
+        let echo = options.echo.then(|| {
+            let is_cut = options.keep.is_some_and(|keep| keep == ids.len());
+            let added_bos = self.adds_bos(text, &ids);
+            let text = if is_cut {
+                self.text.decode(&ids[usize::from(added_bos)..], false)
+            } else {
+                text.to_owned()
+            };
+            Arc::new(Echo {
+                text,
+                ids: ids.clone(),
+                added_bos,
+            })
+        });
+        Ok(PromptTokens { ids, echo })
+    }
+
+    /// A prompt that asks for what is between `before` and `after`.
+    fn infill_prompt(
+        &self,
+        before: &str,
+        after: &str,
+        options: &PromptOptions<'_>,
+    ) -> Result<PromptTokens> {
+        for (field, is_set) in [
+            ("echo", options.echo),
+            ("truncate_prompt_tokens", options.keep.is_some()),
+        ] {
+            if is_set {
+                return wrong(field, "is not possible together with suffix: leave one out");
+            }
+        }
+        // Whatever is too long is refused before it is encoded.
+        for text in [before, after] {
+            let most = self.limits.max_model_len.saturating_mul(2);
+            if self.text.prefix_within(text, most).len() < text.len() {
+                self.encode("prompt", text, false)?;
+            }
+        }
+        let ids = self
+            .text
+            .infill(before, after, options.add_special_tokens)?;
+        let ids = ids.ok_or_else(|| {
+            Error::invalid(
+                "suffix",
+                "suffix is not supported by this model: its tokenizer has no fill-in-the-middle tokens; leave it out",
+            )
+        })?;
+        Ok(PromptTokens { ids, echo: None })
+    }
+
+    fn ids_prompt(&self, mut ids: Vec<u32>, options: &PromptOptions<'_>) -> PromptTokens {
+        keep_last(&mut ids, options.keep.unwrap_or(usize::MAX));
+        let echo = options.echo.then(|| {
+            let text = self.text.decode(&ids, false);
+            Arc::new(Echo {
+                text,
+                ids: ids.clone(),
+                added_bos: false,
+            })
+        });
+        PromptTokens { ids, echo }
+    }
+}
+
+pub(super) fn keep_last(ids: &mut Vec<u32>, keep: usize) {
+    ids.drain(..ids.len().saturating_sub(keep));
+}

@@ -1,0 +1,157 @@
+//! Converts the body of `/v1/responses` to a chat.
+
+use super::events::ResponseReply;
+use super::input::{InputItem, messages};
+use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions};
+use crate::content::TextOr;
+use crate::context::Context;
+use crate::conversation::FunctionKind;
+use crate::openai::{Body, Job};
+use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode};
+use crate::wire::{self, Common, required, wrong};
+use foretoken_core::error::{FieldPath, Result};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// What chats call the fields, and what this API does.
+const NAMES: [(&str, &str); 6] = [
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("tools.*.function", "tools.*"),
+    ("tool_choice.function", "tool_choice"),
+    ("max_tokens", "max_output_tokens"),
+    ("messages", "input"),
+];
+
+/// What `include` may ask for: it is empty, because reasoning is not encrypted here.
+const INCLUDABLE: &str = "reasoning.encrypted_content";
+
+/// The fields that only this API has.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "Response")]
+pub(crate) struct ResponseFields {
+    #[schemars(required)]
+    input: Option<TextOr<InputItem>>,
+    instructions: Option<String>,
+    max_output_tokens: Option<usize>,
+    tools: Option<Vec<FlatTool<FunctionKind>>>,
+    tool_choice: Option<FlatChoice>,
+    parallel_tool_calls: Option<bool>,
+    text: Option<TextOptions>,
+    reasoning: Option<ReasoningOptions>,
+    include: Option<Vec<String>>,
+    metadata: Option<Map<String, Value>>,
+    prompt: Option<Value>,
+    logprobs: Option<Value>,
+    add_special_tokens: Option<bool>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    include_reasoning: Option<bool>,
+}
+
+impl Context<'_> {
+    /// Reads the body of `/v1/responses`.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub fn response(&self, body: &[u8]) -> Result<(Job, ResponseReply)> {
+        let Body {
+            mut common,
+            fields,
+            structured,
+        } = Body::<ResponseFields>::read(body)?;
+        check_absent(&common, &fields)?;
+        self.defaults.fill(&mut common);
+        let echo = echo(&common, &fields);
+        let format = fields.text.and_then(|text| text.format);
+        let structured = structured.with_format(format, "text.format")?;
+        let input = required("input", fields.input)?;
+        let tools = fields
+            .tools
+            .map(|list| list.into_iter().map(Tool::from).collect());
+        let chat = Body {
+            common: Common {
+                max_tokens: fields.max_output_tokens,
+                ..common
+            },
+            fields: wire::ChatFields {
+                messages: Some(messages(fields.instructions, input)?),
+                tools,
+                tool_choice: fields.tool_choice.map(ToolChoice::from),
+                parallel_tool_calls: fields.parallel_tool_calls,
+                add_special_tokens: fields.add_special_tokens,
+                reasoning_effort: fields.reasoning.and_then(|reasoning| reasoning.effort),
+                chat_template_kwargs: fields.chat_template_kwargs,
+                include_reasoning: fields.include_reasoning,
+                ..wire::ChatFields::default()
+            },
+            structured,
+        };
+        chat.common.refuse_chunk_options()?;
+        let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
+        let reply = ResponseReply::new(&job.header, echo);
+        Ok((job, reply))
+    }
+}
+
+/// Checks fields of other APIs, and those that ask for what is not done here.
+fn check_absent(common: &Common, fields: &ResponseFields) -> Result<()> {
+    let refused =
+        |field: &str, advice: &str| wrong(field, format!("is not supported here: {advice}"));
+    if common.max_tokens.is_some() {
+        return refused("max_tokens", "use max_output_tokens");
+    }
+    if common.n.is_some_and(|n| n != 1) {
+        return refused("n", "a response has one answer; leave it out");
+    }
+    if fields.prompt.is_some() {
+        return refused(
+            "prompt",
+            "no prompts are stored; use input and instructions",
+        );
+    }
+    if !matches!(fields.logprobs, None | Some(Value::Bool(false))) {
+        return refused("logprobs", "leave it out");
+    }
+    let include = fields.include.as_deref().unwrap_or_default();
+    if let Some(i) = include.iter().position(|name| name != INCLUDABLE) {
+        let field = FieldPath::from("include").index(i);
+        return wrong(field, "is not supported here: leave it out");
+    }
+    let reasoning = fields.reasoning.as_ref();
+    for (field, wanted) in [
+        ("reasoning.summary", reasoning.map(|r| &r.summary)),
+        (
+            "reasoning.generate_summary",
+            reasoning.map(|r| &r.generate_summary),
+        ),
+    ] {
+        // `auto` asks for the best one that there is.
+        if wanted.is_some_and(|wanted| wanted.as_deref().is_some_and(|wanted| wanted != "auto")) {
+            return refused(field, "reasoning is shown as it is; leave it out");
+        }
+    }
+    Ok(())
+}
+
+fn echo(common: &Common, fields: &ResponseFields) -> RequestEcho {
+    let mut text = fields.text.clone().unwrap_or_default();
+    text.format.get_or_insert_default();
+    RequestEcho {
+        background: false,
+        instructions: fields.instructions.clone(),
+        max_output_tokens: fields.max_output_tokens,
+        max_tool_calls: None,
+        metadata: fields.metadata.clone().unwrap_or_default(),
+        parallel_tool_calls: fields.parallel_tool_calls.unwrap_or(true),
+        previous_response_id: None,
+        reasoning: fields.reasoning.clone().unwrap_or_default(),
+        store: false,
+        temperature: common.temperature.unwrap_or(1.0),
+        text,
+        tool_choice: (fields.tool_choice.clone()).unwrap_or(FlatChoice::Mode(ToolMode::Auto)),
+        tools: fields.tools.clone().unwrap_or_default(),
+        top_p: common.top_p.unwrap_or(1.0),
+        truncation: "disabled",
+    }
+}

@@ -1,0 +1,177 @@
+//! A running reply: merges the engine's events of all its choices, and collects them or sends them as
+//! SSE.
+
+use super::caller::Caller;
+use super::choice::{Choice, FinishKind, Piece};
+use super::error::Refusal;
+use super::load::InFlight;
+use super::openai::Job;
+use super::request_id::RequestId;
+use super::state::AppState;
+use super::trace::Trace;
+use axum::http::HeaderName;
+use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use foretoken_core::error::{Error, Result};
+use foretoken_engine::Events;
+use foretoken_text::Text;
+use futures_util::stream;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use tokio_stream::{StreamExt, StreamMap};
+
+/// How an API shows a reply: as one body, or as events.
+pub(super) trait Shape: Send + 'static {
+    /// The id of the reply.
+    fn id(&self) -> &str;
+
+    /// The whole reply, of which there is a piece for each choice.
+    fn whole(self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response;
+
+    /// The events before the first piece.
+    fn begin(&mut self) -> Vec<sse::Event> {
+        Vec::new()
+    }
+
+    /// The events for a piece of the choice with this index.
+    fn piece(
+        &mut self,
+        text: &Text,
+        index: usize,
+        piece: Piece,
+        choices: &[Choice],
+    ) -> Vec<sse::Event>;
+
+    /// The last events, after all choices have finished.
+    fn end(&mut self, choices: &[Choice]) -> Vec<sse::Event>;
+
+    /// The last events of a reply that failed.
+    fn failed(&mut self, error: &Error) -> Vec<sse::Event>;
+
+    /// What is sent while there is nothing to say.
+    fn keep_alive() -> KeepAlive {
+        KeepAlive::default()
+    }
+}
+
+/// A job that the engine runs. Dropping it cancels the choices that are not finished.
+pub(super) struct Running {
+    text: Arc<Text>,
+    /// The events of each choice that is not finished.
+    events: StreamMap<usize, Events>,
+    choices: Vec<Choice>,
+    trace: Option<Trace>,
+    _in_flight: InFlight,
+}
+
+impl Running {
+    /// Queues the job.
+    ///
+    /// # Errors
+    /// The errors of [`EngineHandle::submit_all`].
+    pub fn start(state: &AppState, mut job: Job, caller: &Caller) -> Result<Self> {
+        for request in &mut job.requests {
+            request.name = Some(caller.id.0.clone());
+        }
+        let events = state.engine.submit_all(job.requests)?;
+        Ok(Self {
+            text: state.text.clone(),
+            _in_flight: state.load.enter(),
+            events: events.into_iter().enumerate().collect(),
+            choices: job.choices,
+            trace: caller.trace.clone(),
+        })
+    }
+
+    /// The next piece, with the index of its choice; `None` when all are finished.
+    async fn next(&mut self) -> Option<Result<(usize, Piece)>> {
+        let (index, event) = self.events.next().await?;
+        let piece = self.choices[index].on_event(&self.text, event);
+        if let Ok(Piece {
+            finish: Some(finish),
+            ..
+        }) = &piece
+        {
+            if let Some(trace) = &self.trace {
+                let tokens = self.choices[index].completion_tokens();
+                trace.finished(index, finish.reason.name(), tokens);
+            }
+            if let Some(events) = self.events.remove(&index)
+                && finish.reason != FinishKind::Length
+            {
+                events.stop(self.choices[index].completion_tokens());
+            }
+        }
+        Some(piece.map(|piece| (index, piece)))
+    }
+
+    /// Waits for all choices, and returns the reply.
+    ///
+    /// # Errors
+    /// The error of the engine.
+    pub async fn collect(mut self, shape: impl Shape) -> Result<Response> {
+        let mut pieces: Vec<Piece> = self.choices.iter().map(|_| Piece::default()).collect();
+        while let Some(next) = self.next().await {
+            let (index, piece) = next?;
+            pieces[index].append(piece);
+        }
+        Ok(shape.whole(self.text, pieces, &self.choices))
+    }
+
+    /// Sends each piece as it arrives.
+    pub fn sse<S: Shape>(self, mut shape: S, caller: Caller) -> Response {
+        let sender = Sender {
+            ready: shape.begin().into(),
+            running: self,
+            shape,
+            id: caller.id,
+            ended: false,
+        };
+        let events = stream::unfold(sender, |mut sender| async {
+            let event = sender.next().await?;
+            Some((Ok::<_, Infallible>(event), sender))
+        });
+        let keep_alive = S::keep_alive();
+        // nginx would else keep events back until its buffer is full.
+        let headers = [(HeaderName::from_static("x-accel-buffering"), "no")];
+        (headers, Sse::new(events).keep_alive(keep_alive)).into_response()
+    }
+}
+
+/// The state of a stream.
+struct Sender<S> {
+    running: Running,
+    shape: S,
+    id: RequestId,
+    ready: VecDeque<sse::Event>,
+    ended: bool,
+}
+
+impl<S: Shape> Sender<S> {
+    async fn next(&mut self) -> Option<sse::Event> {
+        while self.ready.is_empty() && !self.ended {
+            let next = self.running.next().await;
+            let choices = &self.running.choices;
+            let events = match next {
+                Some(Ok((index, piece))) => {
+                    self.shape.piece(&self.running.text, index, piece, choices)
+                }
+                Some(Err(error)) => {
+                    self.ended = true;
+                    tracing::warn!(request_id = &*self.id.0, "stream failed: {error}");
+                    if let Some(trace) = &self.running.trace {
+                        trace.failed(&Refusal::of(&error));
+                    }
+                    self.shape.failed(&error)
+                }
+                None => {
+                    self.ended = true;
+                    self.shape.end(choices)
+                }
+            };
+            self.ready.extend(events);
+        }
+        self.ready.pop_front()
+    }
+}

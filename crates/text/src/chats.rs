@@ -1,0 +1,159 @@
+//! Chats as prompts: which template a chat is rendered with, and what templates tell of a model.
+
+use super::tools::{ToolFormat, without_tools};
+use super::{Chat, ChatTemplate, ReasoningFormat, Text, harmony};
+use foretoken_core::error::{Error, Result};
+use serde_json::{Map, Value, json};
+
+impl Text {
+    /// Renders chats with tools with another template.
+    ///
+    /// # Errors
+    /// `Setup`, if it does not parse.
+    pub(super) fn with_tool_template(mut self, source: &str) -> Result<Self> {
+        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
+        let (bos, eos) = (name(self.special.bos), name(self.eos));
+        let template = ChatTemplate::new(source, bos.as_deref(), eos.as_deref())?;
+        self.tool_template = Some((template, source.to_owned()));
+        Ok(self)
+    }
+
+    /// How the model marks what it thinks, as far as its chat template tells: `None` if that has no such
+    /// marks.
+    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        let source = self.template_source.as_deref()?;
+        let marks = ReasoningFormat::MARKERS;
+        if !marks.iter().any(|mark| source.contains(mark)) {
+            return None;
+        }
+        let messages = [json!({"role": "user", "content": "Hello"})];
+        let prompt = self.render_chat(&messages, true, &Map::new());
+        let begun =
+            prompt.is_ok_and(|prompt| ReasoningFormat::Qwen3.begins_with_reasoning(&prompt));
+        Some(if begun {
+            ReasoningFormat::DeepseekR1
+        } else {
+            ReasoningFormat::Qwen3
+        })
+    }
+
+    /// The chat template's Jinja source.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.template_source.as_deref()
+    }
+
+    /// The Jinja source of the template for chats with tools, if that is another one.
+    pub fn tool_template(&self) -> Option<&str> {
+        let (_, source) = self.tool_template.as_ref()?;
+        Some(source)
+    }
+
+    /// Whether the model has a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// The template for chats with tools, and its source.
+    fn template_with_tools(&self) -> Option<(&ChatTemplate, &str)> {
+        match &self.tool_template {
+            Some((template, source)) => Some((template, source)),
+            None => Some((self.template.as_ref()?, self.template_source.as_ref()?)),
+        }
+    }
+
+    /// Whether the model's chat template tells it of tools.
+    pub fn knows_tools(&self) -> bool {
+        let template = self.template_with_tools();
+        template.is_some_and(|(template, _)| template.knows_tools())
+    }
+
+    /// Why the model's chat template cannot tell it of tools, although it can be applied to other chats.
+    pub fn tools_refused(&self) -> Option<&str> {
+        let (template, _) = self.template_with_tools()?;
+        template.tools_refused()
+    }
+
+    /// Whether the chat template refuses or drops system messages, so that they become part of the user's.
+    pub fn lacks_system(&self) -> bool {
+        self.template
+            .as_ref()
+            .is_some_and(ChatTemplate::lacks_system)
+    }
+
+    /// How the model writes tool calls, as far as its chat template tells. A model whose template knows
+    /// no tools is told to write Hermes' format.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        let (template, source) = self.template_with_tools()?;
+        if template.knows_tools() {
+            ToolFormat::of_template(source)
+        } else {
+            Some(ToolFormat::Hermes)
+        }
+    }
+
+    /// [`ReasoningFormat::Harmony`], if the chat template writes its channels.
+    pub fn channels(&self) -> Option<ReasoningFormat> {
+        let (_, source) = self.template_with_tools()?;
+        harmony::is_template(source).then_some(ReasoningFormat::Harmony)
+    }
+
+    /// As [`Text::render`], but for a chat without tools.
+    ///
+    /// # Errors
+    /// The errors of [`Text::render`].
+    pub fn render_chat(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+    ) -> Result<String> {
+        let chat = Chat {
+            messages,
+            tools: &[],
+            add_generation_prompt,
+            extra,
+        };
+        self.render(chat, None)
+    }
+
+    /// Renders a chat with the model's template to a prompt. If the template knows no tools, they, their
+    /// calls and their results are written into the messages, calls in `format` (by default Hermes').
+    /// Encode the prompt without special tokens: the template writes them itself.
+    ///
+    /// # Errors
+    /// `Invalid`, if the model has no template or the template refuses the messages.
+    pub fn render(&self, chat: Chat<'_>, format: Option<ToolFormat>) -> Result<String> {
+        let Some(template) = &self.template else {
+            return Err(Error::invalid(
+                "messages",
+                "this model has no chat template; use /v1/completions",
+            ));
+        };
+        let messages;
+        let chat = if self.channels().is_some() {
+            messages = harmony::messages(chat.messages);
+            Chat {
+                messages: &messages,
+                ..chat
+            }
+        } else {
+            chat
+        };
+        let about_tools =
+            |message: &Value| message["role"] == "tool" || message.get("tool_calls").is_some();
+        if chat.tools.is_empty() && !chat.messages.iter().any(about_tools) {
+            return template.render(&chat);
+        }
+        let template = (self.template_with_tools()).map_or(template, |(template, _)| template);
+        if template.knows_tools() {
+            return template.render(&chat);
+        }
+        let format = format.unwrap_or(ToolFormat::Hermes);
+        let messages = without_tools(chat.messages, chat.tools, format);
+        template.render(&Chat {
+            messages: &messages,
+            tools: &[],
+            ..chat
+        })
+    }
+}

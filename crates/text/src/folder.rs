@@ -1,0 +1,154 @@
+//! Tokenizers and chat templates in the files of a model folder.
+
+use super::{SpecialIds, Text, read_tokenizer};
+use foretoken_core::error::{Error, Result, caught};
+use foretoken_core::files;
+use serde::Serialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// What [`Text::save`] writes into `tokenizer_config.json`.
+#[derive(Serialize)]
+struct TokenizerConfig<'a> {
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+    pad_token: Option<String>,
+    chat_template: Templates<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Templates<'a> {
+    One(Option<&'a str>),
+    Named([NamedTemplate<'a>; 2]),
+}
+
+#[derive(Serialize)]
+struct NamedTemplate<'a> {
+    name: &'a str,
+    template: Option<&'a str>,
+}
+
+impl Text {
+    /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for [`Text::from_folder`]. They
+    /// contain only the first EOS id; the others belong in the `config.json` beside them.
+    ///
+    /// # Errors
+    /// `Setup`, naming the folder, if the files cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
+        let named = |name, template| NamedTemplate { name, template };
+        let all = self.chat_template();
+        let config = TokenizerConfig {
+            bos_token: name(self.special.bos),
+            eos_token: name(self.eos),
+            pad_token: name(self.pad),
+            chat_template: match self.tool_template() {
+                None => Templates::One(all),
+                tools => Templates::Named([named(DEFAULT, all), named(TOOL_USE, tools)]),
+            },
+        };
+        self.tokenizer
+            .save(folder.join("tokenizer.json"), false)
+            .and_then(|()| {
+                let file = folder.join("tokenizer_config.json");
+                let config = serde_json::to_string_pretty(&config)?;
+                Ok(std::fs::write(file, config + "\n")?)
+            })
+            .map_err(|e| {
+                let folder = folder.display();
+                Error::setup(format!("cannot write the tokenizer into {folder}: {e}"))
+            })
+    }
+
+    /// Reads `tokenizer.json` and, if they exist, `tokenizer_config.json`,
+    /// `generation_config.json`, `config.json`, `chat_template.jinja` and `chat_template.json` of a model folder.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        caught("the tokenizer", || Self::read_folder(folder))
+    }
+
+    fn read_folder(folder: &Path) -> Result<Self> {
+        let file = folder.join("tokenizer.json");
+        if !file.exists() {
+            let has = ["tokenizer.model", "vocab.json", "spiece.model"];
+            let other = has.iter().find(|name| folder.join(name).exists());
+            let remedy = match other {
+                Some(name) => format!(
+                    "it has {name}, from which transformers writes one: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+                ),
+                None => "copy it from the repository of the model".to_owned(),
+            };
+            return Err(Error::in_file(
+                folder,
+                format!("there is no tokenizer.json: {remedy}"),
+            ));
+        }
+        let tokenizer =
+            read_tokenizer(&files::read_text(&file)?).map_err(|e| Error::in_file(&file, e))?;
+        let config = read_json(&folder.join("tokenizer_config.json"))?;
+        let id = |key: &str| token_name(&config, key).and_then(|name| tokenizer.token_to_id(name));
+        let mut eos: Vec<u32> = id("eos_token").into_iter().collect();
+        for file in ["generation_config.json", "config.json"] {
+            eos.extend(ids_under(&read_json(&folder.join(file))?, "eos_token_id"));
+        }
+        let (bos, pad) = (id("bos_token"), id("pad_token"));
+        let special = SpecialIds { bos, eos };
+        if let Some(source) = files::read_text_if_any(&folder.join("chat_template.jinja"))? {
+            return Ok(Self::new(tokenizer, special, Some(&source))?.with_pad(pad));
+        }
+        // Of a model for images and texts.
+        let other = read_json(&folder.join("chat_template.json"))?;
+        let source = template_source(&config).or(template_source(&other));
+        let text = Self::new(tokenizer, special, source)?.with_pad(pad);
+        match named_template(&config, TOOL_USE) {
+            Some(source) => text.with_tool_template(source),
+            None => Ok(text),
+        }
+    }
+}
+
+/// Reads a JSON file; `Null` if it does not exist.
+fn read_json(file: &Path) -> Result<Value> {
+    let Some(text) = files::read_text_if_any(file)? else {
+        return Ok(Value::Null);
+    };
+    files::parse_json(&text).map_err(|e| Error::in_file(file, e))
+}
+
+/// `"eos_token": "</s>"` or `"eos_token": {"content": "</s>", ...}`.
+fn token_name<'a>(config: &'a Value, key: &str) -> Option<&'a str> {
+    let value = &config[key];
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// `"eos_token_id": 2` or `"eos_token_id": [2, 3]`.
+fn ids_under(config: &Value, key: &str) -> Vec<u32> {
+    let value = &config[key];
+    let ids = value
+        .as_array()
+        .map_or(std::slice::from_ref(value), Vec::as_slice);
+    ids.iter()
+        .filter_map(|id| id.as_u64()?.try_into().ok())
+        .collect()
+}
+
+/// The names of templates in a list: for all chats, and for those with tools.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// `chat_template` is one template, or a list of named ones, of which `default` or the first is used.
+fn template_source(config: &Value) -> Option<&str> {
+    let value = &config["chat_template"];
+    let first = || value.as_array()?.first()?["template"].as_str();
+    let source = value.as_str().or_else(|| named_template(config, DEFAULT));
+    source.or_else(first)
+}
+
+/// The template `name`, if `chat_template` is a list that has it.
+fn named_template<'a>(config: &'a Value, name: &str) -> Option<&'a str> {
+    let list = config["chat_template"].as_array()?;
+    list.iter().find(|t| t["name"] == name)?["template"].as_str()
+}

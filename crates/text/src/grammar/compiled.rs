@@ -1,0 +1,150 @@
+//! A compiled grammar, which many texts share.
+
+use foretoken_core::error::caught_here;
+use llguidance::{Matcher, TokenParser};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A compiled grammar. Clones share it.
+#[derive(Clone)]
+pub(super) struct CompiledGrammar(pub(super) Arc<Compiled>);
+
+pub(super) struct Compiled {
+    /// With a lexer that no text has used.
+    unused: Mutex<TokenParser>,
+    /// With the lexer that texts share, so that what it learns from one text serves the next ones.
+    shared: Mutex<StartParser>,
+    /// Bytes of the unused lexer, approximately, and of the shared one when a text used it last: to ask it would
+    /// be to wait for the text that uses it.
+    unused_bytes: usize,
+    shared_bytes: AtomicUsize,
+    vocab_size: usize,
+    eos: Box<[u32]>,
+}
+
+/// A parser at the start of a text. Clones share its lexer.
+///
+/// What a lexer may learn is limited, and what all texts taught it counts together. Where it fails, it fails
+/// for good, so texts then go on with another one: see [`Grammar::newer_than`] and [`Grammar::unused`].
+#[derive(Clone)]
+pub(super) struct StartParser {
+    parser: TokenParser,
+    /// Number of lexers that texts shared before this one.
+    generation: u64,
+}
+
+impl StartParser {
+    /// A matcher that has read nothing yet.
+    pub fn matcher(&self) -> Matcher {
+        Matcher::new(Ok(self.parser.clone()))
+    }
+
+    /// Whether the lexer has reached a limit, so that what it says is wrong.
+    pub fn has_failed(&self) -> bool {
+        // A panic in another text may have left it locked for ever.
+        let error = caught_here(|| self.parser.parser.get_error());
+        !matches!(error, Ok(None))
+    }
+
+    /// Bytes of the lexer, approximately.
+    fn bytes(&self) -> usize {
+        caught_here(|| self.parser.parser.lexer_stats().num_bytes).unwrap_or_default()
+    }
+}
+
+impl CompiledGrammar {
+    /// The grammar of `parser`, which has read nothing yet.
+    pub(super) fn new(parser: TokenParser) -> Self {
+        let trie = parser.token_env.tok_trie();
+        let bytes = parser.parser.lexer_stats().num_bytes;
+        Self(Arc::new(Compiled {
+            vocab_size: trie.vocab_size(),
+            eos: trie.eos_tokens().into(),
+            unused_bytes: bytes,
+            shared_bytes: bytes.into(),
+            shared: Mutex::new(StartParser {
+                parser: parser.deep_clone(),
+                generation: 0,
+            }),
+            unused: Mutex::new(parser),
+        }))
+    }
+
+    /// The ids that end a text where the grammar can end.
+    pub(super) fn eos(&self) -> &[u32] {
+        self.0.eos()
+    }
+
+    /// Number of ids that the grammar knows.
+    pub(super) fn vocab_size(&self) -> usize {
+        self.0.vocab_size
+    }
+
+    /// A parser at the start of a text, with the lexer that texts share.
+    pub(super) fn start(&self) -> StartParser {
+        lock(&self.0.shared).clone()
+    }
+
+    /// As [`CompiledGrammar::start`], but `None` if the shared lexer is not newer than that of `known`.
+    pub(super) fn newer_than(&self, known: &StartParser) -> Option<StartParser> {
+        let start = self.start();
+        (start.generation > known.generation).then_some(start)
+    }
+
+    /// A parser at the start of a text, with a lexer that no text has used.
+    pub(super) fn unused(&self) -> StartParser {
+        let generation = lock(&self.0.shared).generation + 1;
+        StartParser {
+            parser: lock(&self.0.unused).deep_clone(),
+            generation,
+        }
+    }
+
+    /// Texts share the lexer of `start` from now on, unless they share a newer one.
+    pub(super) fn share(&self, start: &StartParser) {
+        let mut shared = lock(&self.0.shared);
+        if start.generation > shared.generation {
+            *shared = start.clone();
+        }
+    }
+
+    /// Bytes, approximately.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// Notes how large the lexer of `start` is, which may be shared.
+    pub(super) fn note_size(&self, start: &StartParser) {
+        self.0.shared_bytes.store(start.bytes(), Ordering::Relaxed);
+    }
+
+    pub(super) fn downgrade(&self) -> WeakGrammar {
+        WeakGrammar(Arc::downgrade(&self.0))
+    }
+}
+
+/// A grammar that others may hold.
+pub(super) struct WeakGrammar(Weak<Compiled>);
+
+impl WeakGrammar {
+    /// Bytes, approximately; `None` = nobody holds it.
+    pub fn bytes(&self) -> Option<usize> {
+        self.0.upgrade().map(|compiled| compiled.bytes())
+    }
+}
+
+impl Compiled {
+    /// The ids that end a text.
+    pub(super) fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    fn bytes(&self) -> usize {
+        self.unused_bytes + self.shared_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// A panic while a lock was held leaves what it protects usable here.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,351 @@
+//! Schemas that llguidance would not keep, and texts of those that it keeps.
+
+use super::super::copies::Taken;
+use super::super::*;
+use super::super::{numbers, patterns};
+use super::{compiled, compiler, refusal, walk};
+use serde_json::{Value, json};
+
+/// The integers that texts of `schema` have.
+fn integers(schema: &Value) -> Vec<i128> {
+    let grammar = compiled(&GrammarSource::JsonSchema(schema.clone()));
+    let texts = (0..40).map(|seed| walk(&mut *grammar.start(), seed, 60));
+    let texts = texts.filter(|(_, complete)| *complete);
+    let integer = |(text, _): (String, bool)| text.parse().expect("an integer");
+    texts.map(integer).collect()
+}
+
+/// Bounds and steps are kept, or refused with what would become of them, before the parser sees them.
+#[test]
+fn numbers_are_kept_or_refused() {
+    const EXACT: u64 = 1 << 53;
+    let integer = |key: &str, value: Value| json!({"type": "integer", key: value});
+    let number = |key: &str, value: Value| json!({"type": "number", key: value});
+    let steps = |a: f64, b: f64| json!({"allOf": [{"multipleOf": a}, {"multipleOf": b}]});
+    for (schema, what) in [
+        (
+            integer("minimum", json!(EXACT + 1)),
+            "would be rounded to 9007199254740992",
+        ),
+        (
+            number("maximum", json!(EXACT + 1)),
+            "would be rounded to 9007199254740992",
+        ),
+        (
+            integer("exclusiveMinimum", json!(EXACT)),
+            "beside 9007199254740992",
+        ),
+        (
+            integer("exclusiveMaximum", json!(-9007199254740992_i64)),
+            "beside -9007199254740992",
+        ),
+        (
+            json!({"minimum": EXACT, "exclusiveMinimum": true}),
+            "beside 9007199254740992",
+        ),
+        (
+            integer("minimum", json!(10_000_000_000_000_000_000_u64)),
+            "64 bits",
+        ),
+        (
+            integer("maximum", json!(10_000_000_000_000_000_000_u64)),
+            "64 bits",
+        ),
+        (integer("maximum", json!(u64::MAX)), "64 bits"),
+        (integer("minimum", json!(i64::MIN)), "64 bits"),
+        (integer("minimum", json!(i64::MIN + 1)), "would be rounded"),
+        (integer("minimum", json!(-1e30)), "64 bits"),
+        (integer("maximum", json!(1e300)), "64 bits"),
+        (number("exclusiveMaximum", json!(-9.3e18)), "64 bits"),
+        (number("maximum", json!(i64::MAX)), "would be rounded"),
+        (json!({"maximum": i64::MAX}), "would be rounded"),
+        (
+            number("maximum", json!(1_u64 << 60)),
+            "to 1152921504606847000",
+        ),
+        (
+            json!({"type": "integer", "maximum": i64::MAX, "exclusiveMaximum": true}),
+            "beside",
+        ),
+        (json!({"const": EXACT + 1}), "`#/const`"),
+        (json!({"enum": [0, {"a": [EXACT + 1]}]}), "`#/enum`"),
+        (json!({"const": u64::MAX}), "64 bits"),
+        (number("multipleOf", json!(1e-10)), "too many digits"),
+        (number("multipleOf", json!(1e-22)), "too many digits"),
+        (
+            number("multipleOf", json!(3_000_000_000_u64)),
+            "too many digits",
+        ),
+        (steps(65537.0, 65537.0), "`#/multipleOf`: the product"),
+        (
+            json!({"$ref": "#/$defs/s", "multipleOf": 65537, "$defs": {"s": {"multipleOf": 65539}}}),
+            "the product",
+        ),
+        (
+            json!({"allOf": [
+                {"properties": {"a": {"multipleOf": 65537}}}, {"properties": {"a": {"multipleOf": 65539}}},
+            ]}),
+            "least common multiple",
+        ),
+        (
+            json!({"$ref": "#/default", "default": integer("minimum", json!(1e30))}),
+            "`#/default/minimum`",
+        ),
+        (
+            json!({"properties": {"a/b": {"anyOf": [{}, integer("maximum", json!(EXACT + 1))]}}}),
+            "`#/properties/a~1b/anyOf/1/maximum`",
+        ),
+    ] {
+        let refused = numbers::check(&schema).expect_err(&schema.to_string());
+        assert!(refused.contains(what), "{schema}: {refused}");
+        let source = GrammarSource::JsonSchema(schema.clone());
+        let message = refusal(&source);
+        assert!(message.starts_with("field is not supported"), "{message}");
+        // Neither is it kept elsewhere.
+        let text = format!("start: \"x\" inner\ninner: %json {schema} | \"y\"");
+        let message = refusal(&GrammarSource::Lark(text));
+        assert!(message.contains(what), "{message}");
+    }
+    let (least, most) = (-9007199254740992_i64, EXACT as i64);
+    for (schema, least, most, step) in [
+        (json!({"minimum": least, "maximum": most}), least, most, 1),
+        (json!({"minimum": 0, "maximum": i64::MAX}), 0, i64::MAX, 1),
+        (
+            json!({"exclusiveMinimum": 5, "exclusiveMaximum": most}),
+            6,
+            most - 1,
+            1,
+        ),
+        (
+            json!({"minimum": EXACT - 1, "maximum": EXACT + 2}),
+            most - 1,
+            most + 2,
+            1,
+        ),
+        (json!({"const": i64::MAX}), i64::MAX, i64::MAX, 1),
+        (json!({"enum": [most + 2, most + 4]}), most + 2, most + 4, 2),
+        (
+            json!({"minimum": 1, "maximum": 1e18, "allOf": [{"multipleOf": 0.01}, {"multipleOf": 1000}]}),
+            1,
+            1_000_000_000_000_000_000,
+            1000,
+        ),
+        (
+            json!({"minimum": 1, "maximum": 999_999, "multipleOf": 251}),
+            1,
+            999_999,
+            251,
+        ),
+    ] {
+        let mut schema = schema;
+        schema["type"] = "integer".into();
+        assert_eq!(numbers::check(&schema), Ok(()), "{schema}");
+        let found = integers(&schema);
+        assert!(found.len() > 10, "{schema}: {found:?}");
+        for found in found {
+            let fits = (i128::from(least)..=most.into()).contains(&found);
+            assert!(fits && found % step == 0, "{schema}: {found}");
+        }
+    }
+    // Data is no schema, and what does not meet has no multiple.
+    for schema in [
+        json!({"const": {"minimum": -1e30}}),
+        json!({"enum": [1152921504606846976.0, 0.1]}),
+        json!({"properties": {"a": {"multipleOf": 65537}, "b": {"multipleOf": 65539}}}),
+    ] {
+        assert_eq!(numbers::check(&schema), Ok(()), "{schema}");
+    }
+}
+
+/// What the check does not find overflows in the parser: in a release, too.
+#[test]
+fn overflows_are_refused() {
+    let part = json!({"properties": {"a": {"multipleOf": 100_003}}});
+    let schema = json!({"allOf": [part, part]});
+    assert_eq!(numbers::check(&schema), Ok(()));
+    let message = refusal(&GrammarSource::JsonSchema(schema));
+    assert!(message.contains("too large to compute with"), "{message}");
+    let manifest: toml::Table = include_str!("../../../../../Cargo.toml")
+        .parse()
+        .expect("TOML");
+    let packages = &manifest["profile"]["release"]["package"];
+    for package in ["llguidance", "derivre"] {
+        let checks = &packages[package]["overflow-checks"];
+        assert_eq!(checks.as_bool(), Some(true), "{package}");
+    }
+}
+
+/// A comma is offered only if a property can follow, and properties fit both what they are declared as and patterns.
+#[test]
+fn patterns_of_declared_names_lead_nowhere() {
+    let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    let high = json!({"minimum": 5});
+    let closed = |patterns: Value, more: Value| {
+        let mut schema = json!({
+            "type": "object", "properties": {"a": digit, "b": digit}, "additionalProperties": false,
+            "patternProperties": patterns,
+        });
+        let more = more.as_object().cloned().unwrap_or_default();
+        schema.as_object_mut().expect("an object").extend(more);
+        schema
+    };
+    for (schema, high) in [
+        (closed(json!({"^a$": high}), json!({})), "a"),
+        (closed(json!({"^(a|b)$": high}), json!({})), "ab"),
+        (
+            closed(
+                json!({"^[ab]$": high, "^c$": digit}),
+                json!({"required": ["c"]}),
+            ),
+            "ab",
+        ),
+        (
+            closed(
+                json!({"^c$": {"$ref": "#/$defs/d"}}),
+                json!({"required": ["c"], "$defs": {"d": digit}}),
+            ),
+            "",
+        ),
+        (
+            json!({"type": "object", "allOf": [
+                {"properties": {"a": digit, "b": digit}},
+                {"patternProperties": {"^a$": high}},
+            ], "properties": {"a": true, "b": true}, "additionalProperties": false}),
+            "a",
+        ),
+        (
+            closed(
+                json!({"^[^ab]": false, "^$": false, "^[ab](.|\\n)": false}),
+                json!({"additionalProperties": digit}),
+            ),
+            "",
+        ),
+        (
+            json!({"type": "array", "items": closed(json!({"^b$": high}), json!({})), "minItems": 1, "maxItems": 1}),
+            "b",
+        ),
+    ] {
+        let mut rewritten = schema.clone();
+        assert!(patterns::rewrite(&mut rewritten), "{schema}");
+        let sources = [
+            GrammarSource::JsonSchema(schema.clone()),
+            GrammarSource::Lark(format!("start: %json {schema}\n")),
+        ];
+        for source in sources {
+            let grammar = compiled(&source);
+            let mut complete = 0;
+            for seed in 0..60 {
+                let (text, ended) = walk(&mut *grammar.start(), seed, 80);
+                if !ended {
+                    continue;
+                }
+                complete += 1;
+                let value: Value = serde_json::from_str(&text).expect(&text);
+                let object = value.get(0).unwrap_or(&value).as_object();
+                for (name, value) in object.expect("an object") {
+                    let least = if high.contains(name.as_str()) { 5 } else { 0 };
+                    let fits = value.as_u64().is_some_and(|n| (least..=9).contains(&n));
+                    assert!(fits && ["a", "b", "c"].contains(&name.as_str()), "{text}");
+                }
+            }
+            assert!(complete > 20, "{schema}: {complete}");
+        }
+    }
+    for schema in [
+        closed(json!({"^x": high}), json!({})),
+        closed(json!({"^[a-z]$": high}), json!({})),
+        json!({"patternProperties": {"^.*$": digit}}),
+        json!({"properties": {"patternProperties": {"const": "a"}, "a": {}}}),
+        json!({"properties": {"a": {}}, "patternProperties": 5}),
+    ] {
+        let mut same = schema.clone();
+        assert!(!patterns::rewrite(&mut same) && same == schema, "{schema}");
+    }
+    // Those that overlap are refused.
+    let overlapping = closed(json!({"^a$": high, "^(a)$": digit}), json!({}));
+    let message = refusal(&GrammarSource::JsonSchema(overlapping));
+    assert!(message.contains("not disjoint"), "{message}");
+    assert!(
+        compiler()
+            .compile(
+                "field",
+                &GrammarSource::JsonSchema(closed(json!({}), json!({})))
+            )
+            .is_ok()
+    );
+}
+
+/// What becomes too large is refused before it is built; what honest schemas repeat is not.
+#[test]
+fn copies_are_bounded() {
+    let chain = |count: usize, last: Value, link: &dyn Fn(Value) -> Value| {
+        let next = |i: usize| link(json!({"$ref": format!("#/$defs/d{}", i + 1)}));
+        let mut all: serde_json::Map<_, _> =
+            (0..count).map(|i| (format!("d{i}"), next(i))).collect();
+        all.insert(format!("d{count}"), last);
+        json!({"$ref": "#/$defs/d0", "$defs": all})
+    };
+    let numbered = |count: usize, schema: &Value| -> serde_json::Map<String, Value> {
+        (0..count)
+            .map(|i| (format!("p{i}"), schema.clone()))
+            .collect()
+    };
+    let text = json!({"type": "string", "pattern": "x"});
+    let long = json!({"const": "x".repeat(100_000)});
+    let lengths: Vec<Value> = (0..9000).map(|i| json!({"minLength": i})).collect();
+    for schema in [
+        chain(24, text.clone(), &|next| json!({"allOf": [next, next]})),
+        chain(
+            1100,
+            text.clone(),
+            &|next| json!({"allOf": [next], "minLength": 1}),
+        ),
+        json!({"properties": numbered(2500, &json!({"$ref": "#/$defs/a", "minLength": 1})), "$defs": {"a": long}}),
+        json!({"properties": numbered(3000, &json!({})), "patternProperties": {"^p": long}}),
+        json!({"type": "string", "anyOf": lengths, "pattern": "x".repeat(50_000)}),
+        json!({"enum": vec!["x"; 9000], "pattern": "x".repeat(50_000)}),
+    ] {
+        let message = refusal(&GrammarSource::JsonSchema(schema));
+        assert!(
+            message.contains("too large") || message.contains("too deep"),
+            "{message}"
+        );
+    }
+    // B is looked into while A is open, whose constant it copies.
+    let uses = vec![json!({"type": "string", "$ref": "#/$defs/B"}); 50];
+    let mut properties = numbered(2000, &json!({"$ref": "#/$defs/D", "minLength": 1}));
+    properties.insert("first".into(), json!({"$ref": "#/$defs/A", "minLength": 1}));
+    let recursive = json!({
+        "anyOf": [{"$ref": "#/$defs/B"}, {"type": "object", "properties": properties}],
+        "$defs": {
+            "A": {"anyOf": [{"type": "object", "properties": {"q": {"$ref": "#/$defs/B"}}}, long]},
+            "B": {"allOf": [{"$ref": "#/$defs/A"}, {"minLength": 1}]},
+            "D": {"type": "string", "allOf": uses},
+        },
+    });
+    assert!(Taken::default().add(&recursive).is_err());
+    let names = json!({"properties": {"ab".repeat(100_000): {}}, "patternProperties": {"^(a|b)*a(a|b){5000}$": {}}});
+    let message = refusal(&GrammarSource::JsonSchema(names));
+    assert!(message.contains("256 bytes"), "{message}");
+    let several = json!({"properties": numbered(3000, &json!({}))});
+    let several = format!("start: a | b\na: %json {several}\nb: %json {several}");
+    let message = refusal(&GrammarSource::Lark(several));
+    assert!(message.contains("may have 4000"), "{message}");
+    let message = refusal(&GrammarSource::JsonSchema(
+        json!({"items": {"properties": numbered(4001, &json!({}))}}),
+    ));
+    assert!(message.contains("may have 4000"), "{message}");
+    let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/d0"}, "a": text}});
+    for schema in [
+        chain(
+            3000,
+            text.clone(),
+            &|next| json!({"allOf": [next], "description": "Next."}),
+        ),
+        chain(20, node.clone(), &|next| json!({"allOf": [next, node]})),
+        json!({"type": "string", "enum": (0..9000).map(|i| i.to_string()).collect::<Vec<_>>()}),
+        json!({"properties": numbered(3000, &json!({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]})), "$defs": {"a": long}}),
+    ] {
+        assert_eq!(Taken::default().add(&schema), Ok(()));
+    }
+}

@@ -1,0 +1,167 @@
+//! Prompts, read from a file or random, and the lines of a corpus: answers to prompts.
+
+use crate::Text;
+use foretoken_core::error::{Error, Result};
+use foretoken_core::sampling::mix;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// One prompt, ready for the engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    pub id: String,
+    pub category: String,
+    /// The text that a user would type; empty if the tokens are random.
+    pub text: String,
+    pub tokens: Vec<u32>,
+}
+
+/// One line of a corpus, which `generate` writes and `distill` reads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CorpusAnswer {
+    /// The prompt's id.
+    #[serde(default)]
+    pub id: String,
+    #[serde(default = "no_category")]
+    pub category: String,
+    /// Number of the answer among those to the same prompt, from 0.
+    #[serde(default)]
+    pub sample: usize,
+    /// The prompt as the user would type it.
+    pub prompt: String,
+    /// The tokens that the model was given, including the chat template's.
+    pub prompt_ids: Vec<u32>,
+    /// The answer.
+    pub text: String,
+    /// The answer's tokens, including the one that ended it.
+    pub ids: Vec<u32>,
+    /// `stop`, or `length` if `max_tokens` or the context cut it off.
+    pub finish_reason: String,
+}
+
+/// One line of a prompts file; Spec-Bench calls the id `question_id`.
+#[derive(Debug, Deserialize)]
+struct PromptLine {
+    #[serde(alias = "question_id", default)]
+    id: serde_json::Value,
+    #[serde(default = "no_category")]
+    category: String,
+    prompt: Option<String>,
+    #[serde(default)]
+    turns: Vec<String>,
+}
+
+fn no_category() -> String {
+    "all".into()
+}
+
+/// Keeps only the first `limit` prompts of each category.
+pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    prompts.retain(|prompt| {
+        let seen = seen.entry(prompt.category.clone()).or_default();
+        *seen += 1;
+        *seen <= limit
+    });
+}
+
+/// Reads prompts from JSON lines with `prompt`, or with `turns`, of which only the first is used; `id`
+/// and `category` are optional. Each goes through the chat template if there is one.
+///
+/// # Errors
+/// `Setup`, naming the file and the line.
+pub fn from_file(path: &Path, text: &Text) -> Result<Vec<Prompt>> {
+    let lines = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
+    let mut prompts = Vec::new();
+    for (number, line) in (1..).zip(lines.lines()) {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let (line, prompt) =
+            parse(line).map_err(|what| Error::in_file(path, format!("line {number}: {what}")))?;
+        prompts.push(Prompt {
+            id: match line.id {
+                serde_json::Value::String(id) => id,
+                serde_json::Value::Null => number.to_string(),
+                id => id.to_string(),
+            },
+            category: line.category,
+            tokens: encode(text, &prompt)?,
+            text: prompt,
+        });
+    }
+    Ok(prompts)
+}
+
+/// A line and its prompt.
+fn parse(line: &str) -> Result<(PromptLine, String), String> {
+    let mut line: PromptLine = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let prompt = line.prompt.take().or_else(|| line.turns.first().cloned());
+    match prompt.filter(|prompt| !prompt.is_empty()) {
+        Some(prompt) => Ok((line, prompt)),
+        None => Err("it needs a \"prompt\", or \"turns\" that begin with a text".into()),
+    }
+}
+
+/// The tokens of a prompt as in a client's request: with the chat template if there is one.
+///
+/// # Errors
+/// If the template refuses the prompt, or the tokenizer fails.
+pub fn encode(text: &Text, prompt: &str) -> Result<Vec<u32>> {
+    if !text.has_chat_template() {
+        return text.encode(prompt, true);
+    }
+    let messages = [json!({"role": "user", "content": prompt})];
+    text.encode(
+        &text.render_chat(&messages, true, &serde_json::Map::new())?,
+        false,
+    )
+}
+
+/// `count` prompts of `tokens` random ids below `vocab_size`; they depend only on the seed.
+pub fn random(count: usize, tokens: usize, seed: u64, vocab_size: usize) -> Vec<Prompt> {
+    let id = |n: usize| (mix(mix(seed) ^ n as u64) % vocab_size as u64) as u32;
+    (0..count)
+        .map(|prompt| Prompt {
+            id: prompt.to_string(),
+            category: "random".into(),
+            text: String::new(),
+            tokens: (0..tokens).map(|at| id(prompt * tokens + at)).collect(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_prompts_are_a_function_of_the_seed() {
+        let mut prompts = random(3, 5, 7, 11);
+        assert_eq!(prompts, random(3, 5, 7, 11));
+        assert_ne!(prompts, random(3, 5, 8, 11));
+        limit_categories(&mut prompts, 2);
+        assert_eq!(prompts.len(), 2);
+        assert!(prompts.iter().all(|p| p.tokens.len() == 5));
+        assert!(prompts.iter().flat_map(|p| &p.tokens).all(|&id| id < 11));
+        assert_ne!(prompts[0].tokens, prompts[1].tokens);
+    }
+
+    #[test]
+    fn all_forms_of_a_line() {
+        let (line, first) = parse(r#"{"id": 81, "category": "qa", "turns": ["a", "b"]}"#).unwrap();
+        assert_eq!(
+            (line.id, line.category, first),
+            (81.into(), "qa".into(), "a".into())
+        );
+        let (line, _) = parse(r#"{"question_id": "x", "turns": ["a"]}"#).unwrap();
+        assert_eq!((line.id, line.category), ("x".into(), "all".into()));
+        let (_, prompt) = parse(r#"{"prompt": "c"}"#).unwrap();
+        assert_eq!(prompt, "c");
+        assert!(parse(r#"{"id": 1, "turns": []}"#).is_err());
+        assert!(parse(r#"{"prompt": ""}"#).is_err());
+        assert!(parse("{").is_err());
+    }
+}

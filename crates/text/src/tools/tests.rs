@@ -1,0 +1,440 @@
+mod fallback;
+mod grammar;
+mod templates;
+
+use super::*;
+use crate::part::{Part, joined, pieces};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// The content of a text, and its calls.
+type Read = (String, Vec<(String, String)>);
+
+fn tools() -> Arc<[Signature]> {
+    let properties = json!({
+        "a": {"type": "string"}, "n": {"type": "integer"}, "list": {"type": "array"},
+        "maybe": {"type": ["string", "null"]}, "flag": {"type": "boolean"}, "map": {"type": "object"},
+        "color": {"$ref": "#/$defs/Color"}, "size": {"$ref": "#/$defs/Size"},
+    });
+    let definitions = json!({"Color": {"enum": ["red", "1"]}, "Size": {"type": "integer"}});
+    let tool = |name: &str| {
+        let parameters = json!({"type": "object", "properties": properties, "$defs": definitions});
+        Signature::of(&json!({"function": {"name": name, "parameters": parameters}}))
+    };
+    ["f", "get_weather"].map(tool).into()
+}
+
+/// Reads a text that comes in pieces of these numbers of characters.
+fn read_in(format: ToolFormat, max_calls: usize, text: &str, sizes: &[usize]) -> Read {
+    let mut parser = ToolParser::new(format, tools(), max_calls);
+    let mut parts = Vec::new();
+    pieces(text, sizes).for_each(|piece| parser.push(&piece, &mut parts));
+    parser.finish(&mut parts);
+    let (reasoning, content, calls) = joined(parts);
+    assert_eq!(reasoning, "", "not from here");
+    (content, calls)
+}
+
+#[track_caller]
+fn check(format: ToolFormat, text: &str, content: &str, calls: &[(&str, &str)]) {
+    let owned = |&(name, arguments): &(&str, &str)| (name.to_owned(), arguments.to_owned());
+    let expected: Read = (content.to_owned(), calls.iter().map(owned).collect());
+    for sizes in [&[usize::MAX][..], &[1], &[7, 2]] {
+        let read = read_in(format, usize::MAX, text, sizes);
+        assert_eq!(read, expected, "{text:?} in pieces of {sizes:?}");
+    }
+}
+
+#[test]
+fn hermes_calls_stand_between_their_markers() {
+    let hermes = |text, content, calls: &[_]| check(ToolFormat::Hermes, text, content, calls);
+    hermes(
+        "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x}{ \\\" </tool_call>\", \"b\": [{}]}}\n</tool_call>\n",
+        "Let me see.",
+        &[("f", r#"{"a": "x}{ \" </tool_call>", "b": [{}]}"#)],
+    );
+    let two = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}</tool_call>";
+    hermes(
+        two,
+        "",
+        &[("f", "{}"), ("get_weather", r#"{"city": "Zürich"}"#)],
+    );
+    // As SmolLM2 was taught: a list between the markers.
+    hermes(
+        "<tool_call>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {\"a\": 2}}]</tool_call>done",
+        "done",
+        &[("f", r#"{"a": 1}"#), ("f", r#"{"a": 2}"#)],
+    );
+    // Text on both sides, and the end of the text in place of the marker.
+    hermes(
+        "a <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> b <tool_call>{\"name\": \"f\", \"arguments\": {}}",
+        "ab",
+        &[("f", "{}"), ("f", "{}")],
+    );
+}
+
+#[test]
+fn keys_of_a_call_come_in_any_order_and_others_are_skipped() {
+    for (object, arguments) in [
+        (
+            r#"{"id": "1", "name": "f", "arguments": {"a": 1}, "x": [1, {"name": 2}]}"#,
+            r#"{"a": 1}"#,
+        ),
+        (
+            r#"{"arguments": {"a": {"name": "g"}}, "name": "f"}"#,
+            r#"{"a": {"name": "g"}}"#,
+        ),
+        (
+            r#"{"type":"function","n":-1.5e3,"t":true,"name":"\u0066","parameters":{}}"#,
+            "{}",
+        ),
+        (r#"{"name": "f"}"#, "{}"),
+        (r#"{"name": "f", "arguments": null}"#, "{}"),
+        (r#"{"name": "f", "arguments": "{\"a\": 1}"}"#, r#"{"a": 1}"#),
+    ] {
+        let text = format!("<tool_call>{object}</tool_call>");
+        check(ToolFormat::Hermes, &text, "", &[("f", arguments)]);
+    }
+}
+
+#[test]
+fn what_looks_like_a_call_and_is_none_is_content() {
+    for text in [
+        "<tool_call>not JSON</tool_call> and more",
+        "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+        "<tool_call>{\"name\": 1, \"arguments\": {}}</tool_call>",
+        "<tool_call>{\"nom\": \"f\", \"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": ",
+        "<tool_call>{\"name\" \"f\"}",
+        "<tool_call></tool_call>",
+        "<tool_call>[]</tool_call>\n",
+        "<tool_call>",
+        "<tool_ca",
+        "  ",
+        "</tool_call> {\"name\": \"f\", \"arguments\": {}}",
+        "1 < 2\n\n\n2 > 1 ",
+    ] {
+        check(ToolFormat::Hermes, text, text, &[]);
+    }
+    // The next call is found nevertheless.
+    check(
+        ToolFormat::Hermes,
+        "<tool_call>{\"name\": <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\":",
+        &[("f", "{}")],
+    );
+}
+
+#[test]
+fn a_call_that_has_begun_stands_however_it_ends() {
+    let hermes = |text, content, calls: &[_]| check(ToolFormat::Hermes, text, content, calls);
+    let cut = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b";
+    hermes(cut, "", &[("f", "{\"a\": \"b")]);
+    let wrong = "<tool_call>{\"name\": \"f\", \"arguments\": {a: oops}}</tool_call>";
+    hermes(wrong, "", &[("f", "{a: oops}")]);
+    let more = "<tool_call>{\"name\": \"f\", \"arguments\": {}, oops";
+    hermes(more, "oops", &[("f", "{}")]);
+    let cut_after = "<tool_call>{\"name\": \"f\", \"arguments\": {}}\n</tool_c";
+    hermes(cut_after, "", &[("f", "{}")]);
+}
+
+#[test]
+fn a_call_begins_as_soon_as_it_is_certain() {
+    let mut parser = ToolParser::new(ToolFormat::Hermes, tools(), usize::MAX);
+    let mut parts = Vec::new();
+    parser.push("<tool_call>\n{\"name\": \"f\", \"arguments\":", &mut parts);
+    assert_eq!(parts, []);
+    parser.push(" {\"a\"", &mut parts);
+    let arguments = |text: &str| Part::Arguments(text.into());
+    let begun = [Part::CallStart("f".into()), arguments("{\"a\"")];
+    assert_eq!(parts, begun);
+    parts.clear();
+    parser.push(": 1}", &mut parts);
+    assert_eq!(parts, [arguments(": 1}")]);
+}
+
+#[test]
+fn qwen3_coder_writes_xml() {
+    let qwen = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolFormat::Qwen3Coder, text, content, calls);
+    };
+    qwen(
+        "Let me see.\n<tool_call>\n<function=get_weather>\n<parameter=a>\nline 1\n  \"line\" 2 <b>\n</parameter>\n<parameter=n>\n3\n</parameter>\n<parameter=list>\n[1, {\"x\": \"</y>\"}]\n</parameter>\n</function>\n</tool_call>",
+        "Let me see.",
+        &[(
+            "get_weather",
+            r#"{"a": "line 1\n  \"line\" 2 <b>", "n": 3, "list": [1, {"x": "</y>"}]}"#,
+        )],
+    );
+    // Two calls, no arguments, no first marker, no ends.
+    qwen(
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call><function=f><parameter=a>x <parameter=n>\n<parameter=n>1\n</function></tool_call>",
+        "",
+        &[("f", "{}"), ("f", r#"{"a": "x <parameter=n>", "n": 1}"#)],
+    );
+    qwen(
+        "So: <function=f>\n<parameter=other>\n12\n</parameter>\n</function>\n</tool_call>",
+        "So:",
+        &[("f", r#"{"other": "12"}"#)],
+    );
+    // What the schema says decides what a value is.
+    for (parameter, value, json) in [
+        ("a", "12", r#""12""#),
+        ("a", "null", r#""null""#),
+        ("maybe", "null", "null"),
+        ("maybe", "\nnull or so\n", r#""\nnull or so\n""#),
+        ("n", " -1 ", "-1"),
+        ("n", "many", r#""many""#),
+        ("flag", "True", "true"),
+        ("flag", "false", "false"),
+        ("a", "", r#""""#),
+        // Python's literals, where a text is not possible.
+        ("list", "['a', 'b']", r#"["a", "b"]"#),
+        ("list", "[]", "[]"),
+        (
+            "map",
+            "{'a': None, 'b': [True, 1.5]}",
+            r#"{"a": null, "b": [true, 1.5]}"#,
+        ),
+        ("map", "{'a': oops}", r#""{'a': oops}""#),
+        ("flag", "None", "null"),
+        ("a", "['a']", r#""['a']""#),
+        ("maybe", "None", r#""None""#),
+        // Definitions say what they are of.
+        ("color", "1", r#""1""#),
+        ("color", "red", r#""red""#),
+        ("size", "1", "1"),
+    ] {
+        let text = format!(
+            "<tool_call>\n<function=f>\n<parameter={parameter}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        );
+        let wanted = format!("{{\"{parameter}\": {json}}}");
+        qwen(&text, "", &[("f", &wanted)]);
+    }
+    // A second value of a parameter is dropped.
+    qwen(
+        "<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>",
+        "",
+        &[("f", r#"{"n": 1}"#)],
+    );
+    for text in [
+        "<tool_call>\n<function=unknown>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f",
+        "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
+        "the tag <function= begins a call",
+        "<func",
+    ] {
+        qwen(text, text, &[]);
+    }
+    let endless = format!("<function={}", "f".repeat(1000));
+    qwen(&endless, &endless, &[]);
+    // Cut off: what came stands.
+    let cut = "<tool_call>\n<function=f>\n<parameter=a>\nPar";
+    qwen(cut, "", &[("f", r#"{"a": "Par"#)]);
+    qwen(&format!("{cut}\n</param"), "", &[("f", r#"{"a": "Par"#)]);
+}
+
+#[test]
+fn llama_writes_nothing_but_the_object() {
+    let llama = |text, content, calls: &[_]| check(ToolFormat::Llama3Json, text, content, calls);
+    let one = "\n{\"name\": \"f\", \"parameters\": {\"a\": 1}}";
+    llama(one, "", &[("f", r#"{"a": 1}"#)]);
+    let marked = "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}";
+    llama(marked, "", &[("f", "{}")]);
+    let two =
+        "{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"f\", \"parameters\": {\"b\": 2}}";
+    llama(two, "", &[("f", "{}"), ("f", r#"{"b": 2}"#)]);
+    for text in [
+        "{\"a\": 1}",
+        "Here: {\"name\": \"f\", \"parameters\": {}}",
+        " {\"name\": \"g\", \"parameters\": {}} ",
+    ] {
+        llama(text, text, &[]);
+    }
+}
+
+#[test]
+fn mistral_writes_a_list_or_names() {
+    let mistral = |text, content, calls: &[_]| check(ToolFormat::Mistral, text, content, calls);
+    let list = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": [1]}}, {\"name\": \"f\", \"arguments\": {}}]";
+    mistral(list, "", &[("f", r#"{"a": [1]}"#), ("f", "{}")]);
+    let newer =
+        "Well.[TOOL_CALLS]get_weather{\"city\": \"Paris\"}[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}";
+    mistral(
+        newer,
+        "Well.",
+        &[("get_weather", r#"{"city": "Paris"}"#), ("f", "{}")],
+    );
+    for text in [
+        "[TOOL_CALLS]g{\"city\": 1}",
+        "[TOOL",
+        "[TOOL_CALLS] [",
+        "[TOOL_CALLS]get_w",
+    ] {
+        mistral(text, text, &[]);
+    }
+    let endless = format!("[TOOL_CALLS]{}", "f".repeat(1000));
+    mistral(&endless, &endless, &[]);
+}
+
+#[test]
+fn the_text_is_complete_after_the_calls_that_may_be_made() {
+    let text = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call><tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>x";
+    let calls = |n| vec![("f".to_owned(), "{}".to_owned()); n];
+    for sizes in [&[usize::MAX][..], &[1]] {
+        let one = read_in(ToolFormat::Hermes, 1, text, sizes);
+        assert_eq!(one, (String::new(), calls(1)));
+    }
+    let mut parser = ToolParser::new(ToolFormat::Hermes, tools(), 1);
+    parser.push(&text[..text.len() / 3], &mut Vec::new());
+    assert!(!parser.is_full(), "the call has begun");
+    parser.push(&text[text.len() / 3..], &mut Vec::new());
+    assert!(parser.is_full());
+}
+
+#[test]
+fn formats_are_known_by_what_templates_teach() {
+    for (source, format) in [
+        (
+            "<tools>{{ tools | tojson }}</tools> <tool_call>",
+            Some(ToolFormat::Hermes),
+        ),
+        (
+            "<tool_call>\n<function=example>",
+            Some(ToolFormat::Qwen3Coder),
+        ),
+        ("{{ '[TOOL_CALLS]' }}", Some(ToolFormat::Mistral)),
+        (
+            "Environment: ipython {\"name\": x, \"parameters\": y}",
+            Some(ToolFormat::Llama3Json),
+        ),
+        ("{{ '<|python_tag|>' }}", Some(ToolFormat::Llama3Json)),
+        (
+            "<|start|>user<|message|>{{ m }}<|channel|>",
+            Some(ToolFormat::Harmony),
+        ),
+        ("{{ tools }}", None),
+    ] {
+        assert_eq!(ToolFormat::of_template(source), format, "{source}");
+    }
+    let names = ["hermes", "qwen3_coder", "llama3_json", "mistral", "openai"];
+    assert_eq!(ToolFormat::names(), names);
+}
+
+/// What a format writes, its parser reads.
+#[test]
+fn written_calls_are_read_back() {
+    let written = [
+        WrittenCall {
+            name: "f",
+            arguments: r#"{"a": "}"}"#,
+        },
+        WrittenCall {
+            name: "get_weather",
+            arguments: "{}",
+        },
+    ];
+    for format in [
+        ToolFormat::Hermes,
+        ToolFormat::Qwen3Coder,
+        ToolFormat::Llama3Json,
+        ToolFormat::Mistral,
+    ] {
+        let calls = [("f", r#"{"a": "}"}"#), ("get_weather", "{}")];
+        check(format, &format.write(&written), "", &calls);
+    }
+}
+
+#[test]
+fn a_template_without_tools_gets_them_in_messages() {
+    let tools =
+        [json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}})];
+    let call = |arguments: Value| json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}});
+    let messages = [
+        json!({"role": "system", "content": "Be brief."}),
+        json!({"role": "user", "content": "Go."}),
+        json!({"role": "assistant", "content": "", "tool_calls": [call(json!({"a": 1})), call(json!("no JSON"))]}),
+        json!({"role": "tool", "tool_call_id": "1", "content": "one"}),
+        json!({"role": "tool", "tool_call_id": "2", "content": "two"}),
+        json!({"role": "assistant", "content": "Well:", "tool_calls": [call(json!({}))]}),
+        json!({"role": "tool", "tool_call_id": "3", "content": "three"}),
+    ];
+    let plain = without_tools(&messages, &tools, ToolFormat::Hermes);
+    let system = plain[0]["content"].as_str().expect("a text");
+    assert!(system.starts_with("Be brief.\n\nYou can call"), "{system}");
+    let tool =
+        r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}"#;
+    assert!(
+        system.contains(tool) && system.contains("<tool_call>\n{\"name\": "),
+        "{system}"
+    );
+    let said = |i: usize| (plain[i]["role"].as_str(), plain[i]["content"].as_str());
+    let call = |arguments: &str| {
+        format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let two = format!("{}\n{}", call(r#"{"a": 1}"#), call("no JSON"));
+    assert_eq!(said(2), (Some("assistant"), Some(two.as_str())));
+    let results = "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>";
+    assert_eq!(said(3), (Some("user"), Some(results)));
+    let with_text = format!("Well:\n{}", call("{}"));
+    assert_eq!(said(4), (Some("assistant"), Some(with_text.as_str())));
+    assert_eq!(plain.len(), 6);
+    assert!(
+        plain
+            .iter()
+            .all(|message| message.get("tool_calls").is_none())
+    );
+
+    // Without a system message there is a new one; without tools there is none.
+    let new = without_tools(&messages[1..2], &tools, ToolFormat::Llama3Json);
+    assert_eq!(
+        (new.len(), &new[0]["role"], &new[1]),
+        (2, &json!("system"), &messages[1])
+    );
+    let parameters = "\"parameters\": {\"<name of an argument>\"";
+    assert!(
+        new[0]["content"]
+            .as_str()
+            .expect("a text")
+            .contains(parameters)
+    );
+    assert_eq!(
+        without_tools(&messages[..2], &[], ToolFormat::Hermes),
+        messages[..2]
+    );
+}
+
+proptest! {
+    #[test]
+    fn pieces_change_nothing(
+        parts in prop::collection::vec(
+            prop::sample::select(vec![
+                "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[", "]", "{", "}",
+                "{\"name\": \"f\", \"arguments\": {", "{\"name\": \"f\", \"arguments\": {\"a\": \"b\\\"\"}}",
+                "<function=", "f>", "\n", "<function=get_weather>\n", "<parameter=a>", "<parameter=n>\n", "</parameter>",
+                "\n</function>", "\n<parameter=n>", "True", "null",
+                "{\"name\": \"g\"", "\"", ",", ":", "; ", " ", "\n", "a", "é", "<", "<tool", "get_weather", "1",
+            ]),
+            0..14,
+        ),
+        format in prop::sample::select(vec![
+            ToolFormat::Hermes, ToolFormat::Qwen3Coder, ToolFormat::Llama3Json, ToolFormat::Mistral,
+        ]),
+        max_calls in prop::sample::select(vec![1, 2, usize::MAX]),
+        sizes in prop::collection::vec(1usize..9, 1..6),
+    ) {
+        let text = parts.concat();
+        let whole = read_in(format, max_calls, &text, &[usize::MAX]);
+        prop_assert_eq!(read_in(format, max_calls, &text, &sizes), whole);
+    }
+
+    /// Without a marker, and without a brace at the beginning, all text is content.
+    #[test]
+    fn plain_text_is_not_changed(text in "[^{<\\[]{0,60}", sizes in prop::collection::vec(1usize..9, 1..6)) {
+        for format in [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral] {
+            let (content, calls) = read_in(format, usize::MAX, &text, &sizes);
+            prop_assert_eq!((content.as_str(), calls.len()), (text.as_str(), 0));
+        }
+    }
+}

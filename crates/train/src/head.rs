@@ -1,0 +1,215 @@
+//! An EAGLE-3 head in training (Li et al. 2025, arXiv 2503.01840, sections 3.1 and 3.2).
+//!
+//! At position `i` the head reads the hidden states that the target computed there (`fc` fuses three of
+//! its layers) and the token after it, and predicts the token after that. In a draft, its own output takes
+//! the place of the hidden states that the target has not computed. It is trained as it drafts
+//! ("training-time test"): it runs several passes, each on the outputs of the one before, and the loss is
+//! that of all passes.
+
+use super::attention::attend;
+use super::head_weights::{EAGLE_LAYER, HeadWeights, TargetEmbedding, layer_shapes};
+use super::heads::Drafts;
+use super::ops::Products;
+use super::optimizer::ByName;
+use super::student::{Student, TrainBatch};
+use candle_core::{Device, Tensor, Var};
+use foretoken_core::error::{Error, Result};
+use foretoken_model::{HeadTarget, ModelConfig, Weights};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Weight of the loss of a pass, relative to that of the pass before it.
+pub const DECAY: f64 = 0.8;
+
+/// A trainable head in f32.
+pub struct TrainHead {
+    weights: HeadWeights,
+    unrolling: Unrolling,
+}
+
+/// How a head is unrolled in training.
+#[derive(Debug, Clone, Copy)]
+pub struct Unrolling {
+    /// Number of passes.
+    pub passes: usize,
+    /// In training, the passes after the first begin at one of every `stride` positions.
+    pub stride: usize,
+}
+
+impl TrainHead {
+    /// A head of shape `config` that predicts `ids` and is unrolled as `unrolling` says, for rows of
+    /// `seq_len` tokens; see [`HeadWeights::new`].
+    ///
+    /// # Errors
+    /// `Setup`, if the target does not have the tensors of a decoder.
+    pub fn new(
+        config: ModelConfig,
+        target: (&ModelConfig, &mut Weights),
+        taps: usize,
+        ids: Vec<u32>,
+        unrolling: Unrolling,
+        (seed, seq_len): (u64, usize),
+        device: &Device,
+    ) -> Result<Self> {
+        let shapes = shapes(&config, taps, ids.len());
+        let random = (seed, seq_len + unrolling.passes);
+        Ok(Self {
+            weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
+            unrolling,
+        })
+    }
+
+    /// A head whose weights are known: those that [`shapes`] names.
+    ///
+    /// # Errors
+    /// If the layer is not like Llama's.
+    pub fn of(
+        config: ModelConfig,
+        weights: &ByName<Tensor>,
+        target: Arc<HeadTarget>,
+        ids: Vec<u32>,
+        passes: usize,
+        seq_len: usize,
+    ) -> Result<Self> {
+        let embedding = TargetEmbedding::Shared(target);
+        let vars = variables(weights)?;
+        Ok(Self {
+            weights: HeadWeights::of(config, vars, embedding, ids, seq_len + passes)?,
+            unrolling: Unrolling { passes, stride: 1 },
+        })
+    }
+
+    /// Returns the same head with `products` as its way to compute products with weights.
+    pub fn with_products(mut self, products: Products) -> Self {
+        self.weights.products = products;
+        self
+    }
+
+    /// Returns the same head with a copy of `weights` as its weights.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn with(&self, weights: &ByName<Tensor>) -> Result<Self> {
+        let mut other = self.weights.clone();
+        other.vars = variables(weights)?;
+        Ok(Self {
+            weights: other,
+            unrolling: self.unrolling,
+        })
+    }
+
+    /// The embeddings of the tokens that pass `pass` reads, `[rows * positions, hidden]`. After the end of
+    /// a row its last token is repeated; nothing is learnt there.
+    fn embeddings(&self, tokens: &[&[u32]], drafts: &Drafts, pass: usize) -> Result<Tensor> {
+        let ids = tokens.iter().enumerate().flat_map(|(row, tokens)| {
+            let of_position = move |i| {
+                let position = drafts.position(pass, row, i);
+                tokens[(position + 1 + pass).min(tokens.len() - 1)]
+            };
+            (0..drafts.count(pass)).map(of_position)
+        });
+        self.weights.embed(ids.collect())
+    }
+}
+
+impl Student for TrainHead {
+    fn vars(&self) -> &ByName<Var> {
+        &self.weights.vars
+    }
+
+    /// The published layout, where `t2d` says of each id whether it has a row.
+    fn weights(&self) -> Result<HashMap<String, Tensor>> {
+        let mut weights = self.weights.published()?;
+        let mut kept = vec![0u8; self.weights.config.vocab_size];
+        for &id in &self.weights.ids {
+            kept[id as usize] = 1;
+        }
+        weights.insert("t2d".into(), Tensor::new(kept, &Device::Cpu)?);
+        Ok(weights)
+    }
+
+    fn depths(&self) -> (usize, f64) {
+        (self.unrolling.passes, DECAY)
+    }
+
+    fn target_offset(&self) -> usize {
+        1
+    }
+
+    /// One of each so many, so the choice moves from step to step.
+    fn later_positions(&self, positions: &[usize], random: u64) -> Option<Vec<usize>> {
+        let stride = self.unrolling.stride.min(positions.len());
+        (stride > 1).then(|| {
+            let starts = stride + positions.len() % stride;
+            let first = (random % starts as u64) as usize;
+            let some = positions.iter().skip(first).step_by(stride);
+            some.take(positions.len() / stride).copied().collect()
+        })
+    }
+
+    fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
+        let features = (batch.features.as_ref())
+            .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
+        let rows = batch.tokens.len();
+        let drafts = Drafts {
+            rows,
+            len: features.dim(0)? / rows.max(1),
+            starts: batch.later.as_ref().map(|later| Arc::new(later.concat())),
+        };
+        let weights = &self.weights;
+        let at = |part: &str| format!("{EAGLE_LAYER}.{part}");
+        let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+        let qkv = weights.joined(EAGLE_LAYER, &qkv)?;
+        let gate_up = weights.joined(EAGLE_LAYER, &["mlp.gate_proj", "mlp.up_proj"])?;
+        let mut feature = weights.linear(features, weights.var("fc"))?;
+        let (mut known, mut outputs) = (Vec::new(), Vec::new());
+        for pass in 0..self.unrolling.passes {
+            if pass == 1 && drafts.starts.is_some() {
+                feature = feature.index_select(&rows_of(&drafts, feature.device())?, 0)?;
+            }
+            let embedded = self.embeddings(&batch.tokens, &drafts, pass)?;
+            let embedded = weights.norm(&embedded, &at("input_layernorm"))?;
+            let hidden = weights.norm(&feature, &at("hidden_norm"))?;
+            known.push(weights.linear(&Tensor::cat(&[embedded, hidden], 1)?, &qkv)?);
+            let y = attend(&Tensor::cat(&known, 0)?, &weights.heads, &drafts, pass + 1)?;
+            let o = weights.var(&at("self_attn.o_proj"));
+            let residual = (feature + weights.linear(&y, o)?)?;
+            feature = weights.mlp(residual, EAGLE_LAYER, &gate_up)?;
+            outputs.push(weights.norm(&feature, "norm")?);
+        }
+        weights.linear(&Tensor::cat(&outputs, 0)?, weights.var("lm_head"))
+    }
+}
+
+/// The numbers of the positions at which drafts begin among those of all rows.
+fn rows_of(drafts: &Drafts, device: &Device) -> Result<Tensor> {
+    let starts = drafts.positions(1).into_iter().enumerate();
+    let row = |number| number / drafts.count(1);
+    let rows = starts.map(|(number, position)| (row(number) * drafts.len + position) as u32);
+    Ok(Tensor::new(rows.collect::<Vec<_>>(), device)?)
+}
+
+fn variables(weights: &ByName<Tensor>) -> Result<ByName<Var>> {
+    let all = weights.iter();
+    all.map(|(name, weight)| Ok((name.clone(), Var::from_tensor(weight)?)))
+        .collect()
+}
+
+/// The name and shape of every weight of a head that reads `taps` layers and predicts `outputs` ids.
+pub fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec<usize>)> {
+    let hidden = config.hidden_size;
+    let own = [
+        ("fc", vec![hidden, taps * hidden]),
+        ("midlayer.input_layernorm", vec![hidden]),
+        ("midlayer.hidden_norm", vec![hidden]),
+        ("norm", vec![hidden]),
+        ("lm_head", vec![outputs, hidden]),
+    ];
+    (own.into_iter())
+        .map(|(name, dims)| (format!("{name}.weight"), dims))
+        .chain(layer_shapes(config, 2 * hidden, EAGLE_LAYER))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

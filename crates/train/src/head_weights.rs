@@ -1,0 +1,363 @@
+//! What the heads in training have in common: their variables and what they begin with, the target's
+//! embedding, the ids that they predict, and the angles of RoPE.
+
+use super::heads::Heads;
+use super::model::{INITIAL_DEVIATION, fresh};
+use super::ops::{Products, linear, rms_norm, swiglu};
+use super::optimizer::ByName;
+use candle_core::{DType, Device, Tensor, Var};
+use foretoken_core::error::{Error, Result};
+use foretoken_model::{HeadConfig, HeadTarget, ModelConfig, RopeRows, Weights, names};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Standard deviation of the noise beside what is taken from the target. Larger noise in `fc` would drown
+/// the one layer that the first step can use.
+const FC_NOISE: f64 = 0.002;
+const EMBEDDING_NOISE: f64 = 0.01;
+
+/// The layer of an EAGLE-3 head.
+pub const EAGLE_LAYER: &str = "midlayer";
+
+/// How the tensors of the first layer of a head with `weights` begin.
+pub fn first_layer(weights: &Weights) -> &'static str {
+    if weights.has("midlayer.self_attn.q_proj.weight") {
+        EAGLE_LAYER
+    } else {
+        "layers.0"
+    }
+}
+
+/// The ids that a head of configuration `head` predicts.
+///
+/// # Errors
+/// If the `weights` cannot be read, or name ids that the target does not have.
+pub fn output_ids(head: &HeadConfig, weights: &mut Weights) -> Result<Vec<u32>> {
+    Ok(match weights.output_ids(&head.shape)? {
+        Some(ids) => ids.to_vec1()?,
+        None => (0..head.shape.vocab_size as u32).collect(),
+    })
+}
+
+/// What a head of configuration `head` has that training does not know: what it would learn from there means
+/// something else. `None` = nothing.
+///
+/// # Errors
+/// If the `weights` cannot be read.
+pub fn untrained(head: &HeadConfig, weights: &mut Weights) -> Result<Option<String>> {
+    let odd = head.shape.spec.layers.iter().any(|layer| {
+        layer.rope_rows == RopeRows::Neighbours
+            || layer.qkv_bias
+            || layer.o_bias
+            || layer.mlp_bias
+            || layer.window.is_some()
+    });
+    if head.norm_before_residual {
+        return Ok(Some("norm_before_residual".into()));
+    }
+    if let Some(key) = head.extra() {
+        return Ok(Some(key.into()));
+    }
+    if odd || head.shape.plain_rope().is_err() {
+        return Ok(Some(
+            "layers that are not like a Llama's without biases".into(),
+        ));
+    }
+    if weights.rope_factors()?.is_some() {
+        return Ok(Some("divisors of RoPE's frequencies".into()));
+    }
+    let of_layer = |part: &str| format!("{}.self_attn.{part}", first_layer(weights));
+    let tensors = [
+        "embed_tokens.weight".into(),
+        of_layer("q_norm.weight"),
+        of_layer("q_proj.bias"),
+    ];
+    let found = tensors.into_iter().find(|name| weights.has(name));
+    Ok(found.map(|name| format!("a tensor {name}")))
+}
+
+/// The target's embedding, which is not trained.
+#[derive(Clone)]
+pub enum TargetEmbedding {
+    /// `[vocab_size, hidden]`, f32.
+    Dense(Tensor),
+    /// The embedding of a target that runs beside the training.
+    Shared(Arc<HeadTarget>),
+}
+
+impl From<Tensor> for TargetEmbedding {
+    fn from(embedding: Tensor) -> Self {
+        Self::Dense(embedding)
+    }
+}
+
+/// The weights of a head in f32. Clones share them.
+#[derive(Clone)]
+pub struct HeadWeights {
+    pub config: ModelConfig,
+    pub vars: ByName<Var>,
+    pub embedding: TargetEmbedding,
+    /// The target's ids of the head's output rows.
+    pub ids: Vec<u32>,
+    pub heads: Heads,
+    /// How products with weights are computed.
+    pub products: Products,
+}
+
+impl HeadWeights {
+    /// The weights of the names and shapes `shapes`, for a head of shape `config` that predicts `ids` and
+    /// rotates to positions below `positions`, on `device`. They begin with what they can take of the target: layers,
+    /// the last ones first, its final norm, and its output layer; the rest is noise from `seed`.
+    ///
+    /// # Errors
+    /// `Setup`, if the target does not have the tensors of a decoder.
+    pub fn new(
+        config: ModelConfig,
+        shapes: Vec<(String, Vec<usize>)>,
+        (target, weights): (&ModelConfig, &mut Weights),
+        ids: Vec<u32>,
+        (seed, positions): (u64, usize),
+        device: &Device,
+    ) -> Result<Self> {
+        let mut start = Start {
+            target,
+            layers: config.num_layers(),
+            head_dim: config.head_dim,
+            weights,
+            ids: &ids,
+            seed,
+        };
+        let vars = shapes
+            .into_iter()
+            .map(|(name, dims)| {
+                let weight = start.weight(&name, &dims)?.to_device(device)?;
+                let var = Var::from_tensor(&weight)?;
+                Ok((name, var))
+            })
+            .collect::<Result<_>>()?;
+        let embedding = start.tensor(&format!("{}.weight", names::EMBEDDING))?;
+        let embedding = embedding.to_device(device)?;
+        Self::of(config, vars, embedding, ids, positions)
+    }
+
+    /// As [`HeadWeights::new`], but with the known variables `vars` and the target's embedding `embedding`.
+    ///
+    /// # Errors
+    /// If the layers are not like Llama's.
+    pub fn of(
+        config: ModelConfig,
+        vars: ByName<Var>,
+        embedding: impl Into<TargetEmbedding>,
+        ids: Vec<u32>,
+        positions: usize,
+    ) -> Result<Self> {
+        let frequencies = config.plain_rope().map_err(Error::setup)?.frequencies();
+        let table = |turn: fn(f32) -> f32| -> Arc<Vec<f32>> {
+            let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
+            Arc::new(angles.map(turn).collect())
+        };
+        Ok(Self {
+            heads: Heads {
+                queries: config.num_heads,
+                keys: config.num_kv_heads,
+                head_dim: config.head_dim,
+                cos: table(f32::cos),
+                sin: table(f32::sin),
+            },
+            config,
+            vars,
+            embedding: embedding.into(),
+            ids,
+            products: Products::default(),
+        })
+    }
+
+    /// The weight of this name, without `.weight`.
+    pub fn var(&self, name: &str) -> &Tensor {
+        self.vars[&format!("{name}.weight")].as_tensor()
+    }
+
+    /// The norm of this name of `x`, `[rows, hidden]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn norm(&self, x: &Tensor, name: &str) -> Result<Tensor> {
+        Ok(rms_norm(x, self.var(name), self.config.rms_norm_eps)?)
+    }
+
+    /// The weights of parts of `layer` with the same input, one below the other.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn joined(&self, layer: &str, parts: &[&str]) -> Result<Tensor> {
+        let all = parts
+            .iter()
+            .map(|part| self.var(&format!("{layer}.{part}")));
+        Ok(Tensor::cat(&all.collect::<Vec<_>>(), 0)?)
+    }
+
+    /// `x @ weight^T`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn linear(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        Ok(linear(x, weight, self.products)?)
+    }
+
+    /// The residual stream after the second half of `layer`, its MLP, whose gate and up are joined.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn mlp(&self, residual: Tensor, layer: &str, gate_up: &Tensor) -> Result<Tensor> {
+        let normed = self.norm(&residual, &format!("{layer}.post_attention_layernorm"))?;
+        let wide = swiglu(&self.linear(&normed, gate_up)?)?;
+        let down = self.var(&format!("{layer}.mlp.down_proj"));
+        Ok((residual + self.linear(&wide, down)?)?)
+    }
+
+    /// The embeddings of `ids`, `[ids, hidden]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn embed(&self, ids: Vec<u32>) -> Result<Tensor> {
+        match &self.embedding {
+            TargetEmbedding::Dense(embedding) => {
+                let ids = Tensor::new(ids, embedding.device())?;
+                Ok(embedding.index_select(&ids, 0)?)
+            }
+            TargetEmbedding::Shared(target) => target.embed(&Tensor::new(ids, &Device::Cpu)?),
+        }
+    }
+
+    /// The published layout: `d2t` is the id of each output row minus the row's number.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn published(&self) -> Result<HashMap<String, Tensor>> {
+        let vars = self.vars.iter();
+        let mut weights: HashMap<String, Tensor> = vars
+            .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
+            .collect();
+        let offsets: Vec<i64> = (0..)
+            .zip(&self.ids)
+            .map(|(i, &id)| i64::from(id) - i)
+            .collect();
+        weights.insert(
+            names::OUTPUT_IDS.into(),
+            Tensor::new(offsets, &Device::Cpu)?,
+        );
+        Ok(weights)
+    }
+}
+
+/// The name and shape of each weight of a layer whose attention has `inputs` inputs, but for the norms of
+/// those.
+pub fn layer_shapes(
+    config: &ModelConfig,
+    inputs: usize,
+    layer: &str,
+) -> impl Iterator<Item = (String, Vec<usize>)> {
+    let (hidden, mlp, d) = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.head_dim,
+    );
+    let (q, kv) = (config.num_heads * d, config.num_kv_heads * d);
+    let parts = [
+        ("post_attention_layernorm", vec![hidden]),
+        ("self_attn.q_proj", vec![q, inputs]),
+        ("self_attn.k_proj", vec![kv, inputs]),
+        ("self_attn.v_proj", vec![kv, inputs]),
+        ("self_attn.o_proj", vec![hidden, q]),
+        ("mlp.gate_proj", vec![mlp, hidden]),
+        ("mlp.up_proj", vec![mlp, hidden]),
+        ("mlp.down_proj", vec![hidden, mlp]),
+    ];
+    let layer = layer.to_owned();
+    (parts.into_iter()).map(move |(part, dims)| (format!("{layer}.{part}.weight"), dims))
+}
+
+/// What a head starts with.
+struct Start<'a> {
+    target: &'a ModelConfig,
+    /// Number of the head's layers.
+    layers: usize,
+    head_dim: usize,
+    weights: &'a mut Weights,
+    ids: &'a [u32],
+    seed: u64,
+}
+
+impl Start<'_> {
+    fn tensor(&mut self, name: &str) -> Result<Tensor> {
+        self.weights.dense(name)
+    }
+
+    /// A tensor of the layer of the target that is as far from its last layer as `layer` from the head's, if
+    /// that layer has it: some read keys and values of others.
+    fn of_layer(&mut self, layer: usize, part: &str) -> Result<Option<Tensor>> {
+        let layer = (self.target.num_layers() + layer).saturating_sub(self.layers);
+        let name = names::layer(layer, part);
+        let has = self.weights.has(&name);
+        has.then(|| self.tensor(&name)).transpose()
+    }
+
+    /// The first value of the weight `name`. A matrix of the target that does not have the head's shape
+    /// is not taken.
+    fn weight(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        let noise = fresh(self.seed, name, dims, &Device::Cpu)?;
+        let quiet = |deviation: f64| &noise * (deviation / INITIAL_DEVIATION);
+        let last = self.layers.saturating_sub(1);
+        let (layer, part) = names::layer_of_head(name).unwrap_or((last, name));
+        let taken = match part {
+            "fc.weight" => {
+                let (hidden, all) = (dims[0], dims[1]);
+                let identity = Tensor::eye(hidden, DType::F32, &Device::Cpu)?;
+                let identity = identity.pad_with_zeros(1, all - hidden, 0)?;
+                return Ok((identity + quiet(FC_NOISE)?)?);
+            }
+            // An EAGLE-3 head's norm of the embedding.
+            "input_layernorm.weight" if name.starts_with(EAGLE_LAYER) => return Ok(noise),
+            "hidden_norm.weight" => self.of_layer(last, "input_layernorm.weight")?,
+            "norm.weight" => Some(self.tensor(&format!("{}.weight", names::NORM))?),
+            "lm_head.weight" => {
+                let output = if self.target.tie_word_embeddings {
+                    names::EMBEDDING
+                } else {
+                    names::HEAD
+                };
+                let ids = Tensor::new(self.ids, &Device::Cpu)?;
+                let output = self.tensor(&format!("{output}.weight"))?;
+                Some(output.index_select(&ids, 0)?)
+            }
+            "self_attn.q_proj.weight" | "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
+                let Some(own) = self.of_layer(layer, part)? else {
+                    return Ok(noise);
+                };
+                let own = repeated(own, dims[0], self.head_dim)?;
+                // An EAGLE-3 head reads the embedding and then the hidden state.
+                Some(if own.dims() == [dims[0], dims[1] / 2] {
+                    let of_embedding = quiet(EMBEDDING_NOISE)?.narrow(1, 0, dims[1] / 2)?;
+                    Tensor::cat(&[of_embedding, own], 1)?
+                } else {
+                    own
+                })
+            }
+            _ => self.of_layer(layer, part)?,
+        };
+        let fits = |taken: &Tensor| taken.dims() == dims;
+        Ok(taken.filter(fits).unwrap_or(noise))
+    }
+}
+
+/// `weight` with each of its heads repeated so that it has `rows` rows, if that is possible: attention with
+/// more heads of K and V that computes the same.
+fn repeated(weight: Tensor, rows: usize, head_dim: usize) -> Result<Tensor> {
+    let (own, inputs) = weight.dims2()?;
+    if own == 0 || own == rows || !rows.is_multiple_of(own) || !own.is_multiple_of(head_dim) {
+        return Ok(weight);
+    }
+    let heads = weight.reshape((own / head_dim, 1, head_dim, inputs))?;
+    let heads = heads.repeat((1, rows / own, 1, 1))?;
+    Ok(heads.reshape((rows, inputs))?)
+}

@@ -1,0 +1,220 @@
+//! What training begins with: the weights of an earlier draft or head, `--init-from`.
+
+use super::head_weights::{EAGLE_LAYER, first_layer, output_ids, untrained};
+use super::optimizer::ByName;
+use super::student::StudentSpec;
+use super::{Method, head, model, parallel};
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{DType, Device, Tensor, Var};
+use foretoken_core::error::{Error, Result, first_line};
+use foretoken_model::{
+    HeadConfig, HeadKind, ModelConfig, ModelSource, Weights, names, open_head, safetensors_files,
+};
+use std::path::Path;
+
+/// Refuses a `path` whose weights are not those that `method` needs for `student`, before `target` runs over the
+/// corpus.
+///
+/// # Errors
+/// `Setup`, naming the path and what does not fit.
+pub fn check(
+    path: &Path,
+    method: Method,
+    student: &StudentSpec,
+    target: Option<&ModelConfig>,
+) -> Result<()> {
+    if let (Some(kind), Some(target)) = (method.head(), target) {
+        let (head, mut weights) = open(path, kind)?;
+        if let Some(what) = untrained(&head, &mut weights).map_err(|e| Error::in_file(path, e))? {
+            return Err(Error::in_file(
+                path,
+                format!("its head has {what}, which distill does not train"),
+            ));
+        }
+        fits(&head, student, target).map_err(|e| Error::in_file(path, e))?;
+        head_ids(path, method, &student.config)?;
+    }
+    let shapes = shapes(method, student);
+    let mut weight = reader(path, method, layers(shapes.iter().map(|(name, _)| &**name)))?;
+    for (name, dims) in &shapes {
+        weight(name, dims)?;
+    }
+    Ok(())
+}
+
+/// Whether the weights of `head` mean in `student` what they mean there.
+fn fits(head: &HeadConfig, student: &StudentSpec, target: &ModelConfig) -> Result<(), String> {
+    let taps = head.taps_of(target)?;
+    if taps != student.taps {
+        let list: Vec<String> = taps.iter().map(usize::to_string).collect();
+        let (list, ours) = (list.join(","), &student.taps);
+        return Err(format!(
+            "its head reads the layers {list}, not {ours:?}: give --taps {list}"
+        ));
+    }
+    let (theirs, ours) = (head.shape.num_layers(), student.config.num_layers());
+    if theirs != ours {
+        return Err(format!(
+            "num_hidden_layers of its head is {theirs}, but {ours} in the one to train"
+        ));
+    }
+    let rank = head.markov_rank();
+    let rank = rank.map_err(|e| format!("{e}: no other can be trained"))?;
+    if rank != student.markov_rank {
+        return Err(format!(
+            "markov_rank of its head is {rank}, not {}: leave out --markov-rank",
+            student.markov_rank
+        ));
+    }
+    Ok(())
+}
+
+/// The name and shape of every weight of `student`, which `method` trains.
+fn shapes(method: Method, student: &StudentSpec) -> Vec<(String, Vec<usize>)> {
+    let (config, taps) = (&student.config, student.taps.len());
+    let outputs = config.output_size();
+    match method {
+        Method::Draft => model::shapes(config),
+        Method::Eagle3 => head::shapes(config, taps, outputs),
+        Method::Parallel => parallel::shapes(config, (taps, student.markov_rank), outputs),
+    }
+}
+
+/// Replaces the weights `vars` of a draft model, or of a head that `method` trains, by those in `path`: a folder, or
+/// a head's GGUF file. If a draft model there has fewer layers, but at least half as many, its upper layers are
+/// repeated on top, which is a far better start than random layers (Du et al. 2024, "Stacking Your Transformers",
+/// section 3).
+///
+/// # Errors
+/// `Setup`, naming the path, if the weights cannot be read or have another shape.
+pub fn load_weights(
+    path: &Path,
+    method: Method,
+    vars: &ByName<Var>,
+    device: &Device,
+) -> Result<()> {
+    let mut weight = reader(path, method, layers(vars.keys().map(String::as_str)))?;
+    for (name, var) in vars {
+        var.set(&weight(name, var.dims())?.to_device(device)?)?;
+    }
+    Ok(())
+}
+
+/// Reads a weight in f32, by its name alone.
+type StoredReader = Box<dyn FnMut(&str) -> Result<Tensor>>;
+
+/// Reads a weight in f32, by the name and the shape that training gives it.
+type Reader = Box<dyn FnMut(&str, &[usize]) -> Result<Tensor>>;
+
+/// Reads those in `path` for a student of `method` with so many `layers`.
+fn reader(path: &Path, method: Method, layers: usize) -> Result<Reader> {
+    let mut read: StoredReader = match method.head() {
+        Some(kind) => {
+            let mut weights = open(path, kind)?.1;
+            let layer = first_layer(&weights);
+            Box::new(move |name: &str| weights.dense(&name.replace(EAGLE_LAYER, layer)))
+        }
+        None => of_model(path, layers)?,
+    };
+    let path = path.to_owned();
+    Ok(Box::new(move |name: &str, dims: &[usize]| {
+        let weight = read(name).map_err(|e| Error::in_file(&path, e))?;
+        if weight.dims() == dims {
+            Ok(weight)
+        } else {
+            let wrong = Error::wrong_shape(name, weight.dims(), dims);
+            Err(Error::in_file(&path, wrong))
+        }
+    }))
+}
+
+/// Reads the weights of the draft model in `folder`, for one of `wanted` layers.
+fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
+    if is_gguf(folder) {
+        return Err(Error::in_file(
+            folder,
+            "of GGUF files only heads can be trained on: give --init-from a folder",
+        ));
+    }
+    let files = safetensors_files(folder)?;
+    // SAFETY: the files are only read. If someone changes them meanwhile, they get other weights or a
+    // fault.
+    let weights = unsafe { MmapedSafetensors::multi(&files) };
+    let weights = weights.map_err(|e| Error::in_file(folder, e))?;
+    let saved = layers(weights.tensors().iter().map(|(name, _)| &**name));
+    if saved > wanted {
+        return Err(Error::in_file(
+            folder,
+            format!("it has {saved} layers, more than the {wanted} of the draft to train"),
+        ));
+    }
+    Ok(Box::new(move |name: &str| {
+        let weight = weights.load(&stacked(name, saved, wanted), &Device::Cpu);
+        (weight.and_then(|weight| weight.to_dtype(DType::F32)))
+            .map_err(|e| Error::setup(first_line(&e)))
+    }))
+}
+
+/// The ids that the head in `path` predicts, for a head of shape `wanted`.
+///
+/// # Errors
+/// `Setup`, naming the path, if it cannot be read, or the ids are not as many or not those of a trained head.
+pub fn head_ids(path: &Path, method: Method, wanted: &ModelConfig) -> Result<Vec<u32>> {
+    let Some(kind) = method.head() else {
+        return Err(Error::internal("a draft model has no ids of a head"));
+    };
+    let (head, mut weights) = open(path, kind)?;
+    let ids = output_ids(&head, &mut weights).map_err(|e| Error::in_file(path, e))?;
+    if ids.len() != wanted.output_size() || !ids.is_sorted_by(|a, b| a < b) {
+        let count = ids.len();
+        return Err(Error::in_file(
+            path,
+            format!(
+                "its head predicts {count} ids: give --draft-vocab-size {count}, and a head for the same target"
+            ),
+        ));
+    }
+    Ok(ids)
+}
+
+/// The configuration of the head of kind `kind` in `path`.
+///
+/// # Errors
+/// `Setup`, naming the path, if there is no such head.
+pub fn head_config(path: &Path, kind: HeadKind) -> Result<HeadConfig> {
+    Ok(open(path, kind)?.0)
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension == "gguf")
+}
+
+/// Opens a folder or a GGUF file with a head of kind `kind`.
+fn open(path: &Path, kind: HeadKind) -> Result<(HeadConfig, Weights)> {
+    let source = if is_gguf(path) {
+        ModelSource::Gguf(path.into())
+    } else {
+        ModelSource::Folder(path.into())
+    };
+    if HeadKind::of(&source)? != Some(kind) {
+        return Err(Error::in_file(path, "it is no head of this --method"));
+    }
+    open_head(&source, kind)
+}
+
+/// The number of layers that tensors of these names belong to.
+fn layers<'a>(names: impl Iterator<Item = &'a str>) -> usize {
+    let layers = names.filter_map(names::layer_of);
+    layers.map(|(layer, _)| layer + 1).max().unwrap_or(0)
+}
+
+/// The tensor that `name` of `wanted` layers begins with, if there are `saved`.
+fn stacked(name: &str, saved: usize, wanted: usize) -> String {
+    match names::layer_of(name) {
+        Some((layer, part)) if layer >= saved && layer + saved >= wanted => {
+            names::layer(layer + saved - wanted, part)
+        }
+        _ => name.to_owned(),
+    }
+}

@@ -1,0 +1,274 @@
+//! The output folder of a run: checkpoints, and a draft that can be served.
+//!
+//! Every file is written under another name and then renamed, so that a full disk or a kill never
+//! destroys the previous file.
+
+use super::optimizer::AdamW;
+use super::report::Evaluation;
+use super::student::{self, Student};
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{Device, Tensor};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::files::folder_of;
+use foretoken_model::ModelSource;
+use foretoken_text::Text;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+
+/// Files that belong to a tokenizer; a model need not have all of them.
+const TOKENIZER_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+const CHECKPOINT: &str = "checkpoint.safetensors";
+pub const WEIGHTS: &str = "model.safetensors";
+/// What the target's pass writes, before there is a checkpoint.
+const TARGETS: &str = "targets.bin";
+/// The checkpoint's tensor that contains [`TrainState`] as the bytes of its JSON.
+const STATE: &str = "state";
+
+/// What a checkpoint contains in addition to weights and moments.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TrainState {
+    /// Number of steps made.
+    pub steps: usize,
+    /// Everything that determines the weights after a step, including the seed.
+    pub settings: Value,
+    /// The evaluation before the first step, by depth.
+    pub untrained: Vec<Evaluation>,
+}
+
+impl TrainState {
+    /// Checks that `settings` are those of the run that is resumed.
+    ///
+    /// # Errors
+    /// `Setup`, naming the first difference.
+    pub fn check(&self, settings: &Value) -> Result<()> {
+        let Some(now) = settings.as_object() else {
+            return Ok(());
+        };
+        match now
+            .iter()
+            .find(|(key, value)| self.settings[*key] != **value)
+        {
+            None => Ok(()),
+            Some((key, value)) => Err(Error::setup(format!(
+                "--resume: {key} was {} in the checkpoint's run, but is {value} now",
+                self.settings[key]
+            ))),
+        }
+    }
+}
+
+/// A folder that a run writes to.
+pub struct OutputFolder {
+    path: PathBuf,
+}
+
+impl OutputFolder {
+    /// Creates the folder. If it contains an earlier run, `resume` must be set.
+    ///
+    /// # Errors
+    /// `Setup`, naming the folder.
+    pub fn open(path: &Path, resume: bool) -> Result<Self> {
+        std::fs::create_dir_all(path).map_err(|e| Error::in_file(path, e))?;
+        let former = [CHECKPOINT, WEIGHTS, TARGETS]
+            .into_iter()
+            .find(|file| path.join(file).is_file());
+        match former {
+            Some(file) if !resume => Err(Error::setup(format!(
+                "{} has a {file} of an earlier run: add --resume to continue that run, or give another --out",
+                path.display()
+            ))),
+            _ => Ok(Self {
+                path: path.to_owned(),
+            }),
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether there is a checkpoint to resume from.
+    pub fn has_checkpoint(&self) -> bool {
+        self.path.join(CHECKPOINT).exists()
+    }
+
+    /// Saves weights, moments and `state` in one file, so that they always belong together.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file, which then is unchanged.
+    pub fn save_checkpoint(
+        &self,
+        model: &dyn Student,
+        optimizer: &AdamW,
+        state: &TrainState,
+    ) -> Result<()> {
+        let mut tensors = HashMap::new();
+        for (name, var) in model.vars() {
+            tensors.insert(format!("weight.{name}"), var.as_detached_tensor());
+        }
+        for (name, (first, second)) in &optimizer.moments {
+            tensors.insert(format!("first.{name}"), first.clone());
+            tensors.insert(format!("second.{name}"), second.clone());
+        }
+        let state = json_bytes(state)?;
+        tensors.insert(STATE.to_owned(), Tensor::new(state, &Device::Cpu)?);
+        save(&self.path.join(CHECKPOINT), &tensors)
+    }
+
+    /// Loads a checkpoint's weights and moments into `model` and `optimizer`, unless `check` refuses its
+    /// state.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file, if it is broken or belongs to another draft; the error of `check`.
+    pub fn load_checkpoint(
+        &self,
+        model: &dyn Student,
+        optimizer: &mut AdamW,
+        device: &Device,
+        check: impl FnOnce(&TrainState) -> Result<()>,
+    ) -> Result<TrainState> {
+        let file = self.path.join(CHECKPOINT);
+        let broken = |e: &dyn std::fmt::Display| Error::in_file(&file, e);
+        // SAFETY: the file is only read. If someone changes it meanwhile, they get other weights or a
+        // fault.
+        let tensors = unsafe { MmapedSafetensors::new(&file) }.map_err(|e| broken(&e))?;
+        let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
+        let state: TrainState =
+            serde_json::from_slice(&state.to_vec1::<u8>()?).map_err(|e| broken(&e))?;
+        check(&state)?;
+        student::set(model.vars(), |name| {
+            tensors.load(&format!("weight.{name}"), device).ok()
+        })?;
+        for (name, (first, second)) in &mut optimizer.moments {
+            let load = |kind: &str| tensors.load(&format!("{kind}.{name}"), device);
+            *first = load("first").map_err(|e| broken(&e))?;
+            *second = load("second").map_err(|e| broken(&e))?;
+        }
+        optimizer.steps = state.steps;
+        Ok(state)
+    }
+
+    /// Saves the weights under the file name that loading expects.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn save_weights(&self, model: &dyn Student) -> Result<()> {
+        save(&self.path.join(WEIGHTS), &model.weights()?)
+    }
+
+    /// Writes everything that serving needs besides the weights: `config`, which is the draft's
+    /// `config.json`, with the target's special ids, and the target's tokenizer.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn write_model_files(
+        &self,
+        config: Value,
+        source: &ModelSource,
+        text: &Text,
+    ) -> Result<()> {
+        let mut config = config;
+        config["torch_dtype"] = "float32".into();
+        // A head's output layer is its own, too, but its embedding is the target's.
+        if config["draft_vocab_size"] != Value::Null {
+            config["tie_word_embeddings"] = false.into();
+        }
+        if let Some(keys) = config.as_object_mut() {
+            // transformers 5's name for `torch_dtype`; the two must not disagree.
+            keys.shift_remove("dtype");
+        }
+        let special = text.special_ids();
+        config["bos_token_id"] = json!(special.bos);
+        config["eos_token_id"] = json!(special.eos);
+        write_json(&self.path.join("config.json"), &config)?;
+        match source {
+            ModelSource::Gguf(_) => text.save(&self.path),
+            ModelSource::Folder(path) => {
+                let folder = folder_of(path);
+                for file in TOKENIZER_FILES {
+                    copy(&folder.join(file), &self.path.join(file))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Copies a file, if it exists.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    match std::fs::read(from) {
+        Ok(bytes) => replace(to, |part| std::fs::write(part, &bytes)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(Error::in_file(from, e)),
+    }
+}
+
+/// Writes `tensors` to `path`.
+///
+/// # Errors
+/// `Setup`, naming the file, which then is unchanged.
+pub fn save(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
+    let first_line = |e: candle_core::Error| {
+        std::io::Error::other(e.to_string().lines().next().unwrap_or_default().to_owned())
+    };
+    replace(path, |part| {
+        candle_core::safetensors::save(tensors, part).map_err(first_line)?;
+        // The library creates files that only their owner can read, but a server may run as another
+        // user.
+        match std::fs::metadata(path.with_file_name("config.json")) {
+            Ok(config) => std::fs::set_permissions(part, config.permissions()),
+            Err(_) => Ok(()),
+        }
+    })
+}
+
+fn json_bytes(value: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec_pretty(value).map_err(|e| Error::internal(e.to_string()))
+}
+
+/// Writes `value` to `path`.
+///
+/// # Errors
+/// `Setup`, naming the file, which then is unchanged.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let bytes = json_bytes(value)?;
+    replace(path, |part| std::fs::write(part, &bytes))
+}
+
+/// Opens a file that a later run may go on with, empty unless `keep`.
+///
+/// # Errors
+/// `Setup`, naming the file.
+pub fn open_kept(path: &Path, keep: bool) -> Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(!keep);
+    options.open(path).map_err(|e| Error::in_file(path, e))
+}
+
+/// Lets `write` create a file beside `path`, and renames it to `path` once it is on the disk.
+fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    write(&part)
+        .and_then(|()| File::open(&part)?.sync_all())
+        .and_then(|()| std::fs::rename(&part, path))
+        .map_err(|e| {
+            // An incomplete file would take up disk space.
+            let _ = std::fs::remove_file(&part);
+            Error::setup(format!(
+                "cannot write {}: {e}; the previous file is kept",
+                path.display()
+            ))
+        })
+}

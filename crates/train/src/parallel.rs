@@ -1,0 +1,196 @@
+//! A parallel head in training (DFlash, arXiv 2602.06036), with a Markov head (DSpark, arXiv 2607.05147) or
+//! without.
+//!
+//! A block is the token at its anchor and a mask token for each position after it; its rows see one
+//! another, and what the target made of the tokens before the anchor. The row of a mask predicts the token
+//! at its own position. In training many blocks of a row are computed at once: they share the context, and
+//! do not see one another.
+
+use super::block_attention::attend;
+use super::head_weights::{HeadWeights, layer_shapes};
+use super::heads::BlockLayout;
+use super::ops::Products;
+use super::optimizer::ByName;
+use super::student::{Student, TrainBatch};
+use candle_core::{Device, Tensor, Var};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::model::MaskedBlock;
+use foretoken_model::{ModelConfig, Weights};
+use std::collections::HashMap;
+
+/// Weight of the loss of a mask, relative to that of the mask before it. The token of the mask before must stand
+/// first.
+const DECAY: f64 = 0.8;
+/// Positions from one anchor to the next.
+pub const ANCHOR_STRIDE: usize = 4;
+
+/// The weights of the Markov head: of the token before, and to the outputs.
+const MARKOV: [&str; 2] = ["markov_head.markov_w1", "markov_head.markov_w2"];
+
+const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+
+/// A trainable head in f32.
+pub struct TrainParallelHead {
+    weights: HeadWeights,
+    block: MaskedBlock,
+    has_markov: bool,
+}
+
+/// The parts that a parallel head has besides layers.
+#[derive(Debug, Clone, Copy)]
+pub struct ParallelParts {
+    /// Number of layers of the target that it reads.
+    pub taps: usize,
+    pub block: MaskedBlock,
+    /// Rank of its Markov head; 0 = it has none.
+    pub markov_rank: usize,
+}
+
+impl TrainParallelHead {
+    /// A head of shape `config` with `parts` that predicts `ids`, for rows of `seq_len` tokens; see
+    /// [`HeadWeights::new`].
+    ///
+    /// # Errors
+    /// `Setup`, if the target does not have the tensors of a decoder.
+    pub fn new(
+        config: ModelConfig,
+        target: (&ModelConfig, &mut Weights),
+        parts: ParallelParts,
+        ids: Vec<u32>,
+        (seed, seq_len): (u64, usize),
+        device: &Device,
+    ) -> Result<Self> {
+        let sizes = (parts.taps, parts.markov_rank);
+        let shapes = shapes(&config, sizes, ids.len());
+        let random = (seed, seq_len + parts.block.size);
+        Ok(Self {
+            weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
+            block: parts.block,
+            has_markov: parts.markov_rank > 0,
+        })
+    }
+
+    /// Returns the same head with `products` as its way to compute products with weights.
+    pub fn with_products(mut self, products: Products) -> Self {
+        self.weights.products = products;
+        self
+    }
+
+    /// The tokens of all blocks.
+    fn tokens(&self, batch: &TrainBatch<'_>) -> Vec<u32> {
+        let rows = batch.tokens.iter().zip(&batch.positions);
+        let lasts = rows.flat_map(|(row, anchors)| anchors.iter().map(|&anchor| row[anchor]));
+        let masks = self.block.size - 1;
+        lasts
+            .flat_map(|last| {
+                std::iter::once(last).chain(std::iter::repeat_n(self.block.mask, masks))
+            })
+            .collect()
+    }
+
+    /// The token of the text before each mask, in the order of the logits. After the end of a row its last
+    /// token is repeated; nothing is learnt there.
+    fn tokens_before(&self, batch: &TrainBatch<'_>) -> Vec<u32> {
+        let of_mask = |mask: usize| {
+            let rows = batch.tokens.iter().zip(&batch.positions);
+            rows.flat_map(move |(row, anchors)| {
+                let before = move |&anchor: &usize| row[(anchor + mask - 1).min(row.len() - 1)];
+                anchors.iter().map(before)
+            })
+        };
+        (1..self.block.size).flat_map(of_mask).collect()
+    }
+}
+
+impl Student for TrainParallelHead {
+    fn vars(&self) -> &ByName<Var> {
+        &self.weights.vars
+    }
+
+    fn weights(&self) -> Result<HashMap<String, Tensor>> {
+        self.weights.published()
+    }
+
+    fn depths(&self) -> (usize, f64) {
+        (self.block.size - 1, DECAY)
+    }
+
+    fn follows_paths(&self) -> bool {
+        self.has_markov
+    }
+
+    /// Anchors at regular distances, after a context of at least one token.
+    fn positions(&self, len: usize, random: u64) -> Vec<usize> {
+        let first = 1 + (random % ANCHOR_STRIDE as u64) as usize;
+        let count = len.saturating_sub(1) / ANCHOR_STRIDE;
+        (0..count).map(|n| first + n * ANCHOR_STRIDE).collect()
+    }
+
+    fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
+        let features = (batch.features.as_ref())
+            .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
+        let (weights, size) = (&self.weights, self.block.size);
+        let blocks = BlockLayout {
+            len: features.dim(0)? / batch.tokens.len().max(1),
+            size,
+            anchors: batch.positions.concat(),
+        };
+        let context = weights.linear(features, weights.var("fc"))?;
+        let context = weights.norm(&context, "hidden_norm")?;
+        let mut x = weights.embed(self.tokens(batch))?;
+        for layer in 0..weights.config.num_layers() {
+            let layer = format!("layers.{layer}");
+            let normed = weights.norm(&x, &format!("{layer}.input_layernorm"))?;
+            let of_context = weights.linear(&context, &weights.joined(&layer, &QKV[1..])?)?;
+            let of_blocks = weights.linear(&normed, &weights.joined(&layer, &QKV)?)?;
+            let y = attend(&of_context, &of_blocks, &weights.heads, &blocks)?;
+            let o = weights.var(&format!("{layer}.self_attn.o_proj"));
+            let gate_up = weights.joined(&layer, &["mlp.gate_proj", "mlp.up_proj"])?;
+            x = weights.mlp((x + weights.linear(&y, o)?)?, &layer, &gate_up)?;
+        }
+        let blocks = blocks.anchors.len();
+        let masks = (1..size).flat_map(|mask| (0..blocks).map(move |at| (at * size + mask) as u32));
+        let masks = Tensor::new(masks.collect::<Vec<_>>(), x.device())?;
+        let normed = weights.norm(&x.index_select(&masks, 0)?, "norm")?;
+        let logits = weights.linear(&normed, weights.var("lm_head"))?;
+        if !self.has_markov {
+            return Ok(logits);
+        }
+        let [of_token, to_outputs] = MARKOV.map(|name| weights.var(name));
+        let before = Tensor::new(self.tokens_before(batch), x.device())?;
+        let before = of_token.index_select(&before, 0)?;
+        Ok((logits + weights.linear(&before, to_outputs)?)?)
+    }
+}
+
+/// The name and shape of every weight of a head with so many taps and a Markov head of that rank that predicts
+/// `outputs` ids.
+pub fn shapes(
+    config: &ModelConfig,
+    (taps, rank): (usize, usize),
+    outputs: usize,
+) -> Vec<(String, Vec<usize>)> {
+    let hidden = config.hidden_size;
+    let mut all: Vec<(String, Vec<usize>)> = [
+        ("fc", vec![hidden, taps * hidden]),
+        ("hidden_norm", vec![hidden]),
+        ("norm", vec![hidden]),
+        ("lm_head", vec![outputs, hidden]),
+    ]
+    .map(|(name, dims)| (format!("{name}.weight"), dims))
+    .into();
+    if rank > 0 {
+        let dims = [vec![config.vocab_size, rank], vec![outputs, rank]];
+        let of_markov = MARKOV.into_iter().zip(dims);
+        all.extend(of_markov.map(|(name, dims)| (format!("{name}.weight"), dims)));
+    }
+    for layer in 0..config.num_layers() {
+        let layer = format!("layers.{layer}");
+        all.push((format!("{layer}.input_layernorm.weight"), vec![hidden]));
+        all.extend(layer_shapes(config, hidden, &layer));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! What is trained: a draft model, or a head that reads the target's hidden states.
+
+use super::optimizer::ByName;
+use candle_core::{Tensor, Var};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::model::MaskedBlock;
+use foretoken_model::ModelConfig;
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// The shape of the student to train.
+pub struct StudentSpec {
+    pub config: ModelConfig,
+    /// Its `config.json`.
+    pub json: Value,
+    /// The layers of the target whose hidden states it reads.
+    pub taps: Vec<usize>,
+    /// The blocks of a parallel head; see [`StudentSpec::choose_mask`].
+    pub block: Option<MaskedBlock>,
+    /// Rank of a parallel head's Markov head; 0 = it has none.
+    pub markov_rank: usize,
+}
+
+/// Some rows of the corpus, as a student reads them.
+pub struct TrainBatch<'a> {
+    /// The `seq_len + 1` ids of each row.
+    pub tokens: Vec<&'a [u32]>,
+    /// The target's hidden states, `[rows * positions, taps * hidden_size]`, f32; `None` for students
+    /// that do not read them.
+    pub features: Option<Tensor>,
+    /// The [positions](Student::positions) of each row.
+    pub positions: Vec<Vec<usize>>,
+    /// The positions of each row at the depths after the first, if they are [others](Student::later_positions) than
+    /// at the first; each row has as many.
+    pub later: Option<Vec<Vec<usize>>>,
+}
+
+/// A model in training. At some positions of a row it predicts [`Student::depths`] tokens, one after the
+/// other.
+pub trait Student: Send + Sync {
+    /// The variables, by the names of the checkpoint.
+    fn vars(&self) -> &ByName<Var>;
+
+    /// The weights in the format for serving.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn weights(&self) -> Result<HashMap<String, Tensor>>;
+
+    /// Number of tokens that a position predicts, and how much less the loss of each counts than that of
+    /// the one before it.
+    fn depths(&self) -> (usize, f64) {
+        (1, 1.0)
+    }
+
+    /// Whether it predicts each token with those before it, as they are in the row.
+    fn follows_paths(&self) -> bool {
+        true
+    }
+
+    /// The position of a row, from 0, whose next-token distribution the first position predicts. The rows
+    /// have that many positions less, and the prediction at depth `s` of position `i` is about the
+    /// distribution at `i + target_offset + s`.
+    fn target_offset(&self) -> usize {
+        0
+    }
+
+    /// The positions, ascending, at which it predicts something in a row of `len` tokens. Their number
+    /// depends on `len` alone; if there is a choice, the random number makes it.
+    fn positions(&self, len: usize, _random: u64) -> Vec<usize> {
+        (0..len.saturating_sub(self.target_offset())).collect()
+    }
+
+    /// The subset of `positions` at which a step of training predicts the tokens of the depths after the first;
+    /// `None` = all. Its length depends on that of `positions` alone.
+    fn later_positions(&self, _positions: &[usize], _random: u64) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// The logits, `[depths * rows * positions, outputs]`: depth after depth. A column that `outputs` does
+    /// not have is an id that the student never predicts.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor>;
+}
+
+/// Replaces all weights by those that `weight` returns.
+///
+/// # Errors
+/// `Setup`, if a weight is missing or has another shape.
+pub fn set(vars: &ByName<Var>, mut weight: impl FnMut(&str) -> Option<Tensor>) -> Result<()> {
+    for (name, var) in vars {
+        match weight(name) {
+            Some(saved) if saved.dims() == var.dims() => var.set(&saved)?,
+            _ => {
+                return Err(Error::setup(format!(
+                    "tensor {name} is missing or does not have the shape that the draft's config asks for"
+                )));
+            }
+        }
+    }
+    Ok(())
+}

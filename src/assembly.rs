@@ -1,0 +1,47 @@
+//! From a [`Config`] to a running engine and its API: what the program does before it serves, and what
+//! [`Foretoken`](crate::Foretoken) does for a program that embeds it.
+
+pub mod adapters;
+mod candidates;
+pub mod check;
+mod corpus;
+pub mod defaults;
+mod drafts;
+mod head_counts;
+mod learn;
+pub mod load;
+mod memory;
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::http::{AppState, SamplingDefaults};
+use crate::text::Text;
+use load::Loaded;
+use std::sync::Arc;
+
+/// What answers requests, and how.
+///
+/// # Errors
+/// `Setup`, if the tokenizer does not go with a flag.
+pub fn state(
+    config: &Config,
+    loaded: Loaded,
+    text: Arc<Text>,
+    sampling: SamplingDefaults,
+) -> Result<AppState> {
+    let first = std::iter::once(&config.served_model_name);
+    let names = first.chain(&config.served_model_aliases).cloned().collect();
+    let state = AppState::new(loaded.engine, text, names)
+        .with_special_parsed(!config.http.no_parse_special)?;
+    Ok(state
+        .with_info(loaded.info)
+        .with_embeddings(loaded.embeddings)
+        .with_adapters(loaded.adapters)
+        .with_sampling_defaults(sampling)
+        .with_api_keys(config.http.api_key.clone())
+        .with_tool_call_parser(config.http.tool_call_parser)
+        .with_reasoning_parser(config.http.reasoning_parser)
+        .with_limits(config.http.limits.clone())
+        .with_origins(config.http.origins.clone(), &config.http.host)
+        .with_ui(!config.http.no_ui))
+}

@@ -1,0 +1,79 @@
+//! Loads the adapters that the flags name.
+
+use super::memory;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::http::Adapters;
+use crate::model::LoadedModel;
+use serde::Serialize;
+use std::fmt;
+use std::sync::Arc;
+
+/// The adapters of a server of `target`; `None` = it has none.
+///
+/// # Errors
+/// `Setup`, in one line that names the adapter: it is missing, broken or not supported.
+pub fn load(config: &Config, target: &dyn LoadedModel) -> Result<Option<Adapters>> {
+    let Some(lora) = &config.lora else {
+        return Ok(None);
+    };
+    let found = target.lora_target().ok_or_else(|| {
+        Error::setup(if target.device().is_cpu() {
+            "this model takes no LoRA adapters: leave out --enable-lora and --lora-modules"
+        } else {
+            "LoRA adapters are not supported on a GPU: leave out --enable-lora and --lora-modules; --device cpu serves them"
+        })
+    })?;
+    // Nothing else is known of what clients will load.
+    let each = found.max_bytes(lora.limits.max_rank);
+    let most = each.saturating_mul(lora.limits.max_loras as u64);
+    let memory = memory::total_memory();
+    if lora.limits.may_update && most > memory {
+        return Err(Error::setup(format!(
+            "{} adapters of rank {} take up to {most} bytes and this machine has {memory}: lower --max-loras or --max-lora-rank",
+            lora.limits.max_loras, lora.limits.max_rank
+        )));
+    }
+    let adapters = Adapters::new(Arc::new(found.clone()), lora.limits);
+    let first = std::iter::once(&config.served_model_name);
+    let taken: Vec<String> = first.chain(&config.served_model_aliases).cloned().collect();
+    for module in &lora.modules {
+        let named = |what: String| Error::setup(format!("--lora-modules {}: {what}", module.name));
+        if !module.path.is_dir() {
+            return Err(named(format!(
+                "{} is no folder of this machine; of the Hub, `hf download` makes one",
+                module.path.display()
+            )));
+        }
+        let loaded = adapters.load(&module.name, &module.path, false, &taken);
+        loaded.map_err(|e| named(e.to_string()))?;
+    }
+    Ok(Some(adapters))
+}
+
+/// The entry of an adapter in the report of `foretoken check`.
+#[derive(Debug, Serialize)]
+pub struct AdapterReport {
+    name: String,
+    rank: usize,
+    /// Size of the adapter in memory, in bytes.
+    bytes: u64,
+}
+
+impl AdapterReport {
+    pub fn all(adapters: Option<&Adapters>) -> Vec<Self> {
+        let loaded = adapters.map(Adapters::loaded).unwrap_or_default();
+        let of = loaded.iter().map(|adapter| Self {
+            name: adapter.name().to_owned(),
+            rank: adapter.rank(),
+            bytes: adapter.bytes(),
+        });
+        of.collect()
+    }
+}
+
+impl fmt::Display for AdapterReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (rank {})", self.name, self.rank)
+    }
+}

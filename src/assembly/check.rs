@@ -1,0 +1,489 @@
+//! `foretoken check`: what a model is and takes on this machine, from headers alone.
+
+use super::adapters::{self, AdapterReport};
+use super::candidates::{Candidate, Target};
+use super::defaults;
+use super::drafts::tables_instead;
+use super::head_counts::HeadCounts;
+use super::load::{check_quantize, embeddings, load_options, read_text, tensors_elsewhere};
+use super::memory::{self, Cache, DeviceMemory};
+use crate::config::{CheckOptions, Config, LoadFlags};
+use crate::console;
+use crate::error::{Error, Result};
+use crate::gguf::GgufSource;
+use crate::kernels;
+use crate::model::LoadedModel;
+use crate::model::{
+    self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, Model,
+    ModelSource, TensorEntry,
+};
+use crate::text::Text;
+use clap::ValueEnum;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+/// The report that `--json` prints.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum CheckResult {
+    Servable(Box<Report>),
+    Refused {
+        model: String,
+        servable: bool,
+        error: String,
+    },
+}
+
+/// A model that can be served. Sizes are in bytes, lengths in tokens.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    servable: bool,
+    architecture: String,
+    layers: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// The attention heads of all layers. Layers may differ.
+    attention: Vec<HeadCounts>,
+    vocabulary: usize,
+    context: usize,
+    parameters: u64,
+    /// Whether the weights are on this machine.
+    downloaded: bool,
+    /// `None`: there is no file, because random weights are asked for.
+    file_bytes: Option<u64>,
+    /// The types of the file's tensors, and how many of them have each.
+    file_types: BTreeMap<String, usize>,
+    tokenizer: &'static str,
+    tokens: usize,
+    chat_template: bool,
+    /// Whether the template tells the model of tools.
+    knows_tools: bool,
+    /// Why the template fails with tools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools_refused: Option<String>,
+    /// Whether the template keeps system messages, which otherwise become part of the user's.
+    keeps_system: bool,
+    tool_call_format: Option<String>,
+    /// The reasoning format of the chat template. `--reasoning-parser` turns it on.
+    reasoning_format: Option<String>,
+    /// Whether the model has an output layer.
+    generates: bool,
+    /// How hidden states become an embedding.
+    embeddings: Option<String>,
+    device: &'static str,
+    weights_bytes: u64,
+    weights_types: BTreeMap<String, usize>,
+    kv_bytes_per_token: usize,
+    kv_bytes_of_context: u64,
+    /// Number of tokens that the KV cache holds with these flags.
+    kv_cache_tokens: usize,
+    kv_cache_bytes: u64,
+    memory_bytes: u64,
+    free_memory_bytes: u64,
+    decode: Option<Decode>,
+    /// The adapters of `--lora-modules`.
+    adapters: Vec<AdapterReport>,
+    /// The draft of `--draft-model`, or the checkpoint's own.
+    draft: Option<Candidate>,
+    /// Why the checkpoint's own draft will not draft.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_refused: Option<String>,
+    /// The models and heads on this machine that could draft.
+    drafts: Vec<Candidate>,
+}
+
+/// An estimate of the speed of plain decoding: each token reads the weights once.
+#[derive(Debug, Serialize)]
+struct Decode {
+    /// Measured, in bytes a second.
+    memory_bandwidth: f64,
+    weights_bytes_per_token: u64,
+    tokens_per_second: f64,
+}
+
+/// Checks the model and prints what it is, or why it cannot be served.
+///
+/// # Errors
+/// `Setup`: why it cannot be served, or stdout cannot be written to.
+pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
+    let result = report(config);
+    if !options.json {
+        return console::print(result?);
+    }
+    let (answer, result) = match result {
+        Ok(report) => (CheckResult::Servable(Box::new(report)), Ok(())),
+        Err(e) => {
+            let refused = CheckResult::Refused {
+                model: config.model.name.clone(),
+                servable: false,
+                error: e.to_string(),
+            };
+            (refused, Err(e))
+        }
+    };
+    let json = serde_json::to_string_pretty(&answer)
+        .map_err(|e| Error::internal(format!("the report: {e}")))?;
+    console::print(format!("{json}\n"))?;
+    result
+}
+
+fn report(config: &Config) -> Result<Report> {
+    let device = kernels::device(&config.load.device).map_err(Error::setup)?;
+    kernels::cpu::check().map_err(Error::setup)?;
+    if let Some(threads) = config.load.threads {
+        kernels::set_threads(threads);
+    }
+    memory::check_limits(config)?;
+    let mut budget = DeviceMemory::new(&device)?;
+    let name = &config.model.name;
+    let revision = config.model.revision.as_deref();
+    let (source, format) = ModelSource::resolve_headers(name, revision, config.load.load_format)?;
+    check_quantize(config, &source)?;
+    let tensors = tensors_elsewhere(&config.load, name, revision, format)?;
+    // Before the model, whose error would be about a layer.
+    if HeadKind::of_headers(&source, tensors.as_deref())?.is_some() {
+        return Err(Error::setup(format!(
+            "{name} is a draft head, not a model: give it as --draft-model beside its target"
+        )));
+    }
+    let text = read_text(&source, format)?;
+    let text = text.ok_or_else(|| {
+        Error::setup(
+            "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
+        )
+    })?;
+    let flags = LoadFlags {
+        load_format: format,
+        ..config.load.clone()
+    };
+    let options = LoadOptions {
+        tensors,
+        ..load_options(&flags, &device)
+    };
+    let stored = WeightSource::of(&source, &options);
+    let (model, inventory) = model::inspect(&source, &options)?;
+    defaults::of(&config.generation, &source)?;
+    let embeddings = embeddings(config, &source, &*model)?;
+    let adapters = adapters::load(config, &*model)?;
+    let weights_bytes = inventory.sum(|entry| entry.loaded_bytes);
+    if let Some(budget) = &mut budget {
+        budget.add("target weights", weights_bytes);
+    }
+    let target = Target {
+        config,
+        device: &device,
+        model: &*model,
+        text: &text,
+        parameters: inventory.sum(|entry| entry.elements),
+        source: &source,
+        options: &options,
+    };
+    let drafter = config.drafter.as_ref().filter(|_| model.generates());
+    // As in `load`: a layer that cannot be loaded stops nothing unless a flag asks for it.
+    let preferred = drafter.filter(|_| config.prefers_mtp);
+    let preferred = preferred.map_or(Ok(None), |_| target.further_layer());
+    let draft_refused = preferred.as_ref().err().map(tables_instead);
+    let preferred = preferred.unwrap_or(None);
+    let (network, draft) = match (preferred, drafter) {
+        (Some(found), _) => Some(found).unzip(),
+        (None, Some(drafter)) => target.given(drafter)?.unzip(),
+        (None, None) => (None, None),
+    };
+    if let (Some(budget), Some(draft)) = (&mut budget, &draft) {
+        budget.add("draft weights", draft.bytes);
+    }
+    let drafting: Vec<&dyn Model> = network.iter().map(DraftNetwork::model).collect();
+    let cache = memory::cache(config, &*model, &drafting, budget.as_mut())?;
+    let read = bytes_per_token(&*model, &inventory);
+    Ok(Report {
+        decode: (device.is_cpu() && model.generates()).then(|| Decode::estimate(read)),
+        draft,
+        draft_refused,
+        drafts: if model.generates() {
+            target.fitting()
+        } else {
+            Vec::new()
+        },
+        embeddings: embeddings.map(|spec| spec.to_string()),
+        adapters: AdapterReport::all(adapters.as_ref()),
+        device: if device.is_cpu() { "cpu" } else { "cuda" },
+        ..Report::new(config, &*model, &inventory, &text, &cache, stored)
+    })
+}
+
+/// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer,
+/// too, of which it needs one row, nor those of other experts than its own.
+fn bytes_per_token(model: &dyn LoadedModel, inventory: &Inventory) -> u64 {
+    let is_tied = model.config().tie_word_embeddings;
+    // All layers that have experts have the same number.
+    let mut layers = model.config().spec.layers.iter();
+    let experts = layers.find_map(LayerSpec::experts);
+    inventory.sum(|entry| {
+        let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
+        match experts {
+            _ if is_looked_up => 0,
+            Some(experts) if entry.is_of_experts() => {
+                entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
+            }
+            _ => entry.loaded_bytes,
+        }
+    })
+}
+
+impl Decode {
+    /// The bandwidth is measured now.
+    fn estimate(weights_bytes_per_token: u64) -> Self {
+        let memory_bandwidth = kernels::read_bandwidth();
+        Self {
+            memory_bandwidth,
+            weights_bytes_per_token,
+            tokens_per_second: memory_bandwidth / weights_bytes_per_token.max(1) as f64,
+        }
+    }
+}
+
+/// Where the weights are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WeightSource {
+    Here,
+    /// At the Hub, of which headers were read.
+    Elsewhere,
+    /// The shapes are those of `config.json`.
+    Nowhere,
+}
+
+impl WeightSource {
+    fn of(source: &ModelSource, options: &LoadOptions) -> Self {
+        match source {
+            ModelSource::Gguf(GgufSource::Headers(_)) => Self::Elsewhere,
+            _ if options.tensors.is_some() => Self::Elsewhere,
+            _ if options.format == LoadFormat::Dummy => Self::Nowhere,
+            _ => Self::Here,
+        }
+    }
+}
+
+impl Report {
+    fn new(
+        config: &Config,
+        model: &dyn LoadedModel,
+        inventory: &Inventory,
+        text: &Text,
+        cache: &Cache,
+        stored: WeightSource,
+    ) -> Self {
+        let shape = model.config();
+        let count = |of: fn(&TensorEntry) -> &str| {
+            let mut types = BTreeMap::new();
+            for entry in &inventory.entries {
+                *types.entry(of(entry).to_owned()).or_default() += 1;
+            }
+            types
+        };
+        let is_known = stored != WeightSource::Nowhere;
+        let per_token = model.kv_shape().bytes_per_token();
+        let value = |name: Option<clap::builder::PossibleValue>| Some(name?.get_name().to_owned());
+        let tools = config.http.tool_call_parser.or(text.tool_format());
+        let reasoning = config.http.reasoning_parser.or(text.reasoning_format());
+        Self {
+            model: config.model.name.clone(),
+            servable: true,
+            architecture: shape.architecture.clone(),
+            layers: shape.num_layers(),
+            hidden_size: shape.hidden_size,
+            intermediate_size: shape.intermediate_size,
+            heads: shape.num_heads,
+            kv_heads: shape.num_kv_heads,
+            head_dim: shape.head_dim,
+            attention: HeadCounts::of_layers(shape),
+            vocabulary: shape.vocab_size,
+            context: shape.max_position_embeddings,
+            parameters: inventory.sum(|entry| entry.elements),
+            downloaded: stored == WeightSource::Here,
+            file_bytes: is_known.then(|| inventory.sum(|entry| entry.stored_bytes)),
+            file_types: if is_known {
+                count(|entry| &entry.stored)
+            } else {
+                BTreeMap::new()
+            },
+            tokenizer: text.kind(),
+            tokens: text.vocab_size(),
+            chat_template: text.has_chat_template(),
+            knows_tools: text.knows_tools(),
+            tools_refused: text.tools_refused().map(str::to_owned),
+            keeps_system: text.has_chat_template() && !text.lacks_system(),
+            tool_call_format: tools.and_then(|format| value(format.to_possible_value())),
+            reasoning_format: reasoning.and_then(|format| value(format.to_possible_value())),
+            generates: model.generates(),
+            embeddings: None,
+            adapters: Vec::new(),
+            device: "cpu",
+            weights_bytes: inventory.sum(|entry| entry.loaded_bytes),
+            weights_types: count(|entry| &entry.loaded),
+            kv_bytes_per_token: per_token,
+            kv_bytes_of_context: (per_token * cache.longest) as u64,
+            kv_cache_tokens: cache.tokens,
+            kv_cache_bytes: (per_token * cache.tokens) as u64,
+            memory_bytes: memory::total_memory(),
+            free_memory_bytes: memory::free_memory(),
+            decode: None,
+            draft: None,
+            draft_refused: None,
+            drafts: Vec::new(),
+        }
+    }
+}
+
+impl Report {
+    /// What the chat template knows.
+    fn template(&self) -> String {
+        if !self.chat_template {
+            return "none: only /v1/completions".into();
+        }
+        let tools = match (&self.tools_refused, self.knows_tools) {
+            (Some(why), _) => format!("yes; it fails with tools: {why}"),
+            (None, false) => "yes; it knows no tools".into(),
+            (None, true) => "yes, with tools".into(),
+        };
+        if self.keeps_system {
+            tools
+        } else {
+            tools + "; system messages become part of the user's"
+        }
+    }
+}
+
+/// A size for people: `98.1 MB`.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
+}
+
+/// A number of parameters for people: `134.5 M`.
+fn count(parameters: u64) -> String {
+    match parameters {
+        0..1_000_000_000 => format!("{:.1} M", parameters as f64 / 1e6),
+        _ => format!("{:.2} B", parameters as f64 / 1e9),
+    }
+}
+
+/// `211 Q4_1, 61 F32`, most first.
+fn types(types: &BTreeMap<String, usize>) -> String {
+    let mut all: Vec<_> = types.iter().collect();
+    all.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let parts = all.iter().map(|(name, count)| format!("{count} {name}"));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (parameters, bytes) = (count(self.parameters), size(self.bytes));
+        write!(f, "{} ({}, {parameters}, {bytes})", self.name, self.kind)
+    }
+}
+
+/// The table.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
+        row("model", self.model.clone())?;
+        row("architecture", self.architecture.clone())?;
+        let heads = match self.attention.as_slice() {
+            [all] => all.to_string(),
+            groups => {
+                let groups = groups.iter().map(|of| format!("{} with {of}", of.layers));
+                groups.collect::<Vec<_>>().join(", ")
+            }
+        };
+        row(
+            "layers",
+            format!(
+                "{} of hidden size {}, MLP {}, {heads}",
+                self.layers, self.hidden_size, self.intermediate_size
+            ),
+        )?;
+        row("vocabulary", format!("{} ids", self.vocabulary))?;
+        row("context", format!("{} tokens", self.context))?;
+        row("parameters", count(self.parameters))?;
+        let file = match self.file_bytes {
+            Some(bytes) => {
+                let there = if self.downloaded {
+                    ""
+                } else {
+                    " (not downloaded)"
+                };
+                format!("{}: {}{there}", size(bytes), types(&self.file_types))
+            }
+            None => "weights are not on this machine; shapes are those of config.json".into(),
+        };
+        row("file", file)?;
+        let tokenizer = format!("{}, {} tokens", self.tokenizer, self.tokens);
+        row("tokenizer", tokenizer)?;
+        row("chat template", self.template())?;
+        let none = |format: &Option<String>| format.clone().unwrap_or("none recognized".into());
+        row("tool calls", none(&self.tool_call_format))?;
+        let reasoning = match &self.reasoning_format {
+            Some(format) => format!("{format}, with --reasoning-parser {format}"),
+            None => "none recognized".into(),
+        };
+        row("reasoning", reasoning)?;
+        if let Some(how) = &self.embeddings {
+            row("embeddings", how.clone())?;
+        }
+        for adapter in &self.adapters {
+            row("adapter", adapter.to_string())?;
+        }
+        let weights = format!(
+            "{}: {}",
+            size(self.weights_bytes),
+            types(&self.weights_types)
+        );
+        row(&format!("weights ({})", self.device), weights)?;
+        let mut cache = format!("{} a token", size(self.kv_bytes_per_token as u64));
+        write!(
+            cache,
+            ", {} for a whole context; {} for {} tokens with these flags",
+            size(self.kv_bytes_of_context),
+            size(self.kv_cache_bytes),
+            self.kv_cache_tokens
+        )?;
+        row("KV cache", cache)?;
+        let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
+        row("memory here", format!("{total}, {free} free"))?;
+        if !self.generates {
+            return row("texts", "none: it has no output layer".into());
+        }
+        let decode = match &self.decode {
+            Some(decode) => format!(
+                "about {:.0} tokens/s without drafts: an estimate, from {}/s of memory bandwidth and {} a token",
+                decode.tokens_per_second,
+                size(decode.memory_bandwidth as u64),
+                size(decode.weights_bytes_per_token)
+            ),
+            None => "not estimated for a GPU".into(),
+        };
+        row("decode", decode)?;
+        if let Some(draft) = &self.draft {
+            row("draft", draft.to_string())?;
+        }
+        if let Some(why) = &self.draft_refused {
+            row("draft", why.clone())?;
+        }
+        if self.drafts.is_empty() {
+            return row("drafts that fit", "none in the cache".into());
+        }
+        for (i, draft) in self.drafts.iter().enumerate() {
+            let title = if i == 0 { "drafts that fit" } else { "" };
+            row(title, draft.to_string())?;
+        }
+        Ok(())
+    }
+}

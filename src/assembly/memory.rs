@@ -1,0 +1,423 @@
+//! Memory budget: KV pools, weights and workspace.
+
+use crate::config::{Config, KvBudget};
+use crate::error::{Error, Result};
+use crate::kernels;
+use crate::model::{Model, ModelInfo};
+use crate::spec::max_state_copies;
+use candle_core::Device;
+use std::fmt;
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+/// Maximum bytes of the default KV cache on a CPU.
+const MAX_CPU_KV_BYTES: u64 = 2 << 30;
+/// Bytes that libraries reserve on a GPU, and kernels for partial results.
+const LIBRARY_BYTES: u64 = 512 << 20;
+
+/// The KV pools of target and draft.
+#[derive(Debug)]
+pub struct Cache {
+    /// Blocks per pool, the same number for target and drafts.
+    pub blocks: usize,
+    /// Tokens per pool.
+    pub tokens: usize,
+    /// Bytes of a token in each pool.
+    pub per_token: Vec<usize>,
+    /// Bytes of the target's recurrent state of a sequence; 0 = it has none.
+    pub per_state: usize,
+    /// Tokens of the longest sequence that may be asked for.
+    pub longest: usize,
+}
+
+/// Sizes the pools of the target and of each of `drafts`. `gpu` holds the memory that the models take.
+///
+/// # Errors
+/// `Setup`, naming the flag, if there is no room for what is asked for.
+pub fn cache(
+    config: &Config,
+    target: &dyn Model,
+    drafts: &[&dyn Model],
+    mut gpu: Option<&mut DeviceMemory>,
+) -> Result<Cache> {
+    let context = target.info().max_position_embeddings;
+    let longest = config.engine.longest(context)?;
+    let models = || std::iter::once(target).chain(drafts.iter().copied());
+    let per_token: Vec<usize> = models()
+        .map(|model| model.kv_shape().bytes_per_token())
+        .collect();
+    let wanted = longest.saturating_mul(config.engine.max_num_seqs);
+    let room = match &mut gpu {
+        None => MAX_CPU_KV_BYTES.min(free_memory() / 4),
+        Some(budget) => {
+            let needs = models().map(|model| workspace(model.info(), config));
+            budget.add("workspace", LIBRARY_BYTES + needs.max().unwrap_or(0));
+            budget.left(config)?
+        }
+    };
+    let blocks = config
+        .kv
+        .blocks(config.block_size, &per_token, wanted, room)?;
+    let tokens = check_cache(blocks, config, &per_token, gpu.is_none())?;
+    let per_state = target.kv_shape().bytes_per_state();
+    check_states(config, per_state, tokens * per_token.iter().sum::<usize>())?;
+    if tokens < longest && config.engine.max_model_len.is_some() {
+        let remedy = remedy(config);
+        return Err(Error::setup(format!(
+            "the KV cache holds {tokens} tokens and --max-model-len is {longest}: {remedy} --kv-cache-memory"
+        )));
+    }
+    Ok(Cache {
+        blocks,
+        tokens,
+        per_token,
+        per_state,
+        longest,
+    })
+}
+
+/// Checks that this machine has the memory for the recurrent states of all sequences, of `per_state` bytes each, beside
+/// a KV cache of so many bytes.
+fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
+    if per_state == 0 {
+        return Ok(());
+    }
+    let sequences = config.engine.max_num_seqs;
+    // Its own, and with a prefix cache the copy after its last whole block.
+    let count = if config.engine.no_prefix_caching {
+        sequences
+    } else {
+        2 * sequences + max_state_copies(per_state)
+    };
+    let bytes = (per_state as u64).saturating_mul(count as u64);
+    let memory = total_memory();
+    if bytes.saturating_add(cache as u64) <= memory {
+        return Ok(());
+    }
+    Err(Error::setup(format!(
+        "the recurrent states of {sequences} sequences take {bytes} bytes, {per_state} each, beside a KV cache of {cache}, and this machine has {memory}: lower --max-num-seqs"
+    )))
+}
+
+/// What to do with `--kv-cache-memory` for more.
+fn remedy(config: &Config) -> &'static str {
+    match config.kv {
+        KvBudget::Default => "set",
+        _ => "raise",
+    }
+}
+
+/// The blocks of [`cache`], with a log of what they take.
+///
+/// # Errors
+/// The errors of [`cache`].
+pub fn pool_blocks(
+    config: &Config,
+    target: &dyn Model,
+    drafts: &[&dyn Model],
+    mut gpu: Option<DeviceMemory>,
+) -> Result<usize> {
+    let cache = cache(config, target, drafts, gpu.as_mut())?;
+    let (tokens, longest) = (cache.tokens, cache.longest);
+    for (i, &bytes) in cache.per_token.iter().enumerate() {
+        let whose = if i == 0 { "target" } else { "draft" };
+        let bytes = tokens * bytes;
+        let mib = bytes as f64 / f64::from(1 << 20);
+        tracing::info!("KV cache: {tokens} tokens, {mib:.0} MiB for the {whose}");
+        if let Some(budget) = &mut gpu {
+            budget.add(format!("KV cache, {whose}"), bytes as u64);
+        }
+    }
+    if cache.per_state > 0 {
+        let mib = cache.per_state as f64 / f64::from(1 << 20);
+        let copies = max_state_copies(cache.per_state);
+        tracing::info!(
+            "recurrent states: {mib:.1} MiB a sequence, and up to {copies} copies for prefixes"
+        );
+    }
+    if let Some(budget) = gpu {
+        tracing::info!("{budget}");
+    }
+    if tokens < longest {
+        let remedy = remedy(config);
+        tracing::warn!(
+            "the KV cache holds {tokens} tokens, the context {longest}: {remedy} --kv-cache-memory for longer texts"
+        );
+    }
+    Ok(cache.blocks)
+}
+
+/// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them. Returns
+/// their tokens.
+fn check_cache(blocks: usize, config: &Config, per_token: &[usize], on_cpu: bool) -> Result<usize> {
+    let remedy = "lower --num-blocks, --kv-cache-memory or --block-size";
+    let tokens = (blocks.checked_mul(config.block_size))
+        .filter(|&tokens| tokens <= i32::MAX as usize)
+        .ok_or_else(|| {
+            let size = config.block_size;
+            let max = i32::MAX;
+            Error::setup(format!(
+                "the KV cache of {blocks} blocks of {size} tokens is over {max} tokens: {remedy}"
+            ))
+        })?;
+    let bytes = (tokens as u64).saturating_mul(per_token.iter().sum::<usize>() as u64);
+    let memory = total_memory();
+    if on_cpu && bytes > memory {
+        Err(Error::setup(format!(
+            "the KV cache takes {bytes} bytes and this machine has {memory}: {remedy}"
+        )))
+    } else {
+        Ok(tokens)
+    }
+}
+
+/// Checks the numbers for which memory is allocated, or time is waited, whatever the model.
+///
+/// # Errors
+/// `Setup`, naming the flag.
+pub fn check_limits(config: &Config) -> Result<()> {
+    let engine = &config.engine;
+    let memory = usize::try_from(total_memory()).unwrap_or(usize::MAX);
+    for (flag, number, max) in [
+        ("--block-size", config.block_size, 1 << 20),
+        ("--max-num-seqs", engine.max_num_seqs, 1 << 16),
+        (
+            "--max-num-batched-tokens",
+            engine.max_num_batched_tokens,
+            1 << 20,
+        ),
+        ("--max-waiting", engine.max_waiting, 1 << 24),
+        (
+            "--max-connections",
+            config.http.limits.max_connections,
+            1 << 24,
+        ),
+        (
+            "--max-body-bytes",
+            config.http.limits.max_body_bytes,
+            memory,
+        ),
+        ("--tables-memory", config.tables.memory, memory),
+        ("--spec-length", engine.spec.length, 1 << 16),
+    ] {
+        if number > max {
+            return Err(Error::setup(format!(
+                "{flag} {number} is too much for this machine: at most {max} is accepted"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Memory in bytes of this machine or its container.
+pub fn total_memory() -> u64 {
+    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(memory);
+    let container = system
+        .cgroup_limits()
+        .map_or(u64::MAX, |limits| limits.total_memory);
+    system.total_memory().min(container)
+}
+
+/// What a GPU's memory is used for.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    total: u64,
+    /// Names and bytes.
+    parts: Vec<(String, u64)>,
+}
+
+impl DeviceMemory {
+    /// Starts with the memory in use before a model is loaded; `None` on a CPU.
+    ///
+    /// # Errors
+    /// The driver does not report its memory.
+    pub fn new(device: &Device) -> Result<Option<Self>> {
+        let mut budget = kernels::device_memory(device)
+            .map_err(Error::setup)?
+            .map(|(_, total)| Self {
+                total,
+                parts: Vec::new(),
+            });
+        Self::note(&mut budget, "CUDA, other programs", device)?;
+        Ok(budget)
+    }
+
+    /// Adds the memory that came into use since the last entry, as `name`.
+    ///
+    /// # Errors
+    /// The driver does not report its memory.
+    pub fn note(budget: &mut Option<Self>, name: &str, device: &Device) -> Result<()> {
+        if let (Some(budget), Some((free, total))) = (
+            budget,
+            kernels::device_memory(device).map_err(Error::setup)?,
+        ) {
+            budget.add(name, (total - free).saturating_sub(budget.sum()));
+        }
+        Ok(())
+    }
+
+    /// Adds a part that takes `bytes`.
+    pub fn add(&mut self, name: impl Into<String>, bytes: u64) {
+        self.parts.push((name.into(), bytes));
+    }
+
+    fn sum(&self) -> u64 {
+        self.parts.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes left for the KV cache if no flag sets its size.
+    fn left(&self, config: &Config) -> Result<u64> {
+        let usable = (self.total as f64 * config.gpu_memory_utilization) as u64;
+        let left = usable.saturating_sub(self.sum());
+        if left == 0 && config.kv == KvBudget::Default {
+            return Err(Error::setup(format!(
+                "nothing is left for the KV cache within --gpu-memory-utilization {}: {}",
+                config.gpu_memory_utilization,
+                self.to_string().replace('\n', ";")
+            )));
+        }
+        Ok(left)
+    }
+}
+
+impl fmt::Display for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unused = ("unused".to_owned(), self.total.saturating_sub(self.sum()));
+        let total = ("total".to_owned(), self.total);
+        write!(f, "GPU memory in GiB")?;
+        for (name, bytes) in self.parts.iter().chain([&unused, &total]) {
+            let gib = *bytes as f64 / f64::from(1 << 30);
+            write!(f, "\n  {name:<22}{gib:>7.2}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Upper bound in bytes on the workspace of a forward with the maximum rows of a step: the live
+/// activations of one layer, the logits (in f32 and before conversion), the probabilities made from
+/// them, and the draft distributions.
+fn workspace(model: &ModelInfo, config: &Config) -> u64 {
+    let engine = &config.engine;
+    let rows = engine.max_num_batched_tokens;
+    let sampled = rows.min(engine.max_num_seqs + engine.step_limits.draft_rows);
+    ((rows * model.row_values + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
+}
+
+/// Free memory in bytes of this machine or its container.
+pub fn free_memory() -> u64 {
+    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(memory);
+    let container = system
+        .cgroup_limits()
+        .map_or(u64::MAX, |limits| limits.free_memory);
+    system.available_memory().min(container)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Command;
+    use crate::engine::StepLimits;
+    use crate::kv::{KvHeads, KvShape, KvStore};
+    use crate::model::ModelConfig;
+    use candle_core::DType;
+    use std::path::Path;
+
+    /// Bytes of the weights in bf16, without norms.
+    fn weights(model: &ModelConfig) -> u64 {
+        let heads = 2 * model.num_heads + 2 * model.num_kv_heads;
+        let layer = model.hidden_size * (heads * model.head_dim + 3 * model.intermediate_size);
+        let embedding = model.hidden_size * model.vocab_size;
+        2 * (model.num_layers() * layer + embedding) as u64
+    }
+
+    /// Bytes of K and V in bf16.
+    fn kv(model: &ModelConfig, tokens: usize) -> u64 {
+        (2 * 2 * model.num_layers() * model.num_kv_heads * model.head_dim * tokens) as u64
+    }
+
+    fn config(flags: &str) -> Config {
+        let flags = format!("foretoken --model m {flags}");
+        match Command::from_args(flags.split_whitespace()) {
+            Ok(Command::Serve(config)) => config,
+            other => panic!("{flags}: {other:?}"),
+        }
+    }
+
+    fn shape(name: &str) -> ModelConfig {
+        ModelConfig::from_json(Path::new(&format!("configs/{name}/config.json"))).unwrap()
+    }
+
+    /// Sequences beyond the rows of a step add no sampled rows.
+    #[test]
+    fn no_more_rows_are_sampled_than_a_step_has() {
+        let model = shape("llama-3.2-1b");
+        let bytes = |seqs| {
+            let flags =
+                format!("--max-num-batched-tokens 300 --spec-length 5 --max-num-seqs {seqs}");
+            workspace(&model.info(), &config(&flags))
+        };
+        let full = 300 - StepLimits::default().draft_rows;
+        assert!(bytes(full - 1) < bytes(full));
+        assert_eq!(bytes(full), bytes(1000));
+    }
+
+    /// A GPU with 16 GB holds the pair with 8 sequences of 4,096 tokens.
+    #[test]
+    fn the_pair_fits_in_16_gigabytes() {
+        let config = config("--max-num-seqs 8 --spec-length 5");
+        let mut budget = DeviceMemory {
+            total: 16_000_000_000,
+            parts: Vec::new(),
+        };
+        for (name, whose) in [("llama-3.2-3b", "target"), ("llama-3.2-1b", "draft")] {
+            let model = shape(name);
+            budget.add(format!("{whose} weights"), weights(&model));
+            budget.add(format!("KV cache, {whose}"), kv(&model, 8 * 4096));
+        }
+        let needs = workspace(&shape("llama-3.2-3b").info(), &config);
+        budget.add("workspace", LIBRARY_BYTES + needs);
+        assert!(budget.sum() <= budget.total, "{budget}");
+        assert!(budget.sum() > budget.total * 3 / 4, "{budget}");
+        let table = budget.to_string();
+        assert!(
+            table.starts_with("GPU memory in GiB\n  target weights"),
+            "{table}"
+        );
+        assert!(table.ends_with("total                   14.90"), "{table}");
+    }
+
+    /// Bytes of this process in memory.
+    #[cfg(target_os = "linux")]
+    fn resident_bytes() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1));
+        kib.unwrap().parse::<usize>().unwrap() << 10
+    }
+
+    /// With the allocator of the program: a pool's pages are the system's own zeros until they are written.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_kv_pool_takes_no_memory_before_it_is_used() {
+        // Kept: what another pool has left is no longer the system's.
+        let mut pools = Vec::new();
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            let shape = KvShape {
+                layers: vec![KvHeads::new(8, 128); 4],
+                dtype,
+                states: Vec::new(),
+            };
+            let blocks = (3 << 29) / 16 / shape.bytes_per_token();
+            let before = resident_bytes();
+            let store = KvStore::new(shape, blocks, 16, &Device::Cpu).unwrap();
+            let grown = resident_bytes().saturating_sub(before) >> 20;
+            let (k, _) = &store.layers[3];
+            assert_eq!(k.dims(), [16 * blocks, 8, 128]);
+            let last = k.get(16 * blocks - 1).unwrap().to_dtype(DType::F32);
+            assert_eq!(last.unwrap().to_vec2::<f32>().unwrap(), [[0.; 128]; 8]);
+            assert!(grown < 256, "{dtype:?}: {grown} MiB of 1536");
+            pools.push(store);
+        }
+    }
+}
