@@ -19,7 +19,7 @@ use crate::text::Text;
 use load::Loaded;
 use std::sync::Arc;
 
-/// What answers requests, and how.
+/// Builds the server's state: the models that answer requests, and the options with which they do so.
 ///
 /// # Errors
 /// `Setup`, if the tokenizer does not go with a flag.

@@ -366,7 +366,7 @@ fn load(
     }
 }
 
-/// What is measured.
+/// The subject of a benchmark.
 struct Bench<'a> {
     engine: &'a EngineHandle,
     options: &'a BenchOptions,

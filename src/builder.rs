@@ -11,15 +11,15 @@ use crate::text::Text;
 use std::fmt;
 use std::sync::Arc;
 
-/// What proposes tokens.
+/// The source of draft tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Drafting {
-    /// What the program chooses without flags: the draft that comes with the model, otherwise tables.
+    /// The source that the program chooses without flags: the draft that comes with the model, otherwise tables.
     #[default]
     Auto,
-    /// Nothing: plain decoding.
+    /// No source: plain decoding.
     Off,
-    /// Tables of what followed the same tokens before.
+    /// Tables of the tokens that followed the same tokens before.
     Tables,
     /// A draft model or a head: a Hugging Face id, a folder or a `.gguf` file.
     Model(String),
@@ -61,13 +61,13 @@ impl Foretoken {
         }
     }
 
-    /// What proposes tokens.
+    /// Sets the source of draft tokens.
     pub fn drafter(mut self, drafting: Drafting) -> Self {
         self.drafting = drafting;
         self
     }
 
-    /// A drafter of the caller proposes tokens.
+    /// Sets a drafter of the caller as the source of draft tokens.
     pub fn own_drafter(mut self, drafter: impl Drafter + 'static) -> Self {
         self.drafting = Drafting::Tables;
         self.own = Some(Box::new(drafter));
@@ -123,7 +123,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// What requests are sent to.
+    /// Returns the handle of the engine, to which requests are sent.
     pub fn engine(&self) -> &EngineHandle {
         &self.loaded.engine
     }

@@ -60,7 +60,7 @@ pub fn run(endpoint: &Endpoint, options: &ChatOptions) -> Result<()> {
     result
 }
 
-/// What a line asks for.
+/// The action that a line asks for.
 #[derive(Debug, PartialEq)]
 enum Action<'a> {
     Ask(&'a str),
@@ -306,7 +306,7 @@ impl StreamedAnswer {
     }
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug)]
 enum Stop {
     /// The server, in one line.

@@ -55,7 +55,7 @@ pub struct Config {
     pub served_model_name: String,
     /// Other names that clients may send.
     pub served_model_aliases: Vec<String>,
-    /// How hidden states become an embedding; `None` = as the model says.
+    /// The pooling of hidden states into an embedding; `None` = the model's own.
     pub pooling: Option<Pooling>,
     pub load: LoadFlags,
     pub generation: GenerationFlags,
@@ -67,9 +67,9 @@ pub struct Config {
     pub compared: Vec<ComparedDrafter>,
     /// The blocks that a draft's safetensors become; `None` = those of `load`.
     pub draft_quantize: Option<BlockType>,
-    /// What the tables hold, if the drafter uses them.
+    /// The options of the tables, if the drafter uses them.
     pub tables: TablesOptions,
-    /// How the head learns while it serves; `None` = it does not.
+    /// The options of the head's learning while it serves; `None` = it does not learn.
     pub learn: Option<LearnOptions>,
     /// The adapters; `None` = there are none.
     pub lora: Option<LoraOptions>,
@@ -81,7 +81,7 @@ pub struct Config {
     pub engine: EngineOptions,
     pub http: HttpOptions,
     pub log_format: LogFormat,
-    /// Where traces are sent; `None` = where the environment says, if it does.
+    /// The collector to which traces are sent; `None` = the one that the environment names, if it names one.
     pub otlp_traces_endpoint: Option<String>,
 }
 
@@ -357,7 +357,7 @@ impl CommonOptions {
     }
 }
 
-/// Why parsing returned no [`Command`].
+/// The reason why parsing returned no [`Command`].
 #[derive(Debug)]
 pub enum Exit {
     /// The text of `--help` or `--version`: print it to stdout and exit with 0.

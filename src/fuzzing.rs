@@ -1,5 +1,5 @@
-//! What the fuzzers call: everything that reads bytes of strangers. A target may refuse its input, within a
-//! few seconds and with a bounded message; it must not panic.
+//! The functions that the fuzzers call: everything that reads bytes of strangers. A target may refuse its input,
+//! within a few seconds and with a bounded message; it must not panic.
 //!
 //! `fuzz/` has a program for each target, and a corpus that `cargo test` replays.
 
@@ -20,7 +20,7 @@ use std::sync::{Arc, LazyLock, Once};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
-/// What a fuzzer calls.
+/// A function that a fuzzer calls.
 pub type FuzzTarget = fn(&[u8]);
 
 /// The targets by name, which is also that of their corpus.

@@ -17,7 +17,7 @@
 //! - [`train`] (`foretoken-train`): training of drafts.
 //! - [`kv`], [`sampling`], [`gguf`], [`error`], [`files`] (`foretoken-core`).
 //! - [`kernels`] (`foretoken-kernels`): one op a file, its CPU and CUDA sides together.
-//! - [`bench`], [`generate`], [`convert`], [`chat`]: commands; [`config`]: flags and TOML, used only by `main`.
+//! - [`mod@bench`], [`generate`], [`convert`], [`chat`]: commands; [`config`]: flags and TOML.
 
 #[doc(hidden)]
 pub mod assembly;

@@ -28,11 +28,11 @@ use std::env;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long the last spans may take when the server ends.
+/// Maximum time that the last spans may take when the server ends.
 const FLUSH: Duration = Duration::from_secs(1);
-/// How long a batch may take, if the environment says nothing else.
+/// Maximum time that a batch may take, if the environment does not set it.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Where a collector takes traces, if its URL has no path.
+/// The path at which a collector takes traces, if its URL has no path.
 const PATH: &str = "/v1/traces";
 /// The protocol that is spoken.
 const PROTOCOL: &str = "http/protobuf";
@@ -98,7 +98,7 @@ impl Traces {
         Ok(Self(Some(provider)))
     }
 
-    /// Who is told of requests.
+    /// Returns the observer that is told of requests.
     pub fn observer(&self) -> Option<Arc<dyn Observer>> {
         let provider = self.0.as_ref()?;
         Some(Arc::new(Spans(provider.tracer("foretoken"))))
@@ -136,7 +136,7 @@ fn with_path(url: &str) -> String {
     }
 }
 
-/// What sends the traces: `foretoken`, unless the environment has another name.
+/// Returns the resource that sends the traces. Its name is `foretoken`, unless the environment has another name.
 fn resource() -> Resource {
     let resource = Resource::builder().build();
     let name = resource.get(&Key::from_static_str("service.name"));

@@ -1,4 +1,4 @@
-//! Which models and heads on this machine can draft for a target, by their headers.
+//! The models and heads on this machine that can draft for a target, by their headers.
 
 use super::drafts::{LoadedDraft, mtp_refused, no_mtp};
 use super::load::{draft_options, read_text, tensors_elsewhere};
@@ -16,7 +16,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the repository has heads.
+/// The folder in which the repository has heads.
 const HEADS: &str = "models/heads";
 /// A draft model has at most this share of the target's parameters: a larger one costs more than it wins.
 const MAX_SHARE: f64 = 0.5;
@@ -24,7 +24,7 @@ const MAX_SHARE: f64 = 0.5;
 /// A model or head that fits the target.
 #[derive(Debug, Serialize)]
 pub struct Candidate {
-    /// Its name for `--draft-model`.
+    /// The candidate's name for `--draft-model`.
     pub name: String,
     /// `model`, or the kind of head: `Eagle3`.
     pub kind: String,
@@ -207,7 +207,7 @@ impl Target<'_> {
     }
 }
 
-/// What is in a folder, in alphabetical order; nothing if there is no such folder.
+/// Returns the folders and GGUF files in a folder, in alphabetical order. There are none if there is no such folder.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let is_model = |path: &PathBuf| path.is_dir() || path.extension().is_some_and(|e| e == "gguf");

@@ -63,7 +63,7 @@ struct Report {
     chat_template: bool,
     /// Whether the template tells the model of tools.
     knows_tools: bool,
-    /// Why the template fails with tools.
+    /// The reason why the template fails with tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     tools_refused: Option<String>,
     /// Whether the template keeps system messages, which otherwise become part of the user's.
@@ -247,7 +247,7 @@ impl Decode {
     }
 }
 
-/// Where the weights are.
+/// The place of the weights.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WeightSource {
     Here,
@@ -340,7 +340,7 @@ impl Report {
 }
 
 impl Report {
-    /// What the chat template knows.
+    /// Describes what the chat template knows.
     fn template(&self) -> String {
         if !self.chat_template {
             return "none: only /v1/completions".into();

@@ -34,9 +34,9 @@ pub struct Loaded {
     /// Arithmetic operations of each drafter's token over those of the target's: 0 without a model.
     pub draft_operations: Vec<f64>,
     pub info: ServerInfo,
-    /// Where the target came from.
+    /// The source that the target was loaded from.
     pub source: ModelSource,
-    /// How texts are embedded; `None` = they are not.
+    /// The way in which texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<EmbeddingSpec>,
     /// The adapters that are served; `None` = there are none.
     pub adapters: Option<Arc<Adapters>>,
@@ -202,7 +202,7 @@ pub fn load_with(
     Ok((loaded, thread))
 }
 
-/// How the `model` of `source` embeds texts; `None` = it does not, but generates them.
+/// Returns how the `model` of `source` embeds texts; `None` = it does not embed texts, but generates them.
 pub fn embeddings(
     config: &Config,
     source: &ModelSource,
@@ -217,7 +217,7 @@ pub fn embeddings(
     Ok(spec)
 }
 
-/// What is served, and how.
+/// Describes the model that is served, and the options that it is served with.
 fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) -> ServerInfo {
     let (load, engine) = (&config.load, &config.engine);
     let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
@@ -299,7 +299,7 @@ fn tables(options: &TablesOptions, text: Option<&Text>) -> Result<Tables> {
     Ok(tables)
 }
 
-/// Which bit equality a GPU guarantees; the CPU always guarantees all of it.
+/// Describes the bit equality that a GPU guarantees; the CPU always guarantees all of it.
 fn determinism_notice(flags: &LoadFlags) -> &'static str {
     if flags.batch_invariant {
         "batch-invariant: a text does not depend on drafts, other requests or prompt chunks"

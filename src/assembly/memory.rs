@@ -98,7 +98,7 @@ fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
     )))
 }
 
-/// What to do with `--kv-cache-memory` for more.
+/// The verb for what to do with `--kv-cache-memory` to get more memory.
 fn remedy(config: &Config) -> &'static str {
     match config.kv {
         KvBudget::Default => "set",
@@ -218,7 +218,7 @@ pub fn total_memory() -> u64 {
     system.total_memory().min(container)
 }
 
-/// What a GPU's memory is used for.
+/// The uses of a GPU's memory.
 #[derive(Debug)]
 pub struct DeviceMemory {
     total: u64,
@@ -396,7 +396,8 @@ mod tests {
         kib.unwrap().parse::<usize>().unwrap() << 10
     }
 
-    /// With the allocator of the program: a pool's pages are the system's own zeros until they are written.
+    /// The test runs with the allocator of the program: a pool's pages are the system's own zeros until they are
+    /// written.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_kv_pool_takes_no_memory_before_it_is_used() {

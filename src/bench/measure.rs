@@ -11,9 +11,9 @@ pub struct Sample {
     pub tokens: Vec<u32>,
     /// Tokens after the first round, which counts as prompt processing.
     pub decoded: usize,
-    /// From the arrival of the first round to that of the last.
+    /// Time from the arrival of the first round to that of the last.
     pub decode_seconds: f64,
-    /// From submission to the arrival of the last round.
+    /// Time from submission to the arrival of the last round.
     pub total_seconds: f64,
     pub spec: SpecUsage,
     /// The engine's cost of the decoding steps.

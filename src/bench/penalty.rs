@@ -30,7 +30,7 @@ impl RowPenalty {
         }
     }
 
-    /// How long a forward of `rows` rows that took `spent` must wait.
+    /// Returns the time that a forward of `rows` rows that took `spent` must wait.
     fn wait(&mut self, rows: usize, spent: Duration) -> Duration {
         let spent = spent.as_secs_f64();
         if rows == 1 {

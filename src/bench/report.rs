@@ -195,11 +195,11 @@ impl GroupFigures {
     }
 }
 
-/// What was measured, and on which hardware.
+/// The measured models, the options of the run, and the hardware.
 #[derive(Debug, Clone, Serialize)]
 pub struct Subject {
     pub model: String,
-    /// By their index in the modes.
+    /// Names of the drafters, by their index in the modes.
     pub drafters: Vec<String>,
     /// The largest measured K.
     pub spec_length: usize,
@@ -210,7 +210,7 @@ pub struct Subject {
     pub max_tokens: usize,
     pub repeat: usize,
     pub device: String,
-    /// By the drafters' index: arithmetic operations of a token over those of the target's.
+    /// Arithmetic operations of a token over those of the target's, by the drafters' index.
     pub draft_operations: Vec<f64>,
     pub cpu: String,
     pub threads: usize,
@@ -245,13 +245,13 @@ impl Subject {
 pub struct BenchReport {
     pub subject: Subject,
     pub temperatures: Vec<AtTemperature>,
-    /// If several drafters were measured, each at each temperature.
+    /// Figures of each drafter at each temperature, if several drafters were measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drafters: Vec<DrafterFigures>,
-    /// If several K were measured, the best one for each temperature and otherwise equal mode.
+    /// The best K for each temperature and otherwise equal mode, if several K were measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub best: Vec<Best>,
-    /// If both acceptance rules were measured, their acceptance rates.
+    /// The acceptance rates of both acceptance rules, if both were measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleComparison>,
     /// Many requests at a time.
@@ -451,7 +451,7 @@ impl BenchReport {
 }
 
 impl Difference {
-    /// Where the two texts of `prompt` differ.
+    /// Returns where the two texts of `prompt` differ.
     pub fn of_texts(prompt: &Prompt, plain: &[u32], speculative: &[u32]) -> Option<Self> {
         Some(Self {
             id: prompt.id.clone(),

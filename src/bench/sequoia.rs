@@ -5,7 +5,7 @@ use serde::Serialize;
 /// A tree of draft tokens.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BestTree {
-    /// Its draft tokens.
+    /// Number of the tree's draft tokens.
     pub nodes: usize,
     /// Expected tokens of a round: the accepted ones and the target's own.
     pub tokens: f64,

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// Requests of a group for each stream, so that streams are refilled as they end.
 const REQUESTS_PER_STREAM: usize = 2;
-/// Its multiples modulo 1 are evenly spread, however many there are.
+/// The golden ratio. Its multiples modulo 1 are evenly spread, however many there are.
 const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
 /// Minimum number of requests of a group.
 const MIN_GROUP: usize = 8;

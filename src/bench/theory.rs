@@ -1,4 +1,4 @@
-//! What papers expect of a run.
+//! The figures that papers expect of a run.
 
 use super::sequoia::{BestTree, best_tree};
 use crate::engine::{RankCount, SpecUsage};

@@ -121,7 +121,7 @@ pub struct AnswerToken {
     pub source: String,
 }
 
-/// What a part of a stream adds to an answer.
+/// The addition of a part of a stream to an answer.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct AnswerPart {
     pub reasoning: String,
@@ -376,7 +376,7 @@ fn body(answer: &mut Response<Body>) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// What a server says about an error: its message, or else the beginning of its text.
+/// Returns a server's description of an error: its message, or else the beginning of its text.
 fn detail(status: u16, text: &str) -> String {
     let json: Option<serde_json::Value> = serde_json::from_str(text).ok();
     let told = json.as_ref().and_then(|json| message(&json["error"]));

@@ -1,4 +1,4 @@
-//! What the user types: an edited line of a terminal, or a line of anything else.
+//! The user's input: an edited line of a terminal, or a line of anything else.
 
 use crate::error::{Error, Result};
 use futures_util::FutureExt;
@@ -10,14 +10,14 @@ use tokio::signal::unix::Signal;
 
 const PROMPT: &str = ">>> ";
 
-/// Where lines come from.
+/// The source of lines.
 pub enum Input {
     Terminal(Box<DefaultEditor>),
     /// A file, a pipe or a program.
     Lines,
 }
 
-/// What came.
+/// The result of reading a line.
 pub enum TypedLine {
     Line(String),
     /// Ctrl-C on an unfinished line.

@@ -1,4 +1,4 @@
-//! How an answer looks: colours for accepted draft tokens, where the server tells them.
+//! The look of an answer: colours for accepted draft tokens, where the server tells them.
 
 use super::client::{AnswerToken, SpeculationRound};
 use std::collections::VecDeque;
@@ -81,7 +81,7 @@ impl Painter {
         }
     }
 
-    /// What the model thinks: it is shown to people only.
+    /// Paints the model's reasoning, which is shown to people only.
     pub fn reasoning(&mut self, text: &str) -> String {
         if text.is_empty() || !self.terminal {
             return String::new();

@@ -8,7 +8,7 @@ use clap::CommandFactory;
 use clap::parser::ValueSource;
 use std::ffi::OsString;
 
-/// Who answers.
+/// The partner that answers in a chat.
 #[derive(Debug, Clone)]
 pub enum Partner {
     /// A server that runs already.
@@ -34,7 +34,7 @@ pub fn is_url(name: &str) -> bool {
     name.starts_with("http://") || name.starts_with("https://")
 }
 
-/// Who answers to `foretoken chat`, whose command line is `args`, without what a file adds.
+/// Returns the partner that answers to `foretoken chat`, whose command line is `args`, without what a file adds.
 ///
 /// # Errors
 /// `Setup`, naming a flag that would have no effect.

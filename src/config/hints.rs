@@ -1,9 +1,9 @@
-//! What to say to somebody who knows the flags of vLLM, llama-server or ollama.
+//! Hints for somebody who knows the flags of vLLM, llama-server or ollama.
 
 /// A line for each kind of flags of others, and what there is here instead.
 const FOREIGN: &str = include_str!("hints.txt");
 
-/// What there is instead of the flag `name` of another server; `None` = no such flag is known.
+/// Returns what there is instead of the flag `name` of another server; `None` = no such flag is known.
 pub fn instead_of(name: &str) -> Option<&'static str> {
     let name = name.trim_start_matches('-').replace('_', "-");
     let lines = FOREIGN.lines().filter(|line| !line.starts_with('#'));
@@ -25,7 +25,7 @@ pub fn long_short_flag<'a>(args: impl Iterator<Item = &'a str>) -> Option<(&'a s
         .find_map(|name| Some((name, instead_of(name)?)))
 }
 
-/// What somebody may have meant who names `word` as a model.
+/// Returns the commands that somebody may have meant who names `word` as a model.
 pub fn instead_of_command(word: &str) -> Option<&'static str> {
     match word {
         "run" | "start" => {

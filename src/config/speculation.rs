@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 const DEFAULT_SPEC_LENGTH: usize = 8;
-/// With less, a step of training would be followed by hours of rest.
+/// The smallest share of a core for learning. With less, a step of training would be followed by hours of rest.
 const MIN_LEARN_SHARE: f64 = 0.001;
 /// A match of one token predicts the next one too rarely (25%, against 50% for two tokens; SmolLM2 on
 /// Spec-Bench) to pay for a row when tokens are sampled.
@@ -156,7 +156,7 @@ impl fmt::Display for DrafterChoice {
     }
 }
 
-/// What the tables hold.
+/// Options of the tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TablesOptions {
     /// Maximum bytes.
@@ -171,7 +171,7 @@ impl DrafterName {
         matches!(self, Self::Model | Self::Eagle3 | Self::Parallel)
     }
 
-    /// Its value on the command line.
+    /// Returns the drafter's value on the command line.
     fn value(self) -> &'static str {
         match self {
             Self::Model => "model",
@@ -268,7 +268,7 @@ impl SpeculationFlags {
         self.chosen().is_none() && self.speculative_decoding != Some(false)
     }
 
-    /// What the tables hold, if the drafter uses them.
+    /// Returns the options of the tables, if the drafter uses them.
     pub fn tables(&self) -> TablesOptions {
         const DEFAULT_MEMORY: usize = 64 << 20;
         TablesOptions {
@@ -277,7 +277,8 @@ impl SpeculationFlags {
         }
     }
 
-    /// How the head learns; `None` = it does not. `api_keys` is the number of those that clients may have.
+    /// Returns the options of the head's learning; `None` = it does not learn. `api_keys` is the number of keys that
+    /// clients may have.
     ///
     /// # Errors
     /// `Setup`, naming a flag and what would be accepted.

@@ -90,7 +90,7 @@ pub(super) fn folder(bytes: &[u8]) -> Result<()> {
     text.and(here).and(there)
 }
 
-/// What `check` does: the model, or a head beside a model of any shape, and how it embeds.
+/// Does what `check` does: reads the model, or a head beside a model of any shape, and how it embeds.
 fn checked(source: &ModelSource, elsewhere: Option<TensorHeaders>) -> Result<()> {
     let tensors = elsewhere.map(Arc::new);
     let kind = HeadKind::of_headers(source, tensors.as_deref())?;

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_long};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How long freed memory stays with the process.
+/// Time for which freed memory stays with the process.
 const PURGE_DELAY_MS: c_long = 10_000;
 
 /// `mi_option_purge_delay` of mimalloc.h.

@@ -12,7 +12,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long the server may take to notice that nobody waits for its last answer any more.
+/// Maximum time for the server to notice that nobody waits for its last answer any more.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Loads the model, serves it on a loopback port and talks to it.

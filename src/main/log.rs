@@ -18,7 +18,7 @@ use tracing::Level;
 
 /// Maximum bytes of queued lines.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
-/// How long [`LineWriter::flush`] waits for the reader.
+/// Maximum time that [`LineWriter::flush`] waits for the reader.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes lines without waiting for the reader. Clones share one queue.

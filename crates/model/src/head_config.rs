@@ -29,7 +29,7 @@ pub struct HeadConfig {
     pub kind: HeadKind,
     /// Of its layers; the vocabulary is the target's.
     pub shape: ModelConfig,
-    /// The target's layers whose hidden states it reads, ascending; see [`super::Taps`]. `None` = those
+    /// The target's layers whose hidden states it reads, ascending; see [`Taps`](foretoken_core::model::Taps). `None` = those
     /// that are usual.
     pub taps: Option<Vec<usize>>,
     /// If it is not that of the head's own layers.

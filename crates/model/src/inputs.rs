@@ -27,7 +27,7 @@ pub(super) struct Inputs {
     /// Of all rows, and of the wanted ones. A GPU has none.
     pub adapters: Vec<AdapterRows>,
     pub wanted_adapters: Vec<AdapterRows>,
-    /// Counts what [`ForwardOutput::experts_read`](super::ForwardOutput::experts_read) says.
+    /// Counts what [`ForwardOutput::experts_read`](foretoken_core::model::ForwardOutput::experts_read) says.
     pub experts_read: Cell<usize>,
     vocab_size: usize,
 }

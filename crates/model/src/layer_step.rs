@@ -11,7 +11,7 @@ use std::cell::Cell;
 /// The inputs that all layers of one forward share.
 pub(super) struct Step<'a> {
     pub slots: &'a Slots,
-    /// Of each of [`RopeTables`], in the compute dtype.
+    /// Of each of [`RopeTables`](super::rope::RopeTables), in the compute dtype.
     pub angles: Vec<Angles>,
     /// Of the rows that attend.
     pub spans: &'a AttentionBatch<'a>,

@@ -25,7 +25,8 @@ pub struct Adapters {
     pub(super) limits: AdapterLimits,
     /// The loaded adapters, in the order in which they were loaded.
     loaded: RwLock<Vec<Loaded>>,
-    /// All that were loaded and may still be in memory: requests go on with one that is unloaded or replaced.
+    /// All adapters that were loaded and may still be in memory: requests go on with one that is unloaded or
+    /// replaced.
     in_memory: std::sync::Mutex<Vec<Weak<dyn Adapter>>>,
     /// The right to load one.
     pub(super) turn: Arc<Mutex<()>>,
@@ -34,12 +35,12 @@ pub struct Adapters {
 #[derive(Debug, Clone)]
 pub(super) struct Loaded {
     pub adapter: Arc<dyn Adapter>,
-    /// When it was loaded, in seconds since 1970.
+    /// Time of the loading, in seconds since 1970.
     pub created: u64,
 }
 
 impl Adapters {
-    /// None so far, for the model that `loader` is of.
+    /// Makes an empty set of adapters, for the model that `loader` is of.
     pub fn new(loader: Arc<dyn AdapterLoader>, limits: AdapterLimits) -> Self {
         Self {
             loader,
@@ -135,7 +136,7 @@ impl Adapters {
         all.iter().find(|one| one.adapter.name() == name).cloned()
     }
 
-    /// All that are loaded.
+    /// Returns all loaded adapters.
     pub(super) fn all(&self) -> RwLockReadGuard<'_, Vec<Loaded>> {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner)
     }

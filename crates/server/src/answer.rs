@@ -14,10 +14,10 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 
 impl Context<'_> {
-    /// What the answer to `prompt` may contain besides content.
+    /// Returns the rules for what the answer to `prompt` may contain besides content.
     ///
     /// # Errors
-    /// `Invalid`, if it is not known how the model writes calls.
+    /// `Invalid`, if the format in which the model writes calls is unknown.
     pub fn message_rules(
         &self,
         prompt: &str,

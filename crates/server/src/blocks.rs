@@ -14,7 +14,7 @@ pub(super) enum OutputBlock {
     },
 }
 
-/// What happens to one block. Only the last one changes, and after `End` none does.
+/// A change of one block. Only the last block changes, and after `End` it does not change any more.
 #[derive(Debug, PartialEq)]
 pub(super) enum Change {
     Begin,
@@ -99,7 +99,7 @@ impl Blocks {
 }
 
 impl OutputBlock {
-    /// Its text, or its arguments.
+    /// Returns the block's text, or its arguments.
     pub fn written(&self) -> &str {
         match self {
             Self::Reasoning(text) | Self::Text(text) => text,

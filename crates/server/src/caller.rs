@@ -1,4 +1,4 @@
-//! Who asks, and what every response says about the request.
+//! The client of a request, and the headers that every response has about it.
 
 use super::error::Refusal;
 use super::request_id::{RequestId, X_REQUEST_ID};
@@ -13,10 +13,10 @@ use axum::response::Response;
 use foretoken_core::error::clipped;
 use std::convert::Infallible;
 
-/// Where Anthropic's clients look for the id.
+/// The header in which Anthropic's clients look for the id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// Who asks: the id of the request, and its record.
+/// The client of a request: the id of the request, and its record.
 pub(super) struct Caller {
     pub id: RequestId,
     /// `None` if nobody wants to know.

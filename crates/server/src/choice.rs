@@ -1,5 +1,5 @@
 //! One choice of a reply: turns the engine's events into text, log-probabilities and a finish reason.
-//! It is the same for streamed and whole replies, and uses no sockets.
+//! The conversion is the same for streamed and whole replies, and uses no sockets.
 
 use super::speculation::Round;
 use super::stop::{StopMatcher, Stops};
@@ -41,15 +41,12 @@ impl Rules {
         if self.show_special {
             return Detokenizer::with_special();
         }
-        if self.stops.are_shown() && self.stops.ids().next().is_some() {
-            let ids = markers.iter().copied().chain(self.stops.ids());
-            return Detokenizer::showing(ids.collect());
-        }
-        Detokenizer::showing(markers.clone())
+        let stops = self.stops.ids().filter(|_| self.stops.are_shown());
+        Detokenizer::showing(markers.iter().copied().chain(stops).collect())
     }
 }
 
-/// What a model's text may contain besides content.
+/// The parts that a model's text may contain besides content.
 #[derive(Debug, Default)]
 pub(super) struct MessageRules {
     /// Whether the text begins with reasoning without saying so; `None` = reasoning is not looked for.
@@ -129,15 +126,15 @@ pub(super) struct Choice {
     spec: SpecUsage,
 }
 
-/// What one event adds to a choice.
+/// The addition of one event to a choice.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Piece {
-    /// What is added to the message, in its order.
+    /// The additions to the message, in their order.
     pub parts: Vec<MessagePart>,
     pub logprobs: Vec<Scored>,
     /// The ids of all tokens, if requested.
     pub token_ids: Vec<u32>,
-    /// What was drafted, if requested.
+    /// The rounds of speculation, if requested.
     pub rounds: Vec<Round>,
     pub finish: Option<Finish>,
 }
@@ -150,7 +147,7 @@ pub(super) enum MessagePart {
     Call(CallPiece),
 }
 
-/// What is added to a tool call.
+/// An addition to a tool call.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct CallPiece {
     /// The call's position in the message.
@@ -196,7 +193,7 @@ impl FinishKind {
     }
 }
 
-/// How a choice ended.
+/// The end of a choice.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Finish {
     pub reason: FinishKind,
@@ -244,7 +241,7 @@ impl Piece {
         }))
     }
 
-    /// What the model thinks, without what stands between.
+    /// Returns the text of the reasoning parts, without the parts between them.
     pub fn reasoning(&self) -> Cow<'_, str> {
         joined(self.parts.iter().filter_map(|part| match part {
             MessagePart::Reasoning(text) => Some(text.as_str()),

@@ -1,4 +1,4 @@
-//! How completions and chats show a reply: one object, or chunks of each choice.
+//! The replies of completions and chats: one object, or chunks of each choice.
 
 use super::choice::{Choice, Piece};
 use super::error;
@@ -25,14 +25,14 @@ pub(super) struct Chunks {
     pending: Vec<Pending>,
 }
 
-/// What waits to be sent of a choice.
+/// The part of a choice that waits to be sent.
 #[derive(Default)]
 struct Pending {
-    /// Whether it has had an event.
+    /// Whether the choice has had an event.
     begun: bool,
-    /// Whether it has had a piece.
+    /// Whether the choice has had a piece.
     shown: bool,
-    /// What waits to be sent with text.
+    /// The piece that waits to be sent with text.
     piece: Piece,
 }
 
@@ -46,7 +46,7 @@ impl Chunks {
         }
     }
 
-    /// What a chunk says of the reply's cost.
+    /// The usage field of a chunk.
     fn usage(&self, choices: &[Choice]) -> ChunkUsage {
         let so_far = self.continuous_usage.then(|| self.header.usage(choices));
         (self.include_usage || self.continuous_usage).then_some(so_far)

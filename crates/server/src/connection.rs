@@ -32,8 +32,8 @@ use tokio::time::{Sleep, sleep, timeout};
 /// Maximum size of the headers of a request. A reply that is being written takes as much.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
 
-/// How long, and how much, is read after the last reply of a connection, while the client is never silent
-/// for long.
+/// Maximum time, maximum silence of the client, and maximum number of bytes of the reading after the last reply of a
+/// connection.
 const LINGER: Duration = Duration::from_secs(5);
 const LINGER_SILENCE: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 64 * 1024 * 1024;

@@ -46,13 +46,13 @@ pub(super) struct Context<'a> {
     pub model_names: &'a [String],
     /// `None` = there are none.
     pub adapters: Option<&'a Adapters>,
-    /// What requests that do not say otherwise are sampled with.
+    /// Sampling options for requests that do not set their own.
     pub defaults: &'a SamplingDefaults,
-    /// What replies say of the model and the program.
+    /// Fingerprint of the model and the program, for replies.
     pub fingerprint: Option<&'a Arc<str>>,
-    /// How the model writes tool calls; `None` = unknown.
+    /// The format in which the model writes tool calls; `None` = unknown.
     pub tool_format: Option<ToolFormat>,
-    /// How it marks reasoning; `None` = its text is content as it is.
+    /// The format in which the model marks reasoning; `None` = its text is content as it is.
     pub reasoning_format: Option<ReasoningFormat>,
     /// Reads chats in which names of special tokens are text; `None` = they are tokens.
     pub literal: Option<&'a LiteralText>,
@@ -62,9 +62,9 @@ pub(super) struct Context<'a> {
     pub scopes: &'a RandomState,
     /// Compiles grammars for the tokenizer.
     pub grammars: &'a Compiler,
-    /// Who waits while they are compiled.
+    /// The client that waits while grammars are compiled.
     pub waiter: Waiter<'a>,
-    /// How texts are embedded; `None` = they are not.
+    /// The way in which texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<&'a EmbeddingSpec>,
 }
 
@@ -118,9 +118,9 @@ impl Context<'_> {
     }
 }
 
-/// What a request's `model` names.
+/// The model that a request's `model` names.
 pub(super) struct ServedModel {
-    /// Its name in answers.
+    /// The model's name in answers.
     pub name: String,
     /// `None` = it is the base model.
     pub adapter: Option<Arc<dyn Adapter>>,

@@ -21,7 +21,8 @@ pub struct SamplingDefaults {
     pub max_new_tokens: Option<usize>,
 }
 
-/// What a `generation_config.json` may ask for that is not done here, and the values that ask for nothing.
+/// Options that a `generation_config.json` may set and that the server does not support, with the values that ask for
+/// nothing.
 const OTHERS: [(&str, &[f64]); 8] = [
     ("typical_p", &[1.0]),
     ("num_beams", &[1.0]),

@@ -1,5 +1,5 @@
-//! What embeddings may take of the memory and of the engine's queue: a request with many inputs waits here instead,
-//! so that it neither fills the queue nor fails half-way.
+//! Limits of what embeddings may take of the memory and of the engine's queue. A request with many inputs waits here
+//! instead, so that it neither fills the queue nor fails half-way.
 
 use super::limits::HttpLimits;
 use axum::body::{Body, Bytes};
@@ -19,7 +19,7 @@ const UNIT: usize = 1024;
 /// Bytes of an answer that are sent at once.
 const CHUNK: usize = 64 * 1024;
 
-/// Who may be next, in the order of their arrival.
+/// The turns of requests, in the order of their arrival.
 pub(super) struct Turns {
     jobs: Arc<Semaphore>,
     /// The memory of answers, in units.

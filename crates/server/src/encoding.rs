@@ -13,7 +13,7 @@ use std::io::{self, Write};
 /// The encodings of bodies that are accepted, as the header of a refusal lists them.
 pub(super) const ACCEPTED: &str = "gzip, deflate";
 
-/// How a body is encoded.
+/// The encoding of a body.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Encoding {
     Identity,
@@ -23,10 +23,10 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    /// What the headers of a request say.
+    /// Reads the encoding of a body from the headers of its request.
     ///
     /// # Errors
-    /// `UnsupportedEncoding`, naming what is accepted.
+    /// `UnsupportedEncoding`, naming the accepted encodings.
     fn of(headers: &HeaderMap) -> Result<Self> {
         let values = headers.get_all(header::CONTENT_ENCODING).iter();
         let names = values.flat_map(|value| {
@@ -105,7 +105,7 @@ impl<W: Write> BodyDecoder<W> {
     /// Decodes the next bytes.
     ///
     /// # Errors
-    /// They are not of this encoding, or the other writer's error.
+    /// An error if the bytes are not of this encoding, or the other writer's error.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Identity(out) => out.write_all(bytes),

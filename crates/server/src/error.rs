@@ -11,13 +11,13 @@ use serde::Serialize;
 /// Seconds after which a client should retry when the queue or the memory for bodies is full.
 const RETRY_AFTER_SECONDS: u16 = 1;
 
-/// Why a request was refused, for the log. A response has it as an extension.
+/// The reason why a request was refused, for the log. A response has it as an extension.
 #[derive(Debug, Clone)]
 pub(super) struct Refusal {
     pub code: &'static str,
     /// The field at fault.
     pub param: Option<String>,
-    /// What has failed here, if it is not the client's fault.
+    /// The failure in the server, if the error is not the client's fault.
     pub cause: Option<String>,
 }
 
@@ -36,7 +36,7 @@ impl Refusal {
 
 const CONTEXT: &str = "context_length_exceeded";
 
-/// What the APIs call an error.
+/// The names of an error in the APIs.
 pub(super) struct Names {
     status: u16,
     /// OpenAI's type and code.

@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock};
 /// The APIs that read bodies.
 #[derive(Debug, Clone, Copy)]
 pub enum FuzzedApi {
-    /// Whose model writes calls in this format.
+    /// Chats of a model that writes calls in this format.
     Chat(ToolFormat),
     Completion,
     Response,

@@ -1,4 +1,4 @@
-//! What one client may take of the HTTP side: time, memory and connections.
+//! Limits of what one client may take of the HTTP side: time, memory and connections.
 
 use clap::{Args, FromArgMatches};
 use foretoken_core::parse::{at_least_one, bytes, number};

@@ -10,10 +10,10 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// How many connections over the limit are told so at a time; others are closed without a word.
+/// Maximum number of connections over the limit that are told so at a time. Others are closed without a word.
 const MAX_REFUSALS: usize = 64;
 
-/// How long a client that is refused has to begin its request.
+/// Maximum time until a client that is refused begins its request.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The pause after an error that would come again at once, such as that of no free file descriptor.

@@ -1,4 +1,4 @@
-//! How many requests are being answered.
+//! Number of requests that are being answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Which names the server answers to, and which web pages may use it.
+//! The names that the server answers to, and the web pages that may use it.
 //!
 //! A browser lets any page send requests to this machine. Two checks keep pages out that nobody allowed: the
 //! host must be one of ours, because a page can let its own name point to this machine (DNS rebinding), and
@@ -14,7 +14,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 const ANY: &str = "*";
 
-/// How long a browser may remember that a page is allowed.
+/// Maximum time for which a browser may remember that a page is allowed.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

@@ -3,7 +3,7 @@
 use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 
-/// What may come first in a path without `/v1`.
+/// The first segments that a path without `/v1` may have.
 const SHORT: [&str; 6] = [
     "chat",
     "completions",

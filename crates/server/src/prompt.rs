@@ -5,7 +5,7 @@ use super::context::Context;
 use super::conversation::{ChatMessage, checked};
 use super::wire::{PromptInput, ThinkingSwitch, ThinkingSwitchKind, wrong};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_text::Chat;
+use foretoken_text::{Chat, LiteralText};
 use serde_json::{Map, Value, to_value};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ pub(super) struct PromptTokens {
     pub echo: Option<Arc<Echo>>,
 }
 
-/// What becomes of a completion's prompts.
+/// The options with which a completion's prompts are read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PromptOptions<'a> {
     pub add_special_tokens: bool,
     /// Whether the prompt is repeated in the reply.
     pub echo: bool,
-    /// How many of its last tokens are kept; `None` = all.
+    /// Number of the prompt's last tokens that are kept; `None` = all.
     pub keep: Option<usize>,
     /// The text after the one that is asked for.
     pub suffix: Option<&'a str>,
@@ -37,13 +37,21 @@ pub(super) fn with_effort(
     variables: Option<Map<String, Value>>,
     effort: Option<String>,
 ) -> Option<Map<String, Value>> {
-    let Some(effort) = effort else {
-        return variables;
-    };
+    match effort {
+        None => variables,
+        Some(effort) => Some(with_variable(variables, "reasoning_effort", effort)),
+    }
+}
+
+/// The variables of the chat template with one more, unless they have it.
+pub(super) fn with_variable(
+    variables: Option<Map<String, Value>>,
+    key: &str,
+    value: impl Into<Value>,
+) -> Map<String, Value> {
     let mut variables = variables.unwrap_or_default();
-    let key = "reasoning_effort";
-    variables.entry(key).or_insert_with(|| effort.into());
-    Some(variables)
+    variables.entry(key).or_insert_with(|| value.into());
+    variables
 }
 
 /// As [`with_effort`], but for the switch `thinking`: sets the variables that tell the chat template not to let the
@@ -58,10 +66,7 @@ pub(super) fn with_thinking(
     match thinking.map(|thinking| thinking.kind) {
         None => Ok(variables),
         Some(ThinkingSwitchKind::Disabled) => {
-            let mut variables = variables.unwrap_or_default();
-            let key = "enable_thinking";
-            variables.entry(key).or_insert_with(|| false.into());
-            Ok(Some(variables))
+            Ok(Some(with_variable(variables, "enable_thinking", false)))
         }
         Some(ThinkingSwitchKind::Enabled) => wrong(
             "thinking",
@@ -114,15 +119,7 @@ impl Context<'_> {
         add_special_tokens: bool,
         keep: Option<usize>,
     ) -> Result<Vec<u32>> {
-        let Some(literal) = self.literal else {
-            return self.encode_last(MESSAGES, prompt, add_special_tokens, keep);
-        };
-        if keep.is_none() {
-            self.check_length(MESSAGES, prompt)?;
-        }
-        let ids = literal.encode(prompt, add_special_tokens);
-        let ids = ids.map_err(|e| e.renamed(&[("prompt", MESSAGES)]))?;
-        Ok(self.last_of(prompt, ids, keep))
+        self.encode_with(self.literal, MESSAGES, (prompt, add_special_tokens), keep)
     }
 
     /// The token ids of a completion's prompts; texts get BOS with `add_special_tokens`. The number of
@@ -165,8 +162,8 @@ impl Context<'_> {
         }
     }
 
-    /// How many of a prompt's last tokens are kept, if the request says so; -1 = as many as the context
-    /// leaves beside `max_tokens`, or one.
+    /// Returns the number of a prompt's last tokens that are kept, if the request sets it. -1 = as many as the
+    /// context leaves beside `max_tokens`, and at least one.
     ///
     /// # Errors
     /// `Invalid`.
@@ -202,28 +199,7 @@ impl Context<'_> {
         prompt: &str,
         add_special_tokens: bool,
     ) -> Result<Vec<u32>> {
-        self.check_length(field, prompt)?;
-        self.encode_all(field, prompt, add_special_tokens)
-    }
-
-    /// Refuses a prompt that must have more tokens than twice the context.
-    fn check_length(&self, field: &str, prompt: &str) -> Result<()> {
-        let max = self.limits.max_model_len;
-        let most = max.saturating_mul(2);
-        if self.text.prefix_within(prompt, most).len() < prompt.len() {
-            // OpenAI's wording, as the engine has it.
-            let message = format!(
-                "This model's maximum context length is {max} tokens. However, the {field} has more than {most}. Please reduce the length of the {field}."
-            );
-            let kind = RequestErrorKind::ContextLengthExceeded;
-            return Err(Error::request(kind, Some(field), message));
-        }
-        Ok(())
-    }
-
-    fn encode_all(&self, field: &str, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let ids = self.text.encode(prompt, add_special_tokens);
-        ids.map_err(|e| e.renamed(&[("prompt", field)]))
+        self.encode_last(field, prompt, add_special_tokens, None)
     }
 
     /// As [`Context::encode`], but keeps only the last `keep` ids, if `keep` is given. If the tokenizer adds a BOS,
@@ -238,22 +214,39 @@ impl Context<'_> {
         add_special_tokens: bool,
         keep: Option<usize>,
     ) -> Result<Vec<u32>> {
-        if keep.is_none() {
-            return self.encode(field, prompt, add_special_tokens);
-        }
-        let ids = self.encode_all(field, prompt, add_special_tokens)?;
-        Ok(self.last_of(prompt, ids, keep))
+        self.encode_with(None, field, (prompt, add_special_tokens), keep)
     }
 
-    /// The last `keep` of the ids of `prompt`.
-    fn last_of(&self, prompt: &str, mut ids: Vec<u32>, keep: Option<usize>) -> Vec<u32> {
-        let Some(keep) = keep else { return ids };
+    /// [`Context::encode_last`]; with `literal`, what clients write are no special tokens.
+    fn encode_with(
+        &self,
+        literal: Option<&LiteralText>,
+        field: &str,
+        (prompt, add_special_tokens): (&str, bool),
+        keep: Option<usize>,
+    ) -> Result<Vec<u32>> {
+        let max = self.limits.max_model_len;
+        let most = max.saturating_mul(2);
+        if keep.is_none() && self.text.prefix_within(prompt, most).len() < prompt.len() {
+            // OpenAI's wording, as the engine has it.
+            let message = format!(
+                "This model's maximum context length is {max} tokens. However, the {field} has more than {most}. Please reduce the length of the {field}."
+            );
+            let kind = RequestErrorKind::ContextLengthExceeded;
+            return Err(Error::request(kind, Some(field), message));
+        }
+        let ids = match literal {
+            Some(literal) => literal.encode(prompt, add_special_tokens),
+            None => self.text.encode(prompt, add_special_tokens),
+        };
+        let mut ids = ids.map_err(|e| e.renamed(&[("prompt", field)]))?;
+        let Some(keep) = keep else { return Ok(ids) };
         let bos = ids.first().copied().filter(|_| self.adds_bos(prompt, &ids));
         keep_last(&mut ids, keep);
         if let (Some(first), Some(bos)) = (ids.first_mut(), bos) {
             *first = bos;
         }
-        ids
+        Ok(ids)
     }
 
     /// Whether the first of a text's `ids` is a BOS that the tokenizer has added.

@@ -283,7 +283,7 @@ impl ReplyHeader {
         prompts.filter_map(of_prompt).sum()
     }
 
-    /// What the reply cost.
+    /// Returns the cost of the reply.
     pub fn usage(&self, choices: &[Choice]) -> Usage {
         let completion_tokens: usize = choices.iter().map(Choice::completion_tokens).sum();
         let spec = choices

@@ -27,7 +27,7 @@ pub(super) struct Reply<'a, C> {
     pub prompt_token_ids: Option<&'a [u32]>,
 }
 
-/// What a reply or a chunk says of its cost: nothing, null, or what it is.
+/// The cost in a reply or a chunk: no field, null, or the cost.
 pub(super) type ChunkUsage = Option<Option<Usage>>;
 
 #[derive(Clone, Copy, Serialize, JsonSchema)]
@@ -210,8 +210,8 @@ pub(super) struct Speculation {
     pub num_lossy_tokens: Option<usize>,
 }
 
-/// What a function makes of each token that it makes something of. Made while it is written: all entries
-/// take much more memory than their tokens.
+/// A list that a function makes of tokens: it leaves out the tokens for which the function returns nothing. The
+/// entries are made while they are written, because all entries together take much more memory than their tokens.
 struct List<'a, T> {
     tokens: &'a [Scored],
     entry: Box<dyn Fn(&'a Scored) -> Option<T> + 'a>,

@@ -1,15 +1,15 @@
-//! What the operator chose, for those who ask the server what it is.
+//! The operator's choices, for those who ask the server what it is.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// What is served, and how.
+/// A description of the model that is served, and of the options that it is served with.
 #[derive(Debug, Clone, Default)]
 pub struct ServerInfo {
-    /// What the operator called the model: a name of the hub, a folder or a file.
+    /// The operator's name of the model: a name of the hub, a folder or a file.
     pub model: String,
-    /// Where it runs: `cpu` or `cuda`.
+    /// The device of the model: `cpu` or `cuda`.
     pub device: String,
     /// Differs where the model's files, the program's version or how it computes differ.
     pub fingerprint: Option<Arc<str>>,

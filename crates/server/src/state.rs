@@ -37,14 +37,14 @@ pub struct AppState {
     pub(super) origins: Arc<Origins>,
     pub(super) info: Arc<ServerInfo>,
     pub(super) load: RequestsInFlight,
-    /// Who is told of requests that have ended.
+    /// The observer that is told of requests that have ended.
     pub(super) observer: Option<Arc<dyn Observer>>,
     bodies: Arc<Bodies>,
-    /// Whether the page is served.
+    /// Whether the server has the page.
     pub(super) ui: bool,
     defaults: Arc<SamplingDefaults>,
     grammars: Arc<Compiler>,
-    /// How texts are embedded; `None` = they are not.
+    /// The way in which texts are embedded; `None` = they are not embedded.
     embeddings: Option<EmbeddingSpec>,
     pub(super) embedding_turns: Arc<Turns>,
     tool_format: Option<ToolFormat>,

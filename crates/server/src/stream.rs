@@ -21,7 +21,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use tokio_stream::{StreamExt, StreamMap};
 
-/// How an API shows a reply: as one body, or as events.
+/// The form in which an API shows a reply: as one body, or as events.
 pub(super) trait Shape: Send + 'static {
     /// The id of the reply.
     fn id(&self) -> &str;
@@ -49,7 +49,7 @@ pub(super) trait Shape: Send + 'static {
     /// The last events of a reply that failed.
     fn failed(&mut self, error: &Error) -> Vec<sse::Event>;
 
-    /// What is sent while there is nothing to say.
+    /// The event that is sent while there is nothing to say.
     fn keep_alive() -> KeepAlive {
         KeepAlive::default()
     }
@@ -69,7 +69,7 @@ impl Running {
     /// Queues the job.
     ///
     /// # Errors
-    /// The errors of [`EngineHandle::submit_all`].
+    /// The errors of [`EngineHandle::submit_all`](foretoken_engine::EngineHandle::submit_all).
     pub fn start(state: &AppState, mut job: Job, caller: &Caller) -> Result<Self> {
         for request in &mut job.requests {
             request.name = Some(caller.id.0.clone());

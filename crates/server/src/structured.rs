@@ -29,7 +29,7 @@ pub(super) struct Structured {
 }
 
 /// What the answer must be.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct ResponseFormat {
     #[serde(rename = "type")]
     kind: FormatKind,
@@ -82,15 +82,14 @@ impl From<FlatFormat> for ResponseFormat {
             return Self {
                 kind,
                 json_schema: Some(schema),
-                schema: None,
-                others: Map::new(),
+                ..Self::default()
             };
         }
         Self {
             kind,
-            json_schema: None,
             schema: schema.schema,
             others: schema.others,
+            ..Self::default()
         }
     }
 }
@@ -185,7 +184,7 @@ impl StructuredOptions {
         refuse_others(at, self.others.iter().find(|&other| !is_harmless(other)))
     }
 
-    /// What is asked for, by the paths of the fields.
+    /// Returns the outputs that the fields ask for, by the paths of the fields.
     fn asked(self, field: impl Fn(&str) -> FieldPath) -> Result<Vec<Asked>> {
         let json = match self.json {
             Some(Value::String(text)) => {
@@ -220,7 +219,7 @@ impl StructuredOptions {
     }
 }
 
-/// How llguidance is told of the white space in JSON.
+/// The white space in JSON, in the form in which llguidance is told of it.
 #[derive(Serialize)]
 struct Spacing {
     whitespace_pattern: String,

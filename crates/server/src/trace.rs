@@ -1,5 +1,5 @@
-//! What is known of a request at its end, for an [`Observer`]. It is collected while the request is served,
-//! and given away when the last of those who serve it lets go.
+//! The record of a request at its end, for an [`Observer`]. It is collected while the request is served, and given
+//! away when the last of those who serve it lets go.
 
 use super::error::Refusal;
 use super::openai::Job;
@@ -31,15 +31,15 @@ pub struct RequestRecord {
     pub ended: Instant,
     /// The status of the response; `None` = the client left before there was one.
     pub status: Option<u16>,
-    /// The code of the error that it was answered with.
+    /// The code of the error with which the request was answered.
     pub error: Option<&'static str>,
-    /// What it asked for, if it was accepted.
+    /// The record of the request's job, if the request was accepted.
     pub job: Option<JobRecord>,
-    /// What became of each choice.
+    /// The records of the choices.
     pub choices: Vec<ChoiceRecord>,
 }
 
-/// What an accepted request asked for.
+/// The options of an accepted request.
 #[derive(Debug, Clone, Default)]
 pub struct JobRecord {
     /// The id of the reply.
@@ -56,7 +56,7 @@ pub struct JobRecord {
 /// A choice of a request that has ended.
 #[derive(Debug, Clone, Default)]
 pub struct ChoiceRecord {
-    /// Why its text ended, and its number of tokens; `None` = it was cut off.
+    /// The reason why the choice's text ended, and its number of tokens; `None` = the text was cut off.
     pub finish: Option<(&'static str, usize)>,
     /// `None` = it never got to the engine.
     pub sequence: Option<SequenceEnd>,

@@ -6,7 +6,7 @@ use super::wire::wrong;
 use foretoken_core::error::Result;
 use serde_json::Value;
 
-/// Which values of a field ask for nothing.
+/// The values of a field that ask for nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Nothing {
     /// Null alone: whatever else there is asks for something.
@@ -17,7 +17,7 @@ enum Nothing {
     True,
     Zero,
     One,
-    /// What is satisfied without calling a tool.
+    /// A value that is satisfied without calling a tool.
     NoTool,
     /// This text.
     Text(&'static str),
@@ -189,7 +189,7 @@ pub(super) enum Treatment {
     Unknown,
 }
 
-/// How the field `name` is treated.
+/// Returns the treatment of the field `name`.
 pub(super) fn treatment(name: &str) -> Treatment {
     match name {
         _ if UNSUPPORTED.iter().any(|(known, ..)| *known == name) => Treatment::Checked,

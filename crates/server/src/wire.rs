@@ -300,7 +300,7 @@ impl<'de> Deserialize<'de> for Id {
     }
 }
 
-/// What is read as ids, and what it becomes.
+/// A type that is read as ids, and made from them.
 trait FromIds {
     type Ids;
     fn from_ids(ids: Self::Ids) -> Self;

@@ -1,13 +1,14 @@
-//! How long a tokenizer's regular expressions search. They are a stranger's, and some take exponential time.
+//! Checks the time that a tokenizer's regular expressions search. The expressions are a stranger's, and some take
+//! exponential time.
 
 use foretoken_core::error::{Error, Result, caught_here};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use tokenizers::Tokenizer;
 
-/// What texts repeat, so that an expression that can match it in several ways tries them all.
+/// Units that the texts repeat, so that an expression that can match the text in several ways tries them all.
 const UNITS: [&str; 8] = ["a", " ", "1", ".", "\n", "é", "a ", "A"];
-/// What follows, so that it fails to match all of it.
+/// The end of the texts, so that the expression fails to match all of a text.
 const END: &str = "\u{1}";
 /// Bytes of the texts. What takes too long with more is likely to take a while with less.
 const LENGTHS: [usize; 4] = [256, 1024, 4096, 16384];

@@ -18,8 +18,8 @@ impl Text {
         Ok(self)
     }
 
-    /// How the model marks what it thinks, as far as its chat template tells: `None` if that has no such
-    /// marks.
+    /// Returns the format in which the model marks its reasoning, as far as its chat template tells; `None` if the
+    /// template has no such marks.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
         let source = self.template_source.as_deref()?;
         let marks = ReasoningFormat::MARKERS;
@@ -67,7 +67,8 @@ impl Text {
         template.is_some_and(|(template, _)| template.knows_tools())
     }
 
-    /// Why the model's chat template cannot tell it of tools, although it can be applied to other chats.
+    /// Returns why the model's chat template cannot tell the model of tools, although it can be applied to other
+    /// chats.
     pub fn tools_refused(&self) -> Option<&str> {
         let (template, _) = self.template_with_tools()?;
         template.tools_refused()
@@ -80,8 +81,8 @@ impl Text {
             .is_some_and(ChatTemplate::lacks_system)
     }
 
-    /// How the model writes tool calls, as far as its chat template tells. A model whose template knows
-    /// no tools is told to write Hermes' format.
+    /// Returns the format in which the model writes tool calls, as far as its chat template tells. A model whose
+    /// template knows no tools is told to write Hermes' format.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         let (template, source) = self.template_with_tools()?;
         if template.knows_tools() {

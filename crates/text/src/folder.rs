@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// What [`Text::save`] writes into `tokenizer_config.json`.
+/// The content of the `tokenizer_config.json` that [`Text::save`] writes.
 #[derive(Serialize)]
 struct TokenizerConfig<'a> {
     bos_token: Option<String>,

@@ -88,8 +88,8 @@ fn merges(content: &Content) -> Result<Vec<(String, String)>> {
     pairs.ok_or_else(|| Error::setup(format!("{key} has an entry that is not two tokens")))
 }
 
-/// What a file leaves out is what llama.cpp takes it for: BOS and a space come first. Without `merges`, scores say
-/// them.
+/// Builds the tokenizer of a file with SentencePiece's BPE. Options that the file leaves out are those that llama.cpp
+/// takes: BOS and a space come first. Without `merges`, the scores give the merges.
 fn sentencepiece_bpe(
     content: &Content,
     merges: Option<Vec<(String, String)>>,

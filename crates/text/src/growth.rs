@@ -1,4 +1,4 @@
-//! How much a tokenizer's normalizer can lengthen a text: replacements in a row multiply.
+//! Checks how much a tokenizer's normalizer can lengthen a text: replacements in a row multiply.
 
 use foretoken_core::error::{Error, Result};
 use serde::Deserialize;

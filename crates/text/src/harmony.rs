@@ -15,7 +15,7 @@ const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const CONSTRAIN: &str = "<|constrain|>";
-/// What ends a message; a call and the answer also end the text.
+/// The markers that end a message. A call and the answer also end the text.
 const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 
 /// The texts that have a meaning.
@@ -23,7 +23,7 @@ pub const MARKERS: &[&str] = &[
     START, CHANNEL, MESSAGE, CONSTRAIN, ENDS[0], ENDS[1], ENDS[2],
 ];
 
-/// How a message to a function names it.
+/// The prefix with which a message to a function names it.
 const FUNCTIONS: &str = "functions.";
 /// A longer text without a marker is no header.
 const MAX_HEADER_BYTES: usize = 512;
@@ -64,7 +64,7 @@ pub struct HarmonyParser {
     /// Calls that have begun.
     calls: usize,
     state: State,
-    /// What is not certain yet: the header so far, or part of a marker.
+    /// The text that is not certain yet: the header so far, or part of a marker.
     held: String,
     /// Whether a message of reasoning was shown before, and one of content: a line separates them.
     before: [bool; 2],
@@ -265,13 +265,13 @@ fn channel(header: &str) -> Option<&str> {
     word(rest)
 }
 
-/// To whom a message is: either after the role or after the channel.
+/// Returns the recipient of a message, which stands after the role or after the channel.
 fn recipient(header: &str) -> Option<&str> {
     let (_, rest) = header.split_once("to=")?;
     word(rest)
 }
 
-/// What stands before a space or a marker.
+/// Returns the part of `text` before the first space or marker, if it is not empty.
 fn word(text: &str) -> Option<&str> {
     let end = text.find(|c: char| c.is_whitespace() || c == '<');
     Some(&text[..end.unwrap_or(text.len())]).filter(|word| !word.is_empty())
@@ -279,7 +279,7 @@ fn word(text: &str) -> Option<&str> {
 
 /// The header of a message with the answer.
 pub const FINAL: [&str; 3] = [CHANNEL, "final", MESSAGE];
-/// What a message of reasoning, and the beginning of the next one, stand between.
+/// The texts before and after the text of a message of reasoning: its header, and the beginning of the next message.
 pub const THOUGHT: [[&str; 3]; 2] = [
     [CHANNEL, "analysis", MESSAGE],
     [ENDS[0], START, "assistant"],
@@ -302,11 +302,11 @@ mod tests {
     use crate::part::{Joined, joined, pieces};
     use proptest::prelude::*;
 
-    /// Two of it are no header.
+    /// A text that is no header if it stands twice.
     const LONG: &str = "a text that is as long as half a header: ................................................................................................................................................................................................................................";
     const PROMPT: &str = "<|start|>user<|message|>Hi<|end|><|start|>assistant";
 
-    /// What is read of a text that comes in pieces of these sizes.
+    /// Reads a text that comes in pieces of these sizes.
     fn read(prompt: &str, text: &str, sizes: &[usize]) -> Joined {
         let names: Arc<[String]> = ["weather".to_owned(), "time".to_owned()].into();
         let mut parser = HarmonyParser::new(prompt, names, usize::MAX);

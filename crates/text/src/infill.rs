@@ -8,9 +8,9 @@ use foretoken_core::error::Result;
 struct InfillFormat {
     before: &'static str,
     after: &'static str,
-    /// What comes last; without it, the text after the gap comes first.
+    /// The token that comes last; without it, the text after the gap comes first.
     middle: Option<&'static str>,
-    /// What ends the text in the gap, besides EOS.
+    /// The tokens that end the text in the gap, besides EOS.
     ends: &'static [&'static str],
 }
 

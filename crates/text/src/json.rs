@@ -5,10 +5,10 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 use std::io;
 
-/// How `json.dumps` lays a value out. The default is one line with `, ` and `: `, all characters as they are.
+/// The layout of a value in `json.dumps`. The default is one line with `, ` and `: `, all characters as they are.
 #[derive(Debug)]
 pub(super) struct JsonStyle {
-    /// What stands before a value for each level that it is in, on a line of its own; `None` = one line.
+    /// The indent of a value for each level that it is in, on a line of its own; `None` = one line.
     pub indent: Option<String>,
     pub item_separator: String,
     pub key_separator: String,
@@ -30,7 +30,7 @@ impl Default for JsonStyle {
 /// `value` on one line, as `json.dumps(value, ensure_ascii=False)` writes it.
 ///
 /// # Errors
-/// If a map's key is no string.
+/// An error if a map's key is no string.
 pub(super) fn python_json(value: &impl Serialize) -> serde_json::Result<String> {
     let mut out = Vec::new();
     write_python_json(value, &JsonStyle::default(), &mut out)?;

@@ -57,7 +57,7 @@ pub struct Text {
     special: SpecialIds,
     /// The first of the EOS ids.
     eos: Option<u32>,
-    /// What stands for no token where texts are made equally long; nothing here needs it.
+    /// The id of the padding token, with which texts are made equally long; nothing here needs it.
     pad: Option<u32>,
     template: Option<ChatTemplate>,
     /// The Jinja source of `template`.

@@ -1,9 +1,9 @@
-//! What a model's text is split into, and how markers are found in it.
+//! The parts that a model's text is split into, and the search for markers in it.
 
 /// A piece of an assistant's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// What the model thinks before it answers.
+    /// The model's reasoning before it answers.
     Reasoning(String),
     Content(String),
     /// A call of this function begins.
@@ -35,7 +35,7 @@ pub(super) fn pieces<'t>(text: &'t str, sizes: &'t [usize]) -> impl Iterator<Ite
 #[cfg(test)]
 pub(super) type Joined = (String, String, Vec<(String, String)>);
 
-/// What `parts` are together.
+/// Joins `parts`.
 #[cfg(test)]
 pub(super) fn joined(parts: Vec<Part>) -> Joined {
     let (mut reasoning, mut content, mut calls) = Joined::default();

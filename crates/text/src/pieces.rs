@@ -20,7 +20,7 @@ struct TokenBytes {
     special: bool,
 }
 
-/// How token names represent bytes.
+/// The representation of bytes in token names.
 enum Spelling {
     /// GPT-2's: one printable character per byte.
     ByteLevel,

@@ -12,7 +12,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 
-/// What a name stands for.
+/// The parts of a tokenizer that a name of a pre-tokenizer stands for.
 pub(super) struct Named {
     pub normalizer: Option<NormalizerWrapper>,
     pub splitter: PreTokenizerWrapper,

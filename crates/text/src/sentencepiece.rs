@@ -19,11 +19,11 @@ const MAX_BYTES: usize = 256;
 /// Merges for each token, on average. Known models have 2.
 const MAX_MERGES_PER_TOKEN: usize = 16;
 
-/// What a token is. The numbers are those of SentencePiece and of GGUF files.
+/// The kind of a token. The numbers are those of SentencePiece and of GGUF files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Normal,
-    /// What stands for a character without tokens.
+    /// The token that stands for a character without tokens.
     Unknown,
     /// Structure, which is left out of texts.
     Control,
@@ -56,14 +56,14 @@ pub(super) struct Token {
     pub kind: Kind,
 }
 
-/// What a file says besides its tokens.
+/// The settings of a file besides its tokens.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Options {
     /// The token for characters without tokens.
     pub unknown: Option<u32>,
-    /// Put in front of a text.
+    /// The token that is put in front of a text.
     pub first: Option<u32>,
-    /// Put behind a text.
+    /// The token that is put behind a text.
     pub last: Option<u32>,
     /// Whether a space is put in front of a text, and of what follows a special token.
     pub space_prefix: bool,
@@ -198,7 +198,7 @@ fn merges(tokens: &[Token], ids: &HashMap<&str, u32>) -> Result<Vec<(String, Str
     Ok(merges)
 }
 
-/// What puts these ids and names around a text.
+/// Returns the processor that puts these ids and names around a text.
 fn around(first: Option<(u32, &str)>, last: Option<(u32, &str)>) -> Result<PostProcessorWrapper> {
     let special = |of: Option<(u32, &str)>| {
         of.map(|(_, name)| json!({"SpecialToken": {"id": name, "type_id": 0}}))

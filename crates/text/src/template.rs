@@ -34,7 +34,7 @@ pub struct ChatTemplate {
 pub struct Chat<'a> {
     /// Objects with `role` and `content`; other keys are passed through.
     pub messages: &'a [serde_json::Value],
-    /// What the model may call, as in a request: objects with `type` and `function`.
+    /// The functions that the model may call, as in a request: objects with `type` and `function`.
     pub tools: &'a [serde_json::Value],
     /// Whether the prompt ends with the beginning of the answer.
     pub add_generation_prompt: bool,
@@ -89,7 +89,7 @@ impl ChatTemplate {
         self.tools == Ok(true)
     }
 
-    /// Why it cannot be applied to a chat with tools, although it can to others.
+    /// Returns why the template cannot be applied to a chat with tools, although it can be applied to other chats.
     pub fn tools_refused(&self) -> Option<&str> {
         self.tools.as_ref().err().map(String::as_str)
     }

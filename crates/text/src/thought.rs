@@ -13,7 +13,7 @@ pub struct ThoughtParser {
     /// Reads all calls: what follows the last one that may be made matters.
     parser: ToolParser,
     max_calls: usize,
-    /// What was not passed on: the thought's text after its last certain part.
+    /// The text that was not passed on: the thought's text after its last certain part.
     held: String,
     /// The first call, and what follows it.
     calls: Vec<Part>,

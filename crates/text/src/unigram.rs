@@ -1,4 +1,4 @@
-//! What a Unigram model of a stranger may cost.
+//! Limits of the cost of a stranger's Unigram model.
 
 use foretoken_core::error::{Error, Result};
 use tokenizers::{Model, ModelWrapper, Tokenizer};

@@ -17,12 +17,13 @@ const MAX_ROWS: usize = 16;
 /// Steps of each model. They alternate, so that both models see the same load of the machine.
 const STEPS: usize = 21;
 
-/// What steps cost on this machine, in target steps of one row.
+/// Costs of steps on this machine, in target steps of one row.
 #[derive(Debug, Clone, Serialize)]
 pub struct Costs {
-    /// A draft step: c of Leviathan et al. 2023, Definition 3.7. Of a parallel head: a whole block.
+    /// Cost of a draft step: c of Leviathan et al. 2023, Definition 3.7. For a parallel head, the cost of a whole
+    /// block.
     pub draft: f64,
-    /// The target's steps, by their number of rows, ascending.
+    /// Costs of the target's steps, by their number of rows, ascending.
     pub rows: Vec<(usize, f64)>,
 }
 

@@ -1,5 +1,5 @@
-//! What the heads in training have in common: their variables and what they begin with, the target's
-//! embedding, the ids that they predict, and the angles of RoPE.
+//! The parts that the heads in training have in common: their variables and the values that these begin with, the
+//! target's embedding, the ids that they predict, and the angles of RoPE.
 
 use super::heads::Heads;
 use super::model::{INITIAL_DEVIATION, fresh};
@@ -19,7 +19,7 @@ const EMBEDDING_NOISE: f64 = 0.01;
 /// The layer of an EAGLE-3 head.
 pub const EAGLE_LAYER: &str = "midlayer";
 
-/// How the tensors of the first layer of a head with `weights` begin.
+/// Returns the prefix of the tensor names of the first layer of a head with `weights`.
 pub fn first_layer(weights: &Weights) -> &'static str {
     if weights.has("midlayer.self_attn.q_proj.weight") {
         EAGLE_LAYER
@@ -39,8 +39,8 @@ pub fn output_ids(head: &HeadConfig, weights: &mut Weights) -> Result<Vec<u32>> 
     })
 }
 
-/// What a head of configuration `head` has that training does not know: what it would learn from there means
-/// something else. `None` = nothing.
+/// Names a feature of a head of configuration `head` that training does not know, so that weights learned from there
+/// would mean something else. `None` = there is no such feature.
 ///
 /// # Errors
 /// If the `weights` cannot be read.
@@ -100,7 +100,7 @@ pub struct HeadWeights {
     /// The target's ids of the head's output rows.
     pub ids: Vec<u32>,
     pub heads: Heads,
-    /// How products with weights are computed.
+    /// The precision of products with weights.
     pub products: Products,
 }
 
@@ -277,7 +277,7 @@ pub fn layer_shapes(
     (parts.into_iter()).map(move |(part, dims)| (format!("{layer}.{part}.weight"), dims))
 }
 
-/// What a head starts with.
+/// The source of a head's first weights.
 struct Start<'a> {
     target: &'a ModelConfig,
     /// Number of the head's layers.

@@ -28,7 +28,7 @@ impl Heads {
         (&self.cos[at.clone()], &self.sin[at])
     }
 
-    /// What a product of query and key is multiplied by.
+    /// Returns the factor of the products of queries and keys.
     pub fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }

@@ -1,8 +1,9 @@
-//! What the target's results in a file belong to.
+//! The identity of the target and the rows that results in a file belong to.
 
 use serde::{Deserialize, Serialize};
 
-/// What the distributions in a file belong to. Another target, corpus or shape needs different ones.
+/// Identity of the target and the rows that the distributions in a file belong to. Another target, corpus or shape
+/// needs different ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub model: String,

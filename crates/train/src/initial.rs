@@ -1,4 +1,4 @@
-//! What training begins with: the weights of an earlier draft or head, `--init-from`.
+//! The first weights of a training: those of an earlier draft or head, `--init-from`.
 
 use super::head_weights::{EAGLE_LAYER, first_layer, output_ids, untrained};
 use super::optimizer::ByName;
@@ -42,7 +42,7 @@ pub fn check(
     Ok(())
 }
 
-/// Whether the weights of `head` mean in `student` what they mean there.
+/// Whether the weights of `head` have the same meaning in `student`.
 fn fits(head: &HeadConfig, student: &StudentSpec, target: &ModelConfig) -> Result<(), String> {
     let taps = head.taps_of(target)?;
     if taps != student.taps {

@@ -153,7 +153,7 @@ fn vocabulary<'a>(
     }))
 }
 
-/// What is trained, with its first weights.
+/// Returns the student to train, with its first weights.
 fn student(
     options: &DistillOptions,
     shape: &StudentSpec,

@@ -44,7 +44,7 @@ impl Soft {
     }
 }
 
-/// What a draft's distribution at one position is worth; see [`Comparison`].
+/// The quality of a draft's distribution at one position; see [`Comparison`].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DraftMetrics {
     /// Nats.

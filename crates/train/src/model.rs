@@ -158,8 +158,8 @@ impl Student for TrainModel {
         &self.vars
     }
 
-    /// With a draft vocabulary they include a separate output layer and, as in EAGLE-3, `d2t`, which is
-    /// the id of each of its rows minus the row's number.
+    /// The weights with a draft vocabulary include a separate output layer and, as in EAGLE-3, `d2t`, which is the id
+    /// of each of the layer's rows minus the row's number.
     fn weights(&self) -> Result<HashMap<String, Tensor>> {
         let vars = self.vars.iter();
         let mut weights: HashMap<String, Tensor> = vars

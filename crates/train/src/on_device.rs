@@ -1,5 +1,6 @@
-//! What [`ops`](super::ops), [`attention`](super::attention) and [`block_attention`](super::block_attention)
-//! compute, as chains of candle's ops, which have kernels for a GPU and know their own gradients.
+//! The computations of [`ops`](super::ops), [`attention`](super::attention) and
+//! [`block_attention`](super::block_attention), as chains of candle's ops, which have kernels for a GPU and know
+//! their own gradients.
 
 use super::heads::{BlockLayout, Drafts, Heads};
 use candle_core::{D, Device, Result, Tensor};
@@ -176,7 +177,7 @@ fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     Tensor::cat(&[y0, y1], 3)
 }
 
-/// What is added to scores: 0 where something is seen.
+/// Returns the tensor that is added to scores: 0 where something is seen, and [`UNSEEN`] elsewhere.
 fn mask(
     seen: impl Iterator<Item = bool>,
     dims: impl Into<candle_core::Shape>,

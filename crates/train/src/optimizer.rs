@@ -84,8 +84,8 @@ fn on_cpu<'a>(mut tensors: impl Iterator<Item = &'a Tensor>) -> bool {
     tensors.all(|tensor| tensor.device().is_cpu())
 }
 
-/// What `work` returns for each of `items`, in order: by all threads, or by this one, because others would have
-/// streams of their own on a GPU.
+/// Returns the results of `work` for each of `items`, in order. All threads work, or this thread alone, because
+/// others would have streams of their own on a GPU.
 fn each<T: Send, R: Send>(
     by_all_threads: bool,
     items: Vec<T>,

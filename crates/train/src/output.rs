@@ -28,7 +28,7 @@ const TOKENIZER_FILES: [&str; 5] = [
 ];
 const CHECKPOINT: &str = "checkpoint.safetensors";
 pub const WEIGHTS: &str = "model.safetensors";
-/// What the target's pass writes, before there is a checkpoint.
+/// The file that the target's pass writes, before there is a checkpoint.
 const TARGETS: &str = "targets.bin";
 /// The checkpoint's tensor that contains [`TrainState`] as the bytes of its JSON.
 const STATE: &str = "state";

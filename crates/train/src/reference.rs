@@ -1,5 +1,4 @@
-//! What the tests of heads share: weights that look random, and their comparison with an implementation in
-//! f64.
+//! Parts that the tests of heads share: weights that look random, and their comparison with an implementation in f64.
 
 use super::head_weights::HeadWeights;
 use super::ops::with_slope;

@@ -120,9 +120,9 @@ pub struct DistillReport {
     /// Whether each drafted token is guessed with those before it, as they are in the text; a parallel
     /// head without a Markov head guesses each without the others.
     pub follows_paths: bool,
-    /// Of a head, the trained figures of the first, the second, .. drafted token.
+    /// Figures of the first, the second, .. drafted token of a trained head.
     pub depths: Vec<Evaluation>,
-    /// What the steps of draft and target cost, measured on this machine. `None` without a target.
+    /// Costs of the steps of draft and target, measured on this machine. `None` without a target.
     pub costs: Option<Costs>,
 }
 

@@ -252,7 +252,7 @@ fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec>
     })
 }
 
-/// What the `config.json` of an EAGLE-3 head has besides.
+/// Returns the fields that the `config.json` of an EAGLE-3 head has besides those of every head.
 pub fn eagle3_json(taps: &[usize]) -> Value {
     json!({
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -273,8 +273,8 @@ fn markov_rank(options: &DistillOptions) -> Result<usize> {
     Ok(head.markov_rank().unwrap_or_default())
 }
 
-/// What the `config.json` of a parallel head has besides; without the mask token. The published layout
-/// numbers the outputs of the target's layers.
+/// Returns the fields that the `config.json` of a parallel head has besides those of every head, without the mask
+/// token. The published layout numbers the outputs of the target's layers.
 fn parallel_json(
     options: &DistillOptions,
     target: &ModelConfig,
@@ -372,7 +372,7 @@ fn taps(options: &DistillOptions, layers: usize) -> Result<Vec<usize>> {
     Ok(options.taps.clone())
 }
 
-/// What the `config.json` of every head has.
+/// Returns the fields that the `config.json` of every head has.
 ///
 /// # Errors
 /// If its layers are not like Llama's.

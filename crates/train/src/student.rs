@@ -1,4 +1,4 @@
-//! What is trained: a draft model, or a head that reads the target's hidden states.
+//! The models in training: a draft model, or a head that reads the target's hidden states.
 
 use super::optimizer::ByName;
 use candle_core::{Tensor, Var};
@@ -11,9 +11,9 @@ use std::collections::HashMap;
 /// The shape of the student to train.
 pub struct StudentSpec {
     pub config: ModelConfig,
-    /// Its `config.json`.
+    /// The student's `config.json`.
     pub json: Value,
-    /// The layers of the target whose hidden states it reads.
+    /// The layers of the target whose hidden states the student reads.
     pub taps: Vec<usize>,
     /// The blocks of a parallel head; see [`StudentSpec::choose_mask`].
     pub block: Option<MaskedBlock>,

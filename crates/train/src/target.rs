@@ -7,7 +7,7 @@ use foretoken_model::{LoadFormat, ModelConfig, ModelSource};
 use foretoken_text::Text;
 use std::path::Path;
 
-/// What is read of a target before its weights are loaded.
+/// The parts of a target that are read before its weights are loaded.
 pub struct DistillTarget {
     pub source: ModelSource,
     pub text: Text,

@@ -36,12 +36,12 @@ pub struct TrainData {
     pub features: Option<FeatureStore>,
 }
 
-/// What a student is to learn of some rows. The positions are `[depths, rows, positions of a row]`.
+/// Targets of a student for some rows. The positions are `[depths, rows, positions of a row]`.
 struct TrainTargets {
     soft: Soft,
-    /// How much the loss of each position counts.
+    /// Weight of the loss of each position.
     weights: Vec<f32>,
-    /// Whether evaluation counts it.
+    /// Whether evaluation counts each position.
     counted: Vec<bool>,
 }
 
@@ -279,7 +279,7 @@ impl<'a> Trainer<'a> {
             .save_checkpoint(&*self.model, &self.optimizer, &self.state)
     }
 
-    /// What the student reads of `rows` in step `step`; `None` = in an evaluation.
+    /// Returns the student's input for `rows` in step `step`; `None` = in an evaluation.
     fn batch(&self, rows: &[usize], step: Option<usize>) -> Result<TrainBatch<'_>> {
         let len = self.options.seq_len;
         let features = match &self.data.features {
@@ -311,7 +311,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// What the student is to learn at the positions of `batch`, which has `rows`. Where the distribution would be
+    /// Returns the student's targets at the positions of `batch`, which has `rows`. Where the distribution would be
     /// after the end of the row there is no mass, and so no loss.
     fn targets_of(&self, rows: &[usize], batch: &TrainBatch<'_>) -> Result<TrainTargets> {
         let len = self.options.seq_len;

@@ -4,10 +4,10 @@ use super::{AtTemperature, BenchReport, distinct};
 use serde::Serialize;
 use std::fmt;
 
-/// What a drafter may cost in its worst category and still be recommended: what runs differ by.
+/// The smallest speed-up of a drafter's worst category with which it is still recommended: runs differ by as much.
 const MIN_WORST: f64 = 0.97;
 
-/// What a drafter gains at one temperature, in the mode of it that gains most.
+/// Figures of a drafter at one temperature, in the mode of it that gains most.
 #[derive(Debug, Clone, Serialize)]
 pub struct DrafterFigures {
     pub temperature: f32,

@@ -154,7 +154,7 @@ impl BenchReport {
     }
 }
 
-/// What modes are called.
+/// The names of modes.
 struct Labels {
     /// All modes of the report.
     ways: Vec<BenchMode>,
@@ -179,7 +179,7 @@ impl Labels {
     }
 }
 
-/// What a speed-up means, on a machine whose runs differ by some percent.
+/// Returns the meaning of a speed-up, on a machine whose runs differ by some percent.
 fn verdict(speed_up: f64) -> &'static str {
     match speed_up {
         1.03.. => "helps",
@@ -208,7 +208,7 @@ impl LoadFigures {
 }
 
 impl BenchMode {
-    /// What distinguishes it among all modes, except synthetic acceptance.
+    /// Returns the properties that distinguish this mode among all modes, except synthetic acceptance.
     fn label(&self, labels: &Labels) -> String {
         let (ways, mut parts) = (&labels.ways, Vec::new());
         if ways.iter().any(|way| way.drafter != self.drafter) {
@@ -313,7 +313,7 @@ impl GroupFigures {
 }
 
 impl Theory {
-    /// What the papers expect, beside what was measured.
+    /// Writes the figures that the papers expect, beside the measured ones.
     fn fmt_lines(&self, f: &mut fmt::Formatter<'_>, figures: &GroupFigures) -> fmt::Result {
         writeln!(
             f,

@@ -5,14 +5,13 @@
 //!
 //! The format: <https://github.com/python/cpython/blob/3.13/Lib/pickletools.py>. `torch.save` writes protocol 2.
 
+use super::Outcome;
 use std::collections::HashMap;
 
 /// Maximum number of objects. A tensor has about 20.
 const MAX_OBJECTS: usize = 1 << 18;
 /// Maximum number of bytes of a whole number.
 const MAX_INT_BYTES: usize = 8;
-
-type Result<T> = std::result::Result<T, String>;
 
 /// The number of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +47,7 @@ impl<'p> Objects<'p> {
     ///
     /// # Errors
     /// What is wrong, or not supported.
-    pub fn read(pickle: &'p [u8]) -> Result<Self> {
+    pub fn read(pickle: &'p [u8]) -> Outcome<Self> {
         let mut machine = Machine {
             rest: pickle,
             all: Vec::new(),
@@ -87,7 +86,7 @@ struct Machine<'p> {
 
 impl<'p> Machine<'p> {
     /// Executes an opcode. The last one gives the root.
-    fn step(&mut self) -> Result<Option<ObjectId>> {
+    fn step(&mut self) -> Outcome<Option<ObjectId>> {
         let [opcode] = self.bytes()?;
         match opcode {
             b'.' => return self.pop().map(Some),
@@ -137,7 +136,7 @@ impl<'p> Machine<'p> {
         Ok(None)
     }
 
-    fn int(&mut self, opcode: u8) -> Result<()> {
+    fn int(&mut self, opcode: u8) -> Outcome<()> {
         let int = match opcode {
             b'J' => i32::from_le_bytes(self.bytes()?).into(),
             b'K' => u8::from_le_bytes(self.bytes()?).into(),
@@ -158,7 +157,7 @@ impl<'p> Machine<'p> {
     }
 
     /// Memoizes the last object, or recalls one.
-    fn remember(&mut self, opcode: u8) -> Result<()> {
+    fn remember(&mut self, opcode: u8) -> Outcome<()> {
         let key = match opcode {
             b'q' | b'h' => u8::from_le_bytes(self.bytes()?).into(),
             _ => u32::from_le_bytes(self.bytes()?),
@@ -174,7 +173,7 @@ impl<'p> Machine<'p> {
     }
 
     /// Adds one or all objects after the last mark to the list or the dict before them.
-    fn extend(&mut self, opcode: u8) -> Result<()> {
+    fn extend(&mut self, opcode: u8) -> Outcome<()> {
         let items = match opcode {
             b'a' => self.pop_many(1)?,
             b's' => self.pop_many(2)?,
@@ -196,7 +195,7 @@ impl<'p> Machine<'p> {
     }
 
     /// A call is kept as it is, except that of a dict's constructor: what follows sets its items.
-    fn call(&mut self) -> Result<()> {
+    fn call(&mut self) -> Outcome<()> {
         let arguments = self.pop()?;
         let callee = self.pop()?;
         let get = |id: ObjectId| &self.all[id.0 as usize];
@@ -216,7 +215,7 @@ impl<'p> Machine<'p> {
         self.push(object)
     }
 
-    fn push(&mut self, object: Object<'p>) -> Result<()> {
+    fn push(&mut self, object: Object<'p>) -> Outcome<()> {
         if self.all.len() == MAX_OBJECTS {
             return Err(format!("its pickle has more than {MAX_OBJECTS} objects"));
         }
@@ -226,19 +225,19 @@ impl<'p> Machine<'p> {
     }
 
     /// The last object after the last mark.
-    fn last(&self) -> Result<ObjectId> {
+    fn last(&self) -> Outcome<ObjectId> {
         let floor = self.marks.last().copied().unwrap_or(0);
         self.stack[floor..].last().copied().ok_or_else(wrong)
     }
 
-    fn pop(&mut self) -> Result<ObjectId> {
+    fn pop(&mut self) -> Outcome<ObjectId> {
         let last = self.last()?;
         self.stack.pop();
         Ok(last)
     }
 
     /// The last `count` objects, in order.
-    fn pop_many(&mut self, count: usize) -> Result<Vec<ObjectId>> {
+    fn pop_many(&mut self, count: usize) -> Outcome<Vec<ObjectId>> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let start = self.stack.len().checked_sub(count);
         let start = start.filter(|&start| start >= floor).ok_or_else(wrong)?;
@@ -246,26 +245,26 @@ impl<'p> Machine<'p> {
     }
 
     /// The objects after the last mark, which ends.
-    fn pop_to_mark(&mut self) -> Result<Vec<ObjectId>> {
+    fn pop_to_mark(&mut self) -> Outcome<Vec<ObjectId>> {
         let mark = self.marks.pop().ok_or_else(wrong)?;
         Ok(self.stack.split_off(mark))
     }
 
-    fn take(&mut self, len: usize) -> Result<&'p [u8]> {
+    fn take(&mut self, len: usize) -> Outcome<&'p [u8]> {
         let taken = self.rest.split_at_checked(len);
         let (taken, rest) = taken.ok_or_else(|| "its pickle ends too early".to_owned())?;
         self.rest = rest;
         Ok(taken)
     }
 
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N]> {
+    fn bytes<const N: usize>(&mut self) -> Outcome<[u8; N]> {
         let mut bytes = [0; N];
         bytes.copy_from_slice(self.take(N)?);
         Ok(bytes)
     }
 
     /// The text before the next line feed.
-    fn line(&mut self) -> Result<&'p str> {
+    fn line(&mut self) -> Outcome<&'p str> {
         let end = self.rest.iter().position(|&byte| byte == b'\n');
         let line = self.take(end.ok_or_else(wrong)?)?;
         self.take(1)?;
@@ -273,7 +272,7 @@ impl<'p> Machine<'p> {
     }
 }
 
-fn utf8(bytes: &[u8]) -> Result<&str> {
+fn utf8(bytes: &[u8]) -> Outcome<&str> {
     std::str::from_utf8(bytes).map_err(|e| format!("its pickle: {e}"))
 }
 

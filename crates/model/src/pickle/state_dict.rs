@@ -1,5 +1,6 @@
 //! The tensors that a state dict names: which values of which storage, not the values.
 
+use super::Outcome;
 use super::objects::{Object, ObjectId, Objects};
 use candle_core::{DType, Layout, Shape};
 use foretoken_core::error::clipped;
@@ -8,8 +9,6 @@ use foretoken_core::error::clipped;
 const MAX_DIMS: usize = 8;
 /// Maximum bytes of a tensor's name.
 const MAX_NAME_BYTES: usize = 1024;
-
-type Result<T> = std::result::Result<T, String>;
 
 /// A tensor in a file. Its values are within its storage, and in the order of rows or of columns.
 #[derive(Debug)]
@@ -26,7 +25,7 @@ pub struct StoredTensor<'p> {
 ///
 /// # Errors
 /// What is wrong, or not supported, of which tensor.
-pub fn tensors<'p>(objects: &Objects<'p>) -> Result<Vec<(&'p str, StoredTensor<'p>)>> {
+pub fn tensors<'p>(objects: &Objects<'p>) -> Outcome<Vec<(&'p str, StoredTensor<'p>)>> {
     let Object::Dict(pairs) = objects.root() else {
         return Err("its pickle is no dict of tensors, which a state dict is".to_owned());
     };
@@ -50,7 +49,7 @@ pub fn tensors<'p>(objects: &Objects<'p>) -> Result<Vec<(&'p str, StoredTensor<'
 }
 
 /// The tensor `value`; `None` if it is none.
-fn tensor<'p>(objects: &Objects<'p>, value: ObjectId) -> Result<Option<StoredTensor<'p>>> {
+fn tensor<'p>(objects: &Objects<'p>, value: ObjectId) -> Outcome<Option<StoredTensor<'p>>> {
     let Some((module, name, arguments)) = call(objects, value) else {
         return Ok(None);
     };
@@ -100,7 +99,7 @@ fn called<'o, 'p>(
 
 /// The tensor of the arguments storage, offset, size and stride, and others that do not matter:
 /// <https://github.com/pytorch/pytorch/blob/v2.9.0/torch/_utils.py#L210>.
-fn rebuilt<'p>(objects: &Objects<'p>, arguments: &[ObjectId]) -> Result<StoredTensor<'p>> {
+fn rebuilt<'p>(objects: &Objects<'p>, arguments: &[ObjectId]) -> Outcome<StoredTensor<'p>> {
     let invalid = || "it is invalid".to_owned();
     let &[storage, offset, size, stride, ..] = arguments else {
         return Err(invalid());
@@ -143,7 +142,7 @@ fn rebuilt<'p>(objects: &Objects<'p>, arguments: &[ObjectId]) -> Result<StoredTe
 }
 
 /// Key, dtype and number of values of the storage `id`; `None` if it is none.
-fn storage<'p>(objects: &Objects<'p>, id: ObjectId) -> Result<Option<(&'p str, DType, usize)>> {
+fn storage<'p>(objects: &Objects<'p>, id: ObjectId) -> Outcome<Option<(&'p str, DType, usize)>> {
     let Object::Persistent(description) = *objects.get(id) else {
         return Ok(None);
     };
@@ -164,7 +163,7 @@ fn storage<'p>(objects: &Objects<'p>, id: ObjectId) -> Result<Option<(&'p str, D
     Ok(Some((key, dtype(class)?, len)))
 }
 
-fn dtype(class: &str) -> Result<DType> {
+fn dtype(class: &str) -> Outcome<DType> {
     Ok(match class {
         "FloatStorage" => DType::F32,
         "DoubleStorage" => DType::F64,

@@ -78,7 +78,7 @@ struct MessageUsage {
     speculative_decoding: Option<Speculation>,
 }
 
-/// What an event says; its name is its type.
+/// The data of an event. The name of the event is the data's type.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Data<'a> {

@@ -6,7 +6,7 @@ use crate::content::{ContentPart, TextOr, objects};
 use crate::context::Context;
 use crate::openai::{Body, Job};
 use crate::others::NoOthers;
-use crate::prompt::with_effort;
+use crate::prompt::{with_effort, with_variable};
 use crate::structured::FlatFormat;
 use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
 use crate::wire::{self, required, wrong};
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// What chats call the fields, and what this API does.
+/// The names of fields in chats, with their names in this API.
 const NAMES: [(&str, &str); 6] = [
     ("tools.*.function.parameters", "tools.*.input_schema"),
     ("tools.*.function", "tools.*"),
@@ -212,11 +212,7 @@ impl Context<'_> {
                 "is not supported by this model: leave it out, or start the server with --reasoning-parser",
             );
         }
-        let mut kwargs = kwargs.unwrap_or_default();
-        kwargs
-            .entry("enable_thinking")
-            .or_insert_with(|| enabled.into());
-        Ok(Some(kwargs))
+        Ok(Some(with_variable(kwargs, "enable_thinking", enabled)))
     }
 }
 

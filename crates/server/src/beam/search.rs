@@ -76,8 +76,8 @@ impl BeamSearch {
         &self.running
     }
 
-    /// How many of the most probable next tokens of each beam it needs: so many that `width` beams go on even
-    /// if those before them end.
+    /// Returns how many of the most probable next tokens of each beam the search needs: enough for `width` beams to
+    /// go on even if those before them end.
     pub fn candidates(&self) -> usize {
         (1 + self.eos.len()).max(2) * self.options.width
     }

@@ -116,7 +116,7 @@ impl Route {
         }
     }
 
-    /// What takes a body.
+    /// A route that takes a body.
     fn post(path: &'static str, summary: &'static str, body: Schema, answer: Schema) -> Self {
         Self {
             method: "post",
@@ -126,7 +126,7 @@ impl Route {
         }
     }
 
-    /// What generates, and can do so as a stream.
+    /// A route that generates, and can do so as a stream.
     fn generate(path: &'static str, summary: &'static str, body: Schema, answer: Schema) -> Self {
         Self {
             answer: vec![(JSON, answer), (EVENTS, text())],

@@ -115,7 +115,7 @@ struct ReasoningTokens {
     reasoning_tokens: usize,
 }
 
-/// What happens, with the number of the event.
+/// An event of a stream, with its number.
 #[derive(Serialize)]
 struct StreamEvent<'a> {
     #[serde(flatten)]
@@ -123,7 +123,7 @@ struct StreamEvent<'a> {
     sequence_number: u64,
 }
 
-/// What an event says; its name is its type.
+/// The data of an event. The name of the event is the data's type.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum EventData<'a> {
@@ -165,7 +165,7 @@ enum EventData<'a> {
     ArgumentsDone(ItemChange<'a, DoneCall<'a>>),
 }
 
-/// What happens in an item, or in its only part.
+/// A change of an item, or of its only part.
 #[derive(Serialize)]
 struct ItemChange<'a, T> {
     item_id: &'a str,
@@ -269,7 +269,7 @@ impl ResponseReply {
         }
     }
 
-    /// How the response ended.
+    /// Returns the status with which the response ended.
     fn status(&self) -> Status {
         match &self.finish {
             Some(finish) if finish.reason == FinishKind::Length => Status::Incomplete,

@@ -136,7 +136,7 @@ pub(super) fn messages(
 #[derive(Default)]
 struct Conversation {
     messages: Vec<ChatMessage>,
-    /// What the assistant thought before what comes next in its turn.
+    /// The assistant's thoughts before the next part of its turn.
     thoughts: Vec<String>,
 }
 
@@ -189,7 +189,7 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// What the assistant thought before it said nothing is a message of its own.
+    /// Ends the assistant's turn. Thoughts without a text after them become a message of their own.
     fn end_turn(&mut self) {
         if !self.thoughts.is_empty() {
             self.assistant(String::new());

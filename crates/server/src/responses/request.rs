@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What chats call the fields, and what this API does.
+/// The names of fields in chats, with their names in this API.
 const NAMES: [(&str, &str); 6] = [
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
@@ -24,7 +24,7 @@ const NAMES: [(&str, &str); 6] = [
     ("messages", "input"),
 ];
 
-/// What `include` may ask for: it is empty, because reasoning is not encrypted here.
+/// The value that `include` may have: the field is empty, because reasoning is not encrypted here.
 const INCLUDABLE: &str = "reasoning.encrypted_content";
 
 /// The fields that only this API has.

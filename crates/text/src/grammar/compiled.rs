@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(super) struct CompiledGrammar(pub(super) Arc<Compiled>);
 
 pub(super) struct Compiled {
-    /// With a lexer that no text has used.
+    /// The parser with a lexer that no text has used.
     unused: Mutex<TokenParser>,
-    /// With the lexer that texts share, so that what it learns from one text serves the next ones.
+    /// The parser with the lexer that texts share, so that what it learns from one text serves the next ones.
     shared: Mutex<StartParser>,
     /// Bytes of the unused lexer, approximately, and of the shared one when a text used it last: to ask it would
     /// be to wait for the text that uses it.
@@ -24,8 +24,9 @@ pub(super) struct Compiled {
 
 /// A parser at the start of a text. Clones share its lexer.
 ///
-/// What a lexer may learn is limited, and what all texts taught it counts together. Where it fails, it fails
-/// for good, so texts then go on with another one: see [`Grammar::newer_than`] and [`Grammar::unused`].
+/// The number of states that a lexer may learn is limited, and the states that all texts taught it count together. A
+/// lexer that fails, fails for good, so texts then go on with another one: see [`CompiledGrammar::newer_than`] and
+/// [`CompiledGrammar::unused`].
 #[derive(Clone)]
 pub(super) struct StartParser {
     parser: TokenParser,

@@ -24,7 +24,7 @@ pub struct Compiler {
     waiting: Places,
 }
 
-/// Who waits for a grammar.
+/// The client that waits for a grammar.
 pub struct Waiter<'a> {
     /// Clients take turns, and few grammars of each are compiled at once.
     pub client: ClientId,
@@ -146,7 +146,7 @@ impl Builder {
     }
 }
 
-/// What a grammar may cost: about 20 ms to compile its lexemes, and 15 ms for the worst mask.
+/// Returns the limits of a grammar's cost: about 20 ms to compile its lexemes, and 15 ms for the worst mask.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_lexer_states: 50_000,

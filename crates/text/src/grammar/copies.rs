@@ -1,5 +1,5 @@
-//! How large a schema becomes for llguidance, which copies what a reference leads to where a value must also fit other
-//! schemas, and multiplies alternatives there. A kilobyte can become gigabytes.
+//! Estimates the size of a schema for llguidance. llguidance copies the target of a reference where a value must also
+//! fit other schemas, and multiplies alternatives there. A kilobyte can become gigabytes.
 
 use super::schema::{ANNOTATIONS, DEFINITIONS, Holds, Parts, children, holds, meets, resolve};
 use serde_json::Value;
@@ -11,15 +11,15 @@ const MAX_BYTES: f64 = (16 << 20) as f64;
 const MAX_DEPTH: usize = 1000;
 /// Maximum number of properties of an object, if the schema has no other.
 const MAX_PROPERTIES: usize = 4000;
-/// What a part takes besides its texts.
+/// Bytes that a part takes besides its texts.
 const PART_BYTES: f64 = 16.0;
 
-/// Maximum bytes of the name of a property where names are compared with patterns, and of all names of an object.
-/// What a pattern may take grows with both.
+/// Maximum bytes of the name of a property where names are compared with patterns, and of all names of an object. The
+/// cost of a pattern grows with both.
 const MAX_NAME_BYTES: usize = 256;
 const MAX_NAMES_BYTES: usize = 64 << 10;
 
-/// What the schemas of a source have taken of its limits.
+/// The share of its limits that the schemas of a source have taken.
 #[derive(Default)]
 pub struct Taken {
     bytes: f64,
@@ -31,7 +31,7 @@ impl Taken {
     /// Checks how large `schema` becomes, beside those before it.
     ///
     /// # Errors
-    /// What is too large, in words that follow the name of the field.
+    /// A text that names what is too large, in words that follow the name of the field.
     pub fn add(&mut self, schema: &Value) -> Result<(), String> {
         for (_, part) in Parts::of(schema) {
             self.add_properties(part)?;

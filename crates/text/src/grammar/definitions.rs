@@ -91,7 +91,7 @@ impl<'a> Copier<'a> {
         Some(copy.into())
     }
 
-    /// What `keyword` has.
+    /// Returns a copy of the value of `keyword`.
     fn values(&mut self, keyword: &str, value: &Value) -> Option<Value> {
         Some(match (holds(keyword, value), value) {
             (Holds::Named, Value::Object(named)) => {

@@ -15,9 +15,9 @@ const MAX_KEPT: usize = 64;
 const MAX_KEPT_BYTES: usize = 256 << 20;
 /// Maximum bytes of all grammars, approximately: of those that are kept and of those that requests hold.
 const MAX_BYTES: usize = 512 << 20;
-/// How long a source may be compiled.
+/// Maximum time that a source may be compiled.
 const MAX_COMPILE: Duration = Duration::from_secs(10);
-/// How long a request waits for its source's turn.
+/// Maximum time that a request waits for its source's turn.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A grammar, or what is wrong with its source, in words that follow the name of its field; an error if the

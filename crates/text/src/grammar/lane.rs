@@ -1,4 +1,4 @@
-//! Who compiles when: a lane of its own, so that nothing else waits for large grammars.
+//! The lane on which grammars are compiled. It is one of its own, so that nothing else waits for large grammars.
 
 use super::compiled::lock;
 use foretoken_core::error::caught_here;
@@ -17,7 +17,7 @@ const MAX_PLACES: usize = 256;
 /// Stack of a job: what a source can nest is bounded, and a frame of a parser takes up to some KiB.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Who asks. Clients take turns.
+/// The client that asks for a compilation. Clients take turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientId(pub u64);
 

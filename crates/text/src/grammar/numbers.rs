@@ -20,7 +20,7 @@ const END: i128 = 1 << 63;
 /// Checks the numbers of `schema`.
 ///
 /// # Errors
-/// What is wrong, and where, in words that follow the name of the field.
+/// A text that says what is wrong, and where, in words that follow the name of the field.
 pub fn check(schema: &Value) -> Result<(), String> {
     let mut parts = Parts::of(schema);
     let (mut steps, mut may_meet) = (Vec::new(), false);
@@ -68,7 +68,7 @@ fn wrong_bound(part: &Value) -> Option<Wrong> {
     })
 }
 
-/// What happens to `number`, if it is not kept. Integers are read as integers, others as decimal numbers.
+/// Returns what happens to `number`, if it is not kept. Integers are read as integers, others as decimal numbers.
 fn rounded(number: &Number, is_integer: bool) -> Option<String> {
     let float = number.as_f64()?;
     let exact = match (number.as_i64(), number.as_u64()) {
@@ -176,7 +176,7 @@ fn have_multiple(steps: &[Decimal]) -> bool {
     others.iter().try_fold(*first, lcm).is_some()
 }
 
-/// What is wrong with the `multipleOf` of `part`, also together with those of parts that it joins directly.
+/// Returns what is wrong with the `multipleOf` of `part`, also together with those of parts that it joins directly.
 fn wrong_step(part: &Value, root: &Value) -> Option<Wrong> {
     let too_large = |what| Some(("multipleOf", what));
     if Decimal::of(part).is_some_and(|step| !step.divides()) {

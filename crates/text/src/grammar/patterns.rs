@@ -1,7 +1,7 @@
 //! `patternProperties` that llguidance reads wrongly.
 //!
-//! It offers a property for each pattern, and then excludes the names that are declared. Where all names of a
-//! pattern are, a comma is offered that nothing can follow.
+//! llguidance offers a property for each pattern, and then excludes the names that are declared. Where all names of a
+//! pattern are declared, it offers a comma that nothing can follow.
 
 use super::schema::{Parts, children_mut, meets};
 use llguidance::derivre::{RegexAst, RegexBuilder};
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 const PATTERNS: &str = "patternProperties";
 /// Maximum number of comparisons of a name with a pattern. What is not compared stays as it is.
 const MAX_MATCHES: usize = 50_000;
-/// What a pattern costs, in comparisons.
+/// Cost of a pattern, in comparisons.
 const PATTERN_MATCHES: usize = 100;
 /// Maximum bytes of the copies of a pattern's schema.
 const MAX_COPIED: usize = 64 << 10;
@@ -42,7 +42,7 @@ fn names(part: &Value) -> impl Iterator<Item = &str> {
     properties.map(String::as_str).chain(required)
 }
 
-/// What a whole schema declares.
+/// The declarations of a whole schema.
 #[derive(Default)]
 struct Declared {
     names: BTreeSet<String>,

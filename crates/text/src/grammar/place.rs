@@ -16,7 +16,7 @@ const MAX_SEARCH: Duration = Duration::from_millis(500);
 const MAX_MESSAGE_CHARS: usize = 600;
 const MAX_QUOTED_CHARS: usize = 120;
 
-/// What is wrong with a source that llguidance refuses with `error`, in words that follow the name of its
+/// Describes what is wrong with a source that llguidance refuses with `error`, in words that follow the name of its
 /// field. `check` is llguidance's error for another source.
 pub fn describe(
     source: &GrammarSource,
@@ -48,7 +48,8 @@ pub fn describe(
     }
 }
 
-/// What is wrong with a source on which llguidance panicked with `message`.
+/// Describes what is wrong with a source on which llguidance panicked with `message`, in words that follow the name
+/// of its field.
 pub fn panicked(message: &str) -> String {
     if message.starts_with("attempt to ") && message.ends_with(" overflow") {
         return "is not supported: its numbers are too large to compute with".into();

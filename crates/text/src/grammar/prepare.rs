@@ -5,14 +5,14 @@ use super::{numbers, patterns};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Deserializer, Value};
 
-/// How a schema begins in a grammar.
+/// The beginning of a schema in a grammar in text form.
 const MARKER: &str = "%json";
 
 /// Checks the schemas of `source`, also those within a grammar in text form, and writes what llguidance reads wrongly
 /// in another way.
 ///
 /// # Errors
-/// What would not be kept, in words that follow the name of the field.
+/// A text that names what would not be kept, in words that follow the name of the field.
 pub fn prepare(source: &mut TopLevelGrammar) -> Result<(), String> {
     let mut taken = Taken::default();
     for grammar in &mut source.grammars {

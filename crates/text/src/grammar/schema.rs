@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 /// Keywords that change no text.
 pub const ANNOTATIONS: [&str; 5] = ["title", "description", "default", "examples", "$comment"];
-/// Where definitions are.
+/// The keywords under which definitions stand.
 pub const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// A step from a schema to one within it.
@@ -29,7 +29,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// What a keyword has.
+/// The kind of a keyword's value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Holds {
     /// Schemas by name.
@@ -40,7 +40,7 @@ pub enum Holds {
     Data,
 }
 
-/// What `keyword` has. Keywords that are not known may hold definitions.
+/// Returns the kind of the value of `keyword`. Keywords that are not known may hold definitions.
 pub fn holds(keyword: &str, value: &Value) -> Holds {
     match (keyword, value) {
         ("enum" | "const" | "default" | "examples" | "x-guidance", _) => Holds::Data,

@@ -1,4 +1,4 @@
-//! What a text can be asked to follow, and the checks that bound it.
+//! The sources that a text can be asked to follow, and the checks that bound them.
 
 use foretoken_core::error::{Error, FieldPath, Result};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -24,8 +24,8 @@ pub enum GrammarSource {
     Lark(String),
 }
 
-/// How JSON is written unless a schema's `x-guidance` says otherwise: on one line, as Python's `json.dumps`
-/// writes it. So everything but the values is forced, and no model can go on with blanks for ever.
+/// The style in which JSON is written unless a schema's `x-guidance` says otherwise: on one line, as Python's
+/// `json.dumps` writes it. So everything but the values is forced, and no model can go on with blanks for ever.
 pub(super) fn json_style() -> Map<String, Value> {
     let style = json!({
         "whitespace_flexible": false,

@@ -1,4 +1,4 @@
-//! Where one text is in its grammar.
+//! The place of one text in its grammar.
 
 use super::compiled::{Compiled, CompiledGrammar, StartParser, lock};
 use foretoken_core::sampling::{Grammar, GrammarRules, GrammarState, Mask};
@@ -99,7 +99,7 @@ impl TextState {
             .is_ok_and(|reached| reached != Reached::Refused)
     }
 
-    /// What `read` finds with the parser of this state.
+    /// Returns the result of `read` with the parser of this state.
     ///
     /// The lexer is shared by the texts of a grammar, and drafts that were rejected taught it, too. So where it
     /// reaches its limit, `read` is repeated with the lexer that texts share by now, and then with an unused one:

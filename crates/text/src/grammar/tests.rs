@@ -183,7 +183,7 @@ fn a_mask_is_a_function_of_the_tokens() {
     }
 }
 
-/// What is forced is what the masks force: token by token, the only one allowed.
+/// Forced tokens are those that the masks force: token by token, the only allowed one.
 #[test]
 fn forced_tokens_are_the_only_ones() {
     let vocabulary = vocabulary();

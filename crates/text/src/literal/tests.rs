@@ -116,7 +116,7 @@ fn a_token_that_any_text_may_have_is_refused() {
     );
 }
 
-/// With a normalizer, and a space that is put in front of a text.
+/// The tokenizer has a normalizer, and puts a space in front of a text.
 #[test]
 fn sentencepiece_writes_names_as_text() {
     let path = concat!(

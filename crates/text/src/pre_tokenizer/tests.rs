@@ -12,7 +12,7 @@ fn words_of(name: &str, text: &str) -> Vec<String> {
     words.into_iter().map(range).collect()
 }
 
-/// What another engine (the Python package `regex`) makes of the same patterns.
+/// The expected words are those of another engine (the Python package `regex`) for the same patterns.
 #[test]
 fn each_name_splits_as_its_models_do() {
     for (name, expected) in [

@@ -1,4 +1,4 @@
-//! How filters and methods read what they are given.
+//! The arguments of filters and methods, and how they are read.
 
 use minijinja::value::{Kwargs, from_args};
 use minijinja::{Error, ErrorKind, Value};

@@ -1,5 +1,5 @@
-//! What chat templates call beyond the library's own filters, tests and functions, and where those differ from
-//! Jinja's.
+//! The filters, tests and functions of chat templates that the library lacks, and those in which the library differs
+//! from Jinja.
 
 use super::arguments::{arguments, indent_text, is_set, refused};
 use super::output::{BoundedOutput, too_long};

@@ -145,7 +145,7 @@ fn separator(given: &[Value]) -> Result<&str, Error> {
     Ok(separator)
 }
 
-/// What stands before the separator, it, and what stands after it.
+/// Returns the text before the separator, the separator, and the text after it, or `whole` if it was not found.
 fn in_three(found: Option<(&str, &str)>, separator: &[Value], whole: [&str; 3]) -> Value {
     let parts = match found {
         Some((before, after)) => vec![before.into(), separator[0].clone(), after.into()],

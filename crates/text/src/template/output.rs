@@ -5,7 +5,7 @@ use std::io;
 /// Bytes of a prompt, and of a value as JSON. More than any context takes.
 pub(super) const MAX_OUTPUT: usize = 64 << 20;
 
-/// What is said of a text that would be longer.
+/// The message about a text that would be longer than [`MAX_OUTPUT`].
 pub(super) fn too_long() -> String {
     format!("it writes more than {} MiB", MAX_OUTPUT >> 20)
 }

@@ -14,7 +14,7 @@ pub(super) const PERCENT: &str = "__percent__";
 /// - `{% generation %}`, which marks for training what the assistant says, becomes a scope of its own.
 /// - `a % b` becomes `(a)|__percent__(b)`.
 ///
-/// What cannot be read stays as it is: the compiler tells why.
+/// A template that cannot be read stays as it is: the compiler tells why.
 pub(super) fn rewrite(source: &str, syntax: &SyntaxConfig) -> String {
     let source = if source.contains('\r') {
         Cow::Owned(source.replace("\r\n", "\n").replace('\r', "\n"))

@@ -1,4 +1,4 @@
-//! What templates need, and what no template may do.
+//! Tests of what templates need, and of what no template may do.
 
 mod jinja;
 mod limits;
@@ -129,7 +129,7 @@ fn a_broken_template_is_the_operators() {
     ));
 }
 
-/// What legitimate templates use, and an earlier version refused.
+/// Features that legitimate templates use, and that an earlier version refused.
 #[test]
 fn the_whole_language_works() {
     let messages = json!([{"role": "user"}, {"role": "user"}, {"role": "tool"}]);

@@ -1,4 +1,4 @@
-//! What is known of a text, or refused, before it is encoded.
+//! Tests of what is known of a text, or refused, before the text is encoded.
 
 use super::*;
 

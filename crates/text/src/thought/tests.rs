@@ -134,7 +134,7 @@ fn what_looks_like_a_call_in_a_thought_and_is_none_is_reasoning() {
     }
 }
 
-/// What cannot be a call is passed on at once, and so is the call itself when the text ends.
+/// A text that cannot be a call is passed on at once. The call itself is passed on when the text ends.
 #[test]
 fn only_calls_are_held() {
     let mut parser = parser(ToolFormat::Hermes, true, usize::MAX);

@@ -7,7 +7,7 @@ use crate::harmony;
 use crate::reasoning::ReasoningFormat;
 use serde_json::Value;
 
-/// What an answer must be: reasoning, and then calls or content.
+/// The form of an answer: reasoning, and then calls or content.
 #[derive(Debug, Clone, Copy)]
 pub struct Answer<'a> {
     /// Whether the model reasons first: `None` = never, else whether it does so without saying so (see

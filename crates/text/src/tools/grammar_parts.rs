@@ -1,4 +1,4 @@
-//! What the grammars of tool calls share.
+//! The parts that the grammars of tool calls share.
 
 use super::{ToolFormat, function};
 use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, standalone};

@@ -113,7 +113,7 @@ impl ToolFormat {
         }
     }
 
-    /// What a model writes to make `calls`, which must not be empty.
+    /// Returns the text that a model writes to make `calls`, which must not be empty.
     fn write(self, calls: &[WrittenCall<'_>]) -> String {
         let key = self.arguments_key();
         let object = |call: &WrittenCall<'_>| {

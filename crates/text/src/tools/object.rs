@@ -1,6 +1,6 @@
 //! Reads the JSON object of one call, a character at a time.
 
-/// What a character does to the object.
+/// The effect of a character on the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Nothing is certain yet.
@@ -46,7 +46,7 @@ impl Extent {
     }
 }
 
-/// What comes next in the object.
+/// The part of the object that comes next.
 #[derive(Debug)]
 enum At {
     Start,

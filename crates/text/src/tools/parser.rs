@@ -29,7 +29,7 @@ pub struct ToolParser {
     state: CallState,
     /// The beginning of a marker, perhaps.
     unread: String,
-    /// What becomes content if no call begins: a marker and the text after it.
+    /// The text that becomes content if no call begins: a marker and the text after it.
     held: String,
     /// Space at the end of the content so far.
     space: String,

@@ -1,4 +1,4 @@
-//! What must be known of a function to read its calls.
+//! The facts about a function that are needed to read its calls.
 
 use super::function;
 use crate::grammar::resolve;
@@ -8,7 +8,7 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub name: String,
-    /// Its parameters by name.
+    /// The function's parameters, by name.
     parameters: Vec<(String, ValueKind)>,
 }
 
@@ -36,7 +36,7 @@ impl Signature {
         }
     }
 
-    /// How the value of `parameter` is written. One that the schema does not name is a text.
+    /// Returns the kind of the value of `parameter`. A parameter that the schema does not name is a text.
     pub fn kind(&self, parameter: &str) -> ValueKind {
         let known = self.parameters.iter().find(|(name, _)| name == parameter);
         known.map_or(ValueKind::Text { or_null: false }, |(_, kind)| *kind)
@@ -46,14 +46,14 @@ impl Signature {
 /// Tells the kinds of the parameters of a tool, one after the other.
 #[derive(Debug)]
 pub struct Kinds<'s> {
-    /// What references are within.
+    /// The schema that references are within.
     root: &'s Value,
     /// Schemas that may yet be looked into besides those of the parameters themselves.
     left: usize,
 }
 
 impl<'s> Kinds<'s> {
-    /// For schemas that may refer to parts of `root`.
+    /// Prepares for schemas that may refer to parts of `root`.
     pub fn new(root: &'s Value) -> Self {
         let left = MAX_OF_TOOL;
         Self { root, left }
@@ -96,7 +96,7 @@ const MAX_OF_TOOL: usize = 4096;
 /// Tells whether schemas allow values of a type.
 struct Types<'s> {
     kind: &'static str,
-    /// What references are within.
+    /// The schema that references are within.
     root: &'s Value,
     /// Schemas that may yet be looked into: they may refer to each other, and each other to many.
     left: usize,

@@ -322,7 +322,7 @@ fn formats_are_known_by_what_templates_teach() {
     assert_eq!(ToolFormat::names(), names);
 }
 
-/// What a format writes, its parser reads.
+/// The parser of a format reads what the format writes.
 #[test]
 fn written_calls_are_read_back() {
     let written = [

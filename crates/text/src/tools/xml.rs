@@ -9,13 +9,13 @@ use crate::part::partial_marker;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// How a call begins and ends.
+/// The markers at the beginning and the end of a call and of a parameter.
 pub const FUNCTION: &str = "<function=";
 pub const END_FUNCTION: &str = "</function>";
 pub const PARAMETER: &str = "<parameter=";
 pub const END_PARAMETER: &str = "</parameter>";
 const END_CALL: &str = "</tool_call>";
-/// What ends a value. Models leave out ends; what follows then is on a line of its own.
+/// The markers that end a value. Models leave out ends; what follows then is on a line of its own.
 const END_VALUE: [&str; 4] = [
     END_PARAMETER,
     "\n<parameter=",
@@ -52,7 +52,7 @@ enum At {
     Dropped,
 }
 
-/// What was read.
+/// The result of reading a piece of a call.
 #[derive(Debug, PartialEq)]
 pub struct XmlRead {
     pub bytes: usize,
@@ -188,8 +188,8 @@ fn name(rest: &str) -> Option<Result<(&str, usize), ()>> {
     }
 }
 
-/// What is certain to belong to a value, and, if it ends there, the bytes up to the end of it. `None` if
-/// nothing is certain.
+/// Returns the text that is certain to belong to a value, and, if the value ends there, the bytes up to the end of
+/// it. `None` if nothing is certain.
 fn value_text(rest: &str) -> Option<(&str, Option<usize>)> {
     let ends = END_VALUE
         .iter()
@@ -232,7 +232,7 @@ fn complete(value: &str, kind: ValueKind) -> String {
     }
 }
 
-/// What a model writes to make `call`.
+/// Returns the text that a model writes to make `call`.
 pub fn write(call: &WrittenCall<'_>) -> String {
     let arguments: Map<String, Value> = serde_json::from_str(call.arguments).unwrap_or_default();
     let parameter = |(key, value): (&String, &Value)| {

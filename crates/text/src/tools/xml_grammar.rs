@@ -27,7 +27,7 @@ pub fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> Option<String
     ))
 }
 
-/// What follows the value of a parameter.
+/// The text after the value of a parameter.
 fn end_of_value() -> String {
     format!("\n{END_PARAMETER}\n")
 }

@@ -176,8 +176,8 @@ fn later_passes_move_through_all_positions() {
     assert_eq!(seen, positions);
 }
 
-/// What a position predicts does not depend on the tokens and hidden states after it, except on those
-/// tokens that a deeper pass reads.
+/// The predictions of a position do not depend on the tokens and hidden states after it, except on those tokens that
+/// a deeper pass reads.
 #[test]
 fn no_position_sees_the_future() {
     let head = head();

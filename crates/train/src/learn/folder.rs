@@ -17,7 +17,7 @@ const NOTE: &str = "learn.json";
 /// The bits of a hash of 32 that are not kept: 24 tell one key from another, and do not help to find one.
 const KEY_SHIFT: u32 = 8;
 
-/// Whose texts the head knows.
+/// A note about whose texts the head knows.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LearnNote {

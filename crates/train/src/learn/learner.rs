@@ -35,7 +35,7 @@ const QUIET: Duration = Duration::from_millis(200);
 pub struct Version {
     /// The head as it drafts, with the rounding of its blocks.
     head: TrainHead,
-    /// Its weights before rounding; `None` = it is the head that was given, which has no others.
+    /// The head's weights before rounding; `None` = the head is the one that was given, which has no others.
     trained: Option<ByName<Tensor>>,
     /// The head's scores in held-out examples, by the examples' numbers.
     scores: HashMap<u64, Score>,
@@ -81,13 +81,13 @@ pub struct HeadTraining {
     pub metrics: LearnMetrics,
 }
 
-/// When the learner computes: while no request runs, and for its share of that time.
+/// The times at which the learner computes: while no request runs, and for its share of that time.
 pub struct Pace {
     /// A pool of one thread: whatever candle spreads over "the" pool stays on it.
     pub pool: ThreadPool,
     pub share: f64,
     pub inbox: Receiver<TrainingExample>,
-    /// When it last saw a request run.
+    /// The time at which the learner last saw a request run.
     pub last_busy: Instant,
     /// Whether the drafter is gone.
     pub has_ended: bool,

@@ -1,4 +1,4 @@
-//! What the learner says of its work.
+//! Metrics of the learner's work.
 
 use foretoken_core::error::{Error, Result};
 use prometheus::{Counter, Gauge, IntCounter, IntGauge, Registry};

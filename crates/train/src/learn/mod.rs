@@ -39,10 +39,10 @@ const MAX_WAITING: usize = 64;
 /// Steps over which the head is unrolled on its own outputs; the default of `distill`.
 const PASSES: usize = 3;
 
-/// How a head learns.
+/// Options of a head's learning.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnOptions {
-    /// Where it is kept.
+    /// The folder in which the head is kept.
     pub folder: PathBuf,
     /// Share of the time of one core while no request runs, above 0 and at most 1.
     pub share: f64,
@@ -75,7 +75,7 @@ pub struct Learning {
     learner: IdleLearner,
 }
 
-/// What `--learn` would train, for a server with this API key.
+/// The head that `--learn` would train, for a server with this API key.
 pub struct LearnSetup<'a> {
     pub options: &'a LearnOptions,
     /// The head of `--draft-model`, and how it is loaded.
@@ -187,7 +187,7 @@ fn versions(
     Ok((train, used, Some(Version::new(given, None))))
 }
 
-/// Whatever candle spreads over "the" pool stays on its one thread.
+/// Returns a pool of one thread: whatever candle spreads over "the" pool stays on it.
 fn one_thread() -> Result<ThreadPool> {
     ThreadPoolBuilder::new()
         .num_threads(1)
@@ -200,7 +200,7 @@ fn one_thread() -> Result<ThreadPool> {
 pub struct IdleLearner(Learner);
 
 impl Learning {
-    /// What the drafter needs, and the learner.
+    /// Splits this into the drafter's link and the learner.
     pub fn split(self) -> (LearnerLink, IdleLearner) {
         (self.link, self.learner)
     }

@@ -67,10 +67,10 @@ impl HeadFile {
         })
     }
 
-    /// Its `config.json`.
+    /// Returns the head's `config.json`.
     ///
     /// # Errors
-    /// If its layer is not like Llama's.
+    /// If the head's layer is not like Llama's.
     pub fn json(&self) -> Result<Value> {
         let mut json = head_json(&self.config)?;
         json["torch_dtype"] = match self.dtype {

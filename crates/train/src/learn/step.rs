@@ -95,9 +95,9 @@ impl Candidate {
         Ok(true)
     }
 
-    /// What drafts of `head` would be worth at the positions of `example`: a draft token counts if those before it
-    /// in its draft stand. Of a greedy text it stands or not; of a sampled one, with the probability that the head
-    /// gives it.
+    /// Returns the worth that drafts of `head` would have at the positions of `example`. A draft token counts if the
+    /// tokens before it in its draft stand. In a greedy text a draft token stands or not; in a sampled one it stands
+    /// with the probability that the head gives it.
     ///
     /// # Errors
     /// If the device fails.

@@ -1,9 +1,9 @@
-//! How a text is cut into pieces changes nothing: neither the blocks of an answer nor their order.
+//! Tests that the cuts of a text into pieces change neither the blocks of an answer nor their order.
 
 use super::super::super::blocks::{Blocks, Change, OutputBlock};
 use super::*;
 
-/// What a client sees: each block with its kind and text, as it was built up by changes.
+/// The blocks that a client sees: each with its kind and text, as it was built up by changes.
 type Shown = Vec<(&'static str, String)>;
 
 fn call(name: &str) -> serde_json::Value {

@@ -1,4 +1,4 @@
-//! What a request says of drafts: predictions, their length, and whose texts they come from.
+//! Tests of a request's fields about drafts: predictions, their length, and whose texts they come from.
 
 use super::*;
 

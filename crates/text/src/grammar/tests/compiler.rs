@@ -1,4 +1,4 @@
-//! What the compiler keeps, and who waits for whom.
+//! Tests of what the compiler keeps, and of who waits for whom.
 
 use super::super::toy::ToyTokens;
 use super::super::*;
@@ -24,7 +24,7 @@ fn compiled_grammars_are_kept() {
     assert_ne!(of(1), first, "the oldest make room");
 }
 
-/// How long something may take that nothing delays.
+/// Maximum time of something that nothing delays.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The vocabulary, whose tokenizer waits at "slow" until it may go on, and counts what it encodes.
@@ -103,7 +103,7 @@ fn a_slow_source_delays_only_equal_ones() {
     assert!(texts.iter().all(|text| text == "fast"), "{texts:?}");
 }
 
-/// What is wrong with a source is found once, and told for every field that has it.
+/// The error of a source is found once, and told for every field that has the source.
 #[test]
 fn what_is_wrong_is_kept() {
     let (compiler, texts, _) = gated();
@@ -148,7 +148,7 @@ fn the_place_of_an_error_is_not_searched_for_long() {
     assert!(seconds < 3.0, "{seconds}");
 }
 
-/// What `client` gets for the source of `text`. `begins` is called if it waits.
+/// Asks `compiler` for the grammar of `text` in the name of `client`. `begins` is called if the client waits.
 fn ask(compiler: &Compiler, client: u64, text: &str, begins: &dyn Fn()) -> Result<Grammar> {
     let client = ClientId(client);
     let source = GrammarSource::Choice(vec![text.into()]);

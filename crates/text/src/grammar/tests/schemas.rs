@@ -157,7 +157,7 @@ fn numbers_are_kept_or_refused() {
     }
 }
 
-/// What the check does not find overflows in the parser: in a release, too.
+/// A product that the check does not find overflows in the parser, also in a release.
 #[test]
 fn overflows_are_refused() {
     let part = json!({"properties": {"a": {"multipleOf": 100_003}}});
@@ -275,7 +275,7 @@ fn patterns_of_declared_names_lead_nowhere() {
     );
 }
 
-/// What becomes too large is refused before it is built; what honest schemas repeat is not.
+/// A schema that becomes too large is refused before it is built. The repetitions of honest schemas are not refused.
 #[test]
 fn copies_are_bounded() {
     let chain = |count: usize, last: Value, link: &dyn Fn(Value) -> Value| {

@@ -1,5 +1,6 @@
-//! What Jinja and transformers render: each line of `jinja.jsonl` has a template and its text, or null where it is
-//! refused. The texts are those of jinja2 3.1.6 in the environment that transformers 5.24 makes for chat templates.
+//! Comparison with the texts of Jinja and transformers: each line of `jinja.jsonl` has a template and its text, or
+//! null where it is refused. The texts are those of jinja2 3.1.6 in the environment that transformers 5.24 makes for
+//! chat templates.
 
 use super::super::{Chat, ChatTemplate};
 use serde_json::json;

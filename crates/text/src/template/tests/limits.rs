@@ -1,4 +1,4 @@
-//! What bounds a template: its source, its instructions, its recursion and its output.
+//! Tests of the limits of a template: its source, its instructions, its recursion and its output.
 
 use super::super::{Chat, ChatTemplate, MAX_SOURCE};
 use foretoken_core::error::{Error, Result};
@@ -13,7 +13,7 @@ fn run(source: &str, messages: &[Value], extra: &Map<String, Value>) -> Result<S
     })
 }
 
-/// What is said.
+/// Returns the message with which a template is refused.
 fn refused(source: &str) -> String {
     let shown: String = source.chars().take(80).collect();
     let messages = [json!({"role": "user", "content": "Hi"})];
@@ -115,7 +115,7 @@ fn sources_do_not_overflow_the_stack() {
     }
 }
 
-/// What a request says may be large; a template that reads each message a few times can take it.
+/// The values of a request may be large. A template that reads each message a few times can take them.
 #[test]
 fn requests_cannot_swell_a_template() {
     let mut nested = json!([]);
@@ -142,7 +142,7 @@ fn requests_cannot_swell_a_template() {
     assert!(run(quadratic, &many, &Map::new()).is_err());
 }
 
-/// What fills up, cuts, or indents takes no more than an output may have, and says so.
+/// A function that fills up, cuts, or indents takes no more than an output may have, and says so.
 #[test]
 fn widths_are_bounded() {
     let long = "it writes more than 64 MiB";

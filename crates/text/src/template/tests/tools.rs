@@ -20,7 +20,7 @@ fn tools_without_spaces_are_known() {
     assert_eq!(template.render(&chat).unwrap(), wanted);
 }
 
-/// It is told apart from one that knows none, with its reason.
+/// A template that fails with tools is told apart from one that knows none, with its reason.
 #[test]
 fn a_template_that_fails_with_tools_says_why() {
     let refusing =

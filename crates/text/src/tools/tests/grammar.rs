@@ -81,7 +81,7 @@ fn large_definitions_are_written_once() {
     }
 }
 
-/// What a stranger repeats is not written first and then refused: a GiB takes longer.
+/// A grammar with a stranger's repetitions is not written first and then refused: a GiB takes longer.
 #[test]
 fn the_text_is_bounded_while_it_grows() {
     let all = large(125_000);

@@ -285,7 +285,7 @@ fn chat(template: &ChatTemplate, with_tools: bool) -> String {
     template.render(&chat).expect("it renders")
 }
 
-/// What the assistant wrote in its first turn, read as its answer.
+/// Reads the assistant's first turn as its answer.
 fn first_call(format: ToolFormat, prompt: &str, begin: &str, end: &str) -> Vec<Part> {
     let (_, turn) = prompt.split_once(begin).expect("a turn");
     let (turn, _) = turn.split_once(end).expect("its end");
