@@ -12,7 +12,7 @@ use foretoken_kernels::Span;
 pub(super) struct BlockConv {
     /// `[2, taps, groups, channels of a group]`.
     base: Tensor,
-    /// To what is added to the factors of each group: of the input, then of the output.
+    /// The product that makes what is added to the factors of each group: first of the input, then of the output.
     projection: Linear,
     shape: ConvShape,
 }
@@ -28,13 +28,13 @@ pub struct ConvShape {
 
 /// Where the rows of a step are in their blocks.
 pub(super) struct BlockPlaces {
-    /// By distance, from 1: for each row that so far before it, or itself, u32, and whether it is in its
-    /// block, `[rows, 1, 1]`.
+    /// One entry for each distance, from 1. For each row, the first tensor has the row so far before it, u32, or row 0
+    /// if there is none. The second tensor, `[rows, 1, 1]`, says whether that row is in the same block.
     before: Vec<(Tensor, Tensor)>,
 }
 
 impl BlockPlaces {
-    /// Those of blocks with these `spans`, for convolutions with so many `taps`.
+    /// The places of the rows of blocks with these `spans`, for convolutions with so many `taps`.
     ///
     /// # Errors
     /// If the device fails.

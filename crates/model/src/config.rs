@@ -40,7 +40,7 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// How matrices are packed, if they are.
     pub packed: Option<PackedConfig>,
-    /// How the names of the tensors begin that a checkpoint has for images, which are not read.
+    /// Prefixes of the names of the tensors that a checkpoint has for images. These tensors are not read.
     pub skipped_tensors: &'static [&'static str],
 }
 
@@ -59,14 +59,14 @@ const END_TOKENS: [&str; 9] = [
 
 /// The architecture of an EAGLE-3 head in a GGUF file.
 pub const GGUF_EAGLE3: &str = "eagle3";
-/// That of a parallel head.
+/// The architecture of a parallel head in a GGUF file.
 pub const GGUF_DFLASH: &str = "dflash";
-/// Those of all draft heads.
+/// The architectures of all draft heads in GGUF files.
 pub const GGUF_HEADS: [&str; 2] = [GGUF_EAGLE3, GGUF_DFLASH];
 
 /// Keys of draft heads that say nothing about their layers: [`HeadConfig`](super::HeadConfig) reads them.
 pub const HEAD_KEYS: [&str; 44] = [
-    // Of the linear layer before those of EAGLE-1; its tensors tell.
+    // Whether the linear layer before the layers of EAGLE-1 has a bias; its tensors tell.
     "bias",
     "aux_hidden_state_layer_ids",
     "block_size",
@@ -86,7 +86,7 @@ pub const HEAD_KEYS: [&str; 44] = [
     "has_no_defaults_at_init",
     "input_embedding_scale",
     "is_causal",
-    // Of training.
+    // Keys of training.
     "lambda_base_decay_ratio",
     "lambda_base_start",
     "logits_correction_emb_dim",

@@ -5,7 +5,7 @@ const MAX_TAPS: usize = 16;
 /// Maximum number of channels: two heads of the largest size.
 const MAX_CHANNELS: usize = 1 << 13;
 
-/// What distinguishes such layers.
+/// What distinguishes layers with a short convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShortConvSpec {
     /// Number of tokens that are mixed, the row's own included.

@@ -33,7 +33,7 @@ pub fn load(
 /// Reads the products of rows of `inputs` values, in the order that [`delta_net`](foretoken_kernels::delta_net) takes.
 ///
 /// # Errors
-/// As [`load`].
+/// Returns the errors of [`load`].
 pub fn products(
     weights: &mut Weights,
     at: impl Fn(&str) -> String,
@@ -66,8 +66,8 @@ pub fn products(
     })
 }
 
-/// The order in which z, q, k and v of all heads follow one another, of rows that have q, k, v and z of one head of keys
-/// after the other; and that of b and a.
+/// The order in which z, q, k and v of all heads follow one another, of rows that have q, k, v and z of one head of
+/// keys after the other; and that of b and a.
 fn orders(shape: &DeltaShape) -> (Vec<u32>, Vec<u32>) {
     let values = shape.values() / shape.key_heads;
     let per_key = shape.value_heads / shape.key_heads;

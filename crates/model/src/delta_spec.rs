@@ -8,7 +8,7 @@ const MAX_TAPS: usize = 16;
 const MAX_HEADS: usize = 1 << 10;
 const MAX_DIM: usize = 1 << 10;
 
-/// What distinguishes such layers.
+/// What distinguishes layers with the gated delta rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaSpec {
     pub shape: DeltaShape,
@@ -22,7 +22,8 @@ pub enum DeltaLayout {
     ByHead,
     /// Qwen3.5: q, k and v of all heads in one; z, b and a each alone.
     Apart,
-    /// The same in files of llama.cpp, where the first heads of values of all heads of keys come first, then the second.
+    /// As [`DeltaLayout::Apart`], in files of llama.cpp. The first heads of values of all heads of keys come first,
+    /// then the second ones.
     ApartTiled,
     /// Qwen3-Next in files of llama.cpp: b and a as in `ByHead`, the others as in `Apart`.
     GatesByHead,

@@ -11,21 +11,22 @@ use foretoken_core::error::Result;
 
 /// A loaded correction. The GRU is that of PyTorch, without biases.
 pub(super) struct Domino {
-    /// That of the block.
+    /// The embedding whose rows the block consists of.
     embedding: Embedding,
-    /// From the embedding of a token, and from the state before it, to the reset gate, the update gate and the
-    /// candidate for the next state.
+    /// Projects the embedding of a token to the reset gate, the update gate and the candidate for the next state.
     of_token: Linear,
+    /// Projects the state before the token to the reset gate, the update gate and the candidate for the next state.
     of_state: Linear,
-    /// From hidden state and state to the rank of the correction, and on to the outputs.
+    /// Projects hidden state and state to the rank of the correction.
     down: Linear,
+    /// Projects the rank of the correction to the outputs.
     up: Linear,
     of: DominoConfig,
 }
 
 impl Domino {
-    /// Reads the weights of one of a head whose layers are like `config`, and whose blocks consist of rows of
-    /// `embedding`.
+    /// Reads the weights of the correction of a head whose layers are like `config`, and whose blocks consist of rows
+    /// of `embedding`.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -72,7 +73,8 @@ impl Domino {
         level >= self.of.prefix
     }
 
-    /// What is added to the logits, `[rows, outputs]`, of rows with these hidden states after these states.
+    /// What is added to the logits, `[rows, outputs]`, of rows with these `hidden` states that follow these `states` of
+    /// the GRU.
     ///
     /// # Errors
     /// If the device fails.
@@ -81,7 +83,7 @@ impl Domino {
         self.up.forward(&silu(&down)?)
     }
 
-    /// What it consists of, for the log.
+    /// The parts of the correction, for the log.
     pub fn describe(&self) -> String {
         let DominoConfig { width, rank, .. } = self.of;
         format!("a GRU of width {width}, a correction of rank {rank}")

@@ -26,9 +26,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Why the Hub did not deliver a file.
 #[derive(Debug)]
 pub enum HubError {
-    /// It requires a token, or a different one.
+    /// The Hub requires a token, or a different one.
     Denied,
-    /// It has no such file, revision or model.
+    /// The Hub has no such file, revision or model.
     NotFound,
     /// No answer, or one that asks to try again later.
     Unreachable(String),
@@ -99,7 +99,7 @@ impl HubClient {
     /// Describes the file `name` of model `id` at `revision`.
     ///
     /// # Errors
-    /// As [`HubError`] lists them.
+    /// Returns one of the errors that [`HubError`] lists.
     pub fn describe(&self, id: &str, revision: &str, name: &str) -> Result<RemoteFile, HubError> {
         let revision = escape(revision).replace('/', "%2F");
         let path = format!("{id}/resolve/{revision}/{}", escape(name));
@@ -124,7 +124,7 @@ impl HubClient {
     /// The commit that `revision` of model `id` points to, and the names of its files. Neither is validated.
     ///
     /// # Errors
-    /// As [`HubError`] lists them.
+    /// Returns one of the errors that [`HubError`] lists.
     pub fn list(
         &self,
         id: &str,
@@ -158,7 +158,7 @@ impl HubClient {
     /// `progress(done, total)`, in bytes, as they arrive. `limit` is the maximum size in bytes.
     ///
     /// # Errors
-    /// As [`HubError`] lists them; the bytes received so far stay in `part`.
+    /// Returns one of the errors that [`HubError`] lists. The bytes received so far stay in `part`.
     pub fn download(
         &self,
         file: &RemoteFile,
@@ -182,7 +182,7 @@ impl HubClient {
     /// The `len` bytes of `file` from byte `from` on.
     ///
     /// # Errors
-    /// As [`HubError`] lists them, and if the server sends whole files only.
+    /// Returns one of the errors that [`HubError`] lists. A server that sends whole files only is an error, too.
     pub fn range(&self, file: &RemoteFile, from: u64, len: u64) -> Result<Vec<u8>, HubError> {
         let mut tries = 1;
         loop {

@@ -35,25 +35,26 @@ pub struct EagleHead {
     first: LayerBody,
     /// The layers after it.
     others: Vec<Layer>,
-    /// Before the output layer; EAGLE-1 has none.
+    /// The norm before the output layer; EAGLE-1 has none.
     norm: Option<Norm>,
-    /// Whether the features of the rows after are the outputs after the norm.
+    /// Whether the features of the next rows are the outputs after the norm.
     norm_output: bool,
     output: OutputLayer,
-    /// Only of a P-EAGLE head: its block, and the hidden states of masks, `[1, reads * target's hidden]`.
+    /// The block of a P-EAGLE head, and the hidden states of masks, `[1, reads * target's hidden]`. Other heads have
+    /// neither.
     masked: Option<(MaskedBlock, Tensor)>,
     ropes: RopeTables,
     dtypes: Dtypes,
     device: Device,
 }
 
-/// How a row is made of a token's embedding and features.
+/// How a row is made of the embedding and the features of a token.
 enum EagleInput {
     /// EAGLE-1 and 2: the features are the target's normed last hidden states.
     Eagle {
         target_norm: Norm,
         target_eps: f32,
-        /// From embedding and features to the hidden size.
+        /// Projects embedding and features to the hidden size.
         fc: Linear,
     },
     /// The layer for further tokens of the target's own checkpoint: the features are as in EAGLE.
@@ -62,18 +63,19 @@ enum EagleInput {
         target_eps: f32,
         embedding_norm: Norm,
         feature_norm: Norm,
-        /// From both, normed, to the hidden size.
+        /// Projects embedding and features, both normed, to the hidden size.
         fc: Linear,
-        /// Of the attention's input.
+        /// The norm of the attention's input.
         input_norm: Norm,
         /// Number of such layers in the checkpoint, of which this is the first.
         count: usize,
     },
     /// EAGLE-3: the attention reads both, normed, side by side.
     Eagle3 {
-        /// Of the hidden states of all layers side by side, or of each layer; none in the first code.
+        /// The norms before `fc`: one of the hidden states of all layers side by side, or one of each layer. The first
+        /// code has none.
         before_fc: Vec<Norm>,
-        /// From the hidden states of some of the target's layers to the features.
+        /// Projects the hidden states of some of the target's layers to the features.
         fc: Linear,
         embedding_norm: Norm,
         feature_norm: Norm,
@@ -83,7 +85,7 @@ enum EagleInput {
 }
 
 impl EagleInput {
-    /// That of an EAGLE-3 head, whose first layer has its parts `at` these names.
+    /// Reads the input of an EAGLE-3 head; `at` names the parts of its first layer.
     fn of_eagle3(
         head: &HeadConfig,
         weights: &mut Weights,
@@ -192,11 +194,11 @@ impl EagleHead {
         })
     }
 
-    /// Reads the first layer for further tokens of a checkpoint like `target`, whose parts are called `names`; what
-    /// it has no own of, it shares of the target's `ends`.
+    /// Reads the first layer for further tokens of a checkpoint like `target`. Its parts are called `names`. The parts
+    /// that the layer lacks are shared with the target: they are those of the target's `ends`.
     ///
     /// # Errors
-    /// As [`EagleHead::load`], and if the layer has a tensor that is not read.
+    /// Returns the errors of [`EagleHead::load`]. A tensor of the layer that is not read is an error, too.
     pub(super) fn load_mtp(
         names: &MtpNames,
         mut weights: Weights,

@@ -30,18 +30,19 @@ type Matrices = Vec<Arc<dyn Matrix>>;
 pub(super) struct Experts {
     spec: ExpertsSpec,
     router: Linear,
-    /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined; or ups without gates.
+    /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined; or ups without
+    /// gates.
     gate_up: Vec<Matrices>,
     down: Matrices,
     biases: Option<Biases>,
-    /// What is added to the scores of the router where they are compared.
+    /// Values that are added to the scores of the router where the scores are compared.
     correction: Option<Vec<f32>>,
-    /// The expert of all rows, and what its factor is the sigmoid of, if it has one.
+    /// The expert of all rows. If it has a factor, the factor is the sigmoid of the second product.
     shared: Option<(Mlp, Option<Linear>)>,
 }
 
 impl Experts {
-    /// Reads those of a layer; `at` names its parts.
+    /// Reads the experts of a layer; `at` names the layer's parts.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -59,7 +60,7 @@ impl Experts {
             (spec.count, hidden),
             spec.has_bias,
         )?;
-        // Of gate and up in one.
+        // The order of the rows of gate and up in one tensor.
         let order = (layout.alternates).then(|| halves_from_pairs(1, 2 * width, 2 * width));
         let order = order.as_deref();
         let mut read =
@@ -96,21 +97,21 @@ impl Experts {
         })
     }
 
-    /// Its products that all rows use.
+    /// The products that all rows use: the router and the shared expert.
     pub fn linears(&mut self) -> Vec<&mut Linear> {
         let shared = self.shared.iter_mut();
         let shared = shared.flat_map(|(mlp, gate)| mlp.linears().into_iter().chain(gate));
         [&mut self.router].into_iter().chain(shared).collect()
     }
 
-    /// Those of them that adapters can change: of the shared expert.
+    /// The products that adapters can change: those of the shared expert.
     pub fn adapted_linears(&mut self) -> Vec<&mut Linear> {
         let shared = self.shared.iter_mut();
         shared.flat_map(|(mlp, _)| mlp.linears()).collect()
     }
 
-    /// Their output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters, and the number of
-    /// experts that some row chose.
+    /// The output of the experts, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters; and
+    /// the number of experts that some row chose.
     ///
     /// # Errors
     /// If the device fails.
@@ -191,7 +192,7 @@ struct Biases {
 }
 
 impl Biases {
-    /// Reads those of a layer, with the columns of gate and up in one in this order.
+    /// Reads the biases of a layer, with the columns of gate and up in one tensor in this order.
     fn load(
         weights: &mut Weights,
         (layout, spec): (&Layout, &ExpertsSpec),
@@ -356,7 +357,7 @@ mod tests {
         unquantized(&noise(name, shape), None).unwrap()
     }
 
-    /// Of width 24 and 32 inputs, of which those that are not in `read` have no values.
+    /// Experts of width 24 with 32 inputs. Those that are not in `read` have no values.
     fn random(spec: ExpertsSpec, read: &[usize]) -> Experts {
         let each = |part: &str, shape| -> Matrices {
             let one = |i: usize| -> Arc<dyn Matrix> {

@@ -52,7 +52,7 @@ pub struct ExpertGroups {
 /// An expert of all rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedExpert {
-    /// What its tensors are called in place of `mlp`.
+    /// The name that its tensors have in place of `mlp`.
     pub name: &'static str,
     pub width: usize,
     /// Whether its output has a factor of each row, the sigmoid of a product.

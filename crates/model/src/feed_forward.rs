@@ -18,7 +18,8 @@ pub(super) enum FeedForward {
 }
 
 impl FeedForward {
-    /// Reads that of a layer like `spec`; `at` names its parts. `None` = it has none.
+    /// Reads the MLP or the experts of a layer like `spec`; `at` names the layer's parts. `None` = the layer has
+    /// neither.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -38,7 +39,7 @@ impl FeedForward {
         }
     }
 
-    /// Its products that all rows use.
+    /// The products that all rows use.
     pub fn linears(&mut self) -> Vec<&mut Linear> {
         match self {
             Self::Mlp(mlp) => mlp.linears().into(),
@@ -46,7 +47,7 @@ impl FeedForward {
         }
     }
 
-    /// Those of them that adapters can change.
+    /// The products that adapters can change.
     pub fn adapted_linears(&mut self) -> Vec<&mut Linear> {
         match self {
             Self::Mlp(mlp) => mlp.linears().into(),
@@ -54,7 +55,7 @@ impl FeedForward {
         }
     }
 
-    /// Its output, `[rows, hidden]`, for `x` of the same shape, the rows of `step` that attend.
+    /// The output, `[rows, hidden]`, for `x` of the same shape, the rows of `step` that attend.
     ///
     /// # Errors
     /// If the device fails.

@@ -131,7 +131,7 @@ impl GgufFile {
     /// The `count` matrices of the tensor `name` (its Hugging Face name without `.weight`), one after another.
     ///
     /// # Errors
-    /// As [`GgufFile::matrix`].
+    /// Returns the errors of [`GgufFile::matrix`].
     pub fn matrices(
         &mut self,
         name: &str,
@@ -205,7 +205,7 @@ impl GgufFile {
         let pairs = rope.map_or(0, |rope| rope.width / 2);
         let name = of_rope.unwrap_or("rope_freqs.weight");
         if of_rope.is_some() {
-            // Those of short or of long contexts, of which only one is used.
+            // The factors of short and of long contexts, of which only one tensor is used.
             let all = self.header.tensors.keys().cloned();
             self.read
                 .extend(all.filter(|name| name.starts_with("rope_factors_")));
@@ -307,7 +307,7 @@ impl Stored {
         self.data = out;
     }
 
-    /// Its values, in f32.
+    /// The tensor's values, in f32.
     fn floats(self, device: &Device) -> Result<Tensor> {
         if let Some(kind) = self.kind.candles() {
             // On the CPU, so that no build needs candle's kernels for blocks on a GPU.

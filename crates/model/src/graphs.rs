@@ -155,7 +155,7 @@ impl GraphedDecoder {
 }
 
 impl Recorded {
-    /// What the graph computed last. The hidden states are a copy: a drafter keeps them for longer than
+    /// The outputs that the graph computed last. The hidden states are a copy: a drafter keeps them for longer than
     /// until the next forward.
     fn output(&self) -> Result<ForwardOutput> {
         Ok(ForwardOutput {

@@ -44,10 +44,10 @@ impl HeadKind {
         Self::of_headers(source, None)
     }
 
-    /// The same of a source whose folder may have no weights, because `tensors` are elsewhere.
+    /// As [`HeadKind::of`], for a source whose folder may have no weights. Its `tensors` are then elsewhere.
     ///
     /// # Errors
-    /// As [`HeadKind::of`].
+    /// Returns the errors of [`HeadKind::of`].
     pub fn of_headers(
         source: &ModelSource,
         tensors: Option<&TensorHeaders>,

@@ -27,12 +27,12 @@ pub const MAX_MARKOV_RANK: usize = 1 << 14;
 #[derive(Debug, Clone)]
 pub struct HeadConfig {
     pub kind: HeadKind,
-    /// Of its layers; the vocabulary is the target's.
+    /// The configuration of the head's layers. The vocabulary is the target's.
     pub shape: ModelConfig,
-    /// The target's layers whose hidden states it reads, ascending; see [`Taps`](foretoken_core::model::Taps). `None` = those
-    /// that are usual.
+    /// The target's layers whose hidden states it reads, ascending; see [`Taps`](foretoken_core::model::Taps). `None` =
+    /// those that are usual.
     pub taps: Option<Vec<usize>>,
-    /// If it is not that of the head's own layers.
+    /// The target's hidden size, if it is not that of the head's own layers.
     pub target_hidden_size: Option<usize>,
     pub norm_before_residual: bool,
     pub fc_norm: FcNorm,
@@ -40,12 +40,12 @@ pub struct HeadConfig {
     pub norm_output: bool,
     /// Number of the target's layers, if it is known.
     pub target_layers: Option<usize>,
-    /// Only of a head that predicts a block.
+    /// The block, only of a head that predicts one.
     pub block: Option<MaskedBlock>,
     /// Whether rows of a block see only those before them in layers with a window.
     pub causal_windows: bool,
     pub scales: EndScales,
-    /// Around attention and MLP; DFlash 2's.
+    /// The convolutions around attention and MLP, which DFlash 2 has.
     pub convs: Option<ConvShape>,
     /// What a parallel head has besides its layers.
     pub path: PathConfig,
@@ -81,9 +81,9 @@ pub struct SelectorConfig {
 /// A GRU over the tokens of a block, which corrects logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DominoConfig {
-    /// Of the GRU's state.
+    /// Width of the GRU's state.
     pub width: usize,
-    /// Of the correction.
+    /// Rank of the correction.
     pub rank: usize,
     /// Number of tokens at the beginning of a block whose logits are not corrected.
     pub prefix: usize,
@@ -108,15 +108,15 @@ pub struct MarkovConfig {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MarkovKind {
-    /// It depends on the token alone.
+    /// The addition depends on the token alone.
     Vanilla,
-    /// A gate of the hidden state weighs it.
+    /// A gate of the hidden state weighs the addition.
     Gated,
-    /// It has a state, which goes on from token to token.
+    /// The head has a state, which goes on from token to token.
     Recurrent,
 }
 
-/// What a confidence head reads.
+/// The input of a confidence head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConfidenceInput {
     Hidden,
@@ -273,7 +273,7 @@ impl HeadConfig {
     /// The layers of `target` that it reads.
     ///
     /// # Errors
-    /// What differs, if it does not belong to a model like `target`.
+    /// A message that says what differs, if the head does not belong to a model like `target`.
     pub fn taps_of(&self, target: &ModelConfig) -> Result<Vec<usize>, String> {
         let shape = &self.shape;
         let hidden = self.target_hidden_size.unwrap_or(shape.hidden_size);

@@ -22,7 +22,7 @@ impl HeadConfig {
     /// Reads the metadata of a GGUF file with a head of kind `kind` and its `shape`.
     ///
     /// # Errors
-    /// What is missing or not supported.
+    /// A message that names what is missing or not supported.
     pub fn from_gguf(header: &Header, kind: HeadKind, shape: ModelConfig) -> Result<Self, String> {
         let name = shape.architecture.clone();
         let get = |key: &str| header.metadata.get(&format!("{name}.{key}"));
@@ -80,10 +80,10 @@ impl HeadConfig {
         })
     }
 
-    /// What a GGUF file says about it besides its shape.
+    /// The metadata of a GGUF file with this head, besides the shape of its layers.
     ///
     /// # Errors
-    /// What such a file cannot say.
+    /// A message that names what a GGUF file cannot say.
     pub fn gguf_metadata(&self) -> Result<Vec<(String, GgufValue)>, String> {
         let layers = self.shape.num_layers();
         let deep = self.kind == HeadKind::Eagle3 && layers > 1;

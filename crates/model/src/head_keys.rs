@@ -27,24 +27,25 @@ pub const END_KEYS: [&str; 3] = [
     "output_multiplier",
     "final_logit_softcapping",
 ];
-/// Whether rows see only those before them.
+/// The key that says whether rows see only the rows before them.
 pub const IS_CAUSAL: &str = "is_causal";
-/// In the layout of Domino's authors: whether each row of a block predicts the token after its position.
+/// The key, in the layout of Domino's authors, that says whether each row of a block predicts the token after its
+/// position.
 pub const SHIFT_LABEL: &str = "shift_label";
 
 /// The places where a flag of an EAGLE head may be.
 pub struct Flags<'a>(pub [&'a Value; 2]);
 
 impl Flags<'_> {
-    /// Those of a `config.json`.
+    /// The flags of a `config.json`.
     pub fn of(json: &Value) -> Flags<'_> {
         Flags([json, &json["eagle_config"]])
     }
 
-    /// `None` = it is not there.
+    /// The flag `key`; `None` = it is not there.
     ///
     /// # Errors
-    /// If it is no flag.
+    /// If the value of `key` is not a flag.
     pub fn get(&self, key: &str) -> Result<Option<bool>, String> {
         let found = self.0.iter().map(|from| &from[key]);
         match found.into_iter().find(|value| !value.is_null()) {
@@ -54,18 +55,18 @@ impl Flags<'_> {
         }
     }
 
-    /// Whether it is there and true.
+    /// Whether the flag `key` is there and true.
     ///
     /// # Errors
-    /// As [`Flags::get`].
+    /// Returns the errors of [`Flags::get`].
     pub fn is_set(&self, key: &str) -> Result<bool, String> {
         Ok(self.get(key)?.unwrap_or(false))
     }
 
-    /// Refuses those of `keys` that are true, which such a head would ignore.
+    /// Refuses flags of `keys` that are true, because such a head would ignore them.
     ///
     /// # Errors
-    /// Which one is.
+    /// A message that names the first flag that is true.
     pub fn refuse(&self, keys: &[&str]) -> Result<(), String> {
         for key in keys {
             if self.is_set(key)? {
@@ -84,7 +85,7 @@ pub fn shown(value: &Value) -> String {
 /// Refuses `keys` that are there, where `of` finds them: such a head would ignore them.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that names the first key that is there.
 pub fn refuse_present<'a>(of: &dyn Fn(&str) -> &'a Value, keys: &[&str]) -> Result<(), String> {
     match keys.iter().find(|key| !of(key)[**key].is_null()) {
         Some(key) => Err(format!("{key} is not supported in this layout")),
@@ -95,7 +96,7 @@ pub fn refuse_present<'a>(of: &dyn Fn(&str) -> &'a Value, keys: &[&str]) -> Resu
 /// A number of `json` that may be missing.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that names the key, if its value is not a number.
 pub fn size(json: &Value, key: &str) -> Result<Option<usize>, String> {
     let value = &json[key];
     match value.as_u64().map(usize::try_from) {
@@ -108,7 +109,7 @@ pub fn size(json: &Value, key: &str) -> Result<Option<usize>, String> {
 /// A number of `json` that must be there.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that names the key, if it is missing or its value is not a number.
 pub fn needed(json: &Value, key: &str) -> Result<u32, String> {
     let number = size(json, key)?.and_then(|number| u32::try_from(number).ok());
     number.ok_or_else(|| format!("{key} {} must be a number", shown(&json[key])))
@@ -117,7 +118,7 @@ pub fn needed(json: &Value, key: &str) -> Result<u32, String> {
 /// The taps of layers that are numbered by their outputs; -1 = the embedding.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that shows `ids`, if they are not a list of layers.
 pub fn layer_outputs(ids: &Value) -> Result<Vec<usize>, String> {
     let list: Option<Vec<i64>> = serde_json::from_value(ids.clone()).ok();
     let taps = list.map(|ids| {
@@ -131,7 +132,7 @@ pub fn layer_outputs(ids: &Value) -> Result<Vec<usize>, String> {
 /// The keys about the layers, which the speculators library nests.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that names the key that is not supported.
 pub fn layers_of(json: &Value) -> Result<Value, String> {
     let nested = &json["transformer_layer_config"];
     if !nested.is_object() {
@@ -167,7 +168,7 @@ pub fn layers_of(json: &Value) -> Result<Value, String> {
 /// Takes the keys about windows of a head's layers, if they say which layers have one.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that says what is wrong with the keys.
 pub fn take_windows(shape: &mut Value) -> Result<Vec<Option<usize>>, String> {
     let slides = |kind: &Value| kind == "sliding_attention";
     let Some(kinds) = shape["layer_types"].as_array() else {

@@ -18,7 +18,7 @@ use serde_json::Value;
 const PROJECTOR_TYPE: &str = "projector_type";
 const SAMPLE_FROM_ANCHOR: &str = "sample_from_anchor";
 const NON_CAUSAL: &str = "sliding_window_non_causal";
-/// What may be in `dflash_config`, besides the keys of DFlash 2 and Domino.
+/// Keys that may be in `dflash_config`, besides those of DFlash 2 and Domino.
 const NESTED_KEYS: [&str; 7] = [
     BLOCK_SIZE,
     MASK_TOKEN_ID,
@@ -66,7 +66,7 @@ fn contradict(one: &Value, other: &Value) -> bool {
 
 impl<'a> ParallelJson<'a> {
     /// # Errors
-    /// What is not supported.
+    /// A message that names what is not supported.
     fn of(json: &'a Value) -> Result<Self, String> {
         let nested = json["dflash_config"].as_object();
         let known = || {
@@ -215,7 +215,7 @@ impl HeadConfig {
     /// Adds what `json` says about a parallel head.
     ///
     /// # Errors
-    /// What is not supported.
+    /// A message that names what is not supported.
     pub(super) fn parse_parallel(mut self, json: &Value) -> Result<Self, String> {
         let source = ParallelJson::of(json)?;
         let flags = Flags::of(json);

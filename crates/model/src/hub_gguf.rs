@@ -96,7 +96,8 @@ impl HubFile {
     /// The headers of the file and of its parts; not its weights, unless it is in the cache.
     ///
     /// # Errors
-    /// As [`HubFile::fetch`], and if the server sends only whole files, or it is no GGUF file.
+    /// Returns the errors of [`HubFile::fetch`]. A server that sends only whole files, and a file that is no GGUF file,
+    /// are errors, too.
     pub fn headers(&self, revision: Option<&str>) -> Result<GgufSource> {
         if let Some(found) = self.cached(revision) {
             return Ok(found.into());

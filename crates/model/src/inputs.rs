@@ -14,7 +14,7 @@ pub(super) struct Inputs {
     /// `[rows]` u32, below the size of the vocabulary.
     pub tokens: Tensor,
     pub slots: Slots,
-    /// Of each position embedding.
+    /// The angles of the rows, one entry for each position embedding.
     pub angles: Vec<Angles>,
     /// Rows whose logits are requested, u32; `None` = no row.
     pub wanted: Option<Tensor>,
@@ -24,15 +24,16 @@ pub(super) struct Inputs {
     taps: Option<(Vec<usize>, Tensor)>,
     /// All rows by their sequences, if layers have states.
     pub states: Vec<StateRows>,
-    /// Of all rows, and of the wanted ones. A GPU has none.
+    /// The adapters of all rows. A GPU has none.
     pub adapters: Vec<AdapterRows>,
+    /// The adapters of the rows in `wanted`. A GPU has none.
     pub wanted_adapters: Vec<AdapterRows>,
     /// Counts what [`ForwardOutput::experts_read`](foretoken_core::model::ForwardOutput::experts_read) says.
     pub experts_read: Cell<usize>,
     vocab_size: usize,
 }
 
-/// What a position embedding does with the rows, in f32.
+/// Cosines and sines by which a position embedding rotates the rows, in f32.
 #[derive(Clone)]
 pub(super) struct Angles {
     /// `[rows, width / 2]` each.
@@ -141,7 +142,7 @@ impl Inputs {
     /// Overwrites the inputs with those of another batch of the same size.
     ///
     /// # Errors
-    /// As [`Inputs::new`], and if the batch has another size.
+    /// Returns the errors of [`Inputs::new`]. A batch of another size is an error, too.
     pub fn replace(&self, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
         check(batch, self.vocab_size)?;
         if !self.adapters.is_empty() || !batch.adapters.is_empty() {
@@ -260,7 +261,7 @@ mod tests {
         }
     }
 
-    /// In `new` and in `replace`.
+    /// Both `Inputs::new` and `Inputs::replace` refuse it.
     #[test]
     fn what_leads_out_of_memory_is_refused() {
         let cpu = Device::Cpu;

@@ -16,7 +16,7 @@ pub use neutral::ModelShape;
 #[derive(Default)]
 pub struct Keys {
     left: Map<String, Value>,
-    /// Only of a GGUF file.
+    /// Facts of a GGUF file; `None` if the keys are from JSON.
     gguf: Option<GgufFacts>,
 }
 
@@ -61,10 +61,10 @@ const GGUF_KEYS: [(&str, &str); 25] = [
 ];
 
 impl Keys {
-    /// Those of a JSON object.
+    /// The keys of a JSON object.
     ///
     /// # Errors
-    /// If it is none.
+    /// If `json` is not an object.
     pub fn of_json(json: Value) -> Result<Self, String> {
         match json {
             Value::Object(left) => Ok(Self { left, gguf: None }),
@@ -72,7 +72,7 @@ impl Keys {
         }
     }
 
-    /// Those of GGUF metadata under the name of `architecture`.
+    /// The keys of GGUF metadata under the name of `architecture`.
     pub fn of_gguf(header: &Header, architecture: &str) -> Self {
         let prefix = format!("{architecture}.");
         let under = header.metadata.iter().filter_map(|(key, value)| {
@@ -158,7 +158,7 @@ impl Keys {
         self.has_tensor_in(0, part)
     }
 
-    /// The same of layer `index`.
+    /// As [`Keys::has_tensor`], but in layer `index`.
     pub fn has_tensor_in(&self, index: usize, part: &str) -> Option<bool> {
         let name = format!("blk.{index}.{part}");
         (self.gguf.as_ref()).map(|facts| facts.tensors.contains(&name))

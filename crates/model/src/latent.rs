@@ -1,9 +1,9 @@
 //! Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", arXiv 2405.04434, section 2.1): the pool keeps one
 //! latent vector of each token and one rotated key, which all heads share, instead of the keys and values of each head.
 //!
-//! The products that would make these of a latent vector are computed with queries and outputs instead, as in the paper:
-//! a head's score is `q (W_uk c) = (W_uk^T q) c`, and its output `W_uv (sum of weights times c)`. So all heads attend
-//! over the same rows, and values are the first part of keys.
+//! The products that would make these of a latent vector are computed with queries and outputs instead, as in the
+//! paper: a head's score is `q (W_uk c) = (W_uk^T q) c`, and its output `W_uv (sum of weights times c)`. So all heads
+//! attend over the same rows, and values are the first part of keys.
 
 use super::inputs::Angles;
 use super::latent_spec::LatentSpec;
@@ -20,24 +20,25 @@ use foretoken_kernels::{AttentionBatch, AttentionParams, kv_write_to, paged_atte
 use std::iter::repeat_n;
 use std::sync::Arc;
 
-/// Of the norms of latent vectors, whatever that of the others: the classes have it so.
+/// The epsilon of the norms of latent vectors. The classes have this value, whatever the epsilon of the other norms is.
 const EPS: f32 = 1e-6;
 
-/// The weights between the two products of such a layer with its input and output.
+/// The weights of latent attention between the two products with the input and the output of the layer.
 #[derive(Clone)]
 pub(super) struct LatentAttention {
     spec: LatentSpec,
     /// The norm of latent queries, and the product that makes queries of them.
     queries: Option<(Norm, Linear)>,
-    /// Of latent vectors.
+    /// The norm of latent vectors.
     norm: Norm,
-    /// Of each head: what makes `[rank]` of a query without position, and values of a latent vector.
+    /// For each head, the matrix that makes `[rank]` of a query without position.
     keys: Vec<Arc<dyn Matrix>>,
+    /// For each head, the matrix that makes values of a latent vector.
     values: Vec<Arc<dyn Matrix>>,
 }
 
 impl LatentAttention {
-    /// Reads them for `heads` heads; `at` names the layer's parts.
+    /// Reads the weights for `heads` heads; `at` names the layer's parts.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -85,7 +86,7 @@ impl LatentAttention {
     /// Reads the products of rows of `inputs` values: queries or latent queries, then latent vectors and rotated keys.
     ///
     /// # Errors
-    /// As [`LatentAttention::load`].
+    /// Returns the errors of [`LatentAttention::load`].
     pub fn products(
         weights: &mut Weights,
         at: impl Fn(&str) -> String,

@@ -9,14 +9,15 @@ const MAX_WIDTH: usize = 1 << 12;
 /// values of all heads are products of one latent vector of a token, beside one rotated key that all heads share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LatentSpec {
-    /// That of the latent vector which queries are products of; `None` = they are products of the layer's input.
+    /// Width of the latent vector that queries are products of; `None` = they are products of the layer's input.
     pub q_rank: Option<usize>,
-    /// That of the latent vector which keys and values are products of.
+    /// Width of the latent vector that keys and values are products of.
     pub rank: usize,
-    /// That of a head's queries and keys without a position, and with one.
+    /// Width of the part without a position of a head's queries and keys.
     pub nope: usize,
+    /// Width of the part with a position of a head's queries and keys.
     pub rope: usize,
-    /// That of a head's values.
+    /// Width of a head's values.
     pub value: usize,
 }
 

@@ -20,7 +20,7 @@ use foretoken_kernels::AttentionBatch;
 /// A layer of a decoder.
 #[derive(Clone)]
 pub(super) struct Layer {
-    /// Of the input of attention.
+    /// The norm of the attention's input.
     norm: Option<Norm>,
     block: LayerBody,
 }
@@ -37,7 +37,7 @@ pub(super) struct LayerBody {
     input: Option<LayerInput>,
     /// Factor of the residual stream after the layer.
     scalar: Option<f64>,
-    /// Around attention and around the MLP.
+    /// The convolutions around attention and around the MLP.
     convs: Option<(BlockConv, BlockConv)>,
 }
 
@@ -85,7 +85,7 @@ impl Layer {
     /// Reads the convolutions around its attention and its MLP, whose names begin with `name`.
     ///
     /// # Errors
-    /// As [`Layer::load`].
+    /// Returns the errors of [`Layer::load`].
     pub fn load_convs(
         &mut self,
         weights: &mut Weights,
@@ -99,7 +99,7 @@ impl Layer {
         Ok(())
     }
 
-    /// All its products.
+    /// All products of the layer.
     pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let LayerBody {
             mixer, mlp, input, ..
@@ -110,7 +110,7 @@ impl Layer {
         mixer.chain(mlp).chain(input)
     }
 
-    /// Those of them that adapters can change.
+    /// The products of the layer that adapters can change.
     pub fn adapted_linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let LayerBody { mixer, mlp, .. } = &mut self.block;
         let mixer = mixer.iter_mut().flat_map(Mixer::adapted_linears);
@@ -151,8 +151,8 @@ impl Layer {
         self.block.forward(&x, &read, config, step, pool)
     }
 
-    /// Like [`Layer::forward`], but returns only `rows`, u32, with these spans and adapters: of the others, only K and V
-    /// are computed.
+    /// Like [`Layer::forward`], but returns only `rows`, u32, with these spans and adapters: of the others, only K and
+    /// V are computed.
     pub fn forward_rows(
         &self,
         (rows, spans, adapters): (&Tensor, &AttentionBatch<'_>, &[AdapterRows]),
@@ -266,7 +266,7 @@ impl LayerBody {
         }
     }
 
-    /// What is added to the residual stream if both halves read `normed`, of which a layer may have only one.
+    /// What is added to the residual stream if both halves read `normed`. A layer may have only one half.
     fn parallel_delta(
         &self,
         normed: &Tensor,
@@ -322,7 +322,8 @@ impl LayerBody {
         self.mixer()?.write(x, config, step, pool).map(drop)
     }
 
-    /// The same with convolutions of the inputs and outputs of attention and MLP; of a block's rows only.
+    /// A forward of a layer with convolutions of the inputs and outputs of attention and MLP. Only the rows of a block
+    /// have them.
     fn forward_convs(
         &self,
         (of_attention, of_mlp): &(BlockConv, BlockConv),
@@ -345,7 +346,8 @@ impl LayerBody {
         Ok((x, of_mlp.finish(&delta, &factors, places)?))
     }
 
-    /// What is added to the residual stream for the output `y` of attention or MLP, which may have a norm.
+    /// What is added to the residual stream for the output `y` of attention or MLP. `norm` is the norm of `y`, if it
+    /// has one.
     fn delta(&self, y: Tensor, norm: Option<&Norm>, eps: f32) -> Result<Tensor> {
         let y = match norm {
             Some(norm) => norm.forward(&y, eps)?,

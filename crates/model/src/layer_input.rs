@@ -14,9 +14,9 @@ use std::f64::consts::FRAC_1_SQRT_2;
 /// Computes the inputs of all layers.
 #[derive(Clone)]
 pub(super) struct LayerInputs {
-    /// Of ids, `[vocab_size, layers * width]`.
+    /// The embedding of token ids, `[vocab_size, layers * width]`.
     embedding: Embedding,
-    /// Of the model's embedding, to the same width.
+    /// Projects the rows of the model's embedding to `layers * width` values.
     projection: Linear,
     norm: Norm,
     width: usize,
@@ -36,7 +36,7 @@ pub(super) struct LayerInput {
 }
 
 impl LayerInputs {
-    /// Reads those of `width` values a layer.
+    /// Reads the weights for inputs of `width` values per layer.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -70,10 +70,10 @@ impl LayerInputs {
 }
 
 impl LayerInput {
-    /// Reads that of layer `index`, of `width` values; `at` names its parts.
+    /// Reads the weights of layer `index`, whose input has `width` values; `at` names the layer's parts.
     ///
     /// # Errors
-    /// As [`LayerInputs::load`].
+    /// Returns the errors of [`LayerInputs::load`].
     pub fn load(
         config: &ModelConfig,
         (index, width): (usize, usize),
@@ -90,10 +90,10 @@ impl LayerInput {
         })
     }
 
-    /// That of the layer among those of all layers.
+    /// The layer's own input, `[rows, width]`, out of the `inputs` of all layers, `[rows, layers * width]`.
     ///
     /// # Errors
-    /// If there are fewer layers.
+    /// If `inputs` has too few layers.
     pub fn of(&self, inputs: &Tensor) -> Result<Tensor> {
         Ok(inputs.narrow(1, self.first, self.width)?.contiguous()?)
     }

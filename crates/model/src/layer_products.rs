@@ -9,23 +9,25 @@ use super::weights::Weights;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvHeads;
 
-/// What decides how they are read.
+/// What decides how the two products are read.
 pub(super) struct LayerProducts<'a, At> {
     pub spec: &'a LayerSpec,
     /// Number of heads of queries.
     pub heads: usize,
-    /// Of K and V; `dim` is that of queries, too.
+    /// The heads of K and V. The heads of queries have the same `dim`.
     pub kv_heads: KvHeads,
-    /// Widths of the residual stream and of the input.
+    /// Width of the residual stream.
     pub hidden: usize,
+    /// Width of the layer's input.
     pub inputs: usize,
     /// Names the parts of the layer.
     pub at: At,
 }
 
 impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
-    /// That of the input: q, k and v, before them the gates of q, if there are any; B, C and x of a convolution; the inputs
-    /// of a layer with a state; queries and what is kept of latent attention.
+    /// Reads the product with the layer's input. Attention gets q, k and v of it, after the gates of q, if there are
+    /// any. A convolution gets B, C and x, a layer with a state its inputs, and latent attention the queries and what
+    /// is kept.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -92,10 +94,10 @@ impl<At: Fn(&str) -> String> LayerProducts<'_, At> {
         Linear::join(parts)
     }
 
-    /// That of the output.
+    /// Reads the product that makes the output.
     ///
     /// # Errors
-    /// As [`LayerProducts::inner`].
+    /// Returns the errors of [`LayerProducts::inner`].
     pub fn outer(&self, weights: &mut Weights) -> Result<Linear> {
         let (hidden, spec) = (self.hidden, self.spec);
         let (part, inputs, bias) = match spec.mixer {

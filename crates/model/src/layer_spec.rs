@@ -13,7 +13,7 @@ use foretoken_kernels::{Activation, StateShape, Xielu};
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     pub mixer: MixerSpec,
-    /// Its key/value heads, if they are not the model's; their width is that of queries, too.
+    /// The layer's key/value heads, if they are not the model's. The heads of queries have the same width.
     pub kv_heads: Option<KvHeads>,
     /// Where K and V come from.
     pub kv: KvSource,
@@ -37,8 +37,8 @@ pub struct LayerSpec {
     /// beside the queries of its head.
     pub has_gate: bool,
     pub norms: Norms,
-    /// Whether the MLP reads what attention reads, instead of the residual stream after attention. A layer without either
-    /// is parallel.
+    /// Whether the MLP reads what attention reads, instead of the residual stream after attention. A layer without
+    /// either is parallel.
     pub parallel: bool,
     pub mlp: MlpSpec,
     /// Width of the MLP, if it is not the model's.
@@ -85,11 +85,11 @@ impl MixerSpec {
 /// Where K and V of a layer come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvSource {
-    /// It computes both.
+    /// The layer computes K and V.
     Own,
-    /// It computes K. V is the same before norm and position embedding.
+    /// The layer computes K. V is the same before norm and position embedding.
     Keys,
-    /// It reads those of this earlier layer, which has its own.
+    /// The layer reads K and V of this earlier layer, which has its own.
     Layer(usize),
 }
 
@@ -107,20 +107,20 @@ pub enum QkNorm {
 /// The norms of a layer, by the names of their weights; `None` = there is no such norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Norms {
-    /// Of the input of attention.
+    /// The norm of the attention's input.
     pub before_attention: Option<&'static str>,
-    /// Of its output, before it is added to the residual stream.
+    /// The norm of the attention's output, before the output is added to the residual stream.
     pub after_attention: Option<&'static str>,
-    /// Of the input of the MLP.
+    /// The norm of the MLP's input.
     pub before_mlp: Option<&'static str>,
-    /// Of its output.
+    /// The norm of the MLP's output.
     pub after_mlp: Option<&'static str>,
 }
 
 /// What a model computes, besides sizes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ModelSpec {
-    /// In order.
+    /// The layers, in order.
     pub layers: Vec<LayerSpec>,
     pub norm: NormSpec,
     /// Factor of the embedding's rows.
@@ -131,7 +131,7 @@ pub struct ModelSpec {
     pub logit_soft_cap: Option<f32>,
     /// Width of each layer's own input, if layers have one besides the residual stream.
     pub layer_input_width: Option<usize>,
-    /// How the names of the tensors begin that predict further tokens, and are not read.
+    /// Prefixes of the names of the tensors that predict further tokens. These tensors are not read.
     pub unread: Vec<String>,
     /// The layers that predict further tokens, if checkpoints may have such layers that can draft.
     pub mtp: Option<MtpSpec>,
@@ -142,17 +142,17 @@ pub struct ModelSpec {
 /// The layers of a checkpoint that predict further tokens (multi-token prediction).
 #[derive(Debug, Clone, PartialEq)]
 pub struct MtpSpec {
-    /// What each of them computes.
+    /// What each of these layers computes.
     pub layer: LayerSpec,
     pub layout: MtpLayout,
-    /// Their number, as the configuration says it.
+    /// Number of these layers, as the configuration says it.
     pub count: usize,
 }
 
-/// How a checkpoint names the parts of such layers.
+/// How a checkpoint names the parts of the layers for multi-token prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MtpLayout {
-    /// As those of the layers after the model's: DeepSeek and GLM, and all GGUF files.
+    /// As the parts of layers after the model's own layers: DeepSeek and GLM, and all GGUF files.
     After,
     /// `mtp.*`: Qwen.
     Apart,
@@ -177,8 +177,8 @@ impl ModelSpec {
         full.trim_end_matches(".weight").to_owned()
     }
 
-    /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions, and keeps something of each
-    /// token.
+    /// Checks that it makes no logit NaN, with heads of `head_dim` values and so many positions, and keeps something of
+    /// each token.
     ///
     /// # Errors
     /// A message that names what would.
@@ -306,13 +306,13 @@ pub enum MlpSpec {
     },
     /// `down(activation(gate(x)) * up(x))`.
     Gated(Activation),
-    /// The same with gate and up as one tensor.
+    /// As [`MlpSpec::Gated`], but gate and up are one tensor.
     Fused {
         activation: Activation,
         gate_up: &'static str,
         down: &'static str,
     },
-    /// As `Plain`, with these parameters of the activation, or those of the checkpoint.
+    /// As [`MlpSpec::Plain`], with these parameters of the activation; `None` = those of the checkpoint.
     Xielu(Option<Xielu>),
     /// Many MLPs like `Gated`, of which each row uses a few.
     Experts(ExpertsSpec),
@@ -332,7 +332,7 @@ impl MlpSpec {
 }
 
 impl Norms {
-    /// Those of Llama: of both inputs.
+    /// The norms of Llama: one of the attention's input, one of the MLP's input.
     pub const BEFORE: Self = Self {
         before_attention: Some("input_layernorm"),
         after_attention: None,
@@ -340,7 +340,7 @@ impl Norms {
         after_mlp: None,
     };
 
-    /// Of the input of attention only.
+    /// One norm only: of the attention's input.
     pub const FIRST: Self = Self {
         before_attention: Some("input_layernorm"),
         after_attention: None,
@@ -348,7 +348,7 @@ impl Norms {
         after_mlp: None,
     };
 
-    /// Those of OLMo 2: of both outputs.
+    /// The norms of OLMo 2: one of the attention's output, one of the MLP's output.
     pub const AFTER: Self = Self {
         before_attention: None,
         after_attention: Some("post_attention_layernorm"),
@@ -369,8 +369,8 @@ impl Norms {
     }
 }
 
-/// Where rows of q and k are in a checkpoint whose values are rotated together. The code has them in the two halves of a
-/// head, so loading reorders neighbours.
+/// Where rows of q and k are in a checkpoint whose values are rotated together. The code has them in the two halves of
+/// a head, so loading reorders neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeRows {
     Halves,
@@ -389,7 +389,7 @@ impl LayerSpec {
         }
     }
 
-    /// The same without a position embedding.
+    /// As [`LayerSpec::llama`], but without a position embedding.
     pub fn without_rope(head_dim: usize) -> Self {
         Self {
             mixer: MixerSpec::Attention,
@@ -427,7 +427,7 @@ impl LayerSpec {
         self.mixer != MixerSpec::None && !matches!(self.kv, KvSource::Layer(_))
     }
 
-    /// Its experts, if it has any.
+    /// The layer's experts, if it has any.
     pub fn experts(&self) -> Option<&ExpertsSpec> {
         match &self.mlp {
             MlpSpec::Experts(experts) => Some(experts),

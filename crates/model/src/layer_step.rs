@@ -11,20 +11,21 @@ use std::cell::Cell;
 /// The inputs that all layers of one forward share.
 pub(super) struct Step<'a> {
     pub slots: &'a Slots,
-    /// Of each of [`RopeTables`](super::rope::RopeTables), in the compute dtype.
+    /// The angles of the rows, in the compute dtype: one entry for each of [`RopeTables`](super::rope::RopeTables).
     pub angles: Vec<Angles>,
-    /// Of the rows that attend.
+    /// The spans of the rows that attend.
     pub spans: &'a AttentionBatch<'a>,
-    /// These rows, u32; `None` = the last ones, or all.
+    /// The rows that attend, u32; `None` = the last ones, or all.
     pub attending: Option<&'a Tensor>,
-    /// Those of [`LayerInputs`](super::layer_input::LayerInputs).
+    /// The inputs of all layers, which [`LayerInputs`](super::layer_input::LayerInputs) computes.
     pub layer_inputs: Option<Tensor>,
     /// All rows by their sequences, if layers have states.
     pub states: &'a [StateRows],
-    /// Of the rows that attend, if layers have convolutions.
+    /// The places of the rows that attend in their blocks, if layers have convolutions.
     pub places: Option<&'a BlockPlaces>,
-    /// Of all rows, and of those that attend.
+    /// The adapters of all rows.
     pub adapters: &'a [AdapterRows],
+    /// The adapters of the rows that attend.
     pub attending_adapters: &'a [AdapterRows],
     pub experts_read: &'a Cell<usize>,
 }
@@ -58,12 +59,12 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// The same with the places of the rows in their blocks, if layers need them.
+    /// Sets the places of the rows in their blocks, if layers need them.
     pub fn with_places(self, places: Option<&'a BlockPlaces>) -> Self {
         Self { places, ..self }
     }
 
-    /// The same with the own inputs of all layers, if there are any.
+    /// Sets the inputs of all layers, if layers have inputs of their own.
     pub fn with_layer_inputs(self, layer_inputs: Option<Tensor>) -> Self {
         Self {
             layer_inputs,
@@ -71,7 +72,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The same for a layer after which only `rows`, u32, are needed, whose spans are `spans`.
+    /// This step for a layer after which only `rows`, u32, are needed. `spans` and `adapters` are those of `rows`.
     pub fn of_rows(
         &self,
         rows: &'a Tensor,
@@ -88,7 +89,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The same for layers that have no other rows than `rows`, u32, whose spans are `spans`, and write nothing.
+    /// This step for layers that have only `rows`, u32, and write nothing. `spans` and `adapters` are those of `rows`.
     ///
     /// # Errors
     /// If the device fails.
@@ -120,7 +121,7 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// Those of `all` rows that attend, `count` of them.
+    /// The rows of `all` that attend, `count` of them.
     ///
     /// # Errors
     /// If the device fails.

@@ -27,7 +27,7 @@ impl LayerList {
         }
     }
 
-    /// Those of `layers`, which ascend.
+    /// The list of `layers`, which ascend.
     pub fn of(layers: impl IntoIterator<Item = usize>) -> Self {
         let mut ranges: Vec<RangeInclusive<usize>> = Vec::new();
         for layer in layers {

@@ -17,7 +17,7 @@ pub struct Linear {
     bias: Option<Tensor>,
     /// The weights that adapters know, in order; empty if they do not know all of its outputs.
     parts: Vec<LinearPart>,
-    /// Its place among the layers that adapters can change; `None` = it is none of them.
+    /// The place of this layer among those that adapters can change; `None` = it is none of them.
     site: Option<usize>,
 }
 
@@ -32,7 +32,8 @@ impl Linear {
         }
     }
 
-    /// The same, of the weight `name`, whose row `order[i]` is output `i`; `None` = row `i`.
+    /// Sets the weight that adapters know this layer by: `name`. Output `i` of the layer is row `order[i]` of the
+    /// weight; `None` = row `i`.
     pub fn named(self, name: &str, order: Option<&[u32]>) -> Self {
         let (outputs, inputs) = self.shape();
         let part = LinearPart {
@@ -47,7 +48,8 @@ impl Linear {
         }
     }
 
-    /// The same if rows have another order in this checkpoint only: adapters have them in the order of the outputs.
+    /// Drops the order of the rows, for a layer whose rows have another order in this checkpoint only. Adapters have
+    /// the rows in the order of the outputs.
     pub fn with_plain_rows(mut self) -> Self {
         for part in &mut self.parts {
             part.order = None;
@@ -134,10 +136,10 @@ impl Linear {
         })
     }
 
-    /// The same with what the adapters of rows add.
+    /// As [`Linear::forward`], plus what the adapters of the rows add.
     ///
     /// # Errors
-    /// As [`Linear::forward`].
+    /// Returns the errors of [`Linear::forward`].
     pub fn forward_adapted(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
         let y = self.forward(x)?;
         if let Some(site) = self.site {
@@ -166,7 +168,7 @@ impl Embedding {
         }
     }
 
-    /// The same with rows multiplied by `scale`.
+    /// This embedding, with its rows multiplied by `scale`; `None` = as they are.
     pub fn scaled(self, scale: Option<f32>) -> Self {
         Self { scale, ..self }
     }

@@ -82,7 +82,7 @@ pub fn load(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Loade
 /// [`load`] are made, except those of the weights' values. A forward fails.
 ///
 /// # Errors
-/// As [`load`].
+/// Returns the errors of [`load`].
 pub fn inspect(
     source: &ModelSource,
     options: &LoadOptions,
@@ -95,10 +95,10 @@ pub fn inspect(
     Ok((model, inventory::take(&shared)))
 }
 
-/// As [`inspect`], of a head as [`load_head`] loads it.
+/// As [`inspect`], for a head that [`load_head`] loads.
 ///
 /// # Errors
-/// As [`load_head`].
+/// Returns the errors of [`load_head`].
 pub fn inspect_head(
     source: &ModelSource,
     kind: HeadKind,
@@ -114,7 +114,7 @@ pub fn inspect_head(
     Ok((head, inventory::take(&shared)))
 }
 
-/// Without weights there is nothing to record.
+/// `options` without graphs: without weights there is nothing to record.
 fn eager(options: &LoadOptions) -> LoadOptions {
     LoadOptions {
         enforce_eager: true,
@@ -193,10 +193,10 @@ pub fn load_head(
     load_head_of(source, kind, options, &HeadTarget::of(target)?)
 }
 
-/// The same for a target that is elsewhere.
+/// As [`load_head`], for a target that may be elsewhere.
 ///
 /// # Errors
-/// As [`load_head`].
+/// Returns the errors of [`load_head`].
 pub fn load_head_of(
     source: &ModelSource,
     kind: HeadKind,
@@ -294,10 +294,10 @@ pub fn load_mtp(
     })
 }
 
-/// As [`inspect`], of what [`load_mtp`] loads.
+/// As [`inspect`], for the head that [`load_mtp`] loads.
 ///
 /// # Errors
-/// As [`load_mtp`].
+/// Returns the errors of [`load_mtp`].
 pub fn inspect_mtp(
     source: &ModelSource,
     options: &LoadOptions,

@@ -14,12 +14,12 @@ pub trait LoadedModel: Model {
     /// Shapes, layers, special ids and limits.
     fn config(&self) -> &ModelConfig;
 
-    /// What adapters can change of it; `None` if it takes none, as on a GPU.
+    /// What adapters can change of the model; `None` if it takes no adapters, as on a GPU.
     fn lora_target(&self) -> Option<&LoraTarget> {
         None
     }
 
-    /// Its first and last layer; `None` if it has none to share.
+    /// The first and the last layer of the model; `None` if it has none to share.
     fn ends(&self) -> Option<Ends>;
 
     /// A model of these `layers` (ascending indices) of this one, which shares its weights.
@@ -44,7 +44,7 @@ pub struct HeadTarget {
 }
 
 impl HeadTarget {
-    /// That of `target`, whose weights it shares.
+    /// The parts of `target` that a head needs. The head shares their weights.
     ///
     /// # Errors
     /// A setup error if it has no first and last layer to share.

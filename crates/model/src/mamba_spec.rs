@@ -8,7 +8,7 @@ const MAX_TAPS: usize = 16;
 const MAX_HEADS: usize = 1 << 10;
 const MAX_DIM: usize = 1 << 10;
 
-/// What distinguishes such layers.
+/// What distinguishes layers with Mamba 2.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MambaSpec {
     pub shape: MambaShape,

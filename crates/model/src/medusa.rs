@@ -38,7 +38,7 @@ struct MedusaHead {
 /// The numbers of a `config.json`: heads, and residual blocks of each.
 ///
 /// # Errors
-/// What is missing or not supported.
+/// A message that names what is missing or not supported.
 fn sizes(json: &Value) -> Result<(usize, usize), String> {
     let number = |key: &str, max: usize| match json[key].as_u64() {
         Some(n) if (1..=max as u64).contains(&n) => Ok(n as usize),

@@ -24,10 +24,11 @@ pub(super) struct Mixer {
     spec: LayerSpec,
     /// The place of its position embedding in [`RopeTables`].
     rope: Option<usize>,
-    /// Of K and V; `dim` is that of queries, too.
+    /// The heads of K and V. The heads of queries have the same `dim`.
     kv_heads: KvHeads,
-    /// q, k and v; not those that are of another layer, nor v that is k. Before them the gates of q, if it has some. Of a
-    /// convolution B, C and x; of a layer with a state its inputs; of latent attention queries and what is kept.
+    /// The product with the layer's input. Attention gets q, k and v of it, except those that are of another layer, and
+    /// v that is k. The gates of q come first, if there are any. A convolution gets B, C and x, a layer with a state
+    /// its inputs, and latent attention the queries and what is kept.
     qkv: Linear,
     o: Linear,
     kind: Kind,
@@ -38,7 +39,7 @@ pub(super) struct Mixer {
     sinks: Option<Tensor>,
 }
 
-/// What is between the two products.
+/// What a mixer computes between its two products.
 #[derive(Clone)]
 enum Kind {
     Attention,
@@ -48,7 +49,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Reads the weights of that of a layer like `spec`; `at` names its parts.
+    /// Reads the weights for a layer like `spec`; `at` names the layer's parts.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -76,8 +77,8 @@ impl Kind {
 }
 
 impl Mixer {
-    /// Reads that of a layer like `spec` of the model `config`, with one of `ropes`, which has `inputs` inputs; `at` names
-    /// its parts. `None` = it has none.
+    /// Reads the mixer of a layer like `spec` of the model `config`, with one of `ropes`. The layer has `inputs`
+    /// inputs; `at` names its parts. `None` = the layer has no mixer.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -157,7 +158,7 @@ impl Mixer {
         }))
     }
 
-    /// Its products.
+    /// The products of the mixer.
     pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let latent = match &mut self.kind {
             Kind::Latent(latent) => Some(latent),
@@ -167,7 +168,7 @@ impl Mixer {
         [&mut self.qkv, &mut self.o].into_iter().chain(others)
     }
 
-    /// Those of them that adapters can change: not those of a delta net, whose parts have an order of their own.
+    /// The products that adapters can change. A delta net has none, because its parts have an order of their own.
     pub fn adapted_linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let has_order = matches!(self.spec.mixer, MixerSpec::Delta(_));
         let linears = (!has_order).then(|| self.linears());
@@ -212,9 +213,9 @@ impl Mixer {
         self.o.forward_adapted(&y, step.attending_adapters)
     }
 
-    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are any,
-    /// `[rows, num_heads * head_dim]`; or C of a convolution, what a layer with a state gives, or queries of latent
-    /// attention.
+    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are
+    /// any, `[rows, num_heads * head_dim]`; or C of a convolution, what a layer with a state gives, or queries of
+    /// latent attention.
     ///
     /// # Errors
     /// If the device fails.
@@ -241,7 +242,7 @@ impl Mixer {
         Ok((written, None))
     }
 
-    /// The same of attention over K and V of heads, for rows with these products.
+    /// As [`Mixer::write`], for attention over K and V of heads, and for rows with these `products`.
     fn write_heads(
         &self,
         products: Tensor,

@@ -20,7 +20,7 @@ pub(super) struct Mlp {
 }
 
 impl Mlp {
-    /// Reads that of a layer like `spec`; `at` names its parts.
+    /// Reads the MLP of a layer like `spec`; `at` names the layer's parts.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -78,12 +78,12 @@ impl Mlp {
         })
     }
 
-    /// All its products.
+    /// All products of the MLP.
     pub fn linears(&mut self) -> [&mut Linear; 2] {
         [&mut self.gate_up, &mut self.down]
     }
 
-    /// Its output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
+    /// The MLP's output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
     ///
     /// # Errors
     /// If the device fails.

@@ -10,25 +10,27 @@ use super::layer_spec::{ModelSpec, MtpLayout, MtpSpec};
 use super::names;
 use super::weights::Weights;
 
-/// How the parts of such a layer are called, without `.weight`.
+/// Names of the parts of a layer for multi-token prediction, without `.weight`.
 pub(super) struct MtpNames {
-    /// From a token's embedding and the hidden state to the layer's input.
+    /// The product that makes the layer's input of a token's embedding and the hidden state.
     pub fc: String,
-    /// Of both before it.
+    /// The norm of the embedding before `fc`.
     pub embedding_norm: String,
+    /// The norm of the hidden state before `fc`.
     pub hidden_norm: String,
-    /// Before the output layer; `None` = it is the target's.
+    /// The norm before the output layer; `None` = it is the target's.
     pub norm: Option<String>,
-    /// Its own ones, which mostly equal the target's; `None` = they are the target's.
+    /// The layer's own embedding, which mostly equals the target's; `None` = it is the target's.
     pub embedding: Option<String>,
+    /// The layer's own output layer, which mostly equals the target's; `None` = it is the target's.
     pub head: Option<String>,
-    /// The other parts begin so.
+    /// The prefix of the names of the other parts.
     pub layer: String,
     layout: MtpLayout,
 }
 
 impl MtpNames {
-    /// Those in `weights`, the checkpoint of a model like `target`; `None` if it has no such layer.
+    /// The names in `weights`, the checkpoint of a model like `target`; `None` if it has no such layer.
     pub fn of(weights: &Weights, target: &ModelConfig) -> Option<Self> {
         let layout = target.spec.mtp.as_ref()?.layout;
         let after = |part: &str| names::layer(target.num_layers(), part);
@@ -76,7 +78,8 @@ impl MtpNames {
         })
     }
 
-    /// How all names of such layers begin, in the checkpoint `weights`; with [`MtpLayout::After`] those of this one.
+    /// The prefix in the checkpoint `weights` of all names of such layers. With [`MtpLayout::After`] it is the prefix
+    /// of this layer only.
     pub fn start(&self, weights: &Weights) -> String {
         weights.stored_start(match self.layout {
             MtpLayout::After => &self.layer,

@@ -12,7 +12,7 @@ pub const HEAD: &str = "lm_head";
 pub const LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer";
 pub const LAYER_PROJECTION: &str = "model.per_layer_model_projection";
 pub const LAYER_NORM: &str = "model.per_layer_projection_norm";
-/// As in EAGLE-3: the id of a row of the output layer, minus the row's number.
+/// The id of each row of the output layer, minus the row's number, as in EAGLE-3.
 pub const OUTPUT_IDS: &str = "d2t";
 
 /// The layer of an EAGLE-3 head.
@@ -24,9 +24,9 @@ const LAYERS: &str = "model.layers.";
 /// How a checkpoint names the decoder, which the code calls `model`, and the output layer, `lm_head`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// As the code does.
+    /// The names of the code.
     Model,
-    /// Without `model.`, as classes like `Qwen3Model` save themselves.
+    /// The names of the code without `model.`, as classes like `Qwen3Model` save themselves.
     Bare,
     /// `model.language_model.` and `lm_head`, of classes for images and texts.
     Inside,
@@ -35,7 +35,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// That of a checkpoint of which `has` says whether it has a tensor.
+    /// The layout of a checkpoint. `has` says whether the checkpoint has a tensor.
     pub fn of(has: impl Fn(&str) -> bool) -> Self {
         let embedding = format!("{EMBEDDING}.weight");
         let all = [Self::Model, Self::Inside, Self::Outside, Self::Bare];
@@ -60,7 +60,7 @@ pub fn layer(index: usize, part: &str) -> String {
     format!("{LAYERS}{index}.{part}")
 }
 
-/// How the names of the tensors of layer `index` begin in a GGUF file.
+/// The prefix of the names of the tensors of layer `index` in a GGUF file.
 pub fn gguf_layer(index: usize) -> String {
     format!("blk.{index}.")
 }
@@ -70,7 +70,7 @@ pub fn layer_of(name: &str) -> Option<(usize, &str)> {
     numbered(name, LAYERS)
 }
 
-/// The same of a draft head's tensor.
+/// The layer of a draft head's tensor, and the tensor's name within the layer.
 pub fn layer_of_head(name: &str) -> Option<(usize, &str)> {
     match name.strip_prefix(HEAD_LAYER) {
         Some(part) => Some((0, part)),
@@ -90,7 +90,7 @@ pub fn is_redundant(name: &str) -> bool {
     let names = [
         "lm_head.weight",
         "t2d",
-        // Of the target, as the speculators library trains with them.
+        // Tensors of the target, as the speculators library trains with them.
         "verifier_lm_head.weight",
         "verifier_norm.weight",
     ];
@@ -107,7 +107,7 @@ pub fn gguf(name: &str) -> Option<String> {
         "model.embed_tokens_per_layer.weight" => Some("per_layer_token_embd.weight"),
         "model.per_layer_model_projection.weight" => Some("per_layer_model_proj.weight"),
         "model.per_layer_projection_norm.weight" => Some("per_layer_proj_norm.weight"),
-        // Of a draft head.
+        // Names of a draft head.
         "norm.weight" => Some("output_norm.weight"),
         "fc.weight" => Some("fc.weight"),
         "hidden_norm.weight" => Some("hidden_norm.weight"),

@@ -19,7 +19,7 @@ impl Norm {
     /// The RMSNorm `name`.
     ///
     /// # Errors
-    /// As [`Norm::load`].
+    /// Returns the errors of [`Norm::load`].
     pub fn rms(weights: &mut Weights, name: &str, width: usize) -> Result<Self> {
         Self::load(weights, name, width, NormSpec::default())
     }
@@ -57,7 +57,7 @@ impl Norm {
     /// The sum of `x` and `delta`, `[rows, width]` each, and its norm.
     ///
     /// # Errors
-    /// As [`Norm::forward`].
+    /// Returns the errors of [`Norm::forward`].
     pub fn add(&self, x: &Tensor, delta: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
         let (sum, normed) = if self.is_centered {
             let sum = (x + delta)?;

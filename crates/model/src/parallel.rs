@@ -40,11 +40,11 @@ pub struct ParallelHead {
     convs: Option<ConvShape>,
     path: Option<PathHead>,
     embedding: Embedding,
-    /// From the hidden states of some of the target's layers to the context, which is then normed.
+    /// Projects the hidden states of some of the target's layers to the context, which is then normed.
     fc: Linear,
     context_norm: Norm,
     layers: Vec<Layer>,
-    /// Before the output layer.
+    /// The norm before the output layer.
     norm: Norm,
     output: OutputLayer,
     ropes: RopeTables,
@@ -164,7 +164,7 @@ fn spans_after(others: usize, spans: &[Span]) -> Vec<Span> {
     moved.collect()
 }
 
-/// The same spans, whose rows see only those before them.
+/// `spans` with rows that see only the rows before them.
 fn causal(spans: &[Span]) -> Vec<Span> {
     let causal = spans.iter().map(|span| Span {
         tree: None,

@@ -26,29 +26,30 @@ pub struct PathHead {
 
 /// A selector among the most probable tokens.
 struct Selector {
-    /// Of the token before, and of the token, `[vocab_size, rank]` each.
+    /// The embedding of the token before, `[vocab_size, rank]`.
     before: Tensor,
+    /// The embedding of the token, `[vocab_size, rank]`.
     after: Tensor,
-    /// From hidden state to rank.
+    /// Projects a hidden state to `rank` values.
     projection: Linear,
     top_k: usize,
 }
 
 struct Markov {
-    /// Of the token before.
+    /// The embedding of the token before.
     embedding: Embedding,
-    /// To the outputs.
+    /// Projects the embedding, or what the mixer makes of it, to the outputs.
     output: Linear,
     mixer: Mixer,
     rank: usize,
 }
 
-/// How the embedding of a token becomes the input of the output.
+/// How the embedding of a token becomes the input of the product `output`.
 enum Mixer {
     Vanilla,
-    /// From hidden state and embedding to a gate.
+    /// Projects hidden state and embedding to a gate.
     Gated(Linear),
-    /// From state, embedding and hidden state to a gate, a candidate for the state, and the output's input.
+    /// Projects state, embedding and hidden state to a gate, a candidate for the state, and the output's input.
     Recurrent(Linear),
 }
 
@@ -165,7 +166,7 @@ impl PathHead {
         }
     }
 
-    /// What it consists of, for the log.
+    /// The parts of the head, for the log.
     pub(super) fn describe(&self) -> String {
         let markov = self.markov.as_ref().map(|markov| {
             let kind = match markov.mixer {
@@ -292,7 +293,7 @@ fn most_probable(logits: &[f32], count: usize) -> Vec<u32> {
 /// Refuses what no code of the authors defines for such a head.
 ///
 /// # Errors
-/// What is not supported.
+/// A message that names what is not supported.
 pub(super) fn check(head: &HeadConfig) -> Result<(), String> {
     let PathConfig {
         markov,

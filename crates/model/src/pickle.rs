@@ -1,8 +1,8 @@
 //! `pytorch_model.bin` and the like, in which older heads are published: a zip file with the values of tensors, and a
 //! pickle that names them. Nothing of the pickle is executed.
 //!
-//! The pickle is bounded in bytes and [in objects](objects). No entry is compressed, as `torch.save` compresses none, and
-//! together they are no larger than the file: so a file needs about as much memory as it has bytes.
+//! The pickle is bounded in bytes and [in objects](objects). No entry is compressed, as `torch.save` compresses none,
+//! and together they are no larger than the file: so a file needs about as much memory as it has bytes.
 
 mod objects;
 mod state_dict;
@@ -32,8 +32,8 @@ pub fn file_in(folder: &Path) -> Option<PathBuf> {
     files.into_iter().find(|file| file.exists())
 }
 
-/// All tensors of `file`, on the CPU. Those that share a storage there share their values. The values of a tensor may be
-/// in the order of columns.
+/// All tensors of `file`, on the CPU. Those that share a storage there share their values. The values of a tensor may
+/// be in the order of columns.
 ///
 /// # Errors
 /// A setup error that names the file, if it is no such file, is broken, or is over a limit.
@@ -57,7 +57,7 @@ fn tensors_of(file: &Path) -> Outcome<HashMap<String, Tensor>> {
 /// The names of all tensors of `file`.
 ///
 /// # Errors
-/// As [`read`].
+/// Returns the errors of [`read`].
 pub fn names(file: &Path) -> Result<HashSet<String>> {
     let pickle = StoredFile::open(file).and_then(|mut stored| stored.pickle());
     let names = pickle.and_then(|pickle| names_in(&pickle));
@@ -73,7 +73,7 @@ pub fn names_in(pickle: &[u8]) -> Outcome<HashSet<String>> {
 /// An open file, whose entries are checked.
 struct StoredFile<R> {
     zip: ZipArchive<R>,
-    /// What the names of all entries begin with.
+    /// The prefix of the names of all entries.
     folder: String,
 }
 
@@ -86,7 +86,7 @@ impl StoredFile<File> {
 }
 
 impl<R: Read + Seek> StoredFile<R> {
-    /// That of `reader`, which has `size` bytes.
+    /// Opens the file of `reader`, which has `size` bytes, and checks its entries.
     fn new(reader: R, size: u64) -> Outcome<Self> {
         let zip = ZipArchive::new(reader);
         let mut zip = zip.map_err(|e| format!("no file of torch.save since PyTorch 1.6: {e}"))?;

@@ -13,11 +13,11 @@ use std::path::Path;
 
 /// Lists the modules of an embedding model.
 pub const MODULES: &str = "modules.json";
-/// What a Transformer module is told besides `config.json`.
+/// The file with the settings of a Transformer module, besides `config.json`.
 pub const TRANSFORMER: &str = "sentence_bert_config.json";
 /// Prompts, of which one may come before all texts.
 pub const PROMPTS: &str = "config_sentence_transformers.json";
-/// What is in the folder of a pooling module; usually `1_Pooling`.
+/// The file in the folder of a pooling module. The folder is usually `1_Pooling`.
 const CONFIG: &str = "config.json";
 
 /// An entry of `modules.json`.
@@ -28,8 +28,9 @@ struct Module {
     class: String,
 }
 
-/// How the model of `source` embeds texts, as its files say it; `pooling` is instead of its pooling. `None` = neither does. Embeddings
-/// are normalized unless there is a `modules.json` without such a module.
+/// How the model of `source` embeds texts, as its files say it. `pooling`, if given, replaces the pooling of the files.
+/// `None` = neither says a pooling. Embeddings are normalized unless there is a `modules.json` without a module that
+/// normalizes.
 ///
 /// # Errors
 /// A setup error that names the file, and the module or the kind of pooling that is not supported.
@@ -100,8 +101,8 @@ fn of_modules(
     Ok(EmbeddingSpec::new(pooling, normalize))
 }
 
-/// The same with what other files of `folder` say: the longest input, and the prompt that
-/// sentence-transformers takes if none is named.
+/// Adds to `spec` what other files of `folder` say: the longest input, and the prompt that sentence-transformers takes
+/// if none is named.
 fn with_limits(spec: EmbeddingSpec, folder: &Path) -> Result<EmbeddingSpec> {
     #[derive(Default, Deserialize)]
     struct Transformer {

@@ -4,12 +4,12 @@ use foretoken_core::error::Result;
 
 /// A tensor as safetensors have it.
 pub struct RawTensor<'a> {
-    /// As in the file: `BF16`.
+    /// The dtype as the file writes it, for example `BF16`.
     pub dtype: String,
     pub dims: Vec<usize>,
     /// Number of its bytes in the file.
     pub bytes: u64,
-    /// Its bytes; `None` if only its header is here.
+    /// The tensor's bytes; `None` if only its header is here.
     pub data: Option<&'a [u8]>,
 }
 

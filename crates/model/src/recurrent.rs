@@ -20,7 +20,8 @@ pub(super) enum Recurrent {
 }
 
 impl Recurrent {
-    /// Reads those of a layer like `spec`, with norms that add `eps`; `at` names its parts. `None` = it has no state.
+    /// Reads the weights of a layer like `spec`, with norms that add `eps`; `at` names the layer's parts. `None` = the
+    /// layer has no state.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -47,7 +48,7 @@ impl Recurrent {
     /// Reads the products of its rows of `inputs` values.
     ///
     /// # Errors
-    /// As [`Recurrent::load`].
+    /// Returns the errors of [`Recurrent::load`].
     pub fn products(
         weights: &mut Weights,
         at: impl Fn(&str) -> String,

@@ -7,9 +7,9 @@ pub struct RopeSpec {
     pub width: usize,
     /// The base of the frequencies.
     pub theta: f32,
-    /// How the frequencies are changed for long contexts, if they are.
+    /// The rule that changes the frequencies for long contexts, if there is one.
     pub scaling: Option<RopeScaling>,
-    /// How queries are scaled by their position, if they are.
+    /// The scaling of queries by their position, if there is one.
     pub query_scaling: Option<QueryScaling>,
 }
 
@@ -39,7 +39,7 @@ pub struct ProportionalScaling {
 #[derive(Debug, Clone, PartialEq)]
 pub struct YarnScaling {
     pub factor: f32,
-    /// In tokens.
+    /// Length of the original context, in tokens.
     pub original_max_position_embeddings: usize,
     /// Rotations over the original context from which on a frequency is kept, and up to which it is divided.
     pub beta_fast: f32,
@@ -73,7 +73,7 @@ pub enum LongFactors {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryScaling {
     pub beta: f32,
-    /// In tokens.
+    /// Length of the original context, in tokens.
     pub original_max_position_embeddings: usize,
 }
 
@@ -83,7 +83,7 @@ pub struct Llama3Scaling {
     pub factor: f32,
     pub low_freq_factor: f32,
     pub high_freq_factor: f32,
-    /// In tokens.
+    /// Length of the original context, in tokens.
     pub original_max_position_embeddings: usize,
 }
 
@@ -359,8 +359,8 @@ pub(super) struct RopeTables {
 }
 
 impl RopeTables {
-    /// Those of the layers of a model. `factors` divide the frequencies of all, if the checkpoint contains them, or
-    /// of those that name their tensor.
+    /// The tables of the layers of a model. `factors`, if the checkpoint contains them, divide the frequencies of the
+    /// embeddings that name their tensor. If no embedding names it, they divide those of all.
     pub fn new<'a>(of_layers: impl Iterator<Item = &'a RopeSpec>, factors: Option<&[f32]>) -> Self {
         let mut ropes: Vec<RopeSpec> = Vec::new();
         for rope in of_layers {

@@ -15,7 +15,7 @@ pub(super) const MAX_BYTES: u64 = 64 << 20;
 const LENGTH_BYTES: u64 = 8;
 /// Maximum number of dimensions of a tensor. A matrix of experts has 3, a convolution up to 5.
 const MAX_DIMS: usize = 8;
-/// What is no tensor in a header.
+/// The entry of a header that is not a tensor.
 const METADATA: &str = "__metadata__";
 
 /// The tensors of a checkpoint, by name.
@@ -24,11 +24,11 @@ pub type TensorHeaders = HashMap<String, TensorHeader>;
 /// Type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct TensorHeader {
-    /// As in the file: `BF16`.
+    /// The dtype as the file writes it, for example `BF16`.
     pub dtype: String,
     #[serde(rename = "shape")]
     pub dims: Vec<usize>,
-    /// Of its first byte and of the one after its last, after the header.
+    /// Offsets of the tensor's first byte and of the byte after its last one, counted from the end of the header.
     #[serde(rename = "data_offsets")]
     place: (u64, u64),
 }

@@ -1,5 +1,5 @@
-//! The short convolution that a layer has in place of attention (LFM2): each channel of `B * x` is mixed with that of the
-//! last few tokens, and multiplied with `C`, where `B`, `C` and `x` are products of the layer's input.
+//! The short convolution that a layer has in place of attention (LFM2): each channel of `B * x` is mixed with that of
+//! the last few tokens, and multiplied with `C`, where `B`, `C` and `x` are products of the layer's input.
 
 use super::conv_spec::ShortConvSpec;
 use super::layer_step::Step;

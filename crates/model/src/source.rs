@@ -28,9 +28,9 @@ pub enum ModelSource {
 
 impl ModelSource {
     /// Resolves `spec`: a GGUF file, a folder, a `config.json`, the name of an embedded model, or else a
-    /// Hugging Face id, or a [file](HubFile) of one, which is fetched into the usual cache (with `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`
-    /// and `HF_HUB_OFFLINE`). `revision` is only used for the Hub. With [`LoadFormat::Dummy`] no weights
-    /// are fetched.
+    /// Hugging Face id, or a [file](HubFile) of one, which is fetched into the usual cache (with `HF_HOME`,
+    /// `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE`). `revision` is only used for the Hub. With [`LoadFormat::Dummy`]
+    /// no weights are fetched.
     ///
     /// # Errors
     /// A setup error in one line that says what was searched for and what to do.
@@ -53,12 +53,12 @@ impl ModelSource {
         }
     }
 
-    /// As [`ModelSource::resolve`], but fetches no weights: of a GGUF file of the Hub that is not in the cache, only its
-    /// header. Where safetensors are missing the format is `Dummy`: then [`tensors`](super::hub_headers::tensors) has
-    /// their headers.
+    /// As [`ModelSource::resolve`], but fetches no weights. Of a GGUF file of the Hub that is not in the cache, only
+    /// the header is fetched. Where safetensors are missing, the format is `Dummy`; then
+    /// [`tensors`](super::hub_headers::tensors) has their headers.
     ///
     /// # Errors
-    /// As [`ModelSource::resolve`].
+    /// Returns the errors of [`ModelSource::resolve`].
     pub fn resolve_headers(
         spec: &str,
         revision: Option<&str>,

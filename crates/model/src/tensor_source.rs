@@ -104,7 +104,7 @@ impl TensorSource {
     /// which tell more.
     ///
     /// # Errors
-    /// As [`TensorSource::tensor`].
+    /// Returns the errors of [`TensorSource::tensor`].
     pub fn describe(&self, name: &str) -> Result<Option<(Vec<usize>, DType)>> {
         match self {
             Self::Safetensors(files) => {

@@ -122,8 +122,8 @@ impl Weights {
         }
     }
 
-    /// The same of a checkpoint with other names: each first part of a name is a second one there, one replaced
-    /// after the other. GGUF files have one name for each tensor, whatever the architecture.
+    /// Sets the names of the checkpoint: the first part of each pair of `names` is replaced by the second part, one
+    /// pair after the other. GGUF files ignore `names`: they have one name for each tensor, whatever the architecture.
     pub fn with_names(self, names: &'static [(&'static str, &'static str)]) -> Self {
         let names = if self.are_gguf() { &[] } else { names };
         Self { names, ..self }
@@ -161,10 +161,10 @@ impl Weights {
         self.linear_in_order(name, shape, bias, None)
     }
 
-    /// The same, with the outputs in another order: output `i` is that of row `order[i]`.
+    /// As [`Weights::linear`], but output `i` is that of row `order[i]` of the checkpoint.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn linear_in_order(
         &mut self,
         name: &str,
@@ -185,7 +185,7 @@ impl Weights {
     /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn embedding(&mut self, name: &str, shape: (usize, usize)) -> Result<Embedding> {
         let matrix = self.matrix(name, shape, None)?;
         Ok(Embedding::new(matrix, self.dtypes.activations))
@@ -194,7 +194,7 @@ impl Weights {
     /// The embedding of a draft head: its own if there is one, otherwise that of its target.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn embedding_of_head(
         &mut self,
         head: &ModelConfig,
@@ -230,7 +230,7 @@ impl Weights {
     /// The weight of a norm, `[len]` in the compute dtype: `offset` more than what is stored.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn norm(&mut self, name: &str, len: usize, offset: f32) -> Result<Tensor> {
         let stored = self.stored(&format!("{name}.weight"), &[len])?;
         let dtype = self.dtypes.activations;
@@ -245,7 +245,7 @@ impl Weights {
     /// ids. As in EAGLE-3, `d2t` stores the id minus the row's number.
     ///
     /// # Errors
-    /// As [`Weights::linear`], and if an id is not below `vocab_size`.
+    /// Returns the errors of [`Weights::linear`]. An id that is not below `vocab_size` is an error, too.
     pub fn output_ids(&mut self, config: &ModelConfig) -> Result<Option<Tensor>> {
         let Some(size) = config.draft_vocab_size else {
             return Ok(None);
@@ -328,7 +328,7 @@ impl Weights {
         }
     }
 
-    /// How the names in the checkpoint begin of those that begin with `start` at Hugging Face.
+    /// The prefix in the checkpoint of the names that begin with `start` at Hugging Face.
     pub fn stored_start(&self, start: &str) -> String {
         match (names::layer_of(start), self.are_gguf()) {
             (Some((layer, _)), true) => names::gguf_layer(layer),
@@ -366,7 +366,7 @@ impl Weights {
     /// The matrix `name` (without `.weight`) of `shape`, with its outputs in this order.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn matrix(
         &mut self,
         name: &str,
@@ -411,7 +411,7 @@ impl Weights {
     /// The tensor `name` (its full Hugging Face name) of shape `dims`, in the compute dtype.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.stored(name, dims)?;
         Ok(tensor.to_dtype(self.dtypes.activations)?)
@@ -420,7 +420,7 @@ impl Weights {
     /// The only value of the tensor `name` (its full Hugging Face name) of shape `dims`.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn scalar(&mut self, name: &str, dims: &[usize]) -> Result<f32> {
         let tensor = self.tensor(name, dims)?.to_dtype(DType::F32)?;
         Ok(tensor.flatten_all()?.to_vec1()?[0])

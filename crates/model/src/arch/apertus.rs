@@ -23,7 +23,8 @@ pub fn defaults(keys: &mut Keys) {
 /// The base that the class assumes.
 const THETA: f64 = 12e6;
 
-/// With norms of heads, and an MLP without a gate, whose activation has trained parameters in each layer.
+/// An Apertus model has norms of heads, and an MLP without a gate, whose activation has trained parameters in each
+/// layer.
 pub fn apertus(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("hidden_act", "xielu")?;
     keys.only("post_norm", false)?;

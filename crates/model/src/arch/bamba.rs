@@ -24,7 +24,7 @@ pub fn defaults(keys: &mut Keys) {
     keys.default("intermediate_size", 14_336);
     keys.default("num_key_value_heads", 8);
     keys.default("max_position_embeddings", 262_144);
-    // Of training and of other programs; the last one is what is rotated of a head.
+    // Keys of training and of other programs. The last one is what is rotated of a head.
     keys.ignore(&[
         "z_loss_coefficient",
         "num_logits_to_keep",

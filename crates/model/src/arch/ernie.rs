@@ -45,12 +45,12 @@ pub fn moe_defaults(keys: &mut Keys) {
     keys.default("max_position_embeddings", 131_072);
     keys.default("moe_intermediate_size", 1536);
     keys.default("n_shared_experts", 2);
-    // Of its training, and whether there was a correction then: all published files have one.
+    // Keys of the training, and whether there was a correction then: all published files have one.
     keys.ignore(&["moe_capacity", "moe_use_aux_free"]);
     keys.default("num_nextn_predict_layers", 1);
 }
 
-/// With experts in some layers, and one of all tokens.
+/// An ERNIE model with experts has them in some layers, and one expert of all tokens.
 pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("moe_gate", "topk")?;
     // The output layer would have one, too.

@@ -40,7 +40,8 @@ pub fn with_experts(
     Ok(layers)
 }
 
-/// The experts that `keys` describe, of this width, with the activation of `mlp`. What else they have, their class says.
+/// The experts that `keys` describe, of this width, with the activation of `mlp`. What else they have, their class
+/// says.
 pub fn experts(
     keys: &mut Keys,
     mlp: MlpSpec,
@@ -50,7 +51,8 @@ pub fn experts(
     experts_by(keys, mlp, width, (RouterScores::Softmax, is_normalized))
 }
 
-/// The same with these scores of the router, and whether the weights of a row's experts are divided by their sum.
+/// As [`experts`], with these `scores` of the router. `is_normalized` says whether the weights of a row's experts are
+/// divided by their sum.
 pub fn experts_by(
     keys: &mut Keys,
     mlp: MlpSpec,

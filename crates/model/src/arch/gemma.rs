@@ -7,7 +7,7 @@ use super::parts::{windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{rope, ropes_by_kind};
 use foretoken_kernels::Activation;
 
-/// Of the inputs and of the outputs of attention and MLP.
+/// Norms of the inputs and of the outputs of attention and MLP.
 pub const AROUND: Norms = Norms {
     before_attention: Some("input_layernorm"),
     after_attention: Some("post_attention_layernorm"),
@@ -46,7 +46,7 @@ pub fn gemma(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     Ok(model(keys, shape, vec![layer; shape.num_layers]))
 }
 
-/// With windows on every second layer, norms around, and soft caps.
+/// A Gemma 2 model has windows on every second layer, norms before and after attention and MLP, and soft caps.
 pub fn gemma2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let layer = LayerSpec {
@@ -64,7 +64,8 @@ pub fn gemma2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
     })
 }
 
-/// With windows on five of six layers, which have their own position embedding, norms around, and norms of heads.
+/// A Gemma 3 model has windows on five of six layers, which have their own position embedding. It has norms before and
+/// after attention and MLP, and norms of heads.
 pub fn gemma3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let (full, sliding) = ropes_by_kind(keys, shape, 1e6, Some(1e4))?;
     let layer = LayerSpec {
@@ -113,7 +114,8 @@ fn attention_scale(keys: &mut Keys, shape: &ModelShape, layers: usize) -> Result
     Ok(1. / width.sqrt())
 }
 
-/// What all have: a scaled embedding, and norms whose weights are stored less 1, except in GGUF files.
+/// The parts that all Gemma models share: a scaled embedding, and norms. The stored weights of norms are less by 1,
+/// except in GGUF files.
 fn model(keys: &Keys, shape: &ModelShape, layers: Vec<LayerSpec>) -> ModelSpec {
     ModelSpec {
         layers,

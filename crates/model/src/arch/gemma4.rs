@@ -17,7 +17,7 @@ pub fn defaults(keys: &mut Keys) {
     unified_defaults(keys);
 }
 
-/// The same of the class of the 12B.
+/// Sets what the class of the 12B model assumes.
 pub fn unified_defaults(keys: &mut Keys) {
     keys.default("vocab_size", 262_144);
     keys.default("num_key_value_heads", 4);
@@ -61,9 +61,9 @@ fn of_each_layer(key: &str) -> String {
     format!("{key} of each layer")
 }
 
-/// As Gemma 3, with wider heads in layers without a window, which rotate only a part of them. Norms of values, a factor
-/// after each layer, in small models inputs of each layer and last layers that share the K and V of others, in large
-/// ones layers whose values are their keys.
+/// A Gemma 4 model. It differs from Gemma 3 as follows. Layers without a window have wider heads and rotate only a part
+/// of them. Values have norms, and a factor follows each layer. In small models, each layer has an input of its own,
+/// and the last layers share the K and V of others. In large models, the values of some layers are their keys.
 pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("enable_moe_block", false)?;
     if !keys.is_gguf() {

@@ -13,13 +13,13 @@ pub fn defaults(keys: &mut Keys) {
     keys.default("rms_norm_eps", 1.5625e-7);
 }
 
-/// With a fused gate, and a position embedding of half of each head, whose pairs are neighbours.
+/// A GLM model has a fused gate, and a position embedding of half of each head, whose pairs are neighbours.
 pub fn glm(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = layer(keys, shape)?;
     Ok(vec![layer; shape.num_layers].into())
 }
 
-/// With norms of the outputs, too.
+/// As [`glm`], with norms of the outputs, too.
 pub fn glm4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = LayerSpec {
         norms: Norms {

@@ -21,15 +21,15 @@ pub fn cohere2_defaults(keys: &mut Keys) {
     keys.default("sliding_window", 4096);
 }
 
-/// With attention and MLP side by side, after one norm, and scaled logits.
+/// A Cohere model has attention and MLP side by side, after one norm, and scaled logits.
 pub fn cohere(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
-    // Of Cohere 2.
+    // A key of Cohere 2.
     keys.ignore(&["sliding_window"]);
     let layer = cohere_layer(keys, shape)?;
     cohere_model(keys, vec![layer; shape.num_layers])
 }
 
-/// With windows on three of four layers; the others do not rotate.
+/// A Cohere 2 model has windows on three of four layers; the others do not rotate.
 pub fn cohere2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = cohere_layer(keys, shape)?;
     let pattern = keys.size("sliding_window_pattern")?.unwrap_or(4).max(1);
@@ -75,7 +75,7 @@ pub fn stablelm_defaults(keys: &mut Keys) {
     keys.default("rms_norm_eps", 1e-5);
 }
 
-/// With norms that have biases, and a position embedding of a quarter of each head.
+/// A StableLM model has norms with biases, and a position embedding of a quarter of each head.
 pub fn stablelm(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = partial_rope(keys, shape, 0.25)?;
     let parallel = keys.flag("use_parallel_residual")?.unwrap_or(false);
@@ -99,13 +99,13 @@ pub fn stablelm(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
 /// Sets what the class assumes.
 pub fn starcoder2_defaults(keys: &mut Keys) {
     keys.rename("norm_epsilon", "rms_norm_eps");
-    // Of GGUF files.
+    // Keys of GGUF files.
     keys.rename("layer_norm_eps", "rms_norm_eps");
     keys.default("rms_norm_eps", 1e-5);
     keys.default("tie_word_embeddings", true);
 }
 
-/// With biases everywhere, windows, and an MLP without a gate.
+/// A StarCoder2 model has biases everywhere, windows, and an MLP without a gate.
 pub fn starcoder2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;
     let bias = keys.flag("use_bias")?.unwrap_or(true);
@@ -134,12 +134,12 @@ pub fn starcoder2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Stri
 /// Sets what the class assumes.
 pub fn nemotron_defaults(keys: &mut Keys) {
     keys.rename("norm_eps", "rms_norm_eps");
-    // Of GGUF files.
+    // Keys of GGUF files.
     keys.rename("layer_norm_eps", "rms_norm_eps");
     keys.default("rms_norm_eps", 1e-5);
 }
 
-/// With norms stored less 1, an MLP without a gate, and a position embedding of half of each head.
+/// A Nemotron model has norms stored less 1, an MLP without a gate, and a position embedding of half of each head.
 pub fn nemotron(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = partial_rope(keys, shape, 0.5)?;
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);

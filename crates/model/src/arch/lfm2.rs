@@ -122,7 +122,7 @@ pub fn lfm2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     spec(keys, shape, layer)
 }
 
-/// With experts in all but the first layers, by the sigmoids of their logits.
+/// An LFM2 model with experts has them in all but the first layers, by the sigmoids of their logits.
 pub fn lfm2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = attention(keys, shape)?;
     let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(true);

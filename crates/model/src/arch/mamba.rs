@@ -49,7 +49,7 @@ pub fn defaults(keys: &mut Keys) {
     keys.ignore(&["mamba_chunk_size"]);
 }
 
-/// What layers with Mamba have in place of attention, in classes that name it as Granite 4 does.
+/// The mixer that layers with Mamba have in place of attention, in classes that name its keys as Granite 4 does.
 pub fn mixer(
     keys: &mut Keys,
     shape: &ModelShape,

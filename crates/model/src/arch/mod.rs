@@ -29,11 +29,11 @@ pub use wrapper::{IMAGE_TENSORS, WRAPPERS};
 
 /// An architecture of decoders.
 pub struct Architecture {
-    /// Its `model_type`.
+    /// The `model_type` of the configuration.
     pub name: &'static str,
-    /// Its Hugging Face class.
+    /// The Hugging Face class.
     pub class: &'static str,
-    /// Its name in GGUF files, if it has one of its own.
+    /// The architecture's name in GGUF files, if it has one of its own.
     pub gguf: Option<&'static str>,
     /// What a model with these keys computes.
     pub spec: fn(&mut Keys, &ModelShape) -> Result<ModelSpec, String>,
@@ -74,8 +74,8 @@ impl Architecture {
     }
 }
 
-/// Other names in GGUF files: of the decoders of classes for images and texts, which are these without images, and of those
-/// with experts.
+/// Other names in GGUF files: of the decoders of classes for images and texts, which are these without images, and of
+/// those with experts.
 const GGUF_DECODERS: [(&str, &str); 3] = [
     ("nemotron_h_moe", "nemotron_h"),
     ("qwen2vl", "qwen2"),

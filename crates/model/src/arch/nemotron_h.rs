@@ -126,7 +126,8 @@ pub fn defaults(keys: &mut Keys) {
     keys.default("time_step_min", MIN_STEP);
 }
 
-/// In GGUF files, layers have attention that have heads of keys, an MLP or experts that have its width, or else Mamba.
+/// Sets the defaults of GGUF files. A layer with heads of keys has attention, a layer with the width of an MLP has an
+/// MLP or experts, and any other layer has Mamba.
 fn gguf_defaults(keys: &mut Keys) {
     gguf_sizes(keys);
     keys.set("time_step_min", MIN_STEP);
@@ -217,7 +218,7 @@ pub fn nemotron_h(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Stri
     })
 }
 
-/// What layers with Mamba have.
+/// The mixer of layers with Mamba.
 fn recurrent(keys: &mut Keys) -> Result<MixerSpec, String> {
     let least = keys.number("time_step_min")?.unwrap_or(0.);
     if step_limits(keys)? != (0., f32::INFINITY) {

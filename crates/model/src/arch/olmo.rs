@@ -7,7 +7,8 @@ use super::experts::{self, with_experts};
 use super::parts::{eps_5, plain, windows, with_attention_bias, with_ropes};
 use super::rope::{rope, ropes_by_kind};
 
-/// With norms of the outputs of attention and MLP, and of all heads together. In a GGUF file it may be an OLMo 3.
+/// An OLMo 2 model has norms of the outputs of attention and MLP, and of all heads together. In a GGUF file it may be
+/// an OLMo 3.
 pub fn olmo2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     if keys.is_gguf() {
         return olmo3(keys, shape);
@@ -17,7 +18,7 @@ pub fn olmo2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     Ok(vec![layer; shape.num_layers].into())
 }
 
-/// With windows on three of four layers, whose position embedding is not scaled.
+/// An OLMo 3 model has windows on three of four layers, whose position embedding is not scaled.
 pub fn olmo3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let (full, sliding) = ropes_by_kind(keys, shape, 500_000., None)?;
     let layer = layer(keys, shape, full.clone())?;

@@ -19,7 +19,7 @@ pub fn drop_further_layers(keys: &mut Keys) {
     }
 }
 
-/// How the names of the tensors of these layers begin, which the model does not read.
+/// Prefixes of the names of the tensors of layers for further tokens. The model does not read these tensors.
 pub fn further_layers(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<String>, String> {
     let key = "num_nextn_predict_layers";
     let further = keys.size(key)?.unwrap_or(0);
@@ -206,8 +206,8 @@ pub fn with_windows(
     with_ropes(layer, windows, shape, |_, _| layer.rope.as_ref())
 }
 
-/// The same with the position embeddings that `rope` gives for a layer's number and whether it has a window. A window
-/// that covers all positions is none in the end.
+/// As [`with_windows`], with the position embeddings that `rope` gives for a layer's number and whether the layer has a
+/// window. A window that covers all positions is dropped after `rope` was asked.
 pub fn with_ropes<'r>(
     layer: &LayerSpec,
     windows: Vec<Option<usize>>,

@@ -110,7 +110,7 @@ pub fn add_experts(
 
 /// Layers like `layer`, of which those from `max_window_layers` on may have a window.
 fn layers(keys: &mut Keys, shape: &ModelShape, layer: &LayerSpec) -> Result<ModelSpec, String> {
-    // Of transformers' `Qwen2Config`.
+    // The default of transformers' `Qwen2Config`.
     let full = keys.size("max_window_layers")?.unwrap_or(28);
     let windows = windows(keys, shape, false, |layer| layer >= full)?;
     Ok(with_windows(layer, windows, shape).into())

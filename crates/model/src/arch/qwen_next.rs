@@ -65,7 +65,7 @@ fn defaults(keys: &mut Keys) {
     if keys.peek("mtp_use_dedicated_embeddings") == true {
         keys.set("num_nextn_predict_layers", 0);
     }
-    // Of layers that are not read, and of the dtype of states, which are in f32 here.
+    // Keys of layers that are not read, and of the dtype of states, which are in f32 here.
     keys.retain(|key| !key.starts_with("mtp_") && key != "mamba_ssm_dtype");
 }
 

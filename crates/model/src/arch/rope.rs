@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Maximum number of factors of a rotation: half the widest head.
 const MAX_FACTORS: usize = 2048;
 
-/// What one place says of a position embedding.
+/// The keys of a position embedding that one place of the configuration has.
 #[derive(Default)]
 struct RopeEntry {
     theta: Option<f64>,
@@ -25,7 +25,8 @@ pub fn rope(keys: &mut Keys, shape: &ModelShape) -> Result<RopeSpec, String> {
     shared(keys, shape, None)
 }
 
-/// The same, of the part of a head that `partial_rotary_factor` says, or else `by_default`.
+/// As [`rope`](fn@rope), but of a part of each head. `partial_rotary_factor` says the part; without it, the part is
+/// `by_default`.
 pub fn partial_rope(
     keys: &mut Keys,
     shape: &ModelShape,
@@ -248,14 +249,14 @@ fn scaling(
         Some("linear") => Ok(Some(RopeScaling::Linear(need(factor, "factor")?))),
         Some("dynamic") => {
             need(factor, "factor")?;
-            // Of Hunyuan, for all positions; it does not read these.
+            // Hunyuan's scaling, for all positions. Its class does not read these keys.
             keys.ignore(&["beta_fast", "beta_slow", "mscale", "mscale_all_dim"]);
             let alpha = keys.number("alpha")?.filter(|&alpha| alpha != 0.);
             // Without it, only positions beyond max_position_embeddings change, which no sequence reaches here.
             Ok(alpha.map(|alpha| RopeScaling::Ntk(alpha as f32)))
         }
         Some("yarn") => {
-            // Of the model; transformers does not read it.
+            // The model's key, which transformers does not read here.
             keys.ignore(&["max_position_embeddings"]);
             yarn(keys, need(factor, "factor")?, original.unwrap_or(longest)).map(Some)
         }
@@ -383,7 +384,7 @@ fn gguf_scaling(keys: &mut Keys, shape: &ModelShape) -> Result<Option<RopeScalin
                 Ok(given.unwrap_or(by_default) as f32)
             };
             let mscale = |by: f64| 1. + 0.1 * by * f64::from(factor.max(1.)).ln();
-            // That of `mscale_all_dim`, beside an `mscale` of 1.
+            // The factor of `mscale_all_dim`, beside an `mscale` of 1.
             let all = f64::from(number("log_multiplier", 0.)?);
             let attention_factor = number("attn_factor", mscale(1.) / mscale(all))?;
             Ok(Some(RopeScaling::Yarn(YarnScaling {

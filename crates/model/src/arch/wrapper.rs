@@ -4,13 +4,13 @@ use super::super::keys::Keys;
 
 /// A class for images and texts.
 pub struct Wrapper {
-    /// Its `model_type`.
+    /// The `model_type` of the configuration.
     pub name: &'static str,
-    /// Its Hugging Face class.
+    /// The Hugging Face class.
     pub class: &'static str,
-    /// The architecture of its decoder, unless the `model_type` of `text_config` is another one.
+    /// The architecture of the decoder, unless the `model_type` of `text_config` is another one.
     text: &'static str,
-    /// How the keys begin that only sound needs, if the class takes sound.
+    /// Prefixes of the keys that only sound needs, if the class takes sound.
     sound: &'static [&'static str],
 }
 
@@ -72,7 +72,7 @@ pub const WRAPPERS: [Wrapper; 9] = [
     },
 ];
 
-/// How the names of the tensors begin that only images and sound need.
+/// Prefixes of the names of the tensors that only images and sound need.
 pub const IMAGE_TENSORS: [&str; 9] = [
     "model.audio_tower.",
     "model.embed_audio.",
@@ -85,10 +85,10 @@ pub const IMAGE_TENSORS: [&str; 9] = [
     "visual.",
 ];
 
-/// How the keys begin that only sound needs.
+/// Prefixes of the keys that only sound needs.
 const SOUND_KEYS: [&str; 3] = ["audio_", "boa_token", "eoa_token"];
 
-/// How the keys begin that only images need.
+/// Prefixes of the keys that only images need.
 const IMAGE_KEYS: [&str; 9] = [
     "boi_token",
     "eoi_token",

@@ -171,7 +171,7 @@ fn decoder(config: &ModelConfig, tensors: &Tensors) -> Decoder {
 struct Plain<'a> {
     config: &'a ModelConfig,
     tensors: HashMap<&'a str, Vec<f64>>,
-    /// Of each layer: K and V of the tokens so far.
+    /// K and V of the tokens so far, for each layer.
     kv: Vec<[Vec<Vec<f64>>; 2]>,
 }
 
@@ -386,7 +386,7 @@ fn every_kind_of_layer_agrees_with_f64() {
     }
 }
 
-/// In pieces of a prompt, token by token, as nodes of a tree, and with logits of few rows or of none.
+/// Forwards run in pieces of a prompt, token by token, as nodes of a tree, and with logits of few rows or of none.
 #[test]
 fn a_row_has_the_same_bits_in_every_forward() {
     let config = config(layers());

@@ -5,19 +5,20 @@ use super::super::weights::{StackForm, Weights};
 
 /// How a checkpoint names the router, and the products of the experts.
 pub struct Layout {
-    /// Without `.weight`.
+    /// The name of the router, without `.weight`.
     pub router: &'static str,
-    /// Gate and up, or both in one, or only up; `{}` is the number of the expert, without `.weight`. A name without `{}` is a
-    /// tensor with the matrices of all.
+    /// The names of gate and up, or of both in one tensor, or only of up. A name with `{}`, the number of the expert,
+    /// is without `.weight`. A name without `{}` is that of a tensor with the matrices of all experts.
     pub gate_up: &'static [&'static str],
     pub down: &'static str,
-    /// How tensors with the matrices of all have them.
+    /// How a tensor with the matrices of all experts stores them.
     pub form: StackForm,
-    /// Whether the rows of gate and up in one take turns, instead of all of the gate being first.
+    /// Whether the rows of gate and up alternate in a tensor that has both, instead of all rows of the gate being
+    /// first.
     pub alternates: bool,
 }
 
-/// That of Qwen and of OLMoE.
+/// The layout of Qwen and of OLMoE.
 const EACH: Layout = Layout {
     router: "mlp.gate",
     gate_up: &["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
@@ -26,17 +27,17 @@ const EACH: Layout = Layout {
     alternates: false,
 };
 
-/// llama.cpp's, by the names that [`names::gguf`](super::super::names::gguf) translates.
+/// The layout of llama.cpp, by the names that [`names::gguf`](super::super::names::gguf) translates.
 const GGUF: Layout = Layout {
     gate_up: &["mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"],
     down: "mlp.experts.down_proj.weight",
     ..EACH
 };
 
-/// Those of safetensors.
+/// The layouts of gated experts without biases in safetensors.
 const LAYOUTS: [Layout; 5] = [
     EACH,
-    // Of Mixtral.
+    // The layout of Mixtral.
     Layout {
         router: "block_sparse_moe.gate",
         gate_up: &[
@@ -46,7 +47,7 @@ const LAYOUTS: [Layout; 5] = [
         down: "block_sparse_moe.experts.{}.w2",
         ..EACH
     },
-    // Of Granite, then that of its class in transformers 5.
+    // The layout of Granite, then that of its class in transformers 5.
     Layout {
         router: "block_sparse_moe.router.layer",
         gate_up: &["block_sparse_moe.input_linear.weight"],
@@ -59,7 +60,7 @@ const LAYOUTS: [Layout; 5] = [
         down: "block_sparse_moe.experts.down_proj",
         ..EACH
     },
-    // Of the other classes of transformers 5.
+    // The layout of the other classes of transformers 5.
     Layout {
         gate_up: &["mlp.experts.gate_up_proj"],
         down: "mlp.experts.down_proj",
@@ -67,7 +68,7 @@ const LAYOUTS: [Layout; 5] = [
     },
 ];
 
-/// Those of experts without gates: of Nemotron-H, and of its class in transformers 5.
+/// The layouts of experts without gates: that of Nemotron-H, and that of its class in transformers 5.
 const UNGATED: [Layout; 2] = [
     EACH,
     Layout {
@@ -77,7 +78,7 @@ const UNGATED: [Layout; 2] = [
     },
 ];
 
-/// That of gpt-oss, dense: names of other classes for another order.
+/// The layout of gpt-oss with dense weights. It has names of other classes, but another order.
 const GPT_OSS: Layout = Layout {
     router: "mlp.router",
     gate_up: &["mlp.experts.gate_up_proj"],
@@ -86,7 +87,7 @@ const GPT_OSS: Layout = Layout {
     alternates: true,
 };
 
-/// Those of experts with biases. The second is that of the published files.
+/// The layouts of experts with biases. The second layout is that of the published files.
 const BIASED: [Layout; 2] = [
     GPT_OSS,
     Layout {
@@ -96,7 +97,7 @@ const BIASED: [Layout; 2] = [
 ];
 
 impl Layout {
-    /// That of `weights`; `at` names the parts of a layer.
+    /// The layout of the experts in `weights`; `at` names the parts of a layer.
     pub fn of(weights: &Weights, spec: &ExpertsSpec, at: impl Fn(&str) -> String) -> &'static Self {
         if weights.are_gguf() {
             return &GGUF;

@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(found, [(3, 1.), (0, 0.)]);
     }
 
-    /// What is added where scores are compared is in no weight.
+    /// The correction decides only which experts are chosen. It is not part of the weights.
     #[test]
     fn corrections_choose_and_do_not_weigh() {
         let spec = ExpertsSpec {

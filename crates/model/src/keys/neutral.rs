@@ -50,7 +50,7 @@ const HARMLESS: [&str; 77] = [
     "max_window_layers",
     "min_length",
     "model_max_length",
-    // Of the three positions of a token in an image; those of a text are the same.
+    // Keys of the three positions of a token in an image. Those of a token in a text are equal.
     "mrope_interleaved",
     "mrope_section",
     // Layers to which images add values.
@@ -116,7 +116,7 @@ pub(super) fn is_neutral(key: &str, value: &Value, shape: &ModelShape, is_gguf: 
         value.is_null() || value.as_f64().is_some_and(|x| fits(x) || is_none(x))
     };
     match key {
-        // Of Phi-4: what another number would mean is not published.
+        // Keys of Phi-4. What another number would mean is not published.
         "full_attn_mod"
         | "interpolate_factor"
         | "embedding_multiplier"

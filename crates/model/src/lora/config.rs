@@ -55,7 +55,7 @@ pub(super) struct LoraConfig {
 type Patterns<T> = Vec<(ModulePattern, T)>;
 
 impl LoraConfig {
-    /// Reads that of a folder.
+    /// Reads the configuration of the adapter in `folder`.
     ///
     /// # Errors
     /// A setup error that names the file and the key that is missing or not supported.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 const FILE: &str = "adapter_model.safetensors";
 /// Where names of modules begin.
 const PREFIX: &str = "base_model.model.";
-/// What classes have before the number of a layer.
+/// What precedes the number of a layer in the names of modules, in different classes.
 const LAYERS: [&str; 4] = [
     "model.layers.",
     "model.language_model.layers.",
@@ -57,7 +57,7 @@ impl AdapterLoader for LoraTarget {
 }
 
 impl LoraTarget {
-    /// That of a model with these linear layers. Their names are those that Hugging Face has.
+    /// The target of a model with these linear layers. Their weights have the names of Hugging Face.
     pub(crate) fn new(sites: Vec<Vec<LinearPart>>) -> Self {
         Self {
             sites: sites.into(),
@@ -179,7 +179,7 @@ struct Found {
 }
 
 impl Found {
-    /// They themselves, with the rows of `B` in the order of the layer's outputs.
+    /// The two tensors of a weight, with the rows of `B` in the order of the layer's outputs.
     fn pair(&self, part: &LinearPart, tensors: &HashMap<String, Tensor>) -> Result<Pair> {
         let get = |name: &str| {
             let tensor = tensors.get(name);
@@ -210,7 +210,7 @@ fn module_of(name: &str) -> Result<&str> {
     Ok(module.strip_prefix(PREFIX).unwrap_or(module))
 }
 
-/// What the code calls a module of a layer.
+/// The name that the code has for a module of a layer.
 fn plain_name(module: &str) -> Option<String> {
     let rest = LAYERS.iter().find_map(|start| module.strip_prefix(start))?;
     Some(format!("{}{rest}", LAYERS[0]))

@@ -29,7 +29,8 @@ pub(super) struct Pair {
 }
 
 impl LowRank {
-    /// That of weights with so many outputs; `None` if none has a pair.
+    /// Joins the pairs of weights that are side by side in a layer, each with its number of outputs. `None` = no weight
+    /// has a pair.
     ///
     /// # Errors
     /// If the tensors are no matrices with the same inputs.

@@ -21,7 +21,7 @@ use candle_core::Tensor;
 /// A weight of the base model, `[outputs, inputs]`, as one of those side by side in a linear layer.
 #[derive(Debug, Clone)]
 pub(super) struct LinearPart {
-    /// What the code calls it, without `.weight`.
+    /// The name that the code has for the weight, without `.weight`.
     pub name: String,
     pub outputs: usize,
     pub inputs: usize,

@@ -111,7 +111,7 @@ pub trait Matrix: Any + Send + Sync {
     /// Outputs and inputs.
     fn shape(&self) -> (usize, usize);
 
-    /// How the weights are stored, for messages: `bf16` or `Q4_1`.
+    /// The format that the weights are stored in, for messages: `bf16` or `Q4_1`.
     fn format(&self) -> String;
 
     /// `x @ self^T`: `[rows, outputs]` for `x` `[rows, inputs]`, contiguous, in the compute dtype (f32 on
@@ -146,7 +146,7 @@ pub trait Matrix: Any + Send + Sync {
     /// than one product per group; otherwise `None`.
     ///
     /// # Errors
-    /// As [`Matrix::forward`].
+    /// Returns the errors of [`Matrix::forward`].
     fn forward_groups(
         &self,
         _groups: &[(Range<usize>, &dyn Matrix)],
@@ -214,10 +214,10 @@ pub fn quantized(
     })
 }
 
-/// The same outputs in the same order, with as few matrices as [`Matrix::join`] allows.
+/// Joins `matrices` into as few as [`Matrix::join`] allows. The outputs and their order stay the same.
 ///
 /// # Errors
-/// As [`Matrix::join`].
+/// Returns the errors of [`Matrix::join`].
 pub fn join(matrices: Vec<Arc<dyn Matrix>>) -> Result<Vec<Arc<dyn Matrix>>> {
     let mut joined: Vec<Arc<dyn Matrix>> = Vec::with_capacity(matrices.len());
     for next in matrices {

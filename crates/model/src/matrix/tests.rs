@@ -115,7 +115,7 @@ fn formats_are_named() {
     assert_eq!(formats[4..], quantized);
 }
 
-/// Of several in a row, too, and with rows and values in the same order.
+/// Several matrices in a row are joined, too. Rows and values keep their order.
 #[test]
 fn joined_matrices_are_as_each_alone() {
     let x = numbers(4, 9, INPUTS);

@@ -35,10 +35,10 @@ pub struct Awq {
 }
 
 impl Awq {
-    /// That of a `quantization_config`.
+    /// Reads the keys of a `quantization_config` for AWQ.
     ///
     /// # Errors
-    /// If a key asks for something else.
+    /// A message, if a key asks for something that is not supported.
     pub fn take(keys: &mut Keys) -> Result<Self, String> {
         keys.rename("w_bit", "bits");
         keys.rename("q_group_size", "group_size");

@@ -25,7 +25,7 @@ enum Storage {
     Fp8,
 }
 
-/// What shares a scale.
+/// The weights that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Strategy {
     Tensor,
@@ -48,10 +48,10 @@ pub struct Compressed {
 }
 
 impl Compressed {
-    /// That of the `weights` of a group with this `format`.
+    /// Reads the keys `weights` of a group with this `format`.
     ///
     /// # Errors
-    /// If it is not supported.
+    /// A message that names what is not supported.
     pub fn take(mut keys: Keys, format: &str) -> Result<Self, String> {
         let (kind, given) = (keys.text("type")?, keys.peek("num_bits"));
         let bits = keys.size("num_bits")?.unwrap_or(8);
@@ -214,7 +214,7 @@ impl Scheme for Compressed {
     }
 
     fn open<'a>(&self, parts: &mut Parts<'a>, shape: (usize, usize)) -> Result<Opened<'a>> {
-        // Of activations, which are not quantized here.
+        // Parts for activations, which are not quantized here.
         for end in ["input_scale", "input_zero_point"] {
             parts.skip(end);
         }

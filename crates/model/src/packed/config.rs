@@ -18,7 +18,7 @@ const METHODS: &str = "awq, bitsandbytes, compressed-tensors, fp8 and gptq";
 const KEY: &str = "quantization_config";
 /// Maximum number of `config_groups`.
 const MAX_GROUPS: usize = 64;
-/// How the names of the matrices begin that random weights have packed.
+/// The prefix of the names of the matrices that are packed in random weights.
 const LAYERS: &str = "model.layers.";
 
 /// How the matrices of a checkpoint are packed.
@@ -41,7 +41,7 @@ impl PackedConfig {
     /// Takes `quantization_config`, if there is one.
     ///
     /// # Errors
-    /// What is not supported, by name.
+    /// A message that names what is not supported.
     pub fn take(keys: &mut Keys) -> Result<Option<Self>, String> {
         let value = keys.peek(KEY);
         let Some(mut inner) = keys.nested(KEY)? else {
@@ -66,8 +66,8 @@ impl PackedConfig {
         Ok(Some(Self { groups, ignored }))
     }
 
-    /// How the matrix is packed whose parts these are; `None` = it is not. `names` are those in the code and in the
-    /// checkpoint. Tensors tell: a matrix of the list of those that are not packed is what it is stored as.
+    /// How the matrix with these `parts` is packed; `None` = it is not. `names` are its names in the code and in the
+    /// checkpoint. The tensors decide: a matrix that is listed as not packed is what it is stored as.
     pub fn scheme(&self, names: [&str; 2], parts: &Parts<'_>) -> Option<&dyn Scheme> {
         let scheme = self.group(names)?;
         scheme.is_in(parts).then_some(scheme)

@@ -49,7 +49,7 @@ impl Scheme for Fp4 {
             let what = format!("needs a multiple of {group} inputs");
             return Err(parts.error("weight_packed", &what));
         }
-        // Of activations, which are not quantized here.
+        // Scales of activations, which are not quantized here.
         for end in ["input_global_scale", "input_scale"] {
             parts.skip(end);
         }
@@ -131,7 +131,7 @@ struct Floats<'a> {
     inputs: usize,
     /// `[outputs, groups]`.
     scales: Vec<f32>,
-    /// The same as exponents; none of NVFP4.
+    /// The scales as exponents; empty for NVFP4.
     exponents: &'a [u8],
 }
 
@@ -147,7 +147,7 @@ impl Unpacked for Floats<'_> {
         }
     }
 
-    /// Those of GGUF files have the second half of the inputs in the upper halves of bytes.
+    /// The blocks as in GGUF files, which have the second half of the inputs in the upper halves of bytes.
     fn blocks(&self) -> Option<Blocks> {
         let kind = BlockType::Mxfp4;
         let mut data = Vec::with_capacity(self.exponents.len() * kind.type_size());

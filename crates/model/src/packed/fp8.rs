@@ -10,7 +10,7 @@ use foretoken_kernels::quant::BlockType;
 
 /// The dtype of the floats.
 pub const E4M3: &str = "F8_E4M3";
-/// Those of the scales.
+/// The dtypes of the scales.
 const SCALES: [&str; 4] = [FLOATS[0], FLOATS[1], FLOATS[2], "F8_E8M0"];
 
 /// Keys that say nothing about the weights: activations are not quantized here.
@@ -34,10 +34,10 @@ pub struct Fp8 {
 }
 
 impl Fp8 {
-    /// That of a `quantization_config`.
+    /// Reads the keys of a `quantization_config` for FP8.
     ///
     /// # Errors
-    /// If a key asks for something else.
+    /// A message, if a key asks for something that is not supported.
     pub fn take(keys: &mut Keys) -> Result<Self, String> {
         let given = keys.peek("fmt");
         if let Some(format) = keys.text("fmt")?
@@ -91,7 +91,7 @@ impl Scheme for Fp8 {
 /// Checks a matrix of FP8 whose part `scale` has a factor for each tile of outputs and inputs.
 ///
 /// # Errors
-/// As [`Scheme::open`].
+/// Returns the errors of [`Scheme::open`].
 pub fn open<'a>(
     parts: &mut Parts<'a>,
     shape: (usize, usize),
@@ -120,7 +120,7 @@ pub fn open<'a>(
     })
 }
 
-/// What each byte means.
+/// The value of each byte.
 pub fn table() -> [f32; 256] {
     std::array::from_fn(|byte| F8E4M3::from_bits(byte as u8).to_f32())
 }

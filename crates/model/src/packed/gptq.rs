@@ -55,15 +55,15 @@ pub struct Gptq {
     is_symmetric: bool,
     /// Whether inputs were quantized in another order than their own.
     has_order: bool,
-    /// What is added to stored zero points: the first format has one less.
+    /// The number that is added to stored zero points: those of the first format are less by one.
     zero_offset: u8,
 }
 
 impl Gptq {
-    /// That of a `quantization_config`.
+    /// Reads the keys of a `quantization_config` for GPTQ.
     ///
     /// # Errors
-    /// If a key asks for something else.
+    /// A message, if a key asks for something that is not supported.
     pub fn take(keys: &mut Keys) -> Result<Self, String> {
         let given = keys.peek("bits");
         let bits = match keys.size("bits")? {

@@ -25,9 +25,9 @@ pub struct Integers {
 
 /// The group of each input.
 pub enum Groups {
-    /// As many inputs each, one after another; the last may have fewer.
+    /// Groups of so many inputs each, one after another. The last group may have fewer inputs.
     Of(usize),
-    /// The number of the group.
+    /// The number of the group of each input.
     Listed(Vec<u32>),
 }
 
@@ -79,7 +79,8 @@ pub fn expected_blocks(
     usual_blocks(bits, is_symmetric).filter(|_| fits)
 }
 
-/// The same of numbers whose zero point is the middle, or any.
+/// The blocks of numbers of `bits` bits whose zero point is the middle if `is_symmetric`, and any zero point otherwise.
+/// `None` = there are no such blocks.
 pub fn usual_blocks(bits: u32, is_symmetric: bool) -> Option<BlockType> {
     let middle = 1 << (bits - 1);
     let any = (1 << bits) - 1;

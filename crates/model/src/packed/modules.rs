@@ -10,15 +10,15 @@ const MAX_EXPRESSION_BYTES: usize = 4 << 20;
 #[derive(Debug, Clone)]
 pub struct Modules {
     names: HashSet<String>,
-    /// Each for the beginning of a name.
+    /// Expressions, each for the beginning of a name.
     expressions: RegexSet,
 }
 
 impl Modules {
-    /// Those of a list, in which `re:` is before expressions.
+    /// Reads a list, in which `re:` is before expressions.
     ///
     /// # Errors
-    /// If an expression is none, or too large.
+    /// If an expression is not valid, or too large.
     pub fn new(list: Vec<String>) -> Result<Self, String> {
         let expression = |name: &String| {
             let expression = name.strip_prefix("re:")?;
@@ -39,7 +39,7 @@ impl Modules {
         })
     }
 
-    /// Whether it has the matrix `name`, or something that the matrix is a part of.
+    /// Whether the list has the matrix `name`, or something that the matrix is a part of.
     pub fn has(&self, name: &str) -> bool {
         // All runs of its parts: a list may be much longer than a name.
         let starts = name.match_indices('.').map(|(at, _)| at + 1);

@@ -1,6 +1,6 @@
-//! NF4 (Dettmers et al. 2023, "QLoRA") as bitsandbytes stores it: 16 values that the checkpoint lists, two in a byte, the
-//! first in its upper half, with a scale for each block of the values of all rows one after another. The scales may be
-//! quantized in the same way, to 8 bits.
+//! NF4 (Dettmers et al. 2023, "QLoRA") as bitsandbytes stores it: 16 values that the checkpoint lists, two in a byte,
+//! the first in its upper half, with a scale for each block of the values of all rows one after another. The scales may
+//! be quantized in the same way, to 8 bits.
 
 use super::super::keys::Keys;
 use super::parts::{FLOATS, Part, Parts};
@@ -34,10 +34,10 @@ const HARMLESS: [&str; 12] = [
 pub struct Nf4;
 
 impl Nf4 {
-    /// That of a `quantization_config`.
+    /// Reads the keys of a `quantization_config` for NF4.
     ///
     /// # Errors
-    /// If a key asks for something else.
+    /// A message, if a key asks for something that is not supported.
     pub fn take(keys: &mut Keys) -> Result<Self, String> {
         keys.only("load_in_8bit", false)?;
         keys.only("load_in_4bit", true)?;
@@ -120,7 +120,7 @@ fn sized<'p, 'a>(part: &'p Part<'a>, len: usize) -> Result<&'p Part<'a>> {
     Err(part.error(&what))
 }
 
-/// What the text beside a matrix says.
+/// The settings that the text beside a matrix says.
 struct State {
     block: usize,
     nested_block: usize,

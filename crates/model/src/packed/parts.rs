@@ -26,12 +26,12 @@ pub struct Parts<'a> {
     pub bytes: u64,
 }
 
-/// One of them.
+/// One tensor of [`Parts`].
 pub struct Part<'a> {
     pub name: String,
     pub dtype: String,
     pub dims: Vec<usize>,
-    /// Its values; `None` if only headers are here.
+    /// The tensor's bytes; `None` if only headers are here.
     data: Option<&'a [u8]>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Parts<'a> {
     /// The scales with this end for a grid of tiles. Dimensions of one may be missing, or be there.
     ///
     /// # Errors
-    /// As [`Parts::get`].
+    /// Returns the errors of [`Parts::get`].
     pub fn scales(&mut self, end: &str, grid: &[usize; 2], dtypes: &[&str]) -> Result<Part<'a>> {
         let part = self.any(end)?;
         part.check_dtype(dtypes)?;
@@ -110,7 +110,7 @@ impl<'a> Parts<'a> {
     /// The tensor with this end, which does not count as asked for.
     ///
     /// # Errors
-    /// As [`Parts::any`].
+    /// Returns the errors of [`Parts::any`].
     pub fn peek(&self, end: &str) -> Result<Part<'a>> {
         Self::new(self.source, self.module).any(end)
     }
@@ -147,7 +147,7 @@ impl<'a> Part<'a> {
         Error::setup(format!("tensor {} {what}", clipped(&self.name)))
     }
 
-    /// Its bytes.
+    /// The tensor's bytes.
     ///
     /// # Errors
     /// If only headers are here.
@@ -156,7 +156,7 @@ impl<'a> Part<'a> {
         data.ok_or_else(|| Error::internal("there are no weights that have values"))
     }
 
-    /// Its values, which must be finite; exponents of `F8_E8M0` are powers of two.
+    /// The tensor's values, which must be finite. Exponents of `F8_E8M0` become powers of two.
     ///
     /// # Errors
     /// A setup error that names the tensor if a value is NaN or infinite.
@@ -190,10 +190,10 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Its values as scales: small enough that no weight is infinite.
+    /// The tensor's values as scales: small enough that no weight is infinite.
     ///
     /// # Errors
-    /// As [`Part::floats`], and if one is too large.
+    /// Returns the errors of [`Part::floats`]. A scale that is too large is an error, too.
     pub fn scales(&self) -> Result<Vec<f32>> {
         let scales = self.floats()?;
         if scales.iter().all(|scale| scale.abs() <= MAX_SCALE) {
@@ -208,16 +208,16 @@ impl<'a> Part<'a> {
         self.error("contains NaN or infinity")
     }
 
-    /// Its words of 32 bits.
+    /// The tensor's words of 32 bits.
     ///
     /// # Errors
-    /// As [`Part::data`].
+    /// Returns the errors of [`Part::data`].
     pub fn words(&self) -> Result<Words<'a>> {
         Ok(Words(self.data()?.as_chunks().0))
     }
 }
 
-/// How many numbers of so many bits a word of 32 has.
+/// Number of values of `bits` bits in a word of 32 bits.
 pub fn numbers_of_word(bits: u32) -> usize {
     (u32::BITS / bits) as usize
 }

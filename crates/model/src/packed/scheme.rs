@@ -7,7 +7,7 @@ use std::fmt;
 
 /// A way to pack a matrix.
 pub trait Scheme: fmt::Debug + Send + Sync {
-    /// Its name, for the inventory.
+    /// The scheme's name, for the inventory.
     fn label(&self) -> String;
 
     /// Whether these are the parts of a matrix that is packed so.

@@ -29,9 +29,9 @@ pub enum Object<'p> {
     Sequence(Vec<ObjectId>),
     /// Pairs of keys and values in the order in which they were set.
     Dict(Vec<(ObjectId, ObjectId)>),
-    /// What is called, and with which arguments.
+    /// The object that is called, and its arguments.
     Call(ObjectId, ObjectId),
-    /// What is stored beside the pickle under this description.
+    /// The object that is stored beside the pickle under this description.
     Persistent(ObjectId),
 }
 
@@ -46,7 +46,7 @@ impl<'p> Objects<'p> {
     /// Reads `pickle`.
     ///
     /// # Errors
-    /// What is wrong, or not supported.
+    /// A message that says what is wrong or not supported.
     pub fn read(pickle: &'p [u8]) -> Outcome<Self> {
         let mut machine = Machine {
             rest: pickle,
@@ -74,7 +74,7 @@ impl<'p> Objects<'p> {
     }
 }
 
-/// What reads opcodes. Each creates at most one object and needs at least one byte.
+/// The machine that reads opcodes. Each opcode creates at most one object and needs at least one byte.
 struct Machine<'p> {
     rest: &'p [u8],
     all: Vec<Object<'p>>,

@@ -24,7 +24,7 @@ pub struct StoredTensor<'p> {
 /// The tensors of the state dict `objects`, by name. Other values, such as numbers of versions, are left out.
 ///
 /// # Errors
-/// What is wrong, or not supported, of which tensor.
+/// A message that names the tensor, and says what is wrong or not supported.
 pub fn tensors<'p>(objects: &Objects<'p>) -> Outcome<Vec<(&'p str, StoredTensor<'p>)>> {
     let Object::Dict(pairs) = objects.root() else {
         return Err("its pickle is no dict of tensors, which a state dict is".to_owned());

@@ -9,12 +9,12 @@ use std::sync::Arc;
 type Matrices = Vec<Arc<dyn Matrix>>;
 
 impl Weights {
-    /// Of the matrix `name` (without `.weight`), which has `keys` and then `values` outputs for each head, those of each
-    /// head as matrices of their own: of keys the transposed ones, `[inputs, keys]`, of values `[values, inputs]`. A
-    /// packed one is unpacked.
+    /// Splits the matrix `name` (without `.weight`) into matrices of the heads. The matrix has `keys` and then `values`
+    /// outputs for each head. The first matrices are those of keys, transposed, `[inputs, keys]`; the second are those
+    /// of values, `[values, inputs]`. A packed matrix is unpacked.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn matrices_of_heads(
         &mut self,
         name: &str,

@@ -22,8 +22,8 @@ pub(super) struct Packing {
 type Shape = (usize, usize);
 
 impl Weights {
-    /// The same of a checkpoint that is packed as `config` says. Matrices that no blocks hold exactly become `dtype`,
-    /// if no other is asked for.
+    /// Sets that the checkpoint is packed as `config` says. Matrices that no blocks hold exactly become `dtype`, if no
+    /// other dtype is asked for.
     pub fn packed(self, config: Option<PackedConfig>, dtype: DType) -> Self {
         let packing = config.map(|config| Packing {
             config: Arc::new(config),
@@ -51,7 +51,7 @@ impl Weights {
     /// The matrix `name` (without `.weight`) of `shape`, with its outputs in this order; `None` if it is not packed.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub(super) fn packed_matrix(
         &mut self,
         name: &str,
@@ -87,7 +87,7 @@ impl Weights {
             .map(Some)
     }
 
-    /// What a matrix becomes that these blocks hold exactly, or none.
+    /// The form that a matrix gets when it is loaded. `blocks` are those that hold it exactly; `None` = no blocks do.
     fn form_of(&self, blocks: Option<BlockType>, (outputs, inputs): Shape) -> WeightForm {
         let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, &self.device);
         let form = blocks.map(of).filter(|form| form.blocks() == blocks);

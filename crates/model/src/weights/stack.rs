@@ -14,14 +14,14 @@ pub struct Stack<'a> {
     pub name: &'a str,
     /// Number of experts.
     pub count: usize,
-    /// Of one: outputs and inputs.
+    /// Outputs and inputs of one matrix.
     pub shape: (usize, usize),
     pub form: StackForm,
     /// The outputs that are wanted, if in another order: output `i` is that of row `order[i]`.
     pub order: Option<&'a [u32]>,
 }
 
-/// How a tensor has matrices of outputs and inputs.
+/// How a tensor stores matrices of outputs and inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StackForm {
     /// `[count, outputs, inputs]`.
@@ -33,10 +33,10 @@ pub enum StackForm {
 }
 
 impl Weights {
-    /// The matrices of `stack`. One after another is converted, so that only one takes more memory than it needs.
+    /// The matrices of `stack`. They are converted one after another, so that only one takes more memory than it needs.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn matrices(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
         if self.inventory.is_some() {
             let format = self.note_stack(stack)?;

@@ -8,7 +8,7 @@ impl Weights {
     /// The `len` values of the tensor `name` (its full Hugging Face name), of which llama.cpp may have a matrix.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let dims = match &mut self.source {
             TensorSource::Gguf(file) => file.describe(name)?.1,
@@ -24,7 +24,7 @@ impl Weights {
     /// The factors of a decay, below 0, of which the checkpoint has the logarithms `name`.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn decay(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let mut values = self.vector(name, len)?;
         // llama.cpp's files have the factors themselves.
@@ -34,11 +34,11 @@ impl Weights {
         Ok(values)
     }
 
-    /// The weights of the convolution `name` (without `.weight`) of each channel over so many tokens, `[taps, channels]`
-    /// f32, that of the row's own token first.
+    /// The weights of the convolution `name` (without `.weight`) of each channel over so many tokens, `[taps,
+    /// channels]` f32, that of the row's own token first.
     ///
     /// # Errors
-    /// As [`Weights::linear`].
+    /// Returns the errors of [`Weights::linear`].
     pub fn convolution(&mut self, name: &str, channels: usize, taps: usize) -> Result<Tensor> {
         let dims: &[usize] = if self.are_gguf() {
             &[channels, taps]

@@ -80,7 +80,7 @@ fn every_matrix_has_the_values_that_its_format_defines() {
     }
 }
 
-/// What `check` forecasts is what is loaded.
+/// Every matrix is loaded in the form that `check` forecasts.
 #[test]
 fn headers_tell_the_form_of_every_matrix() {
     let mut forms = BTreeMap::new();
@@ -171,7 +171,7 @@ fn dense(folder: &Path) -> (ModelConfig, Weights) {
     (config, weights)
 }
 
-/// What is unpacked computes what transformers computes; blocks only differ from it by their activations.
+/// Unpacked matrices compute what transformers computes. Blocks differ from it only by their activations.
 #[test]
 fn unpacked_matrices_have_the_log_probabilities_of_transformers() {
     for folder in fixtures() {
