@@ -104,6 +104,7 @@ pub struct BenchOptions {
 /// Names for the report.
 #[derive(Debug, Clone)]
 pub struct ReportNames {
+    /// The name of the target model.
     pub model: String,
     /// The drafters, by their index in the engine.
     pub drafters: Vec<String>,

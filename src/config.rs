@@ -37,19 +37,28 @@ pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 /// A validated command.
 #[derive(Debug, Clone)]
 pub enum Command {
+    /// Serves the model over HTTP.
     Serve(Config),
+    /// Compares speculative with plain decoding.
     Bench(Config, Box<bench::BenchOptions>),
+    /// Generates answers to prompts and writes them to a corpus.
     Generate(Config, generate::GenerateOptions),
+    /// Reports what a model is and what it takes, from headers only.
     Check(Config, CheckOptions),
+    /// Chats in the terminal, with a model of this process or with a server.
     Chat(Partner, crate::chat::ChatOptions),
+    /// Trains a draft model for a target.
     Distill(train::DistillOptions),
+    /// Converts a folder of safetensors to a quantized GGUF file.
     Convert(convert::ConvertOptions),
+    /// Trains a tokenizer.
     Tokenizer(train::tokenizer::TokenizerOptions),
 }
 
 /// The configuration of an engine and its server.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The target model.
     pub model: ModelChoice,
     /// The model's name in answers.
     pub served_model_name: String,
@@ -57,7 +66,9 @@ pub struct Config {
     pub served_model_aliases: Vec<String>,
     /// The pooling of hidden states into an embedding; `None` = the model's own.
     pub pooling: Option<Pooling>,
+    /// How weights are loaded, and on which device.
     pub load: LoadFlags,
+    /// The default sampling parameters of requests.
     pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
     pub drafter: Option<DrafterChoice>,
@@ -73,13 +84,17 @@ pub struct Config {
     pub learn: Option<LearnOptions>,
     /// The adapters; `None` = there are none.
     pub lora: Option<LoraOptions>,
+    /// The size of the KV pools.
     pub kv: KvBudget,
     /// Fraction of GPU memory that may be used, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
     /// Tokens per block.
     pub block_size: usize,
+    /// The options of the engine.
     pub engine: EngineOptions,
+    /// The options of the HTTP server.
     pub http: HttpOptions,
+    /// The form of the log.
     pub log_format: LogFormat,
     /// The collector to which traces are sent; `None` = the one that the environment names, if it names one.
     pub otlp_traces_endpoint: Option<String>,

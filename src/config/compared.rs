@@ -14,6 +14,7 @@ const WITH_TABLES: &str = "+tables";
 pub struct ComparedDrafter {
     /// The drafter's name, as it is written on the command line.
     pub name: String,
+    /// The drafter that the name stands for.
     pub choice: DrafterChoice,
     /// Whether tables continue the drafts of a model.
     pub with_tables: bool,

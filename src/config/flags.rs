@@ -298,13 +298,16 @@ pub struct HttpOptions {
           value_parser = seconds)]
     pub shutdown_timeout: Duration,
     #[command(flatten)]
+    #[allow(missing_docs, reason = "its flags have docs")]
     pub limits: HttpLimits,
     #[command(flatten)]
+    #[allow(missing_docs, reason = "its flags have docs")]
     pub origins: OriginOptions,
 }
 
 /// Form of the log.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "the names of values say it")]
 pub enum LogFormat {
     #[default]
     Text,
@@ -313,6 +316,7 @@ pub enum LogFormat {
 
 /// Data type of weights and KV cache.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "the names of values say it")]
 pub enum Dtype {
     /// That of the checkpoint, but f16 for the KV cache on the CPU.
     #[default]

@@ -39,7 +39,9 @@ pub struct LoraFlags {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoraModule {
+    /// The name that requests give as their model.
     pub name: String,
+    /// The folder of the adapter, as PEFT writes it.
     pub path: PathBuf,
     /// vLLM's: it must be the model's name.
     pub base_model_name: Option<String>,
@@ -48,7 +50,9 @@ pub struct LoraModule {
 /// The adapters of a server.
 #[derive(Debug, Clone)]
 pub struct LoraOptions {
+    /// The adapters that are loaded at start.
     pub modules: Vec<LoraModule>,
+    /// The limits of adapters that are loaded at a time.
     pub limits: AdapterLimits,
 }
 

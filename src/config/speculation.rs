@@ -100,6 +100,7 @@ pub enum DrafterName {
 pub struct ModelChoice {
     /// A Hugging Face id, a folder or a `.gguf` file.
     pub name: String,
+    /// The revision of the Hugging Face repository; `None` = the default one.
     pub revision: Option<String>,
 }
 
@@ -108,12 +109,17 @@ pub struct ModelChoice {
 pub enum DrafterChoice {
     /// A draft model or a head: what the checkpoint is.
     Model(ModelChoice),
+    /// An EAGLE head, which reads the target's hidden states.
     Eagle3(ModelChoice),
+    /// A parallel head (DFlash), which predicts a block at once.
     Parallel(ModelChoice),
+    /// Tables of what followed the same tokens before.
     Tables,
     /// Continues repeated n-grams of `min` to `max` tokens.
     Ngram {
+        /// Length in tokens of the shortest n-gram.
         min: usize,
+        /// Length in tokens of the longest n-gram.
         max: usize,
     },
     /// Lookahead decoding.

@@ -45,7 +45,9 @@ pub enum Error {
     /// The caller must change the request, or try again later.
     #[error("{}{message}", prefix(param.as_ref(), *names_param))]
     Request {
+        /// The kind of fault, which gives the HTTP status.
         kind: RequestErrorKind,
+        /// What is wrong, without the path of the field.
         message: String,
         /// The request field at fault, if there is one.
         param: Option<FieldPath>,

@@ -19,7 +19,9 @@ pub use split::PartName;
 /// A GGUF file: on disk, embedded in this program, or elsewhere. Of a model in several files, the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GgufSource {
+    /// A file on disk.
     File(PathBuf),
+    /// A file in this program.
     Embedded(&'static EmbeddedModel),
     /// The headers of all its files: it can be inspected, but not loaded.
     Headers(Arc<Vec<Excerpt>>),

@@ -323,6 +323,7 @@ fn keep_top_p(probs: &mut [f32], top_p: f32) {
 /// softmax of the raw logits), and those of the most probable tokens at its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
+    /// The log-probability of the token.
     pub logprob: f32,
     /// The most probable tokens, best first; as many as requested.
     pub top: Vec<(u32, f32)>,

@@ -117,6 +117,7 @@ impl Events {
 /// The collected events of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CollectedEvents {
+    /// All tokens of the request so far, in order.
     pub tokens: Vec<TokenOutput>,
     /// See [`Event::Prompt`].
     pub prompt: Vec<Option<TokenLogprobs>>,
@@ -124,6 +125,7 @@ pub struct CollectedEvents {
     pub embedding: Vec<f32>,
     /// `None` before the last event, and of an embedding.
     pub finish: Option<FinishReason>,
+    /// Speculation counts of the request so far.
     pub spec: SpecUsage,
     /// See [`Event::Tokens`].
     pub cached_tokens: usize,

@@ -172,9 +172,13 @@ impl Default for EngineOptions {
 /// The limits that a request is checked against. All lengths are in tokens.
 #[derive(Debug, Clone)]
 pub struct RequestLimits {
+    /// Maximum length of a sequence, prompt and output together.
     pub max_model_len: usize,
+    /// Number of token ids of the model; ids are below it.
     pub vocab_size: usize,
+    /// Maximum number of alternatives that are returned with a log-probability.
     pub max_logprobs: usize,
+    /// Maximum number of requests in the queue.
     pub max_waiting: usize,
     /// Maximum number of prompt tokens of all sequences of a request.
     pub max_prompt_tokens: usize,

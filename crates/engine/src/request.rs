@@ -25,6 +25,7 @@ pub struct Request {
     pub name: Option<Arc<str>>,
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
+    /// The sampling parameters.
     pub params: SamplingParams,
     /// The adapter of its rows; `None` = the base model's own. It shares no prefix and no table with requests of
     /// others, whatever its scope.
@@ -49,6 +50,7 @@ pub struct Request {
     pub acceptance: Option<Acceptance>,
     /// Replaces it by a rule that changes texts.
     pub lossy: Option<LossyRule>,
+    /// What a drafter knows of the request besides its tokens.
     pub draft_context: DraftContext,
     /// Whether [`Event::Tokens`] says what was drafted.
     pub include_rounds: bool,
@@ -84,17 +86,22 @@ pub trait EndObserver: Debug + Send + Sync {
 /// A sequence that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceEnd {
+    /// When the sequence arrived, was admitted and sent tokens.
     pub times: RequestTimes,
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
     /// Prompt tokens that were in the prefix cache.
     pub cached_tokens: usize,
+    /// Number of generated tokens.
     pub output_tokens: usize,
+    /// Speculation counts of the sequence.
     pub spec: SpecUsage,
 }
 
 /// One generated token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenOutput {
+    /// The token id.
     pub id: u32,
     /// Present when the request asked for log-probabilities.
     pub logprobs: Option<TokenLogprobs>,
@@ -110,17 +117,22 @@ pub struct VerifiedDraft {
 /// A draft token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VerifiedNode {
+    /// The token id.
     pub token: u32,
     /// The node before, or `None` if it follows the sequence's last token.
     pub parent: Option<u16>,
+    /// The source of the token.
     pub source: Source,
+    /// Whether the token stands.
     pub fate: Fate,
 }
 
 /// Whether a draft token stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
+    /// The token does not stand, whether it was tested or not.
     Rejected,
+    /// The token stands.
     Accepted,
     /// Accepted by a lossy rule alone.
     AcceptedLossily,
@@ -171,7 +183,10 @@ pub enum FinishReason {
     /// `max_tokens` or the context limit.
     Length,
     /// An EOS or stop id; it is the last token sent and not part of the text.
-    Stop { token: u32 },
+    Stop {
+        /// The token that ended the text.
+        token: u32,
+    },
 }
 
 /// Siblings that are counted apart.
@@ -180,7 +195,9 @@ pub const MAX_RANKS: usize = 4;
 /// Decisions about the draft token of one rank among its siblings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RankCount {
+    /// Draft tokens whose acceptance was decided.
     pub tested: usize,
+    /// Draft tokens accepted, at most `tested`.
     pub accepted: usize,
 }
 
@@ -253,9 +270,11 @@ pub enum Event {
     Prompt(Vec<Option<TokenLogprobs>>),
     /// The tokens of one round, in order; empty only when `max_tokens` was 0.
     Tokens {
+        /// The tokens that the round adds to the output.
         tokens: Vec<TokenOutput>,
         /// The round's draft, if the request has [`Request::include_rounds`].
         round: Option<VerifiedDraft>,
+        /// Why the text ended; `None` = more events follow.
         finish: Option<FinishReason>,
         /// Totals up to and including this round.
         spec: SpecUsage,
@@ -265,6 +284,7 @@ pub enum Event {
     /// The embedding of the prompt, not normalized, with as many values as the model's hidden states have:
     /// the only event of a request that asked for it.
     Embedding {
+        /// The embedding, one value per dimension of the hidden states.
         values: Vec<f32>,
         /// Tokens of the prompt that were not computed because the prefix cache had them.
         cached_tokens: usize,

@@ -24,6 +24,7 @@ pub struct ScheduledSequence {
 /// blocks needs no scheduling of its own: a sequence never drafts more than it has blocks for here.
 #[derive(Debug)]
 pub struct Scheduler {
+    /// The sequences that wait for admission.
     pub waiting: Queue,
     /// The running sequences, in order of arrival. Sequences of one request have the same [`Sequence::group`].
     pub running: Vec<Sequence>,

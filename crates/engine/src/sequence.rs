@@ -50,9 +50,11 @@ pub struct Sequence {
     pool: Option<PooledStates>,
     /// Whether its events carry their rounds.
     include_rounds: bool,
+    /// Speculation counts of the sequence so far.
     pub usage: SpecUsage,
     /// Number of prompt tokens that were in the prefix cache when the sequence was first admitted.
     pub cached_tokens: usize,
+    /// When the request arrived.
     pub arrived: Instant,
     /// When it was first admitted to the batch.
     pub admitted: Option<Instant>,

@@ -16,19 +16,25 @@ use prometheus::process_collector::ProcessCollector;
 /// [`Stats::registry`] renders them.
 #[derive(Debug)]
 pub struct Stats {
+    /// The registry that holds all metrics below.
     pub registry: Registry,
+    /// Number of requests in the batch.
     pub requests_running: IntGauge,
+    /// Number of requests in the queue.
     pub requests_waiting: IntGauge,
     /// Fraction of the target's pool that running requests hold, 0 to 1. What is only cached is free.
     pub kv_cache_usage: Gauge,
     /// Fraction of the draft's pool in use, 0 to 1.
     pub draft_kv_cache_usage: Gauge,
+    /// Prompt tokens admitted.
     pub prompt_tokens: IntCounter,
     /// Prompt tokens that were looked up in the target's prefix cache.
     pub prefix_cache_queries: IntCounter,
     /// Prompt tokens that were found in the target's prefix cache.
     pub prefix_cache_hits: IntCounter,
+    /// Tokens generated.
     pub generation_tokens: IntCounter,
+    /// Preemptions of sequences.
     pub preemptions: IntCounter,
     /// Requests that finished, by `finished_reason`: `stop`, `length`, `abort` (the client disconnected, or the
     /// server shut down), `error`. Counted when the [`Events`](super::Events) of a request are dropped.
@@ -44,13 +50,17 @@ pub struct Stats {
     pub e2e_request_latency: Histogram,
     /// What requests ask for and get, observed when they end.
     pub requests: RequestStats,
+    /// Rounds with a draft, counted per request.
     pub spec_drafts: IntCounter,
+    /// Draft tokens proposed.
     pub spec_draft_tokens: IntCounter,
+    /// Draft tokens accepted.
     pub spec_accepted_tokens: IntCounter,
     /// Accepted draft tokens by `position` in the draft, from 0.
     pub spec_accepted_per_pos: IntCounterVec,
     /// Draft tokens by `source`; see [`Source::name`].
     pub spec_draft_by_source: IntCounterVec,
+    /// Accepted draft tokens by `source`; see [`Source::name`].
     pub spec_accepted_by_source: IntCounterVec,
     /// Draft tokens that a lossy rule accepted in the place of the model's own, by `rule`.
     pub spec_lossy_tokens: IntCounterVec,
@@ -98,11 +108,13 @@ pub struct RequestStats {
 /// The times of a request that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestTimes {
+    /// When the request arrived.
     pub arrived: Instant,
     /// When it was first admitted to the batch.
     pub admitted: Option<Instant>,
     /// When the first token was sent.
     pub first_token: Option<Instant>,
+    /// When the last token was sent.
     pub last_token: Option<Instant>,
 }
 

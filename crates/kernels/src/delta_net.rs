@@ -17,7 +17,9 @@ const LENGTH_EPS: f32 = 1e-6;
 /// Sizes of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaShape {
+    /// Number of heads of q and of k; divides `value_heads`.
     pub key_heads: usize,
+    /// Number of heads of v, each with its own state matrix.
     pub value_heads: usize,
     /// Width of a head of q and k.
     pub key_dim: usize,
@@ -79,14 +81,17 @@ impl DeltaShape {
 /// The weights of a layer, besides its products.
 #[derive(Debug, Clone)]
 pub struct DeltaWeights {
+    /// The sizes of the layer.
     pub shape: DeltaShape,
     /// `[taps, channels]`, that of the row's own token first.
     pub conv: Vec<f32>,
     /// Of each head of v: the factor of the decay, below 0, and what is added to `a`.
     pub decay: Vec<f32>,
+    /// `[value_heads]`: the bias added to `a` before the softplus.
     pub dt_bias: Vec<f32>,
     /// `[value_dim]`: of the norm of the output.
     pub norm: Vec<f32>,
+    /// Added to the mean square in the norm of the output.
     pub eps: f32,
 }
 

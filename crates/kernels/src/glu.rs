@@ -20,6 +20,7 @@ pub enum Activation {
     GeluTanh,
     /// The square of `max(x, 0)` (So et al. 2021, arXiv 2109.08668).
     Relu2,
+    /// xIELU with these parameters.
     Xielu(Xielu),
     /// `x * sigmoid(1.702 * x)` of `min(x, 7)`, the gate of gpt-oss: there it multiplies 1 more than the other half,
     /// which is kept from -7 to 7.
@@ -34,9 +35,13 @@ const CLAMPED_LIMIT: f32 = 7.0;
 /// `alpha_p * x^2 + beta * x` for `x` over 0, else `alpha_n * (exp(min(x, eps)) - 1 - x) + beta * x`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Xielu {
+    /// Coefficient of `x^2` for `x` over 0.
     pub alpha_p: f32,
+    /// Coefficient of the exponential part for `x` up to 0.
     pub alpha_n: f32,
+    /// Coefficient of the linear part.
     pub beta: f32,
+    /// Upper limit of the exponent.
     pub eps: f32,
 }
 
@@ -299,11 +304,15 @@ mod tests {
                 (clamped, clamped.apply(&part(0))),
             ] {
                 let ours = glu(&both, activation).unwrap().to_vec2::<f32>().unwrap();
-                let theirs = (theirs.unwrap() * activation.gated(part(1)).unwrap()).unwrap();
-                let theirs = theirs.to_vec2::<f32>().unwrap();
-                for (ours, theirs) in ours.iter().flatten().zip(theirs.iter().flatten()) {
+                let factors = activation.gated(part(1)).unwrap();
+                let theirs = (theirs.unwrap() * &factors).unwrap();
+                let [theirs, factors] = [theirs, factors].map(|all| all.to_vec2::<f32>().unwrap());
+                let pairs = ours.iter().flatten().zip(theirs.iter().flatten());
+                for ((ours, theirs), factor) in pairs.zip(factors.iter().flatten()) {
+                    // What is off by a little is multiplied, too.
+                    let size = theirs.abs().max(factor.abs()).max(1.);
                     let off = (ours - theirs).abs();
-                    assert!(off <= 3e-6 * theirs.abs().max(1.), "{ours} {theirs}");
+                    assert!(off <= 3e-6 * size, "{ours} {theirs} {factor}");
                 }
                 for (row, ours) in ours.iter().enumerate() {
                     let alone = glu(&both.narrow(0, row, 1).unwrap(), activation).unwrap();

@@ -99,8 +99,11 @@ impl Graph {
 /// Values to write to a tensor.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
+    /// Values of a u32 tensor.
     U32(&'a [u32]),
+    /// Values of an i64 tensor.
     I64(&'a [i64]),
+    /// Values of an f32 tensor.
     F32(&'a [f32]),
 }
 

@@ -14,6 +14,7 @@ use candle_core::{Result, Tensor};
 /// Sizes of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MambaShape {
+    /// Number of heads, each with its own state matrix.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
@@ -61,6 +62,7 @@ impl MambaShape {
 /// The weights of a layer, besides its products.
 #[derive(Debug, Clone)]
 pub struct MambaWeights {
+    /// The sizes of the layer.
     pub shape: MambaShape,
     /// `[taps, channels]`, that of the row's own token first.
     pub conv: Vec<f32>,
@@ -68,12 +70,15 @@ pub struct MambaWeights {
     pub conv_bias: Option<Vec<f32>>,
     /// Of each head: the factor of the decay, below 0, what is added to `dt`, and the factor of x in the output.
     pub decay: Vec<f32>,
+    /// `[heads]`: the bias added to `dt` before the softplus.
     pub dt_bias: Vec<f32>,
+    /// `[heads]`: the factor of x in the output (D).
     pub skip: Vec<f32>,
     /// The least and the largest step.
     pub step_limits: (f32, f32),
     /// `[values]`: of the norm of the output, which spans the heads of a group.
     pub norm: Vec<f32>,
+    /// Added to the mean square in the norm of the output.
     pub eps: f32,
 }
 

@@ -39,6 +39,7 @@ pub trait CpuMatrix: Send + Sync + Sized + 'static {
 
 /// Consecutive rows, and the weights that they are multiplied with.
 pub struct Group<'a, M> {
+    /// The rows of `x` that belong to the group.
     pub rows: Range<usize>,
     /// Their outputs are side by side in the result.
     pub weights: Vec<&'a M>,

@@ -14,8 +14,11 @@ const MIN_PARALLEL_ROWS: usize = 16;
 /// in OLMo 2.
 #[derive(Debug, Clone)]
 pub struct HeadNorms {
+    /// The weight of the norm of queries.
     pub q: Tensor,
+    /// The weight of the norm of keys.
     pub k: Tensor,
+    /// Added to the mean square of both norms.
     pub eps: f32,
     /// Whether they come after the rotation, as in Hunyuan; only on the CPU.
     pub after_rotation: bool,

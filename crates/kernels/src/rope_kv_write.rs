@@ -10,6 +10,7 @@ use candle_core::{Result, Tensor};
 pub struct Pools<'a> {
     /// `[num_slots, num_kv_heads, head_dim]` each.
     pub k: &'a Tensor,
+    /// The pool of values, of the same shape.
     pub v: &'a Tensor,
     /// The slot of each row.
     pub slots: &'a Slots,

@@ -23,6 +23,7 @@ pub struct StateRows {
 pub struct KeptState {
     /// Its slot, in all layers.
     pub slot: u32,
+    /// The state before the rows and the accepted nodes.
     pub start: StateStart,
     /// The accepted nodes of the forward before, from the root down, which the state takes in first.
     pub accepted: Vec<u16>,
@@ -129,6 +130,7 @@ pub(super) struct StateBuffers {
 }
 
 impl StatePool {
+    /// Makes an empty pool of states with this shape; slots are allocated when they are first used.
     pub fn new(shape: StateShape) -> Self {
         Self {
             shape,

@@ -22,14 +22,19 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Number of ids of the output layer, if a draft predicts only some ids; the tensor `d2t` says which.
     pub draft_vocab_size: Option<usize>,
+    /// Width of the residual stream.
     pub hidden_size: usize,
+    /// Width of the MLP in layers that have no other.
     pub intermediate_size: usize,
+    /// What the layers and the ends of the model compute.
     pub spec: ModelSpec,
+    /// Number of query heads.
     pub num_heads: usize,
     /// Key/value heads (grouped-query attention); divides `num_heads`.
     pub num_kv_heads: usize,
     /// Width of one head: as given, otherwise `hidden_size / num_heads`.
     pub head_dim: usize,
+    /// Added to the mean square of norms (the variance of a LayerNorm).
     pub rms_norm_eps: f64,
     /// The longest sequence that the model was trained for, in tokens.
     pub max_position_embeddings: usize,
@@ -37,6 +42,7 @@ pub struct ModelConfig {
     pub tie_word_embeddings: bool,
     /// Ids that end a text; zero or more.
     pub eos_token_ids: Vec<u32>,
+    /// The id that begins a text, if there is one.
     pub bos_token_id: Option<u32>,
     /// How matrices are packed, if they are.
     pub packed: Option<PackedConfig>,
@@ -305,6 +311,7 @@ impl ModelConfig {
         !self.skipped_tensors.is_empty()
     }
 
+    /// Number of decoder layers.
     pub fn num_layers(&self) -> usize {
         self.spec.layers.len()
     }

@@ -11,7 +11,9 @@ const MAX_DIM: usize = 1 << 10;
 /// What distinguishes layers with the gated delta rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaSpec {
+    /// The sizes of the layer.
     pub shape: DeltaShape,
+    /// How the checkpoint has the products of the input.
     pub layout: DeltaLayout,
 }
 

@@ -6,6 +6,7 @@ use foretoken_kernels::Activation;
 /// first; their outputs are added with these scores as weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsSpec {
+    /// The activation function of the experts.
     pub activation: Activation,
     /// Whether an expert is like [`MlpSpec::Gated`](super::MlpSpec::Gated), and not like `Plain`.
     pub is_gated: bool,
@@ -15,6 +16,7 @@ pub struct ExpertsSpec {
     pub per_token: usize,
     /// Width of one.
     pub width: usize,
+    /// How the router's logits become scores.
     pub scores: RouterScores,
     /// The tensor that is added to scores where they are compared, but not in weights.
     pub correction: Option<&'static str>,
@@ -22,6 +24,7 @@ pub struct ExpertsSpec {
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of a row's experts are divided by their sum, or by `min_sum`, if that is more.
     pub is_normalized: bool,
+    /// The least divisor of the weights; finite and at least 0.
     pub min_sum: f32,
     /// Factor of the weights.
     pub scale: f32,
@@ -34,7 +37,9 @@ pub struct ExpertsSpec {
 /// How the logits of a router become scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterScores {
+    /// The softmax over the logits.
     Softmax,
+    /// The sigmoid of each logit.
     Sigmoid,
 }
 
@@ -54,6 +59,7 @@ pub struct ExpertGroups {
 pub struct SharedExpert {
     /// The name that its tensors have in place of `mlp`.
     pub name: &'static str,
+    /// Width of the expert.
     pub width: usize,
     /// Whether its output has a factor of each row, the sigmoid of a product.
     pub has_gate: bool,

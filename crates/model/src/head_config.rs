@@ -26,6 +26,7 @@ pub const MAX_MARKOV_RANK: usize = 1 << 14;
 /// A head's configuration.
 #[derive(Debug, Clone)]
 pub struct HeadConfig {
+    /// The kind of head.
     pub kind: HeadKind,
     /// The configuration of the head's layers. The vocabulary is the target's.
     pub shape: ModelConfig,
@@ -34,7 +35,9 @@ pub struct HeadConfig {
     pub taps: Option<Vec<usize>>,
     /// The target's hidden size, if it is not that of the head's own layers.
     pub target_hidden_size: Option<usize>,
+    /// Whether the residual stream of an EAGLE-3 head begins with the features after their norm.
     pub norm_before_residual: bool,
+    /// The norms of the target's hidden states before `fc`.
     pub fc_norm: FcNorm,
     /// Whether an EAGLE head reads its own outputs after their norm (EAGLE-3.1).
     pub norm_output: bool,
@@ -44,6 +47,7 @@ pub struct HeadConfig {
     pub block: Option<MaskedBlock>,
     /// Whether rows of a block see only those before them in layers with a window.
     pub causal_windows: bool,
+    /// The scales of the target's embedding and output layer.
     pub scales: EndScales,
     /// The convolutions around attention and MLP, which DFlash 2 has.
     pub convs: Option<ConvShape>,

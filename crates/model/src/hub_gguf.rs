@@ -14,6 +14,7 @@ use std::sync::Arc;
 pub struct HubFile {
     /// `owner/name`.
     pub id: String,
+    /// Which of the files of the repository it is.
     pub which: Which,
 }
 

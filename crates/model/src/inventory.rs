@@ -8,12 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct TensorEntry {
     /// Hugging Face's name.
     pub name: String,
+    /// Number of values.
     pub elements: u64,
     /// The type in the file: `BF16` or `Q4_1`.
     pub stored: String,
+    /// Bytes that the tensor takes in the file.
     pub stored_bytes: u64,
     /// The type in memory.
     pub loaded: String,
+    /// Bytes that the tensor takes in memory.
     pub loaded_bytes: u64,
 }
 
@@ -29,6 +32,7 @@ impl TensorEntry {
 /// The tensors that a model reads, in the order in which it reads them.
 #[derive(Debug, Default)]
 pub struct Inventory {
+    /// The tensors.
     pub entries: Vec<TensorEntry>,
 }
 

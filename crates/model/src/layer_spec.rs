@@ -12,6 +12,7 @@ use foretoken_kernels::{Activation, StateShape, Xielu};
 /// A layer: attention, or what it has in its place, then an MLP, each added to the residual stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
+    /// The first half of the layer: attention, or what replaces it.
     pub mixer: MixerSpec,
     /// The layer's key/value heads, if they are not the model's. The heads of queries have the same width.
     pub kv_heads: Option<KvHeads>,
@@ -36,10 +37,12 @@ pub struct LayerSpec {
     /// Whether each value of the output of attention has a factor, the sigmoid of a product that the checkpoint has
     /// beside the queries of its head.
     pub has_gate: bool,
+    /// The norms around attention and MLP.
     pub norms: Norms,
     /// Whether the MLP reads what attention reads, instead of the residual stream after attention. A layer without
     /// either is parallel.
     pub parallel: bool,
+    /// The second half of the layer.
     pub mlp: MlpSpec,
     /// Width of the MLP, if it is not the model's.
     pub mlp_width: Option<usize>,
@@ -47,7 +50,9 @@ pub struct LayerSpec {
     pub fused_qkv: bool,
     /// Whether q, k and v have a bias, the output of attention, and the products of the MLP.
     pub qkv_bias: bool,
+    /// Whether the output projection of attention has a bias.
     pub o_bias: bool,
+    /// Whether the products of the MLP have biases.
     pub mlp_bias: bool,
     /// Factor of what attention and MLP add to the residual stream.
     pub residual_scale: f32,
@@ -58,6 +63,7 @@ pub struct LayerSpec {
 /// The first half of a layer: how a token sees those before.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MixerSpec {
+    /// Multi-head attention with K and V of each token.
     Attention,
     /// Attention whose keys and values are products of latent vectors. It keeps these in place of K and V.
     Latent(LatentSpec),
@@ -122,6 +128,7 @@ pub struct Norms {
 pub struct ModelSpec {
     /// The layers, in order.
     pub layers: Vec<LayerSpec>,
+    /// How the norms are computed.
     pub norm: NormSpec,
     /// Factor of the embedding's rows.
     pub embedding_scale: Option<f32>,
@@ -278,6 +285,7 @@ pub struct NormSpec {
     pub offset: f32,
     /// Whether it is a LayerNorm, which subtracts the mean, and not an RMSNorm.
     pub is_centered: bool,
+    /// Whether the norm has a bias beside its weight.
     pub has_bias: bool,
 }
 
@@ -300,16 +308,22 @@ impl NormSpec {
 pub enum MlpSpec {
     /// `down(activation(up(x)))`, with these names of the weights.
     Plain {
+        /// The activation function.
         activation: Activation,
+        /// The name of the up projection.
         up: &'static str,
+        /// The name of the down projection.
         down: &'static str,
     },
     /// `down(activation(gate(x)) * up(x))`.
     Gated(Activation),
     /// As [`MlpSpec::Gated`], but gate and up are one tensor.
     Fused {
+        /// The activation function, which is applied to the gate.
         activation: Activation,
+        /// The name of the fused gate and up projection.
         gate_up: &'static str,
+        /// The name of the down projection.
         down: &'static str,
     },
     /// As [`MlpSpec::Plain`], with these parameters of the activation; `None` = those of the checkpoint.
@@ -373,6 +387,7 @@ impl Norms {
 /// a head, so loading reorders neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeRows {
+    /// The two halves of a head, in all checkpoints.
     Halves,
     /// Neighbours, in all checkpoints.
     Neighbours,

@@ -37,7 +37,9 @@ pub struct LoadOptions {
     /// Dtype of unquantized weights, of K and V and, on a GPU, of activations (on the CPU these are f32).
     /// `None` = the checkpoint's dtype; K and V are then f16 on the CPU, unless the checkpoint is in f32.
     pub dtype: Option<DType>,
+    /// The device that the weights are loaded to.
     pub device: Device,
+    /// Where the weights come from: the files, or random values.
     pub format: LoadFormat,
     /// Seed of the weights with [`LoadFormat::Dummy`].
     pub seed: u64,

@@ -39,6 +39,7 @@ pub struct Ends {
 
 /// What a head needs of its target, which may be elsewhere.
 pub struct HeadTarget {
+    /// The configuration of the target.
     pub config: ModelConfig,
     pub(crate) ends: Ends,
 }

@@ -11,9 +11,11 @@ const MAX_DIM: usize = 1 << 10;
 /// What distinguishes layers with Mamba 2.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MambaSpec {
+    /// The sizes of the layer.
     pub shape: MambaShape,
     /// The least and the largest step.
     pub step_limits: (f32, f32),
+    /// Whether the convolution has a bias.
     pub has_conv_bias: bool,
     /// Whether the products of the input and of the output have biases.
     pub has_bias: bool,

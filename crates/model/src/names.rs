@@ -10,7 +10,9 @@ pub const NORM: &str = "model.norm";
 pub const HEAD: &str = "lm_head";
 /// The embedding, projection and norm of layers' own inputs, without `.weight`.
 pub const LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer";
+/// The projection of layers' own inputs, without `.weight`.
 pub const LAYER_PROJECTION: &str = "model.per_layer_model_projection";
+/// The norm of layers' own inputs, without `.weight`.
 pub const LAYER_NORM: &str = "model.per_layer_projection_norm";
 /// The id of each row of the output layer, minus the row's number, as in EAGLE-3.
 pub const OUTPUT_IDS: &str = "d2t";

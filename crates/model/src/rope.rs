@@ -20,9 +20,13 @@ pub enum RopeScaling {
     Linear(f32),
     /// NTK-aware: the base is multiplied by a power of this, such that the lowest frequency is divided by it.
     Ntk(f32),
+    /// The rule of Llama 3.
     Llama3(Llama3Scaling),
+    /// The rule of YaRN.
     Yarn(YarnScaling),
+    /// The rule of LongRoPE.
     Long(LongScaling),
+    /// The frequencies of whole heads, of which a part is rotated.
     Proportional(ProportionalScaling),
 }
 
@@ -80,8 +84,11 @@ pub struct QueryScaling {
 /// Llama 3's rule for longer contexts than those of the first training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Llama3Scaling {
+    /// The divisor of low frequencies.
     pub factor: f32,
+    /// Rotations over the original context below which a frequency is divided by `factor`.
     pub low_freq_factor: f32,
+    /// Rotations over the original context above which a frequency is kept; more than `low_freq_factor`.
     pub high_freq_factor: f32,
     /// Length of the original context, in tokens.
     pub original_max_position_embeddings: usize,

@@ -26,6 +26,7 @@ pub type TensorHeaders = HashMap<String, TensorHeader>;
 pub struct TensorHeader {
     /// The dtype as the file writes it, for example `BF16`.
     pub dtype: String,
+    /// The dimensions, outermost first.
     #[serde(rename = "shape")]
     pub dims: Vec<usize>,
     /// Offsets of the tensor's first byte and of the byte after its last one, counted from the end of the header.

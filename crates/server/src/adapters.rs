@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 pub struct AdapterLimits {
     /// Maximum number that are loaded at a time.
     pub max_loras: usize,
+    /// Maximum rank of an adapter.
     pub max_rank: usize,
     /// Whether clients may load and unload them.
     pub may_update: bool,

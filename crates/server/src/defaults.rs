@@ -12,10 +12,15 @@ use std::fmt;
 /// `generation_config.json`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct SamplingDefaults {
+    /// Divisor of the logits.
     pub temperature: Option<f64>,
+    /// Total probability of the tokens that are kept (nucleus sampling).
     pub top_p: Option<f64>,
+    /// Number of most probable tokens that are kept.
     pub top_k: Option<i64>,
+    /// Minimum probability of a token that is kept, relative to the most probable one.
     pub min_p: Option<f64>,
+    /// Factor that penalizes the tokens of prompt and output; 1 = none.
     pub repetition_penalty: Option<f64>,
     /// Maximum length of an answer in tokens.
     pub max_new_tokens: Option<usize>,

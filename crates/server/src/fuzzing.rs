@@ -15,11 +15,17 @@ use std::sync::{Arc, LazyLock};
 pub enum FuzzedApi {
     /// Chats of a model that writes calls in this format.
     Chat(ToolFormat),
+    /// `/v1/completions`.
     Completion,
+    /// `/v1/responses`.
     Response,
+    /// `/v1/messages`.
     Message,
+    /// `/tokenize`.
     Tokenize,
+    /// `/detokenize`.
     Detokenize,
+    /// `/v1/embeddings`.
     Embedding,
 }
 

@@ -19,9 +19,13 @@ pub struct ServerInfo {
     pub acceptance: String,
     /// Tokens per block of the KV cache, and its blocks.
     pub block_size: usize,
+    /// Number of blocks of the KV cache.
     pub num_blocks: usize,
+    /// Whether prefixes of sequences are cached for other requests.
     pub prefix_caching: bool,
+    /// Maximum number of requests in one batch.
     pub max_num_seqs: usize,
+    /// Maximum number of tokens in one target forward.
     pub max_num_batched_tokens: usize,
 }
 

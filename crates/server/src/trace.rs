@@ -21,13 +21,17 @@ pub struct RequestRecord {
     pub id: Arc<str>,
     /// OpenTelemetry's name of what was asked for: `chat` or `text_completion`.
     pub operation: &'static str,
+    /// The HTTP method.
     pub method: String,
+    /// The path of the route.
     pub route: &'static str,
     /// The header of W3C's trace context, if there is exactly one.
     pub traceparent: Option<String>,
     /// All headers of this name, as one.
     pub tracestate: Option<String>,
+    /// When the request arrived.
     pub arrived: Instant,
+    /// When the request ended.
     pub ended: Instant,
     /// The status of the response; `None` = the client left before there was one.
     pub status: Option<u16>,
@@ -44,10 +48,15 @@ pub struct RequestRecord {
 pub struct JobRecord {
     /// The id of the reply.
     pub response_id: String,
+    /// The name of the model that the request asked for.
     pub model: String,
+    /// Maximum number of tokens to generate; `None` = up to the context limit.
     pub max_tokens: Option<usize>,
+    /// Sampling temperature; 0 = greedy.
     pub temperature: f32,
+    /// Total probability of the tokens that are kept (nucleus sampling); 1 = off.
     pub top_p: f32,
+    /// Whether the reply is streamed.
     pub stream: bool,
     /// Tokens of all prompts.
     pub prompt_tokens: usize,

@@ -10,7 +10,9 @@ use super::tools::ToolParser;
 /// is content.
 #[derive(Debug, Default)]
 pub struct MessageParser {
+    /// Separates reasoning from the answer.
     pub reasoning: Option<ReasoningParser>,
+    /// Separates tool calls from content.
     pub tools: Option<ToolParser>,
     /// Looks for calls in a thought that does not end.
     pub thought: Option<ThoughtParser>,

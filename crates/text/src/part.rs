@@ -5,6 +5,7 @@
 pub enum Part {
     /// The model's reasoning before it answers.
     Reasoning(String),
+    /// Text of the answer itself.
     Content(String),
     /// A call of this function begins.
     CallStart(String),

@@ -11,10 +11,13 @@ use std::path::Path;
 /// One prompt, ready for the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
+    /// The prompt's id.
     pub id: String,
+    /// The category of the prompt.
     pub category: String,
     /// The text that a user would type; empty if the tokens are random.
     pub text: String,
+    /// Token ids of the prompt, as the model is given them.
     pub tokens: Vec<u32>,
 }
 
@@ -24,6 +27,7 @@ pub struct CorpusAnswer {
     /// The prompt's id.
     #[serde(default)]
     pub id: String,
+    /// The category of the prompt.
     #[serde(default = "no_category")]
     pub category: String,
     /// Number of the answer among those to the same prompt, from 0.

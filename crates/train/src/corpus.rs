@@ -10,7 +10,9 @@ use std::path::Path;
 /// others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
+    /// Token ids: prompt, then answer.
     pub tokens: Vec<u32>,
+    /// Number of prompt tokens.
     pub prompt: usize,
 }
 
@@ -126,7 +128,9 @@ pub fn pack(documents: &[Document], eos: &[u32], separator: Option<u32>, len: us
 /// Indices of the rows to train on, and of those held out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
+    /// Indices of the rows to train on.
     pub train: Vec<usize>,
+    /// Indices of the rows for evaluation.
     pub held_out: Vec<usize>,
 }
 

@@ -23,10 +23,13 @@ const MAX_FILE_BYTES: usize = 1 << 30;
 /// The rows, layers and format that the hidden states belong to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeatureShape {
+    /// The target and the rows.
     pub rows: Identity,
     /// The tapped layers, and the width of one.
     pub taps: Vec<usize>,
+    /// Width of one layer's hidden state, in values.
     pub hidden_size: usize,
+    /// How values are stored.
     pub precision: Precision,
 }
 

@@ -27,6 +27,7 @@ const TOKENIZER_FILES: [&str; 5] = [
     "generation_config.json",
 ];
 const CHECKPOINT: &str = "checkpoint.safetensors";
+/// Name of the file with a trained model's weights, as loading expects it.
 pub const WEIGHTS: &str = "model.safetensors";
 /// The file that the target's pass writes, before there is a checkpoint.
 const TARGETS: &str = "targets.bin";

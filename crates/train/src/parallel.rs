@@ -41,6 +41,7 @@ pub struct TrainParallelHead {
 pub struct ParallelParts {
     /// Number of layers of the target that it reads.
     pub taps: usize,
+    /// The block of mask rows that the head reads.
     pub block: MaskedBlock,
     /// Rank of its Markov head; 0 = it has none.
     pub markov_rank: usize,

@@ -108,14 +108,19 @@ impl Evaluation {
 /// The result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct DistillReport {
+    /// What was trained.
     pub method: Method,
+    /// What the draft learned.
     pub objective: Objective,
     /// Steps made, including those of earlier sessions, and steps of the whole run.
     pub steps: usize,
+    /// Steps of the whole run.
     pub of_steps: usize,
+    /// Number of held-out rows, over which the evaluations are.
     pub held_out_rows: usize,
     /// Evaluation of the first drafted token before training; `trained` is that after it.
     pub untrained: Evaluation,
+    /// Evaluation of the first drafted token after training.
     pub trained: Evaluation,
     /// Whether each drafted token is guessed with those before it, as they are in the text; a parallel
     /// head without a Markov head guesses each without the others.

@@ -11,13 +11,16 @@ use std::io::{Read, Seek, SeekFrom};
 /// The header of a model's file, or of all its files.
 #[derive(Debug, Default)]
 pub struct Header {
+    /// The metadata values by key.
     pub metadata: HashMap<String, Value>,
+    /// The tensors by name.
     pub tensors: HashMap<String, TensorPlace>,
 }
 
 /// Type, shape and place of a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorPlace {
+    /// The type of the tensor's blocks.
     pub kind: BlockType,
     /// Outputs first.
     pub dims: Vec<usize>,

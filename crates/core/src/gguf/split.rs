@@ -13,6 +13,7 @@ pub struct PartName {
     stem: String,
     /// Number of the part, from 1.
     pub number: usize,
+    /// Number of parts of the model.
     pub count: usize,
 }
 

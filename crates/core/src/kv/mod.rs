@@ -34,13 +34,16 @@ pub enum LayerPool<'a> {
     Tokens(&'a (Tensor, Tensor)),
     /// States of sequences.
     States(&'a Mutex<StatePool>),
+    /// The layer keeps nothing.
     Nothing,
 }
 
 /// Where a layer's [`LayerPool`] is in a [`KvStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolPlace {
+    /// Index into [`KvStore::layers`].
     Tokens(usize),
+    /// Index into [`KvStore::states`].
     States(usize),
     /// The layer keeps nothing.
     Nothing,
@@ -74,7 +77,9 @@ impl<'a> LayerPool<'a> {
 /// The accepted nodes of a draft. Node `i` is at position `first + i` of `table`.
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptedPath<'a> {
+    /// The block table of the sequence.
     pub table: &'a BlockTable,
+    /// Position of node 0 in `table`.
     pub first: usize,
     /// Accepted nodes, from the root down, hence ascending.
     pub nodes: &'a [usize],
@@ -85,6 +90,7 @@ pub struct AcceptedPath<'a> {
 pub struct KvShape {
     /// Heads of each layer that keeps K and V.
     pub layers: Vec<KvHeads>,
+    /// Element type of K and V.
     pub dtype: DType,
     /// Shape of the state of each layer that keeps a state instead.
     pub states: Vec<StateShape>,
@@ -93,6 +99,7 @@ pub struct KvShape {
 /// The key/value heads of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvHeads {
+    /// Number of heads.
     pub count: usize,
     /// Width of one head.
     pub dim: usize,

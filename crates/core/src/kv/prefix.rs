@@ -73,6 +73,7 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
+    /// An empty cache for a pool of `num_blocks` blocks.
     pub fn new(num_blocks: usize) -> Self {
         Self {
             hasher: RandomState::new(),

@@ -37,7 +37,9 @@ pub trait AdapterLoader: Debug + Send + Sync {
 /// Consecutive rows of a batch, and their adapter.
 #[derive(Debug, Clone)]
 pub struct AdapterRows {
+    /// Range of row indices in the batch.
     pub rows: Range<usize>,
+    /// The adapter of these rows.
     pub adapter: Arc<dyn Adapter>,
 }
 

@@ -16,6 +16,7 @@ pub enum Pooling {
 /// How texts become embeddings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbeddingSpec {
+    /// The hidden states that make the embedding.
     pub pooling: Pooling,
     /// Whether embeddings are divided by their Euclidean length.
     pub normalize: bool,

@@ -162,11 +162,14 @@ pub trait Head: Model {
 
 /// The network that drafts for a target: a model of its own, or a head.
 pub enum DraftNetwork {
+    /// A model of its own.
     Model(Box<dyn Model>),
+    /// A head, which reads the target's hidden states.
     Head(Box<dyn Head>),
 }
 
 impl DraftNetwork {
+    /// The network as a model; a head is one, too.
     pub fn model(&self) -> &dyn Model {
         match self {
             Self::Model(model) => &**model,
@@ -174,6 +177,7 @@ impl DraftNetwork {
         }
     }
 
+    /// The network as a mutable model; see [`DraftNetwork::model`].
     pub fn model_mut(&mut self) -> &mut dyn Model {
         match self {
             Self::Model(model) => &mut **model,
@@ -199,6 +203,7 @@ impl DraftNetwork {
 pub struct PathRows<'a> {
     /// The block's logits of these rows, `[rows, vocab_size]`, and their hidden states.
     pub logits: &'a Tensor,
+    /// The block's hidden states of these rows; row `i` belongs to row `i` of `logits`.
     pub hidden: &'a Tensor,
     /// The token before each row.
     pub tokens: &'a [u32],

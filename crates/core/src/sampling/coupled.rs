@@ -11,6 +11,7 @@ use foretoken_kernels::sample::gumbel_max;
 /// A token that a draft model proposes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Guess {
+    /// The token id.
     pub token: u32,
     /// Probability that the target draws the token, as far as the draft knows; see [`guess`]. A token that a
     /// GPU draws has the draft's own probability instead.

@@ -37,9 +37,13 @@ struct Counts {
 /// `subtract` and plus `bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitAdjustment {
+    /// The token id of the logit.
     pub id: u32,
+    /// Repetition penalty; 1 = no change.
     pub repetition: f32,
+    /// Amount to subtract: presence and frequency penalties; 0 = no change.
     pub subtract: f32,
+    /// Logit bias to add; 0 = no change, negative infinity = the token is forbidden.
     pub bias: f32,
 }
 

@@ -15,6 +15,7 @@ pub type SeqId = u64;
 /// The distribution that a draft token was drawn from: q of the acceptance rule.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DraftDist {
+    /// The distribution is in the memory of the host.
     Host(Dist),
     /// The distribution is in the memory of a GPU: call [`Draft::to_host`] before reading it.
     Device(DeviceRow),
@@ -101,6 +102,7 @@ impl CacheScope {
 /// What a drafter knows of a request besides its tokens.
 #[derive(Debug, Default, Clone)]
 pub struct DraftContext {
+    /// The scope of the request's cached tokens.
     pub scope: CacheScope,
     /// The output that the request expects, as tokens; a hint. May be empty. The choices of a request share
     /// it.
@@ -125,11 +127,13 @@ impl DraftContext {
 /// their children. A chain is a tree in which every node has at most one child.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Draft {
+    /// Token ids, one per node.
     pub tokens: Vec<u32>,
     /// Index of the node before each token; `None` = the token follows the sequence's last token.
     pub parents: Vec<Option<u16>>,
     /// Estimated probability, 0 to 1, that the node and all of its ancestors stand.
     pub scores: Vec<f32>,
+    /// The source of each token.
     pub sources: Vec<Source>,
     /// The distribution each token was drawn from. Only for sampled requests under
     /// [`Acceptance::Rejection`]; empty otherwise, and if no model predicted the tokens.
@@ -269,6 +273,7 @@ impl Draft {
         self.tokens.len()
     }
 
+    /// Whether the draft has no tokens.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
@@ -282,6 +287,7 @@ impl Draft {
 /// A request for a draft of one sequence.
 #[derive(Debug)]
 pub struct DraftRequest<'a> {
+    /// The sequence to draft for.
     pub id: SeqId,
     /// All tokens of the sequence; the draft continues after the last.
     pub tokens: &'a [u32],
@@ -309,6 +315,7 @@ pub struct DraftRequest<'a> {
     pub sampler: &'a mut Sampler,
     /// The rule that will verify the draft; [`Acceptance::Coupled`] for every greedy request.
     pub acceptance: Acceptance,
+    /// What the drafter knows of the request besides its tokens.
     pub context: &'a DraftContext,
 }
 
@@ -349,9 +356,11 @@ impl DraftRequest<'_> {
 /// The committed tokens of a sequence after a step.
 #[derive(Debug, Clone)]
 pub struct Committed<'a> {
+    /// The sequence.
     pub id: SeqId,
     /// All of its tokens.
     pub tokens: &'a [u32],
+    /// Number of its tokens that belong to the prompt.
     pub prompt_len: usize,
     /// Positions that the target computed in this step and that are committed: pending tokens, then
     /// accepted ones. The token that the step added itself is not included: it is pending.
@@ -368,6 +377,7 @@ pub struct Committed<'a> {
     /// [`Draft::parents`] of the draft that was verified, whose tokens are the last ones in `candidates`. Empty
     /// if `candidates` is.
     pub parents: &'a [Option<u16>],
+    /// What the drafter knows of the request besides its tokens.
     pub context: &'a DraftContext,
 }
 

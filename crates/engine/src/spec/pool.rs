@@ -20,8 +20,11 @@ use std::time::Instant;
 /// first position whose hidden states come: each has the states of a position and, if the head is EAGLE's,
 /// the token after it, otherwise that of the position.
 pub struct DraftPool {
+    /// The network and its paged pool.
     pub network: PagedNetwork,
+    /// What is kept of each sequence in the pool.
     pub sequences: HashMap<SeqId, DraftSequence>,
+    /// Estimates of the probability that draft tokens stand.
     pub acceptance: AcceptanceModel,
 }
 

@@ -103,6 +103,7 @@ impl Proposer {
         self.budget.speed_up()
     }
 
+    /// The drafter that the proposer asks for drafts.
     pub fn drafter(&self) -> &Guard {
         &self.drafter
     }

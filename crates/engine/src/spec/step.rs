@@ -19,6 +19,7 @@ pub struct SequenceState {
     pub id: SeqId,
     /// Prompt and output; pending tokens are `tokens[kv_len..]`.
     pub tokens: Vec<u32>,
+    /// Number of prompt tokens, the first ones of `tokens`.
     pub prompt_len: usize,
     /// Tokens whose keys and values are in the target's pool.
     pub kv_len: usize,
@@ -30,9 +31,11 @@ pub struct SequenceState {
     pub logprobs: Option<usize>,
     /// Number of alternatives to return with the log-probability of each prompt token.
     pub prompt_logprobs: Option<usize>,
+    /// The rule that verifies drafts.
     pub acceptance: Acceptance,
     /// Lets more draft tokens stand than [`SequenceState::acceptance`], which it replaces.
     pub lossy: Option<LossyRule>,
+    /// What a drafter knows of the request besides its tokens.
     pub draft_context: DraftContext,
     /// The adapter of its rows, which its scope is of, too.
     pub adapter: Option<Arc<dyn Adapter>>,

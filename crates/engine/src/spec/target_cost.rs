@@ -29,9 +29,11 @@ const MIN_REST: f64 = 0.05;
 /// A forward that was measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredForward {
+    /// Number of rows of the forward.
     pub rows: usize,
     /// See [`ForwardOutput::experts_read`](foretoken_core::model::ForwardOutput::experts_read).
     pub experts_read: usize,
+    /// Wall time of the forward, seconds.
     pub seconds: f64,
 }
 

@@ -53,6 +53,7 @@ impl<'a> AttentionBatch<'a> {
         self
     }
 
+    /// The spans, in the order of their rows.
     pub fn spans(&self) -> &'a [Span] {
         self.spans
     }

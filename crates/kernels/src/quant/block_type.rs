@@ -7,23 +7,41 @@ use std::fmt;
 /// The type of a GGUF tensor: floats, or a format of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockType {
+    /// 32-bit floats, not quantized.
     F32,
+    /// 16-bit IEEE floats, not quantized.
     F16,
+    /// bfloat16, not quantized.
     BF16,
+    /// 4-bit values in blocks of 32, with an f16 scale.
     Q4_0,
+    /// 4-bit values in blocks of 32, with an f16 scale and minimum.
     Q4_1,
+    /// 5-bit values in blocks of 32, with an f16 scale.
     Q5_0,
+    /// 5-bit values in blocks of 32, with an f16 scale and minimum.
     Q5_1,
+    /// 8-bit values in blocks of 32, with an f16 scale.
     Q8_0,
+    /// 8-bit values in blocks of 32, with an f16 scale and the f16 product of the scale and the values' sum.
     Q8_1,
+    /// 2-bit values in blocks of 256; each 16 have a 4-bit scale and minimum.
     Q2K,
+    /// 3-bit values in blocks of 256; each 16 have a 6-bit scale.
     Q3K,
+    /// 4-bit values in blocks of 256; each 32 have a 6-bit scale and minimum.
     Q4K,
+    /// 5-bit values in blocks of 256; each 32 have a 6-bit scale and minimum.
     Q5K,
+    /// 6-bit values in blocks of 256; each 16 have an 8-bit scale.
     Q6K,
+    /// 8-bit values in blocks of 256, with an f32 scale and the sum of each 16 values.
     Q8K,
+    /// 4-bit indices of a nonlinear codebook in blocks of 32, with an f16 scale.
     Iq4Nl,
+    /// 4-bit indices of a nonlinear codebook in blocks of 256; each 32 have a 6-bit scale.
     Iq4Xs,
+    /// 4-bit floats (E2M1) in blocks of 32, with a power of two as scale (E8M0).
     Mxfp4,
 }
 

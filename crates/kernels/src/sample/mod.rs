@@ -21,10 +21,15 @@ pub const NO_TOKEN: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct RowAdjustment {
+    /// Row of the logits.
     pub row: u32,
+    /// The token id whose logit changes.
     pub id: u32,
+    /// The repetition penalty; 1 = none.
     pub repetition: f32,
+    /// What is subtracted from the logit: the presence and frequency penalties.
     pub subtract: f32,
+    /// What is added to the logit.
     pub bias: f32,
 }
 
@@ -51,8 +56,11 @@ pub struct LogitsParams {
     pub top_k: u32,
     /// 0 = the largest logit is chosen.
     pub temperature: f32,
+    /// Tokens below `min_p * max probability` are dropped, in [0, 1]; 0 = off.
     pub min_p: f32,
+    /// The smallest set of most probable tokens whose mass reaches this is kept, in (0, 1]; 1 = off.
     pub top_p: f32,
+    /// How the token is chosen from the weights.
     pub choice: TokenChoice,
 }
 
@@ -92,15 +100,20 @@ impl DeviceRow {
 /// `None` = it was not drawn from a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Node<'a> {
+    /// The id of the drafted token.
     pub token: u32,
+    /// The random number in [0, 1) that decides about acceptance.
     pub uniform: f64,
+    /// The distribution that the token was drawn from.
     pub q: Option<&'a DeviceRow>,
 }
 
 /// A draft without branches, over `nodes.len() + 1` rows from `row`.
 #[derive(Debug, Clone)]
 pub struct Chain<'a> {
+    /// Row of the logits that decides about the first node.
     pub row: usize,
+    /// The drafted tokens, in the order of the text.
     pub nodes: Vec<Node<'a>>,
     /// Accept each node with this probability instead, for measurements.
     pub synthetic_acceptance: Option<f64>,

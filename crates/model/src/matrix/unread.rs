@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 /// A weight without values: it has a shape, and cannot be multiplied.
 pub struct Unread {
+    /// Outputs and inputs.
     pub shape: (usize, usize),
+    /// How the weight would be stored in memory: `bf16` or `Q4_1`.
     pub format: String,
 }
 

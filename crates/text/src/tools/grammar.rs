@@ -15,6 +15,7 @@ pub struct Answer<'a> {
     pub reasoning: Option<bool>,
     /// Whether it is written in messages with channels, of which each may be preceded by reasoning.
     pub is_harmony: bool,
+    /// The calls that the answer may have; `None` = it has none.
     pub calls: Option<Calls<'a>>,
     /// The right side of a rule.
     pub content: Option<&'a str>,

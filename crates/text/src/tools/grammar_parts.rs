@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 /// Calls of tools.
 #[derive(Debug, Clone, Copy)]
 pub struct Calls<'a> {
+    /// The format in which the model writes calls.
     pub format: ToolFormat,
     /// The functions of which each call calls one; at least one.
     pub tools: &'a [Value],

@@ -7,6 +7,7 @@ use serde_json::Value;
 /// A function that may be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
+    /// The function's name.
     pub name: String,
     /// The function's parameters, by name.
     parameters: Vec<(String, ValueKind)>,

@@ -77,11 +77,15 @@ pub struct Learning {
 
 /// The head that `--learn` would train, for a server with this API key.
 pub struct LearnSetup<'a> {
+    /// The options of `--learn`.
     pub options: &'a LearnOptions,
     /// The head of `--draft-model`, and how it is loaded.
     pub source: &'a ModelSource,
+    /// How the head is loaded.
     pub load: LoadOptions,
+    /// The target that the head drafts for.
     pub target: &'a dyn LoadedModel,
+    /// The server's API key; `None` = it has none.
     pub api_key: Option<&'a str>,
 }
 

@@ -142,7 +142,9 @@ impl TokenizerSide {
 /// request's biases and penalties apply to it (the intersection of Timor et al. 2025, arXiv 2502.05202,
 /// section 4, but nothing is lost of the draft's distribution outside of it).
 pub struct JointVocabulary {
+    /// The tokenizer of the target.
     pub target: TokenizerSide,
+    /// The tokenizer of the draft.
     pub draft: TokenizerSide,
     target_size: usize,
     /// The joint id for each of the draft's ids; [`NONE`] = the id has no token.
