@@ -159,16 +159,16 @@ pub fn load_with(
     let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
     let blocks = memory::pool_blocks(config, &*target, &with_pools, budget)?;
     let (mut link, learner) = learning.map(Learning::split).unzip();
-    let mut drafters: Vec<Box<dyn Drafter>> = drafts
-        .into_iter()
-        .map(|(wanted, draft)| {
-            let text = text.as_deref();
-            drafter(config, wanted, draft, blocks, text, link.take())
-        })
-        .collect::<Result<_>>()?;
-    if let Some(own) = own {
-        drafters = vec![own];
-    }
+    let drafters = match own {
+        Some(own) => vec![own],
+        None => drafts
+            .into_iter()
+            .map(|(wanted, draft)| {
+                let text = text.as_deref();
+                drafter(config, wanted, draft, blocks, text, link.take())
+            })
+            .collect::<Result<_>>()?,
+    };
     let target: Box<dyn Model> = if row_penalty > 0.0 {
         Box::new(RowPenalty::new(target, row_penalty))
     } else {

@@ -129,11 +129,8 @@ impl Sampler {
     }
 
     /// The grammar that the text must follow, where it is now.
-    pub fn grammar(&mut self) -> Option<&mut dyn GrammarState> {
-        match &mut self.grammar {
-            Some(grammar) => Some(&mut **grammar),
-            None => None,
-        }
+    pub fn grammar(&mut self) -> Option<&mut (dyn GrammarState + 'static)> {
+        self.grammar.as_deref_mut()
     }
 
     /// Takes the grammar away, for drafts in other tokens than the text's.

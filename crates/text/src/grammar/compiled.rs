@@ -3,13 +3,10 @@
 use foretoken_core::error::caught_here;
 use llguidance::{Matcher, TokenParser};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A compiled grammar. Clones share it.
-#[derive(Clone)]
-pub(super) struct CompiledGrammar(pub(super) Arc<Compiled>);
-
-pub(super) struct Compiled {
+/// A compiled grammar.
+pub(super) struct CompiledGrammar {
     /// The parser with a lexer that no text has used.
     unused: Mutex<TokenParser>,
     /// The parser with the lexer that texts share, so that what it learns from one text serves the next ones.
@@ -58,7 +55,7 @@ impl CompiledGrammar {
     pub(super) fn new(parser: TokenParser) -> Self {
         let trie = parser.token_env.tok_trie();
         let bytes = parser.parser.lexer_stats().num_bytes;
-        Self(Arc::new(Compiled {
+        Self {
             vocab_size: trie.vocab_size(),
             eos: trie.eos_tokens().into(),
             unused_bytes: bytes,
@@ -68,42 +65,42 @@ impl CompiledGrammar {
                 generation: 0,
             }),
             unused: Mutex::new(parser),
-        }))
+        }
     }
 
     /// The ids that end a text where the grammar can end.
     pub(super) fn eos(&self) -> &[u32] {
-        self.0.eos()
+        &self.eos
     }
 
     /// Number of ids that the grammar knows.
     pub(super) fn vocab_size(&self) -> usize {
-        self.0.vocab_size
+        self.vocab_size
     }
 
     /// A parser at the start of a text, with the lexer that texts share.
-    pub(super) fn start(&self) -> StartParser {
-        lock(&self.0.shared).clone()
+    pub(super) fn start_parser(&self) -> StartParser {
+        lock(&self.shared).clone()
     }
 
-    /// As [`CompiledGrammar::start`], but `None` if the shared lexer is not newer than that of `known`.
+    /// As [`CompiledGrammar::start_parser`], but `None` if the shared lexer is not newer than that of `known`.
     pub(super) fn newer_than(&self, known: &StartParser) -> Option<StartParser> {
-        let start = self.start();
+        let start = self.start_parser();
         (start.generation > known.generation).then_some(start)
     }
 
     /// A parser at the start of a text, with a lexer that no text has used.
     pub(super) fn unused(&self) -> StartParser {
-        let generation = lock(&self.0.shared).generation + 1;
+        let generation = lock(&self.shared).generation + 1;
         StartParser {
-            parser: lock(&self.0.unused).deep_clone(),
+            parser: lock(&self.unused).deep_clone(),
             generation,
         }
     }
 
     /// Texts share the lexer of `start` from now on, unless they share a newer one.
     pub(super) fn share(&self, start: &StartParser) {
-        let mut shared = lock(&self.0.shared);
+        let mut shared = lock(&self.shared);
         if start.generation > shared.generation {
             *shared = start.clone();
         }
@@ -111,37 +108,12 @@ impl CompiledGrammar {
 
     /// Bytes, approximately.
     pub(super) fn bytes(&self) -> usize {
-        self.0.bytes()
+        self.unused_bytes + self.shared_bytes.load(Ordering::Relaxed)
     }
 
     /// Notes how large the lexer of `start` is, which may be shared.
     pub(super) fn note_size(&self, start: &StartParser) {
-        self.0.shared_bytes.store(start.bytes(), Ordering::Relaxed);
-    }
-
-    pub(super) fn downgrade(&self) -> WeakGrammar {
-        WeakGrammar(Arc::downgrade(&self.0))
-    }
-}
-
-/// A grammar that others may hold.
-pub(super) struct WeakGrammar(Weak<Compiled>);
-
-impl WeakGrammar {
-    /// Bytes, approximately; `None` = nobody holds it.
-    pub fn bytes(&self) -> Option<usize> {
-        self.0.upgrade().map(|compiled| compiled.bytes())
-    }
-}
-
-impl Compiled {
-    /// The ids that end a text.
-    pub(super) fn eos(&self) -> &[u32] {
-        &self.eos
-    }
-
-    fn bytes(&self) -> usize {
-        self.unused_bytes + self.shared_bytes.load(Ordering::Relaxed)
+        self.shared_bytes.store(start.bytes(), Ordering::Relaxed);
     }
 }
 

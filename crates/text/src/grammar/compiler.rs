@@ -1,6 +1,6 @@
 //! Compiles grammars.
 
-use super::compiled::lock;
+use super::compiled::{CompiledGrammar, lock};
 use super::kept::{Kept, Outcome, overloaded};
 use super::lane::{ClientId, Lane, Places};
 use super::place;
@@ -8,7 +8,6 @@ use super::prepare::prepare;
 use super::source::GrammarSource;
 use super::state::TextState;
 use super::vocabulary::{GrammarTokens, vocabulary};
-use crate::grammar::compiled::CompiledGrammar;
 use foretoken_core::error::{Error, FieldPath, Result, caught_here};
 use foretoken_core::sampling::{Grammar, GrammarState};
 use llguidance::ParserFactory;
@@ -89,7 +88,7 @@ impl Compiler {
             place.ok_or_else(|| overloaded("too many requests wait for grammars"))
         };
         let refused = |what| Error::field(field, format!(" {what}"));
-        pending.outcome(begins)?.map(Grammar::from).map_err(refused)
+        pending.outcome(begins)?.map(Grammar::new).map_err(refused)
     }
 }
 
@@ -116,7 +115,7 @@ impl Builder {
                 return Ok(Err(place::describe(source, &error, check)));
             }
         };
-        let grammar = CompiledGrammar::new(parser);
+        let grammar = Arc::new(CompiledGrammar::new(parser));
         Ok(match TextState::new(grammar.clone()).mask() {
             None => Err("is too complex".into()),
             Some(mask) if mask.is_within(&[]) => Err("matches no text".into()),

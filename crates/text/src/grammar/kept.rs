@@ -1,12 +1,11 @@
 //! The outcomes of sources: of those that requests asked for last, and of those that are being compiled.
 
-use super::compiled::{WeakGrammar, lock};
+use super::compiled::{CompiledGrammar, lock};
 use super::lane::ClientId;
 use super::place;
-use crate::grammar::compiled::CompiledGrammar;
 use foretoken_core::error::{Error, RequestErrorKind, Result, caught_here};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Maximum number of sources whose outcome is kept.
@@ -22,7 +21,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A grammar, or what is wrong with its source, in words that follow the name of its field; an error if the
 /// source is not at fault.
-pub(super) type Outcome = Result<Result<CompiledGrammar, String>>;
+pub(super) type Outcome = Result<Result<Arc<CompiledGrammar>, String>>;
 
 /// The error that asks a client to try again, because of `why`.
 pub(super) fn overloaded(why: &str) -> Error {
@@ -36,7 +35,7 @@ pub(super) struct Kept {
     /// The sources in the form in which llguidance reads them. Those that were used last are at the end.
     sources: VecDeque<(String, Arc<Pending>)>,
     /// Grammars that are no longer kept, and which requests may still hold.
-    evicted: Vec<WeakGrammar>,
+    evicted: Vec<Weak<CompiledGrammar>>,
 }
 
 impl Kept {
@@ -70,10 +69,11 @@ impl Kept {
             };
             kept -= bytes(&oldest).min(kept);
             self.evicted
-                .extend(oldest.grammar().map(|grammar| grammar.downgrade()));
+                .extend(oldest.grammar().as_ref().map(Arc::downgrade));
         }
-        self.evicted.retain(|grammar| grammar.bytes().is_some());
-        let held: usize = self.evicted.iter().filter_map(WeakGrammar::bytes).sum();
+        self.evicted.retain(|grammar| grammar.strong_count() > 0);
+        let held = self.evicted.iter().filter_map(Weak::upgrade);
+        let held: usize = held.map(|grammar| grammar.bytes()).sum();
         if kept + held > MAX_BYTES {
             return Err(overloaded(
                 "the grammars of other requests take all the memory for grammars",
@@ -149,7 +149,7 @@ impl Pending {
         }
     }
 
-    fn grammar(&self) -> Option<CompiledGrammar> {
+    fn grammar(&self) -> Option<Arc<CompiledGrammar>> {
         match &lock(&self.state).stage {
             Stage::Done(Ok(Ok(grammar))) => Some(grammar.clone()),
             _ => None,

@@ -1,7 +1,7 @@
 //! The place of one text in its grammar.
 
-use super::compiled::{Compiled, CompiledGrammar, StartParser, lock};
-use foretoken_core::sampling::{Grammar, GrammarRules, GrammarState, Mask};
+use super::compiled::{CompiledGrammar, StartParser, lock};
+use foretoken_core::sampling::{GrammarRules, GrammarState, Mask};
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 use std::fmt;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// Tokens are pushed and truncated without work. Each place that was reached since the last
 /// [`TextState::commit`] keeps its mask, so that draft and target compute it once between them.
 pub struct TextState {
-    grammar: CompiledGrammar,
+    grammar: Arc<CompiledGrammar>,
     /// The committed tokens.
     committed: Vec<u32>,
     /// The tree of what was pushed after them; the first node is the end of the committed tokens.
@@ -82,12 +82,12 @@ struct Failed;
 
 impl TextState {
     /// The state at the start of a text.
-    pub fn new(grammar: CompiledGrammar) -> Self {
+    pub fn new(grammar: Arc<CompiledGrammar>) -> Self {
         Self {
             committed: Vec::new(),
             nodes: vec![MaskNode::default()],
             at: 0,
-            parser: Mutex::new(Parser::new(grammar.start())),
+            parser: Mutex::new(Parser::new(grammar.start_parser())),
             grammar,
         }
     }
@@ -150,19 +150,13 @@ impl TextState {
     }
 }
 
-impl From<CompiledGrammar> for Grammar {
-    fn from(grammar: CompiledGrammar) -> Self {
-        Self::new(grammar.0)
-    }
-}
-
-impl GrammarRules for Compiled {
+impl GrammarRules for CompiledGrammar {
     fn eos(&self) -> &[u32] {
         self.eos()
     }
 
     fn start(self: Arc<Self>) -> Box<dyn GrammarState> {
-        Box::new(TextState::new(CompiledGrammar(self)))
+        Box::new(TextState::new(self))
     }
 }
 
