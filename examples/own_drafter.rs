@@ -39,6 +39,8 @@ impl Drafter for LastPlace {
 pub fn complete(prompt: &str) -> Result<(String, usize)> {
     let running = Foretoken::load("foretoken-demo")
         .own_drafter(LastPlace)
+        // Verifies every guess, to show the drafter at work. Without this flag a guess is verified where that pays.
+        .flags(["--spec-budget", "fixed"])
         .start()?;
     let text = running.text()?;
     let request = Request {
