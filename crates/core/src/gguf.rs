@@ -65,12 +65,12 @@ pub static EMBEDDED: &[EmbeddedModel] = &[
     #[cfg(feature = "embedded-model")]
     EmbeddedModel {
         name: "foretoken-demo",
-        bytes: include_bytes!("../../../models/default/foretoken-demo.Q5_1.gguf"),
+        bytes: foretoken_demo_models::TARGET,
     },
     #[cfg(feature = "embedded-model")]
     EmbeddedModel {
         name: "foretoken-demo-draft",
-        bytes: include_bytes!("../../../models/default/foretoken-demo-draft.Q8_0.gguf"),
+        bytes: foretoken_demo_models::DRAFT,
     },
 ];
 
