@@ -1,26 +1,40 @@
 //! Configurations as models are published with them.
 
 use crate::common::tiny::*;
-use foretoken::model::MixerSpec;
+use foretoken::model::{MixerSpec, ModelConfig, RopeSpec};
 use serde_json::{Value as Json, json};
 
-/// The keys of published files, besides sizes.
-#[test]
-fn published_configs_are_read() {
+/// The configuration of a small model whose `config.json` has `change` besides the sizes.
+fn read(change: Json) -> ModelConfig {
     let folder = tempfile::tempdir().unwrap();
-    let read = |change: Json| {
-        let mut config = json!({
-            "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 2, "use_cache": true,
-            "attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
-            "transformers_version": "4.51.3", "pad_token_id": 0
-        });
-        for (key, value) in change.as_object().unwrap() {
-            config[key] = value.clone();
-        }
-        write_config(folder.path(), &config);
-        foretoken::model::ModelConfig::from_json(folder.path()).unwrap()
-    };
+    let mut config = json!({
+        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 2, "use_cache": true,
+        "attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.3", "pad_token_id": 0
+    });
+    for (key, value) in change.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    write_config(folder.path(), &config);
+    ModelConfig::from_json(folder.path()).unwrap()
+}
+
+/// Asserts that `config` is refused with an error that contains `message`.
+fn assert_refused(config: &Json, message: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), config);
+    let error = ModelConfig::from_json(folder.path()).unwrap_err();
+    assert!(error.to_string().contains(message), "{error}");
+}
+
+/// The frequencies of the first layer with RoPE.
+fn frequencies(config: &ModelConfig) -> Vec<f32> {
+    config.ropes().next().unwrap().frequencies()
+}
+
+#[test]
+fn phi4_mini_is_read() {
     let phi4_mini = read(json!({
         "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": false, "embd_pdrop": 0.0,
         "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": false, "mlp_bias": false, "resid_pdrop": 0.0,
@@ -36,6 +50,10 @@ fn published_configs_are_read() {
         "{rope:?}"
     );
     assert_eq!(phi4_mini.spec.layers[0].window, None);
+}
+
+#[test]
+fn gemma2_is_read() {
     let gemma2 = read(json!({
         "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "attention_bias": false,
         "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid", "eos_token_id": [1, 107],
@@ -50,6 +68,10 @@ fn published_configs_are_read() {
     assert_eq!((even.soft_cap, even.attention_scale), (Some(50.), 1. / 12.));
     assert!(gemma2.tie_word_embeddings && gemma2.head_dim == 256);
     assert_eq!(gemma2.spec.logit_soft_cap, Some(30.));
+}
+
+#[test]
+fn gemma3_is_read() {
     let gemma3 = read(json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": false,
         "attn_logit_softcapping": null, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
@@ -63,6 +85,10 @@ fn published_configs_are_read() {
         .map(|rope| (rope.theta, rope.scaling.is_some()));
     let (local, global) = ((1e4, false), (1e6, true));
     assert_eq!(thetas.collect::<Vec<_>>(), [local, global, local, global]);
+}
+
+#[test]
+fn smollm3_is_read() {
     let smollm3 = read(json!({
         "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "attention_bias": false, "mlp_bias": false,
         "hidden_act": "silu", "layer_types": vec!["full_attention"; 4], "max_position_embeddings": 65536,
@@ -71,6 +97,10 @@ fn published_configs_are_read() {
         "use_sliding_window": false
     }));
     assert!(smollm3.ropes().count() == 3 && smollm3.tie_word_embeddings);
+}
+
+#[test]
+fn olmo3_is_read() {
     let olmo3 = read(json!({
         "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "attention_bias": false, "hidden_act": "silu",
         "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "rope_theta": 500000, "sliding_window": 4096,
@@ -82,6 +112,10 @@ fn published_configs_are_read() {
     }));
     let scaled = olmo3.ropes().map(|rope| rope.scaling.is_some());
     assert_eq!(scaled.collect::<Vec<_>>(), [false, false, false, true]);
+}
+
+#[test]
+fn command_r7b_is_read() {
     let command_r7b = read(json!({
         "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "attention_bias": false, "head_dim": 64,
         "cache_implementation": "hybrid", "hidden_act": "silu", "layer_norm_eps": 1e-5, "layer_switch": 4,
@@ -91,6 +125,10 @@ fn published_configs_are_read() {
         "use_gated_activation": true, "use_parallel_block": true, "use_parallel_embedding": false, "use_qk_norm": false
     }));
     assert!(command_r7b.ropes().count() == 3 && command_r7b.rms_norm_eps == 1e-5);
+}
+
+#[test]
+fn starcoder2_is_read() {
     let starcoder2 = read(json!({
         "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "activation_function": "gelu",
         "attention_softmax_in_fp32": true, "embedding_dropout": 0.1, "hidden_act": "gelu_pytorch_tanh",
@@ -99,6 +137,10 @@ fn published_configs_are_read() {
         "scale_attention_softmax_in_fp32": true, "scale_attn_weights": true, "sliding_window": 4096, "use_bias": true
     }));
     assert!(starcoder2.tie_word_embeddings && starcoder2.spec.layers[0].window == Some(4096));
+}
+
+#[test]
+fn granite4_is_read() {
     let granite4 = json!({
         "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "attention_bias": false,
         "attention_multiplier": 0.015625, "embedding_multiplier": 12, "hidden_act": "silu", "init_method": "mup",
@@ -120,6 +162,10 @@ fn published_configs_are_read() {
     older["layers_block_type"] = older["layer_types"].take();
     older.as_object_mut().unwrap().remove("layer_types");
     assert_eq!(read(older).ropes().count(), 4);
+}
+
+#[test]
+fn lfm2_is_read() {
     let lfm2 = json!({
         "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": true, "block_dim": 256,
         "block_ff_dim": 768, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256,
@@ -156,10 +202,12 @@ fn published_configs_are_read() {
         ] {
             wrong[key] = value.into();
         }
-        write_config(folder.path(), &wrong);
-        let error = foretoken::model::ModelConfig::from_json(folder.path()).unwrap_err();
-        assert!(error.to_string().contains(message), "{error}");
+        assert_refused(&wrong, message);
     }
+}
+
+#[test]
+fn qwen3_5_is_read() {
     let qwen = json!({
         "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 500, "model_type": "qwen3_5",
         "text_config": {
@@ -209,10 +257,12 @@ fn published_configs_are_read() {
     ] {
         let mut wrong = qwen.clone();
         wrong["text_config"][key] = value;
-        write_config(folder.path(), &wrong);
-        let error = foretoken::model::ModelConfig::from_json(folder.path()).unwrap_err();
-        assert!(error.to_string().contains(message), "{error}");
+        assert_refused(&wrong, message);
     }
+}
+
+#[test]
+fn hunyuan_is_read() {
     let hunyuan = read(json!({
         "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "add_classification_head": false,
         "attention_bias": false, "attention_head_dim": 64, "cla_share_factor": 2, "class_num": 0, "dense_list": [256, 0],
@@ -228,8 +278,12 @@ fn published_configs_are_read() {
     }));
     let rope = hunyuan.ropes().next().unwrap();
     let last = rope.frequencies()[31];
-    let plain = foretoken::model::RopeSpec::plain(64, 1e4).frequencies()[31];
+    let plain = RopeSpec::plain(64, 1e4).frequencies()[31];
     assert!((last * 1000. / plain - 1.).abs() < 1e-3, "{last} {plain}");
+}
+
+#[test]
+fn apertus_is_read_and_its_scaling_is_the_class_default() {
     let apertus = read(json!({
         "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "attention_bias": false,
         "hidden_act": "xielu", "max_position_embeddings": 65536, "mlp_bias": false, "post_norm": false, "qk_norm": true,
@@ -240,10 +294,6 @@ fn published_configs_are_read() {
         }
     }));
     assert!(!apertus.tie_word_embeddings);
-    let frequencies = |config: &foretoken::model::ModelConfig| {
-        let rope = config.ropes().next().unwrap();
-        rope.frequencies()
-    };
     let scaled = frequencies(&apertus);
 
     // What a class assumes if the file does not say it: of Apertus the whole scaling.
@@ -259,10 +309,14 @@ fn published_configs_are_read() {
     // The base of the file comes before that of the class. The second frequency is too high for the scaling.
     let (own, plain) = (
         frequencies(&apertus_of(json!(5e5))),
-        foretoken::model::RopeSpec::plain(64, 5e5).frequencies(),
+        RopeSpec::plain(64, 5e5).frequencies(),
     );
     assert_eq!(own[1], plain[1]);
     assert_ne!(own.last(), plain.last());
+}
+
+#[test]
+fn the_class_says_what_a_file_omits() {
     let cases = [
         ("CohereForCausalLM", 5e5, 1e-5),
         ("Cohere2ForCausalLM", 1e4, 1e-5),
@@ -276,22 +330,27 @@ fn published_configs_are_read() {
     ];
     for (class, theta, eps) in cases {
         let bare = read(json!({ "architectures": [class], "head_dim": 64 }));
-        let plain = foretoken::model::RopeSpec::plain(64, theta);
+        let plain = RopeSpec::plain(64, theta);
         assert_eq!(frequencies(&bare), plain.frequencies(), "{class}");
         assert_eq!(bare.rms_norm_eps, eps, "{class}");
     }
+}
+
+#[test]
+fn ministral3_scales_queries_by_default() {
     let ministral3 = read(json!({ "architectures": ["Ministral3ForCausalLM"], "head_dim": 64 }));
     let rope = ministral3.ropes().next().unwrap();
     assert_eq!(rope.query_scaling.map(|scaling| scaling.beta), Some(0.1));
-    assert_ne!(
-        rope.frequencies(),
-        foretoken::model::RopeSpec::plain(64, 1e6).frequencies()
-    );
+    assert_ne!(rope.frequencies(), RopeSpec::plain(64, 1e6).frequencies());
+}
+
+#[test]
+fn the_base_of_newer_files_is_read() {
     // A base in the place of newer files is that of the model.
     let cohere = read(json!({
         "architectures": ["CohereForCausalLM"], "head_dim": 64,
         "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}
     }));
-    let plain = foretoken::model::RopeSpec::plain(64, 7e5);
+    let plain = RopeSpec::plain(64, 7e5);
     assert_eq!(frequencies(&cohere), plain.frequencies());
 }
