@@ -3,6 +3,7 @@ mod speculation;
 mod training;
 
 use super::*;
+use crate::http::HttpLimits;
 use crate::sampling::Acceptance;
 use crate::spec::BudgetMode;
 use std::time::Duration;
@@ -50,6 +51,17 @@ fn refused(line: &str) -> String {
 fn refused_with(line: &str, needle: &str) {
     let text = refused(line);
     assert!(text.contains(needle), "`{line}`: {text}");
+}
+
+/// A library that serves without a command line serves as the program does without flags.
+#[test]
+fn defaults_of_flags_are_those_of_the_libraries() {
+    let config = accepted("m");
+    let limits = HttpLimits::default();
+    assert_eq!(format!("{:?}", config.http.limits), format!("{limits:?}"));
+    let cli = Cli::try_parse_from(["foretoken", "m"]).unwrap();
+    let engine = EngineOptions::default();
+    assert_eq!(format!("{:?}", cli.options.engine), format!("{engine:?}"));
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {

@@ -4,7 +4,7 @@ use super::events::Events;
 use super::request::{Event, Request, queue_cost};
 use super::stats::Stats;
 use crate::spec::BudgetMode;
-use clap::{ArgAction, Args, FromArgMatches};
+use clap::{ArgAction, Args};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use foretoken_core::model::MAX_TREE_NODES;
 use foretoken_core::parse::{at_least_one, number};
@@ -31,10 +31,12 @@ pub struct EngineOptions {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub max_model_len: Option<usize>,
     /// Maximum number of requests in one batch.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = Self::default().max_num_seqs,
+          value_parser = at_least_one)]
     pub max_num_seqs: usize,
     /// Maximum number of tokens in one target forward, prompt chunks and drafts together.
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = Self::default().max_num_batched_tokens,
+          value_parser = at_least_one)]
     pub max_num_batched_tokens: usize,
     /// Approximate milliseconds per step that running texts wait for the prompts of others. Chunk
     /// sizes follow from measured speed. A higher value reads prompts sooner but leaves longer
@@ -43,10 +45,11 @@ pub struct EngineOptions {
           value_parser = |text: &str| text.parse().map(Duration::from_millis))]
     pub max_prompt_wait: Duration,
     /// Maximum number of requests in the queue; further requests are answered 429.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = Self::default().max_waiting,
+          value_parser = at_least_one)]
     pub max_waiting: usize,
     /// Maximum number of alternatives that a request may ask for with log-probabilities.
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = Self::default().max_logprobs)]
     pub max_logprobs: usize,
     /// Compute every prompt as a whole, instead of starting after the longest prefix whose keys and values
     /// are still in the KV cache. No text depends on it on the CPU.
@@ -72,7 +75,7 @@ pub struct EngineOptions {
     #[arg(skip)]
     pub max_loras: usize,
     /// Name in logs and metrics.
-    #[arg(skip = "model")]
+    #[arg(skip = Self::default().model_name)]
     pub model_name: String,
 }
 
@@ -102,12 +105,12 @@ pub struct SpecLimits {
     #[arg(skip)]
     pub length: usize,
     /// Maximum number of draft tokens of a request in a step, 1 to 64.
-    #[arg(long = "spec-nodes", value_name = "N", default_value_t = Self::NODES,
+    #[arg(long = "spec-nodes", value_name = "N", default_value_t = Self::default().nodes,
           value_parser = up_to_a_tree)]
     pub nodes: usize,
     /// Maximum number of siblings in a draft, 1 to 64; 1 = chains. The default is 4 in a program
     /// built with CUDA, otherwise 1.
-    #[arg(long = "spec-topk", value_name = "N", default_value_t = Self::TOPK,
+    #[arg(long = "spec-topk", value_name = "N", default_value_t = Self::default().topk,
           value_parser = up_to_a_tree)]
     pub topk: usize,
 }
@@ -120,19 +123,14 @@ fn up_to_a_tree(text: &str) -> Result<usize, String> {
     )(text)
 }
 
-impl SpecLimits {
-    const NODES: usize = 15;
-    /// Siblings pay where rows are nearly free. On the measured CPUs a chain is as good or better.
-    const TOPK: usize = if kernels::HAS_CUDA { 4 } else { 1 };
-}
-
 impl Default for SpecLimits {
     /// No drafts, and the other limits' defaults.
     fn default() -> Self {
         Self {
             length: 0,
-            nodes: Self::NODES,
-            topk: Self::TOPK,
+            nodes: 15,
+            // Siblings pay where rows are nearly free. On the measured CPUs a chain is as good or better.
+            topk: if kernels::HAS_CUDA { 4 } else { 1 },
         }
     }
 }
@@ -160,12 +158,23 @@ impl Default for StepLimits {
 }
 
 impl Default for EngineOptions {
-    /// The defaults of the flags.
     fn default() -> Self {
-        Self::augment_args(clap::Command::new("engine"))
-            .try_get_matches_from(["engine"])
-            .and_then(|flags| Self::from_arg_matches(&flags))
-            .expect("no flag is required")
+        Self {
+            max_model_len: None,
+            max_num_seqs: 64,
+            max_num_batched_tokens: 2048,
+            max_prompt_wait: Duration::from_millis(100),
+            max_waiting: 512,
+            max_logprobs: 20,
+            no_prefix_caching: false,
+            spec: SpecLimits::default(),
+            acceptance: Acceptance::default(),
+            spec_budget: BudgetMode::default(),
+            calibrate: false,
+            step_limits: StepLimits::default(),
+            max_loras: 0,
+            model_name: "model".into(),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Limits of what one client may take of the HTTP side: time, memory and connections.
 
-use clap::{Args, FromArgMatches};
+use clap::Args;
 use foretoken_core::parse::{at_least_one, bytes, number};
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ pub struct HttpLimits {
     pub max_body_memory: Option<usize>,
     /// Maximum number of open connections; further ones are answered 503 and closed. Each takes a file
     /// descriptor (ulimit -n).
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = Self::default().max_connections,
+          value_parser = at_least_one)]
     pub max_connections: usize,
     /// Seconds in which a client must have sent the headers of a request, from its first byte, or from
     /// connecting.
@@ -47,12 +48,16 @@ impl HttpLimits {
 }
 
 impl Default for HttpLimits {
-    /// The defaults of the flags.
     fn default() -> Self {
-        Self::augment_args(clap::Command::new("http"))
-            .try_get_matches_from(["http"])
-            .and_then(|flags| Self::from_arg_matches(&flags))
-            .expect("no flag is required")
+        Self {
+            max_body_bytes: 2 << 20,
+            max_body_memory: None,
+            max_connections: 1000,
+            timeout_headers: Duration::from_secs(10),
+            timeout_body: Duration::from_secs(60),
+            timeout_keep_alive: Duration::from_secs(75),
+            timeout_write: Duration::from_secs(60),
+        }
     }
 }
 
