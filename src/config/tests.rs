@@ -6,6 +6,8 @@ use super::*;
 use crate::http::HttpLimits;
 use crate::sampling::Acceptance;
 use crate::spec::BudgetMode;
+use crate::text::ToolFormat;
+use clap::ValueEnum;
 use std::time::Duration;
 
 /// Plain decoding.
@@ -62,6 +64,17 @@ fn defaults_of_flags_are_those_of_the_libraries() {
     let cli = Cli::try_parse_from(["foretoken", "m"]).unwrap();
     let engine = EngineOptions::default();
     assert_eq!(format!("{:?}", cli.options.engine), format!("{engine:?}"));
+}
+
+#[test]
+fn names_of_tool_formats_are_values_of_their_flag() {
+    let values = ToolFormat::value_variants().iter();
+    let values = values.filter_map(ValueEnum::to_possible_value);
+    assert!(
+        values
+            .map(|value| value.get_name().to_owned())
+            .eq(ToolFormat::NAMES)
+    );
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {

@@ -10,5 +10,6 @@ pub mod files;
 pub mod gguf;
 pub mod kv;
 pub mod model;
+#[cfg(feature = "clap")]
 pub mod parse;
 pub mod sampling;

@@ -48,6 +48,13 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(whole.into()))
 }
 
+/// Parses a time limit: a fraction of a second to a year.
+pub fn time_limit(text: &str) -> Result<Duration, String> {
+    const YEAR: f64 = 365. * 24. * 3600.;
+    let accepted = "a number of seconds, above 0 and at most a year";
+    number(accepted, |&n: &f64| n > 0. && n <= YEAR)(text).map(Duration::from_secs_f64)
+}
+
 /// Parses a size in bytes, at least 1.
 pub fn bytes(text: &str) -> Result<usize, String> {
     match text.parse::<ByteSize>()?.as_u64() {
@@ -72,4 +79,17 @@ pub fn temperature(text: &str) -> Result<f32, String> {
     number("a number between 0 and 2", |t: &f32| {
         (0.0..=2.0).contains(t)
     })(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_limits_are_checked() {
+        assert_eq!(time_limit("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["0", "-1", "1e99", "nan", "x"] {
+            assert!(time_limit(wrong).is_err(), "{wrong}");
+        }
+    }
 }

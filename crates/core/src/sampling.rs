@@ -103,11 +103,11 @@ impl SamplingParams {
     Copy,
     PartialEq,
     Eq,
-    clap::ValueEnum,
     serde::Serialize,
     serde::Deserialize,
     schemars::JsonSchema,
 )]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum Acceptance {
     /// A draft token stands if it is the token that the target draws with the position's own random

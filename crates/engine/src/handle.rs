@@ -4,11 +4,13 @@ use super::events::Events;
 use super::request::{Event, Request, queue_cost};
 use super::stats::Stats;
 use crate::spec::BudgetMode;
-use clap::{ArgAction, Args};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_core::model::MAX_TREE_NODES;
-use foretoken_core::parse::{at_least_one, number};
 use foretoken_core::sampling::{Acceptance, SamplingParams};
+#[cfg(feature = "clap")]
+use foretoken_core::{
+    model::MAX_TREE_NODES,
+    parse::{at_least_one, number},
+};
 use foretoken_kernels as kernels;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -24,58 +26,68 @@ pub const MAX_STOP_TOKEN_IDS: usize = 1024;
 pub const MAX_LOGIT_BIASES: usize = 1024;
 
 /// Limits of the scheduler and of drafts.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Scheduling")]
+#[derive(Debug, Clone)]
+#[cfg_attr(
+    feature = "clap",
+    derive(clap::Args),
+    command(next_help_heading = "Scheduling")
+)]
 pub struct EngineOptions {
     /// Longest sequence, prompt and output together; at most the model's limit, which is the default.
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", value_parser = at_least_one))]
     pub max_model_len: Option<usize>,
     /// Maximum number of requests in one batch.
-    #[arg(long, value_name = "N", default_value_t = Self::default().max_num_seqs,
-          value_parser = at_least_one)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Self::default().max_num_seqs,
+          value_parser = at_least_one))]
     pub max_num_seqs: usize,
     /// Maximum number of tokens in one target forward, prompt chunks and drafts together.
-    #[arg(long, value_name = "N", default_value_t = Self::default().max_num_batched_tokens,
-          value_parser = at_least_one)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Self::default().max_num_batched_tokens,
+          value_parser = at_least_one))]
     pub max_num_batched_tokens: usize,
     /// Approximate milliseconds per step that running texts wait for the prompts of others. Chunk
     /// sizes follow from measured speed. A higher value reads prompts sooner but leaves longer
     /// gaps.
-    #[arg(long, value_name = "MS", default_value = "100",
-          value_parser = |text: &str| text.parse().map(Duration::from_millis))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "MS", default_value = "100",
+          value_parser = |text: &str| text.parse().map(Duration::from_millis)))]
     pub max_prompt_wait: Duration,
     /// Maximum number of requests in the queue; further requests are answered 429.
-    #[arg(long, value_name = "N", default_value_t = Self::default().max_waiting,
-          value_parser = at_least_one)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Self::default().max_waiting,
+          value_parser = at_least_one))]
     pub max_waiting: usize,
     /// Maximum number of alternatives that a request may ask for with log-probabilities.
-    #[arg(long, value_name = "N", default_value_t = Self::default().max_logprobs)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Self::default().max_logprobs))]
     pub max_logprobs: usize,
     /// Compute every prompt as a whole, instead of starting after the longest prefix whose keys and values
     /// are still in the KV cache. No text depends on it on the CPU.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = clap::ArgAction::Set))]
     pub no_prefix_caching: bool,
     /// Limits of drafts.
-    #[command(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
     pub spec: SpecLimits,
     /// The acceptance rule of requests that name none.
-    #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_enum, default_value_t, help_heading = "Speculation")
+    )]
     pub acceptance: Acceptance,
     /// How much of what a drafter proposes is verified.
-    #[arg(long, value_enum, default_value_t, help_heading = SPECULATION)]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_enum, default_value_t, help_heading = "Speculation")
+    )]
     pub spec_budget: BudgetMode,
     /// Whether the costs of steps are measured before the first request.
-    #[arg(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub calibrate: bool,
     /// Limits of a step that are not set by flags.
-    #[arg(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub step_limits: StepLimits,
     /// Maximum number of different adapters of requests; 0 = requests have none.
-    #[arg(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub max_loras: usize,
     /// Name in logs and metrics.
-    #[arg(skip = Self::default().model_name)]
+    #[cfg_attr(feature = "clap", arg(skip = Self::default().model_name))]
     pub model_name: String,
 }
 
@@ -94,28 +106,31 @@ impl EngineOptions {
     }
 }
 
-const SPECULATION: &str = "Speculation";
-
 /// Limits of the drafts of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
-#[command(next_help_heading = SPECULATION)]
-#[group(skip)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "clap",
+    derive(clap::Args),
+    command(next_help_heading = "Speculation")
+)]
+#[cfg_attr(feature = "clap", group(skip))]
 pub struct SpecLimits {
     /// Maximum depth (K); 0 without a drafter.
-    #[arg(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub length: usize,
     /// Maximum number of draft tokens of a request in a step, 1 to 64.
-    #[arg(long = "spec-nodes", value_name = "N", default_value_t = Self::default().nodes,
-          value_parser = up_to_a_tree)]
+    #[cfg_attr(feature = "clap", arg(long = "spec-nodes", value_name = "N", default_value_t = Self::default().nodes,
+          value_parser = up_to_a_tree))]
     pub nodes: usize,
     /// Maximum number of siblings in a draft, 1 to 64; 1 = chains. The default is 4 in a program
     /// built with CUDA, otherwise 1.
-    #[arg(long = "spec-topk", value_name = "N", default_value_t = Self::default().topk,
-          value_parser = up_to_a_tree)]
+    #[cfg_attr(feature = "clap", arg(long = "spec-topk", value_name = "N", default_value_t = Self::default().topk,
+          value_parser = up_to_a_tree))]
     pub topk: usize,
 }
 
 /// Parses a number of draft nodes.
+#[cfg(feature = "clap")]
 fn up_to_a_tree(text: &str) -> Result<usize, String> {
     number(
         format!("a whole number between 1 and {MAX_TREE_NODES}"),

@@ -2,13 +2,13 @@
 
 use super::hub;
 use super::hub_gguf::HubFile;
-use clap::ValueEnum;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::gguf::{GgufSource, PartName};
 use std::path::{Path, PathBuf};
 
 /// How weights are obtained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum LoadFormat {
     /// What is found: safetensors or GGUF.
     #[default]

@@ -6,7 +6,6 @@
 
 use super::request_id::X_REQUEST_ID;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
-use clap::Args;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -20,18 +19,54 @@ const MAX_AGE: Duration = Duration::from_secs(600);
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Allowed hosts and origins.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "HTTP")]
+#[derive(Debug, Clone, Default)]
+#[cfg_attr(
+    feature = "clap",
+    derive(clap::Args),
+    command(next_help_heading = "HTTP")
+)]
 pub struct OriginOptions {
     /// Names, separated by commas, that the Host header may have besides localhost, the addresses of this
     /// machine's loopback and --host; * = any. Without this flag, hosts are checked only if --host is a
     /// loopback address.
-    #[arg(long, value_name = "HOSTS", value_delimiter = ',', value_parser = host)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "HOSTS", value_delimiter = ',', value_parser = Self::host))]
     pub allowed_hosts: Vec<String>,
     /// Origins of web pages, separated by commas, that may use the server from a browser, such as
     /// https://chat.example.com; * = any.
-    #[arg(long, value_name = "ORIGINS", value_delimiter = ',', value_parser = origin)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ORIGINS", value_delimiter = ',', value_parser = Self::origin))]
     pub allowed_origins: Vec<String>,
+}
+
+impl OriginOptions {
+    /// Parses a name for [`OriginOptions::allowed_hosts`].
+    ///
+    /// # Errors
+    /// What it accepts.
+    pub fn host(text: &str) -> Result<String, String> {
+        match text.trim() {
+            "" => Err("must be a host name, or *".into()),
+            host if host.contains('/') => Err(format!(
+                "must be a host name without scheme and path, or *, not {host}"
+            )),
+            host => Ok(host.to_owned()),
+        }
+    }
+
+    /// Parses an origin for [`OriginOptions::allowed_origins`].
+    ///
+    /// # Errors
+    /// What it accepts.
+    pub fn origin(text: &str) -> Result<String, String> {
+        let text = text.trim().trim_end_matches('/');
+        let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
+            !scheme.is_empty() && !host.is_empty() && !host.contains('/')
+        });
+        if text == ANY || text == "null" || is_origin {
+            Ok(text.to_owned())
+        } else {
+            Err("must be an origin such as https://chat.example.com, or *".into())
+        }
+    }
 }
 
 /// Checks requests against [`OriginOptions`].
@@ -174,28 +209,6 @@ fn clipped(name: &str) -> String {
     const MAX: usize = 100;
     let start: String = name.chars().take(MAX).collect();
     format!("{start:?}")
-}
-
-fn host(text: &str) -> Result<String, String> {
-    match text.trim() {
-        "" => Err("must be a host name, or *".into()),
-        host if host.contains('/') => Err(format!(
-            "must be a host name without scheme and path, or *, not {host}"
-        )),
-        host => Ok(host.to_owned()),
-    }
-}
-
-fn origin(text: &str) -> Result<String, String> {
-    let text = text.trim().trim_end_matches('/');
-    let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
-        !scheme.is_empty() && !host.is_empty() && !host.contains('/')
-    });
-    if text == ANY || text == "null" || is_origin {
-        Ok(text.to_owned())
-    } else {
-        Err("must be an origin such as https://chat.example.com, or *".into())
-    }
 }
 
 #[cfg(test)]

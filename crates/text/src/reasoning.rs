@@ -1,11 +1,14 @@
 //! Separates what a model thinks from what it answers.
 
 use super::part::{Part, partial_marker};
-use clap::ValueEnum;
 
 /// How a model marks what it thinks. All formats here but Harmony write `<think>...</think>` before the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "clap",
+    derive(clap::ValueEnum),
+    value(rename_all = "snake_case")
+)]
 pub enum ReasoningFormat {
     /// A text begins with reasoning, whether `<think>` was in the prompt, is in the text, or is missing,
     /// unless the prompt ends with `</think>`.
@@ -13,7 +16,7 @@ pub enum ReasoningFormat {
     /// A text begins with reasoning only after a `<think>`, in the prompt or the text.
     Qwen3,
     /// Messages in channels, as gpt-oss: calls, too.
-    #[value(name = "openai_gptoss")]
+    #[cfg_attr(feature = "clap", value(name = "openai_gptoss"))]
     Harmony,
 }
 

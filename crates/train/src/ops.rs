@@ -7,7 +7,6 @@
 use super::on_device;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
-use clap::ValueEnum;
 use foretoken_kernels::float::exp;
 use foretoken_kernels::{Factor, pair_product};
 use serde::Serialize;
@@ -16,7 +15,8 @@ use serde::Serialize;
 const LANES: usize = 16;
 
 /// What the products with weights, and those of their gradients, multiply. Sums are f32.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum Products {
     /// f32.

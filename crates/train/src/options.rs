@@ -1,16 +1,21 @@
 //! The flags of `foretoken distill`.
 
 use super::ops::Products;
-use clap::{Args, ValueEnum};
-use foretoken_core::model::MAX_TREE_NODES;
-use foretoken_core::parse::{at_least_one, number, seed, threads, up_to};
-use foretoken_model::{HeadKind, MAX_MARKOV_RANK};
+#[cfg(feature = "clap")]
+use foretoken_core::{
+    model::MAX_TREE_NODES,
+    parse::{at_least_one, number, seed, threads, up_to},
+};
+use foretoken_model::HeadKind;
+#[cfg(feature = "clap")]
+use foretoken_model::MAX_MARKOV_RANK;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// What is trained.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
     /// A draft model beside the target.
@@ -34,7 +39,8 @@ impl Method {
 }
 
 /// The shape of a draft model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum DraftSize {
     /// 2 layers of hidden size 256.
     Tiny,
@@ -43,19 +49,21 @@ pub enum DraftSize {
 }
 
 /// What a draft learns.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
     /// The target's distributions: KL(p || q).
     #[default]
     Kl,
     /// The tokens of the corpus.
-    #[value(name = "ce")]
+    #[cfg_attr(feature = "clap", value(name = "ce"))]
     CrossEntropy,
 }
 
 /// How hidden states are stored.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// Two bytes a value.
@@ -66,160 +74,192 @@ pub enum Precision {
 }
 
 /// What to train, on what, and how: the flags of `foretoken distill`.
-#[derive(Debug, Clone, PartialEq, Args)]
-#[command(next_help_heading = "Training")]
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(
+    feature = "clap",
+    derive(clap::Args),
+    command(next_help_heading = "Training")
+)]
 pub struct DistillOptions {
     /// The target: a Hugging Face id, a folder with config.json and safetensors, or a .gguf file.
     /// With --objective ce only its tokenizer is read.
-    #[arg(long, help_heading = "Models")]
+    #[cfg_attr(feature = "clap", arg(long, help_heading = "Models"))]
     pub model: String,
     /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.
-    #[arg(long, help_heading = "Models")]
+    #[cfg_attr(feature = "clap", arg(long, help_heading = "Models"))]
     pub revision: Option<String>,
     /// draft = a model of its own, eagle3 and parallel = a head that reads the target's hidden states
     /// and guesses token by token or a block at once.
-    #[arg(long, value_enum, default_value_t, help_heading = "Models")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_enum, default_value_t, help_heading = "Models")
+    )]
     pub method: Method,
     /// The draft's shape: a config.json of a Llama with the target's vocab_size. A head has the shape
     /// of the target's layers without it.
-    #[arg(long, value_name = "CONFIG", help_heading = "Models")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "CONFIG", help_heading = "Models")
+    )]
     pub draft_config: Option<PathBuf>,
     /// Instead of --draft-config, a shape that suits most targets: tiny = 2 layers of hidden size 256,
     /// small = 4 of 512.
-    #[arg(
-        long,
-        value_enum,
-        value_name = "SIZE",
-        conflicts_with = "draft_config",
-        help_heading = "Models"
+    #[cfg_attr(
+        feature = "clap",
+        arg(
+            long,
+            value_enum,
+            value_name = "SIZE",
+            conflicts_with = "draft_config",
+            help_heading = "Models"
+        )
     )]
     pub draft_size: Option<DraftSize>,
     /// Of a head, or with --draft-size: number of ids that it predicts, the most frequent ones of the corpus.
-    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = up_to::<{ 1 << 24 }>,
-          help_heading = "Models")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 8000, value_parser = up_to::<{ 1 << 24 }>,
+          help_heading = "Models"))]
     pub draft_vocab_size: usize,
     /// Of a head: the layers of the target whose inputs it reads, as in 2,15,27 [default: the third, the
     /// middle one, and the third from the end].
-    #[arg(
-        long,
-        value_name = "LAYERS",
-        value_delimiter = ',',
-        help_heading = "Models"
+    #[cfg_attr(
+        feature = "clap",
+        arg(
+            long,
+            value_name = "LAYERS",
+            value_delimiter = ',',
+            help_heading = "Models"
+        )
     )]
     pub taps: Vec<usize>,
     /// With parallel: layers of the head [default: those of --draft-config, or 2].
-    #[arg(long, value_name = "N", value_parser = up_to::<{ 1 << 12 }>, help_heading = "Models")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", value_parser = up_to::<{ 1 << 12 }>, help_heading = "Models"))]
     pub layers: Option<usize>,
     /// With parallel: rows of a block, the last token and a mask for each token to guess.
-    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Models",
-          value_parser = number("a whole number from 2 to 64", |n: &usize| (2..=MAX_TREE_NODES).contains(n)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 5, help_heading = "Models",
+          value_parser = number("a whole number from 2 to 64", |n: &usize| (2..=MAX_TREE_NODES).contains(n))))]
     pub block_size: usize,
     /// With parallel: the token that stands for those to guess [default: that of --init-from, or the
     /// last special token that the corpus does not contain, or the last such id].
-    #[arg(long, value_name = "ID", help_heading = "Models")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "ID", help_heading = "Models")
+    )]
     pub mask_token_id: Option<u32>,
     /// With parallel: rank of the Markov head, which lets a guess depend on the one before it; 0 = none
     /// [default: that of --init-from, or 64].
-    #[arg(long, value_name = "RANK", help_heading = "Models",
-          value_parser = number("a whole number from 0 to 16384", |&n: &usize| n <= MAX_MARKOV_RANK))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "RANK", help_heading = "Models",
+          value_parser = number("a whole number from 0 to 16384", |&n: &usize| n <= MAX_MARKOV_RANK)))]
     pub markov_rank: Option<usize>,
     /// Weights of that shape to begin with, instead of random ones: a folder, or a head's .gguf file. Of a draft
     /// model with half as many layers or more, the upper ones are taken twice. A head keeps the ids of the other.
-    #[arg(long, value_name = "PATH", help_heading = "Models")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "PATH", help_heading = "Models")
+    )]
     pub init_from: Option<PathBuf>,
     /// Folder for checkpoints and the draft, which then is a model like any other.
-    #[arg(long, value_name = "DIR", help_heading = "Models")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "DIR", help_heading = "Models")
+    )]
     pub out: PathBuf,
     /// Go on from the checkpoint in --out; the other flags must be those of that run.
-    #[arg(long, help_heading = "Models")]
+    #[cfg_attr(feature = "clap", arg(long, help_heading = "Models"))]
     pub resume: bool,
 
     /// What to train on; may be given several times. JSON lines (.jsonl) as `foretoken generate`
     /// writes them, else plain text with blank lines between documents.
-    #[arg(long, value_name = "FILE", required = true, help_heading = "Corpus")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "FILE", required = true, help_heading = "Corpus")
+    )]
     pub corpus: Vec<PathBuf>,
     /// Encode the texts of JSON lines anew, for a target with another tokenizer.
-    #[arg(long, help_heading = "Corpus")]
+    #[cfg_attr(feature = "clap", arg(long, help_heading = "Corpus"))]
     pub retokenize: bool,
     /// Tokens a row; documents are packed into rows.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = up_to::<{ 1 << 17 }>,
-          help_heading = "Corpus")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 256, value_parser = up_to::<{ 1 << 17 }>,
+          help_heading = "Corpus"))]
     pub seq_len: usize,
     /// Share of rows to measure on instead of training on them; at least one row is held out.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.05, help_heading = "Corpus",
-          value_parser = number("a number between 0 and 1", |&x: &f64| x > 0.0 && x < 1.0))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = 0.05, help_heading = "Corpus",
+          value_parser = number("a number between 0 and 1", |&x: &f64| x > 0.0 && x < 1.0)))]
     pub holdout: f64,
 
     /// kl = the target's distributions, ce = the tokens of the corpus.
-    #[arg(long, value_enum, default_value_t)]
+    #[cfg_attr(feature = "clap", arg(long, value_enum, default_value_t))]
     pub objective: Objective,
     /// With kl: from 0 to 1, the share of the rejected mass, 1 - sum min(p, q), in the loss; the rest is KL.
     /// It serves a small draft that has learned the distributions roughly.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0,
-          value_parser = number("a number from 0 to 1", |x: &f64| (0.0..=1.0).contains(x)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = 0.0,
+          value_parser = number("a number from 0 to 1", |x: &f64| (0.0..=1.0).contains(x))))]
     pub overlap_share: f64,
     /// With kl: token ids a position whose probabilities are kept; all others count as one.
-    #[arg(long, value_name = "K", default_value_t = 32, value_parser = up_to::<{ 1 << 16 }>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "K", default_value_t = 32, value_parser = up_to::<{ 1 << 16 }>))]
     pub top_k: usize,
     /// With eagle3: steps over which the head is unrolled on its own outputs.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = up_to::<64>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 3, value_parser = up_to::<64>))]
     pub ttt_steps: usize,
     /// With eagle3: a step of training begins the steps after the first at one position of so many, others each
     /// time. They cost as much as the first where it is 1.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = up_to::<64>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 1, value_parser = up_to::<64>))]
     pub ttt_stride: usize,
     /// Of a head, on the CPU: what the products with weights multiply. bf16 is faster with AVX512-BF16, and only
     /// there; weights, gradients and sums stay f32.
-    #[arg(long, value_enum, default_value_t)]
+    #[cfg_attr(feature = "clap", arg(long, value_enum, default_value_t))]
     pub products: Products,
     /// Of a head: how the hidden states are stored in --out. f16 takes 2 bytes a value, int8 1.
-    #[arg(long, value_enum, default_value_t)]
+    #[cfg_attr(feature = "clap", arg(long, value_enum, default_value_t))]
     pub features: Precision,
     /// Steps of the whole run.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = up_to::<{ 1 << 40 }>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 1000, value_parser = up_to::<{ 1 << 40 }>))]
     pub steps: usize,
     /// End after so many steps, with a checkpoint that --resume goes on from.
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", value_parser = at_least_one))]
     pub stop_after: Option<usize>,
     /// Rows a step.
-    #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = up_to::<{ 1 << 16 }>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ROWS", default_value_t = 16, value_parser = up_to::<{ 1 << 16 }>))]
     pub batch_size: usize,
     /// Rows of one forward: more are faster on a GPU and take more memory.
-    #[arg(long, value_name = "ROWS", default_value_t = 1, value_parser = up_to::<{ 1 << 12 }>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ROWS", default_value_t = 1, value_parser = up_to::<{ 1 << 12 }>))]
     pub micro_batch: usize,
     /// Highest learning rate; it falls to a tenth.
-    #[arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = above_zero)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = above_zero))]
     pub learning_rate: f64,
     /// Steps until the highest learning rate [default: a twentieth of --steps].
-    #[arg(long, value_name = "N")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub warmup: Option<usize>,
     /// AdamW's weight decay, of matrices alone.
-    #[arg(long, value_name = "RATE", default_value_t = 0.1,
-          value_parser = number("a number from 0 to 1", |x: &f64| (0.0..=1.0).contains(x)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "RATE", default_value_t = 0.1,
+          value_parser = number("a number from 0 to 1", |x: &f64| (0.0..=1.0).contains(x))))]
     pub weight_decay: f64,
     /// Largest norm of all gradients together.
-    #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = above_zero)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = above_zero))]
     pub clip: f64,
     /// Steps between two lines with held-out figures.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = up_to::<{ 1 << 40 }>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 100, value_parser = up_to::<{ 1 << 40 }>))]
     pub eval_every: usize,
     /// Steps between two checkpoints.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = up_to::<{ 1 << 40 }>)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 100, value_parser = up_to::<{ 1 << 40 }>))]
     pub checkpoint_every: usize,
     /// Seed of the first weights, of the order of rows and of what is held out; -1 = a random one, which cannot
     /// be resumed.
-    #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true)]
+    #[cfg_attr(feature = "clap", arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true))]
     pub seed: u64,
 
     /// Where the target runs and the draft is trained: auto, cpu, cuda or cuda:N.
-    #[arg(long, default_value = "cpu", help_heading = "Machine")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, default_value = "cpu", help_heading = "Machine")
+    )]
     pub device: String,
     /// CPU threads, each with a micro-batch of its own [default: the physical cores that this
     /// process may use].
-    #[arg(long, value_name = "N", value_parser = threads, help_heading = "Machine")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", value_parser = threads, help_heading = "Machine"))]
     pub threads: Option<usize>,
 }
 
+#[cfg(feature = "clap")]
 fn above_zero(text: &str) -> Result<f64, String> {
     number("a number above 0", |&x: &f64| x > 0.0 && x.is_finite())(text)
 }

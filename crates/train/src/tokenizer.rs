@@ -2,9 +2,7 @@
 //! et al. 2019) for a model that is trained from scratch.
 
 use super::corpus;
-use clap::Args;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::parse::number;
 use foretoken_text::{SpecialIds, Text};
 use std::path::PathBuf;
 use tokenizers::models::TrainerWrapper;
@@ -15,33 +13,39 @@ use tokenizers::{AddedToken, Tokenizer};
 /// The special tokens, as in ChatML. The last one ends a text.
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// The smallest vocabulary size: one id per byte and per special token.
-const MIN_IDS: usize = 256 + SPECIAL.len();
-/// Memory is allocated for all of them. Known vocabularies have up to a quarter of it.
-const MAX_IDS: usize = 1 << 20;
-
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// What to learn from, and how much: the flags of `foretoken tokenizer`.
-#[derive(Debug, Clone, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TokenizerOptions {
     /// What to learn from; may be given several times. JSON lines (.jsonl) as `foretoken generate`
     /// writes them, else plain text.
-    #[arg(long, value_name = "FILE", required = true)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE", required = true))]
     pub corpus: Vec<PathBuf>,
     /// Token ids at most, those of the 256 bytes and of the special tokens included; fewer, where
     /// the corpus has no more pairs to merge.
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = number(
-        format!("a whole number from {MIN_IDS} to {MAX_IDS}: the bytes and the special tokens have an id each"),
-        |n: &usize| (MIN_IDS..=MAX_IDS).contains(n),
-    ))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 4096, value_parser = vocab_size))]
     pub vocab_size: usize,
     /// Jinja file with the chat template [default: ChatML].
-    #[arg(long, value_name = "FILE")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub chat_template: Option<PathBuf>,
     /// Folder for tokenizer.json and tokenizer_config.json.
-    #[arg(long, value_name = "DIR")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub out: PathBuf,
+}
+
+/// Parses a vocabulary size.
+#[cfg(feature = "clap")]
+fn vocab_size(text: &str) -> Result<usize, String> {
+    /// One id per byte and per special token.
+    const MIN_IDS: usize = 256 + SPECIAL.len();
+    /// Memory is allocated for all of them. Known vocabularies have up to a quarter of it.
+    const MAX_IDS: usize = 1 << 20;
+    let accepted = format!(
+        "a whole number from {MIN_IDS} to {MAX_IDS}: the bytes and the special tokens have an id each"
+    );
+    foretoken_core::parse::number(accepted, |n: &usize| (MIN_IDS..=MAX_IDS).contains(n))(text)
 }
 
 /// Trains the tokenizer and writes it, for [`Text::from_folder`].

@@ -1,11 +1,11 @@
 //! How the hidden states of a text become its embedding.
 
 use crate::error::clipped;
-use clap::ValueEnum;
 use std::fmt;
 
 /// Which hidden states make the embedding of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Pooling {
     /// The hidden state of the last token.
     Last,

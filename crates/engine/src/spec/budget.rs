@@ -14,7 +14,6 @@ mod nodes;
 
 use super::cost::{CostCurve, MAX_RATIO};
 use super::target_cost::TargetCost;
-use clap::ValueEnum;
 use nodes::{BudgetNode, MIN_SCORE, chain, probability, ranked, tree};
 
 /// Draft rows whose average price [`Budget::min_score`] compares.
@@ -37,7 +36,8 @@ const EXPLORE_EVERY: u64 = 16;
 const EXPLORE_REACH: usize = 4;
 
 /// How many draft tokens are verified.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum BudgetMode {
     /// As many draft tokens as pay for themselves.
     #[default]

@@ -89,6 +89,7 @@ fn pages_of_other_origins_need_to_be_allowed() {
 
 #[test]
 fn flags_are_checked() {
+    let (host, origin) = (OriginOptions::host, OriginOptions::origin);
     assert!(origin("https://a.com/").is_ok_and(|origin| origin == "https://a.com"));
     for wrong in ["", "a.com", "https://", "https://a.com/path"] {
         assert!(origin(wrong).is_err(), "{wrong}");

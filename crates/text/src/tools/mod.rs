@@ -20,27 +20,30 @@ pub use parser::ToolParser;
 pub use signature::Signature;
 
 use crate::harmony;
-use clap::ValueEnum;
 use serde_json::{Value, json};
 
 /// How a model writes tool calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "clap",
+    derive(clap::ValueEnum),
+    value(rename_all = "snake_case")
+)]
 pub enum ToolFormat {
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen 2.5 and 3.
     Hermes,
     /// `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`, as Qwen3-Coder and
     /// Qwen 3.5.
-    #[value(name = "qwen3_coder")]
+    #[cfg_attr(feature = "clap", value(name = "qwen3_coder"))]
     Qwen3Coder,
     /// `{"name": ..., "parameters": {...}}` and nothing else, as Llama 3.1 and 3.2.
-    #[value(name = "llama3_json")]
+    #[cfg_attr(feature = "clap", value(name = "llama3_json"))]
     Llama3Json,
     /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, as Mistral; `[TOOL_CALLS]name[ARGS]{...}`, as
     /// its newer models write it, is read as well.
     Mistral,
     /// Messages to `functions.NAME`, as gpt-oss: reasoning, too.
-    #[value(name = "openai")]
+    #[cfg_attr(feature = "clap", value(name = "openai"))]
     Harmony,
 }
 
@@ -73,12 +76,7 @@ impl ToolFormat {
     }
 
     /// The names that can be given for a format.
-    pub fn names() -> Vec<String> {
-        let values = Self::value_variants().iter();
-        values
-            .filter_map(|format| Some(format.to_possible_value()?.get_name().to_owned()))
-            .collect()
-    }
+    pub const NAMES: [&str; 5] = ["hermes", "qwen3_coder", "llama3_json", "mistral", "openai"];
 
     /// The texts that have a meaning in this format. Those that are special tokens must be part of the
     /// text that a [`ToolParser`] reads.
