@@ -200,7 +200,8 @@ pub struct RequestLimits {
     pub max_model_len: usize,
     /// Number of token ids of the model; ids are below it.
     pub vocab_size: usize,
-    /// Maximum number of alternatives that are returned with a log-probability.
+    /// Maximum number of alternatives that a client may ask for with a log-probability, which whoever reads its
+    /// request checks: the engine returns as many as it is asked for.
     pub max_logprobs: usize,
     /// Maximum number of requests in the queue.
     pub max_waiting: usize,
@@ -494,19 +495,7 @@ impl RequestLimits {
                 ),
             ));
         }
-        self.check_params(&request.params)?;
-        for (field, wanted) in [
-            ("logprobs", request.logprobs),
-            ("prompt_logprobs", request.prompt_logprobs),
-        ] {
-            if !request.is_beam && wanted.is_some_and(|n| n > self.max_logprobs) {
-                return Err(Error::invalid(
-                    field,
-                    format!("{field} must be between 0 and {}", self.max_logprobs),
-                ));
-            }
-        }
-        Ok(())
+        self.check_params(&request.params)
     }
 
     /// Checks the ids in `params` and their number, because every step looks at each of them.

@@ -26,7 +26,7 @@ impl Engine {
         };
         (stats.requests).note_end(times, sequence.state.prompt_len, sequence.output_len());
         let usage = sequence.usage;
-        if !sequence.is_beam {
+        if !sequence.single_round {
             log_end(&sequence, times, seconds);
         }
         if let Some(watch) = sequence.watch.take() {

@@ -58,9 +58,9 @@ pub struct Request {
     /// is then meaningless; only the time per round is measured. `None` verifies drafts, which is
     /// right for all callers but `bench`.
     pub synthetic_acceptance: Option<f64>,
-    /// Whether it is a step of a beam search: it ends with its first token and the draft tokens after it that stand,
-    /// at most `max_tokens` in all. It may have more alternatives than clients may ask for, and no line in the log.
-    pub is_beam: bool,
+    /// Whether it is one round of a text that its caller goes on with: it ends with its first token and the draft
+    /// tokens after it that stand, at most `max_tokens` in all. The log has no line for it, because no text is done.
+    pub single_round: bool,
     /// Who wants to know what became of it, besides the receiver of its events, who may leave before.
     pub watch: Option<Arc<dyn EndObserver>>,
 }

@@ -26,8 +26,8 @@ pub struct Sequence {
     pub state: SequenceState,
     /// The name of its request in log lines.
     pub name: Option<Arc<str>>,
-    /// See [`Request::is_beam`](super::Request::is_beam).
-    pub is_beam: bool,
+    /// See [`Request::single_round`](super::Request::single_round).
+    pub single_round: bool,
     /// The observer that is told of its end.
     pub watch: Option<Arc<dyn EndObserver>>,
     /// Maximum number of output tokens; fits the context.
@@ -97,7 +97,7 @@ impl Sequence {
         };
         Self {
             name: request.name,
-            is_beam: request.is_beam,
+            single_round: request.single_round,
             watch: request.watch,
             max_tokens: request.max_tokens.unwrap_or(max_model_len - prompt_len),
             group: submission.group,
@@ -208,11 +208,11 @@ impl Sequence {
         self.max_tokens > 0
     }
 
-    /// Maximum depth of the next draft: 0 before the first token, which a draft would delay, but for a beam,
-    /// which has one step; never more tokens than could be used.
+    /// Maximum depth of the next draft: 0 before the first token, which a draft would delay, unless there is no
+    /// other round; never more tokens than could be used.
     pub fn draft_depth(&self) -> usize {
         match self.output_len() {
-            0 if !self.is_beam => 0,
+            0 if !self.single_round => 0,
             output => self
                 .spec
                 .length
@@ -378,7 +378,7 @@ impl Sequence {
                 return (i + 1, Some(FinishReason::Stop { token }));
             }
         }
-        let is_over = self.is_beam || new.len() >= room;
+        let is_over = self.single_round || new.len() >= room;
         let finish = is_over.then_some(FinishReason::Length);
         (new.len().min(room), finish)
     }

@@ -153,7 +153,7 @@ async fn search(
                 },
                 max_tokens: Some((max_tokens - text.len()).min(1 + engine.limits().spec_length)),
                 logprobs: Some(search.candidates().max(alternatives)),
-                is_beam: true,
+                single_round: true,
                 draft_context: request.draft_context.clone(),
                 adapter: request.adapter.clone(),
                 ..Request::default()
