@@ -1,6 +1,6 @@
 //! Verification on the GPU, without copying the logits to the host.
 
-use super::draft::{Draft, DraftDist};
+use super::draft::{Draft, DraftDist, Proposal};
 use super::step::{StepInput, StepOutput, StepResult, decide};
 use super::verify::{self, Verdict};
 use foretoken_core::error::Result;
@@ -40,7 +40,7 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 }
 
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
-/// rows. Adds the `candidates` best next tokens of each verified row of inputs for which the drafter was asked.
+/// rows.
 ///
 /// Copies an input's logits to the host only if it requests log-probabilities or a lossy rule, only some ids are allowed,
 /// no token can be chosen, or the rejection rule applies to a tree or to a draft that [`Draft::needs_host`].
@@ -50,24 +50,21 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 pub(super) fn decide_all(
     output: &ForwardOutput,
     inputs: &mut [StepInput<'_>],
-    drafts: &[Draft],
+    proposals: &[Proposal],
     rows: Vec<Range<usize>>,
     vocab_size: usize,
-    candidates: usize,
 ) -> Result<Vec<StepResult>> {
-    let candidates = candidates.min(MAX_BEST);
-    let wanted = |input: &StepInput<'_>| if input.is_asked { candidates } else { 0 };
-    let on_host =
-        |input: &mut StepInput<'_>, draft: &Draft, rows: &Range<usize>| -> Result<StepResult> {
-            let logits = output.logits.narrow(0, rows.start, rows.len())?;
-            let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
-            let (draft, wanted) = (draft.to_host()?, wanted(input));
-            Ok(decide(input, &draft, &logits, vocab_size, wanted))
-        };
+    let wanted = |place: usize| proposals[place].candidates.min(MAX_BEST);
+    let on_host = |input: &mut StepInput<'_>, place: usize| -> Result<StepResult> {
+        let logits = (output.logits).narrow(0, rows[place].start, rows[place].len())?;
+        let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
+        let draft = proposals[place].draft.to_host()?;
+        Ok(decide(input, &draft, &logits, vocab_size, wanted(place)))
+    };
     let mut outputs: Vec<_> = inputs.iter().map(|_| Ok(StepOutput::default())).collect();
     let (mut coupled_rows, mut rejection_rows) = (CoupledRows::default(), RejectionRows::default());
     for (place, rows) in rows.iter().enumerate() {
-        let (input, draft) = (&mut inputs[place], &drafts[place]);
+        let (input, draft) = (&mut inputs[place], &proposals[place].draft);
         if rows.is_empty() {
             continue;
         }
@@ -83,30 +80,31 @@ pub(super) fn decide_all(
         } else if !on_host_only && draft.is_chain() && !draft.needs_host() {
             rejection_rows.push(place, input, draft, rows.start as u32);
         } else {
-            outputs[place] = on_host(input, draft, rows)?;
+            outputs[place] = on_host(input, place)?;
         }
     }
     // All work is launched before the first copy to the host waits for it.
     let on_device = || coupled_rows.places.iter().chain(&rejection_rows.places);
-    let best = match on_device().map(|&place| wanted(&inputs[place])).max() {
+    let best = match on_device().map(|&place| wanted(place)).max() {
         None | Some(0) => None,
         Some(count) => Some(sample::best_logits(&output.logits, count)?),
     };
     let drawn = coupled_rows.launch(output)?;
-    let mut decided = rejection_rows.run(output, drafts)?;
-    decided.extend(drawn.map_or(Ok(Vec::new()), |drawn| drawn.read(drafts))?);
+    let mut decided = rejection_rows.run(output, proposals)?;
+    decided.extend(drawn.map_or(Ok(Vec::new()), |drawn| drawn.read(proposals))?);
     let best: Vec<Vec<u32>> = best.map_or(Ok(Vec::new()), |best| best.to_vec2())?;
     for (place, decided) in decided {
-        let (input, draft, rows) = (&mut inputs[place], &drafts[place], &rows[place]);
+        let input = &mut inputs[place];
         outputs[place] = match decided {
             Some(mut decided) => {
-                if wanted(input) > 0 {
-                    decided.candidates = candidates_of(input, draft, &best[rows.clone()]);
+                if wanted(place) > 0 {
+                    let (draft, best) = (&proposals[place].draft, &best[rows[place].clone()]);
+                    decided.candidates = candidates_of(input, draft, best);
                 }
                 Ok(decided)
             }
             // The host determines the reason.
-            None => on_host(input, draft, rows)?,
+            None => on_host(input, place)?,
         };
     }
     Ok(outputs)
@@ -197,11 +195,11 @@ struct PendingDraw {
 
 impl PendingDraw {
     /// Waits for the tokens and applies the coupled rule.
-    fn read(self, drafts: &[Draft]) -> Result<Vec<Decided>> {
+    fn read(self, proposals: &[Proposal]) -> Result<Vec<Decided>> {
         let tokens = self.processed.read()?;
         let inputs = self.places.into_iter().zip(self.firsts);
         let decided = inputs.map(|(place, first)| {
-            let draft = &drafts[place];
+            let draft = &proposals[place].draft;
             let target = |path: &[usize]| {
                 let token = tokens.token(first + path.last().map_or(0, |node| node + 1));
                 (token != NO_TOKEN).then_some(token).ok_or(())
@@ -260,7 +258,7 @@ impl<'a> RejectionRows<'a> {
 
     /// Verifies all inputs; returns each input's place and output, `None` if no token can be
     /// chosen.
-    fn run(self, output: &ForwardOutput, drafts: &[Draft]) -> Result<Vec<Decided>> {
+    fn run(self, output: &ForwardOutput, proposals: &[Proposal]) -> Result<Vec<Decided>> {
         if self.chains.is_empty() {
             return Ok(Vec::new());
         }
@@ -268,7 +266,7 @@ impl<'a> RejectionRows<'a> {
         let verdicts = processed.verify(&self.chains)?;
         let decided = self.places.into_iter().zip(verdicts);
         let outputs = decided.map(|(place, accepted)| {
-            let (draft, len) = (&drafts[place], accepted.len as usize);
+            let (draft, len) = (&proposals[place].draft, accepted.len as usize);
             let tested = draft.len().min(len + 1);
             let output = step_output(draft, (0..len).collect(), accepted.next, tested);
             (place, (accepted.next != NO_TOKEN).then_some(output))

@@ -284,6 +284,17 @@ impl Draft {
     }
 }
 
+/// What a step verifies of one sequence, and what it must yield for the drafter.
+#[derive(Debug, Clone, Default)]
+pub struct Proposal {
+    /// The draft; empty = plain decoding.
+    pub draft: Draft,
+    /// Number of the best next tokens of each verified row to yield.
+    pub candidates: usize,
+    /// Whether the step must yield the target's hidden states: the drafter reads them, or somebody learns from them.
+    pub is_tapped: bool,
+}
+
 /// A request for a draft of one sequence.
 #[derive(Debug)]
 pub struct DraftRequest<'a> {

@@ -1,7 +1,7 @@
 //! What a step does for grammars: drafts of what they force, drafts cut where they end them, and masks that are
 //! computed while the target computes the logits that they apply to.
 
-use super::draft::{Draft, DraftRequest};
+use super::draft::{Draft, DraftRequest, Proposal};
 use super::step::StepInput;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::OnceLock;
@@ -39,14 +39,14 @@ fn worker() -> Option<&'static ThreadPool> {
 /// Computes the masks for the rows of a step; `None` if it needs none.
 pub fn of_step<'a>(
     inputs: &'a mut [StepInput<'_>],
-    drafts: &'a [Draft],
+    proposals: &'a [Proposal],
 ) -> Option<impl FnOnce(&AtomicBool) + Send + 'a> {
     let needs = |input: &StepInput<'_>| input.sample && input.state.sampler.has_grammar();
     inputs
         .iter()
         .any(needs)
         .then_some(move |stop: &AtomicBool| {
-            for (input, draft) in inputs.iter_mut().zip(drafts) {
+            for (input, Proposal { draft, .. }) in inputs.iter_mut().zip(proposals) {
                 if input.sample
                     && let Some(grammar) = input.state.sampler.grammar()
                 {

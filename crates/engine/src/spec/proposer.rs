@@ -1,7 +1,7 @@
 //! From the drafter's guesses to the drafts that a step verifies.
 
 use super::budget::{self, Budget, BudgetMode, Candidates, Probe, StepCost};
-use super::draft::{Committed, Draft, DraftCost, DraftRequest, Forecast, SeqId};
+use super::draft::{Committed, Draft, DraftCost, DraftRequest, Forecast, Proposal, SeqId};
 use super::drafter::Drafter;
 use super::guard::Guard;
 use super::masks::{Forced, follow_grammar};
@@ -123,23 +123,27 @@ impl Proposer {
         }
     }
 
-    /// Returns a draft for each input, of what is worth verifying, with ids below `vocab_size`. If
+    /// Returns a proposal for each input, of what is worth verifying, with ids below `vocab_size`. If
     /// the drafter fails or panics, the drafts are empty and the step continues.
-    pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Draft> {
+    pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Proposal> {
         let base = Base::of(inputs);
-        self.begin_reading(inputs);
+        let read = self.begin_reading(inputs);
         let min_score = self.budget.min_score(base.rows, base.sequences);
         let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
-        let mut drafts: Vec<Draft> = (forced.iter())
-            .map(|forced| Draft::default().after_forced(&forced.tokens))
-            .collect();
+        let mut proposals = Vec::with_capacity(inputs.len());
         let (mut places, mut requests) = (Vec::new(), Vec::new());
         for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
-            input.is_asked = self.asks(input);
-            let is_read = input.is_read;
-            if input.is_asked
-                && let Some(mut request) = forced.request(input, min_score)
-            {
+            let (is_read, is_asked) = (read[place], self.asks(input));
+            proposals.push(Proposal {
+                draft: Draft::default().after_forced(&forced.tokens),
+                candidates: if is_asked {
+                    self.drafter.candidates()
+                } else {
+                    0
+                },
+                is_tapped: is_read || self.learns_from(input),
+            });
+            if is_asked && let Some(mut request) = forced.request(input, min_score) {
                 if !is_read {
                     request.model_depth = 0;
                 }
@@ -153,7 +157,7 @@ impl Proposer {
             match (self.drafter).call("propose", |drafter| drafter.propose(&mut requests)) {
                 None => (),
                 Some(Ok(proposed)) => places.iter().zip(proposed).for_each(|(&place, draft)| {
-                    drafts[place] = draft.after_forced(&forced[place].tokens);
+                    proposals[place].draft = draft.after_forced(&forced[place].tokens);
                 }),
                 Some(Err(error)) => {
                     if std::mem::replace(&mut self.has_failed, true) {
@@ -166,21 +170,21 @@ impl Proposer {
                 }
             }
         }
-        for (input, draft) in inputs.iter_mut().zip(&mut drafts) {
+        for (input, Proposal { draft, .. }) in inputs.iter_mut().zip(&mut proposals) {
             draft.end_where_invalid(input.nodes, input.depth, vocab_size);
             input.state.restore_sampler();
             follow_grammar(input, draft);
         }
-        self.cut(inputs, &mut drafts, base);
+        self.cut(inputs, &mut proposals, base);
         for &place in &places {
             if let Some(sequence) = self.sequences.get_mut(&inputs[place].state.id) {
-                let useful = f64::from(u8::from(!drafts[place].is_empty()));
+                let useful = f64::from(u8::from(!proposals[place].draft.is_empty()));
                 for average in [&mut sequence.useful, &mut self.useful] {
                     *average = DECAY * *average + (1.0 - DECAY) * useful;
                 }
             }
         }
-        drafts
+        proposals
     }
 
     /// Whether to ask for a draft of this sequence in this step.
@@ -239,29 +243,21 @@ impl Proposer {
     }
 
     /// Removes the nodes that are not worth their row.
-    fn cut(&mut self, inputs: &[StepInput<'_>], drafts: &mut [Draft], base: Base) {
-        let fixed = |(input, draft): (&StepInput<'_>, &Draft)| {
-            if input.state.has_fixed_draft() {
-                draft.len()
-            } else {
-                0
-            }
-        };
-        let fixed_rows: usize = inputs.iter().zip(&*drafts).map(fixed).sum();
-        let both = inputs.iter().zip(drafts);
-        let mut open: Vec<&mut Draft> = both
-            .filter(|(input, draft)| !input.state.has_fixed_draft() && !draft.is_empty())
-            .map(|(_, draft)| draft)
-            .collect();
+    fn cut(&mut self, inputs: &[StepInput<'_>], proposals: &mut [Proposal], base: Base) {
+        let drafts = proposals.iter_mut().map(|proposal| &mut proposal.draft);
+        let (fixed, mut open): (Vec<_>, Vec<_>) =
+            (inputs.iter().zip(drafts)).partition(|(input, _)| input.state.has_fixed_draft());
+        let fixed_rows: usize = fixed.iter().map(|(_, draft)| draft.len()).sum();
+        open.retain(|(_, draft)| !draft.is_empty());
         let candidates: Vec<Candidates<'_>> = (open.iter())
-            .map(|draft| Candidates {
+            .map(|(_, draft)| Candidates {
                 scores: &draft.scores,
                 parents: &draft.parents,
             })
             .collect();
         let rows = base.rows + fixed_rows;
         let keep = self.budget.select(&candidates, rows, base.sequences);
-        for (draft, keep) in open.iter_mut().zip(keep) {
+        for ((_, draft), keep) in open.iter_mut().zip(keep) {
             if keep.contains(&false) {
                 draft.retain(&keep);
             }
@@ -315,8 +311,9 @@ impl Proposer {
         });
     }
 
-    /// Decides which sequences of a step are read. One that was read is read on: what follows costs little.
-    fn begin_reading(&mut self, inputs: &mut [StepInput<'_>]) {
+    /// Whether the drafter reads the target's hidden states of each input. One that was read is read on: what follows
+    /// costs little.
+    fn begin_reading(&mut self, inputs: &[StepInput<'_>]) -> Vec<bool> {
         if self.reads_states() && self.reading.begin_step(inputs.len()) {
             let depth = inputs.iter().map(|input| input.depth).max().unwrap_or(0);
             let paths = self.drafter.pool(|pool| pool.typical(depth));
@@ -325,11 +322,13 @@ impl Proposer {
                     .look(&self.budget, [&greedy, &sampled], at_once);
             }
         }
-        for input in inputs.iter_mut().filter(|input| input.may_draft) {
-            input.is_read = self.is_read(input.state);
-            let may_train = self.drafter.learns() && input.state.draft_context.may_train;
-            input.is_tapped = input.is_read || may_train;
-        }
+        let is_read = |input: &StepInput<'_>| input.may_draft && self.is_read(input.state);
+        inputs.iter().map(is_read).collect()
+    }
+
+    /// Whether the drafter learns from the target's hidden states of this sequence.
+    fn learns_from(&self, input: &StepInput<'_>) -> bool {
+        input.may_draft && self.drafter.learns() && input.state.draft_context.may_train
     }
 
     /// Whether the drafter is a head with a pool, which need not read every text.

@@ -3,7 +3,7 @@
 use super::budget::{BudgetMode, StepCost};
 use super::calibration;
 use super::device;
-use super::draft::{Committed, Draft, DraftCost, SeqId};
+use super::draft::{Committed, DraftCost, Proposal, SeqId};
 use super::drafter::Drafter;
 use super::guard::Guard;
 use super::masks;
@@ -115,13 +115,13 @@ impl SpeculativeRunner {
     pub fn step(&mut self, inputs: &mut [StepInput<'_>]) -> Result<(Vec<StepResult>, Duration)> {
         let started = Instant::now();
         let vocab_size = self.target.info().vocab_size;
-        let drafts = match self.proposer() {
+        let proposals = match self.proposer() {
             Some(proposer) => proposer.propose(inputs, vocab_size),
-            None => vec![Draft::default(); inputs.len()],
+            None => vec![Proposal::default(); inputs.len()],
         };
         let drafted = Instant::now();
-        let (batch, rows) = self.batch(inputs, &drafts)?;
-        let masks = masks::of_step(inputs, &drafts);
+        let (batch, rows) = self.batch(inputs, &proposals)?;
+        let masks = masks::of_step(inputs, &proposals);
         let output =
             masks::overlap_with_forward(masks, || self.target.forward(&batch, &mut self.store))?;
         self.experts_read += output.experts_read as u64;
@@ -130,7 +130,7 @@ impl SpeculativeRunner {
             // and who arrives would wait for them all.
             self.target.device().synchronize()?;
         }
-        let mut outputs = self.decide(&output, inputs, &drafts, rows)?;
+        let mut outputs = self.decide(&output, inputs, &proposals, rows)?;
         // A GPU's forward is done when its tokens are there.
         let target_time = drafted.elapsed();
         self.commit(inputs, &outputs)?;
@@ -138,7 +138,7 @@ impl SpeculativeRunner {
             states.finish(inputs, &outputs);
         }
         if let Some(hidden) = &output.hidden {
-            hand_out(hidden, inputs, &drafts, &mut outputs)?;
+            hand_out(hidden, inputs, &proposals, &mut outputs)?;
         }
         if let Some(states) = &output.last_hidden {
             hand_out_last(states, inputs, &mut outputs)?;
@@ -148,7 +148,7 @@ impl SpeculativeRunner {
             proposer.note_step(&StepCost {
                 sequences: base.sequences,
                 base_rows: base.rows,
-                draft_nodes: drafts.iter().map(Draft::len).sum(),
+                draft_nodes: proposals.iter().map(|proposal| proposal.draft.len()).sum(),
                 experts_read: output.experts_read,
                 tokens: outputs
                     .iter()
@@ -159,9 +159,9 @@ impl SpeculativeRunner {
                 draft_seconds: (drafted - started).as_secs_f64(),
             });
         }
-        for (output, draft) in outputs.iter_mut().zip(drafts) {
+        for (output, proposal) in outputs.iter_mut().zip(proposals) {
             if let Ok(output) = output {
-                output.draft = draft.without_dists();
+                output.draft = proposal.draft.without_dists();
             }
         }
         Ok((outputs, target_time))
@@ -276,20 +276,18 @@ impl SpeculativeRunner {
         &self,
         output: &ForwardOutput,
         inputs: &mut [StepInput<'_>],
-        drafts: &[Draft],
+        proposals: &[Proposal],
         rows: Vec<Range<usize>>,
     ) -> Result<Vec<StepResult>> {
         let vocab = self.target.info().vocab_size;
-        let candidates = self.drafter().map_or(0, Guard::candidates);
         if output.is_on_gpu() {
-            return device::decide_all(output, inputs, drafts, rows, vocab, candidates);
+            return device::decide_all(output, inputs, proposals, rows, vocab);
         }
         output.read(|logits| {
-            let mut parts: Vec<_> = inputs.iter_mut().zip(drafts).zip(rows).collect();
-            parallel::map(&mut parts, |((input, draft), rows)| {
+            let mut parts: Vec<_> = inputs.iter_mut().zip(proposals).zip(rows).collect();
+            parallel::map(&mut parts, |((input, proposal), rows)| {
                 let logits = &logits[rows.start * vocab..rows.end * vocab];
-                let candidates = if input.is_asked { candidates } else { 0 };
-                decide(input, draft, logits, vocab, candidates)
+                decide(input, &proposal.draft, logits, vocab, proposal.candidates)
             })
         })
     }
@@ -313,7 +311,7 @@ impl SpeculativeRunner {
     fn batch(
         &mut self,
         inputs: &[StepInput<'_>],
-        drafts: &[Draft],
+        proposals: &[Proposal],
     ) -> Result<(Batch, Vec<Range<usize>>)> {
         let mut batch = Batch::default();
         let states = self.states.as_mut().map(|states| states.plan(inputs));
@@ -321,8 +319,8 @@ impl SpeculativeRunner {
         let mut ranges = Vec::with_capacity(inputs.len());
         let layers = self.drafter().map_or(&[][..], Guard::taps);
         let mut tapped = Vec::new();
-        for (input, draft) in inputs.iter().zip(drafts) {
-            let (state, base) = (&*input.state, batch.tokens.len());
+        for (input, proposal) in inputs.iter().zip(proposals) {
+            let (state, draft, base) = (&*input.state, &proposal.draft, batch.tokens.len());
             let pending = &state.tokens[state.kv_len..state.kv_len + input.rows];
             let rows = [pending, &draft.tokens].concat();
             let (table, block_size) = (&state.table, self.store.block_size);
@@ -344,7 +342,7 @@ impl SpeculativeRunner {
                 batch.logits.extend(decided.map(row_of));
             }
             ranges.push(first..batch.logits.len());
-            if input.is_tapped && !layers.is_empty() {
+            if proposal.is_tapped && !layers.is_empty() {
                 tapped.extend(base as u32..batch.tokens.len() as u32);
             }
         }
@@ -358,17 +356,17 @@ impl SpeculativeRunner {
     }
 }
 
-/// Distributes the rows of `hidden`: each output of an input that is tapped receives those of its
+/// Distributes the rows of `hidden`: each output of a proposal that is tapped receives those of its
 /// pending tokens and accepted nodes. `hidden` has the pending and draft rows of all such inputs.
 fn hand_out(
     hidden: &Tensor,
     inputs: &[StepInput<'_>],
-    drafts: &[Draft],
+    proposals: &[Proposal],
     outputs: &mut [StepResult],
 ) -> Result<()> {
     let mut start = 0;
-    for ((input, draft), output) in inputs.iter().zip(drafts).zip(outputs) {
-        if !input.is_tapped {
+    for ((input, proposal), output) in inputs.iter().zip(proposals).zip(outputs) {
+        if !proposal.is_tapped {
             continue;
         }
         let first = start + input.rows;
@@ -383,7 +381,7 @@ fn hand_out(
                 hidden.index_select(&rows, 0)?
             });
         }
-        start = first + draft.len();
+        start = first + proposal.draft.len();
     }
     Ok(())
 }

@@ -62,12 +62,6 @@ pub struct StepInput<'a> {
     /// Whether a draft may ever be requested, so that the drafter must observe the committed
     /// tokens.
     pub may_draft: bool,
-    /// Whether the drafter was asked in this step, which the proposer says.
-    pub is_asked: bool,
-    /// Whether the drafter reads the target's hidden states of this step, which the proposer says.
-    pub is_read: bool,
-    /// Whether the step must yield them: they are read, or somebody learns from them. The proposer says it.
-    pub is_tapped: bool,
     /// Prompt positions whose log-probabilities this step's rows must yield; the first is at least
     /// `kv_len + 1`.
     pub prompt_scores: Range<usize>,

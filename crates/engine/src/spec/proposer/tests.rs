@@ -55,9 +55,6 @@ fn input(state: &mut SequenceState, nodes: usize) -> StepInput<'_> {
         depth: nodes,
         width: 1,
         may_draft: true,
-        is_asked: false,
-        is_read: false,
-        is_tapped: false,
         prompt_scores: 0..0,
         pooled: 0..0,
         state,
@@ -76,13 +73,13 @@ fn run(score: f32, state: &mut SequenceState, draft_seconds: f64) -> (usize, usi
     let mut verified = 0;
     for _ in 0..200 {
         let mut inputs = [input(&mut *state, 4)];
-        let drafts = proposer.propose(&mut inputs, 10);
-        verified += drafts[0].len();
-        let rows = drafts[0].len() as f64;
+        let draft = proposer.propose(&mut inputs, 10).remove(0).draft;
+        verified += draft.len();
+        let rows = draft.len() as f64;
         proposer.note_step(&StepCost {
             sequences: 1,
             base_rows: 1,
-            draft_nodes: drafts[0].len(),
+            draft_nodes: draft.len(),
             experts_read: 0,
             tokens: 1,
             target_seconds: 1e-3 * (1.0 + 0.2 * rows),
@@ -128,7 +125,7 @@ fn forced_tokens_come_first() {
         };
         let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Fixed);
         let mut inputs = [input(&mut sequence, nodes)];
-        let draft = proposer.propose(&mut inputs, 10).remove(0);
+        let draft = proposer.propose(&mut inputs, 10).remove(0).draft;
         assert_eq!(draft.tokens, want);
         assert!(draft.is_chain());
         assert_eq!(
