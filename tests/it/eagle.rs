@@ -27,7 +27,7 @@ fn propose(drafter: &mut DraftModel, tokens: &[u32], width: usize, temperature: 
         id: 1,
         tokens,
         length: 4,
-        model_depth: 4,
+        model_length: 4,
         nodes: if width == 1 { 4 } else { 10 },
         width,
         min_score: 0.0,

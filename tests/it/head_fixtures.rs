@@ -402,7 +402,7 @@ fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Draft {
         id: 1,
         tokens: &fixture.prompt,
         length: depth,
-        model_depth: depth,
+        model_length: depth,
         nodes: depth,
         width: 1,
         min_score: 0.0,

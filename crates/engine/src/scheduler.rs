@@ -205,7 +205,7 @@ impl Scheduler {
             let sequence = &mut self.running[planned.index];
             let share = budget.div_ceil(left);
             left -= 1;
-            if planned.rows < sequence.pending() || sequence.draft_depth() == 0 {
+            if planned.rows < sequence.pending() || sequence.draft_length() == 0 {
                 continue;
             }
             let len = sequence.state.tokens.len();

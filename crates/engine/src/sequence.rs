@@ -173,7 +173,7 @@ impl Sequence {
             rows,
             sample: self.wants_tokens() && rows == self.pending(),
             nodes,
-            depth: self.draft_depth(),
+            length: self.draft_length(),
             width: self.spec.topk,
             may_draft: self.may_draft(),
             prompt_scores: self.unscored(rows),
@@ -207,7 +207,7 @@ impl Sequence {
 
     /// Maximum depth of the next draft: 0 before the first token, which a draft would delay, unless there is no
     /// other round; never more tokens than could be used.
-    pub fn draft_depth(&self) -> usize {
+    pub fn draft_length(&self) -> usize {
         match self.output_len() {
             0 if !self.single_round => 0,
             output => self
@@ -220,7 +220,7 @@ impl Sequence {
     /// Maximum number of nodes of the next draft.
     pub fn draft_nodes(&self) -> usize {
         match self.spec.topk {
-            1 => self.spec.nodes.min(self.draft_depth()),
+            1 => self.spec.nodes.min(self.draft_length()),
             _ => self.spec.nodes,
         }
     }

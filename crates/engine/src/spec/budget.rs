@@ -75,7 +75,7 @@ pub struct Candidates<'a> {
 pub struct DraftForecast<'a> {
     /// Probability that the first 1, 2, ... tokens of the draft stand. No deeper draft than this.
     pub path: &'a [f32],
-    pub max_depth: usize,
+    pub max_length: usize,
     /// Rows that the draft model must compute for its first token: 1, and what it has not seen.
     pub pending: usize,
     /// Whether one forward of the draft model gives all tokens, with a row for each after the pending ones.
@@ -231,7 +231,7 @@ impl Budget {
         sequences: usize,
     ) -> Vec<usize> {
         if self.is_fixed() {
-            return forecasts.iter().map(|one| one.max_depth).collect();
+            return forecasts.iter().map(|one| one.max_length).collect();
         }
         let (nodes, offers) = self.plan(forecasts, base_rows, sequences);
         let mut best = best(&offers);
@@ -251,7 +251,7 @@ impl Budget {
         let mut probes = vec![Probe::default(); sequences];
         let forecast = |probe| DraftForecast {
             path,
-            max_depth: path.len(),
+            max_length: path.len(),
             pending: 1,
             at_once,
             probe,
@@ -328,7 +328,7 @@ impl Budget {
         let first = rows.flatten().filter(|(forward, _)| *forward == 0);
         let mut rows: usize = first.map(|(_, rows)| rows).sum();
         let idle = depths.iter_mut().zip(forecasts);
-        for (depth, one) in idle.filter(|(depth, one)| **depth == 0 && one.max_depth > 0) {
+        for (depth, one) in idle.filter(|(depth, one)| **depth == 0 && one.max_length > 0) {
             one.probe.0 += PROBE_SHARE * share;
             let with = rows + one.pending.max(1) + usize::from(one.at_once);
             let cost = self.draft_seconds(with) - self.draft_seconds(rows);

@@ -32,11 +32,11 @@ impl Cascade {
     /// The tables' draft, if it is expected to win as many tokens as the model's; the request then asks
     /// for no forwards of the model.
     fn draft_of_tables(&mut self, request: &mut DraftRequest<'_>) -> Option<Draft> {
-        if request.is_fixed || request.model_depth == 0 {
+        if request.is_fixed || request.model_length == 0 {
             return None;
         }
         let path = self.first.forecast(request)?.path;
-        let of_model: f32 = path.iter().take(request.model_depth).sum();
+        let of_model: f32 = path.iter().take(request.model_length).sum();
         let mut draft = Draft::default();
         self.tables.extend(request, &mut draft);
         let is_as_good = draft.scores.iter().sum::<f32>() >= of_model;
@@ -44,7 +44,7 @@ impl Cascade {
             request.staged = likely_chain(&draft);
             return None;
         }
-        request.model_depth = 0;
+        request.model_length = 0;
         Some(draft)
     }
 }
@@ -146,7 +146,7 @@ mod tests {
         fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
             let draft = |request: &DraftRequest<'_>| {
                 let mut draft = Draft::default();
-                if request.model_depth > 0 {
+                if request.model_length > 0 {
                     self.forwards.fetch_add(1, Ordering::Relaxed);
                     draft.push(7, 0.5, Source::Model);
                 }
@@ -182,7 +182,7 @@ mod tests {
                 id: 1,
                 tokens,
                 length: 3,
-                model_depth: 3,
+                model_length: 3,
                 nodes: 3,
                 width: 1,
                 min_score: 0.0,
@@ -230,7 +230,7 @@ mod tests {
             id: 1,
             tokens,
             length: 4,
-            model_depth: 4,
+            model_length: 4,
             nodes: 4,
             width: 1,
             min_score: 0.0,

@@ -231,16 +231,16 @@ impl Draft {
     }
 
     /// Cuts the draft before the first node that cannot be verified: after `nodes` or
-    /// [`MAX_TREE_NODES`] nodes, beyond `depth`, at an id not below `vocab_size`, or at a parent that
+    /// [`MAX_TREE_NODES`] nodes, beyond depth `length`, at an id not below `vocab_size`, or at a parent that
     /// does not come before its node.
     ///
     /// Whether there is an id to cut at depends on what was drawn, so under the rejection rule the cut
     /// itself would favour some tokens: the node becomes the [rejected](Self::rejected) one.
-    pub fn end_where_invalid(&mut self, nodes: usize, depth: usize, vocab_size: usize) {
+    pub fn end_where_invalid(&mut self, nodes: usize, length: usize, vocab_size: usize) {
         let mut depths: Vec<usize> = Vec::with_capacity(self.len());
         for (&id, &parent) in self.tokens.iter().zip(&self.parents).take(nodes) {
             let above = parent.map_or(Some(0), |parent| depths.get(usize::from(parent)).copied());
-            let Some(above) = above.filter(|&above| above < depth) else {
+            let Some(above) = above.filter(|&above| above < length) else {
                 break;
             };
             if id as usize >= vocab_size {
@@ -302,11 +302,11 @@ pub struct DraftRequest<'a> {
     pub id: SeqId,
     /// All tokens of the sequence; the draft continues after the last.
     pub tokens: &'a [u32],
-    /// Maximum depth of the draft, at least 1.
+    /// Maximum depth of the draft (K), at least 1.
     pub length: usize,
     /// Maximum number of its levels that may cost a forward each, or a row of one forward each (see
     /// [`Forecast::at_once`]), at most `length`; 0 = only guesses that cost none.
-    pub model_depth: usize,
+    pub model_length: usize,
     /// Maximum number of its nodes, at least 1.
     pub nodes: usize,
     /// Maximum number of children of a node, at least 1; 1 = a chain.

@@ -102,7 +102,7 @@ impl PagedNetwork {
         let config = self.draft.model().info();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
         let (len, new) = (tokens.len(), &tokens[fed.tokens.len()..]);
-        let last_position = len + request.model_depth - 1;
+        let last_position = len + request.model_length - 1;
         let has_states = !self.is_head() || fed.features.kept().start <= fed.tokens.len();
         if last_position > config.max_position_embeddings || !new.iter().all(knows) || !has_states {
             fed.reset(&mut self.blocks);
@@ -250,7 +250,7 @@ impl Drafter for DraftModel {
         let (mut drafting, mut reading) = (Vec::with_capacity(requests.len()), Vec::new());
         network.forwards.clear();
         for (place, request) in requests.iter_mut().enumerate() {
-            if request.model_depth > 0
+            if request.model_length > 0
                 && let Some(fed) = states.remove(&request.id)
                 && network.begin(fed, request, &mut reading)
             {
@@ -309,7 +309,7 @@ mod tests {
             id: 1,
             tokens,
             length: 4,
-            model_depth: 4,
+            model_length: 4,
             nodes: 4,
             width: 1,
             min_score: 0.0,
@@ -385,7 +385,7 @@ mod tests {
                 id: 1,
                 tokens,
                 length: LENGTH,
-                model_depth: LENGTH,
+                model_length: LENGTH,
                 nodes: LENGTH,
                 width: 1,
                 min_score: 0.0,

@@ -67,7 +67,7 @@ pub struct Forced {
 impl Forced {
     /// The forced tokens of `input`, at most as many as its draft may have.
     pub fn of(input: &mut StepInput<'_>) -> Self {
-        let max = input.nodes.min(input.depth);
+        let max = input.nodes.min(input.length);
         let state = &mut *input.state;
         let tokens = match state.sampler.grammar() {
             Some(grammar) if max > 0 => grammar.forced(max),
@@ -95,7 +95,7 @@ impl Forced {
             request.tokens = &self.all;
             request.position += count;
             request.length -= count;
-            request.model_depth -= count;
+            request.model_length -= count;
             request.nodes -= count;
             (self.tokens.iter()).for_each(|&token| request.sampler.push(token));
         }

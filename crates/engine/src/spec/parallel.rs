@@ -82,7 +82,7 @@ impl ParallelDrafter {
         let Some(sequence) = sequences.get_mut(&request.id) else {
             return 0;
         };
-        let mut depth = request.model_depth.min(self.block.max_depth());
+        let mut depth = request.model_length.min(self.block.max_depth());
         if request.max_siblings() == 1 {
             depth = depth.min(request.nodes);
         }
@@ -348,7 +348,7 @@ impl Drafter for ParallelDrafter {
         self.pool.network.forwards.clear();
         let mut rounds = Vec::new();
         for (place, request) in requests.iter().enumerate() {
-            if request.model_depth > 0 {
+            if request.model_length > 0 {
                 let depth = self.begin(request);
                 rounds.extend((depth > 0).then_some(ParallelRequest { place, depth }));
             }

@@ -145,7 +145,7 @@ impl Proposer {
             });
             if is_asked && let Some(mut request) = forced.request(input, min_score) {
                 if !is_read {
-                    request.model_depth = 0;
+                    request.model_length = 0;
                 }
                 places.push(place);
                 requests.push(request);
@@ -153,7 +153,7 @@ impl Proposer {
         }
         if !requests.is_empty() {
             self.asked = requests.len();
-            self.limit_depths(&mut requests, base);
+            self.limit_model_lengths(&mut requests, base);
             match (self.drafter).call("propose", |drafter| drafter.propose(&mut requests)) {
                 None => (),
                 Some(Ok(proposed)) => places.iter().zip(proposed).for_each(|(&place, draft)| {
@@ -171,7 +171,7 @@ impl Proposer {
             }
         }
         for (input, Proposal { draft, .. }) in inputs.iter_mut().zip(&mut proposals) {
-            draft.end_where_invalid(input.nodes, input.depth, vocab_size);
+            draft.end_where_invalid(input.nodes, input.length, vocab_size);
             input.state.restore_sampler();
             follow_grammar(input, draft);
         }
@@ -189,7 +189,7 @@ impl Proposer {
 
     /// Whether to ask for a draft of this sequence in this step.
     fn asks(&mut self, input: &StepInput<'_>) -> bool {
-        if input.nodes == 0 || input.depth == 0 {
+        if input.nodes == 0 || input.length == 0 {
             return false;
         }
         let sequence = self.sequence(input.state.id);
@@ -211,11 +211,11 @@ impl Proposer {
     }
 
     /// Sets how many levels of each draft may cost forwards.
-    fn limit_depths(&mut self, requests: &mut [DraftRequest<'_>], base: Base) {
+    fn limit_model_lengths(&mut self, requests: &mut [DraftRequest<'_>], base: Base) {
         let mut expected: Vec<(usize, Forecast, Probe)> = Vec::new();
         for (place, request) in requests.iter().enumerate() {
             if !request.is_fixed
-                && request.model_depth > 0
+                && request.model_length > 0
                 && let Some(Some(forecast)) =
                     (self.drafter).call("forecast", |drafter| drafter.forecast(request))
             {
@@ -229,7 +229,7 @@ impl Proposer {
         let mut asked: Vec<budget::DraftForecast<'_>> = (expected.iter_mut())
             .map(|(place, forecast, probe)| budget::DraftForecast {
                 path: &forecast.path,
-                max_depth: requests[*place].length,
+                max_length: requests[*place].length,
                 pending: forecast.pending,
                 at_once: forecast.at_once,
                 probe,
@@ -237,7 +237,7 @@ impl Proposer {
             .collect();
         let depths = self.budget.depths(&mut asked, base.rows, base.sequences);
         for ((place, _, probe), depth) in expected.into_iter().zip(depths) {
-            requests[place].model_depth = depth;
+            requests[place].model_length = depth;
             self.sequence(requests[place].id).probe = probe;
         }
     }
@@ -315,8 +315,8 @@ impl Proposer {
     /// costs little.
     fn begin_reading(&mut self, inputs: &[StepInput<'_>]) -> Vec<bool> {
         if self.reads_states() && self.reading.begin_step(inputs.len()) {
-            let depth = inputs.iter().map(|input| input.depth).max().unwrap_or(0);
-            let paths = self.drafter.pool(|pool| pool.typical(depth));
+            let length = inputs.iter().map(|input| input.length).max().unwrap_or(0);
+            let paths = self.drafter.pool(|pool| pool.typical(length));
             if let Some((greedy, sampled, at_once)) = paths {
                 self.reading
                     .look(&self.budget, [&greedy, &sampled], at_once);

@@ -56,7 +56,7 @@ pub struct StepInput<'a> {
     /// Maximum number of draft tokens.
     pub nodes: usize,
     /// Maximum depth of the draft.
-    pub depth: usize,
+    pub length: usize,
     /// Maximum number of children of a draft node.
     pub width: usize,
     /// Whether a draft may ever be requested, so that the drafter must observe the committed
@@ -152,8 +152,8 @@ impl StepInput<'_> {
         DraftRequest {
             id: self.state.id,
             tokens: &self.state.tokens,
-            length: self.depth,
-            model_depth: self.depth,
+            length: self.length,
+            model_length: self.length,
             nodes: self.nodes,
             width: self.width,
             min_score: if is_fixed { 0.0 } else { min_score },

@@ -124,7 +124,7 @@ impl Tables {
             estimator: &self.estimator,
             bias: state.bias,
             limits: TableLimits {
-                depth: request.length,
+                length: request.length,
                 nodes: request.nodes,
                 children: request.width,
                 min_score: request.min_score,

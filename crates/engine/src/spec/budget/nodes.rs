@@ -38,7 +38,7 @@ pub(super) fn chain<'a>(
     sequence: usize,
     forecast: &'a DraftForecast<'_>,
 ) -> impl Iterator<Item = BudgetNode> + 'a {
-    let path = forecast.path.iter().take(forecast.max_depth);
+    let path = forecast.path.iter().take(forecast.max_length);
     path.enumerate().scan(1f64, move |above, (index, &score)| {
         *above = above.min(probability(score));
         Some(BudgetNode {

@@ -157,13 +157,13 @@ fn no_choice_of_depths_is_worth_more() {
 
 pub(super) fn forecasts<'a>(
     paths: &'a [Vec<f32>],
-    max_depth: usize,
+    max_length: usize,
     probes: &'a mut [Probe],
 ) -> Vec<DraftForecast<'a>> {
     let both = paths.iter().zip(probes);
     both.map(|(path, probe)| DraftForecast {
         path,
-        max_depth,
+        max_length,
         pending: 1,
         at_once: false,
         probe,

@@ -60,7 +60,7 @@ struct HeadOutputs {
 /// Maximum number of nodes that answer a request.
 pub fn max_nodes(request: &DraftRequest<'_>) -> usize {
     match request.max_siblings() {
-        1 => request.nodes.min(request.model_depth),
+        1 => request.nodes.min(request.model_length),
         _ => request.nodes,
     }
 }
@@ -145,7 +145,7 @@ impl<'a, 'b> Drafting<'a, 'b> {
     fn max_depth(&self) -> usize {
         match self.limits.width {
             1 => self.limits.nodes,
-            _ => self.request.model_depth,
+            _ => self.request.model_length,
         }
     }
 

@@ -18,7 +18,7 @@ fn propose(drafter: &mut Lookahead, tokens: &[u32], limits: (usize, usize, usize
         id: ID,
         tokens,
         length,
-        model_depth: 0,
+        model_length: 0,
         nodes,
         width,
         min_score: 0.0,

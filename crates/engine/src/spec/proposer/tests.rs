@@ -52,7 +52,7 @@ fn input(state: &mut SequenceState, nodes: usize) -> StepInput<'_> {
         rows: 1,
         sample: true,
         nodes,
-        depth: nodes,
+        length: nodes,
         width: 1,
         may_draft: true,
         prompt_scores: 0..0,

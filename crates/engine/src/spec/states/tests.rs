@@ -30,7 +30,7 @@ fn input(state: &mut SequenceState, rows: usize) -> StepInput<'_> {
         rows,
         sample: state.kv_len + rows == state.tokens.len(),
         nodes: 0,
-        depth: 0,
+        length: 0,
         width: 1,
         may_draft: false,
         prompt_scores: 0..0,

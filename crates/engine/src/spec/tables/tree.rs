@@ -25,7 +25,7 @@ pub struct TableCandidate {
 #[derive(Debug, Clone, Copy)]
 pub struct TableLimits {
     /// Maximum depth of a node, 1 or more; at 1, no node has a child.
-    pub depth: usize,
+    pub length: usize,
     pub nodes: usize,
     /// Maximum number of children of a node; at 1, the tree is a chain.
     pub children: usize,
@@ -93,7 +93,7 @@ impl TableGrowth<'_> {
     ) {
         let at = parent.map(usize::from);
         let (depth, score) = at.map_or((0, 1.0), |at| (depths[at], draft.scores[at]));
-        if depth >= self.limits.depth {
+        if depth >= self.limits.length {
             return;
         }
         let first = candidates.len();

@@ -112,7 +112,7 @@ impl Drafter for Translator {
                     id: request.id,
                     tokens: encoding.tokens(),
                     length: scaled(request.length, each),
-                    model_depth: match request.model_depth {
+                    model_length: match request.model_length {
                         0 => 0,
                         depth => scaled(depth, each),
                     },
@@ -145,7 +145,7 @@ impl Drafter for Translator {
                 let base = request.tokens.len();
                 let mut proposal =
                     TranslatedDraft::new(&self.vocabulary, &self.rates, &draft, base, ending);
-                proposal.limit(request.model_depth, request.nodes);
+                proposal.limit(request.model_length, request.nodes);
                 drafts[place] = proposal.draft.clone();
                 state.proposal = Some(proposal);
             }
@@ -260,7 +260,7 @@ mod tests {
             id: 1,
             tokens: &[1, 4],
             length: 2,
-            model_depth: 2,
+            model_length: 2,
             nodes: 2,
             width: 1,
             min_score: 0.0,
@@ -319,7 +319,7 @@ mod tests {
                 id,
                 tokens: &prompt,
                 length: 1,
-                model_depth: 1,
+                model_length: 1,
                 nodes: 1,
                 width: 1,
                 min_score: 0.0,
