@@ -4,6 +4,7 @@
 pub mod adapters;
 mod candidates;
 pub mod check;
+mod checkpoint;
 mod corpus;
 pub mod defaults;
 mod drafts;
@@ -11,6 +12,7 @@ mod head_counts;
 mod learn;
 pub mod load;
 mod memory;
+mod plan;
 
 use crate::config::Config;
 use crate::error::Result;

@@ -1,22 +1,19 @@
 //! `foretoken check`: what a model is and takes on this machine, from headers alone.
 
-use super::adapters::{self, AdapterReport};
-use super::candidates::{Candidate, Target};
+use super::adapters::AdapterReport;
+use super::candidates;
+use super::checkpoint::{Checkpoint, Reading};
 use super::defaults;
-use super::drafts::tables_instead;
+use super::drafts::Candidate;
 use super::head_counts::HeadCounts;
-use super::load::{check_quantize, embeddings, load_options, read_text, tensors_elsewhere};
-use super::memory::{self, Cache, DeviceMemory};
-use crate::config::{CheckOptions, Config, LoadFlags};
+use super::memory;
+use super::plan::Plan;
+use crate::config::{CheckOptions, Config};
 use crate::console;
 use crate::error::{Error, Result};
 use crate::gguf::GgufSource;
 use crate::kernels;
-use crate::model::LoadedModel;
-use crate::model::{
-    self, DraftNetwork, HeadKind, Inventory, LayerSpec, LoadFormat, LoadOptions, Model,
-    ModelSource, TensorEntry,
-};
+use crate::model::{Inventory, LayerSpec, LoadFormat, LoadedModel, ModelSource, TensorEntry};
 use crate::text::Text;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -133,87 +130,14 @@ pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
 }
 
 fn report(config: &Config) -> Result<Report> {
-    let device = kernels::device(&config.load.device).map_err(Error::setup)?;
-    kernels::cpu::check().map_err(Error::setup)?;
-    if let Some(threads) = config.load.threads {
-        kernels::set_threads(threads);
-    }
-    memory::check_limits(config)?;
-    let mut budget = DeviceMemory::new(&device)?;
-    let name = &config.model.name;
-    let revision = config.model.revision.as_deref();
-    let (source, format) = ModelSource::resolve_headers(name, revision, config.load.load_format)?;
-    check_quantize(config, &source)?;
-    let tensors = tensors_elsewhere(&config.load, name, revision, format)?;
-    // Before the model, whose error would be about a layer.
-    if HeadKind::of_headers(&source, tensors.as_deref())?.is_some() {
-        return Err(Error::setup(format!(
-            "{name} is a draft head, not a model: give it as --draft-model beside its target"
-        )));
-    }
-    let text = read_text(&source, format)?;
-    let text = text.ok_or_else(|| {
+    let plan = Plan::of(config, Reading::Headers)?;
+    let text = plan.target.text.as_deref().ok_or_else(|| {
         Error::setup(
             "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
         )
     })?;
-    let flags = LoadFlags {
-        load_format: format,
-        ..config.load.clone()
-    };
-    let options = LoadOptions {
-        tensors,
-        ..load_options(&flags, &device)
-    };
-    let stored = WeightSource::of(&source, &options);
-    let (model, inventory) = model::inspect(&source, &options)?;
-    defaults::of(&config.generation, &source)?;
-    let embeddings = embeddings(config, &source, &*model)?;
-    let adapters = adapters::load(config, &*model)?;
-    let weights_bytes = inventory.sum(|entry| entry.loaded_bytes);
-    if let Some(budget) = &mut budget {
-        budget.add("target weights", weights_bytes);
-    }
-    let target = Target {
-        config,
-        device: &device,
-        model: &*model,
-        text: &text,
-        parameters: inventory.sum(|entry| entry.elements),
-        source: &source,
-        options: &options,
-    };
-    let drafter = config.drafter.as_ref().filter(|_| model.generates());
-    // As in `load`: a layer that cannot be loaded stops nothing unless a flag asks for it.
-    let preferred = drafter.filter(|_| config.prefers_mtp);
-    let preferred = preferred.map_or(Ok(None), |_| target.further_layer());
-    let draft_refused = preferred.as_ref().err().map(tables_instead);
-    let preferred = preferred.unwrap_or(None);
-    let (network, draft) = match (preferred, drafter) {
-        (Some(found), _) => Some(found).unzip(),
-        (None, Some(drafter)) => target.given(drafter)?.unzip(),
-        (None, None) => (None, None),
-    };
-    if let (Some(budget), Some(draft)) = (&mut budget, &draft) {
-        budget.add("draft weights", draft.bytes);
-    }
-    let drafting: Vec<&dyn Model> = network.iter().map(DraftNetwork::model).collect();
-    let cache = memory::cache(config, &*model, &drafting, budget.as_mut())?;
-    let read = bytes_per_token(&*model, &inventory);
-    Ok(Report {
-        decode: (device.is_cpu() && model.generates()).then(|| Decode::estimate(read)),
-        draft,
-        draft_refused,
-        drafts: if model.generates() {
-            target.fitting()
-        } else {
-            Vec::new()
-        },
-        embeddings: embeddings.map(|spec| spec.to_string()),
-        adapters: AdapterReport::all(adapters.as_ref()),
-        device: if device.is_cpu() { "cpu" } else { "cuda" },
-        ..Report::new(config, &*model, &inventory, &text, &cache, stored)
-    })
+    defaults::of(&config.generation, &plan.target.checkpoint.source)?;
+    Ok(Report::of(&plan, text))
 }
 
 /// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer,
@@ -258,8 +182,9 @@ enum WeightSource {
 }
 
 impl WeightSource {
-    fn of(source: &ModelSource, options: &LoadOptions) -> Self {
-        match source {
+    fn of(checkpoint: &Checkpoint) -> Self {
+        let options = &checkpoint.options;
+        match checkpoint.source {
             ModelSource::Gguf(GgufSource::Headers(_)) => Self::Elsewhere,
             _ if options.tensors.is_some() => Self::Elsewhere,
             _ if options.format == LoadFormat::Dummy => Self::Nowhere,
@@ -269,15 +194,17 @@ impl WeightSource {
 }
 
 impl Report {
-    fn new(
-        config: &Config,
-        model: &dyn LoadedModel,
-        inventory: &Inventory,
-        text: &Text,
-        cache: &Cache,
-        stored: WeightSource,
-    ) -> Self {
+    /// Describes `plan`, with the model's tokenizer.
+    fn of(plan: &Plan, text: &Text) -> Self {
+        let (config, target, cache) = (&plan.config, &plan.target, &plan.cache);
+        let (model, inventory) = (&*target.model, &target.inventory);
+        let stored = WeightSource::of(&target.checkpoint);
         let shape = model.config();
+        let estimate = || Decode::estimate(bytes_per_token(model, inventory));
+        let mut drafts = plan
+            .drafts
+            .iter()
+            .filter_map(|planned| planned.draft.as_ref());
         let count = |of: fn(&TensorEntry) -> &str| {
             let mut types = BTreeMap::new();
             for entry in &inventory.entries {
@@ -320,9 +247,9 @@ impl Report {
             tool_call_format: tools.and_then(|format| value(format.to_possible_value())),
             reasoning_format: reasoning.and_then(|format| value(format.to_possible_value())),
             generates: model.generates(),
-            embeddings: None,
-            adapters: Vec::new(),
-            device: "cpu",
+            embeddings: plan.embeddings.as_ref().map(ToString::to_string),
+            adapters: AdapterReport::all(plan.adapters.as_ref()),
+            device: plan.device_name(),
             weights_bytes: inventory.sum(|entry| entry.loaded_bytes),
             weights_types: count(|entry| &entry.loaded),
             kv_bytes_per_token: per_token,
@@ -331,15 +258,13 @@ impl Report {
             kv_cache_bytes: (per_token * cache.tokens) as u64,
             memory_bytes: memory::total_memory(),
             free_memory_bytes: memory::free_memory(),
-            decode: None,
-            draft: None,
-            draft_refused: None,
-            drafts: Vec::new(),
+            decode: (plan.device.is_cpu() && model.generates()).then(estimate),
+            draft: drafts.next().and_then(|draft| draft.candidate.clone()),
+            draft_refused: plan.draft_refused.clone(),
+            drafts: candidates::fitting(plan, text),
         }
     }
-}
 
-impl Report {
     /// Describes what the chat template knows.
     fn template(&self) -> String {
         if !self.chat_template {

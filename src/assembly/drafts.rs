@@ -1,75 +1,159 @@
 //! Draft models: one beside the target, or the target's own layers.
 
+use super::checkpoint::{Checkpoint, Target};
+use crate::config::{DrafterChoice, ModelChoice};
 use crate::error::{Error, Result};
-use crate::model::LoadedModel;
-use crate::model::{DraftNetwork, Head, KvSource, LayerList, Model, ModelConfig, ModelInfo};
+use crate::model::{
+    DraftNetwork, Head, HeadKind, Inventory, KvSource, LayerList, LoadOptions, LoadedModel, Model,
+    ModelConfig, ModelInfo,
+};
 use crate::spec::{
     DraftModel, Drafter, JointModel, JointVocabulary, ParallelDrafter, Tokenizer, Translator,
 };
 use crate::text::{Text, check_same_tokens};
+use serde::Serialize;
 use std::sync::Arc;
 
 /// Prompt rows that the draft model reads per round: so many that they take little time.
 const DRAFT_CHUNK: usize = 256;
+
+/// A model or head that drafts for the target, as `check` shows it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Candidate {
+    /// The candidate's name for `--draft-model`, or `mtp`.
+    pub name: String,
+    /// `model`, or the kind of head: `Eagle3`.
+    pub kind: String,
+    pub parameters: u64,
+    /// Size of the weights in memory, in bytes.
+    pub bytes: u64,
+}
+
+impl Candidate {
+    /// `kind` is `None` for a model.
+    pub fn of(name: &str, kind: Option<HeadKind>, inventory: &Inventory) -> Self {
+        Self {
+            name: name.into(),
+            kind: kind.map_or("model".into(), |kind| format!("{kind:?}")),
+            parameters: inventory.sum(|entry| entry.elements),
+            bytes: inventory.sum(|entry| entry.loaded_bytes),
+        }
+    }
+}
 
 /// A draft model, and what is needed to draft with it.
 pub struct LoadedDraft {
     network: DraftNetwork,
     /// If its tokenizer is not the target's.
     vocabulary: Option<JointVocabulary>,
+    /// What its headers say; `None` if it has no headers of its own.
+    pub candidate: Option<Candidate>,
 }
 
 impl LoadedDraft {
-    /// `draft` beside `target`, each with its tokenizer. If the tokenizers differ, the drafts will be
-    /// translated, and the log says how much they share.
+    /// The draft model, the head or the target's own layers of `choice`; `None` if no model drafts. `options` are
+    /// those of a draft.
     ///
     /// # Errors
-    /// `Setup`, if a tokenizer is missing and the draft has more ids than the target.
-    pub fn beside(
-        target: &dyn Model,
-        text: Option<&Arc<Text>>,
-        (draft, draft_text): (Box<dyn LoadedModel>, Option<Text>),
-        name: &str,
-    ) -> Result<Self> {
-        let (known, drafted) = (target.info().vocab_size, draft.info().vocab_size);
-        let vocabulary = match (text, draft_text) {
-            (Some(text), Some(draft_text)) => {
-                // Output layers may be padded, but the target must have every drafted id.
-                let same = check_same_tokens(text, &draft_text);
-                (same.is_err() || drafted > known).then(|| {
-                    let words = |text| Box::new(Words(text));
-                    let (ours, theirs) = (text.clone(), Arc::new(draft_text));
-                    JointVocabulary::new(words(ours), words(theirs), known, drafted)
-                })
+    /// `Setup`, in one line: why it cannot draft for this target.
+    pub fn open(
+        choice: &DrafterChoice,
+        target: &Target,
+        options: LoadOptions,
+    ) -> Result<Option<Self>> {
+        let open =
+            |choice: &ModelChoice| Checkpoint::find(choice, options, target.checkpoint.reading);
+        let head = |draft: Checkpoint, drafter: &str, takes: fn(HeadKind) -> bool| {
+            let name = &draft.name;
+            match draft.head_kind()?.filter(|&kind| takes(kind)) {
+                Some(kind) => Self::head(&draft, kind, target),
+                None => Err(Error::setup(format!(
+                    "--drafter {drafter}: {name} is no such head: leave out --drafter"
+                ))),
             }
-            _ if drafted > known => {
-                return Err(Error::setup(format!(
-                    "the draft model {name} has {drafted} token ids, but the target has only {known}"
-                )));
+        };
+        Ok(Some(match choice {
+            DrafterChoice::Model(choice) => {
+                let draft = open(choice)?;
+                match draft.head_kind()? {
+                    Some(kind) => Self::head(&draft, kind, target)?,
+                    None => Self::beside(target, &draft)?,
+                }
             }
-            _ => None,
-        };
-        if let Some(warning) = too_large(target.info(), draft.info(), name) {
-            tracing::warn!("{warning}");
-        }
-        let Some(vocabulary) = vocabulary else {
-            return Ok(Self {
-                network: DraftNetwork::Model(draft),
-                vocabulary: None,
-            });
-        };
-        let (all, shared) = vocabulary.overlap();
-        tracing::info!(
-            "{name} has another tokenizer, so its drafts are translated: {shared} of its {all} tokens ({:.0}%) are tokens of the target, too",
-            100.0 * shared as f64 / all.max(1) as f64
-        );
-        if let Some(warning) = too_foreign((all, shared), name) {
-            tracing::warn!("{warning}");
-        }
+            DrafterChoice::Eagle3(choice) => {
+                head(open(choice)?, "eagle3", |kind| !kind.is_parallel())?
+            }
+            DrafterChoice::Parallel(choice) => {
+                head(open(choice)?, "parallel", HeadKind::is_parallel)?
+            }
+            DrafterChoice::Own(layers) => Self::own(&*target.model, layers.as_ref())?,
+            DrafterChoice::Mtp => {
+                Self::further_layer(target)?.ok_or_else(|| no_mtp(&target.checkpoint.name))?
+            }
+            DrafterChoice::Tables | DrafterChoice::Ngram { .. } | DrafterChoice::Lookahead => {
+                return Ok(None);
+            }
+        }))
+    }
+
+    fn head(draft: &Checkpoint, kind: HeadKind, target: &Target) -> Result<Self> {
+        let name = &draft.name;
+        let read = draft.head(kind, &*target.model);
+        let (head, inventory) = read.map_err(|e| Error::setup(format!("{name}: {e}")))?;
+        tracing::info!("{name}: a head drafts: {}", head.layout());
         Ok(Self {
-            network: DraftNetwork::Model(Box::new(JointModel::new(draft, &vocabulary))),
-            vocabulary: Some(vocabulary),
+            candidate: Some(Candidate::of(name, Some(kind), &inventory)),
+            ..Self::of_head(head)
         })
+    }
+
+    /// The model of `draft` beside `target`. If the tokenizers differ, the drafts will be translated, and the log says
+    /// how much they share.
+    fn beside(target: &Target, draft: &Checkpoint) -> Result<Self> {
+        let name = &draft.name;
+        let named = |e| Error::setup(format!("{name}: {e}"));
+        let draft_text = draft.text().map_err(named)?;
+        let (model, inventory) = draft.model().map_err(named)?;
+        if !model.generates() {
+            return Err(Error::setup(format!(
+                "{name} has no output layer (lm_head), so it cannot draft"
+            )));
+        }
+        if let Some(warning) = too_large(target.model.info(), model.info(), name) {
+            tracing::warn!("{warning}");
+        }
+        let texts = (target.text.as_ref(), draft_text);
+        let vocabulary = joint_vocabulary(texts, target.model.info(), model.info(), name)?;
+        let model: Box<dyn Model> = match &vocabulary {
+            Some(vocabulary) => Box::new(JointModel::new(model, vocabulary)),
+            None => model,
+        };
+        Ok(Self {
+            vocabulary,
+            candidate: Some(Candidate::of(name, None, &inventory)),
+            ..Self::of_model(model)?
+        })
+    }
+
+    /// The layer of the target's checkpoint that predicts further tokens; `None` if it has none.
+    ///
+    /// # Errors
+    /// `Setup`: it cannot be loaded.
+    pub fn further_layer(target: &Target) -> Result<Option<Self>> {
+        let found = target.further_layer();
+        let found = found.map_err(|e| Error::setup(format!("--drafter mtp: {e}")))?;
+        Ok(found.map(|(head, inventory)| {
+            let name = &target.checkpoint.name;
+            tracing::info!("{name} drafts for itself: {}", head.layout());
+            let candidate = Candidate {
+                kind: "Mtp".into(),
+                ..Candidate::of("mtp", None, &inventory)
+            };
+            Self {
+                candidate: Some(candidate),
+                ..Self::of_head(head)
+            }
+        }))
     }
 
     /// A head of the target, which shares its vocabulary.
@@ -77,7 +161,18 @@ impl LoadedDraft {
         Self {
             network: DraftNetwork::Head(head),
             vocabulary: None,
+            candidate: None,
         }
+    }
+
+    /// A model with the target's vocabulary.
+    fn of_model(model: Box<dyn Model>) -> Result<Self> {
+        refuse_recurrent(&*model)?;
+        Ok(Self {
+            network: DraftNetwork::Model(model),
+            vocabulary: None,
+            candidate: None,
+        })
     }
 
     /// Some `layers` of `target`.
@@ -92,10 +187,12 @@ impl LoadedDraft {
         };
         let model = target.subset(&layers.indices(count)?)?;
         tracing::info!("the layers {layers} of the target's {count} draft");
-        Ok(Self {
-            network: DraftNetwork::Model(model),
-            vocabulary: None,
-        })
+        Self::of_model(model)
+    }
+
+    /// Size of its own weights, in bytes; 0 if it was loaded.
+    pub fn bytes(&self) -> u64 {
+        self.candidate.as_ref().map_or(0, |found| found.bytes)
     }
 
     /// The model or head.
@@ -106,7 +203,7 @@ impl LoadedDraft {
     /// Arithmetic operations of one of its tokens over those of one of `target`'s, about: the c-hat of
     /// Leviathan et al. 2023, section 3.4.
     pub fn operations(&self, target: &dyn Model) -> f64 {
-        self.model().info().multiplications / target.info().multiplications
+        share(target.info(), self.model().info())
     }
 
     /// The drafter, with a pool of `num_blocks` blocks, which caches prefixes or not.
@@ -154,12 +251,62 @@ fn default_layers(target: &ModelConfig) -> Result<LayerList> {
     Ok(LayerList::of(layers))
 }
 
+/// The vocabulary of target and draft together, if their tokenizers differ.
+fn joint_vocabulary(
+    texts: (Option<&Arc<Text>>, Option<Text>),
+    target: &ModelInfo,
+    draft: &ModelInfo,
+    name: &str,
+) -> Result<Option<JointVocabulary>> {
+    let (known, drafted) = (target.vocab_size, draft.vocab_size);
+    let (text, draft_text) = match texts {
+        (Some(text), Some(draft_text)) => (text, draft_text),
+        _ if drafted > known => {
+            return Err(Error::setup(format!(
+                "the draft model {name} has {drafted} token ids, but the target has only {known}"
+            )));
+        }
+        _ => return Ok(None),
+    };
+    // Output layers may be padded, but the target must have every drafted id.
+    if check_same_tokens(text, &draft_text).is_ok() && drafted <= known {
+        return Ok(None);
+    }
+    let words = |text| Box::new(Words(text));
+    let (ours, theirs) = (text.clone(), Arc::new(draft_text));
+    let vocabulary = JointVocabulary::new(words(ours), words(theirs), known, drafted);
+    let (all, shared) = vocabulary.overlap();
+    tracing::info!(
+        "{name} has another tokenizer, so its drafts are translated: {shared} of its {all} tokens ({:.0}%) are tokens of the target, too",
+        100.0 * shared as f64 / all.max(1) as f64
+    );
+    if let Some(warning) = too_foreign((all, shared), name) {
+        tracing::warn!("{warning}");
+    }
+    Ok(Some(vocabulary))
+}
+
+/// Refuses a model that cannot draft, as [`DraftPool`](crate::spec::DraftPool) does.
+pub fn refuse_recurrent(model: &dyn Model) -> Result<()> {
+    if model.kv_shape().is_recurrent() {
+        return Err(Error::setup(
+            "a model with linear attention or Mamba cannot draft: only heads, tables and models with attention in all layers can",
+        ));
+    }
+    Ok(())
+}
+
+/// Multiplications of a token of `draft` over those of one of `target`.
+fn share(target: &ModelInfo, draft: &ModelInfo) -> f64 {
+    draft.multiplications / target.multiplications
+}
+
 /// Why a draft of this shape cannot pay, if it cannot: a step of it takes about as long as one of the target.
-fn too_large(target: &ModelInfo, draft: &ModelInfo, name: &str) -> Option<String> {
+pub fn too_large(target: &ModelInfo, draft: &ModelInfo, name: &str) -> Option<String> {
     /// The largest share of the target's multiplications that a draft may have. At a half, drafts pay only where
     /// nearly all draft tokens are accepted.
     const MAX_SHARE: f64 = 0.5;
-    let share = draft.multiplications / target.multiplications;
+    let share = share(target, draft);
     (share > MAX_SHARE).then(|| {
         format!(
             "{name} cannot make anything faster: a step of it takes about {:.0}% of one of the target; take a smaller draft, or leave out --draft-model, and tables draft",
@@ -207,15 +354,10 @@ impl Tokenizer for Words {
 }
 
 /// The error that the model `name` has no layer for further tokens, which `--drafter mtp` asks for.
-pub fn no_mtp(name: &str) -> Error {
+fn no_mtp(name: &str) -> Error {
     Error::setup(format!(
         "--drafter mtp: {name} has no layer for further tokens that is supported (those of Qwen3-Next, Qwen 3.5, DeepSeek-V3, GLM-4.5 to 4.7 and ERNIE 4.5 with experts are): leave out --drafter"
     ))
-}
-
-/// The error that a layer for further tokens, which `--drafter mtp` asks for, cannot be loaded.
-pub fn mtp_refused(error: Error) -> Error {
-    Error::setup(format!("--drafter mtp: {error}"))
 }
 
 /// The warning that tables draft, because the layer for further tokens cannot be loaded and no flag asked for it.

@@ -106,44 +106,36 @@ fn remedy(config: &Config) -> &'static str {
     }
 }
 
-/// The blocks of [`cache`], with a log of what they take.
-///
-/// # Errors
-/// The errors of [`cache`].
-pub fn pool_blocks(
-    config: &Config,
-    target: &dyn Model,
-    drafts: &[&dyn Model],
-    mut gpu: Option<DeviceMemory>,
-) -> Result<usize> {
-    let cache = cache(config, target, drafts, gpu.as_mut())?;
-    let (tokens, longest) = (cache.tokens, cache.longest);
-    for (i, &bytes) in cache.per_token.iter().enumerate() {
-        let whose = if i == 0 { "target" } else { "draft" };
-        let bytes = tokens * bytes;
-        let mib = bytes as f64 / f64::from(1 << 20);
-        tracing::info!("KV cache: {tokens} tokens, {mib:.0} MiB for the {whose}");
-        if let Some(budget) = &mut gpu {
-            budget.add(format!("KV cache, {whose}"), bytes as u64);
+impl Cache {
+    /// Logs what the pools take. `gpu` holds the memory that everything else takes.
+    pub fn log(&self, config: &Config, mut gpu: Option<DeviceMemory>) {
+        let (tokens, longest) = (self.tokens, self.longest);
+        for (i, &bytes) in self.per_token.iter().enumerate() {
+            let whose = if i == 0 { "target" } else { "draft" };
+            let bytes = tokens * bytes;
+            let mib = bytes as f64 / f64::from(1 << 20);
+            tracing::info!("KV cache: {tokens} tokens, {mib:.0} MiB for the {whose}");
+            if let Some(budget) = &mut gpu {
+                budget.add(format!("KV cache, {whose}"), bytes as u64);
+            }
+        }
+        if self.per_state > 0 {
+            let mib = self.per_state as f64 / f64::from(1 << 20);
+            let copies = max_state_copies(self.per_state);
+            tracing::info!(
+                "recurrent states: {mib:.1} MiB a sequence, and up to {copies} copies for prefixes"
+            );
+        }
+        if let Some(budget) = gpu {
+            tracing::info!("{budget}");
+        }
+        if tokens < longest {
+            let remedy = remedy(config);
+            tracing::warn!(
+                "the KV cache holds {tokens} tokens, the context {longest}: {remedy} --kv-cache-memory for longer texts"
+            );
         }
     }
-    if cache.per_state > 0 {
-        let mib = cache.per_state as f64 / f64::from(1 << 20);
-        let copies = max_state_copies(cache.per_state);
-        tracing::info!(
-            "recurrent states: {mib:.1} MiB a sequence, and up to {copies} copies for prefixes"
-        );
-    }
-    if let Some(budget) = gpu {
-        tracing::info!("{budget}");
-    }
-    if tokens < longest {
-        let remedy = remedy(config);
-        tracing::warn!(
-            "the KV cache holds {tokens} tokens, the context {longest}: {remedy} --kv-cache-memory for longer texts"
-        );
-    }
-    Ok(cache.blocks)
 }
 
 /// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them. Returns
@@ -219,7 +211,7 @@ pub fn total_memory() -> u64 {
 }
 
 /// The uses of a GPU's memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct DeviceMemory {
     total: u64,
     /// Names and bytes.
@@ -238,26 +230,33 @@ impl DeviceMemory {
                 total,
                 parts: Vec::new(),
             });
-        Self::note(&mut budget, "CUDA, other programs", device)?;
+        Self::note(&mut budget, "CUDA, other programs", device, 0)?;
         Ok(budget)
     }
 
-    /// Adds the memory that came into use since the last entry, as `name`.
+    /// Adds the memory that came into use since the last entry, as `name`; `expected` bytes if they are still to be
+    /// loaded.
     ///
     /// # Errors
     /// The driver does not report its memory.
-    pub fn note(budget: &mut Option<Self>, name: &str, device: &Device) -> Result<()> {
+    pub fn note(
+        budget: &mut Option<Self>,
+        name: &str,
+        device: &Device,
+        expected: u64,
+    ) -> Result<()> {
         if let (Some(budget), Some((free, total))) = (
             budget,
             kernels::device_memory(device).map_err(Error::setup)?,
         ) {
-            budget.add(name, (total - free).saturating_sub(budget.sum()));
+            let grown = (total - free).saturating_sub(budget.sum());
+            budget.add(name, grown.max(expected));
         }
         Ok(())
     }
 
     /// Adds a part that takes `bytes`.
-    pub fn add(&mut self, name: impl Into<String>, bytes: u64) {
+    fn add(&mut self, name: impl Into<String>, bytes: u64) {
         self.parts.push((name.into(), bytes));
     }
 

@@ -1,0 +1,214 @@
+//! What is served: the models, the drafters and the sizes of the KV pools. `check` prints a plan, and `load` executes it.
+
+use super::adapters;
+use super::checkpoint::{Checkpoint, Reading, Target, draft_options, load_options};
+use super::drafts::{LoadedDraft, tables_instead};
+use super::learn;
+use super::memory::{self, Cache, DeviceMemory};
+use crate::config::{Config, DrafterChoice, LoadFlags};
+use crate::error::{Error, Result};
+use crate::http::Adapters;
+use crate::kernels;
+use crate::model::{self, EmbeddingSpec, LoadedModel, Model, ModelSource};
+use crate::train::learn::Learning;
+use candle_core::Device;
+
+/// What the flags and the files decide together.
+pub struct Plan {
+    /// The flags, with the drafter that the files decide for.
+    pub config: Config,
+    pub device: Device,
+    pub target: Target,
+    /// How texts are embedded; `None` = they are not embedded.
+    pub embeddings: Option<EmbeddingSpec>,
+    /// The adapters that are served; `None` = there are none.
+    pub adapters: Option<Adapters>,
+    /// The drafter, or those that are compared; none if the target decodes plainly.
+    pub drafts: Vec<PlannedDraft>,
+    /// Why the checkpoint's own layer will not draft, although no flag chose another drafter.
+    pub draft_refused: Option<String>,
+    pub learning: Option<Learning>,
+    pub cache: Cache,
+    /// The uses of a GPU's memory; `None` on a CPU.
+    pub memory: Option<DeviceMemory>,
+}
+
+/// A drafter that is to be built.
+pub struct PlannedDraft {
+    pub choice: DrafterChoice,
+    /// Whether tables continue the drafts of a model.
+    pub with_tables: bool,
+    /// The model or head; `None` if it has none.
+    pub draft: Option<LoadedDraft>,
+}
+
+impl Plan {
+    /// Decides what `config` asks for, by what the files say.
+    ///
+    /// # Errors
+    /// `Setup`, in one line: a flag is wrong, a file is missing or not supported, or there is too little memory.
+    pub fn of(config: &Config, reading: Reading) -> Result<Self> {
+        let device = open_device(&config.load)?;
+        let mut memory = DeviceMemory::new(&device)?;
+        memory::check_limits(config)?;
+        let options = load_options(&config.load, &device);
+        let checkpoint = Checkpoint::find(&config.model, options, reading)?;
+        check_quantize(config, &checkpoint.source)?;
+        let target = Target::open(checkpoint)?;
+        let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
+        let adapters = adapters::load(config, &*target.model)?;
+        if let Some(spec) = &embeddings {
+            tracing::info!("embeddings: {spec}");
+        }
+        let bytes = target.inventory.sum(|entry| entry.loaded_bytes);
+        DeviceMemory::note(&mut memory, "target weights", &device, bytes)?;
+        let mut config = config.clone();
+        if !target.model.generates() {
+            tracing::info!(
+                "the model has no output layer: it serves embeddings only, without drafts"
+            );
+            config.drafter = None;
+            config.compared.clear();
+        }
+        let preferred = preferred(&mut config, &target);
+        let draft_refused = preferred.as_ref().err().map(tables_instead);
+        let mut learning = learn::open(&config, draft_options(&config, &device), &*target.model)?;
+        let learned = learning.as_mut().and_then(|learning| learning.head.take());
+        let mut first = learned
+            .map(LoadedDraft::of_head)
+            .or(preferred.unwrap_or(None));
+        let mut drafts = Vec::new();
+        for (choice, with_tables) in wanted(&config) {
+            let draft = match first.take() {
+                Some(draft) => Some(draft),
+                None => LoadedDraft::open(&choice, &target, draft_options(&config, &device))?,
+            };
+            if let Some(draft) = &draft {
+                DeviceMemory::note(&mut memory, "draft weights", &device, draft.bytes())?;
+            }
+            drafts.push(PlannedDraft {
+                choice,
+                with_tables,
+                draft,
+            });
+        }
+        let with_pools = drafts.iter().filter_map(|planned| planned.draft.as_ref());
+        let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
+        let cache = memory::cache(&config, &*target.model, &with_pools, memory.as_mut())?;
+        Ok(Self {
+            config,
+            device,
+            target,
+            embeddings,
+            adapters,
+            drafts,
+            draft_refused,
+            learning,
+            cache,
+            memory,
+        })
+    }
+
+    /// The name of the device in reports.
+    pub fn device_name(&self) -> &'static str {
+        if self.device.is_cpu() { "cpu" } else { "cuda" }
+    }
+}
+
+/// The device of the flags, which is checked and has its threads.
+fn open_device(flags: &LoadFlags) -> Result<Device> {
+    let device = kernels::device(&flags.device).map_err(Error::setup)?;
+    let isa = kernels::cpu::check().map_err(Error::setup)?;
+    if let Some(threads) = flags.threads {
+        kernels::set_threads(threads);
+    }
+    if device.is_cpu() {
+        tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());
+    } else {
+        tracing::info!("{}", determinism_notice(flags));
+    }
+    Ok(device)
+}
+
+/// Describes the bit equality that a GPU guarantees; the CPU always guarantees all of it.
+fn determinism_notice(flags: &LoadFlags) -> &'static str {
+    if flags.batch_invariant {
+        "batch-invariant: a text does not depend on drafts, other requests or prompt chunks"
+    } else {
+        "at a near tie a text may depend on whether a step has more than 16 rows (64 if weights are quantized) and on prompt chunks: --batch-invariant prevents this and is slower"
+    }
+}
+
+/// Returns how the `model` of `source` embeds texts; `None` = it does not embed texts, but generates them.
+fn embeddings(
+    config: &Config,
+    source: &ModelSource,
+    model: &dyn LoadedModel,
+) -> Result<Option<EmbeddingSpec>> {
+    let spec = model::embedding_spec(source, config.pooling)?;
+    if !model.generates() && spec.is_none() {
+        return Err(Error::setup(
+            "the model has no output layer (lm_head), so it generates no text: for embeddings, set --pooling last or --pooling mean",
+        ));
+    }
+    Ok(spec)
+}
+
+/// Makes the target's layer for further tokens the drafter, if there is one and no flag chose another.
+fn preferred(config: &mut Config, target: &Target) -> Result<Option<LoadedDraft>> {
+    let is_open = config.prefers_mtp && config.drafter.is_some() && config.compared.is_empty();
+    if !is_open {
+        return Ok(None);
+    }
+    let found = LoadedDraft::further_layer(target)?;
+    if found.is_some() {
+        config.drafter = Some(DrafterChoice::Mtp);
+    }
+    Ok(found)
+}
+
+/// The drafters that are compared, or the drafter; and whether tables continue its drafts.
+fn wanted(config: &Config) -> Vec<(DrafterChoice, bool)> {
+    let compared = config.compared.iter();
+    let compared = compared.map(|one| (one.choice.clone(), one.with_tables));
+    let drafter = config.drafter.iter().map(|choice| (choice.clone(), true));
+    if config.compared.is_empty() {
+        drafter.collect()
+    } else {
+        compared.collect()
+    }
+}
+
+/// Checks that `--quantize` and `--draft-quantize`, if they are given, change the target, which is in `source`,
+/// or a draft.
+///
+/// # Errors
+/// `Setup`: what they would change is a GGUF file.
+fn check_quantize(config: &Config, source: &ModelSource) -> Result<()> {
+    let (all, of_draft) = (config.load.quantize, config.draft_quantize);
+    if all.or(of_draft).is_none() {
+        return Ok(());
+    }
+    let no_effect = |flag: &str, name: &str| {
+        Error::setup(format!(
+            "{flag} has no effect on {name}: a GGUF file is quantized as it is; leave it out, or name a folder of safetensors"
+        ))
+    };
+    let draft = config.drafter.as_ref().and_then(DrafterChoice::model);
+    let mut changes_draft = false;
+    if let Some(draft) = draft {
+        let (name, revision) = (&draft.name, draft.revision.as_deref());
+        let format = config.load.load_format;
+        let (draft, _) = ModelSource::resolve_headers(name, revision, format)?;
+        changes_draft = matches!(draft, ModelSource::Folder(_));
+        if let (Some(kind), false) = (of_draft, changes_draft) {
+            return Err(no_effect(&format!("--draft-quantize {kind}"), name));
+        }
+    }
+    match (all, source) {
+        (Some(kind), ModelSource::Gguf(_)) if !changes_draft || of_draft.is_some() => {
+            Err(no_effect(&format!("--quantize {kind}"), &config.model.name))
+        }
+        _ => Ok(()),
+    }
+}
