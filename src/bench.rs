@@ -3,11 +3,8 @@
 //! load on the machine affects all of them equally.
 
 mod measure;
-mod penalty;
 mod report;
-mod sequoia;
 mod streams;
-mod theory;
 
 use crate::console::{self, say};
 use crate::engine::{EngineHandle, EngineOptions, Request};
@@ -19,12 +16,12 @@ use crate::spec::{CacheScope, DraftContext};
 use crate::text::Text;
 use clap::{ArgGroup, Args};
 use measure::{Sample, generate};
-use report::{BenchReport, MeasuredPair, Subject};
+use report::{MeasuredPair, Subject};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 pub use crate::spec::expected_speed_up;
-pub use penalty::RowPenalty;
+pub use report::BenchReport;
 
 /// Tokens of all random prompts together.
 const MAX_RANDOM_TOKENS: usize = 1 << 28;
@@ -79,11 +76,6 @@ pub struct BenchOptions {
     /// mode gives them first, unmeasured. Otherwise each run begins with empty tables.
     #[arg(long, value_name = "FILE")]
     pub warm: Option<PathBuf>,
-    /// Make each row of a target step but the first cost F one-row steps more, to see how drafts
-    /// behave where rows are dear.
-    #[arg(long, value_name = "F", default_value_t = 0.0,
-          value_parser = number("a number between 0 and 10", |cost: &f64| (0.0..=10.0).contains(cost)))]
-    pub row_penalty: f64,
     /// Accept each draft token with these probabilities, separated by commas, whatever the models
     /// compute. The texts are SYNTHETIC: use this only to measure the speed of untrained pairs.
     // See [`Request::synthetic_acceptance`]. Empty = drafts are verified.
@@ -289,14 +281,32 @@ const WARM_UP_TOKENS: usize = 16;
 /// Measures, prints a table for each temperature and mode and writes the JSON file.
 ///
 /// # Errors
-/// `Setup`: the prompts or the output file. `Internal`: the engine failed, or speculation changed a
-/// text, which is a bug; the tables are printed before this error.
+/// The errors of [`measure`]. `Setup`: the output file. `Internal`: speculation changed a text, which is a bug; the tables
+/// are printed before this error.
 pub fn run(
     engine: &EngineHandle,
     text: Option<&Text>,
     names: &ReportNames,
     options: &BenchOptions,
 ) -> Result<()> {
+    let report = measure(engine, text, names, options)?;
+    if let Some(path) = &options.json {
+        report.write(path)?;
+    }
+    console::print(&report)?;
+    report.check_equal()
+}
+
+/// Measures what the `options` ask for.
+///
+/// # Errors
+/// `Setup`: the prompts. `Internal`: the engine failed.
+pub fn measure(
+    engine: &EngineHandle,
+    text: Option<&Text>,
+    names: &ReportNames,
+    options: &BenchOptions,
+) -> Result<BenchReport> {
     let bench = Bench {
         engine,
         options,
@@ -309,16 +319,11 @@ pub fn run(
     };
     bench.warm_up()?;
     let subject = Subject::new(names, options);
-    let report = if options.streams.is_empty() {
+    Ok(if options.streams.is_empty() {
         BenchReport::new(subject, &bench.measure()?)
     } else {
         BenchReport::of_loads(subject, bench.measure_streams()?)
-    };
-    if let Some(path) = &options.json {
-        report.write(path)?;
-    }
-    console::print(&report)?;
-    report.check_equal()
+    })
 }
 
 /// The prompts of `file`, or random ones, without those that do not fit the context.

@@ -100,7 +100,7 @@ impl Foretoken {
             Err(Exit::Wrong(error)) => return Err(error),
             Err(Exit::Text(_)) => return Err(Error::setup("--help and --version start nothing")),
         };
-        let (loaded, thread) = load_with(&config, 0.0, self.own)?;
+        let (loaded, thread) = load_with(&config, self.own, |target| target)?;
         Ok(Running {
             config,
             loaded,

@@ -63,27 +63,16 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
     match command {
         Command::Serve(config) => {
             let socket = serve::bind(&config.http)?;
-            let (loaded, _thread) = load::load(config, 0.0)?;
+            let (loaded, _thread) = load::load(config)?;
             serve::serve(config, socket, loaded, log)
         }
         Command::Bench(config, options) => {
-            let (loaded, _thread) = load::load(config, options.row_penalty)?;
-            let names = bench::ReportNames {
-                model: config.served_model_name.clone(),
-                drafters: match &*config.compared {
-                    // The one that was loaded, which the checkpoint may have chosen.
-                    [] => (loaded.info.drafter.iter())
-                        .map(|(name, _)| name.clone())
-                        .collect(),
-                    compared => compared.iter().map(|one| one.name.clone()).collect(),
-                },
-                device: loaded.device.into(),
-                draft_operations: loaded.draft_operations,
-            };
+            let (loaded, _thread) = load::load(config)?;
+            let names = loaded.report_names(config);
             bench::run(&loaded.engine, loaded.text.as_deref(), &names, options)
         }
         Command::Generate(config, options) => {
-            let (loaded, _thread) = load::load(config, 0.0)?;
+            let (loaded, _thread) = load::load(config)?;
             let text = loaded.text.as_deref().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")
             })?;

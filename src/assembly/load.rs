@@ -4,7 +4,7 @@ use super::checkpoint::Reading;
 use super::corpus;
 use super::learn;
 use super::plan::{Plan, PlannedDraft};
-use crate::bench::RowPenalty;
+use crate::bench::ReportNames;
 use crate::config::{Config, DrafterChoice, TablesOptions};
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::error::{Error, Result};
@@ -52,17 +52,37 @@ impl Drop for EngineThread {
     }
 }
 
-/// Loads the models, sizes the KV pools and starts the engine, whose thread the caller keeps until the engine's work is
-/// done. With `row_penalty` above 0, the target's rows are made dearer; see [`RowPenalty`].
-pub fn load(config: &Config, row_penalty: f64) -> Result<(Loaded, EngineThread)> {
-    load_with(config, row_penalty, None)
+impl Loaded {
+    /// The names of what was loaded, for the report of `bench`.
+    pub fn report_names(&self, config: &Config) -> ReportNames {
+        let loaded = self.info.drafter.iter().map(|(name, _)| name.clone());
+        let compared = config.compared.iter().map(|one| one.name.clone());
+        ReportNames {
+            model: config.served_model_name.clone(),
+            drafters: if config.compared.is_empty() {
+                // Which the checkpoint may have chosen.
+                loaded.collect()
+            } else {
+                compared.collect()
+            },
+            device: self.device.into(),
+            draft_operations: self.draft_operations.clone(),
+        }
+    }
 }
 
-/// As [`load`], but with the drafter `own` of the caller in the place of the configured one, if it is given.
+/// Loads the models, sizes the KV pools and starts the engine, whose thread the caller keeps until the engine's work is
+/// done.
+pub fn load(config: &Config) -> Result<(Loaded, EngineThread)> {
+    load_with(config, None, |target| target)
+}
+
+/// As [`load`], but with the target that `wrap` makes of the loaded one, and with the drafter `own` of the caller in the
+/// place of the configured one, if it is given.
 pub fn load_with(
     config: &Config,
-    row_penalty: f64,
     own: Option<Box<dyn Drafter>>,
+    wrap: impl FnOnce(Box<dyn Model>) -> Box<dyn Model>,
 ) -> Result<(Loaded, EngineThread)> {
     let plan = Plan::of(config, Reading::Weights)?;
     if let Some(why) = &plan.draft_refused {
@@ -82,13 +102,8 @@ pub fn load_with(
             .map(|planned| drafter(config, planned, blocks, text.as_deref(), link.take()))
             .collect::<Result<_>>()?,
     };
-    let target: Box<dyn Model> = if row_penalty > 0.0 {
-        Box::new(RowPenalty::new(target, row_penalty))
-    } else {
-        target
-    };
     let engine = engine::spawn_with(
-        target,
+        wrap(target),
         drafters,
         blocks,
         config.block_size,

@@ -5,9 +5,8 @@ mod loads;
 mod table;
 
 use super::measure::{Cost, Sample};
-use super::theory::Theory;
 use super::{BenchMode, BenchOptions, ReportNames};
-use crate::engine::SpecUsage;
+use crate::engine::{RankCount, SpecUsage};
 use crate::error::{Error, Result};
 use crate::prompts::Prompt;
 use crate::sampling::Acceptance;
@@ -132,23 +131,24 @@ pub struct GroupFigures {
     pub mean_accepted_length: f64,
     /// Mean draft tokens per round with a draft.
     pub mean_draft_length: f64,
+    /// Draft tokens of all rounds.
+    pub drafted: usize,
+    /// Acceptance rates of the first, second, ... siblings, as far as any was tested.
+    pub sibling_acceptance: Vec<f64>,
     /// Time of a draft step over that of a plain target step.
     pub c: f64,
     /// Time of a speculative target step over that of a plain one; the theorem assumes 1.
     pub verify_cost: f64,
-    #[serde(flatten)]
-    pub theory: Theory,
     /// The prediction of Theorem 3.8 from alpha, K and c.
     pub expected_speed_up: f64,
     pub measured_over_expected: f64,
 }
 
 impl GroupFigures {
-    /// `spec_length` is the K of all `pairs`, and `draft_operations` those of a draft token over the target's.
+    /// `spec_length` is the K of all `pairs`.
     fn of<'a>(
         category: &str,
         spec_length: usize,
-        draft_operations: f64,
         pairs: impl IntoIterator<Item = &'a MeasuredPair>,
     ) -> Self {
         let (mut plain, mut spec, mut prompts) = (Timed::default(), Timed::default(), 0);
@@ -181,13 +181,12 @@ impl GroupFigures {
             alpha: usage.alpha(),
             mean_accepted_length: usage.mean_accepted_length(),
             mean_draft_length: usage.drafted as f64 / usage.rounds as f64,
+            drafted: usage.drafted,
+            sibling_acceptance: (usage.ranks.iter())
+                .take_while(|rank| rank.tested > 0)
+                .map(|&RankCount { tested, accepted }| accepted as f64 / tested as f64)
+                .collect(),
             c,
-            theory: Theory::of(
-                &usage,
-                spec_length,
-                draft_operations,
-                (spec.cost.target_steps, spec.decoded as f64),
-            ),
             verify_cost: spec.cost.target_seconds / spec.cost.target_steps / target_step,
             expected_speed_up: expected,
             measured_over_expected: speed_up / expected,
@@ -203,8 +202,6 @@ pub struct Subject {
     pub drafters: Vec<String>,
     /// The largest measured K.
     pub spec_length: usize,
-    /// Added cost of a row in one-row steps; see [`RowPenalty`](super::RowPenalty).
-    pub row_penalty: f64,
     /// Whether the tables knew answers before.
     pub warm: bool,
     pub max_tokens: usize,
@@ -225,7 +222,6 @@ impl Subject {
             model: names.model.clone(),
             drafters: names.drafters.clone(),
             spec_length: options.spec_lengths.iter().copied().max().unwrap_or(0),
-            row_penalty: options.row_penalty,
             warm: options.warm.is_some(),
             max_tokens: options.max_tokens,
             repeat: options.repeat,
@@ -243,20 +239,20 @@ impl Subject {
 /// All results of `bench`.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
-    pub subject: Subject,
-    pub temperatures: Vec<AtTemperature>,
+    subject: Subject,
+    temperatures: Vec<AtTemperature>,
     /// Figures of each drafter at each temperature, if several drafters were measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub drafters: Vec<DrafterFigures>,
+    drafters: Vec<DrafterFigures>,
     /// The best K for each temperature and otherwise equal mode, if several K were measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub best: Vec<Best>,
+    best: Vec<Best>,
     /// The acceptance rates of both acceptance rules, if both were measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub rules: Vec<RuleComparison>,
+    rules: Vec<RuleComparison>,
     /// Many requests at a time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub loads: Vec<LoadFigures>,
+    loads: Vec<LoadFigures>,
 }
 
 /// The figures of one temperature and one speculative mode.
@@ -314,19 +310,18 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 impl AtTemperature {
     /// Groups `pairs`, all of one temperature and way, by category.
-    fn of(subject: &Subject, temperature: f32, way: BenchMode, pairs: &[&MeasuredPair]) -> Self {
+    fn of(temperature: f32, way: BenchMode, pairs: &[&MeasuredPair]) -> Self {
         let k = way.spec_length;
-        let operations = (subject.draft_operations.get(way.drafter)).map_or(0.0, |&share| share);
         let figures = |name: &str| {
             let named = pairs.iter().filter(|pair| pair.category == name);
-            GroupFigures::of(name, k, operations, named.copied())
+            GroupFigures::of(name, k, named.copied())
         };
         let names = distinct(pairs.iter().map(|pair| pair.category.as_str()));
         Self {
             temperature,
             way,
             categories: names.into_iter().map(figures).collect(),
-            overall: GroupFigures::of("overall", k, operations, pairs.iter().copied()),
+            overall: GroupFigures::of("overall", k, pairs.iter().copied()),
             differing: pairs
                 .iter()
                 .filter_map(|pair| pair.differs.clone())
@@ -350,13 +345,13 @@ impl Best {
 
 impl BenchReport {
     /// Groups `pairs` by temperature, way and category.
-    pub fn new(subject: Subject, pairs: &[MeasuredPair]) -> Self {
+    pub(super) fn new(subject: Subject, pairs: &[MeasuredPair]) -> Self {
         let groups = distinct(pairs.iter().map(|pair| (pair.temperature, pair.way)));
         let temperatures = groups.into_iter().map(|(temperature, way)| {
             let in_group =
                 |pair: &&MeasuredPair| (pair.temperature, pair.way) == (temperature, way);
             let pairs: Vec<_> = pairs.iter().filter(in_group).collect();
-            AtTemperature::of(&subject, temperature, way, &pairs)
+            AtTemperature::of(temperature, way, &pairs)
         });
         let temperatures = temperatures.collect();
         let mut report = Self {
@@ -370,7 +365,7 @@ impl BenchReport {
     }
 
     /// The report of runs with many requests at a time.
-    pub fn of_loads(subject: Subject, loads: Vec<StreamLoad>) -> Self {
+    pub(super) fn of_loads(subject: Subject, loads: Vec<StreamLoad>) -> Self {
         Self {
             subject,
             temperatures: Vec::new(),

@@ -21,7 +21,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
         eprintln!("loading {}", config.served_model_name);
     }
     let socket = serve::bind(&config.http)?;
-    let (loaded, _thread) = load::load(config, 0.0)?;
+    let (loaded, _thread) = load::load(config)?;
     let text = loaded.text.clone();
     let text = text.filter(|text| text.has_chat_template() && loaded.engine.limits().generates);
     let text = text.ok_or_else(|| {

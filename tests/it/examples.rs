@@ -1,5 +1,7 @@
 //! The examples, run as the programs that they are.
 
+use crate::bench::Models;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -9,6 +11,9 @@ mod embed;
 #[path = "../../examples/own_drafter.rs"]
 #[allow(dead_code, reason = "its main function")]
 mod own_drafter;
+#[path = "../../examples/research/main.rs"]
+#[allow(dead_code, reason = "its main function")]
+mod research;
 #[path = "../../examples/router.rs"]
 #[allow(dead_code, reason = "its main function")]
 mod router;
@@ -50,4 +55,79 @@ async fn the_api_is_a_part_of_another_app() {
     assert!(models.contains("foretoken-demo"), "{models}");
     stop.send(()).unwrap();
     served.await.unwrap().unwrap();
+}
+
+/// The tables and the JSON report of the example `research`, with `flags` of `bench` after `own` ones.
+#[track_caller]
+fn study(own: &[&str], flags: &str) -> (String, Value) {
+    let models = Models::one();
+    let line = models.line(flags);
+    let bench = line.split_whitespace().skip(1);
+    let args = own.iter().copied().chain(bench).map(str::to_owned);
+    let study = research::Study::measure(args).unwrap();
+    (study.to_string(), study.json)
+}
+
+#[test]
+fn theory_stands_beside_what_was_measured() {
+    let (table, report) = study(
+        &[],
+        "--draft-model @target --spec-length 3 --spec-budget fixed --repeat 3 \
+         --random-prompts 2 --prompt-tokens 20 --max-tokens 200",
+    );
+    let greedy = &report["temperatures"][0]["overall"];
+    // The draft has the target's operations, and each of its three tokens stands.
+    assert_eq!(greedy["draft_operations"], 1.0, "{report}");
+    let theorem = greedy["expected_operations"].as_f64().unwrap();
+    assert!((theorem - 7.0 / 4.0).abs() < 1e-9, "{report}");
+    let measured = greedy["operations"].as_f64().unwrap();
+    assert!((1.6..1.9).contains(&measured), "{report}");
+    assert_eq!(greedy["sequoia"]["levels"], serde_json::json!([1, 1, 1]));
+    assert_eq!(greedy["sequoia"]["tokens"], 4.0);
+    assert!(table.contains("1.75 by Theorem 3.11") && table.contains("levels of 1, 1, 1"));
+    let one = &report["temperatures"][0]["categories"][0];
+    assert_eq!(one["sequoia"], greedy["sequoia"], "{report}");
+}
+
+#[test]
+fn a_cost_of_rows_that_is_none_is_refused() {
+    for number in ["-1", "nan", "1e300", "11"] {
+        let args = [
+            format!("--row-penalty={number}"),
+            "--random-prompts".into(),
+            "1".into(),
+        ];
+        let refused = research::Study::measure(args).err().map(|e| e.to_string());
+        let said = refused.unwrap_or_default();
+        assert!(said.contains("a number between 0 and 10"), "{said}");
+    }
+}
+
+/// With the target itself as draft, both rules accept every token, and the fourth of a chain costs as
+/// many rows as a tree of two siblings on two levels.
+#[test]
+fn rules_trees_and_dear_rows_are_compared() {
+    let (table, report) = study(
+        &["--row-penalty", "8"],
+        "--draft-model @target --spec-length 4 --spec-nodes 4 --spec-topk 2 --spec-budget fixed \
+         --acceptances coupled,rejection --spec-topks 1,2 \
+         --random-prompts 2 --prompt-tokens 20 --max-tokens 24",
+    );
+    for needle in [
+        "each further row costs 8 one-row steps more",
+        "temperature 1, rejection, tree 2",
+        "temperature 0, all modes",
+        "coupled, chain",
+    ] {
+        assert!(table.contains(needle), "{needle} is missing in {table}");
+    }
+    let rules = report["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), 4, "two temperatures, two shapes: {report}");
+    let chains = rules.iter().filter(|rules| rules["spec_topk"] == 1);
+    for rules in chains {
+        assert_eq!(rules["coupled_over_rejection"], 1.0, "{rules}");
+    }
+    // A step of five rows costs 32 one-row steps more, however busy the machine is.
+    let chain = &report["temperatures"][0]["overall"];
+    assert!(chain["verify_cost"].as_f64() > Some(8.0), "{chain}");
 }

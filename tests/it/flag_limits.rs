@@ -164,7 +164,6 @@ fn flags_of_bench() {
         "random-prompts 1 --spec-lengths",
         "random-prompts",
         "random-prompts 1 --max-tokens 1 --repeat",
-        "random-prompts 1 --row-penalty",
     ] {
         refusal(&format!("bench --{flag} {}", HUGE[1]), None);
     }
@@ -177,7 +176,7 @@ fn flags_of_bench() {
         "repeat",
     ];
     assert_eq!(refused(base, &flags), flags.len() * ABSURD.len());
-    for flag in ["row-penalty", "synthetic-acceptance", "temperatures"] {
+    for flag in ["synthetic-acceptance", "temperatures"] {
         for number in ABSURD.iter().skip(1) {
             let line = format!("{base} --{flag}={number}");
             assert!(refusal(&line, None).is_some(), "{line}");

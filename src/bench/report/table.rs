@@ -1,6 +1,5 @@
 //! The report as a text table.
 
-use super::super::theory::Theory;
 use super::{AtTemperature, BenchMode, BenchReport, Best, GroupFigures, LoadFigures, distinct};
 use crate::sampling::Acceptance;
 use std::fmt;
@@ -21,12 +20,7 @@ impl fmt::Display for BenchReport {
         )?;
         writeln!(f, "{} with {} threads, {}", s.cpu, s.threads, s.device)?;
         let tables = if s.warm { "warm" } else { "cold" };
-        write!(f, "tables: {tables}")?;
-        if s.row_penalty > 0.0 {
-            let penalty = s.row_penalty;
-            write!(f, "; each further row costs {penalty} one-row steps more")?;
-        }
-        writeln!(f)?;
+        writeln!(f, "tables: {tables}")?;
         let is_alone = self.loads.is_empty();
         writeln!(f, "\n{}", if is_alone { LEGEND } else { LOADS_LEGEND })?;
         for lengths in self.by_length() {
@@ -50,8 +44,7 @@ const LEGEND: &str = "\
 speed-up: decode tokens/s, speculative over plain. tok/step: tokens per target step. accepted,
 drafted: tokens per round with a draft. c, verify: time of a draft step and of a speculative target
 step, in plain target steps. expected: Theorem 3.8 of Leviathan et al. 2023, which assumes K drafted
-tokens in every round and verify = 1. Theorem 3.11: arithmetic operations, as if all K were drafted in every
-round. Sequoia: the best tree of so many nodes by the acceptance rates of siblings (Chen et al. 2024).";
+tokens in every round and verify = 1.";
 
 const LOADS_LEGEND: &str = "\
 tok/s: tokens of all requests over the wall time, prompts included. speed-up: speculative over plain.
@@ -263,7 +256,6 @@ fn fmt_lengths(
             for row in at.categories.iter().chain([&at.overall]) {
                 row.fmt_row(f, &row.category)?;
             }
-            at.overall.theory.fmt_lines(f, &at.overall)?;
         }
     }
     Best::of(lengths).map_or(Ok(()), |best| best.fmt_line(f))
@@ -308,30 +300,6 @@ impl GroupFigures {
             self.verify_cost,
             self.expected_speed_up,
             self.measured_over_expected
-        )
-    }
-}
-
-impl Theory {
-    /// Writes the figures that the papers expect, beside the measured ones.
-    fn fmt_lines(&self, f: &mut fmt::Formatter<'_>, figures: &GroupFigures) -> fmt::Result {
-        writeln!(
-            f,
-            "operations a token, over plain: {:.2} by Theorem 3.11 (c^ = {:.3}), {:.2} measured; speed-up {:.2}",
-            self.expected_operations, self.draft_operations, self.operations, figures.speed_up
-        )?;
-        let Some(tree) = &self.sequoia else {
-            return Ok(());
-        };
-        let levels: Vec<_> = tree.levels.iter().map(usize::to_string).collect();
-        writeln!(
-            f,
-            "a tree of {} nodes: Sequoia's, levels of {}, expects {:.2} tokens a round; the budget's, {:.2} nodes, had {:.2}",
-            tree.nodes,
-            levels.join(", "),
-            tree.tokens,
-            figures.mean_draft_length,
-            figures.mean_accepted_length
         )
     }
 }

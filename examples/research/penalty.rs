@@ -1,9 +1,9 @@
 //! A target whose rows are dear.
 
-use crate::error::Result;
-use crate::kv::{KvShape, KvStore};
-use crate::model::{Batch, ForwardOutput, Model, ModelInfo};
 use candle_core::Device;
+use foretoken::error::Result;
+use foretoken::kv::{KvShape, KvStore};
+use foretoken::model::{Batch, ForwardOutput, Model, ModelInfo};
 use std::time::{Duration, Instant};
 
 /// A model whose forwards take longer: each row but the first costs a share of a one-row forward
@@ -74,7 +74,7 @@ impl Model for RowPenalty {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::toy::ToyModel;
+    use foretoken::model::toy::ToyModel;
 
     #[test]
     fn each_row_but_the_first_costs_a_share_of_a_one_row_forward() {

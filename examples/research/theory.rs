@@ -1,8 +1,9 @@
 //! The figures that papers expect of a run.
 
 use super::sequoia::{BestTree, best_tree};
-use crate::engine::{RankCount, SpecUsage};
 use serde::Serialize;
+use serde_json::Value;
+use std::fmt;
 
 /// Trees that are looked for have at most so many nodes, the limit of `--spec-nodes`.
 const MAX_NODES: usize = 64;
@@ -22,27 +23,54 @@ pub struct Theory {
     pub sequoia: Option<BestTree>,
 }
 
+/// A figure of `bench`; NaN if it was not measured.
+pub fn figure(measured: &Value, name: &str) -> f64 {
+    measured[name].as_f64().unwrap_or(f64::NAN)
+}
+
 impl Theory {
-    /// `steps` and `tokens` are the target's steps and the tokens that they decoded; `k` is the depth of drafts
-    /// at most.
-    pub fn of(
-        usage: &SpecUsage,
-        k: usize,
-        draft_operations: f64,
-        (steps, tokens): (f64, f64),
-    ) -> Self {
-        let drafted = usage.drafted as f64;
-        let size = (drafted / usage.rounds as f64).round();
-        let rates: Vec<f64> = (usage.ranks.iter())
-            .take_while(|rank| rank.tested > 0)
-            .map(|&RankCount { tested, accepted }| accepted as f64 / tested as f64)
+    /// `measured` has the figures of a group of prompts, as `bench --json` writes them; `k` is the depth of drafts at
+    /// most.
+    pub fn of(measured: &Value, k: usize, draft_operations: f64) -> Self {
+        let of = |name| figure(measured, name);
+        let (tokens, size) = (of("tokens"), of("mean_draft_length").round());
+        let rates = measured["sibling_acceptance"].as_array();
+        let rates: Vec<f64> = (rates.into_iter().flatten())
+            .filter_map(Value::as_f64)
             .collect();
+        let rows = tokens / of("tokens_per_step") + of("drafted");
         Self {
             draft_operations,
-            expected_operations: expected_operations(usage.alpha(), k, draft_operations),
-            operations: (steps + drafted * (1.0 + draft_operations)) / tokens,
+            expected_operations: expected_operations(of("alpha"), k, draft_operations),
+            operations: (rows + of("drafted") * draft_operations) / tokens,
             sequoia: (size >= 1.0).then(|| best_tree((size as usize).min(MAX_NODES), k, &rates)),
         }
+    }
+
+    /// Writes the figures that the papers expect, beside those of `measured`.
+    pub fn fmt_lines(&self, f: &mut fmt::Formatter<'_>, measured: &Value) -> fmt::Result {
+        let of = |name| figure(measured, name);
+        writeln!(
+            f,
+            "operations a token, over plain: {:.2} by Theorem 3.11 (c^ = {:.3}), {:.2} measured; speed-up {:.2}",
+            self.expected_operations,
+            self.draft_operations,
+            self.operations,
+            of("speed_up")
+        )?;
+        let Some(tree) = &self.sequoia else {
+            return Ok(());
+        };
+        let levels: Vec<_> = tree.levels.iter().map(usize::to_string).collect();
+        writeln!(
+            f,
+            "a tree of {} nodes: Sequoia's, levels of {}, expects {:.2} tokens a round; the budget's, {:.2} nodes, had {:.2}",
+            tree.nodes,
+            levels.join(", "),
+            tree.tokens,
+            of("mean_draft_length"),
+            of("mean_accepted_length")
+        )
     }
 }
 
@@ -58,6 +86,7 @@ pub fn expected_operations(alpha: f64, k: usize, share: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn close(a: f64, b: f64) {
         assert!((a - b).abs() < 1e-9, "{a}, {b}");
@@ -96,22 +125,17 @@ mod tests {
 
     #[test]
     fn measured_operations_count_rows_and_draft_tokens() {
-        let usage = SpecUsage {
-            rounds: 10,
-            drafted: 30,
-            tested: 20,
-            accepted: 15,
-            ranks: [RankCount {
-                tested: 20,
-                accepted: 15,
-            }; 4],
-            ..SpecUsage::default()
-        };
-        let theory = Theory::of(&usage, 3, 0.1, (10.0, 25.0));
+        let measured = json!({
+            "tokens": 25, "tokens_per_step": 2.5, "drafted": 30, "mean_draft_length": 3.0, "alpha": 0.75,
+            "sibling_acceptance": [0.75, 0.75, 0.75, 0.75],
+        });
+        let theory = Theory::of(&measured, 3, 0.1);
         close(theory.operations, (10.0 + 33.0) / 25.0);
         let tree = theory.sequoia.unwrap();
         assert_eq!((tree.nodes, tree.levels.iter().sum()), (3, 3));
-        let none = Theory::of(&SpecUsage::default(), 3, 0.0, (5.0, 5.0));
+        let none =
+            json!({"tokens": 5, "tokens_per_step": 1.0, "drafted": 0, "mean_draft_length": null});
+        let none = Theory::of(&none, 3, 0.0);
         assert!(none.sequoia.is_none());
         close(none.operations, 1.0);
     }

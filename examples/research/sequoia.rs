@@ -96,7 +96,7 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::mix;
+    use foretoken::sampling::mix;
 
     /// A tree by its children's trees, the first rank first.
     #[derive(Clone)]
