@@ -52,9 +52,9 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
           value_parser = temperature)]
     pub temperatures: Vec<f32>,
-    /// Drafters to compare, separated by commas: tables, ngram, lookahead, self, head or model (that of --draft-model), or
-    /// the name of a draft model or head; +tables after a model's lets tables continue its drafts, as serve
-    /// does, for example tables,head,head+tables [default: the drafter that serve would take].
+    /// Drafters to compare, separated by commas: names of --drafter without a model, head or model (that of
+    /// --draft-model), or the name of a draft model or head; +tables after a model's lets tables continue its drafts, as
+    /// serve does, for example tables,head,head+tables [default: the drafter that serve would take].
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
     pub drafters: Vec<String>,
     /// Draft lengths (K) to measure, each at most --spec-length, separated by commas

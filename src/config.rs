@@ -230,7 +230,7 @@ impl CommonOptions {
         if self.model.is_none() {
             self.embedded_pair()?;
         }
-        let (drafter, spec_length) = self.speculation.validate(self.engine.spec.nodes)?.unzip();
+        let (drafter, spec_length) = self.speculation.validate(&self.engine.spec)?.unzip();
         let name = self.model.unwrap_or_default();
         let mut names = self.served_model_name.into_iter();
         let served_model_name = names.next().unwrap_or_else(|| default_served_name(&name));
@@ -247,11 +247,6 @@ impl CommonOptions {
             model_name: served_model_name.clone(),
             ..self.engine
         };
-        if drafter == Some(DrafterChoice::Lookahead) && engine.spec.topk < 2 {
-            return Err(Error::setup(
-                "--drafter lookahead drafts trees: add --spec-topk 4, or another number of 2 or more",
-            ));
-        }
         Ok(Config {
             model: ModelChoice {
                 name,

@@ -1,7 +1,7 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use super::checkpoint::{Checkpoint, Target};
-use crate::config::{DrafterChoice, ModelChoice};
+use crate::config::DrafterChoice;
 use crate::error::{Error, Result};
 use crate::model::{
     DraftNetwork, Head, HeadKind, Inventory, KvSource, LayerList, LoadOptions, LoadedModel, Model,
@@ -61,39 +61,29 @@ impl LoadedDraft {
         target: &Target,
         options: LoadOptions,
     ) -> Result<Option<Self>> {
-        let open =
-            |choice: &ModelChoice| Checkpoint::find(choice, options, target.checkpoint.reading);
-        let head = |draft: Checkpoint, drafter: &str, takes: fn(HeadKind) -> bool| {
-            let name = &draft.name;
-            match draft.head_kind()?.filter(|&kind| takes(kind)) {
-                Some(kind) => Self::head(&draft, kind, target),
-                None => Err(Error::setup(format!(
-                    "--drafter {drafter}: {name} is no such head: leave out --drafter"
-                ))),
-            }
+        let Some(named) = choice.model() else {
+            return match choice {
+                DrafterChoice::Own(layers) => Self::own(&*target.model, layers.as_ref()).map(Some),
+                DrafterChoice::Mtp => match Self::further_layer(target)? {
+                    None => Err(no_mtp(&target.checkpoint.name)),
+                    found => Ok(found),
+                },
+                _ => Ok(None),
+            };
         };
-        Ok(Some(match choice {
-            DrafterChoice::Model(choice) => {
-                let draft = open(choice)?;
-                match draft.head_kind()? {
-                    Some(kind) => Self::head(&draft, kind, target)?,
-                    None => Self::beside(target, &draft)?,
-                }
-            }
-            DrafterChoice::Eagle3(choice) => {
-                head(open(choice)?, "eagle3", |kind| !kind.is_parallel())?
-            }
-            DrafterChoice::Parallel(choice) => {
-                head(open(choice)?, "parallel", HeadKind::is_parallel)?
-            }
-            DrafterChoice::Own(layers) => Self::own(&*target.model, layers.as_ref())?,
-            DrafterChoice::Mtp => {
-                Self::further_layer(target)?.ok_or_else(|| no_mtp(&target.checkpoint.name))?
-            }
-            DrafterChoice::Tables | DrafterChoice::Ngram { .. } | DrafterChoice::Lookahead => {
-                return Ok(None);
-            }
-        }))
+        let draft = Checkpoint::find(named, options, target.checkpoint.reading)?;
+        let kind = draft.head_kind()?;
+        if let Some(drafter) = choice.other_head(kind) {
+            return Err(Error::setup(format!(
+                "--drafter {drafter}: {} is no such head: leave out --drafter",
+                draft.name
+            )));
+        }
+        let draft = match kind {
+            Some(kind) => Self::head(&draft, kind, target)?,
+            None => Self::beside(target, &draft)?,
+        };
+        Ok(Some(draft))
     }
 
     fn head(draft: &Checkpoint, kind: HeadKind, target: &Target) -> Result<Self> {

@@ -5,14 +5,12 @@ use super::corpus;
 use super::learn;
 use super::plan::{Plan, PlannedDraft};
 use crate::bench::ReportNames;
-use crate::config::{Config, DrafterChoice, TablesOptions};
+use crate::config::{Config, TablesOptions};
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::error::{Error, Result};
 use crate::http::{Adapters, ServerInfo};
 use crate::model::{self, EmbeddingSpec, Model, ModelSource};
-use crate::spec::{
-    Cascade, Drafter, LearnerLink, LearningDrafter, Lookahead, NgramDrafter, Tables,
-};
+use crate::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, Tables};
 use crate::text::Text;
 use crate::train::learn::Learning;
 use std::sync::Arc;
@@ -171,11 +169,10 @@ fn drafter(
 ) -> Result<Box<dyn Drafter>> {
     let tables = || tables(&config.tables, text);
     let Some(draft) = planned.draft else {
-        return Ok(match planned.choice {
-            DrafterChoice::Ngram { min, max } => Box::new(NgramDrafter::new(min, max)),
-            DrafterChoice::Lookahead => Box::new(Lookahead::default()),
-            _ => Box::new(tables()?),
-        });
+        return match planned.choice.simple() {
+            Some(drafter) => Ok(drafter),
+            None => Ok(Box::new(tables()?)),
+        };
     };
     let prefix_caching = !config.engine.no_prefix_caching;
     let mut model = draft.drafter(blocks, config.block_size, prefix_caching)?;

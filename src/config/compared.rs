@@ -1,8 +1,10 @@
 //! The drafters of `bench --drafters`.
 
-use super::speculation::DrafterChoice;
-use super::{Config, ModelChoice};
+use super::Config;
+use super::speculation::{DrafterChoice, DrafterName, ModelChoice, SpeculationFlags};
 use crate::error::{Error, Result};
+use clap::ValueEnum;
+use std::mem::discriminant;
 
 /// Drafters of one run: each has a pool and tables of its own.
 const MAX_DRAFTERS: usize = 16;
@@ -46,37 +48,29 @@ impl ComparedDrafter {
             None => (name, false),
         };
         let configured = config.drafter.as_ref();
-        let choice = match alone {
-            "tables" => DrafterChoice::Tables,
-            "ngram" => match configured {
-                Some(ngram @ DrafterChoice::Ngram { .. }) => ngram.clone(),
-                _ => DrafterChoice::default_ngram(),
-            },
-            "lookahead" => DrafterChoice::Lookahead,
-            "self" => match configured {
-                Some(own @ DrafterChoice::Own(_)) => own.clone(),
-                _ => DrafterChoice::Own(None),
-            },
-            "mtp" => DrafterChoice::Mtp,
-            "model" | "head" => match configured {
-                Some(model) if model.model().is_some() => model.clone(),
-                _ => {
-                    return Err(Error::setup(format!(
+        let kind = DrafterName::from_str(alone, false);
+        let choice = match (alone, kind) {
+            ("model" | "head", _) => {
+                let model = configured.filter(|drafter| drafter.model().is_some());
+                model.cloned().ok_or_else(|| {
+                    Error::setup(format!(
                         "--drafters {name} needs a model: add --draft-model MODEL, or name the model in place of {alone}"
-                    )));
-                }
-            },
-            "" => return Err(Error::setup("--drafters has an empty name")),
-            model => DrafterChoice::Model(ModelChoice {
+                    ))
+                })?
+            }
+            (_, Ok(kind)) if !kind.is_model() => {
+                let default = kind.choose(&SpeculationFlags::default(), usize::MAX)?;
+                let same =
+                    |drafter: &&DrafterChoice| discriminant(*drafter) == discriminant(&default);
+                configured.filter(same).cloned().unwrap_or(default)
+            }
+            ("", _) => return Err(Error::setup("--drafters has an empty name")),
+            (model, _) => DrafterChoice::Model(ModelChoice {
                 name: model.into(),
                 revision: None,
             }),
         };
-        let has_no_model = matches!(
-            choice,
-            DrafterChoice::Tables | DrafterChoice::Ngram { .. } | DrafterChoice::Lookahead
-        );
-        if with_tables && has_no_model {
+        if with_tables && !choice.has_network() {
             return Err(Error::setup(format!(
                 "--drafters {name}: only the drafts of a model, a head or self are continued by tables"
             )));

@@ -1,10 +1,12 @@
-//! The flags that choose a drafter, and what they mean together.
+//! The drafters, the flags that choose one, and what they mean together.
 
 use crate::convert;
+use crate::engine::SpecLimits;
 use crate::error::{Error, Result};
 use crate::kernels::quant::BlockType;
-use crate::model::{LayerList, MAX_TREE_NODES};
+use crate::model::{HeadKind, LayerList, MAX_TREE_NODES};
 use crate::parse::{at_least_one, bytes, number};
+use crate::spec::{Drafter, Lookahead, NgramDrafter};
 use crate::train::learn::LearnOptions;
 use clap::{Args, ValueEnum};
 use std::fmt;
@@ -18,7 +20,7 @@ const MIN_LEARN_SHARE: f64 = 0.001;
 const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
 
 /// The drafter, and the maximum depth of its drafts.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Speculation")]
 pub struct SpeculationFlags {
     /// Decode speculatively; =false decodes plainly [default: true].
@@ -130,18 +132,74 @@ pub enum DrafterChoice {
     Mtp,
 }
 
-impl DrafterChoice {
-    /// N-grams of the default lengths.
-    pub(super) fn default_ngram() -> Self {
-        let (min, max) = DEFAULT_PROMPT_LOOKUP;
-        Self::Ngram { min, max }
+impl DrafterName {
+    /// Whether it reads --draft-model.
+    pub fn is_model(self) -> bool {
+        matches!(self, Self::Model | Self::Eagle3 | Self::Parallel)
     }
 
+    /// The drafter that `flags` describe under this name; drafts have at most `topk` siblings.
+    ///
+    /// # Errors
+    /// `Setup`, naming a flag and what would be accepted.
+    pub fn choose(self, flags: &SpeculationFlags, topk: usize) -> Result<DrafterChoice> {
+        Ok(match self {
+            Self::Model => DrafterChoice::Model(flags.model(self)?),
+            Self::Eagle3 => DrafterChoice::Eagle3(flags.model(self)?),
+            Self::Parallel => DrafterChoice::Parallel(flags.model(self)?),
+            Self::Tables => DrafterChoice::Tables,
+            Self::Ngram => flags.ngram()?,
+            Self::Lookahead if topk < 2 => {
+                return Err(Error::setup(
+                    "--drafter lookahead drafts trees: add --spec-topk 4, or another number of 2 or more",
+                ));
+            }
+            Self::Lookahead => DrafterChoice::Lookahead,
+            Self::Own => DrafterChoice::Own(flags.draft_layers.clone()),
+            Self::Mtp => DrafterChoice::Mtp,
+        })
+    }
+}
+
+/// The name on the command line.
+impl fmt::Display for DrafterName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
+impl DrafterChoice {
     /// The model of `--draft-model`, if it has one.
     pub fn model(&self) -> Option<&ModelChoice> {
         match self {
             Self::Model(choice) | Self::Eagle3(choice) | Self::Parallel(choice) => Some(choice),
-            Self::Tables | Self::Ngram { .. } | Self::Lookahead | Self::Own(_) | Self::Mtp => None,
+            _ => None,
+        }
+    }
+
+    /// The name of the heads that alone are taken; `None` = this `kind`, a head or an ordinary model, is taken.
+    pub fn other_head(&self, kind: Option<HeadKind>) -> Option<DrafterName> {
+        match self {
+            Self::Eagle3(_) if kind.is_none_or(HeadKind::is_parallel) => Some(DrafterName::Eagle3),
+            Self::Parallel(_) if !kind.is_some_and(HeadKind::is_parallel) => {
+                Some(DrafterName::Parallel)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it drafts by a network: a model, a head or the target's layers.
+    pub fn has_network(&self) -> bool {
+        self.model().is_some() || matches!(self, Self::Own(_) | Self::Mtp)
+    }
+
+    /// The drafter, if it needs neither a network nor tables.
+    pub fn simple(&self) -> Option<Box<dyn Drafter>> {
+        match self {
+            Self::Ngram { min, max } => Some(Box::new(NgramDrafter::new(*min, *max))),
+            Self::Lookahead => Some(Box::new(Lookahead::default())),
+            _ => None,
         }
     }
 }
@@ -171,27 +229,6 @@ pub struct TablesOptions {
     pub corpus: Option<PathBuf>,
 }
 
-impl DrafterName {
-    /// Whether it reads --draft-model.
-    fn is_model(self) -> bool {
-        matches!(self, Self::Model | Self::Eagle3 | Self::Parallel)
-    }
-
-    /// Returns the drafter's value on the command line.
-    fn value(self) -> &'static str {
-        match self {
-            Self::Model => "model",
-            Self::Eagle3 => "eagle3",
-            Self::Parallel => "parallel",
-            Self::Tables => "tables",
-            Self::Ngram => "ngram",
-            Self::Lookahead => "lookahead",
-            Self::Own => "self",
-            Self::Mtp => "mtp",
-        }
-    }
-}
-
 impl SpeculationFlags {
     /// Rejects flags of one source, the command line or the file, that contradict each other.
     ///
@@ -212,7 +249,6 @@ impl SpeculationFlags {
         }
         match self.drafter {
             Some(other) if !other.is_model() && self.draft_model.is_some() => {
-                let other = other.value();
                 Err(Error::setup(format!(
                     "--drafter {other} uses no draft model: leave out --draft-model or --drafter {other}"
                 )))
@@ -238,26 +274,17 @@ impl SpeculationFlags {
         self.speculative_decoding == Some(false) || !chosen.is_model()
     }
 
-    /// The drafter and the depth of its drafts, which have at most `nodes` tokens; `None` = plain decoding.
+    /// The drafter and the depth of its drafts, within `limits`; `None` = plain decoding.
     ///
     /// # Errors
     /// `Setup`, naming a flag and what would be accepted.
-    pub fn validate(&self, nodes: usize) -> Result<Option<(DrafterChoice, usize)>> {
+    pub fn validate(&self, limits: &SpecLimits) -> Result<Option<(DrafterChoice, usize)>> {
         if self.speculative_decoding == Some(false) {
             return Ok(None);
         }
         let name = self.chosen().unwrap_or(DrafterName::Tables);
         self.check_particular(name)?;
-        let drafter = match name {
-            DrafterName::Model => DrafterChoice::Model(self.model(name)?),
-            DrafterName::Eagle3 => DrafterChoice::Eagle3(self.model(name)?),
-            DrafterName::Parallel => DrafterChoice::Parallel(self.model(name)?),
-            DrafterName::Tables => DrafterChoice::Tables,
-            DrafterName::Ngram => self.ngram()?,
-            DrafterName::Lookahead => DrafterChoice::Lookahead,
-            DrafterName::Own => DrafterChoice::Own(self.draft_layers.clone()),
-            DrafterName::Mtp => DrafterChoice::Mtp,
-        };
+        let (drafter, nodes) = (name.choose(self, limits.topk)?, limits.nodes);
         match self.spec_length {
             Some(0) => Err(Error::setup(
                 "--spec-length must be at least 1; for plain decoding, set --speculative-decoding=false",
@@ -353,7 +380,7 @@ impl SpeculationFlags {
         let Some((flag, _, readers)) = unread.next() else {
             return Ok(());
         };
-        let (name, reader) = (name.value(), readers[0].value());
+        let reader = readers[0];
         Err(Error::setup(match flag {
             "draft-revision" | "draft-quantize" => format!("--{flag} needs --draft-model"),
             _ => format!(
@@ -364,7 +391,6 @@ impl SpeculationFlags {
 
     fn model(&self, drafter: DrafterName) -> Result<ModelChoice> {
         let Some(name) = self.draft_model.clone() else {
-            let drafter = drafter.value();
             return Err(Error::setup(format!(
                 "--drafter {drafter} needs a model: add --draft-model MODEL, or choose --drafter tables"
             )));
