@@ -1,303 +1,325 @@
-//! Causal grouped-query attention of an unrolled head (EAGLE-3's training-time test), with RoPE and a
-//! backward pass of its own.
+//! Grouped-query attention of the heads in training, with RoPE and a backward pass of its own.
 //!
-//! The head runs over the same positions several times, one pass a draft step. At pass `s`, position `i`
-//! is rotated as `i + s`, and sees K and V of pass 0 at positions up to `i` (the committed text) and of
-//! passes 1 to `s` at `i` alone (the draft that began there). So the passes after the first may run over some
-//! of the positions.
+//! Each query row sees the beginning of its text and some keys of its own, as a [`KeyLayout`] says. The scores of
+//! the text are one matrix product for all rows of a text; those of the own keys, which are few, are computed row by
+//! row.
 
-use super::heads::{Drafts, Heads};
+use super::heads::{Heads, KeyLayout};
 use super::on_device;
 use super::ops::{add_scaled, dot, slice, with_slice};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use foretoken_kernels::float::exp;
+use std::ops::Range;
 
-/// The attention of the last of `passes`, `[positions of the pass, queries * head_dim]`, for Q, K and V of all of
-/// them before RoPE, pass after pass, `[positions of all passes, heads.width()]`. The first pass has all positions
-/// of the rows, each later one those of `drafts`.
-pub fn attend(qkv: &Tensor, heads: &Heads, drafts: &Drafts, passes: usize) -> Result<Tensor> {
-    if !qkv.device().is_cpu() {
-        return on_device::attend_causally(qkv, heads, drafts, passes);
+/// The attention of all query rows, `[query rows, queries * head_dim]`, before RoPE: `text` ends with the columns of K
+/// and V of the texts, `[texts * len, .. + 2 * keys * head_dim]`; `own` has Q, K and V of the own rows,
+/// `[own rows, heads.width()]`.
+pub fn attend(text: &Tensor, own: &Tensor, heads: &Heads, layout: &KeyLayout) -> Result<Tensor> {
+    if !text.device().is_cpu() {
+        return on_device::attend(text, own, heads, layout);
     }
-    qkv.apply_op1(CausalAttention {
+    let op = Attention {
         heads: heads.clone(),
-        drafts: drafts.clone(),
-        passes,
-    })
+        layout: layout.clone(),
+    };
+    text.apply_op2(own, op)
 }
 
-struct CausalAttention {
+struct Attention {
     heads: Heads,
-    drafts: Drafts,
-    passes: usize,
+    layout: KeyLayout,
 }
 
-/// The elements of one call.
-struct CausalCall<'a> {
-    op: &'a CausalAttention,
-    qkv: &'a [f32],
-}
-
-/// Which part of Q, K and V, rotated or not.
+/// Which heads of the text or of the own rows.
 #[derive(Clone, Copy, PartialEq)]
-enum CausalPart {
+enum Part {
+    TextKey,
+    TextValue,
     Query,
     Key,
     Value,
 }
 
-/// The values that the forward and the backward pass need.
-struct CausalWeights {
-    /// `[rows * queries, positions, head_dim]`, rotated and scaled.
-    q: Vec<f32>,
-    /// K of each pass, `[rows * keys, positions, head_dim]`, rotated; `v` is V in the same shape, not rotated.
-    k: Vec<Vec<f32>>,
-    v: Vec<Vec<f32>>,
-    /// `[rows * queries, positions, len]`: what a position gives to the positions of pass 0.
-    text: Vec<f32>,
-    /// `[rows * queries, positions, passes - 1]`: what it gives to the later passes.
-    draft: Vec<f32>,
+impl Part {
+    fn is_of_text(self) -> bool {
+        matches!(self, Self::TextKey | Self::TextValue)
+    }
 }
 
-impl CausalCall<'_> {
-    fn rows(&self) -> usize {
-        self.op.drafts.rows
-    }
+/// Where a [`Part`] is.
+struct Columns {
+    heads: usize,
+    /// Column of the first head, and number of all columns.
+    first: usize,
+    width: usize,
+    /// Rows of the tensor.
+    rows: Range<usize>,
+    /// Rows of a text.
+    count: usize,
+}
 
-    /// Positions of a row in the last pass.
-    fn count(&self) -> usize {
-        self.op.drafts.count(self.op.passes - 1)
-    }
+/// The values that the forward and the backward pass need.
+struct Weights {
+    /// `[texts * queries, query rows of a text, head_dim]`, rotated and scaled.
+    q: Vec<f32>,
+    /// `[parts * texts * keys, query rows of a text, head_dim]`; K is rotated.
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// `[texts * keys, len, head_dim]`; K is rotated.
+    text_k: CpuStorage,
+    text_v: CpuStorage,
+    /// `[texts * queries, query rows of a text, len]`: what a query gives to its text.
+    text: Vec<f32>,
+    /// `[texts * queries, query rows of a text, own]`: what it gives to its own keys.
+    own: Vec<f32>,
+}
 
+/// The elements of one call.
+struct Call<'a> {
+    heads: &'a Heads,
+    layout: &'a KeyLayout,
+    text: &'a [f32],
+    own: &'a [f32],
+}
+
+impl Call<'_> {
     /// Queries of one head of K.
     fn group(&self) -> usize {
-        self.op.heads.queries / self.op.heads.keys
+        self.heads.queries / self.heads.keys
     }
 
-    /// Number of heads of `part`, and the column at which it begins.
-    fn columns(&self, part: CausalPart) -> (usize, usize) {
-        let Heads {
-            queries,
-            keys,
-            head_dim,
-            ..
-        } = self.op.heads;
-        match part {
-            CausalPart::Query => (queries, 0),
-            CausalPart::Key => (keys, queries * head_dim),
-            CausalPart::Value => (keys, (queries + keys) * head_dim),
-        }
-    }
-
-    /// Calls `each` with every place of `part` of pass `pass`, in rows of width `width`: its number in the order
-    /// of `[rows, heads, positions]`, its offset in `[rows * positions, width]`, and its position.
-    fn places(
-        &self,
-        (part, pass): (CausalPart, usize),
-        width: usize,
-        mut each: impl FnMut(usize, usize, usize),
-    ) {
-        let (heads, start) = self.columns(part);
-        let (count, d) = (self.op.drafts.count(pass), self.op.heads.head_dim);
-        for row in 0..self.rows() {
-            for head in 0..heads {
-                for i in 0..count {
-                    let from = (row * count + i) * width + start + head * d;
-                    let position = self.op.drafts.position(pass, row, i);
-                    each((row * heads + head) * count + i, from, position);
-                }
-            }
-        }
-    }
-
-    /// `part` of pass `pass`, `[rows, heads, positions, head_dim]`.
-    fn gather(&self, part: CausalPart, pass: usize) -> Vec<f32> {
-        let d = self.op.heads.head_dim;
-        let width = self.op.heads.width();
-        let places = self.op.drafts.places(pass);
-        let size = places.len();
-        let qkv = &self.qkv[places.start * width..places.end * width];
-        let mut out = vec![0f32; size * self.columns(part).0 * d];
-        let scale = match part {
-            CausalPart::Query => self.op.heads.scale(),
-            _ => 1.0,
+    fn columns(&self, part: Part) -> Columns {
+        let layout = self.layout;
+        let Heads { queries, keys, .. } = *self.heads;
+        let (d, texts) = (self.heads.head_dim, layout.texts * layout.len);
+        let (all, rows, count) = if part.is_of_text() {
+            (self.text.len() / texts.max(1), 0..texts, layout.len)
+        } else {
+            (
+                self.heads.width(),
+                0..layout.positions.len(),
+                layout.count(),
+            )
         };
-        self.places((part, pass), width, |to, from, i| {
-            let (x, y) = (&qkv[from..from + d], &mut out[to * d..(to + 1) * d]);
-            match part {
-                CausalPart::Value => y.copy_from_slice(x),
-                _ => rotate(x, y, self.op.heads.rotation(i + pass), scale, 1.0),
+        let own = if layout.own > 0 { keys } else { 0 };
+        let (heads, first, skipped) = match part {
+            Part::TextKey => (keys, all - 2 * keys * d, 0),
+            Part::TextValue => (keys, all - keys * d, 0),
+            Part::Query => (queries, 0, layout.first_query()),
+            Part::Key => (own, queries * d, 0),
+            Part::Value => (own, (queries + keys) * d, 0),
+        };
+        Columns {
+            heads,
+            first,
+            width: all,
+            rows: skipped..rows.end,
+            count,
+        }
+    }
+
+    /// The output has the columns of the queries alone.
+    fn outputs(&self) -> Columns {
+        let columns = self.columns(Part::Query);
+        Columns {
+            width: columns.heads * self.heads.head_dim,
+            rows: 0..columns.rows.len(),
+            ..columns
+        }
+    }
+
+    /// Calls `each` with every place of `columns`: its number in the order of `[texts, heads, rows of a text]`, its
+    /// offset in the tensor, and its row there.
+    fn places(&self, columns: &Columns, mut each: impl FnMut(usize, usize, usize)) {
+        let (heads, count) = (columns.heads, columns.count);
+        for (i, row) in columns.rows.clone().enumerate() {
+            for head in 0..heads {
+                let to = (i / count * heads + head) * count + i % count;
+                let from = row * columns.width + columns.first + head * self.heads.head_dim;
+                each(to, from, row);
             }
+        }
+    }
+
+    /// Moves one head of `part` from `x` to `y`, to the position of `row` or (if `direction` is -1) back.
+    fn turn(&self, part: Part, row: usize, x: &[f32], y: &mut [f32], direction: f32) {
+        let position = match part {
+            Part::Value | Part::TextValue => return y.copy_from_slice(x),
+            Part::TextKey => row % self.layout.len,
+            Part::Query | Part::Key => self.layout.positions[row],
+        };
+        let scale = if part == Part::Query {
+            self.heads.scale()
+        } else {
+            1.0
+        };
+        rotate(x, y, self.heads.rotation(position), scale, direction);
+    }
+
+    /// `part` as `[texts, heads, rows of a text, head_dim]`.
+    fn gather(&self, part: Part) -> Vec<f32> {
+        let (d, columns) = (self.heads.head_dim, self.columns(part));
+        let all = if part.is_of_text() {
+            self.text
+        } else {
+            self.own
+        };
+        let mut out = vec![0f32; columns.rows.len() * columns.heads * d];
+        self.places(&columns, |to, from, row| {
+            let (x, y) = (&all[from..from + d], &mut out[to * d..(to + 1) * d]);
+            self.turn(part, row, x, y, 1.0);
         });
         out
     }
 
-    /// Writes the gradient by `part` of pass `pass`, `[rows, heads, positions, head_dim]`, to `out`, which is
-    /// that by all of `qkv`.
-    fn scatter(&self, part: CausalPart, pass: usize, slope: &[f32], out: &mut [f32]) {
-        let d = self.op.heads.head_dim;
-        let width = self.op.heads.width();
-        let places = self.op.drafts.places(pass);
-        let out = &mut out[places.start * width..places.end * width];
-        let scale = match part {
-            CausalPart::Query => self.op.heads.scale(),
-            _ => 1.0,
-        };
-        self.places((part, pass), width, |from, to, i| {
+    /// Writes the gradient by `part`, `[texts, heads, rows of a text, head_dim]`, to `out`, which is that by the
+    /// tensor it comes from.
+    fn scatter(&self, part: Part, slope: &[f32], out: &mut [f32]) {
+        let d = self.heads.head_dim;
+        self.places(&self.columns(part), |from, to, row| {
             let (x, y) = (&slope[from * d..(from + 1) * d], &mut out[to..to + d]);
-            match part {
-                CausalPart::Value => y.copy_from_slice(x),
-                _ => rotate(x, y, self.op.heads.rotation(i + pass), scale, -1.0),
-            }
+            self.turn(part, row, x, y, -1.0);
         });
     }
 
-    /// [`product`] for each head of K.
+    /// Returns the number of keys of its text that `query` sees.
+    fn prefix(&self, query: usize) -> usize {
+        let count = self.layout.count();
+        self.layout.prefix[query / count / self.heads.queries * count + query % count]
+    }
+
+    /// Returns the places of the own keys that `query` sees, in K or V of all.
+    fn keys(&self, query: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let KeyLayout {
+            size, own, texts, ..
+        } = *self.layout;
+        let (count, d) = (self.layout.count(), self.heads.head_dim);
+        let first = query / count / self.group() * count + query % count / size * size;
+        let of_part = texts * self.heads.keys * count;
+        (0..own).map(move |number| {
+            let key = first + number / size * of_part + number % size;
+            key * d..(key + 1) * d
+        })
+    }
+
+    /// [`product`] for each head of K of each text.
     fn product(
         &self,
         a: (Vec<f32>, bool),
         b: (&CpuStorage, bool),
         sizes: (usize, usize, usize),
     ) -> Result<Vec<f32>> {
-        product(self.rows() * self.op.heads.keys, a, b, sizes)
+        product(self.layout.texts * self.heads.keys, a, b, sizes)
     }
 
-    /// The attention's weights; each row is a softmax over what its position sees.
-    fn weights(&self) -> Result<CausalWeights> {
-        let (len, count, d) = (self.op.drafts.len, self.count(), self.op.heads.head_dim);
-        let passes = self.op.passes;
-        let q = self.gather(CausalPart::Query, passes - 1);
-        let all = |part| (0..passes).map(move |pass| self.gather(part, pass));
-        let (k, v): (Vec<_>, Vec<_>) = (
-            all(CausalPart::Key).collect(),
-            all(CausalPart::Value).collect(),
-        );
-        let keys = CpuStorage::F32(k[0].clone());
-        let sizes = (self.group() * count, len, d);
-        let mut text = self.product((q.clone(), false), (&keys, true), sizes)?;
-        let later = passes - 1;
-        let mut draft = vec![0f32; q.len() / d * later];
-        for (query, (text, q)) in text
-            .chunks_exact_mut(len)
-            .zip(q.chunks_exact(d))
-            .enumerate()
-        {
-            let own = &mut draft[query * later..(query + 1) * later];
-            let key = self.key(query);
-            for (own, k) in own.iter_mut().zip(&k[1..]) {
-                *own = dot(q, &k[key * d..(key + 1) * d]);
+    /// The attention's weights; each row is a softmax over what it sees.
+    fn weights(&self) -> Result<Weights> {
+        let (len, d, count) = (self.layout.len, self.heads.head_dim, self.layout.own);
+        let (q, k) = (self.gather(Part::Query), self.gather(Part::Key));
+        let text_k = CpuStorage::F32(self.gather(Part::TextKey));
+        let sizes = (self.group() * self.layout.count(), len, d);
+        let mut text = self.product((q.clone(), false), (&text_k, true), sizes)?;
+        let mut own = vec![0f32; q.len() / d * count];
+        let queries = text.chunks_exact_mut(len).zip(q.chunks_exact(d));
+        for (query, (text, q)) in queries.enumerate() {
+            let own = &mut own[query * count..(query + 1) * count];
+            for (own, key) in own.iter_mut().zip(self.keys(query)) {
+                *own = dot(q, &k[key]);
             }
-            let row = query / count / self.op.heads.queries;
-            let position = self.op.drafts.position(later, row, query % count);
-            let (seen, unseen) = text.split_at_mut(position + 1);
+            let (seen, unseen) = text.split_at_mut(self.prefix(query));
             unseen.fill(0.0);
             softmax(seen, own);
         }
-        Ok(CausalWeights {
+        Ok(Weights {
             q,
             k,
-            v,
+            v: self.gather(Part::Value),
+            text_k,
+            text_v: CpuStorage::F32(self.gather(Part::TextValue)),
             text,
-            draft,
+            own,
         })
     }
 
-    /// The number of the key of a later pass at the position and in the group of the query with this number.
-    fn key(&self, query: usize) -> usize {
-        let count = self.count();
-        query / count / self.group() * count + query % count
-    }
-
     fn forward(&self) -> Result<Vec<f32>> {
-        let (len, d) = (self.op.drafts.len, self.op.heads.head_dim);
+        let (len, d, count) = (self.layout.len, self.heads.head_dim, self.layout.own);
         let weights = self.weights()?;
-        let values = CpuStorage::F32(weights.v[0].clone());
-        let sizes = (self.group() * self.count(), d, len);
-        let mut y = self.product((weights.text, false), (&values, false), sizes)?;
-        let later = self.op.passes - 1;
+        let sizes = (self.group() * self.layout.count(), d, len);
+        let mut y = self.product((weights.text, false), (&weights.text_v, false), sizes)?;
         for (query, y) in y.chunks_exact_mut(d).enumerate() {
-            let key = self.key(query);
-            let own = &weights.draft[query * later..(query + 1) * later];
-            for (&weight, v) in own.iter().zip(&weights.v[1..]) {
-                add_scaled(y, weight, &v[key * d..(key + 1) * d]);
+            let own = &weights.own[query * count..(query + 1) * count];
+            for (&weight, key) in own.iter().zip(self.keys(query)) {
+                add_scaled(y, weight, &weights.v[key]);
             }
         }
-        let width = self.op.heads.queries * d;
         let mut out = vec![0f32; y.len()];
-        self.places((CausalPart::Query, later), width, |from, to, _| {
+        self.places(&self.outputs(), |from, to, _| {
             out[to..to + d].copy_from_slice(&y[from * d..(from + 1) * d]);
         });
         Ok(out)
     }
 
-    /// The gradient by `qkv` for the gradient `slope` by the output.
-    fn backward(&self, slope: &[f32]) -> Result<Vec<f32>> {
-        let (len, count, d) = (self.op.drafts.len, self.count(), self.op.heads.head_dim);
-        let passes = self.op.passes;
-        let later = passes - 1;
-        let (group, width) = (self.group(), self.op.heads.queries * d);
-        let CausalWeights {
+    /// The gradients by the tensors of the texts and of the own rows, for the gradient `slope` by the output.
+    fn backward(&self, slope: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
+        let (len, d, count) = (self.layout.len, self.heads.head_dim, self.layout.own);
+        let Weights {
             q,
             k,
             v,
+            text_k,
+            text_v,
             text,
-            draft,
+            own,
         } = self.weights()?;
         let mut of_y = vec![0f32; slope.len()];
-        self.places((CausalPart::Query, later), width, |to, from, _| {
+        self.places(&self.outputs(), |to, from, _| {
             of_y[to * d..(to + 1) * d].copy_from_slice(&slope[from..from + d]);
         });
-        let values = CpuStorage::F32(v[0].clone());
-        let mut of_text = self.product(
-            (of_y.clone(), false),
-            (&values, true),
-            (group * count, len, d),
-        )?;
-        let zeros = |k: &Vec<f32>| vec![0f32; k.len()];
-        let (mut of_k, mut of_v): (Vec<_>, Vec<_>) = k.iter().map(|k| (zeros(k), zeros(k))).unzip();
-        let mut of_q_later = vec![0f32; q.len()];
-        let mut of_own = vec![0f32; later];
+        let queries = self.group() * self.layout.count();
+        let sizes = (queries, len, d);
+        let mut of_text = self.product((of_y.clone(), false), (&text_v, true), sizes)?;
+        let (mut of_k, mut of_v) = (vec![0f32; k.len()], vec![0f32; v.len()]);
+        let mut of_q_own = vec![0f32; q.len()];
+        let mut of_own = vec![0f32; count];
         for (query, of_text) in of_text.chunks_exact_mut(len).enumerate() {
             let at = query * d..(query + 1) * d;
-            let key = self.key(query) * d..(self.key(query) + 1) * d;
             let text = &text[query * len..(query + 1) * len];
-            let own = &draft[query * later..(query + 1) * later];
-            for (pass, slope) in of_own.iter_mut().enumerate() {
-                *slope = dot(&of_y[at.clone()], &v[pass + 1][key.clone()]);
+            let own = &own[query * count..(query + 1) * count];
+            for (slope, key) in of_own.iter_mut().zip(self.keys(query)) {
+                *slope = dot(&of_y[at.clone()], &v[key]);
             }
             // The gradient through a softmax: what is above the mean rises.
             let mean = dot(of_text, text) + dot(&of_own, own);
             for (slope, weight) in of_text.iter_mut().zip(text) {
                 *slope = weight * (*slope - mean);
             }
-            for (pass, (slope, weight)) in of_own.iter().zip(own).enumerate() {
+            for ((slope, weight), key) in of_own.iter().zip(own).zip(self.keys(query)) {
                 let score = weight * (slope - mean);
-                let pass = pass + 1;
-                add_scaled(&mut of_q_later[at.clone()], score, &k[pass][key.clone()]);
-                add_scaled(&mut of_k[pass][key.clone()], score, &q[at.clone()]);
-                add_scaled(&mut of_v[pass][key.clone()], *weight, &of_y[at.clone()]);
+                add_scaled(&mut of_q_own[at.clone()], score, &k[key.clone()]);
+                add_scaled(&mut of_k[key.clone()], score, &q[at.clone()]);
+                add_scaled(&mut of_v[key], *weight, &of_y[at.clone()]);
             }
         }
-        let keys = CpuStorage::F32(k.into_iter().next().unwrap_or_default());
         let (q, of_y) = (CpuStorage::F32(q), CpuStorage::F32(of_y));
-        let sizes = (len, d, group * count);
-        of_v[0] = self.product((text, true), (&of_y, false), sizes)?;
-        of_k[0] = self.product((of_text.clone(), true), (&q, false), sizes)?;
-        let mut of_q = self.product((of_text, false), (&keys, false), (group * count, d, len))?;
-        add_scaled(&mut of_q, 1.0, &of_q_later);
-        let mut out = vec![0f32; self.qkv.len()];
-        self.scatter(CausalPart::Query, later, &of_q, &mut out);
-        for pass in 0..passes {
-            self.scatter(CausalPart::Key, pass, &of_k[pass], &mut out);
-            self.scatter(CausalPart::Value, pass, &of_v[pass], &mut out);
-        }
-        Ok(out)
+        let sizes = (len, d, queries);
+        let of_text_v = self.product((text, true), (&of_y, false), sizes)?;
+        let of_text_k = self.product((of_text.clone(), true), (&q, false), sizes)?;
+        let mut of_q = self.product((of_text, false), (&text_k, false), (queries, d, len))?;
+        add_scaled(&mut of_q, 1.0, &of_q_own);
+        let mut texts = vec![0f32; self.text.len()];
+        self.scatter(Part::TextKey, &of_text_k, &mut texts);
+        self.scatter(Part::TextValue, &of_text_v, &mut texts);
+        let mut owns = vec![0f32; self.own.len()];
+        self.scatter(Part::Query, &of_q, &mut owns);
+        self.scatter(Part::Key, &of_k, &mut owns);
+        self.scatter(Part::Value, &of_v, &mut owns);
+        Ok((texts, owns))
     }
 }
 
 /// Makes weights of the scores of a row: the softmax over both parts of what it sees.
-pub fn softmax(text: &mut [f32], own: &mut [f32]) {
+fn softmax(text: &mut [f32], own: &mut [f32]) {
     let highest = text.iter().chain(&*own).copied().fold(f32::MIN, f32::max);
     let mut sum = 0.0;
     for part in [&mut *text, &mut *own] {
@@ -313,7 +335,7 @@ pub fn softmax(text: &mut [f32], own: &mut [f32]) {
 
 /// `a @ b` for each of a batch: `a` is `[m, k]`, `b` is `[k, n]`; the flags say which is stored
 /// transposed.
-pub fn product(
+fn product(
     batch: usize,
     (a, a_turned): (Vec<f32>, bool),
     (b, b_turned): (&CpuStorage, bool),
@@ -335,7 +357,7 @@ pub fn product(
 }
 
 /// Rotates one head from `x` to `y`, times `scale`; backwards if `direction` is -1.
-pub fn rotate(x: &[f32], y: &mut [f32], (cos, sin): (&[f32], &[f32]), scale: f32, direction: f32) {
+fn rotate(x: &[f32], y: &mut [f32], (cos, sin): (&[f32], &[f32]), scale: f32, direction: f32) {
     let (x0, x1) = x.split_at(x.len() / 2);
     let (y0, y1) = y.split_at_mut(x.len() / 2);
     for (i, (cos, sin)) in cos.iter().zip(sin).enumerate() {
@@ -345,23 +367,50 @@ pub fn rotate(x: &[f32], y: &mut [f32], (cos, sin): (&[f32], &[f32]), scale: f32
     }
 }
 
-impl CustomOp1 for CausalAttention {
+impl Attention {
+    fn call<'a>(&'a self, text: &'a [f32], own: &'a [f32]) -> Call<'a> {
+        let (heads, layout) = (&self.heads, &self.layout);
+        Call {
+            heads,
+            layout,
+            text,
+            own,
+        }
+    }
+}
+
+impl CustomOp2 for Attention {
     fn name(&self) -> &'static str {
         "train-attention"
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let qkv = slice(storage, layout)?;
-        let call = CausalCall { op: self, qkv };
+    fn cpu_fwd(
+        &self,
+        text: &CpuStorage,
+        text_layout: &Layout,
+        own: &CpuStorage,
+        layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let call = self.call(slice(text, text_layout)?, slice(own, layout)?);
         let width = self.heads.queries * self.heads.head_dim;
-        let shape = (call.rows() * call.count(), width).into();
+        let shape = (self.layout.prefix.len(), width).into();
         Ok((CpuStorage::F32(call.forward()?), shape))
     }
 
-    fn bwd(&self, qkv: &Tensor, _: &Tensor, slope: &Tensor) -> Result<Option<Tensor>> {
-        let of_qkv = with_slice(qkv, |qkv| {
-            with_slice(slope, |slope| CausalCall { op: self, qkv }.backward(slope))
-        })???;
-        Tensor::from_vec(of_qkv, qkv.dims2()?, qkv.device()).map(Some)
+    fn bwd(
+        &self,
+        text: &Tensor,
+        own: &Tensor,
+        _: &Tensor,
+        slope: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (of_text, of_own) = with_slice(text, |text| {
+            with_slice(own, |own| {
+                with_slice(slope, |slope| self.call(text, own).backward(slope))
+            })
+        })????;
+        let of_text = Tensor::from_vec(of_text, text.shape(), text.device())?;
+        let of_own = Tensor::from_vec(of_own, own.shape(), own.device())?;
+        Ok((Some(of_text), Some(of_own)))
     }
 }

@@ -8,7 +8,7 @@
 
 use super::attention::attend;
 use super::head_weights::{EAGLE_LAYER, HeadWeights, TargetEmbedding, layer_shapes};
-use super::heads::Drafts;
+use super::heads::KeyLayout;
 use super::ops::Products;
 use super::optimizer::ByName;
 use super::student::{Student, TrainBatch};
@@ -98,15 +98,12 @@ impl TrainHead {
         })
     }
 
-    /// The embeddings of the tokens that pass `pass` reads, `[rows * positions, hidden]`. After the end of
-    /// a row its last token is repeated; nothing is learnt there.
-    fn embeddings(&self, tokens: &[&[u32]], drafts: &Drafts, pass: usize) -> Result<Tensor> {
-        let ids = tokens.iter().enumerate().flat_map(|(row, tokens)| {
-            let of_position = move |i| {
-                let position = drafts.position(pass, row, i);
-                tokens[(position + 1 + pass).min(tokens.len() - 1)]
-            };
-            (0..drafts.count(pass)).map(of_position)
+    /// The embeddings of the tokens that pass `pass` reads at `positions` of each row, `[all positions, hidden]`.
+    /// After the end of a row its last token is repeated; nothing is learnt there.
+    fn embeddings(&self, rows: &[&[u32]], positions: &[Vec<usize>], pass: usize) -> Result<Tensor> {
+        let ids = rows.iter().zip(positions).flat_map(|(row, positions)| {
+            let read = move |position: &usize| row[(position + 1 + pass).min(row.len() - 1)];
+            positions.iter().map(read)
         });
         self.weights.embed(ids.collect())
     }
@@ -151,11 +148,8 @@ impl Student for TrainHead {
         let features = (batch.features.as_ref())
             .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
         let rows = batch.tokens.len();
-        let drafts = Drafts {
-            rows,
-            len: features.dim(0)? / rows.max(1),
-            starts: batch.later.as_ref().map(|later| Arc::new(later.concat())),
-        };
+        let len = features.dim(0)? / rows.max(1);
+        let mut positions = vec![(0..len).collect::<Vec<_>>(); rows];
         let weights = &self.weights;
         let at = |part: &str| format!("{EAGLE_LAYER}.{part}");
         let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
@@ -164,14 +158,20 @@ impl Student for TrainHead {
         let mut feature = weights.linear(features, weights.var("fc"))?;
         let (mut known, mut outputs) = (Vec::new(), Vec::new());
         for pass in 0..self.unrolling.passes {
-            if pass == 1 && drafts.starts.is_some() {
-                feature = feature.index_select(&rows_of(&drafts, feature.device())?, 0)?;
+            if let (1, Some(later)) = (pass, &batch.later) {
+                positions.clone_from(later);
+                let rows = later.iter().enumerate();
+                let at = rows.flat_map(|(row, later)| later.iter().map(move |i| row * len + i));
+                let at: Vec<u32> = at.map(|at| at as u32).collect();
+                feature = feature.index_select(&Tensor::new(at, feature.device())?, 0)?;
             }
-            let embedded = self.embeddings(&batch.tokens, &drafts, pass)?;
+            let embedded = self.embeddings(&batch.tokens, &positions, pass)?;
             let embedded = weights.norm(&embedded, &at("input_layernorm"))?;
             let hidden = weights.norm(&feature, &at("hidden_norm"))?;
             known.push(weights.linear(&Tensor::cat(&[embedded, hidden], 1)?, &qkv)?);
-            let y = attend(&Tensor::cat(&known, 0)?, &weights.heads, &drafts, pass + 1)?;
+            let keys = KeyLayout::of_pass(pass, &positions, len);
+            let own = Tensor::cat(&known[pass.min(1)..], 0)?;
+            let y = attend(&known[0], &own, &weights.heads, &keys)?;
             let o = weights.var(&at("self_attn.o_proj"));
             let residual = (feature + weights.linear(&y, o)?)?;
             feature = weights.mlp(residual, EAGLE_LAYER, &gate_up)?;
@@ -179,14 +179,6 @@ impl Student for TrainHead {
         }
         weights.linear(&Tensor::cat(&outputs, 0)?, weights.var("lm_head"))
     }
-}
-
-/// The numbers of the positions at which drafts begin among those of all rows.
-fn rows_of(drafts: &Drafts, device: &Device) -> Result<Tensor> {
-    let starts = drafts.positions(1).into_iter().enumerate();
-    let row = |number| number / drafts.count(1);
-    let rows = starts.map(|(number, position)| (row(number) * drafts.len + position) as u32);
-    Ok(Tensor::new(rows.collect::<Vec<_>>(), device)?)
 }
 
 fn variables(weights: &ByName<Tensor>) -> Result<ByName<Var>> {

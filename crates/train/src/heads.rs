@@ -1,6 +1,5 @@
 //! The shapes of attention in training.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The shapes of the attention.
@@ -34,55 +33,64 @@ impl Heads {
     }
 }
 
-/// Where the drafts of a few rows begin. The first pass of an unrolled head runs over all positions, the later
-/// ones over these.
+/// The keys that each query row sees: the first ones of its text, and some of its own.
+///
+/// Q, K and V of the own rows stand in one tensor, in parts of `prefix.len()` rows each. The rows of the last part
+/// have the queries. In a part, the rows of a text stand side by side, in blocks of `size` rows.
 #[derive(Debug, Clone)]
-pub struct Drafts {
-    pub rows: usize,
-    /// Positions of a row.
+pub struct KeyLayout {
+    /// Number of texts, and positions of each.
+    pub texts: usize,
     pub len: usize,
-    /// The positions at which drafts begin, row after row, as many in each; `None` = all.
-    pub starts: Option<Arc<Vec<usize>>>,
-}
-
-impl Drafts {
-    /// Positions of a row in pass `pass`.
-    pub fn count(&self, pass: usize) -> usize {
-        match &self.starts {
-            Some(starts) if pass > 0 => starts.len() / self.rows.max(1),
-            _ => self.len,
-        }
-    }
-
-    /// The position of number `i` of row `row` in pass `pass`.
-    pub fn position(&self, pass: usize, row: usize, i: usize) -> usize {
-        match &self.starts {
-            Some(starts) if pass > 0 => starts[row * self.count(pass) + i],
-            _ => i,
-        }
-    }
-
-    /// The positions of all rows in pass `pass`, one row after the other.
-    pub fn positions(&self, pass: usize) -> Vec<usize> {
-        let of_row = |row| (0..self.count(pass)).map(move |i| self.position(pass, row, i));
-        (0..self.rows).flat_map(of_row).collect()
-    }
-
-    /// Where pass `pass` is if the passes stand one after the other.
-    pub fn places(&self, pass: usize) -> Range<usize> {
-        let size = |pass| self.rows * self.count(pass);
-        let start: usize = (0..pass).map(size).sum();
-        start..start + size(pass)
-    }
-}
-
-/// The blocks of a few rows.
-#[derive(Debug, Clone)]
-pub struct BlockLayout {
-    /// Positions of a row in the context.
-    pub len: usize,
-    /// Rows of a block.
+    /// The number of keys of its text that each query row sees.
+    pub prefix: Vec<usize>,
+    /// The position of each own row.
+    pub positions: Vec<usize>,
     pub size: usize,
-    /// Position of the first row of each block, row after row; all rows have as many blocks.
-    pub anchors: Vec<usize>,
+    /// The number of own keys that a query row sees: those of its block in all parts; or 0.
+    pub own: usize,
+}
+
+impl KeyLayout {
+    /// The keys of the last of `passes + 1` passes of an unrolled head, which runs over `positions` of texts of `len`
+    /// positions, as many of each text. A row of pass `s` is rotated as if it were `s` positions further. It sees the
+    /// text of the first pass up to its position, and what the later passes have drafted from there.
+    pub fn of_pass(passes: usize, positions: &[Vec<usize>], len: usize) -> Self {
+        let all = positions.concat();
+        let of_pass = |pass| all.iter().map(move |position| position + pass);
+        Self {
+            texts: positions.len(),
+            len,
+            prefix: all.iter().map(|position| position + 1).collect(),
+            positions: (passes.min(1)..=passes).flat_map(of_pass).collect(),
+            size: 1,
+            own: passes,
+        }
+    }
+
+    /// The keys of blocks of `size` rows in texts of `len` positions, as many in each text. A block begins at its
+    /// anchor: its rows see the text before the anchor, and one another.
+    pub fn of_blocks(size: usize, anchors: &[Vec<usize>], len: usize) -> Self {
+        let all = || anchors.iter().flatten();
+        Self {
+            texts: anchors.len(),
+            len,
+            prefix: all()
+                .flat_map(|&at| std::iter::repeat_n(at, size))
+                .collect(),
+            positions: all().flat_map(|&at| at..at + size).collect(),
+            size,
+            own: size,
+        }
+    }
+
+    /// Query rows of a text.
+    pub fn count(&self) -> usize {
+        self.prefix.len() / self.texts.max(1)
+    }
+
+    /// The number of the first own row with a query.
+    pub fn first_query(&self) -> usize {
+        self.positions.len() - self.prefix.len()
+    }
 }

@@ -10,7 +10,6 @@
 //! the CPU.
 
 mod attention;
-mod block_attention;
 pub mod corpus;
 mod cost;
 pub mod features;

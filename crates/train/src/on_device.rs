@@ -1,8 +1,7 @@
-//! The computations of [`ops`](super::ops), [`attention`](super::attention) and
-//! [`block_attention`](super::block_attention), as chains of candle's ops, which have kernels for a GPU and know
-//! their own gradients.
+//! The computations of [`ops`](super::ops) and [`attention`](super::attention), as chains of candle's ops, which have
+//! kernels for a GPU and know their own gradients.
 
-use super::heads::{BlockLayout, Drafts, Heads};
+use super::heads::{Heads, KeyLayout};
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax;
 
@@ -17,121 +16,81 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
 }
 
 /// See [`attention::attend`](super::attention::attend).
-pub fn attend_causally(
-    qkv: &Tensor,
-    heads: &Heads,
-    drafts: &Drafts,
-    passes: usize,
-) -> Result<Tensor> {
-    let (rows, len, device) = (drafts.rows, drafts.len, qkv.device());
-    let count = drafts.count(passes - 1);
+pub fn attend(text: &Tensor, own: &Tensor, heads: &Heads, layout: &KeyLayout) -> Result<Tensor> {
+    let (texts, len, device) = (layout.texts, layout.len, text.device());
     let (keys, group, d) = (heads.keys, heads.queries / heads.keys, heads.head_dim);
-    // Heads of the pass, `[rows * keys, .. * positions, head_dim]`, rotated if they have angles.
-    let part = |pass: usize, first: usize, of: usize, rotates: bool| {
-        let (places, count) = (drafts.places(pass), drafts.count(pass));
-        let part = qkv.narrow(0, places.start, places.len())?;
-        let part = heads_of(&part, (rows, count), (first, of), d)?;
-        let part = if rotates {
-            let positions = drafts.positions(pass).into_iter();
-            let positions: Vec<usize> = positions.map(|position| position + pass).collect();
-            rotate(&part, &angles(heads, &positions, (rows, count), device)?)?
-        } else {
-            part
-        };
-        part.reshape((rows * keys, of / keys * count, d))
+    let (all, count, size) = (texts * keys, layout.count(), layout.size);
+    let turned = |part: &Tensor, positions: &[usize], dims: (usize, usize)| {
+        rotate(part, &angles(heads, positions, dims, device)?)
     };
-    let q = (part(passes - 1, 0, heads.queries, true)? * f64::from(heads.scale()))?;
-    let key = |pass| part(pass, heads.queries, keys, true);
-    let value = |pass| part(pass, heads.queries + keys, keys, false);
-    // A draft's own K or V beside the queries of its group.
-    let of_group = |own: Tensor| {
-        let dims = (rows * keys, group, count, d);
-        let own = own.unsqueeze(1)?.broadcast_as(dims)?;
-        own.reshape((rows * keys, group * count, d))
-    };
-    let seen = drafts.positions(passes - 1).into_iter();
-    let seen = seen.flat_map(|position| (0..len).map(move |j| j <= position));
-    let seen = mask(seen, (rows, 1, 1, count, len), device)?;
-    let scores = q.matmul(&key(0)?.t()?)?;
-    let scores = scores.reshape((rows, keys, group, count, len))?;
-    let scores = scores.broadcast_add(&seen)?;
-    let mut scores = vec![scores.reshape((rows * keys, group * count, len))?];
-    for pass in 1..passes {
-        scores.push((&q * of_group(key(pass)?)?)?.sum_keepdim(2)?);
+    let (skipped, queries) = (layout.first_query(), layout.prefix.len());
+    let q = heads_of(
+        &own.narrow(0, skipped, queries)?,
+        (texts, count),
+        (0, heads.queries),
+        d,
+    )?;
+    let q = turned(&q, &layout.positions[skipped..], (texts, count))?;
+    let q = (q * f64::from(heads.scale()))?.reshape((all, group * count, d))?;
+    let first = text.dim(1)? / d - 2 * keys;
+    let places: Vec<usize> = (0..len).collect();
+    let text_k = turned(
+        &heads_of(text, (texts, len), (first, keys), d)?,
+        &places,
+        (1, len),
+    )?;
+    let text_k = text_k.reshape((all, len, d))?;
+    let text_v = heads_of(text, (texts, len), (first + keys, keys), d)?.reshape((all, len, d))?;
+
+    let seen = layout
+        .prefix
+        .iter()
+        .flat_map(|&prefix| (0..len).map(move |at| at < prefix));
+    let seen = mask(seen, (texts, 1, 1, count, len), device)?;
+    let scores = q
+        .matmul(&text_k.t()?)?
+        .reshape((texts, keys, group, count, len))?;
+    let scores = scores
+        .broadcast_add(&seen)?
+        .reshape((all, group * count, len))?;
+    if layout.own == 0 {
+        let y = softmax(&scores, D::Minus1)?.matmul(&text_v)?;
+        return side_by_side(&y, (texts, count), heads);
     }
-    let weights = softmax(&Tensor::cat(&scores, 2)?, D::Minus1)?;
-    let mut y = weights
-        .narrow(2, 0, len)?
-        .contiguous()?
-        .matmul(&value(0)?)?;
-    for pass in 1..passes {
-        let weight = weights.narrow(2, len + pass - 1, 1)?;
-        y = (y + of_group(value(pass)?)?.broadcast_mul(&weight)?)?;
-    }
-    side_by_side(&y, (rows, count), heads)
-}
 
-/// See [`block_attention::attend`](super::block_attention::attend).
-pub fn attend_in_blocks(
-    context: &Tensor,
-    blocks: &Tensor,
-    heads: &Heads,
-    shape: &BlockLayout,
-) -> Result<Tensor> {
-    let (len, size, device) = (shape.len, shape.size, context.device());
-    let (keys, group, d) = (heads.keys, heads.queries / heads.keys, heads.head_dim);
-    let rows = context.dim(0)? / len;
-    let count = shape.anchors.len() / rows;
-    let own_len = count * size;
-    // Positions of the blocks' rows, and of the context.
-    let own: Vec<usize> = (shape.anchors.iter())
-        .flat_map(|anchor| (0..size).map(move |i| anchor + i))
-        .collect();
-    let own = angles(heads, &own, (rows, own_len), device)?;
-    let text: Vec<usize> = (0..len).collect();
-    let text = angles(heads, &text, (1, len), device)?;
-
-    let of_blocks = |first, count| heads_of(blocks, (rows, own_len), (first, count), d);
-    let q = (rotate(&of_blocks(0, heads.queries)?, &own)? * f64::from(heads.scale()))?;
-    let k = rotate(&of_blocks(heads.queries, keys)?, &own)?;
-    let v = of_blocks(heads.queries + keys, keys)?;
-    let context_k = rotate(&heads_of(context, (rows, len), (0, keys), d)?, &text)?;
-    let context_v = heads_of(context, (rows, len), (keys, keys), d)?;
-
-    // What rows of blocks see of the context.
-    let of_keys = |x: &Tensor, len: usize| x.reshape((rows * keys, len, d));
-    let scores = of_keys(&q, group * own_len)?.matmul(&of_keys(&context_k, len)?.t()?)?;
-    let seen = (shape.anchors.iter())
-        .flat_map(|&anchor| (0..size).flat_map(move |_| (0..len).map(move |p| p < anchor)));
-    let seen = mask(seen, (rows, 1, 1, own_len, len), device)?;
-    let scores = scores.reshape((rows, keys, group, own_len, len))?;
-    let scores = scores.broadcast_add(&seen)?;
-    let scores = scores.reshape((rows * keys, group, count, size, len))?;
-
-    // What they see of their block.
-    let by_block = |x: &Tensor, group: usize| {
-        let x = x.reshape((rows * keys, group, count, size, d))?;
-        let x = x.transpose(1, 2)?.contiguous()?;
-        x.reshape((rows * keys * count, group * size, d))
+    // The rows of a block see the same own keys: `[all, n, blocks * size, ..]` as `[all * blocks, n * size, ..]`, where
+    // n are the queries of a head of K, or the parts.
+    let (blocks, parts) = (count / size, layout.own / size);
+    let by_block = |x: &Tensor, n: usize, width: usize| {
+        let x = x.reshape((all, n, blocks, size, width))?.transpose(1, 2)?;
+        x.contiguous()?.reshape((all * blocks, n * size, width))
     };
-    let own = by_block(&q, group)?.matmul(&by_block(&k, 1)?.t()?)?;
-    let own = own.reshape((rows * keys, count, group, size, size))?;
-    let own = own.transpose(1, 2)?.contiguous()?;
-
-    let weights = softmax(&Tensor::cat(&[scores, own], 4)?, D::Minus1)?;
-    let text = weights.narrow(4, 0, len)?.contiguous()?;
-    let text = text.reshape((rows * keys, group * own_len, len))?;
-    let y = text.matmul(&of_keys(&context_v, len)?)?;
-    let own = weights
-        .narrow(4, len, size)?
-        .transpose(1, 2)?
-        .contiguous()?;
-    let own = own.reshape((rows * keys * count, group * size, size))?;
-    let own = own.matmul(&by_block(&v, 1)?)?;
-    let own = own.reshape((rows * keys, count, group, size, d))?;
-    let own = own.transpose(1, 2)?.contiguous()?;
-    let y = (y + own.reshape((rows * keys, group * own_len, d))?)?;
-    side_by_side(&y, (rows, own_len), heads)
+    let by_query = |x: &Tensor, width: usize| {
+        let x = x
+            .reshape((all, blocks, group, size, width))?
+            .transpose(1, 2)?;
+        x.contiguous()?.reshape((all, group * count, width))
+    };
+    let of_blocks = |part: Tensor| {
+        let part = part.reshape((parts, all, count * d))?.transpose(0, 1)?;
+        by_block(&part.contiguous()?, parts, d)
+    };
+    let rows = (parts * texts, count);
+    let k = turned(
+        &heads_of(own, rows, (heads.queries, keys), d)?,
+        &layout.positions,
+        rows,
+    )?;
+    let (k, v) = (
+        of_blocks(k)?,
+        of_blocks(heads_of(own, rows, (heads.queries + keys, keys), d)?)?,
+    );
+    let of_own = by_query(&by_block(&q, group, d)?.matmul(&k.t()?)?, layout.own)?;
+    let weights = softmax(&Tensor::cat(&[scores, of_own], 2)?, D::Minus1)?;
+    let of_text = weights.narrow(2, 0, len)?.contiguous()?.matmul(&text_v)?;
+    let of_own = weights.narrow(2, len, layout.own)?.contiguous()?;
+    let of_own = by_query(&by_block(&of_own, group, layout.own)?.matmul(&v)?, d)?;
+    side_by_side(&(of_text + of_own)?, (texts, count), heads)
 }
 
 /// `count` heads of `x` `[rows * len, width]` from head `first` on: `[rows, count, len, head_dim]`.

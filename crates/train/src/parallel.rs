@@ -6,9 +6,9 @@
 //! at its own position. In training many blocks of a row are computed at once: they share the context, and
 //! do not see one another.
 
-use super::block_attention::attend;
+use super::attention::attend;
 use super::head_weights::{HeadWeights, layer_shapes};
-use super::heads::BlockLayout;
+use super::heads::KeyLayout;
 use super::ops::Products;
 use super::optimizer::ByName;
 use super::student::{Student, TrainBatch};
@@ -131,11 +131,8 @@ impl Student for TrainParallelHead {
         let features = (batch.features.as_ref())
             .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
         let (weights, size) = (&self.weights, self.block.size);
-        let blocks = BlockLayout {
-            len: features.dim(0)? / batch.tokens.len().max(1),
-            size,
-            anchors: batch.positions.concat(),
-        };
+        let len = features.dim(0)? / batch.tokens.len().max(1);
+        let blocks = KeyLayout::of_blocks(size, &batch.positions, len);
         let context = weights.linear(features, weights.var("fc"))?;
         let context = weights.norm(&context, "hidden_norm")?;
         let mut x = weights.embed(self.tokens(batch))?;
@@ -149,7 +146,7 @@ impl Student for TrainParallelHead {
             let gate_up = weights.joined(&layer, &["mlp.gate_proj", "mlp.up_proj"])?;
             x = weights.mlp((x + weights.linear(&y, o)?)?, &layer, &gate_up)?;
         }
-        let blocks = blocks.anchors.len();
+        let blocks = blocks.prefix.len() / size;
         let masks = (1..size).flat_map(|mask| (0..blocks).map(move |at| (at * size + mask) as u32));
         let masks = Tensor::new(masks.collect::<Vec<_>>(), x.device())?;
         let normed = weights.norm(&x.index_select(&masks, 0)?, "norm")?;

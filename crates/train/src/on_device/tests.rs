@@ -1,7 +1,6 @@
 //! The chains compute what the ops for the CPU do, and have the same gradients.
 
 use super::super::attention::attend as attend_on_cpu;
-use super::super::block_attention::attend as attend_blocks_on_cpu;
 use super::super::{ops, reference};
 use super::*;
 use candle_core::Var;
@@ -56,31 +55,32 @@ fn activations() {
     compare(&[&x], swiglu(&x), ops::swiglu(&x));
 }
 
+/// Compares the two attentions of `own` rows and a text with columns of `text_heads` heads.
+fn compare_attention(layout: &KeyLayout, text_heads: usize) {
+    let heads = heads();
+    let text = var(4, &[ROWS * LEN, text_heads * heads.head_dim]);
+    let own = var(5, &[layout.positions.len(), heads.width()]);
+    let ours = attend(&text, &own, &heads, layout);
+    compare(
+        &[&text, &own],
+        ours,
+        attend_on_cpu(&text, &own, &heads, layout),
+    );
+}
+
 #[test]
 fn attention_of_an_unrolled_head() {
-    let heads = heads();
-    let some = Some(Arc::new(vec![0, 3, 6, 1, 2, 5]));
-    for (passes, starts) in [(1, None), (2, None), (4, None), (3, some)] {
-        let (rows, len) = (ROWS, LEN);
-        let drafts = Drafts { rows, len, starts };
-        let qkv = var(3, &[drafts.places(passes).start, heads.width()]);
-        let ours = attend_causally(&qkv, &heads, &drafts, passes);
-        compare(&[&qkv], ours, attend_on_cpu(&qkv, &heads, &drafts, passes));
+    let all: Vec<usize> = (0..LEN).collect();
+    let all = [all.clone(), all];
+    let some = [vec![0, 3, 6], vec![1, 2, 5]];
+    for (passes, positions) in [(0, &all[..]), (1, &all), (3, &all), (2, &some)] {
+        compare_attention(&KeyLayout::of_pass(passes, positions, LEN), 8);
     }
 }
 
 #[test]
 fn attention_of_masked_blocks() {
-    let heads = heads();
     // The blocks of the two rows begin at different places.
-    let shape = BlockLayout {
-        len: LEN,
-        size: 3,
-        anchors: vec![1, 5, 2, 6],
-    };
-    let context = var(4, &[ROWS * LEN, 2 * heads.keys * heads.head_dim]);
-    let blocks = var(5, &[shape.anchors.len() * shape.size, heads.width()]);
-    let ours = attend_in_blocks(&context, &blocks, &heads, &shape);
-    let theirs = attend_blocks_on_cpu(&context, &blocks, &heads, &shape);
-    compare(&[&context, &blocks], ours, theirs);
+    let layout = KeyLayout::of_blocks(3, &[vec![1, 5], vec![2, 6]], LEN);
+    compare_attention(&layout, 4);
 }
