@@ -6,7 +6,7 @@
 
 use super::heads::{Heads, KeyLayout};
 use super::on_device;
-use super::ops::{add_scaled, dot, slice, with_slice};
+use super::ops::{add_scaled, dot, slice, with_slices};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use foretoken_kernels::float::exp;
@@ -404,11 +404,9 @@ impl CustomOp2 for Attention {
         _: &Tensor,
         slope: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let (of_text, of_own) = with_slice(text, |text| {
-            with_slice(own, |own| {
-                with_slice(slope, |slope| self.call(text, own).backward(slope))
-            })
-        })????;
+        let (of_text, of_own) = with_slices([text, own, slope], |[text, own, slope]| {
+            self.call(text, own).backward(slope)
+        })??;
         let of_text = Tensor::from_vec(of_text, text.shape(), text.device())?;
         let of_own = Tensor::from_vec(of_own, own.shape(), own.device())?;
         Ok((Some(of_text), Some(of_own)))

@@ -7,14 +7,14 @@
 //! that of all passes.
 
 use super::attention::attend;
-use super::head_weights::{EAGLE_LAYER, HeadWeights, TargetEmbedding, layer_shapes};
+use super::head_weights::{HeadWeights, TargetEmbedding};
 use super::heads::KeyLayout;
-use super::ops::Products;
 use super::optimizer::ByName;
-use super::student::{Student, TrainBatch};
+use super::spec::{EAGLE_LAYER, Unrolling};
+use super::student::{Student, TrainBatch, published};
 use candle_core::{Device, Tensor, Var};
 use foretoken_core::error::{Error, Result};
-use foretoken_model::{HeadTarget, ModelConfig, Weights};
+use foretoken_model::{HeadTarget, ModelConfig};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -27,39 +27,13 @@ pub struct TrainHead {
     unrolling: Unrolling,
 }
 
-/// How a head is unrolled in training.
-#[derive(Debug, Clone, Copy)]
-pub struct Unrolling {
-    /// Number of passes.
-    pub passes: usize,
-    /// In training, the passes after the first begin at one of every `stride` positions.
-    pub stride: usize,
-}
-
 impl TrainHead {
-    /// A head of shape `config` that predicts `ids` and is unrolled as `unrolling` says, for rows of
-    /// `seq_len` tokens; see [`HeadWeights::new`].
-    ///
-    /// # Errors
-    /// `Setup`, if the target does not have the tensors of a decoder.
-    pub fn new(
-        config: ModelConfig,
-        target: (&ModelConfig, &mut Weights),
-        taps: usize,
-        ids: Vec<u32>,
-        unrolling: Unrolling,
-        (seed, seq_len): (u64, usize),
-        device: &Device,
-    ) -> Result<Self> {
-        let shapes = shapes(&config, taps, ids.len());
-        let random = (seed, seq_len + unrolling.passes);
-        Ok(Self {
-            weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
-            unrolling,
-        })
+    /// A head of `weights` that is unrolled as `unrolling` says.
+    pub fn new(weights: HeadWeights, unrolling: Unrolling) -> Self {
+        Self { weights, unrolling }
     }
 
-    /// A head whose weights are known: those that [`shapes`] names.
+    /// A head whose weights are known: those that [`shapes`](super::spec::shapes) names.
     ///
     /// # Errors
     /// If the layer is not like Llama's.
@@ -77,12 +51,6 @@ impl TrainHead {
             weights: HeadWeights::of(config, vars, embedding, ids, seq_len + passes)?,
             unrolling: Unrolling { passes, stride: 1 },
         })
-    }
-
-    /// Returns the same head with `products` as its way to compute products with weights.
-    pub fn with_products(mut self, products: Products) -> Self {
-        self.weights.products = products;
-        self
     }
 
     /// Returns the same head with a copy of `weights` as its weights.
@@ -116,7 +84,7 @@ impl Student for TrainHead {
 
     /// The published layout, where `t2d` says of each id whether it has a row.
     fn weights(&self) -> Result<HashMap<String, Tensor>> {
-        let mut weights = self.weights.published()?;
+        let mut weights = published(&self.weights.vars, Some(&self.weights.ids))?;
         let mut kept = vec![0u8; self.weights.config.vocab_size];
         for &id in &self.weights.ids {
             kept[id as usize] = 1;
@@ -184,22 +152,6 @@ impl Student for TrainHead {
 fn variables(weights: &ByName<Tensor>) -> Result<ByName<Var>> {
     let all = weights.iter();
     all.map(|(name, weight)| Ok((name.clone(), Var::from_tensor(weight)?)))
-        .collect()
-}
-
-/// The name and shape of every weight of a head that reads `taps` layers and predicts `outputs` ids.
-pub fn shapes(config: &ModelConfig, taps: usize, outputs: usize) -> Vec<(String, Vec<usize>)> {
-    let hidden = config.hidden_size;
-    let own = [
-        ("fc", vec![hidden, taps * hidden]),
-        ("midlayer.input_layernorm", vec![hidden]),
-        ("midlayer.hidden_norm", vec![hidden]),
-        ("norm", vec![hidden]),
-        ("lm_head", vec![outputs, hidden]),
-    ];
-    (own.into_iter())
-        .map(|(name, dims)| (format!("{name}.weight"), dims))
-        .chain(layer_shapes(config, 2 * hidden, EAGLE_LAYER))
         .collect()
 }
 

@@ -5,10 +5,10 @@ use super::heads::Heads;
 use super::model::{INITIAL_DEVIATION, fresh};
 use super::ops::{Products, linear, rms_norm, swiglu};
 use super::optimizer::ByName;
+use super::spec::{EAGLE_LAYER, TrainSpec};
 use candle_core::{DType, Device, Tensor, Var};
 use foretoken_core::error::{Error, Result};
 use foretoken_model::{HeadConfig, HeadTarget, ModelConfig, RopeRows, Weights, names};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Standard deviation of the noise beside what is taken from the target. Larger noise in `fc` would drown
@@ -16,15 +16,24 @@ use std::sync::Arc;
 const FC_NOISE: f64 = 0.002;
 const EMBEDDING_NOISE: f64 = 0.01;
 
-/// The layer of an EAGLE-3 head.
-pub const EAGLE_LAYER: &str = "midlayer";
-
 /// Returns the prefix of the tensor names of the first layer of a head with `weights`.
 pub fn first_layer(weights: &Weights) -> &'static str {
     if weights.has("midlayer.self_attn.q_proj.weight") {
         EAGLE_LAYER
     } else {
         "layers.0"
+    }
+}
+
+/// `weight`, if it has the shape `dims` that training gives the weight `name`.
+///
+/// # Errors
+/// `Setup`, if it has another shape.
+pub fn of_shape(weight: Tensor, name: &str, dims: &[usize]) -> Result<Tensor> {
+    if weight.dims() == dims {
+        Ok(weight)
+    } else {
+        Err(Error::wrong_shape(name, weight.dims(), dims))
     }
 }
 
@@ -105,42 +114,42 @@ pub struct HeadWeights {
 }
 
 impl HeadWeights {
-    /// The weights of the names and shapes `shapes`, for a head of shape `config` that predicts `ids` and
-    /// rotates to positions below `positions`, on `device`. They begin with what they can take of the target: layers,
-    /// the last ones first, its final norm, and its output layer; the rest is noise from `seed`.
+    /// The weights of the head `spec` that predicts `ids`, on `device`. They begin with what they can take of the
+    /// target: layers, the last ones first, its final norm, and its output layer; the rest is noise.
     ///
     /// # Errors
     /// `Setup`, if the target does not have the tensors of a decoder.
     pub fn new(
-        config: ModelConfig,
-        shapes: Vec<(String, Vec<usize>)>,
+        spec: &TrainSpec,
         (target, weights): (&ModelConfig, &mut Weights),
         ids: Vec<u32>,
-        (seed, positions): (u64, usize),
         device: &Device,
     ) -> Result<Self> {
         let mut start = Start {
             target,
-            layers: config.num_layers(),
-            head_dim: config.head_dim,
+            spec,
             weights,
             ids: &ids,
-            seed,
         };
-        let vars = shapes
+        let first = |(name, dims): (String, Vec<usize>)| {
+            let weight = start.weight(&name, &dims)?.to_device(device)?;
+            Ok((name, Var::from_tensor(&weight)?))
+        };
+        let vars = spec
+            .shapes()
             .into_iter()
-            .map(|(name, dims)| {
-                let weight = start.weight(&name, &dims)?.to_device(device)?;
-                let var = Var::from_tensor(&weight)?;
-                Ok((name, var))
-            })
+            .map(first)
             .collect::<Result<_>>()?;
         let embedding = start.tensor(&format!("{}.weight", names::EMBEDDING))?;
         let embedding = embedding.to_device(device)?;
-        Self::of(config, vars, embedding, ids, positions)
+        Ok(Self {
+            products: spec.products,
+            ..Self::of(spec.config.clone(), vars, embedding, ids, spec.positions())?
+        })
     }
 
-    /// As [`HeadWeights::new`], but with the known variables `vars` and the target's embedding `embedding`.
+    /// The weights `vars` of a head of shape `config` that predicts `ids` and rotates to positions below `positions`;
+    /// `embedding` is the target's.
     ///
     /// # Errors
     /// If the layers are not like Llama's.
@@ -151,19 +160,8 @@ impl HeadWeights {
         ids: Vec<u32>,
         positions: usize,
     ) -> Result<Self> {
-        let frequencies = config.plain_rope().map_err(Error::setup)?.frequencies();
-        let table = |turn: fn(f32) -> f32| -> Arc<Vec<f32>> {
-            let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
-            Arc::new(angles.map(turn).collect())
-        };
         Ok(Self {
-            heads: Heads {
-                queries: config.num_heads,
-                keys: config.num_kv_heads,
-                head_dim: config.head_dim,
-                cos: table(f32::cos),
-                sin: table(f32::sin),
-            },
+            heads: Heads::of(&config, positions)?,
             config,
             vars,
             embedding: embedding.into(),
@@ -228,64 +226,14 @@ impl HeadWeights {
             TargetEmbedding::Shared(target) => target.embed(&Tensor::new(ids, &Device::Cpu)?),
         }
     }
-
-    /// The published layout: `d2t` is the id of each output row minus the row's number.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn published(&self) -> Result<HashMap<String, Tensor>> {
-        let vars = self.vars.iter();
-        let mut weights: HashMap<String, Tensor> = vars
-            .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
-            .collect();
-        let offsets: Vec<i64> = (0..)
-            .zip(&self.ids)
-            .map(|(i, &id)| i64::from(id) - i)
-            .collect();
-        weights.insert(
-            names::OUTPUT_IDS.into(),
-            Tensor::new(offsets, &Device::Cpu)?,
-        );
-        Ok(weights)
-    }
-}
-
-/// The name and shape of each weight of a layer whose attention has `inputs` inputs, but for the norms of
-/// those.
-pub fn layer_shapes(
-    config: &ModelConfig,
-    inputs: usize,
-    layer: &str,
-) -> impl Iterator<Item = (String, Vec<usize>)> {
-    let (hidden, mlp, d) = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.head_dim,
-    );
-    let (q, kv) = (config.num_heads * d, config.num_kv_heads * d);
-    let parts = [
-        ("post_attention_layernorm", vec![hidden]),
-        ("self_attn.q_proj", vec![q, inputs]),
-        ("self_attn.k_proj", vec![kv, inputs]),
-        ("self_attn.v_proj", vec![kv, inputs]),
-        ("self_attn.o_proj", vec![hidden, q]),
-        ("mlp.gate_proj", vec![mlp, hidden]),
-        ("mlp.up_proj", vec![mlp, hidden]),
-        ("mlp.down_proj", vec![hidden, mlp]),
-    ];
-    let layer = layer.to_owned();
-    (parts.into_iter()).map(move |(part, dims)| (format!("{layer}.{part}.weight"), dims))
 }
 
 /// The source of a head's first weights.
 struct Start<'a> {
     target: &'a ModelConfig,
-    /// Number of the head's layers.
-    layers: usize,
-    head_dim: usize,
+    spec: &'a TrainSpec,
     weights: &'a mut Weights,
     ids: &'a [u32],
-    seed: u64,
 }
 
 impl Start<'_> {
@@ -296,7 +244,8 @@ impl Start<'_> {
     /// A tensor of the layer of the target that is as far from its last layer as `layer` from the head's, if
     /// that layer has it: some read keys and values of others.
     fn of_layer(&mut self, layer: usize, part: &str) -> Result<Option<Tensor>> {
-        let layer = (self.target.num_layers() + layer).saturating_sub(self.layers);
+        let layer =
+            (self.target.num_layers() + layer).saturating_sub(self.spec.config.num_layers());
         let name = names::layer(layer, part);
         let has = self.weights.has(&name);
         has.then(|| self.tensor(&name)).transpose()
@@ -305,9 +254,9 @@ impl Start<'_> {
     /// The first value of the weight `name`. A matrix of the target that does not have the head's shape
     /// is not taken.
     fn weight(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
-        let noise = fresh(self.seed, name, dims, &Device::Cpu)?;
+        let noise = fresh(self.spec.seed, name, dims, &Device::Cpu)?;
         let quiet = |deviation: f64| &noise * (deviation / INITIAL_DEVIATION);
-        let last = self.layers.saturating_sub(1);
+        let last = self.spec.config.num_layers().saturating_sub(1);
         let (layer, part) = names::layer_of_head(name).unwrap_or((last, name));
         let taken = match part {
             "fc.weight" => {
@@ -334,7 +283,7 @@ impl Start<'_> {
                 let Some(own) = self.of_layer(layer, part)? else {
                     return Ok(noise);
                 };
-                let own = repeated(own, dims[0], self.head_dim)?;
+                let own = repeated(own, dims[0], self.spec.config.head_dim)?;
                 // An EAGLE-3 head reads the embedding and then the hidden state.
                 Some(if own.dims() == [dims[0], dims[1] / 2] {
                     let of_embedding = quiet(EMBEDDING_NOISE)?.narrow(1, 0, dims[1] / 2)?;

@@ -1,5 +1,7 @@
 //! The shapes of attention in training.
 
+use foretoken_core::error::{Error, Result};
+use foretoken_model::ModelConfig;
 use std::sync::Arc;
 
 /// The shapes of the attention.
@@ -15,6 +17,25 @@ pub struct Heads {
 }
 
 impl Heads {
+    /// The attention of layers of shape `config` that rotate to positions below `positions`.
+    ///
+    /// # Errors
+    /// `Setup`, if the layers are not like Llama's.
+    pub fn of(config: &ModelConfig, positions: usize) -> Result<Self> {
+        let frequencies = config.plain_rope().map_err(Error::setup)?.frequencies();
+        let table = |turn: fn(f32) -> f32| -> Arc<Vec<f32>> {
+            let angles = (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f32 * f));
+            Arc::new(angles.map(turn).collect())
+        };
+        Ok(Self {
+            queries: config.num_heads,
+            keys: config.num_kv_heads,
+            head_dim: config.head_dim,
+            cos: table(f32::cos),
+            sin: table(f32::sin),
+        })
+    }
+
     /// Width of Q, K and V of one position side by side.
     pub fn width(&self) -> usize {
         (self.queries + 2 * self.keys) * self.head_dim

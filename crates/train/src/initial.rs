@@ -1,9 +1,8 @@
 //! The first weights of a training: those of an earlier draft or head, `--init-from`.
 
-use super::head_weights::{EAGLE_LAYER, first_layer, output_ids, untrained};
+use super::head_weights::{first_layer, of_shape, output_ids, untrained};
 use super::optimizer::ByName;
-use super::student::StudentSpec;
-use super::{Method, head, model, parallel};
+use super::spec::{EAGLE_LAYER, TrainSpec};
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor, Var};
 use foretoken_core::error::{Error, Result, first_line};
@@ -12,18 +11,12 @@ use foretoken_model::{
 };
 use std::path::Path;
 
-/// Refuses a `path` whose weights are not those that `method` needs for `student`, before `target` runs over the
-/// corpus.
+/// Refuses a `path` whose weights are not those that `spec` needs, before `target` runs over the corpus.
 ///
 /// # Errors
 /// `Setup`, naming the path and what does not fit.
-pub fn check(
-    path: &Path,
-    method: Method,
-    student: &StudentSpec,
-    target: Option<&ModelConfig>,
-) -> Result<()> {
-    if let (Some(kind), Some(target)) = (method.head(), target) {
+pub fn check(path: &Path, spec: &TrainSpec, target: Option<&ModelConfig>) -> Result<()> {
+    if let (Some(kind), Some(target)) = (spec.method.head(), target) {
         let (head, mut weights) = open(path, kind)?;
         if let Some(what) = untrained(&head, &mut weights).map_err(|e| Error::in_file(path, e))? {
             return Err(Error::in_file(
@@ -31,28 +24,28 @@ pub fn check(
                 format!("its head has {what}, which distill does not train"),
             ));
         }
-        fits(&head, student, target).map_err(|e| Error::in_file(path, e))?;
-        head_ids(path, method, &student.config)?;
+        fits(&head, spec, target).map_err(|e| Error::in_file(path, e))?;
+        head_ids(path, kind, &spec.config)?;
     }
-    let shapes = shapes(method, student);
-    let mut weight = reader(path, method, layers(shapes.iter().map(|(name, _)| &**name)))?;
+    let shapes = spec.shapes();
+    let mut weight = reader(path, spec, layers(shapes.iter().map(|(name, _)| &**name)))?;
     for (name, dims) in &shapes {
         weight(name, dims)?;
     }
     Ok(())
 }
 
-/// Whether the weights of `head` have the same meaning in `student`.
-fn fits(head: &HeadConfig, student: &StudentSpec, target: &ModelConfig) -> Result<(), String> {
+/// Whether the weights of `head` have the same meaning in the head `spec`.
+fn fits(head: &HeadConfig, spec: &TrainSpec, target: &ModelConfig) -> Result<(), String> {
     let taps = head.taps_of(target)?;
-    if taps != student.taps {
+    if taps != spec.taps {
         let list: Vec<String> = taps.iter().map(usize::to_string).collect();
-        let (list, ours) = (list.join(","), &student.taps);
+        let (list, ours) = (list.join(","), &spec.taps);
         return Err(format!(
             "its head reads the layers {list}, not {ours:?}: give --taps {list}"
         ));
     }
-    let (theirs, ours) = (head.shape.num_layers(), student.config.num_layers());
+    let (theirs, ours) = (head.shape.num_layers(), spec.config.num_layers());
     if theirs != ours {
         return Err(format!(
             "num_hidden_layers of its head is {theirs}, but {ours} in the one to train"
@@ -60,28 +53,16 @@ fn fits(head: &HeadConfig, student: &StudentSpec, target: &ModelConfig) -> Resul
     }
     let rank = head.markov_rank();
     let rank = rank.map_err(|e| format!("{e}: no other can be trained"))?;
-    if rank != student.markov_rank {
+    if rank != spec.markov_rank {
         return Err(format!(
             "markov_rank of its head is {rank}, not {}: leave out --markov-rank",
-            student.markov_rank
+            spec.markov_rank
         ));
     }
     Ok(())
 }
 
-/// The name and shape of every weight of `student`, which `method` trains.
-fn shapes(method: Method, student: &StudentSpec) -> Vec<(String, Vec<usize>)> {
-    let (config, taps) = (&student.config, student.taps.len());
-    let outputs = config.output_size();
-    match method {
-        Method::Draft => model::shapes(config),
-        Method::Eagle3 => head::shapes(config, taps, outputs),
-        Method::Parallel => parallel::shapes(config, (taps, student.markov_rank), outputs),
-    }
-}
-
-/// Replaces the weights `vars` of a draft model, or of a head that `method` trains, by those in `path`: a folder, or
-/// a head's GGUF file. If a draft model there has fewer layers, but at least half as many, its upper layers are
+/// Replaces the weights `vars` of the student `spec` by those in `path`: a folder, or a head's GGUF file. If a draft model there has fewer layers, but at least half as many, its upper layers are
 /// repeated on top, which is a far better start than random layers (Du et al. 2024, "Stacking Your Transformers",
 /// section 3).
 ///
@@ -89,11 +70,11 @@ fn shapes(method: Method, student: &StudentSpec) -> Vec<(String, Vec<usize>)> {
 /// `Setup`, naming the path, if the weights cannot be read or have another shape.
 pub fn load_weights(
     path: &Path,
-    method: Method,
+    spec: &TrainSpec,
     vars: &ByName<Var>,
     device: &Device,
 ) -> Result<()> {
-    let mut weight = reader(path, method, layers(vars.keys().map(String::as_str)))?;
+    let mut weight = reader(path, spec, layers(vars.keys().map(String::as_str)))?;
     for (name, var) in vars {
         var.set(&weight(name, var.dims())?.to_device(device)?)?;
     }
@@ -106,9 +87,9 @@ type StoredReader = Box<dyn FnMut(&str) -> Result<Tensor>>;
 /// Reads a weight in f32, by the name and the shape that training gives it.
 type Reader = Box<dyn FnMut(&str, &[usize]) -> Result<Tensor>>;
 
-/// Reads those in `path` for a student of `method` with so many `layers`.
-fn reader(path: &Path, method: Method, layers: usize) -> Result<Reader> {
-    let mut read: StoredReader = match method.head() {
+/// Reads those in `path` for the student `spec`, whose weights have so many `layers`.
+fn reader(path: &Path, spec: &TrainSpec, layers: usize) -> Result<Reader> {
+    let mut read: StoredReader = match spec.method.head() {
         Some(kind) => {
             let mut weights = open(path, kind)?.1;
             let layer = first_layer(&weights);
@@ -118,13 +99,8 @@ fn reader(path: &Path, method: Method, layers: usize) -> Result<Reader> {
     };
     let path = path.to_owned();
     Ok(Box::new(move |name: &str, dims: &[usize]| {
-        let weight = read(name).map_err(|e| Error::in_file(&path, e))?;
-        if weight.dims() == dims {
-            Ok(weight)
-        } else {
-            let wrong = Error::wrong_shape(name, weight.dims(), dims);
-            Err(Error::in_file(&path, wrong))
-        }
+        let weight = read(name).and_then(|weight| of_shape(weight, name, dims));
+        weight.map_err(|e| Error::in_file(&path, e))
     }))
 }
 
@@ -155,14 +131,11 @@ fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
     }))
 }
 
-/// The ids that the head in `path` predicts, for a head of shape `wanted`.
+/// The ids that the head of kind `kind` in `path` predicts, for a head of shape `wanted`.
 ///
 /// # Errors
 /// `Setup`, naming the path, if it cannot be read, or the ids are not as many or not those of a trained head.
-pub fn head_ids(path: &Path, method: Method, wanted: &ModelConfig) -> Result<Vec<u32>> {
-    let Some(kind) = method.head() else {
-        return Err(Error::internal("a draft model has no ids of a head"));
-    };
+pub fn head_ids(path: &Path, kind: HeadKind, wanted: &ModelConfig) -> Result<Vec<u32>> {
     let (head, mut weights) = open(path, kind)?;
     let ids = output_ids(&head, &mut weights).map_err(|e| Error::in_file(path, e))?;
     if ids.len() != wanted.output_size() || !ids.is_sorted_by(|a, b| a < b) {

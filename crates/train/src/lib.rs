@@ -37,6 +37,7 @@ mod plain_parallel;
 mod reference;
 pub mod report;
 mod shape;
+mod spec;
 mod student;
 mod target;
 pub mod targets;
@@ -51,17 +52,19 @@ use features::FeatureStore;
 use foretoken_core::console::{self, Progress, say};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels as kernels;
-use foretoken_model::{LoadOptions, ModelConfig, Weights, load};
+use foretoken_model::{LoadOptions, Weights, load};
 use foretoken_text::Text;
-use head::{TrainHead, Unrolling};
+use head::TrainHead;
+use head_weights::HeadWeights;
 use identity::Identity;
 use model::TrainModel;
 pub use ops::Products;
 pub use options::{DistillOptions, DraftSize, Method, Objective};
 use output::OutputFolder;
-use parallel::{ParallelParts, TrainParallelHead};
+use parallel::TrainParallelHead;
 use report::DistillReport;
-use student::{Student, StudentSpec};
+use spec::TrainSpec;
+use student::Student;
 use target::DistillTarget;
 use targets::SoftTargets;
 use trainer::{TrainData, Trainer};
@@ -83,9 +86,9 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
         ));
     }
     let target = DistillTarget::open(options)?;
-    let mut shape = shape::of(options, &target)?;
-    let rows = rows(options, &target.text, shape.config.vocab_size)?;
-    shape.choose_mask(options, &rows, &target.text)?;
+    let mut spec = shape::of(options, &target)?;
+    let rows = rows(options, &target.text, spec.config.vocab_size)?;
+    spec.choose_mask(options, &rows, &target.text)?;
     let Split { train, held_out } = corpus::split(&rows, options.holdout, options.seed)?;
     let folder = OutputFolder::open(&options.out, options.resume)?;
     say(format_args!(
@@ -98,17 +101,17 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
     let (soft, features) = match options.objective {
         Objective::CrossEntropy => (None, None),
         Objective::Kl => {
-            let taps = &shape.taps;
+            let taps = &spec.taps;
             let (soft, features) =
                 of_the_target(options, &target, &rows, taps, &folder, fingerprint, &device)?;
             (Some(soft), features)
         }
     };
-    let settings = options.settings(&shape.json, fingerprint);
+    let settings = options.settings(&spec.json, fingerprint);
     let seen = train.iter().map(|&row| &rows[row]);
-    let vocabulary = vocabulary(options, &shape.config, seen, &target, &device)?;
-    let student = student(options, &shape, &target, vocabulary.as_ref(), &device)?;
-    folder.write_model_files(shape.json, &target.source, &target.text)?;
+    let vocabulary = vocabulary(options, &spec, seen, &target, &device)?;
+    let student = student(options, &spec, &target, vocabulary.as_ref(), &device)?;
+    folder.write_model_files(spec.json, &target.source, &target.text)?;
     let data = TrainData {
         vocabulary,
         rows,
@@ -131,18 +134,18 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
 /// The ids that the draft predicts; `None` = all.
 fn vocabulary<'a>(
     options: &DistillOptions,
-    draft: &ModelConfig,
+    spec: &TrainSpec,
     rows: impl Iterator<Item = &'a Row>,
     target: &DistillTarget,
     device: &Device,
 ) -> Result<Option<DraftVocabulary>> {
-    let Some(size) = draft.draft_vocab_size else {
+    let Some(size) = spec.config.draft_vocab_size else {
         return Ok(None);
     };
-    let all = draft.vocab_size;
-    Ok(Some(match (options.method, &options.init_from) {
-        (Method::Eagle3 | Method::Parallel, Some(path)) => {
-            let ids = initial::head_ids(path, options.method, draft)?;
+    let all = spec.config.vocab_size;
+    Ok(Some(match (spec.method.head(), &options.init_from) {
+        (Some(kind), Some(path)) => {
+            let ids = initial::head_ids(path, kind, &spec.config)?;
             DraftVocabulary::of(ids, all, device)?
         }
         _ => {
@@ -155,16 +158,16 @@ fn vocabulary<'a>(
 /// Returns the student to train, with its first weights.
 fn student(
     options: &DistillOptions,
-    shape: &StudentSpec,
+    spec: &TrainSpec,
     target: &DistillTarget,
     vocabulary: Option<&DraftVocabulary>,
     device: &Device,
 ) -> Result<Box<dyn Student>> {
-    let (config, seed, seq_len) = (shape.config.clone(), options.seed, options.seq_len);
     let ids = vocabulary.map(DraftVocabulary::ids);
-    let student: Box<dyn Student> = match (options.method, &target.config) {
+    let student: Box<dyn Student> = match (spec.method, &target.config) {
         (Method::Draft, _) | (_, None) => {
-            Box::new(TrainModel::new(config, ids, seed, seq_len, device)?)
+            let (config, seed) = (spec.config.clone(), spec.seed);
+            Box::new(TrainModel::new(config, ids, seed, spec.seq_len, device)?)
         }
         (Method::Eagle3 | Method::Parallel, Some(of_target)) => {
             let mut weights = Weights::open(&target.source)?;
@@ -173,33 +176,17 @@ fn student(
                     "--model has rope_freqs.weight, which a head's config.json cannot express: give the folder with safetensors instead",
                 ));
             }
-            let of_target = (of_target, &mut weights);
-            let (taps, ids) = (shape.taps.len(), ids.unwrap_or_default().to_vec());
-            let rows = (seed, seq_len);
-            match shape.block {
-                Some(block) => {
-                    let parts = ParallelParts {
-                        taps,
-                        block,
-                        markov_rank: shape.markov_rank,
-                    };
-                    let head = TrainParallelHead::new(config, of_target, parts, ids, rows, device);
-                    Box::new(head?.with_products(options.products))
-                }
-                None => {
-                    let unrolling = Unrolling {
-                        passes: options.ttt_steps,
-                        stride: options.ttt_stride,
-                    };
-                    let head =
-                        TrainHead::new(config, of_target, taps, ids, unrolling, rows, device);
-                    Box::new(head?.with_products(options.products))
-                }
+            let ids = ids.unwrap_or_default().to_vec();
+            let weights = HeadWeights::new(spec, (of_target, &mut weights), ids, device)?;
+            if spec.method == Method::Parallel {
+                Box::new(TrainParallelHead::new(weights, spec.block))
+            } else {
+                Box::new(TrainHead::new(weights, spec.unrolling))
             }
         }
     };
     if let Some(path) = &options.init_from {
-        initial::load_weights(path, options.method, student.vars(), device)?;
+        initial::load_weights(path, spec, student.vars(), device)?;
     }
     Ok(student)
 }

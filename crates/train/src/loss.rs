@@ -8,9 +8,10 @@
 //! the mass `t_p`. Cross-entropy on a token is the case of one id of mass 1 and an empty tail. Ids outside the
 //! draft's vocabulary are left out of p: the masses then sum to s < 1, and the gradient scales q to s.
 
-use super::ops::with_slice;
+use super::ops::{with_slices, with_slope};
+use candle_core::backprop::GradStore;
 use candle_core::{D, Device, Tensor};
-use foretoken_core::error::Result;
+use foretoken_core::error::{Error, Result};
 use foretoken_kernels::float::exp;
 
 /// The logit of the column for all ids outside the draft's vocabulary: q is 0 there, but its logarithm
@@ -97,7 +98,7 @@ pub fn measure(
         }
     ];
     let mut figures = Vec::with_capacity(positions);
-    with_slice(&logits.detach(), |logits| {
+    with_slices([&logits.detach()], |[logits]| {
         for (at, logits) in logits.chunks_exact(outputs).enumerate() {
             let place = if weights.is_some() { at * outputs } else { 0 };
             let slope = &mut slopes[place..place + outputs];
@@ -119,6 +120,26 @@ pub fn measure(
         None => None,
     };
     Ok((figures, slopes))
+}
+
+/// The figures of all positions, and the gradients of the weighted sum of losses by all that `logits` come from.
+///
+/// # Errors
+/// If the device fails.
+pub fn backward(
+    logits: &Tensor,
+    soft: &Soft,
+    weights: LossWeights<'_>,
+) -> Result<(Vec<DraftMetrics>, GradStore)> {
+    let (figures, slope) = measure(logits, soft, Some(weights))?;
+    let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;
+    // The slope is known in closed form, so that the graph of softmax and logarithms is not needed.
+    let loss = if logits.device().is_cpu() {
+        with_slope(logits, slope)?
+    } else {
+        (logits * slope)?.sum_all()?
+    };
+    Ok((figures, loss.backward()?))
 }
 
 /// [`measure`] on a GPU.

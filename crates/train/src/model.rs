@@ -1,13 +1,16 @@
 //! The draft during training: a Llama over whole rows, made of ops that candle can differentiate. The
 //! kernels of the serving decoder write in place and have no backward pass.
 
+use super::Method;
+use super::heads::Heads;
 use super::optimizer::ByName;
+use super::spec::shapes;
 use super::student::{self, Student, TrainBatch};
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::ops::{rms_norm_slow, silu, softmax};
 use candle_nn::rotary_emb::rope_slow;
 use candle_transformers::utils::repeat_kv;
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::Result;
 use foretoken_core::sampling::mix;
 use foretoken_model::{ModelConfig, names};
 use std::collections::HashMap;
@@ -41,24 +44,16 @@ impl TrainModel {
         seq_len: usize,
         device: &Device,
     ) -> Result<Self> {
-        let vars = shapes(&config)
+        let vars = shapes(Method::Draft, &config, 0, 0)
             .into_iter()
             .map(|(name, dims)| {
                 let fresh = fresh(seed, &name, &dims, device)?;
                 Ok((name, Var::from_tensor(&fresh)?))
             })
             .collect::<Result<_>>()?;
-        let frequencies = config.plain_rope().map_err(Error::setup)?.frequencies();
-        let angles = |turn: fn(f32) -> f32| -> Result<Tensor> {
-            let table: Vec<f32> = (0..seq_len)
-                .flat_map(|p| frequencies.iter().map(move |f| turn(p as f32 * f)))
-                .collect();
-            Ok(Tensor::from_vec(
-                table,
-                (seq_len, frequencies.len()),
-                device,
-            )?)
-        };
+        let heads = Heads::of(&config, seq_len)?;
+        let angles =
+            |table: &[f32]| Tensor::from_slice(table, (seq_len, config.head_dim / 2), device);
         let hidden = |at: usize| {
             let sees = move |other| if other <= at { 0.0 } else { f32::NEG_INFINITY };
             (0..seq_len).map(sees)
@@ -66,8 +61,8 @@ impl TrainModel {
         let mask: Vec<f32> = (0..seq_len).flat_map(hidden).collect();
         Ok(Self {
             vars,
-            cos: angles(f32::cos)?,
-            sin: angles(f32::sin)?,
+            cos: angles(&heads.cos)?,
+            sin: angles(&heads.sin)?,
             mask: Tensor::from_vec(mask, (seq_len, seq_len), device)?,
             outputs: outputs.map(|ids| Tensor::new(ids, device)).transpose()?,
             config,
@@ -158,18 +153,12 @@ impl Student for TrainModel {
         &self.vars
     }
 
-    /// The weights with a draft vocabulary include a separate output layer and, as in EAGLE-3, `d2t`, which is the id
-    /// of each of the layer's rows minus the row's number.
+    /// The weights with a draft vocabulary include a separate output layer.
     fn weights(&self) -> Result<HashMap<String, Tensor>> {
-        let vars = self.vars.iter();
-        let mut weights: HashMap<String, Tensor> = vars
-            .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
-            .collect();
-        if let Some(ids) = &self.outputs {
+        let ids = self.outputs.as_ref().map(Tensor::to_vec1).transpose()?;
+        let mut weights = student::published(&self.vars, ids.as_deref())?;
+        if ids.is_some() {
             weights.insert("lm_head.weight".into(), self.head()?.detach());
-            let ids = ids.to_vec1::<u32>()?;
-            let offsets: Vec<i64> = (0..).zip(ids).map(|(i, id)| i64::from(id) - i).collect();
-            weights.insert("d2t".into(), Tensor::new(offsets, &Device::Cpu)?);
         }
         Ok(weights)
     }
@@ -183,43 +172,6 @@ impl Student for TrainModel {
         );
         self.forward(&Tensor::from_vec(tokens, dims, self.cos.device())?)
     }
-}
-
-/// The name and shape of every weight.
-pub fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-    let (hidden, mlp, d) = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.head_dim,
-    );
-    let (q, kv) = (config.num_heads * d, config.num_kv_heads * d);
-    let mut all = vec![
-        (
-            "model.embed_tokens".to_owned(),
-            vec![config.vocab_size, hidden],
-        ),
-        ("model.norm".to_owned(), vec![hidden]),
-    ];
-    if !config.tie_word_embeddings {
-        all.push(("lm_head".to_owned(), vec![config.output_size(), hidden]));
-    }
-    for layer in 0..config.num_layers() {
-        let parts = [
-            ("input_layernorm", vec![hidden]),
-            ("post_attention_layernorm", vec![hidden]),
-            ("self_attn.q_proj", vec![q, hidden]),
-            ("self_attn.k_proj", vec![kv, hidden]),
-            ("self_attn.v_proj", vec![kv, hidden]),
-            ("self_attn.o_proj", vec![hidden, q]),
-            ("mlp.gate_proj", vec![mlp, hidden]),
-            ("mlp.up_proj", vec![mlp, hidden]),
-            ("mlp.down_proj", vec![hidden, mlp]),
-        ];
-        all.extend(parts.map(|(part, dims)| (format!("model.layers.{layer}.{part}"), dims)));
-    }
-    all.into_iter()
-        .map(|(name, dims)| (format!("{name}.weight"), dims))
-        .collect()
 }
 
 /// Ones for a norm, otherwise normal noise (Box and Muller 1958) that depends only on seed and name;

@@ -85,14 +85,22 @@ pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> 
     }
 }
 
-/// Calls `work` with the elements of a tensor on the CPU.
-pub fn with_slice<R>(tensor: &Tensor, work: impl FnOnce(&[f32]) -> R) -> Result<R> {
-    let tensor = tensor.contiguous()?;
-    let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        candle_core::Storage::Cpu(storage) => Ok(work(slice(storage, layout)?)),
-        _ => candle_core::bail!("the tensor must be on the CPU"),
+/// Calls `work` with the elements of tensors on the CPU.
+pub fn with_slices<R, const N: usize>(
+    tensors: [&Tensor; N],
+    work: impl FnOnce([&[f32]; N]) -> R,
+) -> Result<R> {
+    let tensors = tensors.map(Tensor::contiguous);
+    let tensors = tensors.into_iter().collect::<Result<Vec<_>>>()?;
+    let storages: Vec<_> = tensors.iter().map(Tensor::storage_and_layout).collect();
+    let mut slices = [&[][..]; N];
+    for (elements, (storage, layout)) in slices.iter_mut().zip(&storages) {
+        *elements = match &**storage {
+            candle_core::Storage::Cpu(storage) => slice(storage, layout)?,
+            _ => candle_core::bail!("the tensor must be on the CPU"),
+        };
     }
+    Ok(work(slices))
 }
 
 struct LinearOp(Products);
@@ -140,36 +148,27 @@ impl CustomOp2 for LinearOp {
                 slope.t()?.matmul(&x)?,
             ),
             Products::Bf16 => (
-                needs_x.then(|| pair_slope_of_x(slope, &weight)),
-                pair_slope_of_weight(slope, &x)?,
+                needs_x.then(|| pair_slope(slope, &weight, false)),
+                pair_slope(slope, &x, true)?,
             ),
         };
         Ok((of_x.transpose()?, Some(of_weight)))
     }
 }
 
-/// `slope @ weight`, rounded to bf16 before.
-fn pair_slope_of_x(slope: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let ((rows, outputs), (_, inputs)) = (slope.dims2()?, weight.dims2()?);
-    let product = with_slice(slope, |slope| {
-        with_slice(weight, |weight| {
-            let slope = Factor::by_line(slope, rows, outputs);
-            pair_product(slope, Factor::by_depth(weight, inputs, outputs))
-        })
-    })??;
+/// `slope @ other`, or `slope^T @ other` if it is `turned`, rounded to bf16 before.
+fn pair_slope(slope: &Tensor, other: &Tensor, turned: bool) -> Result<Tensor> {
+    let ((rows, outputs), (depth, inputs)) = (slope.dims2()?, other.dims2()?);
+    let product = with_slices([slope, other], |[slope, other]| {
+        let slope = if turned {
+            Factor::by_depth(slope, outputs, rows)
+        } else {
+            Factor::by_line(slope, rows, outputs)
+        };
+        pair_product(slope, Factor::by_depth(other, inputs, depth))
+    })?;
+    let rows = if turned { outputs } else { rows };
     Tensor::from_vec(product, (rows, inputs), slope.device())
-}
-
-/// `slope^T @ x`, rounded to bf16 before.
-fn pair_slope_of_weight(slope: &Tensor, x: &Tensor) -> Result<Tensor> {
-    let ((rows, outputs), (_, inputs)) = (slope.dims2()?, x.dims2()?);
-    let product = with_slice(slope, |slope| {
-        with_slice(x, |x| {
-            let slope = Factor::by_depth(slope, outputs, rows);
-            pair_product(slope, Factor::by_depth(x, inputs, rows))
-        })
-    })??;
-    Tensor::from_vec(product, (outputs, inputs), slope.device())
 }
 
 struct RmsNorm {
@@ -218,7 +217,7 @@ impl CustomOp2 for RmsNorm {
         let mut of_x = vec![0f32; x.elem_count()];
         let mut of_weight = vec![0f32; width];
         let mut scaled = vec![0f32; width];
-        let mut rows = |x: &[f32], weight: &[f32], slope: &[f32]| {
+        with_slices([x, weight, slope], |[x, weight, slope]| {
             let parts = of_x.chunks_exact_mut(width).zip(x.chunks_exact(width));
             for ((of_x, x), slope) in parts.zip(slope.chunks_exact(width)) {
                 let scale = self.scale(x);
@@ -232,12 +231,7 @@ impl CustomOp2 for RmsNorm {
                     *of_weight += slope * x * scale;
                 }
             }
-        };
-        with_slice(x, |x| {
-            with_slice(weight, |weight| {
-                with_slice(slope, |slope| rows(x, weight, slope))
-            })
-        })???;
+        })?;
         let of_x = Tensor::from_vec(of_x, x.shape(), x.device())?;
         let of_weight = Tensor::from_vec(of_weight, width, x.device())?;
         Ok((Some(of_x), Some(of_weight)))
@@ -267,7 +261,7 @@ impl CustomOp1 for SwiGlu {
     fn bwd(&self, gate_up: &Tensor, _: &Tensor, slope: &Tensor) -> Result<Option<Tensor>> {
         let (_, both) = gate_up.dims2()?;
         let mut out = vec![0f32; gate_up.elem_count()];
-        let mut rows = |gate_up: &[f32], slope: &[f32]| {
+        with_slices([gate_up, slope], |[gate_up, slope]| {
             let parts = out.chunks_exact_mut(both).zip(gate_up.chunks_exact(both));
             for ((out, gate_up), slope) in parts.zip(slope.chunks_exact(both / 2)) {
                 let (of_gate, of_up) = out.split_at_mut(both / 2);
@@ -280,10 +274,7 @@ impl CustomOp1 for SwiGlu {
                     *of_gate = slope * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
                 }
             }
-        };
-        with_slice(gate_up, |gate_up| {
-            with_slice(slope, |slope| rows(gate_up, slope))
-        })??;
+        })?;
         Tensor::from_vec(out, gate_up.shape(), gate_up.device()).map(Some)
     }
 }

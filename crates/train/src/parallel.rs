@@ -7,15 +7,14 @@
 //! do not see one another.
 
 use super::attention::attend;
-use super::head_weights::{HeadWeights, layer_shapes};
+use super::head_weights::HeadWeights;
 use super::heads::KeyLayout;
-use super::ops::Products;
 use super::optimizer::ByName;
-use super::student::{Student, TrainBatch};
-use candle_core::{Device, Tensor, Var};
+use super::spec::MARKOV;
+use super::student::{Student, TrainBatch, published};
+use candle_core::{Tensor, Var};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::MaskedBlock;
-use foretoken_model::{ModelConfig, Weights};
 use std::collections::HashMap;
 
 /// Weight of the loss of a mask, relative to that of the mask before it. The token of the mask before must stand
@@ -23,9 +22,6 @@ use std::collections::HashMap;
 const DECAY: f64 = 0.8;
 /// Positions from one anchor to the next.
 pub const ANCHOR_STRIDE: usize = 4;
-
-/// The weights of the Markov head: of the token before, and to the outputs.
-const MARKOV: [&str; 2] = ["markov_head.markov_w1", "markov_head.markov_w2"];
 
 const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 
@@ -36,45 +32,14 @@ pub struct TrainParallelHead {
     has_markov: bool,
 }
 
-/// The parts that a parallel head has besides layers.
-#[derive(Debug, Clone, Copy)]
-pub struct ParallelParts {
-    /// Number of layers of the target that it reads.
-    pub taps: usize,
-    /// The block of mask rows that the head reads.
-    pub block: MaskedBlock,
-    /// Rank of its Markov head; 0 = it has none.
-    pub markov_rank: usize,
-}
-
 impl TrainParallelHead {
-    /// A head of shape `config` with `parts` that predicts `ids`, for rows of `seq_len` tokens; see
-    /// [`HeadWeights::new`].
-    ///
-    /// # Errors
-    /// `Setup`, if the target does not have the tensors of a decoder.
-    pub fn new(
-        config: ModelConfig,
-        target: (&ModelConfig, &mut Weights),
-        parts: ParallelParts,
-        ids: Vec<u32>,
-        (seed, seq_len): (u64, usize),
-        device: &Device,
-    ) -> Result<Self> {
-        let sizes = (parts.taps, parts.markov_rank);
-        let shapes = shapes(&config, sizes, ids.len());
-        let random = (seed, seq_len + parts.block.size);
-        Ok(Self {
-            weights: HeadWeights::new(config, shapes, target, ids, random, device)?,
-            block: parts.block,
-            has_markov: parts.markov_rank > 0,
-        })
-    }
-
-    /// Returns the same head with `products` as its way to compute products with weights.
-    pub fn with_products(mut self, products: Products) -> Self {
-        self.weights.products = products;
-        self
+    /// A head of `weights` that reads blocks like `block`, and has a Markov head or not.
+    pub fn new(weights: HeadWeights, block: MaskedBlock) -> Self {
+        Self {
+            has_markov: weights.vars.keys().any(|name| name.starts_with(MARKOV[0])),
+            weights,
+            block,
+        }
     }
 
     /// The tokens of all blocks.
@@ -109,7 +74,7 @@ impl Student for TrainParallelHead {
     }
 
     fn weights(&self) -> Result<HashMap<String, Tensor>> {
-        self.weights.published()
+        published(&self.weights.vars, Some(&self.weights.ids))
     }
 
     fn depths(&self) -> (usize, f64) {
@@ -159,35 +124,6 @@ impl Student for TrainParallelHead {
         let before = of_token.index_select(&before, 0)?;
         Ok((logits + weights.linear(&before, to_outputs)?)?)
     }
-}
-
-/// The name and shape of every weight of a head with so many taps and a Markov head of that rank that predicts
-/// `outputs` ids.
-pub fn shapes(
-    config: &ModelConfig,
-    (taps, rank): (usize, usize),
-    outputs: usize,
-) -> Vec<(String, Vec<usize>)> {
-    let hidden = config.hidden_size;
-    let mut all: Vec<(String, Vec<usize>)> = [
-        ("fc", vec![hidden, taps * hidden]),
-        ("hidden_norm", vec![hidden]),
-        ("norm", vec![hidden]),
-        ("lm_head", vec![outputs, hidden]),
-    ]
-    .map(|(name, dims)| (format!("{name}.weight"), dims))
-    .into();
-    if rank > 0 {
-        let dims = [vec![config.vocab_size, rank], vec![outputs, rank]];
-        let of_markov = MARKOV.into_iter().zip(dims);
-        all.extend(of_markov.map(|(name, dims)| (format!("{name}.weight"), dims)));
-    }
-    for layer in 0..config.num_layers() {
-        let layer = format!("layers.{layer}");
-        all.push((format!("{layer}.input_layernorm.weight"), vec![hidden]));
-        all.extend(layer_shapes(config, hidden, &layer));
-    }
-    all
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::corpus::Row;
 use super::parallel::ANCHOR_STRIDE;
-use super::student::StudentSpec;
+use super::spec::{TrainSpec, Unrolling};
 use super::target::DistillTarget;
 use super::{DistillOptions, DraftSize, Method, Objective, Products, initial};
 use foretoken_core::error::{Error, Result};
@@ -22,7 +22,7 @@ const MARKOV_RANK: usize = 64;
 ///
 /// # Errors
 /// `Setup`, if it does not fit the target or the other options.
-pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec> {
+pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<TrainSpec> {
     if options.method != Method::Parallel {
         let flags = [
             ("--layers", options.layers.is_some()),
@@ -46,23 +46,46 @@ pub fn of(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpe
             "--products bf16 belongs to --method eagle3 and parallel",
         ));
     }
-    let shape = match options.method {
+    let spec = match options.method {
         Method::Draft => draft_model(options, target)?,
         Method::Eagle3 | Method::Parallel => head(options, target)?,
     };
     if let Some(path) = &options.init_from {
-        initial::check(path, options.method, &shape, target.config.as_ref())?;
+        initial::check(path, &spec, target.config.as_ref())?;
     }
-    if options.top_k > shape.config.vocab_size {
+    if options.top_k > spec.config.vocab_size {
         return Err(Error::setup(format!(
             "--top-k must be at most {}, the number of token ids, not {}",
-            shape.config.vocab_size, options.top_k
+            spec.config.vocab_size, options.top_k
         )));
     }
-    Ok(shape)
+    Ok(spec)
 }
 
-fn draft_model(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec> {
+/// The student of `options` with this configuration, which is `json` in its `config.json`.
+fn spec(options: &DistillOptions, config: ModelConfig, json: Value) -> TrainSpec {
+    TrainSpec {
+        method: options.method,
+        config,
+        json,
+        taps: Vec::new(),
+        unrolling: Unrolling {
+            passes: options.ttt_steps,
+            stride: options.ttt_stride,
+        },
+        block: MaskedBlock {
+            size: options.block_size,
+            mask: 0,
+            from_anchor: false,
+        },
+        markov_rank: 0,
+        seq_len: options.seq_len,
+        seed: options.seed,
+        products: options.products,
+    }
+}
+
+fn draft_model(options: &DistillOptions, target: &DistillTarget) -> Result<TrainSpec> {
     let (config, json) = match (&options.draft_config, options.draft_size) {
         (Some(path), _) => given(path, options, target)?,
         (None, Some(size)) => sized(size, options, target)?,
@@ -72,13 +95,7 @@ fn draft_model(options: &DistillOptions, target: &DistillTarget) -> Result<Stude
             ));
         }
     };
-    Ok(StudentSpec {
-        config,
-        json,
-        taps: Vec::new(),
-        block: None,
-        markov_rank: 0,
-    })
+    Ok(spec(options, config, json))
 }
 
 /// A Llama of this `size` for the target, and its `config.json`.
@@ -176,7 +193,7 @@ fn given(
 }
 
 /// A head of the shape of the target's layers, or of those in --draft-config.
-fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec> {
+fn head(options: &DistillOptions, target: &DistillTarget) -> Result<TrainSpec> {
     let parallel = options.method == Method::Parallel;
     let (name, least, flag, of_flag) = if parallel {
         let least = options.block_size.max(ANCHOR_STRIDE) + 1;
@@ -233,22 +250,17 @@ fn head(options: &DistillOptions, target: &DistillTarget) -> Result<StudentSpec>
         ..config
     };
     let taps = taps(options, of_target.num_layers())?;
-    let mut json = head_json(&config)?;
     let markov_rank = if parallel { markov_rank(options)? } else { 0 };
     let fields = if parallel {
         parallel_json(options, of_target, &taps, markov_rank)?
     } else {
         eagle3_json(&taps)
     };
-    if let (Some(json), Value::Object(fields)) = (json.as_object_mut(), fields) {
-        json.extend(fields);
-    }
-    Ok(StudentSpec {
-        json,
-        config,
+    let json = head_json(&config, fields)?;
+    Ok(TrainSpec {
         taps,
-        block: None,
         markov_rank,
+        ..spec(options, config, json)
     })
 }
 
@@ -298,7 +310,7 @@ fn parallel_json(
     Ok(json)
 }
 
-impl StudentSpec {
+impl TrainSpec {
     /// Chooses the mask token of a parallel head: its embedding is the target's, and is not trained.
     ///
     /// # Errors
@@ -309,14 +321,9 @@ impl StudentSpec {
         rows: &[Row],
         text: &Text,
     ) -> Result<()> {
-        if options.method == Method::Parallel {
-            let mask = mask(options, self.config.vocab_size, rows, text)?;
-            self.json["dflash_config"]["mask_token_id"] = mask.into();
-            self.block = Some(MaskedBlock {
-                size: options.block_size,
-                mask,
-                from_anchor: false,
-            });
+        if self.method == Method::Parallel {
+            self.block.mask = mask(options, self.config.vocab_size, rows, text)?;
+            self.json["dflash_config"]["mask_token_id"] = self.block.mask.into();
         }
         Ok(())
     }
@@ -372,11 +379,11 @@ fn taps(options: &DistillOptions, layers: usize) -> Result<Vec<usize>> {
     Ok(options.taps.clone())
 }
 
-/// Returns the fields that the `config.json` of every head has.
+/// The `config.json` of a head: the fields of every head, and `fields`.
 ///
 /// # Errors
 /// If its layers are not like Llama's.
-pub fn head_json(config: &ModelConfig) -> Result<Value> {
+pub fn head_json(config: &ModelConfig, fields: Value) -> Result<Value> {
     let rope = config.plain_rope().map_err(Error::setup)?;
     let mut json = json!({
         "architectures": null,
@@ -404,6 +411,9 @@ pub fn head_json(config: &ModelConfig) -> Result<Value> {
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position_embeddings,
         });
+    }
+    if let (Some(json), Value::Object(fields)) = (json.as_object_mut(), fields) {
+        json.extend(fields);
     }
     Ok(json)
 }

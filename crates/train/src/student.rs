@@ -1,25 +1,10 @@
 //! The models in training: a draft model, or a head that reads the target's hidden states.
 
 use super::optimizer::ByName;
-use candle_core::{Tensor, Var};
+use candle_core::{Device, Tensor, Var};
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::MaskedBlock;
-use foretoken_model::ModelConfig;
-use serde_json::Value;
+use foretoken_model::names;
 use std::collections::HashMap;
-
-/// The shape of the student to train.
-pub struct StudentSpec {
-    pub config: ModelConfig,
-    /// The student's `config.json`.
-    pub json: Value,
-    /// The layers of the target whose hidden states the student reads.
-    pub taps: Vec<usize>,
-    /// The blocks of a parallel head; see [`StudentSpec::choose_mask`].
-    pub block: Option<MaskedBlock>,
-    /// Rank of a parallel head's Markov head; 0 = it has none.
-    pub markov_rank: usize,
-}
 
 /// Some rows of the corpus, as a student reads them.
 pub struct TrainBatch<'a> {
@@ -83,6 +68,25 @@ pub trait Student: Send + Sync {
     /// # Errors
     /// If the device fails.
     fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor>;
+}
+
+/// The weights in the format for serving: the variables and, of a student that predicts `ids` alone, `d2t`, which is
+/// the id of each output row minus the row's number, as in EAGLE-3.
+///
+/// # Errors
+/// If the device fails.
+pub fn published(vars: &ByName<Var>, ids: Option<&[u32]>) -> Result<HashMap<String, Tensor>> {
+    let vars = vars.iter();
+    let mut weights: HashMap<String, Tensor> = vars
+        .map(|(name, var)| (name.clone(), var.as_detached_tensor()))
+        .collect();
+    if let Some(ids) = ids {
+        let rows = (0..).zip(ids);
+        let offsets: Vec<i64> = rows.map(|(row, &id)| i64::from(id) - row).collect();
+        let offsets = Tensor::new(offsets, &Device::Cpu)?;
+        weights.insert(names::OUTPUT_IDS.into(), offsets);
+    }
+    Ok(weights)
 }
 
 /// Replaces all weights by those that `weight` returns.

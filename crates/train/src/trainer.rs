@@ -3,8 +3,7 @@
 use super::corpus::{Order, Row};
 use super::cost::Costs;
 use super::features::FeatureStore;
-use super::loss::{LossWeights, Soft, measure};
-use super::ops::with_slope;
+use super::loss::{LossWeights, Soft, backward, measure};
 use super::optimizer::{AdamW, ByName, accumulate, clip, global_norm, learning_rate};
 use super::output::{self, OutputFolder, TrainState};
 use super::report::{self, DistillReport, Evaluation, LossSums};
@@ -186,18 +185,15 @@ impl<'a> Trainer<'a> {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
-                let batch = this.batch(rows, Some(this.state.steps))?;
-                let targets_of = this.targets_of(rows, &batch)?;
-                let logits = this.model.logits(&batch)?;
+                let (logits, targets_of) = this.forward(rows, Some(this.state.steps))?;
                 let weights = LossWeights {
                     positions: &targets_of.weights,
                     overlap,
                 };
-                let (figures, slope) = measure(&logits, &targets_of.soft, Some(weights))?;
+                let (figures, slopes) = backward(&logits, &targets_of.soft, weights)?;
                 let losses = figures.iter().zip(&targets_of.weights);
                 let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
-                let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;
-                Ok((loss, learn(&logits, slope)?.backward()?))
+                Ok((loss, slopes))
             });
             for pass in passes {
                 let (part, slopes) = pass?;
@@ -238,13 +234,9 @@ impl<'a> Trainer<'a> {
             let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
             let this = &*self;
             let passes = this.workers.map(&batches, |rows| {
-                let batch = this.batch(rows, None)?;
-                let targets_of = this.targets_of(rows, &batch)?;
-                let logits = this.model.logits(&batch)?;
-                Ok((
-                    measure(&logits, &targets_of.soft, None)?.0,
-                    targets_of.counted,
-                ))
+                let (logits, targets_of) = this.forward(rows, None)?;
+                let figures = measure(&logits, &targets_of.soft, None)?.0;
+                Ok((figures, targets_of.counted))
             });
             for pass in passes {
                 let (figures, counted) = pass?;
@@ -277,6 +269,13 @@ impl<'a> Trainer<'a> {
     fn save_checkpoint(&self) -> Result<()> {
         self.folder
             .save_checkpoint(&*self.model, &self.optimizer, &self.state)
+    }
+
+    /// Returns the student's logits and targets for `rows` in step `step`; `None` = in an evaluation.
+    fn forward(&self, rows: &[usize], step: Option<usize>) -> Result<(Tensor, TrainTargets)> {
+        let batch = self.batch(rows, step)?;
+        let targets = self.targets_of(rows, &batch)?;
+        Ok((self.model.logits(&batch)?, targets))
     }
 
     /// Returns the student's input for `rows` in step `step`; `None` = in an evaluation.
@@ -367,16 +366,6 @@ impl<'a> Trainer<'a> {
             Some(vocabulary) => vocabulary.restrict(soft),
             None => Ok(soft),
         }
-    }
-}
-
-/// A scalar whose gradient by `logits` is `slope`: that of the loss in closed form, so that the graph of
-/// softmax and logarithms is not needed.
-fn learn(logits: &Tensor, slope: Tensor) -> Result<Tensor> {
-    if logits.device().is_cpu() {
-        Ok(with_slope(logits, slope)?)
-    } else {
-        Ok((logits * slope)?.sum_all()?)
     }
 }
 

@@ -7,7 +7,19 @@
 use foretoken_core::error::{Error, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Pools of one thread each: work that candle submits to "the" pool inside one stays on its thread.
+/// A pool of one thread, which has this name: whatever candle spreads over "the" pool inside it stays on its thread.
+///
+/// # Errors
+/// `Setup`, if the thread cannot be started.
+pub fn one_thread(name: String) -> Result<ThreadPool> {
+    ThreadPoolBuilder::new()
+        .num_threads(1)
+        .thread_name(move |_| name.clone())
+        .build()
+        .map_err(|e| Error::setup(format!("cannot start a thread: {e}")))
+}
+
+/// Pools of one thread each.
 pub struct Workers(Vec<ThreadPool>);
 
 impl Workers {
@@ -16,16 +28,8 @@ impl Workers {
     /// # Errors
     /// `Setup`, if a thread cannot be started.
     pub fn new(count: usize) -> Result<Self> {
-        (0..count.max(1))
-            .map(|number| {
-                ThreadPoolBuilder::new()
-                    .num_threads(1)
-                    .thread_name(move |_| format!("train-{number}"))
-                    .build()
-                    .map_err(|e| Error::setup(format!("cannot start a thread: {e}")))
-            })
-            .collect::<Result<_>>()
-            .map(Self)
+        let pools = (0..count.max(1)).map(|number| one_thread(format!("train-{number}")));
+        pools.collect::<Result<_>>().map(Self)
     }
 
     /// No threads: the one that asks for the work does it. Others would have streams of their own on a GPU.

@@ -1,9 +1,11 @@
 //! The head against an implementation in plain f64 that computes one position at a time.
 
 use super::*;
+use crate::Method;
 use crate::plain::{Matrix, Weights as Plain, add, attend, linear as times};
 use crate::plain::{matrix, mlp, rms_norm, rope};
 use crate::reference::{assert_close, assert_gradients, plain, tensor};
+use crate::spec::shapes;
 use foretoken_model::{LayerSpec, RopeSpec};
 
 const VOCAB: usize = 11;
@@ -38,7 +40,7 @@ fn config() -> ModelConfig {
 
 fn head() -> TrainHead {
     let config = config();
-    let vars = shapes(&config, TAPS, IDS.len());
+    let vars = shapes(Method::Eagle3, &config, TAPS, 0);
     let vars = vars.into_iter().enumerate().map(|(seed, (name, dims))| {
         // Large enough for attention to prefer some positions.
         let var = (tensor(seed, &dims) * 0.9).unwrap();

@@ -15,6 +15,7 @@ mod step;
 
 use super::head::TrainHead;
 use super::vocabulary::DraftVocabulary;
+use super::workers::one_thread;
 use candle_core::Device;
 use examples::ExampleBuffer;
 use folder::LearnFolder;
@@ -25,7 +26,6 @@ use foretoken_model::{HeadKind, HeadTarget, LoadOptions, LoadedModel, ModelSourc
 use learner::{HeadTraining, Learner, Pace, Version, served};
 use metrics::LearnMetrics;
 use prometheus::Registry;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use source::HeadFile;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -146,7 +146,7 @@ impl LearnSetup<'_> {
             link,
             learner: IdleLearner(Learner {
                 pace: Pace {
-                    pool: one_thread()?,
+                    pool: one_thread("learn".into())?,
                     share: self.options.share,
                     inbox: examples,
                     last_busy: Instant::now(),
@@ -189,15 +189,6 @@ fn versions(
     let used = Version::new(head, Some(kept.weights.clone()));
     let train = given.with(&kept.weights)?;
     Ok((train, used, Some(Version::new(given, None))))
-}
-
-/// Returns a pool of one thread: whatever candle spreads over "the" pool stays on it.
-fn one_thread() -> Result<ThreadPool> {
-    ThreadPoolBuilder::new()
-        .num_threads(1)
-        .thread_name(|_| "learn".into())
-        .build()
-        .map_err(|e| Error::setup(format!("cannot start a thread: {e}")))
 }
 
 /// A learner that does not run yet.

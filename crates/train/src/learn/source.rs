@@ -1,9 +1,10 @@
 //! The heads that can learn: EAGLE-3's, as `distill --method eagle3` trains them.
 
-use crate::head::shapes;
-use crate::head_weights::{EAGLE_LAYER, first_layer, output_ids, untrained};
+use crate::Method;
+use crate::head_weights::{first_layer, of_shape, output_ids, untrained};
 use crate::optimizer::ByName;
 use crate::shape::{eagle3_json, head_json};
+use crate::spec::{EAGLE_LAYER, shapes};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::quant::BlockType;
@@ -49,13 +50,9 @@ impl HeadFile {
         let (dtype, blocks) = weights.stored_as("lm_head.weight")?;
         let read = |(name, dims): (String, Vec<usize>)| {
             let weight = weights.dense(&name.replace(EAGLE_LAYER, layer))?;
-            if weight.dims() == dims {
-                Ok((name, weight))
-            } else {
-                Err(Error::wrong_shape(&name, weight.dims(), &dims))
-            }
+            Ok((name.clone(), of_shape(weight, &name, &dims)?))
         };
-        let all = shapes(&config, taps.len(), ids.len()).into_iter();
+        let all = shapes(Method::Eagle3, &config, taps.len(), 0).into_iter();
         let weights = all.map(read).collect::<Result<_>>()?;
         Ok(Self {
             config,
@@ -72,17 +69,13 @@ impl HeadFile {
     /// # Errors
     /// If the head's layer is not like Llama's.
     pub fn json(&self) -> Result<Value> {
-        let mut json = head_json(&self.config)?;
+        let mut json = head_json(&self.config, eagle3_json(&self.taps))?;
         json["torch_dtype"] = match self.dtype {
             DType::F16 => "float16",
             DType::BF16 => "bfloat16",
             _ => "float32",
         }
         .into();
-        if let (Some(json), Value::Object(fields)) = (json.as_object_mut(), eagle3_json(&self.taps))
-        {
-            json.extend(fields);
-        }
         Ok(json)
     }
 

@@ -2,13 +2,12 @@
 
 use super::gain::Score;
 use crate::head::{DECAY, TrainHead};
-use crate::loss::{DraftMetrics, LossWeights, Soft, measure};
-use crate::ops::with_slope;
+use crate::loss::{DraftMetrics, LossWeights, Soft, backward, measure};
 use crate::optimizer::{AdamW, ByName, accumulate, clip, global_norm};
 use crate::student::{Student, TrainBatch};
 use crate::vocabulary::DraftVocabulary;
 use candle_core::{DType, Device, Tensor};
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::Result;
 use foretoken_engine::spec::TrainingExample;
 
 const WEIGHT_DECAY: f64 = 0.01;
@@ -71,9 +70,7 @@ impl Candidate {
             positions: &targets.weights,
             overlap: 0.0,
         };
-        let (_, slope) = measure(&logits, &targets.soft, Some(weights))?;
-        let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;
-        let slopes = with_slope(&logits, slope)?.backward()?;
+        let (_, slopes) = backward(&logits, &targets.soft, weights)?;
         accumulate(&mut self.gradients, self.head.vars(), slopes)
     }
 

@@ -6,11 +6,13 @@ use crate::model::TrainModel;
 use crate::plain::{self, Matrix};
 use crate::plain_parallel::PlainHead;
 use crate::reference::{self, assert_close, assert_gradients, tensor};
-use crate::student;
+use crate::spec::{TrainSpec, Unrolling};
+use crate::{Method, Products, student};
+use candle_core::Device;
 use foretoken_core::kv::{BlockAllocator, BlockTable};
 use foretoken_core::model::{Batch as Rows, PathRows};
-use foretoken_model::LoadedModel;
-use foretoken_model::{HeadKind, LayerSpec, LoadOptions, ModelSource, RopeSpec, load, load_head};
+use foretoken_model::{HeadKind, LayerSpec, LoadOptions, LoadedModel, ModelConfig, ModelSource};
+use foretoken_model::{RopeSpec, Weights, load, load_head};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -69,27 +71,38 @@ fn large(seed: usize, dims: &[usize]) -> Tensor {
 /// Rank of the Markov head.
 const RANK: usize = 5;
 
-fn parts(markov_rank: usize) -> ParallelParts {
-    ParallelParts {
-        taps: 2,
+fn spec(markov_rank: usize) -> TrainSpec {
+    TrainSpec {
+        method: Method::Parallel,
+        config: config(),
+        json: Value::Null,
+        taps: vec![1, 3],
+        unrolling: Unrolling {
+            passes: 1,
+            stride: 1,
+        },
         block: BLOCK,
         markov_rank,
+        seq_len: LEN,
+        seed: 1,
+        products: Products::F32,
     }
 }
 
 fn head(markov_rank: usize) -> TrainParallelHead {
-    let shapes = shapes(&config(), (parts(0).taps, markov_rank), IDS.len());
-    let vars = shapes.into_iter().enumerate().map(|(seed, (name, dims))| {
-        let var = Var::from_tensor(&large(seed, &dims)).unwrap();
-        (name, var)
-    });
+    let spec = spec(markov_rank);
+    let vars = spec
+        .shapes()
+        .into_iter()
+        .enumerate()
+        .map(|(seed, (name, dims))| {
+            let var = Var::from_tensor(&large(seed, &dims)).unwrap();
+            (name, var)
+        });
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
-    let positions = LEN + BLOCK.size;
-    TrainParallelHead {
-        weights: HeadWeights::of(config(), vars, embedding, IDS.to_vec(), positions).unwrap(),
-        block: BLOCK,
-        has_markov: markov_rank > 0,
-    }
+    let positions = spec.positions();
+    let weights = HeadWeights::of(spec.config, vars, embedding, IDS.to_vec(), positions).unwrap();
+    TrainParallelHead::new(weights, BLOCK)
 }
 
 /// The logits of the masks of the block at `anchor`.
@@ -250,15 +263,9 @@ fn the_served_head_computes_what_the_trained_one_computes() {
     let (of_target, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let target = target(of_target.path());
     let mut weights = Weights::open(&ModelSource::Folder(of_target.path().to_owned())).unwrap();
-    let head = TrainParallelHead::new(
-        config(),
-        (target.config(), &mut weights),
-        parts(RANK),
-        IDS.to_vec(),
-        (1, LEN),
-        &Device::Cpu,
-    );
-    let head = head.unwrap();
+    let of_target = (target.config(), &mut weights);
+    let head = HeadWeights::new(&spec(RANK), of_target, IDS.to_vec(), &Device::Cpu).unwrap();
+    let head = TrainParallelHead::new(head, BLOCK);
     let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
     for (own, of_target) in [
         (
