@@ -7,13 +7,13 @@
 //! that of all passes.
 
 use super::attention::attend;
-use super::head_weights::{HeadWeights, TargetEmbedding};
+use super::head_weights::{GATE_UP, HeadWeights, QKV, TargetEmbedding};
 use super::heads::KeyLayout;
 use super::optimizer::ByName;
 use super::spec::{EAGLE_LAYER, Unrolling};
 use super::student::{Student, TrainBatch, published};
 use candle_core::{Device, Tensor, Var};
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::Result;
 use foretoken_model::{HeadTarget, ModelConfig};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -113,16 +113,12 @@ impl Student for TrainHead {
     }
 
     fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
-        let features = (batch.features.as_ref())
-            .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
-        let rows = batch.tokens.len();
-        let len = features.dim(0)? / rows.max(1);
-        let mut positions = vec![(0..len).collect::<Vec<_>>(); rows];
+        let (features, len) = batch.known()?;
+        let mut positions = vec![(0..len).collect::<Vec<_>>(); batch.tokens.len()];
         let weights = &self.weights;
         let at = |part: &str| format!("{EAGLE_LAYER}.{part}");
-        let qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
-        let qkv = weights.joined(EAGLE_LAYER, &qkv)?;
-        let gate_up = weights.joined(EAGLE_LAYER, &["mlp.gate_proj", "mlp.up_proj"])?;
+        let qkv = weights.joined(EAGLE_LAYER, &QKV)?;
+        let gate_up = weights.joined(EAGLE_LAYER, &GATE_UP)?;
         let mut feature = weights.linear(features, weights.var("fc"))?;
         let (mut known, mut outputs) = (Vec::new(), Vec::new());
         for pass in 0..self.unrolling.passes {
@@ -140,9 +136,7 @@ impl Student for TrainHead {
             let keys = KeyLayout::of_pass(pass, &positions, len);
             let own = Tensor::cat(&known[pass.min(1)..], 0)?;
             let y = attend(&known[0], &own, &weights.heads, &keys)?;
-            let o = weights.var(&at("self_attn.o_proj"));
-            let residual = (feature + weights.linear(&y, o)?)?;
-            feature = weights.mlp(residual, EAGLE_LAYER, &gate_up)?;
+            feature = weights.after(feature, &y, EAGLE_LAYER, &gate_up)?;
             outputs.push(weights.norm(&feature, "norm")?);
         }
         weights.linear(&Tensor::cat(&outputs, 0)?, weights.var("lm_head"))

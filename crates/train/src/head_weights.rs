@@ -16,6 +16,10 @@ use std::sync::Arc;
 const FC_NOISE: f64 = 0.002;
 const EMBEDDING_NOISE: f64 = 0.01;
 
+/// Parts of a layer that have the same input.
+pub const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+pub const GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
+
 /// Returns the prefix of the tensor names of the first layer of a head with `weights`.
 pub fn first_layer(weights: &Weights) -> &'static str {
     if weights.has("midlayer.self_attn.q_proj.weight") {
@@ -202,11 +206,14 @@ impl HeadWeights {
         Ok(linear(x, weight, self.products)?)
     }
 
-    /// The residual stream after the second half of `layer`, its MLP, whose gate and up are joined.
+    /// The residual stream after `layer`, for the stream `x` before it and the output `y` of its attention. The gate
+    /// and the up matrix of its MLP are joined.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn mlp(&self, residual: Tensor, layer: &str, gate_up: &Tensor) -> Result<Tensor> {
+    pub fn after(&self, x: Tensor, y: &Tensor, layer: &str, gate_up: &Tensor) -> Result<Tensor> {
+        let o = self.var(&format!("{layer}.self_attn.o_proj"));
+        let residual = (x + self.linear(y, o)?)?;
         let normed = self.norm(&residual, &format!("{layer}.post_attention_layernorm"))?;
         let wide = swiglu(&self.linear(&normed, gate_up)?)?;
         let down = self.var(&format!("{layer}.mlp.down_proj"));

@@ -28,7 +28,7 @@ pub fn check(path: &Path, spec: &TrainSpec, target: Option<&ModelConfig>) -> Res
         head_ids(path, kind, &spec.config)?;
     }
     let shapes = spec.shapes();
-    let mut weight = reader(path, spec, layers(shapes.iter().map(|(name, _)| &**name)))?;
+    let mut weight = reader(path, spec)?;
     for (name, dims) in &shapes {
         weight(name, dims)?;
     }
@@ -74,7 +74,7 @@ pub fn load_weights(
     vars: &ByName<Var>,
     device: &Device,
 ) -> Result<()> {
-    let mut weight = reader(path, spec, layers(vars.keys().map(String::as_str)))?;
+    let mut weight = reader(path, spec)?;
     for (name, var) in vars {
         var.set(&weight(name, var.dims())?.to_device(device)?)?;
     }
@@ -87,15 +87,15 @@ type StoredReader = Box<dyn FnMut(&str) -> Result<Tensor>>;
 /// Reads a weight in f32, by the name and the shape that training gives it.
 type Reader = Box<dyn FnMut(&str, &[usize]) -> Result<Tensor>>;
 
-/// Reads those in `path` for the student `spec`, whose weights have so many `layers`.
-fn reader(path: &Path, spec: &TrainSpec, layers: usize) -> Result<Reader> {
+/// Reads those in `path` for the student `spec`.
+fn reader(path: &Path, spec: &TrainSpec) -> Result<Reader> {
     let mut read: StoredReader = match spec.method.head() {
         Some(kind) => {
             let mut weights = open(path, kind)?.1;
             let layer = first_layer(&weights);
             Box::new(move |name: &str| weights.dense(&name.replace(EAGLE_LAYER, layer)))
         }
-        None => of_model(path, layers)?,
+        None => of_model(path, spec.config.num_layers())?,
     };
     let path = path.to_owned();
     Ok(Box::new(move |name: &str, dims: &[usize]| {
@@ -117,7 +117,9 @@ fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
     // fault.
     let weights = unsafe { MmapedSafetensors::multi(&files) };
     let weights = weights.map_err(|e| Error::in_file(folder, e))?;
-    let saved = layers(weights.tensors().iter().map(|(name, _)| &**name));
+    let tensors = weights.tensors();
+    let layers = tensors.iter().filter_map(|(name, _)| names::layer_of(name));
+    let saved = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);
     if saved > wanted {
         return Err(Error::in_file(
             folder,
@@ -174,12 +176,6 @@ fn open(path: &Path, kind: HeadKind) -> Result<(HeadConfig, Weights)> {
         return Err(Error::in_file(path, "it is no head of this --method"));
     }
     open_head(&source, kind)
-}
-
-/// The number of layers that tensors of these names belong to.
-fn layers<'a>(names: impl Iterator<Item = &'a str>) -> usize {
-    let layers = names.filter_map(names::layer_of);
-    layers.map(|(layer, _)| layer + 1).max().unwrap_or(0)
 }
 
 /// The tensor that `name` of `wanted` layers begins with, if there are `saved`.

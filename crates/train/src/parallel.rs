@@ -7,13 +7,13 @@
 //! do not see one another.
 
 use super::attention::attend;
-use super::head_weights::HeadWeights;
+use super::head_weights::{GATE_UP, HeadWeights, QKV};
 use super::heads::KeyLayout;
 use super::optimizer::ByName;
 use super::spec::MARKOV;
 use super::student::{Student, TrainBatch, published};
 use candle_core::{Tensor, Var};
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::Result;
 use foretoken_core::model::MaskedBlock;
 use std::collections::HashMap;
 
@@ -22,8 +22,6 @@ use std::collections::HashMap;
 const DECAY: f64 = 0.8;
 /// Positions from one anchor to the next.
 pub const ANCHOR_STRIDE: usize = 4;
-
-const QKV: [&str; 3] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 
 /// A trainable head in f32.
 pub struct TrainParallelHead {
@@ -93,10 +91,8 @@ impl Student for TrainParallelHead {
     }
 
     fn logits(&self, batch: &TrainBatch<'_>) -> Result<Tensor> {
-        let features = (batch.features.as_ref())
-            .ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
+        let (features, len) = batch.known()?;
         let (weights, size) = (&self.weights, self.block.size);
-        let len = features.dim(0)? / batch.tokens.len().max(1);
         let blocks = KeyLayout::of_blocks(size, &batch.positions, len);
         let context = weights.linear(features, weights.var("fc"))?;
         let context = weights.norm(&context, "hidden_norm")?;
@@ -107,9 +103,7 @@ impl Student for TrainParallelHead {
             let of_context = weights.linear(&context, &weights.joined(&layer, &QKV[1..])?)?;
             let of_blocks = weights.linear(&normed, &weights.joined(&layer, &QKV)?)?;
             let y = attend(&of_context, &of_blocks, &weights.heads, &blocks)?;
-            let o = weights.var(&format!("{layer}.self_attn.o_proj"));
-            let gate_up = weights.joined(&layer, &["mlp.gate_proj", "mlp.up_proj"])?;
-            x = weights.mlp((x + weights.linear(&y, o)?)?, &layer, &gate_up)?;
+            x = weights.after(x, &y, &layer, &weights.joined(&layer, &GATE_UP)?)?;
         }
         let blocks = blocks.prefix.len() / size;
         let masks = (1..size).flat_map(|mask| (0..blocks).map(move |at| (at * size + mask) as u32));

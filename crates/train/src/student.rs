@@ -20,6 +20,19 @@ pub struct TrainBatch<'a> {
     pub later: Option<Vec<Vec<usize>>>,
 }
 
+impl TrainBatch<'_> {
+    /// The target's hidden states, and the number of positions of a row that have some.
+    ///
+    /// # Errors
+    /// If there are none.
+    pub fn known(&self) -> Result<(&Tensor, usize)> {
+        let features = self.features.as_ref();
+        let features =
+            features.ok_or_else(|| Error::internal("a head reads the target's hidden states"))?;
+        Ok((features, features.dim(0)? / self.tokens.len().max(1)))
+    }
+}
+
 /// A model in training. At some positions of a row it predicts [`Student::depths`] tokens, one after the
 /// other.
 pub trait Student: Send + Sync {

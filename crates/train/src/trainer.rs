@@ -181,26 +181,20 @@ impl<'a> Trainer<'a> {
     fn step(&mut self, rows: &[usize]) -> Result<f64> {
         let (mut gradients, mut loss) = (ByName::new(), 0.0);
         let overlap = self.options.overlap_share as f32;
-        for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
-            let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
-            let this = &*self;
-            let passes = this.workers.map(&batches, |rows| {
-                let (logits, targets_of) = this.forward(rows, Some(this.state.steps))?;
-                let weights = LossWeights {
-                    positions: &targets_of.weights,
-                    overlap,
-                };
-                let (figures, slopes) = backward(&logits, &targets_of.soft, weights)?;
-                let losses = figures.iter().zip(&targets_of.weights);
-                let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
-                Ok((loss, slopes))
-            });
-            for pass in passes {
-                let (part, slopes) = pass?;
-                loss += part;
-                accumulate(&mut gradients, self.model.vars(), slopes)?;
-            }
-        }
+        let work = |logits: Tensor, targets: TrainTargets| {
+            let weights = LossWeights {
+                positions: &targets.weights,
+                overlap,
+            };
+            let (figures, slopes) = backward(&logits, &targets.soft, weights)?;
+            let losses = figures.iter().zip(&targets.weights);
+            let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
+            Ok((loss, slopes))
+        };
+        self.passes(rows, Some(self.state.steps), work, |(part, slopes)| {
+            loss += part;
+            accumulate(&mut gradients, self.model.vars(), slopes)
+        })?;
         let norm = global_norm(&gradients)?;
         let step = self.state.steps;
         if !loss.is_finite() || !norm.is_finite() {
@@ -229,24 +223,17 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self, training: Option<(&ProgressBar, f64, f64)>) -> Result<()> {
         let (depths, _) = self.model.depths();
         let mut sums: Vec<LossSums> = (0..depths).map(|_| LossSums::default()).collect();
-        let at_once = self.options.micro_batch * self.workers.len();
-        for rows in self.data.held_out.clone().chunks(at_once) {
-            let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
-            let this = &*self;
-            let passes = this.workers.map(&batches, |rows| {
-                let (logits, targets_of) = this.forward(rows, None)?;
-                let figures = measure(&logits, &targets_of.soft, None)?.0;
-                Ok((figures, targets_of.counted))
-            });
-            for pass in passes {
-                let (figures, counted) = pass?;
-                let positions = figures.len() / depths;
-                let parts = figures.chunks(positions).zip(counted.chunks(positions));
-                for (sums, (figures, counted)) in sums.iter_mut().zip(parts) {
-                    sums.add(figures, counted);
-                }
+        let work = |logits: Tensor, targets: TrainTargets| {
+            Ok((measure(&logits, &targets.soft, None)?.0, targets.counted))
+        };
+        self.passes(&self.data.held_out, None, work, |(figures, counted)| {
+            let positions = figures.len() / depths;
+            let parts = figures.chunks(positions).zip(counted.chunks(positions));
+            for (sums, (figures, counted)) in sums.iter_mut().zip(parts) {
+                sums.add(figures, counted);
             }
-        }
+            Ok(())
+        })?;
         let step = self.state.steps;
         self.last = (step, sums.iter().map(LossSums::mean).collect());
         let line = report::line(&self.last.1, step, self.options.objective);
@@ -271,11 +258,27 @@ impl<'a> Trainer<'a> {
             .save_checkpoint(&*self.model, &self.optimizer, &self.state)
     }
 
-    /// Returns the student's logits and targets for `rows` in step `step`; `None` = in an evaluation.
-    fn forward(&self, rows: &[usize], step: Option<usize>) -> Result<(Tensor, TrainTargets)> {
-        let batch = self.batch(rows, step)?;
-        let targets = self.targets_of(rows, &batch)?;
-        Ok((self.model.logits(&batch)?, targets))
+    /// Calls `each` with the results of `work` for the student's logits and targets of each micro-batch of `rows` in step
+    /// `step`, in order; `None` = in an evaluation.
+    fn passes<R: Send>(
+        &self,
+        rows: &[usize],
+        step: Option<usize>,
+        work: impl Fn(Tensor, TrainTargets) -> Result<R> + Sync,
+        mut each: impl FnMut(R) -> Result<()>,
+    ) -> Result<()> {
+        for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
+            let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
+            let results = self.workers.map(&batches, |rows| {
+                let batch = self.batch(rows, step)?;
+                let targets = self.targets_of(rows, &batch)?;
+                work(self.model.logits(&batch)?, targets)
+            });
+            for result in results {
+                each(result?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the student's input for `rows` in step `step`; `None` = in an evaluation.

@@ -139,9 +139,7 @@ impl LearnFolder {
         let tensors = head.weights()?.into_iter().map(stored);
         save(&self.path.join(WEIGHTS), &tensors.collect::<Result<_>>()?)
     }
-}
 
-impl LearnFolder {
     /// Removes the head.
     ///
     /// # Errors
