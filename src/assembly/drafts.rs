@@ -8,7 +8,7 @@ use crate::model::{
     ModelConfig, ModelInfo,
 };
 use crate::spec::{
-    DraftModel, Drafter, JointModel, JointVocabulary, ParallelDrafter, Tokenizer, Translator,
+    BlockDrafter, DraftModel, Drafter, JointModel, JointVocabulary, Tokenizer, Translator,
 };
 use crate::text::{Text, check_same_tokens};
 use serde::Serialize;
@@ -208,7 +208,7 @@ impl LoadedDraft {
     ) -> Result<Box<dyn Drafter>> {
         let drafter = match self.network {
             DraftNetwork::Head(head) if head.masked_block().is_some() => {
-                let drafter = ParallelDrafter::new(head, num_blocks, block_size, DRAFT_CHUNK)?;
+                let drafter = BlockDrafter::new(head, num_blocks, block_size, DRAFT_CHUNK)?;
                 return Ok(Box::new(drafter.with_prefix_cache(prefix_caching)));
             }
             DraftNetwork::Head(head) => {

@@ -9,7 +9,7 @@ use candle_core::quantized::GgmlDType;
 use foretoken::convert::ConvertOptions;
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, load_head};
-use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
+use foretoken::spec::{BlockDrafter, BudgetMode, Drafter};
 use foretoken::train::features::Precision;
 use foretoken::train::{DistillOptions, Method, Objective, Products, run};
 use serde_json::{Value, json};
@@ -159,7 +159,7 @@ fn a_parallel_head_is_learnt_and_serves() {
     };
     let plain = start(None);
     let accepted = |head: Box<dyn Head>| {
-        let drafter = ParallelDrafter::new(head, 32, 4, 64).unwrap();
+        let drafter = BlockDrafter::new(head, 32, 4, 64).unwrap();
         accepted_tokens(&plain, &start(Some(Box::new(drafter))))
     };
     let of_folder = accepted(head);

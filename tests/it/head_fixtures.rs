@@ -15,7 +15,7 @@ use foretoken::model::{
 };
 use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
 use foretoken::spec::{
-    BudgetMode, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter, ParallelDrafter,
+    BlockDrafter, BudgetMode, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter,
 };
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
@@ -104,7 +104,7 @@ fn all() -> Vec<Fixture> {
 
 fn drafter(head: Box<dyn Head>, blocks: usize, chunk: usize) -> Box<dyn Drafter> {
     if head.masked_block().is_some() {
-        Box::new(ParallelDrafter::new(head, blocks, 4, chunk).unwrap())
+        Box::new(BlockDrafter::new(head, blocks, 4, chunk).unwrap())
     } else {
         Box::new(DraftModel::of_head(head, blocks, 4, chunk).unwrap())
     }

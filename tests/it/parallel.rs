@@ -13,7 +13,7 @@ use foretoken::model::{
     Batch, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput, PathRows, Span,
 };
 use foretoken::sampling::{Acceptance, mix};
-use foretoken::spec::{BudgetMode, Drafter, ParallelDrafter};
+use foretoken::spec::{BlockDrafter, BudgetMode, Drafter};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -215,9 +215,9 @@ pub fn drafter(
     size: usize,
     num_blocks: usize,
     block_size: usize,
-) -> (ParallelDrafter, Arc<Seen>) {
+) -> (BlockDrafter, Arc<Seen>) {
     let (head, seen) = toy_head(toy_model(noise), size);
-    let drafter = ParallelDrafter::new(Box::new(head), num_blocks, block_size, 7);
+    let drafter = BlockDrafter::new(Box::new(head), num_blocks, block_size, 7);
     (drafter.unwrap(), seen)
 }
 
@@ -319,7 +319,7 @@ fn the_first_guess_goes_through_the_sampler() {
 fn start_with_paths(toy: &Toy, follows: bool) -> (EngineHandle, Arc<Seen>) {
     let (mut head, seen) = toy_head(toy_model(0.0), 5);
     head.follows = follows;
-    let drafter = ParallelDrafter::new(Box::new(head), 256, toy.block_size, 7).unwrap();
+    let drafter = BlockDrafter::new(Box::new(head), 256, toy.block_size, 7).unwrap();
     let (target, options) = (Box::new(toy_model(0.0)), toy.options.clone());
     let drafter = Some(Box::new(drafter) as Box<dyn Drafter>);
     let engine = engine::spawn(target, drafter, toy.num_blocks, toy.block_size, options);
@@ -370,7 +370,7 @@ fn tokens_along_paths_are_distributed_as_the_target() {
     for acceptance in [Acceptance::Rejection, Acceptance::Coupled] {
         let mut head = toy_head(few_ids(0.6), 5).0;
         head.follows = true;
-        let drafter = ParallelDrafter::new(Box::new(head), 256, 4, 64).unwrap();
+        let drafter = BlockDrafter::new(Box::new(head), 256, 4, 64).unwrap();
         assert_distributed_as_the_target(Box::new(drafter), 4, acceptance);
     }
 }
@@ -380,6 +380,6 @@ fn tokens_along_paths_are_distributed_as_the_target() {
 #[test]
 fn sampled_tokens_are_distributed_as_the_target() {
     let head = toy_head(few_ids(0.6), 5).0;
-    let drafter = ParallelDrafter::new(Box::new(head), 256, 4, 64).unwrap();
+    let drafter = BlockDrafter::new(Box::new(head), 256, 4, 64).unwrap();
     assert_distributed_as_the_target(Box::new(drafter), 4, Acceptance::Rejection);
 }

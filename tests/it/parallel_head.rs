@@ -14,7 +14,7 @@ use foretoken::model::{
     Batch, Head, HeadKind, LoadFormat, LoadOptions, MaskedBlock, ModelSource, load_head,
 };
 use foretoken::sampling::Acceptance;
-use foretoken::spec::{Drafter, ParallelDrafter};
+use foretoken::spec::{BlockDrafter, Drafter};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 use tempfile::TempDir;
@@ -404,7 +404,7 @@ pub fn assert_lossless(folder: &Path) {
         let target = target().0;
         let drafter = drafts.then(|| {
             let head = open_head(folder, &*target).unwrap();
-            Box::new(ParallelDrafter::new(head, 30, 4, 7).unwrap()) as Box<dyn Drafter>
+            Box::new(BlockDrafter::new(head, 30, 4, 7).unwrap()) as Box<dyn Drafter>
         });
         let options = EngineOptions {
             max_num_batched_tokens: 24,

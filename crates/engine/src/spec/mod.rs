@@ -1,6 +1,7 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
 mod acceptance_model;
+mod block_drafter;
 mod budget;
 mod calibration;
 mod cascade;
@@ -17,7 +18,6 @@ mod learning;
 mod lookahead;
 mod masks;
 mod ngram;
-mod parallel;
 mod pool;
 mod proposer;
 mod reading;
@@ -31,6 +31,7 @@ mod theory;
 mod translate;
 pub mod verify;
 
+pub use block_drafter::BlockDrafter;
 pub use budget::BudgetMode;
 pub use calibration::measure;
 pub use cascade::Cascade;
@@ -44,7 +45,6 @@ pub use drafter::Drafter;
 pub use learning::{EXAMPLE_ROWS, LearnerLink, LearningDrafter, TrainingExample};
 pub use lookahead::Lookahead;
 pub use ngram::NgramDrafter;
-pub use parallel::ParallelDrafter;
 pub use pool::DraftPool;
 pub use proposer::Proposer;
 pub use runner::SpeculativeRunner;

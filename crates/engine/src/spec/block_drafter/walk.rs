@@ -1,6 +1,6 @@
 //! Drafting along paths with a head whose guesses depend on the tokens before them in its block.
 
-use super::ParallelRequest;
+use super::BlockRequest;
 use crate::spec::acceptance_model::AcceptanceView;
 use crate::spec::draft::DraftRequest;
 use crate::spec::growth::{Grown, Growth, GrowthLimits};
@@ -132,11 +132,7 @@ fn confident(guesses: &[Guess], sure: f32) -> Vec<Guess> {
 }
 
 /// A request with its round, and the estimates for it.
-pub type Part<'a, 'b> = (
-    &'a mut DraftRequest<'b>,
-    ParallelRequest,
-    AcceptanceView<'a>,
-);
+pub type Part<'a, 'b> = (&'a mut DraftRequest<'b>, BlockRequest, AcceptanceView<'a>);
 
 /// The drafts of `parts`, whose blocks have the rows of `output`, one after the other. All paths of all
 /// requests take a level together.

@@ -25,7 +25,7 @@ use std::time::Instant;
 /// of the last token and masks, whose K and V leave it. The rows of a P-EAGLE head are those of EAGLE: the
 /// block begins with the row of the last token. A sequence starts no later than the head's cached
 /// prefix ends, because hidden states are not computed again.
-pub struct ParallelDrafter {
+pub struct BlockDrafter {
     pool: DraftPool,
     block: MaskedBlock,
     /// The features of rows with masks; only of a P-EAGLE head.
@@ -34,7 +34,7 @@ pub struct ParallelDrafter {
 
 /// A request that takes part in a round.
 #[derive(Debug, Clone, Copy)]
-pub struct ParallelRequest {
+pub struct BlockRequest {
     /// Index of the request.
     place: usize,
     /// Number of tokens that its block predicts.
@@ -48,7 +48,7 @@ struct Guessed {
     levels: Vec<Level>,
 }
 
-impl ParallelDrafter {
+impl BlockDrafter {
     /// A drafter over a parallel `head`, with an empty pool of `num_blocks` blocks. A prompt is read
     /// while the target computes it, at most `chunk` (at least 2) of its positions at a time.
     ///
@@ -102,7 +102,7 @@ impl ParallelDrafter {
     fn forward(
         &mut self,
         requests: &[DraftRequest<'_>],
-        rounds: &[ParallelRequest],
+        rounds: &[BlockRequest],
     ) -> Result<ForwardOutput> {
         let batch = match &self.mask {
             Some(mask) => self.eagle_batch(requests, rounds, mask)?,
@@ -114,14 +114,10 @@ impl ParallelDrafter {
     }
 
     /// The rows of all states, then the blocks, since the head computes less for the former.
-    fn block_batch(
-        &self,
-        requests: &[DraftRequest<'_>],
-        rounds: &[ParallelRequest],
-    ) -> Result<Batch> {
+    fn block_batch(&self, requests: &[DraftRequest<'_>], rounds: &[BlockRequest]) -> Result<Batch> {
         let (network, sequences) = (&self.pool.network, &self.pool.sequences);
         let (mut batch, block_size) = (Batch::default(), network.blocks.block_size());
-        let of = |round: &ParallelRequest| {
+        let of = |round: &BlockRequest| {
             let request = &requests[round.place];
             sequences.get(&request.id).map(|of| (request, of))
         };
@@ -156,7 +152,7 @@ impl ParallelDrafter {
     fn eagle_batch(
         &self,
         requests: &[DraftRequest<'_>],
-        rounds: &[ParallelRequest],
+        rounds: &[BlockRequest],
         mask: &Tensor,
     ) -> Result<Batch> {
         let (network, sequences) = (&self.pool.network, &self.pool.sequences);
@@ -243,12 +239,12 @@ fn guess_all<'a>(
     Guessed { draft, levels }
 }
 
-impl ParallelDrafter {
+impl BlockDrafter {
     /// The draft of each round, of a head that follows paths.
     fn walk(
         &mut self,
         requests: &mut [DraftRequest<'_>],
-        rounds: &[ParallelRequest],
+        rounds: &[BlockRequest],
         output: &ForwardOutput,
     ) -> Result<Vec<Draft>> {
         let DraftPool {
@@ -285,7 +281,7 @@ impl ParallelDrafter {
     fn guess(
         &self,
         requests: &mut [DraftRequest<'_>],
-        rounds: &[ParallelRequest],
+        rounds: &[BlockRequest],
         mut logits: &[f32],
     ) -> Vec<Guessed> {
         let vocab_size = self.pool.network.draft.model().info().vocab_size;
@@ -310,7 +306,7 @@ impl ParallelDrafter {
     fn guess_rounds(
         &mut self,
         requests: &mut [DraftRequest<'_>],
-        rounds: &[ParallelRequest],
+        rounds: &[BlockRequest],
         output: &ForwardOutput,
     ) -> Result<Vec<Draft>> {
         let guessed = output.read(|logits| self.guess(requests, rounds, logits))?;
@@ -328,7 +324,7 @@ impl ParallelDrafter {
     }
 
     /// Learns what a forward cost, if it read few states.
-    fn note_forward(&mut self, rounds: &[ParallelRequest], most_states: usize, seconds: f64) {
+    fn note_forward(&mut self, rounds: &[BlockRequest], most_states: usize, seconds: f64) {
         if most_states <= MAX_NEW_STATES {
             // The rows of states cost little: of each layer only K and V, and no logits.
             let rows = rounds.iter();
@@ -341,7 +337,7 @@ impl ParallelDrafter {
     }
 }
 
-impl Drafter for ParallelDrafter {
+impl Drafter for BlockDrafter {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         let started = Instant::now();
         let mut drafts = vec![Draft::default(); requests.len()];
@@ -350,7 +346,7 @@ impl Drafter for ParallelDrafter {
         for (place, request) in requests.iter().enumerate() {
             if request.model_length > 0 {
                 let depth = self.begin(request);
-                rounds.extend((depth > 0).then_some(ParallelRequest { place, depth }));
+                rounds.extend((depth > 0).then_some(BlockRequest { place, depth }));
             }
         }
         if rounds.is_empty() {
