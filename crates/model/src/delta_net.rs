@@ -2,39 +2,53 @@
 
 use super::delta_spec::{DeltaLayout, DeltaSpec};
 use super::linear::Linear;
+use super::mixer::{Mixer, MixerLayer, MixerParts, MixerRows};
 use super::weights::Weights;
+use candle_core::Tensor;
 use foretoken_core::error::Result;
-use foretoken_kernels::{DeltaShape, DeltaWeights};
+use foretoken_kernels::{DeltaShape, DeltaWeights, delta_net};
+use std::sync::Arc;
 
-/// Reads the weights of such a layer besides its products; `at` names the layer's parts.
+/// Reads such a layer.
 ///
 /// # Errors
 /// A setup error that names a tensor that is missing or has a wrong shape.
-pub fn load(
-    weights: &mut Weights,
-    at: impl Fn(&str) -> String,
-    spec: &DeltaSpec,
-    eps: f32,
-) -> Result<DeltaWeights> {
+pub fn load(parts: &MixerParts<'_>, weights: &mut Weights, spec: DeltaSpec) -> Result<MixerLayer> {
     let shape = spec.shape;
     let (channels, heads) = (shape.channels(), shape.value_heads);
-    let at = |part: &str| at(&format!("linear_attn.{part}"));
+    let at = |part: &str| parts.at(&format!("linear_attn.{part}"));
     let conv = weights.convolution(&at("conv1d"), channels, shape.taps)?;
-    Ok(DeltaWeights {
+    let mixer = Arc::new(DeltaWeights {
         shape,
         conv: conv.flatten_all()?.to_vec1()?,
         decay: weights.decay(&at("A_log"), heads)?,
         dt_bias: weights.vector(&at("dt_bias"), heads)?,
         norm: weights.vector(&at("norm.weight"), shape.value_dim)?,
-        eps,
-    })
+        eps: parts.config.rms_norm_eps as f32,
+    });
+    let in_proj = products(weights, at, &spec, parts.inputs)?;
+    let out_proj = ("linear_attn.out_proj", shape.values(), false);
+    parts.layer(weights, (in_proj, mixer), out_proj)
 }
 
-/// Reads the products of rows of `inputs` values, in the order that [`delta_net`](foretoken_kernels::delta_net) takes.
+impl Mixer for Arc<DeltaWeights> {
+    fn attend(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
+        let states = &mut rows.pool.states()?;
+        let y = delta_net(&rows.products, self, rows.step.states, states)?;
+        Ok(rows.pick(&y)?.contiguous()?)
+    }
+
+    /// Its parts have an order of their own.
+    fn takes_adapters(&self) -> bool {
+        false
+    }
+}
+
+/// Reads the products of rows of `inputs` values, in the order that [`delta_net`] takes.
 ///
 /// # Errors
 /// Returns the errors of [`load`].
-pub fn products(
+fn products(
     weights: &mut Weights,
     at: impl Fn(&str) -> String,
     spec: &DeltaSpec,
@@ -42,8 +56,7 @@ pub fn products(
 ) -> Result<Linear> {
     let shape = spec.shape;
     let mut read = |part: &str, outputs: usize, order: Option<&[u32]>| {
-        let name = at(&format!("linear_attn.{part}"));
-        weights.linear_in_order(&name, (outputs, inputs), false, order)
+        weights.linear_in_order(&at(part), (outputs, inputs), false, order)
     };
     let (channels, heads) = (shape.channels(), shape.value_heads);
     let (order, gates) = orders(&shape);

@@ -1,7 +1,8 @@
 //! What a GPU has kernels for: a model that needs others is refused before its weights are read.
 
 use super::config::ModelConfig;
-use super::layer_spec::{LayerSpec, MixerSpec, MlpSpec, QkNorm};
+use super::layer_spec::{LayerSpec, MlpSpec, QkNorm};
+use super::mixers;
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
 
@@ -24,71 +25,43 @@ pub fn check(config: &ModelConfig) -> Result<()> {
 }
 
 fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
-    match layer.mixer {
-        MixerSpec::ShortConv(_) => {
-            return Err("short convolutions are not supported on a GPU: only attention is".into());
-        }
-        MixerSpec::Mamba(_) => {
-            return Err("Mamba layers are not supported on a GPU: only attention is".into());
-        }
-        MixerSpec::None => {
-            return Err(
-                "layers without attention are not supported on a GPU: only those with it are"
-                    .into(),
-            );
-        }
-        MixerSpec::Latent(_) => {
-            return Err(
-                "multi-head latent attention is not supported on a GPU: only attention over keys and values of heads is"
-                    .into(),
-            );
-        }
-        MixerSpec::Attention | MixerSpec::Delta(_) => {}
-    }
-    if matches!(layer.mixer, MixerSpec::Delta(_)) || layer.has_gate {
-        return Err(
-            "linear attention and gates of attention are not supported on a GPU: only softmax attention without gates is"
-                .into(),
-        );
+    let refuse =
+        |what: &str, instead: &str| Err(format!("{what} not supported on a GPU: {instead}"));
+    if let Some((what, instead)) = mixers::lack_on_gpu(layer) {
+        return refuse(what, instead);
     }
     let kv = layer.kv_heads.unwrap_or(config.kv_heads());
     if !GPU_HEAD_DIMS.contains(&kv.dim) {
         let [small, large] = GPU_HEAD_DIMS;
-        return Err(format!(
-            "heads of {} values are not supported on a GPU: only those of {small} and {large} are",
-            kv.dim
-        ));
+        let instead = format!("only those of {small} and {large} are");
+        return refuse(&format!("heads of {} values are", kv.dim), &instead);
     }
     let group = config.num_heads / kv.count;
     if group > MAX_GPU_HEADS_PER_KV_HEAD {
-        return Err(format!(
-            "{group} query heads for each head of keys and values are not supported on a GPU: up to {MAX_GPU_HEADS_PER_KV_HEAD} are"
-        ));
+        return refuse(
+            &format!("{group} query heads for each head of keys and values are"),
+            &format!("up to {MAX_GPU_HEADS_PER_KV_HEAD} are"),
+        );
     }
     if layer.qk_norm == Some(QkNorm::RotatedHead) {
-        return Err(
-            "norms of heads after the position embedding are not supported on a GPU: only those before it are"
-                .into(),
+        return refuse(
+            "norms of heads after the position embedding are",
+            "only those before it are",
         );
     }
     if layer.v_norm {
-        return Err(
-            "norms of values are not supported on a GPU: only those of queries and keys are".into(),
-        );
+        return refuse("norms of values are", "only those of queries and keys are");
     }
     match layer.mlp {
-        MlpSpec::Experts(_) => {
-            Err("experts are not supported on a GPU: only layers with one MLP are".into())
-        }
-        MlpSpec::None => {
-            Err("layers without an MLP are not supported on a GPU: only those with one are".into())
-        }
+        MlpSpec::Experts(_) => refuse("experts are", "only layers with one MLP are"),
+        MlpSpec::None => refuse("layers without an MLP are", "only those with one are"),
         MlpSpec::Gated(activation) | MlpSpec::Fused { activation, .. }
             if !activation.has_gated_gpu_kernel() =>
         {
-            Err(format!(
-                "a gate of {activation:?} is not supported on a GPU: only SiLU and GELU are"
-            ))
+            refuse(
+                &format!("a gate of {activation:?} is"),
+                "only SiLU and GELU are",
+            )
         }
         _ => Ok(()),
     }

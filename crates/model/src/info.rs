@@ -1,7 +1,8 @@
 //! What the engine and a plan of memory need to know of a configuration.
 
 use super::config::ModelConfig;
-use super::layer_spec::{LayerSpec, MixerSpec};
+use super::layer_spec::LayerSpec;
+use super::mixers;
 use foretoken_core::kv::KvHeads;
 use foretoken_core::model::ModelInfo;
 
@@ -26,24 +27,10 @@ impl ModelConfig {
 
 /// Multiplications of a token's forward, about.
 fn multiplications(config: &ModelConfig) -> f64 {
-    let heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim;
-    let gates = |layer: &LayerSpec| {
-        if layer.has_gate {
-            config.num_heads * config.head_dim
-        } else {
-            0
-        }
-    };
     let hidden = config.hidden_size;
-    let mixer = |layer: &LayerSpec| match layer.mixer {
-        MixerSpec::Attention => heads + gates(layer),
-        MixerSpec::Latent(latent) => latent.weights(config.num_heads, hidden) / hidden,
-        MixerSpec::ShortConv(_) => 4 * hidden,
-        MixerSpec::Delta(delta) => delta.shape.width() + delta.shape.values(),
-        MixerSpec::Mamba(mamba) => mamba.shape.width() + mamba.shape.values(),
-        MixerSpec::None => 0,
+    let width = |layer: &LayerSpec| {
+        mixers::cost(config, layer) + 3 * layer.active_width(config.intermediate_size)
     };
-    let width = |layer: &LayerSpec| mixer(layer) + 3 * layer.active_width(config.intermediate_size);
     let layers: usize = config.spec.layers.iter().map(width).sum();
     let vocabulary = config.draft_vocab_size.unwrap_or(config.vocab_size);
     (hidden * (layers + vocabulary)) as f64

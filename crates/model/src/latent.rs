@@ -5,18 +5,18 @@
 //! paper: a head's score is `q (W_uk c) = (W_uk^T q) c`, and its output `W_uv (sum of weights times c)`. So all heads
 //! attend over the same rows, and values are the first part of keys.
 
-use super::inputs::Angles;
+use super::attention::params;
 use super::latent_spec::LatentSpec;
 use super::layer_spec::{LayerSpec, RopeRows};
-use super::layer_step::Step;
 use super::linear::Linear;
 use super::matrix::{Matrix, forward_chosen};
+use super::mixer::{Mixer, MixerLayer, MixerParts, MixerRows};
 use super::norm::Norm;
 use super::rope::halves_from_pairs;
 use super::weights::{Stack, StackForm, Weights};
 use candle_core::Tensor;
-use foretoken_core::error::Result;
-use foretoken_kernels::{AttentionBatch, AttentionParams, kv_write_to, paged_attention, rope};
+use foretoken_core::error::{Error, Result};
+use foretoken_kernels::{kv_write_to, paged_attention, rope};
 use std::iter::repeat_n;
 use std::sync::Arc;
 
@@ -27,6 +27,9 @@ const EPS: f32 = 1e-6;
 #[derive(Clone)]
 pub(super) struct LatentAttention {
     spec: LatentSpec,
+    layer: LayerSpec,
+    /// The place of its position embedding in [`RopeTables`](super::rope::RopeTables).
+    rope: usize,
     /// The norm of latent queries, and the product that makes queries of them.
     queries: Option<(Norm, Linear)>,
     /// The norm of latent vectors.
@@ -38,30 +41,30 @@ pub(super) struct LatentAttention {
 }
 
 impl LatentAttention {
-    /// Reads the weights for `heads` heads; `at` names the layer's parts.
+    /// Reads such a layer.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(
+        parts: &MixerParts<'_>,
         weights: &mut Weights,
-        at: impl Fn(&str) -> String,
-        (layer, spec): (&LayerSpec, LatentSpec),
-        heads: usize,
-    ) -> Result<Self> {
+        spec: LatentSpec,
+    ) -> Result<MixerLayer> {
+        let (layer, heads) = (parts.spec, parts.config.num_heads);
         let queries = spec.q_rank.map(|rank| -> Result<_> {
             let shape = (heads * spec.key(), rank);
             let order = order(layer, heads, (spec.nope, spec.rope));
-            let name = at("self_attn.q_b_proj");
+            let name = parts.at("self_attn.q_b_proj");
             let linear = weights.linear_in_order(&name, shape, false, order.as_deref())?;
-            let norm = Norm::rms(weights, &at("self_attn.q_a_layernorm"), rank)?;
+            let norm = Norm::rms(weights, &parts.at("self_attn.q_a_layernorm"), rank)?;
             Ok((norm, linear))
         });
         let queries = queries.transpose()?;
-        let norm = Norm::rms(weights, &at("self_attn.kv_a_layernorm"), spec.rank)?;
+        let norm = Norm::rms(weights, &parts.at("self_attn.kv_a_layernorm"), spec.rank)?;
         let (keys, values) = if weights.are_gguf() {
             let mut read = |part: &str, shape| {
                 weights.matrices(&Stack {
-                    name: &at(&format!("self_attn.{part}.weight")),
+                    name: &parts.at(&format!("self_attn.{part}.weight")),
                     count: heads,
                     shape,
                     form: StackForm::Rows,
@@ -71,65 +74,30 @@ impl LatentAttention {
             let keys = read("k_b_proj", (spec.rank, spec.nope))?;
             (keys, read("v_b_proj", (spec.value, spec.rank))?)
         } else {
-            let parts = (spec.nope, spec.value);
-            weights.matrices_of_heads(&at("self_attn.kv_b_proj"), heads, parts, spec.rank)?
+            let widths = (spec.nope, spec.value);
+            weights.matrices_of_heads(&parts.at("self_attn.kv_b_proj"), heads, widths, spec.rank)?
         };
-        Ok(Self {
+        let rope = parts.rope()?;
+        let mixer = Self {
             spec,
+            layer: layer.clone(),
+            rope: rope.ok_or_else(|| Error::internal("latent attention without a RoPE"))?,
             queries,
             norm,
             keys,
             values,
-        })
-    }
-
-    /// Reads the products of rows of `inputs` values: queries or latent queries, then latent vectors and rotated keys.
-    ///
-    /// # Errors
-    /// Returns the errors of [`LatentAttention::load`].
-    pub fn products(
-        weights: &mut Weights,
-        at: impl Fn(&str) -> String,
-        (layer, spec): (&LayerSpec, LatentSpec),
-        heads: usize,
-        inputs: usize,
-    ) -> Result<Linear> {
-        let queries = match spec.q_rank {
-            Some(rank) => {
-                let name = at("self_attn.q_a_proj");
-                weights.linear(&name, (rank, inputs), layer.qkv_bias)?
-            }
-            None => {
-                let order = order(layer, heads, (spec.nope, spec.rope));
-                let shape = (heads * spec.key(), inputs);
-                let name = at("self_attn.q_proj");
-                weights.linear_in_order(&name, shape, false, order.as_deref())?
-            }
         };
-        let order = order(layer, 1, (spec.rank, spec.rope));
-        let (name, shape) = (at("self_attn.kv_a_proj_with_mqa"), (spec.kept(), inputs));
-        let kept = weights.linear_in_order(&name, shape, layer.qkv_bias, order.as_deref())?;
-        Linear::join(vec![queries, kept])
+        let in_proj = products(parts, weights, spec)?;
+        let out_proj = ("self_attn.o_proj", heads * spec.value, layer.o_bias);
+        parts.layer(weights, (in_proj, mixer), out_proj)
     }
 
-    /// The product beside those with the layer's input and output that adapters can change.
-    pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
-        self.queries.iter_mut().map(|(_, linear)| linear)
-    }
-
-    /// Writes what is kept of rows with these `products`; returns their queries, `[rows, heads, nope + rope]`.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn write(
-        &self,
-        products: &Tensor,
-        step: &Step<'_>,
-        angles: &Angles,
-        pool: &Tensor,
-    ) -> Result<Tensor> {
+    /// Writes what is kept of all rows; returns their queries, `[rows, heads, nope + rope]`.
+    fn write(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
         let LatentSpec { rank, nope, .. } = self.spec;
-        let (rows, width) = products.dims2()?;
+        let (products, step) = (&rows.products, rows.step);
+        let angles = &step.angles[self.rope];
+        let (count, width) = products.dims2()?;
         let own = width - self.spec.kept();
         let q = products.narrow(1, 0, own)?.contiguous()?;
         let q = match &self.queries {
@@ -139,7 +107,7 @@ impl LatentAttention {
             None => q,
         };
         let heads = self.keys.len();
-        let q = q.reshape((rows, heads, self.spec.key()))?;
+        let q = q.reshape((count, heads, self.spec.key()))?;
         let latent = products.narrow(1, own, rank)?.contiguous()?;
         let latent = self.norm.forward(&latent, EPS)?.unsqueeze(1)?;
         let key = products.narrow(1, own + rank, self.spec.rope)?;
@@ -147,32 +115,56 @@ impl LatentAttention {
         let rotated = Tensor::cat(&rotated, 1)?.contiguous()?;
         rope(&rotated, heads + 1, Some((&angles.cos, &angles.sin)), None)?;
         let kept = Tensor::cat(&[&latent, &rotated.narrow(1, heads, 1)?], 2)?;
-        kv_write_to(pool, &kept.contiguous()?, step.slots)?;
+        kv_write_to(&rows.pool.tokens()?.0, &kept.contiguous()?, step.slots)?;
         let turned = rotated.narrow(1, 0, heads)?;
         Ok(Tensor::cat(&[&q.narrow(2, 0, nope)?, &turned], 2)?.contiguous()?)
     }
+}
 
-    /// The outputs of all heads, `[rows, heads * value]`, for the queries of the rows of `batch`.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn forward(
-        &self,
-        q: &Tensor,
-        batch: &AttentionBatch<'_>,
-        params: AttentionParams<'_>,
-        pool: &Tensor,
-    ) -> Result<Tensor> {
+impl Mixer for LatentAttention {
+    fn attend(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
         let LatentSpec {
             rank, nope, rope, ..
         } = self.spec;
+        let q = rows.pick(&self.write(rows)?)?;
         let absorbed = of_each_head(&self.keys, &q.narrow(2, 0, nope)?)?;
         let q = Tensor::cat(&[&absorbed, &q.narrow(2, nope, rope)?], 2)?.contiguous()?;
+        let (pool, _) = rows.pool.tokens()?;
         // What it computes of the rotated key as a value is left out.
-        let y = paged_attention(&q, pool, pool, batch, params)?;
+        let y = paged_attention(&q, pool, pool, rows.step.spans, params(&self.layer, None))?;
         let y = of_each_head(&self.values, &y.narrow(2, 0, rank)?)?;
         Ok(y.flatten_from(1)?)
     }
+
+    fn write_kv(&self, rows: &MixerRows<'_>) -> Result<()> {
+        self.write(rows).map(drop)
+    }
+
+    fn linears(&mut self) -> Vec<&mut Linear> {
+        let queries = self.queries.iter_mut();
+        queries.map(|(_, linear)| linear).collect()
+    }
+}
+
+/// Reads the product with the layer's input: queries or latent queries, then latent vectors and rotated keys.
+fn products(parts: &MixerParts<'_>, weights: &mut Weights, spec: LatentSpec) -> Result<Linear> {
+    let (layer, heads, inputs) = (parts.spec, parts.config.num_heads, parts.inputs);
+    let queries = match spec.q_rank {
+        Some(rank) => {
+            let name = parts.at("self_attn.q_a_proj");
+            weights.linear(&name, (rank, inputs), layer.qkv_bias)?
+        }
+        None => {
+            let order = order(layer, heads, (spec.nope, spec.rope));
+            let (name, shape) = (parts.at("self_attn.q_proj"), (heads * spec.key(), inputs));
+            weights.linear_in_order(&name, shape, false, order.as_deref())?
+        }
+    };
+    let order = order(layer, 1, (spec.rank, spec.rope));
+    let name = parts.at("self_attn.kv_a_proj_with_mqa");
+    let shape = (spec.kept(), inputs);
+    let kept = weights.linear_in_order(&name, shape, layer.qkv_bias, order.as_deref())?;
+    Linear::join(vec![queries, kept])
 }
 
 /// The products of each head's part of `x`, `[rows, heads, inputs]`, with its matrix: `[rows, heads, outputs]`.

@@ -7,7 +7,8 @@ use super::layer_input::LayerInput;
 use super::layer_spec::LayerSpec;
 pub(super) use super::layer_step::Step;
 use super::linear::Linear;
-use super::mixer::Mixer;
+use super::mixer::{MixerLayer, MixerParts};
+use super::mixers;
 use super::norm::Norm;
 use super::rope::RopeTables;
 use super::weights::Weights;
@@ -29,7 +30,7 @@ pub(super) struct Layer {
 #[derive(Clone)]
 pub(super) struct LayerBody {
     spec: LayerSpec,
-    mixer: Option<Mixer>,
+    mixer: Option<MixerLayer>,
     after_attention: Option<Norm>,
     before_mlp: Option<Norm>,
     mlp: Option<FeedForward>,
@@ -104,7 +105,7 @@ impl Layer {
         let LayerBody {
             mixer, mlp, input, ..
         } = &mut self.block;
-        let mixer = mixer.iter_mut().flat_map(Mixer::linears);
+        let mixer = mixer.iter_mut().flat_map(MixerLayer::linears);
         let mlp = mlp.iter_mut().flat_map(FeedForward::linears);
         let input = input.iter_mut().flat_map(LayerInput::linears);
         mixer.chain(mlp).chain(input)
@@ -113,7 +114,7 @@ impl Layer {
     /// The products of the layer that adapters can change.
     pub fn adapted_linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let LayerBody { mixer, mlp, .. } = &mut self.block;
-        let mixer = mixer.iter_mut().flat_map(Mixer::adapted_linears);
+        let mixer = mixer.iter_mut().flat_map(MixerLayer::adapted_linears);
         mixer.chain(mlp.iter_mut().flat_map(FeedForward::adapted_linears))
     }
 
@@ -207,7 +208,14 @@ impl LayerBody {
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
         let hidden = config.hidden_size;
-        let mixer = Mixer::load((config, spec), ropes, weights, inputs, &at)?;
+        let parts = MixerParts {
+            config,
+            spec,
+            ropes,
+            inputs,
+            at: &at,
+        };
+        let mixer = mixers::load(&parts, weights)?;
         let scalar = if spec.has_scalar {
             Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?))
         } else {
@@ -298,7 +306,7 @@ impl LayerBody {
     }
 
     /// The first half of a layer that must have one.
-    fn mixer(&self) -> Result<&Mixer> {
+    fn mixer(&self) -> Result<&MixerLayer> {
         self.mixer.as_ref().ok_or_else(without)
     }
 
@@ -319,7 +327,7 @@ impl LayerBody {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<()> {
-        self.mixer()?.write(x, config, step, pool).map(drop)
+        self.mixer()?.write_kv(x, config, step, pool)
     }
 
     /// A forward of a layer with convolutions of the inputs and outputs of attention and MLP. Only the rows of a block

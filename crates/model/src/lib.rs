@@ -1,6 +1,7 @@
 //! The interface between the engine and a model, and the loading of models.
 
 mod arch;
+mod attention;
 mod block_conv;
 pub mod config;
 mod conv_spec;
@@ -36,7 +37,6 @@ mod latent;
 mod latent_spec;
 mod layer;
 mod layer_input;
-mod layer_products;
 mod layer_spec;
 mod layer_step;
 mod layers;
@@ -49,6 +49,7 @@ mod mamba_spec;
 pub mod matrix;
 mod medusa;
 mod mixer;
+mod mixers;
 mod mlp;
 mod mtp;
 mod mxfp4;
@@ -61,7 +62,6 @@ mod path;
 pub mod pickle;
 mod pooling;
 mod raw_tensors;
-mod recurrent;
 mod requantize;
 mod rope;
 pub mod safetensors_header;
