@@ -14,7 +14,7 @@ use state_dict::StoredTensor;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use zip::read::ZipFile;
 use zip::{CompressionMethod, ZipArchive};
@@ -71,26 +71,19 @@ pub fn names_in(pickle: &[u8]) -> Outcome<HashSet<String>> {
 }
 
 /// An open file, whose entries are checked.
-struct StoredFile<R> {
-    zip: ZipArchive<R>,
+struct StoredFile {
+    zip: ZipArchive<File>,
     /// The prefix of the names of all entries.
     folder: String,
 }
 
-impl StoredFile<File> {
+impl StoredFile {
+    /// Opens `file` and checks its entries.
     fn open(file: &Path) -> Outcome<Self> {
         let opened = File::open(file).map_err(failed)?;
-        let size = opened.metadata().map_err(failed)?.len();
-        Self::new(opened, size)
-    }
-}
-
-impl<R: Read + Seek> StoredFile<R> {
-    /// Opens the file of `reader`, which has `size` bytes, and checks its entries.
-    fn new(reader: R, size: u64) -> Outcome<Self> {
-        let zip = ZipArchive::new(reader);
+        let mut left = opened.metadata().map_err(failed)?.len();
+        let zip = ZipArchive::new(opened);
         let mut zip = zip.map_err(|e| format!("no file of torch.save since PyTorch 1.6: {e}"))?;
-        let mut left = size;
         let mut folders = Vec::new();
         for entry in 0..zip.len() {
             let entry = zip.by_index_raw(entry).map_err(failed)?;
@@ -137,7 +130,7 @@ impl<R: Read + Seek> StoredFile<R> {
         format!("{}{entry}", self.folder)
     }
 
-    fn entry(&mut self, name: &str) -> Outcome<ZipFile<'_, R>> {
+    fn entry(&mut self, name: &str) -> Outcome<ZipFile<'_, File>> {
         let name = self.name(name);
         let entry = self.zip.by_name(&name);
         entry.map_err(|e| format!("{}: {e}", clipped(&name)))
