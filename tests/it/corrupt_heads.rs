@@ -54,7 +54,7 @@ fn run(head: &mut dyn DraftHead, hidden: usize) -> Result<(), Error> {
         batch.logits = vec![2];
     }
     let output = head.forward(&batch, &mut store)?;
-    if let (true, Some(hidden)) = (head.follows_paths(), &output.hidden) {
+    if let (true, Some(hidden)) = (head.follows_paths(), &output.path_hidden) {
         let tokens = vec![2; hidden.dim(0)?];
         head.follow(&PathRows {
             logits: &output.logits,

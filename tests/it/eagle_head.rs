@@ -296,8 +296,8 @@ fn every_layout_computes_what_its_paper_says() {
                     );
                 }
             }
-            let hidden = output.hidden.unwrap();
-            features = hidden.narrow(0, new.len() - 1, 1).unwrap();
+            let own = output.features.unwrap();
+            features = own.narrow(0, new.len() - 1, 1).unwrap();
             context += new.len();
             rows.push((argmax(&logits[context - 1]), outputs[context - 1].clone()));
         }

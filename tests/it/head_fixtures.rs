@@ -129,7 +129,7 @@ fn compare_chain(fixture: &Fixture, head: &mut dyn Head) {
         batch.logits = vec![new.len() as u32 - 1];
         let output = head.forward(&batch, &mut kv).unwrap();
         fixture.compare(step, &output.logits.to_vec2::<f32>().unwrap()[0]);
-        features = output.hidden.unwrap();
+        features = output.features.unwrap();
         context += new.len();
         new = vec![next];
     }
@@ -176,7 +176,8 @@ fn compare_block(fixture: &Fixture, head: &mut dyn Head) {
             fixture.compare(step, &logits.to_vec2::<f32>().unwrap()[0]);
             continue;
         }
-        let hidden = output.hidden.as_ref().unwrap().narrow(0, step, 1).unwrap();
+        let hidden = output.path_hidden.as_ref().unwrap();
+        let hidden = hidden.narrow(0, step, 1).unwrap();
         let rows = PathRows {
             logits: &logits,
             hidden: &hidden,

@@ -46,7 +46,7 @@ fn states(path: &Path, prompt: &[u32]) -> Tensor {
         rows: (0..rows as u32).collect(),
     });
     let output = rig.model.forward(&batch, &mut rig.kv).unwrap();
-    output.hidden.unwrap()
+    output.tapped.unwrap()
 }
 
 /// The fixtures with such a layer.
@@ -84,7 +84,7 @@ fn farthest(fixture: &Fixture, path: &Path) -> f32 {
         let found = &output.logits.to_vec2::<f32>().unwrap()[0];
         assert_eq!(argmax(wanted), *next);
         farthest = farthest.max(distance(&log_softmax(found), wanted));
-        (features, context) = (output.hidden.unwrap(), context + new.len());
+        (features, context) = (output.features.unwrap(), context + new.len());
         new = vec![*next];
     }
     farthest

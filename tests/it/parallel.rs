@@ -162,11 +162,10 @@ impl Model for ToyHead {
             .together
             .fetch_max(blocks.len(), Ordering::Relaxed);
         let shape = (asked.len(), self.info().vocab_size);
+        let logits = Tensor::from_vec(logits, shape, &Device::Cpu)?;
         Ok(ForwardOutput {
-            logits: Tensor::from_vec(logits, shape, &Device::Cpu)?.to_dtype(DType::F32)?,
-            hidden: Some(Tensor::from_vec(numbers, (asked.len(), 1), &Device::Cpu)?),
-            last_hidden: None,
-            experts_read: 0,
+            path_hidden: Some(Tensor::from_vec(numbers, (asked.len(), 1), &Device::Cpu)?),
+            ..ForwardOutput::of(logits.to_dtype(DType::F32)?)
         })
     }
 }

@@ -96,7 +96,7 @@ pub fn plain(
         rows: batch.logits.clone(),
     });
     let output = rig.model.forward(&batch, &mut rig.kv).unwrap();
-    let hidden = output.hidden.expect("it was asked for");
+    let hidden = output.tapped.expect("it was asked for");
     (hidden.to_vec2().unwrap(), output.logits.to_vec2().unwrap())
 }
 

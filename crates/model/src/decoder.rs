@@ -277,7 +277,7 @@ impl Decoder {
                 self.logits(&x, &delta)?
             }
         };
-        let hidden = if tapped.is_empty() {
+        let tapped = if tapped.is_empty() {
             None
         } else {
             Some(Tensor::cat(&tapped, 1)?)
@@ -290,10 +290,10 @@ impl Decoder {
             }
         };
         Ok(ForwardOutput {
-            logits,
-            hidden,
+            tapped,
             last_hidden,
             experts_read: inputs.experts_read.take(),
+            ..ForwardOutput::of(logits)
         })
     }
 

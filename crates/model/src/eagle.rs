@@ -382,11 +382,10 @@ impl Model for EagleHead {
                 (sum.clone(), sum)
             }
         };
+        let logits = self.output.forward(&normed)?;
         Ok(ForwardOutput {
-            logits: self.output.forward(&normed)?,
-            hidden: Some(if self.norm_output { normed } else { hidden }),
-            last_hidden: None,
-            experts_read: 0,
+            features: Some(if self.norm_output { normed } else { hidden }),
+            ..ForwardOutput::of(logits)
         })
     }
 }

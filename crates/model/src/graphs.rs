@@ -122,8 +122,8 @@ impl GraphedDecoder {
         let work = || -> Result<()> {
             let again = decoder.run(&inputs, &spans, None, kv)?;
             output.logits.slice_set(&again.logits, 0, 0)?;
-            if let (Some(hidden), Some(again)) = (&output.hidden, &again.hidden) {
-                hidden.slice_set(again, 0, 0)?;
+            if let (Some(tapped), Some(again)) = (&output.tapped, &again.tapped) {
+                tapped.slice_set(again, 0, 0)?;
             }
             Ok(())
         };
@@ -159,10 +159,8 @@ impl Recorded {
     /// until the next forward.
     fn output(&self) -> Result<ForwardOutput> {
         Ok(ForwardOutput {
-            logits: self.output.logits.clone(),
-            hidden: self.output.hidden.as_ref().map(Tensor::copy).transpose()?,
-            last_hidden: None,
-            experts_read: 0,
+            tapped: self.output.tapped.as_ref().map(Tensor::copy).transpose()?,
+            ..ForwardOutput::of(self.output.logits.clone())
         })
     }
 

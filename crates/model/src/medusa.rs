@@ -177,14 +177,8 @@ impl Model for MedusaHeads {
             .zip(places)
             .for_each(|(row, place): (u32, usize)| order[place] = row);
         let order = Tensor::new(order, &self.device)?;
-        Ok(ForwardOutput {
-            logits: Tensor::cat(&logits, 0)?
-                .index_select(&order, 0)?
-                .to_dtype(DType::F32)?,
-            hidden: None,
-            last_hidden: None,
-            experts_read: 0,
-        })
+        let logits = Tensor::cat(&logits, 0)?.index_select(&order, 0)?;
+        Ok(ForwardOutput::of(logits.to_dtype(DType::F32)?))
     }
 }
 

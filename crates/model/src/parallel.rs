@@ -228,11 +228,10 @@ impl Model for ParallelHead {
         let wanted = Tensor::new(wanted, &self.device)?;
         let (x, delta) = (x.index_select(&wanted, 0)?, delta.index_select(&wanted, 0)?);
         let (_, normed) = self.norm.add(&x, &delta, self.eps())?;
+        let logits = self.output.forward(&normed)?;
         Ok(ForwardOutput {
-            logits: self.output.forward(&normed)?,
-            hidden: self.path.is_some().then_some(normed),
-            last_hidden: None,
-            experts_read: 0,
+            path_hidden: self.path.is_some().then_some(normed),
+            ..ForwardOutput::of(logits)
         })
     }
 }

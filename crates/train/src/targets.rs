@@ -163,7 +163,7 @@ impl TargetPass {
                 parallel::map(&mut rows, |logits| pack(logits, k))
             })?;
             packed.extend(positions.into_iter().flatten());
-            if let Some(states) = &output.hidden {
+            if let Some(states) = &output.tapped {
                 let states = states.to_dtype(DType::F32)?.flatten_all()?;
                 hidden.extend(states.to_vec1::<f32>()?);
             }

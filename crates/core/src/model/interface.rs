@@ -34,11 +34,13 @@ pub struct ForwardOutput {
     /// `[taps.rows, taps.layers * hidden_size]` of [`Batch::taps`]: for each row its hidden states, layer after
     /// layer, in the dtype of the activations and on the model's device. `None` if no layer or no row was
     /// requested.
-    ///
-    /// An EAGLE head returns `[batch.logits.len(), hidden_size]` here: the features of the rows after those of
-    /// the logits. A parallel head that [follows paths](Head::follows_paths) returns the hidden states of the
-    /// rows with logits.
-    pub hidden: Option<Tensor>,
+    pub tapped: Option<Tensor>,
+    /// `[batch.logits.len(), hidden_size]`, only of an EAGLE head: the [features](Batch::features) of the rows after
+    /// those with logits.
+    pub features: Option<Tensor>,
+    /// `[batch.logits.len(), hidden_size]`, only of a head that [follows paths](Head::follows_paths): the hidden states
+    /// of the rows with logits.
+    pub path_hidden: Option<Tensor>,
     /// `[batch.last_hidden.len(), hidden_size]`, f32, in the order of [`Batch::last_hidden`]: the residual
     /// stream after the final norm, Hugging Face's `last_hidden_state`. `None` if no row was requested.
     pub last_hidden: Option<Tensor>,
@@ -48,15 +50,23 @@ pub struct ForwardOutput {
 }
 
 impl ForwardOutput {
+    /// The output of a forward that computed nothing but `logits`.
+    pub fn of(logits: Tensor) -> Self {
+        Self {
+            logits,
+            tapped: None,
+            features: None,
+            path_hidden: None,
+            last_hidden: None,
+            experts_read: 0,
+        }
+    }
+
     /// The output of a forward without requested logits, over `vocab_size` ids. It is on the host: GPUs have no
     /// empty allocations.
     pub fn none(vocab_size: usize) -> Result<Self> {
-        Ok(Self {
-            logits: Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?,
-            hidden: None,
-            last_hidden: None,
-            experts_read: 0,
-        })
+        let logits = Tensor::zeros((0, vocab_size), DType::F32, &Device::Cpu)?;
+        Ok(Self::of(logits))
     }
 
     /// Whether the logits are in the memory of a GPU.

@@ -138,7 +138,7 @@ impl Model for ToyModel {
         }
         let shape = (batch.logits.len(), self.info.vocab_size);
         let logits = Tensor::from_vec(logits, shape, &Device::Cpu)?;
-        let hidden = if hidden.is_empty() {
+        let tapped = if hidden.is_empty() {
             None
         } else {
             let shape = (taps.rows.len(), taps.layers.len());
@@ -152,10 +152,9 @@ impl Model for ToyModel {
             rows => Some(Tensor::from_vec(states, (rows, 1), &Device::Cpu)?),
         };
         Ok(ForwardOutput {
-            logits,
-            hidden,
+            tapped,
             last_hidden,
-            experts_read: 0,
+            ..ForwardOutput::of(logits)
         })
     }
 }

@@ -159,13 +159,11 @@ impl PagedNetwork {
             batch.drawn = Some(last.fed_to(open)?);
         }
         let output = self.draft.model_mut().forward(&batch, &mut self.store)?;
-        if self.is_head()
-            && let Some(hidden) = &output.hidden
-        {
+        if let Some(features) = &output.features {
             let mut row = 0;
             for &i in &complete {
                 let asked = drafting[i].asked();
-                drafting[i].note_outputs(hidden.narrow(0, row, asked)?)?;
+                drafting[i].note_outputs(features.narrow(0, row, asked)?)?;
                 row += asked;
             }
         }

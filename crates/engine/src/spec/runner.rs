@@ -137,8 +137,8 @@ impl SpeculativeRunner {
         if let Some(states) = &mut self.states {
             states.finish(inputs, &outputs);
         }
-        if let Some(hidden) = &output.hidden {
-            hand_out(hidden, inputs, &proposals, &mut outputs)?;
+        if let Some(tapped) = &output.tapped {
+            hand_out(tapped, inputs, &proposals, &mut outputs)?;
         }
         if let Some(states) = &output.last_hidden {
             hand_out_last(states, inputs, &mut outputs)?;

@@ -324,7 +324,7 @@ fn the_served_head_computes_what_the_trained_one_computes() {
     let before = [last, tokens[1][(anchor + 1).min(LEN)]];
     let output = served.follow(&PathRows {
         logits: &output.logits,
-        hidden: output.hidden.as_ref().unwrap(),
+        hidden: output.path_hidden.as_ref().unwrap(),
         tokens: &before,
         level: 0,
         states: None,

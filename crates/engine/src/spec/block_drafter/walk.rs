@@ -144,7 +144,7 @@ pub fn walk(
     output: &ForwardOutput,
     parts: Vec<Part<'_, '_>>,
 ) -> Result<Vec<Grown>> {
-    let Some(hidden) = &output.hidden else {
+    let Some(hidden) = &output.path_hidden else {
         return Ok(Vec::new());
     };
     let mut first_row = 0;
@@ -185,13 +185,7 @@ pub fn walk(
             states: of_paths.as_ref(),
         })?;
         states = next.states;
-        let logits = ForwardOutput {
-            logits: next.logits,
-            hidden: None,
-            last_hidden: None,
-            experts_read: 0,
-        };
-        logits.read(|logits| {
+        ForwardOutput::of(next.logits).read(|logits| {
             let (mut work, mut row) = (Vec::new(), 0);
             for walk in walks.iter_mut().filter(|walk| walk.is_open(level)) {
                 let end = row + walk.growth.parents().len();
