@@ -43,14 +43,15 @@ fn run(head: &mut dyn DraftHead, hidden: usize) -> Result<(), Error> {
     let states = noise("states", &[3, hidden * head.reads().len()]);
     let mut batch = Batch::default();
     batch.push_span(&[1, 2, 3], &[], 0, &table, 4);
-    batch.features = Some(head.fuse(&states)?);
     if let Some(block) = head.masked_block().filter(|_| head.mask_hidden().is_none()) {
         let size = block.size.min(4);
+        batch.context_features = Some(head.fuse(&states)?);
         let mut tokens = vec![block.mask; size];
         tokens[0] = 5;
         batch.push_block(&tokens, 3, &table, 4);
         batch.logits = (3..3 + size as u32).collect();
     } else {
+        batch.features = Some(head.fuse(&states)?);
         batch.logits = vec![2];
     }
     let output = head.forward(&batch, &mut store)?;

@@ -162,7 +162,7 @@ fn compare_block(fixture: &Fixture, head: &mut dyn Head) {
     let (known, rows) = (states.dim(0).unwrap(), block.rows(depth));
     let mut batch = Batch::default();
     batch.push_span(&fixture.prompt[..known], &[], 0, &table, 4);
-    batch.features = Some(head.fuse(&states).unwrap());
+    batch.context_features = Some(head.fuse(&states).unwrap());
     let mut tokens = vec![block.mask; rows];
     tokens[0] = fixture.prompt[known];
     batch.push_block(&tokens, known, &table, 4);

@@ -136,7 +136,10 @@ impl Model for ToyHead {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
-        let features = batch.features.as_ref().map(|f| f.to_vec2::<f32>().unwrap());
+        let features = batch
+            .context_features
+            .as_ref()
+            .map(|f| f.to_vec2::<f32>().unwrap());
         let features = features.unwrap_or_default();
         for (pool, layer) in [(&kv.layers[0].0, 0), (&kv.layers[0].1, 1)] {
             for (row, &slot) in batch.slots.iter().enumerate() {

@@ -120,7 +120,7 @@ pub fn masked_logits(
         let mut batch = Batch::default();
         batch.push_span(&vec![0; end - read], &[], read, &table, 4);
         let new = states.narrow(0, read, end - read).unwrap();
-        batch.features = Some(head.fuse(&new).unwrap());
+        batch.context_features = Some(head.fuse(&new).unwrap());
         if end == len {
             batch.push_block(&[last, MASK, MASK, MASK], len, &table, 4);
             let rows = (len - read) as u32;

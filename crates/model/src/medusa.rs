@@ -145,7 +145,7 @@ impl Model for MedusaHeads {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
-        if let Some(states) = &batch.features {
+        if let Some(states) = &batch.context_features {
             self.write(states, &batch.slots[..states.dim(0)?], kv)?;
         }
         // For each head the slots of the states that it reads, and the places of its logits.

@@ -190,7 +190,7 @@ impl Model for ParallelHead {
         let (vocab_size, slots) = (self.config.vocab_size, kv.num_slots());
         let ropes = self.ropes.tables();
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
-        let context = match &batch.features {
+        let context = match &batch.context_features {
             Some(features) => Some(features.contiguous()?),
             None => None,
         };

@@ -122,7 +122,7 @@ impl Stepper {
             Some(head) if head.masked_block().is_some() => {
                 let width = head.reads().len() * head.info().hidden_size;
                 let state = Tensor::zeros((1, width), DType::F32, &Device::Cpu)?;
-                batch.features = Some(head.fuse(&state)?);
+                batch.context_features = Some(head.fuse(&state)?);
                 batch.push_span(&[0], &[], context, table, BLOCK_SIZE);
                 batch.push_block(&tokens, context + 1, table, BLOCK_SIZE);
                 batch.logits = (2..=rows as u32).collect();

@@ -19,15 +19,14 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Replaces `tokens`, `[rows]` u32, if a GPU drew them and the host has not read them.
     pub drawn: Option<Tensor>,
-    /// Features that a draft head reads, in the compute dtype. Other models do not read them.
-    ///
-    /// An EAGLE head reads the features of each row besides its token, `[rows, hidden_size]`: the fused hidden
-    /// states of the target at the position before, or the head's own. `None` = zeros.
-    ///
-    /// A parallel head reads the features of the batch's first rows instead of their tokens,
-    /// `[first rows, hidden_size]`: the fused hidden states of the target there. The head computes only K and V
-    /// of these rows. `None` = no such rows.
+    /// What an EAGLE head reads of each row besides its token, `[rows, hidden_size]` in the compute dtype: the
+    /// [fused](super::Head::fuse) hidden states of the target at the position before, or the head's own features.
+    /// `None` = zeros. Other models do not read it.
     pub features: Option<Tensor>,
+    /// What a parallel head reads of the batch's first rows instead of their tokens, `[first rows, hidden_size]` in
+    /// the compute dtype: the [fused](super::Head::fuse) hidden states of the target there. The head computes only K
+    /// and V of these rows. `None` = no such rows. Other models do not read it.
+    pub context_features: Option<Tensor>,
     /// Position of each row in its sequence, from 0.
     pub positions: Vec<u32>,
     /// Pool slot of each row: `block * block_size + offset`.

@@ -133,7 +133,8 @@ pub trait Head: Model {
     fn reads(&self) -> &[usize];
 
     /// The features, `[rows, hidden_size]`, that it makes of the target's hidden states,
-    /// `[rows, reads().len() * hidden_size of the target]`; see [`Batch::features`].
+    /// `[rows, reads().len() * hidden_size of the target]`; see [`Batch::features`] and
+    /// [`Batch::context_features`].
     ///
     /// # Errors
     /// If the shape is another one, or the device fails.

@@ -131,7 +131,7 @@ impl BlockDrafter {
             }
         }
         if !states.is_empty() {
-            batch.features = Some(network.fuse(&joined(states)?)?);
+            batch.context_features = Some(network.fuse(&joined(states)?)?);
         }
         for round in rounds {
             let Some((request, sequence)) = of(round) else {

@@ -41,7 +41,7 @@ pub struct PagedNetwork {
     pub forwards: Vec<(usize, f64)>,
     /// Rows that were read ahead since the caller took this, and their seconds.
     pub read: (usize, f64),
-    /// Positions from a head's states to the token of their row.
+    /// Positions from a head's states to the token of their row: 1 of an EAGLE head, which reads both, otherwise 0.
     token_offset: usize,
 }
 
@@ -170,7 +170,12 @@ impl PagedNetwork {
             let (new, table) = (&tokens[rows.clone()], &sequence.table);
             batch.push_span(new, &[], rows.start, table, block_size);
             let started = Instant::now();
-            batch.features = Some(self.fuse(&states)?);
+            let fused = Some(self.fuse(&states)?);
+            if self.token_offset > 0 {
+                batch.features = fused;
+            } else {
+                batch.context_features = fused;
+            }
             self.draft.model_mut().forward(&batch, &mut self.store)?;
             self.read.0 += new.len();
             self.read.1 += started.elapsed().as_secs_f64();

@@ -316,7 +316,7 @@ fn the_served_head_computes_what_the_trained_one_computes() {
     let mut batch = Rows::default();
     batch.push_span(&vec![0; anchor], &[], 0, &table, 4);
     let states = features.narrow(0, LEN, anchor).unwrap();
-    batch.features = Some(served.fuse(&states).unwrap());
+    batch.context_features = Some(served.fuse(&states).unwrap());
     let last = tokens[1][anchor];
     batch.push_block(&[last, BLOCK.mask, BLOCK.mask], anchor, &table, 4);
     batch.logits = vec![anchor as u32 + 1, anchor as u32 + 2];
