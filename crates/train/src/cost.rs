@@ -49,17 +49,12 @@ pub fn measure(target: &ModelSource, draft: &Path) -> Result<Costs> {
     let rows = draft.network.masked_block().map_or(1, |block| block.size);
     draft.run(rows)?;
     target.run(MAX_ROWS)?;
-    let mut times = Vec::new();
+    let (mut of_draft, mut by_rows) = (Vec::new(), vec![Vec::new(); ROWS.len()]);
     for _ in 0..STEPS {
-        let of_rows = ROWS.map(|rows| target.run(rows));
-        times.push((draft.run(rows)?, of_rows));
-    }
-    let (of_draft, of_target): (Vec<_>, Vec<_>) = times.into_iter().unzip();
-    let mut by_rows = vec![Vec::new(); ROWS.len()];
-    for step in of_target {
-        for (times, time) in by_rows.iter_mut().zip(step) {
-            times.push(time?);
+        for (times, rows) in by_rows.iter_mut().zip(ROWS) {
+            times.push(target.run(rows)?);
         }
+        of_draft.push(draft.run(rows)?);
     }
     let seconds: Vec<f64> = by_rows.into_iter().map(median).collect();
     let of_one = seconds[0];

@@ -7,16 +7,14 @@
 //! that of all passes.
 
 use super::attention::attend;
-use super::head_weights::{GATE_UP, HeadWeights, QKV, TargetEmbedding};
+use super::head_weights::{GATE_UP, HeadWeights, QKV, variables};
 use super::heads::KeyLayout;
 use super::optimizer::ByName;
 use super::spec::{EAGLE_LAYER, Unrolling};
 use super::student::{Student, TrainBatch, published};
 use candle_core::{Device, Tensor, Var};
 use foretoken_core::error::Result;
-use foretoken_model::{HeadTarget, ModelConfig};
 use std::collections::HashMap;
-use std::sync::Arc;
 
 /// Weight of the loss of a pass, relative to that of the pass before it.
 pub const DECAY: f64 = 0.8;
@@ -31,26 +29,6 @@ impl TrainHead {
     /// A head of `weights` that is unrolled as `unrolling` says.
     pub fn new(weights: HeadWeights, unrolling: Unrolling) -> Self {
         Self { weights, unrolling }
-    }
-
-    /// A head whose weights are known: those that [`shapes`](super::spec::shapes) names.
-    ///
-    /// # Errors
-    /// If the layer is not like Llama's.
-    pub fn of(
-        config: ModelConfig,
-        weights: &ByName<Tensor>,
-        target: Arc<HeadTarget>,
-        ids: Vec<u32>,
-        passes: usize,
-        seq_len: usize,
-    ) -> Result<Self> {
-        let embedding = TargetEmbedding::Shared(target);
-        let vars = variables(weights)?;
-        Ok(Self {
-            weights: HeadWeights::of(config, vars, embedding, ids, seq_len + passes)?,
-            unrolling: Unrolling { passes, stride: 1 },
-        })
     }
 
     /// Returns the same head with a copy of `weights` as its weights.
@@ -141,12 +119,6 @@ impl Student for TrainHead {
         }
         weights.linear(&Tensor::cat(&outputs, 0)?, weights.var("lm_head"))
     }
-}
-
-fn variables(weights: &ByName<Tensor>) -> Result<ByName<Var>> {
-    let all = weights.iter();
-    all.map(|(name, weight)| Ok((name.clone(), Var::from_tensor(weight)?)))
-        .collect()
 }
 
 #[cfg(test)]

@@ -89,6 +89,16 @@ pub fn untrained(head: &HeadConfig, weights: &mut Weights) -> Result<Option<Stri
     Ok(found.map(|name| format!("a tensor {name}")))
 }
 
+/// Variables that begin with a copy of `weights`.
+///
+/// # Errors
+/// If there is no memory for them.
+pub fn variables(weights: &ByName<Tensor>) -> Result<ByName<Var>> {
+    let all = weights.iter();
+    all.map(|(name, weight)| Ok((name.clone(), Var::from_tensor(weight)?)))
+        .collect()
+}
+
 /// The target's embedding, which is not trained.
 #[derive(Clone)]
 pub enum TargetEmbedding {
@@ -101,6 +111,12 @@ pub enum TargetEmbedding {
 impl From<Tensor> for TargetEmbedding {
     fn from(embedding: Tensor) -> Self {
         Self::Dense(embedding)
+    }
+}
+
+impl From<Arc<HeadTarget>> for TargetEmbedding {
+    fn from(target: Arc<HeadTarget>) -> Self {
+        Self::Shared(target)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::plain::{Matrix, Weights as Plain, add, attend, linear as times};
 use crate::plain::{matrix, mlp, rms_norm, rope};
 use crate::reference::{assert_close, assert_gradients, plain, tensor};
 use crate::spec::shapes;
-use foretoken_model::{LayerSpec, RopeSpec};
+use foretoken_model::{LayerSpec, ModelConfig, RopeSpec};
 
 const VOCAB: usize = 11;
 const HIDDEN: usize = 8;

@@ -49,13 +49,16 @@ impl Version {
             scores: HashMap::new(),
         }
     }
-}
 
-/// The head in use, or the one before it.
-#[derive(Clone, Copy)]
-enum Which {
-    Used,
-    Previous,
+    /// The score in an example, which `candidate` measures once.
+    fn score(&mut self, candidate: &Candidate, kept: &Kept) -> Result<Score> {
+        if let Some(score) = self.scores.get(&kept.number) {
+            return Ok(*score);
+        }
+        let score = candidate.score(&self.head, &kept.example)?;
+        self.scores.insert(kept.number, score);
+        Ok(score)
+    }
 }
 
 /// The state of the training of a head.
@@ -162,20 +165,6 @@ impl HeadTraining {
 
     fn can_learn(&self) -> bool {
         self.examples.left() >= BATCH
-    }
-
-    fn score_of(&mut self, which: Which, kept: &Kept) -> Result<Score> {
-        let version = match which {
-            Which::Used => Some(&mut self.used),
-            Which::Previous => self.previous.as_mut(),
-        };
-        let version = version.ok_or_else(|| Error::internal("no head was in use before"))?;
-        if let Some(score) = version.scores.get(&kept.number) {
-            return Ok(*score);
-        }
-        let score = self.candidate.score(&version.head, &kept.example)?;
-        version.scores.insert(kept.number, score);
-        Ok(score)
     }
 
     /// A copy of the candidate as it is now.
@@ -303,12 +292,10 @@ impl Learner {
         let mut candidate = Version::new(head, Some(trained));
         let mut pairs = Vec::new();
         for kept in training.examples.recent(MAX_JUDGED, 0) {
-            let head = &candidate.head;
-            let score = |training: &mut HeadTraining| training.candidate.score(head, &kept.example);
-            let new = pace.turn(training, is_busy, score)?;
-            let old = |training: &mut HeadTraining| training.score_of(Which::Used, &kept);
+            let new = |training: &mut HeadTraining| candidate.score(&training.candidate, &kept);
+            let new = pace.turn(training, is_busy, new)?;
+            let old = |training: &mut HeadTraining| training.used.score(&training.candidate, &kept);
             pairs.push((new, pace.turn(training, is_busy, old)?));
-            candidate.scores.insert(kept.number, new);
         }
         training.examples.retain_known(&mut training.used.scores);
         let Some(gain) = Gain::of(&pairs) else {
@@ -332,26 +319,26 @@ impl Learner {
     fn watch(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
         let (pace, training) = (&mut self.pace, &mut self.training);
         training.watched_at = training.examples.next();
-        let mut pairs = Vec::new();
-        for kept in training.examples.recent(MAX_JUDGED, training.switched_at) {
-            let [used, previous] = [Which::Used, Which::Previous].map(|which| {
-                pace.turn(training, is_busy, |training| {
-                    training.score_of(which, &kept)
-                })
-            });
-            pairs.push((used?, previous?));
-        }
-        let Some(gain) = Gain::of(&pairs).filter(Gain::is_worse) else {
+        let Some(mut previous) = training.previous.take() else {
             return Ok(());
         };
-        if let Some(previous) = training.previous.take() {
-            pace.turn(training, is_busy, |training| {
-                training.switch(previous)?;
-                training.restart()
-            })?;
-            training.metrics.switches_back.inc();
-            tracing::info!("the head before the one in use drafts again: {gain}");
+        let mut pairs = Vec::new();
+        for kept in training.examples.recent(MAX_JUDGED, training.switched_at) {
+            let new = |training: &mut HeadTraining| training.used.score(&training.candidate, &kept);
+            let new = pace.turn(training, is_busy, new)?;
+            let old = |training: &mut HeadTraining| previous.score(&training.candidate, &kept);
+            pairs.push((new, pace.turn(training, is_busy, old)?));
         }
+        let Some(gain) = Gain::of(&pairs).filter(Gain::is_worse) else {
+            training.previous = Some(previous);
+            return Ok(());
+        };
+        pace.turn(training, is_busy, |training| {
+            training.switch(previous)?;
+            training.restart()
+        })?;
+        training.metrics.switches_back.inc();
+        tracing::info!("the head before the one in use drafts again: {gain}");
         Ok(())
     }
 }

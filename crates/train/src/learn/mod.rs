@@ -14,6 +14,8 @@ mod source;
 mod step;
 
 use super::head::TrainHead;
+use super::head_weights::{HeadWeights, variables};
+use super::spec::Unrolling;
 use super::vocabulary::DraftVocabulary;
 use super::workers::one_thread;
 use candle_core::Device;
@@ -36,8 +38,11 @@ use step::Candidate;
 
 /// ExampleBuffer that wait for the learner; further ones are dropped.
 const MAX_WAITING: usize = 64;
-/// Steps over which the head is unrolled on its own outputs; the default of `distill`.
-const PASSES: usize = 3;
+/// How the head is unrolled on its own outputs; the default of `distill`.
+const UNROLLING: Unrolling = Unrolling {
+    passes: 3,
+    stride: 1,
+};
 
 /// Options of a head's learning.
 #[derive(Debug, Clone, PartialEq)]
@@ -120,16 +125,11 @@ impl LearnSetup<'_> {
             }
             None => None,
         };
+        let (vars, embedding) = (variables(&base.weights)?, target.clone());
         let (config, ids) = (base.config.clone(), base.ids.clone());
-        let rows = EXAMPLE_ROWS + 2;
-        let given = TrainHead::of(
-            config,
-            &base.weights,
-            target.clone(),
-            ids.clone(),
-            PASSES,
-            rows,
-        )?;
+        let positions = EXAMPLE_ROWS + 2 + UNROLLING.passes;
+        let weights = HeadWeights::of(config, vars, embedding, ids.clone(), positions)?;
+        let given = TrainHead::new(weights, UNROLLING);
         let (train, used, previous) = versions(given, kept.as_ref(), &base, &load)?;
         let vocabulary = DraftVocabulary::of(ids, base.config.vocab_size, &Device::Cpu)?;
         let (sender, examples) = sync_channel(MAX_WAITING);
