@@ -2,21 +2,17 @@
 //!
 //! Weights keep their dtype; only their layout changes, to tiles of 16 outputs with consecutive inputs,
 //! so that one pass reads memory from front to back. Each result is one chain of fused multiply-adds in
-//! f32, over inputs 0, 1, 2 and so on. Every implementation (AVX2 or plain Rust, 1 row or 500) computes
+//! f32, over inputs 0, 1, 2 and so on. Every pass (of any instruction set, with 1 row or 500) computes
 //! exactly that chain, so all give the same bits. They only differ in how many chains run side by side,
 //! and in when a partial sum is stored in memory.
 //!
 //! Why not candle's own kernels: those for one row, for few results and for many rows add in different
 //! orders, and with bf16 and f16 they are many times slower than reading the weights from memory.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 #[cfg(feature = "cuda")]
 mod gemv;
 mod pack;
-mod portable;
+mod pass;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -27,8 +23,9 @@ use super::parallel::{Shared, for_each, threads};
 use super::storage::{Place, output, write, written};
 use candle_core::{Result, Tensor};
 use pack::Value;
+use pass::{max_rows, pass};
 use std::ops::Range;
-use tiles::{ROWS, Sums, TILES, TileRow, Tiles, WIDTH};
+use tiles::{ROWS, TILES, TileRow, Tiles, WIDTH};
 
 pub use tiles::DenseMatrix;
 
@@ -146,7 +143,7 @@ fn cut<'a>(product: &Product<'a, DenseMatrix>) -> Vec<DenseTask<'a>> {
 
 impl DenseTask<'_> {
     /// The results of the rows for these tiles, whose weights are `all`.
-    fn run<V: DenseKernel>(
+    fn run<V: Value>(
         &self,
         isa: Isa,
         all: &[TileRow<V>],
@@ -156,13 +153,13 @@ impl DenseTask<'_> {
     ) {
         let inputs = self.matrix.inputs;
         let (first, count) = (self.rows.start, self.rows.len());
-        let passes = count.div_ceil(V::max_rows(isa));
+        let passes = count.div_ceil(max_rows(isa));
         let block = if passes > 1 { BLOCK } else { inputs.max(1) };
         // Without inputs, one pass writes zeros.
         for start in (0..inputs.max(1)).step_by(block) {
             let range = start..inputs.min(start + block);
-            for pass in 0..passes {
-                let rows = first + count * pass / passes..first + count * (pass + 1) / passes;
+            for number in 0..passes {
+                let rows = first + count * number / passes..first + count * (number + 1) / passes;
                 let mut x_rows = [[].as_slice(); ROWS];
                 for (place, row) in x_rows.iter_mut().zip(rows.clone()) {
                     *place = &x[row * inputs..][range.clone()];
@@ -189,7 +186,7 @@ impl DenseTask<'_> {
                             sums[t][r][..len].copy_from_slice(so_far);
                         }
                     }
-                    V::pass(isa, &weights[..count], x_rows, &mut sums);
+                    pass(isa, &weights[..count], x_rows, &mut sums);
                     for (t, r, at, len) in places() {
                         // SAFETY: no two (row, tile) pairs share an element, and a tile is in one piece.
                         write(unsafe { out.slice(at, len) }, &sums[t][r][..len]);
@@ -228,47 +225,4 @@ fn at_once(rows: usize, left: usize) -> usize {
         _ => 1,
     };
     if left < best { 1 } else { best }
-}
-
-/// A dtype with its kernel.
-trait DenseKernel: Value {
-    /// Maximum rows of a pass, at most [`ROWS`].
-    fn max_rows(isa: Isa) -> usize;
-
-    /// Adds the products of `tiles` (a count that [`at_once`] returns) with the rows `x` (1 to
-    /// [`DenseKernel::max_rows`]) to `sums`. All slices have the same length and cover the same inputs.
-    fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums);
-}
-
-#[cfg(target_arch = "x86_64")]
-impl<V: avx2::Load + avx512::LoadWide> DenseKernel for V {
-    fn max_rows(isa: Isa) -> usize {
-        match isa {
-            Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) => ROWS,
-            _ => avx2::MAX_ROWS,
-        }
-    }
-
-    fn pass(isa: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
-        match (isa.avx512(), isa.avx2(), tiles) {
-            (Some(avx512), _, &[tile]) if x.len() >= avx512::MIN_ROWS => {
-                // SAFETY: `avx512` proves that the CPU has the instructions.
-                unsafe { avx512::pass(avx512, tile, x, sums) }
-            }
-            // SAFETY: as above.
-            (_, Some(avx2), _) => unsafe { avx2::pass(avx2, tiles, x, sums) },
-            (_, None, _) => portable::pass(tiles, x, sums),
-        }
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-impl<V: Value> DenseKernel for V {
-    fn max_rows(_: Isa) -> usize {
-        ROWS
-    }
-
-    fn pass(_: Isa, tiles: &[&[TileRow<Self>]], x: &[&[f32]], sums: &mut Sums) {
-        portable::pass(tiles, x, sums);
-    }
 }

@@ -3,53 +3,40 @@
 use super::super::parallel::{Shared, for_each};
 use super::super::storage::contiguous;
 use super::tiles::{DenseMatrix, TileRow, Tiles, WIDTH};
+use crate::simd::{Element, Simd};
 use candle_core::{Result, Storage, Tensor};
 use half::{bf16, f16};
 
 /// A stored weight.
-pub(super) trait Value: Copy + Default + Send + Sync {
-    /// The same value as f32.
-    fn widen(self) -> f32;
-
+pub(super) trait Value: Element {
     /// The index of the tile's output `c` in a [`TileRow`].
-    fn place(c: usize) -> usize;
-}
-
-impl Value for f32 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-
-    #[inline(always)]
     fn place(c: usize) -> usize {
         c
     }
-}
 
-impl Value for f16 {
+    /// The weights of a tile's outputs, in order.
     #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-
-    #[inline(always)]
-    fn place(c: usize) -> usize {
-        c
+    fn load_row<S: Simd>(s: S, row: &TileRow<Self>) -> S::Vector {
+        // SAFETY: a row has 16 numbers.
+        unsafe { Self::load(s, row.0.as_ptr()) }
     }
 }
+
+impl Value for f32 {}
+
+impl Value for f16 {}
 
 impl Value for bf16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-
     /// Output `c` is next to output `8 + c`: one is the low half of 32 bits and the other the high half,
     /// so that a shift and a mask make two vectors of f32.
-    #[inline(always)]
     fn place(c: usize) -> usize {
         2 * (c % (WIDTH / 2)) + c / (WIDTH / 2)
+    }
+
+    #[inline(always)]
+    fn load_row<S: Simd>(s: S, row: &TileRow<Self>) -> S::Vector {
+        // SAFETY: a row has 16 numbers.
+        unsafe { s.load_apart(row.0.as_ptr()) }
     }
 }
 
@@ -103,7 +90,7 @@ impl DenseMatrix {
 /// Tiles of `weight` `[outputs, inputs]`; missing outputs are zeros.
 fn pack<V: Value>(weight: &[V], outputs: usize, inputs: usize) -> Vec<TileRow<V>> {
     let count = outputs.div_ceil(WIDTH);
-    let mut tiles = vec![TileRow([V::default(); WIDTH]); count * inputs];
+    let mut tiles = vec![TileRow([V::zero(); WIDTH]); count * inputs];
     let shared = Shared::new(&mut tiles);
     for_each(count, true, |tile| {
         // SAFETY: tiles do not overlap.
@@ -125,6 +112,6 @@ fn unpack<V: Value>(tiles: &[TileRow<V>], output: usize, row: &mut [f32]) {
     let (tile, place) = (output / WIDTH, V::place(output % WIDTH));
     let tile_rows = &tiles[tile * row.len()..];
     for (value, tile_row) in row.iter_mut().zip(tile_rows) {
-        *value = tile_row.0[place].widen();
+        *value = tile_row.0[place].to_f32();
     }
 }

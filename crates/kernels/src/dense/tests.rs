@@ -149,34 +149,37 @@ fn every_isa_has_the_bits_of_one_chain() {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn vector_code_has_the_bits_of_portable_code() {
-    fn check<V: avx2::Load>(avx2: cpu::Avx2, weights: &[TileRow<V>], inputs: usize) {
+    fn check<V: Value>(isa: Isa, weights: &[TileRow<V>], inputs: usize) {
         let tiles: Vec<&[TileRow<V>]> = weights.chunks_exact(inputs).collect();
-        let x = floats(&noise((avx2::MAX_ROWS, inputs)));
+        let x = floats(&noise((max_rows(isa), inputs)));
         let x: Vec<&[f32]> = x.chunks_exact(inputs).collect();
-        for rows in 1..=avx2::MAX_ROWS {
+        for rows in 1..=max_rows(isa) {
             for left in [1, TILES] {
                 let count = at_once(rows, left);
                 let mut fast = [[[0.25; WIDTH]; ROWS]; TILES];
                 let mut plain = fast;
-                // SAFETY: `avx2` proves that the CPU has the instructions.
-                unsafe { avx2::pass(avx2, &tiles[..count], &x[..rows], &mut fast) };
-                portable::pass(&tiles[..count], &x[..rows], &mut plain);
-                assert!(fast == plain, "{rows} rows by {count} tiles");
+                pass(isa, &tiles[..count], &x[..rows], &mut fast);
+                for (tile, sums) in tiles[..count].iter().zip(&mut plain) {
+                    for (k, row) in tile.iter().enumerate() {
+                        for (x, sums) in x[..rows].iter().zip(&mut *sums) {
+                            for (c, sum) in sums.iter_mut().enumerate() {
+                                *sum = row.0[V::place(c)].to_f32().mul_add(x[k], *sum);
+                            }
+                        }
+                    }
+                }
+                assert!(fast == plain, "{isa:?}: {rows} rows by {count} tiles");
             }
         }
     }
-    let Some(avx2) = Isa::detect("avx2").and_then(Isa::avx2) else {
-        return; // There is only the portable code then.
-    };
-    for dtype in DTYPES {
+    for (dtype, isa) in Isa::available().flat_map(|isa| DTYPES.map(|dtype| (dtype, isa))) {
         for inputs in INPUTS {
             match matrix(TILES * WIDTH, inputs, dtype).1.tiles {
-                Tiles::F32(weights) => check(avx2, &weights, inputs),
-                Tiles::F16(weights) => check(avx2, &weights, inputs),
-                Tiles::BF16(weights) => check(avx2, &weights, inputs),
+                Tiles::F32(weights) => check(isa, &weights, inputs),
+                Tiles::F16(weights) => check(isa, &weights, inputs),
+                Tiles::BF16(weights) => check(isa, &weights, inputs),
             }
         }
     }

@@ -1,17 +1,18 @@
 //! The memory layout of weights.
 
+use crate::simd::LANES;
 use candle_core::DType;
 use half::{bf16, f16};
 
-/// Outputs per tile: two vectors.
-pub(super) const WIDTH: usize = 16;
+/// Outputs per tile: a vector.
+pub(super) const WIDTH: usize = LANES;
 /// Maximum rows of a pass.
 pub(super) const ROWS: usize = 12;
 /// Maximum tiles of a pass, which has one row then: eight multiply-adds can be started in the time that
 /// one takes, and reading from four places at once keeps the memory busy.
 pub(super) const TILES: usize = 4;
 /// The weights of one input for the outputs of a tile, in the order of the dtype's `Value::place`. The
-/// alignment keeps a vector from crossing a cache line.
+/// alignment keeps a row of halves from crossing a cache line.
 #[repr(C, align(32))]
 #[derive(Clone, Copy)]
 pub(super) struct TileRow<V>(pub [V; WIDTH]);

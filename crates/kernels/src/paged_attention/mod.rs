@@ -7,7 +7,7 @@
 //! neighbours, on how its sequence is divided into calls, on which blocks hold it, or on branches of a
 //! draft tree that it does not see. A window hides the first keys of a row, which keep their numbers.
 //!
-//! On the CPU, pools in bf16 have products of bf16 with bf16 ([`pairs`]), others products of f32.
+//! On the CPU, pools in bf16 have products of bf16 with bf16 ([`numbers`]), others products of f32.
 //!
 //! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
 //! 16 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
@@ -18,7 +18,7 @@
 mod batch;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod pairs;
+mod numbers;
 mod params;
 mod partial;
 mod plan;
@@ -34,11 +34,11 @@ mod weights;
 use super::cpu::{self, Isa};
 use super::parallel::{Shared, for_each, sharers};
 use super::storage::{Place, contiguous, output, zeros};
-use crate::simd::Element;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use numbers::Pool;
 use partial::Partial;
 use plan::{Dims, Plan};
 use queries::{Queries, QueryGroup};
@@ -163,7 +163,7 @@ fn dims(batch: &AttentionBatch<'_>, q: &Layout, k: &Layout, v: &Layout) -> Resul
 
 impl PagedAttention<'_> {
     /// Converts q to f32, and the result back to q's dtype.
-    fn wide<E: Element>(
+    fn wide<E: Pool>(
         &self,
         dims: Dims,
         (q, q_layout): (&CpuStorage, &Layout),
@@ -199,7 +199,7 @@ impl PagedAttention<'_> {
         })
     }
 
-    fn run<E: Element>(&self, dims: Dims, q: Queries<'_>, [k, v]: [&[E]; 2]) -> Vec<f32> {
+    fn run<E: Pool>(&self, dims: Dims, q: Queries<'_>, [k, v]: [&[E]; 2]) -> Vec<f32> {
         let window = self.params.window.unwrap_or(usize::MAX);
         let plan = Plan::new(self.batch.spans(), dims, window, self.threads);
         let floats = Partial::floats(dims.width());

@@ -125,21 +125,3 @@ impl Loop for Normalize<'_> {
         }
     }
 }
-
-/// `to = from * factor`.
-pub(super) struct Scale<'a> {
-    pub from: &'a [f32],
-    pub factor: f32,
-    pub to: &'a mut [f32],
-}
-
-impl Loop for Scale<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        for (to, from) in self.to.iter_mut().zip(self.from) {
-            *to = from * self.factor;
-        }
-    }
-}

@@ -1,24 +1,23 @@
 //! Computes one item on one thread: its queries, chunk by chunk over their keys.
 
-use super::pairs::{AddPairs, LoadQuery, PackKeys, PackValues, PairScores, pairs_of};
-use super::partial::{Merge, Normalize, Partial, Scale};
+use super::numbers::{LoadQuery, Number, Pool};
+use super::partial::{Merge, Normalize, Partial};
 use super::plan::{Dims, Item};
 use super::scores::{Dots, Pack, Scores};
 use super::scratch::Scratch;
-use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors, Widen, prefetch};
+use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors, Widen, prefetch_all};
 use super::weights::{AddWeighted, Soften, Weigh};
 use crate::cpu::Isa;
-use crate::simd::run;
-use crate::simd::{Element, LANES};
-use half::bf16;
+use crate::simd::{LANES, run};
 use std::f32::consts::LOG2_E;
 use std::iter::repeat_n;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Maximum number of keys of a tile, or of a row's tree and the key before it, in whole vectors.
 const MAX_KEYS: usize = 64 + LANES;
 
-/// Up to this many queries read K and V as they are; for more, a tile is first widened to f32.
+/// Up to this many queries read K and V as they are, if these are not pairs; for more, a tile is first widened.
 const MAX_DIRECT: usize = 3;
 
 /// Up to this many queries read keys side by side; for more, they are first transposed.
@@ -48,7 +47,10 @@ pub(super) struct QueryGroup<'a, E> {
     pub dims: Dims,
 }
 
-impl<E: Element> QueryGroup<'_, E> {
+impl<E: Pool> QueryGroup<'_, E> {
+    /// Numbers per lane.
+    const COUNT: usize = E::Number::COUNT;
+
     /// Number of queries.
     pub fn count(&self) -> usize {
         self.item.rows.len() * self.dims.group()
@@ -156,15 +158,15 @@ impl<E: Element> QueryGroup<'_, E> {
         if !scratch.warm.contains(&slots[0]) {
             let heads = self.item.split.map_or(1, |_| self.dims.kv_heads - head);
             let width = heads * d;
-            prefetch(self.k, places, width);
-            prefetch(self.v, places, width);
+            prefetch_all(self.k, places, width);
+            prefetch_all(self.v, places, width);
         }
         scratch.warm = slots;
     }
 
     /// Number of keys that are processed together: all of a chunk if they need no room of their own.
     fn tile(&self) -> usize {
-        if self.pools().is_none() && self.is_direct(self.count()) {
+        if self.is_direct(self.count()) {
             CHUNK
         } else {
             TILE
@@ -180,25 +182,11 @@ impl<E: Element> QueryGroup<'_, E> {
         start: usize,
         scratch: &mut Scratch,
     ) {
-        let (d, width) = (self.dims.head_dim, self.dims.width());
+        let (d, lanes) = (self.dims.head_dim, E::Number::lanes(self.dims.head_dim));
         let scores = scratch.scores.room(self.count() * STRIDE);
         let scores = &mut scores[queries.start * STRIDE + start..];
-        let all = scratch.queries.room(self.count() * width);
-        if let Some([k, _]) = self.pools() {
-            let pairs = pairs_of(d);
-            let packed = scratch.keys.room(MAX_KEYS * pairs);
-            let keys = Vectors::new(k, places, d);
-            run(self.isa, PackKeys { keys, to: packed });
-            let scores = PairScores {
-                queries: &all[queries.start * pairs..queries.end * pairs],
-                pairs,
-                keys: packed,
-                count: places.at.len(),
-                scores,
-            };
-            return run(self.isa, scores);
-        }
-        let own = &all[queries.start * width..queries.end * width];
+        let all = scratch.queries.room(self.count() * lanes);
+        let own = &all[queries.start * lanes..queries.end * lanes];
         if self.is_direct(queries.len()) {
             let dots = Dots {
                 queries: own,
@@ -207,29 +195,31 @@ impl<E: Element> QueryGroup<'_, E> {
             };
             return run(self.isa, dots);
         }
-        if queries.len() <= MAX_DOTS || !start.is_multiple_of(LANES) {
-            let values = scratch.values.room(MAX_KEYS * width);
+        let few = queries.len() <= MAX_DOTS || !start.is_multiple_of(LANES);
+        if Self::COUNT == 1 && few {
+            let values = scratch.values.room(MAX_KEYS * lanes);
             let at = self.widen(self.k, places, values);
             let dots = Dots {
                 queries: own,
-                keys: Vectors::new(values, Places::cached(&at[..places.at.len()]), width),
+                keys: Vectors::new(values, Places::cached(&at[..places.at.len()]), lanes),
                 scores,
             };
             return run(self.isa, dots);
         }
-        let keys = scratch.keys.room(MAX_KEYS * width);
+        let keys = scratch.keys.room(MAX_KEYS * lanes);
         let pack = Pack {
             keys: Vectors::new(self.k, places, d),
-            width,
+            width: lanes,
             to: keys,
         };
         run(self.isa, pack);
         let scores = Scores {
             queries: own,
-            width,
+            width: lanes,
             keys,
             count: places.at.len(),
             scores,
+            number: PhantomData::<E::Number>,
         };
         run(self.isa, scores);
     }
@@ -247,57 +237,42 @@ impl<E: Element> QueryGroup<'_, E> {
         let width = self.dims.width();
         let sums = &mut sums[queries.start * width..queries.end * width];
         let weights = scratch.scores.room(self.count() * STRIDE);
-        let weights = &weights[queries.start * STRIDE..];
+        let weights = &weights[queries.start * STRIDE + first / Self::COUNT..];
         let seen = &scratch.seen[queries.clone()];
-        if let Some([_, v]) = self.pools() {
-            let packed = scratch.values.room(MAX_KEYS * width);
-            let pack = PackValues {
-                values: Vectors::new(v, places, self.dims.head_dim),
-                width,
-                to: packed,
-            };
-            run(self.isa, pack);
-            let add = AddPairs {
-                sums,
-                weights: &weights[first / 2..],
-                seen,
-                first,
-                values: packed,
-                count: places.at.len(),
-                width,
-            };
-            return run(self.isa, add);
-        }
-        let weights = &weights[first..];
+        let (count, number) = (places.at.len(), PhantomData::<E::Number>);
         if self.is_direct(queries.len()) {
-            let values = Vectors::new(self.v, places, width);
             let add = AddWeighted {
                 sums,
                 weights,
                 seen,
                 first,
-                values,
+                count,
+                values: Vectors::new(self.v, places, width),
+                number,
             };
             return run(self.isa, add);
         }
         let values = scratch.values.room(MAX_KEYS * width);
         let at = self.widen(self.v, places, values);
+        let at = Places::cached(&at[..count.div_ceil(Self::COUNT)]);
         let add = AddWeighted {
             sums,
             weights,
             seen,
             first,
-            values: Vectors::new(values, Places::cached(&at[..places.at.len()]), width),
+            count,
+            values: Vectors::new(values, at, width),
+            number,
         };
         run(self.isa, add);
     }
 
     /// Whether K and V are read from the pools, without a copy.
     fn is_direct(&self, queries: usize) -> bool {
-        queries <= MAX_DIRECT && self.dims.head_dim == self.dims.width()
+        Self::COUNT == 1 && queries <= MAX_DIRECT && self.dims.head_dim == self.dims.width()
     }
 
-    /// Copies vectors at `places` as f32, padded with zeros, and returns where each begins.
+    /// Copies vectors at `places` as lanes, padded with zeros, and returns where those of each begin.
     fn widen(&self, pool: &[E], places: Places<'_>, to: &mut [f32]) -> [usize; MAX_KEYS] {
         let width = self.dims.width();
         let widen = Widen {
@@ -306,12 +281,13 @@ impl<E: Element> QueryGroup<'_, E> {
             to,
         };
         run(self.isa, widen);
-        let mut at = 0;
-        [0; MAX_KEYS].map(|_| {
-            let own = at;
-            at += width;
-            own
-        })
+        let mut all = [0; MAX_KEYS];
+        let mut next = 0;
+        for at in &mut all[..places.at.len().div_ceil(Self::COUNT)] {
+            *at = next;
+            next += width;
+        }
+        all
     }
 
     /// Turns the scores of all queries into weights, and notes which keys each query sees.
@@ -335,7 +311,7 @@ impl<E: Element> QueryGroup<'_, E> {
             seen: &scratch.seen,
             max: into.max,
             sum: into.sum,
-            halve: self.pools().is_some(),
+            halve: Self::COUNT > 1,
         };
         run(self.isa, weigh);
     }
@@ -345,16 +321,9 @@ impl<E: Element> QueryGroup<'_, E> {
     fn shared_keys(&self, chunk: usize, row: usize) -> usize {
         let shared = self.item.shared_keys(chunk, row);
         match self.item.span.tree {
-            Some(_) if self.pools().is_some() => shared / 2 * 2,
-            _ => shared,
+            Some(_) => shared / Self::COUNT * Self::COUNT,
+            None => shared,
         }
-    }
-
-    /// K and V, if products are those of bf16.
-    fn pools(&self) -> Option<[&[bf16]; 2]> {
-        E::as_bf16(self.k)
-            .zip(E::as_bf16(self.v))
-            .map(<[_; 2]>::from)
     }
 
     /// The first row that shares the chunk's key `start` with the rows after it.
@@ -409,28 +378,22 @@ impl<E: Element> QueryGroup<'_, E> {
     /// Scales the queries, so that scores are multiples of log2(e), unless they are still to be capped.
     fn load(&self, scratch: &mut Scratch) {
         let (d, group) = (self.dims.head_dim, self.dims.group());
-        let width = self.dims.width();
+        let lanes = E::Number::lanes(d);
         let factor = match self.soft_cap {
             None => self.scale * LOG2_E,
             Some(_) => self.scale,
         };
-        let halve = self.pools().is_some();
-        // As much room as `score` asks for: a buffer that grows moves what is in it.
-        let queries = scratch.queries.room(self.count() * width);
-        let width = if halve { pairs_of(d) } else { width };
-        let queries = queries.chunks_exact_mut(width).take(self.count());
-        for (number, query) in queries.enumerate() {
+        let queries = scratch.queries.room(self.count() * lanes);
+        for (number, to) in queries.chunks_exact_mut(lanes).enumerate() {
             let (row, head) = (number / group, number % group);
             let row = self.row_of(row) * self.q.stride;
-            let from = &self.q.q[row + (self.item.kv_head * group + head) * d..][..d];
-            if halve {
-                let to = query;
-                run(self.isa, LoadQuery { from, factor, to });
-                continue;
-            }
-            let (to, rest) = query.split_at_mut(d);
-            run(self.isa, Scale { from, factor, to });
-            rest.fill(0.0);
+            let load = LoadQuery {
+                from: &self.q.q[row + (self.item.kv_head * group + head) * d..][..d],
+                factor,
+                to,
+                number: PhantomData::<E::Number>,
+            };
+            run(self.isa, load);
         }
     }
 

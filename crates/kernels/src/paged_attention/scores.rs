@@ -1,7 +1,7 @@
 //! Scores: the dot products of queries and keys.
 //!
-//! A score is the sum of eight partial sums, of every eighth product each, in one order of additions, whatever
-//! else is computed and whatever the instruction set. Few queries read keys as they are, side by side in
+//! A score is the sum of eight partial sums, of every eighth product each, or one sum of pairs, in one order of
+//! additions, whatever else is computed and whatever the instruction set. Few queries read keys as they are, side by side in
 //! memory ([`Dots`]). Many share keys that were transposed before ([`Pack`], [`Scores`]), where one vector has
 //! a number of 16 keys.
 
@@ -10,11 +10,13 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
+use super::numbers::{Number, Pool, Single};
 use super::vectors::{STRIDE, Vectors};
 use crate::simd::{Element, LANES, Loop, Simd};
+use std::marker::PhantomData;
 
-/// Partial sums of a score.
-const PARTS: usize = 8;
+/// Partial sums of a score, and lanes of a vector that has them.
+const PARTS: usize = Single::PARTS;
 
 /// The dot products of queries with keys as they are in memory.
 pub(super) struct Dots<'a, E> {
@@ -111,52 +113,57 @@ fn dots<S: Simd, E: Element, const N: usize, const K: usize>(
 /// Transposes keys.
 pub(super) struct Pack<'a, E> {
     pub keys: Vectors<'a, E>,
-    /// The length of keys that are padded with zeros, whole vectors.
+    /// The lanes of a key, whole vectors; those that it lacks are zeros.
     pub width: usize,
-    /// `[keys / 16, width, 16]`: number `d` of 16 keys is vector `d % 8 * (width / 8) + d / 8`, the
-    /// order in which [`Scores`] reads them. Where there are fewer than 16 keys the rest is not specified.
+    /// `[keys / 16, width, 16]`, in the order in which [`Scores`] reads them. With eight partial sums, lane `d` of
+    /// 16 keys is vector `d % 8 * (width / 8) + d / 8`; with one, the vectors are lanes 0, 8, 1, 9 and so on of
+    /// each 16. Where there are fewer than 16 keys the rest is not specified.
     pub to: &'a mut [f32],
 }
 
-impl<E: Element> Loop for Pack<'_, E> {
+impl<E: Pool> Loop for Pack<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (length, width) = (self.keys.width(), self.width);
-        assert!(width.is_multiple_of(LANES) && length <= width);
+        let (length, width, count) = (self.keys.width(), self.width, E::Number::COUNT);
+        assert!(width.is_multiple_of(LANES) && length <= width * count);
         let strips = self.to.chunks_exact_mut(LANES * width);
         assert!(self.keys.places().len() <= strips.len() * LANES);
-        let whole = length / LANES * LANES;
-        let step = width / PARTS * LANES;
+        let whole = length / (count * LANES) * (count * LANES);
+        // From a lane to the next, and from 16 lanes to the next.
+        let (step, next) = match E::Number::PARTS {
+            1 => (2 * LANES, LANES * LANES),
+            parts => (width / parts * LANES, 2 * LANES),
+        };
         for (i, (places, strip)) in self.keys.places().chunks(LANES).zip(strips).enumerate() {
             for j in 0..LANES {
                 self.keys.prefetch(LANES * i + j, 0..length);
             }
             let rows = self.keys.rows::<LANES>(places);
-            let mut from = [std::ptr::null(); LANES];
+            let mut from = [std::ptr::null::<E::Lane>(); LANES];
             for (from, row) in from.iter_mut().zip(rows) {
-                *from = row.as_ptr();
+                *from = row.as_ptr().cast();
             }
             let mut to = strip.as_mut_ptr();
-            // SAFETY: 16 numbers of each row, and 16 vectors of the strip: of each of eight parts those of
-            // `start` and `start + 8`.
+            // SAFETY: `whole` elements of each row are 16 lanes at a time, and each 16 have 16 vectors of the strip
+            // to themselves, the last of which is within `width`.
             unsafe {
-                for _ in 0..whole / LANES {
+                for _ in 0..whole / (count * LANES) {
                     s.transpose(&from, to, step);
                     for from in &mut from {
                         *from = from.add(LANES);
                     }
-                    to = to.add(2 * LANES);
+                    to = to.add(next);
                 }
             }
             if whole < length {
-                let mut padded = [[E::zero(); LANES]; LANES];
+                let mut padded = [[E::zero(); 2 * LANES]; LANES];
                 for ((padded, row), from) in padded.iter_mut().zip(rows).zip(&mut from) {
                     padded[..length - whole].copy_from_slice(&row[whole..]);
-                    *from = padded.as_ptr();
+                    *from = padded.as_ptr().cast();
                 }
-                // SAFETY: as above.
+                // SAFETY: `padded` has 16 lanes for each row, and the strip has the last 16 vectors left.
                 unsafe { s.transpose(&from, to, step) };
             }
         }
@@ -164,9 +171,10 @@ impl<E: Element> Loop for Pack<'_, E> {
 }
 
 /// The dot products of queries with packed keys.
-pub(super) struct Scores<'a> {
-    /// `[queries, width]`.
+pub(super) struct Scores<'a, N> {
+    /// `[queries, width]`, from [`LoadQuery`](super::numbers::LoadQuery).
     pub queries: &'a [f32],
+    /// Lanes, whole vectors.
     pub width: usize,
     /// From [`Pack`].
     pub keys: &'a [f32],
@@ -175,9 +183,10 @@ pub(super) struct Scores<'a> {
     /// The score of query `i` and key `k` is at `i * STRIDE + k`; up to 15 elements after the last are
     /// overwritten.
     pub scores: &'a mut [f32],
+    pub number: PhantomData<N>,
 }
 
-impl Loop for Scores<'_> {
+impl<N: Number> Loop for Scores<'_, N> {
     type Output = ();
 
     #[inline(always)]
@@ -189,17 +198,19 @@ impl Loop for Scores<'_> {
         let mut query = 0;
         while query < all {
             // SAFETY: so many queries are left, and the rest has just been checked.
-            query += match all - query {
-                6.. => unsafe { self.rows::<S, 6>(s, query) },
-                3.. => unsafe { self.rows::<S, 3>(s, query) },
-                2 => unsafe { self.rows::<S, 2>(s, query) },
-                _ => unsafe { self.rows::<S, 1>(s, query) },
+            query += unsafe {
+                match all - query {
+                    6.. => self.rows::<S, 6>(s, query),
+                    3.. => self.rows::<S, 3>(s, query),
+                    2 => self.rows::<S, 2>(s, query),
+                    _ => self.rows::<S, 1>(s, query),
+                }
             };
         }
     }
 }
 
-impl Scores<'_> {
+impl<N: Number> Scores<'_, N> {
     /// `R` queries from `query` on; returns `R`.
     ///
     /// # Safety
@@ -208,6 +219,8 @@ impl Scores<'_> {
     unsafe fn rows<S: Simd, const R: usize>(&mut self, s: S, query: usize) -> usize {
         let width = self.width;
         let strips = self.count.div_ceil(LANES);
+        // Partial sums are added to others.
+        let sums = R * N::PARTS.min(2);
         // SAFETY: the caller's contract.
         unsafe {
             let queries = self.queries.as_ptr().add(query * width);
@@ -216,9 +229,13 @@ impl Scores<'_> {
             let mut strip = 0;
             while strip < strips {
                 let done = match strips - strip {
-                    4.. if S::SUMS >= 8 * R => score::<S, R, 4>(s, queries, keys, width, scores),
-                    2.. if S::SUMS >= 4 * R => score::<S, R, 2>(s, queries, keys, width, scores),
-                    _ => score::<S, R, 1>(s, queries, keys, width, scores),
+                    4.. if S::SUMS >= 4 * sums => {
+                        score::<S, N, R, 4>(s, queries, keys, width, scores)
+                    }
+                    2.. if S::SUMS >= 2 * sums => {
+                        score::<S, N, R, 2>(s, queries, keys, width, scores)
+                    }
+                    _ => score::<S, N, R, 1>(s, queries, keys, width, scores),
                 };
                 strip += done;
                 keys = keys.add(done * width * LANES);
@@ -234,7 +251,7 @@ impl Scores<'_> {
 /// # Safety
 /// The queries and keys can be read, and the scores written.
 #[inline(always)]
-unsafe fn score<S: Simd, const R: usize, const C: usize>(
+unsafe fn score<S: Simd, N: Number, const R: usize, const C: usize>(
     s: S,
     queries: *const f32,
     keys: *const f32,
@@ -243,7 +260,7 @@ unsafe fn score<S: Simd, const R: usize, const C: usize>(
 ) -> usize {
     let mut q = [queries; R];
     let mut k = [keys; C];
-    // SAFETY: the caller's contract: queries of `width` and strips of `width` times 16 numbers. The first
+    // SAFETY: the caller's contract: queries of `width` and strips of `width` vectors. The first
     // sums are read after they were written.
     unsafe {
         for r in 1..R {
@@ -252,10 +269,12 @@ unsafe fn score<S: Simd, const R: usize, const C: usize>(
         for c in 1..C {
             k[c] = k[c - 1].add(width * LANES);
         }
-        for first in [0, PARTS / 2] {
-            let mut sums = part::<S, R, C>(s, &q, &mut k, first, width);
-            for number in first + 1..first + PARTS / 2 {
-                let part = part::<S, R, C>(s, &q, &mut k, number, width);
+        let half = N::PARTS.div_ceil(2);
+        let mut first = 0;
+        while first < N::PARTS {
+            let mut sums = part::<S, N, R, C>(s, &q, &mut k, first, width);
+            for number in first + 1..first + half {
+                let part = part::<S, N, R, C>(s, &q, &mut k, number, width);
                 for r in 0..R {
                     for c in 0..C {
                         sums[r][c] = s.add(sums[r][c], part[r][c]);
@@ -271,6 +290,7 @@ unsafe fn score<S: Simd, const R: usize, const C: usize>(
                     s.store(to, sums[r][c]);
                 }
             }
+            first += half;
         }
     }
     C
@@ -279,9 +299,9 @@ unsafe fn score<S: Simd, const R: usize, const C: usize>(
 /// The partial sums `number` of `R` queries at `q` and `C` times 16 keys at `k`, which it moves on.
 ///
 /// # Safety
-/// `width` numbers of each query and `width / 8` vectors of keys can be read.
+/// `width` lanes of each query can be read, and the part's share of as many vectors of keys.
 #[inline(always)]
-unsafe fn part<S: Simd, const R: usize, const C: usize>(
+unsafe fn part<S: Simd, N: Number, const R: usize, const C: usize>(
     s: S,
     q: &[*const f32; R],
     k: &mut [*const f32; C],
@@ -301,11 +321,11 @@ unsafe fn part<S: Simd, const R: usize, const C: usize>(
             for r in 0..R {
                 let query = s.splat(*q[r].add(at));
                 for c in 0..C {
-                    sums[r][c] = s.fma(query, key[c], sums[r][c]);
+                    sums[r][c] = N::fma(s, query, key[c], sums[r][c]);
                 }
             }
         }
-        at = at.wrapping_add(PARTS);
+        at = at.wrapping_add(N::PARTS);
     }
     sums
 }

@@ -7,11 +7,11 @@ use std::ops::Range;
 /// Buffers for one item, kept between calls.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Scaled queries: `[queries, width]` or pairs of bf16, ordered by row, then by head.
+    /// Scaled queries: `[queries, lanes]`, ordered by row, then by head.
     pub queries: Buffer,
-    /// A tile of keys, see [`Pack`](super::scores::Pack) and [`PackKeys`](super::pairs::PackKeys).
+    /// A tile of keys, see [`Pack`](super::scores::Pack).
     pub keys: Buffer,
-    /// A tile of values as f32, or see [`PackValues`](super::pairs::PackValues).
+    /// A tile of values, or of keys of few queries, see [`Widen`](super::vectors::Widen).
     pub values: Buffer,
     /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`](super::weights::Weigh).
     pub scores: Buffer,

@@ -1,8 +1,8 @@
 //! Compares each instruction set with f64, and with itself under other divisions into calls.
 
+use super::numbers::Number;
 use super::vectors::CHUNK;
 use super::*;
-use crate::simd::Element;
 use crate::span::Span;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -57,7 +57,7 @@ struct Case<E> {
     form: Form,
 }
 
-impl<E: Element> Case<E> {
+impl<E: Pool> Case<E> {
     fn new(len: usize, rows: usize, group: usize, head_dim: usize, narrow: fn(f32) -> E) -> Self {
         let kv_heads = 2;
         let dims = Dims {
@@ -175,9 +175,9 @@ impl<E: Element> Case<E> {
         let query = &self.q[row * self.row_floats() + head * d..][..d];
         // Where products are those of bf16, the kernel rounds queries after it scaled them.
         let base = self.form.soft_cap.map_or(LOG2_E, |_| 1.0);
-        let scaled = |q: f32| match E::as_bf16(&self.k) {
-            Some(_) => f64::from(bf16::from_f32(q * (0.3 * base))) / f64::from(base),
-            None => f64::from(q * 0.3),
+        let scaled = |q: f32| match E::Number::COUNT {
+            2 => f64::from(bf16::from_f32(q * (0.3 * base))) / f64::from(base),
+            _ => f64::from(q * 0.3),
         };
         let score = |position| {
             let key = self.wide(&self.k, position, kv_head);
@@ -206,7 +206,7 @@ impl<E: Element> Case<E> {
     /// The largest difference that rounding may make. Weights in bf16 are off by up to 2^-9 each, and values are
     /// in -1..1.
     fn limit(&self) -> f64 {
-        E::as_bf16(&self.k).map_or(1e-5, |_| 2e-3)
+        if E::Number::COUNT == 2 { 2e-3 } else { 1e-5 }
     }
 
     fn check(&self, isa: Isa) {
@@ -271,7 +271,7 @@ fn each_isa_agrees_with_f64_in_every_form() {
     }
 }
 
-fn same_bits_for_any_division<E: Element>(narrow: fn(f32) -> E) {
+fn same_bits_for_any_division<E: Pool>(narrow: fn(f32) -> E) {
     let shapes = [(1, 64), (3, 64), (4, 40), (8, 13), (2, 128), (1, 256)];
     let plain = shapes.map(|shape| (shape, Form::default()));
     let others = forms().into_iter().zip([40, 64].into_iter().cycle());
@@ -319,7 +319,7 @@ fn a_prompt_has_the_same_bits_however_it_is_divided() {
     same_bits_of_a_prompt(bf16::from_f32);
 }
 
-fn same_bits_of_a_prompt<E: Element>(narrow: fn(f32) -> E) {
+fn same_bits_of_a_prompt<E: Pool>(narrow: fn(f32) -> E) {
     let window = Form {
         window: Some(70),
         ..Form::default()
@@ -363,7 +363,7 @@ fn a_row_of_a_tree_has_the_bits_of_its_path() {
     same_bits_of_a_path(bf16::from_f32);
 }
 
-fn same_bits_of_a_path<E: Element>(narrow: fn(f32) -> E) {
+fn same_bits_of_a_path<E: Pool>(narrow: fn(f32) -> E) {
     let rows = 24;
     let parent = |row: usize| (row - 1) / 2;
     let mut masks = vec![1u64];
@@ -408,7 +408,7 @@ fn rows_see_later_rows() {
     see_later_rows(bf16::from_f32);
 }
 
-fn see_later_rows<E: Element>(narrow: fn(f32) -> E) {
+fn see_later_rows<E: Pool>(narrow: fn(f32) -> E) {
     for (len, rows, group) in [
         (9, 9, 1),
         (40, 16, 3),
@@ -453,7 +453,7 @@ fn hidden_values_do_not_matter() {
     ignore_hidden_values(bf16::from_f32);
 }
 
-fn ignore_hidden_values<E: Element>(narrow: fn(f32) -> E) {
+fn ignore_hidden_values<E: Pool>(narrow: fn(f32) -> E) {
     for (len, rows, window) in [
         (20, 4, None),
         (21, 4, None),

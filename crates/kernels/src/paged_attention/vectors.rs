@@ -1,6 +1,7 @@
 //! Keys and values as the loops over a tile read them.
 
-use crate::simd::{Element, LANES, Loop, Simd};
+use super::numbers::{Number, Pool};
+use crate::simd::{LANES, Loop, Simd, prefetch};
 use std::ops::Range;
 
 /// Keys per softmax chunk. Longer chunks need fewer merges, shorter ones give threads more pieces.
@@ -98,78 +99,76 @@ impl<'a, E> Vectors<'a, E> {
         let Some(next) = self.places.next else {
             return;
         };
+        let data = self.data.as_ptr();
         for at in columns.step_by(64 / size_of::<E>()) {
             if let Some(&place) = next.get(number) {
-                prefetch_line::<E, false>(self.data, place.wrapping_add(at));
+                prefetch::<_, false>(data.wrapping_add(place).wrapping_add(at));
             }
             if let Some(&place) = self.places.at.get(number.wrapping_add(NEAR)) {
-                prefetch_line::<E, true>(self.data, place.wrapping_add(at));
+                prefetch::<_, true>(data.wrapping_add(place).wrapping_add(at));
             }
         }
     }
 }
 
-/// Copies vectors as f32, padded with zeros to `width`, whole vectors.
+/// Copies vectors as lanes: those of each as f32, or those of each two as pairs.
 pub(super) struct Widen<'a, E> {
     pub vectors: Vectors<'a, E>,
+    /// The length of vectors that are padded with zeros, whole vectors.
     pub width: usize,
-    /// `[vectors, width]`.
+    /// `[vectors, width]`, or half as many pairs; an odd last vector has zeros beside it.
     pub to: &'a mut [f32],
 }
 
-impl<E: Element> Loop for Widen<'_, E> {
+impl<E: Pool> Loop for Widen<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (data, length) = (self.vectors.data(), self.vectors.width());
+        let (data, length, count) = (self.vectors.data(), self.vectors.width(), E::Number::COUNT);
         let rows = self.to.chunks_exact_mut(self.width);
-        assert!(self.vectors.places().len() <= rows.len());
-        for (number, (&place, to)) in self.vectors.places().iter().zip(rows).enumerate() {
-            self.vectors.prefetch(number, 0..length);
-            let (whole, rest) = data[place..place + length].as_chunks::<LANES>();
-            let (to, last) = to.as_chunks_mut::<LANES>();
-            let (to, padded) = to.split_at_mut(whole.len());
-            for (from, to) in whole.iter().zip(to) {
-                // SAFETY: 16 numbers.
-                unsafe { s.store(to.as_mut_ptr(), E::load(s, from.as_ptr())) };
+        assert!(self.width == length.next_multiple_of(LANES));
+        assert!(self.vectors.places().len() <= count * rows.len());
+        let zeros = [E::zero(); LANES];
+        for (i, (places, to)) in self.vectors.places().chunks(count).zip(rows).enumerate() {
+            for j in 0..count {
+                self.vectors.prefetch(count * i + j, 0..length);
             }
-            for to in padded {
-                let mut from = [E::zero(); LANES];
-                from[..rest.len()].copy_from_slice(rest);
-                // SAFETY: 16 numbers.
-                unsafe { s.store(to.as_mut_ptr(), E::load(s, from.as_ptr())) };
+            let first = &data[places[0]..places[0] + length];
+            let (second, step) = match places {
+                [_, place] => (&data[*place..place + length], LANES),
+                _ => (zeros.as_slice(), 0),
+            };
+            let (whole, rest) = to.split_at_mut(length / LANES * LANES);
+            for (i, to) in whole.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                // SAFETY: `first` has 16 numbers for each vector of `whole`, and so has `second`, or 16 for all.
+                unsafe {
+                    let first = E::load(s, first.as_ptr().add(i * LANES));
+                    let second = E::load(s, second.as_ptr().add(i * step));
+                    s.store(to.as_mut_ptr(), E::Number::join(s, first, second));
+                }
             }
-            debug_assert!(last.is_empty());
+            if !rest.is_empty() {
+                let mut padded = [[E::zero(); LANES]; 2];
+                let (tail, from) = (length % LANES, length / LANES);
+                padded[0][..tail].copy_from_slice(&first[from * LANES..]);
+                padded[1][..tail].copy_from_slice(&second[from * step..][..tail]);
+                // SAFETY: `padded` has 16 numbers twice, and `rest` is what `length` lacks of 16.
+                unsafe {
+                    let first = E::load(s, padded[0].as_ptr());
+                    let second = E::load(s, padded[1].as_ptr());
+                    s.store(rest.as_mut_ptr(), E::Number::join(s, first, second));
+                }
+            }
         }
     }
 }
 
 /// Prefetches `width` numbers at each of `places` into the second-level cache.
-pub(super) fn prefetch<E>(data: &[E], places: &[usize], width: usize) {
+pub(super) fn prefetch_all<E>(data: &[E], places: &[usize], width: usize) {
     for &place in places {
         for at in (0..width).step_by(64 / size_of::<E>()) {
-            prefetch_line::<E, false>(data, place.wrapping_add(at));
+            prefetch::<_, false>(data.as_ptr().wrapping_add(place).wrapping_add(at));
         }
     }
-}
-
-/// Prefetches the cache line of a number into the first-level cache if `NEAR`, otherwise into the second-level one.
-#[inline(always)]
-fn prefetch_line<E, const NEAR: bool>(data: &[E], place: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
-        let from = data.as_ptr().wrapping_add(place).cast();
-        // SAFETY: a hint, which reads nothing.
-        unsafe {
-            if NEAR {
-                _mm_prefetch::<_MM_HINT_T0>(from);
-            } else {
-                _mm_prefetch::<_MM_HINT_T1>(from);
-            }
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (data, place);
 }

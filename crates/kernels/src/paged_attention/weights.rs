@@ -8,11 +8,13 @@
     reason = "indices of registers: loops over R and C are unrolled"
 )]
 
+use super::numbers::{Hidden, Number};
 use super::vectors::{STRIDE, Vectors};
 use crate::float::tanh;
 use crate::simd::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};
 use half::bf16;
 use std::f32::consts::LOG2_E;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Replaces each score by `cap * tanh(score / cap)`, times log2(e).
@@ -108,20 +110,24 @@ fn vectors<'a>(scores: &'a mut [f32], seen: &Range<usize>) -> &'a mut [[f32; LAN
 }
 
 /// `sums[query] += weights[query][i] * values[i]` for the values that each query sees, in order.
-pub(super) struct AddWeighted<'a, E> {
+pub(super) struct AddWeighted<'a, E, N> {
     /// `[queries, width]`.
     pub sums: &'a mut [f32],
-    /// The weight of query `i` and value `j` is at `i * STRIDE + j`.
+    /// The weight of query `i` and lane `j` of the values is at `i * STRIDE + j`; of a lane with two numbers, that
+    /// of a key that the query does not see is 0.
     pub weights: &'a [f32],
     /// The keys of the chunk that each query sees.
     pub seen: &'a [Range<usize>],
-    /// The number of the first value in the chunk.
+    /// The number of the first value in the chunk, whose lane begins with it.
     pub first: usize,
-    /// Of `width` numbers, whole vectors.
+    /// How many values there are.
+    pub count: usize,
+    /// [`Number::COUNT`] values each, of `width` lanes, whole vectors.
     pub values: Vectors<'a, E>,
+    pub number: PhantomData<N>,
 }
 
-impl<E: Element> Loop for AddWeighted<'_, E> {
+impl<E: Element, N: Number> Loop for AddWeighted<'_, E, N> {
     type Output = ();
 
     #[inline(always)]
@@ -129,52 +135,87 @@ impl<E: Element> Loop for AddWeighted<'_, E> {
         let (all, width) = (self.seen.len(), self.values.width());
         assert!(width.is_multiple_of(LANES) && self.sums.len() >= all * width);
         let values = self.values.places().len();
+        assert!(self.first.is_multiple_of(N::COUNT) && values == self.count.div_ceil(N::COUNT));
         assert!(all == 0 || self.weights.len() >= (all - 1) * STRIDE + values);
         let mut query = 0;
         while query < all {
-            // SAFETY: so many queries are left, and the rest has just been checked.
-            query += match all - query {
-                6.. => unsafe { self.rows::<S, 6>(s, query) },
-                3.. => unsafe { self.rows::<S, 3>(s, query) },
-                2 => unsafe { self.rows::<S, 2>(s, query) },
-                _ => unsafe { self.rows::<S, 1>(s, query) },
+            let rows = match all - query {
+                6.. => 6,
+                3.. => 3,
+                rows => rows,
             };
+            // SAFETY: so many queries are left, and the rest has just been checked.
+            unsafe { self.rows(s, query..query + rows) };
+            query += rows;
         }
     }
 }
 
-impl<E: Element> AddWeighted<'_, E> {
-    /// `R` queries from `query` on; returns `R`. What all of them see is added together, what is before and
-    /// after it one by one.
+impl<E: Element, N: Number> AddWeighted<'_, E, N> {
+    /// 6, 3, 2 or 1 `queries`. What all of them see is added together, what is before and after it one by one.
     ///
     /// # Safety
     /// There are so many, whole vectors of sums, and weights of all values that they see.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const R: usize>(&mut self, s: S, query: usize) -> usize {
+    unsafe fn rows<S: Simd>(&mut self, s: S, queries: Range<usize>) {
         let all = self.values.places().len();
-        let (mut seen, mut common) = ([const { 0..0 }; R], 0..all);
-        for r in 0..R {
-            seen[r] = inside(&self.seen[query + r], self.first, all);
-            common = common.start.max(seen[r].start)..common.end.min(seen[r].end);
+        let mut common = 0..self.count / N::COUNT;
+        for query in queries.clone() {
+            let seen = self.seen_by(query);
+            let (start, end) = (seen.start.div_ceil(N::COUNT), seen.end / N::COUNT);
+            common = common.start.max(start)..common.end.min(end);
         }
-        // SAFETY: the caller's contract.
-        unsafe {
-            if common == (0..all) {
-                self.columns::<S, R>(s, query, common);
-                return R;
-            }
-            common.end = common.end.max(common.start);
-            for r in 0..R {
-                let before = seen[r].start..seen[r].end.min(common.start);
-                self.columns::<S, 1>(s, query + r, before);
-            }
-            self.columns::<S, R>(s, query, common.clone());
-            for r in 0..R {
-                let after = seen[r].start.max(common.end)..seen[r].end;
-                self.columns::<S, 1>(s, query + r, after);
+        common.end = common.end.max(common.start);
+        for part in [0..common.start, common.end..all] {
+            // SAFETY: the caller's contract.
+            unsafe {
+                if part.start == common.end {
+                    let common = common.clone();
+                    match queries.len() {
+                        6 => self.columns::<S, 6>(s, queries.start, common, Hidden::Neither),
+                        3 => self.columns::<S, 3>(s, queries.start, common, Hidden::Neither),
+                        2 => self.columns::<S, 2>(s, queries.start, common, Hidden::Neither),
+                        _ => self.columns::<S, 1>(s, queries.start, common, Hidden::Neither),
+                    }
+                }
+                for query in queries.clone() {
+                    self.alone(s, query, &part);
+                }
             }
         }
-        R
+    }
+
+    /// The keys that a query sees, as places among the values.
+    #[inline(always)]
+    fn seen_by(&self, query: usize) -> Range<usize> {
+        let seen = &self.seen[query];
+        let end = seen.end.saturating_sub(self.first).min(self.count);
+        seen.start.saturating_sub(self.first).min(end)..end
+    }
+
+    /// Those of `values` that a query sees, of which it may see one half only.
+    ///
+    /// # Safety
+    /// As for [`rows`](Self::rows).
+    #[inline(always)]
+    unsafe fn alone<S: Simd>(&mut self, s: S, query: usize, values: &Range<usize>) {
+        let seen = self.seen_by(query);
+        if seen.is_empty() || values.is_empty() {
+            return;
+        }
+        let (first, last) = (seen.start / N::COUNT, seen.end / N::COUNT);
+        let whole = seen.start.div_ceil(N::COUNT);
+        // The first and the last are empty where it sees all keys of a lane.
+        let parts = [
+            (first..whole, Hidden::First),
+            (whole..last, Hidden::Neither),
+            (last.max(whole)..seen.end.div_ceil(N::COUNT), Hidden::Second),
+        ];
+        for (part, hidden) in parts {
+            let part = part.start.max(values.start)..part.end.min(values.end);
+            // SAFETY: the caller's contract.
+            unsafe { self.columns::<S, 1>(s, query, part, hidden) };
+        }
     }
 
     /// Adds `values` for `R` queries from `query` on, as many numbers of each at a time as fit in registers.
@@ -187,6 +228,7 @@ impl<E: Element> AddWeighted<'_, E> {
         s: S,
         query: usize,
         values: Range<usize>,
+        hidden: Hidden,
     ) {
         if values.is_empty() {
             return;
@@ -197,87 +239,91 @@ impl<E: Element> AddWeighted<'_, E> {
         while at < width {
             // SAFETY: the caller's contract; `Vectors` are within the data.
             unsafe {
-                let sums = self.sums.as_mut_ptr().add(query * width + at);
-                let weights = self.weights.as_ptr().add(query * STRIDE + values.start);
-                let vectors = (width - at) / LANES;
+                let tile = Tile {
+                    sums: self.sums.as_mut_ptr().add(query * width + at),
+                    weights: self.weights.as_ptr().add(query * STRIDE + values.start),
+                    values: some,
+                    at,
+                    number: self.number,
+                };
                 at += LANES
-                    * match vectors {
-                        4.. if S::SUMS >= 4 * R => add::<S, E, R, 4>(s, sums, weights, some, at),
-                        2.. if S::SUMS >= 2 * R => add::<S, E, R, 2>(s, sums, weights, some, at),
-                        _ => add::<S, E, R, 1>(s, sums, weights, some, at),
+                    * match (width - at) / LANES {
+                        4.. if S::SUMS >= 4 * R => tile.add::<S, R, 4>(s, hidden),
+                        2.. if S::SUMS >= 2 * R => tile.add::<S, R, 2>(s, hidden),
+                        _ => tile.add::<S, R, 1>(s, hidden),
                     };
             }
         }
     }
 }
 
-/// The keys `seen` of a chunk as places among `all` of them, which begin with `first`.
-#[inline(always)]
-fn inside(seen: &Range<usize>, first: usize, all: usize) -> Range<usize> {
-    let end = seen.end.saturating_sub(first).min(all);
-    seen.start.saturating_sub(first).min(end)..end
+/// Some sums, and the weights and values for them.
+struct Tile<'a, E, N> {
+    sums: *mut f32,
+    weights: *const f32,
+    values: Vectors<'a, E>,
+    /// The first lane of each value.
+    at: usize,
+    number: PhantomData<N>,
 }
 
-/// Adds `C` vectors of the values, from number `at` of each on, for `R` queries; returns `C`.
-///
-/// # Safety
-/// The values and a weight for each can be read, and the sums be written.
-#[inline(always)]
-unsafe fn add<S: Simd, E: Element, const R: usize, const C: usize>(
-    s: S,
-    sums: *mut f32,
-    mut weights: *const f32,
-    values: Vectors<'_, E>,
-    at: usize,
-) -> usize {
-    let (width, data) = (values.width(), values.data().as_ptr().wrapping_add(at));
-    let mut to = [sums; R];
-    let mut all = [[s.splat(0.0); C]; R];
-    // SAFETY: the caller's contract.
-    unsafe {
-        for r in 1..R {
-            to[r] = to[r - 1].add(width);
-        }
-        for r in 0..R {
-            for c in 0..C {
-                all[r][c] = s.load(to[r].add(c * LANES));
+impl<E: Element, N: Number> Tile<'_, E, N> {
+    /// Adds `C` vectors of the values for `R` queries; returns `C`.
+    ///
+    /// # Safety
+    /// The values and a weight for each can be read, and the sums be written.
+    #[inline(always)]
+    unsafe fn add<S: Simd, const R: usize, const C: usize>(self, s: S, hidden: Hidden) -> usize {
+        let (at, values, mut weights) = (self.at, self.values, self.weights);
+        let data = values.data().as_ptr().wrapping_add(at);
+        let mut to = [self.sums; R];
+        let mut all = [[s.splat(0.0); C]; R];
+        // SAFETY: the caller's contract.
+        unsafe {
+            for r in 1..R {
+                to[r] = to[r - 1].add(values.width());
             }
-        }
-        for (number, &place) in values.places().iter().enumerate() {
-            let value = data.add(place);
-            if R > 3 {
-                let mut vectors = [s.splat(0.0); C];
+            for r in 0..R {
                 for c in 0..C {
-                    vectors[c] = E::load(s, value.add(c * LANES));
+                    all[r][c] = s.load(to[r].add(c * LANES));
                 }
-                for r in 0..R {
-                    let weight = s.splat(*weights.add(r * STRIDE));
+            }
+            for (number, &place) in values.places().iter().enumerate() {
+                let value = data.add(place);
+                if R > 3 || N::COUNT > 1 {
+                    let mut vectors = [s.splat(0.0); C];
                     for c in 0..C {
-                        all[r][c] = s.fma(weight, vectors[c], all[r][c]);
+                        vectors[c] = N::hide(s, E::load(s, value.add(c * LANES)), hidden);
                     }
-                }
-            } else {
-                // More queries have copies, which are in the caches.
-                values.prefetch(number, at..at + C * LANES);
-                // Fewer registers: of up to three weights, where vectors may be two registers each.
-                let mut splat = [s.splat(0.0); R];
-                for r in 0..R {
-                    splat[r] = s.splat(*weights.add(r * STRIDE));
-                }
-                for c in 0..C {
-                    let vector = E::load(s, value.add(c * LANES));
                     for r in 0..R {
-                        all[r][c] = s.fma(splat[r], vector, all[r][c]);
+                        let weight = s.splat(*weights.add(r * STRIDE));
+                        for c in 0..C {
+                            all[r][c] = N::fma(s, weight, vectors[c], all[r][c]);
+                        }
+                    }
+                } else {
+                    // More queries have copies, which are in the caches.
+                    values.prefetch(number, at..at + C * LANES);
+                    // Fewer registers: of up to three weights, where vectors may be two registers each.
+                    let mut splat = [s.splat(0.0); R];
+                    for r in 0..R {
+                        splat[r] = s.splat(*weights.add(r * STRIDE));
+                    }
+                    for c in 0..C {
+                        let vector = E::load(s, value.add(c * LANES));
+                        for r in 0..R {
+                            all[r][c] = N::fma(s, splat[r], vector, all[r][c]);
+                        }
                     }
                 }
+                weights = weights.add(1);
             }
-            weights = weights.add(1);
-        }
-        for r in 0..R {
-            for c in 0..C {
-                s.store(to[r].add(c * LANES), all[r][c]);
+            for r in 0..R {
+                for c in 0..C {
+                    s.store(to[r].add(c * LANES), all[r][c]);
+                }
             }
         }
+        C
     }
-    C
 }

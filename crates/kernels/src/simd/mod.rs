@@ -1,9 +1,11 @@
 //! Vectors, and loops over them that are compiled for each instruction set.
 
 mod dispatch;
+mod prefetch;
 mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(super) use dispatch::run;
+pub(super) use prefetch::prefetch;
 pub(super) use vector::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};

@@ -52,6 +52,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// 16 numbers can be read at `from`.
     unsafe fn load_bf16(self, from: *const bf16) -> Self::Vector;
+    /// Loads eight pairs: the first of each, then the second of each.
+    ///
+    /// # Safety
+    /// 16 numbers can be read at `from`.
+    unsafe fn load_apart(self, from: *const bf16) -> Self::Vector;
     /// # Safety
     /// Eight numbers can be read at `from`.
     unsafe fn load_eight(self, from: *const f32) -> Self::Eight;
@@ -100,11 +105,6 @@ pub(crate) trait Loop {
 
 /// An element type of a pool.
 pub(crate) trait Element: WithDType {
-    /// The numbers, if products are those of bf16.
-    fn as_bf16(_: &[Self]) -> Option<&[bf16]> {
-        None
-    }
-
     fn to_f32(self) -> f32;
 
     /// Loads [`LANES`] numbers.
@@ -121,10 +121,8 @@ pub(crate) trait Element: WithDType {
 }
 
 macro_rules! element {
-    ($type:ty, $to_f32:expr, $load:ident, $load_eight:ident $(, $as_bf16:item)?) => {
+    ($type:ty, $to_f32:expr, $load:ident, $load_eight:ident) => {
         impl Element for $type {
-            $($as_bf16)?
-
             #[inline(always)]
             fn to_f32(self) -> f32 {
                 $to_f32(self)
@@ -146,15 +144,7 @@ macro_rules! element {
 }
 element!(f32, std::convert::identity, load, load_eight);
 element!(f16, f16::to_f32, load_f16, load_eight_f16);
-element!(
-    bf16,
-    bf16::to_f32,
-    load_bf16,
-    load_eight_bf16,
-    fn as_bf16(numbers: &[Self]) -> Option<&[bf16]> {
-        Some(numbers)
-    }
-);
+element!(bf16, bf16::to_f32, load_bf16, load_eight_bf16);
 
 /// `2^x` within 1.2 units in the last place, for numbers up to 127; 0 for those below -125. NaN stays NaN.
 ///
@@ -313,6 +303,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_apart(self, from: *const bf16) -> [f32; LANES] {
+        // SAFETY: the caller's contract.
+        let x = unsafe { from.cast::<[bf16; LANES]>().read() };
+        lanes!(i => x[i % 8 * 2 + i / 8].to_f32())
+    }
+
+    #[inline(always)]
     unsafe fn load_eight(self, from: *const f32) -> [f32; 8] {
         // SAFETY: the caller's contract.
         unsafe { from.cast::<[f32; 8]>().read() }
@@ -368,8 +365,8 @@ impl Simd for Portable {
         for (j, from) in from.iter().enumerate() {
             for i in 0..LANES {
                 let to = to.wrapping_add(i % 8 * step + i / 8 * LANES + j);
-                // SAFETY: the caller's contract.
-                unsafe { *to = (*from.add(i)).to_f32() };
+                // SAFETY: the caller's contract, which does not ask for alignment.
+                unsafe { *to = from.add(i).read_unaligned().to_f32() };
             }
         }
     }

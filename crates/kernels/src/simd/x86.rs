@@ -149,6 +149,16 @@ macro_rules! avx512 {
         }
 
         #[inline(always)]
+        unsafe fn load_apart(self, from: *const bf16) -> __m512 {
+            unsafe {
+                // Twice the eight pairs; the first eight lanes take the lower halves.
+                let both = _mm512_broadcast_i64x4(_mm256_loadu_si256(from.cast()));
+                let upper = _mm512_and_si512(both, _mm512_set1_epi32(UPPER.cast_signed()));
+                _mm512_castsi512_ps(_mm512_mask_slli_epi32::<16>(upper, 0x00ff, both))
+            }
+        }
+
+        #[inline(always)]
             fn pair(self, first: __m512, second: __m512) -> __m512 {
                 unsafe {
                     let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
@@ -325,6 +335,14 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> Pair {
         unsafe { Pair(eight_bf16(from), eight_bf16(from.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_apart(self, from: *const bf16) -> Pair {
+        unsafe {
+            let pairs = _mm256_loadu_ps(from.cast());
+            Pair(first(pairs), second(pairs))
+        }
     }
 
     #[inline(always)]

@@ -8,9 +8,9 @@ use super::activations::{Activations, ROWS, Turn};
 use super::formats::{BLOCK, VECTOR, WIDTH};
 use super::tiles::Strip;
 use crate::cpu::{self, Isa};
+use crate::simd::prefetch;
 use lanes::Lanes;
 use multiply::{Avx2Ymm, Avx512, Avx512Ymm, AvxVnni, Multiply, RecordWeights, Rows};
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 pub(super) use vectors::VectorFormat;
 
 /// Prefetch distance in tiles if a strip is read once. Without it, one row reads a third fewer bytes per second
@@ -62,8 +62,7 @@ impl Ahead {
         }
         for line in 0..Self::lines::<F>() {
             let at = self.at.wrapping_add(line * VECTOR);
-            // SAFETY: a prefetch has no visible effect, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+            prefetch::<_, true>(at);
         }
         self.at = self.at.wrapping_add(self.stride);
     }
