@@ -10,6 +10,8 @@
 //! calling thread waits for others. `benches/step` adds them up. A span that nobody records costs one
 //! comparison.
 
+#![warn(clippy::undocumented_unsafe_blocks)]
+
 mod bandwidth;
 pub mod cpu;
 mod delta_net;

@@ -254,6 +254,16 @@ fn the_smallest_values_do_not_overflow() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn avx_vnni_gives_the_same_bits_with_the_instruction_of_avx_512() {
+    fn product<F: x86::VectorFormat>(
+        proof: crate::cpu::Avx512Vnni,
+        strip: Strip<'_, F>,
+        x: &Activations,
+        store: impl FnMut(usize, &[f32; WIDTH]),
+    ) {
+        let turns = turns(x.passes(), x86::max_rows_avx_vnni::<F>());
+        // SAFETY: `proof` proves that the CPU has the instructions.
+        unsafe { x86::product_avx512_ymm(proof, strip, x, &turns, store) };
+    }
     let Some(proof) = Isa::detect("avx512vnni").and_then(Isa::avx512) else {
         return;
     };
@@ -269,12 +279,7 @@ fn avx_vnni_gives_the_same_bits_with_the_instruction_of_avx_512() {
             let store = |row: usize, sums: &[f32; WIDTH]| {
                 got[row * WIDTH..][..WIDTH].copy_from_slice(sums);
             };
-            with_format!(matrix.dtype, F => {
-                let turns = turns(x.passes(), x86::max_rows_avx_vnni::<F>());
-                let strip = matrix.strip::<F>(0);
-                // SAFETY: `proof` proves that the CPU has the instructions.
-                unsafe { x86::product_avx512_ymm(proof, strip, &x, &turns, store) };
-            });
+            with_format!(matrix.dtype, F => product::<F>(proof, matrix.strip(0), &x, store));
             assert_eq!(got, want, "{kind:?}, {rows} rows");
         }
     }

@@ -1,0 +1,211 @@
+//! [`Simd`] with AVX-512.
+
+use super::{eight_bf16, eight_f16, eights, max_of, on_registers, sum_of, sums_of};
+use crate::cpu::{Avx512Bf16, Avx512Vnni};
+use crate::simd::vector::{BELOW_HALF, Element, LANES, Simd, UPPER};
+use half::{bf16, f16};
+use std::arch::x86_64::*;
+
+/// The second of each pair. Masks have registers of their own: loops over pairs use all others.
+const SECOND: __mmask32 = 0xAAAA_AAAA;
+
+/// AVX-512, but for what differs with AVX512-BF16.
+macro_rules! avx512 {
+    ($type:ty $(, $pairs:item)*) => {
+        impl Simd for $type {
+            type Vector = __m512;
+            const SUMS: usize = 24;
+
+            on_registers! {
+                add(a, b) => _mm512_add_ps(a, b);
+                sub(a, b) => _mm512_sub_ps(a, b);
+                mul(a, b) => _mm512_mul_ps(a, b);
+                fma(a, b, c) => _mm512_fmadd_ps(a, b, c);
+                max(a, b) => _mm512_max_ps(a, b);
+                scale(x, n) => {
+                    let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
+                    _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), n))
+                };
+                pair(first, second) => {
+                    let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
+                    let second = _mm512_castps_si512(second);
+                    _mm512_castsi512_ps(_mm512_mask_blend_epi16(SECOND, first, second))
+                };
+                first(pairs) => {
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(pairs)))
+                };
+                second(pairs) => {
+                    let pairs = _mm512_castps_si512(pairs);
+                    _mm512_castsi512_ps(_mm512_maskz_mov_epi16(SECOND, pairs))
+                };
+            }
+
+            eights!();
+
+            #[inline(always)]
+            fn splat(self, x: f32) -> __m512 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F.
+                unsafe { _mm512_set1_ps(x) }
+            }
+
+            #[inline(always)]
+            fn zero_below(self, limit: f32, x: __m512, y: __m512) -> __m512 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F.
+                unsafe {
+                    // Not less than: also for NaN.
+                    let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(limit));
+                    _mm512_maskz_mov_ps(kept, y)
+                }
+            }
+
+            #[inline(always)]
+            fn max_of(self, x: __m512) -> f32 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F and AVX2.
+                unsafe { max_of(_mm256_max_ps(low(x), high(x))) }
+            }
+
+            #[inline(always)]
+            fn sum_of(self, x: __m512) -> f32 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F and AVX2.
+                unsafe { sum_of(_mm256_add_ps(low(x), high(x))) }
+            }
+
+            #[inline(always)]
+            unsafe fn load(self, from: *const f32) -> __m512 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 floats can be read.
+                unsafe { _mm512_loadu_ps(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_f16(self, from: *const f16) -> __m512 {
+                // SAFETY: as for `load`, with 16 halves, which are 256 bits.
+                unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+            }
+
+            /// A bf16 is the upper half of an f32.
+            #[inline(always)]
+            unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
+                // SAFETY: as for `load`, with 16 halves, which are 256 bits.
+                unsafe {
+                    let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn load_apart(self, from: *const bf16) -> __m512 {
+                // SAFETY: as for `load`, with 16 halves, which are 256 bits.
+                unsafe {
+                    // Twice the eight pairs; the first eight lanes take the lower halves.
+                    let both = _mm512_broadcast_i64x4(_mm256_loadu_si256(from.cast()));
+                    let upper = _mm512_and_si512(both, _mm512_set1_epi32(UPPER.cast_signed()));
+                    _mm512_castsi512_ps(_mm512_mask_slli_epi32::<16>(upper, 0x00ff, both))
+                }
+            }
+
+            $($pairs)*
+
+            #[inline(always)]
+            unsafe fn store(self, to: *mut f32, x: __m512) {
+                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 floats can be written.
+                unsafe { _mm512_storeu_ps(to, x) }
+            }
+
+            #[inline(always)]
+            unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize) {
+                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 numbers of each row can be
+                // read, and all 16 vectors be written, of which these are two for each `c` and part.
+                unsafe {
+                    // `quads[4 * i + c]` has in its part `p` the numbers `4 * p + c` of rows `4 * i..4 * i + 4`.
+                    let mut quads = [_mm512_setzero_ps(); LANES];
+                    for i in 0..4 {
+                        let [a, b, c, d] = [
+                            E::load(self, from[4 * i]),
+                            E::load(self, from[4 * i + 1]),
+                            E::load(self, from[4 * i + 2]),
+                            E::load(self, from[4 * i + 3]),
+                        ];
+                        let ab = [_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)];
+                        let cd = [_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)];
+                        for j in 0..2 {
+                            let (ab, cd) = (_mm512_castps_pd(ab[j]), _mm512_castps_pd(cd[j]));
+                            quads[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                            quads[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+                        }
+                    }
+                    for c in 0..4 {
+                        let [a, b, d, e] = [quads[c], quads[4 + c], quads[8 + c], quads[12 + c]];
+                        // Parts 0 and 2 of two vectors, and parts 1 and 3.
+                        let (ab_even, de_even) = (
+                            _mm512_shuffle_f32x4::<0x88>(a, b),
+                            _mm512_shuffle_f32x4::<0x88>(d, e),
+                        );
+                        let (ab_odd, de_odd) = (
+                            _mm512_shuffle_f32x4::<0xDD>(a, b),
+                            _mm512_shuffle_f32x4::<0xDD>(d, e),
+                        );
+                        let (low, high) = (to.wrapping_add(c * step), to.wrapping_add((c + 4) * step));
+                        self.store(low, _mm512_shuffle_f32x4::<0x88>(ab_even, de_even));
+                        self.store(high, _mm512_shuffle_f32x4::<0x88>(ab_odd, de_odd));
+                        let (low, high) = (low.add(LANES), high.add(LANES));
+                        self.store(low, _mm512_shuffle_f32x4::<0xDD>(ab_even, de_even));
+                        self.store(high, _mm512_shuffle_f32x4::<0xDD>(ab_odd, de_odd));
+                    }
+                }
+            }
+        }
+    };
+}
+avx512!(
+    Avx512Vnni,
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, x: __m512) {
+        // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 halves, 256 bits, can be written.
+        unsafe {
+            let x = _mm512_castps_si512(x);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
+            let up = _mm512_add_epi32(odd, _mm512_set1_epi32(BELOW_HALF.cast_signed()));
+            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(x, up));
+            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(rounded));
+        }
+    }
+);
+avx512!(
+    Avx512Bf16,
+    #[inline(always)]
+    fn dot_pairs(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves that the CPU has AVX512-BF16.
+        unsafe { _mm512_dpbf16_ps(c, as_pairs(a), as_pairs(b)) }
+    },
+    /// Numbers below 1.2e-38 become 0.
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, x: __m512) {
+        // SAFETY: `self` proves that the CPU has AVX512-BF16; the caller, that 16 halves can be written.
+        unsafe { to.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(x)) }
+    }
+);
+
+#[inline(always)]
+fn as_pairs(x: __m512) -> __m512bh {
+    // SAFETY: both are 512 bits, of which any are valid.
+    unsafe { std::mem::transmute::<__m512, __m512bh>(x) }
+}
+
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn low(x: __m512) -> __m256 {
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_castps512_ps256(x) }
+}
+
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn high(x: __m512) -> __m256 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let x = _mm512_castps_si512(x);
+        _mm256_castsi256_ps(_mm512_extracti64x4_epi64::<1>(x))
+    }
+}
