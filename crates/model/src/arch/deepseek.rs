@@ -6,9 +6,7 @@ use super::super::layer_spec::{
     ExpertGroups, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, RopeRows, RouterScores,
 };
 use super::experts::{self, experts_by};
-use super::parts::{
-    drop_further_layers, eps_5, further_layers, mtp_after, plain, with_attention_bias,
-};
+use super::parts::{drop_further_layers, eps_5, plain, with_attention_bias, with_mtp_after};
 use super::rope::rope;
 use foretoken_core::kv::KvHeads;
 use serde_json::Value;
@@ -209,13 +207,7 @@ fn spec(
             layer.mlp = MlpSpec::Experts(experts);
         }
     }
-    let unread = further_layers(keys, shape)?;
-    Ok(ModelSpec {
-        mtp: mtp_after(&layers, &unread),
-        layers,
-        unread,
-        ..ModelSpec::default()
-    })
+    with_mtp_after(keys, shape, layers)
 }
 
 /// A layer without experts.

@@ -3,7 +3,7 @@
 use super::super::keys::{Keys, ModelShape};
 use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use super::experts;
-use super::parts::{activation_or, drop_further_layers, eps_5, further_layers, mtp_after, plain};
+use super::parts::{activation_or, drop_further_layers, eps_5, plain, with_mtp_after};
 use super::rope::partial_rope;
 use foretoken_kernels::Activation;
 
@@ -82,11 +82,5 @@ pub fn glm4_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
     for layer in layers.iter_mut().skip(dense) {
         layer.mlp = MlpSpec::Experts(experts);
     }
-    let unread = further_layers(keys, shape)?;
-    Ok(ModelSpec {
-        mtp: mtp_after(&layers, &unread),
-        layers,
-        unread,
-        ..ModelSpec::default()
-    })
+    with_mtp_after(keys, shape, layers)
 }

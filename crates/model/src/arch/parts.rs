@@ -1,7 +1,7 @@
 //! What architectures have in common.
 
 use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, MtpLayout, MtpSpec};
+use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, MtpLayout, MtpSpec};
 use super::super::names;
 use super::super::rope::RopeSpec;
 use foretoken_kernels::Activation;
@@ -31,13 +31,23 @@ pub fn further_layers(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<String>
     Ok(after.map(|i| names::layer(i, "")).collect())
 }
 
-/// These layers, if there are any, each like the last of `layers`; `unread` is how their names begin.
-pub fn mtp_after(layers: &[LayerSpec], unread: &[String]) -> Option<MtpSpec> {
-    let layer = layers.last().filter(|_| !unread.is_empty())?;
-    Some(MtpSpec {
+/// The model of `layers` with the layers for further tokens after them, if there are any, each like the last.
+pub fn with_mtp_after(
+    keys: &mut Keys,
+    shape: &ModelShape,
+    layers: Vec<LayerSpec>,
+) -> Result<ModelSpec, String> {
+    let unread = further_layers(keys, shape)?;
+    let layer = layers.last().filter(|_| !unread.is_empty());
+    let mtp = layer.map(|layer| MtpSpec {
         layer: layer.clone(),
         layout: MtpLayout::After,
         count: unread.len(),
+    });
+    Ok(ModelSpec {
+        mtp,
+        unread,
+        ..layers.into()
     })
 }
 
