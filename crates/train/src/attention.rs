@@ -12,9 +12,9 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use foretoken_kernels::float::exp;
 use std::ops::Range;
 
-/// The attention of all query rows, `[query rows, queries * head_dim]`, before RoPE: `text` ends with the columns of K
-/// and V of the texts, `[texts * len, .. + 2 * keys * head_dim]`; `own` has Q, K and V of the own rows,
-/// `[own rows, heads.width()]`.
+/// The attention of all query rows, `[query rows, queries * head_dim]`. The last columns of `text`,
+/// `[texts * len, .. + 2 * keys * head_dim]`, are K and V of the texts; `own`, `[own rows, heads.width()]`, has Q, K
+/// and V of the own rows. Both are before RoPE.
 pub fn attend(text: &Tensor, own: &Tensor, heads: &Heads, layout: &KeyLayout) -> Result<Tensor> {
     if !text.device().is_cpu() {
         return on_device::attend(text, own, heads, layout);

@@ -67,6 +67,7 @@ pub struct KeyLayout {
     pub prefix: Vec<usize>,
     /// The position of each own row.
     pub positions: Vec<usize>,
+    /// Rows of a block.
     pub size: usize,
     /// The number of own keys that a query row sees: those of its block in all parts; or 0.
     pub own: usize,
