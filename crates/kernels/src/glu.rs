@@ -46,7 +46,8 @@ pub struct Xielu {
 }
 
 impl Xielu {
-    /// That of trained parameters: `alpha_p` is the softplus of what is stored, and `alpha_n` is `beta` more than that.
+    /// The activation with trained parameters: `alpha_p` is the softplus of what is stored, and `alpha_n` is `beta`
+    /// more than that.
     pub fn of_stored(alpha_p: f32, alpha_n: f32, beta: f32, eps: f32) -> Self {
         let softplus = |x: f32| x.max(0.) + (-x.abs()).exp().ln_1p();
         Self {

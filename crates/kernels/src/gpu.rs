@@ -347,7 +347,7 @@ pub(super) struct FewRows {
 }
 
 impl FewRows {
-    /// That of `rows` rows with a weight of so many outputs.
+    /// The division of a product of `rows` rows with a weight of so many outputs.
     ///
     /// # Errors
     /// If there are too many rows for a grid.

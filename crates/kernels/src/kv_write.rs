@@ -18,7 +18,7 @@ pub fn kv_write(pool: &Tensor, rows: &Tensor, slots: &Tensor) -> Result<()> {
     pool.inplace_op3(rows, slots, &KvWrite)
 }
 
-/// The same to the slots of a forward's rows.
+/// Writes `rows` to the slots of a forward's rows, as [`kv_write`] does.
 ///
 /// # Errors
 /// As [`kv_write`].

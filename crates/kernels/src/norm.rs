@@ -150,7 +150,7 @@ impl AddNorm {
     }
 }
 
-/// The same with other instructions.
+/// The function `row`, compiled with other instructions.
 macro_rules! row {
     ($name:ident, $proof:ty, $features:literal) => {
         #[cfg(target_arch = "x86_64")]

@@ -34,16 +34,16 @@ pub struct KeptState {
 /// The state before the first token that is taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateStart {
-    /// That of an empty text.
+    /// The state of an empty text.
     Empty,
-    /// That in the sequence's slot.
+    /// The state in the sequence's slot.
     Kept,
-    /// That in another slot, which stays as it is.
+    /// The state in another slot, which stays as it is.
     CopyOf(u32),
 }
 
 impl KeptState {
-    /// That of a chunk of a text without drafts, the first one or a later one.
+    /// The state that a chunk of a text without drafts keeps, be it the first one or a later one.
     pub fn of_chunk(slot: u32, is_first: bool) -> Self {
         Self {
             slot,

@@ -11,7 +11,7 @@ use super::tables::{
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Result, Tensor};
 
-/// The same as in the kernels.
+/// Sizes that the kernels have under the same names.
 const THREADS: usize = 256;
 const WEIGHTS: usize = CHUNK + 8;
 const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;

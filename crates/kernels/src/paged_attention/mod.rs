@@ -95,7 +95,7 @@ pub fn paged_attention(
 struct PagedAttention<'a> {
     batch: &'a AttentionBatch<'a>,
     params: AttentionParams<'a>,
-    /// Those of `params`.
+    /// The sinks of `params`, on the host.
     sinks: Option<Vec<f32>>,
     /// The instruction set of the CPU side.
     isa: Isa,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const MAX_QUERIES: usize = 384;
 /// The widest heads of which there are [`MAX_QUERIES`].
 const WIDTH: usize = 64;
-/// The same where there would be too few items for the threads.
+/// The lowest maximum of queries of an item, where longer items would be too few for the threads.
 const MIN_QUERIES: usize = 48;
 /// An item is split if it has more than `1 / FINE` of a thread's share of the work.
 const FINE: usize = 4;

@@ -193,7 +193,7 @@ impl<E: Element, N: Number> AddWeighted<'_, E, N> {
         seen.start.saturating_sub(self.first).min(end)..end
     }
 
-    /// Those of `values` that a query sees, of which it may see one half only.
+    /// Adds the lanes of `values` that a query sees, of which it may see one half only.
     ///
     /// # Safety
     /// As for [`rows`](Self::rows).

@@ -60,7 +60,7 @@ struct Buffers {
 }
 
 thread_local! {
-    /// Those of this thread's last activations: fresh pages would cost as much as quantizing.
+    /// The buffers of this thread's last activations: fresh pages would cost as much as quantizing.
     static SPARE: Cell<Buffers> = Cell::default();
 }
 
@@ -118,7 +118,7 @@ impl BlockSums {
         }
     }
 
-    /// Those of a block that is not finite, whose `q` become 0.
+    /// The sums of a block that is not finite, whose `q` become 0.
     #[cold]
     fn not_finite(q: &mut [i8; BLOCK]) -> Self {
         q.fill(0);
@@ -242,7 +242,7 @@ struct Scales {
 }
 
 impl Scales {
-    /// Those for the largest magnitude, which is given by its bits; `None` if it is not finite.
+    /// The scales of a block by its largest magnitude, which is given by its bits; `None` if it is not finite.
     #[inline(always)]
     fn of(max: u32) -> Option<Self> {
         let max = f32::from_bits(max);
@@ -254,7 +254,7 @@ impl Scales {
     }
 }
 
-/// The same as the portable functions, bit for bit.
+/// Quantization with AVX2 and AVX-512, with the bits of the portable functions.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{BLOCK, BlockSums, Scales};
@@ -345,7 +345,7 @@ mod x86 {
         sums(max, _mm256_dpbusd_epi32(zero, _mm256_set1_epi8(1), bytes))
     }
 
-    /// Those of a block whose largest value is `max`; each half of `sums` has the sums of half a block.
+    /// The sums of a block whose largest value is `max`; each half of `sums` has the sums of half a block.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn sums(max: f32, sums: __m256i) -> BlockSums {

@@ -59,7 +59,7 @@ pub(super) trait Format: 'static {
     const BIAS: i32 = 0;
     /// The values that quants of 4 bits stand for; `None` = they are numbers.
     const TABLE: Option<&'static [i8; 16]> = None;
-    /// The same plus 128.
+    /// The values of `TABLE` plus 128.
     const BIASED: [u8; 16] = biased(Self::TABLE);
     /// Bits of what is multiplied: of the values that quants stand for, plus 128, or of the quants.
     const VALUE_BITS: usize = if Self::TABLE.is_some() { 8 } else { Self::BITS };

@@ -10,9 +10,9 @@ use crate::parallel::Shared;
 pub(super) struct Matrices<'a> {
     /// `None` = they are not kept.
     pub own: Option<Shared<'a, f32>>,
-    /// Whether they begin with zeros.
+    /// Whether the matrices begin with zeros.
     pub is_empty: bool,
-    /// Those that become like `own` after so many tokens.
+    /// Matrices that become like `own` after so many tokens.
     pub copies: Vec<(usize, Shared<'a, f32>)>,
 }
 

@@ -23,11 +23,11 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Those of `part`, of the forward's rows `x`, after the tokens of `window`; `nodes` are the inputs of the last
-    /// draft.
+    /// The tokens of `part`, among the forward's rows `x`, after the tokens of `window`; `nodes` are the inputs of the
+    /// last draft.
     ///
     /// # Errors
-    /// If an accepted node is not among them.
+    /// If an accepted node is not among the nodes.
     pub fn new(
         sizes: &Sizes,
         part: &'a StateRows,
@@ -133,7 +133,7 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// That of the slots of `part` with these tokens, in their order.
+    /// What the slots of `part` keep after these tokens, in the order of the slots.
     pub fn of(part: &StateRows, tokens: &Tokens<'_>, channels: usize) -> Vec<Self> {
         let Some(kept) = &part.kept else {
             return Vec::new();

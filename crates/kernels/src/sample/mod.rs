@@ -133,7 +133,7 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct ProcessedLogits {
     params: Vec<LogitsParams>,
-    /// The same parameters, on the device.
+    /// `params` on the device.
     #[cfg(feature = "cuda")]
     sent: cuda::Sent,
     /// `[rows, vocab_size]` f32, of which only rows with a distribution are specified; `[1, 1]` if the

@@ -217,7 +217,7 @@ pub(super) fn product_avx_vnni<F: VectorFormat>(
     };
 }
 
-/// The same code as [`product_avx_vnni`], for CPUs that have AVX-512 instead.
+/// The code of [`product_avx_vnni`], for CPUs that have AVX-512 instead.
 #[cfg(test)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn product_avx512_ymm<F: VectorFormat>(
