@@ -82,10 +82,4 @@ impl Domino {
         let down = self.down.forward(&Tensor::cat(&[hidden, states], 1)?)?;
         self.up.forward(&silu(&down)?)
     }
-
-    /// The parts of the correction, for the log.
-    pub fn describe(&self) -> String {
-        let DominoConfig { width, rank, .. } = self.of;
-        format!("a GRU of width {width}, a correction of rank {rank}")
-    }
 }

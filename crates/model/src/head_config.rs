@@ -8,6 +8,7 @@ use super::head_keys::{
     DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layers_of, needed,
     refuse_present, shown, size, take_windows,
 };
+use super::layer_spec::QkNorm;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::{MAX_TREE_NODES, MaskedBlock};
 use serde_json::Value;
@@ -129,6 +130,25 @@ pub enum ConfidenceInput {
 }
 
 impl HeadConfig {
+    /// A head of kind `kind` whose layers are like `shape`, with nothing that distinguishes it from others.
+    pub(super) fn new(kind: HeadKind, shape: ModelConfig) -> Self {
+        Self {
+            kind,
+            shape,
+            taps: None,
+            target_hidden_size: None,
+            norm_before_residual: false,
+            fc_norm: FcNorm::None,
+            norm_output: false,
+            target_layers: None,
+            block: None,
+            causal_windows: false,
+            scales: EndScales::default(),
+            convs: None,
+            path: PathConfig::default(),
+        }
+    }
+
     /// Reads the `config.json` of a head of kind `kind`.
     ///
     /// # Errors
@@ -158,21 +178,7 @@ impl HeadConfig {
         for (layer, window) in shape.spec.layers.iter_mut().zip(windows) {
             layer.window = window;
         }
-        let head = Self {
-            kind,
-            taps: None,
-            target_hidden_size: None,
-            norm_before_residual: false,
-            fc_norm: FcNorm::None,
-            norm_output: false,
-            target_layers: None,
-            block: None,
-            causal_windows: false,
-            scales: EndScales::default(),
-            convs: None,
-            path: PathConfig::default(),
-            shape,
-        };
+        let head = Self::new(kind, shape);
         if kind == HeadKind::Parallel {
             head.parse_parallel(json)
         } else {
@@ -237,6 +243,65 @@ impl HeadConfig {
             });
         }
         Ok(self)
+    }
+
+    /// Says what the attention of its layers reads. `has_norms` says whether the checkpoint has norms of queries and
+    /// keys.
+    pub(super) fn set_inputs(&mut self, has_norms: bool) {
+        let is_eagle1 = self.kind == HeadKind::Eagle;
+        let layers = &mut self.shape.spec.layers;
+        for layer in &mut *layers {
+            layer.qk_norm = (has_norms && !is_eagle1).then_some(QkNorm::Head);
+        }
+        // An EAGLE head makes the input of its first attention itself: EAGLE-3 of embedding and features.
+        if self.kind != HeadKind::Parallel
+            && let Some(first) = layers.first_mut()
+        {
+            first.norms.before_attention = None;
+            first.inputs = (!is_eagle1).then_some(2 * self.shape.hidden_size);
+        }
+    }
+
+    /// The name of its layout and what distinguishes it, for the log. It reads so many layers of its target, and its
+    /// outputs may be only some ids.
+    pub(super) fn layout(&self, taps: usize, has_ids: bool) -> String {
+        let size = self.block.map_or(0, |block| block.size);
+        let layers = &self.shape.spec.layers;
+        let windows = layers.iter().filter(|layer| layer.window.is_some()).count();
+        let (mut name, notes) = match self.kind {
+            HeadKind::Eagle => return "EAGLE-1".into(),
+            HeadKind::Parallel => {
+                let block = Some(format!("blocks of {size}"));
+                let windows = (windows > 0).then(|| format!("{windows} layers with windows"));
+                let mut notes = self.path.parts();
+                notes.extend([block, windows]);
+                (self.path.name().to_owned(), notes)
+            }
+            _ => {
+                let name = match self.kind {
+                    HeadKind::PEagle => format!("P-EAGLE of {size} depths"),
+                    _ if self.norm_output => "EAGLE-3.1".into(),
+                    _ => "EAGLE-3".to_owned(),
+                };
+                let norms = match self.fc_norm {
+                    FcNorm::None => None,
+                    FcNorm::EachLayer if taps > 1 => Some(format!("{taps} norms before fc")),
+                    FcNorm::Whole | FcNorm::EachLayer => Some("a norm before fc".into()),
+                };
+                let outputs = self.shape.output_size();
+                let notes = vec![
+                    (layers.len() > 1).then(|| format!("{} layers", layers.len())),
+                    norms,
+                    (self.norm_before_residual).then(|| "the norm before the residual".into()),
+                    has_ids.then(|| format!("{outputs} output ids")),
+                ];
+                (name, notes)
+            }
+        };
+        for note in notes.into_iter().flatten() {
+            name = format!("{name}, {note}");
+        }
+        name
     }
 
     /// Rank of its Markov head, 0 = it has none.

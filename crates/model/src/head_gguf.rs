@@ -2,9 +2,7 @@
 
 use super::ModelConfig;
 use super::head::HeadKind;
-use super::head_config::{
-    EndScales, FcNorm, HeadConfig, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, PathConfig,
-};
+use super::head_config::{HeadConfig, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, PathConfig};
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use foretoken_core::gguf::Header;
 use foretoken_core::model::MaskedBlock;
@@ -64,19 +62,12 @@ impl HeadConfig {
         };
         let before = get(NORM_BEFORE_RESIDUAL).and_then(|value| value.to_bool().ok());
         Ok(Self {
-            kind,
-            shape,
             taps,
             target_hidden_size: get(TARGET_HIDDEN_SIZE).and_then(number),
             norm_before_residual: before.unwrap_or(false),
-            fc_norm: FcNorm::None,
-            norm_output: false,
-            target_layers: None,
             block,
-            causal_windows: false,
-            scales: EndScales::default(),
-            convs: None,
             path,
+            ..Self::new(kind, shape)
         })
     }
 

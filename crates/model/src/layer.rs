@@ -21,15 +21,8 @@ use foretoken_kernels::AttentionBatch;
 /// A layer of a decoder.
 #[derive(Clone)]
 pub(super) struct Layer {
-    /// The norm of the attention's input.
-    norm: Option<Norm>,
-    block: LayerBody,
-}
-
-/// A layer without the norm of its input. Its attention may read wider rows than it writes.
-#[derive(Clone)]
-pub(super) struct LayerBody {
     spec: LayerSpec,
+    before_attention: Option<Norm>,
     mixer: Option<MixerLayer>,
     after_attention: Option<Norm>,
     before_mlp: Option<Norm>,
@@ -71,15 +64,39 @@ impl Layer {
         at: impl Fn(&str) -> String,
     ) -> Result<Self> {
         let (spec, hidden) = (&config.spec.layers[index], config.hidden_size);
-        let norm = spec.norms.before_attention;
-        let norm = norm.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm));
-        let mut block = LayerBody::load((config, spec), ropes, weights, hidden, &at)?;
-        if let Some(width) = config.spec.layer_input_width {
-            block.input = Some(LayerInput::load(config, (index, width), weights, &at)?);
-        }
+        let load_norm = |weights: &mut Weights, name: Option<&'static str>| {
+            name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
+                .transpose()
+        };
+        let norms = &spec.norms;
+        let before_attention = load_norm(weights, norms.before_attention)?;
+        let parts = MixerParts {
+            config,
+            spec,
+            ropes,
+            inputs: spec.inputs.unwrap_or(hidden),
+            at: &at,
+        };
+        let mixer = mixers::load(&parts, weights)?;
+        let scalar = if spec.has_scalar {
+            Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?))
+        } else {
+            None
+        };
         Ok(Self {
-            norm: norm.transpose()?,
-            block,
+            before_attention,
+            mixer,
+            convs: None,
+            scalar,
+            spec: spec.clone(),
+            after_attention: load_norm(weights, norms.after_attention)?,
+            before_mlp: load_norm(weights, norms.before_mlp)?,
+            after_mlp: load_norm(weights, norms.after_mlp)?,
+            mlp: FeedForward::load(config, spec, weights, &at)?,
+            input: match config.spec.layer_input_width {
+                Some(width) => Some(LayerInput::load(config, (index, width), weights, &at)?),
+                None => None,
+            },
         })
     }
 
@@ -96,15 +113,15 @@ impl Layer {
     ) -> Result<()> {
         let mut of =
             |part: &str| BlockConv::load(weights, &format!("{name}.{part}_conv"), hidden, shape);
-        self.block.convs = Some((of("attention")?, of("mlp")?));
+        self.convs = Some((of("attention")?, of("mlp")?));
         Ok(())
     }
 
     /// All products of the layer.
     pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let LayerBody {
+        let Self {
             mixer, mlp, input, ..
-        } = &mut self.block;
+        } = self;
         let mixer = mixer.iter_mut().flat_map(MixerLayer::linears);
         let mlp = mlp.iter_mut().flat_map(FeedForward::linears);
         let input = input.iter_mut().flat_map(LayerInput::linears);
@@ -113,7 +130,7 @@ impl Layer {
 
     /// The products of the layer that adapters can change.
     pub fn adapted_linears(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let LayerBody { mixer, mlp, .. } = &mut self.block;
+        let Self { mixer, mlp, .. } = self;
         let mixer = mixer.iter_mut().flat_map(MixerLayer::adapted_linears);
         mixer.chain(mlp.iter_mut().flat_map(FeedForward::adapted_linears))
     }
@@ -128,28 +145,19 @@ impl Layer {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        self.forward_after(None, x, delta, config, step, pool)
+        let (x, normed) = self.attention_input(x, delta, config)?;
+        self.forward_read(&x, &normed, config, step, pool)
     }
 
-    /// Like [`Layer::forward`], of rows after those of `context`, `[others, hidden]`: inputs of the
-    /// attention for rows of which only K and V are computed. `step` has the slots and angles of all rows,
-    /// and the spans of the last.
-    pub fn forward_after(
+    /// The sum of the residual stream and the `delta` still to be added to it, and what the attention reads of it.
+    pub fn attention_input(
         &self,
-        context: Option<&Tensor>,
         x: &Tensor,
         delta: &Tensor,
         config: &ModelConfig,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let eps = config.rms_norm_eps as f32;
-        let (x, normed) = add(x, delta, self.norm.as_ref(), eps)?;
-        let read = match context {
-            Some(context) => Tensor::cat(&[context, &normed], 0)?,
-            None => normed,
-        };
-        self.block.forward(&x, &read, config, step, pool)
+        add(x, delta, self.before_attention.as_ref(), eps)
     }
 
     /// Like [`Layer::forward`], but returns only `rows`, u32, with these spans and adapters: of the others, only K and
@@ -162,12 +170,12 @@ impl Layer {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        let (x, normed) = add(x, delta, self.norm.as_ref(), config.rms_norm_eps as f32)?;
+        let (x, normed) = self.attention_input(x, delta, config)?;
         let (x, step) = (
             x.index_select(rows, 0)?,
             step.of_rows(rows, spans, adapters),
         );
-        self.block.forward(&x, &normed, config, &step, pool)
+        self.forward_read(&x, &normed, config, &step, pool)
     }
 
     /// The part of [`Layer::forward`] that writes K and V.
@@ -178,71 +186,14 @@ impl Layer {
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<()> {
-        let (_, normed) = add(x, delta, self.norm.as_ref(), config.rms_norm_eps as f32)?;
+        let (_, normed) = self.attention_input(x, delta, config)?;
         self.write(&normed, config, step, pool)
-    }
-
-    /// Writes K and V of rows whose inputs of the attention are `context`, `[rows, hidden]`.
-    pub fn write(
-        &self,
-        context: &Tensor,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
-    ) -> Result<()> {
-        self.block.write(context, config, step, pool)
-    }
-}
-
-impl LayerBody {
-    /// Reads a block of the model `config` that is like `spec`, with one of `ropes`, whose attention has `inputs`
-    /// inputs; `at` names its parts.
-    ///
-    /// # Errors
-    /// A setup error that names a tensor that is missing or has a wrong shape.
-    pub fn load(
-        (config, spec): (&ModelConfig, &LayerSpec),
-        ropes: &RopeTables,
-        weights: &mut Weights,
-        inputs: usize,
-        at: impl Fn(&str) -> String,
-    ) -> Result<Self> {
-        let hidden = config.hidden_size;
-        let parts = MixerParts {
-            config,
-            spec,
-            ropes,
-            inputs,
-            at: &at,
-        };
-        let mixer = mixers::load(&parts, weights)?;
-        let scalar = if spec.has_scalar {
-            Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?))
-        } else {
-            None
-        };
-        let mut norm = |name: Option<&'static str>| {
-            name.map(|name| Norm::load(weights, &at(name), hidden, config.spec.norm))
-                .transpose()
-        };
-        let norms = &spec.norms;
-        Ok(Self {
-            mixer,
-            input: None,
-            convs: None,
-            scalar,
-            spec: spec.clone(),
-            after_attention: norm(norms.after_attention)?,
-            before_mlp: norm(norms.before_mlp)?,
-            after_mlp: norm(norms.after_mlp)?,
-            mlp: FeedForward::load(config, spec, weights, at)?,
-        })
     }
 
     /// Takes the residual stream `x`, `[rows, hidden]`, and the attention's input `normed`,
     /// `[rows, inputs]`; returns the stream after the attention and the `delta` still to be added to it.
     /// `normed` may have more rows: of those that do not attend, only K and V are computed.
-    pub fn forward(
+    pub fn forward_read(
         &self,
         x: &Tensor,
         normed: &Tensor,
@@ -316,7 +267,7 @@ impl LayerBody {
         mlp.forward(x, step)
     }
 
-    /// Writes K and V of all rows of `x`.
+    /// Writes K and V of rows whose inputs of the attention are `x`.
     ///
     /// # Errors
     /// If the device fails.

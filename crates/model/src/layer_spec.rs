@@ -14,6 +14,8 @@ use foretoken_kernels::{Activation, StateShape, Xielu};
 pub struct LayerSpec {
     /// The first half of the layer: attention, or what replaces it.
     pub mixer: MixerSpec,
+    /// Number of values of a row that it reads, if it is not the hidden size.
+    pub inputs: Option<usize>,
     /// The layer's key/value heads, if they are not the model's. The heads of queries have the same width.
     pub kv_heads: Option<KvHeads>,
     /// Where K and V come from.
@@ -429,6 +431,7 @@ impl LayerSpec {
             mlp_bias: false,
             residual_scale: 1.,
             has_scalar: false,
+            inputs: None,
         }
     }
 

@@ -2,8 +2,8 @@
 
 use super::config::{GGUF_HEADS, ModelConfig};
 use super::decoder::Decoder;
+use super::draft_head::DraftHead;
 use super::dtypes::Dtypes;
-use super::eagle::EagleHead;
 use super::gguf::GgufFile;
 use super::gpu;
 use super::graphs::GraphedDecoder;
@@ -12,7 +12,6 @@ use super::head_config::HeadConfig;
 use super::inventory::{self, Inventory, SharedInventory};
 use super::medusa::MedusaHeads;
 use super::mtp::MtpNames;
-use super::parallel::ParallelHead;
 use super::safetensors_header::TensorHeaders;
 use super::source::{LoadFormat, ModelSource};
 use super::weights::Weights;
@@ -270,10 +269,8 @@ fn load_head_checked(
     // Rotary positions have no end, and a published limit is often that of the training texts.
     let context = &mut head.shape.max_position_embeddings;
     *context = (*context).max(config.max_position_embeddings);
-    Ok(match kind {
-        HeadKind::Parallel => Box::new(ParallelHead::load(head, taps, weights, config, ends)?),
-        _ => Box::new(EagleHead::load(head, taps, weights, config, ends)?),
-    })
+    let head = DraftHead::load(head, taps, weights, config, ends)?;
+    Ok(Box::new(head))
 }
 
 /// Loads the layer for further tokens that the checkpoint of `target`, in `source`, may have, as a draft head;
@@ -291,7 +288,7 @@ pub fn load_mtp(
             return Ok(None);
         };
         let (names, weights, ends) = found;
-        let head = EagleHead::load_mtp(&names, weights, target.config(), &ends)?;
+        let head = DraftHead::load_mtp(&names, weights, target.config(), &ends)?;
         Ok(Some(Box::new(head) as Box<dyn Head>))
     })
 }
@@ -311,7 +308,7 @@ pub fn inspect_mtp(
             return Ok(None);
         };
         let weights = weights.headers_only(Some(&shared));
-        let head = EagleHead::load_mtp(&names, weights, target.config(), &ends)?;
+        let head = DraftHead::load_mtp(&names, weights, target.config(), &ends)?;
         Ok(Some((
             Box::new(head) as Box<dyn Head>,
             inventory::take(&shared),

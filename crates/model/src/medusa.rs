@@ -5,8 +5,8 @@
 //! it. A head is one or more residual blocks `x + silu(W x + b)` and an output layer.
 
 use super::dtypes::Dtypes;
+use super::head_input::Fusion;
 use super::linear::Linear;
-use super::norm::Norm;
 use super::weights::Weights;
 use super::{Ends, ModelConfig};
 use candle_core::{DType, Device, Tensor};
@@ -23,8 +23,7 @@ pub struct MedusaHeads {
     config: ModelConfig,
     info: ModelInfo,
     reads: [usize; 1],
-    /// The target's, before its output layer.
-    norm: Norm,
+    fusion: Fusion,
     heads: Vec<MedusaHead>,
     dtypes: Dtypes,
     device: Device,
@@ -85,7 +84,7 @@ impl MedusaHeads {
             info: target.info(),
             config: target.clone(),
             reads: [target.num_layers()],
-            norm: ends.norm.clone(),
+            fusion: Fusion::of_last(&weights, target, ends),
             heads,
             dtypes: weights.dtypes(),
             device: weights.device().clone(),
@@ -188,8 +187,7 @@ impl Head for MedusaHeads {
     }
 
     fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
-        let hidden = hidden.to_dtype(self.dtypes.activations)?.contiguous()?;
-        self.norm.forward(&hidden, self.config.rms_norm_eps as f32)
+        self.fusion.forward(hidden)
     }
 
     fn masked_block(&self) -> Option<MaskedBlock> {

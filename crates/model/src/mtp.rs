@@ -6,6 +6,8 @@
 //! again and again; as the paper trains them, each reads the output of the one before.
 
 use super::config::ModelConfig;
+use super::head::HeadKind;
+use super::head_config::HeadConfig;
 use super::layer_spec::{ModelSpec, MtpLayout, MtpSpec};
 use super::names;
 use super::weights::Weights;
@@ -101,8 +103,8 @@ impl MtpNames {
 }
 
 /// The configuration of a head that is the first of the layers `mtp` of `target`.
-pub(super) fn config(target: &ModelConfig, mtp: &MtpSpec) -> ModelConfig {
-    ModelConfig {
+pub(super) fn config(target: &ModelConfig, mtp: &MtpSpec) -> HeadConfig {
+    let shape = ModelConfig {
         spec: ModelSpec {
             layers: vec![mtp.layer.clone()],
             norm: target.spec.norm,
@@ -110,5 +112,10 @@ pub(super) fn config(target: &ModelConfig, mtp: &MtpSpec) -> ModelConfig {
         },
         draft_vocab_size: None,
         ..target.clone()
+    };
+    HeadConfig {
+        // As those of other tokens, the features of a drafted one are what the output layer reads.
+        norm_output: true,
+        ..HeadConfig::new(HeadKind::Eagle, shape)
     }
 }

@@ -1,6 +1,7 @@
 //! The output layer: from normed hidden states to logits over the vocabulary.
 
 use super::config::ModelConfig;
+use super::head_config::EndScales;
 use super::linear::Linear;
 use super::names;
 use super::weights::Weights;
@@ -37,6 +38,18 @@ impl OutputLayer {
             scale: config.spec.logit_scale,
             soft_cap: config.spec.logit_soft_cap,
         })
+    }
+
+    /// This layer with the factor and the cap of a parallel head, if it has any.
+    pub fn scaled(self, scales: EndScales) -> Self {
+        if scales.logits.or(scales.soft_cap).is_none() {
+            return self;
+        }
+        Self {
+            scale: scales.logits,
+            soft_cap: scales.soft_cap.filter(|&cap| cap > 0.),
+            ..self
+        }
     }
 
     /// Number of outputs.

@@ -5,7 +5,7 @@
 use super::config::ModelConfig;
 use super::domino::Domino;
 use super::head_config::{
-    ConfidenceInput, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
+    ConfidenceInput, DominoConfig, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
 };
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
@@ -41,7 +41,6 @@ struct Markov {
     /// Projects the embedding, or what the mixer makes of it, to the outputs.
     output: Linear,
     mixer: Mixer,
-    rank: usize,
 }
 
 /// How the embedding of a token becomes the input of the product `output`.
@@ -154,35 +153,39 @@ impl PathHead {
             confidence: confidence.transpose()?,
         })
     }
+}
 
+impl PathConfig {
     /// The name of the layout that has such parts.
     pub(super) fn name(&self) -> &'static str {
         if self.selector.is_some() {
             "DFlash 2"
         } else if self.domino.is_some() {
             "Domino"
-        } else {
+        } else if self.markov.is_some() || self.confidence.is_some() {
             "DSpark"
+        } else {
+            "DFlash"
         }
     }
 
-    /// The parts of the head, for the log.
-    pub(super) fn describe(&self) -> String {
-        let markov = self.markov.as_ref().map(|markov| {
-            let kind = match markov.mixer {
-                Mixer::Vanilla => "a Markov head",
-                Mixer::Gated(_) => "a gated Markov head",
-                Mixer::Recurrent(_) => "a recurrent Markov head",
+    /// The parts of the head, for the log; `None` = it lacks this part.
+    pub(super) fn parts(&self) -> Vec<Option<String>> {
+        let markov = self.markov.map(|MarkovConfig { rank, kind }| {
+            let kind = match kind {
+                MarkovKind::Vanilla => "a Markov head",
+                MarkovKind::Gated => "a gated Markov head",
+                MarkovKind::Recurrent => "a recurrent Markov head",
             };
-            format!("{kind} of rank {}", markov.rank)
+            format!("{kind} of rank {rank}")
         });
-        let confidence = self.confidence.as_ref().map(|_| "a confidence head".into());
-        let selector = self.selector.as_ref();
+        let domino = self.domino.map(|DominoConfig { width, rank, .. }| {
+            format!("a GRU of width {width}, a correction of rank {rank}")
+        });
+        let confidence = self.confidence.map(|_| "a confidence head".into());
+        let selector = self.selector;
         let selector = selector.map(|of| format!("a selector among {} tokens", of.top_k));
-        let domino = self.domino.as_ref().map(Domino::describe);
-        let parts = markov.into_iter().chain(domino);
-        let parts: Vec<String> = parts.chain(confidence).chain(selector).collect();
-        parts.join(", ")
+        vec![markov, domino, confidence, selector]
     }
 }
 
@@ -210,7 +213,6 @@ impl Markov {
                     Mixer::Recurrent(weights.linear(&at("joint_proj"), shape, true)?)
                 }
             },
-            rank,
         })
     }
 
