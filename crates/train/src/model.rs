@@ -9,7 +9,6 @@ use super::student::{self, Student, TrainBatch};
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::ops::{rms_norm_slow, silu, softmax};
 use candle_nn::rotary_emb::rope_slow;
-use candle_transformers::utils::repeat_kv;
 use foretoken_core::error::Result;
 use foretoken_core::sampling::mix;
 use foretoken_model::{ModelConfig, names};
@@ -124,8 +123,11 @@ impl TrainModel {
         let (cos, sin) = (self.cos.narrow(0, 0, len)?, self.sin.narrow(0, 0, len)?);
         let q = rope_slow(&split("q_proj", heads)?, &cos, &sin)?;
         let k = rope_slow(&split("k_proj", kv_heads)?, &cos, &sin)?;
-        let k = repeat_kv(k, heads / kv_heads)?;
-        let v = repeat_kv(split("v_proj", kv_heads)?, heads / kv_heads)?;
+        // A head of keys and values serves a group of query heads.
+        let repeat = |x: &Tensor| -> candle_core::Result<Tensor> {
+            Tensor::cat(&vec![x; heads / kv_heads], 2)?.reshape((rows, heads, len, d))
+        };
+        let (k, v) = (repeat(&k)?, repeat(&split("v_proj", kv_heads)?)?);
         let mask = self.mask.narrow(0, 0, len)?.narrow(1, 0, len)?;
         let scores = (q.matmul(&k.t()?)? * (1.0 / (d as f64).sqrt()))?;
         let weights = softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
