@@ -1,4 +1,4 @@
-//! `--learn`: a head that learns while it serves.
+//! `--learn`: online learning of a head.
 
 use crate::common::distill_workshop::{Workshop, load_f32};
 use crate::common::process::{Server, foretoken};

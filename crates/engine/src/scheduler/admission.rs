@@ -1,15 +1,16 @@
-//! Who may run next.
+//! The scheduling policy: which waiting sequences are admitted, and which running sequences are preempted for them.
 //!
-//! 1. The [`Queue`](super::Queue) is fair among requests. In its order, a sequence is admitted if it fits as a
-//!    whole and leaves each running one a block to grow into.
-//! 2. The first one for which there is no room is the head of the queue: nobody behind delays it.
-//! 3. One behind it that is [`SMALL_RATIO`] times smaller may be a backfill: it is admitted if it fits, and
-//!    makes way as soon as the head fits without it.
-//! 4. A request of which nothing runs does not wait for one that holds [`SMALL_RATIO`] times what it needs, be
-//!    it blocks or places in the batch: the youngest sequence of that one makes way. Neither that sequence nor
-//!    the head is overtaken in this way by more than it costs itself; the head's backfills count, too.
-//! 5. Who makes way goes back to its place in the queue, and finds in the prefix cache what it has computed. When
-//!    those that run outgrow the pool, the youngest does.
+//! 1. Fair queueing: [`Queue`](super::Queue) orders the sequences. A sequence is admitted if all its blocks fit and
+//!    each running sequence keeps one block to grow into.
+//! 2. Head: the first sequence that does not fit is the head of the queue. No sequence behind the head delays it.
+//! 3. Backfill: a sequence behind the head that is [`SMALL_RATIO`] times smaller is admitted if it fits. It is
+//!    preempted as soon as the head fits without it.
+//! 4. Preemption for a small request: if a request has no running sequence, and another request holds
+//!    [`SMALL_RATIO`] times the blocks or places in the batch that the first one needs, the youngest sequence of the
+//!    other request is preempted. The requests that overtake a preempted sequence in this way cost at most what that
+//!    sequence costs. The requests that overtake the head, backfills among them, cost at most what the head costs.
+//! 5. Preemption for memory: when the running sequences outgrow the pool, the youngest is preempted. A preempted
+//!    sequence goes back to its place in the queue. The prefix cache has what it computed.
 
 use super::Scheduler;
 use crate::sequence::{QueueKey, Sequence};
@@ -34,7 +35,7 @@ enum Obstacle {
 }
 
 impl Scheduler {
-    /// Admits from the queue. The sequences that made way are returned.
+    /// Admits sequences from the queue; returns the preempted ones.
     pub(super) fn admit(
         &mut self,
         mut resume: impl FnMut(&Sequence, usize) -> usize,
@@ -50,7 +51,7 @@ impl Scheduler {
             let sequence = &self.waiting.sequences[&key];
             let (id, group, cost) = (sequence.state.id, sequence.group, sequence.queue_cost());
             if preempted.contains(&id) {
-                // What it left is for the one that it made way for.
+                // The room that it left is for the sequence that it was preempted for.
                 head = head.or(Some(key));
                 continue;
             }
@@ -84,7 +85,7 @@ impl Scheduler {
         preempted
     }
 
-    /// Admits the sequence at `key`, behind `head`, and preempts those who make way for it.
+    /// Admits the sequence at `key`, behind `head`, and preempts sequences for it.
     fn admit_or_preempt(
         &mut self,
         key: QueueKey,
@@ -95,7 +96,7 @@ impl Scheduler {
         while let Err(obstacle) = self.try_admit(key, head, resume) {
             let victim = match obstacle {
                 Obstacle::Backfills => self.backfills_behind(key).next_back(),
-                Obstacle::BatchFull | Obstacle::Blocks => self.make_way(key, head, obstacle),
+                Obstacle::BatchFull | Obstacle::Blocks => self.victim(key, head, obstacle),
                 Obstacle::Prefix => None,
             };
             preempted.push(self.preempt(victim.ok_or(obstacle)?));
@@ -103,15 +104,15 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Admits the sequence at `key` if there is room. It begins after its longest cached prefix, and waits while
-    /// a running one computes its next block: so the choices of a request share its prompt.
+    /// Admits the sequence at `key` if there is room. The sequence begins after its longest cached prefix. It waits
+    /// while a running sequence computes its next block, so that the choices of a request share its prompt.
     fn try_admit(
         &mut self,
         key: QueueKey,
         head: Option<QueueKey>,
         resume: &mut impl FnMut(&Sequence, usize) -> usize,
     ) -> Result<(), Obstacle> {
-        // What is free once the backfills have made way that would.
+        // Blocks that are free once the backfills behind `key` are preempted.
         let tables = |index: usize| &self.running[index].state.table;
         let backfills = self.backfills_behind(key).count();
         let lent = self
@@ -162,8 +163,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The indices of the backfills that make way for the sequence at `key`: the head that they passed, or one
-    /// between that and them. Oldest first.
+    /// The indices of the backfills that are preempted for the sequence at `key`, the oldest first. That sequence is
+    /// the head that they passed, or it stands between that head and them.
     fn backfills_behind(&self, key: QueueKey) -> impl DoubleEndedIterator<Item = usize> {
         let passed =
             move |s: &Sequence| s.passed.is_some_and(|head| head <= key) && key < s.queue_key();
@@ -175,9 +176,9 @@ impl Scheduler {
         self.running.iter().any(|sequence| sequence.group == group)
     }
 
-    /// The index of the running sequence that makes way for the one at `key`, which lacks blocks or a place in
-    /// the batch and is behind `head`; `None` if none has to.
-    fn make_way(
+    /// The index of the running sequence to preempt for the one at `key`, which lacks blocks or a place in the batch
+    /// and is behind `head`; `None` if none is to be preempted.
+    fn victim(
         &mut self,
         key: QueueKey,
         head: Option<QueueKey>,
@@ -205,7 +206,7 @@ impl Scheduler {
         Some(index)
     }
 
-    /// The running request that holds most, if each sequence holds `amount`, and that is [`SMALL_RATIO`] times
+    /// The running request whose sequences hold most, by `amount`; `None` if that is less than [`SMALL_RATIO`] times
     /// `need`.
     fn large_holder(&self, need: usize, amount: impl Fn(&Sequence) -> usize) -> Option<u64> {
         let mut held: HashMap<u64, usize> = HashMap::new();

@@ -107,7 +107,7 @@ pub struct DraftContext {
     /// The output that the request expects, as tokens; a hint. May be empty. The choices of a request share
     /// it.
     pub prediction: Arc<[u32]>,
-    /// Whether a head that learns while it serves may learn from this request.
+    /// Whether online learning of the head may use this request.
     pub may_train: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A head that learns while it serves: examples of served texts go to a learner, and better heads come back.
+//! Online learning of a head: examples of served texts go to a learner, and the learner returns better heads.
 
 use super::draft::{CacheScope, Committed, Draft, DraftRequest, Forecast, SeqId};
 use super::drafter::Drafter;

@@ -1,4 +1,4 @@
-//! A head that learns while it serves: `--learn`.
+//! Online learning of a head: `--learn`.
 //!
 //! The engine's drafter hands over parts of served texts with the target's hidden states
 //! ([`TrainingExample`](foretoken_engine::spec::TrainingExample)). A thread of its own trains a copy of the head on them, while no request
