@@ -111,9 +111,9 @@ impl EngineOptions {
 #[cfg_attr(
     feature = "clap",
     derive(clap::Args),
-    command(next_help_heading = "Speculation")
+    command(next_help_heading = "Speculation"),
+    group(skip)
 )]
-#[cfg_attr(feature = "clap", group(skip))]
 pub struct SpecLimits {
     /// Maximum depth (K); 0 without a drafter.
     #[cfg_attr(feature = "clap", arg(skip))]
@@ -200,8 +200,8 @@ pub struct RequestLimits {
     pub max_model_len: usize,
     /// Number of token ids of the model; ids are below it.
     pub vocab_size: usize,
-    /// Maximum number of alternatives that a client may ask for with a log-probability, which whoever reads its
-    /// request checks: the engine returns as many as it is asked for.
+    /// Maximum number of alternatives that a client may ask for with a log-probability. The server checks it; the
+    /// engine returns as many as a request asks for.
     pub max_logprobs: usize,
     /// Maximum number of requests in the queue.
     pub max_waiting: usize,

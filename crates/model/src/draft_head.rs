@@ -21,7 +21,7 @@ use super::head::HeadKind;
 use super::head_config::HeadConfig;
 use super::head_input::{Fusion, TokenInput};
 use super::inputs::Inputs;
-use super::layer::{Layer, Step};
+use super::layer::{self, Layer, Step};
 use super::linear::Embedding;
 use super::mtp::{self, MtpNames};
 use super::norm::Norm;
@@ -59,16 +59,6 @@ pub struct DraftHead {
     ropes: RopeTables,
     dtypes: Dtypes,
     device: Device,
-}
-
-/// The rows of a forward before the first layer.
-struct Rows {
-    /// What the attention of all layers reads of rows before them, of which only K and V are computed.
-    context: Option<Tensor>,
-    /// The residual stream, `[rows, hidden]`.
-    x: Tensor,
-    /// What the attention of the first layer reads; `None` = what that layer makes of the stream.
-    read: Option<Tensor>,
 }
 
 impl DraftHead {
@@ -216,74 +206,67 @@ impl DraftHead {
         self.head.shape.rms_norm_eps as f32
     }
 
-    /// The rows with `tokens` after those of `context`.
-    fn rows(&self, batch: &Batch, tokens: &Tensor, context: Option<Tensor>) -> Result<Rows> {
+    /// The residual stream of the rows with `tokens`, `[rows, hidden]`, and what the attention of the first layer reads
+    /// of them; `None` = what that layer makes of the stream.
+    fn rows(&self, batch: &Batch, tokens: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let embedded = self.embedding.forward(tokens)?;
-        let (x, read) = match &self.input {
-            None => (embedded, None),
-            Some(input) => {
-                let dims = [tokens.dim(0)?, self.info.hidden_size];
-                let features = match &batch.features {
-                    Some(features) if features.dims() == dims => features.contiguous()?,
-                    Some(other) => {
-                        return Err(Error::internal(format!("features {other:?} for {dims:?}")));
-                    }
-                    None => Tensor::zeros(&dims, self.dtypes.activations, &self.device)?,
-                };
-                input.forward(&embedded, &features, self.eps())?
-            }
+        let Some(input) = &self.input else {
+            return Ok((embedded, None));
         };
-        Ok(Rows { context, x, read })
+        let dims = [tokens.dim(0)?, self.info.hidden_size];
+        let features = match &batch.features {
+            Some(features) if features.dims() == dims => features.contiguous()?,
+            Some(other) => {
+                return Err(Error::internal(format!("features {other:?} for {dims:?}")));
+            }
+            None => Tensor::zeros(&dims, self.dtypes.activations, &self.device)?,
+        };
+        input.forward(&embedded, &features, self.eps())
     }
 
     /// The residual stream after all layers and what is still to be added to it; `None` if no row is wanted: of the
-    /// last layer, only K and V are then computed. `windowed` is the step of layers with a window, if it is another
-    /// one.
+    /// last layer, only K and V are then computed. The attention of all layers also reads `context`, rows before those
+    /// of [`DraftHead::rows`] of which only K and V are computed. `windowed` is the step of layers with a window, if it
+    /// is another one.
     fn run(
         &self,
-        rows: Rows,
+        (mut x, mut first): (Tensor, Option<Tensor>),
+        context: Option<&Tensor>,
         is_wanted: bool,
         (step, windowed): (&Step<'_>, Option<&Step<'_>>),
         kv: &KvStore,
     ) -> Result<Option<(Tensor, Tensor)>> {
         let config = &self.head.shape;
-        let Rows {
-            context,
-            mut x,
-            read: mut first,
-        } = rows;
-        let mut delta = x.zeros_like()?;
+        let mut delta = None;
         let layers = self.layers.iter().zip(&config.spec.layers).zip(&kv.layers);
         for (i, ((layer, spec), pool)) in layers.enumerate() {
             let pool = LayerPool::Tokens(pool);
             let windowed = windowed.filter(|_| spec.window.is_some());
             let step = windowed.unwrap_or(step);
-            let (sum, read) = match (first.take(), &context) {
-                (Some(read), _) => (x, read),
-                (None, None) => layer.attention_input(&x, &delta, config)?,
-                (None, Some(context)) => {
-                    let (sum, own) = layer.attention_input(&x, &delta, config)?;
-                    (sum, Tensor::cat(&[context, &own], 0)?)
+            let (sum, own) = match first.take() {
+                Some(read) => (x, read),
+                None => {
+                    let delta = delta.map_or_else(|| x.zeros_like(), Ok)?;
+                    layer.attention_input(&x, &delta, config)?
                 }
+            };
+            let read = match context {
+                Some(context) => Tensor::cat(&[context, &own], 0)?,
+                None => own,
             };
             if !is_wanted && i + 1 == self.layers.len() {
                 layer.write(&read, config, step, pool)?;
                 return Ok(None);
             }
-            (x, delta) = layer.forward_read(&sum, &read, config, step, pool)?;
+            let (stream, added) = layer.forward_read(&sum, &read, config, step, pool)?;
+            (x, delta) = (stream, Some(added));
         }
-        Ok(Some((x, delta)))
+        Ok(delta.map(|delta| (x, delta)))
     }
 
     /// The output of the rows whose residual stream is `x`, with `delta` still to be added to it.
     fn tail(&self, x: &Tensor, delta: &Tensor) -> Result<ForwardOutput> {
-        let (hidden, normed) = match &self.norm {
-            Some(norm) => norm.add(x, delta, self.eps())?,
-            None => {
-                let sum = (x + delta)?;
-                (sum.clone(), sum)
-            }
-        };
+        let (hidden, normed) = layer::add(x, delta, self.norm.as_ref(), self.eps())?;
         let logits = self.output.forward(&normed)?;
         let features = if self.head.norm_output {
             &normed
@@ -362,8 +345,9 @@ impl Model for DraftHead {
         let others = context.as_ref().map_or(Ok(0), |context| context.dim(0))?;
         let wrong = || Error::internal(format!("a batch of {others} context rows"));
         let rows = inputs.slots.len().checked_sub(others).ok_or_else(wrong)?;
-        let spans = spans_after(others, &batch.spans);
-        let attention = AttentionBatch::new(&spans, kv.block_size, slots)?;
+        let after = (others > 0).then(|| spans_after(others, &batch.spans));
+        let spans = after.as_deref().unwrap_or(&batch.spans);
+        let attention = AttentionBatch::new(spans, kv.block_size, slots)?;
         let step = Step::new(&inputs, &attention, dtype)?;
         if let (0, Some(context)) = (rows, &context) {
             for (layer, pool) in self.layers.iter().zip(&kv.layers) {
@@ -371,23 +355,22 @@ impl Model for DraftHead {
             }
             return ForwardOutput::none(vocab_size);
         }
-        let places = |convs| BlockPlaces::new(&spans, convs, dtype, &self.device);
-        let places = self
-            .head
-            .convs
-            .map(|convs| places(convs.taps))
+        let places = (self.head.convs)
+            .map(|convs| BlockPlaces::new(spans, convs.taps, dtype, &self.device))
             .transpose()?;
         let step = step.with_places(places.as_ref());
-        let causal = self.head.causal_windows.then(|| causal(&spans));
+        let causal = self.head.causal_windows.then(|| causal(spans));
         let causal = (causal.as_deref())
             .map(|spans| AttentionBatch::new(spans, kv.block_size, slots))
             .transpose()?;
-        let windowed = (causal.as_ref()).map(|spans| Step::new(&inputs, spans, dtype));
-        let windowed = windowed.transpose()?;
-        let windowed = windowed.map(|step| step.with_places(places.as_ref()));
-        let own = self.rows(batch, &inputs.tokens.narrow(0, others, rows)?, context)?;
-        let is_wanted = inputs.wanted.is_some();
-        let ran = self.run(own, is_wanted, (&step, windowed.as_ref()), kv)?;
+        let windowed = (causal.as_ref())
+            .map(|spans| {
+                Ok::<_, Error>(Step::new(&inputs, spans, dtype)?.with_places(places.as_ref()))
+            })
+            .transpose()?;
+        let own = self.rows(batch, &inputs.tokens.narrow(0, others, rows)?)?;
+        let (is_wanted, steps) = (inputs.wanted.is_some(), (&step, windowed.as_ref()));
+        let ran = self.run(own, context.as_ref(), is_wanted, steps, kv)?;
         let (Some((x, delta)), Some(wanted)) = (ran, inputs.wanted) else {
             return ForwardOutput::none(vocab_size);
         };

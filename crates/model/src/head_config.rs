@@ -76,6 +76,40 @@ pub struct PathConfig {
     pub selector: Option<SelectorConfig>,
 }
 
+impl PathConfig {
+    /// The name of the layout that has such parts.
+    fn name(&self) -> &'static str {
+        if self.selector.is_some() {
+            "DFlash 2"
+        } else if self.domino.is_some() {
+            "Domino"
+        } else if self.markov.is_some() || self.confidence.is_some() {
+            "DSpark"
+        } else {
+            "DFlash"
+        }
+    }
+
+    /// The parts of the head, for the log; `None` = it lacks this part.
+    fn parts(&self) -> Vec<Option<String>> {
+        let markov = self.markov.map(|MarkovConfig { rank, kind }| {
+            let kind = match kind {
+                MarkovKind::Vanilla => "a Markov head",
+                MarkovKind::Gated => "a gated Markov head",
+                MarkovKind::Recurrent => "a recurrent Markov head",
+            };
+            format!("{kind} of rank {rank}")
+        });
+        let domino = self.domino.map(|DominoConfig { width, rank, .. }| {
+            format!("a GRU of width {width}, a correction of rank {rank}")
+        });
+        let confidence = self.confidence.map(|_| "a confidence head".into());
+        let selector = self.selector;
+        let selector = selector.map(|of| format!("a selector among {} tokens", of.top_k));
+        vec![markov, domino, confidence, selector]
+    }
+}
+
 /// A selector of a token among the most probable ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SelectorConfig {
@@ -267,11 +301,11 @@ impl HeadConfig {
     pub(super) fn layout(&self, taps: usize, has_ids: bool) -> String {
         let size = self.block.map_or(0, |block| block.size);
         let layers = &self.shape.spec.layers;
-        let windows = layers.iter().filter(|layer| layer.window.is_some()).count();
         let (mut name, notes) = match self.kind {
             HeadKind::Eagle => return "EAGLE-1".into(),
             HeadKind::Parallel => {
                 let block = Some(format!("blocks of {size}"));
+                let windows = layers.iter().filter(|layer| layer.window.is_some()).count();
                 let windows = (windows > 0).then(|| format!("{windows} layers with windows"));
                 let mut notes = self.path.parts();
                 notes.extend([block, windows]);

@@ -36,7 +36,12 @@ pub(super) struct Layer {
 }
 
 /// The sum of `x` and `delta`, and its norm, if there is one.
-fn add(x: &Tensor, delta: &Tensor, norm: Option<&Norm>, eps: f32) -> Result<(Tensor, Tensor)> {
+pub(super) fn add(
+    x: &Tensor,
+    delta: &Tensor,
+    norm: Option<&Norm>,
+    eps: f32,
+) -> Result<(Tensor, Tensor)> {
     match norm {
         Some(norm) => norm.add(x, delta, eps),
         None => {

@@ -5,7 +5,7 @@
 use super::config::ModelConfig;
 use super::domino::Domino;
 use super::head_config::{
-    ConfidenceInput, DominoConfig, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
+    ConfidenceInput, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
 };
 use super::linear::{Embedding, Linear};
 use super::output_layer::OutputLayer;
@@ -152,40 +152,6 @@ impl PathHead {
             states,
             confidence: confidence.transpose()?,
         })
-    }
-}
-
-impl PathConfig {
-    /// The name of the layout that has such parts.
-    pub(super) fn name(&self) -> &'static str {
-        if self.selector.is_some() {
-            "DFlash 2"
-        } else if self.domino.is_some() {
-            "Domino"
-        } else if self.markov.is_some() || self.confidence.is_some() {
-            "DSpark"
-        } else {
-            "DFlash"
-        }
-    }
-
-    /// The parts of the head, for the log; `None` = it lacks this part.
-    pub(super) fn parts(&self) -> Vec<Option<String>> {
-        let markov = self.markov.map(|MarkovConfig { rank, kind }| {
-            let kind = match kind {
-                MarkovKind::Vanilla => "a Markov head",
-                MarkovKind::Gated => "a gated Markov head",
-                MarkovKind::Recurrent => "a recurrent Markov head",
-            };
-            format!("{kind} of rank {rank}")
-        });
-        let domino = self.domino.map(|DominoConfig { width, rank, .. }| {
-            format!("a GRU of width {width}, a correction of rank {rank}")
-        });
-        let confidence = self.confidence.map(|_| "a confidence head".into());
-        let selector = self.selector;
-        let selector = selector.map(|of| format!("a selector among {} tokens", of.top_k));
-        vec![markov, domino, confidence, selector]
     }
 }
 

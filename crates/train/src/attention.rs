@@ -62,7 +62,7 @@ struct Columns {
 /// The values that the forward and the backward pass need.
 struct Weights {
     /// `[texts * queries, query rows of a text, head_dim]`, rotated and scaled.
-    q: Vec<f32>,
+    q: CpuStorage,
     /// `[parts * texts * keys, query rows of a text, head_dim]`; K is rotated.
     k: Vec<f32>,
     v: Vec<f32>,
@@ -197,16 +197,18 @@ impl Call<'_> {
         let (count, d) = (self.layout.count(), self.heads.head_dim);
         let first = query / count / self.group() * count + query % count / size * size;
         let of_part = texts * self.heads.keys * count;
-        (0..own).map(move |number| {
-            let key = first + number / size * of_part + number % size;
-            key * d..(key + 1) * d
+        // No division per key: this is the innermost loop.
+        let parts = own.checked_div(size).unwrap_or(0);
+        (0..parts).flat_map(move |part| {
+            let first = first + part * of_part;
+            (first..first + size).map(move |key| key * d..(key + 1) * d)
         })
     }
 
     /// [`product`] for each head of K of each text.
     fn product(
         &self,
-        a: (Vec<f32>, bool),
+        a: (&CpuStorage, bool),
         b: (&CpuStorage, bool),
         sizes: (usize, usize, usize),
     ) -> Result<Vec<f32>> {
@@ -216,12 +218,16 @@ impl Call<'_> {
     /// The attention's weights; each row is a softmax over what it sees.
     fn weights(&self) -> Result<Weights> {
         let (len, d, count) = (self.layout.len, self.heads.head_dim, self.layout.own);
-        let (q, k) = (self.gather(Part::Query), self.gather(Part::Key));
+        let (q, k) = (
+            CpuStorage::F32(self.gather(Part::Query)),
+            self.gather(Part::Key),
+        );
         let text_k = CpuStorage::F32(self.gather(Part::TextKey));
         let sizes = (self.group() * self.layout.count(), len, d);
-        let mut text = self.product((q.clone(), false), (&text_k, true), sizes)?;
-        let mut own = vec![0f32; q.len() / d * count];
-        let queries = text.chunks_exact_mut(len).zip(q.chunks_exact(d));
+        let mut text = self.product((&q, false), (&text_k, true), sizes)?;
+        let q_rows = q.as_slice::<f32>()?;
+        let mut own = vec![0f32; q_rows.len() / d * count];
+        let queries = text.chunks_exact_mut(len).zip(q_rows.chunks_exact(d));
         for (query, (text, q)) in queries.enumerate() {
             let own = &mut own[query * count..(query + 1) * count];
             for (own, key) in own.iter_mut().zip(self.keys(query)) {
@@ -246,7 +252,8 @@ impl Call<'_> {
         let (len, d, count) = (self.layout.len, self.heads.head_dim, self.layout.own);
         let weights = self.weights()?;
         let sizes = (self.group() * self.layout.count(), d, len);
-        let mut y = self.product((weights.text, false), (&weights.text_v, false), sizes)?;
+        let text = CpuStorage::F32(weights.text);
+        let mut y = self.product((&text, false), (&weights.text_v, false), sizes)?;
         for (query, y) in y.chunks_exact_mut(d).enumerate() {
             let own = &weights.own[query * count..(query + 1) * count];
             for (&weight, key) in own.iter().zip(self.keys(query)) {
@@ -272,22 +279,25 @@ impl Call<'_> {
             text,
             own,
         } = self.weights()?;
+        let q_rows = q.as_slice::<f32>()?;
         let mut of_y = vec![0f32; slope.len()];
         self.places(&self.outputs(), |to, from, _| {
             of_y[to * d..(to + 1) * d].copy_from_slice(&slope[from..from + d]);
         });
+        let of_y = CpuStorage::F32(of_y);
+        let of_y_rows = of_y.as_slice::<f32>()?;
         let queries = self.group() * self.layout.count();
         let sizes = (queries, len, d);
-        let mut of_text = self.product((of_y.clone(), false), (&text_v, true), sizes)?;
+        let mut of_text = self.product((&of_y, false), (&text_v, true), sizes)?;
         let (mut of_k, mut of_v) = (vec![0f32; k.len()], vec![0f32; v.len()]);
-        let mut of_q_own = vec![0f32; q.len()];
+        let mut of_q_own = vec![0f32; q_rows.len()];
         let mut of_own = vec![0f32; count];
         for (query, of_text) in of_text.chunks_exact_mut(len).enumerate() {
             let at = query * d..(query + 1) * d;
             let text = &text[query * len..(query + 1) * len];
             let own = &own[query * count..(query + 1) * count];
             for (slope, key) in of_own.iter_mut().zip(self.keys(query)) {
-                *slope = dot(&of_y[at.clone()], &v[key]);
+                *slope = dot(&of_y_rows[at.clone()], &v[key]);
             }
             // The gradient through a softmax: what is above the mean rises.
             let mean = dot(of_text, text) + dot(&of_own, own);
@@ -297,15 +307,15 @@ impl Call<'_> {
             for ((slope, weight), key) in of_own.iter().zip(own).zip(self.keys(query)) {
                 let score = weight * (slope - mean);
                 add_scaled(&mut of_q_own[at.clone()], score, &k[key.clone()]);
-                add_scaled(&mut of_k[key.clone()], score, &q[at.clone()]);
-                add_scaled(&mut of_v[key], *weight, &of_y[at.clone()]);
+                add_scaled(&mut of_k[key.clone()], score, &q_rows[at.clone()]);
+                add_scaled(&mut of_v[key], *weight, &of_y_rows[at.clone()]);
             }
         }
-        let (q, of_y) = (CpuStorage::F32(q), CpuStorage::F32(of_y));
+        let (text, of_text) = (CpuStorage::F32(text), CpuStorage::F32(of_text));
         let sizes = (len, d, queries);
-        let of_text_v = self.product((text, true), (&of_y, false), sizes)?;
-        let of_text_k = self.product((of_text.clone(), true), (&q, false), sizes)?;
-        let mut of_q = self.product((of_text, false), (&text_k, false), (queries, d, len))?;
+        let of_text_v = self.product((&text, true), (&of_y, false), sizes)?;
+        let of_text_k = self.product((&of_text, true), (&q, false), sizes)?;
+        let mut of_q = self.product((&of_text, false), (&text_k, false), (queries, d, len))?;
         add_scaled(&mut of_q, 1.0, &of_q_own);
         let mut texts = vec![0f32; self.text.len()];
         self.scatter(Part::TextKey, &of_text_k, &mut texts);
@@ -337,7 +347,7 @@ fn softmax(text: &mut [f32], own: &mut [f32]) {
 /// transposed.
 fn product(
     batch: usize,
-    (a, a_turned): (Vec<f32>, bool),
+    (a, a_turned): (&CpuStorage, bool),
     (b, b_turned): (&CpuStorage, bool),
     (m, n, k): (usize, usize, usize),
 ) -> Result<Vec<f32>> {
@@ -349,7 +359,6 @@ fn product(
         }
     };
     let (a_layout, b_layout) = (layout(m, k, a_turned)?, layout(k, n, b_turned)?);
-    let a = CpuStorage::F32(a);
     match a.matmul(b, (batch, m, n, k), &a_layout, &b_layout)? {
         CpuStorage::F32(product) => Ok(product),
         _ => candle_core::bail!("a product of f32 is f32"),

@@ -22,7 +22,7 @@ pub const GATE_UP: [&str; 2] = ["mlp.gate_proj", "mlp.up_proj"];
 
 /// Returns the prefix of the tensor names of the first layer of a head with `weights`.
 pub fn first_layer(weights: &Weights) -> &'static str {
-    if weights.has("midlayer.self_attn.q_proj.weight") {
+    if weights.has(&format!("{EAGLE_LAYER}.self_attn.q_proj.weight")) {
         EAGLE_LAYER
     } else {
         "layers.0"

@@ -25,7 +25,7 @@ pub fn check(path: &Path, spec: &TrainSpec, target: Option<&ModelConfig>) -> Res
             ));
         }
         fits(&head, spec, target).map_err(|e| Error::in_file(path, e))?;
-        head_ids(path, kind, &spec.config)?;
+        ids_of(path, (&head, &mut weights), &spec.config)?;
     }
     let shapes = spec.shapes();
     let mut weight = reader(path, spec)?;
@@ -62,9 +62,9 @@ fn fits(head: &HeadConfig, spec: &TrainSpec, target: &ModelConfig) -> Result<(),
     Ok(())
 }
 
-/// Replaces the weights `vars` of the student `spec` by those in `path`: a folder, or a head's GGUF file. If a draft model there has fewer layers, but at least half as many, its upper layers are
-/// repeated on top, which is a far better start than random layers (Du et al. 2024, "Stacking Your Transformers",
-/// section 3).
+/// Replaces the weights `vars` of the student `spec` by those in `path`: a folder, or a head's GGUF file. If a draft
+/// model there has fewer layers, but at least half as many, its upper layers are repeated on top, which is a far better
+/// start than random layers (Du et al. 2024, "Stacking Your Transformers", section 3).
 ///
 /// # Errors
 /// `Setup`, naming the path, if the weights cannot be read or have another shape.
@@ -139,7 +139,15 @@ fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
 /// `Setup`, naming the path, if it cannot be read, or the ids are not as many or not those of a trained head.
 pub fn head_ids(path: &Path, kind: HeadKind, wanted: &ModelConfig) -> Result<Vec<u32>> {
     let (head, mut weights) = open(path, kind)?;
-    let ids = output_ids(&head, &mut weights).map_err(|e| Error::in_file(path, e))?;
+    ids_of(path, (&head, &mut weights), wanted)
+}
+
+fn ids_of(
+    path: &Path,
+    (head, weights): (&HeadConfig, &mut Weights),
+    wanted: &ModelConfig,
+) -> Result<Vec<u32>> {
+    let ids = output_ids(head, weights).map_err(|e| Error::in_file(path, e))?;
     if ids.len() != wanted.output_size() || !ids.is_sorted_by(|a, b| a < b) {
         let count = ids.len();
         return Err(Error::in_file(

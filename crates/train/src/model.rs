@@ -51,9 +51,8 @@ impl TrainModel {
             })
             .collect::<Result<_>>()?;
         let heads = Heads::of(&config, seq_len)?;
-        let angles = |table: &[f32]| {
-            Tensor::from_slice(table, (seq_len, heads.cos.len() / seq_len.max(1)), device)
-        };
+        let angles =
+            |table: &[f32]| Tensor::from_slice(table, (seq_len, heads.head_dim / 2), device);
         let hidden = |at: usize| {
             let sees = move |other| if other <= at { 0.0 } else { f32::NEG_INFINITY };
             (0..seq_len).map(sees)

@@ -258,8 +258,8 @@ impl<'a> Trainer<'a> {
             .save_checkpoint(&*self.model, &self.optimizer, &self.state)
     }
 
-    /// Calls `each` with the results of `work` for the student's logits and targets of each micro-batch of `rows` in step
-    /// `step`, in order; `None` = in an evaluation.
+    /// Calls `each` with the results of `work` for the student's logits and targets of each micro-batch of `rows` in
+    /// step `step`, in order; `None` = in an evaluation.
     fn passes<R: Send>(
         &self,
         rows: &[usize],

@@ -170,12 +170,13 @@ impl PagedNetwork {
             let (new, table) = (&tokens[rows.clone()], &sequence.table);
             batch.push_span(new, &[], rows.start, table, block_size);
             let started = Instant::now();
-            let fused = Some(self.fuse(&states)?);
-            if self.token_offset > 0 {
-                batch.features = fused;
+            let fused = self.fuse(&states)?;
+            let field = if self.token_offset > 0 {
+                &mut batch.features
             } else {
-                batch.context_features = fused;
-            }
+                &mut batch.context_features
+            };
+            *field = Some(fused);
             self.draft.model_mut().forward(&batch, &mut self.store)?;
             self.read.0 += new.len();
             self.read.1 += started.elapsed().as_secs_f64();

@@ -127,13 +127,14 @@ impl Proposer {
     /// the drafter fails or panics, the drafts are empty and the step continues.
     pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Proposal> {
         let base = Base::of(inputs);
-        let read = self.begin_reading(inputs);
+        self.begin_reading(inputs);
         let min_score = self.budget.min_score(base.rows, base.sequences);
         let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
         let mut proposals = Vec::with_capacity(inputs.len());
         let (mut places, mut requests) = (Vec::new(), Vec::new());
         for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
-            let (is_read, is_asked) = (read[place], self.asks(input));
+            let is_read = input.may_draft && self.is_read(input.state);
+            let is_asked = self.asks(input);
             proposals.push(Proposal {
                 draft: Draft::default().after_forced(&forced.tokens),
                 candidates: if is_asked {
@@ -311,9 +312,8 @@ impl Proposer {
         });
     }
 
-    /// Whether the drafter reads the target's hidden states of each input. One that was read is read on: what follows
-    /// costs little.
-    fn begin_reading(&mut self, inputs: &[StepInput<'_>]) -> Vec<bool> {
+    /// Decides now and then which kinds of texts a head reads.
+    fn begin_reading(&mut self, inputs: &[StepInput<'_>]) {
         if self.reads_states() && self.reading.begin_step(inputs.len()) {
             let length = inputs.iter().map(|input| input.length).max().unwrap_or(0);
             let paths = self.drafter.pool(|pool| pool.typical(length));
@@ -322,8 +322,6 @@ impl Proposer {
                     .look(&self.budget, [&greedy, &sampled], at_once);
             }
         }
-        let is_read = |input: &StepInput<'_>| input.may_draft && self.is_read(input.state);
-        inputs.iter().map(is_read).collect()
     }
 
     /// Whether the drafter learns from the target's hidden states of this sequence.
@@ -336,7 +334,8 @@ impl Proposer {
         !self.budget.is_fixed() && !self.drafter.taps().is_empty()
     }
 
-    /// Whether the drafter reads this sequence from here on.
+    /// Whether the drafter reads the target's hidden states of this sequence from here on. A sequence that was read is
+    /// read on: what follows costs little.
     fn is_read(&mut self, state: &SequenceState) -> bool {
         let is_sampled = !state.sampler.params().is_greedy();
         let pays = !self.reads_states()

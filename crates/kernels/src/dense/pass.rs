@@ -20,6 +20,7 @@ const AHEAD: usize = 64;
 pub(super) fn max_rows(isa: Isa) -> usize {
     match isa.avx512() {
         Some(_) => ROWS,
+        // `SUMS` of AVX2 and of plain Rust leave room for no more.
         None => 6,
     }
 }
@@ -69,6 +70,10 @@ impl<V: Value> Pass<'_, V> {
     /// A pass of `R` rows by `T` tiles: `R T` vectors of chains side by side.
     #[inline(always)]
     fn rows<S: Simd, const R: usize, const T: usize>(self, s: S) {
+        assert!(
+            self.x.len() == R && self.tiles.len() == T,
+            "a pass of {R} rows by {T} tiles"
+        );
         // Pointers, so that bounds are checked once and not once per vector.
         let len = self.x[0].len();
         let mut x_at = [std::ptr::null(); R];

@@ -209,7 +209,6 @@ impl<E: Pool> QueryGroup<'_, E> {
         let keys = scratch.keys.room(MAX_KEYS * lanes);
         let pack = Pack {
             keys: Vectors::new(self.k, places, d),
-            width: lanes,
             to: keys,
         };
         run(self.isa, pack);
@@ -277,17 +276,10 @@ impl<E: Pool> QueryGroup<'_, E> {
         let width = self.dims.width();
         let widen = Widen {
             vectors: Vectors::new(pool, places, self.dims.head_dim),
-            width,
             to,
         };
         run(self.isa, widen);
-        let mut all = [0; MAX_KEYS];
-        let mut next = 0;
-        for at in &mut all[..places.at.len().div_ceil(Self::COUNT)] {
-            *at = next;
-            next += width;
-        }
-        all
+        std::array::from_fn(|i| i * width)
     }
 
     /// Turns the scores of all queries into weights, and notes which keys each query sees.

@@ -1,9 +1,9 @@
 //! Scores: the dot products of queries and keys.
 //!
 //! A score is the sum of eight partial sums, of every eighth product each, or one sum of pairs, in one order of
-//! additions, whatever else is computed and whatever the instruction set. Few queries read keys as they are, side by side in
-//! memory ([`Dots`]). Many share keys that were transposed before ([`Pack`], [`Scores`]), where one vector has
-//! a number of 16 keys.
+//! additions, whatever else is computed and whatever the instruction set. Few queries read keys as they are, side
+//! by side in memory ([`Dots`]). Many share keys that were transposed before ([`Pack`], [`Scores`]), where one vector
+//! has a number of 16 keys.
 
 #![allow(
     clippy::needless_range_loop,
@@ -113,9 +113,8 @@ fn dots<S: Simd, E: Element, const N: usize, const K: usize>(
 /// Transposes keys.
 pub(super) struct Pack<'a, E> {
     pub keys: Vectors<'a, E>,
-    /// The lanes of a key, whole vectors; those that it lacks are zeros.
-    pub width: usize,
-    /// `[keys / 16, width, 16]`, in the order in which [`Scores`] reads them. With eight partial sums, lane `d` of
+    /// `[keys / 16, width, 16]`, in the order in which [`Scores`] reads them; the width is that of [`Number::lanes`], and
+    /// lanes that a key lacks are zeros. With eight partial sums, lane `d` of
     /// 16 keys is vector `d % 8 * (width / 8) + d / 8`; with one, the vectors are lanes 0, 8, 1, 9 and so on of
     /// each 16. Where there are fewer than 16 keys the rest is not specified.
     pub to: &'a mut [f32],
@@ -126,8 +125,8 @@ impl<E: Pool> Loop for Pack<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let (length, width, count) = (self.keys.width(), self.width, E::Number::COUNT);
-        assert!(width.is_multiple_of(LANES) && length <= width * count);
+        let (length, count) = (self.keys.width(), E::Number::COUNT);
+        let width = E::Number::lanes(length);
         let strips = self.to.chunks_exact_mut(LANES * width);
         assert!(self.keys.places().len() <= strips.len() * LANES);
         let whole = length / (count * LANES) * (count * LANES);

@@ -114,9 +114,8 @@ impl<'a, E> Vectors<'a, E> {
 /// Copies vectors as lanes: those of each as f32, or those of each two as pairs.
 pub(super) struct Widen<'a, E> {
     pub vectors: Vectors<'a, E>,
-    /// The length of vectors that are padded with zeros, whole vectors.
-    pub width: usize,
-    /// `[vectors, width]`, or half as many pairs; an odd last vector has zeros beside it.
+    /// `[vectors, width]`, or half as many pairs; an odd last vector has zeros beside it. The width is the length of a
+    /// vector, padded with zeros to whole vectors of [`LANES`].
     pub to: &'a mut [f32],
 }
 
@@ -126,8 +125,7 @@ impl<E: Pool> Loop for Widen<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (data, length, count) = (self.vectors.data(), self.vectors.width(), E::Number::COUNT);
-        let rows = self.to.chunks_exact_mut(self.width);
-        assert!(self.width == length.next_multiple_of(LANES));
+        let rows = self.to.chunks_exact_mut(length.next_multiple_of(LANES));
         assert!(self.vectors.places().len() <= count * rows.len());
         let zeros = [E::zero(); LANES];
         for (i, (places, to)) in self.vectors.places().chunks(count).zip(rows).enumerate() {

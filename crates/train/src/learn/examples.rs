@@ -82,7 +82,7 @@ impl ExampleBuffer {
         self.next
     }
 
-    /// ExampleBuffer that were not learnt from often enough.
+    /// Examples that were not learnt from often enough.
     pub fn left(&self) -> usize {
         let train = self.train.iter();
         train.filter(|kept| kept.uses < MAX_USES).count()

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// ExampleBuffer of a step.
+/// Examples of a step.
 const BATCH: usize = 8;
 /// Steps between two comparisons of the candidate with the head in use.
 const COMPARE_EVERY: usize = 8;
-/// ExampleBuffer that a comparison measures on, at most.
+/// Examples that a comparison measures on, at most.
 const MAX_JUDGED: usize = 32;
 /// Interval at which the learner looks whether a request runs.
 const POLL: Duration = Duration::from_millis(20);

@@ -36,7 +36,7 @@ use std::sync::mpsc::{channel, sync_channel};
 use std::time::Instant;
 use step::Candidate;
 
-/// ExampleBuffer that wait for the learner; further ones are dropped.
+/// Examples that wait for the learner; further ones are dropped.
 const MAX_WAITING: usize = 64;
 /// How the head is unrolled on its own outputs; the default of `distill`.
 const UNROLLING: Unrolling = Unrolling {

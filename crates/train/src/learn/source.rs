@@ -50,7 +50,8 @@ impl HeadFile {
         let (dtype, blocks) = weights.stored_as("lm_head.weight")?;
         let read = |(name, dims): (String, Vec<usize>)| {
             let weight = weights.dense(&name.replace(EAGLE_LAYER, layer))?;
-            Ok((name.clone(), of_shape(weight, &name, &dims)?))
+            let weight = of_shape(weight, &name, &dims)?;
+            Ok((name, weight))
         };
         let all = shapes(Method::Eagle3, &config, taps.len(), 0).into_iter();
         let weights = all.map(read).collect::<Result<_>>()?;
