@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/data/torch.pt: a state dict as torch.save writes it, with every kind of tensor that crates/model/src/pickle.rs
-reads. `crates/model/src/pickle/tests.rs` knows the values.
+"""Writes tests/data/torch.pt: a state dict as torch.save writes it, with every kind of tensor that crates/model/src/checkpoint/pickle.rs
+reads. `crates/model/src/checkpoint/pickle/tests.rs` knows the values.
 
     python3 scripts/make-pickle-fixture.py
 

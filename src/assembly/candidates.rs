@@ -5,7 +5,7 @@ use super::drafts::{Candidate, refuse_recurrent, too_large};
 use super::plan::Plan;
 use crate::error::{Error, Result};
 use crate::gguf::{EMBEDDED, GgufSource};
-use crate::model::hub_gguf::{self, HubFile};
+use crate::model::hub::gguf::{self, HubFile};
 use crate::model::{LoadFormat, LoadOptions, ModelSource, hub};
 use crate::text::{Text, check_same_tokens};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub fn fitting(plan: &Plan, text: &Text) -> Vec<Candidate> {
         }
     }
     for id in hub::cached_ids() {
-        for file in hub_gguf::cached_names(&id) {
+        for file in gguf::cached_names(&id) {
             let name = format!("{id}/{file}");
             let path = HubFile::of(&name).and_then(|file| file.cached(None));
             found.extend(path.map(|path| (name, ModelSource::Gguf(path.into()))));

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::model::{
     self, Head, HeadKind, Inventory, LoadFormat, LoadOptions, LoadedModel, ModelConfig,
-    ModelSource, hub_headers,
+    ModelSource, hub,
 };
 use crate::text::Text;
 use candle_core::{DType, Device};
@@ -59,7 +59,7 @@ impl Checkpoint {
         let tensors = if format == wanted {
             None
         } else {
-            hub_headers::tensors(&name, revision)?
+            hub::headers::tensors(&name, revision)?
         };
         Ok(Self {
             name,

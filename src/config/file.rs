@@ -4,7 +4,7 @@ use super::flags::CommonOptions;
 use super::hints;
 use super::lora;
 use crate::error::{Error, Result};
-use crate::model::hub_gguf::HubFile;
+use crate::model::hub::gguf::HubFile;
 use clap::{ArgAction, Args};
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,99 +1,54 @@
-//! The interface between the engine and a model, and the loading of models.
+//! The models of foretoken: from a name on the command line to networks that compute.
+//!
+//! - [`source`](ModelSource), [`hub`]: the files of the model that an operator names
+//! - `checkpoint`: their formats and names of tensors; [`names`]: what Hugging Face and llama.cpp call a tensor
+//! - `config`, `arch`: a model's configuration, by its keys and its architecture; `spec`: what its layers compute
+//! - `weights`, `packed`: tensors become weights; [`matrix`]: the formats of weights in memory, and their products
+//! - `layers`, `mixers`: the parts of a layer; `decoder`: the one decoder for all architectures; `lora`: adapters
+//! - `heads`: draft heads; `load`: puts all of it together
 
 mod arch;
-mod attention;
-mod block_conv;
-pub mod config;
-mod conv_spec;
-pub mod decoder;
-mod delta_net;
-mod delta_spec;
-mod domino;
-mod download;
-mod draft_head;
-mod dtypes;
-mod dummy;
-mod experts;
-mod experts_spec;
-mod feed_forward;
-mod fingerprint;
-mod finite;
-mod gguf;
-mod gpu;
-mod graphs;
-pub mod head;
-mod head_config;
-mod head_gguf;
-mod head_input;
-mod head_keys;
-mod head_parallel;
+mod checkpoint;
+mod config;
+mod decoder;
+mod heads;
 pub mod hub;
-pub mod hub_gguf;
-pub mod hub_headers;
-mod info;
-mod inputs;
-mod inventory;
-mod keys;
-mod latent;
-mod latent_spec;
-mod layer;
-mod layer_input;
-mod layer_spec;
-mod layer_step;
 mod layers;
-pub mod linear;
-pub mod load;
+mod load;
 mod loaded;
 mod lora;
-mod mamba;
-mod mamba_spec;
 pub mod matrix;
-mod medusa;
-mod mixer;
 mod mixers;
-mod mlp;
-mod mtp;
-mod mxfp4;
 pub mod names;
-mod norm;
-mod output_layer;
 mod packed;
-mod path;
-pub mod pickle;
-mod pooling;
-mod raw_tensors;
-mod requantize;
-mod rope;
-pub mod safetensors_header;
-mod shards;
-mod short_conv;
-pub mod source;
-mod tensor_source;
+mod source;
+mod spec;
 mod weights;
 
+pub use checkpoint::fingerprint::fingerprint;
+pub use checkpoint::safetensors_header::TensorHeaders;
+pub use checkpoint::shards::safetensors_files;
+pub use checkpoint::{pickle, safetensors_header};
 pub use config::ModelConfig;
-pub use delta_spec::{DeltaLayout, DeltaSpec};
-pub use fingerprint::fingerprint;
-pub use head::HeadKind;
-pub use head_config::HeadConfig;
-pub use head_config::MAX_MARKOV_RANK;
-pub use inventory::{Inventory, TensorEntry};
-pub use latent_spec::LatentSpec;
-pub use layer_spec::{
+pub use config::layer_list::LayerList;
+pub use config::pooling::embedding_spec;
+pub use heads::HeadKind;
+pub use heads::config::{HeadConfig, MAX_MARKOV_RANK};
+pub use layers::linear;
+pub use layers::rope::{Llama3Scaling, RopeScaling, RopeSpec};
+pub use load::{
+    LoadOptions, as_loaded, inspect, inspect_head, inspect_mtp, load, load_head, load_head_of,
+    load_mtp, open_head,
+};
+pub use loaded::{Ends, HeadTarget, LoadedModel};
+pub use lora::{LoraAdapter, LoraTarget};
+pub use source::{LoadFormat, ModelSource};
+pub use spec::delta::{DeltaLayout, DeltaSpec};
+pub use spec::latent::LatentSpec;
+pub use spec::mamba::MambaSpec;
+pub use spec::{
     ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MixerSpec, MlpSpec, ModelSpec, NormSpec, Norms,
     QkNorm, RopeRows, RouterScores, SharedExpert,
 };
-pub use layers::LayerList;
-pub use load::{
-    LoadOptions, inspect, inspect_head, inspect_mtp, load, load_head, load_head_of, load_mtp,
-};
-pub use load::{as_loaded, open_head};
-pub use loaded::{Ends, HeadTarget, LoadedModel};
-pub use lora::{LoraAdapter, LoraTarget};
-pub use mamba_spec::MambaSpec;
-pub use pooling::embedding_spec;
-pub use rope::{Llama3Scaling, RopeScaling, RopeSpec};
-pub use safetensors_header::TensorHeaders;
-pub use shards::safetensors_files;
-pub use source::{LoadFormat, ModelSource};
 pub use weights::Weights;
+pub use weights::inventory::{Inventory, TensorEntry};

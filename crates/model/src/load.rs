@@ -1,21 +1,21 @@
 //! Loads a model from a checkpoint.
 
-use super::config::{GGUF_HEADS, ModelConfig};
-use super::decoder::Decoder;
-use super::draft_head::DraftHead;
-use super::dtypes::Dtypes;
-use super::gguf::GgufFile;
-use super::gpu;
-use super::graphs::GraphedDecoder;
-use super::head::{self, HeadKind};
-use super::head_config::HeadConfig;
-use super::inventory::{self, Inventory, SharedInventory};
-use super::medusa::MedusaHeads;
-use super::mtp::MtpNames;
-use super::safetensors_header::TensorHeaders;
-use super::source::{LoadFormat, ModelSource};
-use super::weights::Weights;
-use super::{Ends, HeadTarget, LoadedModel};
+use crate::checkpoint::gguf::GgufFile;
+use crate::checkpoint::safetensors_header::TensorHeaders;
+use crate::config::gpu;
+use crate::config::{GGUF_HEADS, ModelConfig};
+use crate::decoder::Decoder;
+use crate::decoder::graphs::GraphedDecoder;
+use crate::heads::HeadKind;
+use crate::heads::config::HeadConfig;
+use crate::heads::medusa::MedusaHeads;
+use crate::heads::mtp::MtpNames;
+use crate::heads::{self, draft::DraftHead};
+use crate::source::{LoadFormat, ModelSource};
+use crate::weights::Weights;
+use crate::weights::dtypes::Dtypes;
+use crate::weights::inventory::{self, Inventory, SharedInventory};
+use crate::{Ends, HeadTarget, LoadedModel};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::console;
 use foretoken_core::error::{Error, Result, caught};
@@ -249,7 +249,7 @@ fn load_head_checked(
     if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
         let weights = weights_of_head(folder, dtypes, options)?;
         let weights = weights.headers_only(inventory);
-        let heads = MedusaHeads::load(&head::read_json(folder)?.1, weights, config, ends)?;
+        let heads = MedusaHeads::load(&heads::read_json(folder)?.1, weights, config, ends)?;
         return Ok(Box::new(heads));
     }
     let (mut head, weights) = match source {

@@ -1,10 +1,10 @@
 //! Models that were read from checkpoints.
 
-use super::config::ModelConfig;
-use super::linear::Embedding;
-use super::lora::LoraTarget;
-use super::norm::Norm;
-use super::output_layer::OutputLayer;
+use crate::config::ModelConfig;
+use crate::layers::linear::Embedding;
+use crate::layers::norm::Norm;
+use crate::layers::output::OutputLayer;
+use crate::lora::LoraTarget;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::Model;

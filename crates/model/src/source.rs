@@ -1,7 +1,6 @@
 //! Resolves the model that the operator names to files on disk.
 
-use super::hub;
-use super::hub_gguf::HubFile;
+use crate::hub::{self, gguf::HubFile};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::gguf::{GgufSource, PartName};
 use std::path::{Path, PathBuf};
@@ -55,7 +54,7 @@ impl ModelSource {
 
     /// As [`ModelSource::resolve`], but fetches no weights. Of a GGUF file of the Hub that is not in the cache, only
     /// the header is fetched. Where safetensors are missing, the format is `Dummy`; then
-    /// [`tensors`](super::hub_headers::tensors) has their headers.
+    /// [`tensors`](crate::hub::headers::tensors) has their headers.
     ///
     /// # Errors
     /// Returns the errors of [`ModelSource::resolve`].

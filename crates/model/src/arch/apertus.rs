@@ -1,9 +1,9 @@
 //! Apertus.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
 use super::parts::with_attention_bias;
 use super::rope::{default_rope, default_theta, rope};
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm};
 use foretoken_kernels::Xielu;
 use serde_json::json;
 

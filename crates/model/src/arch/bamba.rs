@@ -1,10 +1,10 @@
 //! Bamba: Mamba 2 in most layers, attention in the others.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec};
 use super::mamba;
 use super::parts::{eps_5, plain, with_attention_bias};
 use super::rope::partial_rope;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec};
 use foretoken_kernels::Activation;
 
 /// Parts of the names of tensors: ours, and those of the class.

@@ -1,13 +1,13 @@
 //! DeepSeek-V2 and V3, and others with their multi-head latent attention.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::latent_spec::LatentSpec;
-use super::super::layer_spec::{
-    ExpertGroups, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, RopeRows, RouterScores,
-};
 use super::experts::{self, experts_by};
 use super::parts::{drop_further_layers, eps_5, plain, with_attention_bias, with_mtp_after};
 use super::rope::rope;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::latent::LatentSpec;
+use crate::spec::{
+    ExpertGroups, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, RopeRows, RouterScores,
+};
 use foretoken_core::kv::KvHeads;
 use serde_json::Value;
 

@@ -1,13 +1,13 @@
 //! ERNIE 4.5.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{
-    ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, MtpLayout, MtpSpec, RopeRows, SharedExpert,
-};
 use super::experts::{self, experts};
 use super::llama::biased;
 use super::parts::further_layers;
 use super::rope::default_theta;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{
+    ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, MtpLayout, MtpSpec, RopeRows, SharedExpert,
+};
 
 /// Sets what the class assumes.
 pub fn defaults(keys: &mut Keys) {

@@ -1,9 +1,7 @@
 //! What architectures with experts have in common.
 
-use super::super::keys::Keys;
-use super::super::layer_spec::{
-    ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert,
-};
+use crate::config::keys::Keys;
+use crate::spec::{ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert};
 
 /// Keys of the training of routers.
 const OF_TRAINING: [&str; 3] = [

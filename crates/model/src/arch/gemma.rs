@@ -1,10 +1,10 @@
 //! Gemma 1, 2 and 3: text.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
-use super::super::rope::RopeSpec;
 use super::parts::{windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{rope, ropes_by_kind};
+use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::RopeSpec;
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, QkNorm};
 use foretoken_kernels::Activation;
 
 /// Norms of the inputs and of the outputs of attention and MLP.

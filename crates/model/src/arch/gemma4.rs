@@ -1,11 +1,11 @@
 //! Gemma 4, without experts: text.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{KvSource, LayerSpec, ModelSpec, QkNorm};
-use super::super::rope::{LongFactors, LongScaling, RopeScaling, RopeSpec};
 use super::gemma::{AROUND, layer};
 use super::parts::{windows, with_ropes};
 use super::rope::ropes_by_kind;
+use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::{LongFactors, LongScaling, RopeScaling, RopeSpec};
+use crate::spec::{KvSource, LayerSpec, ModelSpec, QkNorm};
 use foretoken_core::kv::KvHeads;
 use serde_json::{Value, json};
 

@@ -1,10 +1,10 @@
 //! GLM-4 and its successors of 2025.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use super::experts;
 use super::parts::{activation_or, drop_further_layers, eps_5, plain, with_mtp_after};
 use super::rope::partial_rope;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use foretoken_kernels::Activation;
 
 /// Sets what the classes assume.

@@ -1,11 +1,11 @@
 //! gpt-oss.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec};
-use super::super::rope::{RopeScaling, RopeSpec};
 use super::experts::{self, with_experts};
 use super::parts::{eps_5, windows, with_attention_bias, with_windows};
 use super::rope::{default_rope, default_theta, rope};
+use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::{RopeScaling, RopeSpec};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec};
 use foretoken_kernels::Activation;
 use serde_json::json;
 

@@ -1,11 +1,11 @@
 //! Granite 4: Mamba 2 in most layers or in none, with experts or without.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{ExpertsSpec, MixerSpec, MlpSpec, ModelSpec, SharedExpert};
 use super::experts;
 use super::llama::granite;
 use super::mamba;
 use super::parts::{activation_or, attending, layer_kinds, set_kinds};
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{ExpertsSpec, MixerSpec, MlpSpec, ModelSpec, SharedExpert};
 use foretoken_kernels::Activation;
 
 /// Parts of the names of tensors: ours, and those of the class.

@@ -1,9 +1,9 @@
 //! Architectures with LayerNorm: Cohere's, StableLM 2, StarCoder 2 and Nemotron.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, RopeRows};
 use super::parts::{activation_or, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{default_theta, partial_rope, rope};
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormSpec, Norms, RopeRows};
 use foretoken_kernels::Activation;
 
 /// Sets what the class assumes.

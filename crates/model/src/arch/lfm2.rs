@@ -1,13 +1,11 @@
 //! LFM2: short convolutions in most layers, attention in the others.
 
-use super::super::conv_spec::ShortConvSpec;
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{
-    ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores,
-};
 use super::experts::{self, experts_by};
 use super::parts::{attending, layer_kinds, plain, set_kinds};
 use super::rope::{default_theta, rope};
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::conv::ShortConvSpec;
+use crate::spec::{ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores};
 use foretoken_core::kv::KvHeads;
 use serde_json::Value;
 

@@ -1,10 +1,10 @@
 //! Llama, and what differs from it in little.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use super::experts::{self, with_experts};
 use super::parts::{eps_5, plain, windows, with_attention_bias, with_ropes, with_windows};
 use super::rope::{default_rope, default_theta, rope};
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{LayerSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use serde_json::{Value, json};
 
 /// Llama, and the draft heads whose layers are like its layers.

@@ -1,8 +1,8 @@
 //! What architectures with Mamba 2 have in common.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::MixerSpec;
-use super::super::mamba_spec::MambaSpec;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::MixerSpec;
+use crate::spec::mamba::MambaSpec;
 use foretoken_kernels::{Activation, MambaShape};
 use serde_json::Value;
 

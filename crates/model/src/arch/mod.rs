@@ -23,8 +23,8 @@ mod qwen_next;
 mod rope;
 mod wrapper;
 
-use super::keys::{Keys, ModelShape};
-use super::layer_spec::ModelSpec;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::ModelSpec;
 pub use wrapper::{IMAGE_TENSORS, WRAPPERS};
 
 /// An architecture of decoders.

@@ -1,12 +1,10 @@
 //! Nemotron-H and Nemotron 3 Nano: each layer is one of Mamba 2, attention, an MLP and experts.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{
-    ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, Norms, SharedExpert,
-};
 use super::experts::corrected;
 use super::mamba::{self, gguf_sizes, step_limits};
 use super::parts::{activation_or, attending, layer_kinds};
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, Norms, SharedExpert};
 use foretoken_kernels::Activation;
 use serde_json::Value;
 

@@ -1,11 +1,11 @@
 //! OLMo 2 and 3, and OLMoE.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, ModelSpec, Norms, QkNorm};
-use super::super::rope::RopeSpec;
 use super::experts::{self, with_experts};
 use super::parts::{eps_5, plain, windows, with_attention_bias, with_ropes};
 use super::rope::{rope, ropes_by_kind};
+use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::RopeSpec;
+use crate::spec::{LayerSpec, ModelSpec, Norms, QkNorm};
 
 /// An OLMo 2 model has norms of the outputs of attention and MLP, and of all heads together. In a GGUF file it may be
 /// an OLMo 3.

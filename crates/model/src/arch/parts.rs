@@ -1,9 +1,9 @@
 //! What architectures have in common.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec, MtpLayout, MtpSpec};
-use super::super::names;
-use super::super::rope::RopeSpec;
+use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::RopeSpec;
+use crate::names;
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, MtpLayout, MtpSpec};
 use foretoken_kernels::Activation;
 use serde_json::Value;
 

@@ -1,9 +1,9 @@
 //! Phi-3, Phi-3.5 and Phi-4, without experts.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{LayerSpec, MlpSpec, ModelSpec};
 use super::parts::{activation_or, windows, with_windows};
 use super::rope::partial_rope;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec};
 use foretoken_kernels::Activation;
 
 /// A Llama with fused tensors, windows, and a position embedding of a part of each head.

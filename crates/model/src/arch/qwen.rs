@@ -1,10 +1,10 @@
 //! Qwen 2, 2.5 and 3.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, SharedExpert};
 use super::experts::{self, experts};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, SharedExpert};
 use std::collections::HashSet;
 
 pub fn qwen2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {

@@ -1,15 +1,15 @@
 //! Qwen3-Next and Qwen 3.5: the gated delta rule in most layers, attention with gates in the others.
 
-use super::super::delta_spec::{DeltaLayout, DeltaSpec};
-use super::super::keys::{Keys, ModelShape};
-use super::super::layer_spec::{
-    LayerSpec, MixerSpec, ModelSpec, MtpLayout, MtpSpec, NormSpec, QkNorm, SharedExpert,
-};
 use super::experts;
 use super::mamba::head_width;
 use super::parts::{drop_further_layers, further_layers, layer_kinds, plain};
 use super::qwen::add_experts;
 use super::rope::partial_rope;
+use crate::config::keys::{Keys, ModelShape};
+use crate::spec::delta::{DeltaLayout, DeltaSpec};
+use crate::spec::{
+    LayerSpec, MixerSpec, ModelSpec, MtpLayout, MtpSpec, NormSpec, QkNorm, SharedExpert,
+};
 use foretoken_kernels::DeltaShape;
 
 /// Sets what the class of Qwen3-Next assumes.

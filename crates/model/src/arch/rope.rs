@@ -1,8 +1,8 @@
 //! Reads position embeddings. transformers 5 stores them in `rope_parameters`, older versions in `rope_theta` and
 //! `rope_scaling`; a file may have both.
 
-use super::super::keys::{Keys, ModelShape};
-use super::super::rope::{
+use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::{
     Llama3Scaling, LongFactors, LongScaling, ProportionalScaling, QueryScaling, RopeScaling,
     RopeSpec, YarnScaling,
 };

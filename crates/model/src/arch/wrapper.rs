@@ -1,6 +1,6 @@
 //! Classes for images, sound and texts: their decoder of texts is loaded, and nothing else.
 
-use super::super::keys::Keys;
+use crate::config::keys::Keys;
 
 /// A class for images and texts.
 pub struct Wrapper {

@@ -1,7 +1,7 @@
 //! Layers of many kinds against an implementation in plain f64, one token after the other.
 
 use super::*;
-use crate::rope::RopeSpec;
+use crate::layers::rope::RopeSpec;
 use crate::{LayerSpec, MlpSpec, Norms, QkNorm};
 use candle_core::DType;
 use foretoken_core::kv::{BlockAllocator, BlockTable};

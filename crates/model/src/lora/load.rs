@@ -1,9 +1,9 @@
 //! Reads adapters in PEFT's layout, checked against the base model.
 
-use super::super::safetensors_header::{self, TensorHeaders};
 use super::config::LoraConfig;
 use super::low_rank::{LowRank, Pair};
 use super::{LinearPart, LoraAdapter};
+use crate::checkpoint::safetensors_header::{self, TensorHeaders};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result, caught, clipped};
 use foretoken_core::model::{Adapter, AdapterLoader};

@@ -1,6 +1,6 @@
 //! What an adapter adds to the outputs of one linear layer.
 
-use super::super::matrix::{Matrix, unquantized};
+use crate::matrix::{Matrix, unquantized};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! AWQ (Lin et al. 2023, "Activation-aware Weight Quantization") as AutoAWQ's GEMM layout has it: numbers of 4 bits in
 //! words of eight outputs of one input, whose order is not that of the outputs.
 
-use super::super::keys::Keys;
 use super::integers::{Groups, Integers, expected_blocks, transposed, unpacked, usual_blocks};
 use super::parts::{FLOATS, Part, Parts, WORDS};
 use super::scheme::{Opened, Scheme, Unpacked};
 use super::settings::group_size;
+use crate::config::keys::Keys;
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
 

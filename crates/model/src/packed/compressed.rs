@@ -1,11 +1,11 @@
 //! compressed-tensors, which llm-compressor writes: whole numbers in words or bytes, and FP8.
 
-use super::super::keys::{Keys, ModelShape};
 use super::fp8::{self, E4M3};
 use super::integers::{Groups, Integers, expected_blocks, unpacked, usual_blocks};
 use super::listed::{groups_of, listed_groups};
 use super::parts::{FLOATS, Part, Parts, WORDS, numbers_of_word};
 use super::scheme::{Opened, Scheme, Unpacked};
+use crate::config::keys::{Keys, ModelShape};
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
 

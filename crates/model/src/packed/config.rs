@@ -1,6 +1,5 @@
 //! `quantization_config`.
 
-use super::super::keys::{Keys, ModelShape};
 use super::awq::Awq;
 use super::compressed::Compressed;
 use super::fp4::Fp4;
@@ -10,6 +9,7 @@ use super::modules::Modules;
 use super::nf4::Nf4;
 use super::parts::Parts;
 use super::scheme::Scheme;
+use crate::config::keys::{Keys, ModelShape};
 use serde_json::Value;
 use std::sync::Arc;
 

@@ -2,11 +2,11 @@
 //! of 16 inputs have scales of FP8 that are divided by a scale of the matrix, and MXFP4, whose groups of 32 have powers
 //! of two (Open Compute Project 2023, "Microscaling Formats (MX)").
 
-use super::super::finite::MAX_MXFP4_EXPONENT;
-use super::super::mxfp4::{VALUES, power_of_two};
 use super::fp8::{E4M3, finite, table};
+use super::mxfp4::{VALUES, power_of_two};
 use super::parts::{Part, Parts};
 use super::scheme::{Blocks, Opened, Scheme, Unpacked};
+use crate::checkpoint::finite::MAX_MXFP4_EXPONENT;
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::{BLOCK, BlockType};
 

@@ -1,9 +1,9 @@
 //! FP8: floats of 8 bits with 4 of an exponent (E4M3), and scales of tiles. No format of blocks holds them, so they
 //! become dense.
 
-use super::super::keys::Keys;
 use super::parts::{FLOATS, Part, Parts};
 use super::scheme::{Opened, Scheme, Unpacked};
+use crate::config::keys::Keys;
 use float8::F8E4M3;
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;

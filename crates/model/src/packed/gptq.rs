@@ -1,12 +1,12 @@
 //! GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel store it: numbers of 4 or 8 bits in words of inputs of one
 //! output.
 
-use super::super::keys::Keys;
 use super::integers::{Groups, Integers, expected_blocks, transposed, unpacked, usual_blocks};
 use super::listed::{groups_of, listed_groups};
 use super::parts::{FLOATS, Part, Parts, WORDS, numbers_of_word};
 use super::scheme::{Opened, Scheme, Unpacked};
 use super::settings::group_size;
+use crate::config::keys::Keys;
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
 

@@ -10,6 +10,7 @@ mod gptq;
 mod integers;
 mod listed;
 mod modules;
+pub(crate) mod mxfp4;
 mod nf4;
 mod parts;
 mod scheme;

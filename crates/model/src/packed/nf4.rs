@@ -2,9 +2,9 @@
 //! the first in its upper half, with a scale for each block of the values of all rows one after another. The scales may
 //! be quantized in the same way, to 8 bits.
 
-use super::super::keys::Keys;
 use super::parts::{FLOATS, Part, Parts};
 use super::scheme::{Opened, Scheme, Unpacked};
+use crate::config::keys::Keys;
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
 use serde_json::Value;

@@ -1,8 +1,8 @@
 //! The tensors of one packed matrix, which strangers wrote: each is checked before it is used.
 
-use super::super::finite;
-use super::super::mxfp4::power_of_two;
-use super::super::raw_tensors::RawTensors;
+use super::mxfp4::power_of_two;
+use crate::checkpoint::finite;
+use crate::checkpoint::raw_tensors::RawTensors;
 use candle_core::DType;
 use foretoken_core::error::{Error, Result, clipped};
 use half::{bf16, f16};

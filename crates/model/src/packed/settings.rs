@@ -1,6 +1,6 @@
 //! Keys that several ways to pack matrices have.
 
-use super::super::keys::Keys;
+use crate::config::keys::Keys;
 
 /// The largest group, in inputs: as many as a matrix may have.
 const MAX_GROUP: f64 = (1u32 << 23) as f64;

@@ -1,7 +1,7 @@
 //! Matrices of heads that a checkpoint has as one.
 
-use super::super::matrix::{Matrix, Unread};
 use super::Weights;
+use crate::matrix::{Matrix, Unread};
 use foretoken_core::error::Result;
 use std::sync::Arc;
 

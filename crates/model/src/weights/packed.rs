@@ -1,9 +1,9 @@
 //! Matrices that are packed, as [`PackedConfig`] says.
 
-use super::super::matrix::{self, Matrix, Reordered, Unread, WeightForm};
-use super::super::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked};
-use super::super::{dummy, requantize};
 use super::{TensorSource, Weights, in_order};
+use super::{dummy, requantize};
+use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
+use crate::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked};
 use candle_core::{DType, Device, Tensor, WithDType};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::quant::{BLOCK, BlockType};

@@ -1,9 +1,9 @@
 //! Tensors with the matrices of all experts.
 
-use super::super::finite::MAX_MXFP4_EXPONENT;
-use super::super::matrix::{Matrix, Unread};
-use super::super::mxfp4;
 use super::{TensorSource, Weights, in_order};
+use crate::checkpoint::finite::MAX_MXFP4_EXPONENT;
+use crate::matrix::{Matrix, Unread};
+use crate::packed::mxfp4;
 use candle_core::DType;
 use foretoken_core::error::{Error, Result};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-use super::super::super::config::ModelConfig;
-use super::super::super::decoder::Decoder;
-use super::super::super::dtypes::Dtypes;
-use super::super::super::inventory::SharedInventory;
 use super::*;
+use crate::config::ModelConfig;
+use crate::decoder::Decoder;
+use crate::weights::dtypes::Dtypes;
+use crate::weights::inventory::SharedInventory;
 use candle_core::safetensors::MmapedSafetensors;
 use foretoken_core::kv::{BlockAllocator, BlockTable};
 use foretoken_core::model::{Batch, Model};

@@ -1,0 +1,162 @@
+//! What a GPU has kernels for: a model that needs others is refused before its weights are read.
+
+use super::ModelConfig;
+use crate::mixers;
+use crate::spec::{LayerSpec, MlpSpec, QkNorm};
+use foretoken_core::error::{Error, Result};
+use foretoken_kernels::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
+
+/// Checks that a GPU has kernels for all of the model.
+///
+/// # Errors
+/// `Setup`, in one line: what it has none for, and what it takes instead.
+pub fn check(config: &ModelConfig) -> Result<()> {
+    let layers = config.spec.layers.iter();
+    let norm = if config.spec.norm.is_centered {
+        Err("LayerNorm is not supported on a GPU: only RMSNorm is".to_owned())
+    } else {
+        Ok(())
+    };
+    let checked = norm.and_then(|()| {
+        let mut results = layers.map(|layer| check_layer(config, layer));
+        results.find(Result::is_err).unwrap_or(Ok(()))
+    });
+    checked.map_err(|what| Error::setup(format!("{what}; --device cpu serves this model")))
+}
+
+fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
+    let refuse =
+        |what: &str, instead: &str| Err(format!("{what} not supported on a GPU: {instead}"));
+    if let Some((what, instead)) = mixers::lack_on_gpu(layer) {
+        return refuse(what, instead);
+    }
+    let kv = layer.kv_heads.unwrap_or(config.kv_heads());
+    if !GPU_HEAD_DIMS.contains(&kv.dim) {
+        let [small, large] = GPU_HEAD_DIMS;
+        let instead = format!("only those of {small} and {large} are");
+        return refuse(&format!("heads of {} values are", kv.dim), &instead);
+    }
+    let group = config.num_heads / kv.count;
+    if group > MAX_GPU_HEADS_PER_KV_HEAD {
+        return refuse(
+            &format!("{group} query heads for each head of keys and values are"),
+            &format!("up to {MAX_GPU_HEADS_PER_KV_HEAD} are"),
+        );
+    }
+    if layer.qk_norm == Some(QkNorm::RotatedHead) {
+        return refuse(
+            "norms of heads after the position embedding are",
+            "only those before it are",
+        );
+    }
+    if layer.v_norm {
+        return refuse("norms of values are", "only those of queries and keys are");
+    }
+    match layer.mlp {
+        MlpSpec::Experts(_) => refuse("experts are", "only layers with one MLP are"),
+        MlpSpec::None => refuse("layers without an MLP are", "only those with one are"),
+        MlpSpec::Gated(activation) | MlpSpec::Fused { activation, .. }
+            if !activation.has_gated_gpu_kernel() =>
+        {
+            refuse(
+                &format!("a gate of {activation:?} is"),
+                "only SiLU and GELU are",
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn checked(change: Value) -> std::result::Result<(), String> {
+        let mut config = json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64
+        });
+        for (key, value) in change.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let config = ModelConfig::parse(&config.to_string()).unwrap();
+        check(&config).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_a_gpu_takes_passes() {
+        checked(json!({})).unwrap();
+        checked(json!({"head_dim": 128})).unwrap();
+        checked(json!({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1})).unwrap();
+        checked(json!({"architectures": ["Phi3ForCausalLM"]})).unwrap();
+    }
+
+    #[test]
+    fn what_it_does_not_take_is_named_in_one_line() {
+        let class = |name: &str| json!({ "architectures": [name] });
+        let cases = [
+            (json!({"head_dim": 80}), "heads of 80 values", "64 and 128"),
+            (
+                json!({"num_attention_heads": 66, "num_key_value_heads": 2}),
+                "33 query heads",
+                "up to 32",
+            ),
+            (class("CohereForCausalLM"), "LayerNorm", "RMSNorm"),
+            (class("StableLmForCausalLM"), "LayerNorm", "RMSNorm"),
+            (class("Starcoder2ForCausalLM"), "LayerNorm", "RMSNorm"),
+            (class("NemotronForCausalLM"), "LayerNorm", "RMSNorm"),
+            (
+                class("HunYuanDenseV1ForCausalLM"),
+                "after the position",
+                "before it",
+            ),
+            // Its layers without a window have heads of 512 values.
+            (
+                class("Gemma4ForCausalLM"),
+                "not supported on a GPU",
+                "only those of",
+            ),
+            (class("Qwen3MoeForCausalLM"), "experts", "one MLP"),
+            (
+                json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]}),
+                "short convolutions",
+                "only attention",
+            ),
+            (
+                json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+                "Mamba layers",
+                "only attention",
+            ),
+            (
+                json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "-*"}),
+                "layers without attention",
+                "those with it",
+            ),
+            (
+                json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "*-M"}),
+                "layers without an MLP",
+                "those with one",
+            ),
+            (
+                json!({"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "head_dim": 64}),
+                "multi-head latent attention",
+                "only attention over",
+            ),
+            (
+                json!({"hidden_act": "relu2"}),
+                "a gate of Relu2",
+                "SiLU and GELU",
+            ),
+        ];
+        for (change, what, instead) in cases {
+            let error = checked(change.clone()).expect_err(&change.to_string());
+            assert!(error.contains(what) && error.contains(instead), "{error}");
+            assert!(
+                error.ends_with("; --device cpu serves this model"),
+                "{error}"
+            );
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! One decoder for all architectures, which differ by the layers of [`ModelConfig`].
+
+pub(crate) mod graphs;
+#[cfg(test)]
+mod tests;
+
+use crate::config::ModelConfig;
+use crate::layers::input::LayerInputs;
+use crate::layers::inputs::Inputs;
+use crate::layers::linear::{Embedding, Linear};
+use crate::layers::norm::Norm;
+use crate::layers::output::OutputLayer;
+use crate::layers::rope::RopeTables;
+use crate::layers::{Layer, Step};
+use crate::lora::{LinearPart, LoraTarget};
+use crate::spec::LayerSpec;
+use crate::weights::Weights;
+use crate::weights::dtypes::Dtypes;
+use crate::{Ends, LoadedModel, names};
+use candle_core::{DType, Device, Tensor};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::kv::{KvShape, KvStore};
+use foretoken_core::model::{Batch, ForwardOutput, Model, ModelInfo, Taps};
+use foretoken_kernels::{AttentionBatch, Span};
+
+/// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
+pub struct Decoder {
+    config: ModelConfig,
+    info: ModelInfo,
+    embedding: Embedding,
+    layer_inputs: Option<LayerInputs>,
+    layers: Vec<Layer>,
+    norm: Norm,
+    /// `None` of a checkpoint that was saved without it, for embeddings.
+    output: Option<OutputLayer>,
+    ropes: RopeTables,
+    dtypes: Dtypes,
+    device: Device,
+    /// Whether a GPU adds in the same order for any number of rows.
+    batch_invariant: bool,
+    lora: LoraTarget,
+}
+
+impl Decoder {
+    /// Reads all weights; calls `done` after each layer.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn load(mut config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
+        weights = weights.with_names(config.spec.names);
+        // Of classes for images and texts, the outer and the inner configuration may disagree.
+        if let Some(has_head) = weights.have_head().filter(|_| config.is_part()) {
+            config.tie_word_embeddings = !has_head;
+        }
+        let embedding =
+            weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
+        let embedding = embedding.scaled(config.spec.embedding_scale);
+        let layer_inputs = config.spec.layer_input_width;
+        let layer_inputs =
+            layer_inputs.map(|width| LayerInputs::load(&config, width, &mut weights));
+        let layer_inputs = layer_inputs.transpose()?;
+        let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
+        let mut layers = Vec::with_capacity(config.num_layers());
+        for i in 0..config.num_layers() {
+            let at = |part: &str| names::layer(i, part);
+            layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
+            done();
+        }
+        let lora = number_sites(&mut layers, &config);
+        let norm = Norm::load(
+            &mut weights,
+            names::NORM,
+            config.hidden_size,
+            config.spec.norm,
+        )?;
+        let shape = (config.output_size(), config.hidden_size);
+        let linear = if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
+            Some(embedding.tied_head())
+        } else if weights.are_without_head() {
+            None
+        } else {
+            Some(weights.linear(names::HEAD, shape, false)?)
+        };
+        let layer = |linear| -> Result<OutputLayer> {
+            Ok(OutputLayer {
+                linear,
+                ids: weights.output_ids(&config)?,
+                vocab_size: config.vocab_size,
+                scale: config.spec.logit_scale,
+                soft_cap: config.spec.logit_soft_cap,
+            })
+        };
+        let output = linear.map(layer).transpose()?;
+        let unread = config.spec.unread.iter();
+        let unread: Vec<String> = unread.map(|start| weights.stored_start(start)).collect();
+        let unread = unread.iter().map(String::as_str);
+        let skipped: Vec<&str> = unread
+            .chain(config.skipped_tensors.iter().copied())
+            .collect();
+        weights.finish(|name| skipped.iter().any(|start| name.starts_with(start)))?;
+        // Each thread has its own GPU queue, and another thread may use the weights.
+        weights.device().synchronize()?;
+        Ok(Self {
+            dtypes: weights.dtypes(),
+            device: weights.device().clone(),
+            info: config.info(),
+            config,
+            embedding,
+            layer_inputs,
+            layers,
+            norm,
+            output,
+            ropes,
+            batch_invariant: false,
+            lora,
+        })
+    }
+
+    /// Makes a GPU add in the same order for any number of rows and any chunks of a prompt, which is
+    /// slower.
+    ///
+    /// # Errors
+    /// A setup error if a weight has no kernel for that, or the device fails.
+    pub fn with_batch_invariance(mut self) -> Result<Self> {
+        self.linears().try_for_each(Linear::set_batch_invariant)?;
+        self.batch_invariant = true;
+        Ok(self)
+    }
+
+    fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let layers = self.layers.iter_mut().flat_map(Layer::linears);
+        let inputs = self.layer_inputs.iter_mut().map(LayerInputs::projection);
+        let output = self.output.iter_mut().map(|output| &mut output.linear);
+        inputs.chain(layers).chain(output)
+    }
+
+    /// A model of these `layers` of this one (ascending indices), with the same embedding and output
+    /// layer: the residual stream goes past the others. It shares the weights and has its own, smaller
+    /// KV pool. It is the draft of self-speculative decoding (Zhang et al. 2023, arXiv 2309.08168).
+    ///
+    /// # Errors
+    /// A setup error if `layers` is empty, not ascending, or names a layer that does not exist, or one reads K and V
+    /// of a layer that is not among them.
+    pub fn subset(&self, layers: &[usize]) -> Result<Self> {
+        let count = self.layers.len();
+        let ascending = layers.is_sorted_by(|a, b| a < b);
+        if !ascending || layers.last().is_none_or(|&last| last >= count) {
+            return Err(Error::setup(format!(
+                "a draft cannot have the layers {layers:?} of a model with {count} layers"
+            )));
+        }
+        let config = ModelConfig {
+            spec: self.config.spec.subset(layers).map_err(Error::setup)?,
+            ..self.config.clone()
+        };
+        Ok(Self {
+            info: config.info(),
+            config,
+            embedding: self.embedding.clone(),
+            layer_inputs: self.layer_inputs.clone(),
+            layers: layers.iter().map(|&i| self.layers[i].clone()).collect(),
+            norm: self.norm.clone(),
+            output: self.output.clone(),
+            ropes: self.ropes.clone(),
+            dtypes: self.dtypes,
+            device: self.device.clone(),
+            batch_invariant: self.batch_invariant,
+            lora: self.lora.clone(),
+        })
+    }
+
+    /// Query heads per key head.
+    pub(crate) fn query_heads_a_key(&self) -> usize {
+        self.config.num_heads / self.config.num_kv_heads
+    }
+
+    /// The batch's spans in the form that attention takes, checked.
+    ///
+    /// # Errors
+    /// If a span reaches outside the pool.
+    pub(crate) fn spans<'a>(&self, batch: &'a Batch, kv: &KvStore) -> Result<AttentionBatch<'a>> {
+        let spans = AttentionBatch::new(&batch.spans, kv.block_size, kv.num_slots())?;
+        Ok(spans.with_batch_invariance(self.batch_invariant))
+    }
+
+    /// The rest of the batch, in device memory, checked.
+    ///
+    /// # Errors
+    /// See [`Inputs::new`].
+    pub(crate) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
+        let vocab_size = self.config.vocab_size;
+        let slots = kv.num_slots();
+        let ropes = self.ropes.tables();
+        let mut inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
+        if self.config.spec.is_recurrent() {
+            inputs.states = batch.state_rows()?;
+        }
+        inputs.with_taps(batch.taps.as_ref(), self.layers.len())
+    }
+
+    /// Overwrites `inputs` with another batch of the same size.
+    ///
+    /// # Errors
+    /// See [`Inputs::replace`].
+    pub(crate) fn replace_inputs(&self, inputs: &Inputs, batch: &Batch) -> Result<()> {
+        inputs.replace(batch, self.ropes.tables())
+    }
+
+    /// The last layer that writes K and V, or a state. Of later ones only rows with logits are needed.
+    fn last_with_kv(&self) -> usize {
+        let mut layers = self.config.spec.layers.iter();
+        let last = layers.rposition(LayerSpec::keeps);
+        last.unwrap_or_default()
+    }
+
+    /// The spans of the rows with logits, if the last layers need not compute the others: of a prompt these are
+    /// most. A GPU computes all, with the tables that it has.
+    fn spans_with_logits(&self, batch: &Batch) -> Option<Vec<Span>> {
+        let last = self.last_with_kv();
+        let tapped = |taps: &Taps| taps.layers.iter().any(|&layer| layer > last);
+        let reads_last = !batch.last_hidden.is_empty() || batch.taps.as_ref().is_some_and(tapped);
+        if !self.device.is_cpu() || reads_last {
+            return None;
+        }
+        Span::of_rows(&batch.spans, &batch.logits)
+    }
+
+    /// Logits, `[inputs.wanted, vocab_size]` f32, and tapped hidden states. `few` are the spans of the wanted
+    /// rows, if the last layers compute no others. Copies nothing between host and device if the tables of
+    /// `spans` were already sent.
+    ///
+    /// # Errors
+    /// If the shape of the pool is not the model's, or the device fails.
+    pub(crate) fn run(
+        &self,
+        inputs: &Inputs,
+        spans: &AttentionBatch<'_>,
+        few: Option<&AttentionBatch<'_>>,
+        kv: &KvStore,
+    ) -> Result<ForwardOutput> {
+        let config = &self.config;
+        let mut x = self.embedding.forward(&inputs.tokens)?;
+        let own = self.layer_inputs.as_ref().map(|own| {
+            let eps = config.rms_norm_eps as f32;
+            own.forward(&inputs.tokens, &x, eps)
+        });
+        let step = Step::new(inputs, spans, self.dtypes.activations)?;
+        let mut step = step.with_layer_inputs(own.transpose()?);
+        let mut delta = x.zeros_like()?;
+        let mut tapped = Vec::new();
+        let last_with_kv = self.last_with_kv();
+        let layers = self.layers.iter().zip(config.spec.pool_places());
+        for (i, (layer, place)) in layers.enumerate() {
+            inputs.tap(i, &x, &delta, &mut tapped)?;
+            let pool = kv.pool(place)?;
+            let few = few.filter(|_| i == last_with_kv);
+            match (few, &inputs.wanted) {
+                (None, _) => (x, delta) = layer.forward(&x, &delta, config, &step, pool)?,
+                (Some(_), None) => {
+                    layer.forward_none((&x, &delta), config, &step, pool)?;
+                    break;
+                }
+                (Some(few), Some(wanted)) => {
+                    let rows = (wanted, few, &*inputs.wanted_adapters);
+                    (x, delta) = layer.forward_rows(rows, (&x, &delta), config, &step, pool)?;
+                    if i + 1 < self.layers.len() {
+                        step = step.only(wanted, few, &inputs.wanted_adapters)?;
+                    }
+                }
+            }
+        }
+        inputs.tap(self.layers.len(), &x, &delta, &mut tapped)?;
+        let logits = match &inputs.wanted {
+            None => ForwardOutput::none(config.vocab_size)?.logits,
+            Some(_) if few.is_some() => self.logits(&x, &delta)?,
+            Some(wanted) => {
+                let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
+                self.logits(&x, &delta)?
+            }
+        };
+        let tapped = if tapped.is_empty() {
+            None
+        } else {
+            Some(Tensor::cat(&tapped, 1)?)
+        };
+        let last_hidden = match &inputs.last_hidden {
+            None => None,
+            Some(rows) => {
+                let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
+                Some(self.normed(&x, &delta)?.to_dtype(DType::F32)?)
+            }
+        };
+        Ok(ForwardOutput {
+            tapped,
+            last_hidden,
+            experts_read: inputs.experts_read.take(),
+            ..ForwardOutput::of(logits)
+        })
+    }
+
+    /// What the output layer reads of the rows whose residual stream is `x`, with `delta` still to be added
+    /// to it.
+    fn normed(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
+        let eps = self.config.rms_norm_eps as f32;
+        Ok(self.norm.add(x, delta, eps)?.1)
+    }
+
+    /// Logits of such rows.
+    fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
+        let output = self.output.as_ref();
+        let output = output.ok_or_else(|| Error::internal("the model has no output layer"))?;
+        output.forward(&self.normed(x, delta)?)
+    }
+}
+
+/// Numbers the linear layers that adapters can change, and says which they are, by the names that Hugging Face has.
+fn number_sites(layers: &mut [Layer], config: &ModelConfig) -> LoraTarget {
+    let linears = layers.iter_mut().flat_map(Layer::adapted_linears);
+    let sites = linears.enumerate().map(|(site, linear)| {
+        let parts = linear.set_site(site).iter().cloned();
+        let named = parts.map(|part| LinearPart {
+            name: config.spec.weight_name(&part.name),
+            ..part
+        });
+        named.collect()
+    });
+    LoraTarget::new(sites.collect())
+}
+
+impl LoadedModel for Decoder {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn lora_target(&self) -> Option<&LoraTarget> {
+        self.device.is_cpu().then_some(&self.lora)
+    }
+
+    fn ends(&self) -> Option<Ends> {
+        Some(Ends {
+            embedding: self.embedding.clone(),
+            norm: self.norm.clone(),
+            output: self.output.clone()?,
+        })
+    }
+
+    fn subset(&self, layers: &[usize]) -> Result<Box<dyn LoadedModel>> {
+        Ok(Box::new(self.subset(layers)?))
+    }
+}
+
+impl Model for Decoder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn takes_adapters(&self) -> bool {
+        self.lora_target().is_some()
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.config.kv_shape(self.dtypes.kv)
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn generates(&self) -> bool {
+        self.output.is_some()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
+        let inputs = self.inputs(batch, kv)?;
+        let spans = self.spans(batch, kv)?;
+        let few = self.spans_with_logits(batch);
+        let few = few
+            .as_deref()
+            .map(|few| AttentionBatch::new(few, kv.block_size, kv.num_slots()));
+        self.run(&inputs, &spans, few.transpose()?.as_ref(), kv)
+    }
+}

@@ -1,0 +1,422 @@
+//! Draft heads of decoder layers that read hidden states of their target. A [`HeadConfig`] says how.
+//!
+//! An EAGLE head reads them beside tokens. Row `i` has the token at position `i + 1` and the features of position `i`,
+//! and predicts the token at position `i + 2`. The features of a committed token come from the target; those of a token
+//! that the head itself drafted are the head's own output for the row before (EAGLE, Li et al. 2024, section 3.1;
+//! EAGLE-3, Li et al. 2025, arXiv 2503.01840, sections 3.1 and 3.2). In a P-EAGLE head, rows after the last token have
+//! a mask token and learned features instead, so that one forward predicts all depths. The layer for further tokens of
+//! a target's own checkpoint is such a head, too.
+//!
+//! A parallel head reads them as its context and predicts a block of tokens in one forward (DFlash, arXiv 2602.06036):
+//! every layer has the K and V of one vector per committed position, the fused hidden states of some of the target's
+//! layers there. The block is the embedding of the last token, whose hidden states do not exist yet, and of a mask
+//! token for each position after it. Its rows see the context and one another; row `i`, from 1 on, gives the
+//! distribution of the token at its own position. In the layout of DSpark (arXiv 2607.05147) row `i`, from 0 on, gives
+//! that of the token after its position, and a [`PathHead`] goes along the path of the drawn tokens, as it does in the
+//! layouts of Domino and DFlash 2.
+
+use super::HeadKind;
+use super::config::HeadConfig;
+use super::input::{Fusion, TokenInput};
+use super::mtp::{self, MtpNames};
+use super::path::{self, PathHead};
+use crate::layers;
+use crate::layers::block_conv::BlockPlaces;
+use crate::layers::inputs::Inputs;
+use crate::layers::linear::Embedding;
+use crate::layers::norm::Norm;
+use crate::layers::output::OutputLayer;
+use crate::layers::rope::RopeTables;
+use crate::layers::{Layer, Step};
+use crate::weights::Weights;
+use crate::weights::dtypes::Dtypes;
+use crate::{Ends, ModelConfig};
+use candle_core::{Device, Tensor};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::kv::{KvShape, KvStore, LayerPool};
+use foretoken_core::model::{
+    Batch, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput, PathRows, Span,
+};
+use foretoken_kernels::AttentionBatch;
+
+/// A loaded head.
+pub struct DraftHead {
+    /// Its shape is that of the layers.
+    head: HeadConfig,
+    info: ModelInfo,
+    reads: Vec<usize>,
+    embedding: Embedding,
+    fusion: Fusion,
+    /// How features become rows beside tokens; `None` = they are the context of rows that are tokens alone.
+    input: Option<TokenInput>,
+    layers: Vec<Layer>,
+    /// The norm before the output layer; EAGLE-1 has none.
+    norm: Option<Norm>,
+    output: OutputLayer,
+    /// The hidden states of masks, `[1, reads * target's hidden]`; only of a P-EAGLE head.
+    mask_hidden: Option<Tensor>,
+    path: Option<PathHead>,
+    layout: String,
+    ropes: RopeTables,
+    dtypes: Dtypes,
+    device: Device,
+}
+
+impl DraftHead {
+    /// Reads the weights of a head that reads the layers `taps` of `target`, whose first and last layers are
+    /// `ends`.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub(crate) fn load(
+        mut head: HeadConfig,
+        taps: Vec<usize>,
+        mut weights: Weights,
+        target: &ModelConfig,
+        ends: &Ends,
+    ) -> Result<Self> {
+        path::check(&head).map_err(Error::setup)?;
+        let (is_eagle1, is_block) = (
+            head.kind == HeadKind::Eagle,
+            head.kind == HeadKind::Parallel,
+        );
+        let mut first = "layers.0";
+        if is_block {
+            let names = path::names_in(&weights);
+            weights = weights.with_names(names);
+        } else if weights.has("midlayer.self_attn.q_proj.weight") {
+            first = "midlayer";
+        }
+        let has_norms = weights.has(&format!("{first}.self_attn.q_norm.weight"));
+        head.set_inputs(has_norms);
+        let mut embedding = weights.embedding_of_head(&head.shape, &ends.embedding)?;
+        if let Some(scale) = head.scales.embedding {
+            embedding = embedding.scaled(Some(scale));
+        }
+        let reads = taps.len() * target.hidden_size;
+        let fusion = if is_eagle1 {
+            Fusion::of_last(&weights, target, ends)
+        } else {
+            Fusion::load(&head, &mut weights, (taps.len(), target.hidden_size))?
+        };
+        let input = if is_block {
+            None
+        } else {
+            Some(TokenInput::of_eagle(&head, &mut weights, first, reads)?)
+        };
+        let ropes = RopeTables::new(head.shape.ropes(), weights.rope_factors()?.as_deref());
+        let layers = load_layers(&head, first, &ropes, &mut weights)?;
+        let (norm, output) = if is_eagle1 {
+            (None, ends.output.clone())
+        } else {
+            let norm = Norm::rms(&mut weights, "norm", head.shape.hidden_size)?;
+            let output = OutputLayer::of_head(&mut weights, &head.shape, &ends.output)?;
+            (Some(norm), output.scaled(head.scales))
+        };
+        let outputs = output.size();
+        let path = PathHead::load(head.path, &head.shape, &mut weights, outputs, &embedding)?;
+        let mask_hidden = if head.kind == HeadKind::PEagle {
+            let hidden = weights.tensor("mask_hidden", &[1, 1, reads])?;
+            Some(hidden.reshape((1, reads))?)
+        } else {
+            None
+        };
+        weights.finish(|_| false)?;
+        weights.device().synchronize()?;
+        Ok(Self {
+            dtypes: weights.dtypes(),
+            device: weights.device().clone(),
+            info: head.shape.info(),
+            layout: head.layout(taps.len(), output.ids.is_some()),
+            reads: taps,
+            head,
+            embedding,
+            fusion,
+            input,
+            layers,
+            norm,
+            output,
+            mask_hidden,
+            path,
+            ropes,
+        })
+    }
+
+    /// Reads the first layer for further tokens of a checkpoint like `target`. Its parts are called `names`. The parts
+    /// that the layer lacks are shared with the target: they are those of the target's `ends`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`DraftHead::load`]. A tensor of the layer that is not read is an error, too.
+    pub(crate) fn load_mtp(
+        names: &MtpNames,
+        mut weights: Weights,
+        target: &ModelConfig,
+        ends: &Ends,
+    ) -> Result<Self> {
+        let mtp = (target.spec.mtp.as_ref())
+            .ok_or_else(|| Error::internal("a named layer for further tokens has a spec"))?;
+        let head = mtp::config(target, mtp);
+        let config = &head.shape;
+        let shape = (config.vocab_size, config.hidden_size);
+        let norm = match &names.norm {
+            Some(name) => Norm::load(&mut weights, name, shape.1, config.spec.norm)?,
+            None => ends.norm.clone(),
+        };
+        let input = TokenInput::of_mtp(names, &mut weights, config)?;
+        let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
+        let at = |part: &str| format!("{}{part}", names.layer);
+        let layer = Layer::load(config, 0, &ropes, &mut weights, at)?;
+        let embedding = match &names.embedding {
+            Some(name) => weights.embedding(name, shape)?,
+            None => ends.embedding.clone(),
+        };
+        let mut output = ends.output.clone();
+        if let Some(name) = &names.head {
+            output.linear = weights.linear(name, shape, false)?;
+        }
+        let start = names.start(&weights);
+        let is_own = |name: &str| {
+            name.strip_prefix(&start)
+                .is_some_and(|rest| names.owns(rest))
+        };
+        weights.finish(|name| !is_own(name))?;
+        weights.device().synchronize()?;
+        Ok(Self {
+            dtypes: weights.dtypes(),
+            device: weights.device().clone(),
+            info: config.info(),
+            layout: match mtp.count {
+                1 => "a layer for further tokens (MTP)".into(),
+                count => format!("the first of {count} layers for further tokens (MTP)"),
+            },
+            reads: vec![target.num_layers()],
+            fusion: Fusion::of_last(&weights, target, ends),
+            head,
+            embedding,
+            input: Some(input),
+            layers: vec![layer],
+            norm: Some(norm),
+            output,
+            mask_hidden: None,
+            path: None,
+            ropes,
+        })
+    }
+
+    fn eps(&self) -> f32 {
+        self.head.shape.rms_norm_eps as f32
+    }
+
+    /// The residual stream of the rows with `tokens`, `[rows, hidden]`, and what the attention of the first layer reads
+    /// of them; `None` = what that layer makes of the stream.
+    fn rows(&self, batch: &Batch, tokens: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let embedded = self.embedding.forward(tokens)?;
+        let Some(input) = &self.input else {
+            return Ok((embedded, None));
+        };
+        let dims = [tokens.dim(0)?, self.info.hidden_size];
+        let features = match &batch.features {
+            Some(features) if features.dims() == dims => features.contiguous()?,
+            Some(other) => {
+                return Err(Error::internal(format!("features {other:?} for {dims:?}")));
+            }
+            None => Tensor::zeros(&dims, self.dtypes.activations, &self.device)?,
+        };
+        input.forward(&embedded, &features, self.eps())
+    }
+
+    /// The residual stream after all layers and what is still to be added to it; `None` if no row is wanted: of the
+    /// last layer, only K and V are then computed. The attention of all layers also reads `context`, rows before those
+    /// of [`DraftHead::rows`] of which only K and V are computed. `windowed` is the step of layers with a window, if it
+    /// is another one.
+    fn run(
+        &self,
+        (mut x, mut first): (Tensor, Option<Tensor>),
+        context: Option<&Tensor>,
+        is_wanted: bool,
+        (step, windowed): (&Step<'_>, Option<&Step<'_>>),
+        kv: &KvStore,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        let config = &self.head.shape;
+        let mut delta = None;
+        let layers = self.layers.iter().zip(&config.spec.layers).zip(&kv.layers);
+        for (i, ((layer, spec), pool)) in layers.enumerate() {
+            let pool = LayerPool::Tokens(pool);
+            let windowed = windowed.filter(|_| spec.window.is_some());
+            let step = windowed.unwrap_or(step);
+            let (sum, own) = match first.take() {
+                Some(read) => (x, read),
+                None => {
+                    let delta = delta.map_or_else(|| x.zeros_like(), Ok)?;
+                    layer.attention_input(&x, &delta, config)?
+                }
+            };
+            let read = match context {
+                Some(context) => Tensor::cat(&[context, &own], 0)?,
+                None => own,
+            };
+            if !is_wanted && i + 1 == self.layers.len() {
+                layer.write(&read, config, step, pool)?;
+                return Ok(None);
+            }
+            let (stream, added) = layer.forward_read(&sum, &read, config, step, pool)?;
+            (x, delta) = (stream, Some(added));
+        }
+        Ok(delta.map(|delta| (x, delta)))
+    }
+
+    /// The output of the rows whose residual stream is `x`, with `delta` still to be added to it.
+    fn tail(&self, x: &Tensor, delta: &Tensor) -> Result<ForwardOutput> {
+        let (hidden, normed) = layers::add(x, delta, self.norm.as_ref(), self.eps())?;
+        let logits = self.output.forward(&normed)?;
+        let features = if self.head.norm_output {
+            &normed
+        } else {
+            &hidden
+        };
+        Ok(ForwardOutput {
+            features: self.input.is_some().then(|| features.clone()),
+            path_hidden: self.path.is_some().then_some(normed),
+            ..ForwardOutput::of(logits)
+        })
+    }
+}
+
+/// Reads the layers of `head`; the names of the first one begin with `first`.
+fn load_layers(
+    head: &HeadConfig,
+    first: &str,
+    ropes: &RopeTables,
+    weights: &mut Weights,
+) -> Result<Vec<Layer>> {
+    let shape = &head.shape;
+    let layers = (0..shape.num_layers()).map(|layer| {
+        let name = match layer {
+            0 => first.to_owned(),
+            layer => format!("layers.{layer}"),
+        };
+        let at = |part: &str| format!("{name}.{part}");
+        let mut layer = Layer::load(shape, layer, ropes, weights, at)?;
+        if let Some(convs) = head.convs {
+            layer.load_convs(weights, &name, shape.hidden_size, convs)?;
+        }
+        Ok(layer)
+    });
+    layers.collect()
+}
+
+/// The spans after the first `others` rows, as if those rows did not exist.
+fn spans_after(others: usize, spans: &[Span]) -> Vec<Span> {
+    let after = spans.iter().filter(|span| span.rows.start >= others);
+    let moved = after.map(|span| Span {
+        rows: span.rows.start - others..span.rows.end - others,
+        ..span.clone()
+    });
+    moved.collect()
+}
+
+/// `spans` with rows that see only the rows before them.
+fn causal(spans: &[Span]) -> Vec<Span> {
+    let causal = spans.iter().map(|span| Span {
+        tree: None,
+        ..span.clone()
+    });
+    causal.collect()
+}
+
+impl Model for DraftHead {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.head.shape.kv_shape(self.dtypes.kv)
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
+        let (config, dtype, slots) = (&self.head.shape, self.dtypes.activations, kv.num_slots());
+        let (vocab_size, ropes) = (config.vocab_size, self.ropes.tables());
+        let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
+        let context = batch.context_features.as_ref();
+        let context = context.map(Tensor::contiguous).transpose()?;
+        let others = context.as_ref().map_or(Ok(0), |context| context.dim(0))?;
+        let wrong = || Error::internal(format!("a batch of {others} context rows"));
+        let rows = inputs.slots.len().checked_sub(others).ok_or_else(wrong)?;
+        let after = (others > 0).then(|| spans_after(others, &batch.spans));
+        let spans = after.as_deref().unwrap_or(&batch.spans);
+        let attention = AttentionBatch::new(spans, kv.block_size, slots)?;
+        let step = Step::new(&inputs, &attention, dtype)?;
+        if let (0, Some(context)) = (rows, &context) {
+            for (layer, pool) in self.layers.iter().zip(&kv.layers) {
+                layer.write(context, config, &step, LayerPool::Tokens(pool))?;
+            }
+            return ForwardOutput::none(vocab_size);
+        }
+        let places = (self.head.convs)
+            .map(|convs| BlockPlaces::new(spans, convs.taps, dtype, &self.device))
+            .transpose()?;
+        let step = step.with_places(places.as_ref());
+        let causal = self.head.causal_windows.then(|| causal(spans));
+        let causal = (causal.as_deref())
+            .map(|spans| AttentionBatch::new(spans, kv.block_size, slots))
+            .transpose()?;
+        let windowed = (causal.as_ref())
+            .map(|spans| {
+                Ok::<_, Error>(Step::new(&inputs, spans, dtype)?.with_places(places.as_ref()))
+            })
+            .transpose()?;
+        let own = self.rows(batch, &inputs.tokens.narrow(0, others, rows)?)?;
+        let (is_wanted, steps) = (inputs.wanted.is_some(), (&step, windowed.as_ref()));
+        let ran = self.run(own, context.as_ref(), is_wanted, steps, kv)?;
+        let (Some((x, delta)), Some(wanted)) = (ran, inputs.wanted) else {
+            return ForwardOutput::none(vocab_size);
+        };
+        let wanted = if others == 0 {
+            wanted
+        } else {
+            let moved = (batch.logits.iter()).map(|&row| row.checked_sub(others as u32));
+            let moved: Vec<u32> = moved.collect::<Option<_>>().ok_or_else(wrong)?;
+            Tensor::new(moved, &self.device)?
+        };
+        self.tail(
+            &x.index_select(&wanted, 0)?,
+            &delta.index_select(&wanted, 0)?,
+        )
+    }
+}
+
+impl Head for DraftHead {
+    fn reads(&self) -> &[usize] {
+        &self.reads
+    }
+
+    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.fusion.forward(hidden)
+    }
+
+    fn masked_block(&self) -> Option<MaskedBlock> {
+        self.head.block
+    }
+
+    fn mask_hidden(&self) -> Option<&Tensor> {
+        self.mask_hidden.as_ref()
+    }
+
+    fn follows_paths(&self) -> bool {
+        self.path.is_some()
+    }
+
+    fn follow(&self, rows: &PathRows<'_>) -> Result<PathOutput> {
+        let path = self.path.as_ref();
+        let path = path.ok_or_else(|| Error::internal("this head follows no paths"))?;
+        path.step(rows, &self.output)
+    }
+
+    fn layout(&self) -> String {
+        self.layout.clone()
+    }
+}

@@ -1,0 +1,325 @@
+//! What a parallel head computes along a path of its block, token by token: a Markov head, which adds to the
+//! logits of a row what the token before it makes of them, and a confidence head (DSpark, arXiv 2607.05147), what a
+//! GRU makes of all tokens before it (Domino), or a selector among the most probable tokens (DFlash 2).
+
+use super::config::{
+    ConfidenceInput, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
+};
+use super::domino::Domino;
+use crate::config::ModelConfig;
+use crate::layers::linear::{Embedding, Linear};
+use crate::layers::output::OutputLayer;
+use crate::weights::Weights;
+use candle_core::{D, DType, Device, Tensor};
+use candle_nn::ops::sigmoid;
+use foretoken_core::error::Result;
+use foretoken_core::model::{PathOutput, PathRows};
+
+/// The part of a parallel head that goes along paths.
+pub struct PathHead {
+    markov: Option<Markov>,
+    domino: Option<Domino>,
+    confidence: Option<(Linear, ConfidenceInput)>,
+    selector: Option<Selector>,
+    device: Device,
+}
+
+/// A selector among the most probable tokens.
+struct Selector {
+    /// The embedding of the token before, `[vocab_size, rank]`.
+    before: Tensor,
+    /// The embedding of the token, `[vocab_size, rank]`.
+    after: Tensor,
+    /// Projects a hidden state to `rank` values.
+    projection: Linear,
+    top_k: usize,
+}
+
+struct Markov {
+    /// The embedding of the token before.
+    embedding: Embedding,
+    /// Projects the embedding, or what the mixer makes of it, to the outputs.
+    output: Linear,
+    mixer: Mixer,
+}
+
+/// How the embedding of a token becomes the input of the product `output`.
+enum Mixer {
+    Vanilla,
+    /// Projects hidden state and embedding to a gate.
+    Gated(Linear),
+    /// Projects state, embedding and hidden state to a gate, a candidate for the state, and the output's input.
+    Recurrent(Linear),
+}
+
+impl PathHead {
+    /// Reads the parts that `head`, whose layers are like `config` and whose blocks consist of rows of `embedding`,
+    /// has; `None` = it has none.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub(crate) fn load(
+        head: PathConfig,
+        config: &ModelConfig,
+        weights: &mut Weights,
+        outputs: usize,
+        embedding: &Embedding,
+    ) -> Result<Option<Self>> {
+        let rank = head.markov.map_or(0, |markov| markov.rank);
+        let markov = match head.markov {
+            Some(markov) => Some(Markov::load(markov, config, weights, outputs)?),
+            None => None,
+        };
+        let domino = match head.domino {
+            Some(domino) => Some(Domino::load(domino, config, weights, outputs, embedding)?),
+            None => None,
+        };
+        let confidence = match head.confidence {
+            Some(input) => {
+                let width = match input {
+                    ConfidenceInput::Hidden => config.hidden_size,
+                    ConfidenceInput::HiddenAndToken => config.hidden_size + rank,
+                };
+                let linear = weights.linear("confidence_head.proj", (1, width), true)?;
+                Some((linear, input))
+            }
+            None => None,
+        };
+        let selector = match head.selector {
+            Some(selector) => Some(Selector::load(selector, config, weights)?),
+            None => None,
+        };
+        let corrects = markov.is_some() || domino.is_some() || selector.is_some();
+        Ok((corrects || confidence.is_some()).then(|| Self {
+            markov,
+            domino,
+            confidence,
+            selector,
+            device: weights.device().clone(),
+        }))
+    }
+
+    /// The logits of `rows` after their tokens, over the ids of `output`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(crate) fn step(&self, rows: &PathRows<'_>, output: &OutputLayer) -> Result<PathOutput> {
+        if let Some(selector) = &self.selector {
+            return Ok(PathOutput {
+                logits: selector.select(rows)?,
+                states: None,
+                confidence: None,
+            });
+        }
+        let tokens = Tensor::new(rows.tokens, &self.device)?;
+        if let Some(domino) = &self.domino {
+            let states = domino.next_states(&tokens, rows.states)?;
+            let logits = if domino.corrects(rows.level) {
+                output.add_bias(rows.logits, &domino.bias(rows.hidden, &states)?)?
+            } else {
+                rows.logits.clone()
+            };
+            return Ok(PathOutput {
+                logits,
+                states: Some(states),
+                confidence: None,
+            });
+        }
+        let embedded = match &self.markov {
+            Some(markov) => Some(markov.embedding.forward(&tokens)?),
+            None => None,
+        };
+        let confidence = match (&self.confidence, &embedded) {
+            (Some((linear, ConfidenceInput::HiddenAndToken)), Some(embedded)) => {
+                Some(linear.forward(&Tensor::cat(&[rows.hidden, embedded], 1)?)?)
+            }
+            (Some((linear, _)), _) => Some(linear.forward(rows.hidden)?),
+            (None, _) => None,
+        };
+        let confidence = confidence.map(|logits| -> Result<Vec<f32>> {
+            let logits = logits.to_dtype(DType::F32)?.flatten_all()?;
+            Ok(sigmoid(&logits)?.to_vec1()?)
+        });
+        let (logits, states) = match (&self.markov, &embedded) {
+            (Some(markov), Some(embedded)) => {
+                let (bias, states) = markov.bias(embedded, rows)?;
+                (output.add_bias(rows.logits, &bias)?, states)
+            }
+            _ => (rows.logits.clone(), None),
+        };
+        Ok(PathOutput {
+            logits,
+            states,
+            confidence: confidence.transpose()?,
+        })
+    }
+}
+
+impl Markov {
+    /// Reads the weights of one of a head whose layers are like `config`.
+    fn load(
+        MarkovConfig { rank, kind }: MarkovConfig,
+        config: &ModelConfig,
+        weights: &mut Weights,
+        outputs: usize,
+    ) -> Result<Self> {
+        let (hidden, vocab_size) = (config.hidden_size, config.vocab_size);
+        let at = |part: &str| format!("markov_head.{part}");
+        Ok(Self {
+            embedding: weights.embedding(&at("markov_w1"), (vocab_size, rank))?,
+            output: weights.linear(&at("markov_w2"), (outputs, rank), false)?,
+            mixer: match kind {
+                MarkovKind::Vanilla => Mixer::Vanilla,
+                MarkovKind::Gated => {
+                    let shape = (rank, hidden + rank);
+                    Mixer::Gated(weights.linear(&at("gate_proj"), shape, true)?)
+                }
+                MarkovKind::Recurrent => {
+                    let shape = (3 * rank, 2 * rank + hidden);
+                    Mixer::Recurrent(weights.linear(&at("joint_proj"), shape, true)?)
+                }
+            },
+        })
+    }
+
+    /// What is added to the logits, `[rows, outputs]`, and the states after the rows.
+    fn bias(&self, embedded: &Tensor, rows: &PathRows<'_>) -> Result<(Tensor, Option<Tensor>)> {
+        Ok(match &self.mixer {
+            Mixer::Vanilla => (self.output.forward(embedded)?, None),
+            Mixer::Gated(gate) => {
+                let gate = gate.forward(&Tensor::cat(&[rows.hidden, embedded], 1)?)?;
+                let gated = (sigmoid(&gate)? * embedded)?;
+                (self.output.forward(&gated)?, None)
+            }
+            Mixer::Recurrent(joint) => {
+                let state = match rows.states {
+                    Some(state) => state.clone(),
+                    None => embedded.zeros_like()?,
+                };
+                let joint = joint.forward(&Tensor::cat(&[&state, embedded, rows.hidden], 1)?)?;
+                let parts = joint.chunk(3, D::Minus1)?;
+                let gate = sigmoid(&parts[0].contiguous()?)?;
+                let candidate = parts[1].tanh()?;
+                // gate * state + (1 - gate) * candidate
+                let state = (&candidate + (gate * (state - &candidate)?)?)?;
+                let bias = self.output.forward(&parts[2].tanh()?.contiguous()?)?;
+                (bias, Some(state))
+            }
+        })
+    }
+}
+
+impl Selector {
+    fn load(of: SelectorConfig, config: &ModelConfig, weights: &mut Weights) -> Result<Self> {
+        let at = |part: &str| format!("candidate_selector.{part}");
+        let codebook = [config.vocab_size, of.rank];
+        Ok(Self {
+            before: weights.tensor(&at("predecessor_codebook"), &codebook)?,
+            after: weights.tensor(&at("successor_codebook"), &codebook)?,
+            projection: weights.linear(
+                &at("hidden_projection"),
+                (of.rank, config.hidden_size),
+                false,
+            )?,
+            top_k: of.top_k,
+        })
+    }
+
+    /// The logits of the most probable tokens of each row, with what the token before makes of them; minus
+    /// infinity for the others.
+    fn select(&self, rows: &PathRows<'_>) -> Result<Tensor> {
+        let (count, vocab_size) = rows.logits.dims2()?;
+        let (device, dtype) = (rows.logits.device(), rows.hidden.dtype());
+        let best: Vec<u32> = (rows.logits.to_vec2::<f32>()?.iter())
+            .flat_map(|row| most_probable(row, self.top_k))
+            .collect();
+        let best = Tensor::from_vec(best, (count, self.top_k), device)?;
+        let before = self
+            .before
+            .index_select(&Tensor::new(rows.tokens, device)?, 0)?;
+        let context = (before.to_dtype(dtype)? * self.projection.forward(rows.hidden)?)?;
+        let after = self.after.index_select(&best.flatten_all()?, 0)?;
+        let after = after.to_dtype(dtype)?.reshape((count, self.top_k, ()))?;
+        let scores = after.broadcast_mul(&context.unsqueeze(1)?)?.sum(2)?;
+        let scores = (rows.logits.gather(&best, 1)? + scores.to_dtype(DType::F32)?)?;
+        let never = Tensor::full(f32::NEG_INFINITY, (count, vocab_size), device)?;
+        Ok(never.scatter(&best, &scores, 1)?)
+    }
+}
+
+/// The ids of the `count` largest `logits`.
+fn most_probable(logits: &[f32], count: usize) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    let descending = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]);
+    if count < ids.len() {
+        ids.select_nth_unstable_by(count, descending);
+    }
+    ids.truncate(count);
+    ids
+}
+
+/// Refuses what no code of the authors defines for such a head.
+///
+/// # Errors
+/// A message that names what is not supported.
+pub(crate) fn check(head: &HeadConfig) -> Result<(), String> {
+    let PathConfig {
+        markov,
+        domino,
+        confidence,
+        selector,
+    } = head.path;
+    let is_reduced = head.shape.output_size() != head.shape.vocab_size;
+    let is_recurrent = markov.is_some_and(|markov| markov.kind == MarkovKind::Recurrent);
+    let from_anchor = head.block.is_some_and(|block| block.from_anchor);
+    let is_dspark = markov.is_some() || confidence.is_some();
+    let odd = if selector.is_some() && is_dspark {
+        "markov_rank and enable_confidence_head are not supported with a selector"
+    } else if domino.is_some() && is_dspark {
+        "markov_rank and enable_confidence_head are not supported in Domino's layout"
+    } else if selector.is_some() && is_reduced {
+        "a draft_vocab_size below vocab_size is not supported with a selector"
+    } else if is_recurrent && !from_anchor {
+        "markov_head_type rnn is not supported with sample_from_anchor false: only vanilla and gated are"
+    } else {
+        return Ok(());
+    };
+    Err(odd.into())
+}
+
+/// The names of tensors in the checkpoint `weights`, if they are not ours: of a GRU, and of parts that early
+/// checkpoints of SpecForge, or those of the speculators library, have in a container.
+pub(crate) fn names_in(weights: &Weights) -> &'static [(&'static str, &'static str)] {
+    let has_part = |container: &str| {
+        let parts = ["prefix_gru.weight_ih_l0", "markov_head.markov_w1.weight"];
+        (parts.iter()).any(|part| weights.has(&format!("{container}{part}")))
+    };
+    if has_part("") {
+        &[
+            ("prefix_gru.ih.weight", "prefix_gru.weight_ih_l0"),
+            ("prefix_gru.hh.weight", "prefix_gru.weight_hh_l0"),
+        ]
+    } else if has_part("logits_correction.") {
+        &[
+            (
+                "prefix_gru.ih.weight",
+                "logits_correction.prefix_gru.weight_ih_l0",
+            ),
+            (
+                "prefix_gru.hh.weight",
+                "logits_correction.prefix_gru.weight_hh_l0",
+            ),
+            ("embed_proj.", "logits_correction.embed_proj."),
+        ]
+    } else if has_part("logit_head.") {
+        &[
+            ("prefix_gru.ih.weight", "logit_head.prefix_gru.weight_ih_l0"),
+            ("prefix_gru.hh.weight", "logit_head.prefix_gru.weight_hh_l0"),
+            ("embed_proj.", "logit_head.embed_proj."),
+            ("markov_head.", "logit_head.markov_head."),
+            ("confidence_head.", "logit_head.confidence_head."),
+        ]
+    } else {
+        &[]
+    }
+}

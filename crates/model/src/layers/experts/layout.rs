@@ -1,0 +1,129 @@
+//! How checkpoints name and store experts.
+
+use crate::spec::ExpertsSpec;
+use crate::weights::{StackForm, Weights};
+
+/// How a checkpoint names the router, and the products of the experts.
+pub struct Layout {
+    /// The name of the router, without `.weight`.
+    pub router: &'static str,
+    /// The names of gate and up, or of both in one tensor, or only of up. A name with `{}`, the number of the expert,
+    /// is without `.weight`. A name without `{}` is that of a tensor with the matrices of all experts.
+    pub gate_up: &'static [&'static str],
+    pub down: &'static str,
+    /// How a tensor with the matrices of all experts stores them.
+    pub form: StackForm,
+    /// Whether the rows of gate and up alternate in a tensor that has both, instead of all rows of the gate being
+    /// first.
+    pub alternates: bool,
+}
+
+/// The layout of Qwen and of OLMoE.
+const EACH: Layout = Layout {
+    router: "mlp.gate",
+    gate_up: &["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
+    down: "mlp.experts.{}.down_proj",
+    form: StackForm::Rows,
+    alternates: false,
+};
+
+/// The layout of llama.cpp, by the names that [`names::gguf`](crate::names::gguf) translates.
+const GGUF: Layout = Layout {
+    gate_up: &["mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"],
+    down: "mlp.experts.down_proj.weight",
+    ..EACH
+};
+
+/// The layouts of gated experts without biases in safetensors.
+const LAYOUTS: [Layout; 5] = [
+    EACH,
+    // The layout of Mixtral.
+    Layout {
+        router: "block_sparse_moe.gate",
+        gate_up: &[
+            "block_sparse_moe.experts.{}.w1",
+            "block_sparse_moe.experts.{}.w3",
+        ],
+        down: "block_sparse_moe.experts.{}.w2",
+        ..EACH
+    },
+    // The layout of Granite, then that of its class in transformers 5.
+    Layout {
+        router: "block_sparse_moe.router.layer",
+        gate_up: &["block_sparse_moe.input_linear.weight"],
+        down: "block_sparse_moe.output_linear.weight",
+        ..EACH
+    },
+    Layout {
+        router: "block_sparse_moe.router",
+        gate_up: &["block_sparse_moe.experts.gate_up_proj"],
+        down: "block_sparse_moe.experts.down_proj",
+        ..EACH
+    },
+    // The layout of the other classes of transformers 5.
+    Layout {
+        gate_up: &["mlp.experts.gate_up_proj"],
+        down: "mlp.experts.down_proj",
+        ..EACH
+    },
+];
+
+/// The layouts of experts without gates: that of Nemotron-H, and that of its class in transformers 5.
+const UNGATED: [Layout; 2] = [
+    EACH,
+    Layout {
+        gate_up: &["mlp.experts.up_proj"],
+        down: "mlp.experts.down_proj",
+        ..EACH
+    },
+];
+
+/// The layout of gpt-oss with dense weights. It has names of other classes, but another order.
+const GPT_OSS: Layout = Layout {
+    router: "mlp.router",
+    gate_up: &["mlp.experts.gate_up_proj"],
+    down: "mlp.experts.down_proj",
+    form: StackForm::Columns,
+    alternates: true,
+};
+
+/// The layouts of experts with biases. The second layout is that of the published files.
+const BIASED: [Layout; 2] = [
+    GPT_OSS,
+    Layout {
+        form: StackForm::Mxfp4,
+        ..GPT_OSS
+    },
+];
+
+impl Layout {
+    /// The layout of the experts in `weights`; `at` names the parts of a layer.
+    pub fn of(weights: &Weights, spec: &ExpertsSpec, at: impl Fn(&str) -> String) -> &'static Self {
+        if weights.are_gguf() {
+            return &GGUF;
+        }
+        let layouts: &[Self] = match (spec.has_bias, spec.is_gated) {
+            (true, _) => &BIASED,
+            (false, true) => &LAYOUTS,
+            (false, false) => &UNGATED,
+        };
+        let has = |layout: &&Self| {
+            let name = layout.down.replace("{}", "0");
+            let end = match layout.form {
+                StackForm::Mxfp4 => "_blocks",
+                _ if name != layout.down => ".weight",
+                _ => "",
+            };
+            weights.has(&at(&format!("{name}{end}")))
+        };
+        layouts.iter().find(has).unwrap_or(&layouts[0])
+    }
+
+    /// The biases of the product `name` of all experts.
+    pub fn bias(name: &str) -> String {
+        match name.strip_suffix(".weight") {
+            Some(name) => format!("{name}.bias"),
+            None => format!("{name}_bias"),
+        }
+    }
+}

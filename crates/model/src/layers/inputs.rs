@@ -1,0 +1,318 @@
+//! The part of a batch that a forward reads, in device memory.
+
+use super::rope::RopeTable;
+use candle_core::{DType, Device, Tensor};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::model::AdapterRows;
+use foretoken_core::model::{Batch, Taps};
+use foretoken_kernels::graph::{Values, overwrite};
+use foretoken_kernels::{Slots, StateRows};
+use std::cell::Cell;
+
+/// See the module; every value that indexes memory was checked on the host.
+pub(crate) struct Inputs {
+    /// `[rows]` u32, below the size of the vocabulary.
+    pub tokens: Tensor,
+    pub slots: Slots,
+    /// The angles of the rows, one entry for each position embedding.
+    pub angles: Vec<Angles>,
+    /// Rows whose logits are requested, u32; `None` = no row.
+    pub wanted: Option<Tensor>,
+    /// Rows whose last hidden states are requested, u32; `None` = no row.
+    pub last_hidden: Option<Tensor>,
+    /// Layers and rows whose hidden states are requested; the rows are u32.
+    taps: Option<(Vec<usize>, Tensor)>,
+    /// All rows by their sequences, if layers have states.
+    pub states: Vec<StateRows>,
+    /// The adapters of all rows. A GPU has none.
+    pub adapters: Vec<AdapterRows>,
+    /// The adapters of the rows in `wanted`. A GPU has none.
+    pub wanted_adapters: Vec<AdapterRows>,
+    /// Counts what [`ForwardOutput::experts_read`](foretoken_core::model::ForwardOutput::experts_read) says.
+    pub experts_read: Cell<usize>,
+    vocab_size: usize,
+}
+
+/// Cosines and sines by which a position embedding rotates the rows, in f32.
+#[derive(Clone)]
+pub(crate) struct Angles {
+    /// `[rows, width / 2]` each.
+    pub cos: Tensor,
+    pub sin: Tensor,
+    /// `[rows, 1, 1]`: the factor of a row's queries, if there is one.
+    pub query_scale: Option<Tensor>,
+}
+
+impl Inputs {
+    /// Sends the inputs of `batch` to `device`; `ropes` are the model's position embeddings,
+    /// slots are below `num_slots`.
+    ///
+    /// # Errors
+    /// If the parts of the batch do not fit together, a token, a slot or a row does not exist, or the
+    /// device fails.
+    pub fn new(
+        batch: &Batch,
+        ropes: &[RopeTable],
+        vocab_size: usize,
+        num_slots: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        check(batch, vocab_size)?;
+        let rows = batch.positions.len();
+        let both = |rope: &RopeTable| -> Result<Angles> {
+            let dims = (rows, rope.frequencies.len());
+            let send = |turn| Tensor::from_vec(angles(batch, rope, turn), dims, device);
+            let scales = query_scales(batch, rope);
+            let scales = scales.map(|scales| Tensor::from_vec(scales, (rows, 1, 1), device));
+            Ok(Angles {
+                cos: send(f32::cos)?,
+                sin: send(f32::sin)?,
+                query_scale: scales.transpose()?,
+            })
+        };
+        let rows_of = |rows: &[u32]| match rows {
+            [] => Ok(None),
+            rows => Tensor::new(rows, device).map(Some),
+        };
+        Ok(Self {
+            tokens: match &batch.drawn {
+                None => Tensor::new(batch.tokens.as_slice(), device)?,
+                // A copy: others hold `drawn`, and replaying a graph overwrites these tokens.
+                Some(drawn) => drawn.copy()?,
+            },
+            slots: Slots::new(&batch.slots, num_slots, device)?,
+            angles: ropes.iter().map(both).collect::<Result<_>>()?,
+            wanted: rows_of(&batch.logits)?,
+            last_hidden: rows_of(&batch.last_hidden)?,
+            taps: None,
+            states: Vec::new(),
+            adapters: batch.adapters.clone(),
+            wanted_adapters: AdapterRows::of_picked(&batch.adapters, &batch.logits),
+            experts_read: Cell::new(0),
+            vocab_size,
+        })
+    }
+
+    /// Adds the requested hidden states, of a model with `num_layers` layers.
+    ///
+    /// # Errors
+    /// If a layer or a row does not exist, or they are not in ascending order.
+    pub fn with_taps(mut self, taps: Option<&Taps>, num_layers: usize) -> Result<Self> {
+        let wanted = taps.filter(|taps| !taps.layers.is_empty() && !taps.rows.is_empty());
+        let Some(Taps { layers, rows }) = wanted else {
+            return Ok(self);
+        };
+        let exist = layers.iter().all(|&layer| layer <= num_layers)
+            && rows.iter().all(|&row| (row as usize) < self.slots.len());
+        if !exist || !layers.is_sorted_by(|a, b| a < b) || !rows.is_sorted_by(|a, b| a < b) {
+            return Err(Error::internal(format!(
+                "hidden states of layers {layers:?} of {num_layers} for rows {rows:?} of {}",
+                self.slots.len()
+            )));
+        }
+        let rows = Tensor::new(rows.as_slice(), self.tokens.device())?;
+        self.taps = Some((layers.clone(), rows));
+        Ok(self)
+    }
+
+    /// Adds the hidden states of layer `layer` to `tapped`, if they are requested: the sum of `x` and
+    /// `delta`, both `[rows, hidden_size]`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn tap(
+        &self,
+        layer: usize,
+        x: &Tensor,
+        delta: &Tensor,
+        tapped: &mut Vec<Tensor>,
+    ) -> Result<()> {
+        if let Some((layers, rows)) = &self.taps
+            && layers.contains(&layer)
+        {
+            tapped.push(if rows.elem_count() == self.slots.len() {
+                (x + delta)?
+            } else {
+                (x.index_select(rows, 0)? + delta.index_select(rows, 0)?)?
+            });
+        }
+        Ok(())
+    }
+
+    /// Overwrites the inputs with those of another batch of the same size.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Inputs::new`]. A batch of another size is an error, too.
+    pub fn replace(&self, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
+        check(batch, self.vocab_size)?;
+        if !self.adapters.is_empty() || !batch.adapters.is_empty() {
+            return Err(Error::internal("rows with adapters are not replaced"));
+        }
+        if self.last_hidden.is_some() || !batch.last_hidden.is_empty() {
+            return Err(Error::internal("last hidden states are not replaced"));
+        }
+        let wanted = self.wanted.as_ref().map_or(0, Tensor::elem_count);
+        if batch.tokens.len() != self.slots.len() || batch.logits.len() != wanted {
+            return Err(Error::internal(format!(
+                "{} rows and {} logits in the place of {} and {wanted}",
+                batch.tokens.len(),
+                batch.logits.len(),
+                self.slots.len()
+            )));
+        }
+        if let Some((_, rows)) = &self.taps {
+            let new = batch.taps.as_ref().map_or(&[][..], |taps| &taps.rows);
+            let exist = new.iter().all(|&row| (row as usize) < self.slots.len());
+            if new.len() != rows.elem_count() || !exist {
+                return Err(Error::internal(format!(
+                    "hidden states of rows {new:?} in the place of {} of {}",
+                    rows.elem_count(),
+                    self.slots.len()
+                )));
+            }
+            overwrite(rows, Values::U32(new))?;
+        }
+        self.slots.replace(&batch.slots)?;
+        match &batch.drawn {
+            None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
+            Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,
+        }
+        for (to, rope) in self.angles.iter().zip(ropes) {
+            overwrite(&to.cos, Values::F32(&angles(batch, rope, f32::cos)))?;
+            overwrite(&to.sin, Values::F32(&angles(batch, rope, f32::sin)))?;
+            if let (Some(to), Some(scales)) = (&to.query_scale, query_scales(batch, rope)) {
+                overwrite(to, Values::F32(&scales))?;
+            }
+        }
+        if let Some(wanted) = &self.wanted {
+            overwrite(wanted, Values::U32(&batch.logits))?;
+        }
+        Ok(())
+    }
+}
+
+/// `turn` (cosine or sine) of the angles by which each row is rotated.
+fn angles(batch: &Batch, rope: &RopeTable, turn: fn(f32) -> f32) -> Vec<f32> {
+    let factor = rope.attention_factor;
+    let of = |&position: &u32| {
+        let frequencies = rope.frequencies.iter();
+        frequencies.map(move |f| turn(position as f32 * f) * factor)
+    };
+    batch.positions.iter().flat_map(of).collect()
+}
+
+/// The factor of each row's queries, if there are any.
+fn query_scales(batch: &Batch, rope: &RopeTable) -> Option<Vec<f32>> {
+    let scaling = rope.query_scaling?;
+    Some(batch.positions.iter().map(|&p| scaling.at(p)).collect())
+}
+
+/// Checks that the parts of a batch fit together; if not, the caller has a bug.
+fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
+    let rows = batch.tokens.len();
+    if rows == 0 || batch.positions.len() != rows || batch.slots.len() != rows {
+        return Err(Error::internal(format!(
+            "batch of {rows} tokens, {} positions and {} slots",
+            batch.positions.len(),
+            batch.slots.len()
+        )));
+    }
+    let mut asked = batch.logits.iter().chain(&batch.last_hidden);
+    if let Some(row) = asked.find(|&&row| row as usize >= rows) {
+        return Err(Error::internal(format!(
+            "logits or hidden states of row {row} of {rows}"
+        )));
+    }
+    AdapterRows::check(&batch.adapters, rows)?;
+    match &batch.drawn {
+        Some(drawn) if drawn.dims() != [rows] || drawn.dtype() != DType::U32 => Err(
+            Error::internal(format!("{:?} drawn for {rows} rows", drawn.dims())),
+        ),
+        // A sampler drew them from logits over the vocabulary.
+        Some(_) => Ok(()),
+        None => match batch.tokens.iter().find(|&&id| id as usize >= vocab_size) {
+            None => Ok(()),
+            Some(id) => Err(Error::internal(format!(
+                "token {id} is outside the vocabulary of {vocab_size}"
+            ))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(frequencies: &[f32]) -> RopeTable {
+        RopeTable {
+            frequencies: frequencies.to_vec(),
+            attention_factor: 1.,
+            query_scaling: None,
+        }
+    }
+
+    fn batch(tokens: &[u32], slots: &[u32], logits: &[u32]) -> Batch {
+        Batch {
+            tokens: tokens.to_vec(),
+            positions: (0..tokens.len() as u32).collect(),
+            slots: slots.to_vec(),
+            logits: logits.to_vec(),
+            ..Batch::default()
+        }
+    }
+
+    /// Both `Inputs::new` and `Inputs::replace` refuse it.
+    #[test]
+    fn what_leads_out_of_memory_is_refused() {
+        let cpu = Device::Cpu;
+        let good = batch(&[3, 4], &[0, 7], &[1]);
+        let ropes = [rope(&[1.0, 0.1]), rope(&[0.5])];
+        let new = |batch: &Batch| Inputs::new(batch, &ropes, 5, 8, &cpu);
+        let inputs = new(&good).unwrap();
+        let drawn = |ids: Tensor| Batch {
+            drawn: Some(ids),
+            ..good.clone()
+        };
+        let ids = |count| Tensor::zeros(count, DType::U32, &cpu).unwrap();
+        for wrong in [
+            batch(&[3, 5], &[0, 7], &[1]),
+            batch(&[3, 4], &[0, 8], &[1]),
+            batch(&[3, 4], &[0, 7], &[2]),
+            batch(&[3, 4], &[0], &[1]),
+            batch(&[], &[], &[]),
+            drawn(ids(1)),
+            drawn(ids(3)),
+            drawn(ids(2).to_dtype(DType::F32).unwrap()),
+        ] {
+            assert!(new(&wrong).is_err(), "{wrong:?}");
+            assert!(inputs.replace(&wrong, &ropes).is_err(), "{wrong:?}");
+            assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [3, 4]);
+        }
+        inputs.replace(&drawn(ids(2)), &ropes).unwrap();
+        assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [0, 0]);
+        for other_size in [batch(&[1], &[0], &[0]), batch(&[1, 1], &[0, 1], &[0, 1])] {
+            assert!(inputs.replace(&other_size, &ropes).is_err());
+        }
+    }
+
+    #[test]
+    fn taps_that_do_not_exist_are_refused() {
+        let batch = batch(&[3, 4], &[0, 7], &[1]);
+        let with = |layers: &[usize], rows: &[u32]| {
+            let (layers, rows) = (layers.to_vec(), rows.to_vec());
+            let inputs = Inputs::new(&batch, &[rope(&[1.0])], 5, 8, &Device::Cpu).unwrap();
+            let inputs = inputs.with_taps(Some(&Taps { layers, rows }), 3);
+            inputs.map(|inputs| inputs.taps.is_some())
+        };
+        assert!(with(&[0, 3], &[0, 1]).unwrap());
+        assert!(!with(&[], &[0]).unwrap() && !with(&[0], &[]).unwrap());
+        for (layers, rows) in [
+            (&[4][..], &[0][..]),
+            (&[0], &[2]),
+            (&[1, 0], &[0]),
+            (&[0], &[1, 1]),
+        ] {
+            with(layers, rows).unwrap_err();
+        }
+    }
+}

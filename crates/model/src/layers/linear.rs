@@ -1,0 +1,192 @@
+//! The two uses of a weight matrix: products and embedding lookups.
+
+use crate::lora::{self, LinearPart};
+use crate::matrix::{Matrix, join};
+use candle_core::{DType, Tensor};
+use foretoken_core::error::Result;
+use foretoken_core::model::AdapterRows;
+use std::sync::Arc;
+
+/// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
+/// [`Linear::set_batch_invariant`]). Layers with the same input can be joined into one, with their
+/// outputs side by side. A clone shares the weights.
+#[derive(Clone)]
+pub struct Linear {
+    /// Not empty.
+    matrices: Vec<Arc<dyn Matrix>>,
+    bias: Option<Tensor>,
+    /// The weights that adapters know, in order; empty if they do not know all of its outputs.
+    parts: Vec<LinearPart>,
+    /// The place of this layer among those that adapters can change; `None` = it is none of them.
+    site: Option<usize>,
+}
+
+impl Linear {
+    /// A linear layer; `bias` is `[outputs]` in the compute dtype.
+    pub fn new(matrix: Arc<dyn Matrix>, bias: Option<Tensor>) -> Self {
+        Self {
+            matrices: vec![matrix],
+            bias,
+            parts: Vec::new(),
+            site: None,
+        }
+    }
+
+    /// Sets the weight that adapters know this layer by: `name`. Output `i` of the layer is row `order[i]` of the
+    /// weight; `None` = row `i`.
+    pub fn named(self, name: &str, order: Option<&[u32]>) -> Self {
+        let (outputs, inputs) = self.shape();
+        let part = LinearPart {
+            name: name.to_owned(),
+            outputs,
+            inputs,
+            order: order.map(Into::into),
+        };
+        Self {
+            parts: vec![part],
+            ..self
+        }
+    }
+
+    /// Drops the order of the rows, for a layer whose rows have another order in this checkpoint only. Adapters have
+    /// the rows in the order of the outputs.
+    pub fn with_plain_rows(mut self) -> Self {
+        for part in &mut self.parts {
+            part.order = None;
+        }
+        self
+    }
+
+    /// Makes it number `site` of the layers that adapters can change; returns its weights.
+    pub(crate) fn set_site(&mut self, site: usize) -> &[LinearPart] {
+        self.site = Some(site);
+        &self.parts
+    }
+
+    /// Outputs and inputs.
+    fn shape(&self) -> (usize, usize) {
+        let outputs = self.matrices.iter().map(|matrix| matrix.shape().0);
+        let inputs = self.matrices.first().map_or(0, |matrix| matrix.shape().1);
+        (outputs.sum(), inputs)
+    }
+
+    /// Joins layers into one that computes the outputs of all, in order.
+    ///
+    /// # Errors
+    /// If the weights or biases cannot be joined.
+    pub fn join(layers: Vec<Self>) -> Result<Self> {
+        let bias = match layers.iter().find_map(|layer| layer.bias.as_ref()) {
+            Some(like) => {
+                let biases = layers.iter().map(|layer| layer.bias_or_zeros(like));
+                Some(Tensor::cat(&biases.collect::<Result<Vec<_>>>()?, 0)?)
+            }
+            None => None,
+        };
+        let has_parts = layers.iter().all(|layer| !layer.parts.is_empty());
+        let (mut matrices, mut parts) = (Vec::new(), Vec::new());
+        for layer in layers {
+            matrices.extend(layer.matrices);
+            parts.extend(layer.parts);
+        }
+        Ok(Self {
+            matrices: join(matrices)?,
+            bias,
+            parts: if has_parts { parts } else { Vec::new() },
+            site: None,
+        })
+    }
+
+    /// Uses one order of additions on a GPU for any number of rows. On the CPU nothing changes.
+    ///
+    /// # Errors
+    /// A setup error if there is no such kernel for a weight.
+    pub fn set_batch_invariant(&mut self) -> Result<()> {
+        for matrix in &mut self.matrices {
+            if let Some(other) = matrix.make_batch_invariant()? {
+                *matrix = other;
+            }
+        }
+        Ok(())
+    }
+
+    fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {
+        let outputs = self.shape().0;
+        match &self.bias {
+            Some(bias) => Ok(bias.clone()),
+            None => Ok(Tensor::zeros(outputs, like.dtype(), like.device())?),
+        }
+    }
+
+    /// `[rows, outputs]` for `x` `[rows, inputs]`, contiguous, in the compute dtype (f32 on
+    /// the CPU).
+    ///
+    /// # Errors
+    /// If `x` has another width, dtype or device.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = match self.matrices.as_slice() {
+            [one] => one.forward(x)?,
+            several => {
+                let parts = several.iter().map(|matrix| matrix.forward(x));
+                Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?
+            }
+        };
+        Ok(match &self.bias {
+            Some(bias) => y.broadcast_add(bias)?,
+            None => y,
+        })
+    }
+
+    /// As [`Linear::forward`], plus what the adapters of the rows add.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Linear::forward`].
+    pub fn forward_adapted(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+        let y = self.forward(x)?;
+        if let Some(site) = self.site {
+            lora::add(adapters, site, x, &y)?;
+        }
+        Ok(y)
+    }
+}
+
+/// Maps token ids to rows. A clone shares the weight.
+#[derive(Clone)]
+pub struct Embedding {
+    matrix: Arc<dyn Matrix>,
+    dtype: DType,
+    /// Factor of the rows.
+    scale: Option<f32>,
+}
+
+impl Embedding {
+    /// A lookup in `matrix`, `[vocab, hidden]`, that returns rows in `dtype`.
+    pub fn new(matrix: Arc<dyn Matrix>, dtype: DType) -> Self {
+        Self {
+            matrix,
+            dtype,
+            scale: None,
+        }
+    }
+
+    /// This embedding, with its rows multiplied by `scale`; `None` = as they are.
+    pub fn scaled(self, scale: Option<f32>) -> Self {
+        Self { scale, ..self }
+    }
+
+    /// `[ids.len(), hidden]` for `ids` `[n]` u32.
+    ///
+    /// # Errors
+    /// If an id is outside the vocabulary.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let rows = self.matrix.rows(ids)?.to_dtype(self.dtype)?;
+        match self.scale {
+            Some(scale) => Ok((rows * f64::from(scale))?),
+            None => Ok(rows),
+        }
+    }
+
+    /// The output layer that shares this weight.
+    pub fn tied_head(&self) -> Linear {
+        Linear::new(self.matrix.clone(), None)
+    }
+}

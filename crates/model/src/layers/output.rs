@@ -1,0 +1,96 @@
+//! The output layer: from normed hidden states to logits over the vocabulary.
+
+use super::linear::Linear;
+use crate::config::ModelConfig;
+use crate::heads::config::EndScales;
+use crate::names;
+use crate::weights::Weights;
+use candle_core::{DType, Tensor};
+use foretoken_core::error::Result;
+
+/// An output layer, possibly of some ids only. A clone shares the weights.
+#[derive(Clone)]
+pub struct OutputLayer {
+    pub linear: Linear,
+    /// `[outputs]` u32: the ids of the outputs, if they are not the whole vocabulary.
+    pub ids: Option<Tensor>,
+    pub vocab_size: usize,
+    /// Factor of the logits.
+    pub scale: Option<f32>,
+    /// Logits become `cap * tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
+impl OutputLayer {
+    /// The output layer of a draft head: its own if `weights` contain one, otherwise that of the target.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn of_head(weights: &mut Weights, config: &ModelConfig, target: &Self) -> Result<Self> {
+        if !weights.has(&format!("{}.weight", names::HEAD)) {
+            return Ok(target.clone());
+        }
+        let shape = (config.output_size(), config.hidden_size);
+        Ok(Self {
+            linear: weights.linear(names::HEAD, shape, false)?,
+            ids: weights.output_ids(config)?,
+            vocab_size: config.vocab_size,
+            scale: config.spec.logit_scale,
+            soft_cap: config.spec.logit_soft_cap,
+        })
+    }
+
+    /// This layer with the factor and the cap of a parallel head, if it has any.
+    pub fn scaled(self, scales: EndScales) -> Self {
+        if scales.logits.or(scales.soft_cap).is_none() {
+            return self;
+        }
+        Self {
+            scale: scales.logits,
+            soft_cap: scales.soft_cap.filter(|&cap| cap > 0.),
+            ..self
+        }
+    }
+
+    /// Number of outputs.
+    pub fn size(&self) -> usize {
+        self.ids
+            .as_ref()
+            .map_or(self.vocab_size, |ids| ids.elem_count())
+    }
+
+    /// Logits `[rows, vocab_size]`, f32, for `x` `[rows, hidden]`; minus infinity for ids without an
+    /// output.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let mut logits = self.linear.forward(x)?.to_dtype(DType::F32)?;
+        if let Some(scale) = self.scale {
+            logits = (logits * f64::from(scale))?;
+        }
+        if let Some(cap) = self.soft_cap.map(f64::from) {
+            logits = ((logits / cap)?.tanh()? * cap)?;
+        }
+        let Some(ids) = &self.ids else {
+            return Ok(logits);
+        };
+        let dims = (logits.dim(0)?, self.vocab_size);
+        let never = Tensor::full(f32::NEG_INFINITY, dims, logits.device())?;
+        let ids = ids.broadcast_as(logits.dims())?.contiguous()?;
+        Ok(never.scatter(&ids, &logits, 1)?)
+    }
+
+    /// `logits` of this layer with `bias`, `[rows, outputs]`, added.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn add_bias(&self, logits: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let bias = bias.to_dtype(DType::F32)?;
+        let Some(ids) = &self.ids else {
+            return Ok((logits + bias)?);
+        };
+        let ids = ids.broadcast_as(bias.dims())?.contiguous()?;
+        Ok(logits.scatter_add(&ids, &bias.contiguous()?, 1)?)
+    }
+}

@@ -1,0 +1,234 @@
+//! Attention over K and V of heads, which a paged pool keeps.
+
+use super::mixer::{Mixer, MixerLayer, MixerParts, MixerRows};
+use crate::layers::linear::Linear;
+use crate::layers::rope::halves_from_pairs;
+use crate::spec::{KvSource, LayerSpec, QkNorm, RopeRows};
+use crate::weights::Weights;
+use candle_core::{DType, Tensor};
+use candle_nn::ops::sigmoid;
+use foretoken_core::error::{Error, Result};
+use foretoken_core::kv::KvHeads;
+use foretoken_kernels::{
+    AttentionParams, HeadNorms, Pools, add_norm, paged_attention, rope, rope_kv_write,
+};
+
+/// What attention has besides its products.
+#[derive(Clone)]
+pub(crate) struct Attention {
+    spec: LayerSpec,
+    /// The place of its position embedding in [`RopeTables`](crate::layers::rope::RopeTables).
+    rope: Option<usize>,
+    /// The heads of K and V. The heads of queries have the same `dim`.
+    kv_heads: KvHeads,
+    head_norms: Option<HeadNorms>,
+    /// `[head_dim]`: ones, if heads of v have a norm.
+    v_norm: Option<Tensor>,
+    /// `[num_heads]` f32.
+    sinks: Option<Tensor>,
+}
+
+impl Attention {
+    /// Reads such a layer.
+    ///
+    /// # Errors
+    /// A setup error that names a tensor that is missing or has a wrong shape.
+    pub fn load(parts: &MixerParts<'_>, weights: &mut Weights) -> Result<MixerLayer> {
+        let (config, spec) = (parts.config, parts.spec);
+        let kv_heads = spec.kv_heads.unwrap_or(config.kv_heads());
+        let (d, heads) = (kv_heads.dim, config.num_heads);
+        if matches!(spec.kv, KvSource::Layer(_)) {
+            // Trained checkpoints have them nevertheless.
+            for part in ["k_proj", "v_proj", "k_norm"] {
+                weights.skip(&parts.at(&format!("self_attn.{part}.weight")));
+            }
+        }
+        let sinks = if spec.sinks {
+            let sinks = weights.tensor(&parts.at("self_attn.sinks"), &[heads])?;
+            Some(sinks.to_dtype(DType::F32)?)
+        } else {
+            None
+        };
+        let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
+        let mixer = Self {
+            v_norm: spec.v_norm.then(ones).transpose()?,
+            kv_heads,
+            spec: spec.clone(),
+            rope: parts.rope()?,
+            head_norms: head_norms(parts, weights, kv_heads)?,
+            sinks,
+        };
+        let in_proj = products(parts, weights, kv_heads)?;
+        let out_proj = ("self_attn.o_proj", heads * d, spec.o_bias);
+        parts.layer(weights, (in_proj, mixer), out_proj)
+    }
+
+    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are
+    /// any, `[rows, num_heads * head_dim]`.
+    fn write(&self, rows: &MixerRows<'_>) -> Result<(Tensor, Option<Tensor>)> {
+        let (k, v) = rows.pool.tokens()?;
+        let (products, step) = (&rows.products, rows.step);
+        let heads = rows.config.num_heads;
+        let KvHeads { count, dim, .. } = self.kv_heads;
+        let (gate, qkv) = if self.spec.has_gate {
+            let (width, gates) = (products.dim(1)?, heads * dim);
+            let others = products.narrow(1, gates, width - gates)?.contiguous()?;
+            (Some(products.narrow(1, 0, gates)?), others)
+        } else {
+            (None, products.clone())
+        };
+        let qkv = qkv.reshape((products.dim(0)?, (), dim))?;
+        let pools = Pools {
+            k,
+            v,
+            slots: step.slots,
+        };
+        let own_angles = self.rope.map(|rope| &step.angles[rope]);
+        let angles = own_angles.map(|angles| (&angles.cos, &angles.sin));
+        let norms = self.head_norms.as_ref();
+        let q = match (self.spec.kv, &self.v_norm) {
+            (KvSource::Layer(_), _) => {
+                rope(&qkv, heads, angles, norms)?;
+                qkv
+            }
+            (KvSource::Own, None) => rope_kv_write(&qkv, heads, angles, norms, pools)?,
+            (_, v_norm) => {
+                let mut v = qkv.narrow(1, qkv.dim(1)? - count, count)?.contiguous()?;
+                if let Some(ones) = v_norm {
+                    let heads = v.reshape(((), dim))?;
+                    let eps = rows.config.rms_norm_eps as f32;
+                    v = add_norm(&heads, &heads.zeros_like()?, ones, eps)?
+                        .1
+                        .reshape(v.dims())?;
+                }
+                let qkv = Tensor::cat(&[&qkv.narrow(1, 0, heads + count)?, &v], 1)?;
+                rope_kv_write(&qkv, heads, angles, norms, pools)?
+            }
+        };
+        match own_angles.and_then(|rope| rope.query_scale.as_ref()) {
+            Some(scale) => Ok((q.broadcast_mul(scale)?, gate)),
+            None => Ok((q, gate)),
+        }
+    }
+}
+
+impl Mixer for Attention {
+    fn attend(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
+        let (q, gate) = self.write(rows)?;
+        let (k_pool, v_pool) = rows.pool.tokens()?;
+        let params = params(&self.spec, self.sinks.as_ref());
+        let y = paged_attention(&rows.pick(&q)?, k_pool, v_pool, rows.step.spans, params)?;
+        let y = y.flatten_from(1)?;
+        Ok(match gate {
+            None => y,
+            Some(gate) => (y * sigmoid(&rows.pick(&gate)?)?)?,
+        })
+    }
+
+    fn write_kv(&self, rows: &MixerRows<'_>) -> Result<()> {
+        self.write(rows).map(drop)
+    }
+}
+
+/// How a layer like `spec` attends, with these `sinks`.
+pub fn params<'a>(spec: &LayerSpec, sinks: Option<&'a Tensor>) -> AttentionParams<'a> {
+    AttentionParams {
+        scale: spec.attention_scale,
+        window: spec.window,
+        soft_cap: spec.soft_cap,
+        sinks,
+    }
+}
+
+/// Reads the norms of queries and keys, if there are any.
+fn head_norms(
+    parts: &MixerParts<'_>,
+    weights: &mut Weights,
+    KvHeads { count, dim, .. }: KvHeads,
+) -> Result<Option<HeadNorms>> {
+    let (config, spec) = (parts.config, parts.spec);
+    let Some(norm) = spec.qk_norm else {
+        return Ok(None);
+    };
+    let (q, k) = match norm {
+        QkNorm::Head | QkNorm::RotatedHead => (dim, dim),
+        QkNorm::Whole => (config.num_heads * dim, count * dim),
+    };
+    let (q_name, k_name) = match norm {
+        QkNorm::RotatedHead => ("self_attn.query_layernorm", "self_attn.key_layernorm"),
+        _ => ("self_attn.q_norm", "self_attn.k_norm"),
+    };
+    let mut read = |name, width| weights.norm(&parts.at(name), width, config.spec.norm.offset);
+    let q = read(q_name, q)?;
+    Ok(Some(HeadNorms {
+        k: match spec.kv {
+            KvSource::Layer(_) => q.clone(),
+            KvSource::Own | KvSource::Keys => read(k_name, k)?,
+        },
+        q,
+        eps: config.rms_norm_eps as f32,
+        after_rotation: norm == QkNorm::RotatedHead,
+    }))
+}
+
+/// Reads the product with the layer's input: q, k and v, except those that are of another layer, and v that is k. The
+/// gates of q come first, if there are any.
+fn products(
+    parts: &MixerParts<'_>,
+    weights: &mut Weights,
+    KvHeads { count, dim, .. }: KvHeads,
+) -> Result<Linear> {
+    let (spec, heads, inputs) = (parts.spec, parts.config.num_heads, parts.inputs);
+    let (q, kv, bias) = (heads * dim, count * dim, spec.qkv_bias);
+    // The width of a rope whose pairs are neighbours. The conversion reorders all layers, those without one, too.
+    let interleaved = spec.rope.as_ref().map(|rope| rope.width);
+    let interleaved = match spec.rope_rows {
+        RopeRows::Halves => None,
+        RopeRows::Neighbours => interleaved,
+        RopeRows::NeighboursInGguf => interleaved.or(Some(dim)).filter(|_| weights.are_gguf()),
+    };
+    // Adapters are trained for Hugging Face's rows.
+    let adapted = |linear: Linear| match spec.rope_rows {
+        RopeRows::NeighboursInGguf => linear.with_plain_rows(),
+        _ => linear,
+    };
+    let halves = |heads: usize| interleaved.map(|width| halves_from_pairs(heads, dim, width));
+    if spec.fused_qkv {
+        let order = halves(heads).zip(halves(count)).map(|(mut order, of_k)| {
+            let (q, kv) = (q as u32, kv as u32);
+            order.extend(of_k.into_iter().map(|row| q + row));
+            order.extend(q + kv..q + 2 * kv);
+            order
+        });
+        let shape = (q + 2 * kv, inputs);
+        let name = parts.at("self_attn.qkv_proj");
+        let linear = weights.linear_in_order(&name, shape, bias, order.as_deref())?;
+        return Ok(adapted(linear));
+    }
+    let (order, rows) = if spec.has_gate {
+        (Some(gates_first(heads, dim)), 2 * q)
+    } else {
+        (halves(heads), q)
+    };
+    let mut read = |part: &str, rows: usize, order: Option<&[u32]>| {
+        let linear = weights.linear_in_order(&parts.at(part), (rows, inputs), bias, order)?;
+        Ok::<_, Error>(adapted(linear))
+    };
+    let mut linears = vec![read("self_attn.q_proj", rows, order.as_deref())?];
+    if !matches!(spec.kv, KvSource::Layer(_)) {
+        linears.push(read("self_attn.k_proj", kv, halves(count).as_deref())?);
+    }
+    if spec.kv == KvSource::Own {
+        linears.push(read("self_attn.v_proj", kv, None)?);
+    }
+    Linear::join(linears)
+}
+
+/// The order in which the gates of all heads come before their queries, if each head of `dim` values is followed by its
+/// gate.
+fn gates_first(heads: usize, dim: usize) -> Vec<u32> {
+    let part = |first: usize| {
+        (0..heads).flat_map(move |head| (0..dim).map(move |i| (2 * head * dim + first + i) as u32))
+    };
+    part(dim).chain(part(0)).collect()
+}

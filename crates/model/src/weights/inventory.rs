@@ -1,0 +1,74 @@
+//! What a checkpoint stores and what it becomes when it is loaded, by its headers alone.
+
+use crate::matrix::WeightForm;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A tensor that a model reads.
+#[derive(Debug, Clone)]
+pub struct TensorEntry {
+    /// Hugging Face's name.
+    pub name: String,
+    /// Number of values.
+    pub elements: u64,
+    /// The type in the file: `BF16` or `Q4_1`.
+    pub stored: String,
+    /// Bytes that the tensor takes in the file.
+    pub stored_bytes: u64,
+    /// The type in memory.
+    pub loaded: String,
+    /// Bytes that the tensor takes in memory.
+    pub loaded_bytes: u64,
+}
+
+impl TensorEntry {
+    /// Whether it has weights of experts of which a token uses some.
+    pub fn is_of_experts(&self) -> bool {
+        let fused = ["input_linear", "output_linear"];
+        let fused = fused.map(|part| format!(".block_sparse_moe.{part}."));
+        self.name.contains(".experts.") || fused.iter().any(|part| self.name.contains(part))
+    }
+}
+
+/// The tensors that a model reads, in the order in which it reads them.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    /// The tensors.
+    pub entries: Vec<TensorEntry>,
+}
+
+/// An inventory that is filled while a model is loaded.
+pub(crate) type SharedInventory = Arc<Mutex<Inventory>>;
+
+impl Inventory {
+    /// Adds a tensor of the shape `dims` that takes `stored_bytes` of its file and becomes `form`.
+    pub(crate) fn add(
+        &mut self,
+        name: String,
+        dims: &[usize],
+        (stored, stored_bytes): (String, u64),
+        form: WeightForm,
+    ) {
+        self.entries.push(TensorEntry {
+            name,
+            elements: dims.iter().map(|&dim| dim as u64).product(),
+            stored,
+            stored_bytes,
+            loaded: form.name(),
+            loaded_bytes: form.bytes(dims),
+        });
+    }
+
+    /// The sum of what `of` says about each tensor.
+    pub fn sum(&self, of: impl Fn(&TensorEntry) -> u64) -> u64 {
+        self.entries.iter().map(of).sum()
+    }
+}
+
+/// Takes the inventory out after loading.
+pub(crate) fn take(shared: &SharedInventory) -> Inventory {
+    std::mem::take(&mut *lock(shared))
+}
+
+pub(crate) fn lock(shared: &SharedInventory) -> std::sync::MutexGuard<'_, Inventory> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,500 @@
+//! The sources of weights: safetensors, a GGUF file, or a seed. All use Hugging Face's names.
+
+pub(crate) mod dtypes;
+pub(crate) mod dummy;
+mod heads;
+pub(crate) mod inventory;
+mod packed;
+mod requantize;
+mod stack;
+mod vectors;
+
+use crate::checkpoint::gguf::GgufFile;
+use crate::checkpoint::pickle;
+use crate::checkpoint::safetensors_header::TensorHeaders;
+use crate::checkpoint::shards::safetensors_files;
+use crate::checkpoint::tensor_source::TensorSource;
+use crate::config::ModelConfig;
+use crate::layers::linear::{Embedding, Linear};
+use crate::matrix::{self, Matrix, Unread, WeightForm};
+use crate::names::{self, Layout};
+use crate::source::ModelSource;
+use candle_core::{DType, Device, Tensor};
+use dtypes::Dtypes;
+use foretoken_core::error::{Error, Result, clipped};
+use foretoken_core::files;
+use foretoken_kernels::quant::BlockType;
+use inventory::SharedInventory;
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use stack::{Stack, StackForm};
+
+/// An open checkpoint, and the dtypes and the device that its tensors are converted to.
+pub struct Weights {
+    source: TensorSource,
+    layout: Layout,
+    /// Parts of names, ours and those of the checkpoint.
+    names: &'static [(&'static str, &'static str)],
+    dtypes: Dtypes,
+    device: Device,
+    /// How matrices are packed, if they are.
+    packing: Option<packed::Packing>,
+    /// The names of the tensors that were read. A GGUF file counts them itself.
+    read: HashSet<String>,
+    /// Filled if only headers are read.
+    inventory: Option<SharedInventory>,
+}
+
+impl Weights {
+    /// Maps the safetensors of a folder: the files that `model.safetensors.index.json` names, otherwise
+    /// `model.safetensors`.
+    ///
+    /// # Errors
+    /// A setup error that names the missing or broken file.
+    pub fn safetensors(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
+        let source = TensorSource::safetensors(folder)?;
+        Ok(Self {
+            layout: Layout::of(|name| source.has(name)),
+            ..Self::new(source, dtypes, device)
+        })
+    }
+
+    /// The weights of a head's folder: safetensors, otherwise a [pickle](pickle::FILES).
+    ///
+    /// # Errors
+    /// A setup error that names the missing or broken file.
+    pub fn of_head(folder: &Path, dtypes: Dtypes, device: &Device) -> Result<Self> {
+        match (safetensors_files(folder), pickle::file_in(folder)) {
+            (Err(_), Some(pickled)) => {
+                let source = TensorSource::Pickled(pickle::read(&pickled)?);
+                Ok(Self::new(source, dtypes, device))
+            }
+            _ => Self::safetensors(folder, dtypes, device),
+        }
+    }
+
+    /// Opens the checkpoint of `source`, to read single tensors on the CPU.
+    ///
+    /// # Errors
+    /// A setup error that names the missing or broken file.
+    pub fn open(source: &ModelSource) -> Result<Self> {
+        let dtypes = Dtypes {
+            activations: DType::F32,
+            matrices: Some(DType::F32),
+            blocks: None,
+            kv: DType::F32,
+        };
+        match source {
+            ModelSource::Gguf(file) => Ok(Self::gguf(GgufFile::open(file)?, dtypes, &Device::Cpu)),
+            ModelSource::Folder(folder) => {
+                Self::safetensors(files::folder_of(folder), dtypes, &Device::Cpu)
+            }
+        }
+    }
+
+    /// The tensors of an open GGUF file.
+    pub fn gguf(file: GgufFile, dtypes: Dtypes, device: &Device) -> Self {
+        Self::new(TensorSource::Gguf(Box::new(file)), dtypes, device)
+    }
+
+    /// The tensors of safetensors that are not on this machine, for [`Weights::headers_only`].
+    pub fn headers(tensors: Arc<TensorHeaders>, dtypes: Dtypes, device: &Device) -> Self {
+        let source = TensorSource::Headers(tensors);
+        Self {
+            layout: Layout::of(|name| source.has(name)),
+            ..Self::new(source, dtypes, device)
+        }
+    }
+
+    /// Random weights from `seed`, scaled so that activations keep their magnitude from layer to layer.
+    pub fn dummy(seed: u64, dtypes: Dtypes, device: &Device) -> Self {
+        Self::new(TensorSource::Dummy(seed), dtypes, device)
+    }
+
+    fn new(source: TensorSource, dtypes: Dtypes, device: &Device) -> Self {
+        Self {
+            source,
+            layout: Layout::Model,
+            names: &[],
+            dtypes,
+            device: device.clone(),
+            packing: None,
+            read: HashSet::new(),
+            inventory: None,
+        }
+    }
+
+    /// Sets the names of the checkpoint: the first part of each pair of `names` is replaced by the second part, one
+    /// pair after the other. GGUF files ignore `names`: they have one name for each tensor, whatever the architecture.
+    pub fn with_names(self, names: &'static [(&'static str, &'static str)]) -> Self {
+        let names = if self.are_gguf() { &[] } else { names };
+        Self { names, ..self }
+    }
+
+    /// The name in the checkpoint of the tensor that the code calls `name`.
+    fn stored_name(&self, name: &str) -> String {
+        let replaced = |name: String, (ours, theirs): &(&str, &str)| name.replace(ours, theirs);
+        let name = self.names.iter().fold(name.to_owned(), replaced);
+        self.layout.name(&name).into_owned()
+    }
+
+    /// Reads only headers, of which `inventory` gets the list: shapes and names are checked as ever, but
+    /// matrices have no values and other tensors are zero.
+    pub(crate) fn headers_only(self, inventory: Option<&SharedInventory>) -> Self {
+        let inventory = inventory.cloned();
+        Self { inventory, ..self }
+    }
+
+    /// The dtypes of activations, matrices, and K and V.
+    pub fn dtypes(&self) -> Dtypes {
+        self.dtypes
+    }
+
+    /// The device of all tensors.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The layer `name` (without `.weight`) of shape `[outputs, inputs]`.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if it is missing or has another shape.
+    pub fn linear(&mut self, name: &str, shape: (usize, usize), bias: bool) -> Result<Linear> {
+        self.linear_in_order(name, shape, bias, None)
+    }
+
+    /// As [`Weights::linear`], but output `i` is that of row `order[i]` of the checkpoint.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn linear_in_order(
+        &mut self,
+        name: &str,
+        shape: (usize, usize),
+        bias: bool,
+        order: Option<&[u32]>,
+    ) -> Result<Linear> {
+        let matrix = self.matrix(name, shape, order)?;
+        let bias = if bias {
+            let bias = self.tensor(&format!("{name}.bias"), &[shape.0])?;
+            Some(in_order(bias, order)?)
+        } else {
+            None
+        };
+        Ok(Linear::new(matrix, bias).named(name, order))
+    }
+
+    /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn embedding(&mut self, name: &str, shape: (usize, usize)) -> Result<Embedding> {
+        let matrix = self.matrix(name, shape, None)?;
+        Ok(Embedding::new(matrix, self.dtypes.activations))
+    }
+
+    /// The embedding of a draft head: its own if there is one, otherwise that of its target.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn embedding_of_head(
+        &mut self,
+        head: &ModelConfig,
+        target: &Embedding,
+    ) -> Result<Embedding> {
+        if self.has("embed_tokens.weight") {
+            self.embedding("embed_tokens", (head.vocab_size, head.hidden_size))
+        } else {
+            Ok(target.clone())
+        }
+    }
+
+    /// Whether the checkpoint was saved without its output layer, for its hidden states.
+    pub fn are_without_head(&self) -> bool {
+        self.layout == Layout::Bare && !self.has("lm_head.weight")
+    }
+
+    /// Whether the checkpoint has an output layer of its own; `None` = it has no files that tell.
+    pub fn have_head(&self) -> Option<bool> {
+        match self.source {
+            TensorSource::Dummy(_) => None,
+            _ => Some(self.has("lm_head.weight")),
+        }
+    }
+
+    /// Whether the checkpoint has the tensor `name`. Random weights have every tensor.
+    pub fn has(&self, name: &str) -> bool {
+        let is_packed = |name| self.has_packed(name);
+        self.source.has(&self.stored_name(name))
+            || name.strip_suffix(".weight").is_some_and(is_packed)
+    }
+
+    /// The weight of a norm, `[len]` in the compute dtype: `offset` more than what is stored.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn norm(&mut self, name: &str, len: usize, offset: f32) -> Result<Tensor> {
+        let stored = self.stored(&format!("{name}.weight"), &[len])?;
+        let dtype = self.dtypes.activations;
+        match offset {
+            0. => Ok(stored.to_dtype(dtype)?),
+            // In f32, as 1 and a small number round to 1.
+            _ => Ok((stored.to_dtype(DType::F32)? + f64::from(offset))?.to_dtype(dtype)?),
+        }
+    }
+
+    /// The id of each row of the output layer, `[draft_vocab_size]` u32, if the layer has only some of the
+    /// ids. As in EAGLE-3, `d2t` stores the id minus the row's number.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`]. An id that is not below `vocab_size` is an error, too.
+    pub fn output_ids(&mut self, config: &ModelConfig) -> Result<Option<Tensor>> {
+        let Some(size) = config.draft_vocab_size else {
+            return Ok(None);
+        };
+        if size == config.vocab_size && !self.has(names::OUTPUT_IDS) {
+            // The speculators library says so of a head with all ids.
+            return Ok(None);
+        }
+        if let TensorSource::Dummy(_) = self.source {
+            return Ok(Some(Tensor::arange(0, size as u32, &self.device)?));
+        }
+        let offsets = self
+            .stored(names::OUTPUT_IDS, &[size])?
+            .to_dtype(DType::F64)?;
+        let ids: Option<Vec<u32>> = (0..)
+            .zip(offsets.to_vec1::<f64>()?)
+            .map(|(row, offset)| u32::try_from(i64::from(row) + offset as i64).ok())
+            .collect();
+        match ids {
+            Some(ids) if ids.iter().all(|&id| (id as usize) < config.vocab_size) => {
+                Ok(Some(Tensor::new(ids, &self.device)?))
+            }
+            _ => Err(Error::setup(format!(
+                "tensor d2t names an id that is not below vocab_size {}",
+                config.vocab_size
+            ))),
+        }
+    }
+
+    /// The tensor `name` (its full Hugging Face name) in f32, whatever its shape; a quantized one is
+    /// dequantized.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if it is missing, or the weights are random.
+    pub fn dense(&mut self, name: &str) -> Result<Tensor> {
+        let name = &*self.stored_name(name);
+        Ok(self
+            .source
+            .tensor(name, &self.device)?
+            .to_dtype(DType::F32)?)
+    }
+
+    /// The dtype in which the matrix `name` (its full Hugging Face name) is stored, f32 if it is quantized, and
+    /// its blocks if it is.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if it is missing.
+    pub fn stored_as(&mut self, name: &str) -> Result<(DType, Option<BlockType>)> {
+        let TensorSource::Gguf(file) = &mut self.source else {
+            let dtype = self.source.describe(name)?.map(|(_, dtype)| dtype);
+            return Ok((dtype.unwrap_or(DType::F32), None));
+        };
+        let kind = file.describe(name)?.0;
+        let blocks = Some(kind).filter(|kind| kind.float().is_none());
+        Ok((kind.float().unwrap_or(DType::F32), blocks))
+    }
+
+    /// The values, in f32, of `weight` `[outputs, inputs]` after it was loaded, unless they do not fit blocks.
+    pub fn as_loaded(&self, weight: &Tensor) -> Result<Tensor> {
+        self.matrix_of(weight, "of a head")?.dequantize()
+    }
+
+    /// The divisors of the RoPE frequencies, if the checkpoint contains them.
+    ///
+    /// # Errors
+    /// If the tensor exists but cannot be read.
+    pub fn rope_factors(&mut self) -> Result<Option<Vec<f32>>> {
+        match &mut self.source {
+            TensorSource::Gguf(file) => file.rope_factors(),
+            _ => Ok(None),
+        }
+    }
+
+    /// Leaves the tensor `name` (its full Hugging Face name) unread, if there is one.
+    pub fn skip(&mut self, name: &str) {
+        let name = self.stored_name(name);
+        match &mut self.source {
+            TensorSource::Gguf(file) => file.skip(&name),
+            _ => drop(self.read.insert(name)),
+        }
+    }
+
+    /// The prefix in the checkpoint of the names that begin with `start` at Hugging Face.
+    pub fn stored_start(&self, start: &str) -> String {
+        match (names::layer_of(start), self.are_gguf()) {
+            (Some((layer, _)), true) => names::gguf_layer(layer),
+            _ => self.stored_name(start),
+        }
+    }
+
+    /// Call it when everything is loaded: logs in one line what was converted.
+    ///
+    /// # Errors
+    /// If the checkpoint contains a tensor that was not read, and that is not `skipped` by its name: then the model
+    /// computes something that we do not implement.
+    pub fn finish(&self, skipped: impl Fn(&str) -> bool) -> Result<()> {
+        if let TensorSource::Gguf(file) = &self.source {
+            file.log_conversions();
+        }
+        let unread = self.source.unread(&self.read);
+        let is_known = |name: &String| names::is_redundant(name) || skipped(name);
+        let mut odd = unread.into_iter().filter(|name| !is_known(name));
+        match odd.next() {
+            None => Ok(()),
+            Some(name) => Err(Error::setup(format!(
+                "tensor {} (and {} more) is not supported: no layer of this architecture reads it",
+                clipped(&name),
+                odd.count()
+            ))),
+        }
+    }
+
+    /// Whether they are those of a GGUF file.
+    pub fn are_gguf(&self) -> bool {
+        matches!(self.source, TensorSource::Gguf(_))
+    }
+
+    /// The matrix `name` (without `.weight`) of `shape`, with its outputs in this order.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn matrix(
+        &mut self,
+        name: &str,
+        shape: (usize, usize),
+        order: Option<&[u32]>,
+    ) -> Result<Arc<dyn Matrix>> {
+        if let Some(matrix) = self.packed_matrix(name, shape, order)? {
+            return Ok(matrix);
+        }
+        if self.inventory.is_some() {
+            let dims = [shape.0, shape.1];
+            let format = self
+                .note(&format!("{name}.weight"), &dims, Some(&dims))?
+                .name();
+            return Ok(Arc::new(Unread { shape, format }));
+        }
+        match &mut self.source {
+            TensorSource::Gguf(file) => {
+                file.matrix(name, shape, order, self.dtypes.matrices, &self.device)
+            }
+            _ => {
+                let name = format!("{name}.weight");
+                let tensor = in_order(self.stored(&name, &[shape.0, shape.1])?, order)?;
+                self.matrix_of(&tensor, &name)
+            }
+        }
+    }
+
+    /// The matrix of an unquantized tensor, which is called `name`.
+    fn matrix_of(&self, tensor: &Tensor, name: &str) -> Result<Arc<dyn Matrix>> {
+        let form = self
+            .dtypes
+            .form(tensor.dtype(), tensor.dims(), &self.device);
+        let Some(kind) = form.blocks() else {
+            return matrix::unquantized(tensor, self.dtypes.matrices);
+        };
+        let named = |e| Error::setup(format!("tensor {name}: {e}"));
+        let blocks = requantize::blocks(tensor, kind).map_err(named)?;
+        matrix::quantized(form, blocks, tensor.dims2()?, &self.device)
+    }
+
+    /// The tensor `name` (its full Hugging Face name) of shape `dims`, in the compute dtype.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        let tensor = self.stored(name, dims)?;
+        Ok(tensor.to_dtype(self.dtypes.activations)?)
+    }
+
+    /// The only value of the tensor `name` (its full Hugging Face name) of shape `dims`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn scalar(&mut self, name: &str, dims: &[usize]) -> Result<f32> {
+        let tensor = self.tensor(name, dims)?.to_dtype(DType::F32)?;
+        Ok(tensor.flatten_all()?.to_vec1()?[0])
+    }
+
+    /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as: matrices of the
+    /// shape `matrix`, or a tensor of activations.
+    fn note(&mut self, name: &str, dims: &[usize], matrix: Option<&[usize]>) -> Result<WeightForm> {
+        let name = &*self.stored_name(name);
+        let (device, matrices) = (&self.device, self.dtypes.matrices);
+        let mut dense = WeightForm::Dense(self.dtypes.activations);
+        let (found, (format, form)) = match &mut self.source {
+            TensorSource::Gguf(file) => {
+                let (kind, found) = file.describe(name)?;
+                if let (Some(_), Some(&inputs)) = (matrix, found.last()) {
+                    dense = WeightForm::of_gguf(kind, inputs, matrices, device);
+                }
+                (found, (kind.to_string(), WeightForm::Blocks(kind)))
+            }
+            other => {
+                self.read.insert(name.to_owned());
+                let random = (dims.to_vec(), matrices.unwrap_or(DType::F32));
+                let (found, dtype) = other.describe(name)?.unwrap_or(random);
+                if let Some(matrix) = matrix {
+                    dense = self.dtypes.form(dtype, matrix, device);
+                }
+                let stored = (dtype.as_str().to_uppercase(), WeightForm::Dense(dtype));
+                (found, stored)
+            }
+        };
+        if found != dims {
+            return Err(Error::wrong_shape(name, &found, dims));
+        }
+        // Not before the shape is the config's: a header may name one whose bytes no number counts.
+        let stored = (format, form.bytes(dims));
+        self.list(name.to_owned(), matrix.unwrap_or(dims), stored, dense);
+        Ok(dense)
+    }
+
+    /// Adds to the inventory, if there is one.
+    fn list(&self, name: String, dims: &[usize], stored: (String, u64), form: WeightForm) {
+        if let Some(shared) = &self.inventory {
+            inventory::lock(shared).add(name, dims, stored, form);
+        }
+    }
+
+    /// A tensor in the dtype in which the source stores it.
+    fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        if self.inventory.is_some() {
+            self.note(name, dims, None)?;
+            return Ok(Tensor::zeros(dims, DType::F32, &self.device)?);
+        }
+        let name = &*self.stored_name(name);
+        let tensor = if let TensorSource::Dummy(seed) = self.source {
+            dummy::tensor(seed, name, dims)?
+        } else {
+            self.read.insert(name.to_owned());
+            self.source.tensor(name, &self.device)?
+        };
+        if tensor.dims() != dims {
+            return Err(Error::wrong_shape(name, tensor.dims(), dims));
+        }
+        Ok(tensor.to_device(&self.device)?)
+    }
+}
+
+/// `tensor` with its rows in this order.
+fn in_order(tensor: Tensor, order: Option<&[u32]>) -> Result<Tensor> {
+    match order {
+        None => Ok(tensor),
+        Some(order) => Ok(tensor.index_select(&Tensor::new(order, tensor.device())?, 0)?),
+    }
+}
