@@ -6,11 +6,13 @@ use crate::config::gpu;
 use crate::config::{GGUF_HEADS, ModelConfig};
 use crate::decoder::Decoder;
 use crate::decoder::graphs::GraphedDecoder;
+use crate::heads;
 use crate::heads::HeadKind;
 use crate::heads::config::HeadConfig;
+use crate::heads::draft::DraftHead;
 use crate::heads::medusa::MedusaHeads;
 use crate::heads::mtp::MtpNames;
-use crate::heads::{self, draft::DraftHead};
+use crate::packed::PackedConfig;
 use crate::source::{LoadFormat, ModelSource};
 use crate::weights::Weights;
 use crate::weights::dtypes::Dtypes;
@@ -23,8 +25,6 @@ use foretoken_core::files;
 use foretoken_core::gguf::GgufSource;
 use foretoken_core::model::Head;
 use foretoken_kernels::quant::BlockType;
-use indicatif::ProgressBar;
-use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
@@ -88,12 +88,9 @@ pub fn inspect(
     source: &ModelSource,
     options: &LoadOptions,
 ) -> Result<(Box<dyn LoadedModel>, Inventory)> {
-    let shared = SharedInventory::default();
-    let options = eager(options);
-    let model = caught("the model", || {
-        load_checked(source, &options, Some(&shared))
-    })?;
-    Ok((model, inventory::take(&shared)))
+    inspected("the model", options, |options, list| {
+        load_checked(source, options, Some(list))
+    })
 }
 
 /// As [`inspect`], for a head that [`load_head`] loads.
@@ -106,21 +103,26 @@ pub fn inspect_head(
     options: &LoadOptions,
     target: &dyn LoadedModel,
 ) -> Result<(Box<dyn Head>, Inventory)> {
-    let shared = SharedInventory::default();
-    let options = eager(options);
     let target = HeadTarget::of(target)?;
-    let head = caught("the head", || {
-        load_head_checked(source, kind, &options, &target, Some(&shared))
-    })?;
-    Ok((head, inventory::take(&shared)))
+    inspected("the head", options, |options, list| {
+        load_head_checked(source, kind, options, &target, Some(list))
+    })
 }
 
-/// `options` without graphs: without weights there is nothing to record.
-fn eager(options: &LoadOptions) -> LoadOptions {
-    LoadOptions {
+/// What `load` makes of headers, and the list of tensors that it fills. Nothing is recorded as graphs: without weights
+/// there is nothing to record.
+fn inspected<T>(
+    what: &str,
+    options: &LoadOptions,
+    load: impl FnOnce(&LoadOptions, &SharedInventory) -> Result<T>,
+) -> Result<(T, Inventory)> {
+    let list = SharedInventory::default();
+    let options = LoadOptions {
         enforce_eager: true,
         ..options.clone()
-    }
+    };
+    let loaded = caught(what, || load(&options, &list))?;
+    Ok((loaded, inventory::take(&list)))
 }
 
 fn load_checked(
@@ -143,17 +145,14 @@ fn load_checked(
         (ModelSource::Folder(folder), format) => {
             let config = ModelConfig::from_json(folder)?;
             let mut dtypes = pick_dtypes(options, || declared_dtype(folder))?;
-            let weights = match (format, &options.tensors) {
-                (LoadFormat::Auto, _) => Weights::safetensors(folder, dtypes, device)?,
-                (LoadFormat::Dummy, Some(tensors)) => {
-                    Weights::headers(tensors.clone(), dtypes, device)
-                }
-                (LoadFormat::Dummy, None) => {
-                    // There are no files, so the config decides the dtype of matrices.
-                    let declared = || declared_dtype(folder);
-                    dtypes.matrices = Some(dtypes.matrices.map_or_else(declared, Ok)?);
-                    Weights::dummy(options.seed, dtypes, device)
-                }
+            if format == LoadFormat::Dummy && options.tensors.is_none() {
+                // There are no files, so the config decides the dtype of matrices.
+                let declared = || declared_dtype(folder);
+                dtypes.matrices = Some(dtypes.matrices.map_or_else(declared, Ok)?);
+            }
+            let weights = match weights_elsewhere(dtypes, options) {
+                Some(weights) => weights,
+                None => Weights::safetensors(folder, dtypes, device)?,
             };
             let weights = weights.packed(config.packed.clone(), declared_dtype(folder)?);
             (config, weights)
@@ -167,10 +166,8 @@ fn load_checked(
     if !device.is_cpu() {
         gpu::check(&config)?;
     }
-    let progress = LoadProgress::new(config.num_layers());
-    let weights = weights.headers_only(inventory);
-    let mut decoder = Decoder::load(config, weights, || progress.tick())?;
-    progress.finish();
+    let progress = progress(config.num_layers());
+    let mut decoder = Decoder::load(config, weights.headers_only(inventory), progress)?;
     if device.is_cuda() && options.batch_invariant {
         decoder = decoder.with_batch_invariance()?;
     }
@@ -247,18 +244,17 @@ fn load_head_checked(
     let HeadTarget { config, ends } = target;
     let dtypes = dtypes_of_head(options, ends)?;
     if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
-        let weights = weights_of_head(folder, dtypes, options)?;
-        let weights = weights.headers_only(inventory);
-        let heads = MedusaHeads::load(&heads::read_json(folder)?.1, weights, config, ends)?;
+        let weights = weights_of_head(folder, dtypes, options, None)?;
+        let (json, weights) = (heads::read_json(folder)?.1, weights.headers_only(inventory));
+        let heads = MedusaHeads::load(&json, weights, config, ends)?;
         return Ok(Box::new(heads));
     }
     let (mut head, weights) = match source {
         ModelSource::Gguf(file) => open_gguf_head(file, kind, dtypes, options)?,
         ModelSource::Folder(folder) => {
             let head = HeadConfig::from_json(folder, kind)?;
-            let weights = weights_of_head(folder, dtypes, options)?;
             let packed = head.shape.packed.clone();
-            (head, weights.packed(packed, declared_dtype(folder)?))
+            (head, weights_of_head(folder, dtypes, options, packed)?)
         }
     };
     if !options.device.is_cpu() {
@@ -273,6 +269,9 @@ fn load_head_checked(
     Ok(Box::new(head))
 }
 
+/// What [`load_mtp`] loads, in messages.
+const MTP: &str = "the layer for further tokens";
+
 /// Loads the layer for further tokens that the checkpoint of `target`, in `source`, may have, as a draft head;
 /// `None` if it has none.
 ///
@@ -283,14 +282,7 @@ pub fn load_mtp(
     options: &LoadOptions,
     target: &dyn LoadedModel,
 ) -> Result<Option<Box<dyn Head>>> {
-    caught("the layer for further tokens", || {
-        let Some(found) = open_mtp(source, options, target)? else {
-            return Ok(None);
-        };
-        let (names, weights, ends) = found;
-        let head = DraftHead::load_mtp(&names, weights, target.config(), &ends)?;
-        Ok(Some(Box::new(head) as Box<dyn Head>))
-    })
+    caught(MTP, || load_mtp_checked(source, options, target, None))
 }
 
 /// As [`inspect`], for the head that [`load_mtp`] loads.
@@ -302,25 +294,18 @@ pub fn inspect_mtp(
     options: &LoadOptions,
     target: &dyn LoadedModel,
 ) -> Result<Option<(Box<dyn Head>, Inventory)>> {
-    let shared = SharedInventory::default();
-    caught("the layer for further tokens", || {
-        let Some((names, weights, ends)) = open_mtp(source, &eager(options), target)? else {
-            return Ok(None);
-        };
-        let weights = weights.headers_only(Some(&shared));
-        let head = DraftHead::load_mtp(&names, weights, target.config(), &ends)?;
-        Ok(Some((
-            Box::new(head) as Box<dyn Head>,
-            inventory::take(&shared),
-        )))
-    })
+    let (head, inventory) = inspected(MTP, options, |options, list| {
+        load_mtp_checked(source, options, target, Some(list))
+    })?;
+    Ok(head.map(|head| (head, inventory)))
 }
 
-fn open_mtp(
+fn load_mtp_checked(
     source: &ModelSource,
     options: &LoadOptions,
     target: &dyn LoadedModel,
-) -> Result<Option<(MtpNames, Weights, Ends)>> {
+    inventory: Option<&SharedInventory>,
+) -> Result<Option<Box<dyn Head>>> {
     let config = target.config();
     let Some(ends) = target.ends().filter(|_| config.spec.mtp.is_some()) else {
         return Ok(None);
@@ -329,20 +314,37 @@ fn open_mtp(
     let weights = match source {
         ModelSource::Gguf(file) => Weights::gguf(GgufFile::open(file)?, dtypes, &options.device),
         ModelSource::Folder(folder) => {
-            let weights = weights_of_head(folder, dtypes, options)?;
-            weights.packed(config.packed.clone(), declared_dtype(folder)?)
+            weights_of_head(folder, dtypes, options, config.packed.clone())?
         }
     };
-    Ok(MtpNames::of(&weights, config).map(|names| (names, weights, ends)))
+    let Some(names) = MtpNames::of(&weights, config) else {
+        return Ok(None);
+    };
+    let head = DraftHead::load_mtp(&names, weights.headers_only(inventory), config, &ends)?;
+    Ok(Some(Box::new(head)))
 }
 
-fn weights_of_head(folder: &Path, dtypes: Dtypes, options: &LoadOptions) -> Result<Weights> {
+/// The weights of a head in `folder`, whose matrices are packed as `packed` says.
+fn weights_of_head(
+    folder: &Path,
+    dtypes: Dtypes,
+    options: &LoadOptions,
+    packed: Option<PackedConfig>,
+) -> Result<Weights> {
+    let weights = match weights_elsewhere(dtypes, options) {
+        Some(weights) => weights,
+        None => Weights::of_head(files::folder_of(folder), dtypes, &options.device)?,
+    };
+    Ok(weights.packed(packed, declared_dtype(folder)?))
+}
+
+/// The weights of which no file is on this machine, if `options` ask for such: random ones, or headers.
+fn weights_elsewhere(dtypes: Dtypes, options: &LoadOptions) -> Option<Weights> {
     let device = &options.device;
-    match (options.format, &options.tensors) {
-        (LoadFormat::Auto, _) => Weights::of_head(files::folder_of(folder), dtypes, device),
-        (LoadFormat::Dummy, Some(tensors)) => Ok(Weights::headers(tensors.clone(), dtypes, device)),
-        (LoadFormat::Dummy, None) => Ok(Weights::dummy(options.seed, dtypes, device)),
-    }
+    (options.format == LoadFormat::Dummy).then(|| match &options.tensors {
+        Some(tensors) => Weights::headers(tensors.clone(), dtypes, device),
+        None => Weights::dummy(options.seed, dtypes, device),
+    })
 }
 
 fn open_gguf_head(
@@ -360,29 +362,19 @@ fn open_gguf_head(
 /// Chooses the dtypes. A GPU computes in one dtype; the CPU reads weights in any dtype and computes in
 /// f32.
 fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<Dtypes> {
-    let dtypes = if options.device.is_cpu() {
-        Dtypes {
-            activations: DType::F32,
-            matrices: options.dtype,
-            blocks: options.quantize,
-            kv: match options.dtype {
-                Some(dtype) => dtype,
-                None if declared()? == DType::F32 => DType::F32,
-                // Precise enough, and half the memory to read of f32.
-                None => DType::F16,
-            },
-        }
-    } else {
-        let dtype = options.dtype.map_or_else(declared, Ok)?;
-        Dtypes {
-            activations: dtype,
-            matrices: Some(dtype),
-            blocks: options.quantize,
-            kv: dtype,
-        }
+    let is_cpu = options.device.is_cpu();
+    let kv = match options.dtype.map_or_else(declared, Ok)? {
+        // Precise enough, and half the memory to read of f32.
+        own if is_cpu && options.dtype.is_none() && own != DType::F32 => DType::F16,
+        own => own,
     };
-    match dtypes.kv {
-        DType::F32 | DType::F16 | DType::BF16 => Ok(dtypes),
+    match kv {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(Dtypes {
+            activations: if is_cpu { DType::F32 } else { kv },
+            matrices: if is_cpu { options.dtype } else { Some(kv) },
+            blocks: options.quantize,
+            kv,
+        }),
         other => Err(Error::setup(format!(
             "dtype {} is not supported: only f32, f16 and bf16 are",
             other.as_str()
@@ -392,18 +384,18 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
 
 /// The dtypes of a draft head beside a target with these `ends`: they share layers and activations.
 fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
-    if options.device.is_cpu() {
-        pick_dtypes(options, || Ok(DType::F16))
+    let is_cpu = options.device.is_cpu();
+    let declared = if is_cpu {
+        DType::F16
     } else {
-        pick_dtypes(options, || Ok(ends.norm.dtype()))
-    }
+        ends.norm.dtype()
+    };
+    pick_dtypes(options, || Ok(declared))
 }
 
 /// `torch_dtype` (or, since transformers 5, `dtype`) of the folder's `config.json`; bf16 if none.
 fn declared_dtype(path: &Path) -> Result<DType> {
-    let file = files::config_of(path);
-    let text = files::read_text(&file)?;
-    let json = files::parse_json(&text).map_err(|e| Error::in_file(&file, e))?;
+    let (_, json) = heads::read_json(path)?;
     let name = json.get("torch_dtype").or(json.get("dtype"));
     Ok(match name.and_then(|name| name.as_str()) {
         Some("float32") => DType::F32,
@@ -412,46 +404,25 @@ fn declared_dtype(path: &Path) -> Result<DType> {
     })
 }
 
-/// The progress of loading layers: a bar on a terminal, otherwise log lines; nothing in the first second.
-struct LoadProgress {
-    bar: Option<ProgressBar>,
-    layers: usize,
-    loaded: Cell<usize>,
-    next_line: Cell<Instant>,
-}
-
 /// Time before any progress is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-impl LoadProgress {
-    fn new(layers: usize) -> Self {
-        let template = "loading {wide_bar} {pos}/{len} layers";
-        let bar = (std::io::stderr().is_terminal()).then(|| console::bar(template, layers as u64));
-        Self {
-            bar,
-            layers,
-            loaded: Cell::new(0),
-            next_line: Cell::new(Instant::now() + PATIENCE),
-        }
-    }
-
-    fn tick(&self) {
-        self.loaded.set(self.loaded.get() + 1);
-        if Instant::now() < self.next_line.get() {
-            return;
-        }
-        match &self.bar {
-            Some(bar) => bar.set_position(self.loaded.get() as u64),
+/// Shows the progress of loading so many `layers`, of which each call is one: a bar on a terminal, otherwise log lines;
+/// nothing in the first second.
+fn progress(layers: usize) -> impl FnMut() {
+    let template = "loading {wide_bar} {pos}/{len} layers";
+    let bar = (std::io::stderr().is_terminal()).then(|| console::bar(template, layers as u64));
+    let (mut loaded, mut next) = (0, Instant::now() + PATIENCE);
+    move || {
+        loaded += 1;
+        match &bar {
+            Some(bar) if loaded == layers => bar.finish_and_clear(),
+            _ if Instant::now() < next => {}
+            Some(bar) => bar.set_position(loaded as u64),
             None => {
-                tracing::info!("loading: {} of {} layers", self.loaded.get(), self.layers);
-                self.next_line.set(Instant::now() + 10 * PATIENCE);
+                tracing::info!("loading: {loaded} of {layers} layers");
+                next = Instant::now() + 10 * PATIENCE;
             }
-        }
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
         }
     }
 }

@@ -46,7 +46,11 @@ impl Decoder {
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
-    pub fn load(mut config: ModelConfig, mut weights: Weights, done: impl Fn()) -> Result<Self> {
+    pub fn load(
+        mut config: ModelConfig,
+        mut weights: Weights,
+        mut done: impl FnMut(),
+    ) -> Result<Self> {
         weights = weights.with_names(config.spec.names);
         // Of classes for images and texts, the outer and the inner configuration may disagree.
         if let Some(has_head) = weights.have_head().filter(|_| config.is_part()) {

@@ -11,7 +11,6 @@ use foretoken_core::console;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files::{is_inside, is_name, max_bytes, parse_json, read_text};
 use hf_hub::{Cache, CacheRepo, RepoType};
-use indicatif::ProgressBar;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -337,16 +336,7 @@ impl Repo {
         let lock = File::create(self.folder.join("blobs").join(format!("{etag}.lock")))?;
         lock.lock()?;
         if !blob.exists() {
-            let is_weights = name.ends_with(".safetensors")
-                || name.ends_with(".gguf")
-                || pickle::FILES.contains(&name);
-            let limit = if is_weights {
-                u64::MAX / 2
-            } else {
-                max_bytes(name)
-            };
-            let bar = DownloadProgress::new(name, file.size);
-            hub.download(file, &part, limit, &mut |done, total| bar.show(done, total))?;
+            download(hub, file, name, &part)?;
             std::fs::rename(&part, &blob)?;
         }
         Ok(blob)
@@ -387,33 +377,32 @@ fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<()> {
     }
 }
 
-/// The progress of a download: a bar on a terminal, otherwise a log line if the file is large.
-struct DownloadProgress(ProgressBar);
+/// Downloads `file`, which is called `name`, to `part`, and shows the progress: a bar on a terminal, otherwise a log
+/// line if the file is large.
+fn download(hub: &HubClient, file: &RemoteFile, name: &str, part: &Path) -> Result<(), HubError> {
+    let is_weights =
+        name.ends_with(".safetensors") || name.ends_with(".gguf") || pickle::FILES.contains(&name);
+    let limit = if is_weights {
+        u64::MAX / 2
+    } else {
+        max_bytes(name)
+    };
+    let size = file.size.unwrap_or(0);
+    let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let bar = console::bar(template, size).with_message(name.to_owned());
+    if bar.is_hidden() && size >= LARGE {
+        tracing::info!("downloading {name} ({} MiB)", size >> 20);
+    }
+    let done = hub.download(file, part, limit, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    done
+}
 
 /// Size in bytes from which a download gets a log line.
 const LARGE: u64 = 16 << 20;
-
-impl DownloadProgress {
-    fn new(name: &str, size: Option<u64>) -> Self {
-        let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-        let bar = console::bar(template, size.unwrap_or(0)).with_message(name.to_owned());
-        if bar.is_hidden() && size.is_some_and(|size| size >= LARGE) {
-            tracing::info!("downloading {name} ({} MiB)", size.unwrap_or(0) >> 20);
-        }
-        Self(bar)
-    }
-
-    fn show(&self, done: u64, total: u64) {
-        self.0.set_length(total);
-        self.0.set_position(done);
-    }
-}
-
-impl Drop for DownloadProgress {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
-}
 
 fn not_cached(what: &str) -> HubError {
     HubError::Other(format!("{what} is not cached"))
