@@ -248,7 +248,7 @@ impl Decoder {
             let eps = config.rms_norm_eps as f32;
             own.forward(&inputs.tokens, &x, eps)
         });
-        let step = Step::new(inputs, spans, self.dtypes.activations)?;
+        let step = Step::new(config, inputs, spans, self.dtypes.activations)?;
         let mut step = step.with_layer_inputs(own.transpose()?);
         let mut delta = x.zeros_like()?;
         let mut tapped = Vec::new();
@@ -259,14 +259,14 @@ impl Decoder {
             let pool = kv.pool(place)?;
             let few = few.filter(|_| i == last_with_kv);
             match (few, &inputs.wanted) {
-                (None, _) => (x, delta) = layer.forward(&x, &delta, config, &step, pool)?,
+                (None, _) => (x, delta) = layer.forward(&x, &delta, &step, pool)?,
                 (Some(_), None) => {
-                    layer.forward_none((&x, &delta), config, &step, pool)?;
+                    layer.forward_none((&x, &delta), &step, pool)?;
                     break;
                 }
                 (Some(few), Some(wanted)) => {
                     let rows = (wanted, few, &*inputs.wanted_adapters);
-                    (x, delta) = layer.forward_rows(rows, (&x, &delta), config, &step, pool)?;
+                    (x, delta) = layer.forward_rows(rows, (&x, &delta), &step, pool)?;
                     if i + 1 < self.layers.len() {
                         step = step.only(wanted, few, &inputs.wanted_adapters)?;
                     }

@@ -237,9 +237,12 @@ impl DraftHead {
         (step, windowed): (&Step<'_>, Option<&Step<'_>>),
         kv: &KvStore,
     ) -> Result<Option<(Tensor, Tensor)>> {
-        let config = &self.head.shape;
         let mut delta = None;
-        let layers = self.layers.iter().zip(&config.spec.layers).zip(&kv.layers);
+        let layers = self
+            .layers
+            .iter()
+            .zip(&self.head.shape.spec.layers)
+            .zip(&kv.layers);
         for (i, ((layer, spec), pool)) in layers.enumerate() {
             let pool = LayerPool::Tokens(pool);
             let windowed = windowed.filter(|_| spec.window.is_some());
@@ -248,7 +251,7 @@ impl DraftHead {
                 Some(read) => (x, read),
                 None => {
                     let delta = delta.map_or_else(|| x.zeros_like(), Ok)?;
-                    layer.attention_input(&x, &delta, config)?
+                    layer.attention_input(&x, &delta, step)?
                 }
             };
             let read = match context {
@@ -256,10 +259,10 @@ impl DraftHead {
                 None => own,
             };
             if !is_wanted && i + 1 == self.layers.len() {
-                layer.write(&read, config, step, pool)?;
+                layer.write(&read, step, pool)?;
                 return Ok(None);
             }
-            let (stream, added) = layer.forward_read(&sum, &read, config, step, pool)?;
+            let (stream, added) = layer.forward_read(&sum, &read, step, pool)?;
             (x, delta) = (stream, Some(added));
         }
         Ok(delta.map(|delta| (x, delta)))
@@ -349,10 +352,10 @@ impl Model for DraftHead {
         let after = (others > 0).then(|| spans_after(others, &batch.spans));
         let spans = after.as_deref().unwrap_or(&batch.spans);
         let attention = AttentionBatch::new(spans, kv.block_size, slots)?;
-        let step = Step::new(&inputs, &attention, dtype)?;
+        let step = Step::new(config, &inputs, &attention, dtype)?;
         if let (0, Some(context)) = (rows, &context) {
             for (layer, pool) in self.layers.iter().zip(&kv.layers) {
-                layer.write(context, config, &step, LayerPool::Tokens(pool))?;
+                layer.write(context, &step, LayerPool::Tokens(pool))?;
             }
             return ForwardOutput::none(vocab_size);
         }
@@ -366,7 +369,9 @@ impl Model for DraftHead {
             .transpose()?;
         let windowed = (causal.as_ref())
             .map(|spans| {
-                Ok::<_, Error>(Step::new(&inputs, spans, dtype)?.with_places(places.as_ref()))
+                Ok::<_, Error>(
+                    Step::new(config, &inputs, spans, dtype)?.with_places(places.as_ref()),
+                )
             })
             .transpose()?;
         let own = self.rows(batch, &inputs.tokens.narrow(0, others, rows)?)?;

@@ -158,12 +158,11 @@ impl Layer {
         &self,
         x: &Tensor,
         delta: &Tensor,
-        config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        let (x, normed) = self.attention_input(x, delta, config)?;
-        self.forward_read(&x, &normed, config, step, pool)
+        let (x, normed) = self.attention_input(x, delta, step)?;
+        self.forward_read(&x, &normed, step, pool)
     }
 
     /// The sum of the residual stream and the `delta` still to be added to it, and what the attention reads of it.
@@ -171,10 +170,9 @@ impl Layer {
         &self,
         x: &Tensor,
         delta: &Tensor,
-        config: &ModelConfig,
+        step: &Step<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        let eps = config.rms_norm_eps as f32;
-        add(x, delta, self.before_attention.as_ref(), eps)
+        add(x, delta, self.before_attention.as_ref(), step.eps())
     }
 
     /// Like [`Layer::forward`], but returns only `rows`, u32, with these spans and adapters: of the others, only K and
@@ -183,28 +181,26 @@ impl Layer {
         &self,
         (rows, spans, adapters): (&Tensor, &AttentionBatch<'_>, &[AdapterRows]),
         (x, delta): (&Tensor, &Tensor),
-        config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        let (x, normed) = self.attention_input(x, delta, config)?;
+        let (x, normed) = self.attention_input(x, delta, step)?;
         let (x, step) = (
             x.index_select(rows, 0)?,
             step.of_rows(rows, spans, adapters),
         );
-        self.forward_read(&x, &normed, config, &step, pool)
+        self.forward_read(&x, &normed, &step, pool)
     }
 
     /// The part of [`Layer::forward`] that writes K and V.
     pub fn forward_none(
         &self,
         (x, delta): (&Tensor, &Tensor),
-        config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<()> {
-        let (_, normed) = self.attention_input(x, delta, config)?;
-        self.write(&normed, config, step, pool)
+        let (_, normed) = self.attention_input(x, delta, step)?;
+        self.write(&normed, step, pool)
     }
 
     /// Takes the residual stream `x`, `[rows, hidden]`, and the attention's input `normed`,
@@ -214,20 +210,19 @@ impl Layer {
         &self,
         x: &Tensor,
         normed: &Tensor,
-        config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
         if let (Some(convs), Some(places)) = (&self.convs, step.places) {
-            return self.forward_convs(convs, places, (x, normed), config, step, pool);
+            return self.forward_convs(convs, places, (x, normed), step, pool);
         }
-        let eps = config.rms_norm_eps as f32;
+        let eps = step.eps();
         let rows = x.dim(0)?;
         if self.spec.parallel {
-            let delta = self.parallel_delta(normed, rows, config, step, pool)?;
+            let delta = self.parallel_delta(normed, rows, step, pool)?;
             return Ok((x.clone(), delta));
         }
-        let attended = self.mixer()?.attend(normed, rows, config, step, pool)?;
+        let attended = self.mixer()?.attend(normed, rows, step, pool)?;
         let attended = self.delta(attended, self.after_attention.as_ref(), eps)?;
         let (mut x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
         let delta = self.feed(&normed, step)?;
@@ -247,14 +242,13 @@ impl Layer {
         &self,
         normed: &Tensor,
         rows: usize,
-        config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<Tensor> {
-        let eps = config.rms_norm_eps as f32;
+        let eps = step.eps();
         let attended = match &self.mixer {
             Some(mixer) => {
-                let attended = mixer.attend(normed, rows, config, step, pool)?;
+                let attended = mixer.attend(normed, rows, step, pool)?;
                 Some(self.delta(attended, self.after_attention.as_ref(), eps)?)
             }
             None => None,
@@ -288,14 +282,8 @@ impl Layer {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn write(
-        &self,
-        x: &Tensor,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
-    ) -> Result<()> {
-        self.mixer()?.write_kv(x, config, step, pool)
+    pub fn write(&self, x: &Tensor, step: &Step<'_>, pool: LayerPool<'_>) -> Result<()> {
+        self.mixer()?.write_kv(x, step, pool)
     }
 
     /// A forward of a layer with convolutions of the inputs and outputs of attention and MLP. Only the rows of a block
@@ -305,7 +293,6 @@ impl Layer {
         (of_attention, of_mlp): &(BlockConv, BlockConv),
         places: &BlockPlaces,
         (x, normed): (&Tensor, &Tensor),
-        config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<(Tensor, Tensor)> {
@@ -313,9 +300,9 @@ impl Layer {
         let own = normed.narrow(0, all - rows, rows)?.contiguous()?;
         let (own, factors) = of_attention.prepare(&own, places)?;
         let read = Tensor::cat(&[&normed.narrow(0, 0, all - rows)?, &own], 0)?;
-        let attended = self.mixer()?.attend(&read, rows, config, step, pool)?;
+        let attended = self.mixer()?.attend(&read, rows, step, pool)?;
         let attended = of_attention.finish(&attended, &factors, places)?;
-        let eps = config.rms_norm_eps as f32;
+        let eps = step.eps();
         let (x, normed) = add(x, &attended, self.before_mlp.as_ref(), eps)?;
         let (read, factors) = of_mlp.prepare(&normed, places)?;
         let delta = self.feed(&read, step)?;

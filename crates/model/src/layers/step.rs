@@ -2,6 +2,7 @@
 
 use super::block_conv::BlockPlaces;
 use super::inputs::{Angles, Inputs};
+use crate::config::ModelConfig;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
 use foretoken_core::model::AdapterRows;
@@ -10,6 +11,8 @@ use std::cell::Cell;
 
 /// The inputs that all layers of one forward share.
 pub(crate) struct Step<'a> {
+    /// The configuration of the model or head.
+    pub config: &'a ModelConfig,
     pub slots: &'a Slots,
     /// The angles of the rows, in the compute dtype: one entry for each of [`RopeTables`](super::rope::RopeTables).
     pub angles: Vec<Angles>,
@@ -35,7 +38,12 @@ impl<'a> Step<'a> {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn new(inputs: &'a Inputs, spans: &'a AttentionBatch<'a>, dtype: DType) -> Result<Self> {
+    pub fn new(
+        config: &'a ModelConfig,
+        inputs: &'a Inputs,
+        spans: &'a AttentionBatch<'a>,
+        dtype: DType,
+    ) -> Result<Self> {
         let angles = inputs.angles.iter();
         let angles = angles.map(|angles| {
             let scale = angles.query_scale.as_ref();
@@ -46,6 +54,7 @@ impl<'a> Step<'a> {
             })
         });
         Ok(Self {
+            config,
             slots: &inputs.slots,
             angles: angles.collect::<Result<_>>()?,
             spans,
@@ -108,6 +117,7 @@ impl<'a> Step<'a> {
             })
         });
         Ok(Self {
+            config: self.config,
             slots: self.slots,
             angles: angles.collect::<Result<_>>()?,
             spans,
@@ -119,6 +129,11 @@ impl<'a> Step<'a> {
             attending_adapters: adapters,
             experts_read: self.experts_read,
         })
+    }
+
+    /// What norms add to mean squares.
+    pub fn eps(&self) -> f32 {
+        self.config.rms_norm_eps as f32
     }
 
     /// The rows of `all` that attend, `count` of them.

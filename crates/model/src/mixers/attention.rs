@@ -68,7 +68,7 @@ impl Attention {
     fn write(&self, rows: &MixerRows<'_>) -> Result<(Tensor, Option<Tensor>)> {
         let (k, v) = rows.pool.tokens()?;
         let (products, step) = (&rows.products, rows.step);
-        let heads = rows.config.num_heads;
+        let heads = step.config.num_heads;
         let KvHeads { count, dim, .. } = self.kv_heads;
         let (gate, qkv) = if self.spec.has_gate {
             let (width, gates) = (products.dim(1)?, heads * dim);
@@ -96,10 +96,8 @@ impl Attention {
                 let mut v = qkv.narrow(1, qkv.dim(1)? - count, count)?.contiguous()?;
                 if let Some(ones) = v_norm {
                     let heads = v.reshape(((), dim))?;
-                    let eps = rows.config.rms_norm_eps as f32;
-                    v = add_norm(&heads, &heads.zeros_like()?, ones, eps)?
-                        .1
-                        .reshape(v.dims())?;
+                    let (_, normed) = add_norm(&heads, &heads.zeros_like()?, ones, step.eps())?;
+                    v = normed.reshape(v.dims())?;
                 }
                 let qkv = Tensor::cat(&[&qkv.narrow(1, 0, heads + count)?, &v], 1)?;
                 rope_kv_write(&qkv, heads, angles, norms, pools)?

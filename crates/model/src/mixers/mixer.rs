@@ -55,7 +55,6 @@ pub(crate) struct MixerRows<'a> {
     pub products: Tensor,
     /// Number of rows that attend.
     pub attending: usize,
-    pub config: &'a ModelConfig,
     pub step: &'a Step<'a>,
     pub pool: LayerPool<'a>,
 }
@@ -109,13 +108,11 @@ impl MixerLayer {
         &self,
         x: &Tensor,
         attending: usize,
-        config: &ModelConfig,
         step: &Step<'_>,
         pool: LayerPool<'_>,
     ) -> Result<Tensor> {
-        let y = self
-            .mixer
-            .attend(&self.rows(x, attending, config, step, pool)?)?;
+        let rows = self.rows(x, attending, step, pool)?;
+        let y = self.mixer.attend(&rows)?;
         self.out_proj.forward_adapted(&y, step.attending_adapters)
     }
 
@@ -123,14 +120,8 @@ impl MixerLayer {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn write_kv(
-        &self,
-        x: &Tensor,
-        config: &ModelConfig,
-        step: &Step<'_>,
-        pool: LayerPool<'_>,
-    ) -> Result<()> {
-        let rows = self.rows(x, x.dim(0)?, config, step, pool)?;
+    pub fn write_kv(&self, x: &Tensor, step: &Step<'_>, pool: LayerPool<'_>) -> Result<()> {
+        let rows = self.rows(x, x.dim(0)?, step, pool)?;
         self.mixer.write_kv(&rows)
     }
 
@@ -138,14 +129,12 @@ impl MixerLayer {
         &self,
         x: &Tensor,
         attending: usize,
-        config: &'a ModelConfig,
         step: &'a Step<'a>,
         pool: LayerPool<'a>,
     ) -> Result<MixerRows<'a>> {
         Ok(MixerRows {
             products: self.in_proj.forward_adapted(x, step.adapters)?,
             attending,
-            config,
             step,
             pool,
         })
