@@ -25,11 +25,7 @@ pub fn defaults(keys: &mut Keys) {
     keys.default("num_key_value_heads", 8);
     keys.default("max_position_embeddings", 262_144);
     // Keys of training and of other programs. The last one is what is rotated of a head.
-    keys.ignore(&[
-        "z_loss_coefficient",
-        "num_logits_to_keep",
-        "attn_rotary_emb",
-    ]);
+    keys.ignore("z_loss_coefficient num_logits_to_keep attn_rotary_emb");
 }
 
 /// Layers of a Llama, of which all but `attn_layer_indices` have Mamba in place of attention.

@@ -12,7 +12,7 @@ use foretoken_core::kv::KvHeads;
 use serde_json::Value;
 
 /// Keys of published files about training.
-const OF_TRAINING: [&str; 3] = ["aux_loss_alpha", "ep_size", "seq_aux"];
+const OF_TRAINING: &str = "aux_loss_alpha ep_size seq_aux";
 
 /// Widths of attention in GGUF metadata, and their names elsewhere.
 const GGUF_WIDTHS: [(&str, &str); 4] = [
@@ -75,7 +75,7 @@ fn with_further_layers(keys: &mut Keys) {
 }
 
 fn latent_defaults(keys: &mut Keys) {
-    keys.ignore(&OF_TRAINING);
+    keys.ignore(OF_TRAINING);
     keys.default("kv_lora_rank", 512);
     keys.default("qk_rope_head_dim", 64);
     // That which is rotated.

@@ -46,7 +46,7 @@ pub fn moe_defaults(keys: &mut Keys) {
     keys.default("moe_intermediate_size", 1536);
     keys.default("n_shared_experts", 2);
     // Keys of the training, and whether there was a correction then: all published files have one.
-    keys.ignore(&["moe_capacity", "moe_use_aux_free"]);
+    keys.ignore("moe_capacity moe_use_aux_free");
     keys.default("num_nextn_predict_layers", 1);
 }
 

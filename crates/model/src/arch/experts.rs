@@ -4,18 +4,14 @@ use crate::config::keys::Keys;
 use crate::spec::{ExpertGroups, ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert};
 
 /// Keys of the training of routers.
-const OF_TRAINING: [&str; 3] = [
-    "output_router_logits",
-    "router_aux_loss_coef",
-    "router_jitter_noise",
-];
+const OF_TRAINING: &str = "output_router_logits router_aux_loss_coef router_jitter_noise";
 
 /// Gives the number of experts one name, and sets what a class assumes.
 pub fn defaults(keys: &mut Keys, count: usize, per_token: usize) {
     keys.rename("num_local_experts", "num_experts");
     keys.default("num_experts", count);
     keys.default("num_experts_per_tok", per_token);
-    keys.ignore(&OF_TRAINING);
+    keys.ignore(OF_TRAINING);
 }
 
 /// Gives all `layers` the experts that `keys` describe. Their width is `width`, if a GGUF file does not say otherwise.

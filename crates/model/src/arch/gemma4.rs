@@ -67,7 +67,7 @@ fn of_each_layer(key: &str) -> String {
 pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("enable_moe_block", false)?;
     if !keys.is_gguf() {
-        keys.ignore(&["num_experts", "top_k_experts", "moe_intermediate_size"]);
+        keys.ignore("num_experts top_k_experts moe_intermediate_size");
     }
     // Only of images.
     let bidirectional = keys.text("use_bidirectional_attention")?;
@@ -129,7 +129,7 @@ pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
     let layer_input_width = layer_input_width.filter(|&width| width > 0);
     match layer_input_width {
         Some(_) => keys.only("vocab_size_per_layer_input", shape.vocab_size)?,
-        None => keys.ignore(&["vocab_size_per_layer_input"]),
+        None => keys.ignore("vocab_size_per_layer_input"),
     }
     let cap = keys.number("final_logit_softcapping")?;
     Ok(ModelSpec {

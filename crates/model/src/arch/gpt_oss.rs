@@ -72,7 +72,7 @@ fn checked(keys: &mut Keys, rope: &RopeSpec) -> Result<(), String> {
         if inner.text("quant_method")?.as_deref() != Some("mxfp4") {
             return Err(keys.refused(key, &value, "only a quant_method of mxfp4 is"));
         }
-        inner.ignore(&["dequantize", "modules_to_not_convert"]);
+        inner.ignore("dequantize modules_to_not_convert");
         inner.finish(&ModelShape::default())?;
     }
     Ok(())

@@ -29,7 +29,7 @@ pub fn defaults(keys: &mut Keys) {
     keys.rename("shared_intermediate_size", "intermediate_size");
     keys.default("intermediate_size", 1024);
     mamba::defaults(keys);
-    keys.ignore(&["init_method"]);
+    keys.ignore("init_method");
 }
 
 fn gguf_defaults(keys: &mut Keys) {
@@ -56,7 +56,7 @@ pub fn granite4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
         mamba::mixer(keys, shape, activation)?
     } else {
         keys.retain(|key| !key.starts_with("mamba_"));
-        keys.ignore(&["time_step_limit"]);
+        keys.ignore("time_step_limit");
         MixerSpec::Attention
     };
     let experts = of_experts(keys, shape, activation)?;
@@ -121,11 +121,7 @@ fn of_experts(
     activation: Activation,
 ) -> Result<Option<ExpertsSpec>, String> {
     if matches!(keys.peek("num_experts").as_u64(), None | Some(0)) {
-        keys.ignore(&[
-            "moe_intermediate_size",
-            "num_experts",
-            "num_experts_per_tok",
-        ]);
+        keys.ignore("moe_intermediate_size num_experts num_experts_per_tok");
         return Ok(None);
     }
     let width = keys.needed_size("moe_intermediate_size")?;

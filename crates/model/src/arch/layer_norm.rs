@@ -24,7 +24,7 @@ pub fn cohere2_defaults(keys: &mut Keys) {
 /// A Cohere model has attention and MLP side by side, after one norm, and scaled logits.
 pub fn cohere(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     // A key of Cohere 2.
-    keys.ignore(&["sliding_window"]);
+    keys.ignore("sliding_window");
     let layer = cohere_layer(keys, shape)?;
     cohere_model(keys, vec![layer; shape.num_layers])
 }
@@ -112,7 +112,7 @@ pub fn starcoder2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Stri
     keys.only("mlp_type", "default")?;
     keys.only("norm_type", "layer_norm")?;
     // transformers reads `hidden_act`.
-    keys.ignore(&["activation_function"]);
+    keys.ignore("activation_function");
     let layer = LayerSpec {
         mlp: MlpSpec::Plain {
             activation: activation_or(keys, Activation::GeluTanh)?,

@@ -26,17 +26,9 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Keys of published files that say the same as others, or are about training.
-const REDUNDANT: [&str; 9] = [
-    "block_dim",
-    "block_mlp_init_scale",
-    "block_norm_eps",
-    "block_out_init_scale",
-    "block_use_xavier_init",
-    "conv_dim",
-    "conv_dim_out",
-    "conv_use_xavier_init",
-    "num_heads",
-];
+const REDUNDANT: &str = "
+    block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_xavier_init
+    conv_dim conv_dim_out conv_use_xavier_init num_heads";
 
 /// Gives the key `ours` the value of `older`, if there is one: the class reads that first.
 fn replace(keys: &mut Keys, older: &str, ours: &str) {
@@ -54,11 +46,7 @@ pub fn defaults(keys: &mut Keys) {
     // What cannot be read is left, and refused.
     if let Some(adjusted) = width.and_then(|width| adjusted_width(keys, width)) {
         keys.set("intermediate_size", adjusted);
-        keys.ignore(&[
-            "block_auto_adjust_ff_dim",
-            "block_ffn_dim_multiplier",
-            "block_multiple_of",
-        ]);
+        keys.ignore("block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of");
     }
     common_defaults(keys);
 }
@@ -107,7 +95,7 @@ fn common_defaults(keys: &mut Keys) {
     keys.rename("shortconv.l_cache", "conv_L_cache");
     keys.default("conv_L_cache", 3);
     default_theta(keys, 1e6);
-    keys.ignore(&REDUNDANT);
+    keys.ignore(REDUNDANT);
     if let Some(attends) = attending(keys) {
         set_kinds(keys, attends, "conv");
     }

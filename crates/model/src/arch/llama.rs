@@ -143,7 +143,7 @@ pub fn granite_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Str
 pub fn granite_defaults(keys: &mut Keys) {
     if keys.is_gguf() {
         // Keys of the experts and the state spaces, which would have tensors.
-        keys.ignore(&["shared_expert_intermediate_size"]);
+        keys.ignore("shared_expert_intermediate_size");
         keys.retain(|key| !key.starts_with("ssm."));
     }
 }
@@ -153,10 +153,10 @@ pub fn hunyuan_defaults(keys: &mut Keys) {
     keys.rename("attention_head_dim", "head_dim");
     keys.default("rms_norm_eps", 1e-5);
     // Keys of the classes with images and experts, and of the first code of this class.
-    keys.ignore(&["attention_head_dim", "cla_share_factor", "dense_list"]);
-    keys.ignore(&["eod_token_id", "im_end_id", "im_newline_id", "im_start_id"]);
-    keys.ignore(&["mask_init_id", "org_vocab_size", "pad_id", "pool_type"]);
-    keys.ignore(&["text_end_id", "text_start_id"]);
+    keys.ignore("attention_head_dim cla_share_factor dense_list");
+    keys.ignore("eod_token_id im_end_id im_newline_id im_start_id");
+    keys.ignore("mask_init_id org_vocab_size pad_id pool_type");
+    keys.ignore("text_end_id text_start_id");
 }
 
 /// Hunyuan: a Llama with norms of heads after the rotation.

@@ -29,7 +29,7 @@ pub fn head_width(keys: &mut Keys, heads: &str, width: &str) {
     if let (Some(heads), Some(inner)) = (heads.filter(|&heads| heads > 0), inner)
         && inner.is_multiple_of(heads)
     {
-        keys.ignore(&["ssm.inner_size"]);
+        keys.ignore("ssm.inner_size");
         keys.set(width, inner / heads);
     }
 }
@@ -46,7 +46,7 @@ pub fn defaults(keys: &mut Keys) {
         keys.default(key, by_default);
     }
     keys.default("mamba_d_head", "auto");
-    keys.ignore(&["mamba_chunk_size"]);
+    keys.ignore("mamba_chunk_size");
 }
 
 /// The mixer that layers with Mamba have in place of attention, in classes that name its keys as Granite 4 does.

@@ -38,39 +38,16 @@ const RENAMED: [(&str, &str); 14] = [
 ];
 
 /// Keys that the class does not read, or that are about training and caches.
-const UNREAD: [&str; 22] = [
-    "chunk_size",
-    "expand",
-    "mamba_chunk_size",
-    "mamba_dt_init_floor",
-    "mamba_dt_max",
-    "mamba_expand",
-    "mamba_ssm_cache_dtype",
-    "moe_shared_expert_overlap",
-    "mtp_hybrid_override_pattern",
-    "mtp_layers_block_type",
-    "norm_eps",
-    "num_logits_to_keep",
-    "output_router_logits",
-    "partial_rotary_factor",
-    "rescale_prenorm_residual",
-    "residual_in_fp32",
-    "rope_parameters",
-    "rope_theta",
-    "time_step_floor",
-    "time_step_max",
-    "time_step_rank",
-    "use_mamba_kernels",
-];
+const UNREAD: &str = "
+    chunk_size expand mamba_chunk_size mamba_dt_init_floor mamba_dt_max mamba_expand
+    mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_hybrid_override_pattern
+    mtp_layers_block_type norm_eps num_logits_to_keep output_router_logits partial_rotary_factor
+    rescale_prenorm_residual residual_in_fp32 rope_parameters rope_theta time_step_floor
+    time_step_max time_step_rank use_mamba_kernels";
 
 /// Keys that say how experts are chosen.
-const OF_EXPERTS: [&str; 5] = [
-    "expert_weights_norm",
-    "n_group",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "topk_group",
-];
+const OF_EXPERTS: &str = "
+    expert_weights_norm n_group norm_topk_prob routed_scaling_factor topk_group";
 
 /// The least step of the class. llama.cpp's files do not have it.
 const MIN_STEP: f64 = 1e-3;
@@ -82,11 +59,11 @@ pub fn defaults(keys: &mut Keys) {
         return;
     }
     // The class reads only its own name.
-    keys.ignore(&["rms_norm_eps"]);
+    keys.ignore("rms_norm_eps");
     for (theirs, ours) in RENAMED {
         keys.rename(theirs, ours);
     }
-    keys.ignore(&UNREAD);
+    keys.ignore(UNREAD);
     if let Some(pattern) = keys.take("hybrid_override_pattern").as_str()
         && !keys.has("layer_types")
     {
@@ -155,11 +132,7 @@ fn gguf_defaults(keys: &mut Keys) {
         );
     }
     // Nothing is rotated.
-    keys.ignore(&[
-        "rope.dimension_count",
-        "rope.scaling.finetuned",
-        "rope_theta",
-    ]);
+    keys.ignore("rope.dimension_count rope.scaling.finetuned rope_theta");
 }
 
 /// Layers with one norm and one half each, which do not rotate.
@@ -231,10 +204,10 @@ fn recurrent(keys: &mut Keys) -> Result<MixerSpec, String> {
 /// The experts of layers that have some, which are like `mlp`, with one of all tokens.
 fn of_experts(keys: &mut Keys, mlp: MlpSpec) -> Result<Option<ExpertsSpec>, String> {
     // Their width says how wide the one of all tokens is.
-    keys.ignore(&["n_shared_experts"]);
+    keys.ignore("n_shared_experts");
     let shared = keys.size("moe_shared_expert_intermediate_size")?;
     if matches!(keys.peek("num_experts").as_u64(), None | Some(0)) {
-        keys.ignore(&OF_EXPERTS);
+        keys.ignore(OF_EXPERTS);
         return Ok(None);
     }
     Ok(Some(ExpertsSpec {

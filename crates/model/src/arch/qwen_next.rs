@@ -78,16 +78,8 @@ pub fn next(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     };
     let mut layers = layers(keys, shape, layout)?;
     if keys.peek("num_experts") == 0 {
-        keys.ignore(&[
-            "num_experts",
-            "num_experts_per_tok",
-            "moe_intermediate_size",
-        ]);
-        keys.ignore(&[
-            "shared_expert_intermediate_size",
-            "norm_topk_prob",
-            "decoder_sparse_step",
-        ]);
+        keys.ignore("num_experts num_experts_per_tok moe_intermediate_size");
+        keys.ignore("shared_expert_intermediate_size norm_topk_prob decoder_sparse_step");
     } else {
         let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(true);
         with_experts(keys, &mut layers, is_normalized)?;

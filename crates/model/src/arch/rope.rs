@@ -250,14 +250,14 @@ fn scaling(
         Some("dynamic") => {
             need(factor, "factor")?;
             // Hunyuan's scaling, for all positions. Its class does not read these keys.
-            keys.ignore(&["beta_fast", "beta_slow", "mscale", "mscale_all_dim"]);
+            keys.ignore("beta_fast beta_slow mscale mscale_all_dim");
             let alpha = keys.number("alpha")?.filter(|&alpha| alpha != 0.);
             // Without it, only positions beyond max_position_embeddings change, which no sequence reaches here.
             Ok(alpha.map(|alpha| RopeScaling::Ntk(alpha as f32)))
         }
         Some("yarn") => {
             // The model's key, which transformers does not read here.
-            keys.ignore(&["max_position_embeddings"]);
+            keys.ignore("max_position_embeddings");
             yarn(keys, need(factor, "factor")?, original.unwrap_or(longest)).map(Some)
         }
         Some("longrope") => {

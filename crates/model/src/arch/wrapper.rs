@@ -113,7 +113,7 @@ impl Wrapper {
         let inner = keys.nested("text_config")?;
         let mut inner = inner.unwrap_or_default();
         let kind = inner.text("model_type")?;
-        inner.ignore(&["architectures"]);
+        inner.ignore("architectures");
         inner.add(
             keys,
             &["bos_token_id", "eos_token_id", "tie_word_embeddings"],

@@ -145,10 +145,10 @@ impl Keys {
         }
     }
 
-    /// Takes keys that someone else reads.
-    pub fn ignore(&mut self, keys: &[&str]) {
-        for key in keys {
-            self.left.remove(*key);
+    /// Takes keys that someone else reads, or that change nothing: their names, with spaces between them.
+    pub fn ignore(&mut self, keys: &str) {
+        for key in keys.split_whitespace() {
+            self.left.remove(key);
         }
     }
 
@@ -337,6 +337,11 @@ impl Keys {
             short(&value)
         )
     }
+}
+
+/// Whether `key` is one of the names in `list`, which has spaces between them.
+pub fn is_one_of(key: &str, list: &str) -> bool {
+    list.split_whitespace().any(|one| one == key)
 }
 
 /// The beginning of a text that strangers wrote.

@@ -76,55 +76,19 @@ pub const GGUF_DFLASH: &str = "dflash";
 /// The architectures of all draft heads in GGUF files.
 pub const GGUF_HEADS: [&str; 2] = [GGUF_EAGLE3, GGUF_DFLASH];
 
-/// Keys of draft heads that say nothing about their layers: [`HeadConfig`](super::HeadConfig) reads them.
-pub const HEAD_KEYS: [&str; 44] = [
-    // Whether the linear layer before the layers of EAGLE-1 has a bias; its tensors tell.
-    "bias",
-    "aux_hidden_state_layer_ids",
-    "block_size",
-    "confidence_head_with_markov",
-    "conv_group_size",
-    "conv_kernel_size",
-    "dflash_config",
-    "eagle_aux_hidden_state_layer_ids",
-    "eagle_config",
-    "emb_dim",
-    "embed_requires_grad",
-    "enable_confidence_head",
-    "extract_layers",
-    "fc_norm",
-    "final_logit_softcapping",
-    "gru_hidden_dim",
-    "has_no_defaults_at_init",
-    "input_embedding_scale",
-    "is_causal",
-    // Keys of training.
-    "lambda_base_decay_ratio",
-    "lambda_base_start",
-    "logits_correction_emb_dim",
-    "markov_head_type",
-    "markov_rank",
-    "mask_token_id",
-    "norm_before_fc",
-    "norm_before_residual",
-    "norm_output",
-    "num_anchors",
-    "num_target_layers",
-    "output_multiplier",
-    "pure_draft_prefix_len",
-    "sample_from_anchor",
-    "selector_rank",
-    "selector_top_k",
-    "shift_label",
-    "sliding_window_non_causal",
-    "speculators_config",
-    "speculators_model_type",
-    "speculators_version",
-    "target_hidden_size",
-    "target_layer_ids",
-    "target_model_type",
-    "use_aux_hidden_state",
-];
+/// Keys of draft heads that say nothing about their layers: [`HeadConfig`](crate::HeadConfig) reads them, except those
+/// of training (`lambda_base_start` and `lambda_base_decay_ratio`), and `bias`, whether the linear layer before the
+/// layers of EAGLE-1 has one: its tensors tell.
+pub const HEAD_KEYS: &str = "
+    aux_hidden_state_layer_ids bias block_size confidence_head_with_markov conv_group_size
+    conv_kernel_size dflash_config eagle_aux_hidden_state_layer_ids eagle_config emb_dim
+    embed_requires_grad enable_confidence_head extract_layers fc_norm final_logit_softcapping
+    gru_hidden_dim has_no_defaults_at_init input_embedding_scale is_causal lambda_base_decay_ratio
+    lambda_base_start logits_correction_emb_dim markov_head_type markov_rank mask_token_id
+    norm_before_fc norm_before_residual norm_output num_anchors num_target_layers output_multiplier
+    pure_draft_prefix_len sample_from_anchor selector_rank selector_top_k shift_label
+    sliding_window_non_causal speculators_config speculators_model_type speculators_version
+    target_hidden_size target_layer_ids target_model_type use_aux_hidden_state";
 
 impl ModelConfig {
     /// Reads `config.json` (the file, or the folder that contains it), and adds the end tokens of a
@@ -200,7 +164,7 @@ impl ModelConfig {
         let mut keys = Keys::of_gguf(header, architecture);
         (known.defaults)(&mut keys);
         if is_head {
-            keys.ignore(&HEAD_KEYS);
+            keys.ignore(HEAD_KEYS);
         }
         let vocab_size = gguf_vocab_size(header, &mut keys, is_head)?;
         keys.set("vocab_size", vocab_size);

@@ -59,10 +59,9 @@ impl Decoder {
         let embedding =
             weights.embedding(names::EMBEDDING, (config.vocab_size, config.hidden_size))?;
         let embedding = embedding.scaled(config.spec.embedding_scale);
-        let layer_inputs = config.spec.layer_input_width;
-        let layer_inputs =
-            layer_inputs.map(|width| LayerInputs::load(&config, width, &mut weights));
-        let layer_inputs = layer_inputs.transpose()?;
+        let layer_inputs = (config.spec.layer_input_width)
+            .map(|width| LayerInputs::load(&config, width, &mut weights))
+            .transpose()?;
         let ropes = RopeTables::new(config.ropes(), weights.rope_factors()?.as_deref());
         let mut layers = Vec::with_capacity(config.num_layers());
         for i in 0..config.num_layers() {
@@ -71,30 +70,17 @@ impl Decoder {
             done();
         }
         let lora = number_sites(&mut layers, &config);
-        let norm = Norm::load(
-            &mut weights,
-            names::NORM,
-            config.hidden_size,
-            config.spec.norm,
-        )?;
-        let shape = (config.output_size(), config.hidden_size);
+        let hidden = config.hidden_size;
+        let norm = Norm::load(&mut weights, names::NORM, hidden, config.spec.norm)?;
         let linear = if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
             Some(embedding.tied_head())
         } else if weights.are_without_head() {
             None
         } else {
-            Some(weights.linear(names::HEAD, shape, false)?)
+            Some(weights.linear(names::HEAD, (config.output_size(), hidden), false)?)
         };
-        let layer = |linear| -> Result<OutputLayer> {
-            Ok(OutputLayer {
-                linear,
-                ids: weights.output_ids(&config)?,
-                vocab_size: config.vocab_size,
-                scale: config.spec.logit_scale,
-                soft_cap: config.spec.logit_soft_cap,
-            })
-        };
-        let output = linear.map(layer).transpose()?;
+        let output = linear.map(|linear| OutputLayer::new(linear, &mut weights, &config));
+        let output = output.transpose()?;
         let unread = config.spec.unread.iter();
         let unread: Vec<String> = unread.map(|start| weights.stored_start(start)).collect();
         let unread = unread.iter().map(String::as_str);
@@ -282,21 +268,14 @@ impl Decoder {
                 self.logits(&x, &delta)?
             }
         };
-        let tapped = if tapped.is_empty() {
-            None
-        } else {
-            Some(Tensor::cat(&tapped, 1)?)
-        };
-        let last_hidden = match &inputs.last_hidden {
-            None => None,
-            Some(rows) => {
-                let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
-                Some(self.normed(&x, &delta)?.to_dtype(DType::F32)?)
-            }
-        };
+        let tapped = (!tapped.is_empty()).then(|| Tensor::cat(&tapped, 1));
+        let last_hidden = inputs.last_hidden.as_ref().map(|rows| -> Result<Tensor> {
+            let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
+            Ok(self.normed(&x, &delta)?.to_dtype(DType::F32)?)
+        });
         Ok(ForwardOutput {
-            tapped,
-            last_hidden,
+            tapped: tapped.transpose()?,
+            last_hidden: last_hidden.transpose()?,
             experts_read: inputs.experts_read.take(),
             ..ForwardOutput::of(logits)
         })

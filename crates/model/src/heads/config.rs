@@ -6,6 +6,7 @@ use super::keys::{
     refuse_present, shown, size, take_windows,
 };
 use super::{HeadKind, read_json};
+use crate::config::keys::is_one_of;
 use crate::config::{HEAD_KEYS, ModelConfig};
 use crate::layers::block_conv::ConvShape;
 use crate::spec::QkNorm;
@@ -196,13 +197,13 @@ impl HeadConfig {
         let mut shape = layers_of(json)?;
         // Of nested layers these would get lost. One is no key of a head: transformers has it for all classes.
         let nested = &json["transformer_layer_config"];
-        let lost = HEAD_KEYS.iter().copied();
-        let lost: Vec<&str> = lost
+        let lost: Vec<&str> = HEAD_KEYS
+            .split_whitespace()
             .filter(|&key| key != "has_no_defaults_at_init")
             .collect();
         refuse_present(&|_| nested, &lost).map_err(|e| format!("transformer_layer_config: {e}"))?;
         if let Some(keys) = shape.as_object_mut() {
-            keys.retain(|key, _| !HEAD_KEYS.contains(&key.as_str()));
+            keys.retain(|key, _| !is_one_of(key, HEAD_KEYS));
         }
         shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
         shape["model_type"] = "llama".into();

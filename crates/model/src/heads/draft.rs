@@ -76,10 +76,8 @@ impl DraftHead {
         ends: &Ends,
     ) -> Result<Self> {
         path::check(&head).map_err(Error::setup)?;
-        let (is_eagle1, is_block) = (
-            head.kind == HeadKind::Eagle,
-            head.kind == HeadKind::Parallel,
-        );
+        let is_eagle1 = head.kind == HeadKind::Eagle;
+        let is_block = head.kind == HeadKind::Parallel;
         let mut first = "layers.0";
         if is_block {
             let names = path::names_in(&weights);
@@ -90,8 +88,8 @@ impl DraftHead {
         let has_norms = weights.has(&format!("{first}.self_attn.q_norm.weight"));
         head.set_inputs(has_norms);
         let mut embedding = weights.embedding_of_head(&head.shape, &ends.embedding)?;
-        if let Some(scale) = head.scales.embedding {
-            embedding = embedding.scaled(Some(scale));
+        if head.scales.embedding.is_some() {
+            embedding = embedding.scaled(head.scales.embedding);
         }
         let reads = taps.len() * target.hidden_size;
         let fusion = if is_eagle1 {
@@ -99,11 +97,8 @@ impl DraftHead {
         } else {
             Fusion::load(&head, &mut weights, (taps.len(), target.hidden_size))?
         };
-        let input = if is_block {
-            None
-        } else {
-            Some(TokenInput::of_eagle(&head, &mut weights, first, reads)?)
-        };
+        let input = (!is_block).then(|| TokenInput::of_eagle(&head, &mut weights, first, reads));
+        let input = input.transpose()?;
         let ropes = RopeTables::new(head.shape.ropes(), weights.rope_factors()?.as_deref());
         let layers = load_layers(&head, first, &ropes, &mut weights)?;
         let (norm, output) = if is_eagle1 {
@@ -115,12 +110,9 @@ impl DraftHead {
         };
         let outputs = output.size();
         let path = PathHead::load(head.path, &head.shape, &mut weights, outputs, &embedding)?;
-        let mask_hidden = if head.kind == HeadKind::PEagle {
-            let hidden = weights.tensor("mask_hidden", &[1, 1, reads])?;
-            Some(hidden.reshape((1, reads))?)
-        } else {
-            None
-        };
+        let has_masks = head.kind == HeadKind::PEagle;
+        let mask_hidden = has_masks.then(|| weights.tensor("mask_hidden", &[1, 1, reads]));
+        let mask_hidden = mask_hidden.transpose()?;
         weights.finish(|_| false)?;
         weights.device().synchronize()?;
         Ok(Self {
@@ -136,7 +128,7 @@ impl DraftHead {
             layers,
             norm,
             output,
-            mask_hidden,
+            mask_hidden: mask_hidden.map(|of| of.reshape((1, reads))).transpose()?,
             path,
             ropes,
         })

@@ -1,7 +1,7 @@
 //! The keys of a draft head's `config.json`.
 
 use crate::config::HEAD_KEYS;
-use crate::config::keys::{Keys, ModelShape};
+use crate::config::keys::{Keys, ModelShape, is_one_of};
 use foretoken_core::error::clipped;
 use serde_json::Value;
 
@@ -149,14 +149,8 @@ pub fn layers_of(json: &Value) -> Result<Value, String> {
     // Nothing beside it may ask for what no layer does.
     let mut outer = json.clone();
     if let Some(keys) = outer.as_object_mut() {
-        keys.retain(|key, _| {
-            let known = [
-                "architectures",
-                "draft_vocab_size",
-                "transformer_layer_config",
-            ];
-            !HEAD_KEYS.contains(&key.as_str()) && !known.contains(&key.as_str())
-        });
+        let known = "architectures draft_vocab_size transformer_layer_config";
+        keys.retain(|key, _| !is_one_of(key, HEAD_KEYS) && !is_one_of(key, known));
     }
     // The output layer's tensor tells whether it is shared.
     let mut keys = Keys::of_json(outer)?;

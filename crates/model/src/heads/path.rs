@@ -66,29 +66,21 @@ impl PathHead {
         embedding: &Embedding,
     ) -> Result<Option<Self>> {
         let rank = head.markov.map_or(0, |markov| markov.rank);
-        let markov = match head.markov {
-            Some(markov) => Some(Markov::load(markov, config, weights, outputs)?),
-            None => None,
-        };
-        let domino = match head.domino {
-            Some(domino) => Some(Domino::load(domino, config, weights, outputs, embedding)?),
-            None => None,
-        };
-        let confidence = match head.confidence {
-            Some(input) => {
-                let width = match input {
-                    ConfidenceInput::Hidden => config.hidden_size,
-                    ConfidenceInput::HiddenAndToken => config.hidden_size + rank,
-                };
-                let linear = weights.linear("confidence_head.proj", (1, width), true)?;
-                Some((linear, input))
-            }
-            None => None,
-        };
-        let selector = match head.selector {
-            Some(selector) => Some(Selector::load(selector, config, weights)?),
-            None => None,
-        };
+        let markov = (head.markov).map(|of| Markov::load(of, config, weights, outputs));
+        let markov = markov.transpose()?;
+        let domino = (head.domino).map(|of| Domino::load(of, config, weights, outputs, embedding));
+        let domino = domino.transpose()?;
+        let confidence = head.confidence.map(|input| -> Result<_> {
+            let width = match input {
+                ConfidenceInput::Hidden => config.hidden_size,
+                ConfidenceInput::HiddenAndToken => config.hidden_size + rank,
+            };
+            let linear = weights.linear("confidence_head.proj", (1, width), true)?;
+            Ok((linear, input))
+        });
+        let confidence = confidence.transpose()?;
+        let selector = (head.selector).map(|of| Selector::load(of, config, weights));
+        let selector = selector.transpose()?;
         let corrects = markov.is_some() || domino.is_some() || selector.is_some();
         Ok((corrects || confidence.is_some()).then(|| Self {
             markov,
@@ -125,10 +117,8 @@ impl PathHead {
                 confidence: None,
             });
         }
-        let embedded = match &self.markov {
-            Some(markov) => Some(markov.embedding.forward(&tokens)?),
-            None => None,
-        };
+        let embedded = (self.markov.as_ref()).map(|markov| markov.embedding.forward(&tokens));
+        let embedded = embedded.transpose()?;
         let confidence = match (&self.confidence, &embedded) {
             (Some((linear, ConfidenceInput::HiddenAndToken)), Some(embedded)) => {
                 Some(linear.forward(&Tensor::cat(&[rows.hidden, embedded], 1)?)?)
@@ -213,14 +203,11 @@ impl Selector {
     fn load(of: SelectorConfig, config: &ModelConfig, weights: &mut Weights) -> Result<Self> {
         let at = |part: &str| format!("candidate_selector.{part}");
         let codebook = [config.vocab_size, of.rank];
+        let shape = (of.rank, config.hidden_size);
         Ok(Self {
             before: weights.tensor(&at("predecessor_codebook"), &codebook)?,
             after: weights.tensor(&at("successor_codebook"), &codebook)?,
-            projection: weights.linear(
-                &at("hidden_projection"),
-                (of.rank, config.hidden_size),
-                false,
-            )?,
+            projection: weights.linear(&at("hidden_projection"), shape, false)?,
             top_k: of.top_k,
         })
     }
@@ -234,9 +221,7 @@ impl Selector {
             .flat_map(|row| most_probable(row, self.top_k))
             .collect();
         let best = Tensor::from_vec(best, (count, self.top_k), device)?;
-        let before = self
-            .before
-            .index_select(&Tensor::new(rows.tokens, device)?, 0)?;
+        let before = (self.before).index_select(&Tensor::new(rows.tokens, device)?, 0)?;
         let context = (before.to_dtype(dtype)? * self.projection.forward(rows.hidden)?)?;
         let after = self.after.index_select(&best.flatten_all()?, 0)?;
         let after = after.to_dtype(dtype)?.reshape((count, self.top_k, ()))?;

@@ -54,12 +54,8 @@ impl Experts {
     ) -> Result<Self> {
         let layout = Layout::of(weights, &spec, &at);
         let (hidden, width) = (config.hidden_size, spec.width);
-        let router = exact(
-            weights,
-            &at(layout.router),
-            (spec.count, hidden),
-            spec.has_bias,
-        )?;
+        let shape = (spec.count, hidden);
+        let router = exact(weights, &at(layout.router), shape, spec.has_bias)?;
         // The order of the rows of gate and up in one tensor.
         let order = (layout.alternates).then(|| halves_from_pairs(1, 2 * width, 2 * width));
         let order = order.as_deref();
@@ -71,12 +67,9 @@ impl Experts {
                 let gates = read(gate, (width, hidden), None)?;
                 joined(gates, read(up, (width, hidden), None)?)?
             }
-            all => {
-                let all = all
-                    .iter()
-                    .map(|name| read(name, (2 * width, hidden), order));
-                all.collect::<Result<_>>()?
-            }
+            all => (all.iter())
+                .map(|name| read(name, (2 * width, hidden), order))
+                .collect::<Result<_>>()?,
         };
         let down = read(layout.down, (hidden, width), None)?;
         let biases =
@@ -298,11 +291,9 @@ fn exact(
     let is_vector = shape.0 == 1 && weights.are_gguf();
     let stored = if is_vector { &dims[1..] } else { &dims };
     let weight = weights.tensor(&format!("{name}.weight"), stored)?;
-    let bias = has_bias.then(|| weights.tensor(&format!("{name}.bias"), &dims[..1]));
-    Ok(Linear::new(
-        unquantized(&weight.reshape(shape)?, None)?,
-        bias.transpose()?,
-    ))
+    let bias = weights.bias(name, shape.0, has_bias)?;
+    let matrix = unquantized(&weight.reshape(shape)?, None)?;
+    Ok(Linear::new(matrix, bias))
 }
 
 /// An expert of a row.

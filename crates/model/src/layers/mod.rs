@@ -95,11 +95,8 @@ impl Layer {
             at: &at,
         };
         let mixer = mixers::load(&parts, weights)?;
-        let scalar = if spec.has_scalar {
-            Some(f64::from(weights.scalar(&at("layer_scalar"), &[1])?))
-        } else {
-            None
-        };
+        let scalar = (spec.has_scalar).then(|| weights.scalar(&at("layer_scalar"), &[1]));
+        let scalar = scalar.transpose()?.map(f64::from);
         Ok(Self {
             before_attention,
             mixer,
@@ -110,10 +107,9 @@ impl Layer {
             before_mlp: load_norm(weights, norms.before_mlp)?,
             after_mlp: load_norm(weights, norms.after_mlp)?,
             mlp: FeedForward::load(config, spec, weights, &at)?,
-            input: match config.spec.layer_input_width {
-                Some(width) => Some(LayerInput::load(config, (index, width), weights, &at)?),
-                None => None,
-            },
+            input: (config.spec.layer_input_width)
+                .map(|width| LayerInput::load(config, (index, width), weights, &at))
+                .transpose()?,
         })
     }
 
@@ -246,22 +242,16 @@ impl Layer {
         pool: LayerPool<'_>,
     ) -> Result<Tensor> {
         let eps = step.eps();
-        let attended = match &self.mixer {
-            Some(mixer) => {
-                let attended = mixer.attend(normed, rows, step, pool)?;
-                Some(self.delta(attended, self.after_attention.as_ref(), eps)?)
-            }
-            None => None,
-        };
-        let fed = match &self.mlp {
-            Some(mlp) => {
-                let own = step.pick(normed, rows)?.contiguous()?;
-                let fed = mlp.forward(&own, step)?;
-                Some(self.delta(fed, self.after_mlp.as_ref(), eps)?)
-            }
-            None => None,
-        };
-        match (attended, fed) {
+        let attended = self.mixer.as_ref().map(|mixer| {
+            let attended = mixer.attend(normed, rows, step, pool)?;
+            self.delta(attended, self.after_attention.as_ref(), eps)
+        });
+        let attended = attended.transpose()?;
+        let fed = self.mlp.as_ref().map(|mlp| {
+            let own = step.pick(normed, rows)?.contiguous()?;
+            self.delta(mlp.forward(&own, step)?, self.after_mlp.as_ref(), eps)
+        });
+        match (attended, fed.transpose()?) {
             (Some(attended), Some(fed)) => Ok((attended + fed)?),
             (one, other) => one.or(other).ok_or_else(without),
         }

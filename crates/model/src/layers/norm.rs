@@ -29,14 +29,9 @@ impl Norm {
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
     pub fn load(weights: &mut Weights, name: &str, width: usize, spec: NormSpec) -> Result<Self> {
-        let bias = if spec.has_bias {
-            Some(weights.tensor(&format!("{name}.bias"), &[width])?)
-        } else {
-            None
-        };
         Ok(Self {
             weight: weights.norm(name, width, spec.offset)?,
-            bias,
+            bias: weights.bias(name, width, spec.has_bias)?,
             is_centered: spec.is_centered,
         })
     }

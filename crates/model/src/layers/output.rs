@@ -22,6 +22,20 @@ pub struct OutputLayer {
 }
 
 impl OutputLayer {
+    /// The output layer `linear` of a model or head like `config`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::output_ids`].
+    pub fn new(linear: Linear, weights: &mut Weights, config: &ModelConfig) -> Result<Self> {
+        Ok(Self {
+            linear,
+            ids: weights.output_ids(config)?,
+            vocab_size: config.vocab_size,
+            scale: config.spec.logit_scale,
+            soft_cap: config.spec.logit_soft_cap,
+        })
+    }
+
     /// The output layer of a draft head: its own if `weights` contain one, otherwise that of the target.
     ///
     /// # Errors
@@ -31,13 +45,8 @@ impl OutputLayer {
             return Ok(target.clone());
         }
         let shape = (config.output_size(), config.hidden_size);
-        Ok(Self {
-            linear: weights.linear(names::HEAD, shape, false)?,
-            ids: weights.output_ids(config)?,
-            vocab_size: config.vocab_size,
-            scale: config.spec.logit_scale,
-            soft_cap: config.spec.logit_soft_cap,
-        })
+        let linear = weights.linear(names::HEAD, shape, false)?;
+        Self::new(linear, weights, config)
     }
 
     /// This layer with the factor and the cap of a parallel head, if it has any.

@@ -1,5 +1,6 @@
 //! `adapter_config.json`, as PEFT writes it.
 
+use crate::config::keys::is_one_of;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files;
 use regex::{Regex, RegexBuilder};
@@ -16,29 +17,11 @@ const MAX_REGEXES: usize = 64;
 const MAX_PATTERN_BYTES: usize = 1 << 18;
 
 /// Keys that change nothing once an adapter is trained, or that only say which tensors there are.
-const WITHOUT_EFFECT: [&str; 21] = [
-    "arrow_config_path",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "corda_config",
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_core",
-    "peft_type",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-    "runtime_config",
-    "target_modules",
-    "task_type",
-    "loftq_config",
-    "ensure_weight_tying",
-];
+const WITHOUT_EFFECT: &str = "
+    arrow_config_path auto_mapping base_model_name_or_path corda_config ensure_weight_tying
+    eva_config exclude_modules inference_mode layers_pattern layers_to_transform loftq_config
+    lora_dropout lora_ga_config megatron_core peft_type peft_version qalora_group_size revision
+    runtime_config target_modules task_type";
 
 /// Ranks and scales of an adapter.
 #[derive(Debug)]
@@ -138,7 +121,7 @@ fn check(keys: &Map<String, Value>) -> Result<(), String> {
                         .iter()
                         .any(|one| value == one)
             }
-            key => is_empty || WITHOUT_EFFECT.contains(&key),
+            key => is_empty || is_one_of(key, WITHOUT_EFFECT),
         };
         if !is_fine {
             let (key, found) = (clipped(key), clipped(&value.to_string()));

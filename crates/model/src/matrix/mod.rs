@@ -221,13 +221,12 @@ pub fn quantized(
 pub fn join(matrices: Vec<Arc<dyn Matrix>>) -> Result<Vec<Arc<dyn Matrix>>> {
     let mut joined: Vec<Arc<dyn Matrix>> = Vec::with_capacity(matrices.len());
     for next in matrices {
-        let both = match joined.last() {
-            Some(last) => last.join(&*next)?,
-            None => None,
-        };
-        match (both, joined.last_mut()) {
-            (Some(both), Some(last)) => *last = both,
-            _ => joined.push(next),
+        match joined.last_mut() {
+            Some(last) => match last.join(&*next)? {
+                Some(both) => *last = both,
+                None => joined.push(next),
+            },
+            None => joined.push(next),
         }
     }
     Ok(joined)

@@ -85,10 +85,8 @@ impl<M: CpuMatrix> Matrix for Packed<M> {
     ) -> Result<Option<Tensor>> {
         let groups = groups.iter();
         let groups = groups.map(|(rows, matrix)| Some(Self::of(*matrix)?.group(rows.clone())));
-        Ok(match groups.collect::<Option<Vec<_>>>() {
-            Some(groups) => Some(matmul(&groups, x)?),
-            None => None,
-        })
+        let groups = groups.collect::<Option<Vec<_>>>();
+        Ok(groups.map(|groups| matmul(&groups, x)).transpose()?)
     }
 
     fn make_batch_invariant(&self) -> Result<Option<Arc<dyn Matrix>>> {

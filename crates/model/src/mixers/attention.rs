@@ -43,12 +43,11 @@ impl Attention {
                 weights.skip(&parts.at(&format!("self_attn.{part}.weight")));
             }
         }
-        let sinks = if spec.sinks {
+        let sinks = (spec.sinks).then(|| -> Result<Tensor> {
             let sinks = weights.tensor(&parts.at("self_attn.sinks"), &[heads])?;
-            Some(sinks.to_dtype(DType::F32)?)
-        } else {
-            None
-        };
+            Ok(sinks.to_dtype(DType::F32)?)
+        });
+        let sinks = sinks.transpose()?;
         let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
         let mixer = Self {
             v_norm: spec.v_norm.then(ones).transpose()?,

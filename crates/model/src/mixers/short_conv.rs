@@ -29,15 +29,10 @@ impl ShortConv {
     ) -> Result<MixerLayer> {
         let (name, channels) = (parts.at("conv.conv"), parts.config.hidden_size);
         let taps = weights.convolution(&name, channels, spec.taps)?;
-        let bias = if spec.has_bias {
-            let bias = weights.tensor(&format!("{name}.bias"), &[channels])?;
-            Some(bias.to_dtype(DType::F32)?)
-        } else {
-            None
-        };
+        let bias = weights.bias(&name, channels, spec.has_bias)?;
         let mixer = Self {
             weights: taps,
-            bias,
+            bias: bias.map(|bias| bias.to_dtype(DType::F32)).transpose()?,
         };
         let (name, shape) = (parts.at("conv.in_proj"), (3 * channels, parts.inputs));
         let in_proj = weights.linear(&name, shape, spec.has_bias)?;

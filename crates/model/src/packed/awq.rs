@@ -3,7 +3,7 @@
 
 use super::integers::{Groups, Integers, expected_blocks, transposed, unpacked, usual_blocks};
 use super::parts::{FLOATS, Part, Parts, WORDS};
-use super::scheme::{Opened, Scheme, Unpacked};
+use super::scheme::{Opened, Scheme};
 use super::settings::group_size;
 use crate::config::keys::Keys;
 use foretoken_core::error::Result;
@@ -16,16 +16,9 @@ const PACK: usize = 8;
 const PLACES: [usize; PACK] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// Keys that say nothing about the weights.
-const HARMLESS: [&str; 8] = [
-    "backend",
-    "do_fuse",
-    "exllama_config",
-    "fuse_max_seq_len",
-    "modules_to_fuse",
-    "modules_to_not_convert",
-    "quant_method",
-    "modules",
-];
+const HARMLESS: &str = "
+    backend do_fuse exllama_config fuse_max_seq_len modules modules_to_fuse modules_to_not_convert
+    quant_method";
 
 /// AWQ, with a zero point of each group.
 #[derive(Debug)]
@@ -54,7 +47,7 @@ impl Awq {
             return Err(keys.refused("version", &version, "only gemm is"));
         }
         let group = group_size(keys)?;
-        keys.ignore(&HARMLESS);
+        keys.ignore(HARMLESS);
         Ok(Self { group })
     }
 }
@@ -79,21 +72,17 @@ impl Scheme for Awq {
         let numbers = parts.get("qweight", &[inputs, words], WORDS)?;
         let zeros = parts.get("qzeros", &[groups, words], WORDS)?;
         let scales = parts.get("scales", &[groups, outputs], FLOATS)?;
-        Ok(Opened {
-            blocks: expected_blocks((BITS, false), (inputs, group), &scales.dtype),
-            may_reorder: false,
-            unpack: Box::new(move || {
-                let integers = Integers {
-                    shape,
-                    bits: BITS,
-                    numbers: ordered(&numbers, shape)?,
-                    zeros: ordered(&zeros, (outputs, groups))?,
-                    scales: transposed(&scales.scales()?, outputs),
-                    groups: Groups::Of(group),
-                };
-                Ok(Box::new(integers) as Box<dyn Unpacked>)
-            }),
-        })
+        let blocks = expected_blocks((BITS, false), (inputs, group), &scales.dtype);
+        Ok(Opened::new(blocks, move || {
+            Ok(Integers {
+                shape,
+                bits: BITS,
+                numbers: ordered(&numbers, shape)?,
+                zeros: ordered(&zeros, (outputs, groups))?,
+                scales: transposed(&scales.scales()?, outputs),
+                groups: Groups::Of(group),
+            })
+        }))
     }
 
     fn usual_blocks(&self) -> Option<BlockType> {

@@ -4,7 +4,7 @@ use super::fp8::{self, E4M3};
 use super::integers::{Groups, Integers, expected_blocks, unpacked, usual_blocks};
 use super::listed::{groups_of, listed_groups};
 use super::parts::{FLOATS, Part, Parts, WORDS, numbers_of_word};
-use super::scheme::{Opened, Scheme, Unpacked};
+use super::scheme::{Opened, Scheme};
 use crate::config::keys::{Keys, ModelShape};
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
@@ -13,7 +13,7 @@ use foretoken_kernels::quant::BlockType;
 const MIDDLE: u8 = 128;
 
 /// Keys of weights that say nothing about what is stored, or what the tensors say.
-const HARMLESS: [&str; 4] = ["observer", "observer_kwargs", "scale_dtype", "zp_dtype"];
+const HARMLESS: &str = "observer observer_kwargs scale_dtype zp_dtype";
 
 /// How numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +72,8 @@ impl Compressed {
         let has_order = ["group", "dynamic"]
             .iter()
             .any(|order| keys.peek("actorder") == *order);
-        keys.ignore(&["actorder"]);
-        keys.ignore(&HARMLESS);
+        keys.ignore("actorder");
+        keys.ignore(HARMLESS);
         keys.finish(&ModelShape::default())?;
         Ok(Self {
             storage,
@@ -112,6 +112,7 @@ impl Compressed {
         };
         let declared = declared_shape(parts)?;
         let scales = parts.scales("weight_scale", &grid, FLOATS)?;
+        let dtype = scales.dtype.clone();
         let zeros = self.open_zeros(parts, &grid)?;
         let listed = listed_groups(parts, "weight_g_idx", inputs)?;
         let bits = own.bits_in_blocks();
@@ -125,20 +126,19 @@ impl Compressed {
                 None => vec![own.middle(); grid[0] * grid[1]],
             };
             let count = outputs * grid[1];
-            let integers = Integers {
+            Ok(Integers {
                 shape,
                 bits,
                 numbers: own.numbers(&numbers, shape)?,
                 scales: (0..count).map(|at| scales[spread(at)]).collect(),
                 zeros: (0..count).map(|at| zeros[spread(at)]).collect(),
                 groups: groups_of(listed.as_ref(), Groups::Of(tile.1), grid[1])?,
-            };
-            Ok(Box::new(integers) as Box<dyn Unpacked>)
+            })
         };
+        let blocks = expected_blocks((bits, symmetric), (inputs, tile.1), &dtype);
         Ok(Opened {
-            blocks: expected_blocks((bits, symmetric), (inputs, tile.1), &scales_dtype(parts)),
             may_reorder: self.has_order,
-            unpack: Box::new(unpack),
+            ..Opened::new(blocks, unpack)
         })
     }
 
@@ -232,12 +232,6 @@ impl Scheme for Compressed {
     }
 }
 
-/// The dtype of the scales of a matrix.
-fn scales_dtype(parts: &Parts<'_>) -> String {
-    let scales = parts.peek("weight_scale");
-    scales.map(|scales| scales.dtype).unwrap_or_default()
-}
-
 /// Takes what shares a scale.
 fn strategy(keys: &mut Keys) -> Result<Strategy, String> {
     let (name, group) = (keys.text("strategy")?, super::settings::group_size(keys)?);
@@ -256,7 +250,7 @@ fn strategy(keys: &mut Keys) -> Result<Strategy, String> {
         _ => None,
     };
     let known = "only tensor, channel, group and block are";
-    keys.ignore(&["block_structure"]);
+    keys.ignore("block_structure");
     strategy.ok_or_else(|| keys.refused("strategy", &name.unwrap_or_default().into(), known))
 }
 

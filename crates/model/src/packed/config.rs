@@ -112,21 +112,11 @@ fn ignored(value: &Value) -> Result<Modules, String> {
 
 /// Takes the groups of compressed-tensors.
 fn compressed_groups(keys: &mut Keys) -> Result<Vec<Group>, String> {
-    keys.ignore(&[
-        "global_compression_ratio",
-        "ignore",
-        "quantization_status",
-        "version",
-    ]);
+    keys.ignore("global_compression_ratio ignore quantization_status version");
     let sparsity = keys.peek("sparsity_config");
     if let Some(mut inner) = keys.nested("sparsity_config")? {
-        inner.ignore(&[
-            "global_sparsity",
-            "ignore",
-            "registry_requires_subclass",
-            "sparsity_structure",
-            "targets",
-        ]);
+        inner
+            .ignore("global_sparsity ignore registry_requires_subclass sparsity_structure targets");
         if inner
             .text("format")?
             .is_some_and(|format| format != "dense")
@@ -154,7 +144,7 @@ fn compressed_group(group: &Value, format: Option<&str>) -> Result<Group, String
     let mut keys = Keys::of_json(group.clone())?;
     let targets = keys.texts("targets")?.unwrap_or_default();
     // What the activations of other programs become.
-    keys.ignore(&["input_activations"]);
+    keys.ignore("input_activations");
     let own = keys.text("format")?;
     let format = own.as_deref().or(format).unwrap_or("naive-quantized");
     let weights = keys.nested("weights")?.ok_or("weights are missing")?;
@@ -180,15 +170,8 @@ fn scheme_of(mut weights: Keys, format: &str) -> Result<Arc<dyn Scheme>, String>
     weights.only("symmetric", true)?;
     weights.only("dynamic", false)?;
     weights.only("group_size", fp4.group())?;
-    weights.ignore(&[
-        "actorder",
-        "block_structure",
-        "observer",
-        "observer_kwargs",
-        "scale_dtype",
-        "strategy",
-        "zp_dtype",
-    ]);
+    weights
+        .ignore("actorder block_structure observer observer_kwargs scale_dtype strategy zp_dtype");
     weights.finish(&ModelShape::default())?;
     Ok(Arc::new(fp4))
 }

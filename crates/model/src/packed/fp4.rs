@@ -82,18 +82,14 @@ fn open_nv<'a>(
         }
         let table = table();
         let scale = |&byte: &u8| table[usize::from(byte)] / divisor;
-        Ok(Box::new(Floats {
+        Ok(Floats {
             numbers: numbers.data()?,
             inputs,
             scales: finite(&scales)?.iter().map(scale).collect(),
             exponents: &[],
-        }) as Box<dyn Unpacked>)
+        })
     };
-    Ok(Opened {
-        blocks: None,
-        may_reorder: false,
-        unpack: Box::new(unpack),
-    })
+    Ok(Opened::new(None, unpack))
 }
 
 /// Checks the scales of MXFP4.
@@ -106,24 +102,17 @@ fn open_mx<'a>(
     let scales = parts.get("weight_scale", &grid, &["U8", "F8_E8M0"])?;
     let unpack = move || {
         let exponents = scales.data()?;
-        if exponents
-            .iter()
-            .any(|&exponent| exponent > MAX_MXFP4_EXPONENT)
-        {
+        if exponents.iter().any(|&of| of > MAX_MXFP4_EXPONENT) {
             return Err(scales.not_finite());
         }
-        Ok(Box::new(Floats {
+        Ok(Floats {
             numbers: numbers.data()?,
             inputs,
             scales: exponents.iter().map(|&e| power_of_two(e)).collect(),
             exponents,
-        }) as Box<dyn Unpacked>)
+        })
     };
-    Ok(Opened {
-        blocks: Some(BlockType::Mxfp4),
-        may_reorder: false,
-        unpack: Box::new(unpack),
-    })
+    Ok(Opened::new(Some(BlockType::Mxfp4), unpack))
 }
 
 struct Floats<'a> {

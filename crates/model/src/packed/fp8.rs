@@ -14,17 +14,9 @@ pub const E4M3: &str = "F8_E4M3";
 const SCALES: [&str; 4] = [FLOATS[0], FLOATS[1], FLOATS[2], "F8_E8M0"];
 
 /// Keys that say nothing about the weights: activations are not quantized here.
-const HARMLESS: [&str; 9] = [
-    "activation_scheme",
-    "dequantize",
-    "ignored_layers",
-    "is_checkpoint_fp8_serialized",
-    "modules_to_not_convert",
-    "quant_method",
-    "scale_fmt",
-    "weight_per_tensor",
-    "modules_to_convert",
-];
+const HARMLESS: &str = "
+    activation_scheme dequantize ignored_layers is_checkpoint_fp8_serialized modules_to_convert
+    modules_to_not_convert quant_method scale_fmt weight_per_tensor";
 
 /// `quant_method: fp8`.
 #[derive(Debug)]
@@ -54,7 +46,7 @@ impl Fp8 {
                 return Err(keys.refused("weight_block_size", &given, accepted));
             }
         };
-        keys.ignore(&HARMLESS);
+        keys.ignore(HARMLESS);
         Ok(Self { tile })
     }
 }
@@ -75,12 +67,8 @@ impl Scheme for Fp8 {
         for end in ["input_scale", "activation_scale"] {
             parts.skip(end);
         }
-        open(
-            parts,
-            shape,
-            scale.unwrap_or(known[0]),
-            self.tile.unwrap_or(shape),
-        )
+        let tile = self.tile.unwrap_or(shape);
+        open(parts, shape, scale.unwrap_or(known[0]), tile)
     }
 
     fn usual_blocks(&self) -> Option<BlockType> {
@@ -102,22 +90,16 @@ pub fn open<'a>(
     let numbers = parts.get("weight", &[outputs, inputs], &[E4M3])?;
     let columns = inputs.div_ceil(tile.1);
     let scales = parts.scales(scale, &[outputs.div_ceil(tile.0), columns], &SCALES)?;
-    let unpack = move || {
-        let floats = Floats {
+    Ok(Opened::new(None, move || {
+        Ok(Floats {
             table: table(),
             numbers: finite(&numbers)?,
             inputs,
             scales: scales.scales()?,
             tile,
             columns,
-        };
-        Ok(Box::new(floats) as Box<dyn Unpacked>)
-    };
-    Ok(Opened {
-        blocks: None,
-        may_reorder: false,
-        unpack: Box::new(unpack),
-    })
+        })
+    }))
 }
 
 /// The value of each byte.

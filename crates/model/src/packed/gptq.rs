@@ -4,47 +4,20 @@
 use super::integers::{Groups, Integers, expected_blocks, transposed, unpacked, usual_blocks};
 use super::listed::{groups_of, listed_groups};
 use super::parts::{FLOATS, Part, Parts, WORDS, numbers_of_word};
-use super::scheme::{Opened, Scheme, Unpacked};
+use super::scheme::{Opened, Scheme};
 use super::settings::group_size;
 use crate::config::keys::Keys;
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
 
 /// Keys that say nothing about the weights, or what their tensors say.
-const HARMLESS: [&str; 32] = [
-    "act_group_aware",
-    "backend",
-    "batch_size",
-    "block_name_to_quantize",
-    "cache_block_outputs",
-    "damp_auto_increment",
-    "damp_percent",
-    "dataset",
-    "disable_exllama",
-    "exllama_config",
-    "hyb_act",
-    "lm_head",
-    "max_input_length",
-    "meta",
-    "method",
-    "model_file_base_name",
-    "model_name_or_path",
-    "model_seqlen",
-    "module_name_preceding_first_block",
-    "modules_in_block_to_quantize",
-    "modules_to_not_convert",
-    "mse",
-    "pad_token_id",
-    "quant_method",
-    "quantizer",
-    "static_groups",
-    "tokenizer",
-    "true_sequential",
-    "use_cuda_fp16",
-    "use_exllama",
-    "version",
-    "offload_to_disk",
-];
+const HARMLESS: &str = "
+    act_group_aware backend batch_size block_name_to_quantize cache_block_outputs
+    damp_auto_increment damp_percent dataset disable_exllama exllama_config hyb_act lm_head
+    max_input_length meta method model_file_base_name model_name_or_path model_seqlen
+    module_name_preceding_first_block modules_in_block_to_quantize modules_to_not_convert mse
+    offload_to_disk pad_token_id quant_method quantizer static_groups tokenizer true_sequential
+    use_cuda_fp16 use_exllama version";
 
 /// GPTQ.
 #[derive(Debug)]
@@ -83,7 +56,7 @@ impl Gptq {
         let group = group_size(keys)?;
         let is_symmetric = keys.flag("sym")?.unwrap_or(true);
         let has_order = keys.flag("desc_act")?.unwrap_or(false);
-        keys.ignore(&HARMLESS);
+        keys.ignore(HARMLESS);
         Ok(Self {
             bits,
             group,
@@ -129,24 +102,24 @@ impl Scheme for Gptq {
         let listed = listed_groups(parts, "g_idx", inputs)?;
         skip_empty_bias(parts)?;
         let (zeros_of, symmetric) = (Self { ..*self }, self.is_symmetric);
+        let blocks = expected_blocks((bits, symmetric), (inputs, group), &scales.dtype);
+        let opened = Opened::new(blocks, move || {
+            let words = numbers.words()?;
+            let number = |output: usize, input: usize| {
+                words.number(input / pack * outputs + output, input % pack, bits)
+            };
+            Ok(Integers {
+                shape,
+                bits,
+                numbers: unpacked(shape, number),
+                zeros: zeros_of.zeros(&zeros, (outputs, groups))?,
+                scales: transposed(&scales.scales()?, outputs),
+                groups: groups_of(listed.as_ref(), Groups::Of(group), groups)?,
+            })
+        });
         Ok(Opened {
-            blocks: expected_blocks((bits, symmetric), (inputs, group), &scales.dtype),
             may_reorder: self.has_order,
-            unpack: Box::new(move || {
-                let words = numbers.words()?;
-                let number = |output: usize, input: usize| {
-                    words.number(input / pack * outputs + output, input % pack, bits)
-                };
-                let integers = Integers {
-                    shape,
-                    bits,
-                    numbers: unpacked(shape, number),
-                    zeros: zeros_of.zeros(&zeros, (outputs, groups))?,
-                    scales: transposed(&scales.scales()?, outputs),
-                    groups: groups_of(listed.as_ref(), Groups::Of(group), groups)?,
-                };
-                Ok(Box::new(integers) as Box<dyn Unpacked>)
-            }),
+            ..opened
         })
     }
 

@@ -14,20 +14,11 @@ const STATE: &str = "weight.quant_state.bitsandbytes__nf4";
 const MAX_STATE_BYTES: usize = 1 << 16;
 
 /// Keys that say nothing about the weights, or what the text beside them says.
-const HARMLESS: [&str; 12] = [
-    "bnb_4bit_compute_dtype",
-    "bnb_4bit_quant_storage",
-    "bnb_4bit_use_double_quant",
-    "llm_int8_enable_fp32_cpu_offload",
-    "llm_int8_has_fp16_weight",
-    "llm_int8_skip_modules",
-    "llm_int8_threshold",
-    "modules_to_not_convert",
-    "quant_method",
-    "_load_in_4bit",
-    "_load_in_8bit",
-    "bnb_4bit_target_parameters",
-];
+const HARMLESS: &str = "
+    _load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage
+    bnb_4bit_target_parameters bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload
+    llm_int8_has_fp16_weight llm_int8_skip_modules llm_int8_threshold modules_to_not_convert
+    quant_method";
 
 /// bitsandbytes' NF4.
 #[derive(Debug)]
@@ -46,7 +37,7 @@ impl Nf4 {
         if given.as_str().is_some_and(|storage| storage != "uint8") {
             return Err(keys.refused("bnb_4bit_quant_storage", &given, "only uint8 is"));
         }
-        keys.ignore(&HARMLESS);
+        keys.ignore(HARMLESS);
         Ok(Self)
     }
 }
@@ -91,19 +82,15 @@ impl Scheme for Nf4 {
                     numbers.iter().enumerate().map(scale).collect()
                 }
             };
-            Ok(Box::new(Floats {
+            Ok(Floats {
                 table: table.scales()?,
                 numbers: numbers.data()?,
                 inputs: shape.1,
                 scales,
                 block: state.block,
-            }) as Box<dyn Unpacked>)
+            })
         };
-        Ok(Opened {
-            blocks: None,
-            may_reorder: false,
-            unpack: Box::new(unpack),
-        })
+        Ok(Opened::new(None, unpack))
     }
 
     fn usual_blocks(&self) -> Option<BlockType> {

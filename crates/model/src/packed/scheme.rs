@@ -33,6 +33,20 @@ pub struct Opened<'a> {
     pub unpack: Box<dyn FnOnce() -> Result<Box<dyn Unpacked + 'a>> + 'a>,
 }
 
+impl<'a> Opened<'a> {
+    /// A matrix that becomes `blocks`, whose inputs keep their order, and whose values `unpack` reads.
+    pub fn new<U: Unpacked + 'a>(
+        blocks: Option<BlockType>,
+        unpack: impl FnOnce() -> Result<U> + 'a,
+    ) -> Self {
+        Self {
+            blocks,
+            may_reorder: false,
+            unpack: Box::new(|| Ok(Box::new(unpack()?))),
+        }
+    }
+}
+
 /// A matrix whose values are known.
 pub trait Unpacked: Sync {
     /// The values of the row of `output`, in f32: each rounded once, or for each factor of its scale.

@@ -25,13 +25,7 @@ impl Weights {
         let shape = (heads * (keys + values), inputs);
         if self.inventory.is_some() {
             let format = self.matrix(name, shape, None)?.format();
-            let unread = |shape| -> Matrices {
-                let one = || -> Arc<dyn Matrix> {
-                    let format = format.clone();
-                    Arc::new(Unread { shape, format })
-                };
-                (0..heads).map(|_| one()).collect()
-            };
+            let unread = |shape| Unread::matrices(heads, shape, &format);
             return Ok((unread((inputs, keys)), unread((values, inputs))));
         }
         let stored = match self.packed_matrix(name, shape, None)? {

@@ -177,13 +177,18 @@ impl Weights {
         order: Option<&[u32]>,
     ) -> Result<Linear> {
         let matrix = self.matrix(name, shape, order)?;
-        let bias = if bias {
-            let bias = self.tensor(&format!("{name}.bias"), &[shape.0])?;
-            Some(in_order(bias, order)?)
-        } else {
-            None
-        };
+        let bias = self.bias(name, shape.0, bias)?;
+        let bias = bias.map(|bias| in_order(bias, order)).transpose()?;
         Ok(Linear::new(matrix, bias).named(name, order))
+    }
+
+    /// The bias of `name`, `[len]` in the compute dtype, if `name` has one.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn bias(&mut self, name: &str, len: usize, has_bias: bool) -> Result<Option<Tensor>> {
+        let bias = has_bias.then(|| self.tensor(&format!("{name}.bias"), &[len]));
+        bias.transpose()
     }
 
     /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.
@@ -261,9 +266,8 @@ impl Weights {
         if let TensorSource::Dummy(_) = self.source {
             return Ok(Some(Tensor::arange(0, size as u32, &self.device)?));
         }
-        let offsets = self
-            .stored(names::OUTPUT_IDS, &[size])?
-            .to_dtype(DType::F64)?;
+        let offsets = self.stored(names::OUTPUT_IDS, &[size])?;
+        let offsets = offsets.to_dtype(DType::F64)?;
         let ids: Option<Vec<u32>> = (0..)
             .zip(offsets.to_vec1::<f64>()?)
             .map(|(row, offset)| u32::try_from(i64::from(row) + offset as i64).ok())

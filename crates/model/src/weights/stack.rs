@@ -40,11 +40,7 @@ impl Weights {
     pub fn matrices(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
         if self.inventory.is_some() {
             let format = self.note_stack(stack)?;
-            let one = || -> Arc<dyn Matrix> {
-                let (shape, format) = (stack.shape, format.clone());
-                Arc::new(Unread { shape, format })
-            };
-            return Ok((0..stack.count).map(|_| one()).collect());
+            return Ok(Unread::matrices(stack.count, stack.shape, &format));
         }
         let Stack {
             name,

@@ -16,94 +16,31 @@ pub struct ModelShape {
 }
 
 /// Keys that never change what the decoder computes, besides private ones: about training, the
-/// tokenizer, sampling, or other programs.
-const HARMLESS: [&str; 77] = [
-    "attention_softmax_in_fp32",
-    "auto_map",
-    "begin_suppress_tokens",
-    "bad_words_ids",
-    "cache_implementation",
-    "chunk_size_feed_forward",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "dtype",
-    "dual_chunk_attention_config",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "initializer_range",
-    "is_decoder",
-    "is_llama_config",
-    "label2id",
-    "layer_norm_eps",
-    "layer_norm_epsilon",
-    "length_penalty",
-    "max_length",
-    "max_seq_len",
-    "max_sequence_length",
-    "max_window_layers",
-    "min_length",
-    "model_max_length",
-    // Keys of the three positions of a token in an image. Those of a token in a text are equal.
-    "mrope_interleaved",
-    "mrope_section",
-    // Layers to which images add values.
-    "n_deepstack_layers",
-    "name_or_path",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
-    "output_scores",
-    "pad_token_id",
-    "prefix",
-    "pretraining_tp",
-    "problem_type",
-    "pruned_heads",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict",
-    "return_dict_in_generate",
-    "scale_attention_softmax_in_fp32",
-    "scale_attn_weights",
-    // As `mrope_section`.
-    "rope.dimension_sections",
-    "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",
-    "rope.scaling.yarn_ext_factor",
-    "sep_token_id",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tensor_data_layout",
-    "tf_legacy_loss",
-    "tokenizer_class",
-    "top_k",
-    "top_p",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "typical_p",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_bfloat16",
-    "use_cache",
-];
+/// tokenizer, sampling, or other programs. `mrope_section`, `mrope_interleaved` and `rope.dimension_sections` are about
+/// the three positions of a token in an image; those of a token in a text are equal. `n_deepstack_layers` are layers to
+/// which images add values.
+const HARMLESS: &str = "
+    attention_softmax_in_fp32 auto_map bad_words_ids begin_suppress_tokens cache_implementation
+    chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype
+    dual_chunk_attention_config early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initializer_range is_decoder is_llama_config label2id
+    layer_norm_eps layer_norm_epsilon length_penalty max_length max_seq_len max_sequence_length
+    max_window_layers min_length model_max_length mrope_interleaved mrope_section n_deepstack_layers
+    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_attentions output_hidden_states output_scores pad_token_id prefix pretraining_tp
+    problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate rope.dimension_sections rope.scaling.finetuned
+    rope.scaling.original_context_length rope.scaling.yarn_ext_factor
+    scale_attention_softmax_in_fp32 scale_attn_weights sep_token_id suppress_tokens
+    task_specific_params temperature tensor_data_layout tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript transformers.js_config transformers_version typical_p unk_token_id
+    unsloth_fixed unsloth_version use_bfloat16 use_cache";
 
 /// Whether the key never changes what the decoder computes.
 pub(super) fn is_harmless(key: &str) -> bool {
     let is_private = key.starts_with('_') || key.ends_with("dropout") || key.ends_with("_pdrop");
-    is_private || HARMLESS.contains(&key)
+    is_private || super::is_one_of(key, HARMLESS)
 }
 
 /// Whether the key asks with this value for nothing that a plain layer does not do.
