@@ -1,12 +1,14 @@
 //! DeepSeek-V2 and V3, and others with their multi-head latent attention.
 
 use super::experts::{self, experts_by};
-use super::parts::{drop_further_layers, eps_5, plain, with_attention_bias, with_mtp_after};
+use super::parts::{
+    by_kind, drop_further_layers, eps_5, plain, with_attention_bias, with_mtp_after,
+};
 use super::rope::rope;
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::latent::LatentSpec;
 use crate::spec::{
-    ExpertGroups, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, RopeRows, RouterScores,
+    ExpertGroups, ExpertsSpec, LayerSpec, MixerSpec, ModelSpec, RopeRows, RouterScores,
 };
 use foretoken_core::kv::KvHeads;
 use serde_json::Value;
@@ -181,32 +183,16 @@ fn spec(
 ) -> Result<ModelSpec, String> {
     keys.only("moe_layer_freq", 1)?;
     let first = keys.size("first_k_dense_replace")?.unwrap_or(0);
-    let kinds = keys.texts("mlp_layer_types")?;
-    if let Some(len) = kinds
-        .as_ref()
-        .map(Vec::len)
-        .filter(|&len| len < shape.num_layers)
-    {
-        return Err(format!(
-            "mlp_layer_types has {len} entries for {} layers",
-            shape.num_layers
-        ));
-    }
+    let (key, accepted) = ("mlp_layer_types", "only dense and sparse are");
+    let are_sparse = by_kind(keys, shape, key, accepted, |kind| match kind {
+        "sparse" => Some(true),
+        "dense" => Some(false),
+        _ => None,
+    })?;
     let mut layers = vec![layer; shape.num_layers];
-    for (i, layer) in layers.iter_mut().enumerate() {
-        let has_experts = match kinds.as_ref().map(|kinds| kinds[i].as_str()) {
-            None => i >= first,
-            Some("sparse") => true,
-            Some("dense") => false,
-            Some(other) => {
-                let accepted = "only dense and sparse are";
-                return Err(keys.refused("mlp_layer_types", &other.into(), accepted));
-            }
-        };
-        if has_experts {
-            layer.mlp = MlpSpec::Experts(experts);
-        }
-    }
+    experts::set(&mut layers, experts, |i| {
+        are_sparse.as_ref().map_or(i >= first, |are| are[i])
+    });
     with_mtp_after(keys, shape, layers)
 }
 

@@ -5,9 +5,7 @@ use super::llama::biased;
 use super::parts::further_layers;
 use super::rope::default_theta;
 use crate::config::keys::{Keys, ModelShape};
-use crate::spec::{
-    ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, MtpLayout, MtpSpec, RopeRows, SharedExpert,
-};
+use crate::spec::{ExpertsSpec, LayerSpec, ModelSpec, MtpLayout, MtpSpec, RopeRows, SharedExpert};
 
 /// Sets what the class assumes.
 pub fn defaults(keys: &mut Keys) {
@@ -82,11 +80,9 @@ pub fn ernie_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     }
     let further = further_layers(keys, shape)?.len();
     let mut layers = vec![layer.clone(); shape.num_layers];
-    for (i, layer) in layers.iter_mut().enumerate() {
-        if (i + 1).is_multiple_of(step) && (first..=last).contains(&i) {
-            layer.mlp = MlpSpec::Experts(experts);
-        }
-    }
+    experts::set(&mut layers, experts, |i| {
+        (i + 1).is_multiple_of(step) && (first..=last).contains(&i)
+    });
     Ok(ModelSpec {
         layers,
         unread: vec!["model.mtp_".into()],

@@ -28,10 +28,16 @@ pub fn with_experts(
     };
     if let Some(layer) = layers.first() {
         let experts = experts(keys, layer.mlp, given.unwrap_or(width), is_normalized)?;
-        let mlp = MlpSpec::Experts(experts);
-        layers.iter_mut().for_each(|layer| layer.mlp = mlp);
+        set(&mut layers, experts, |_| true);
     }
     Ok(layers)
+}
+
+/// Gives the layers for whose number `has` holds these experts.
+pub fn set(layers: &mut [LayerSpec], experts: ExpertsSpec, has: impl Fn(usize) -> bool) {
+    for (_, layer) in layers.iter_mut().enumerate().filter(|(i, _)| has(*i)) {
+        layer.mlp = MlpSpec::Experts(experts);
+    }
 }
 
 /// The experts that `keys` describe, of this width, with the activation of `mlp`. What else they have, their class
@@ -88,12 +94,7 @@ pub fn experts_by(
 pub fn shared(count: usize, width: usize) -> Result<Option<SharedExpert>, String> {
     let product = count.checked_mul(width);
     let width = product.ok_or_else(|| format!("{count} shared experts are not supported"))?;
-    Ok((count > 0).then_some(SharedExpert {
-        name: "mlp.shared_experts",
-        width,
-        has_gate: false,
-        is_fused: false,
-    }))
+    Ok((count > 0).then_some(SharedExpert::new("mlp.shared_experts", width)))
 }
 
 /// Experts by the sigmoids of their logits, to which a correction is added where they are compared, and one of all rows

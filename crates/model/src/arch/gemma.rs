@@ -52,14 +52,13 @@ pub fn gemma2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
     let layer = LayerSpec {
         norms: AROUND,
         attention_scale: attention_scale(keys, shape, 46)?,
-        soft_cap: keys.number("attn_logit_softcapping")?.map(|cap| cap as f32),
+        soft_cap: keys.float("attn_logit_softcapping")?,
         ..layer(keys, shape, rope)?
     };
     let windows = windows(keys, shape, true, |i| i.is_multiple_of(2))?;
     let layers = with_windows(&layer, windows, shape);
-    let cap = keys.number("final_logit_softcapping")?;
     Ok(ModelSpec {
-        logit_soft_cap: cap.map(|cap| cap as f32),
+        logit_soft_cap: keys.float("final_logit_softcapping")?,
         ..model(keys, shape, layers)
     })
 }
@@ -78,9 +77,8 @@ pub fn gemma3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
     let windows = windows(keys, shape, true, |i| !(i + 1).is_multiple_of(pattern))?;
     let rope = |_, slides| Some(if slides { &sliding } else { &full });
     let layers = with_ropes(&layer, windows, shape, rope);
-    let cap = keys.number("final_logit_softcapping")?;
     Ok(ModelSpec {
-        logit_soft_cap: cap.map(|cap| cap as f32),
+        logit_soft_cap: keys.float("final_logit_softcapping")?,
         ..model(keys, shape, layers)
     })
 }
@@ -104,8 +102,8 @@ pub fn layer(keys: &mut Keys, shape: &ModelShape, rope: RopeSpec) -> Result<Laye
 
 /// GGUF files do not say it; in them, only models with so many layers do not scale by the width of a head.
 fn attention_scale(keys: &mut Keys, shape: &ModelShape, layers: usize) -> Result<f32, String> {
-    let width = match keys.number("query_pre_attn_scalar")? {
-        Some(width) => width as f32,
+    let width = match keys.float("query_pre_attn_scalar")? {
+        Some(width) => width,
         None if keys.is_gguf() && shape.num_layers == layers => {
             shape.hidden_size as f32 / shape.num_heads as f32
         }

@@ -131,12 +131,11 @@ pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
         Some(_) => keys.only("vocab_size_per_layer_input", shape.vocab_size)?,
         None => keys.ignore("vocab_size_per_layer_input"),
     }
-    let cap = keys.number("final_logit_softcapping")?;
     Ok(ModelSpec {
         layers,
         layer_input_width,
         embedding_scale: Some((shape.hidden_size as f32).sqrt()),
-        logit_soft_cap: cap.map(|cap| cap as f32),
+        logit_soft_cap: keys.float("final_logit_softcapping")?,
         ..ModelSpec::default()
     })
 }

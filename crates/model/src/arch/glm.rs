@@ -79,8 +79,6 @@ pub fn glm4_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
     let experts = experts::corrected(keys, layer.mlp)?;
     let dense = keys.size("first_k_dense_replace")?.unwrap_or(0);
     let mut layers = vec![layer; shape.num_layers];
-    for layer in layers.iter_mut().skip(dense) {
-        layer.mlp = MlpSpec::Experts(experts);
-    }
+    experts::set(&mut layers, experts, |i| i >= dense);
     with_mtp_after(keys, shape, layers)
 }

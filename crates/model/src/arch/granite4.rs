@@ -3,7 +3,7 @@
 use super::experts;
 use super::llama::granite;
 use super::mamba;
-use super::parts::{activation_or, attending, layer_kinds, set_kinds};
+use super::parts::{LAYER_TYPES, activation_or, attending, by_kind, set_kinds};
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::{ExpertsSpec, MixerSpec, MlpSpec, ModelSpec, SharedExpert};
 use foretoken_kernels::Activation;
@@ -83,19 +83,13 @@ pub fn granite4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
 
 /// Which layers have attention.
 fn attends(keys: &mut Keys, shape: &ModelShape) -> Result<Vec<bool>, String> {
-    let Some(kinds) = layer_kinds(keys, shape)? else {
-        return Ok(vec![false; shape.num_layers]);
-    };
-    let attends = |kind: String| match kind.as_str() {
-        "attention" | "full_attention" => Ok(true),
-        "mamba" | "linear_attention" => Ok(false),
-        _ => {
-            let accepted = "only attention and mamba are";
-            Err(keys.refused("layer_types", &kind.into(), accepted))
-        }
-    };
-    let kinds = kinds.into_iter().take(shape.num_layers);
-    kinds.map(attends).collect()
+    let accepted = "only attention and mamba are";
+    let attends = by_kind(keys, shape, LAYER_TYPES, accepted, |kind| match kind {
+        "attention" | "full_attention" => Some(true),
+        "mamba" | "linear_attention" => Some(false),
+        _ => None,
+    })?;
+    Ok(attends.unwrap_or_else(|| vec![false; shape.num_layers]))
 }
 
 /// Whether queries and keys are rotated.
@@ -126,15 +120,14 @@ fn of_experts(
     }
     let width = keys.needed_size("moe_intermediate_size")?;
     let is_gguf = keys.is_gguf();
+    let name = if is_gguf {
+        "mlp.shared_expert"
+    } else {
+        "shared_mlp"
+    };
     let shared = SharedExpert {
-        name: if is_gguf {
-            "mlp.shared_expert"
-        } else {
-            "shared_mlp"
-        },
-        width: shape.intermediate_size,
-        has_gate: false,
         is_fused: !is_gguf,
+        ..SharedExpert::new(name, shape.intermediate_size)
     };
     Ok(Some(ExpertsSpec {
         shared: Some(shared),

@@ -64,7 +64,7 @@ fn cohere_model(keys: &mut Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec, St
     Ok(ModelSpec {
         layers,
         norm: NormSpec::LAYER,
-        logit_scale: keys.number("logit_scale")?.map(|scale| scale as f32),
+        logit_scale: keys.float("logit_scale")?,
         ..ModelSpec::default()
     })
 }

@@ -1,11 +1,11 @@
 //! LFM2: short convolutions in most layers, attention in the others.
 
 use super::experts::{self, experts_by};
-use super::parts::{attending, layer_kinds, plain, set_kinds};
+use super::parts::{LAYER_TYPES, attending, by_kind, plain, set_kinds};
 use super::rope::{default_theta, rope};
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::conv::ShortConvSpec;
-use crate::spec::{ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores};
+use crate::spec::{ExpertsSpec, LayerSpec, MixerSpec, ModelSpec, QkNorm, RouterScores};
 use foretoken_core::kv::KvHeads;
 use serde_json::Value;
 
@@ -113,12 +113,8 @@ pub fn lfm2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
     let layer = attention(keys, shape)?;
     let is_normalized = keys.flag("norm_topk_prob")?.unwrap_or(true);
     let width = keys.needed_size("moe_intermediate_size")?;
-    let experts = experts_by(
-        keys,
-        layer.mlp,
-        width,
-        (RouterScores::Sigmoid, is_normalized),
-    )?;
+    let kind = (RouterScores::Sigmoid, is_normalized);
+    let experts = experts_by(keys, layer.mlp, width, kind)?;
     let has_bias = keys.flag("use_expert_bias")?.unwrap_or(true);
     let scale = keys.number("routed_scaling_factor")?;
     let dense = keys.size("first_k_dense_replace")?.unwrap_or(0);
@@ -129,9 +125,7 @@ pub fn lfm2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
         ..experts
     };
     let mut spec = spec(keys, shape, layer)?;
-    for layer in spec.layers.iter_mut().skip(dense) {
-        layer.mlp = MlpSpec::Experts(experts);
-    }
+    experts::set(&mut spec.layers, experts, |i| i >= dense);
     Ok(spec)
 }
 
@@ -159,28 +153,18 @@ fn spec(keys: &mut Keys, shape: &ModelShape, layer: LayerSpec) -> Result<ModelSp
         qk_norm: None,
         ..layer.clone()
     };
-    let kinds = layer_kinds(keys, shape)?;
+    let accepted = "only conv and full_attention are";
+    let have_convs = by_kind(keys, shape, LAYER_TYPES, accepted, |kind| match kind {
+        "conv" => Some(true),
+        "full_attention" => Some(false),
+        _ => None,
+    })?;
     let attending = keys.sizes("full_attn_idxs")?;
-    let of_layer = |i: usize| {
-        let has_conv = match (&kinds, &attending) {
-            (Some(kinds), _) => match kinds[i].as_str() {
-                "conv" => true,
-                "full_attention" => false,
-                other => {
-                    let accepted = "only conv and full_attention are";
-                    return Err(keys.refused("layer_types", &other.into(), accepted));
-                }
-            },
-            (None, Some(attending)) => !attending.contains(&i),
-            (None, None) => false,
-        };
-        Ok(if has_conv { &with_conv } else { &layer }.clone())
-    };
-    let layers: Vec<LayerSpec> = (0..shape.num_layers)
-        .map(of_layer)
-        .collect::<Result<_, _>>()?;
+    let by_default = |i: usize| attending.as_ref().is_some_and(|all| !all.contains(&i));
+    let have_convs = have_convs.unwrap_or_else(|| (0..shape.num_layers).map(by_default).collect());
+    let of_layer = |has_conv| if has_conv { &with_conv } else { &layer }.clone();
     Ok(ModelSpec {
-        layers,
+        layers: have_convs.into_iter().map(of_layer).collect(),
         names: NAMES,
         ..ModelSpec::default()
     })

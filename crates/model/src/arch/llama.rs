@@ -99,12 +99,11 @@ pub fn smollm3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
 /// A Llama with factors.
 pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let layer = biased(keys, shape)?;
-    let number = |keys: &mut Keys, key| keys.number(key).map(|n| n.map(|n| n as f32));
-    let attention = number(keys, "attention_multiplier")?;
-    let residual = number(keys, "residual_multiplier")?;
-    let logits = number(keys, "logits_scaling")?;
+    let attention = keys.float("attention_multiplier")?;
+    let residual = keys.float("residual_multiplier")?;
+    let logits = keys.float("logits_scaling")?;
     // llama.cpp's name, of which 0 means "none".
-    let logits = logits.or(number(keys, "logit_scale")?);
+    let logits = logits.or(keys.float("logit_scale")?);
     let logits = logits.filter(|&by| by != 0.);
     // transformers multiplies by 1 if nothing is specified.
     let by_default = if keys.is_gguf() {
@@ -119,7 +118,7 @@ pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     };
     Ok(ModelSpec {
         layers: vec![layer; shape.num_layers],
-        embedding_scale: number(keys, "embedding_multiplier")?,
+        embedding_scale: keys.float("embedding_multiplier")?,
         logit_scale: logits.map(|by| 1. / by),
         ..ModelSpec::default()
     })

@@ -2,7 +2,7 @@
 
 use super::experts::corrected;
 use super::mamba::{self, gguf_sizes, step_limits};
-use super::parts::{activation_or, attending, layer_kinds};
+use super::parts::{LAYER_TYPES, activation_or, attending, layer_kinds};
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::{ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, ModelSpec, Norms, SharedExpert};
 use foretoken_kernels::Activation;
@@ -109,17 +109,14 @@ fn gguf_defaults(keys: &mut Keys) {
     let widths = keys.peek("intermediate_size");
     let has_experts = keys.peek("num_experts").as_u64() > Some(0);
     if let (Some(attends), Some(widths)) = (attending(keys), widths.as_array()) {
-        let kinds =
-            attends
-                .iter()
-                .zip(widths)
-                .map(|(attends, width)| match (attends, width.as_u64()) {
-                    (true, _) => "attention",
-                    (false, Some(0)) => "mamba",
-                    (false, _) if has_experts => "moe",
-                    (false, _) => "mlp",
-                });
-        keys.set("layer_types", kinds.collect::<Vec<&str>>());
+        let kind = |(attends, width): (bool, &Value)| match width.as_u64() {
+            _ if attends => "attention",
+            Some(0) => "mamba",
+            _ if has_experts => "moe",
+            _ => "mlp",
+        };
+        let kinds: Vec<&str> = attends.into_iter().zip(widths).map(kind).collect();
+        keys.set(LAYER_TYPES, kinds);
         let most = widths.iter().filter_map(Value::as_u64).max();
         keys.set("intermediate_size", most.unwrap_or(0));
     }
@@ -138,7 +135,7 @@ fn gguf_defaults(keys: &mut Keys) {
 /// Layers with one norm and one half each, which do not rotate.
 pub fn nemotron_h(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     keys.only("mamba_hidden_act", "silu")?;
-    let kinds = layer_kinds(keys, shape)?;
+    let kinds = layer_kinds(keys, shape, LAYER_TYPES)?;
     let kinds = kinds.ok_or_else(|| keys.missing("layers_block_type"))?;
     let has = |kind: &str| kinds.iter().any(|other| other == kind);
     let activation = activation_or(keys, Activation::Relu2)?;
@@ -211,12 +208,7 @@ fn of_experts(keys: &mut Keys, mlp: MlpSpec) -> Result<Option<ExpertsSpec>, Stri
         return Ok(None);
     }
     Ok(Some(ExpertsSpec {
-        shared: shared.map(|width| SharedExpert {
-            name: "mlp.shared_experts",
-            width,
-            has_gate: false,
-            is_fused: false,
-        }),
+        shared: shared.map(|width| SharedExpert::new("mlp.shared_experts", width)),
         ..corrected(keys, mlp)?
     }))
 }

@@ -119,34 +119,53 @@ pub fn windows(
         let accepted = "use_sliding_window true needs a window";
         return Err(keys.refused("sliding_window", &Value::Null, accepted));
     }
-    let kinds = layer_kinds(keys, shape)?;
+    let accepted = "only full_attention is, and sliding_attention with a sliding_window";
+    let listed = by_kind(keys, shape, LAYER_TYPES, accepted, |kind| match kind {
+        "full_attention" => Some(None),
+        "sliding_attention" if used && window.is_some() => Some(window),
+        _ => None,
+    })?;
     let pattern = gguf_pattern(keys)?;
     let of_layer = |layer: usize| {
-        let window = match kinds.as_ref().map(|kinds| kinds[layer].as_str()) {
-            None => {
-                let listed = pattern.as_ref().map(|pattern| pattern.slides(layer));
-                window.filter(|_| used && listed.unwrap_or_else(|| slides(layer)))
-            }
-            Some("full_attention") => None,
-            Some("sliding_attention") if used && window.is_some() => window,
-            Some(other) => {
-                let accepted =
-                    "only full_attention is, and sliding_attention with a sliding_window";
-                return Err(keys.refused("layer_types", &other.into(), accepted));
-            }
+        let slides = |layer| match &pattern {
+            Some(pattern) => pattern.slides(layer),
+            None => slides(layer),
         };
-        Ok(window)
+        window.filter(|_| used && slides(layer))
     };
-    (0..shape.num_layers).map(of_layer).collect()
+    Ok(listed.unwrap_or_else(|| (0..shape.num_layers).map(of_layer).collect()))
 }
 
-/// The kind of each layer that `layer_types` names, if it is there. Entries after them are of further layers.
-pub fn layer_kinds(keys: &mut Keys, shape: &ModelShape) -> Result<Option<Vec<String>>, String> {
-    let (kinds, layers) = (keys.texts("layer_types")?, shape.num_layers);
+/// The key that lists the kinds of layers.
+pub const LAYER_TYPES: &str = "layer_types";
+
+/// The kind of each layer that the list `key` names, if it is there. Entries after them are of further layers.
+pub fn layer_kinds(
+    keys: &mut Keys,
+    shape: &ModelShape,
+    key: &str,
+) -> Result<Option<Vec<String>>, String> {
+    let (kinds, layers) = (keys.texts(key)?, shape.num_layers);
     match kinds.as_ref().map(Vec::len).filter(|&len| len < layers) {
         None => Ok(kinds),
-        Some(len) => Err(format!("layer_types has {len} entries for {layers} layers")),
+        Some(len) => Err(format!("{key} has {len} entries for {layers} layers")),
     }
+}
+
+/// What `of` makes of the kind of each layer that the list `key` names, if it is there. It knows the `accepted` ones.
+pub fn by_kind<T>(
+    keys: &mut Keys,
+    shape: &ModelShape,
+    key: &str,
+    accepted: &str,
+    of: impl Fn(&str) -> Option<T>,
+) -> Result<Option<Vec<T>>, String> {
+    let Some(kinds) = layer_kinds(keys, shape, key)? else {
+        return Ok(None);
+    };
+    let one = |kind: String| of(&kind).ok_or_else(|| keys.refused(key, &kind.into(), accepted));
+    let kinds = kinds.into_iter().take(shape.num_layers).map(one);
+    kinds.collect::<Result<_, _>>().map(Some)
 }
 
 /// Which layers of a GGUF file have attention, if it has a number of heads of keys for each: those with more than none.
@@ -156,11 +175,8 @@ pub fn attending(keys: &mut Keys) -> Option<Vec<bool>> {
     let counts = counts.as_array().filter(|_| keys.is_gguf())?;
     let most = counts.iter().filter_map(Value::as_u64).max();
     keys.set("num_key_value_heads", most.unwrap_or(0));
-    Some(
-        (counts.iter())
-            .map(|count| count.as_u64() != Some(0))
-            .collect(),
-    )
+    let attend = counts.iter().map(|count| count.as_u64() != Some(0));
+    Some(attend.collect())
 }
 
 /// Sets `layer_types`: those that attend, and the others, which are `other`.

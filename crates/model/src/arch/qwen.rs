@@ -4,7 +4,7 @@ use super::experts::{self, experts};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
 use crate::config::keys::{Keys, ModelShape};
-use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, SharedExpert};
+use crate::spec::{ExpertsSpec, LayerSpec, ModelSpec, QkNorm, SharedExpert};
 use std::collections::HashSet;
 
 pub fn qwen2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
@@ -67,12 +67,11 @@ pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     let windows = windows(keys, shape, false, |i| i.is_multiple_of(2) && i < full)?;
     let mut layers = with_windows(&layer, windows, shape);
     let width = keys.size("shared_expert_intermediate_size")?;
+    // As in llama.cpp.
+    let width = width.unwrap_or(shape.intermediate_size);
     let shared = SharedExpert {
-        name: "mlp.shared_expert",
-        // As in llama.cpp.
-        width: width.unwrap_or(shape.intermediate_size),
         has_gate: true,
-        is_fused: false,
+        ..SharedExpert::new("mlp.shared_expert", width)
     };
     add_experts(keys, &mut layers, is_normalized, Some(shared))?;
     Ok(layers.into())
@@ -100,11 +99,9 @@ pub fn add_experts(
         shared,
         ..experts(keys, layer.mlp, width, is_normalized)?
     };
-    for (i, layer) in layers.iter_mut().enumerate() {
-        if (i + 1).is_multiple_of(step) && !without.contains(&i) {
-            layer.mlp = MlpSpec::Experts(experts);
-        }
-    }
+    experts::set(layers, experts, |i| {
+        (i + 1).is_multiple_of(step) && !without.contains(&i)
+    });
     Ok(())
 }
 

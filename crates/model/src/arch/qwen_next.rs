@@ -2,7 +2,7 @@
 
 use super::experts;
 use super::mamba::head_width;
-use super::parts::{drop_further_layers, further_layers, layer_kinds, plain};
+use super::parts::{LAYER_TYPES, by_kind, drop_further_layers, further_layers, plain};
 use super::qwen::add_experts;
 use super::rope::partial_rope;
 use crate::config::keys::{Keys, ModelShape};
@@ -117,11 +117,10 @@ fn with_experts(
     layers: &mut [LayerSpec],
     is_normalized: bool,
 ) -> Result<(), String> {
+    let width = keys.needed_size("shared_expert_intermediate_size")?;
     let shared = SharedExpert {
-        name: "mlp.shared_expert",
-        width: keys.needed_size("shared_expert_intermediate_size")?,
         has_gate: true,
-        is_fused: false,
+        ..SharedExpert::new("mlp.shared_expert", width)
     };
     add_experts(keys, layers, is_normalized, Some(shared))
 }
@@ -161,20 +160,16 @@ fn layers(
         ..layer
     };
     let interval = keys.size("full_attention_interval")?.unwrap_or(4);
-    let kinds = layer_kinds(keys, shape)?;
-    let of_layer = |i: usize| {
-        let attends = match kinds.as_ref().map(|kinds| kinds[i].as_str()) {
-            None => interval > 0 && (i + 1).is_multiple_of(interval),
-            Some("full_attention") => true,
-            Some("linear_attention") => false,
-            Some(other) => {
-                let accepted = "only linear_attention and full_attention are";
-                return Err(keys.refused("layer_types", &other.into(), accepted));
-            }
-        };
-        Ok(if attends { &attending } else { &recurrent }.clone())
-    };
-    (0..shape.num_layers).map(of_layer).collect()
+    let accepted = "only linear_attention and full_attention are";
+    let attends = by_kind(keys, shape, LAYER_TYPES, accepted, |kind| match kind {
+        "full_attention" => Some(true),
+        "linear_attention" => Some(false),
+        _ => None,
+    })?;
+    let by_default = |i: usize| interval > 0 && (i + 1).is_multiple_of(interval);
+    let attends = attends.unwrap_or_else(|| (0..shape.num_layers).map(by_default).collect());
+    let layer = |attends| if attends { &attending } else { &recurrent }.clone();
+    Ok(attends.into_iter().map(layer).collect())
 }
 
 /// The model: norms whose weights are stored less 1, except in GGUF files, and further layers that are not read.

@@ -137,7 +137,10 @@ fn shared(keys: &mut Keys, shape: &ModelShape, partial: Option<f64>) -> Result<R
         Some(entry) if !entries.is_empty() => (entry.scaling, entry.query_scaling),
         _ => {
             let scaling = gguf_scaling(keys, shape)?;
-            let queries = gguf_query_scaling(keys, scaling.as_ref())?;
+            let key = "attention.temperature_scale";
+            let beta = keys.number(key)?.filter(|&beta| beta != 0.);
+            let accepted = "it needs a rope scaling of yarn";
+            let queries = query_scaling(keys, (key, beta), scaling.as_ref(), accepted)?;
             (scaling, queries)
         }
     };
@@ -185,18 +188,10 @@ fn entry(
     if partial && matches!(scaling, Some(RopeScaling::Proportional(_))) {
         return Err("rope_type proportional is not supported for this architecture".into());
     }
-    let beta = keys.number("llama_4_scaling_beta")?;
-    let query_scaling = match (beta, &scaling) {
-        (None, _) => None,
-        (Some(beta), Some(RopeScaling::Yarn(yarn))) => Some(QueryScaling {
-            beta: beta as f32,
-            original_max_position_embeddings: yarn.original_max_position_embeddings,
-        }),
-        (Some(beta), _) => {
-            let accepted = "it needs the rope_type yarn";
-            return Err(keys.refused("llama_4_scaling_beta", &beta.into(), accepted));
-        }
-    };
+    let key = "llama_4_scaling_beta";
+    let beta = (key, keys.number(key)?);
+    let accepted = "it needs the rope_type yarn";
+    let query_scaling = query_scaling(&keys, beta, scaling.as_ref(), accepted)?;
     let entry = RopeEntry {
         theta: keys.number("rope_theta")?,
         partial: if partial {
@@ -330,20 +325,21 @@ fn yarn(keys: &mut Keys, factor: f32, original: usize) -> Result<RopeScaling, St
     }))
 }
 
-/// The scaling of queries in GGUF metadata, with the context before `scaling`.
-fn gguf_query_scaling(
-    keys: &mut Keys,
+/// The scaling of queries by the `beta` that `key` says, with the context before `scaling`; if that is none of YaRN,
+/// the error says what is `accepted`.
+fn query_scaling(
+    keys: &Keys,
+    (key, beta): (&str, Option<f64>),
     scaling: Option<&RopeScaling>,
+    accepted: &str,
 ) -> Result<Option<QueryScaling>, String> {
-    let key = "attention.temperature_scale";
-    let beta = keys.number(key)?.filter(|&beta| beta != 0.);
     match (beta, scaling) {
         (None, _) => Ok(None),
         (Some(beta), Some(RopeScaling::Yarn(yarn))) => Ok(Some(QueryScaling {
             beta: beta as f32,
             original_max_position_embeddings: yarn.original_max_position_embeddings,
         })),
-        (Some(beta), _) => Err(keys.refused(key, &beta.into(), "it needs a rope scaling of yarn")),
+        (Some(beta), _) => Err(keys.refused(key, &beta.into(), accepted)),
     }
 }
 
@@ -368,11 +364,9 @@ fn gguf_scaling(keys: &mut Keys, shape: &ModelShape) -> Result<Option<RopeScalin
             attention_factor: attention_factor.unwrap_or(1.) as f32,
         })));
     }
-    let mut factor = || -> Result<f32, String> {
-        let factor = keys.number("rope.scaling.factor")?;
-        factor
-            .map(|factor| factor as f32)
-            .ok_or_else(|| keys.missing("rope.scaling.factor"))
+    let mut factor = || {
+        let (key, keys) = ("rope.scaling.factor", &mut *keys);
+        keys.float(key)?.ok_or_else(|| keys.missing(key))
     };
     match kind.as_deref() {
         None | Some("none") => Ok(None),

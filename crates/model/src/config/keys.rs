@@ -237,6 +237,14 @@ impl Keys {
         self.typed(key, "a number", Value::as_f64)
     }
 
+    /// As [`Keys::number`], in f32.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn float(&mut self, key: &str) -> Result<Option<f32>, String> {
+        Ok(self.number(key)?.map(|number| number as f32))
+    }
+
     /// Takes a flag.
     ///
     /// # Errors

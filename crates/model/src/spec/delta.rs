@@ -45,19 +45,13 @@ impl DeltaSpec {
             taps,
             is_tiled: _,
         } = self.shape;
-        for (name, size, max) in [
+        super::check_sizes(&[
             ("linear_num_key_heads", key_heads, MAX_HEADS),
             ("linear_num_value_heads", value_heads, MAX_HEADS),
             ("linear_key_head_dim", key_dim, MAX_DIM),
             ("linear_value_head_dim", value_dim, MAX_DIM),
             ("linear_conv_kernel_dim", taps, MAX_TAPS),
-        ] {
-            if !(1..=max).contains(&size) {
-                return Err(format!(
-                    "{name} {size} is not supported: from 1 to {max} is"
-                ));
-            }
-        }
+        ])?;
         if value_heads.is_multiple_of(key_heads) {
             return Ok(());
         }

@@ -67,6 +67,18 @@ pub struct SharedExpert {
     pub is_fused: bool,
 }
 
+impl SharedExpert {
+    /// The expert `name` of this width, without a factor of rows, and with a tensor for each product.
+    pub fn new(name: &'static str, width: usize) -> Self {
+        Self {
+            name,
+            width,
+            has_gate: false,
+            is_fused: false,
+        }
+    }
+}
+
 /// Maximum number of experts of a layer.
 const MAX_EXPERTS: usize = 1 << 12;
 /// Maximum width of an expert.

@@ -34,19 +34,13 @@ impl MambaSpec {
             state_dim,
             taps,
         } = self.shape;
-        for (what, size, max) in [
-            ("number of heads", heads, MAX_HEADS),
-            ("head size", head_dim, MAX_DIM),
-            ("number of groups", groups, heads),
-            ("state size", state_dim, MAX_DIM),
-            ("convolution size", taps, MAX_TAPS),
-        ] {
-            if !(1..=max).contains(&size) {
-                return Err(format!(
-                    "Mamba's {what} {size} is not supported: from 1 to {max} is"
-                ));
-            }
-        }
+        super::check_sizes(&[
+            ("Mamba's number of heads", heads, MAX_HEADS),
+            ("Mamba's head size", head_dim, MAX_DIM),
+            ("Mamba's number of groups", groups, heads),
+            ("Mamba's state size", state_dim, MAX_DIM),
+            ("Mamba's convolution size", taps, MAX_TAPS),
+        ])?;
         if !heads.is_multiple_of(groups) {
             return Err(format!(
                 "{heads} Mamba heads in {groups} groups are not supported: each group must have as many"

@@ -403,6 +403,16 @@ pub enum RopeRows {
     NeighboursInGguf,
 }
 
+/// Checks that each of these sizes is from 1 to its maximum.
+fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<(), String> {
+    match (sizes.iter()).find(|(_, size, max)| !(1..=*max).contains(size)) {
+        None => Ok(()),
+        Some((name, size, max)) => Err(format!(
+            "{name} {size} is not supported: from 1 to {max} is"
+        )),
+    }
+}
+
 impl LayerSpec {
     /// A layer of Llama with heads of `head_dim` values: what an architecture does not say otherwise.
     pub fn llama(rope: RopeSpec, head_dim: usize) -> Self {
@@ -413,7 +423,7 @@ impl LayerSpec {
     }
 
     /// As [`LayerSpec::llama`], but without a position embedding.
-    pub fn without_rope(head_dim: usize) -> Self {
+    pub(crate) fn without_rope(head_dim: usize) -> Self {
         Self {
             mixer: MixerSpec::Attention,
             kv_heads: None,
@@ -461,7 +471,7 @@ impl LayerSpec {
 
     /// Number of values between the products of the MLP of a row, in a model whose MLPs have `width` if a layer does
     /// not say otherwise.
-    pub fn active_width(&self, width: usize) -> usize {
+    pub(crate) fn active_width(&self, width: usize) -> usize {
         match &self.mlp {
             MlpSpec::Experts(experts) => {
                 let shared = experts.shared.map_or(0, |shared| shared.width);
