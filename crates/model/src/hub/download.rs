@@ -184,14 +184,7 @@ impl HubClient {
     /// # Errors
     /// Returns one of the errors that [`HubError`] lists. A server that sends whole files only is an error, too.
     pub fn range(&self, file: &RemoteFile, from: u64, len: u64) -> Result<Vec<u8>, HubError> {
-        let mut tries = 1;
-        loop {
-            match self.range_once(file, from, len) {
-                Err(HubError::Unreachable(_)) if tries < MAX_TRIES => tries += 1,
-                result => return result,
-            }
-            std::thread::sleep(PAUSE);
-        }
+        retried(|| self.range_once(file, from, len))
     }
 
     fn range_once(&self, file: &RemoteFile, from: u64, len: u64) -> Result<Vec<u8>, HubError> {
@@ -236,10 +229,7 @@ impl HubClient {
         if file.size == Some(done) {
             return Ok(());
         }
-        let mut request = self.agent.get(&file.url);
-        if let Some(token) = &self.token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
+        let mut request = self.with_token(self.agent.get(&file.url));
         if done > 0 {
             request = request.header("range", format!("bytes={done}-"));
         }
@@ -300,22 +290,20 @@ impl HubClient {
         &self,
         request: impl Fn() -> RequestBuilder<WithoutBody>,
     ) -> Result<Response<Body>, HubError> {
-        let mut tries = 1;
-        loop {
-            match self.send(request()) {
-                Err(HubError::Unreachable(_)) if tries < MAX_TRIES => tries += 1,
-                result => return result,
-            }
-            std::thread::sleep(PAUSE);
-        }
+        retried(|| self.send(request()))
     }
 
     /// Sends a request, with the token.
-    fn send(&self, mut request: RequestBuilder<WithoutBody>) -> Result<Response<Body>, HubError> {
-        if let Some(token) = &self.token {
-            request = request.header("authorization", format!("Bearer {token}"));
+    fn send(&self, request: RequestBuilder<WithoutBody>) -> Result<Response<Body>, HubError> {
+        let answer = self.with_token(request).call();
+        answer.map_err(unreachable).and_then(accept)
+    }
+
+    fn with_token(&self, request: RequestBuilder<WithoutBody>) -> RequestBuilder<WithoutBody> {
+        match &self.token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
         }
-        request.call().map_err(unreachable).and_then(accept)
     }
 
     /// The URL that `location` names, if it is at this Hub.
@@ -344,6 +332,17 @@ impl RemoteFile {
 
 fn header(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+/// What `ask` gives, which is called again while the Hub cannot be reached.
+fn retried<T>(mut ask: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
+    for _ in 1..MAX_TRIES {
+        match ask() {
+            Err(HubError::Unreachable(_)) => std::thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+    ask()
 }
 
 /// An answer that is a success or a redirect.

@@ -57,13 +57,12 @@ impl HubFile {
 
     /// The file that serves the repository `id`, if it has GGUF files and no safetensors, as llama.cpp chooses it: the
     /// first of [`DEFAULTS`], or else the first by name. Of the cache, if the Hub cannot be asked.
-    pub fn default_of(id: &str, revision: Option<&str>) -> Option<Self> {
-        let home = hub::home().ok()?;
-        let repo = hub::repo(id, revision, &home).ok()?;
+    pub(crate) fn default_of(id: &str, revision: Option<&str>) -> Option<Self> {
+        let repo = hub::repo(id, revision).ok()?;
         let listed = if hub::offline() {
             None
         } else {
-            hub::client(&home).list(id, &repo.revision).ok()
+            repo.client().list(id, &repo.revision).ok()
         };
         let names = match listed {
             Some((_, names)) => names,
@@ -116,14 +115,13 @@ impl HubFile {
         revision: Option<&str>,
         take: impl FnOnce(&Repo, &HubClient, &str, &str) -> Result<T, HubError>,
     ) -> Result<T> {
-        let home = hub::home()?;
-        let repo = hub::repo(&self.id, revision, &home)?;
+        let repo = hub::repo(&self.id, revision)?;
         if hub::offline() {
             return Err(Error::setup(format!(
                 "{self}: HF_HUB_OFFLINE is set, and the cache lacks it"
             )));
         }
-        let client = hub::client(&home);
+        let client = repo.client();
         let taken = (|| {
             let (commit, name) = match &self.which {
                 Which::Named(name) => (repo.current_commit(&client, name)?, name.clone()),
@@ -141,7 +139,7 @@ impl HubFile {
 
     /// The file, if it is in the cache with all its parts.
     pub fn cached(&self, revision: Option<&str>) -> Option<PathBuf> {
-        let repo = hub::repo(&self.id, revision, &hub::home().ok()?).ok()?;
+        let repo = hub::repo(&self.id, revision).ok()?;
         let commit = repo.cached_commit()?;
         let name = match &self.which {
             Which::Named(name) => name.clone(),
@@ -178,11 +176,11 @@ impl std::fmt::Display for HubFile {
 
 /// The names of the GGUF models of the repository `id` in the cache; of one in parts, that of the first.
 pub fn cached_names(id: &str) -> Vec<String> {
-    let folder = hub::home().and_then(|home| {
-        let repo = hub::repo(id, None, &home)?;
-        Ok(repo.cached_commit().map(|commit| repo.path(&commit, "")))
-    });
-    let names = folder.ok().flatten().map(|folder| names_within(&folder));
+    let folder = || {
+        let repo = hub::repo(id, None).ok()?;
+        Some(repo.path(&repo.cached_commit()?, ""))
+    };
+    let names = folder().map(|folder| names_within(&folder));
     let mut names = names.unwrap_or_default();
     names.retain(|name| is_model(name));
     names

@@ -96,9 +96,8 @@ pub fn tensors(id: &str, revision: Option<&str>) -> Result<Option<Arc<TensorHead
     if hub::offline() {
         return Ok(None);
     }
-    let home = hub::home()?;
-    let repo = hub::repo(id, revision, &home)?;
-    let client = hub::client(&home);
+    let repo = hub::repo(id, revision)?;
+    let client = repo.client();
     let fetched = (|| {
         let commit = match repo.cached_commit() {
             Some(commit) => commit,

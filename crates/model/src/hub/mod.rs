@@ -37,9 +37,8 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// # Errors
 /// A setup error in one line: not found, access denied, no network, not in the cache, or a repository
 /// with a file name outside its folder.
-pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf> {
-    let home = home()?;
-    let repo = repo(id, revision, &home)?;
+pub(crate) fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf> {
+    let repo = repo(id, revision)?;
     let explain = |error: &HubError| explain(id, revision, error);
     let cached = match repo.cached_commit() {
         Some(commit) => repo.snapshot(&commit, None, weights),
@@ -55,7 +54,7 @@ pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf>
         }
         _ => {}
     }
-    let hub = client(&home);
+    let hub = repo.client();
     let fetched = repo
         .current_commit(&hub, CONFIG)
         .and_then(|commit| repo.snapshot(&commit, Some(&hub), weights));
@@ -69,7 +68,7 @@ pub fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<PathBuf>
 
 /// The folder of model `id` at `revision` in the cache, if it has all that is needed to serve it.
 pub fn cached(id: &str, revision: Option<&str>) -> Option<PathBuf> {
-    let repo = repo(id, revision, &home().ok()?).ok()?;
+    let repo = repo(id, revision).ok()?;
     let commit = repo.cached_commit()?;
     let (folder, _) = repo.snapshot(&commit, None, true).ok()?;
     Some(folder)
@@ -82,13 +81,12 @@ pub fn cached_ids() -> Vec<String> {
         std::fs::read_dir(&folder).map_err(|e| Error::in_file(&folder, e))
     });
     let names = entries.into_iter().flatten().flatten();
-    let mut ids: Vec<String> = names
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            // The owner's name has no `--`.
-            Some(name.strip_prefix("models--")?.replacen("--", "/", 1))
-        })
-        .collect();
+    let ids = names.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        // The owner's name has no `--`.
+        Some(name.strip_prefix("models--")?.replacen("--", "/", 1))
+    });
+    let mut ids: Vec<String> = ids.collect();
     ids.sort_unstable();
     ids
 }
@@ -96,9 +94,9 @@ pub fn cached_ids() -> Vec<String> {
 /// Model `id` at `revision` (`main` if none).
 ///
 /// # Errors
-/// `Setup`, if one of them cannot be the name of a file.
-pub(crate) fn repo(id: &str, revision: Option<&str>, home: &Path) -> Result<Repo> {
-    let repo = Repo::new(id, revision.unwrap_or("main"), cache(home));
+/// `Setup`, if one of them cannot be the name of a file, or there is no home for the cache.
+pub(crate) fn repo(id: &str, revision: Option<&str>) -> Result<Repo> {
+    let repo = Repo::new(id, revision.unwrap_or("main"), home()?);
     if !is_inside(id) {
         let id = clipped(id);
         return Err(Error::setup(format!("'{id}' is no id of the Hub")));
@@ -110,12 +108,6 @@ pub(crate) fn repo(id: &str, revision: Option<&str>, home: &Path) -> Result<Repo
         )));
     }
     Ok(repo)
-}
-
-/// A client of the Hub that the environment names.
-pub(crate) fn client(home: &Path) -> HubClient {
-    let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
-    HubClient::new(&endpoint, token(home))
 }
 
 /// An environment variable that is set and not empty.
@@ -134,7 +126,7 @@ pub(crate) fn offline() -> bool {
 }
 
 /// The folder in which the Hub's tools store the cache and the token.
-pub(crate) fn home() -> Result<PathBuf> {
+fn home() -> Result<PathBuf> {
     if let Some(home) = variable("HF_HOME") {
         return Ok(home.into());
     }
@@ -172,6 +164,8 @@ fn token(home: &Path) -> Option<String> {
 pub(crate) struct Repo {
     pub(crate) id: String,
     pub(crate) revision: String,
+    /// The folder in which the Hub's tools store the cache and the token.
+    home: PathBuf,
     folder: PathBuf,
     cache: CacheRepo,
 }
@@ -187,14 +181,22 @@ pub(crate) enum Found {
 }
 
 impl Repo {
-    fn new(id: &str, revision: &str, cache: Cache) -> Self {
+    fn new(id: &str, revision: &str, home: PathBuf) -> Self {
+        let cache = cache(&home);
         let repo = hf_hub::Repo::with_revision(id.into(), RepoType::Model, revision.into());
         Self {
             id: id.to_owned(),
             revision: revision.to_owned(),
             folder: cache.path().join(repo.folder_name()),
             cache: cache.repo(repo),
+            home,
         }
+    }
+
+    /// A client of the Hub that the environment names.
+    pub(crate) fn client(&self) -> HubClient {
+        let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
+        HubClient::new(&endpoint, token(&self.home))
     }
 
     /// The commit of the revision according to the cache.
