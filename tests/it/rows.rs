@@ -4,8 +4,7 @@
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::quant::QuantMatrix;
-use foretoken::model::linear::{Embedding, Linear};
-use foretoken::model::matrix::{Matrix, Packed, Quantized, unquantized};
+use foretoken::model::{Embedding, Linear, Matrix, Packed, Quantized, unquantized};
 use std::sync::Arc;
 
 const MOST: usize = 70;

@@ -3,7 +3,7 @@
 //! - [`source`](ModelSource), [`hub`]: the files of the model that an operator names
 //! - `checkpoint`: their formats and names of tensors; [`names`]: what Hugging Face and llama.cpp call a tensor
 //! - `config`, `arch`: a model's configuration, by its keys and its architecture; `spec`: what its layers compute
-//! - `weights`, `packed`: tensors become weights; [`matrix`]: the formats of weights in memory, and their products
+//! - `weights`, `packed`: tensors become weights; `matrix`: the formats of weights in memory, and their products
 //! - `layers`, `mixers`: the parts of a layer; `decoder`: the one decoder for all architectures; `lora`: adapters
 //! - `heads`: draft heads; `load`: puts all of it together
 
@@ -17,7 +17,7 @@ mod layers;
 mod load;
 mod loaded;
 mod lora;
-pub mod matrix;
+mod matrix;
 mod mixers;
 pub mod names;
 mod packed;
@@ -34,21 +34,21 @@ pub use config::layer_list::LayerList;
 pub use config::pooling::embedding_spec;
 pub use heads::HeadKind;
 pub use heads::config::{HeadConfig, MAX_MARKOV_RANK};
-pub use layers::linear;
-pub use layers::rope::{Llama3Scaling, RopeScaling, RopeSpec};
+pub use layers::linear::{Embedding, Linear};
+pub use layers::rope::{RopeScaling, RopeSpec};
 pub use load::{
     LoadOptions, as_loaded, inspect, inspect_head, inspect_mtp, load, load_head, load_head_of,
     load_mtp, open_head,
 };
 pub use loaded::{Ends, HeadTarget, LoadedModel};
-pub use lora::{LoraAdapter, LoraTarget};
+pub use lora::LoraTarget;
+pub use matrix::{Matrix, Packed, Quantized, unquantized};
 pub use source::{LoadFormat, ModelSource};
-pub use spec::delta::{DeltaLayout, DeltaSpec};
 pub use spec::latent::LatentSpec;
 pub use spec::mamba::MambaSpec;
 pub use spec::{
-    ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MixerSpec, MlpSpec, ModelSpec, NormSpec, Norms,
-    QkNorm, RopeRows, RouterScores, SharedExpert,
+    ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MixerSpec, MlpSpec, ModelSpec, QkNorm,
+    RopeRows, RouterScores, SharedExpert,
 };
 pub use weights::Weights;
 pub use weights::inventory::{Inventory, TensorEntry};

@@ -9,11 +9,11 @@ pub const NORM: &str = "model.norm";
 /// The output layer, without `.weight`.
 pub const HEAD: &str = "lm_head";
 /// The embedding, projection and norm of layers' own inputs, without `.weight`.
-pub const LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer";
+pub(crate) const LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer";
 /// The projection of layers' own inputs, without `.weight`.
-pub const LAYER_PROJECTION: &str = "model.per_layer_model_projection";
+pub(crate) const LAYER_PROJECTION: &str = "model.per_layer_model_projection";
 /// The norm of layers' own inputs, without `.weight`.
-pub const LAYER_NORM: &str = "model.per_layer_projection_norm";
+pub(crate) const LAYER_NORM: &str = "model.per_layer_projection_norm";
 /// The id of each row of the output layer, minus the row's number, as in EAGLE-3.
 pub const OUTPUT_IDS: &str = "d2t";
 
@@ -25,7 +25,7 @@ const LAYERS: &str = "model.layers.";
 
 /// How a checkpoint names the decoder, which the code calls `model`, and the output layer, `lm_head`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub(crate) enum Layout {
     /// The names of the code.
     Model,
     /// The names of the code without `model.`, as classes like `Qwen3Model` save themselves.
@@ -63,7 +63,7 @@ pub fn layer(index: usize, part: &str) -> String {
 }
 
 /// The prefix of the names of the tensors of layer `index` in a GGUF file.
-pub fn gguf_layer(index: usize) -> String {
+pub(crate) fn gguf_layer(index: usize) -> String {
     format!("blk.{index}.")
 }
 
@@ -87,7 +87,7 @@ fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str)> {
 
 /// Whether a checkpoint may contain the tensor `name` although no model of ours reads it, because it
 /// follows from the config or from other tensors.
-pub fn is_redundant(name: &str) -> bool {
+pub(crate) fn is_redundant(name: &str) -> bool {
     let ends = ["rotary_emb.inv_freq", "attn_rot_embd.weight"];
     let names = [
         "lm_head.weight",

@@ -1,6 +1,7 @@
 //! Searches the bytes of a tensor for NaN and infinity; loading has to read them anyway.
 
 use candle_core::DType;
+use foretoken_core::error::Error;
 use foretoken_kernels::quant::BlockType;
 use rayon::prelude::*;
 
@@ -57,6 +58,11 @@ pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
                 .all(|&at| exponent_of_f16([block[at], block[at + 1]]) < end)
         })
     })
+}
+
+/// The error of the tensor `name` whose values are not finite.
+pub fn error(name: &str) -> Error {
+    Error::setup(format!("tensor {name} contains NaN or infinity"))
 }
 
 /// The largest exponent of `MXFP4` with which all values are finite: 6 times two to the power of it less 127.

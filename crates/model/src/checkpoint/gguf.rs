@@ -124,7 +124,7 @@ impl GgufFile {
             return Err(Error::wrong_shape(name, &tensor.dims, &[shape.0, shape.1]));
         }
         if let Some(order) = order {
-            tensor.reorder(order);
+            tensor.data = in_order(&tensor.data, shape.0, order);
         }
         self.matrix_of(tensor, shape, dtype, device)
     }
@@ -290,6 +290,13 @@ impl GgufFile {
     }
 }
 
+/// The `data` of so many `rows`, of which row `i` becomes row `order[i]`. Whole rows are moved, so no value changes.
+pub(crate) fn in_order(data: &[u8], rows: usize, order: &[u32]) -> Vec<u8> {
+    let bytes = data.len() / rows.max(1);
+    let row = |&row: &u32| &data[row as usize * bytes..][..bytes];
+    order.iter().map(row).collect::<Vec<_>>().concat()
+}
+
 /// A tensor as it is stored.
 struct Stored {
     kind: BlockType,
@@ -298,16 +305,6 @@ struct Stored {
 }
 
 impl Stored {
-    /// Makes row `order[i]` row `i`. Whole rows are moved, so no value changes.
-    fn reorder(&mut self, order: &[u32]) {
-        let row_bytes = self.data.len() / order.len().max(1);
-        let mut out = Vec::with_capacity(self.data.len());
-        for &row in order {
-            out.extend_from_slice(&self.data[row as usize * row_bytes..][..row_bytes]);
-        }
-        self.data = out;
-    }
-
     /// The tensor's values, in f32.
     fn floats(self, device: &Device) -> Result<Tensor> {
         if let Some(kind) = self.kind.candles() {

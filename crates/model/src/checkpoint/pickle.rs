@@ -20,7 +20,7 @@ use zip::read::ZipFile;
 use zip::{CompressionMethod, ZipArchive};
 
 /// The file's names in a folder or a repository; the second is that of Medusa heads.
-pub const FILES: [&str; 2] = ["pytorch_model.bin", "medusa_lm_head.pt"];
+pub(crate) const FILES: [&str; 2] = ["pytorch_model.bin", "medusa_lm_head.pt"];
 /// Maximum bytes of the pickle: that of a head has a few thousand.
 const MAX_PICKLE_BYTES: u64 = 1 << 20;
 

@@ -191,9 +191,7 @@ fn dtype_of(name: &str, dtype: &str) -> Result<DType> {
 fn checked(files: &MmapedSafetensors, name: &str, device: &Device) -> Result<Tensor> {
     let (dtype, _, data) = described(files, name)?;
     if !finite::floats(dtype, data) {
-        return Err(Error::setup(format!(
-            "tensor {name} contains NaN or infinity"
-        )));
+        return Err(finite::error(name));
     }
     files.load(name, device).map_err(|e| broken(name, &e))
 }
@@ -210,15 +208,11 @@ fn broken(name: &str, e: &candle_core::Error) -> Error {
 fn pickled(tensors: &HashMap<String, Tensor>, name: &str) -> Result<Tensor> {
     let tensor = tensors.get(name).ok_or_else(|| missing(name))?;
     // Also of whole numbers, which have no NaN.
-    let wide = tensor
-        .to_dtype(DType::F32)?
-        .flatten_all()?
-        .to_vec1::<f32>()?;
+    let wide = tensor.to_dtype(DType::F32)?.flatten_all()?;
+    let wide = wide.to_vec1::<f32>()?;
     if wide.iter().all(|value| value.is_finite()) {
         Ok(tensor.contiguous()?)
     } else {
-        Err(Error::setup(format!(
-            "tensor {name} contains NaN or infinity"
-        )))
+        Err(finite::error(name))
     }
 }

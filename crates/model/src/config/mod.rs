@@ -277,7 +277,7 @@ impl ModelConfig {
     }
 
     /// Whether it is the decoder of a model for images and texts.
-    pub fn is_part(&self) -> bool {
+    pub(crate) fn is_part(&self) -> bool {
         !self.skipped_tensors.is_empty()
     }
 

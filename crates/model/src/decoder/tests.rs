@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layers::rope::RopeSpec;
-use crate::{LayerSpec, MlpSpec, Norms, QkNorm};
+use crate::spec::{LayerSpec, MlpSpec, Norms, QkNorm};
 use candle_core::DType;
 use foretoken_core::kv::{BlockAllocator, BlockTable};
 use foretoken_core::sampling::mix;

@@ -1,19 +1,18 @@
 //! What the metadata of a GGUF file says about a draft head.
 
 use super::HeadKind;
-use super::config::{HeadConfig, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, PathConfig};
+use super::config::{
+    BLOCK_SIZE, HeadConfig, MASK_TOKEN_ID, MAX_MARKOV_RANK, MarkovConfig, MarkovKind,
+    NORM_BEFORE_RESIDUAL, PathConfig, TARGET_HIDDEN_SIZE,
+};
 use crate::ModelConfig;
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use foretoken_core::gguf::Header;
 use foretoken_core::model::MaskedBlock;
 
-/// Keys after the architecture; llama.cpp's.
+/// Key after the architecture; llama.cpp's, as the target's hidden size and the norm before the residual are.
 const EXTRACT_LAYERS: &str = "extract_layers";
-const TARGET_HIDDEN_SIZE: &str = "target_hidden_size";
-const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
 /// Ours, of parallel heads.
-const BLOCK_SIZE: &str = "block_size";
-const MASK_TOKEN_ID: &str = "mask_token_id";
 const MARKOV_RANK: &str = "markov_rank";
 
 impl HeadConfig {

@@ -50,7 +50,7 @@ impl Linear {
 
     /// Drops the order of the rows, for a layer whose rows have another order in this checkpoint only. Adapters have
     /// the rows in the order of the outputs.
-    pub fn with_plain_rows(mut self) -> Self {
+    pub(crate) fn with_plain_rows(mut self) -> Self {
         for part in &mut self.parts {
             part.order = None;
         }
@@ -100,7 +100,7 @@ impl Linear {
     ///
     /// # Errors
     /// A setup error if there is no such kernel for a weight.
-    pub fn set_batch_invariant(&mut self) -> Result<()> {
+    pub(crate) fn set_batch_invariant(&mut self) -> Result<()> {
         for matrix in &mut self.matrices {
             if let Some(other) = matrix.make_batch_invariant()? {
                 *matrix = other;
@@ -140,7 +140,7 @@ impl Linear {
     ///
     /// # Errors
     /// Returns the errors of [`Linear::forward`].
-    pub fn forward_adapted(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+    pub(crate) fn forward_adapted(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
         let y = self.forward(x)?;
         if let Some(site) = self.site {
             lora::add(adapters, site, x, &y)?;

@@ -5,7 +5,7 @@ mod experts;
 mod feed_forward;
 pub(crate) mod input;
 pub(crate) mod inputs;
-pub mod linear;
+pub(crate) mod linear;
 mod mlp;
 pub(crate) mod norm;
 pub(crate) mod output;

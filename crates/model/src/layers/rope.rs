@@ -145,7 +145,7 @@ impl RopeSpec {
     }
 
     /// The factor of the scores of latent attention.
-    pub fn score_factor(&self) -> f32 {
+    pub(crate) fn score_factor(&self) -> f32 {
         match &self.scaling {
             Some(RopeScaling::Yarn(scaling)) => {
                 let log = scaling.factor.max(1.).ln();

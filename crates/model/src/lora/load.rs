@@ -3,6 +3,7 @@
 use super::config::LoraConfig;
 use super::low_rank::{LowRank, Pair};
 use super::{LinearPart, LoraAdapter};
+use crate::checkpoint::finite;
 use crate::checkpoint::safetensors_header::{self, TensorHeaders};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result, caught, clipped};
@@ -254,10 +255,7 @@ fn read_tensors(file: &mut File, headers: &TensorHeaders) -> Result<HashMap<Stri
         let sum = tensor.to_dtype(DType::F32)?.abs()?.sum_all()?;
         // Of values below infinity, a sum that overflows is possible, but no weights are so large.
         if !sum.to_scalar::<f32>()?.is_finite() {
-            return Err(Error::setup(format!(
-                "tensor {} contains NaN or infinity",
-                clipped(name)
-            )));
+            return Err(finite::error(&clipped(name)));
         }
     }
     Ok(tensors)

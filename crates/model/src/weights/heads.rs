@@ -15,7 +15,7 @@ impl Weights {
     ///
     /// # Errors
     /// Returns the errors of [`Weights::linear`].
-    pub fn matrices_of_heads(
+    pub(crate) fn matrices_of_heads(
         &mut self,
         name: &str,
         heads: usize,

@@ -128,7 +128,7 @@ impl Weights {
 
     /// Sets the names of the checkpoint: the first part of each pair of `names` is replaced by the second part, one
     /// pair after the other. GGUF files ignore `names`: they have one name for each tensor, whatever the architecture.
-    pub fn with_names(self, names: &'static [(&'static str, &'static str)]) -> Self {
+    pub(crate) fn with_names(self, names: &'static [(&'static str, &'static str)]) -> Self {
         let names = if self.are_gguf() { &[] } else { names };
         Self { names, ..self }
     }
@@ -169,7 +169,7 @@ impl Weights {
     ///
     /// # Errors
     /// Returns the errors of [`Weights::linear`].
-    pub fn linear_in_order(
+    pub(crate) fn linear_in_order(
         &mut self,
         name: &str,
         shape: (usize, usize),
@@ -186,7 +186,12 @@ impl Weights {
     ///
     /// # Errors
     /// Returns the errors of [`Weights::linear`].
-    pub fn bias(&mut self, name: &str, len: usize, has_bias: bool) -> Result<Option<Tensor>> {
+    pub(crate) fn bias(
+        &mut self,
+        name: &str,
+        len: usize,
+        has_bias: bool,
+    ) -> Result<Option<Tensor>> {
         let bias = has_bias.then(|| self.tensor(&format!("{name}.bias"), &[len]));
         bias.transpose()
     }
@@ -204,7 +209,7 @@ impl Weights {
     ///
     /// # Errors
     /// Returns the errors of [`Weights::linear`].
-    pub fn embedding_of_head(
+    pub(crate) fn embedding_of_head(
         &mut self,
         head: &ModelConfig,
         target: &Embedding,
@@ -217,12 +222,12 @@ impl Weights {
     }
 
     /// Whether the checkpoint was saved without its output layer, for its hidden states.
-    pub fn are_without_head(&self) -> bool {
+    pub(crate) fn are_without_head(&self) -> bool {
         self.layout == Layout::Bare && !self.has("lm_head.weight")
     }
 
     /// Whether the checkpoint has an output layer of its own; `None` = it has no files that tell.
-    pub fn have_head(&self) -> Option<bool> {
+    pub(crate) fn have_head(&self) -> Option<bool> {
         match self.source {
             TensorSource::Dummy(_) => None,
             _ => Some(self.has("lm_head.weight")),
@@ -337,7 +342,7 @@ impl Weights {
     }
 
     /// The prefix in the checkpoint of the names that begin with `start` at Hugging Face.
-    pub fn stored_start(&self, start: &str) -> String {
+    pub(crate) fn stored_start(&self, start: &str) -> String {
         match (names::layer_of(start), self.are_gguf()) {
             (Some((layer, _)), true) => names::gguf_layer(layer),
             _ => self.stored_name(start),
@@ -367,7 +372,7 @@ impl Weights {
     }
 
     /// Whether they are those of a GGUF file.
-    pub fn are_gguf(&self) -> bool {
+    pub(crate) fn are_gguf(&self) -> bool {
         matches!(self.source, TensorSource::Gguf(_))
     }
 

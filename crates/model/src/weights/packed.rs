@@ -2,6 +2,7 @@
 
 use super::{TensorSource, Weights, in_order};
 use super::{dummy, requantize};
+use crate::checkpoint::gguf;
 use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
 use crate::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked};
 use candle_core::{DType, Device, Tensor, WithDType};
@@ -131,11 +132,7 @@ impl Weights {
         };
         let form = self.form_of(Some(blocks.kind), shape);
         let data = match order {
-            Some(order) => {
-                let bytes = blocks.data.len() / shape.0;
-                let row = |&row: &u32| &blocks.data[row as usize * bytes..][..bytes];
-                order.iter().map(row).collect::<Vec<_>>().concat()
-            }
+            Some(order) => gguf::in_order(&blocks.data, shape.0, order),
             None => blocks.data,
         };
         let matrix = matrix::quantized(form, data, shape, &self.device)?;

@@ -1,7 +1,7 @@
 //! Tensors with the matrices of all experts.
 
 use super::{TensorSource, Weights, in_order};
-use crate::checkpoint::finite::MAX_MXFP4_EXPONENT;
+use crate::checkpoint::finite::{self, MAX_MXFP4_EXPONENT};
 use crate::matrix::{Matrix, Unread};
 use crate::packed::mxfp4;
 use candle_core::DType;
@@ -94,10 +94,7 @@ impl Weights {
             return Err(Error::internal("there are no weights that have values"));
         };
         if scales.iter().any(|&scale| scale > MAX_MXFP4_EXPONENT) {
-            let name = &names[0];
-            return Err(Error::setup(format!(
-                "tensor {name} contains NaN or infinity"
-            )));
+            return Err(finite::error(&names[0]));
         }
         let (values_each, scales_each) = (values.len() / stack.count, scales.len() / stack.count);
         let pairs = (values.chunks_exact(values_each)).zip(scales.chunks_exact(scales_each));
