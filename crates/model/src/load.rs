@@ -3,10 +3,9 @@
 use crate::checkpoint::gguf::GgufFile;
 use crate::checkpoint::safetensors_header::TensorHeaders;
 use crate::config::gpu;
-use crate::config::{GGUF_HEADS, ModelConfig};
+use crate::config::{GGUF_HEADS, ModelConfig, read_json};
 use crate::decoder::Decoder;
 use crate::decoder::graphs::GraphedDecoder;
-use crate::heads;
 use crate::heads::HeadKind;
 use crate::heads::config::HeadConfig;
 use crate::heads::draft::DraftHead;
@@ -245,7 +244,7 @@ fn load_head_checked(
     let dtypes = dtypes_of_head(options, ends)?;
     if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
         let weights = weights_of_head(folder, dtypes, options, None)?;
-        let (json, weights) = (heads::read_json(folder)?.1, weights.headers_only(inventory));
+        let (weights, (_, json)) = (weights.headers_only(inventory), read_json(folder)?);
         let heads = MedusaHeads::load(&json, weights, config, ends)?;
         return Ok(Box::new(heads));
     }
@@ -395,7 +394,7 @@ fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
 
 /// `torch_dtype` (or, since transformers 5, `dtype`) of the folder's `config.json`; bf16 if none.
 fn declared_dtype(path: &Path) -> Result<DType> {
-    let (_, json) = heads::read_json(path)?;
+    let (_, json) = read_json(path)?;
     let name = json.get("torch_dtype").or(json.get("dtype"));
     Ok(match name.and_then(|name| name.as_str()) {
         Some("float32") => DType::F32,

@@ -10,66 +10,30 @@ pub struct Wrapper {
     pub class: &'static str,
     /// The architecture of the decoder, unless the `model_type` of `text_config` is another one.
     text: &'static str,
-    /// Prefixes of the keys that only sound needs, if the class takes sound.
-    sound: &'static [&'static str],
+    /// Whether the class takes sound.
+    takes_sound: bool,
 }
 
 pub const WRAPPERS: [Wrapper; 9] = [
-    Wrapper {
-        name: "gemma3",
-        class: "Gemma3ForConditionalGeneration",
-        text: "gemma3_text",
-        sound: &[],
-    },
-    Wrapper {
-        name: "gemma4",
-        class: "Gemma4ForConditionalGeneration",
-        text: "gemma4_text",
-        sound: &SOUND_KEYS,
-    },
-    Wrapper {
-        name: "gemma4_unified",
-        class: "Gemma4UnifiedForConditionalGeneration",
-        text: "gemma4_unified_text",
-        sound: &SOUND_KEYS,
-    },
-    Wrapper {
-        name: "mistral3",
-        class: "Mistral3ForConditionalGeneration",
-        text: "mistral",
-        sound: &[],
-    },
+    Wrapper::new("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
+    Wrapper::new("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text").with_sound(),
+    Wrapper::new(
+        "gemma4_unified",
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_unified_text",
+    )
+    .with_sound(),
+    Wrapper::new("mistral3", "Mistral3ForConditionalGeneration", "mistral"),
     // The three positions of a token, which they rotate by, are the same in texts.
-    Wrapper {
-        name: "qwen2_vl",
-        class: "Qwen2VLForConditionalGeneration",
-        text: "qwen2",
-        sound: &[],
-    },
-    Wrapper {
-        name: "qwen2_5_vl",
-        class: "Qwen2_5_VLForConditionalGeneration",
-        text: "qwen2",
-        sound: &[],
-    },
-    Wrapper {
-        name: "qwen3_vl",
-        class: "Qwen3VLForConditionalGeneration",
-        text: "qwen3",
-        sound: &[],
-    },
-    Wrapper {
-        name: "qwen3_5",
-        class: "Qwen3_5ForConditionalGeneration",
-        text: "qwen3_5_text",
-        sound: &[],
-    },
-    Wrapper {
-        name: "qwen3_5_moe",
-        class: "Qwen3_5MoeForConditionalGeneration",
-        text: "qwen3_5_moe_text",
-        sound: &[],
-    },
+    Wrapper::new("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2"),
+    Wrapper::new("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2"),
+    Wrapper::new("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3"),
+    Wrapper::new("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    Wrapper::new(
+        "qwen3_5_moe",
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe_text",
+    ),
 ];
 
 /// Prefixes of the names of the tensors that only images and sound need.
@@ -86,28 +50,42 @@ pub const IMAGE_TENSORS: [&str; 9] = [
 ];
 
 /// Prefixes of the keys that only sound needs.
-const SOUND_KEYS: [&str; 3] = ["audio_", "boa_token", "eoa_token"];
+const SOUND_KEYS: &str = "audio_ boa_token eoa_token";
 
 /// Prefixes of the keys that only images need.
-const IMAGE_KEYS: [&str; 9] = [
-    "boi_token",
-    "eoi_token",
-    "image_token",
-    "mm_tokens_per_image",
-    "multimodal_projector",
-    "projector_hidden_act",
-    "spatial_merge_size",
-    "video_token",
-    "vision_",
-];
+const IMAGE_KEYS: &str = "
+    boi_token eoi_token image_token mm_tokens_per_image multimodal_projector
+    projector_hidden_act spatial_merge_size video_token vision_";
 
 impl Wrapper {
+    /// A class without sound.
+    const fn new(name: &'static str, class: &'static str, text: &'static str) -> Self {
+        Self {
+            name,
+            class,
+            text,
+            takes_sound: false,
+        }
+    }
+
+    const fn with_sound(self) -> Self {
+        Self {
+            takes_sound: true,
+            ..self
+        }
+    }
+
     /// The keys of the decoder of texts, and the name of its architecture.
     ///
     /// # Errors
     /// If `text_config` is not an object, or its `model_type` not a string.
     pub fn text(&self, mut keys: Keys) -> Result<(Keys, String), String> {
-        let others = || IMAGE_KEYS.iter().chain(self.sound);
+        let sound = if self.takes_sound { SOUND_KEYS } else { "" };
+        let others = || {
+            IMAGE_KEYS
+                .split_whitespace()
+                .chain(sound.split_whitespace())
+        };
         keys.retain(|key| !others().any(|start| key.starts_with(start)));
         // Older files have all keys in one place.
         let inner = keys.nested("text_config")?;

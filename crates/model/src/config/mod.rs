@@ -17,7 +17,7 @@ use foretoken_core::files;
 use foretoken_core::gguf::Header;
 use foretoken_core::kv::{KvHeads, KvShape};
 use keys::{Keys, ModelShape};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The shapes and constants of a decoder, from `config.json` or GGUF metadata.
 #[derive(Debug, Clone, Default)]
@@ -385,6 +385,18 @@ impl ModelConfig {
             return Err(format!("head_dim {dim} is odd"));
         }
         Ok(())
+    }
+}
+
+/// `config.json` of a folder: its path and its content.
+pub(crate) fn read_json(path: &Path) -> Result<(PathBuf, serde_json::Value)> {
+    let file = files::config_of(path);
+    let text = files::read_text(&file)?;
+    let json = files::parse_json(&text).map_err(|e| Error::in_file(&file, e))?;
+    if json.is_object() {
+        Ok((file, json))
+    } else {
+        Err(Error::in_file(&file, "it must be a JSON object"))
     }
 }
 

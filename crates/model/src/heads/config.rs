@@ -1,13 +1,13 @@
 //! What the `config.json` of a draft head says: SafeAI Lab's, DFlash's and DeepSpec's, which are flat, and that of
 //! the speculators library, which nests the shape of the layers.
 
+use super::HeadKind;
 use super::keys::{
     DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layers_of, needed,
     refuse_present, shown, size, take_windows,
 };
-use super::{HeadKind, read_json};
 use crate::config::keys::is_one_of;
-use crate::config::{HEAD_KEYS, ModelConfig};
+use crate::config::{HEAD_KEYS, ModelConfig, read_json};
 use crate::layers::block_conv::ConvShape;
 use crate::spec::QkNorm;
 use foretoken_core::error::{Error, Result};

@@ -20,14 +20,13 @@ mod path;
 use crate::checkpoint::pickle;
 use crate::checkpoint::safetensors_header::TensorHeaders;
 use crate::checkpoint::shards::safetensors_files;
-use crate::config::{GGUF_DFLASH, GGUF_EAGLE3};
+use crate::config::{GGUF_DFLASH, GGUF_EAGLE3, read_json};
 use crate::source::ModelSource;
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::safetensors::MmapedSafetensors;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files;
 use foretoken_core::gguf::Header;
-use serde_json::Value;
 use std::collections::HashSet;
 use std::path::Path;
 
@@ -165,18 +164,6 @@ fn stored_names(folder: &Path) -> Result<Option<HashSet<String>>> {
         (Err(_), Some(pickled)) => Some(pickle::names(&pickled)?),
         (Err(_), None) => None,
     })
-}
-
-/// `config.json` of a folder: its path and its content.
-pub(crate) fn read_json(path: &Path) -> Result<(std::path::PathBuf, Value)> {
-    let file = files::config_of(path);
-    let text = files::read_text(&file)?;
-    let json = files::parse_json(&text).map_err(|e| Error::in_file(&file, e))?;
-    if json.is_object() {
-        Ok((file, json))
-    } else {
-        Err(Error::in_file(&file, "it must be a JSON object"))
-    }
 }
 
 impl HeadKind {

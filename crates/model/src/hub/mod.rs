@@ -15,17 +15,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Files that a repository need not have.
-const OPTIONAL: [&str; 9] = [
-    "1_Pooling/config.json",
-    "chat_template.json",
-    "generation_config.json",
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-];
+const OPTIONAL: &str = "
+    1_Pooling/config.json chat_template.json generation_config.json modules.json
+    config_sentence_transformers.json sentence_bert_config.json tokenizer.json
+    tokenizer_config.json chat_template.jinja";
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
@@ -252,7 +245,7 @@ impl Repo {
         };
         need(CONFIG)?;
         let mut complete = true;
-        for name in OPTIONAL {
+        for name in OPTIONAL.split_whitespace() {
             complete &= self.file(commit, name, hub)? != Found::Unknown;
         }
         if weights {

@@ -182,20 +182,6 @@ impl Weights {
         Ok(Linear::new(matrix, bias).named(name, order))
     }
 
-    /// The bias of `name`, `[len]` in the compute dtype, if `name` has one.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Weights::linear`].
-    pub(crate) fn bias(
-        &mut self,
-        name: &str,
-        len: usize,
-        has_bias: bool,
-    ) -> Result<Option<Tensor>> {
-        let bias = has_bias.then(|| self.tensor(&format!("{name}.bias"), &[len]));
-        bias.transpose()
-    }
-
     /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.
     ///
     /// # Errors
@@ -428,15 +414,6 @@ impl Weights {
     pub fn tensor(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
         let tensor = self.stored(name, dims)?;
         Ok(tensor.to_dtype(self.dtypes.activations)?)
-    }
-
-    /// The only value of the tensor `name` (its full Hugging Face name) of shape `dims`.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Weights::linear`].
-    pub fn scalar(&mut self, name: &str, dims: &[usize]) -> Result<f32> {
-        let tensor = self.tensor(name, dims)?.to_dtype(DType::F32)?;
-        Ok(tensor.flatten_all()?.to_vec1()?[0])
     }
 
     /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as: matrices of the

@@ -1,10 +1,33 @@
-//! Reads the small tensors of layers with convolutions and states.
+//! Reads small tensors: biases, numbers, and those of layers with convolutions and states.
 
 use super::{TensorSource, Weights};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
 
 impl Weights {
+    /// The bias of `name`, `[len]` in the compute dtype, if `name` has one.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub(crate) fn bias(
+        &mut self,
+        name: &str,
+        len: usize,
+        has_bias: bool,
+    ) -> Result<Option<Tensor>> {
+        let bias = has_bias.then(|| self.tensor(&format!("{name}.bias"), &[len]));
+        bias.transpose()
+    }
+
+    /// The only value of the tensor `name` (its full Hugging Face name) of shape `dims`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub fn scalar(&mut self, name: &str, dims: &[usize]) -> Result<f32> {
+        let tensor = self.tensor(name, dims)?.to_dtype(DType::F32)?;
+        Ok(tensor.flatten_all()?.to_vec1()?[0])
+    }
+
     /// The `len` values of the tensor `name` (its full Hugging Face name), of which llama.cpp may have a matrix.
     ///
     /// # Errors
