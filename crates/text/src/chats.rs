@@ -6,22 +6,21 @@ use foretoken_core::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
 impl Text {
-    /// Renders chats with tools with another template.
+    /// Compiles the Jinja source of a template for this model.
     ///
     /// # Errors
     /// `Setup`, if it does not parse.
-    pub(super) fn with_tool_template(mut self, source: &str) -> Result<Self> {
-        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
+    pub(super) fn compile_template(&self, source: Option<&str>) -> Result<Option<ChatTemplate>> {
+        let name = |id: Option<u32>| self.token_name(id?);
         let (bos, eos) = (name(self.special.bos), name(self.eos));
-        let template = ChatTemplate::new(source, bos.as_deref(), eos.as_deref())?;
-        self.tool_template = Some((template, source.to_owned()));
-        Ok(self)
+        let compile = |source| ChatTemplate::new(source, bos.as_deref(), eos.as_deref());
+        source.map(compile).transpose()
     }
 
     /// Returns the format in which the model marks its reasoning, as far as its chat template tells; `None` if the
     /// template has no such marks.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
-        let source = self.template_source.as_deref()?;
+        let source = self.chat_template()?;
         let marks = ReasoningFormat::MARKERS;
         if !marks.iter().any(|mark| source.contains(mark)) {
             return None;
@@ -39,13 +38,12 @@ impl Text {
 
     /// The chat template's Jinja source.
     pub fn chat_template(&self) -> Option<&str> {
-        self.template_source.as_deref()
+        self.template.as_ref().map(ChatTemplate::source)
     }
 
     /// The Jinja source of the template for chats with tools, if that is another one.
     pub fn tool_template(&self) -> Option<&str> {
-        let (_, source) = self.tool_template.as_ref()?;
-        Some(source)
+        self.tool_template.as_ref().map(ChatTemplate::source)
     }
 
     /// Whether the model has a chat template.
@@ -53,25 +51,21 @@ impl Text {
         self.template.is_some()
     }
 
-    /// The template for chats with tools, and its source.
-    fn template_with_tools(&self) -> Option<(&ChatTemplate, &str)> {
-        match &self.tool_template {
-            Some((template, source)) => Some((template, source)),
-            None => Some((self.template.as_ref()?, self.template_source.as_ref()?)),
-        }
+    /// The template for chats with tools.
+    fn template_with_tools(&self) -> Option<&ChatTemplate> {
+        self.tool_template.as_ref().or(self.template.as_ref())
     }
 
     /// Whether the model's chat template tells it of tools.
     pub fn knows_tools(&self) -> bool {
-        let template = self.template_with_tools();
-        template.is_some_and(|(template, _)| template.knows_tools())
+        self.template_with_tools()
+            .is_some_and(ChatTemplate::knows_tools)
     }
 
     /// Returns why the model's chat template cannot tell the model of tools, although it can be applied to other
     /// chats.
     pub fn tools_refused(&self) -> Option<&str> {
-        let (template, _) = self.template_with_tools()?;
-        template.tools_refused()
+        self.template_with_tools()?.tools_refused()
     }
 
     /// Whether the chat template refuses or drops system messages, so that they become part of the user's.
@@ -84,9 +78,9 @@ impl Text {
     /// Returns the format in which the model writes tool calls, as far as its chat template tells. A model whose
     /// template knows no tools is told to write Hermes' format.
     pub fn tool_format(&self) -> Option<ToolFormat> {
-        let (template, source) = self.template_with_tools()?;
+        let template = self.template_with_tools()?;
         if template.knows_tools() {
-            ToolFormat::of_template(source)
+            ToolFormat::of_template(template.source())
         } else {
             Some(ToolFormat::Hermes)
         }
@@ -94,7 +88,7 @@ impl Text {
 
     /// [`ReasoningFormat::Harmony`], if the chat template writes its channels.
     pub fn channels(&self) -> Option<ReasoningFormat> {
-        let (_, source) = self.template_with_tools()?;
+        let source = self.template_with_tools()?.source();
         harmony::is_template(source).then_some(ReasoningFormat::Harmony)
     }
 
@@ -145,7 +139,7 @@ impl Text {
         if chat.tools.is_empty() && !chat.messages.iter().any(about_tools) {
             return template.render(&chat);
         }
-        let template = (self.template_with_tools()).map_or(template, |(template, _)| template);
+        let template = self.tool_template.as_ref().unwrap_or(template);
         if template.knows_tools() {
             return template.render(&chat);
         }

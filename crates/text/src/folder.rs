@@ -3,31 +3,8 @@
 use super::{SpecialIds, Text, read_tokenizer};
 use foretoken_core::error::{Error, Result, caught};
 use foretoken_core::files;
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
-
-/// The content of the `tokenizer_config.json` that [`Text::save`] writes.
-#[derive(Serialize)]
-struct TokenizerConfig<'a> {
-    bos_token: Option<String>,
-    eos_token: Option<String>,
-    pad_token: Option<String>,
-    chat_template: Templates<'a>,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Templates<'a> {
-    One(Option<&'a str>),
-    Named([NamedTemplate<'a>; 2]),
-}
-
-#[derive(Serialize)]
-struct NamedTemplate<'a> {
-    name: &'a str,
-    template: Option<&'a str>,
-}
 
 impl Text {
     /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for [`Text::from_folder`]. They
@@ -36,18 +13,18 @@ impl Text {
     /// # Errors
     /// `Setup`, naming the folder, if the files cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
-        let name = |id: Option<u32>| id.and_then(|id| self.tokenizer.id_to_token(id));
-        let named = |name, template| NamedTemplate { name, template };
+        let name = |id: Option<u32>| self.token_name(id?);
+        let named = |name, template| json!({"name": name, "template": template});
         let all = self.chat_template();
-        let config = TokenizerConfig {
-            bos_token: name(self.special.bos),
-            eos_token: name(self.eos),
-            pad_token: name(self.pad),
-            chat_template: match self.tool_template() {
-                None => Templates::One(all),
-                tools => Templates::Named([named(DEFAULT, all), named(TOOL_USE, tools)]),
+        let config = json!({
+            "bos_token": name(self.special.bos),
+            "eos_token": name(self.eos),
+            "pad_token": name(self.pad),
+            "chat_template": match self.tool_template() {
+                None => json!(all),
+                tools => json!([named(DEFAULT, all), named(TOOL_USE, tools)]),
             },
-        };
+        });
         self.tokenizer
             .save(folder.join("tokenizer.json"), false)
             .and_then(|()| {
@@ -97,16 +74,19 @@ impl Text {
         let (bos, pad) = (id("bos_token"), id("pad_token"));
         let special = SpecialIds { bos, eos };
         if let Some(source) = files::read_text_if_any(&folder.join("chat_template.jinja"))? {
-            return Ok(Self::new(tokenizer, special, Some(&source))?.with_pad(pad));
+            let text = Self::new(tokenizer, special, Some(&source))?;
+            return Ok(Self { pad, ..text });
         }
-        // Of a model for images and texts.
+        // Models that also read images have this file.
         let other = read_json(&folder.join("chat_template.json"))?;
         let source = template_source(&config).or(template_source(&other));
-        let text = Self::new(tokenizer, special, source)?.with_pad(pad);
-        match named_template(&config, TOOL_USE) {
-            Some(source) => text.with_tool_template(source),
-            None => Ok(text),
-        }
+        let text = Self::new(tokenizer, special, source)?;
+        let tool_template = text.compile_template(named_template(&config, TOOL_USE))?;
+        Ok(Self {
+            pad,
+            tool_template,
+            ..text
+        })
     }
 }
 

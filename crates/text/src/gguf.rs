@@ -4,8 +4,8 @@ use super::sentencepiece::{self, Kind, Options, Token};
 use super::{SpecialIds, Text, pre_tokenizer};
 use candle_core::quantized::gguf_file::{Content, Value, VersionedMagic};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
-use foretoken_core::error::{Error, Result, caught, clipped};
-use foretoken_core::gguf::{GgufSource, Header};
+use foretoken_core::error::{Error, Result, clipped};
+use foretoken_core::gguf::Header;
 use std::collections::HashMap;
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -18,16 +18,7 @@ const NORMAL: i32 = 1;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-pub(super) fn load(source: &GgufSource) -> Result<Text> {
-    caught("the tokenizer", || read(source))
-}
-
-fn read(source: &GgufSource) -> Result<Text> {
-    let (header, _) = source.open()?;
-    of_header(header, &source.path().display().to_string())
-}
-
-/// Reads the tokenizer and the chat template of the header of `file`, which only names it in errors.
+/// Reads the tokenizer and the chat template of the header of `file`; errors contain the name `file`.
 pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
     // candle reads some tokenizers of what it reads itself.
     let content = &mut Content {
@@ -41,11 +32,8 @@ pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
         Error::setup(format!("cannot read the tokenizer of {file}: {what}"))
     })?;
     let id = |key: &str| {
-        number(
-            content
-                .metadata
-                .get(&format!("tokenizer.ggml.{key}_token_id"))?,
-        )
+        let key = format!("tokenizer.ggml.{key}_token_id");
+        number(content.metadata.get(&key)?)
     };
     let pad = id("padding");
     let special = SpecialIds {
@@ -53,28 +41,27 @@ pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
         eos: ["eos", "eot", "eom"].into_iter().filter_map(id).collect(),
     };
     let template = string(content, "tokenizer.chat_template");
-    let text = Text::new(tokenizer, special, template)?.with_pad(pad);
-    match string(content, "tokenizer.chat_template.tool_use") {
-        Some(source) => text.with_tool_template(source),
-        None => Ok(text),
-    }
+    let text = Text::new(tokenizer, special, template)?;
+    let tool_template = string(content, "tokenizer.chat_template.tool_use");
+    Ok(Text {
+        pad,
+        tool_template: text.compile_template(tool_template)?,
+        ..text
+    })
 }
 
 fn tokenizer(content: &mut Content) -> Result<Tokenizer> {
     match string(content, "tokenizer.ggml.model").unwrap_or("none") {
         "gpt2" => byte_level_bpe(content),
         "llama" => sentencepiece_bpe(content, None),
-        "gemma4" => {
-            let merges = merges(content)?;
-            sentencepiece_bpe(content, Some(merges))
-        }
+        "gemma4" => sentencepiece_bpe(content, Some(merges(content)?)),
         other => Err(Error::setup(format!(
             "tokenizer model `{other}` is not supported in a GGUF file: only byte-level BPE (`gpt2`) and SentencePiece's BPE (`llama`, `gemma4`) are; use the model's folder with tokenizer.json"
         ))),
     }
 }
 
-/// The merges, first ones first. No token of these has a space.
+/// The merges of a file, in their order. A space separates the two tokens of a merge; none of these tokens has one.
 fn merges(content: &Content) -> Result<Vec<(String, String)>> {
     let key = "tokenizer.ggml.merges";
     let Some(Value::Array(list)) = content.metadata.get(key) else {
@@ -135,11 +122,7 @@ fn sentencepiece_bpe(
             ))),
         }
     };
-    let tokens = names
-        .iter()
-        .enumerate()
-        .map(token)
-        .collect::<Result<Vec<_>>>()?;
+    let tokens: Vec<Token> = (names.iter().enumerate().map(token)).collect::<Result<_>>()?;
     let id = |key: &str| get(key).and_then(number);
     let of_kind = |kind: Kind| {
         let position = tokens.iter().position(|token| token.kind == kind);
@@ -222,12 +205,8 @@ fn number(value: &Value) -> Option<u32> {
 }
 
 fn string<'a>(content: &'a Content, key: &str) -> Option<&'a str> {
-    content
-        .metadata
-        .get(key)?
-        .to_string()
-        .ok()
-        .map(String::as_str)
+    let text = content.metadata.get(key)?.to_string().ok()?;
+    Some(text)
 }
 
 #[cfg(test)]

@@ -57,13 +57,11 @@ pub struct Text {
     special: SpecialIds,
     /// The first of the EOS ids.
     eos: Option<u32>,
-    /// The id of the padding token, with which texts are made equally long; nothing here needs it.
+    /// The id of the padding token. It is kept for [`Text::save`] and for callers.
     pad: Option<u32>,
     template: Option<ChatTemplate>,
-    /// The Jinja source of `template`.
-    template_source: Option<String>,
-    /// The template for chats with tools, where it is another one, and its source.
-    tool_template: Option<(ChatTemplate, String)>,
+    /// The template for chats with tools, where it is another one.
+    tool_template: Option<ChatTemplate>,
     /// For parts of texts; made when it is first needed.
     part_tokenizer: OnceLock<Tokenizer>,
 }
@@ -93,36 +91,26 @@ impl Text {
         tokenizer
             .with_truncation(None)
             .map_err(|e| Error::setup(format!("tokenizer: {e}")))?;
-        let name = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id));
-        let first_eos = special.eos.first().copied();
-        let (bos, eos) = (name(special.bos), name(first_eos));
+        let eos = special.eos.first().copied();
         special.eos.sort_unstable();
         special.eos.dedup();
         let pieces = Pieces::of(&tokenizer)?;
         unigram::check(&tokenizer)?;
         backtrack::check(&tokenizer)?;
         let bound = TokenBound::new(&tokenizer, pieces.iter());
-        let template = chat_template
-            .map(|source| ChatTemplate::new(source, bos.as_deref(), eos.as_deref()))
-            .transpose()?;
-        Ok(Self {
+        let text = Self {
             tokenizer,
             pieces,
             bound,
             special,
-            eos: first_eos,
+            eos,
             pad: None,
-            template,
-            template_source: chat_template.map(str::to_owned),
+            template: None,
             tool_template: None,
             part_tokenizer: OnceLock::new(),
-        })
-    }
-
-    /// Sets the id of [`Text::pad`].
-    fn with_pad(mut self, pad: Option<u32>) -> Self {
-        self.pad = pad;
-        self
+        };
+        let template = text.compile_template(chat_template)?;
+        Ok(Self { template, ..text })
     }
 
     /// Reads the tokenizer and the chat template from the metadata of a GGUF file.
@@ -130,7 +118,11 @@ impl Text {
     /// # Errors
     /// `Setup`, if the file cannot be read or we do not support its kind of tokenizer.
     pub fn from_gguf(file: impl Into<GgufSource>) -> Result<Self> {
-        gguf::load(&file.into())
+        let source = file.into();
+        caught("the tokenizer", || {
+            let (header, _) = source.open()?;
+            gguf::of_header(header, &source.path().display().to_string())
+        })
     }
 
     /// Reads the tokenizer and the chat template of a GGUF file's header.
@@ -265,33 +257,21 @@ pub fn check_same_tokens(target: &Text, draft: &Text) -> Result<()> {
             "target and draft do not share a tokenizer: {what}"
         )))
     };
-    for id in 0..target.vocab_size().max(draft.vocab_size()) as u32 {
-        let (ours, theirs) = (
-            target.tokenizer.id_to_token(id),
-            draft.tokenizer.id_to_token(id),
-        );
-        if ours == theirs {
-            continue;
-        }
-        let describe = |token: &Option<String>| match token {
-            Some(token) => format!("{token:?}"),
-            None => "nothing".into(),
+    let (ours, theirs) = (target.vocab_size(), draft.vocab_size());
+    let is_other = |&id: &u32| target.token_name(id) != draft.token_name(id);
+    if let Some(id) = (0..ours.max(theirs) as u32).find(is_other) {
+        let describe = |(place, text): (&str, &Text), (other_place, other): (&str, &Text)| {
+            let name = text.token_name(id);
+            let elsewhere = name.as_ref().and_then(|n| other.tokenizer.token_to_id(n));
+            let elsewhere = elsewhere.map(|id| format!(", which is id {id} in the {other_place}"));
+            let name = name.map_or("nothing".into(), |name| format!("{name:?}"));
+            format!("{name} in the {place}{}", elsewhere.unwrap_or_default())
         };
-        let elsewhere = |name: &str, other: &Text, token: &Option<String>| match token
-            .as_ref()
-            .and_then(|token| other.tokenizer.token_to_id(token))
-        {
-            Some(id) => format!(", which is id {id} in the {name}"),
-            None => String::new(),
-        };
+        let both = [("target", target), ("draft", draft)];
         return differ(format!(
-            "id {id} is {} in the target{} and {} in the draft{} (vocabularies of {} and {} tokens)",
-            describe(&ours),
-            elsewhere("draft", draft, &ours),
-            describe(&theirs),
-            elsewhere("target", target, &theirs),
-            target.vocab_size(),
-            draft.vocab_size(),
+            "id {id} is {} and {} (vocabularies of {ours} and {theirs} tokens)",
+            describe(both[0], both[1]),
+            describe(both[1], both[0]),
         ));
     }
     if target.special.eos != draft.special.eos {

@@ -23,6 +23,7 @@ use serde_json::{Map, json};
 
 /// A compiled chat template.
 pub struct ChatTemplate {
+    source: String,
     environment: Environment<'static>,
     roles: Roles,
     /// Whether it tells the model of tools, or why it cannot.
@@ -76,12 +77,18 @@ impl ChatTemplate {
         environment.add_global("eos_token", eos.unwrap_or_default());
         compile(&mut environment, source)?;
         let mut template = Self {
+            source: source.to_owned(),
             environment,
             roles: Roles::all(),
             tools: Ok(false),
         };
-        template.try_out(source);
+        template.try_out();
         Ok(template)
+    }
+
+    /// The Jinja source, as it was given.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Whether it tells the model of tools.
@@ -100,7 +107,7 @@ impl ChatTemplate {
     }
 
     /// Renders examples, and learns from the prompts what the template knows.
-    fn try_out(&mut self, source: &str) {
+    fn try_out(&mut self) {
         let hello = [json!({"role": "user", "content": "Hi"})];
         // A template that cannot be applied does not keep completions from being served.
         if let Err(e) = self.render_example(&hello, &[]) {
@@ -112,7 +119,7 @@ impl ChatTemplate {
                 "with tools, {why}; they will be described in the system message instead"
             );
         }
-        self.roles = Roles::of(source.contains("developer"), |messages| {
+        self.roles = Roles::of(self.source.contains("developer"), |messages| {
             self.render_example(messages, &[]).ok()
         });
         if self.lacks_system() {
