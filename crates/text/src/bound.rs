@@ -6,6 +6,7 @@
 //! tokenizer makes. Bytes that a tokenizer may drop or join without a limit are free. There is a bound for
 //! BPE and Unigram whose tokens are bytes of the text.
 
+use super::pieces::{has_step, steps};
 use serde_json::Value;
 use std::cmp::max;
 use tokenizers::{ModelWrapper, NormalizedString, Normalizer, Tokenizer};
@@ -29,7 +30,7 @@ impl TokenBound {
         // Parts have private fields, so this reads their JSON.
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let splitter = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
-        let byte_level = steps(&splitter).iter().any(|s| s["type"] == "ByteLevel");
+        let byte_level = has_step(&splitter, &["ByteLevel"]);
         let by_bytes = match tokenizer.get_model() {
             ModelWrapper::BPE(bpe) => {
                 let empty = |affix: &Option<String>| affix.as_deref().is_none_or(str::is_empty);
@@ -76,19 +77,12 @@ impl TokenBound {
         let mut added = tokenizer.get_added_tokens_decoder().into_values();
         if added.any(|token| token.lstrip || token.rstrip) {
             let space = |byte: u8| byte.is_ascii_whitespace() || byte == 0x0B || byte >= 0x80;
-            (0..=255)
-                .filter(|&b| space(b))
-                .for_each(|b| bound.free[usize::from(b)] = true);
+            (0..=255).for_each(|byte| bound.free[usize::from(byte)] |= space(byte));
         }
-        bound.certain = certain(tokenizer, &normalizer, &splitter);
-        for (free, certain) in bound
-            .free
-            .iter_mut()
-            .zip(bound.certain.into_iter().flatten())
-        {
-            *free |= !certain;
-        }
-        Some(bound)
+        let certain = certain(tokenizer, &normalizer, &splitter);
+        let all = bound.free.iter_mut().zip(certain.into_iter().flatten());
+        all.for_each(|(free, certain)| *free |= !certain);
+        Some(Self { certain, ..bound })
     }
 
     /// Frees the bytes that are not tokens of their own in a Unigram model. A run of unknown characters
@@ -225,16 +219,6 @@ fn pair(first: u8, second: u8) -> usize {
     usize::from(first) << 8 | usize::from(second)
 }
 
-/// The steps of a normalizer or pre-tokenizer, with sequences flattened.
-fn steps(part: &Value) -> Vec<&Value> {
-    let lists = ["normalizers", "pretokenizers"];
-    match lists.iter().find_map(|list| part[list].as_array()) {
-        Some(list) => list.iter().flat_map(steps).collect(),
-        None if part.is_null() => Vec::new(),
-        None => vec![part],
-    }
-}
-
 /// Whether a normalizer only adds characters, composes them, writes a space as `▁`, or changes what
 /// [`certain`] finds.
 fn keeps_bytes(normalizer: &Value) -> bool {
@@ -258,15 +242,11 @@ fn joins_spaces(step: &Value) -> bool {
 
 /// The bytes that these parts leave as they are, between others of which that is true; `None` = all.
 fn certain(tokenizer: &Tokenizer, normalizer: &Value, splitter: &Value) -> Option<[bool; 256]> {
-    let is = |steps: &[&Value], kinds: &[&str]| {
-        (steps.iter()).any(|step| kinds.iter().any(|kind| step["type"] == *kind))
-    };
-    let (normalizes, splits) = (steps(normalizer), steps(splitter));
-    let precompiled = is(&normalizes, &["Precompiled"]);
-    let spaces = is(&normalizes, &["Strip"])
-        || is(&splits, &["WhitespaceSplit"])
-        || normalizes.iter().any(|step| joins_spaces(step));
-    if !(precompiled || spaces || is(&normalizes, &["NFC"])) {
+    let precompiled = has_step(normalizer, &["Precompiled"]);
+    let spaces = has_step(normalizer, &["Strip"])
+        || has_step(splitter, &["WhitespaceSplit"])
+        || steps(normalizer).into_iter().any(joins_spaces);
+    if !(precompiled || spaces || has_step(normalizer, &["NFC"])) {
         return None;
     }
     let mut certain = [false; 256];
@@ -283,18 +263,14 @@ fn certain(tokenizer: &Tokenizer, normalizer: &Value, splitter: &Value) -> Optio
 fn is_kept(tokenizer: &Tokenizer, byte: u8) -> bool {
     let text = format!("x{}x", char::from(byte));
     let mut normalized = NormalizedString::from(text.as_str());
-    let result = tokenizer
-        .get_normalizer()
-        .map(|n| n.normalize(&mut normalized));
-    result.is_none_or(|result| result.is_ok()) && normalized.get().ends_with(&text)
+    let normalizer = tokenizer.get_normalizer();
+    let is_normal = normalizer.is_none_or(|n| n.normalize(&mut normalized).is_ok());
+    is_normal && normalized.get().ends_with(&text)
 }
 
 /// Whether a space becomes `▁`.
 fn marks_spaces(part: &Value) -> bool {
-    let kinds = ["Replace", "Metaspace", "Prepend"];
-    steps(part)
-        .iter()
-        .any(|step| kinds.iter().any(|kind| step["type"] == *kind))
+    has_step(part, &["Replace", "Metaspace", "Prepend"])
 }
 
 /// Whether a pre-tokenizer drops nothing but white space.

@@ -38,7 +38,7 @@ impl Pieces {
         let decoder = serde_json::to_value(tokenizer.get_decoder())
             .map_err(|e| Error::setup(format!("tokenizer: {e}")))?;
         let steps = steps(&decoder);
-        let has = |kind: &str| steps.iter().any(|step| step["type"] == kind);
+        let has = |kind: &str| has_step(&decoder, &[kind]);
         let spelling = if has("ByteLevel") {
             Spelling::ByteLevel
         } else if has("Metaspace") || steps.iter().any(|s| s["pattern"]["String"] == "▁") {
@@ -116,12 +116,20 @@ impl Pieces {
     }
 }
 
-/// A decoder's steps, with sequences flattened.
-fn steps(decoder: &Value) -> Vec<&Value> {
-    match decoder["decoders"].as_array() {
+/// The steps of a normalizer, a pre-tokenizer or a decoder in JSON, with sequences flattened; empty for `null`.
+pub(super) fn steps(part: &Value) -> Vec<&Value> {
+    let lists = ["normalizers", "pretokenizers", "decoders"];
+    match lists.iter().find_map(|list| part[list].as_array()) {
         Some(list) => list.iter().flat_map(steps).collect(),
-        None => vec![decoder],
+        None if part.is_null() => Vec::new(),
+        None => vec![part],
     }
+}
+
+/// Whether a step of `part` has one of these types.
+pub(super) fn has_step(part: &Value, types: &[&str]) -> bool {
+    let is = |step: &&Value| types.iter().any(|name| step["type"] == *name);
+    steps(part).iter().any(is)
 }
 
 /// The bytes of a name in GPT-2's alphabet. Names with other characters (added tokens) are taken

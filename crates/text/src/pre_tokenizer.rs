@@ -24,13 +24,13 @@ pub(super) struct Named {
 
 /// GPT-4's words, with digits in groups of three: Llama 3.
 const WORDS_DIGITS_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// GPT-4's words with single digits: Qwen2.
+/// GPT-4's words, with single digits: Qwen2.
 const WORDS_DIGITS_1: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// GPT-4's words with single digits, and with marks as parts of words: Qwen3.5.
+/// GPT-4's words, with single digits, and marks as parts of words: Qwen3.5.
 const WORDS_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Line ends are no parts of punctuation: Seed-Coder.
+/// GPT-4's words, with single digits, and punctuation without the line ends after it: Seed-Coder.
 const WORDS_LINES: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Possessive: Ling, LLaDA.
+/// GPT-4's words, with single digits, in a pattern with possessive quantifiers: Ling, LLaDA.
 const WORDS_POSSESSIVE: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 /// Words begin where capitals do: Mistral's Tekken.
 const CAPITALS_DIGITS_1: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -39,16 +39,16 @@ const CAPITALS_DIGITS_1: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{
 const CAPITALS_DIGITS_3: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Words without punctuation: BLOOM.
 const WORDS_BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
-/// DeepSeek-V3's.
+/// The splits of DeepSeek-V3.
 const DEEPSEEK_V3: [&str; 3] = [
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
-/// DeepSeek-Coder's.
+/// The splits of DeepSeek-Coder.
 const DEEPSEEK_CODER: [&str; 4] = [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"];
-/// DeepSeek LLM's: letters with two cases, then punctuation of two widths. Those that Unicode's normalization
-/// would change are written as numbers.
+/// The splits of DeepSeek LLM: letters of scripts with upper and lower case, and punctuation in half and full width.
+/// Characters that Unicode's normalization would change are written as numbers.
 const DEEPSEEK_LLM: [&str; 5] = [
     r"[\r\n]",
     "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ\u{1F5F}-\u{1F7D}ᾀ-ᾴᾶ-ᾼ\u{1FBE}ῂ-ῄῆ-ῌ\u{1FD0}-\u{1FD3}\u{1FD6}-\u{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u{2126}ℨ\u{212A}-\u{212D}ℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⲳⲳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
@@ -154,17 +154,12 @@ fn byte_level(use_regex: bool) -> PreTokenizerWrapper {
 
 /// Splits that follow each other: each match is a word.
 fn split(patterns: &[&str]) -> Result<Vec<PreTokenizerWrapper>> {
-    let patterns = patterns
-        .iter()
-        .map(|pattern| SplitPattern::Regex((*pattern).into()));
-    let splits = patterns.map(|pattern| {
+    let split = |pattern: &&str| {
+        let pattern = SplitPattern::Regex((*pattern).into());
         let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
-        split.map_or_else(
-            |e| Err(Error::setup(e.to_string())),
-            |split| Ok(split.into()),
-        )
-    });
-    splits.collect()
+        Ok(split.map_err(|e| Error::setup(e.to_string()))?.into())
+    };
+    patterns.iter().map(split).collect()
 }
 
 #[cfg(test)]
