@@ -11,12 +11,14 @@ pub(super) struct CompiledGrammar {
     unused: Mutex<TokenParser>,
     /// The parser with the lexer that texts share, so that what it learns from one text serves the next ones.
     shared: Mutex<StartParser>,
-    /// Bytes of the unused lexer, approximately, and of the shared one when a text used it last: to ask it would
-    /// be to wait for the text that uses it.
+    /// Bytes of the unused lexer and of the shared one, approximately. The size of the shared lexer is noted when a text
+    /// uses it, because asking for it would wait for that text.
     unused_bytes: usize,
     shared_bytes: AtomicUsize,
-    vocab_size: usize,
-    eos: Box<[u32]>,
+    /// Number of ids that the grammar knows.
+    pub(super) vocab_size: usize,
+    /// The ids that end a text where the grammar can end.
+    pub(super) eos: Box<[u32]>,
 }
 
 /// A parser at the start of a text. Clones share its lexer.
@@ -66,16 +68,6 @@ impl CompiledGrammar {
             }),
             unused: Mutex::new(parser),
         }
-    }
-
-    /// The ids that end a text where the grammar can end.
-    pub(super) fn eos(&self) -> &[u32] {
-        &self.eos
-    }
-
-    /// Number of ids that the grammar knows.
-    pub(super) fn vocab_size(&self) -> usize {
-        self.vocab_size
     }
 
     /// A parser at the start of a text, with the lexer that texts share.

@@ -80,7 +80,7 @@ impl Compiler {
             let (builder, source) = (self.builder.clone(), source.clone());
             let job = move || promise.keep(|| builder.build(&source, top));
             // A job that is not taken breaks its promise.
-            let _ = self.lane.submit(waiter.client, job);
+            self.lane.submit(waiter.client, job);
         }
         let begins = || {
             let place = self.waiting.enter(waiter.client);

@@ -17,9 +17,8 @@ pub fn standalone(part: &Value, root: &Value) -> Option<Value> {
     let mut alone = copier.copied(part)?;
     let mut definitions = DEFINITIONS.map(|_| Map::new());
     let mut next = 0;
-    while let Some(Definition { place, schema }) = copier.reached.get(next).cloned() {
-        let copy = copier.copied(schema)?;
-        definitions[place.0].insert(place.1, copy);
+    while let Some(((keyword, name), schema)) = copier.reached.get(next).cloned() {
+        definitions[keyword].insert(name, copier.copied(schema)?);
         next += 1;
     }
     let Some(keywords) = alone.as_object_mut() else {
@@ -47,24 +46,18 @@ pub fn without_annotations(schema: &Value) -> Value {
     schema
 }
 
-/// The index in [`DEFINITIONS`], and the name.
+/// The place of a definition: the index of its keyword in [`DEFINITIONS`], and its name.
 type Place = (usize, String);
-
-#[derive(Clone)]
-struct Definition<'a> {
-    place: Place,
-    schema: &'a Value,
-}
 
 /// Copies parts of `root`.
 struct Copier<'a> {
     root: &'a Value,
     /// The definitions that copies reach.
-    reached: Vec<Definition<'a>>,
+    reached: Vec<(Place, &'a Value)>,
     known: HashSet<Place>,
-    /// The names of those that are no definitions in `root`.
+    /// The new names of schemas that are reached and are no definitions in `root`.
     moved: HashMap<*const Value, String>,
-    /// Number of names that were tried for them.
+    /// Number of new names that were tried.
     count: usize,
 }
 
@@ -95,17 +88,13 @@ impl<'a> Copier<'a> {
     fn values(&mut self, keyword: &str, value: &Value) -> Option<Value> {
         Some(match (holds(keyword, value), value) {
             (Holds::Named, Value::Object(named)) => {
-                let copy =
-                    |(name, schema): (&String, &Value)| Some((name.clone(), self.copied(schema)?));
-                named
-                    .iter()
-                    .map(copy)
-                    .collect::<Option<Map<_, _>>>()?
-                    .into()
+                let named = named.iter();
+                let copies = named.map(|(name, schema)| Some((name.clone(), self.copied(schema)?)));
+                Value::Object(copies.collect::<Option<_>>()?)
             }
             (Holds::List, Value::Array(list)) => {
-                let copy = |schema: &Value| self.copied(schema);
-                list.iter().map(copy).collect::<Option<Vec<_>>>()?.into()
+                let copies = list.iter().map(|schema| self.copied(schema));
+                Value::Array(copies.collect::<Option<_>>()?)
             }
             (Holds::Schema, _) => self.copied(value)?,
             _ => value.clone(),
@@ -133,7 +122,7 @@ impl<'a> Copier<'a> {
 
     fn reach(&mut self, place: Place, schema: &'a Value) {
         if self.known.insert(place.clone()) {
-            self.reached.push(Definition { place, schema });
+            self.reached.push((place, schema));
         }
     }
 

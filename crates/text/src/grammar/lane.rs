@@ -35,21 +35,15 @@ struct Queues {
     running: Vec<ClientId>,
 }
 
-/// Too many jobs wait.
-#[derive(Debug)]
-pub(super) struct Full;
-
 impl Lane {
-    /// Runs `job` when it is its turn. It is dropped if there is no thread for it.
-    pub fn submit(
-        self: &Arc<Self>,
-        client: ClientId,
-        job: impl FnOnce() + Send + 'static,
-    ) -> Result<(), Full> {
+    /// Runs `job` when it is its turn. It is dropped if too many wait, or if there is no thread for it.
+    pub fn submit(self: &Arc<Self>, client: ClientId, job: impl FnOnce() + Send + 'static) {
         let mut queues = lock(&self.0);
-        queues.push(client, Box::new(job))?;
+        if !queues.push(client, Box::new(job)) {
+            return;
+        }
         let Some((client, job)) = queues.next() else {
-            return Ok(());
+            return;
         };
         drop(queues);
         let lane = self.clone();
@@ -64,7 +58,6 @@ impl Lane {
                 next = self.ended(client);
             }
         }
-        Ok(())
     }
 
     /// Runs `job`, and then those that wait.
@@ -89,18 +82,19 @@ impl Lane {
 }
 
 impl Queues {
-    fn push(&mut self, client: ClientId, job: Job) -> Result<(), Full> {
+    /// Adds a job. Returns whether it was taken: not if too many wait.
+    fn push(&mut self, client: ClientId, job: Job) -> bool {
         let all: usize = self.waiting.iter().map(|(_, jobs)| jobs.len()).sum();
         let known = self.waiting.iter_mut().find(|(of, _)| *of == client);
         let own = known.as_ref().map_or(0, |(_, jobs)| jobs.len());
         if all >= MAX_WAITING || own >= MAX_WAITING_OF_CLIENT {
-            return Err(Full);
+            return false;
         }
         match known {
             Some((_, jobs)) => jobs.push_back(job),
             None => self.waiting.push_back((client, VecDeque::from([job]))),
         }
-        Ok(())
+        true
     }
 
     /// The next job, which counts as running from now on.

@@ -4,7 +4,7 @@ use super::definitions::standalone;
 use super::schema::{Step, children, pointer};
 use super::source::{GrammarSource, styled};
 use foretoken_core::error::{clipped, json_words};
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -23,20 +23,13 @@ pub fn describe(
     error: &anyhow::Error,
     check: impl Fn(TopLevelGrammar) -> Option<anyhow::Error>,
 ) -> String {
-    let cause = cause(error);
+    let cause = innermost(error);
     if let Some(message) = cause.strip_prefix("panic: ") {
         return panicked(message);
     }
     match source {
         GrammarSource::JsonSchema(schema) => {
-            let mut search = Search {
-                cause: &cause,
-                check,
-                schema,
-                tries: 0,
-                started: Instant::now(),
-            };
-            let (steps, part) = search.deepest();
+            let (steps, part) = deepest(schema, &cause, check);
             let path = match &steps[..] {
                 [] => "the schema".into(),
                 steps => format!("`#{}`", clipped(&pointer(steps))),
@@ -58,7 +51,7 @@ pub fn panicked(message: &str) -> String {
 }
 
 /// The innermost message of an error, without a backtrace.
-fn cause(error: &anyhow::Error) -> String {
+fn innermost(error: &anyhow::Error) -> String {
     let text = error.root_cause().to_string();
     let text = text.split("\n<backtrace>").next().unwrap_or_default();
     cut(&json_words(text.trim()), MAX_MESSAGE_CHARS)
@@ -72,49 +65,37 @@ fn cut(text: &str, chars: usize) -> String {
     cut
 }
 
-/// A search for the smallest part of `schema` that is refused for the same cause.
-struct Search<'a, F> {
-    cause: &'a str,
-    check: F,
+/// The smallest part of `schema` that `check` refuses for the same `cause`, and the steps to it.
+fn deepest<'a>(
     schema: &'a Value,
-    tries: usize,
-    started: Instant,
-}
-
-impl<'a, F: Fn(TopLevelGrammar) -> Option<anyhow::Error>> Search<'a, F> {
-    /// The smallest part, and the steps to it.
-    fn deepest(&mut self) -> (Vec<Step<'a>>, &'a Value) {
-        let (mut steps, mut part) = (Vec::new(), self.schema);
-        while let Some((step, child)) = self.refused_child(part) {
-            steps.push(step);
-            part = child;
-        }
-        (steps, part)
-    }
-
-    fn refused_child(&mut self, part: &'a Value) -> Option<(Step<'a>, &'a Value)> {
-        for (step, child) in children(part) {
-            if self.tries == MAX_TRIES || self.started.elapsed() > MAX_SEARCH {
-                return None;
-            }
-            self.tries += 1;
-            if self.is_refused(child) {
-                return Some((step, child));
-            }
-        }
-        None
-    }
-
-    /// Whether `part` alone is refused for the cause. The definitions that it reaches go with it.
-    fn is_refused(&self, part: &Value) -> bool {
-        let schema = match part {
-            Value::Object(_) => standalone(part, self.schema),
+    cause: &str,
+    check: impl Fn(TopLevelGrammar) -> Option<anyhow::Error>,
+) -> (Vec<Step<'a>>, &'a Value) {
+    // A part is checked with the definitions that it reaches.
+    let is_refused = |part: &Value| {
+        let alone = match part {
+            Value::Object(_) => standalone(part, schema),
             Value::Bool(false) => Some(part.clone()),
             _ => None,
         };
-        let Some(schema) = schema else { return false };
-        let source = llguidance::api::GrammarWithLexer::from_json_schema(styled(schema));
-        let error = (self.check)(TopLevelGrammar::from_grammar(source));
-        error.is_some_and(|error| cause(&error) == self.cause)
+        alone.is_some_and(|alone| {
+            let source = GrammarWithLexer::from_json_schema(styled(alone));
+            let error = check(TopLevelGrammar::from_grammar(source));
+            error.is_some_and(|error| innermost(&error) == cause)
+        })
+    };
+    let (mut tries, started) = (0, Instant::now());
+    let mut may_try = |_: &_| {
+        tries += 1;
+        tries <= MAX_TRIES && started.elapsed() <= MAX_SEARCH
+    };
+    let (mut steps, mut part) = (Vec::new(), schema);
+    while let Some((step, child)) = (children(part).into_iter())
+        .take_while(&mut may_try)
+        .find(|(_, child)| is_refused(child))
+    {
+        steps.push(step);
+        part = child;
     }
+    (steps, part)
 }

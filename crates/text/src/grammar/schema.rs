@@ -74,17 +74,15 @@ pub fn children(part: &Value) -> Vec<(Step<'_>, &Value)> {
     found
 }
 
-/// As [`children`], but returns the schemas in `part` as mutable references.
+/// The schemas directly within `part`, as mutable references.
 pub fn children_mut(part: &mut Value) -> Vec<&mut Value> {
     let mut found = Vec::new();
     for (keyword, value) in part.as_object_mut().into_iter().flatten() {
         match holds(keyword, value) {
-            Holds::Named => found.extend(
-                value
-                    .as_object_mut()
-                    .into_iter()
-                    .flat_map(|m| m.values_mut()),
-            ),
+            Holds::Named => {
+                let named = value.as_object_mut().into_iter().flatten();
+                found.extend(named.map(|(_, child)| child));
+            }
             Holds::List => found.extend(value.as_array_mut().into_iter().flatten()),
             Holds::Schema => found.push(value),
             Holds::Data => {}
@@ -96,26 +94,18 @@ pub fn children_mut(part: &mut Value) -> Vec<&mut Value> {
 /// A schema and all within it, each once: those below it, and those that its references lead to.
 pub struct Parts<'a> {
     root: &'a Value,
-    found: Vec<Part<'a>>,
+    /// The parts, and for each but the root the index of the part in which it was found, and the step from there. Paths
+    /// may be long, so they are not kept.
+    found: Vec<(&'a Value, Option<(usize, Step<'a>)>)>,
     seen: HashSet<*const Value>,
     next: usize,
-}
-
-/// A path is as long as its names, so that it is not kept, but found from part to part.
-struct Part<'a> {
-    schema: &'a Value,
-    /// Where it was found; `None` of the root.
-    from: Option<(usize, Step<'a>)>,
 }
 
 impl<'a> Parts<'a> {
     pub fn of(root: &'a Value) -> Self {
         Self {
             root,
-            found: vec![Part {
-                schema: root,
-                from: None,
-            }],
+            found: vec![(root, None)],
             seen: HashSet::from([std::ptr::from_ref(root)]),
             next: 0,
         }
@@ -124,7 +114,7 @@ impl<'a> Parts<'a> {
     /// The JSON pointer of the part with this index.
     pub fn pointer(&self, mut index: usize) -> String {
         let mut steps = Vec::new();
-        while let Some((parent, step)) = self.found[index].from {
+        while let Some((parent, step)) = self.found[index].1 {
             steps.push(step);
             if let Step::Reference(_) = step {
                 break;
@@ -137,8 +127,7 @@ impl<'a> Parts<'a> {
 
     fn add(&mut self, from: usize, step: Step<'a>, schema: &'a Value) {
         if self.seen.insert(std::ptr::from_ref(schema)) {
-            let from = Some((from, step));
-            self.found.push(Part { schema, from });
+            self.found.push((schema, Some((from, step))));
         }
     }
 }
@@ -149,7 +138,7 @@ impl<'a> Iterator for Parts<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let index = self.next;
-        let schema = self.found.get(index)?.schema;
+        let (schema, _) = *self.found.get(index)?;
         self.next += 1;
         for (step, child) in children(schema) {
             self.add(index, step, child);

@@ -94,17 +94,22 @@ impl TextState {
 
     /// Whether the parser can read the tokens up to the current node.
     fn is_readable(&self) -> bool {
-        let path = self.path();
-        self.read(|parser| parser.go_to(&self.grammar, &self.committed, &path))
+        self.read(|parser, tokens| parser.go_to(&self.grammar, tokens))
             .is_ok_and(|reached| reached != Reached::Refused)
     }
 
-    /// Returns the result of `read` with the parser of this state.
+    /// Returns the result of `read` for the parser of this state, the committed tokens, and those from there to the
+    /// current node.
     ///
     /// The lexer is shared by the texts of a grammar, and drafts that were rejected taught it, too. So where it
     /// reaches its limit, `read` is repeated with the lexer that texts share by now, and then with an unused one:
     /// it fails only if the tokens up to the current node alone are too complex.
-    fn read<T>(&self, read: impl Fn(&mut Parser) -> anyhow::Result<T>) -> Result<T, Failed> {
+    fn read<T>(
+        &self,
+        read: impl Fn(&mut Parser, [&[u32]; 2]) -> anyhow::Result<T>,
+    ) -> Result<T, Failed> {
+        let path = self.path();
+        let read = |parser: &mut Parser| read(parser, [&self.committed, &path]);
         let mut parser = lock(&self.parser);
         let mut found = read(&mut parser);
         if !parser.start.has_failed() {
@@ -152,7 +157,7 @@ impl TextState {
 
 impl GrammarRules for CompiledGrammar {
     fn eos(&self) -> &[u32] {
-        self.eos()
+        &self.eos
     }
 
     fn start(self: Arc<Self>) -> Box<dyn GrammarState> {
@@ -162,7 +167,7 @@ impl GrammarRules for CompiledGrammar {
 
 impl GrammarState for TextState {
     fn eos(&self) -> &[u32] {
-        self.grammar.eos()
+        &self.grammar.eos
     }
 
     fn push(&mut self, token: u32) {
@@ -196,9 +201,8 @@ impl GrammarState for TextState {
 
     fn mask(&self) -> Option<&Mask> {
         let compute = || {
-            let path = self.path();
-            self.read(|parser| parser.mask(&self.grammar, &self.committed, &path))
-                .ok()
+            let mask = self.read(|parser, tokens| parser.mask(&self.grammar, tokens));
+            mask.ok()
         };
         self.nodes[self.at].mask.get_or_init(compute).as_ref()
     }
@@ -294,34 +298,24 @@ impl Parser {
         self.consumed.clear();
     }
 
-    /// The mask after `committed` and `path`.
-    fn mask(
-        &mut self,
-        grammar: &CompiledGrammar,
-        committed: &[u32],
-        path: &[u32],
-    ) -> anyhow::Result<Mask> {
-        match self.go_to(grammar, committed, path)? {
+    /// The mask after `tokens`, two parts of a text.
+    fn mask(&mut self, grammar: &CompiledGrammar, tokens: [&[u32]; 2]) -> anyhow::Result<Mask> {
+        match self.go_to(grammar, tokens)? {
             Reached::Refused => Ok(Mask::of(&[])),
-            Reached::End => Ok(Mask::of(grammar.eos())),
+            Reached::End => Ok(Mask::of(&grammar.eos)),
             Reached::Place => match self.matcher.compute_mask_or_eos() {
                 Err(error) if is_dead_end(&error) => {
                     self.reset();
                     Ok(Mask::of(&[]))
                 }
-                set => Ok(Mask::from_words(set?.as_slice(), grammar.vocab_size())),
+                set => Ok(Mask::from_words(set?.as_slice(), grammar.vocab_size)),
             },
         }
     }
 
-    /// Consumes `committed` and `path`, as far as the grammar allows them.
-    fn go_to(
-        &mut self,
-        grammar: &CompiledGrammar,
-        committed: &[u32],
-        path: &[u32],
-    ) -> anyhow::Result<Reached> {
-        let wanted = || committed.iter().chain(path).copied();
+    /// Consumes `tokens`, two parts of a text, as far as the grammar allows them.
+    fn go_to(&mut self, grammar: &CompiledGrammar, tokens: [&[u32]; 2]) -> anyhow::Result<Reached> {
+        let wanted = || tokens.into_iter().flatten().copied();
         let common = wanted().zip(&self.consumed).take_while(|(a, b)| a == *b);
         let common = common.count();
         let surplus = self.consumed.len() - common;
@@ -331,7 +325,7 @@ impl Parser {
         }
         self.consumed.truncate(common);
         let rest: Vec<u32> = wanted().skip(self.consumed.len()).collect();
-        let ends = |token: &u32| grammar.eos().contains(token);
+        let ends = |token: &u32| grammar.eos.contains(token);
         let before_end = rest.iter().position(ends).unwrap_or(rest.len());
         let mut count = 0;
         for piece in rest[..before_end].chunks(REPLAYED_AT_ONCE) {
