@@ -7,7 +7,7 @@
 //! <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 //! ```
 
-use super::part::{Part, partial_marker};
+use super::part::{Part, until_marker};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const CONSTRAIN: &str = "<|constrain|>";
 /// The markers that end a message. A call and the answer also end the text.
 const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 
-/// The texts that have a meaning.
+/// The markers of the format.
 pub const MARKERS: &[&str] = &[
     START, CHANNEL, MESSAGE, CONSTRAIN, ENDS[0], ENDS[1], ENDS[2],
 ];
@@ -33,8 +33,9 @@ pub fn is_template(source: &str) -> bool {
     source.contains(CHANNEL) && source.contains(MESSAGE)
 }
 
-/// The messages of a chat as a template of this format reads them, which calls reasoning `thinking`. It takes no content
-/// beside it in a message with calls, and writes such content as it writes reasoning: so that becomes a part of it.
+/// The messages of a chat as a template of this format reads them: it calls reasoning `thinking`. In a message with
+/// calls, the template accepts either content or reasoning, and writes both alike. So the content is added to the
+/// reasoning.
 pub fn messages(messages: &[Value]) -> Vec<Value> {
     let mut messages = messages.to_vec();
     for message in messages.iter_mut().filter_map(Value::as_object_mut) {
@@ -109,11 +110,7 @@ impl HarmonyParser {
         match beginning.split_once(MESSAGE) {
             None if beginning.contains(CHANNEL) => parser.held.push_str(beginning),
             Some((header, body)) if !ENDS.iter().any(|end| body.contains(end)) => {
-                let kind = match channel(header) {
-                    Some("analysis") => Kind::Reasoning,
-                    _ => Kind::Content,
-                };
-                let shown = true;
+                let (kind, shown) = (kind(header), true);
                 parser.state = State::Body { kind, shown };
             }
             _ => {}
@@ -128,13 +125,7 @@ impl HarmonyParser {
 
     /// Whether the model thinks.
     pub fn is_reasoning(&self) -> bool {
-        matches!(
-            self.state,
-            State::Body {
-                kind: Kind::Reasoning,
-                ..
-            }
-        )
+        matches!(self.state, State::Body { kind, .. } if kind == Kind::Reasoning)
     }
 
     /// Adds text; appends what is certain to `parts`.
@@ -184,26 +175,16 @@ impl HarmonyParser {
                 true
             }
             State::Body { kind, .. } => {
-                let places = ENDS.iter().chain([&START]).filter_map(|&marker| {
-                    let at = self.held.find(marker)?;
-                    Some((at, marker))
-                });
-                let Some((at, marker)) = places.min() else {
-                    let markers = ENDS.iter().chain([&START]);
-                    let partial = markers.map(|marker| partial_marker(&self.held, marker));
-                    let certain = self.held.len() - partial.max().unwrap_or(0);
-                    let rest = self.held.split_off(certain);
-                    let text = std::mem::replace(&mut self.held, rest);
-                    self.show(kind, text, parts);
-                    return false;
-                };
-                // That of a beginning is part of the next header.
-                let read = if marker == START { 0 } else { marker.len() };
-                let rest = self.held.split_off(at + read);
-                let mut text = std::mem::replace(&mut self.held, rest);
-                text.truncate(at);
+                let (end, marker) = until_marker(&self.held, &[ENDS[0], ENDS[1], ENDS[2], START]);
+                let rest = self.held.split_off(end);
+                let text = std::mem::replace(&mut self.held, rest);
                 self.show(kind, text, parts);
+                let Some(marker) = marker else { return false };
                 self.end(parts);
+                // The marker of a beginning is part of the next header.
+                if marker != START {
+                    self.held.drain(..marker.len());
+                }
                 self.ended = ENDS[1..].contains(&marker);
                 true
             }
@@ -212,15 +193,16 @@ impl HarmonyParser {
 
     /// Begins the body of a message with this header.
     fn begin(&mut self, header: &str, parts: &mut Vec<Part>) {
-        let called = recipient(header).map(|to| to.strip_prefix(FUNCTIONS).unwrap_or(to));
-        let kind = match (called, channel(header)) {
-            (Some(name), _) if self.names.iter().any(|known| known == name) => {
+        // The recipient stands after the role or after the channel.
+        let recipient = word_after(header, "to=");
+        let called = recipient.map(|to| to.strip_prefix(FUNCTIONS).unwrap_or(to));
+        let kind = match called {
+            Some(name) if self.names.iter().any(|known| known == name) => {
                 self.calls += 1;
                 parts.push(Part::CallStart(name.to_owned()));
                 Kind::Call
             }
-            (_, Some("analysis")) => Kind::Reasoning,
-            _ => Kind::Content,
+            _ => kind(header),
         };
         self.state = body(kind);
     }
@@ -259,22 +241,19 @@ fn body(kind: Kind) -> State {
     State::Body { kind, shown: false }
 }
 
-/// The channel of a message.
-fn channel(header: &str) -> Option<&str> {
-    let (_, rest) = header.split_once(CHANNEL)?;
-    word(rest)
+/// The kind of a message that calls no function, by its channel.
+fn kind(header: &str) -> Kind {
+    match word_after(header, CHANNEL) {
+        Some("analysis") => Kind::Reasoning,
+        _ => Kind::Content,
+    }
 }
 
-/// Returns the recipient of a message, which stands after the role or after the channel.
-fn recipient(header: &str) -> Option<&str> {
-    let (_, rest) = header.split_once("to=")?;
-    word(rest)
-}
-
-/// Returns the part of `text` before the first space or marker, if it is not empty.
-fn word(text: &str) -> Option<&str> {
-    let end = text.find(|c: char| c.is_whitespace() || c == '<');
-    Some(&text[..end.unwrap_or(text.len())]).filter(|word| !word.is_empty())
+/// Returns the part of `header` after `label` and before the next space or marker, if it is not empty.
+fn word_after<'h>(header: &'h str, label: &str) -> Option<&'h str> {
+    let (_, rest) = header.split_once(label)?;
+    let word = rest.split(|c: char| c.is_whitespace() || c == '<').next();
+    word.filter(|word| !word.is_empty())
 }
 
 /// The header of a message with the answer.

@@ -13,8 +13,27 @@ pub enum Part {
     Arguments(String),
 }
 
+/// Appends reasoning to `parts`: to the last part, if that is reasoning.
+pub(super) fn push_reasoning(parts: &mut Vec<Part>, text: &str) {
+    match parts.last_mut() {
+        _ if text.is_empty() => {}
+        Some(Part::Reasoning(before)) => before.push_str(text),
+        _ => parts.push(Part::Reasoning(text.to_owned())),
+    }
+}
+
+/// The first of `markers` in `text`, and the number of bytes before it. If there is none, the number of bytes that are
+/// certain to come before any: an end of `text` may be the beginning of a marker.
+pub(super) fn until_marker<'m>(text: &str, markers: &[&'m str]) -> (usize, Option<&'m str>) {
+    let places = (markers.iter()).filter_map(|marker| Some((text.find(marker)?, Some(*marker))));
+    places.min().unwrap_or_else(|| {
+        let partial = markers.iter().map(|marker| partial_marker(text, marker));
+        (text.len() - partial.max().unwrap_or(0), None)
+    })
+}
+
 /// The length in bytes of the longest end of `text` that is the beginning of `marker`, but not all of it.
-pub(super) fn partial_marker(text: &str, marker: &str) -> usize {
+fn partial_marker(text: &str, marker: &str) -> usize {
     let mut beginnings = marker.char_indices().map(|(at, _)| at).rev();
     beginnings
         .find(|&at| text.ends_with(&marker[..at]))

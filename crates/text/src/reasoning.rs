@@ -1,6 +1,6 @@
 //! Separates what a model thinks from what it answers.
 
-use super::part::{Part, partial_marker};
+use super::part::{Part, push_reasoning, until_marker};
 
 /// How a model marks what it thinks. All formats here but Harmony write `<think>...</think>` before the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,11 +121,11 @@ impl ReasoningParser {
         match self.state {
             ReasoningState::Start { reasons: false } => rest,
             ReasoningState::Start { reasons: true } | ReasoningState::Reasoning { blank: true } => {
-                show(rest.trim(), parts);
+                push_reasoning(parts, rest.trim());
                 String::new()
             }
             ReasoningState::Reasoning { blank: false } => {
-                show(rest.trim_end(), parts);
+                push_reasoning(parts, rest.trim_end());
                 String::new()
             }
             ReasoningState::Answer | ReasoningState::Content => String::new(),
@@ -136,24 +136,16 @@ impl ReasoningParser {
         if blank {
             self.held = self.held.trim_start().to_owned();
         }
-        if let Some(at) = self.held.find(END) {
-            show(self.held[..at].trim_end(), parts);
-            self.held.drain(..at + END.len());
-            self.state = ReasoningState::Answer;
-            return;
-        }
-        let certain = self.held.len() - partial_marker(&self.held, END);
-        let shown = self.held[..certain].trim_end().len();
-        show(&self.held[..shown], parts);
-        self.held.drain(..shown);
-        let blank = blank && shown == 0;
-        self.state = ReasoningState::Reasoning { blank };
-    }
-}
-
-fn show(text: &str, parts: &mut Vec<Part>) {
-    if !text.is_empty() {
-        parts.push(Part::Reasoning(text.to_owned()));
+        let (end, marker) = until_marker(&self.held, &[END]);
+        let shown = self.held[..end].trim_end();
+        push_reasoning(parts, shown);
+        let blank = blank && shown.is_empty();
+        let (read, state) = match marker {
+            Some(_) => (end + END.len(), ReasoningState::Answer),
+            None => (shown.len(), ReasoningState::Reasoning { blank }),
+        };
+        self.held.drain(..read);
+        self.state = state;
     }
 }
 

@@ -2,7 +2,7 @@
 //! thought that is ended by its mark has no calls, and neither has one that goes on after the last of them: what looks
 //! like one was only mentioned.
 
-use super::part::Part;
+use super::part::{Part, push_reasoning};
 use super::tools::{Signature, ToolFormat, ToolParser};
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl ThoughtParser {
     /// Ends the thought with its mark.
     pub(super) fn close(&mut self, parts: &mut Vec<Part>) {
         self.calls.clear();
-        show(std::mem::take(&mut self.held), parts);
+        push_reasoning(parts, &std::mem::take(&mut self.held));
     }
 
     /// Ends the text. After a thought that was closed there is nothing left.
@@ -68,7 +68,7 @@ impl ThoughtParser {
             calls += usize::from(matches!(part, Part::CallStart(_)));
             match part {
                 _ if calls > self.max_calls => break,
-                Part::Content(text) => show(text, parts),
+                Part::Content(text) => push_reasoning(parts, &text),
                 part => parts.push(part),
             }
         }
@@ -80,19 +80,11 @@ impl ThoughtParser {
             match part {
                 Part::Content(text) if self.calls.is_empty() => {
                     self.held.drain(..text.len());
-                    show(text, parts);
+                    push_reasoning(parts, &text);
                 }
                 part => self.calls.push(part),
             }
         }
-    }
-}
-
-fn show(text: String, parts: &mut Vec<Part>) {
-    match parts.last_mut() {
-        _ if text.is_empty() => {}
-        Some(Part::Reasoning(before)) => before.push_str(&text),
-        _ => parts.push(Part::Reasoning(text)),
     }
 }
 

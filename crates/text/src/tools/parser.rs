@@ -4,7 +4,7 @@ use super::ToolFormat;
 use super::object::{CallObject, Effect, Extent};
 use super::signature::Signature;
 use super::xml::{FUNCTION, XmlCall, XmlEffect};
-use crate::part::{Part, partial_marker};
+use crate::part::{Part, until_marker};
 use std::sync::Arc;
 
 /// The longest text between Mistral's marker and the arguments that follow a name.
@@ -147,8 +147,8 @@ impl ToolParser {
                 Effect::Reject => return self.give_back(parts),
             },
             CallState::Xml(call) => {
-                let read = call.read(rest, &self.tools)?;
-                match read.effect {
+                let (bytes, effect) = call.read(rest, &self.tools)?;
+                match effect {
                     XmlEffect::Begin(name) => {
                         self.begin_call(&name, parts);
                         parts.push(Part::Arguments("{".into()));
@@ -156,12 +156,12 @@ impl ToolParser {
                     XmlEffect::Reject => return self.give_back(parts),
                     XmlEffect::Arguments(json) if json.is_empty() => {}
                     XmlEffect::Arguments(json) => parts.push(Part::Arguments(json)),
-                    XmlEffect::End(json) => {
-                        parts.push(Part::Arguments(json));
+                    XmlEffect::End => {
+                        parts.push(Part::Arguments("}".into()));
                         self.state = CallState::Between(true);
                     }
                 }
-                return Some(read.bytes);
+                return Some(bytes);
             }
             CallState::Head if c == '{' => {
                 let head = self.held.trim_start_matches(self.format.start());
@@ -200,31 +200,25 @@ impl ToolParser {
                 return Some(space);
             }
         }
-        let marker = self.format.start();
         // Qwen3-Coder leaves out the first marker at times.
-        let markers = [marker, FUNCTION].into_iter();
-        let markers = markers.take(if self.is_xml() { 2 } else { 1 });
-        let found = markers
-            .clone()
-            .filter_map(|marker| Some((rest.find(marker)?, marker)));
-        if let Some((at, found)) = found.min() {
-            self.content(&rest[..at], parts);
-            self.held.push_str(found);
-            self.state = if found == marker {
-                CallState::Between(false)
-            } else {
-                CallState::Xml(Box::default())
-            };
-            return Some(at + found.len());
-        }
-        let partial = markers.map(|marker| partial_marker(rest, marker));
-        let certain = rest.len() - partial.max().unwrap_or_default();
-        self.content(&rest[..certain], parts);
-        (certain > 0).then_some(certain)
+        let markers = [self.format.start(), FUNCTION];
+        let markers = &markers[..if self.is_xml() { 2 } else { 1 }];
+        let (end, found) = until_marker(rest, markers);
+        self.content(&rest[..end], parts);
+        let Some(found) = found else {
+            return (end > 0).then_some(end);
+        };
+        self.held.push_str(found);
+        self.state = if found == FUNCTION {
+            CallState::Xml(Box::default())
+        } else {
+            CallState::Between(false)
+        };
+        Some(end + found.len())
     }
 
-    /// Reads what stands before, between and after the objects of calls. `any`: a call came after the
-    /// last marker.
+    /// Reads what stands before, between and after the objects of calls. `any` says whether a call came after the last
+    /// marker. `c` is the first character of `rest`.
     fn between(&mut self, any: bool, rest: &str, c: char, parts: &mut Vec<Part>) -> Option<usize> {
         let (start, end) = (self.format.start(), self.format.end());
         let begins = |marker: &str| rest.len() < marker.len() && marker.starts_with(rest);
@@ -239,13 +233,10 @@ impl ToolParser {
             self.state = CallState::Between(false);
             return Some(start.len());
         }
-        match end {
-            Some(end) if any && rest.starts_with(end) => {
-                self.held.clear();
-                self.state = CallState::Content;
-                return Some(end.len());
-            }
-            _ => {}
+        if let Some(end) = end.filter(|end| any && rest.starts_with(end)) {
+            self.held.clear();
+            self.state = CallState::Content;
+            return Some(end.len());
         }
         if self.is_xml() && rest.starts_with(FUNCTION) {
             self.held.push_str(FUNCTION);

@@ -37,19 +37,20 @@ impl Literal<'_> {
         self.space();
         match self.rest.chars().next()? {
             '[' | '(' | '{' if depth >= MAX_DEPTH => None,
-            '[' => self.list(']', depth),
-            '(' => self.list(')', depth),
-            '{' => self.dictionary(depth),
+            '[' => self.collection(']', depth),
+            '(' => self.collection(')', depth),
+            '{' => self.collection('}', depth),
             '\'' | '"' => self.strings(),
             _ => self.word(),
         }
     }
 
-    /// A list or a tuple. A value between parentheses alone is no tuple.
-    fn list(&mut self, end: char, depth: usize) -> Option<Read> {
+    /// A list, a tuple or a dictionary, whose last character is `end`. A single value between parentheses is no tuple.
+    fn collection(&mut self, end: char, depth: usize) -> Option<Read> {
         let begin = self.json.len();
+        let brackets = if end == '}' { ['{', '}'] } else { ['[', ']'] };
         self.rest = &self.rest[1..];
-        self.json.push('[');
+        self.json.push(brackets[0]);
         let (mut first, mut comma) = (true, true);
         while !self.next_is(end) {
             if !comma {
@@ -57,6 +58,9 @@ impl Literal<'_> {
             }
             if !first {
                 self.json.push_str(", ");
+            }
+            if end == '}' {
+                self.key(depth)?;
             }
             let read = self.value(depth + 1)?;
             comma = self.next_is(',');
@@ -66,41 +70,24 @@ impl Literal<'_> {
             }
             first = false;
         }
-        self.json.push(']');
+        self.json.push(brackets[1]);
         Some(Read::Collection)
     }
 
-    fn dictionary(&mut self, depth: usize) -> Option<Read> {
-        self.rest = &self.rest[1..];
-        self.json.push('{');
-        let (mut first, mut comma) = (true, true);
-        while !self.next_is('}') {
-            if !comma {
-                return None;
+    /// A key of a dictionary, and the colon after it.
+    fn key(&mut self, depth: usize) -> Option<()> {
+        let begin = self.json.len();
+        match self.value(depth + 1)? {
+            Read::String => {}
+            // `json.dumps` writes such a key as a string.
+            Read::Plain => {
+                self.json.insert(begin, '"');
+                self.json.push('"');
             }
-            if !first {
-                self.json.push_str(", ");
-            }
-            let begin = self.json.len();
-            match self.value(depth + 1)? {
-                Read::String => {}
-                // As json.dumps writes such a key.
-                Read::Plain => {
-                    self.json.insert(begin, '"');
-                    self.json.push('"');
-                }
-                Read::Collection => return None,
-            }
-            if !self.next_is(':') {
-                return None;
-            }
-            self.json.push_str(": ");
-            self.value(depth + 1)?;
-            comma = self.next_is(',');
-            first = false;
+            Read::Collection => return None,
         }
-        self.json.push('}');
-        Some(Read::Collection)
+        self.json.push_str(": ");
+        self.next_is(':').then_some(())
     }
 
     /// Strings, which are one if they stand side by side.
@@ -178,7 +165,7 @@ fn escaped<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     };
     if digits > 0 {
         let (code, after) = after.split_at_checked(digits)?;
-        // Half of a pair is no character: such a text is none that JSON can have.
+        // Half of a surrogate pair is no character, and cannot be part of a JSON text.
         text.push(char::from_u32(u32::from_str_radix(code, 16).ok()?)?);
         return Some(after);
     }
@@ -199,7 +186,7 @@ fn escaped<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
             text.push(char::from_u32(u32::from_str_radix(code, 8).ok()?)?);
             return Some(after);
         }
-        // An unknown one stands for itself, backslash included.
+        // An unknown escape stands for itself, with its backslash.
         c => text.extend(['\\', c]),
     }
     Some(after)
@@ -220,15 +207,11 @@ fn number(word: &str) -> Option<String> {
         Some(rest) => ("-", rest),
         None => ("", plain.strip_prefix('+').unwrap_or(&plain)),
     };
-    let (whole, rest) = digits.split_at(
-        digits
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(digits.len()),
-    );
+    let after_digits = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (whole, rest) = digits.split_at(digits.len() - after_digits(digits));
     let json = match rest.strip_prefix('.') {
         Some(rest) => {
-            let fraction = rest.find(|c: char| !c.is_ascii_digit());
-            let (fraction, power) = rest.split_at(fraction.unwrap_or(rest.len()));
+            let (fraction, power) = rest.split_at(rest.len() - after_digits(rest));
             if whole.is_empty() && fraction.is_empty() {
                 return None;
             }
@@ -237,7 +220,7 @@ fn number(word: &str) -> Option<String> {
         }
         None => format!("{sign}{whole}{rest}"),
     };
-    // What JSON has no such number for is none: hexadecimal digits, leading zeros, what is beyond all of f64.
+    // A word that JSON does not accept is no number: hexadecimal digits, leading zeros, values beyond f64.
     serde_json::from_str::<serde_json::Number>(&json).ok()?;
     Some(json)
 }

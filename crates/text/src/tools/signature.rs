@@ -44,12 +44,18 @@ impl Signature {
     }
 }
 
+/// Maximum number of schemas that are looked into for one parameter.
+const MAX_LOOKED_INTO: usize = 256;
+/// Maximum number of schemas that are looked into for all parameters of a tool.
+const MAX_OF_TOOL: usize = 4096;
+
 /// Tells the kinds of the parameters of a tool, one after the other.
 #[derive(Debug)]
 pub struct Kinds<'s> {
     /// The schema that references are within.
     root: &'s Value,
-    /// Schemas that may yet be looked into besides those of the parameters themselves.
+    /// Schemas that may yet be looked into, besides those of the parameters themselves: they may refer to each other,
+    /// and each to many others.
     left: usize,
 }
 
@@ -71,76 +77,49 @@ impl<'s> Kinds<'s> {
         }
     }
 
-    fn may_be(&mut self, kind: &'static str, schema: &Value) -> bool {
+    fn may_be(&mut self, kind: &str, schema: &Value) -> bool {
         let left = MAX_LOOKED_INTO.min(self.left);
-        let mut types = Types {
-            kind,
-            root: self.root,
-            left: 1 + left,
-        };
-        let allowed = types.allow(schema);
-        self.left -= left - types.left;
+        let mut unused = 1 + left;
+        let allowed = allows(schema, kind, self.root, &mut unused);
+        self.left -= left - unused;
         allowed
     }
 }
 
-/// The schema that `schema` refers to within `root`, if it does.
-fn referred<'s>(schema: &Value, root: &'s Value) -> Option<&'s Value> {
-    resolve(root, schema["$ref"].as_str()?)
-}
-
-/// Maximum number of schemas that are looked into for one parameter.
-const MAX_LOOKED_INTO: usize = 256;
-/// Maximum number of schemas that are looked into for all parameters of a tool.
-const MAX_OF_TOOL: usize = 4096;
-
-/// Tells whether schemas allow values of a type.
-struct Types<'s> {
-    kind: &'static str,
-    /// The schema that references are within.
-    root: &'s Value,
-    /// Schemas that may yet be looked into: they may refer to each other, and each other to many.
-    left: usize,
-}
-
-impl Types<'_> {
-    /// Whether `schema` allows such a value. One that says nothing of types allows texts alone: that is what models
-    /// write.
-    fn allow(&mut self, schema: &Value) -> bool {
-        let Some(left) = self.left.checked_sub(1) else {
-            return false;
-        };
-        self.left = left;
-        let kind = self.kind;
-        let is = |value: &Value| match value {
-            Value::String(_) => kind == "string",
-            Value::Null => kind == "null",
-            _ => false,
-        };
-        if let Some(value) = schema.get("const") {
-            return is(value);
-        }
-        if let Some(values) = schema["enum"].as_array() {
-            return values.iter().any(is);
-        }
-        match &schema["type"] {
-            Value::String(name) => return name == kind,
-            Value::Array(names) => return names.iter().any(|name| name == kind),
-            _ => {}
-        }
-        if let Some(referred) = referred(schema, self.root) {
-            return self.allow(referred);
-        }
-        let choices = ["anyOf", "oneOf", "allOf"].iter();
-        let mut choices = choices
-            .flat_map(|key| schema[*key].as_array().into_iter().flatten())
-            .peekable();
-        if choices.peek().is_some() {
-            return choices.any(|choice| self.allow(choice));
-        }
-        let mut of_objects = ["properties", "items", "$ref"].iter();
-        kind == "string" && !of_objects.any(|key| schema.get(*key).is_some())
+/// Whether `schema` allows values of the type `kind`, as far as `left` further schemas tell; references are within
+/// `root`. A schema that says nothing of types allows texts alone: that is what models write.
+fn allows(schema: &Value, kind: &str, root: &Value, left: &mut usize) -> bool {
+    let Some(fewer) = left.checked_sub(1) else {
+        return false;
+    };
+    *left = fewer;
+    let is = |value: &Value| match value {
+        Value::String(_) => kind == "string",
+        Value::Null => kind == "null",
+        _ => false,
+    };
+    if let Some(value) = schema.get("const") {
+        return is(value);
     }
+    if let Some(values) = schema["enum"].as_array() {
+        return values.iter().any(is);
+    }
+    match &schema["type"] {
+        Value::String(name) => return name == kind,
+        Value::Array(names) => return names.iter().any(|name| name == kind),
+        _ => {}
+    }
+    let reference = schema["$ref"].as_str();
+    if let Some(referred) = reference.and_then(|reference| resolve(root, reference)) {
+        return allows(referred, kind, root, left);
+    }
+    let lists = ["anyOf", "oneOf", "allOf"].map(|key| schema[key].as_array());
+    let mut choices = lists.into_iter().flatten().flatten().peekable();
+    if choices.peek().is_some() {
+        return choices.any(|choice| allows(choice, kind, root, left));
+    }
+    let mut of_objects = ["properties", "items", "$ref"].iter();
+    kind == "string" && !of_objects.any(|key| schema.get(*key).is_some())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use super::WrittenCall;
 use super::python;
 use super::signature::{Signature, ValueKind};
-use crate::part::partial_marker;
+use crate::part::until_marker;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
@@ -23,6 +23,8 @@ const END_VALUE: [&str; 4] = [
     "\n</tool_call>",
 ];
 
+/// The kind of values that are passed on as they arrive.
+const STREAMED: ValueKind = ValueKind::Text { or_null: false };
 /// The longest name of a function or a parameter, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -54,12 +56,6 @@ enum At {
 
 /// The result of reading a piece of a call.
 #[derive(Debug, PartialEq)]
-pub struct XmlRead {
-    pub bytes: usize,
-    pub effect: XmlEffect,
-}
-
-#[derive(Debug, PartialEq)]
 pub enum XmlEffect {
     /// It is a call of this function.
     Begin(String),
@@ -67,8 +63,8 @@ pub enum XmlEffect {
     Reject,
     /// JSON text of the arguments.
     Arguments(String),
-    /// The last of it: the call is complete.
-    End(String),
+    /// The call is complete.
+    End,
 }
 
 impl XmlCall {
@@ -77,137 +73,121 @@ impl XmlCall {
         self.at != At::Name
     }
 
-    /// Reads from the beginning of `rest`, what follows [`FUNCTION`]; `None` = more must come first. After
-    /// [`XmlEffect::Reject`] and [`XmlEffect::End`] it must not be called.
-    pub fn read(&mut self, rest: &str, known: &[Signature]) -> Option<XmlRead> {
-        let read = |bytes: usize, json: String| {
-            let effect = XmlEffect::Arguments(json);
-            Some(XmlRead { bytes, effect })
-        };
-        match self.at {
+    /// Reads from the beginning of `rest`, what follows [`FUNCTION`]. Returns the number of bytes that were read, and
+    /// their effect; `None` = more text must come first. After [`XmlEffect::Reject`] and [`XmlEffect::End`] it must not
+    /// be called.
+    pub fn read(&mut self, rest: &str, known: &[Signature]) -> Option<(usize, XmlEffect)> {
+        let (bytes, json) = match self.at {
             At::Name => {
-                let effect = match name(rest)? {
-                    Ok((name, bytes)) => match known.iter().find(|known| known.name == name) {
-                        Some(signature) => {
-                            self.signature = Some(signature.clone());
-                            self.at = At::Body;
-                            let effect = XmlEffect::Begin(name.to_owned());
-                            return Some(XmlRead { bytes, effect });
-                        }
-                        None => XmlEffect::Reject,
-                    },
-                    Err(()) => XmlEffect::Reject,
+                let signature = |(name, bytes)| {
+                    let found = known.iter().find(|known| known.name == name)?;
+                    Some((found, bytes))
                 };
-                Some(XmlRead { bytes: 0, effect })
+                let Some((signature, bytes)) = name(rest)?.and_then(signature) else {
+                    return Some((0, XmlEffect::Reject));
+                };
+                self.signature = Some(signature.clone());
+                self.at = At::Body;
+                return Some((bytes, XmlEffect::Begin(signature.name.clone())));
             }
             At::Body => {
-                let marker = |marker: &str| rest.starts_with(marker).then_some(marker.len());
-                if let Some(bytes) = marker(PARAMETER) {
-                    self.at = At::Key;
-                    return read(bytes, String::new());
-                }
-                // The end of the function, or what follows it.
-                let end = marker(END_FUNCTION).or_else(|| rest.starts_with(END_CALL).then_some(0));
-                if let Some(bytes) = end {
-                    let effect = XmlEffect::End("}".into());
-                    return Some(XmlRead { bytes, effect });
-                }
                 let markers = [PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL];
-                if markers.iter().any(|marker| marker.starts_with(rest)) {
+                if rest.starts_with(PARAMETER) {
+                    self.at = At::Key;
+                    (PARAMETER.len(), String::new())
+                } else if rest.starts_with(END_FUNCTION) {
+                    return Some((END_FUNCTION.len(), XmlEffect::End));
+                } else if rest.starts_with(END_CALL) {
+                    return Some((0, XmlEffect::End));
+                } else if markers.iter().any(|marker| marker.starts_with(rest)) {
                     return None;
+                } else {
+                    (rest.chars().next()?.len_utf8(), String::new())
                 }
-                let c = rest.chars().next()?;
-                read(c.len_utf8(), String::new())
             }
             At::Key => match name(rest)? {
-                Ok((key, bytes)) => {
-                    if self.keys.iter().any(|known| known == key) {
-                        self.at = At::Dropped;
-                        return read(bytes, String::new());
-                    }
-                    let comma = if self.keys.is_empty() { "" } else { ", " };
-                    let json = format!("{comma}{}: ", Value::from(key));
-                    let text = ValueKind::Text { or_null: false };
-                    let signature = self.signature.as_ref();
-                    let kind = signature.map_or(text, |signature| signature.kind(key));
-                    self.keys.push(key.to_owned());
-                    self.at = At::Value { kind, begun: false };
-                    read(bytes, json)
-                }
-                Err(()) => {
+                Some((key, bytes)) => (bytes, self.begin_value(key)),
+                None => {
                     self.at = At::Body;
-                    read(0, String::new())
+                    (0, String::new())
                 }
             },
-            At::Value { kind, begun } => {
-                // The value is on lines of its own.
-                if !begun {
-                    let bytes = usize::from(rest.starts_with('\n'));
-                    self.at = At::Value { kind, begun: true };
-                    let streams = kind == ValueKind::Text { or_null: false };
-                    return read(bytes, if streams { "\"".into() } else { String::new() });
-                }
+            // The value is on lines of its own.
+            At::Value { kind, begun: false } => {
+                self.at = At::Value { kind, begun: true };
+                let quote = if kind == STREAMED { "\"" } else { "" };
+                (usize::from(rest.starts_with('\n')), quote.into())
+            }
+            At::Value { .. } | At::Dropped => {
                 let (text, next) = value_text(rest)?;
-                let mut json = String::new();
-                if kind == (ValueKind::Text { or_null: false }) {
-                    json += &escaped(text);
-                    if next.is_some() {
-                        json.push('"');
-                    }
+                let json = self.in_value(text, next.is_some());
+                (next.unwrap_or(text.len()), json)
+            }
+        };
+        Some((bytes, XmlEffect::Arguments(json)))
+    }
+
+    /// Begins the value of the parameter `key`. Returns the JSON before the value.
+    fn begin_value(&mut self, key: &str) -> String {
+        if self.keys.iter().any(|known| known == key) {
+            self.at = At::Dropped;
+            return String::new();
+        }
+        let comma = if self.keys.is_empty() { "" } else { ", " };
+        let signature = self.signature.as_ref();
+        let kind = signature.map_or(STREAMED, |signature| signature.kind(key));
+        self.keys.push(key.to_owned());
+        self.at = At::Value { kind, begun: false };
+        format!("{comma}{}: ", Value::from(key))
+    }
+
+    /// Adds a piece of a value, which may be the last. Returns the JSON that is certain now.
+    fn in_value(&mut self, text: &str, is_last: bool) -> String {
+        let at = self.at;
+        if is_last {
+            self.at = At::Body;
+        }
+        match at {
+            At::Value { kind, .. } if kind == STREAMED => {
+                escaped(text) + if is_last { "\"" } else { "" }
+            }
+            At::Value { kind, .. } => {
+                self.value += text;
+                if is_last {
+                    complete(&std::mem::take(&mut self.value), kind)
                 } else {
-                    self.value += text;
-                    if next.is_some() {
-                        json = complete(&std::mem::take(&mut self.value), kind);
-                    }
+                    String::new()
                 }
-                let bytes = next.unwrap_or(text.len());
-                if next.is_some() {
-                    self.at = At::Body;
-                }
-                read(bytes, json)
             }
-            At::Dropped => {
-                let (text, next) = value_text(rest)?;
-                if next.is_some() {
-                    self.at = At::Body;
-                }
-                read(next.unwrap_or(text.len()), String::new())
-            }
+            _ => String::new(),
         }
     }
 }
 
-/// A name up to `>` and the bytes up to there with it; an error if it is none, `None` if more must come.
-fn name(rest: &str) -> Option<Result<(&str, usize), ()>> {
+/// A name, which ends before `>`, and the number of bytes with `>`. `Some(None)` if it is no name, `None` if more text must
+/// come first.
+fn name(rest: &str) -> Option<Option<(&str, usize)>> {
     match rest.find(['>', '\n']) {
         Some(at) if rest[at..].starts_with('>') && at <= MAX_NAME_BYTES => {
-            Some(Ok((rest[..at].trim(), at + 1)))
+            Some(Some((rest[..at].trim(), at + 1)))
         }
         None if rest.len() <= MAX_NAME_BYTES => None,
-        _ => Some(Err(())),
+        _ => Some(None),
     }
 }
 
 /// Returns the text that is certain to belong to a value, and, if the value ends there, the bytes up to the end of
 /// it. `None` if nothing is certain.
 fn value_text(rest: &str) -> Option<(&str, Option<usize>)> {
-    let ends = END_VALUE
-        .iter()
-        .filter_map(|marker| Some((rest.find(marker)?, *marker)));
-    if let Some((at, marker)) = ends.min_by_key(|end| end.0) {
-        let text = &rest[..at];
-        return Some(if marker == END_PARAMETER {
-            let text = text.strip_suffix('\n').unwrap_or(text);
-            (text, Some(at + marker.len()))
-        } else {
-            (text, Some(at))
-        });
-    }
-    let partial = END_VALUE.iter().map(|marker| partial_marker(rest, marker));
-    let certain = &rest[..rest.len() - partial.max().unwrap_or(0)];
+    let (end, marker) = until_marker(rest, &END_VALUE);
+    let text = &rest[..end];
     // The last line break may be that before the end.
-    let certain = certain.strip_suffix('\n').unwrap_or(certain);
-    (!certain.is_empty()).then_some((certain, None))
+    let line = text.strip_suffix('\n').unwrap_or(text);
+    match marker {
+        Some(END_PARAMETER) => Some((line, Some(end + END_PARAMETER.len()))),
+        Some(_) => Some((text, Some(end))),
+        None => (!line.is_empty()).then_some((line, None)),
+    }
 }
 
 /// `text` as a part of a JSON text between its quotes.
@@ -225,7 +205,7 @@ fn complete(value: &str, kind: ValueKind) -> String {
         ValueKind::Json if serde_json::from_str::<IgnoredAny>(trimmed).is_ok() => {
             trimmed.to_owned()
         }
-        // Qwen writes Python's, too.
+        // Qwen also writes Python's literals.
         ValueKind::Json => {
             python::to_json(trimmed).unwrap_or_else(|| Value::from(value).to_string())
         }
