@@ -1,7 +1,8 @@
-//! JSON as Python writes it, which is what models were trained on.
+//! JSON as Python writes it, which is what models were trained on, and the contents of messages.
 
 use super::literal::MARK;
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::ser::{Formatter, Serializer};
 use std::io;
 
@@ -52,6 +53,14 @@ pub(super) fn write_python_json(
         is_empty: true,
     };
     value.serialize(&mut Serializer::with_formatter(out, formatter))
+}
+
+/// Adds `text` to the content of a chat's `message`, after `separator` if there is content before it.
+pub(super) fn append_content(message: &mut Value, separator: &str, text: &str) {
+    match &mut message["content"] {
+        Value::String(before) => *before += &format!("{separator}{text}"),
+        content => *content = text.into(),
+    }
 }
 
 struct PythonFormatter<'a> {

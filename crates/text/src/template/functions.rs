@@ -64,7 +64,7 @@ fn is_callable(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Plain | ValueKind::Undefined) || is_macro()
 }
 
-// What is undefined is empty, for all filters.
+// An undefined value is empty for all filters, as in Jinja.
 
 fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() {

@@ -1,6 +1,7 @@
 //! Which of the roles that instruct a model a template keeps, and where. Templates do not tell; some refuse such a
 //! message, others drop its text. So examples are rendered, and chats are changed so that no text is lost.
 
+use crate::json::append_content;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -125,7 +126,7 @@ impl Fitted {
     fn instruct(&mut self, role: &str, support: Support, text: &str, message: &Value) {
         match (support, self.messages.last_mut()) {
             (Support::First, Some(first)) if !self.begun && self.waiting.is_empty() => {
-                join(first, text);
+                append_content(first, "\n\n", text);
             }
             (Support::First, None) if self.waiting.is_empty() => self.push_as(role, message),
             (Support::Everywhere, _) => self.push_as(role, message),
@@ -164,7 +165,7 @@ impl Fitted {
         let text = self.take_waiting();
         match self.messages.last_mut() {
             Some(last) if last["role"] == "user" && last["content"].is_string() => {
-                join(last, &text);
+                append_content(last, "\n\n", &text);
             }
             _ => self.messages.push(json!({"role": "user", "content": text})),
         }
@@ -172,15 +173,5 @@ impl Fitted {
 
     fn take_waiting(&mut self) -> String {
         std::mem::take(&mut self.waiting).join("\n\n")
-    }
-}
-
-fn join(message: &mut Value, text: &str) {
-    match &mut message["content"] {
-        Value::String(before) => {
-            before.push_str("\n\n");
-            before.push_str(text);
-        }
-        content => *content = text.into(),
     }
 }

@@ -2,7 +2,7 @@
 //! and results become ordinary messages.
 
 use super::{ToolFormat, WrittenCall};
-use crate::json::python_json;
+use crate::json::{append_content, python_json};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -67,16 +67,11 @@ fn append(last: &mut Value, mut message: Value) {
     if let Some(thought) = message.get_mut(THOUGHT).filter(|value| !value.is_null()) {
         last[THOUGHT] = thought.take();
     }
-    match &mut last["content"] {
-        Value::String(before) => {
-            before.push('\n');
-            before.push_str(text(&message));
-        }
-        content => *content = text(&message).into(),
-    }
+    append_content(last, "\n", text(&message));
 }
 
-/// A message of a tool as one of the user, or a message with calls as part of its content; `None` = another one.
+/// A tool's message as a message of the user, or a message whose calls became part of its content. `None` for messages
+/// that need no change.
 fn rewritten(message: &Value, format: ToolFormat) -> Option<Value> {
     if message["role"] == "tool" {
         let content = text(message);
@@ -106,7 +101,7 @@ fn rewritten(message: &Value, format: ToolFormat) -> Option<Value> {
 /// The JSON text of a call's arguments.
 fn arguments(call: &Value) -> Cow<'_, str> {
     match &call["function"]["arguments"] {
-        // A model's own text that is no JSON.
+        // The text that a model wrote, where it is not JSON.
         Value::String(text) => text.into(),
         value => python_json(value).unwrap_or_default().into(),
     }
@@ -116,7 +111,7 @@ fn arguments(call: &Value) -> Cow<'_, str> {
 fn instructions(tools: &[Value], format: ToolFormat) -> String {
     let tools: Vec<String> = tools.iter().flat_map(python_json).collect();
     let tools = tools.join("\n");
-    // XML is made of values.
+    // Values in XML have no quotes.
     let is_xml = format == ToolFormat::Qwen3Coder;
     let example = format.write(&[WrittenCall {
         name: "<name of the function>",
