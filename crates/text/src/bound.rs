@@ -154,8 +154,8 @@ impl TokenBound {
         &text[..end]
     }
 
-    /// As [`TokenBound::prefix`], but returns the prefix's bytes, for a text of which only what is between `certain`
-    /// bytes is certain to stay as it is.
+    /// The number of bytes of [`TokenBound::prefix`], for a text in which only bytes between `certain` bytes are certain
+    /// to stay as they are.
     fn certain_prefix(&self, bytes: &[u8], certain: &[bool; 256], max_tokens: usize) -> usize {
         let (mut walk, mut at) = (Walk::default(), 0);
         let run = |bytes: &[u8], wanted: bool| {
@@ -193,7 +193,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Goes on over `bytes`, which begin at `offset`; returns where a token more than `max` begins.
+    /// Goes on over `bytes`, which begin at `offset`. Returns where the token after `max_tokens` tokens begins.
     fn over(
         &mut self,
         bound: &TokenBound,

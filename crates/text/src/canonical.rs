@@ -67,15 +67,12 @@ fn without_prefix(mut part: Value) -> Value {
         }
     }
     match part["type"].as_str() {
-        Some("Prepend") => Value::Null,
-        Some("Metaspace") => {
-            part["prepend_scheme"] = "never".into();
-            part
-        }
+        Some("Prepend") => return Value::Null,
+        Some("Metaspace") => part["prepend_scheme"] = "never".into(),
         Some("ByteLevel") if part.get("add_prefix_space").is_some() => {
             part["add_prefix_space"] = false.into();
-            part
         }
-        _ => part,
+        _ => {}
     }
+    part
 }

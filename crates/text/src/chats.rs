@@ -4,6 +4,7 @@ use super::tools::{ToolFormat, without_tools};
 use super::{Chat, ChatTemplate, ReasoningFormat, Text, harmony};
 use foretoken_core::error::{Error, Result};
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
 impl Text {
     /// Compiles the Jinja source of a template for this model.
@@ -92,7 +93,7 @@ impl Text {
         harmony::is_template(source).then_some(ReasoningFormat::Harmony)
     }
 
-    /// As [`Text::render`], but for a chat without tools.
+    /// Renders a chat without tools; see [`Text::render`].
     ///
     /// # Errors
     /// The errors of [`Text::render`].
@@ -124,16 +125,13 @@ impl Text {
                 "this model has no chat template; use /v1/completions",
             ));
         };
-        let messages;
-        let chat = if self.channels().is_some() {
-            messages = harmony::messages(chat.messages);
-            Chat {
-                messages: &messages,
-                ..chat
-            }
+        let messages: Cow<'_, [Value]> = if self.channels().is_some() {
+            harmony::messages(chat.messages).into()
         } else {
-            chat
+            chat.messages.into()
         };
+        let messages = &*messages;
+        let chat = Chat { messages, ..chat };
         let about_tools =
             |message: &Value| message["role"] == "tool" || message.get("tool_calls").is_some();
         if chat.tools.is_empty() && !chat.messages.iter().any(about_tools) {

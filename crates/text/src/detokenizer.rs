@@ -68,7 +68,7 @@ impl Detokenizer {
     fn take_complete(&mut self) -> String {
         let mut out = String::new();
         let mut done = 0;
-        // Each chunk ends with bytes that are not UTF-8; only the last ones may still be completed.
+        // Each chunk ends with bytes that are not UTF-8; only those of the last chunk may still be completed.
         for chunk in self.pending.utf8_chunks() {
             out.push_str(chunk.valid());
             done += chunk.valid().len();

@@ -58,10 +58,8 @@ impl Text {
                 ),
                 None => "copy it from the repository of the model".to_owned(),
             };
-            return Err(Error::in_file(
-                folder,
-                format!("there is no tokenizer.json: {remedy}"),
-            ));
+            let what = format!("there is no tokenizer.json: {remedy}");
+            return Err(Error::in_file(folder, what));
         }
         let tokenizer =
             read_tokenizer(&files::read_text(&file)?).map_err(|e| Error::in_file(&file, e))?;
@@ -107,12 +105,9 @@ fn token_name<'a>(config: &'a Value, key: &str) -> Option<&'a str> {
 /// `"eos_token_id": 2` or `"eos_token_id": [2, 3]`.
 fn ids_under(config: &Value, key: &str) -> Vec<u32> {
     let value = &config[key];
-    let ids = value
-        .as_array()
-        .map_or(std::slice::from_ref(value), Vec::as_slice);
-    ids.iter()
-        .filter_map(|id| id.as_u64()?.try_into().ok())
-        .collect()
+    let one = std::slice::from_ref(value);
+    let ids = value.as_array().map_or(one, Vec::as_slice).iter();
+    ids.filter_map(|id| id.as_u64()?.try_into().ok()).collect()
 }
 
 /// The names of templates in a list: for all chats, and for those with tools.

@@ -91,7 +91,7 @@ fn sentencepiece_bpe(
         Some(Value::Bool(value)) => Ok(*value),
         Some(_) => Err(Error::setup(format!("tokenizer.ggml.{key} is no bool"))),
     };
-    // These models have neither, and texts would be split wrongly.
+    // No known model of this kind has them. If they were ignored, texts would be split wrongly.
     let table =
         matches!(get("precompiled_charsmap"), Some(Value::Array(table)) if !table.is_empty());
     if table || flag("remove_extra_whitespaces", false)? {
@@ -156,7 +156,7 @@ fn byte_level_bpe(content: &mut Content) -> Result<Tokenizer> {
     // Settings of a tokenizer.json that converters leave out.
     set("ignore_merges", named.ignore_merges);
     set("add_bos_token", named.add_bos);
-    // What candle does with a name that it does not know is the same for all.
+    // candle treats all names that it does not know alike, so any of them is right.
     content
         .metadata
         .insert(PRE.into(), Value::String("default".into()));

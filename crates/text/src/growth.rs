@@ -4,10 +4,10 @@ use foretoken_core::error::{Error, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Bytes of the normalized text for each byte of a text, and bytes that are put in front. Those of known
-/// models are below 40: NFKC makes up to 18 characters of one.
+/// Bytes of the normalized text for each byte of a text, and bytes that are put in front. In known models they are below
+/// 40: NFKC makes up to 18 characters of one.
 const MAX_GROWTH: usize = 256;
-/// The normalizations of Unicode, and SentencePiece's tables of them, which libraries apply in one pass.
+/// Growth by a normalization of Unicode, or by a table of SentencePiece, which libraries apply in one pass.
 const UNICODE_GROWTH: usize = 18;
 
 /// The part of `tokenizer.json` that is read here.
@@ -19,15 +19,14 @@ struct TokenizerParts {
 /// # Errors
 /// `Setup`, if the normalizer of this `tokenizer.json` can make a text too much longer.
 pub(super) fn check(json: &str) -> Result<()> {
-    // What else is wrong with the file, its reader tells.
+    // Other faults of the file are found by its reader.
     let Ok(TokenizerParts {
         normalizer: Some(normalizer),
     }) = serde_json::from_str(json)
     else {
         return Ok(());
     };
-    let mut growth = 1;
-    grow(&normalizer, &mut growth);
+    let growth = growth(&normalizer);
     if growth <= MAX_GROWTH {
         Ok(())
     } else {
@@ -37,18 +36,16 @@ pub(super) fn check(json: &str) -> Result<()> {
     }
 }
 
-/// Multiplies `growth` by that of each step of `normalizer`.
-fn grow(normalizer: &Value, growth: &mut usize) {
+/// How many times as long `normalizer` can make a text: the product of the growth of its steps.
+fn growth(normalizer: &Value) -> usize {
     let len = |value: &Value| value.as_str().map_or(0, str::len);
     let by = match normalizer["type"].as_str() {
         Some("Sequence") => {
             let steps = normalizer["normalizers"].as_array();
-            return steps
-                .into_iter()
-                .flatten()
-                .for_each(|step| grow(step, growth));
+            let steps = steps.into_iter().flatten().map(growth);
+            steps.fold(1, usize::saturating_mul)
         }
-        // Of each match of a pattern, which may be empty.
+        // A pattern may be empty, and then matches between all bytes.
         Some("Replace") => match len(&normalizer["pattern"]["String"]) {
             0 => 1 + len(&normalizer["content"]),
             pattern => len(&normalizer["content"]).div_ceil(pattern),
@@ -58,5 +55,5 @@ fn grow(normalizer: &Value, growth: &mut usize) {
         Some("Lowercase" | "BertNormalizer" | "ByteLevel") => 3,
         _ => 1,
     };
-    *growth = growth.saturating_mul(by.max(1));
+    by.max(1)
 }

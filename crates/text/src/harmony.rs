@@ -162,7 +162,7 @@ impl HarmonyParser {
                     if is_open && found.is_none() {
                         return false;
                     }
-                    // Its marker must not begin a header again.
+                    // The marker at its beginning must not begin a header again.
                     if self.held.starts_with(START) {
                         self.held.drain(..START.len());
                     }

@@ -14,7 +14,7 @@ use tokenizers::{NormalizerWrapper, OffsetReferential, OffsetType, Tokenizer};
 /// A character that Unicode reserves for use within a program.
 pub(super) const MARK: char = '\u{FDD0}';
 
-/// See the module.
+/// Marks the names of special tokens in texts of clients, and encodes prompts with marks.
 pub struct LiteralText {
     text: Arc<Text>,
     /// Drops marks.
@@ -72,7 +72,7 @@ impl LiteralText {
         Ok(())
     }
 
-    /// As [`LiteralText::mark`], but for the keys and values of an object; returns the marked object.
+    /// Marks the names of special tokens in the keys and values of an object, and returns the marked object.
     ///
     /// # Errors
     /// The errors of [`LiteralText::mark`].
@@ -114,7 +114,7 @@ impl LiteralText {
         }
     }
 
-    /// Where the tokenizer finds names of special tokens of more than one character, none within another.
+    /// The places at which the tokenizer finds names of special tokens of more than one character. None is within another.
     fn special_in(&self, text: &str) -> Vec<usize> {
         let added = self.text.tokenizer.get_added_vocabulary();
         let found = added.extract_and_normalize(None::<&NormalizerWrapper>, text);
@@ -130,7 +130,7 @@ impl LiteralText {
         special.collect()
     }
 
-    /// As [`Text::encode`], but for a prompt that a template made of marked texts. Returns the prompt's token ids.
+    /// The token ids of a prompt that a template made of marked texts; see [`Text::encode`].
     ///
     /// # Errors
     /// The errors of [`Text::encode`].

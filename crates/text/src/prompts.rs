@@ -118,10 +118,8 @@ pub fn encode(text: &Text, prompt: &str) -> Result<Vec<u32>> {
         return text.encode(prompt, true);
     }
     let messages = [json!({"role": "user", "content": prompt})];
-    text.encode(
-        &text.render_chat(&messages, true, &serde_json::Map::new())?,
-        false,
-    )
+    let prompt = text.render_chat(&messages, true, &serde_json::Map::new())?;
+    text.encode(&prompt, false)
 }
 
 /// `count` prompts of `tokens` random ids below `vocab_size`; they depend only on the seed.

@@ -35,7 +35,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The kind with this number, 1 to 6.
+    /// The kind with the number `number`, from 1 to 6.
     pub fn of(number: u32) -> Option<Self> {
         let kinds = [
             Self::Normal,
@@ -69,10 +69,10 @@ pub(super) struct Options {
     pub space_prefix: bool,
 }
 
-/// The tokenizer with these tokens, and these merges, if scores do not say them.
+/// The tokenizer with these tokens and the merges `given`. Without `given`, the scores give the merges.
 ///
 /// # Errors
-/// `Setup`, if two tokens have one name, an id is none of a token, a token is too long, there are too many
+/// `Setup`, if two tokens have the same name, no token has an id of `options`, a token is too long, there are too many
 /// merges, or text could get lost.
 pub(super) fn tokenizer(
     tokens: &[Token],
@@ -88,10 +88,10 @@ pub(super) fn tokenizer(
         let Some(id) = id else { return Ok(None) };
         match tokens.get(id as usize) {
             Some(token) => Ok(Some(&token.name)),
-            None => Err(Error::setup(format!(
-                "{what} is {id}, of {} tokens",
-                tokens.len()
-            ))),
+            None => {
+                let count = tokens.len();
+                Err(Error::setup(format!("{what} is {id}, of {count} tokens")))
+            }
         }
     };
     let unknown = name("unknown_token_id", options.unknown)?;
@@ -139,8 +139,8 @@ pub(super) fn tokenizer(
         let tokens = tokens.iter().filter(move |token| wanted(token.kind));
         tokens.map(|token| token.name.clone())
     };
-    // With a space in front, such a token is one that was added to SentencePiece's; it stands between texts of
-    // which each begins with a space. Else it is a part of one text, as SentencePiece has it.
+    // If a space is put in front of texts, such a token was added to SentencePiece's tokens: it stands between texts, and
+    // each text begins with a space. Otherwise it is a part of one text, as in SentencePiece.
     let user_defined = of_kind(|kind| kind == Kind::UserDefined)
         .map(|name| AddedToken::from(name, false).normalized(!options.space_prefix));
     library(tokenizer.add_tokens(user_defined))?;
@@ -204,22 +204,14 @@ fn around(first: Option<(u32, &str)>, last: Option<(u32, &str)>) -> Result<PostP
         of.map(|(_, name)| json!({"SpecialToken": {"id": name, "type_id": 0}}))
     };
     let template = |texts: &[&str]| -> Vec<Value> {
-        let texts = texts
-            .iter()
-            .map(|text| json!({"Sequence": {"id": text, "type_id": 0}}));
-        special(first)
-            .into_iter()
-            .chain(texts)
-            .chain(special(last))
-            .collect()
+        let sequence = |text: &&str| json!({"Sequence": {"id": text, "type_id": 0}});
+        let texts = texts.iter().map(sequence);
+        (special(first).into_iter().chain(texts).chain(special(last))).collect()
     };
-    let ids = [first, last].into_iter().flatten();
-    let ids: serde_json::Map<String, Value> = ids
-        .map(|(id, name)| {
-            let entry = json!({"id": name, "ids": [id], "tokens": [name]});
-            (name.to_owned(), entry)
-        })
-        .collect();
+    let mut ids = json!({});
+    for (id, name) in [first, last].into_iter().flatten() {
+        ids[name] = json!({"id": name, "ids": [id], "tokens": [name]});
+    }
     part(json!({
         "type": "TemplateProcessing", "single": template(&["A"]), "pair": template(&["A", "B"]),
         "special_tokens": ids,

@@ -31,7 +31,7 @@ pub(super) fn check(tokenizer: &Tokenizer) -> Result<()> {
             )));
         }
     }
-    // There are more of them than any vocabulary has.
+    // No vocabulary has all of these characters.
     let mut private = ('\u{F0000}'..='\u{FFFFD}').map(String::from);
     let unknown = private.find(|c| model.token_to_id(c).is_none());
     match unknown.map(|c| model.tokenize(&c)) {

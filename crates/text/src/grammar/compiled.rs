@@ -75,7 +75,8 @@ impl CompiledGrammar {
         lock(&self.shared).clone()
     }
 
-    /// As [`CompiledGrammar::start_parser`], but `None` if the shared lexer is not newer than that of `known`.
+    /// A parser at the start of a text, with the lexer that texts share; `None` if that lexer is not newer than the one
+    /// of `known`.
     pub(super) fn newer_than(&self, known: &StartParser) -> Option<StartParser> {
         let start = self.start_parser();
         (start.generation > known.generation).then_some(start)

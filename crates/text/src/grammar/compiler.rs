@@ -27,7 +27,7 @@ pub struct Compiler {
 pub struct Waiter<'a> {
     /// Clients take turns, and few grammars of each are compiled at once.
     pub client: ClientId,
-    /// Called before it waits.
+    /// Called before the client waits.
     pub begins: &'a dyn Fn(),
 }
 
@@ -54,7 +54,7 @@ impl Compiler {
         }
     }
 
-    /// [`Compiler::compile_for`] where it matters to nobody who waits.
+    /// Compiles `source` for no client in particular; see [`Compiler::compile_for`].
     pub fn compile(&self, field: impl Into<FieldPath>, source: &GrammarSource) -> Result<Grammar> {
         self.compile_for(&Waiter::default(), field, source)
     }
@@ -110,7 +110,7 @@ impl Builder {
                 let env = factory.tok_env().clone();
                 let check =
                     |top| GrammarInit::Serialized(top).to_internal(Some(env.clone()), limits());
-                // Where the parser panics, it is not the parts that are checked, but the whole.
+                // If the parser panics on a part, that part counts as correct.
                 let check = |top| caught_here(|| check(top).err()).unwrap_or_default();
                 return Ok(Err(place::describe(source, &error, check)));
             }

@@ -82,11 +82,22 @@ impl Taken {
 }
 
 /// The size of a schema, which may be a choice.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Size {
     alternatives: f64,
     /// Size of all alternatives together.
     bytes: f64,
+}
+
+impl Size {
+    /// The size of a schema that is no choice.
+    fn of_one(bytes: f64) -> Self {
+        let alternatives = 1.0;
+        Self {
+            alternatives,
+            bytes,
+        }
+    }
 }
 
 struct Copies<'a> {
@@ -108,14 +119,11 @@ impl<'a> Copies<'a> {
         if depth > MAX_DEPTH {
             return None;
         }
-        // What leads back here has at most all of it. What leads to nothing else is the parser's own error.
-        let open = Size {
-            alternatives: 1.0,
-            bytes: self.bytes,
-        };
-        self.known.insert(key, open);
+        // A reference that leads back here adds at most the whole schema. A schema that leads to nothing else is refused
+        // by the parser itself.
+        self.known.insert(key, Size::of_one(self.bytes));
         let is_met = is_met || meets(part);
-        // Each must hold.
+        // The sizes of the schemas that must hold together.
         let mut all = vec![self.own(part, is_met, depth + 1)?];
         for (keyword, value) in part.as_object().into_iter().flatten() {
             let list = value.as_array().into_iter().flatten();
@@ -126,10 +134,7 @@ impl<'a> Copies<'a> {
                     }
                 }
                 "anyOf" | "oneOf" => {
-                    let mut any = Size {
-                        alternatives: 0.0,
-                        bytes: 0.0,
-                    };
+                    let mut any = Size::default();
                     for schema in list {
                         let size = self.size(schema, is_met, depth + 1)?;
                         any.alternatives += size.alternatives;
@@ -142,10 +147,8 @@ impl<'a> Copies<'a> {
                     bytes: value.to_string().len() as f64,
                 }),
                 "$ref" if is_met => {
-                    let target = value
-                        .as_str()
-                        .and_then(|reference| resolve(self.root, reference));
-                    if let Some(target) = target {
+                    let reference = value.as_str();
+                    if let Some(target) = reference.and_then(|to| resolve(self.root, to)) {
                         all.push(self.size(target, true, depth + 1)?);
                     }
                 }
@@ -186,10 +189,7 @@ impl<'a> Copies<'a> {
         // A property has a copy of the pattern that its name matches.
         let properties = part.get("properties").and_then(Value::as_object);
         bytes += of_patterns * properties.map_or(0, serde_json::Map::len) as f64;
-        Some(Size {
-            alternatives: 1.0,
-            bytes,
-        })
+        Some(Size::of_one(bytes))
     }
 }
 

@@ -1,11 +1,12 @@
-//! The lane on which grammars are compiled. It is one of its own, so that nothing else waits for large grammars.
+//! The threads on which grammars are compiled. They do nothing else, so that only requests with grammars wait for large
+//! grammars.
 
 use super::compiled::lock;
 use foretoken_core::error::caught_here;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-/// Maximum number of jobs that run at once, of one client and of all.
+/// Maximum number of jobs that run at once, of one client and of all clients.
 const MAX_RUNNING_OF_CLIENT: usize = 2;
 const MAX_RUNNING: usize = 4;
 /// Maximum number of jobs that wait, of one client and of all.
@@ -52,7 +53,7 @@ impl Lane {
             .stack_size(STACK_BYTES);
         if let Err(error) = thread.spawn(move || lane.run(client, job)) {
             tracing::warn!("no thread to compile a grammar: {error}");
-            // Those that wait would wait for ever.
+            // Without a thread, the jobs that wait would wait for ever. They are dropped.
             let mut next = self.ended(client);
             while let Some((client, _)) = next {
                 next = self.ended(client);
@@ -63,7 +64,7 @@ impl Lane {
     /// Runs `job`, and then those that wait.
     fn run(&self, mut client: ClientId, mut job: Job) {
         loop {
-            // Whoever waits for it is told, because it is dropped.
+            // A job that panics is dropped, which tells those who wait for it.
             let _ = caught_here(job);
             match self.ended(client) {
                 Some(next) => (client, job) = next,

@@ -5,16 +5,17 @@ use super::schema::{Parts, meets, resolve};
 use foretoken_core::error::clipped;
 use serde_json::{Number, Value};
 
-/// The bounds: the keyword, what is added to it to get into the range, and the flag of draft 4 that excludes it.
+/// The bounds: the keyword, what is added to its value to get into the range, and the flag of draft 4 that excludes the
+/// value.
 const BOUNDS: [(&str, f64, &str); 4] = [
     ("minimum", 1.0, "exclusiveMinimum"),
     ("maximum", -1.0, "exclusiveMaximum"),
     ("exclusiveMinimum", 1.0, ""),
     ("exclusiveMaximum", -1.0, ""),
 ];
-/// Below it, floating-point numbers hold all integers.
+/// Below this number, floating-point numbers hold all integers.
 const EXACT: f64 = (1_u64 << 53) as f64;
-/// The integers lie between it and its opposite, which excludes the least: it has no opposite.
+/// The integers that are kept lie between the negative of this number and the number itself, both excluded.
 const END: i128 = 1 << 63;
 
 /// Checks the numbers of `schema`.
@@ -35,7 +36,7 @@ pub fn check(schema: &Value) -> Result<(), String> {
         steps.extend(Decimal::of(part));
         may_meet |= meets(part);
     }
-    // The parser finds where they meet. Texts are divided by the result.
+    // The parser finds where steps meet, and divides texts by their least common multiple.
     if may_meet && !have_multiple(&steps) {
         return Err(
             "is not supported: the least common multiple of its `multipleOf` is too large".into(),
@@ -75,7 +76,7 @@ fn rounded(number: &Number, is_integer: bool) -> Option<String> {
         (Some(integer), _) => integer.into(),
         (_, Some(integer)) => integer.into(),
         _ if float.abs() < EXACT => return None,
-        // Far ones become the greatest one.
+        // A conversion makes the greatest or the least integer of a number that is too far from 0.
         _ => float as i128,
     };
     if exact <= -END || exact >= END {
@@ -125,7 +126,7 @@ impl Decimal {
             value *= 10.0;
             exponent += 1;
         }
-        // Larger ones divide no text.
+        // A larger coefficient divides no text.
         let mut coefficient = value.min(1e18) as u128;
         if coefficient == 0 {
             return None;
@@ -140,13 +141,13 @@ impl Decimal {
         })
     }
 
-    /// Whether a text can be divided by it, digit after digit, with 32-bit integers.
+    /// Whether 32-bit integers are enough to divide a text by this number, digit after digit.
     fn divides(self) -> bool {
         self.exponent <= 9
             && 10 * self.coefficient + 9 * 10_u128.pow(self.exponent) <= u32::MAX.into()
     }
 
-    /// The coefficients of both for the exponent that is also returned.
+    /// The coefficients of both numbers for a common exponent, and this exponent.
     fn alike(self, other: Self) -> (u128, u128, u32) {
         let exponent = self.exponent.max(other.exponent);
         let scaled = |it: Self| it.coefficient * 10_u128.pow(exponent - it.exponent);
@@ -190,7 +191,7 @@ fn wrong_step(part: &Value, root: &Value) -> Option<Wrong> {
         std::iter::once(part).chain(target)
     });
     let mut all: Option<Decimal> = None;
-    // Those that divide nothing are refused where they are.
+    // A step that divides no text is refused at its own part.
     for step in joined.filter_map(Decimal::of).filter(|step| step.divides()) {
         // The parser multiplies before it divides.
         if let Some(all) = all {

@@ -72,7 +72,7 @@ impl Declared {
     fn name(&mut self, keywords: &mut Map<String, Value>, own: &BTreeSet<String>) -> bool {
         let mut named: Vec<(String, Vec<String>)> = Vec::new();
         for (pattern, schema) in keywords[PATTERNS].as_object().into_iter().flatten() {
-            // Others have names without end.
+            // A pattern without anchors matches any number of names.
             if !(pattern.starts_with('^') && pattern.ends_with('$')) {
                 continue;
             }

@@ -26,7 +26,7 @@ pub struct TextState {
 #[derive(Default)]
 struct MaskNode {
     token: u32,
-    /// Not of the first node.
+    /// Without meaning for the first node.
     parent: usize,
     /// `None` inside: the parser failed.
     mask: OnceLock<Option<Mask>>,
@@ -36,18 +36,18 @@ struct MaskNode {
 struct Parser {
     start: StartParser,
     matcher: Matcher,
-    /// All that it has consumed.
+    /// The tokens that the matcher has consumed.
     consumed: Vec<u32>,
-    /// Whether the text has needed an unused lexer.
+    /// Whether the text needed an unused lexer before.
     was_replaced: bool,
-    /// Set if its lexer is not shared.
+    /// Set if the lexer is not shared.
     own: Option<OwnLexer>,
 }
 
 /// The right of a text to a lexer that is not shared.
 struct OwnLexer;
 
-/// Number of texts that have one, and the most: each may take about 100 MB.
+/// Number of texts that have a lexer of their own, and the maximum: each such lexer may take about 100 MB.
 static OWN_LEXERS: AtomicUsize = AtomicUsize::new(0);
 const MAX_OWN_LEXERS: usize = 16;
 
@@ -121,12 +121,12 @@ impl TextState {
             }
             if parser.start.has_failed() {
                 parser.go_on_with(self.grammar.unused());
-                // Where live texts are too many for one lexer, each would fill the next one at once.
+                // If there are too many live texts for one lexer, each of them would fill the next lexer at once.
                 let again = std::mem::replace(&mut parser.was_replaced, true);
                 parser.own = again.then(OwnLexer::take).flatten();
                 found = read(&mut parser);
                 if parser.start.has_failed() {
-                    // What it found may be wrong.
+                    // A lexer that has failed may give wrong results.
                     found = found.and(Err(anyhow::anyhow!("its lexer has reached a limit")));
                 } else if parser.own.is_none() {
                     self.grammar.share(&parser.start);
@@ -330,7 +330,7 @@ impl Parser {
         let mut count = 0;
         for piece in rest[..before_end].chunks(REPLAYED_AT_ONCE) {
             if count > 0 {
-                // As along the text, each mask renews what the lexer may spend.
+                // Each mask renews what the lexer may spend, as it did when the text was written.
                 match self.matcher.compute_mask_or_eos() {
                     Err(error) if is_dead_end(&error) => {
                         self.reset();

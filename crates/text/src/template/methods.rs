@@ -25,7 +25,7 @@ pub(super) fn call(
     };
     match ours {
         Some(result) => Ok(result),
-        // It takes no names.
+        // The library does not accept arguments by name here.
         None if name == "split" && value.as_str().is_some() => {
             let (separator, most) = split_arguments(given)?;
             let arguments = [separator.into(), most.into()];
@@ -163,7 +163,7 @@ fn justified(text: &str, name: &str, given: &[Value]) -> Result<String, Error> {
         ));
     }
     let missing = missing(text, width)?;
-    // As CPython rounds.
+    // CPython rounds in this way.
     let left = match name {
         "ljust" => 0,
         "rjust" => missing,
@@ -173,7 +173,7 @@ fn justified(text: &str, name: &str, given: &[Value]) -> Result<String, Error> {
     Ok(format!("{left}{text}{right}"))
 }
 
-/// The characters that `text` lacks.
+/// The number of characters by which `text` is shorter than `width`.
 ///
 /// # Errors
 /// If it would be longer than an output may be.
@@ -184,7 +184,7 @@ fn missing(text: &str, width: usize) -> Result<usize, Error> {
     Ok(missing)
 }
 
-/// Where a list has a value.
+/// The index of a value in a list.
 fn index_of(list: &Value, given: &[Value]) -> Result<Value, Error> {
     let (wanted,): (&Value,) = from_args(given)?;
     let at = list.try_iter()?.position(|value| value == *wanted);

@@ -28,7 +28,7 @@ pub(super) fn rewrite(source: &str, syntax: &SyntaxConfig) -> String {
     }
 }
 
-/// Where a text is replaced, how many bytes, and by what.
+/// A replacement: its place in the source, the number of bytes that are replaced, and the new text.
 type Edit = (usize, usize, &'static str);
 
 struct Rewriter<'t> {
@@ -56,7 +56,7 @@ impl<'t> Rewriter<'t> {
     fn edit(mut self, source: &str) -> String {
         self.generations();
         self.remainders();
-        // Stable: what is at the same place stays in order.
+        // The sort is stable, so edits at the same place stay in order.
         self.edits.sort_by_key(|(at, ..)| *at);
         let (mut edited, mut read) = (String::with_capacity(source.len()), 0);
         for (at, len, text) in self.edits {

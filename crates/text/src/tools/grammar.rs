@@ -55,9 +55,7 @@ pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>)
 /// The rule `calls`, and those that it needs.
 fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
     let format = calls.format;
-    if format == ToolFormat::Qwen3Coder {
-        return xml::rules(calls, marker);
-    }
+    let is_xml = format == ToolFormat::Qwen3Coder;
     let more = |separator: &str, rule: &str| {
         if calls.parallel {
             format!(" ({} {rule}){{0,{}}}", literal(separator), MAX_PARALLEL - 1)
@@ -67,20 +65,24 @@ fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
     };
     let start = marker(format.start());
     let list = match format {
-        ToolFormat::Hermes => {
+        ToolFormat::Hermes | ToolFormat::Qwen3Coder => {
             let end = marker(format.end().unwrap_or_default());
             let more = more("\n", "call");
-            format!("calls: call{more}\ncall: {start} \"\\n\" object \"\\n\" {end}\n")
+            let rule = if is_xml { "function" } else { "object" };
+            format!("calls: call{more}\ncall: {start} \"\\n\" {rule} \"\\n\" {end}\n")
         }
-        // Its models make one call at a time, and their templates refuse more in the history.
+        // Llama makes one call at a time, and its templates refuse messages with several calls.
         ToolFormat::Llama3Json => "calls: object\n".into(),
-        // They have rules of their own.
-        ToolFormat::Harmony | ToolFormat::Qwen3Coder => String::new(),
+        // Harmony has rules of its own.
+        ToolFormat::Harmony => String::new(),
         ToolFormat::Mistral => {
             let more = more(", ", "object");
             format!("calls: {start} \" [\" object{more} \"]\"\n")
         }
     };
+    if is_xml {
+        return Some(list + &xml::functions(calls.tools)?);
+    }
     let object = |tool: &Value| {
         let function = function(tool);
         let (name, key) = (&function["name"], format.arguments_key());

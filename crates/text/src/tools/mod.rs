@@ -60,7 +60,7 @@ impl ToolFormat {
         if harmony::is_template(source) {
             Some(Self::Harmony)
         } else if source.contains("<tool_call>") {
-            // The markers are the same.
+            // Both formats have these markers.
             let is_xml = source.contains(xml::FUNCTION);
             Some(if is_xml {
                 Self::Qwen3Coder

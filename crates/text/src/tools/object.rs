@@ -25,6 +25,13 @@ pub(super) struct Extent {
 }
 
 impl Extent {
+    /// The extent of a value that begins with `c`.
+    pub fn begin(c: char) -> Self {
+        let mut extent = Self::default();
+        extent.push(c);
+        extent
+    }
+
     /// Adds a character of an object, a list or a string. Returns whether it is the last one.
     pub fn push(&mut self, c: char) -> bool {
         if self.in_string {
@@ -47,8 +54,9 @@ impl Extent {
 }
 
 /// The part of the object that comes next.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum At {
+    #[default]
     Start,
     Key,
     InKey(Extent),
@@ -64,7 +72,7 @@ enum At {
 
 /// The object of a call: `name`, and its arguments under `arguments` or `parameters`. Other keys are
 /// skipped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct CallObject {
     at: At,
     /// The current key, and then the value that is kept, as JSON text.
@@ -76,21 +84,10 @@ pub(super) struct CallObject {
     begun: bool,
 }
 
-/// Longer keys are none of a call.
+/// A call has no key that is longer.
 const MAX_KEY_BYTES: usize = 64;
 
 impl CallObject {
-    pub fn new() -> Self {
-        Self {
-            at: At::Start,
-            key: String::new(),
-            value: String::new(),
-            name: None,
-            arguments: None,
-            begun: false,
-        }
-    }
-
     /// Whether the arguments have begun.
     pub fn has_begun(&self) -> bool {
         self.begun
@@ -138,10 +135,8 @@ impl CallObject {
             }
             At::Comma if c == ',' => self.at = At::Key,
             At::Key if c == '"' => {
-                let mut extent = Extent::default();
-                extent.push(c);
                 self.key = c.into();
-                self.at = At::InKey(extent);
+                self.at = At::InKey(Extent::begin(c));
             }
             At::InKey(extent) => {
                 self.key.push(c);
@@ -176,9 +171,7 @@ impl CallObject {
             if c == '{' && self.is_arguments() && self.name.is_some() {
                 self.begun = true;
             }
-            let mut extent = Extent::default();
-            extent.push(c);
-            self.at = At::InValue(extent);
+            self.at = At::InValue(Extent::begin(c));
             if self.begun && self.arguments.is_none() {
                 return Effect::Begin;
             }
@@ -206,7 +199,7 @@ impl CallObject {
         if last {
             self.at = At::Comma;
             if streams {
-                // What other keys hold is no longer of interest.
+                // The values of further keys do not matter.
                 self.arguments = Some(String::new());
             } else if self.is_name() {
                 match serde_json::from_str(&self.value) {

@@ -27,7 +27,7 @@ pub struct ToolParser {
     /// Calls that have begun.
     calls: usize,
     state: CallState,
-    /// The beginning of a marker, perhaps.
+    /// Text that may be the beginning of a marker.
     unread: String,
     /// The text that becomes content if no call begins: a marker and the text after it.
     held: String,
@@ -93,7 +93,7 @@ impl ToolParser {
     /// Ends the text: what is held becomes content.
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
         let rest = std::mem::take(&mut self.held) + &std::mem::take(&mut self.unread);
-        // After a call there are at most brackets, space and part of a marker; in one, part of a marker.
+        // After a call, at most brackets, space and part of a marker are left; in a call, part of a marker.
         let in_call = match &self.state {
             CallState::Between(any) => *any,
             CallState::Xml(call) => call.has_begun(),
@@ -118,7 +118,7 @@ impl ToolParser {
                 return self.between(any, rest, c, parts);
             }
             CallState::Object(object) => match object.push(c) {
-                // What follows the arguments is of no interest.
+                // The text after the arguments does not matter.
                 Effect::Held if object.has_begun() => {}
                 Effect::Held => self.held.push(c),
                 Effect::Argument => argument(c, parts),
@@ -170,9 +170,7 @@ impl ToolParser {
                     return self.give_back(parts);
                 }
                 argument(c, parts);
-                let mut extent = Extent::default();
-                extent.push(c);
-                self.state = CallState::Arguments(extent);
+                self.state = CallState::Arguments(Extent::begin(c));
             }
             CallState::Head if self.held.len() >= MAX_HEAD_BYTES => return self.give_back(parts),
             CallState::Head => self.held.push(c),
@@ -244,7 +242,7 @@ impl ToolParser {
             return Some(FUNCTION.len());
         }
         if c == '{' && !self.is_xml() {
-            self.state = CallState::Object(Box::new(CallObject::new()));
+            self.state = CallState::Object(Box::default());
             return Some(0);
         }
         if c.is_ascii_whitespace() || self.separates(c) {

@@ -33,7 +33,7 @@ const MAX_NAME_BYTES: usize = 256;
 pub struct XmlCall {
     at: At,
     signature: Option<Signature>,
-    /// The parameters so far. A second value of one is dropped.
+    /// The parameters so far. A second value of a parameter is dropped.
     keys: Vec<String>,
     /// A value that is not written before it is complete.
     value: String,
@@ -57,9 +57,9 @@ enum At {
 /// The result of reading a piece of a call.
 #[derive(Debug, PartialEq)]
 pub enum XmlEffect {
-    /// It is a call of this function.
+    /// A call of this function has begun.
     Begin(String),
-    /// It is no call.
+    /// The text is no call.
     Reject,
     /// JSON text of the arguments.
     Arguments(String),
@@ -68,7 +68,7 @@ pub enum XmlEffect {
 }
 
 impl XmlCall {
-    /// Whether it is a call for certain.
+    /// Whether the text is a call for certain.
     pub fn has_begun(&self) -> bool {
         self.at != At::Name
     }

@@ -1,28 +1,21 @@
 //! The grammar of calls in XML.
 
 use super::function;
-use super::grammar_parts::{Calls, MAX_PARALLEL, joined, literal, schema};
+use super::grammar_parts::{joined, literal, schema};
 use super::signature::{Kinds, ValueKind};
 use super::xml::{END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER};
 use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, resolve, standalone, without_annotations};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// The rule `calls`, and those that it needs; `None` if they are longer than a grammar may be.
-pub fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
-    let markers = calls.format.markers();
-    let (start, end) = (marker(markers[0]), marker(markers[1]));
-    let more = if calls.parallel {
-        format!(" (\"\\n\" call){{0,{}}}", MAX_PARALLEL - 1)
-    } else {
-        String::new()
-    };
+/// The rule `function` of a call of one of `tools`, and the rules that it needs; `None` if they are longer than a grammar
+/// may be.
+pub fn functions(tools: &[Value]) -> Option<String> {
     let mut values = String::new();
-    let functions = calls.tools.iter().map(|tool| call_of(tool, &mut values));
+    let functions = tools.iter().map(|tool| call_of(tool, &mut values));
     let functions = joined(functions, "\n    | ")?;
     Some(format!(
-        "calls: call{more}\ncall: {start} \"\\n\" function \"\\n\" {end}\nfunction: {functions}\n\
-         {values}text[suffix={}]: /(?s:.*)/\n",
+        "function: {functions}\n{values}text[suffix={}]: /(?s:.*)/\n",
         literal(END_PARAMETER)
     ))
 }
@@ -69,9 +62,9 @@ struct Values<'a> {
     /// The schema of all arguments, which may define parts of others.
     root: &'a Value,
     kinds: Kinds<'a>,
-    /// The rules of those in JSON, by their schemas.
+    /// The names of the rules of values in JSON, by their schemas.
     known: HashMap<String, String>,
-    /// The text of these rules, and of those of other functions.
+    /// The text of the rules of values in JSON, including those of other functions.
     rules: &'a mut String,
 }
 
@@ -82,7 +75,7 @@ impl Values<'_> {
         Some(match self.kinds.of(of_key) {
             ValueKind::Text { .. } => match choices(of_key, self.root) {
                 Some(texts) => format!("({}) {end}", texts.join(" | ")),
-                // It ends where the parser says that it ends.
+                // The rule `text` contains the end of the parameter.
                 None => "text \"\\n\"".into(),
             },
             ValueKind::Json => format!("{} {end}", self.json(of_key)?),
