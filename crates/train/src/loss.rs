@@ -69,9 +69,19 @@ pub struct LossWeights<'a> {
     pub overlap: f32,
 }
 
+/// The targets of a student for some rows. The positions are `[depths, rows, positions of a row]`.
+pub struct TrainTargets {
+    /// The distributions to learn.
+    pub soft: Soft,
+    /// Weight of the loss of each position.
+    pub weights: Vec<f32>,
+    /// Whether evaluation counts each position.
+    pub counted: Vec<bool>,
+}
+
 /// The figures of all positions and, with weights, the gradient of the weighted sum of losses by the
-/// logits. Ids that `logits` `[positions, outputs]` have no column for must have no mass; nor has a
-/// position that does not count.
+/// logits. Ids for which `logits`, `[positions, outputs]`, have no column must have no mass, and positions that
+/// do not count must have none.
 ///
 /// # Errors
 /// If the device fails.
@@ -89,19 +99,13 @@ pub fn measure(
     let ids = soft.ids.flatten_all()?.to_vec1::<u32>()?;
     let probs = soft.probs.flatten_all()?.to_vec1::<f32>()?;
     let tails = soft.tail.flatten_all()?.to_vec1::<f32>()?;
-    let mut slopes = vec![
-        0f32;
-        if weights.is_some() {
-            positions * outputs
-        } else {
-            outputs
-        }
-    ];
+    // Without weights, one row of scratch is enough.
+    let rows = if weights.is_some() { positions } else { 1 };
+    let mut slopes = vec![0f32; rows * outputs];
     let mut figures = Vec::with_capacity(positions);
     with_slices([&logits.detach()], |[logits]| {
         for (at, logits) in logits.chunks_exact(outputs).enumerate() {
-            let place = if weights.is_some() { at * outputs } else { 0 };
-            let slope = &mut slopes[place..place + outputs];
+            let slope = &mut slopes[at % rows * outputs..][..outputs];
             let wanted = Wanted {
                 ids: &ids[at * k..(at + 1) * k],
                 probs: &probs[at * k..(at + 1) * k],
@@ -111,27 +115,23 @@ pub fn measure(
             figures.push(wanted.compare(logits, weight, slope));
         }
     })?;
-    let slopes = match weights {
-        Some(_) => Some(Tensor::from_vec(
-            slopes,
-            (positions, outputs),
-            logits.device(),
-        )?),
-        None => None,
-    };
-    Ok((figures, slopes))
+    let slopes = weights.map(|_| Tensor::from_vec(slopes, (positions, outputs), &Device::Cpu));
+    Ok((figures, slopes.transpose()?))
 }
 
-/// The figures of all positions, and the gradients of the weighted sum of losses by all that `logits` come from.
+/// The figures of all positions, and the gradients of the weighted sum of losses by all that `logits` come from. `overlap`
+/// is that of [`LossWeights`].
 ///
 /// # Errors
 /// If the device fails.
 pub fn backward(
     logits: &Tensor,
-    soft: &Soft,
-    weights: LossWeights<'_>,
+    targets: &TrainTargets,
+    overlap: f32,
 ) -> Result<(Vec<DraftMetrics>, GradStore)> {
-    let (figures, slope) = measure(logits, soft, Some(weights))?;
+    let positions = &targets.weights;
+    let weights = LossWeights { positions, overlap };
+    let (figures, slope) = measure(logits, &targets.soft, Some(weights))?;
     let slope = slope.ok_or_else(|| Error::internal("a gradient was wanted"))?;
     // The slope is known in closed form, so that the graph of softmax and logarithms is not needed.
     let loss = if logits.device().is_cpu() {
@@ -149,7 +149,7 @@ fn measure_on_device(
     weights: Option<LossWeights<'_>>,
 ) -> Result<(Vec<DraftMetrics>, Option<Tensor>)> {
     let (count, outputs) = logits.dims2()?;
-    // Where the ids are that `logits` have no column for.
+    // A column for the ids that `logits` have no column for.
     let never = Tensor::full(NEVER as f32, (count, 1), logits.device())?;
     let compared = Comparison::new(&Tensor::cat(&[&logits.detach(), &never], 1)?, soft)?;
     let list = |figure: Tensor| figure.to_vec1::<f32>();
@@ -241,7 +241,7 @@ impl Wanted<'_> {
         let tail = self.tail.max(TINY).ln() - q_tail.max(TINY).ln();
         figures.loss += self.tail * tail;
         figures.overlap[1] = figures.overlap[0] + self.tail.min(q_tail);
-        // Of equal logits the first counts, as in sampling.
+        // If logits are equal, the first counts, as in sampling.
         let best = logits.iter().position(|&logit| logit == highest);
         let wanted = self.ids.first().map(|&id| id as usize);
         figures.agrees = f32::from(best == wanted);

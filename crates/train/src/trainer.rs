@@ -3,7 +3,7 @@
 use super::corpus::{Order, Row};
 use super::cost::Costs;
 use super::features::FeatureStore;
-use super::loss::{LossWeights, Soft, backward, measure};
+use super::loss::{Soft, TrainTargets, backward, measure};
 use super::optimizer::{AdamW, ByName, accumulate, clip, global_norm, learning_rate};
 use super::output::{self, OutputFolder, TrainState};
 use super::report::{self, DistillReport, Evaluation, LossSums};
@@ -33,15 +33,6 @@ pub struct TrainData {
     pub soft: Option<SoftTargets>,
     /// The target's hidden states, for a head.
     pub features: Option<FeatureStore>,
-}
-
-/// Targets of a student for some rows. The positions are `[depths, rows, positions of a row]`.
-struct TrainTargets {
-    soft: Soft,
-    /// Weight of the loss of each position.
-    weights: Vec<f32>,
-    /// Whether evaluation counts each position.
-    counted: Vec<bool>,
 }
 
 /// The purpose of random numbers.
@@ -130,18 +121,15 @@ impl<'a> Trainer<'a> {
             let from = self.state.steps * batch;
             let rows: Vec<usize> = (from..from + batch).map(|n| order.row(n)).collect();
             let loss = self.step(&rows)?;
-            let made = self.state.steps - first;
+            let steps = self.state.steps;
+            let made = steps - first;
             let tokens = (made * batch * self.options.seq_len) as f64;
             let rate = tokens / started.elapsed().as_secs_f64();
             progress.step(format!("loss {loss:.4}, {rate:.0} tokens/s"));
-            if self.state.steps.is_multiple_of(self.options.eval_every) {
+            if steps.is_multiple_of(self.options.eval_every) {
                 self.evaluate(Some((progress.bar(), loss, rate)))?;
             }
-            if self
-                .state
-                .steps
-                .is_multiple_of(self.options.checkpoint_every)
-            {
+            if steps.is_multiple_of(self.options.checkpoint_every) {
                 self.save_checkpoint()?;
             }
         }
@@ -182,11 +170,7 @@ impl<'a> Trainer<'a> {
         let (mut gradients, mut loss) = (ByName::new(), 0.0);
         let overlap = self.options.overlap_share as f32;
         let work = |logits: Tensor, targets: TrainTargets| {
-            let weights = LossWeights {
-                positions: &targets.weights,
-                overlap,
-            };
-            let (figures, slopes) = backward(&logits, &targets.soft, weights)?;
+            let (figures, slopes) = backward(&logits, &targets, overlap)?;
             let losses = figures.iter().zip(&targets.weights);
             let loss: f64 = losses.map(|(f, w)| f64::from(f.loss) * f64::from(*w)).sum();
             Ok((loss, slopes))
@@ -294,10 +278,8 @@ impl<'a> Trainer<'a> {
         let tokens = rows.iter().map(|&row| &self.data.rows[row].tokens[..]);
         let draw = step.map_or(0, |step| mix(self.options.seed ^ POSITIONS) ^ step as u64);
         let random = |row: usize| mix(mix(draw) ^ row as u64);
-        let positions = rows
-            .iter()
-            .map(|&row| self.model.positions(len, random(row)));
-        let positions: Vec<Vec<usize>> = positions.collect();
+        let positions = |&row: &usize| self.model.positions(len, random(row));
+        let positions: Vec<Vec<usize>> = rows.iter().map(positions).collect();
         // An evaluation measures all depths at all positions.
         let later = step.and_then(|_| {
             let later = rows.iter().zip(&positions);

@@ -2,7 +2,7 @@
 
 use super::gain::Score;
 use crate::head::{DECAY, TrainHead};
-use crate::loss::{DraftMetrics, LossWeights, Soft, backward, measure};
+use crate::loss::{DraftMetrics, Soft, TrainTargets, backward, measure};
 use crate::optimizer::{AdamW, ByName, accumulate, clip, global_norm};
 use crate::student::{Student, TrainBatch};
 use crate::vocabulary::DraftVocabulary;
@@ -24,13 +24,6 @@ pub struct Candidate {
     rate: f64,
     /// Sums of the gradients of the examples since the last step.
     gradients: ByName<Tensor>,
-}
-
-/// The targets of a head's passes in an example: `[passes * positions]`, one pass after the other.
-struct ExampleTargets {
-    soft: Soft,
-    weights: Vec<f32>,
-    counted: Vec<bool>,
 }
 
 impl Candidate {
@@ -66,16 +59,12 @@ impl Candidate {
     pub fn learn(&mut self, example: &TrainingExample) -> Result<()> {
         let targets = self.targets(example)?;
         let logits = self.head.logits(&batch(example)?)?;
-        let weights = LossWeights {
-            positions: &targets.weights,
-            overlap: 0.0,
-        };
-        let (_, slopes) = backward(&logits, &targets.soft, weights)?;
+        let (_, slopes) = backward(&logits, &targets, 0.0)?;
         accumulate(&mut self.gradients, self.head.vars(), slopes)
     }
 
-    /// Makes the step. Returns whether it was one: values that are not finite are no step, and the candidate
-    /// should begin again.
+    /// Makes the step. Returns `false`, and makes no step, if gradients are not finite: then the candidate should begin
+    /// again.
     ///
     /// # Errors
     /// If the device fails.
@@ -129,15 +118,16 @@ impl Candidate {
         Ok(score)
     }
 
-    fn targets(&self, example: &TrainingExample) -> Result<ExampleTargets> {
+    /// The targets of the head's passes in an example.
+    fn targets(&self, example: &TrainingExample) -> Result<TrainTargets> {
         let (passes, _) = self.head.depths();
         let (len, positions) = (example.tokens.len(), example.tokens.len() - 2);
         let (mut tokens, mut weights, mut counted) = (Vec::new(), Vec::new(), Vec::new());
         for pass in 0..passes {
             let weight = DECAY.powi(pass as i32) / positions as f64;
             for position in 0..positions {
-                // At a position the head knows the next token, and predicts those after it. What the user wrote is
-                // not what the target would have drawn.
+                // At a position the head knows the next token and predicts the tokens after it. The target did not
+                // draw what the user wrote, so those tokens do not count.
                 let at = position + 2 + pass;
                 counted.push(at < len && at >= example.drawn);
                 tokens.push(example.tokens[at.min(len - 1)]);
@@ -147,7 +137,7 @@ impl Candidate {
         let mut soft = Soft::one_hot(&tokens, &Device::Cpu)?;
         let mass: Vec<f32> = counted.iter().map(|&c| f32::from(u8::from(c))).collect();
         soft.probs = Tensor::from_vec(mass, soft.probs.dims(), &Device::Cpu)?;
-        Ok(ExampleTargets {
+        Ok(TrainTargets {
             soft: self.vocabulary.restrict(soft)?,
             weights,
             counted,
