@@ -31,7 +31,7 @@ struct Attention {
     layout: KeyLayout,
 }
 
-/// Which heads of the text or of the own rows.
+/// Heads of Q, K or V: of the text, or of the own rows.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     TextKey,
@@ -47,7 +47,7 @@ impl Part {
     }
 }
 
-/// Where a [`Part`] is.
+/// The place of a [`Part`] in its tensor.
 struct Columns {
     heads: usize,
     /// Column of the first head, and number of all columns.
@@ -69,9 +69,9 @@ struct Weights {
     /// `[texts * keys, len, head_dim]`; K is rotated.
     text_k: CpuStorage,
     text_v: CpuStorage,
-    /// `[texts * queries, query rows of a text, len]`: what a query gives to its text.
+    /// `[texts * queries, query rows of a text, len]`: the weights of a query's text.
     text: Vec<f32>,
-    /// `[texts * queries, query rows of a text, own]`: what it gives to its own keys.
+    /// `[texts * queries, query rows of a text, own]`: the weights of a query's own keys.
     own: Vec<f32>,
 }
 
@@ -93,14 +93,11 @@ impl Call<'_> {
         let layout = self.layout;
         let Heads { queries, keys, .. } = *self.heads;
         let (d, texts) = (self.heads.head_dim, layout.texts * layout.len);
+        let own_rows = layout.positions.len();
         let (all, rows, count) = if part.is_of_text() {
-            (self.text.len() / texts.max(1), 0..texts, layout.len)
+            (self.text.len() / texts.max(1), texts, layout.len)
         } else {
-            (
-                self.heads.width(),
-                0..layout.positions.len(),
-                layout.count(),
-            )
+            (self.heads.width(), own_rows, layout.count())
         };
         let own = if layout.own > 0 { keys } else { 0 };
         let (heads, first, skipped) = match part {
@@ -114,7 +111,7 @@ impl Call<'_> {
             heads,
             first,
             width: all,
-            rows: skipped..rows.end,
+            rows: skipped..rows,
             count,
         }
     }
@@ -173,8 +170,8 @@ impl Call<'_> {
         out
     }
 
-    /// Writes the gradient by `part`, `[texts, heads, rows of a text, head_dim]`, to `out`, which is that by the
-    /// tensor it comes from.
+    /// Writes the gradient by `part`, `[texts, heads, rows of a text, head_dim]`, to `out`, the gradient by the tensor
+    /// that has the part.
     fn scatter(&self, part: Part, slope: &[f32], out: &mut [f32]) {
         let d = self.heads.head_dim;
         self.places(&self.columns(part), |from, to, row| {
@@ -205,23 +202,34 @@ impl Call<'_> {
         })
     }
 
-    /// [`product`] for each head of K of each text.
+    /// `a @ b` for each head of K of each text: `a` is `[m, k]`, `b` is `[k, n]`; the flags say which is stored
+    /// transposed.
     fn product(
         &self,
-        a: (&CpuStorage, bool),
-        b: (&CpuStorage, bool),
-        sizes: (usize, usize, usize),
+        (a, a_turned): (&CpuStorage, bool),
+        (b, b_turned): (&CpuStorage, bool),
+        (m, n, k): (usize, usize, usize),
     ) -> Result<Vec<f32>> {
-        product(self.layout.texts * self.heads.keys, a, b, sizes)
+        let batch = self.layout.texts * self.heads.keys;
+        let layout = |rows, columns, turned| {
+            if turned {
+                Layout::contiguous((batch, columns, rows)).transpose(1, 2)
+            } else {
+                Ok(Layout::contiguous((batch, rows, columns)))
+            }
+        };
+        let (a_layout, b_layout) = (layout(m, k, a_turned)?, layout(k, n, b_turned)?);
+        match a.matmul(b, (batch, m, n, k), &a_layout, &b_layout)? {
+            CpuStorage::F32(product) => Ok(product),
+            _ => candle_core::bail!("a product of f32 is f32"),
+        }
     }
 
     /// The attention's weights; each row is a softmax over what it sees.
     fn weights(&self) -> Result<Weights> {
         let (len, d, count) = (self.layout.len, self.heads.head_dim, self.layout.own);
-        let (q, k) = (
-            CpuStorage::F32(self.gather(Part::Query)),
-            self.gather(Part::Key),
-        );
+        let q = CpuStorage::F32(self.gather(Part::Query));
+        let k = self.gather(Part::Key);
         let text_k = CpuStorage::F32(self.gather(Part::TextKey));
         let sizes = (self.group() * self.layout.count(), len, d);
         let mut text = self.product((&q, false), (&text_k, true), sizes)?;
@@ -341,28 +349,6 @@ fn softmax(text: &mut [f32], own: &mut [f32]) {
     text.iter_mut()
         .chain(own)
         .for_each(|weight| *weight *= share);
-}
-
-/// `a @ b` for each of a batch: `a` is `[m, k]`, `b` is `[k, n]`; the flags say which is stored
-/// transposed.
-fn product(
-    batch: usize,
-    (a, a_turned): (&CpuStorage, bool),
-    (b, b_turned): (&CpuStorage, bool),
-    (m, n, k): (usize, usize, usize),
-) -> Result<Vec<f32>> {
-    let layout = |rows, columns, turned| {
-        if turned {
-            Layout::contiguous((batch, columns, rows)).transpose(1, 2)
-        } else {
-            Ok(Layout::contiguous((batch, rows, columns)))
-        }
-    };
-    let (a_layout, b_layout) = (layout(m, k, a_turned)?, layout(k, n, b_turned)?);
-    match a.matmul(b, (batch, m, n, k), &a_layout, &b_layout)? {
-        CpuStorage::F32(product) => Ok(product),
-        _ => candle_core::bail!("a product of f32 is f32"),
-    }
 }
 
 /// Rotates one head from `x` to `y`, times `scale`; backwards if `direction` is -1.

@@ -162,7 +162,7 @@ pub fn split(rows: &[Row], holdout: f64, seed: u64) -> Result<Split> {
     Ok(Split { train, held_out })
 }
 
-/// The purposes of random numbers.
+/// The purposes of random numbers: choosing held-out rows, and shuffling.
 const HOLDOUT: u64 = u64::from_le_bytes(*b"held out");
 const ORDER: u64 = u64::from_le_bytes(*b"in order");
 

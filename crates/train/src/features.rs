@@ -201,7 +201,7 @@ fn pack(values: &[f32], precision: Precision, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The opposite of [`pack`].
+/// Reads the values that [`pack`] has packed.
 fn unpack(bytes: &[u8], precision: Precision, values: &mut [f32]) {
     match precision {
         Precision::F16 => {

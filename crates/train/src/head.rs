@@ -36,12 +36,9 @@ impl TrainHead {
     /// # Errors
     /// If there is no memory for them.
     pub fn with(&self, weights: &ByName<Tensor>) -> Result<Self> {
-        let mut other = self.weights.clone();
-        other.vars = variables(weights)?;
-        Ok(Self {
-            weights: other,
-            unrolling: self.unrolling,
-        })
+        let vars = variables(weights)?;
+        let others = self.weights.clone();
+        Ok(Self::new(HeadWeights { vars, ..others }, self.unrolling))
     }
 
     /// The embeddings of the tokens that pass `pass` reads at `positions` of each row, `[all positions, hidden]`.
@@ -79,7 +76,7 @@ impl Student for TrainHead {
         1
     }
 
-    /// One of each so many, so the choice moves from step to step.
+    /// One of every `stride` positions. The random number chooses the first, so that it differs from step to step.
     fn later_positions(&self, positions: &[usize], random: u64) -> Option<Vec<usize>> {
         let stride = self.unrolling.stride.min(positions.len());
         (stride > 1).then(|| {

@@ -108,18 +108,6 @@ pub enum TargetEmbedding {
     Shared(Arc<HeadTarget>),
 }
 
-impl From<Tensor> for TargetEmbedding {
-    fn from(embedding: Tensor) -> Self {
-        Self::Dense(embedding)
-    }
-}
-
-impl From<Arc<HeadTarget>> for TargetEmbedding {
-    fn from(target: Arc<HeadTarget>) -> Self {
-        Self::Shared(target)
-    }
-}
-
 /// The weights of a head in f32. Clones share them.
 #[derive(Clone)]
 pub struct HeadWeights {
@@ -155,13 +143,9 @@ impl HeadWeights {
             let weight = start.weight(&name, &dims)?.to_device(device)?;
             Ok((name, Var::from_tensor(&weight)?))
         };
-        let vars = spec
-            .shapes()
-            .into_iter()
-            .map(first)
-            .collect::<Result<_>>()?;
+        let vars = (spec.shapes().into_iter().map(first)).collect::<Result<_>>()?;
         let embedding = start.tensor(&format!("{}.weight", names::EMBEDDING))?;
-        let embedding = embedding.to_device(device)?;
+        let embedding = TargetEmbedding::Dense(embedding.to_device(device)?);
         Ok(Self {
             products: spec.products,
             ..Self::of(spec.config.clone(), vars, embedding, ids, spec.positions())?
@@ -176,7 +160,7 @@ impl HeadWeights {
     pub fn of(
         config: ModelConfig,
         vars: ByName<Var>,
-        embedding: impl Into<TargetEmbedding>,
+        embedding: TargetEmbedding,
         ids: Vec<u32>,
         positions: usize,
     ) -> Result<Self> {
@@ -184,7 +168,7 @@ impl HeadWeights {
             heads: Heads::of(&config, positions)?,
             config,
             vars,
-            embedding: embedding.into(),
+            embedding,
             ids,
             products: Products::default(),
         })
@@ -203,15 +187,13 @@ impl HeadWeights {
         Ok(rms_norm(x, self.var(name), self.config.rms_norm_eps)?)
     }
 
-    /// The weights of parts of `layer` with the same input, one below the other.
+    /// The weights of `parts` of `layer`, which have the same input, one below the other.
     ///
     /// # Errors
     /// If the device fails.
     pub fn joined(&self, layer: &str, parts: &[&str]) -> Result<Tensor> {
-        let all = parts
-            .iter()
-            .map(|part| self.var(&format!("{layer}.{part}")));
-        Ok(Tensor::cat(&all.collect::<Vec<_>>(), 0)?)
+        let var = |part| self.var(&format!("{layer}.{part}"));
+        Ok(Tensor::cat(&parts.iter().map(var).collect::<Vec<_>>(), 0)?)
     }
 
     /// `x @ weight^T`.

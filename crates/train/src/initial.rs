@@ -19,20 +19,15 @@ pub fn check(path: &Path, spec: &TrainSpec, target: Option<&ModelConfig>) -> Res
     if let (Some(kind), Some(target)) = (spec.method.head(), target) {
         let (head, mut weights) = open(path, kind)?;
         if let Some(what) = untrained(&head, &mut weights).map_err(|e| Error::in_file(path, e))? {
-            return Err(Error::in_file(
-                path,
-                format!("its head has {what}, which distill does not train"),
-            ));
+            let what = format!("its head has {what}, which distill does not train");
+            return Err(Error::in_file(path, what));
         }
         fits(&head, spec, target).map_err(|e| Error::in_file(path, e))?;
         ids_of(path, (&head, &mut weights), &spec.config)?;
     }
-    let shapes = spec.shapes();
     let mut weight = reader(path, spec)?;
-    for (name, dims) in &shapes {
-        weight(name, dims)?;
-    }
-    Ok(())
+    let mut shapes = spec.shapes().into_iter();
+    shapes.try_for_each(|(name, dims)| weight(&name, &dims).map(drop))
 }
 
 /// Whether the weights of `head` have the same meaning in the head `spec`.
@@ -84,11 +79,12 @@ pub fn load_weights(
 /// Reads a weight in f32, by its name alone.
 type StoredReader = Box<dyn FnMut(&str) -> Result<Tensor>>;
 
-/// Reads a weight in f32, by the name and the shape that training gives it.
-type Reader = Box<dyn FnMut(&str, &[usize]) -> Result<Tensor>>;
-
-/// Reads those in `path` for the student `spec`.
-fn reader(path: &Path, spec: &TrainSpec) -> Result<Reader> {
+/// Returns a reader of the weights in `path` for the student `spec`. It reads a weight in f32, by the name and the shape
+/// that training gives it.
+fn reader(
+    path: &Path,
+    spec: &TrainSpec,
+) -> Result<impl FnMut(&str, &[usize]) -> Result<Tensor> + use<>> {
     let mut read: StoredReader = match spec.method.head() {
         Some(kind) => {
             let mut weights = open(path, kind)?.1;
@@ -98,19 +94,19 @@ fn reader(path: &Path, spec: &TrainSpec) -> Result<Reader> {
         None => of_model(path, spec.config.num_layers())?,
     };
     let path = path.to_owned();
-    Ok(Box::new(move |name: &str, dims: &[usize]| {
+    Ok(move |name: &str, dims: &[usize]| {
         let weight = read(name).and_then(|weight| of_shape(weight, name, dims));
         weight.map_err(|e| Error::in_file(&path, e))
-    }))
+    })
 }
 
-/// Reads the weights of the draft model in `folder`, for one of `wanted` layers.
+/// Returns a reader of the weights of the draft model in `folder`, for a draft of `wanted` layers.
 fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
+    let refused = |what: String| Err(Error::in_file(folder, what));
     if is_gguf(folder) {
-        return Err(Error::in_file(
-            folder,
-            "of GGUF files only heads can be trained on: give --init-from a folder",
-        ));
+        return refused(
+            "of GGUF files only heads can be trained on: give --init-from a folder".into(),
+        );
     }
     let files = safetensors_files(folder)?;
     // SAFETY: the files are only read. If someone changes them meanwhile, they get other weights or a
@@ -121,9 +117,8 @@ fn of_model(folder: &Path, wanted: usize) -> Result<StoredReader> {
     let layers = tensors.iter().filter_map(|(name, _)| names::layer_of(name));
     let saved = layers.map(|(layer, _)| layer + 1).max().unwrap_or(0);
     if saved > wanted {
-        return Err(Error::in_file(
-            folder,
-            format!("it has {saved} layers, more than the {wanted} of the draft to train"),
+        return refused(format!(
+            "it has {saved} layers, more than the {wanted} of the draft to train"
         ));
     }
     Ok(Box::new(move |name: &str| {
@@ -150,12 +145,10 @@ fn ids_of(
     let ids = output_ids(head, weights).map_err(|e| Error::in_file(path, e))?;
     if ids.len() != wanted.output_size() || !ids.is_sorted_by(|a, b| a < b) {
         let count = ids.len();
-        return Err(Error::in_file(
-            path,
-            format!(
-                "its head predicts {count} ids: give --draft-vocab-size {count}, and a head for the same target"
-            ),
-        ));
+        let what = format!(
+            "its head predicts {count} ids: give --draft-vocab-size {count}, and a head for the same target"
+        );
+        return Err(Error::in_file(path, what));
     }
     Ok(ids)
 }
@@ -169,8 +162,7 @@ pub fn head_config(path: &Path, kind: HeadKind) -> Result<HeadConfig> {
 }
 
 fn is_gguf(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|extension| extension == "gguf")
+    path.extension() == Some("gguf".as_ref())
 }
 
 /// Opens a folder or a GGUF file with a head of kind `kind`.

@@ -198,12 +198,10 @@ fn rows(options: &DistillOptions, text: &Text, vocab_size: usize) -> Result<Vec<
         let read = corpus::read(file, text, options.retokenize)?;
         let foreign = (read.iter().flat_map(|d| &d.tokens)).find(|&&id| id as usize >= vocab_size);
         if let Some(id) = foreign {
-            return Err(Error::in_file(
-                file,
-                format!(
-                    "token id {id} is not in the vocabulary of {vocab_size} ids: add --retokenize, or give the --model that wrote the file"
-                ),
-            ));
+            let what = format!(
+                "token id {id} is not in the vocabulary of {vocab_size} ids: add --retokenize, or give the --model that wrote the file"
+            );
+            return Err(Error::in_file(file, what));
         }
         documents.extend(read);
     }

@@ -8,14 +8,14 @@ use candle_nn::ops::softmax;
 /// A score that no softmax notices, and that is finite, so that gradients are.
 const UNSEEN: f32 = -1e9;
 
-/// See [`ops::swiglu`](super::ops::swiglu).
+/// [`ops::swiglu`](super::ops::swiglu) on a GPU.
 pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     let width = gate_up.dim(1)? / 2;
     let half = |first| gate_up.narrow(1, first, width)?.contiguous();
     half(0)?.silu()? * half(width)?
 }
 
-/// See [`attention::attend`](super::attention::attend).
+/// [`attention::attend`](super::attention::attend) on a GPU.
 pub fn attend(text: &Tensor, own: &Tensor, heads: &Heads, layout: &KeyLayout) -> Result<Tensor> {
     let (texts, len, device) = (layout.texts, layout.len, text.device());
     let (keys, group, d) = (heads.keys, heads.queries / heads.keys, heads.head_dim);
@@ -105,7 +105,7 @@ fn heads_of(
     part.transpose(1, 2)?.contiguous()
 }
 
-/// The opposite, for `[rows * keys, group * len, head_dim]`: `[rows * len, queries * head_dim]`.
+/// Puts the heads of each row side by side: `[rows * len, queries * head_dim]` of `[rows * keys, group * len, head_dim]`.
 fn side_by_side(y: &Tensor, (rows, len): (usize, usize), heads: &Heads) -> Result<Tensor> {
     let y = y.reshape((rows, heads.queries, len, heads.head_dim))?;
     let y = y.transpose(1, 2)?.contiguous()?;

@@ -14,7 +14,7 @@ use serde::Serialize;
 /// Number of partial sums of a sum over a row, so that the compiler can use vector registers.
 const LANES: usize = 16;
 
-/// What the products with weights, and those of their gradients, multiply. Sums are f32.
+/// The precision of the factors in products with weights, and in the products of their gradients. Sums are f32.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
@@ -51,7 +51,7 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     gate_up.apply_op1(SwiGlu)
 }
 
-/// A scalar whose gradient by `x` is `slope`. The value is 0: whoever knows the slope knows the value.
+/// A scalar whose gradient by `x` is `slope`. Its value is 0, because callers know the value already.
 pub fn with_slope(x: &Tensor, slope: Tensor) -> Result<Tensor> {
     x.apply_op1(Slope(slope))
 }

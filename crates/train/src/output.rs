@@ -8,7 +8,7 @@ use super::report::Evaluation;
 use super::student::{self, Student};
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{Device, Tensor};
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::{Error, Result, first_line};
 use foretoken_core::files::folder_of;
 use foretoken_model::ModelSource;
 use foretoken_text::Text;
@@ -51,13 +51,8 @@ impl TrainState {
     /// # Errors
     /// `Setup`, naming the first difference.
     pub fn check(&self, settings: &Value) -> Result<()> {
-        let Some(now) = settings.as_object() else {
-            return Ok(());
-        };
-        match now
-            .iter()
-            .find(|(key, value)| self.settings[*key] != **value)
-        {
+        let mut now = settings.as_object().into_iter().flatten();
+        match now.find(|(key, value)| self.settings[*key] != **value) {
             None => Ok(()),
             Some((key, value)) => Err(Error::setup(format!(
                 "--resume: {key} was {} in the checkpoint's run, but is {value} now",
@@ -174,11 +169,10 @@ impl OutputFolder {
     /// `Setup`, naming the file.
     pub fn write_model_files(
         &self,
-        config: Value,
+        mut config: Value,
         source: &ModelSource,
         text: &Text,
     ) -> Result<()> {
-        let mut config = config;
         config["torch_dtype"] = "float32".into();
         // A head's output layer is its own, too, but its embedding is the target's.
         if config["draft_vocab_size"] != Value::Null {
@@ -219,11 +213,9 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 /// # Errors
 /// `Setup`, naming the file, which then is unchanged.
 pub fn save(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
-    let first_line = |e: candle_core::Error| {
-        std::io::Error::other(e.to_string().lines().next().unwrap_or_default().to_owned())
-    };
     replace(path, |part| {
-        candle_core::safetensors::save(tensors, part).map_err(first_line)?;
+        candle_core::safetensors::save(tensors, part)
+            .map_err(|e| std::io::Error::other(first_line(&e)))?;
         // The library creates files that only their owner can read, but a server may run as another
         // user.
         match std::fs::metadata(path.with_file_name("config.json")) {

@@ -9,9 +9,9 @@ use std::fmt;
 
 /// Longest draft that the table considers, in tokens.
 const MAX_DRAFT_TOKENS: usize = 8;
-/// Siblings in a tree that the table considers.
+/// Maximum number of siblings in the trees that the table considers.
 const RANKS: usize = 4;
-/// Sizes of those trees.
+/// Sizes of the trees that the table considers, in nodes.
 const TREES: [usize; 3] = [8, 16, 32];
 
 /// Means over the counted positions of the held-out rows.

@@ -15,7 +15,7 @@ use std::path::Path;
 
 /// Layers of a parallel head.
 const LAYERS: usize = 2;
-/// Rank of its Markov head.
+/// Rank of the Markov head of a parallel head.
 const MARKOV_RANK: usize = 64;
 
 /// The shape of the draft model or the head that `options` ask for.
@@ -151,42 +151,33 @@ fn given(
     let draft = ModelConfig::from_json(&file)?;
     let text = std::fs::read_to_string(&file).map_err(|e| Error::in_file(&file, e))?;
     let json = serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
+    let refused = |what: String| Err(Error::in_file(&file, what));
     if draft.architecture != "llama" {
-        return Err(Error::in_file(
-            &file,
-            format!(
-                "a draft of architecture {} cannot be trained: only llama can",
-                draft.architecture
-            ),
+        return refused(format!(
+            "a draft of architecture {} cannot be trained: only llama can",
+            draft.architecture
         ));
     }
     let biased = |layer: &LayerSpec| layer.qkv_bias || layer.o_bias || layer.mlp_bias;
     if draft.plain_rope().is_err() || draft.spec.layers.iter().any(biased) {
-        return Err(Error::in_file(
-            &file,
-            "a draft whose layers are not like Llama's, without biases, cannot be trained",
-        ));
+        return refused(
+            "a draft whose layers are not like Llama's, without biases, cannot be trained".into(),
+        );
     }
     let (wanted, whose) = match &target.config {
         Some(config) => (config.vocab_size, "model"),
         None => (target.text.vocab_size(), "tokenizer"),
     };
     if draft.vocab_size != wanted {
-        return Err(Error::in_file(
-            &file,
-            format!(
-                "vocab_size is {} but must be {wanted}, that of the target's {whose}",
-                draft.vocab_size
-            ),
+        return refused(format!(
+            "vocab_size is {} but must be {wanted}, that of the target's {whose}",
+            draft.vocab_size
         ));
     }
     if options.seq_len > draft.max_position_embeddings {
-        return Err(Error::in_file(
-            &file,
-            format!(
-                "max_position_embeddings is {}: lower --seq-len, which is {}",
-                draft.max_position_embeddings, options.seq_len
-            ),
+        return refused(format!(
+            "max_position_embeddings is {}: lower --seq-len, which is {}",
+            draft.max_position_embeddings, options.seq_len
         ));
     }
     Ok((draft, json))
@@ -280,7 +271,7 @@ fn markov_rank(options: &DistillOptions) -> Result<usize> {
     let Some(path) = &options.init_from else {
         return Ok(MARKOV_RANK);
     };
-    // One of another kind is refused with the rest of the head.
+    // A Markov head of another kind is refused with the rest of the head.
     let head = initial::head_config(path, HeadKind::Parallel)?;
     Ok(head.markov_rank().unwrap_or_default())
 }

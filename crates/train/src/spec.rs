@@ -29,7 +29,7 @@ pub struct TrainSpec {
     pub seq_len: usize,
     /// Seed of the first weights.
     pub seed: u64,
-    /// What the products with a head's weights multiply.
+    /// The precision of the factors in products with a head's weights.
     pub products: Products,
 }
 
@@ -96,7 +96,7 @@ pub fn shapes(
     let own = all.into_iter().map(|(name, dims)| (name.to_owned(), dims));
     let layers = (0..config.num_layers()).flat_map(|layer| match method {
         Method::Draft => layer_shapes(config, hidden, format!("model.layers.{layer}")),
-        // It reads the embedding beside the hidden state.
+        // The layer reads the embedding beside the hidden state.
         Method::Eagle3 => layer_shapes(config, 2 * hidden, EAGLE_LAYER.to_owned()),
         Method::Parallel => layer_shapes(config, hidden, format!("layers.{layer}")),
     });

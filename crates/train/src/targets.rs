@@ -175,7 +175,7 @@ impl TargetPass {
 /// Packs one position in the format that the module describes.
 fn pack(logits: &[f32], k: usize) -> Vec<u8> {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    // Of equal logits the lower id comes first, as in sampling.
+    // If logits are equal, the lower id comes first, as in sampling.
     let by_logit = |a: &u32, b: &u32| {
         let (za, zb) = (logits[*a as usize], logits[*b as usize]);
         zb.total_cmp(&za).then(a.cmp(b))

@@ -27,18 +27,15 @@ impl DraftVocabulary {
     ) -> Result<Self> {
         let mut counts: Vec<(u64, u32)> = (0..vocab_size as u32).map(|id| (0, id)).collect();
         for row in rows {
-            for (&id, _) in row.tokens[1..]
-                .iter()
-                .zip(&row.counted)
-                .filter(|(_, c)| **c)
-            {
+            let predicted = row.tokens[1..].iter().zip(&row.counted);
+            for (&id, _) in predicted.filter(|(_, counted)| **counted) {
                 counts[id as usize].0 += 1;
             }
         }
         for &id in always {
             counts[id as usize].0 = u64::MAX;
         }
-        // Of equally frequent ids it takes the lower ones, which are the shorter tokens of a BPE.
+        // Among equally frequent ids the lower ones are taken, which are the shorter tokens of a BPE.
         counts.sort_unstable_by_key(|&(count, id)| (std::cmp::Reverse(count), id));
         let mut ids: Vec<u32> = counts[..size].iter().map(|&(_, id)| id).collect();
         ids.sort_unstable();
@@ -67,9 +64,8 @@ impl DraftVocabulary {
         let dims = soft.ids.dims2()?;
         let places = self.places.index_select(&soft.ids.flatten_all()?, 0)?;
         let ids = places.reshape(dims)?;
-        let in_draft_vocab = ids
-            .lt(self.ids.len() as u32)?
-            .to_dtype(soft.probs.dtype())?;
+        let is_known = ids.lt(self.ids.len() as u32)?;
+        let in_draft_vocab = is_known.to_dtype(soft.probs.dtype())?;
         Ok(Soft {
             ids,
             probs: (soft.probs * in_draft_vocab)?,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Method;
+use crate::head_weights::TargetEmbedding;
 use crate::plain::{Matrix, Weights as Plain, add, attend, linear as times};
 use crate::plain::{matrix, mlp, rms_norm, rope};
 use crate::reference::{assert_close, assert_gradients, plain, tensor};
@@ -47,6 +48,7 @@ fn head() -> TrainHead {
         (name, Var::from_tensor(&var).unwrap())
     });
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
+    let embedding = TargetEmbedding::Dense(embedding);
     TrainHead {
         weights: HeadWeights::of(config, vars, embedding, IDS.to_vec(), LEN + PASSES).unwrap(),
         unrolling: Unrolling {

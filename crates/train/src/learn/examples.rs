@@ -6,7 +6,7 @@ use foretoken_engine::spec::TrainingExample;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// One of this many requests is held out: its examples are only measured on.
+/// One of this many requests is held out: heads are measured on its examples, and do not learn from them.
 const HOLDOUT: u64 = 5;
 /// Maximum number of times that an example is learnt from.
 const MAX_USES: u32 = 4;
@@ -88,7 +88,8 @@ impl ExampleBuffer {
         train.filter(|kept| kept.uses < MAX_USES).count()
     }
 
-    /// `count` of those, at most: those that were used the least, in an order that `seed` draws.
+    /// At most `count` examples that were not learnt from often enough: the least used ones, in an order that `seed`
+    /// draws.
     pub fn take(&mut self, count: usize, seed: u64) -> Vec<Arc<TrainingExample>> {
         let mut left: Vec<&mut Kept> = self.train.iter_mut().collect();
         left.retain(|kept| kept.uses < MAX_USES);

@@ -53,15 +53,12 @@ impl LearnFolder {
         let note = path.join(NOTE);
         let wrong = |e: &dyn std::fmt::Display| Error::in_file(&note, e);
         let is_new = !note.exists();
-        let other = ["config.json", WEIGHTS]
-            .into_iter()
-            .find(|name| path.join(name).exists());
+        let refused = |what: &str| Err(Error::in_file(path, what));
+        let mut known = ["config.json", WEIGHTS].into_iter();
+        let other = known.find(|name| path.join(name).exists());
         if let Some(other) = other.filter(|_| is_new) {
-            return Err(Error::in_file(
-                path,
-                format!(
-                    "it has {other}, but no {NOTE}: --learn needs a new folder, or one that it has written"
-                ),
+            return refused(&format!(
+                "it has {other}, but no {NOTE}: --learn needs a new folder, or one that it has written"
             ));
         }
         let mut options = File::options();
@@ -70,10 +67,7 @@ impl LearnFolder {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::in_file(
-                    path,
-                    "another server learns in this folder (--learn)",
-                ));
+                return refused("another server learns in this folder (--learn)");
             }
             Err(TryLockError::Error(e)) => return Err(wrong(&e)),
         }
@@ -85,10 +79,9 @@ impl LearnFolder {
         } else {
             let found: LearnNote = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
             if found != LearnNote::new(found.salt, api_key) {
-                return Err(Error::in_file(
-                    path,
+                return refused(
                     "its head has learned from requests with another API key (or with or without one): give --learn another folder",
-                ));
+                );
             }
         }
         Ok(Self {

@@ -84,7 +84,7 @@ pub struct HeadTraining {
     pub metrics: LearnMetrics,
 }
 
-/// The times at which the learner computes: while no request runs, and for its share of that time.
+/// Lets the learner compute only while no request runs, and only for its share of that time.
 pub struct Pace {
     /// A pool of one thread: whatever candle spreads over "the" pool stays on it.
     pub pool: ThreadPool,
@@ -97,7 +97,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Takes examples for so long.
+    /// Takes examples for the duration `patience`.
     ///
     /// # Errors
     /// If the drafter is gone.
@@ -174,7 +174,7 @@ impl HeadTraining {
             .collect()
     }
 
-    /// `weights` as a head drafts with them that was saved and loaded.
+    /// The head that drafts with `weights` once they were saved and loaded.
     fn as_served(&self, weights: &ByName<Tensor>) -> Result<TrainHead> {
         let served = served(weights, self.base.dtype, &self.load)?;
         self.candidate.head.with(&served)
@@ -202,11 +202,10 @@ impl HeadTraining {
 
     /// Begins to train the head in use again.
     fn restart(&mut self) -> Result<()> {
-        let weights = match &self.used.trained {
-            Some(weights) => weights.clone(),
-            None => values(&self.used.head),
-        };
-        self.candidate.restart(&weights)
+        match &self.used.trained {
+            Some(weights) => self.candidate.restart(weights),
+            None => self.candidate.restart(&values(&self.used.head)),
+        }
     }
 }
 
@@ -284,19 +283,13 @@ impl Learner {
     fn compare(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
         let (pace, training) = (&mut self.pace, &mut self.training);
         training.compared_at = training.steps;
-        let (trained, head) = pace.turn(training, is_busy, |training| {
+        let mut candidate = pace.turn(training, is_busy, |training| {
             let trained = training.trained()?;
             let head = training.as_served(&trained)?;
-            Ok((trained, head))
+            Ok(Version::new(head, Some(trained)))
         })?;
-        let mut candidate = Version::new(head, Some(trained));
-        let mut pairs = Vec::new();
-        for kept in training.examples.recent(MAX_JUDGED, 0) {
-            let new = |training: &mut HeadTraining| candidate.score(&training.candidate, &kept);
-            let new = pace.turn(training, is_busy, new)?;
-            let old = |training: &mut HeadTraining| training.used.score(&training.candidate, &kept);
-            pairs.push((new, pace.turn(training, is_busy, old)?));
-        }
+        let pairs = self.scores(is_busy, &mut candidate, 0)?;
+        let (pace, training) = (&mut self.pace, &mut self.training);
         training.examples.retain_known(&mut training.used.scores);
         let Some(gain) = Gain::of(&pairs) else {
             return Ok(());
@@ -315,20 +308,33 @@ impl Learner {
         Ok(())
     }
 
+    /// The scores of `version` and of the head in use, in the last held-out examples with a number from `first` on.
+    fn scores(
+        &mut self,
+        is_busy: &dyn Fn() -> bool,
+        version: &mut Version,
+        first: u64,
+    ) -> Result<Vec<(Score, Score)>> {
+        let (pace, training) = (&mut self.pace, &mut self.training);
+        let examples = training.examples.recent(MAX_JUDGED, first).into_iter();
+        let scores = examples.map(|kept| {
+            let own = pace.turn(training, is_busy, |t| version.score(&t.candidate, &kept))?;
+            let used = pace.turn(training, is_busy, |t| t.used.score(&t.candidate, &kept))?;
+            Ok((own, used))
+        });
+        scores.collect()
+    }
+
     /// Lets the head before the one in use come back if it is better on examples that have come since.
     fn watch(&mut self, is_busy: &dyn Fn() -> bool) -> Result<()> {
-        let (pace, training) = (&mut self.pace, &mut self.training);
-        training.watched_at = training.examples.next();
-        let Some(mut previous) = training.previous.take() else {
+        self.training.watched_at = self.training.examples.next();
+        let Some(mut previous) = self.training.previous.take() else {
             return Ok(());
         };
-        let mut pairs = Vec::new();
-        for kept in training.examples.recent(MAX_JUDGED, training.switched_at) {
-            let new = |training: &mut HeadTraining| training.used.score(&training.candidate, &kept);
-            let new = pace.turn(training, is_busy, new)?;
-            let old = |training: &mut HeadTraining| previous.score(&training.candidate, &kept);
-            pairs.push((new, pace.turn(training, is_busy, old)?));
-        }
+        let first = self.training.switched_at;
+        let mut pairs = self.scores(is_busy, &mut previous, first)?;
+        pairs.iter_mut().for_each(|pair| *pair = (pair.1, pair.0));
+        let (pace, training) = (&mut self.pace, &mut self.training);
         let Some(gain) = Gain::of(&pairs).filter(Gain::is_worse) else {
             training.previous = Some(previous);
             return Ok(());

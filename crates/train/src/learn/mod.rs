@@ -14,7 +14,7 @@ mod source;
 mod step;
 
 use super::head::TrainHead;
-use super::head_weights::{HeadWeights, variables};
+use super::head_weights::{HeadWeights, TargetEmbedding, variables};
 use super::spec::Unrolling;
 use super::vocabulary::DraftVocabulary;
 use super::workers::one_thread;
@@ -116,16 +116,12 @@ impl LearnSetup<'_> {
             .map_err(|e| Error::setup(format!("--learn: {e}")))?;
         let folder = LearnFolder::open(&self.options.folder, self.api_key)?;
         let kept = folder.read(&base, &target)?;
-        let named = |e| Error::in_file(&self.options.folder, e);
-        let head = match &kept {
-            // Loading checks more of the file.
-            Some(_) => {
-                let head = load_head_of(&folder.source(), HeadKind::Eagle3, &load, &target);
-                Some(head.map_err(named)?)
-            }
-            None => None,
-        };
-        let (vars, embedding) = (variables(&base.weights)?, target.clone());
+        // Loading checks more of the file.
+        let load_kept = |_| load_head_of(&folder.source(), HeadKind::Eagle3, &load, &target);
+        let head = kept.as_ref().map(load_kept).transpose();
+        let head = head.map_err(|e| Error::in_file(&self.options.folder, e))?;
+        let embedding = TargetEmbedding::Shared(target.clone());
+        let vars = variables(&base.weights)?;
         let (config, ids) = (base.config.clone(), base.ids.clone());
         let positions = EXAMPLE_ROWS + 2 + UNROLLING.passes;
         let weights = HeadWeights::of(config, vars, embedding, ids.clone(), positions)?;

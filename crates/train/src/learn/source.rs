@@ -21,7 +21,7 @@ pub struct HeadFile {
     pub weights: ByName<Tensor>,
     /// The dtype of the file's matrices; f32 if they are quantized.
     pub dtype: DType,
-    /// Their blocks, if they are.
+    /// The type of the blocks of the file's matrices; `None` = they are not quantized.
     pub blocks: Option<BlockType>,
 }
 

@@ -2,6 +2,7 @@
 //! head that is served.
 
 use super::*;
+use crate::head_weights::TargetEmbedding;
 use crate::model::TrainModel;
 use crate::plain::{self, Matrix};
 use crate::plain_parallel::PlainHead;
@@ -100,6 +101,7 @@ fn head(markov_rank: usize) -> TrainParallelHead {
             (name, var)
         });
     let (vars, embedding) = (vars.collect(), tensor(99, &[VOCAB, HIDDEN]));
+    let embedding = TargetEmbedding::Dense(embedding);
     let positions = spec.positions();
     let weights = HeadWeights::of(spec.config, vars, embedding, IDS.to_vec(), positions).unwrap();
     TrainParallelHead::new(weights, BLOCK)
