@@ -14,7 +14,7 @@
 //!   commit -> emit`; drafters, the budget, the acceptance rules.
 //! - [`model`] (`foretoken-model` and the interface of `foretoken-core`): loading, one decoder for all architectures,
 //!   draft heads.
-//! - [`train`] (`foretoken-train`): training of drafts.
+//! - [`train`] (`foretoken-train`, feature `train`): training of drafts.
 //! - [`kv`], [`sampling`], [`gguf`], [`error`], [`files`] (`foretoken-core`).
 //! - [`kernels`] (`foretoken-kernels`): one op a file, its CPU and CUDA sides together.
 //! - [`mod@bench`], [`generate`], [`convert`], [`chat`]: commands; [`config`]: flags and TOML.
@@ -34,6 +34,9 @@ pub mod otel;
 #[cfg(not(feature = "otel"))]
 #[path = "otel/absent.rs"]
 pub mod otel;
+#[cfg(not(feature = "train"))]
+#[path = "train/absent.rs"]
+pub mod train;
 
 pub use builder::{Drafting, Foretoken, Running};
 pub use foretoken_core::{console, error, files, gguf, kv, sampling};
@@ -43,6 +46,7 @@ pub use foretoken_kernels as kernels;
 pub use foretoken_server as http;
 pub use foretoken_text as text;
 pub use foretoken_text::{grammar, prompts};
+#[cfg(feature = "train")]
 pub use foretoken_train as train;
 
 /// The interface between the engine and a model, and the models that can be loaded.

@@ -1,5 +1,6 @@
 mod file;
 mod speculation;
+#[cfg(feature = "train")]
 mod training;
 
 use super::*;
@@ -216,6 +217,7 @@ fn flags_of_other_servers_have_a_hint() {
         refused_with(line, needle);
     }
     // Where they mean something else they are read, and what is near one of ours is told as before.
+    #[cfg(feature = "train")]
     refused_with("distill --ctx-size 3", "unexpected argument '--ctx-size'");
     refused_with("o/m --max-model-length 3", "--max-model-len");
 }

@@ -1,6 +1,7 @@
 //! Shared by the tests: toy engines, and a reference without batches or drafts.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+#[cfg(feature = "train")]
 pub mod distill_workshop;
 pub mod grammar;
 pub mod hooked;

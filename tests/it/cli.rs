@@ -77,6 +77,9 @@ fn wrong_flags() {
             "{error}"
         );
     }
+    if cfg!(not(feature = "train")) {
+        refused_with("distill --model x", "--features train");
+    }
     refused_with("--modle x", "--modle");
     refused_with("--model x --port many", "--port");
     refused_with("--model x --draft-model y --drafter tables", "leave out");

@@ -21,8 +21,11 @@ mod corrupt_files;
 mod corrupt_heads;
 #[cfg(feature = "embedded-model")]
 mod demo;
+#[cfg(feature = "train")]
 mod distill;
+#[cfg(feature = "train")]
 mod distill_head;
+#[cfg(feature = "train")]
 mod distill_init;
 mod drafter_panics;
 mod eagle;
@@ -71,7 +74,7 @@ mod http_templates;
 mod http_tools;
 mod kv;
 mod latent;
-#[cfg(feature = "embedded-model")]
+#[cfg(all(feature = "embedded-model", feature = "train"))]
 mod learn;
 mod logs;
 mod lora;
