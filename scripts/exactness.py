@@ -2,7 +2,7 @@
 """Asks a running server whether its texts are exact. Uses only the standard library.
 
 It needs no more than OpenAI's /v1/completions, so any server can be asked. It counts the texts that differ
-  - from the text of the same request alone: in company, beside long prompts that arrive, after hits of a prefix cache;
+  - from the text of the same request alone: repeated, batched, after hits of a prefix cache, with chunked prefill;
   - with and without drafts: --plain has the fields with which a request turns drafts off, or further URLs have the same
     model, served in another way;
 greedy, and sampled with a seed. Then it compares the first and the second tokens of many samples with the server's own
@@ -51,7 +51,7 @@ SAMPLE_TOKENS = 3  # one more than is looked at, so that the second can be a dra
 LEVEL = 1e-3  # p below which samples are rejected
 CONTROLS = 40  # samples of the wrong rule
 BUSY = (429, 503)
-PARTLY_CACHED, CHUNKED = "after a part was cached, and all", "chunked beside long prompts"
+REPEATED, BATCHED, CACHED, CHUNKED = "repeated", "batched", "prefix-cache hit", "chunked prefill"
 
 
 class Unaskable(Exception):
@@ -196,8 +196,8 @@ class Check:
 
     def cells(self):
         rate = f"{1000 * self.divergences / max(1, self.tokens):.2f}"
-        told = ["not told" if n is None else n for n in (self.accepted, self.cached)]
-        return [self.texts, self.tokens, self.divergences, rate, *told]
+        reported = ["not reported" if n is None else n for n in (self.accepted, self.cached)]
+        return [self.texts, self.tokens, self.divergences, rate, *reported]
 
 
 class Texts:
@@ -215,8 +215,8 @@ class Texts:
 
     def not_reached(self):
         kinds = ["greedy"] + ["seeded"] * ("seeds" not in self.not_offered)
-        names = ["again", "in company", *(name + also for name, *_ in self.ways for also in ("", ", in company"))]
-        names += [PARTLY_CACHED, CHUNKED]
+        names = [REPEATED, BATCHED, *(name + also for name, *_ in self.ways for also in ("", f", {BATCHED}"))]
+        names += [CACHED, CHUNKED]
         return [f"{kind}, {name}" for kind in kinds for name in names if f"{kind}, {name}" not in self.checks]
 
     def prompts(self, number, kind):
@@ -233,14 +233,14 @@ class Texts:
         if kind == "seeded" and not self.has_seeds(bodies[0]):
             return
         alone = self.server.alone(bodies)
-        check("again", bodies, alone, self.server.alone(bodies))
+        check(REPEATED, bodies, alone, self.server.alone(bodies))
         mixed = random.Random(number).sample(range(len(bodies)), len(bodies)) * self.options.company
         pick = lambda things: [things[i] for i in mixed]
-        check("in company", pick(bodies), pick(alone), self.server.together(pick(bodies)))
+        check(BATCHED, pick(bodies), pick(alone), self.server.together(pick(bodies)))
         for name, server, fields in self.ways:
             others = [{**body, **fields} for body in bodies]
             check(name, others, alone, server.alone(others))
-            check(f"{name}, in company", pick(others), pick(alone), server.together(pick(others)))
+            check(f"{name}, {BATCHED}", pick(others), pick(alone), server.together(pick(others)))
         self.prefixes(number, bodies, check)
         self.chunked(number, kind, [sampled(i) for i in range(len(bodies) // 2)], check)
 
@@ -248,7 +248,8 @@ class Texts:
         """Whether a seed decides anything alone: two texts of each of three seeds are equal at least once."""
         if "seeds" in self.not_offered:
             return False
-        bodies = [{**body, "seed": seed, "max_tokens": 16} for seed in range(3)] if not self.checks.get("seeded, again") else []
+        seeds = [] if self.checks.get(f"seeded, {REPEATED}") else range(3)
+        bodies = [{**body, "seed": seed, "max_tokens": 16} for seed in seeds]
         pairs = list(zip(self.server.alone(bodies), self.server.alone(bodies)))
         if pairs and all(one.text != other.text for one, other in pairs):
             self.not_offered["seeds"] = "the same seed gives another text each time"
@@ -258,7 +259,7 @@ class Texts:
     def prefixes(self, number, bodies, check):
         """Another question after the same beginning hits a part of a prompt; asked again, all of it."""
         bodies = [{**body, "prompt": body["prompt"] + f" And then, {number}:"} for body in bodies]
-        check(PARTLY_CACHED, bodies, self.server.alone(bodies), self.server.alone(bodies))
+        check(CACHED, bodies, self.server.alone(bodies), self.server.alone(bodies))
 
     def chunked(self, number, kind, sampled, check):
         """New prompts of some length, together and beside longer ones, which cut them in other places than alone."""
@@ -349,7 +350,7 @@ class Samples:
             by_first[one].append(two)
         common = sorted(by_first, key=lambda token: -len(by_first[token]))[:3]
         groups = [(second[one], by_first[one]) for one in common if one in second and len(by_first[one]) >= 100]
-        self.judge("second token, by the first", groups)
+        self.judge("second token, given the first", groups)
 
     def judge(self, name, groups):
         """Tests all groups of tokens at once, and does the same to simulated tokens of the wrong rule."""
@@ -374,31 +375,31 @@ def verdict(row):
     """What a row of samples shows.
 
     >>> verdict({"p": 0.2, "caught": 40}), verdict({"p": 1e-9, "caught": 40}), verdict({"p": 0.2, "caught": 12})
-    ('as it should be', 'REJECTED', 'TOO FEW SAMPLES')
+    ('not rejected', 'REJECTED', 'TOO FEW SAMPLES')
     """
     if row["p"] < LEVEL:
         return "REJECTED"
-    return "as it should be" if row["caught"] >= 0.95 * CONTROLS else "TOO FEW SAMPLES"
+    return "not rejected" if row["caught"] >= 0.95 * CONTROLS else "TOO FEW SAMPLES"
 
 
 def report(texts, samples, cut, budget, options):
     """Prints the tables; returns whether all is well."""
     line = lambda cells: print("| " + " | ".join(map(str, cells)) + " |")
-    line(["texts", "compared", "tokens", "divergences", "per 1,000 tokens", "drafts accepted", "prompt tokens cached"])
+    line(["check", "texts", "tokens", "divergences", "per 1,000 tokens", "accepted draft tokens", "cached prompt tokens"])
     line(["---"] + ["---:"] * 6)
     for name, check in texts.checks.items():
         line([name, *check.cells()])
     if samples.rows:
         print()
-        line(["samples", "tokens", "chi-square", "degrees", "p", "wrong rule caught", "verdict"])
+        line(["tokens", "samples", "chi-square", "degrees of freedom", "p", "wrong rule rejected", "verdict"])
         line(["---"] + ["---:"] * 5 + ["---"])
     for row in samples.rows:
         figures = [row["samples"], f"{row['chi_square']:.1f}", row["degrees"], f"{row['p']:.3g}"]
         line([row["name"], *figures, f"{row['caught']} of {CONTROLS}", verdict(row)])
     print()
     if samples.rows:
-        accepted = "not told" if samples.accepted is None else samples.accepted
-        print(f"Samples are of {samples.prompt!r}; drafts accepted in them: {accepted}; {samples.ended} ended before.")
+        accepted = "not reported" if samples.accepted is None else samples.accepted
+        print(f"Prompt of the samples: {samples.prompt!r}. Accepted draft tokens: {accepted}. Shorter texts: {samples.ended}.")
     missing = {**texts.not_offered, **samples.not_offered}
     print(*(f"Not offered: {what} ({why})." for what, why in missing.items()), *cut, sep="\n")
     differ = [check for check in texts.checks.values() if check.divergences]
@@ -413,7 +414,7 @@ def report(texts, samples, cut, budget, options):
         found = {"texts": checks, "samples": samples.rows, "not_offered": missing, "tokens": budget.spent, "seconds": seconds}
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({**found, "cut": cut}, file, indent=1, ensure_ascii=False)
-    return not (differ or cut) and all(verdict(row) == "as it should be" for row in samples.rows)
+    return not (differ or cut) and all(verdict(row) == "not rejected" for row in samples.rows)
 
 
 def run(servers, options, budget):
@@ -441,20 +442,20 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     fields = lambda text: {"type": json.loads, "default": {}, "metavar": "JSON", "help": text}
     url = {"type": urllib.parse.urlsplit, "metavar": "URL"}
-    parser.add_argument("urls", nargs="+", **url, help="the server, and others that must write the same")
-    parser.add_argument("--plain", **fields("fields with which a request of the first URL is answered without drafts"))
+    parser.add_argument("urls", nargs="+", **url, help="the server, and further servers of the same model")
+    parser.add_argument("--plain", **fields("fields that turn drafts off in a request to the first URL"))
     parser.add_argument("--fields", **fields("further fields of every request"))
     parser.add_argument("--model", help="default: the first of /v1/models")
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="default: OPENAI_API_KEY")
-    parser.add_argument("--minutes", type=float, default=10, help="at most (default %(default)s); half of it for texts")
-    parser.add_argument("--tokens", type=int, default=10**6, help="at most, of all answers (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=10, help="time limit (default %(default)s); texts take half of it")
+    parser.add_argument("--tokens", type=int, default=10**6, help="limit of generated tokens (default %(default)s)")
     parser.add_argument("--texts", type=int, default=20, help="texts of each kind in a round (default %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=96, help="of a text (default %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="limit of a text (default %(default)s)")
     parser.add_argument("--long-words", type=int, default=600, help="words of the long prompts (default %(default)s)")
-    parser.add_argument("--streams", type=int, default=12, help="requests at a time, in company (default %(default)s)")
-    parser.add_argument("--company", type=int, default=2, help="times that each text is asked in company (default %(default)s)")
+    parser.add_argument("--streams", type=int, default=12, help="largest number of concurrent requests (default %(default)s)")
+    parser.add_argument("--company", type=int, default=2, help="copies of each request in a batch (default %(default)s)")
     parser.add_argument("--samples", type=int, default=16_000, help="seeds whose tokens are counted (default %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     numbers = [options.tokens, options.long_words, options.streams, options.company, options.samples]
     if min(numbers) < 1 or options.texts < 2 or options.max_tokens < 2 or options.minutes <= 0:

@@ -281,15 +281,16 @@ pub struct HttpOptions {
     /// tools].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub tool_call_parser: Option<ToolFormat>,
-    /// How the model marks what it thinks, which replies then have as reasoning_content [default: all
-    /// text is content].
+    /// Format of the model's reasoning, which replies then have as reasoning_content [default: openai_gptoss if
+    /// the chat template has its channels; otherwise all text is content].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub reasoning_parser: Option<ReasoningFormat>,
-    /// Names of special tokens in what clients write in chats are text, not tokens. The chat template's own are tokens.
+    /// Read names of special tokens as text if a client writes them in a chat. Names that the chat template writes stay
+    /// tokens.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub no_parse_special: bool,
-    /// No page at /, which shows speculation at work: only the API.
+    /// Serve only the API, without the web page at /.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub no_ui: bool,

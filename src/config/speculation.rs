@@ -63,12 +63,12 @@ pub struct SpeculationFlags {
     /// Length in tokens of the longest n-gram, which it tries first [default: 4].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub prompt_lookup_max: Option<usize>,
-    /// Let the EAGLE-3 head of --draft-model learn from the texts that are served, while no request runs, and
-    /// keep what it has learned in this folder, from which the next start goes on. On the CPU, with one API key
-    /// or none. SECURITY.md says what that tells others.
+    /// Train the EAGLE-3 head of --draft-model on the texts that are served, while no request runs. The trained head is
+    /// kept in this folder, and the next start continues with it. On the CPU only, with one API key or none. SECURITY.md
+    /// says what it reveals to other clients.
     #[arg(long, value_name = "DIR")]
     pub learn: Option<PathBuf>,
-    /// With --learn: share of the time of one core that it takes while no request runs [default: 0.25].
+    /// With --learn: share of one core's time that training takes while no request runs [default: 0.25].
     #[arg(long, value_name = "SHARE",
           value_parser = number("a number above 0 and at most 1", |&share: &f64| share > 0. && share <= 1.))]
     pub learn_share: Option<f64>,
