@@ -10,7 +10,7 @@ use foretoken::http::AppState;
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::{BudgetMode, Drafter, NgramDrafter};
-use foretoken::text::{SpecialIds, Text};
+use foretoken::text::{ReasoningFormat, SpecialIds, Text};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -99,6 +99,19 @@ pub async fn saying_as(
     let drafter = Box::new(NgramDrafter::new(1, 3));
     let engine = start(scripted(toy, script), Some(drafter));
     serve(engine, template, configure).await
+}
+
+/// Reads reasoning between `<think>` and `</think>`.
+pub fn thinking(state: AppState) -> AppState {
+    state.with_reasoning_parser(Some(ReasoningFormat::Qwen3))
+}
+
+/// The reasoning of a stream.
+pub fn thought(chunks: &[Value]) -> String {
+    let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+    deltas
+        .filter_map(|delta| delta["reasoning_content"].as_str())
+        .collect()
 }
 
 pub async fn saying(says: &str) -> Server {

@@ -1,11 +1,10 @@
 //! `/v1/messages`: the same answers as a chat's, as Anthropic's messages and events.
 
 use crate::common::Toy;
-use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as};
+use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, slow};
 use foretoken::engine::EngineOptions;
 use foretoken::http::AppState;
-use foretoken::text::ReasoningFormat;
 use reqwest::Response;
 use serde_json::{Value, json};
 
@@ -297,9 +296,8 @@ async fn stop_reasons_tell_what_ended_the_text() {
 
 #[tokio::test]
 async fn what_a_model_thinks_is_a_block() {
-    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
     // With `thinking`, the template has begun it.
-    let server = saying_as("It may rain.\n</think>\n\nYes.", TEMPLATE, qwen).await;
+    let server = saying_as("It may rain.\n</think>\n\nYes.", TEMPLATE, thinking).await;
     let mut body = text_body();
     body["thinking"] = json!({"type": "enabled", "budget_tokens": 50});
     let reply = server.json(MESSAGES, &body).await;

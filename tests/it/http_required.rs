@@ -1,14 +1,14 @@
 //! Calls that must be made, over HTTP: a grammar makes any model write them.
 
 use crate::common::scripted::{
-    CHAT, EOS, MAX_LEN, TEMPLATE, VOCAB, body, call, saying_as, serve, start, tool,
+    CHAT, EOS, MAX_LEN, TEMPLATE, VOCAB, body, call, saying_as, serve, start, thinking, tool,
 };
 use crate::common::server::error;
 use foretoken::http::AppState;
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::DraftModel;
-use foretoken::text::{ReasoningFormat, ToolFormat};
+use foretoken::text::ToolFormat;
 use serde_json::{Map, Value, json};
 
 fn toy(noise: f32) -> Box<dyn Model> {
@@ -124,7 +124,6 @@ async fn required_calls_are_valid_whatever_the_model() {
 /// A model may think before it calls, and before it writes what a schema asks for.
 #[tokio::test]
 async fn reasoning_comes_before_what_is_required() {
-    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
     let colour = json!({"type": "json_schema", "json_schema": {"name": "c", "schema": {"enum": ["red", "green"]}}});
     for (says, opened) in [
         ("<think>\nHm.</think>\n\n", false),
@@ -134,7 +133,7 @@ async fn reasoning_comes_before_what_is_required() {
             ("tool_choice", json!("required")),
             ("response_format", colour.clone()),
         ] {
-            let server = saying_as(says, TEMPLATE, qwen).await;
+            let server = saying_as(says, TEMPLATE, thinking).await;
             let mut asked = forced();
             asked[key] = value;
             asked["temperature"] = 0.into();

@@ -1,10 +1,8 @@
 //! `/v1/responses`: the same answers as a chat's, as items and events.
 
-use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as};
+use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, error, slow};
 use foretoken::engine::EngineOptions;
-use foretoken::http::AppState;
-use foretoken::text::ReasoningFormat;
 use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
@@ -266,8 +264,12 @@ async fn a_call_can_be_required() {
 
 #[tokio::test]
 async fn what_a_model_thinks_is_an_item() {
-    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
-    let server = saying_as("<think>\nIt may rain.\n</think>\n\nYes.", TEMPLATE, qwen).await;
+    let server = saying_as(
+        "<think>\nIt may rain.\n</think>\n\nYes.",
+        TEMPLATE,
+        thinking,
+    )
+    .await;
     let reply = server.json(RESPONSES, &text_body()).await;
     let items = reply["output"].as_array().expect("items");
     assert_eq!((items.len(), &items[0]["type"]), (2, &json!("reasoning")));

@@ -1,9 +1,9 @@
 //! Chats for templates that know less than the chat has, and calls of models that do not end their thoughts.
 
-use crate::common::scripted::{CHAT, TEMPLATE, body, call, saying_as, tool, with};
+use crate::common::scripted::{
+    CHAT, TEMPLATE, body, call, saying_as, thinking, thought, tool, with,
+};
 use crate::common::server::joined;
-use foretoken::http::AppState;
-use foretoken::text::ReasoningFormat;
 use serde_json::{Value, json};
 
 /// As Gemma 2 and Mistral 0.2: user and assistant take turns, and nobody else speaks.
@@ -83,13 +83,9 @@ async fn a_text_may_follow_a_result_in_a_turn() {
 const THOUGHT: &str =
     "<think>\nI look.\n<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
 
-fn qwen(state: AppState) -> AppState {
-    state.with_reasoning_parser(Some(ReasoningFormat::Qwen3))
-}
-
 #[tokio::test]
 async fn a_call_ends_a_thought_that_does_not_end() {
-    let server = saying_as(THOUGHT, TEMPLATE, qwen).await;
+    let server = saying_as(THOUGHT, TEMPLATE, thinking).await;
     let choice = server.json(CHAT, &body()).await["choices"][0].clone();
     let message = &choice["message"];
     assert_eq!(message["reasoning_content"], "I look.");
@@ -98,12 +94,9 @@ async fn a_call_ends_a_thought_that_does_not_end() {
     assert_eq!(choice["finish_reason"], "tool_calls");
 
     let chunks = server.stream(CHAT, body()).await;
-    let deltas = || chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
-    let thought: String = deltas()
-        .filter_map(|delta| delta["reasoning_content"].as_str())
-        .collect();
-    assert_eq!(thought, "I look.");
-    let calls = deltas().flat_map(|delta| delta["tool_calls"].as_array().into_iter().flatten());
+    assert_eq!(thought(&chunks), "I look.");
+    let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+    let calls = deltas.flat_map(|delta| delta["tool_calls"].as_array().into_iter().flatten());
     let arguments: String = calls
         .filter_map(|call| call["function"]["arguments"].as_str())
         .collect();
@@ -117,7 +110,7 @@ async fn a_call_that_a_thought_mentions_is_none() {
     let server = saying_as(
         &format!("{THOUGHT} or not.\n</think>\n\nNo."),
         TEMPLATE,
-        qwen,
+        thinking,
     )
     .await;
     let mentioned = THOUGHT.trim_start_matches("<think>\n").to_owned() + " or not.";
@@ -128,11 +121,7 @@ async fn a_call_that_a_thought_mentions_is_none() {
     assert_eq!(choice["finish_reason"], "stop");
 
     let chunks = server.stream(CHAT, body()).await;
-    let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
-    let thought: String = deltas
-        .filter_map(|delta| delta["reasoning_content"].as_str())
-        .collect();
-    assert_eq!(thought, mentioned);
+    assert_eq!(thought(&chunks), mentioned);
     assert_eq!(joined(&chunks, 0), ("No.".into(), json!("stop")));
     server.done().await;
 }
@@ -140,7 +129,7 @@ async fn a_call_that_a_thought_mentions_is_none() {
 /// A grammar rules the calls after the thought, not a text within it, which is cut off here.
 #[tokio::test]
 async fn a_call_in_a_thought_is_none_where_a_grammar_rules_calls() {
-    let server = saying_as(&format!("{THOUGHT} and so on"), TEMPLATE, qwen).await;
+    let server = saying_as(&format!("{THOUGHT} and so on"), TEMPLATE, thinking).await;
     let mut asked = with("tool_choice", json!("required"));
     asked["max_tokens"] = (THOUGHT.len() - "<think>".len() + 4).into();
     let choice = server.json(CHAT, &asked).await["choices"][0].clone();

@@ -1,9 +1,11 @@
 //! Tool calls and reasoning over HTTP: what a scripted model writes becomes messages and deltas.
 
-use crate::common::scripted::{CHAT, PLAIN, TEMPLATE, body, call, saying, saying_as, tool, with};
+use crate::common::scripted::{
+    CHAT, PLAIN, TEMPLATE, body, call, saying, saying_as, thinking, thought, tool, with,
+};
 use crate::common::server::{error, joined};
 use foretoken::http::AppState;
-use foretoken::text::{ReasoningFormat, ToolFormat};
+use foretoken::text::ToolFormat;
 use serde_json::{Map, Value, json};
 
 const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
@@ -239,13 +241,12 @@ async fn other_formats_are_read_on_request() {
 #[tokio::test]
 async fn what_a_model_thinks_is_no_content() {
     let says = "<think>\nIt may rain.\n</think>\n\nYes. <tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
-    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
     for (says, extra) in [
         (says, json!({})),
         // The template has begun it.
         (&says["<think>\n".len()..], json!({"enable_thinking": true})),
     ] {
-        let server = saying_as(says, TEMPLATE, qwen).await;
+        let server = saying_as(says, TEMPLATE, thinking).await;
         let asked = with("chat_template_kwargs", extra);
         let message = server.json(CHAT, &asked).await["choices"][0]["message"].clone();
         assert_eq!(message["reasoning_content"], "It may rain.");
@@ -253,11 +254,7 @@ async fn what_a_model_thinks_is_no_content() {
         assert_eq!(call(&message["tool_calls"][0]), ("add", "{}"));
 
         let chunks = server.stream(CHAT, asked.clone()).await;
-        let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
-        let thought: String = deltas
-            .filter_map(|delta| delta["reasoning_content"].as_str())
-            .collect();
-        assert_eq!(thought, "It may rain.");
+        assert_eq!(thought(&chunks), "It may rain.");
         assert_eq!(joined(&chunks, 0), ("Yes.".into(), json!("tool_calls")));
 
         let mut hidden = asked;

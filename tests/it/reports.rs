@@ -2,14 +2,12 @@
 //! list. A name says what was wrong there, or what is right here.
 
 use crate::advisories::{CHATS, COMPLETIONS, refused};
-use crate::common::scripted::{TEMPLATE, saying, saying_as};
+use crate::common::scripted::{TEMPLATE, saying, saying_as, thinking};
 use crate::common::server::{drafting, greedy};
 use crate::common::{Guess, MAX_LEN, SEED, Toy, VOCAB, assert_idle, reference, run, toy_model};
 use foretoken::engine;
-use foretoken::http::AppState;
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::DraftModel;
-use foretoken::text::ReasoningFormat;
 use serde_json::{Value, json};
 
 /// A model that wants to write white space for ever (xgrammar 412, oMLX 2990, vLLM 44619): JSON has what it needs of it
@@ -158,10 +156,9 @@ async fn a_stop_string_before_the_limit_ends_the_text_in_the_same_round() {
 /// of a response, and is not taken for a thought.
 #[tokio::test]
 async fn a_format_is_followed_by_a_model_that_does_not_think() {
-    let qwen = |state: AppState| state.with_reasoning_parser(Some(ReasoningFormat::Qwen3));
     let schema = json!({"type": "object", "properties": {"answer": {"const": 42}}, "required": ["answer"],
         "additionalProperties": false});
-    let server = saying_as("Hello, this is no JSON.", TEMPLATE, qwen).await;
+    let server = saying_as("Hello, this is no JSON.", TEMPLATE, thinking).await;
     let chat = json!({
         "messages": [{"role": "user", "content": "a"}], "temperature": 0, "chat_template_kwargs": {"enable_thinking": false},
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
