@@ -97,12 +97,7 @@ impl Events {
             Some(Event::Tokens {
                 finish: Some(finish),
                 ..
-            }) => {
-                self.reason = Some(match finish {
-                    FinishReason::Length => "length",
-                    FinishReason::Stop { .. } => "stop",
-                });
-            }
+            }) => self.reason = Some(finish.name()),
             Some(Event::Embedding { .. }) => self.reason = Some("stop"),
             Some(Event::Failed(error)) => {
                 let shutdown = matches!(error, Error::Request { kind, .. } if *kind == RequestErrorKind::ShuttingDown);

@@ -4,7 +4,6 @@ use super::Engine;
 use super::request::SequenceEnd;
 use super::scheduler::ScheduledSequence;
 use super::sequence::Sequence;
-use super::stats::RequestTimes;
 use crate::spec::{SeqId, StepResult};
 use foretoken_core::sampling::LossyRule;
 use std::time::Duration;
@@ -16,18 +15,12 @@ impl Engine {
         self.guard("the end of a sequence", |engine| engine.runner.end(id));
         sequence.permit = None;
         let stats = &self.shared.stats;
-        let seconds = sequence.arrived.elapsed().as_secs_f64();
+        let times = sequence.times;
+        let seconds = times.arrived.elapsed().as_secs_f64();
         stats.e2e_request_latency.observe(seconds);
-        let times = RequestTimes {
-            arrived: sequence.arrived,
-            admitted: sequence.admitted,
-            first_token: sequence.first_token,
-            last_token: sequence.last_token,
-        };
         (stats.requests).note_end(times, sequence.state.prompt_len, sequence.output_len());
-        let usage = sequence.usage;
         if !sequence.single_round {
-            log_end(&sequence, times, seconds);
+            log_end(&sequence, seconds);
         }
         if let Some(watch) = sequence.watch.take() {
             let end = SequenceEnd {
@@ -35,7 +28,7 @@ impl Engine {
                 prompt_tokens: sequence.state.prompt_len,
                 cached_tokens: sequence.cached_tokens,
                 output_tokens: sequence.output_len(),
-                spec: usage,
+                spec: sequence.usage,
             };
             self.guard("the watch of a sequence", |_| watch.ended(end));
         }
@@ -124,8 +117,8 @@ impl Engine {
 }
 
 /// The line of a request in the log.
-fn log_end(sequence: &Sequence, times: RequestTimes, seconds: f64) {
-    let usage = sequence.usage;
+fn log_end(sequence: &Sequence, seconds: f64) {
+    let (usage, times) = (sequence.usage, sequence.times);
     // What came after a stop string is no part of the text.
     let output_tokens = sequence.text_tokens.get().copied();
     let output_tokens = output_tokens.unwrap_or(sequence.output_len());

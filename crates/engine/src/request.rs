@@ -189,6 +189,16 @@ pub enum FinishReason {
     },
 }
 
+impl FinishReason {
+    /// The reason in metrics and log lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Length => "length",
+            Self::Stop { .. } => "stop",
+        }
+    }
+}
+
 /// Siblings that are counted apart.
 pub const MAX_RANKS: usize = 4;
 

@@ -5,6 +5,7 @@ use super::handle::{SpecLimits, Submission};
 use super::request::{
     EndObserver, Event, FinishReason, SpecUsage, TokenOutput, VerifiedDraft, queue_cost,
 };
+use super::stats::RequestTimes;
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
 use foretoken_core::kv::BlockTable;
 use foretoken_core::model::Adapter;
@@ -54,14 +55,8 @@ pub struct Sequence {
     pub usage: SpecUsage,
     /// Number of prompt tokens that were in the prefix cache when the sequence was first admitted.
     pub cached_tokens: usize,
-    /// When the request arrived.
-    pub arrived: Instant,
-    /// When it was first admitted to the batch.
-    pub admitted: Option<Instant>,
-    /// When the first token was sent.
-    pub first_token: Option<Instant>,
-    /// When the last token was sent.
-    pub last_token: Option<Instant>,
+    /// When it arrived, was admitted and sent tokens.
+    pub times: RequestTimes,
     /// The right to wait in the queue; released when the request is first admitted to the batch.
     pub permit: Option<OwnedSemaphorePermit>,
     /// Why it ends, as log lines call it; `None` while it goes on.
@@ -130,10 +125,7 @@ impl Sequence {
             },
             usage: SpecUsage::default(),
             cached_tokens: 0,
-            arrived: submission.arrived,
-            admitted: None,
-            first_token: None,
-            last_token: None,
+            times: RequestTimes::new(submission.arrived),
             permit: submission.permit,
             ended: None,
             outbox: Vec::new(),
@@ -333,8 +325,8 @@ impl Sequence {
     /// Begins, or begins again, after the first `cached` tokens, which are in the pool.
     pub fn begin_after(&mut self, cached: usize) {
         self.state.kv_len = cached;
-        if self.admitted.is_none() {
-            self.admitted = Some(Instant::now());
+        if self.times.admitted.is_none() {
+            self.times.admitted = Some(Instant::now());
             self.cached_tokens = cached;
         }
     }

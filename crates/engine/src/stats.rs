@@ -105,7 +105,7 @@ pub struct RequestStats {
     pub max_tokens: Histogram,
 }
 
-/// The times of a request that has ended.
+/// The times of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestTimes {
     /// When the request arrived.
@@ -119,6 +119,22 @@ pub struct RequestTimes {
 }
 
 impl RequestTimes {
+    /// Those of a request that has just arrived.
+    pub(super) fn new(arrived: Instant) -> Self {
+        Self {
+            arrived,
+            admitted: None,
+            first_token: None,
+            last_token: None,
+        }
+    }
+
+    /// Notes that tokens were sent at `now`.
+    pub(super) fn note_tokens(&mut self, now: Instant) {
+        self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
+    }
+
     /// The time from the arrival to the first token.
     pub fn first_token_seconds(&self) -> Option<f64> {
         Some((self.first_token? - self.arrived).as_secs_f64())
@@ -373,20 +389,15 @@ impl Stats {
             .inc_by(tokens as u64);
     }
 
-    /// Records `new` tokens of a request at time `now`; `last` is the time of the tokens before
-    /// them. The first token is timed from the request's arrival.
-    pub(super) fn note_tokens(
-        &self,
-        arrived: Instant,
-        last: Option<Instant>,
-        now: Instant,
-        new: usize,
-    ) {
+    /// Records `new` tokens at time `now` of a request that had `times` before them. The first token is timed from
+    /// the request's arrival.
+    pub(super) fn note_tokens(&self, times: &RequestTimes, now: Instant, new: usize) {
         self.generation_tokens.inc_by(new as u64);
-        match last {
-            None if new > 0 => self
-                .time_to_first_token
-                .observe((now - arrived).as_secs_f64()),
+        match times.last_token {
+            None if new > 0 => {
+                let waited = (now - times.arrived).as_secs_f64();
+                self.time_to_first_token.observe(waited);
+            }
             None => {}
             Some(last) => {
                 let each = (now - last).as_secs_f64() / new.max(1) as f64;

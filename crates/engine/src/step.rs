@@ -37,21 +37,16 @@ pub fn emit(
         stats.note_lossy(rule, output.lossy.len());
     }
     let (new, finish) = sequence.advance(rows, output);
-    stats.note_tokens(sequence.arrived, sequence.last_token, now, new);
-    if new > 0 {
-        sequence.first_token.get_or_insert(now);
-        sequence.last_token = Some(now);
+    stats.note_tokens(&sequence.times, now, new);
+    let is_embedded = sequence.is_embedding() && finish.is_some();
+    // The time of an embedding's prompt counts like that of a text.
+    if new > 0 || is_embedded {
+        sequence.times.note_tokens(now);
     }
-    if sequence.is_embedding() && finish.is_some() {
-        // So that the time of its prompt counts like that of a text.
-        sequence.first_token = Some(now);
-        sequence.last_token = Some(now);
+    if is_embedded {
         return Some("stop");
     }
-    finish.map(|reason| match reason {
-        FinishReason::Stop { .. } => "stop",
-        FinishReason::Length => "length",
-    })
+    finish.map(FinishReason::name)
 }
 
 /// What a step leaves for the drafter to observe of one sequence.
