@@ -12,97 +12,171 @@ use std::time::Instant;
 #[cfg(target_os = "linux")]
 use prometheus::process_collector::ProcessCollector;
 
-/// Counters, gauges and histograms of one engine. The engine thread updates them cheaply;
-/// [`Stats::registry`] renders them.
-#[derive(Debug)]
-pub struct Stats {
-    /// The registry that holds all metrics below.
-    pub registry: Registry,
-    /// Number of requests in the batch.
-    pub requests_running: IntGauge,
-    /// Number of requests in the queue.
-    pub requests_waiting: IntGauge,
-    /// Fraction of the target's pool that running requests hold, 0 to 1. What is only cached is free.
-    pub kv_cache_usage: Gauge,
-    /// Fraction of the draft's pool in use, 0 to 1.
-    pub draft_kv_cache_usage: Gauge,
-    /// Prompt tokens admitted.
-    pub prompt_tokens: IntCounter,
-    /// Prompt tokens that were looked up in the target's prefix cache.
-    pub prefix_cache_queries: IntCounter,
-    /// Prompt tokens that were found in the target's prefix cache.
-    pub prefix_cache_hits: IntCounter,
-    /// Tokens generated.
-    pub generation_tokens: IntCounter,
-    /// Preemptions of sequences.
-    pub preemptions: IntCounter,
-    /// Requests that finished, by `finished_reason`: `stop`, `length`, `abort` (the client disconnected, or the
-    /// server shut down), `error`. Counted when the [`Events`](super::Events) of a request are dropped.
-    pub requests_finished: IntCounterVec,
-    /// Requests that failed because the model's logits were not finite.
-    pub nonfinite_logits: IntCounter,
-    /// Time from arrival to first token, seconds.
-    pub time_to_first_token: Histogram,
-    /// Time between two tokens of a request, seconds: a round's time divided by its number of
-    /// tokens.
-    pub inter_token_latency: Histogram,
-    /// Time from arrival to last token, seconds.
-    pub e2e_request_latency: Histogram,
-    /// What requests ask for and get, observed when they end.
-    pub requests: RequestStats,
-    /// Rounds with a draft, counted per request.
-    pub spec_drafts: IntCounter,
-    /// Draft tokens proposed.
-    pub spec_draft_tokens: IntCounter,
-    /// Draft tokens accepted.
-    pub spec_accepted_tokens: IntCounter,
-    /// Accepted draft tokens by `position` in the draft, from 0.
-    pub spec_accepted_per_pos: IntCounterVec,
-    /// Draft tokens by `source`; see [`Source::name`].
-    pub spec_draft_by_source: IntCounterVec,
-    /// Accepted draft tokens by `source`; see [`Source::name`].
-    pub spec_accepted_by_source: IntCounterVec,
-    /// Draft tokens that a lossy rule accepted in the place of the model's own, by `rule`.
-    pub spec_lossy_tokens: IntCounterVec,
-    /// Proposed draft tokens that the budget did not verify.
-    pub spec_pruned_tokens: IntCounter,
-    /// Current estimate of tokens per second over those of plain decoding.
-    pub spec_speed_up: Gauge,
-    /// 1 once the drafter has panicked: then there are no more drafts.
-    pub drafter_off: IntGauge,
-    /// Wall time of [`Stats::draft_steps`], seconds.
-    pub draft_seconds: prometheus::Counter,
-    /// Draft model forwards that drafted one token for every sequence and contained no prompt rows.
-    pub draft_steps: IntCounter,
-    /// Wall time of [`Stats::target_steps`], seconds.
-    pub target_seconds: prometheus::Counter,
-    /// Target forwards that decoded or verified and contained no prompt rows.
-    pub target_steps: IntCounter,
-    /// Experts whose weights target forwards read: in each layer of each forward, the experts that some row chose.
-    pub experts_read: IntCounter,
-    /// The gauge of adapters, if requests may have adapters.
-    pub(super) adapters: OnceLock<AdapterStats>,
+/// Declares a struct of metrics with the value of each field, which `$make`, a [`MetricFactory`], makes.
+macro_rules! metrics {
+    ($(#[$about:meta])* $name:ident by $make:ident {
+        $($(#[$doc:meta])* $vis:vis $field:ident: $type:ty = $value:expr,)*
+    }) => {
+        $(#[$about])*
+        #[derive(Debug)]
+        pub struct $name {
+            $($(#[$doc])* $vis $field: $type,)*
+        }
+
+        impl $name {
+            fn made_by($make: &MetricFactory<'_>) -> Self {
+                Self { $($field: $value,)* }
+            }
+        }
+    };
 }
 
-/// Histograms over requests. Times are in seconds.
-#[derive(Debug)]
-pub struct RequestStats {
-    /// Time from arrival to the batch.
-    pub queue_time: Histogram,
-    /// Time from the batch to the first token.
-    pub prefill_time: Histogram,
-    /// Time from the first token to the last.
-    pub decode_time: Histogram,
-    /// Time from the batch to the last token.
-    pub inference_time: Histogram,
-    /// Decode time divided by the number of tokens after the first.
-    pub time_per_output_token: Histogram,
-    pub prompt_tokens: Histogram,
-    pub generation_tokens: Histogram,
-    /// Sequences that a request makes.
-    pub n: Histogram,
-    /// Maximum number of tokens that a request asks for, if it asks for one.
-    pub max_tokens: Histogram,
+metrics! {
+    /// Counters, gauges and histograms of one engine. The engine thread updates them cheaply;
+    /// [`Stats::registry`] renders them.
+    Stats by make {
+        /// The registry that holds all metrics below.
+        pub registry: Registry = make.0.clone(),
+        /// Number of requests in the batch.
+        pub requests_running: IntGauge = make.int_gauge("num_requests_running", "Requests in the batch"),
+        /// Number of requests in the queue.
+        pub requests_waiting: IntGauge = make.int_gauge("num_requests_waiting", "Requests in the queue"),
+        /// Fraction of the target's pool that running requests hold, 0 to 1. What is only cached is free.
+        pub kv_cache_usage: Gauge = make.gauge(
+            "kv_cache_usage_perc", "Used fraction of the target's KV pool, 1 = full",
+        ),
+        /// Fraction of the draft's pool in use, 0 to 1.
+        pub draft_kv_cache_usage: Gauge = make.gauge(
+            "draft_kv_cache_usage_perc", "Used fraction of the draft's KV pool, 1 = full",
+        ),
+        /// Prompt tokens admitted.
+        pub prompt_tokens: IntCounter = make.counter("prompt_tokens_total", "Prompt tokens admitted"),
+        /// Prompt tokens that were looked up in the target's prefix cache.
+        pub prefix_cache_queries: IntCounter = make.counter(
+            "prefix_cache_queries_total", "Prompt tokens looked up in the target's prefix cache",
+        ),
+        /// Prompt tokens that were found in the target's prefix cache.
+        pub prefix_cache_hits: IntCounter = make.counter(
+            "prefix_cache_hits_total", "Prompt tokens found in the target's prefix cache",
+        ),
+        /// Tokens generated.
+        pub generation_tokens: IntCounter = make.counter("generation_tokens_total", "Tokens generated"),
+        /// Preemptions of sequences.
+        pub preemptions: IntCounter = make.counter("num_preemptions_total", "Requests preempted"),
+        /// Requests that finished, by `finished_reason`: `stop`, `length`, `abort` (the client disconnected, or the
+        /// server shut down), `error`. Counted when the [`Events`](super::Events) of a request are dropped.
+        pub requests_finished: IntCounterVec = make.counters(
+            "request_success_total", "Requests ended, by reason", "finished_reason",
+        ),
+        /// Requests that failed because the model's logits were not finite.
+        pub nonfinite_logits: IntCounter = make.counter(
+            "nonfinite_logits_total", "Requests that failed because the model's logits were not finite",
+        ),
+        /// Time from arrival to first token, seconds.
+        pub time_to_first_token: Histogram = make.histogram("time_to_first_token_seconds", "Arrival to first token"),
+        /// Time between two tokens of a request, seconds: a round's time divided by its number of
+        /// tokens.
+        pub inter_token_latency: Histogram = make.histogram("inter_token_latency_seconds", "Time between two tokens"),
+        /// Time from arrival to last token, seconds.
+        pub e2e_request_latency: Histogram = make.histogram("e2e_request_latency_seconds", "Arrival to last token"),
+        /// What requests ask for and get, observed when they end.
+        pub requests: RequestStats = RequestStats::made_by(make),
+        /// Rounds with a draft, counted per request.
+        pub spec_drafts: IntCounter = make.counter(
+            "spec_decode_num_drafts_total", "Rounds with a draft, counted per request",
+        ),
+        /// Draft tokens proposed.
+        pub spec_draft_tokens: IntCounter = make.counter(
+            "spec_decode_num_draft_tokens_total", "Draft tokens proposed",
+        ),
+        /// Draft tokens accepted.
+        pub spec_accepted_tokens: IntCounter = make.counter(
+            "spec_decode_num_accepted_tokens_total", "Draft tokens accepted",
+        ),
+        /// Accepted draft tokens by `position` in the draft, from 0.
+        pub spec_accepted_per_pos: IntCounterVec = make.counters(
+            "spec_decode_num_accepted_tokens_per_pos_total", "Draft tokens accepted, by place in the draft", "position",
+        ),
+        /// Draft tokens by `source`; see [`Source::name`].
+        pub spec_draft_by_source: IntCounterVec = make.counters(
+            "spec_decode_num_draft_tokens_by_source_total", "Draft tokens proposed, by where they come from", "source",
+        ),
+        /// Accepted draft tokens by `source`; see [`Source::name`].
+        pub spec_accepted_by_source: IntCounterVec = make.counters(
+            "spec_decode_num_accepted_tokens_by_source_total",
+            "Draft tokens accepted, by where they come from", "source",
+        ),
+        /// Draft tokens that a lossy rule accepted in the place of the model's own, by `rule`.
+        pub spec_lossy_tokens: IntCounterVec = make.counters(
+            "spec_decode_num_lossy_tokens_total",
+            "Draft tokens that a lossy rule accepted in the place of the model's own", "rule",
+        ),
+        /// Proposed draft tokens that the budget did not verify.
+        pub spec_pruned_tokens: IntCounter = make.counter(
+            "spec_decode_num_refused_tokens_total", "Draft tokens that the budget did not verify",
+        ),
+        /// Current estimate of tokens per second over those of plain decoding.
+        pub spec_speed_up: Gauge = make.gauge(
+            "spec_decode_speed_up", "Current estimate of tokens per second over those of plain decoding",
+        ),
+        /// 1 once the drafter has panicked: then there are no more drafts.
+        pub drafter_off: IntGauge = make.int_gauge(
+            "drafter_off", "1 = the drafter has panicked: no more drafts until the server starts again",
+        ),
+        /// Wall time of [`Stats::draft_steps`], seconds.
+        pub draft_seconds: prometheus::Counter = make.seconds("draft_seconds_total", "Wall time of draft_steps"),
+        /// Draft model forwards that drafted one token for every sequence and contained no prompt rows.
+        pub draft_steps: IntCounter = make.counter("draft_steps_total", "Draft model forwards, without prompts"),
+        /// Wall time of [`Stats::target_steps`], seconds.
+        pub target_seconds: prometheus::Counter = make.seconds("target_seconds_total", "Wall time of target_steps"),
+        /// Target forwards that decoded or verified and contained no prompt rows.
+        pub target_steps: IntCounter = make.counter(
+            "target_steps_total", "Target forwards that decoded or verified, without prompts",
+        ),
+        /// Experts whose weights target forwards read: in each layer of each forward, the experts that some row chose.
+        pub experts_read: IntCounter = make.counter(
+            "experts_read_total",
+            "Experts whose weights target forwards read, prompts included: of each layer those that some row chose",
+        ),
+        /// The gauge of adapters, if requests may have adapters.
+        pub(super) adapters: OnceLock<AdapterStats> = OnceLock::new(),
+    }
+}
+
+metrics! {
+    /// Histograms over requests. Times are in seconds.
+    RequestStats by make {
+        /// Time from arrival to the batch.
+        pub queue_time: Histogram = make.histogram("request_queue_time_seconds", "Arrival to the batch"),
+        /// Time from the batch to the first token.
+        pub prefill_time: Histogram = make.histogram(
+            "request_prefill_time_seconds", "From the batch to the first token",
+        ),
+        /// Time from the first token to the last.
+        pub decode_time: Histogram = make.histogram(
+            "request_decode_time_seconds", "From the first token to the last",
+        ),
+        /// Time from the batch to the last token.
+        pub inference_time: Histogram = make.histogram(
+            "request_inference_time_seconds", "From the batch to the last token",
+        ),
+        /// Decode time divided by the number of tokens after the first.
+        pub time_per_output_token: Histogram = make.histogram(
+            "request_time_per_output_token_seconds", "Decode time by the tokens after the first",
+        ),
+        pub prompt_tokens: Histogram = make.histogram_of(
+            "request_prompt_tokens", "Prompt tokens of a request", TOKEN_BUCKETS,
+        ),
+        pub generation_tokens: Histogram = make.histogram_of(
+            "request_generation_tokens", "Tokens that a request got", TOKEN_BUCKETS,
+        ),
+        /// Sequences that a request makes.
+        pub n: Histogram = make.histogram_of("request_params_n", "Sequences that a request makes", COUNT_BUCKETS),
+        /// Maximum number of tokens that a request asks for, if it asks for one.
+        pub max_tokens: Histogram = make.histogram_of(
+            "request_params_max_tokens", "max_tokens, where it is given", TOKEN_BUCKETS,
+        ),
+    }
 }
 
 /// The times of a request.
@@ -169,139 +243,11 @@ impl Stats {
         registry
             .register(Box::new(ProcessCollector::for_self()))
             .expect("names are distinct");
-        let make = MetricFactory(&registry);
-        Self {
-            requests_running: make.int_gauge("num_requests_running", "Requests in the batch"),
-            requests_waiting: make.int_gauge("num_requests_waiting", "Requests in the queue"),
-            kv_cache_usage: make.gauge(
-                "kv_cache_usage_perc",
-                "Used fraction of the target's KV pool, 1 = full",
-            ),
-            draft_kv_cache_usage: make.gauge(
-                "draft_kv_cache_usage_perc",
-                "Used fraction of the draft's KV pool, 1 = full",
-            ),
-            prompt_tokens: make.counter("prompt_tokens_total", "Prompt tokens admitted"),
-            prefix_cache_queries: make.counter(
-                "prefix_cache_queries_total",
-                "Prompt tokens looked up in the target's prefix cache",
-            ),
-            prefix_cache_hits: make.counter(
-                "prefix_cache_hits_total",
-                "Prompt tokens found in the target's prefix cache",
-            ),
-            generation_tokens: make.counter("generation_tokens_total", "Tokens generated"),
-            preemptions: make.counter("num_preemptions_total", "Requests preempted"),
-            requests_finished: make.counters(
-                "request_success_total",
-                "Requests ended, by reason",
-                "finished_reason",
-            ),
-            nonfinite_logits: make.counter(
-                "nonfinite_logits_total",
-                "Requests that failed because the model's logits were not finite",
-            ),
-            time_to_first_token: make
-                .histogram("time_to_first_token_seconds", "Arrival to first token"),
-            inter_token_latency: make
-                .histogram("inter_token_latency_seconds", "Time between two tokens"),
-            e2e_request_latency: make
-                .histogram("e2e_request_latency_seconds", "Arrival to last token"),
-            requests: RequestStats::new(&make),
-            spec_drafts: make.counter(
-                "spec_decode_num_drafts_total",
-                "Rounds with a draft, counted per request",
-            ),
-            spec_draft_tokens: make.counter(
-                "spec_decode_num_draft_tokens_total",
-                "Draft tokens proposed",
-            ),
-            spec_accepted_tokens: make.counter(
-                "spec_decode_num_accepted_tokens_total",
-                "Draft tokens accepted",
-            ),
-            spec_accepted_per_pos: make.counters(
-                "spec_decode_num_accepted_tokens_per_pos_total",
-                "Draft tokens accepted, by place in the draft",
-                "position",
-            ),
-            spec_draft_by_source: make.counters(
-                "spec_decode_num_draft_tokens_by_source_total",
-                "Draft tokens proposed, by where they come from",
-                "source",
-            ),
-            spec_accepted_by_source: make.counters(
-                "spec_decode_num_accepted_tokens_by_source_total",
-                "Draft tokens accepted, by where they come from",
-                "source",
-            ),
-            spec_lossy_tokens: make.counters(
-                "spec_decode_num_lossy_tokens_total",
-                "Draft tokens that a lossy rule accepted in the place of the model's own",
-                "rule",
-            ),
-            spec_pruned_tokens: make.counter(
-                "spec_decode_num_refused_tokens_total",
-                "Draft tokens that the budget did not verify",
-            ),
-            spec_speed_up: make.gauge(
-                "spec_decode_speed_up",
-                "Current estimate of tokens per second over those of plain decoding",
-            ),
-            drafter_off: make.int_gauge(
-                "drafter_off",
-                "1 = the drafter has panicked: no more drafts until the server starts again",
-            ),
-            draft_seconds: make.seconds("draft_seconds_total", "Wall time of draft_steps"),
-            draft_steps: make.counter("draft_steps_total", "Draft model forwards, without prompts"),
-            target_seconds: make.seconds("target_seconds_total", "Wall time of target_steps"),
-            target_steps: make.counter(
-                "target_steps_total",
-                "Target forwards that decoded or verified, without prompts",
-            ),
-            experts_read: make.counter(
-                "experts_read_total",
-                "Experts whose weights target forwards read, prompts included: of each layer those that some row chose",
-            ),
-            adapters: OnceLock::new(),
-            registry,
-        }
+        Self::made_by(&MetricFactory(&registry))
     }
 }
 
 impl RequestStats {
-    fn new(make: &MetricFactory<'_>) -> Self {
-        let seconds = |name: &str, help: &str| make.histogram(name, help);
-        let tokens = |name: &str, help: &str| make.histogram_of(name, help, TOKEN_BUCKETS);
-        Self {
-            queue_time: seconds("request_queue_time_seconds", "Arrival to the batch"),
-            prefill_time: seconds(
-                "request_prefill_time_seconds",
-                "From the batch to the first token",
-            ),
-            decode_time: seconds(
-                "request_decode_time_seconds",
-                "From the first token to the last",
-            ),
-            inference_time: seconds(
-                "request_inference_time_seconds",
-                "From the batch to the last token",
-            ),
-            time_per_output_token: seconds(
-                "request_time_per_output_token_seconds",
-                "Decode time by the tokens after the first",
-            ),
-            prompt_tokens: tokens("request_prompt_tokens", "Prompt tokens of a request"),
-            generation_tokens: tokens("request_generation_tokens", "Tokens that a request got"),
-            n: make.histogram_of(
-                "request_params_n",
-                "Sequences that a request makes",
-                COUNT_BUCKETS,
-            ),
-            max_tokens: tokens("request_params_max_tokens", "max_tokens, where it is given"),
-        }
-    }
-
     /// Records the end of a request of `prompt_len` tokens that got `output_len`.
     pub(super) fn note_end(&self, times: RequestTimes, prompt_len: usize, output_len: usize) {
         let between =
