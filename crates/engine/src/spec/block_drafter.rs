@@ -7,11 +7,11 @@ use super::acceptance_model::{AcceptanceView, Estimate, Level};
 use super::draft::{Draft, DraftDist, DraftRequest, Forecast};
 use super::drafter::Drafter;
 use super::features::{MAX_NEW_STATES, joined};
+use super::growth::guesses;
 use super::pool::DraftPool;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::{Batch, DraftNetwork, ForwardOutput, Head, MaskedBlock};
-use foretoken_core::sampling::{Acceptance, Guess, Purpose, distribution, guess};
 use foretoken_kernels::parallel;
 use product::{LevelCandidate, ProductLimits};
 use std::time::Instant;
@@ -193,23 +193,12 @@ fn guess_all<'a>(
     view: &AcceptanceView<'_>,
     rows: impl Iterator<Item = &'a [f32]>,
 ) -> Guessed {
-    let (rng, width) = (request.rng(), request.max_siblings());
+    let width = request.max_siblings();
     let output_len = request.sampler.output_len();
     let (mut levels, mut dists) = (Vec::new(), Vec::<DraftDist>::new());
     for (depth, row) in rows.enumerate() {
-        let sampler = &*request.sampler;
-        let guesses = match request.acceptance {
-            Acceptance::Coupled => guess(row, sampler, rng.key(depth), width).unwrap_or_default(),
-            Acceptance::Rejection => match distribution(row, sampler) {
-                Err(_) => Vec::new(),
-                Ok(dist) => {
-                    let token = dist.sample(rng.uniform(depth, Purpose::Draft, 0));
-                    let prob = dist.prob(token) as f32;
-                    dists.push(dist.into());
-                    vec![Guess { token, prob }]
-                }
-            },
-        };
+        let choice = request.choice(depth);
+        let guesses = guesses(row, request.sampler, choice, width, &mut dists);
         let Some(first) = guesses.first() else {
             break;
         };

@@ -119,14 +119,6 @@ fn candidates_of(input: &StepInput<'_>, draft: &Draft, best: &[Vec<u32>]) -> Vec
         .collect()
 }
 
-/// The nodes from the root down to `node`; none for the sequence's last token.
-fn path_to(draft: &Draft, node: Option<usize>) -> Vec<usize> {
-    let above = |&node: &usize| draft.parents[node].map(usize::from);
-    let mut path: Vec<usize> = std::iter::successors(node, above).collect();
-    path.reverse();
-    path
-}
-
 /// An input's result; `None` if no token can be chosen.
 type Decided = (usize, Option<StepOutput>);
 
@@ -160,7 +152,7 @@ impl CoupledRows {
         let rng = input.state.rng();
         for node in [None].into_iter().chain((0..draft.len()).map(Some)) {
             let row = first + node.map_or(0, |node| node as u32 + 1);
-            let path = path_to(draft, node);
+            let path = draft.path(node);
             let sampler = &mut input.state.sampler;
             path.iter()
                 .for_each(|&node| sampler.push(draft.tokens[node]));

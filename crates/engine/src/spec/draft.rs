@@ -208,6 +208,14 @@ impl Draft {
         after.filter(move |&child| self.parents[child].map(usize::from) == node)
     }
 
+    /// The nodes from the first level down to `node`; none for the sequence's last token.
+    pub fn path(&self, node: Option<usize>) -> Vec<usize> {
+        let above = |&node: &usize| self.parents[node].map(usize::from);
+        let mut path: Vec<usize> = std::iter::successors(node, above).collect();
+        path.reverse();
+        path
+    }
+
     /// The draft with its distributions in the memory of the host.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! One sequence's draft while it grows, level by level.
 
 use crate::spec::acceptance_model::{AcceptanceView, Estimate};
-use crate::spec::draft::{Draft, Source};
+use crate::spec::draft::{Draft, DraftDist, Source};
 use foretoken_core::sampling::{Guess, Sampler, distribution, guess};
 use foretoken_kernels::sample::TokenChoice;
 
@@ -67,29 +67,22 @@ impl Growth {
         }
     }
 
-    /// The guesses after a row of `logits`, at most `width`, the likeliest first, for the position that
-    /// `sampler` has reached. Keeps the distribution from which a token was drawn, which the rejection rule
-    /// needs.
+    /// The [`guesses`] after the node `parent`, whose row of logits this is. The `sampler` has the tokens before the
+    /// draft.
     pub fn guess(
         &mut self,
+        parent: Option<u16>,
         logits: &[f32],
-        sampler: &Sampler,
+        sampler: &mut Sampler,
         choice: TokenChoice,
         width: usize,
     ) -> Vec<Guess> {
-        let quantile = match choice {
-            TokenChoice::GumbelMax(key) => {
-                return guess(logits, sampler, key, width).unwrap_or_default();
-            }
-            TokenChoice::Quantile(quantile) => quantile,
-        };
-        let Ok(dist) = distribution(logits, sampler) else {
-            return Vec::new();
-        };
-        let token = dist.sample(quantile);
-        let prob = dist.prob(token) as f32;
-        self.draft.dists.push(dist.into());
-        vec![Guess { token, prob }]
+        let output_len = sampler.output_len();
+        let path = self.path(parent);
+        path.iter().for_each(|&token| sampler.push(token));
+        let found = guesses(logits, sampler, choice, width, &mut self.draft.dists);
+        sampler.truncate(output_len);
+        found
     }
 
     /// The best nodes within the limits, and what all of them teach.
@@ -110,11 +103,8 @@ impl Growth {
 
     /// Tokens from the first level down to `node`.
     pub fn path(&self, node: Option<u16>) -> Vec<u32> {
-        let above = |node: &u16| self.draft.parents[usize::from(*node)];
-        let path = std::iter::successors(node, above);
-        let mut path: Vec<u32> = path.map(|node| self.token(node)).collect();
-        path.reverse();
-        path
+        let path = self.draft.path(node.map(usize::from));
+        path.iter().map(|&node| self.draft.tokens[node]).collect()
     }
 
     pub fn token(&self, node: u16) -> u32 {
@@ -204,6 +194,30 @@ impl Growth {
         draft.retain(&keep);
         draft
     }
+}
+
+/// The guesses after a row of `logits`, at most `width`, the likeliest first, for the position that `sampler` has
+/// reached. Adds to `dists` the distribution from which a token was drawn, which the rejection rule needs.
+pub fn guesses(
+    logits: &[f32],
+    sampler: &Sampler,
+    choice: TokenChoice,
+    width: usize,
+    dists: &mut Vec<DraftDist>,
+) -> Vec<Guess> {
+    let quantile = match choice {
+        TokenChoice::GumbelMax(key) => {
+            return guess(logits, sampler, key, width).unwrap_or_default();
+        }
+        TokenChoice::Quantile(quantile) => quantile,
+    };
+    let Ok(dist) = distribution(logits, sampler) else {
+        return Vec::new();
+    };
+    let token = dist.sample(quantile);
+    let prob = dist.prob(token) as f32;
+    dists.push(dist.into());
+    vec![Guess { token, prob }]
 }
 
 #[cfg(test)]

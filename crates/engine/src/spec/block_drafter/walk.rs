@@ -77,7 +77,9 @@ impl<'a, 'b> Walk<'a, 'b> {
             .into_iter()
             .zip(logits.chunks(vocab_size));
         for (row, (parent, logits)) in parents.enumerate() {
-            let guesses = self.guess(level, parent, logits);
+            let (choice, width) = (self.request.choice(level), self.limits.width);
+            let sampler = &mut *self.request.sampler;
+            let guesses = (self.growth).guess(parent, logits, sampler, choice, width);
             let sure = confidence.and_then(|all| all.get(row).copied());
             let guesses = match sure {
                 Some(sure) => confident(&guesses, sure),
@@ -96,20 +98,6 @@ impl<'a, 'b> Walk<'a, 'b> {
             .map(|&node| step_row_of[usize::from(node) - first])
             .collect();
         self.has_ended = self.growth.open().is_empty();
-    }
-
-    /// The guesses after `parent`, the likeliest first.
-    fn guess(&mut self, level: usize, parent: Option<u16>, logits: &[f32]) -> Vec<Guess> {
-        let choice = self.request.choice(level);
-        let sampler = &mut *self.request.sampler;
-        let output_len = sampler.output_len();
-        let path = self.growth.path(parent);
-        path.iter().for_each(|&token| sampler.push(token));
-        let guesses = self
-            .growth
-            .guess(logits, sampler, choice, self.limits.width);
-        sampler.truncate(output_len);
-        guesses
     }
 }
 

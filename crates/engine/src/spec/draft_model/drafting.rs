@@ -283,10 +283,13 @@ impl<'a, 'b> Drafting<'a, 'b> {
 
     /// Adds a level: the guesses of each of its rows of logits.
     fn expand_level<'c>(&mut self, rows: impl Iterator<Item = &'c [f32]>) {
+        let (choice, width) = (self.choice(), self.limits.width);
         let parents = self.parents().into_iter().zip(rows);
-        let guesses: Vec<Vec<Guess>> = parents
-            .map(|(parent, row)| self.after(parent, |one| one.guess(row)))
-            .collect();
+        let guess = |(parent, row)| {
+            let sampler = &mut *self.request.sampler;
+            (self.growth).guess(parent, row, sampler, choice, width)
+        };
+        let guesses: Vec<Vec<Guess>> = parents.map(guess).collect();
         self.add_level(guesses);
     }
 
@@ -337,13 +340,6 @@ impl<'a, 'b> Drafting<'a, 'b> {
         }
         self.depth += 1;
         self.request.sampler.resolve(guess.token);
-    }
-
-    /// The likeliest tokens after one row of logits.
-    fn guess(&mut self, logits: &[f32]) -> Vec<Guess> {
-        let (choice, width) = (self.choice(), self.limits.width);
-        let sampler = &*self.request.sampler;
-        self.growth.guess(logits, sampler, choice, width)
     }
 
     /// The draft, which the sequence's history remembers.

@@ -101,10 +101,7 @@ impl TranslatedDraft {
         let mut leaves: Vec<usize> = (0..draft.len()).filter(is_leaf).collect();
         leaves.sort_by(|&a, &b| draft.scores[b].total_cmp(&draft.scores[a]));
         for leaf in leaves {
-            let above = |&node: &usize| draft.parents[node].map(usize::from);
-            let mut path: Vec<usize> = std::iter::successors(Some(leaf), above).collect();
-            path.reverse();
-            let tokens = tokens_of(vocabulary, draft, &path, ending);
+            let tokens = tokens_of(vocabulary, draft, &draft.path(Some(leaf)), ending);
             proposal.add(rates, &draft.scores, &tokens);
         }
         proposal
