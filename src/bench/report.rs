@@ -330,11 +330,18 @@ impl AtTemperature {
     }
 }
 
+impl AtTemperature {
+    /// The one of `all` with the largest speed-up, as far as that was measured.
+    fn fastest(all: &[Self]) -> Option<&Self> {
+        let measured = all.iter().filter(|at| at.overall.speed_up.is_finite());
+        measured.max_by(|a, b| a.overall.speed_up.total_cmp(&b.overall.speed_up))
+    }
+}
+
 impl Best {
     /// Selects from figures that differ only in K; `None` if there is only one K.
     fn of(lengths: &[AtTemperature]) -> Option<Self> {
-        let measured = lengths.iter().filter(|at| at.overall.speed_up.is_finite());
-        let best = measured.max_by(|a, b| a.overall.speed_up.total_cmp(&b.overall.speed_up))?;
+        let best = AtTemperature::fastest(lengths)?;
         (lengths.len() > 1).then_some(Self {
             temperature: best.temperature,
             way: best.way,

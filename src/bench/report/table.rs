@@ -54,10 +54,9 @@ impl BenchReport {
     /// For each temperature, and number of streams, whether speculation helps.
     fn fmt_verdicts(&self, f: &mut fmt::Formatter<'_>, labels: &Labels) -> fmt::Result {
         let best = |group: &[AtTemperature]| {
-            let rates = group.iter().map(|at| (at.overall.speed_up, at.way));
-            let best = rates.filter(|(rate, _)| rate.is_finite());
-            let best = best.max_by(|a, b| a.0.total_cmp(&b.0))?;
-            Some((format!("temperature {}", group[0].temperature), best))
+            let best = AtTemperature::fastest(group)?;
+            let place = format!("temperature {}", best.temperature);
+            Some((place, (best.overall.speed_up, best.way)))
         };
         let groups = self
             .temperatures
@@ -104,9 +103,9 @@ impl BenchReport {
             .chunk_by(|a, b| a.temperature == b.temperature)
         {
             writeln!(f, "\ntemperature {}, all modes", modes[0].temperature)?;
-            fmt_head(f, "mode")?;
+            fmt_head(f, "mode", &GROUP_COLUMNS)?;
             for at in modes {
-                at.overall.fmt_row(f, &at.way.label(labels))?;
+                fmt_row(f, &at.way.label(labels), &GROUP_COLUMNS, &at.overall)?;
             }
         }
         for rules in &self.rules {
@@ -127,21 +126,12 @@ impl BenchReport {
     fn fmt_loads(&self, f: &mut fmt::Formatter<'_>, labels: &Labels) -> fmt::Result {
         for at in self.loads.chunk_by(|a, b| a.temperature == b.temperature) {
             writeln!(f, "\ntemperature {}", at[0].temperature)?;
-            writeln!(
-                f,
-                "{:>7} {:<16} {:>8} {:>7} {:>11} {:>11} {:>8} {:>6} {:>8} {:>7}",
-                "streams",
-                "mode",
-                "requests",
-                "tokens",
-                "plain tok/s",
-                "spec tok/s",
-                "speed-up",
-                "alpha",
-                "accepted",
-                "drafted"
-            )?;
-            at.iter().try_for_each(|load| load.fmt_row(f, labels))?;
+            write!(f, "{:>7} ", "streams")?;
+            fmt_head(f, "mode", &LOAD_COLUMNS)?;
+            for load in at {
+                write!(f, "{:>7} ", load.streams)?;
+                fmt_row(f, &load.way.label(labels), &LOAD_COLUMNS, load)?;
+            }
         }
         Ok(())
     }
@@ -178,25 +168,6 @@ fn verdict(speed_up: f64) -> &'static str {
         1.03.. => "helps",
         0.97.. => "neither helps nor costs",
         _ => "costs",
-    }
-}
-
-impl LoadFigures {
-    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, labels: &Labels) -> fmt::Result {
-        writeln!(
-            f,
-            "{:>7} {:<16} {:>8} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2}",
-            self.streams,
-            self.way.label(labels),
-            self.requests,
-            self.tokens,
-            self.plain_tokens_per_second,
-            self.spec_tokens_per_second,
-            self.speed_up,
-            self.alpha,
-            self.mean_accepted_length,
-            self.mean_draft_length
-        )
     }
 }
 
@@ -239,10 +210,10 @@ fn fmt_lengths(
             f,
             "\ntemperature {temperature}, SYNTHETIC acceptance A = {rate}"
         )?;
-        fmt_head(f, "draft length")?;
+        fmt_head(f, "draft length", &GROUP_COLUMNS)?;
         for at in lengths {
-            at.overall
-                .fmt_row(f, &format!("K = {}", at.way.spec_length))?;
+            let label = format!("K = {}", at.way.spec_length);
+            fmt_row(f, &label, &GROUP_COLUMNS, &at.overall)?;
         }
     } else {
         for at in lengths {
@@ -252,56 +223,66 @@ fn fmt_lengths(
                 write!(f, ", {label}")?;
             }
             writeln!(f)?;
-            fmt_head(f, "category")?;
+            fmt_head(f, "category", &GROUP_COLUMNS)?;
             for row in at.categories.iter().chain([&at.overall]) {
-                row.fmt_row(f, &row.category)?;
+                fmt_row(f, &row.category, &GROUP_COLUMNS, row)?;
             }
         }
     }
     Best::of(lengths).map_or(Ok(()), |best| best.fmt_line(f))
 }
 
-/// Writes the column names of [`GroupFigures::fmt_row`].
-fn fmt_head(f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
-    writeln!(
-        f,
-        "{label:<16} {:>7} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {:>8} {:>7} {:>6} {:>6} {:>8} {:>9}",
-        "prompts",
-        "tokens",
-        "plain tok/s",
-        "spec tok/s",
-        "speed-up",
-        "tok/step",
-        "alpha",
-        "accepted",
-        "drafted",
-        "c",
-        "verify",
-        "expected",
-        "meas/exp"
-    )
+/// A column of a table of `T`: its name, its width, the decimals of its figures, and the figure.
+type Column<T> = (&'static str, usize, usize, fn(&T) -> f64);
+
+const GROUP_COLUMNS: [Column<GroupFigures>; 13] = [
+    ("prompts", 7, 0, |group| group.prompts as f64),
+    ("tokens", 7, 0, |group| group.tokens as f64),
+    ("plain tok/s", 11, 2, |group| group.plain_tokens_per_second),
+    ("spec tok/s", 11, 2, |group| group.spec_tokens_per_second),
+    ("speed-up", 8, 2, |group| group.speed_up),
+    ("tok/step", 8, 2, |group| group.tokens_per_step),
+    ("alpha", 6, 3, |group| group.alpha),
+    ("accepted", 8, 2, |group| group.mean_accepted_length),
+    ("drafted", 7, 2, |group| group.mean_draft_length),
+    ("c", 6, 3, |group| group.c),
+    ("verify", 6, 2, |group| group.verify_cost),
+    ("expected", 8, 2, |group| group.expected_speed_up),
+    ("meas/exp", 9, 2, |group| group.measured_over_expected),
+];
+
+const LOAD_COLUMNS: [Column<LoadFigures>; 8] = [
+    ("requests", 8, 0, |load| load.requests as f64),
+    ("tokens", 7, 0, |load| load.tokens as f64),
+    ("plain tok/s", 11, 2, |load| load.plain_tokens_per_second),
+    ("spec tok/s", 11, 2, |load| load.spec_tokens_per_second),
+    ("speed-up", 8, 2, |load| load.speed_up),
+    ("alpha", 6, 3, |load| load.alpha),
+    ("accepted", 8, 2, |load| load.mean_accepted_length),
+    ("drafted", 7, 2, |load| load.mean_draft_length),
+];
+
+/// Writes the names of `columns` after a `label`.
+fn fmt_head<T>(f: &mut fmt::Formatter<'_>, label: &str, columns: &[Column<T>]) -> fmt::Result {
+    write!(f, "{label:<16}")?;
+    for (name, width, ..) in columns {
+        write!(f, " {name:>width$}")?;
+    }
+    writeln!(f)
 }
 
-impl GroupFigures {
-    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, label: &str) -> fmt::Result {
-        writeln!(
-            f,
-            "{label:<16} {:>7} {:>7} {:>11.2} {:>11.2} {:>8.2} {:>8.2} {:>6.3} {:>8.2} {:>7.2} {:>6.3} {:>6.2} {:>8.2} {:>9.2}",
-            self.prompts,
-            self.tokens,
-            self.plain_tokens_per_second,
-            self.spec_tokens_per_second,
-            self.speed_up,
-            self.tokens_per_step,
-            self.alpha,
-            self.mean_accepted_length,
-            self.mean_draft_length,
-            self.c,
-            self.verify_cost,
-            self.expected_speed_up,
-            self.measured_over_expected
-        )
+/// Writes the `figures` of a line after its `label`.
+fn fmt_row<T>(
+    f: &mut fmt::Formatter<'_>,
+    label: &str,
+    columns: &[Column<T>],
+    figures: &T,
+) -> fmt::Result {
+    write!(f, "{label:<16}")?;
+    for (_, width, decimals, figure) in columns {
+        write!(f, " {:>width$.decimals$}", figure(figures))?;
     }
+    writeln!(f)
 }
 
 impl Best {
