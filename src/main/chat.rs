@@ -34,9 +34,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
     let runtime = serve::runtime()?;
     let (stop, stopped) = oneshot::channel::<()>();
     let (address, server) = runtime.block_on(async {
-        let listener = serve::listen(config, socket)?;
-        let address = (listener.local_addr())
-            .map_err(|e| Error::setup(format!("the listener has no address: {e}")))?;
+        let (listener, address) = serve::listen(config, socket)?;
         let state = assembly::state(config, loaded, text, sampling)?;
         let shutdown = async {
             let _ = stopped.await;

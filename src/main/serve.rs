@@ -35,7 +35,7 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
     let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
     let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
     let served = runtime.block_on(async {
-        let listener = listen(config, socket)?;
+        let (listener, address) = listen(config, socket)?;
         let signals = StopSignals::new()?;
         // What the operator did not ask for, the model is made for.
         let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
@@ -51,10 +51,10 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
         if engine.limits().generates {
             stdout.line(&notice);
         }
-        stdout.line(&startup_line(config, &text, embeds, &listener)?);
+        stdout.line(&startup_line(config, &text, embeds, address));
         stdout.flush();
         let shutdown = signals.first_then_abort(engine);
-        warn_if_open(&config.http, &listener);
+        warn_if_open(&config.http, address);
         http::serve(listener, state, shutdown, config.http.shutdown_timeout).await
     });
     // A thread may still tokenize for a client that is no longer served.
@@ -70,16 +70,18 @@ pub fn runtime() -> Result<Runtime> {
     built.map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))
 }
 
-/// Accepts clients on `socket` from now on.
-pub fn listen(config: &Config, socket: TcpSocket) -> Result<TcpListener> {
-    let listening = socket.listen(BACKLOG);
+/// Accepts clients on `socket` from now on; returns its address, too.
+pub fn listen(config: &Config, socket: TcpSocket) -> Result<(TcpListener, SocketAddr)> {
+    let listening = socket.listen(BACKLOG).and_then(|listener| {
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    });
     listening.map_err(|e| cannot_listen(&config.http, &e))
 }
 
 /// Warns of a server that everyone on the network can use.
-fn warn_if_open(http: &HttpOptions, listener: &TcpListener) {
-    let address = listener.local_addr();
-    if http.api_key.is_empty() && address.is_ok_and(|address| !address.ip().is_loopback()) {
+fn warn_if_open(http: &HttpOptions, address: SocketAddr) {
+    if http.api_key.is_empty() && !address.ip().is_loopback() {
         let host = &http.host;
         tracing::warn!(
             "every machine that reaches {host} can use this server: set --api-key, or --host 127.0.0.1"
@@ -130,18 +132,9 @@ fn cannot_listen(http: &HttpOptions, e: &std::io::Error) -> Error {
 }
 
 /// The last start-up line: the address and an example command.
-fn startup_line(
-    config: &Config,
-    text: &Text,
-    embeds: bool,
-    listener: &TcpListener,
-) -> Result<String> {
-    let mut address = listener
-        .local_addr()
-        .map_err(|e| Error::setup(format!("the listener has no address: {e}")))?;
+fn startup_line(config: &Config, text: &Text, embeds: bool, mut address: SocketAddr) -> String {
     if address.ip().is_unspecified() {
-        let loopback: SocketAddr = ([127, 0, 0, 1], address.port()).into();
-        address = loopback;
+        address = ([127, 0, 0, 1], address.port()).into();
     }
     let generate = ",\"max_tokens\":100,\"temperature\":0";
     let (path, prompt, more) = if embeds {
@@ -160,10 +153,10 @@ fn startup_line(
     } else {
         " -H \"Authorization: Bearer $FORETOKEN_API_KEY\""
     };
-    Ok(format!(
+    format!(
         "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{}{more}}}'",
         prompt.0, prompt.1
-    ))
+    )
 }
 
 /// SIGTERM and SIGINT.
