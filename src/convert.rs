@@ -33,7 +33,7 @@ pub struct ConvertOptions {
     pub out: PathBuf,
     /// Type of the matrices whose row length is a multiple of its block size; other matrices become
     /// q8_0 or f16, and norms stay f32.
-    #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = kinds())]
+    #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = one_of(KINDS.to_vec()))]
     pub kind: GgmlDType,
 }
 
@@ -54,22 +54,20 @@ const KINDS: [(&str, GgmlDType); 11] = [
 
 /// A parser of the types of blocks.
 pub fn block_kinds() -> impl TypedValueParser<Value = BlockType> {
-    let blocks = KINDS.map(|(name, kind)| (name, BlockType::from(kind)));
-    let blocks = blocks
-        .into_iter()
-        .filter(|(_, kind)| kind.float().is_none());
-    let blocks: Vec<_> = blocks.collect();
-    let names: Vec<_> = blocks.iter().map(|(name, _)| *name).collect();
-    PossibleValuesParser::new(names).try_map(move |name| {
-        let kind = blocks.iter().find(|(known, _)| *known == name);
-        kind.map(|(_, kind)| *kind).ok_or("no such type")
-    })
+    let kinds = KINDS.map(|(name, kind)| (name, BlockType::from(kind)));
+    let blocks = kinds.into_iter().filter(|(_, kind)| kind.float().is_none());
+    one_of(blocks.collect())
 }
 
-fn kinds() -> impl TypedValueParser<Value = GgmlDType> {
-    PossibleValuesParser::new(KINDS.map(|(name, _)| name)).try_map(|name| {
-        let kind = KINDS.into_iter().find(|(known, _)| *known == name);
-        kind.map(|(_, kind)| kind).ok_or("no such type")
+/// A parser of the names of `values`.
+fn one_of<T>(values: Vec<(&'static str, T)>) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Send + Sync + 'static,
+{
+    let names: Vec<_> = values.iter().map(|(name, _)| *name).collect();
+    PossibleValuesParser::new(names).try_map(move |name| {
+        let value = values.iter().find(|(known, _)| *known == name);
+        value.map(|(_, value)| *value).ok_or("no such type")
     })
 }
 

@@ -17,20 +17,9 @@ use crate::model::{Inventory, LayerSpec, LoadFormat, LoadedModel, ModelSource, T
 use crate::text::Text;
 use clap::ValueEnum;
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
-
-/// The report that `--json` prints.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum CheckResult {
-    Servable(Box<Report>),
-    Refused {
-        model: String,
-        servable: bool,
-        error: String,
-    },
-}
 
 /// A model that can be served. Sizes are in bytes, lengths in tokens.
 #[derive(Debug, Serialize)]
@@ -112,21 +101,17 @@ pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
     if !options.json {
         return console::print(result?);
     }
-    let (answer, result) = match result {
-        Ok(report) => (CheckResult::Servable(Box::new(report)), Ok(())),
+    let json = match &result {
+        Ok(report) => serde_json::to_string_pretty(report),
         Err(e) => {
-            let refused = CheckResult::Refused {
-                model: config.model.name.clone(),
-                servable: false,
-                error: e.to_string(),
-            };
-            (refused, Err(e))
+            let refused =
+                json!({"model": config.model.name, "servable": false, "error": e.to_string()});
+            serde_json::to_string_pretty(&refused)
         }
     };
-    let json = serde_json::to_string_pretty(&answer)
-        .map_err(|e| Error::internal(format!("the report: {e}")))?;
+    let json = json.map_err(|e| Error::internal(format!("the report: {e}")))?;
     console::print(format!("{json}\n"))?;
-    result
+    result.map(drop)
 }
 
 fn report(config: &Config) -> Result<Report> {

@@ -202,12 +202,23 @@ pub fn check_limits(config: &Config) -> Result<()> {
 
 /// Memory in bytes of this machine or its container.
 pub fn total_memory() -> u64 {
+    memory().0
+}
+
+/// Free memory in bytes of this machine or its container.
+pub fn free_memory() -> u64 {
+    memory().1
+}
+
+/// [`total_memory`] and [`free_memory`].
+fn memory() -> (u64, u64) {
     let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let system = System::new_with_specifics(memory);
-    let container = system
-        .cgroup_limits()
-        .map_or(u64::MAX, |limits| limits.total_memory);
-    system.total_memory().min(container)
+    let (total, free) = (system.total_memory(), system.available_memory());
+    match system.cgroup_limits() {
+        Some(limits) => (total.min(limits.total_memory), free.min(limits.free_memory)),
+        None => (total, free),
+    }
 }
 
 /// The uses of a GPU's memory.
@@ -300,16 +311,6 @@ fn workspace(model: &ModelInfo, config: &Config) -> u64 {
     let rows = engine.max_num_batched_tokens;
     let sampled = rows.min(engine.max_num_seqs + engine.step_limits.draft_rows);
     ((rows * model.row_values + 4 * sampled * model.vocab_size) * size_of::<f32>()) as u64
-}
-
-/// Free memory in bytes of this machine or its container.
-pub fn free_memory() -> u64 {
-    let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(memory);
-    let container = system
-        .cgroup_limits()
-        .map_or(u64::MAX, |limits| limits.free_memory);
-    system.available_memory().min(container)
 }
 
 #[cfg(test)]

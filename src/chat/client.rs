@@ -207,26 +207,21 @@ impl ChatClient {
         let mut answer = request.map_err(unreachable)?;
         let status = answer.status();
         let text = body(&mut answer);
-        if matches!(status.as_u16(), 401 | 403) {
+        let refused = |hint: &str| {
             let detail = detail(status.as_u16(), &text);
-            return Err(Error::setup(format!(
-                "{url}: {detail}; set --api-key or OPENAI_API_KEY"
-            )));
+            Err(Error::setup(format!("{url}: {detail}{hint}")))
+        };
+        if matches!(status.as_u16(), 401 | 403) {
+            return refused("; set --api-key or OPENAI_API_KEY");
         }
         match serde_json::from_str::<Models>(&text) {
             Ok(models) if status.is_success() => Ok(models.data),
             _ if known => Ok(Vec::new()),
-            Ok(_) => {
-                let detail = detail(status.as_u16(), &text);
-                Err(Error::setup(format!("{url}: {detail}; set --model")))
-            }
+            Ok(_) => refused("; set --model"),
             Err(_) if status.is_success() => Err(Error::setup(format!(
                 "{url} is no list of models: is this the address of a server of OpenAI's API?"
             ))),
-            Err(_) => {
-                let detail = detail(status.as_u16(), &text);
-                Err(Error::setup(format!("{url}: {detail}")))
-            }
+            Err(_) => refused(""),
         }
     }
 
