@@ -9,15 +9,6 @@ use clap::{ArgAction, Args};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// Keys whose values are paths, at least if there is such a file.
-const PATHS: [&str; 5] = [
-    "model",
-    "draft-model",
-    "tables-corpus",
-    "learn",
-    "generation-config",
-];
-
 /// The file's keys as flags, without those that `written`, the command line, replaces.
 ///
 /// # Errors
@@ -59,13 +50,11 @@ pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
         if written.replaces(&name) {
             continue;
         }
-        let repeats =
-            known(&name).is_some_and(|flag| matches!(flag.get_action(), ArgAction::Append));
-        let takes_many = known(&name)
-            .and_then(|flag| flag.get_num_args())
-            .is_some_and(|count| count.max_values() > 1);
+        let flag = known(&name);
+        let repeats = flag.is_some_and(|flag| matches!(flag.get_action(), ArgAction::Append));
+        let count = flag.and_then(|flag| flag.get_num_args());
+        let takes_many = count.is_some_and(|count| count.max_values() > 1);
         let value = match value {
-            toml::Value::String(s) if PATHS.contains(&name.as_str()) => relative_to(path, &name, s),
             toml::Value::String(s) => placed(path, &name, &s),
             toml::Value::Integer(n) => n.to_string(),
             toml::Value::Boolean(b) => b.to_string(),
@@ -103,37 +92,23 @@ pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
     Ok(args)
 }
 
-/// `value` of the key `name`, whose paths are in relation to the folder of the file, if it has some within.
+/// `value` of the key `name`; a relative path in it is one in the folder of the file. A model is a path if there is such
+/// a file or folder, or if it cannot be an id of the Hub.
 fn placed(file: &Path, name: &str, value: &str) -> String {
     let folder = file.parent().unwrap_or(Path::new(""));
-    match name {
-        lora::MODULES => lora::relative_to(folder, value),
-        _ => value.to_owned(),
-    }
-}
-
-/// `value` of the key `name`, in relation to the folder of the file if it is a relative path: a model is one
-/// if there is such a file or folder, or if it cannot be an id of the Hub.
-fn relative_to(file: &Path, name: &str, value: String) -> String {
-    let folder = file
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let Some(folder) = folder else {
-        return value;
-    };
-    let path = folder.join(&value);
+    let path = folder.join(value);
     let is_path = match name {
-        "generation-config" => !["auto", "vllm"].contains(&value.as_str()),
+        lora::MODULES => return lora::relative_to(folder, value),
+        "generation-config" => !["auto", "vllm"].contains(&value),
         "tables-corpus" | "learn" => true,
-        _ => {
+        "model" | "draft-model" => {
             let first = folder.join(value.split('/').next().unwrap_or_default());
             let names_a_file =
-                value.ends_with(".gguf") && (first.is_dir() || HubFile::of(&value).is_none());
+                value.ends_with(".gguf") && (first.is_dir() || HubFile::of(value).is_none());
             path.exists() || names_a_file || value.starts_with('.')
         }
+        _ => false,
     };
-    match path.to_str() {
-        Some(path) if is_path => path.to_owned(),
-        _ => value,
-    }
+    let path = path.to_str().filter(|_| is_path);
+    path.unwrap_or(value).to_owned()
 }

@@ -14,15 +14,15 @@ pub fn instead_of(name: &str) -> Option<&'static str> {
 
 /// The first argument that is another server's short flag of several letters, such as `-ngl`, and what there
 /// is instead: our parser would read its letters one by one.
-pub fn long_short_flag<'a>(args: impl Iterator<Item = &'a str>) -> Option<(&'a str, &'static str)> {
-    let names = args.filter_map(|arg| {
+pub fn long_short_flag<'a>(
+    mut args: impl Iterator<Item = &'a str>,
+) -> Option<(&'a str, &'static str)> {
+    args.find_map(|arg| {
         let name = arg.split('=').next()?;
         let letters = name.strip_prefix('-')?;
-        (letters.len() > 1 && !letters.starts_with('-')).then_some(name)
-    });
-    names
-        .into_iter()
-        .find_map(|name| Some((name, instead_of(name)?)))
+        let is_long = letters.len() > 1 && !letters.starts_with('-');
+        Some((name, instead_of(name).filter(|_| is_long)?))
+    })
 }
 
 /// Returns the commands that somebody may have meant who names `word` as a model.
