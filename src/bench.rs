@@ -193,14 +193,6 @@ impl BenchOptions {
     /// Plain decoding, then each speculative mode that is compared with it, ordered by synthetic
     /// acceptance, drafter, rule, siblings and length.
     fn ways(&self) -> Vec<BenchMode> {
-        let drafters = 0..self.drafters.len().max(1);
-        let mut kinds = Vec::new();
-        for drafter in drafters {
-            for &acceptance in &self.acceptances {
-                let topks = self.spec_topks.iter();
-                kinds.extend(topks.map(|&spec_topk| (drafter, acceptance, spec_topk)));
-            }
-        }
         let rates = self.synthetic_acceptance.iter();
         let mut rates: Vec<Option<f64>> = rates.copied().map(Some).collect();
         if rates.is_empty() {
@@ -208,14 +200,18 @@ impl BenchOptions {
         }
         let mut ways = vec![BenchMode::PLAIN];
         for synthetic_acceptance in rates {
-            for &(drafter, acceptance, spec_topk) in &kinds {
-                ways.extend(self.spec_lengths.iter().map(|&spec_length| BenchMode {
-                    drafter,
-                    spec_length,
-                    spec_topk,
-                    acceptance,
-                    synthetic_acceptance,
-                }));
+            for drafter in 0..self.drafters.len().max(1) {
+                for &acceptance in &self.acceptances {
+                    for &spec_topk in &self.spec_topks {
+                        ways.extend(self.spec_lengths.iter().map(|&spec_length| BenchMode {
+                            drafter,
+                            spec_length,
+                            spec_topk,
+                            acceptance,
+                            synthetic_acceptance,
+                        }));
+                    }
+                }
             }
         }
         ways

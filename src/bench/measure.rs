@@ -32,12 +32,16 @@ pub struct Cost {
 impl Cost {
     /// The mean of `n` such costs.
     pub fn over(self, n: usize) -> Self {
-        let n = n as f64;
+        self.with(self, |sum, _| sum / n as f64)
+    }
+
+    /// Each part of this and of the `other` cost, combined.
+    fn with(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
         Self {
-            target_seconds: self.target_seconds / n,
-            target_steps: self.target_steps / n,
-            draft_seconds: self.draft_seconds / n,
-            draft_steps: self.draft_steps / n,
+            target_seconds: combine(self.target_seconds, other.target_seconds),
+            target_steps: combine(self.target_steps, other.target_steps),
+            draft_seconds: combine(self.draft_seconds, other.draft_seconds),
+            draft_steps: combine(self.draft_steps, other.draft_steps),
         }
     }
 
@@ -54,21 +58,13 @@ impl Cost {
 impl Sub for Cost {
     type Output = Self;
     fn sub(self, earlier: Self) -> Self {
-        Self {
-            target_seconds: self.target_seconds - earlier.target_seconds,
-            target_steps: self.target_steps - earlier.target_steps,
-            draft_seconds: self.draft_seconds - earlier.draft_seconds,
-            draft_steps: self.draft_steps - earlier.draft_steps,
-        }
+        self.with(earlier, |now, before| now - before)
     }
 }
 
 impl AddAssign for Cost {
     fn add_assign(&mut self, other: Self) {
-        self.target_seconds += other.target_seconds;
-        self.target_steps += other.target_steps;
-        self.draft_seconds += other.draft_seconds;
-        self.draft_steps += other.draft_steps;
+        *self = self.with(other, |a, b| a + b);
     }
 }
 
