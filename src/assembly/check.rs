@@ -2,7 +2,7 @@
 
 use super::adapters::AdapterReport;
 use super::candidates;
-use super::checkpoint::{Checkpoint, Reading};
+use super::checkpoint::Reading;
 use super::defaults;
 use super::drafts::Candidate;
 use super::head_counts::HeadCounts;
@@ -156,34 +156,17 @@ impl Decode {
     }
 }
 
-/// The place of the weights.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum WeightSource {
-    Here,
-    /// At the Hub, of which headers were read.
-    Elsewhere,
-    /// The shapes are those of `config.json`.
-    Nowhere,
-}
-
-impl WeightSource {
-    fn of(checkpoint: &Checkpoint) -> Self {
-        let options = &checkpoint.options;
-        match checkpoint.source {
-            ModelSource::Gguf(GgufSource::Headers(_)) => Self::Elsewhere,
-            _ if options.tensors.is_some() => Self::Elsewhere,
-            _ if options.format == LoadFormat::Dummy => Self::Nowhere,
-            _ => Self::Here,
-        }
-    }
-}
-
 impl Report {
     /// Describes `plan`, with the model's tokenizer.
     fn of(plan: &Plan, text: &Text) -> Self {
         let (config, target, cache) = (&plan.config, &plan.target, &plan.cache);
         let (model, inventory) = (&*target.model, &target.inventory);
-        let stored = WeightSource::of(&target.checkpoint);
+        let (source, options) = (&target.checkpoint.source, &target.checkpoint.options);
+        // At the Hub, of which headers were read.
+        let is_remote = options.tensors.is_some()
+            || matches!(source, ModelSource::Gguf(GgufSource::Headers(_)));
+        // Otherwise the shapes are those of `config.json`.
+        let is_known = is_remote || options.format != LoadFormat::Dummy;
         let shape = model.config();
         let estimate = || Decode::estimate(bytes_per_token(model, inventory));
         let mut drafts = plan
@@ -197,7 +180,6 @@ impl Report {
             }
             types
         };
-        let is_known = stored != WeightSource::Nowhere;
         let per_token = model.kv_shape().bytes_per_token();
         let value = |name: Option<clap::builder::PossibleValue>| Some(name?.get_name().to_owned());
         let tools = config.http.tool_call_parser.or(text.tool_format());
@@ -216,7 +198,7 @@ impl Report {
             vocabulary: shape.vocab_size,
             context: shape.max_position_embeddings,
             parameters: inventory.sum(|entry| entry.elements),
-            downloaded: stored == WeightSource::Here,
+            downloaded: is_known && !is_remote,
             file_bytes: is_known.then(|| inventory.sum(|entry| entry.stored_bytes)),
             file_types: if is_known {
                 count(|entry| &entry.stored)

@@ -7,7 +7,7 @@
 use chrono::{SecondsFormat, Utc};
 use foretoken::config::LogFormat;
 use prometheus::IntCounter;
-use serde::Serialize;
+use serde_json::json;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -142,22 +142,11 @@ impl Write for LineWriter {
 }
 
 /// A line without fields, in the form of tracing-subscriber's JSON.
-#[derive(Serialize)]
-struct JsonLine<'a> {
-    timestamp: String,
-    level: &'a str,
-    message: &'a str,
-    target: &'static str,
-}
-
 fn json_line(level: Level, message: &str) -> String {
-    let line = JsonLine {
-        timestamp: Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true),
-        level: level.as_str(),
-        message,
-        target: "foretoken",
-    };
-    serde_json::to_string(&line).unwrap_or_default()
+    let timestamp = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true);
+    let level = level.as_str();
+    json!({"timestamp": timestamp, "level": level, "message": message, "target": "foretoken"})
+        .to_string()
 }
 
 /// The body of the thread: writes until all [`LineWriter`]s are dropped.
