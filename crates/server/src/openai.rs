@@ -8,7 +8,7 @@ use super::context::Context;
 use super::numbers::within;
 use super::object::JsonObject;
 use super::prompt::{PromptOptions, PromptTokens, with_effort, with_thinking};
-use super::reply::{Api, ReplyHeader};
+use super::reply::{Api, ReplyHeader, new_id, now};
 use super::structured::Structured;
 use super::tools::Tools;
 use super::wire::{self, Common, Prediction, required, wrong};
@@ -93,7 +93,6 @@ impl Context<'_> {
             fields,
             structured,
         } = Body::<wire::Completion>::read(body)?;
-        let model = self.model(common.model.as_deref())?;
         let echo = fields.echo.unwrap_or(false);
         let beams = BeamFields {
             use_beam_search: fields.use_beam_search,
@@ -102,12 +101,8 @@ impl Context<'_> {
         };
         let has_suffix = fields.suffix.as_ref().is_some_and(|text| !text.is_empty());
         let others = [("echo", echo), ("suffix", has_suffix)];
-        let beams = beams.read(&common, &structured, &others)?;
-        self.defaults.fill(&mut common);
-        let mut plan = self.plan(&common)?;
-        plan.template.adapter = model.adapter;
+        let mut plan = self.plan(&mut common, &structured, beams, &others)?;
         plan.best_of = best_of(fields.best_of, &plan)?;
-        plan.beams = beams;
         if common.max_tokens == Some(0) && !echo {
             return wrong("max_tokens", "must be at least 1, or echo must be true");
         }
@@ -134,8 +129,6 @@ impl Context<'_> {
         };
         let prompts = self.prompts(prompt, &options, plan.best_of)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = ReplyHeader::new(Api::Completion, model.name, self.fingerprint);
-        header.logprobs = logprobs;
         let max_tokens = |prompt: &[u32]| {
             // Only the default is reduced to what fits the context; a requested value is not.
             let available = self
@@ -147,7 +140,7 @@ impl Context<'_> {
             let default = DEFAULT_MAX_TOKENS.min(recommended).min(available);
             Some(common.max_tokens.unwrap_or(default))
         };
-        self.job(header, plan, prompts, max_tokens)
+        self.job(Api::Completion, plan, prompts, max_tokens)
     }
 
     /// Reads the body of `/v1/chat/completions`.
@@ -168,18 +161,14 @@ impl Context<'_> {
             fields,
             structured,
         } = body;
-        let model = self.model(common.model.as_deref())?;
         let beams = BeamFields {
             use_beam_search: fields.use_beam_search,
             length_penalty: fields.length_penalty,
             early_stopping: fields.early_stopping,
         };
         let has_tools = fields.tools.as_ref().is_some_and(|tools| !tools.is_empty());
-        let beams = beams.read(&common, &structured, &[("tools", has_tools)])?;
-        self.defaults.fill(&mut common);
-        let mut plan = self.plan(&common)?;
-        plan.beams = beams;
-        plan.template.adapter = model.adapter;
+        let others = [("tools", has_tools)];
+        let mut plan = self.plan(&mut common, &structured, beams, &others)?;
         let max_field = match fields.max_completion_tokens {
             Some(_) => "max_completion_tokens",
             None => "max_tokens",
@@ -218,21 +207,19 @@ impl Context<'_> {
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
         let ids = self.encode_chat(&prompt, special, keep)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
-        let mut header = ReplyHeader::new(Api::Chat, model.name, self.fingerprint);
-        header.logprobs = plan.template.logprobs;
         let prompts = vec![PromptTokens { ids, echo: None }];
         let max_tokens = |prompt: &[u32]| {
             let available = self.limits.max_model_len.saturating_sub(prompt.len());
             let recommended = self.defaults.max_new_tokens;
             max_tokens.or(recommended.map(|max| max.min(available).max(1)))
         };
-        self.job(header, plan, prompts, max_tokens)
+        self.job(Api::Chat, plan, prompts, max_tokens)
             .map_err(|e| e.renamed(&[("max_tokens", max_field)]))
     }
 
     fn job(
         &self,
-        mut header: ReplyHeader,
+        api: Api,
         mut plan: RequestPlan,
         prompts: Vec<PromptTokens>,
         max_tokens: impl Fn(&[u32]) -> Option<usize>,
@@ -240,16 +227,24 @@ impl Context<'_> {
         if let Some(beams) = &mut plan.beams {
             beams.width = std::mem::replace(&mut plan.best_of, plan.n);
         }
-        header.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len()).sum();
-        header.choices_per_prompt = plan.best_of;
-        header.shown_per_prompt = plan.n;
+        let (field, id) = match api {
+            Api::Completion => ("prompt", "cmpl-"),
+            Api::Chat => ("messages", "chatcmpl-"),
+        };
         let ids = prompts.iter().map(|prompt| prompt.ids.clone());
-        header.prompt_ids = plan.rules.token_ids.then(|| ids.collect());
-        header.lossy = plan.template.lossy.map(LossyRule::name);
-        header.speculates = self.limits.spec_length > 0 && plan.template.spec_length != Some(0);
-        let field = match header.api {
-            Api::Completion => "prompt",
-            Api::Chat => "messages",
+        let header = ReplyHeader {
+            api,
+            id: new_id(id),
+            created: now(),
+            model: plan.model,
+            fingerprint: self.fingerprint.cloned(),
+            speculates: self.limits.spec_length > 0 && plan.template.spec_length != Some(0),
+            lossy: plan.template.lossy.map(LossyRule::name),
+            prompt_tokens: prompts.iter().map(|prompt| prompt.ids.len()).sum(),
+            choices_per_prompt: plan.best_of,
+            shown_per_prompt: plan.n,
+            prompt_ids: plan.rules.token_ids.then(|| ids.collect()),
+            logprobs: plan.template.logprobs.filter(|_| plan.rules.logprobs),
         };
         let rules = Arc::new(plan.rules);
         let (mut requests, mut choices) = (Vec::new(), Vec::new());
@@ -279,8 +274,18 @@ impl Context<'_> {
         })
     }
 
-    /// Checks the fields that both APIs share.
-    fn plan(&self, common: &Common) -> Result<RequestPlan> {
+    /// Checks the fields that both APIs share, and adds the defaults to them. `others` are as those of
+    /// [`BeamFields::read`].
+    fn plan(
+        &self,
+        common: &mut Common,
+        structured: &Structured,
+        beams: BeamFields,
+        others: &[(&'static str, bool)],
+    ) -> Result<RequestPlan> {
+        let model = self.model(common.model.as_deref())?;
+        let beams = beams.read(common, structured, others)?;
+        self.defaults.fill(common);
         let n = within("n", common.n, 1..=MAX_N)?.unwrap_or(1);
         let stream = common.stream.unwrap_or(false);
         let options = common.stream_options.as_ref();
@@ -310,9 +315,10 @@ impl Context<'_> {
             _ => self.prediction(common.prediction.as_ref())?.into(),
         };
         Ok(RequestPlan {
+            model: model.name,
             n,
             best_of: n,
-            beams: None,
+            beams,
             stream,
             include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
             continuous_usage: (options.and_then(|o| o.continuous_usage_stats)).unwrap_or(false),
@@ -322,6 +328,7 @@ impl Context<'_> {
             },
             rules,
             template: Request {
+                adapter: model.adapter,
                 params,
                 spec_length,
                 include_rounds: options.and_then(|o| o.include_speculation).unwrap_or(false),
@@ -350,6 +357,8 @@ impl Context<'_> {
 
 /// The checked fields that both APIs share.
 struct RequestPlan {
+    /// The model's name in the answer.
+    model: String,
     /// Number of choices of each prompt that are shown.
     n: usize,
     /// Number of choices of each prompt, or of beams.

@@ -52,28 +52,12 @@ pub(super) fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-impl ReplyHeader {
-    pub fn new(api: Api, model: String, fingerprint: Option<&Arc<str>>) -> Self {
-        let prefix = match api {
-            Api::Completion => "cmpl",
-            Api::Chat => "chatcmpl",
-        };
-        Self {
-            api,
-            id: format!("{prefix}-{:032x}", rand::random::<u128>()),
-            created: now(),
-            model,
-            fingerprint: fingerprint.cloned(),
-            speculates: false,
-            lossy: None,
-            prompt_tokens: 0,
-            choices_per_prompt: 1,
-            shown_per_prompt: 1,
-            prompt_ids: None,
-            logprobs: None,
-        }
-    }
+/// A new id that begins with `prefix`.
+pub(super) fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:032x}", rand::random::<u128>())
+}
 
+impl ReplyHeader {
     fn reply<C>(&self, object: ObjectName, choices: Vec<C>) -> Reply<'_, C> {
         Reply {
             id: &self.id,
