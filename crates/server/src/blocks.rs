@@ -1,7 +1,7 @@
 //! An answer as a list of blocks, one after the other: what the model thinks, its text, and its calls. APIs
 //! that show one answer in this way build the list from pieces, whether it is streamed or not.
 
-use super::choice::{CallHead, MessagePart, Piece};
+use super::choice::{CallHead, Finish, MessagePart, Piece};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum OutputBlock {
@@ -27,6 +27,8 @@ pub(super) enum Change {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     list: Vec<OutputBlock>,
+    /// How the answer ended.
+    pub finish: Option<Finish>,
 }
 
 impl Blocks {
@@ -55,6 +57,7 @@ impl Blocks {
             }
             self.end(&mut changes);
         }
+        self.finish = piece.finish;
         changes
     }
 
@@ -117,7 +120,7 @@ impl OutputBlock {
 
 #[cfg(test)]
 mod tests {
-    use super::super::choice::{CallPiece, Finish, FinishKind};
+    use super::super::choice::{CallPiece, FinishKind};
     use super::*;
 
     fn text(text: &str) -> MessagePart {

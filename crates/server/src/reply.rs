@@ -10,8 +10,7 @@ use super::speculation::RoundText;
 use axum::response::sse::Event;
 use foretoken_engine::SpecUsage;
 use foretoken_text::Text;
-use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
+use serde::Serialize;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -380,16 +379,17 @@ pub(super) fn event(value: &impl Serialize) -> Event {
     Event::default().data(json_text(value))
 }
 
-/// An event whose name is the `type` of its data.
-pub(super) fn typed_event(data: &impl Serialize) -> Event {
-    #[derive(Deserialize)]
-    struct Typed<'a> {
-        #[serde(rename = "type", borrow)]
-        name: Cow<'a, str>,
+/// An event whose name is the `type` of its data; `data` has the other fields.
+pub(super) fn typed_event(name: &str, data: impl Serialize) -> Event {
+    #[derive(Serialize)]
+    struct Typed<'a, T> {
+        #[serde(rename = "type")]
+        name: &'a str,
+        #[serde(flatten)]
+        data: T,
     }
 
-    let text = json_text(data);
-    let typed = serde_json::from_str::<Typed<'_>>(&text);
-    let name = typed.map_or_else(|_| String::new(), |typed| typed.name.into_owned());
-    Event::default().event(name).data(text)
+    Event::default()
+        .event(name)
+        .data(json_text(&Typed { name, data }))
 }

@@ -3,7 +3,7 @@
 use super::error;
 use crate::blocks::{Blocks, Change, OutputBlock};
 use crate::choice::{self, Finish, FinishKind, Piece, StopReason};
-use crate::reply::{ReplyHeader, typed_event as event};
+use crate::reply::{ReplyHeader, json_text, new_id, typed_event};
 use crate::reply_objects::Speculation;
 use crate::stream::Shape;
 use axum::Json;
@@ -13,7 +13,7 @@ use foretoken_core::error::Error;
 use foretoken_text::Text;
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// A message in Anthropic's form.
@@ -78,49 +78,11 @@ struct MessageUsage {
     speculative_decoding: Option<Speculation>,
 }
 
-/// The data of an event. The name of the event is the data's type.
-#[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Data<'a> {
-    MessageStart {
-        message: Message<'a>,
-    },
-    Ping {},
-    ContentBlockStart {
-        index: usize,
-        content_block: Content<'a>,
-    },
-    ContentBlockDelta {
-        index: usize,
-        delta: BlockDelta<'a>,
-    },
-    ContentBlockStop {
-        index: usize,
-    },
-    MessageDelta {
-        delta: End<'a>,
-        usage: MessageUsage,
-    },
-    MessageStop {},
-}
-
-#[derive(Serialize)]
-#[serde(tag = "type")]
-enum BlockDelta<'a> {
-    #[serde(rename = "thinking_delta")]
-    Thinking { thinking: &'a str },
-    #[serde(rename = "text_delta")]
-    Text { text: &'a str },
-    #[serde(rename = "input_json_delta")]
-    InputJson { partial_json: &'a str },
-}
-
 /// The state of a reply.
 pub(crate) struct MessageReply {
     header: ReplyHeader,
     id: String,
     blocks: Blocks,
-    finish: Option<Finish>,
     /// Whether the first event was sent.
     begun: bool,
 }
@@ -129,16 +91,10 @@ impl MessageReply {
     pub(super) fn new(header: &ReplyHeader) -> Self {
         Self {
             header: header.clone(),
-            id: format!("msg_{:032x}", rand::random::<u128>()),
+            id: new_id("msg_"),
             blocks: Blocks::default(),
-            finish: None,
             begun: false,
         }
-    }
-
-    fn add(&mut self, piece: Piece) -> Vec<(usize, Change)> {
-        self.finish = piece.finish.clone();
-        self.blocks.push(piece)
     }
 
     fn message<'a>(&'a self, content: Vec<Content<'a>>, choices: &[choice::Choice]) -> Message<'a> {
@@ -154,7 +110,7 @@ impl MessageReply {
     }
 
     fn ending(&self) -> End<'_> {
-        let finish = self.finish.as_ref();
+        let finish = self.blocks.finish.as_ref();
         let stop_sequence = match finish.and_then(|finish| finish.stop.as_ref()) {
             Some(StopReason::Text(text)) => Some(text.as_str()),
             Some(StopReason::Token(_)) | None => None,
@@ -183,25 +139,35 @@ impl MessageReply {
         }
     }
 
-    fn show(&self, index: usize, change: Change) -> Event {
+    fn show(&self, index: usize, change: &Change) -> Event {
         let block = &self.blocks.list()[index];
-        let data = match &change {
-            Change::Begin => Data::ContentBlockStart {
-                index,
-                content_block: content(block, ""),
-            },
+        match change {
+            Change::Begin => {
+                let data = json!({"index": index, "content_block": content(block, "")});
+                typed_event("content_block_start", data)
+            }
             Change::Extend(text) => {
                 let delta = match block {
-                    OutputBlock::Reasoning(_) => BlockDelta::Thinking { thinking: text },
-                    OutputBlock::Text(_) => BlockDelta::Text { text },
-                    OutputBlock::Call { .. } => BlockDelta::InputJson { partial_json: text },
+                    OutputBlock::Reasoning(_) => {
+                        json!({"type": "thinking_delta", "thinking": text})
+                    }
+                    OutputBlock::Text(_) => json!({"type": "text_delta", "text": text}),
+                    OutputBlock::Call { .. } => {
+                        json!({"type": "input_json_delta", "partial_json": text})
+                    }
                 };
-                Data::ContentBlockDelta { index, delta }
+                typed_event(
+                    "content_block_delta",
+                    json!({"index": index, "delta": delta}),
+                )
             }
-            Change::End => Data::ContentBlockStop { index },
-        };
-        event(&data)
+            Change::End => typed_event("content_block_stop", json!({"index": index})),
+        }
     }
+}
+
+fn ping() -> Event {
+    typed_event("ping", json!({}))
 }
 
 /// A block of which `text` is written.
@@ -228,7 +194,7 @@ impl Shape for MessageReply {
 
     fn whole(mut self, _: Arc<Text>, pieces: Vec<Piece>, choices: &[choice::Choice]) -> Response {
         for piece in pieces {
-            self.add(piece);
+            self.blocks.push(piece);
         }
         let blocks = self.blocks.list().iter();
         let content = blocks
@@ -249,27 +215,28 @@ impl Shape for MessageReply {
             self.begun = true;
             // Not earlier: how much of the prompt was cached is known only now.
             let message = self.message(Vec::new(), choices);
-            events.push(event(&Data::MessageStart { message }));
-            events.push(event(&Data::Ping {}));
+            events.push(typed_event("message_start", json!({"message": message})));
+            events.push(ping());
         }
-        let changes = self.add(piece).into_iter();
-        events.extend(changes.map(|(index, change)| self.show(index, change)));
+        let changes = self.blocks.push(piece).into_iter();
+        events.extend(changes.map(|(index, change)| self.show(index, &change)));
         events
     }
 
     fn end(&mut self, choices: &[choice::Choice]) -> Vec<Event> {
-        let (delta, usage) = (self.ending(), self.usage(choices));
+        let data = json!({"delta": self.ending(), "usage": self.usage(choices)});
         vec![
-            event(&Data::MessageDelta { delta, usage }),
-            event(&Data::MessageStop {}),
+            typed_event("message_delta", data),
+            typed_event("message_stop", json!({})),
         ]
     }
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
-        vec![event(&error::body(error))]
+        let data = json_text(&error::body(error));
+        vec![Event::default().event("error").data(data)]
     }
 
     fn keep_alive() -> KeepAlive {
-        KeepAlive::new().event(event(&Data::Ping {}))
+        KeepAlive::new().event(ping())
     }
 }

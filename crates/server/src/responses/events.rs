@@ -2,8 +2,8 @@
 
 use super::options::RequestEcho;
 use crate::blocks::{Blocks, Change, OutputBlock};
-use crate::choice::{Choice, Finish, FinishKind, Piece};
-use crate::reply::{ReplyHeader, now, typed_event};
+use crate::choice::{Choice, FinishKind, Piece};
+use crate::reply::{ReplyHeader, new_id, now, typed_event};
 use crate::reply_objects::{CachedTokens, Speculation};
 use crate::stream::Shape;
 use axum::Json;
@@ -13,6 +13,7 @@ use foretoken_core::error::Error;
 use foretoken_text::Text;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -115,91 +116,30 @@ struct ReasoningTokens {
     reasoning_tokens: usize,
 }
 
-/// An event of a stream, with its number.
+/// The data of an event of a stream, with the event's number.
 #[derive(Serialize)]
-struct StreamEvent<'a> {
+struct Numbered<T> {
     #[serde(flatten)]
-    event: EventData<'a>,
+    data: T,
     sequence_number: u64,
 }
 
-/// The data of an event. The name of the event is the data's type.
+/// The data of an event about the whole response.
 #[derive(Serialize)]
-#[serde(tag = "type")]
-enum EventData<'a> {
-    #[serde(rename = "response.created")]
-    Created { response: ResponseObject<'a> },
-    #[serde(rename = "response.in_progress")]
-    InProgress { response: ResponseObject<'a> },
-    #[serde(rename = "response.completed")]
-    Completed { response: ResponseObject<'a> },
-    #[serde(rename = "response.incomplete")]
-    Incomplete { response: ResponseObject<'a> },
-    #[serde(rename = "response.failed")]
-    Failed { response: ResponseObject<'a> },
-    #[serde(rename = "response.output_item.added")]
-    ItemAdded {
-        output_index: usize,
-        item: OutputItem<'a>,
-    },
-    #[serde(rename = "response.output_item.done")]
-    ItemDone {
-        output_index: usize,
-        item: OutputItem<'a>,
-    },
-    #[serde(rename = "response.content_part.added")]
-    PartAdded(ItemChange<'a, Whole<'a>>),
-    #[serde(rename = "response.content_part.done")]
-    PartDone(ItemChange<'a, Whole<'a>>),
-    #[serde(rename = "response.output_text.delta")]
-    TextDelta(ItemChange<'a, ItemDelta<'a>>),
-    #[serde(rename = "response.output_text.done")]
-    TextDone(ItemChange<'a, Done<'a>>),
-    #[serde(rename = "response.reasoning_text.delta")]
-    ReasoningDelta(ItemChange<'a, ItemDelta<'a>>),
-    #[serde(rename = "response.reasoning_text.done")]
-    ReasoningDone(ItemChange<'a, Done<'a>>),
-    #[serde(rename = "response.function_call_arguments.delta")]
-    ArgumentsDelta(ItemChange<'a, ItemDelta<'a>>),
-    #[serde(rename = "response.function_call_arguments.done")]
-    ArgumentsDone(ItemChange<'a, DoneCall<'a>>),
+struct Shown<'a> {
+    response: ResponseObject<'a>,
 }
 
 /// A change of an item, or of its only part.
 #[derive(Serialize)]
-struct ItemChange<'a, T> {
+struct ItemChange<'a> {
     item_id: &'a str,
     output_index: usize,
     /// Calls have no parts.
     #[serde(skip_serializing_if = "Option::is_none")]
     content_index: Option<usize>,
     #[serde(flatten)]
-    change: T,
-}
-
-#[derive(Serialize)]
-struct Whole<'a> {
-    part: OutputPart<'a>,
-}
-
-#[derive(Serialize)]
-struct ItemDelta<'a> {
-    delta: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<[(); 0]>,
-}
-
-#[derive(Serialize)]
-struct Done<'a> {
-    text: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<[(); 0]>,
-}
-
-#[derive(Serialize)]
-struct DoneCall<'a> {
-    name: &'a str,
-    arguments: &'a str,
+    change: Value,
 }
 
 /// The state of a reply.
@@ -210,7 +150,6 @@ pub(crate) struct ResponseReply {
     blocks: Blocks,
     /// The ids of the items.
     ids: Vec<String>,
-    finish: Option<Finish>,
     /// The number of the next event.
     sequence_number: Cell<u64>,
 }
@@ -219,19 +158,16 @@ impl ResponseReply {
     pub(super) fn new(header: &ReplyHeader, echo: RequestEcho) -> Self {
         Self {
             header: header.clone(),
-            id: new_id("resp"),
+            id: new_id("resp_"),
             echo,
             blocks: Blocks::default(),
             ids: Vec::new(),
-            finish: None,
             sequence_number: Cell::default(),
         }
     }
 
     /// Adds a piece; returns the changes of items.
-    fn add(&mut self, mut piece: Piece) -> Vec<(usize, Change)> {
-        self.finish = piece.finish.clone();
-        piece.logprobs.clear();
+    fn add(&mut self, piece: Piece) -> Vec<(usize, Change)> {
         let changes = self.blocks.push(piece);
         let new = &self.blocks.list()[self.ids.len()..];
         let ids = new.iter().map(|block| new_id(kind(block)));
@@ -271,7 +207,7 @@ impl ResponseReply {
 
     /// Returns the status with which the response ended.
     fn status(&self) -> Status {
-        match &self.finish {
+        match &self.blocks.finish {
             Some(finish) if finish.reason == FinishKind::Length => Status::Incomplete,
             _ => Status::Completed,
         }
@@ -306,80 +242,80 @@ impl ResponseReply {
         }
     }
 
-    fn event(&self, event: EventData<'_>) -> Event {
+    fn event(&self, name: &str, data: impl Serialize) -> Event {
         let sequence_number = self.sequence_number.get();
         self.sequence_number.set(sequence_number + 1);
-        typed_event(&StreamEvent {
-            event,
+        let data = Numbered {
+            data,
             sequence_number,
-        })
+        };
+        typed_event(&format!("response.{name}"), data)
     }
 
-    /// The events of a change of an item.
+    /// The events of a change of an item. They are numbered in the order in which they are made.
     fn show(&self, output_index: usize, change: &Change) -> Vec<Event> {
-        let block = &self.blocks.list()[output_index];
-        let text = block.written();
-        let logprobs = matches!(block, OutputBlock::Text(_)).then_some([]);
-        let part = |text| {
-            let part = part(block, text)?;
-            Some(self.within(output_index, Whole { part }))
+        let (item_id, block) = (&self.ids[output_index], &self.blocks.list()[output_index]);
+        let of_item = |name, item: OutputItem<'_>| {
+            self.event(name, json!({"output_index": output_index, "item": item}))
+        };
+        let changed = |name: &str, change| {
+            let is_call = matches!(block, OutputBlock::Call { .. });
+            let content_index = (!is_call).then_some(0);
+            let change = ItemChange {
+                item_id,
+                output_index,
+                content_index,
+                change,
+            };
+            self.event(name, change)
+        };
+        let of_part = |name, text| Some(changed(name, json!({"part": part(block, text)?})));
+        let of_block = match block {
+            OutputBlock::Text(_) => "output_text",
+            OutputBlock::Reasoning(_) => "reasoning_text",
+            OutputBlock::Call { .. } => "function_call_arguments",
         };
         let events = match change {
             Change::Begin => {
-                let item = new_item(&self.ids[output_index], block);
-                let added = EventData::ItemAdded { output_index, item };
-                vec![Some(added), part("").map(EventData::PartAdded)]
+                let added = of_item("output_item.added", new_item(item_id, block));
+                [Some(added), of_part("content_part.added", ""), None]
             }
             Change::Extend(delta) => {
-                let delta = self.within(output_index, ItemDelta { delta, logprobs });
-                vec![Some(match block {
-                    OutputBlock::Text(_) => EventData::TextDelta(delta),
-                    OutputBlock::Reasoning(_) => EventData::ReasoningDelta(delta),
-                    OutputBlock::Call { .. } => EventData::ArgumentsDelta(delta),
-                })]
+                let delta = match block {
+                    OutputBlock::Text(_) => json!({"delta": delta, "logprobs": []}),
+                    _ => json!({"delta": delta}),
+                };
+                [
+                    Some(changed(&format!("{of_block}.delta"), delta)),
+                    None,
+                    None,
+                ]
             }
             Change::End => {
-                let done = self.within(output_index, Done { text, logprobs });
                 let done = match block {
-                    OutputBlock::Text(_) => EventData::TextDone(done),
-                    OutputBlock::Reasoning(_) => EventData::ReasoningDone(done),
+                    OutputBlock::Text(text) => json!({"text": text, "logprobs": []}),
+                    OutputBlock::Reasoning(text) => json!({"text": text}),
                     OutputBlock::Call { head, arguments } => {
-                        let name = &head.name;
-                        let called = DoneCall { name, arguments };
-                        EventData::ArgumentsDone(self.within(output_index, called))
+                        json!({"name": head.name, "arguments": arguments})
                     }
                 };
-                let item = self.item(output_index);
-                let ended = EventData::ItemDone { output_index, item };
-                vec![Some(done), part(text).map(EventData::PartDone), Some(ended)]
+                let done = changed(&format!("{of_block}.done"), done);
+                let part = of_part("content_part.done", block.written());
+                let ended = of_item("output_item.done", self.item(output_index));
+                [Some(done), part, Some(ended)]
             }
         };
-        let events = events.into_iter().flatten();
-        events.map(|event| self.event(event)).collect()
-    }
-
-    fn within<T>(&self, output_index: usize, change: T) -> ItemChange<'_, T> {
-        let is_call = matches!(self.blocks.list()[output_index], OutputBlock::Call { .. });
-        ItemChange {
-            item_id: &self.ids[output_index],
-            output_index,
-            content_index: (!is_call).then_some(0),
-            change,
-        }
+        events.into_iter().flatten().collect()
     }
 }
 
 /// The beginning of an item's id.
 fn kind(block: &OutputBlock) -> &'static str {
     match block {
-        OutputBlock::Reasoning(_) => "rs",
-        OutputBlock::Text(_) => "msg",
-        OutputBlock::Call { .. } => "fc",
+        OutputBlock::Reasoning(_) => "rs_",
+        OutputBlock::Text(_) => "msg_",
+        OutputBlock::Call { .. } => "fc_",
     }
-}
-
-fn new_id(kind: &str) -> String {
-    format!("{kind}_{:032x}", rand::random::<u128>())
 }
 
 /// An item that has just begun.
@@ -438,14 +374,11 @@ impl Shape for ResponseReply {
     }
 
     fn begin(&mut self) -> Vec<Event> {
-        let response = || self.unfinished(Status::InProgress);
-        let created = EventData::Created {
-            response: response(),
+        let event = |name| {
+            let response = self.unfinished(Status::InProgress);
+            self.event(name, Shown { response })
         };
-        let in_progress = EventData::InProgress {
-            response: response(),
-        };
-        vec![self.event(created), self.event(in_progress)]
+        vec![event("created"), event("in_progress")]
     }
 
     fn piece(&mut self, _: &Text, _: usize, piece: Piece, _: &[Choice]) -> Vec<Event> {
@@ -458,12 +391,11 @@ impl Shape for ResponseReply {
 
     fn end(&mut self, choices: &[Choice]) -> Vec<Event> {
         let response = self.finished(choices);
-        let is_whole = response.status == Status::Completed;
-        vec![self.event(if is_whole {
-            EventData::Completed { response }
-        } else {
-            EventData::Incomplete { response }
-        })]
+        let name = match response.status {
+            Status::Incomplete => "incomplete",
+            _ => "completed",
+        };
+        vec![self.event(name, Shown { response })]
     }
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
@@ -475,6 +407,6 @@ impl Shape for ResponseReply {
             output: self.items(),
             ..self.unfinished(Status::Failed)
         };
-        vec![self.event(EventData::Failed { response })]
+        vec![self.event("failed", Shown { response })]
     }
 }
