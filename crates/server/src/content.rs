@@ -3,8 +3,7 @@
 use super::others::NoOthers;
 use schemars::JsonSchema;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::forward_to_deserialize_any;
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -16,7 +15,8 @@ pub(super) enum TextOr<T> {
     List(Vec<T>),
 }
 
-/// Not as an untagged enum, whose errors do not say where in the list they are.
+/// Not as an untagged enum, whose errors do not say where in the list they are. An entry that is an object
+/// needs a flattened field, because serde would read the fields of others from a list, too.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either<T>(PhantomData<T>);
@@ -37,72 +37,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<TextOr<T>, A::Error> {
-                let list = Vec::<ListEntry<T>>::deserialize(SeqAccessDeserializer::new(list))?;
-                Ok(TextOr::List(ListEntry::values(list)))
+                Vec::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::List)
             }
         }
 
         deserializer.deserialize_any(Either(PhantomData))
     }
-}
-
-/// An entry of a list: a text or an object. serde would read the fields of a structure from a list, too.
-struct ListEntry<T>(T);
-
-impl<T> ListEntry<T> {
-    fn values(list: Vec<Self>) -> Vec<T> {
-        list.into_iter().map(|Self(value)| value).collect()
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for ListEntry<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        T::deserialize(TextOrObject(deserializer)).map(Self)
-    }
-}
-
-/// A deserializer or a visitor that takes a text or an object. Everything else is a visitor's usual error.
-struct TextOrObject<I>(I);
-
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for TextOrObject<D> {
-    type Error = D::Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_any(TextOrObject(visitor))
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
-        unit_struct seq tuple tuple_struct map struct identifier ignored_any option newtype_struct enum
-    }
-}
-
-impl<'de, V: Visitor<'de>> Visitor<'de> for TextOrObject<V> {
-    type Value = V::Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.expecting(f)
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<V::Value, E> {
-        self.0.visit_str(text)
-    }
-
-    fn visit_string<E: Error>(self, text: String) -> Result<V::Value, E> {
-        self.0.visit_string(text)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
-        self.0.visit_map(map)
-    }
-}
-
-/// Reads a list of objects; null is none.
-pub(super) fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Vec<T>>, D::Error> {
-    let list = Option::<Vec<ListEntry<T>>>::deserialize(deserializer)?;
-    Ok(list.map(ListEntry::values))
 }
 
 impl TextOr<String> {

@@ -49,6 +49,14 @@ impl<'de> Deserialize<'de> for OtherKey {
     }
 }
 
+/// The keys of an object, each with whether it has a value.
+macro_rules! given {
+    ($object:expr, $($key:ident),+) => {
+        [$((stringify!($key), $object.$key.is_some())),+]
+    };
+}
+pub(super) use given;
+
 /// Refuses the first of the keys `given`, each with whether it has a value, that an object of this kind does not have.
 ///
 /// # Errors

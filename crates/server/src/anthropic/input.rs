@@ -2,7 +2,7 @@
 
 use crate::content::{ContentPart, TextOr, some_lines};
 use crate::conversation::{ChatMessage, MessageCall};
-use crate::others::{NoOthers, refuse_inapplicable};
+use crate::others::{NoOthers, given, refuse_inapplicable};
 use crate::wire::{required, wrong};
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
@@ -85,16 +85,8 @@ impl InputBlock {
             InputBlockKind::ToolUse => ("tool_use", &["id", "name", "input"]),
             InputBlockKind::ToolResult => ("tool_result", &["tool_use_id", "content", "is_error"]),
         };
-        let given = [
-            ("text", self.text.is_some()),
-            ("thinking", self.thinking.is_some()),
-            ("id", self.id.is_some()),
-            ("name", self.name.is_some()),
-            ("input", self.input.is_some()),
-            ("tool_use_id", self.tool_use_id.is_some()),
-            ("content", self.content.is_some()),
-            ("is_error", self.is_error.is_some()),
-        ];
+        let given =
+            given! { self, text, thinking, id, name, input, tool_use_id, content, is_error };
         refuse_inapplicable(at, name, has, &given)
     }
 }
@@ -211,7 +203,6 @@ fn assistant(at: &FieldPath, content: TextOr<InputBlock>) -> Result<ChatMessage>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::objects;
     use crate::object::JsonObject;
     use crate::wire;
     use serde_json::json;
@@ -219,7 +210,7 @@ mod tests {
     #[derive(Debug, Deserialize)]
     struct Asked {
         system: Option<TextOr<ContentPart>>,
-        #[serde(deserialize_with = "objects")]
+        #[serde(deserialize_with = "Option::deserialize")]
         messages: Option<Vec<MessageTurn>>,
     }
 

@@ -2,7 +2,7 @@
 
 use super::events::MessageReply;
 use super::input::{self, MessageTurn};
-use crate::content::{ContentPart, TextOr, objects};
+use crate::content::{ContentPart, TextOr};
 use crate::context::Context;
 use crate::openai::{Body, Job};
 use crate::others::NoOthers;
@@ -31,7 +31,7 @@ const NAMES: [(&str, &str); 6] = [
 #[schemars(rename = "Message")]
 pub(crate) struct MessageFields {
     system: Option<TextOr<ContentPart>>,
-    #[serde(deserialize_with = "objects")]
+    #[serde(deserialize_with = "Option::deserialize")]
     #[schemars(required)]
     messages: Option<Vec<MessageTurn>>,
     stop_sequences: Option<Vec<String>>,

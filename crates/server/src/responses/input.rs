@@ -3,7 +3,7 @@
 use crate::content::{ContentPart, TextOr, some_lines};
 use crate::conversation::{ChatMessage, MessageCall};
 use crate::object;
-use crate::others::{OtherKey, refuse_inapplicable};
+use crate::others::{OtherKey, given, refuse_inapplicable};
 use crate::wire::{required, wrong};
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
@@ -83,15 +83,7 @@ impl InputItem {
             InputItemKind::Reasoning => ("reasoning", &["content", "summary"]),
             InputItemKind::ItemReference => return Ok(()),
         };
-        let given = [
-            ("role", self.role.is_some()),
-            ("content", self.content.is_some()),
-            ("call_id", self.call_id.is_some()),
-            ("name", self.name.is_some()),
-            ("arguments", self.arguments.is_some()),
-            ("output", self.output.is_some()),
-            ("summary", self.summary.is_some()),
-        ];
+        let given = given! { self, role, content, call_id, name, arguments, output, summary };
         refuse_inapplicable(at, name, has, &given)
     }
 }
