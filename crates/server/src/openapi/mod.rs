@@ -1,6 +1,5 @@
 //! The OpenAPI document of all routes. What requests may have comes from the types that read them.
 
-mod document;
 #[cfg(test)]
 mod tests;
 
@@ -12,16 +11,13 @@ use super::{adapter_routes, anthropic, embeddings, error, info, responses, wire}
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use document::{
-    Components, Content, Described, Info, License, Media, OpenApi, Operation, Parameter,
-    RequestBody, Response, SecurityScheme,
-};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// `GET /openapi.json`.
-pub(super) async fn openapi(State(state): State<AppState>) -> Json<OpenApi> {
+pub(super) async fn openapi(State(state): State<AppState>) -> Json<Value> {
     let models = state.models().into_iter();
     let names: Vec<String> = models.map(|model| model.id).collect();
     Json(document(&names))
@@ -30,12 +26,15 @@ pub(super) async fn openapi(State(state): State<AppState>) -> Json<OpenApi> {
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 
+/// The statuses with which a route that needs the engine refuses a body.
+const BY_THE_ENGINE: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503];
+
 /// The names of what may bring the key.
 const BEARER: &str = "bearer";
 const API_KEY: &str = "x-api-key";
 
 /// The document of a server whose model has these names.
-fn document(model_names: &[String]) -> OpenApi {
+fn document(model_names: &[String]) -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
     let mut schemas = Schemas(settings.into_generator());
@@ -51,34 +50,25 @@ fn document(model_names: &[String]) -> OpenApi {
             schema["properties"]["model"] = model.clone().into();
         }
     }
-    OpenApi {
-        openapi: "3.1.0",
-        info: Info {
-            title: "foretoken",
-            version: env!("CARGO_PKG_VERSION"),
-            description: env!("CARGO_PKG_DESCRIPTION"),
-            license: License {
-                name: env!("CARGO_PKG_LICENSE"),
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "foretoken",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": env!("CARGO_PKG_DESCRIPTION"),
+            "license": {"name": env!("CARGO_PKG_LICENSE")},
+        },
+        // Any of them is enough.
+        "security": [{BEARER: []}, {API_KEY: []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                BEARER: {"type": "http", "scheme": BEARER},
+                API_KEY: {"type": "apiKey", "in": "header", "name": API_KEY},
             },
         },
-        security: [Some(BEARER), Some(API_KEY), None]
-            .map(|scheme| scheme.into_iter().map(|name| (name, [])).collect())
-            .into(),
-        paths,
-        components: Components {
-            schemas,
-            security_schemes: BTreeMap::from([
-                (BEARER, SecurityScheme::Http { scheme: BEARER }),
-                (
-                    API_KEY,
-                    SecurityScheme::ApiKey {
-                        place: "header",
-                        name: API_KEY,
-                    },
-                ),
-            ]),
-        },
-    }
+    })
 }
 
 /// Collects the schemas that the paths refer to.
@@ -130,73 +120,70 @@ impl Route {
     fn generate(path: &'static str, summary: &'static str, body: Schema, answer: Schema) -> Self {
         Self {
             answer: vec![(JSON, answer), (EVENTS, text())],
-            refusals: &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503],
-            ..Self::post(path, summary, body, Schema::default())
+            ..Self::post(path, summary, body, Schema::default()).refusing(BY_THE_ENGINE)
         }
+    }
+
+    /// A route that answers with a text.
+    fn text(self, media: &'static str) -> Self {
+        let answer = vec![(media, text())];
+        Self { answer, ..self }
+    }
+
+    fn refusing(self, refusals: &'static [u16]) -> Self {
+        Self { refusals, ..self }
     }
 
     fn open(self, refusals: &'static [u16]) -> Self {
-        Self {
-            refusals,
-            needs_key: false,
-            ..self
-        }
+        let needs_key = false;
+        Self { needs_key, ..self }.refusing(refusals)
     }
 
-    fn operation(self, error: &Schema) -> Operation {
-        let id = Described {
-            description: "The id of the request: that of the same header of the request, or a new one.",
-            schema: text(),
-            required: true,
+    fn operation(self, error: &Schema) -> Value {
+        let about_id =
+            "The id of the request: that of the same header of the request, or a new one.";
+        let id = json!({"description": about_id, "schema": text(), "required": true});
+        let response = |description: &str, content: Value| {
+            let headers = json!({"x-request-id": id});
+            json!({"description": description, "headers": headers, "content": content})
         };
-        let response = |description, content| Response {
-            description,
-            headers: BTreeMap::from([("x-request-id", id.clone())]),
-            content,
-        };
-        let refusals = self.refusals.iter().map(|&status| {
+        let media = self.answer.iter();
+        let content: Map<String, Value> = media
+            .map(|(media, schema)| (media.to_string(), json!({"schema": schema})))
+            .collect();
+        let mut responses = json!({"200": response("OK", content.into())});
+        for &status in self.refusals {
             let reason = StatusCode::from_u16(status).ok();
             let reason = reason.and_then(|status| status.canonical_reason());
-            let content = content([(JSON, error.clone())]);
-            (status, response(reason.unwrap_or_default(), content))
-        });
-        let answer = (200, response("OK", content(self.answer)));
-        Operation {
-            summary: self.summary,
-            responses: [answer].into_iter().chain(refusals).collect(),
-            request_body: self.body.map(|body| RequestBody {
-                required: true,
-                content: content([(JSON, body)]),
-            }),
-            parameters: self.path.contains("{id}").then(|| {
-                let about = Described {
-                    description: "A name of the model; it may have slashes.",
-                    schema: json_schema!({"type": "string", "minLength": 1}),
-                    required: true,
-                };
-                [Parameter {
-                    name: "id",
-                    place: "path",
-                    about,
-                }]
-            }),
-            security: (!self.needs_key).then_some([]),
+            let content = json!({JSON: {"schema": error}});
+            responses[status.to_string()] = response(reason.unwrap_or_default(), content);
         }
+        let mut operation = json!({"summary": self.summary, "responses": responses});
+        if let Some(body) = self.body {
+            let content = json!({JSON: {"schema": body}});
+            operation["requestBody"] = json!({"required": true, "content": content});
+        }
+        if self.path.contains("{id}") {
+            operation["parameters"] = json!([{
+                "name": "id",
+                "in": "path",
+                "description": "A name of the model; it may have slashes.",
+                "schema": {"type": "string", "minLength": 1},
+                "required": true,
+            }]);
+        }
+        if !self.needs_key {
+            operation["security"] = json!([]);
+        }
+        operation
     }
-}
-
-fn content(media: impl IntoIterator<Item = (&'static str, Schema)>) -> Content {
-    let media = media.into_iter();
-    media
-        .map(|(kind, schema)| (kind, Media { schema }))
-        .collect()
 }
 
 fn text() -> Schema {
     json_schema!({"type": "string"})
 }
 
-fn paths(schemas: &mut Schemas) -> BTreeMap<&'static str, BTreeMap<&'static str, Operation>> {
+fn paths(schemas: &mut Schemas) -> BTreeMap<&'static str, BTreeMap<&'static str, Value>> {
     let error = schemas.of::<error::ErrorBody>();
     let message_error = schemas.of::<anthropic::MessageError>();
     let mut paths = BTreeMap::<_, BTreeMap<_, _>>::new();
@@ -235,15 +222,13 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
             completion,
             schemas.of::<Reply<CompletionChoice>>(),
         ),
-        Route {
-            refusals: &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503],
-            ..Route::post(
-                "/v1/embeddings",
-                "The embeddings of texts, or of lists of token ids.",
-                embedding,
-                schemas.of::<embeddings::EmbeddingList>(),
-            )
-        },
+        Route::post(
+            "/v1/embeddings",
+            "The embeddings of texts, or of lists of token ids.",
+            embedding,
+            schemas.of::<embeddings::EmbeddingList>(),
+        )
+        .refusing(BY_THE_ENGINE),
         Route::generate(
             "/v1/responses",
             "A response, without state.",
@@ -267,113 +252,80 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
 
 /// The other routes that take a body.
 fn reading(schemas: &mut Schemas) -> Vec<Route> {
-    let tokenize = schemas.of::<wire::Tokenize>();
-    let detokenize = schemas.of::<wire::Detokenize>();
+    let text_or_chat = schemas.of::<wire::Tokenize>();
+    let tokens = schemas.of::<wire::Detokenize>();
     vec![
         Route::post(
             "/tokenize",
             "The tokens of a prompt, or of messages.",
-            tokenize,
+            text_or_chat,
             schemas.of::<super::Tokens>(),
         ),
         Route::post(
             "/detokenize",
             "The text of tokens.",
-            detokenize,
+            tokens,
             schemas.of::<super::DetokenizedText>(),
         ),
-        adapter_route(
+        Route::post(
             "/v1/load_lora_adapter",
             "Loads a LoRA adapter, with --allow-runtime-lora-updating.",
             schemas.of::<adapter_routes::LoadAdapter>(),
-        ),
-        adapter_route(
+            Schema::default(),
+        )
+        .text("text/plain"),
+        Route::post(
             "/v1/unload_lora_adapter",
             "Unloads a LoRA adapter, with --allow-runtime-lora-updating.",
             schemas.of::<adapter_routes::UnloadAdapter>(),
-        ),
+            Schema::default(),
+        )
+        .text("text/plain"),
         Route {
             method: "post",
             answer: Vec::new(),
-            refusals: &[401, 403, 500, 503],
             ..Route::get(
                 "/reset_prefix_cache",
                 "Forgets the cached prefixes.",
                 Schema::default(),
             )
-        },
+        }
+        .refusing(&[401, 403, 500, 503]),
     ]
-}
-
-fn adapter_route(path: &'static str, summary: &'static str, body: Schema) -> Route {
-    Route {
-        answer: vec![("text/plain", text())],
-        ..Route::post(path, summary, body, Schema::default())
-    }
 }
 
 /// The routes that say what the server is and how it is.
 fn telling(schemas: &mut Schemas) -> Vec<Route> {
+    let none = Schema::default;
     let health = schemas.of::<super::Health>();
     let ping = |method| Route {
         method,
         ..Route::get("/ping", "As /health.", health.clone()).open(&[403, 503])
     };
-    vec![
-        Route {
-            refusals: &[401, 403, 503],
-            ..Route::get(
-                "/v1/models",
-                "The names of the model.",
-                schemas.of::<super::ModelList>(),
-            )
-        },
-        Route {
-            refusals: &[401, 403, 404, 503],
-            ..Route::get(
-                "/v1/models/{id}",
-                "One of the names.",
-                schemas.of::<ModelObject>(),
-            )
-        },
-        ping("get"),
-        ping("post"),
+    let pings = [ping("get"), ping("post")];
+    let models = schemas.of::<super::ModelList>();
+    let model = schemas.of::<ModelObject>();
+    let load = schemas.of::<info::ServerLoad>();
+    let version = schemas.of::<info::Version>();
+    let info = schemas.of::<ServerDescription>();
+    let tokenizer = schemas.of::<info::TokenizerInfo>();
+    let about_tokenizer = "What a client that renders chats itself needs.";
+    let document = json_schema!({"type": "object"});
+    let routes = [
+        Route::get("/v1/models", "The names of the model.", models).refusing(&[401, 403, 503]),
+        Route::get("/v1/models/{id}", "One of the names.", model).refusing(&[401, 403, 404, 503]),
         Route::get("/health", "Whether requests are accepted.", health).open(&[403, 503]),
-        Route::get(
-            "/load",
-            "How many requests are being answered.",
-            schemas.of::<info::ServerLoad>(),
-        )
-        .open(&[403]),
-        Route::get(
-            "/version",
-            "The program's version.",
-            schemas.of::<info::Version>(),
-        )
-        .open(&[403]),
-        Route {
-            answer: vec![("text/plain", text())],
-            ..Route::get("/metrics", "Prometheus' text format.", Schema::default())
-                .open(&[403, 500])
-        },
-        Route::get(
-            "/server_info",
-            "What is served, and how.",
-            schemas.of::<ServerDescription>(),
-        ),
-        Route::get(
-            "/tokenizer_info",
-            "What a client that renders chats itself needs.",
-            schemas.of::<info::TokenizerInfo>(),
-        ),
-        Route::get(
-            "/openapi.json",
-            "This document.",
-            json_schema!({"type": "object"}),
-        ),
-        Route {
-            answer: vec![("text/html", text())],
-            ..Route::get("/", "The page, unless --no-ui.", Schema::default()).open(&[401, 403, 404])
-        },
-    ]
+        Route::get("/load", "How many requests are being answered.", load).open(&[403]),
+        Route::get("/version", "The program's version.", version).open(&[403]),
+        Route::get("/metrics", "Prometheus' text format.", none())
+            .text("text/plain")
+            .open(&[403, 500]),
+        Route::get("/server_info", "What is served, and how.", info),
+        Route::get("/tokenizer_info", about_tokenizer, tokenizer),
+        Route::get("/openapi.json", "This document.", document),
+        Route::get("/", "The page, unless --no-ui.", none())
+            .text("text/html")
+            .open(&[401, 403, 404]),
+    ];
+    routes.into_iter().chain(pings).collect()
 }

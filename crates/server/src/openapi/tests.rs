@@ -1,6 +1,5 @@
 use super::*;
 use crate::structured::Structured;
-use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
 /// The document as it is sent.
