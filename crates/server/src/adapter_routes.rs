@@ -2,9 +2,9 @@
 
 use super::adapters::{Adapters, NAME, PATH};
 use super::encoding::SentBody;
-use super::object::JsonObject;
+use super::object::read_body;
 use super::state::AppState;
-use super::wire::{self, required};
+use super::wire::required;
 use crate::error::Refused;
 use axum::extract::State;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
@@ -70,13 +70,6 @@ pub(super) async fn unload(
     Ok(format!(
         "Success: LoRA adapter '{name}' removed successfully."
     ))
-}
-
-fn read_body<F: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<F> {
-    let read = [wire::names::<F>()];
-    let body = JsonObject::parse(body, &read)?;
-    body.check_others(&read)?;
-    body.fields()
 }
 
 /// The adapters, if clients may load and unload them.

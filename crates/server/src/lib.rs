@@ -67,7 +67,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use caller::Caller;
 use chunks::Chunks;
-use context::KeyIndex;
+use context::{Context, KeyIndex};
 use encoding::SentBody;
 use error::Refused;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
@@ -96,17 +96,24 @@ const FLUSH: Duration = Duration::from_secs(1);
 fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
     const GET: Method = Method::GET;
     const POST: Method = Method::POST;
+    let chat = generating::<Refused, _>(|context, body| in_chunks(context.chat(body)));
+    let completion = generating::<Refused, _>(|context, body| in_chunks(context.completion(body)));
+    let response = generating::<Refused, _>(|context, body| context.response(body));
+    let message = generating::<Failure, _>(|context, body| context.message(body));
+    let count_tokens = reading::<Failure, _>(|context, body| context.message_tokens(body));
+    let tokenize = reading::<Refused, _>(|context, body| context.tokenize(body));
+    let detokenize = reading::<Refused, _>(|context, body| context.detokenize(body));
     vec![
-        (POST, "/v1/chat/completions", post(chat_completions)),
-        (POST, "/v1/completions", post(completions)),
+        (POST, "/v1/chat/completions", chat),
+        (POST, "/v1/completions", completion),
         (POST, "/v1/embeddings", post(embeddings::embeddings)),
-        (POST, "/v1/responses", post(responses)),
-        (POST, "/v1/messages", post(messages)),
-        (POST, "/v1/messages/count_tokens", post(count_tokens)),
+        (POST, "/v1/responses", response),
+        (POST, "/v1/messages", message),
+        (POST, "/v1/messages/count_tokens", count_tokens),
         (GET, "/v1/models", get(models)),
         (GET, "/v1/models/{*id}", get(model)),
-        (POST, "/tokenize", post(tokenize)),
-        (POST, "/detokenize", post(detokenize)),
+        (POST, "/tokenize", tokenize),
+        (POST, "/detokenize", detokenize),
         (POST, "/v1/load_lora_adapter", post(adapter_routes::load)),
         (
             POST,
@@ -285,60 +292,38 @@ fn authorize(keys: &[String], request: &Request) -> Result<KeyIndex> {
     })
 }
 
-async fn completions(
-    State(state): State<AppState>,
-    caller: Caller,
-    body: SentBody,
-) -> Result<Response, Refused> {
-    let job = state
-        .read(body, |context, body| context.completion(body))
-        .await?;
+/// What makes a value of a body.
+type Read<T> = fn(&Context<'_>, &[u8]) -> Result<T>;
+
+/// A route that answers a body with what `read` makes of it. `E` is the API's form of errors.
+fn reading<E, T>(read: Read<T>) -> MethodRouter<AppState>
+where
+    E: From<Error> + IntoResponse + 'static,
+    T: Serialize + Send + 'static,
+{
+    post(async move |State(state): State<AppState>, body: SentBody| {
+        Ok::<_, E>(Json(state.read(body, read).await?))
+    })
+}
+
+/// A route that generates what a body asks for. `read` makes a job of the body, and the shape of the answer.
+fn generating<E, S>(read: Read<(Job, S)>) -> MethodRouter<AppState>
+where
+    E: From<Error> + IntoResponse + 'static,
+    S: Shape,
+{
+    let handler = async move |State(state): State<AppState>, caller: Caller, body: SentBody| {
+        let (job, shape) = state.read(body, read).await?;
+        Ok::<_, E>(answer(&state, job, shape, caller).await?)
+    };
+    post(handler)
+}
+
+/// The job of a completion or a chat, with the shape of its answer.
+fn in_chunks(job: Result<Job>) -> Result<(Job, Chunks)> {
+    let job = job?;
     let chunks = Chunks::new(&job);
-    Ok(answer(&state, job, chunks, caller).await?)
-}
-
-async fn chat_completions(
-    State(state): State<AppState>,
-    caller: Caller,
-    body: SentBody,
-) -> Result<Response, Refused> {
-    let job = state.read(body, |context, body| context.chat(body)).await?;
-    let chunks = Chunks::new(&job);
-    Ok(answer(&state, job, chunks, caller).await?)
-}
-
-async fn responses(
-    State(state): State<AppState>,
-    caller: Caller,
-    body: SentBody,
-) -> Result<Response, Refused> {
-    let read = state.read(body, |context, body| context.response(body));
-    let (job, reply) = read.await?;
-    Ok(answer(&state, job, reply, caller).await?)
-}
-
-async fn messages(
-    State(state): State<AppState>,
-    caller: Caller,
-    body: SentBody,
-) -> Result<Response, Failure> {
-    let read = state.read(body, |context, body| context.message(body));
-    let (job, reply) = read.await?;
-    Ok(answer(&state, job, reply, caller).await?)
-}
-
-#[derive(Serialize, JsonSchema)]
-struct TokenCount {
-    input_tokens: usize,
-}
-
-async fn count_tokens(
-    State(state): State<AppState>,
-    body: SentBody,
-) -> Result<Json<TokenCount>, Failure> {
-    let read = state.read(body, |context, body| context.message_tokens(body));
-    let input_tokens = read.await?;
-    Ok(Json(TokenCount { input_tokens }))
+    Ok((job, chunks))
 }
 
 async fn answer(
@@ -399,37 +384,6 @@ struct Health {
 async fn health(State(state): State<AppState>) -> Result<Json<Health>, Refused> {
     state.ready()?;
     Ok(Json(Health { status: "ok" }))
-}
-
-#[derive(Serialize, JsonSchema)]
-struct Tokens {
-    count: usize,
-    max_model_len: usize,
-    tokens: Vec<u32>,
-}
-
-async fn tokenize(State(state): State<AppState>, body: SentBody) -> Result<Json<Tokens>, Refused> {
-    let read = state.read(body, |context, body| context.tokenize(body));
-    let tokens = read.await?;
-    Ok(Json(Tokens {
-        count: tokens.len(),
-        max_model_len: state.engine.limits().max_model_len,
-        tokens,
-    }))
-}
-
-#[derive(Serialize, JsonSchema)]
-struct DetokenizedText {
-    prompt: String,
-}
-
-async fn detokenize(
-    State(state): State<AppState>,
-    body: SentBody,
-) -> Result<Json<DetokenizedText>, Refused> {
-    let read = state.read(body, |context, body| context.detokenize(body));
-    let prompt = read.await?;
-    Ok(Json(DetokenizedText { prompt }))
 }
 
 async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode, Refused> {

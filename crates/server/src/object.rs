@@ -113,6 +113,17 @@ impl<'a> JsonObject<'a> {
     }
 }
 
+/// Reads a body as the fields of `T`, and checks its other fields.
+///
+/// # Errors
+/// `Invalid`, naming the field.
+pub(super) fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    let read = [wire::names::<T>()];
+    let body = JsonObject::parse(body, &read)?;
+    body.check_others(&read)?;
+    body.fields()
+}
+
 /// Reads the value of the field `at`.
 ///
 /// # Errors

@@ -1,26 +1,37 @@
 //! Reads the bodies of `/tokenize` and `/detokenize`.
 
 use super::context::Context;
-use super::object::JsonObject;
+use super::object::{JsonObject, read_body};
 use super::prompt::with_effort;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
 use foretoken_core::error::{Error, Result};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct DetokenizedText {
+    prompt: String,
+}
 
 impl Context<'_> {
     /// The token ids of the text or the chat in `body`.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
-    pub(super) fn tokenize(&self, body: &[u8]) -> Result<Vec<u32>> {
-        let read = [wire::names::<Tokenize>()];
-        let body = JsonObject::parse(body, &read)?;
-        body.check_others(&read)?;
-        let body: Tokenize = body.fields()?;
+    pub(super) fn tokenize(&self, body: &[u8]) -> Result<Tokens> {
+        let body: Tokenize = read_body(body)?;
         self.model(body.model.as_deref())?;
-        match (body.prompt, body.messages) {
+        let tokens = match (body.prompt, body.messages) {
             (Some(prompt), None) => {
-                self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))
+                self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))?
             }
             (None, Some(messages)) => {
                 let prompt = self.chat_prompt(
@@ -30,20 +41,25 @@ impl Context<'_> {
                     with_effort(body.chat_template_kwargs, body.reasoning_effort),
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
-                self.encode_chat(&prompt, special, None)
+                self.encode_chat(&prompt, special, None)?
             }
-            _ => Err(Error::invalid(
-                "prompt",
-                "exactly one of prompt and messages is required",
-            )),
-        }
+            _ => {
+                let message = "exactly one of prompt and messages is required";
+                return Err(Error::invalid("prompt", message));
+            }
+        };
+        Ok(Tokens {
+            count: tokens.len(),
+            max_model_len: self.limits.max_model_len,
+            tokens,
+        })
     }
 
     /// The text of the token ids in `body`.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
-    pub(super) fn detokenize(&self, body: &[u8]) -> Result<String> {
+    pub(super) fn detokenize(&self, body: &[u8]) -> Result<DetokenizedText> {
         let read = [wire::names::<Detokenize>()];
         let body: Detokenize = JsonObject::parse(body, &read)?.fields()?;
         self.model(body.model.as_deref())?;
@@ -51,7 +67,9 @@ impl Context<'_> {
         let size = self.text.vocab_size();
         match tokens.iter().find(|&&id| id as usize >= size) {
             Some(&id) => Err(Error::unknown_token("tokens", id, size)),
-            None => Ok(self.text.decode(&tokens, false)),
+            None => Ok(DetokenizedText {
+                prompt: self.text.decode(&tokens, false),
+            }),
         }
     }
 }

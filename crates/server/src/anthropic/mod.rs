@@ -5,7 +5,6 @@ mod events;
 mod input;
 mod request;
 
-pub(super) use error::MessageError;
-pub(super) use error::{Failure, has_route};
+pub(super) use error::{Failure, MessageError, has_route};
 pub(super) use events::Message;
-pub(super) use request::MessageFields;
+pub(super) use request::{MessageFields, TokenCount};

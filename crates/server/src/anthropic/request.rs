@@ -12,8 +12,8 @@ use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
 use crate::wire::{self, required, wrong};
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The names of fields in chats, with their names in this API.
@@ -113,6 +113,11 @@ struct OutputConfig {
     _others: NoOthers,
 }
 
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct TokenCount {
+    input_tokens: usize,
+}
+
 impl Context<'_> {
     /// Reads the body of `/v1/messages`.
     ///
@@ -133,7 +138,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The errors of [`Context::message`].
-    pub fn message_tokens(&self, body: &[u8]) -> Result<usize> {
+    pub fn message_tokens(&self, body: &[u8]) -> Result<TokenCount> {
         let chat = self.message_chat(body)?;
         self.model(chat.common.model.as_deref())?;
         let fields = chat.fields;
@@ -143,7 +148,8 @@ impl Context<'_> {
             self.chat_prompt(messages, &tools.list, None, variables)
         });
         let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
-        Ok(self.encode_chat(&prompt, false, None)?.len())
+        let input_tokens = self.encode_chat(&prompt, false, None)?.len();
+        Ok(TokenCount { input_tokens })
     }
 
     fn message_chat(&self, body: &[u8]) -> Result<Body<wire::ChatFields>> {

@@ -7,7 +7,7 @@ use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
-use super::{adapter_routes, anthropic, embeddings, error, info, responses, wire};
+use super::{adapter_routes, anthropic, embeddings, error, info, responses, tokenize, wire};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -245,7 +245,7 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
             "/v1/messages/count_tokens",
             "The number of tokens that a message's prompt has.",
             message,
-            schemas.of::<super::TokenCount>(),
+            schemas.of::<anthropic::TokenCount>(),
         ),
     ]
 }
@@ -259,13 +259,13 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             "/tokenize",
             "The tokens of a prompt, or of messages.",
             text_or_chat,
-            schemas.of::<super::Tokens>(),
+            schemas.of::<tokenize::Tokens>(),
         ),
         Route::post(
             "/detokenize",
             "The text of tokens.",
             tokens,
-            schemas.of::<super::DetokenizedText>(),
+            schemas.of::<tokenize::DetokenizedText>(),
         ),
         Route::post(
             "/v1/load_lora_adapter",
