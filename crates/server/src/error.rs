@@ -135,36 +135,33 @@ impl From<Error> for Refused {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let Self(error) = self;
-        let status = StatusCode::from_u16(Names::of(&error).status);
-        let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(body(&error))).into_response();
-        response.extensions_mut().insert(Refusal::of(&error));
-        let headers = response.headers_mut();
-        match error {
-            Error::Request {
-                kind: Kind::QueueFull | Kind::Overloaded,
-                ..
-            } => {
-                headers.insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS.into());
-            }
-            Error::Request {
-                kind: Kind::Unauthorized,
-                ..
-            } => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            Error::Request {
-                kind: Kind::UnsupportedEncoding,
-                ..
-            } => {
-                let accepted = HeaderValue::from_static(encoding::ACCEPTED);
-                headers.insert(header::ACCEPT_ENCODING, accepted);
-            }
-            _ => {}
-        }
-        response
+        response(&self.0, Json(body(&self.0)))
     }
+}
+
+/// The response that tells of `error` in `body`.
+pub(super) fn response(error: &Error, body: impl IntoResponse) -> Response {
+    let status = StatusCode::from_u16(Names::of(error).status);
+    let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = (status, body).into_response();
+    response.extensions_mut().insert(Refusal::of(error));
+    let Error::Request { kind, .. } = error else {
+        return response;
+    };
+    let (name, value) = match kind {
+        Kind::QueueFull | Kind::Overloaded => (header::RETRY_AFTER, RETRY_AFTER_SECONDS.into()),
+        Kind::Unauthorized => {
+            let scheme = HeaderValue::from_static("Bearer");
+            (header::WWW_AUTHENTICATE, scheme)
+        }
+        Kind::UnsupportedEncoding => {
+            let accepted = HeaderValue::from_static(encoding::ACCEPTED);
+            (header::ACCEPT_ENCODING, accepted)
+        }
+        _ => return response,
+    };
+    response.headers_mut().insert(name, value);
+    response
 }
 
 #[cfg(test)]

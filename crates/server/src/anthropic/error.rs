@@ -1,7 +1,6 @@
 //! Errors as Anthropic's clients expect them.
 
-use crate::error::Names;
-use crate::error::Refused;
+use crate::error::{Names, response};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::{Error, RequestErrorKind as Kind};
@@ -24,18 +23,7 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let body = Json(body(&self.0));
-        let (parts, _) = Refused(self.0).into_response().into_parts();
-        let mut response = body.into_response();
-        *response.status_mut() = parts.status;
-        *response.extensions_mut() = parts.extensions;
-        for (name, value) in &parts.headers {
-            response
-                .headers_mut()
-                .entry(name)
-                .or_insert_with(|| value.clone());
-        }
-        response
+        response(&self.0, Json(body(&self.0)))
     }
 }
 
