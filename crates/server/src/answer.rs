@@ -29,25 +29,21 @@ impl Context<'_> {
             _ => Some(self.tool_rules(tools, parallel)?),
         };
         let format = self.reasoning_format;
-        let of_tools = tools.as_ref().map(|tools| tools.format);
-        if format == Some(ReasoningFormat::Harmony) || of_tools == Some(ToolFormat::Harmony) {
-            let markers = ToolFormat::Harmony.markers().iter();
-            return Ok(MessageRules {
-                harmony: Some(HarmonyParser::beginning(prompt).into()),
-                markers: markers
-                    .filter_map(|name| self.text.special_id(name))
-                    .collect(),
-                tools,
-                ..MessageRules::default()
-            });
-        }
+        let tool_format = tools.as_ref().map(|tools| tools.format);
+        let is_harmony =
+            format == Some(ReasoningFormat::Harmony) || tool_format == Some(ToolFormat::Harmony);
+        // Its channels have the reasoning, too.
+        let (format, tool_format) = if is_harmony {
+            (None, Some(ToolFormat::Harmony))
+        } else {
+            (format, tool_format)
+        };
         let of_reasoning = format.map_or(&[][..], |_| ReasoningFormat::MARKERS);
-        let of_tools = tools
-            .as_ref()
-            .map_or(&[][..], |tools| tools.format.markers());
+        let of_tools = tool_format.map_or(&[][..], ToolFormat::markers);
         let markers = of_reasoning.iter().chain(of_tools);
         Ok(MessageRules {
             reasoning: format.map(|format| format.begins_with_reasoning(prompt)),
+            harmony: is_harmony.then(|| HarmonyParser::beginning(prompt).into()),
             markers: markers
                 .filter_map(|name| self.text.special_id(name))
                 .collect(),

@@ -2,6 +2,7 @@
 
 pub(super) mod search;
 
+use super::content::TextOr;
 use super::numbers::within;
 use super::structured::Structured;
 use super::wire::{Common, EarlyStoppingField, NeverWord, wrong};
@@ -66,6 +67,11 @@ impl BeamFields {
 fn conflicts(common: &Common) -> [(&'static str, bool); 15] {
     let is_not =
         |value: Option<f64>, nothing: &[f64]| value.is_some_and(|value| !nothing.contains(&value));
+    let has_texts =
+        |texts: Option<&TextOr<String>>| texts.is_some_and(|all| !all.list().is_empty());
+    let stop_ids = common.stop_token_ids.as_ref();
+    let biases = common.logit_bias.as_ref();
+    let (repetition, frequency) = (common.repetition_penalty, common.frequency_penalty);
     [
         ("stream", common.stream == Some(true)),
         // Beams are compared by the model's own distribution, which is that at temperature 1.
@@ -73,45 +79,18 @@ fn conflicts(common: &Common) -> [(&'static str, bool); 15] {
         ("top_p", is_not(common.top_p, &[1.0])),
         ("top_k", common.top_k.is_some_and(|k| k > 0)),
         ("min_p", is_not(common.min_p, &[0.0])),
-        (
-            "repetition_penalty",
-            is_not(common.repetition_penalty, &[1.0]),
-        ),
+        ("repetition_penalty", is_not(repetition, &[1.0])),
         ("presence_penalty", is_not(common.presence_penalty, &[0.0])),
-        (
-            "frequency_penalty",
-            is_not(common.frequency_penalty, &[0.0]),
-        ),
-        (
-            "logit_bias",
-            common
-                .logit_bias
-                .as_ref()
-                .is_some_and(|map| !map.is_empty()),
-        ),
-        (
-            "stop",
-            common
-                .stop
-                .as_ref()
-                .is_some_and(|stop| !stop.list().is_empty()),
-        ),
+        ("frequency_penalty", is_not(frequency, &[0.0])),
+        ("logit_bias", biases.is_some_and(|map| !map.is_empty())),
+        ("stop", has_texts(common.stop.as_ref())),
         (
             "stop_token_ids",
-            common
-                .stop_token_ids
-                .as_ref()
-                .is_some_and(|ids| !ids.is_empty()),
+            stop_ids.is_some_and(|ids| !ids.is_empty()),
         ),
         ("min_tokens", common.min_tokens.is_some_and(|min| min > 0)),
         ("allowed_token_ids", common.allowed_token_ids.is_some()),
-        (
-            "bad_words",
-            common
-                .bad_words
-                .as_ref()
-                .is_some_and(|words| !words.list().is_empty()),
-        ),
+        ("bad_words", has_texts(common.bad_words.as_ref())),
         ("acceptance", common.acceptance.is_some()),
     ]
 }

@@ -465,8 +465,12 @@ impl Choice {
         ends
     }
 
+    fn tools(&self) -> Option<&ToolRules> {
+        self.rules.message.tools.as_ref()
+    }
+
     fn add(&mut self, parts: Vec<Part>, piece: &mut Piece) {
-        let forced = (self.rules.message.tools.as_ref()).is_some_and(|rules| rules.forced);
+        let forced = self.tools().is_some_and(|tools| tools.forced);
         for part in parts {
             piece.push(match part {
                 Part::Content(_) if forced => continue,
@@ -497,8 +501,8 @@ impl Choice {
 
     /// A new id for a call, in the form that the model's template expects of it.
     fn call_id(&self) -> String {
-        let (prefix, len) = match &self.rules.message.tools {
-            Some(rules) if rules.format == ToolFormat::Mistral => ("", 9),
+        let (prefix, len) = match self.tools() {
+            Some(tools) if tools.format == ToolFormat::Mistral => ("", 9),
             _ => ("call_", 24),
         };
         let letters = rand::rng().sample_iter(Alphanumeric).take(len);
@@ -510,12 +514,7 @@ impl Choice {
     fn end(&mut self, mut finish: Finish, piece: &mut Piece) {
         let parts = self.message.finish();
         self.add(parts, piece);
-        let named = self
-            .rules
-            .message
-            .tools
-            .as_ref()
-            .is_some_and(|rules| rules.named);
+        let named = self.tools().is_some_and(|tools| tools.named);
         if finish.reason == FinishKind::Stop && self.calls > 0 && !named {
             finish.reason = FinishKind::ToolCalls;
         }

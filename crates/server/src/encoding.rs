@@ -29,15 +29,11 @@ impl Encoding {
     /// `UnsupportedEncoding`, naming the accepted encodings.
     fn of(headers: &HeaderMap) -> Result<Self> {
         let values = headers.get_all(header::CONTENT_ENCODING).iter();
-        let names = values.flat_map(|value| {
-            let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
-            let names: Vec<_> = text.split(',').map(|name| name.trim().to_owned()).collect();
-            names
-        });
-        let names: Vec<String> = names
-            .filter(|name| !name.is_empty() && name != "identity")
-            .collect();
-        match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        let values = values.map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let names = values.collect::<Vec<_>>().join(",").to_ascii_lowercase();
+        let names = names.split(',').map(str::trim);
+        let names = names.filter(|name| !matches!(*name, "" | "identity"));
+        match names.collect::<Vec<_>>()[..] {
             [] => Ok(Self::Identity),
             ["gzip" | "x-gzip"] => Ok(Self::Gzip),
             ["deflate"] => Ok(Self::Deflate),

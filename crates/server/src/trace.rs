@@ -137,11 +137,7 @@ impl Trace {
             stream: job.stream,
             prompt_tokens: job.header.prompt_tokens,
         });
-        record.choices = job
-            .requests
-            .iter()
-            .map(|_| ChoiceRecord::default())
-            .collect();
+        record.choices = vec![ChoiceRecord::default(); job.requests.len()];
         drop(record);
         for (choice, request) in job.requests.iter_mut().enumerate() {
             let open = self.0.clone();

@@ -66,17 +66,13 @@ impl Context<'_> {
         let format = fields.text.and_then(|text| text.format);
         let structured = structured.with_format(format, "text.format")?;
         let input = required("input", fields.input)?;
-        let tools = fields
-            .tools
-            .map(|list| list.into_iter().map(Tool::from).collect());
+        common.max_tokens = fields.max_output_tokens;
+        let tools = fields.tools.map(|list| list.into_iter().map(Tool::from));
         let chat = Body {
-            common: Common {
-                max_tokens: fields.max_output_tokens,
-                ..common
-            },
+            common,
             fields: wire::ChatFields {
                 messages: Some(messages(fields.instructions, input)?),
-                tools,
+                tools: tools.map(Iterator::collect),
                 tool_choice: fields.tool_choice.map(ToolChoice::from),
                 parallel_tool_calls: fields.parallel_tool_calls,
                 add_special_tokens: fields.add_special_tokens,
@@ -119,16 +115,13 @@ fn check_absent(common: &Common, fields: &ResponseFields) -> Result<()> {
         return wrong(field, "is not supported here: leave it out");
     }
     let reasoning = fields.reasoning.as_ref();
-    for (field, wanted) in [
-        ("reasoning.summary", reasoning.map(|r| &r.summary)),
-        (
-            "reasoning.generate_summary",
-            reasoning.map(|r| &r.generate_summary),
-        ),
-    ] {
+    let summary = reasoning.and_then(|asked| asked.summary.as_deref());
+    let generated = reasoning.and_then(|asked| asked.generate_summary.as_deref());
+    for (name, wanted) in [("summary", summary), ("generate_summary", generated)] {
         // `auto` asks for the best one that there is.
-        if wanted.is_some_and(|wanted| wanted.as_deref().is_some_and(|wanted| wanted != "auto")) {
-            return refused(field, "reasoning is shown as it is; leave it out");
+        if wanted.is_some_and(|wanted| wanted != "auto") {
+            let field = format!("reasoning.{name}");
+            return refused(&field, "reasoning is shown as it is; leave it out");
         }
     }
     Ok(())
