@@ -9,7 +9,7 @@
 
 use candle_core::{DType, Device};
 use foretoken::kernels;
-use foretoken::kernels::quant::BlockType;
+use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix};
 use foretoken::kernels::sample::{self, NO_TOKEN, TokenChoice};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, inspect, load};
@@ -121,8 +121,7 @@ fn bandwidth(device: &Device) -> f64 {
 
 /// The type of quantized weights that `name` names.
 fn kind_of(name: &str) -> BlockType {
-    use BlockType::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-    let mut known = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4K, Q5K, Q6K].into_iter();
+    let mut known = BlockType::all().filter(|kind| DeviceQuantMatrix::keeps(*kind, DType::F16));
     let found = known.find(|kind| kind.name().eq_ignore_ascii_case(name));
     found.unwrap_or_else(|| panic!("{name} is no type of quantized weights"))
 }

@@ -9,16 +9,10 @@ use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix, matmu
 use foretoken::model::{LoadOptions, Model, ModelSource};
 use std::path::Path;
 
-const KINDS: [BlockType; 8] = [
-    BlockType::Q4_0,
-    BlockType::Q4_1,
-    BlockType::Q5_0,
-    BlockType::Q5_1,
-    BlockType::Q8_0,
-    BlockType::Q4K,
-    BlockType::Q5K,
-    BlockType::Q6K,
-];
+/// The types for which there are kernels.
+fn kinds() -> impl Iterator<Item = BlockType> {
+    BlockType::all().filter(|kind| DeviceQuantMatrix::keeps(*kind, DType::F16))
+}
 
 /// Outputs that are no whole strip, inputs that are no whole unit, and as many as all warps have work for.
 fn shapes(kind: BlockType) -> &'static [(usize, usize)] {
@@ -79,7 +73,7 @@ fn precision(dtype: DType) -> f64 {
 #[test]
 fn weights_are_kept_without_loss() {
     let gpu = gpu();
-    for kind in KINDS {
+    for kind in kinds() {
         for &shape in shapes(kind) {
             let (weight, want) = weight(kind, shape, &gpu);
             let got = weight.dequantize(DType::F32).unwrap();
@@ -97,7 +91,7 @@ fn weights_are_kept_without_loss() {
 #[test]
 fn a_row_has_the_same_bits_in_any_number_of_rows() {
     let gpu = gpu();
-    for kind in KINDS {
+    for kind in kinds() {
         for (i, &shape) in shapes(kind).iter().enumerate() {
             let (weight, dense) = weight(kind, shape, &gpu);
             for dtype in [DType::F16, DType::BF16] {

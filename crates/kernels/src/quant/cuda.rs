@@ -1,7 +1,6 @@
 //! Launches the kernels for quantized weights.
 
 use super::super::gpu;
-use super::block_type::BlockType;
 use super::device_tiles::{DeviceQuantMatrix, UNIT_INPUTS};
 use crate::gpu::{BLOCK_OUTPUTS, FewRows, MAX_GROUPS};
 use candle_core::{CudaDevice, DType, Result, Tensor};
@@ -10,20 +9,15 @@ use std::ops::Range;
 /// Units per block that dequantizes.
 const DEQUANTIZING_WARPS: usize = 8;
 
-/// The kernel `name` of the format of `matrix`.
-fn kernel(device: &CudaDevice, matrix: &DeviceQuantMatrix, name: [&str; 2]) -> Result<gpu::Kernel> {
-    let (format, ptx) = match matrix.kind {
-        BlockType::Q4_0 => ("q4_0", gpu::Q4_0),
-        BlockType::Q4_1 => ("q4_1", gpu::Q4_1),
-        BlockType::Q5_1 => ("q5_1", gpu::Q5_1),
-        BlockType::Q8_0 => ("q8_0", gpu::Q8_0),
-        BlockType::Q4K => ("q4_k", gpu::Q4_K),
-        BlockType::Q5K => ("q5_k", gpu::Q5_K),
-        BlockType::Q6K => ("q6_k", gpu::Q6_K),
-        other => candle_core::bail!("no CUDA kernel for {other}"),
-    };
-    let [before, after] = name;
-    gpu::function(device, format, ptx, &format!("{before}_{format}_{after}"))
+/// The kernel `before_FORMAT_after` of the format of `matrix`.
+fn kernel(
+    device: &CudaDevice,
+    matrix: &DeviceQuantMatrix,
+    [before, after]: [&str; 2],
+) -> Result<gpu::Kernel> {
+    let format = matrix.kind().name().to_ascii_lowercase();
+    let name = format!("{before}_{format}_{after}");
+    gpu::function(device, &format, matrix.layout.format.ptx, &name)
 }
 
 /// See [`matmul_quantized`](super::matmul_quantized); inputs match.

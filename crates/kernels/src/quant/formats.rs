@@ -8,10 +8,12 @@
 //! the high halves of the same bytes, and store the bits above the fourth separately. Instructions with 32
 //! bytes read the halves of a vector, which are outputs 0..8 and 8..16.
 //!
-//! A record holds the scales of [`Format::SPAN`] blocks of 16 outputs, then their tiles. All parts are
+//! A record holds the scales of [`ScaleLayout::SPAN`] blocks of 16 outputs, then their tiles. All parts are
 //! multiples of 64 bytes, so a weight is one stream of aligned vectors.
 
+use super::block_type::BlockType;
 use half::f16;
+use std::array::from_fn;
 
 /// Values per block, along the inputs.
 pub const BLOCK: usize = 32;
@@ -46,33 +48,18 @@ const fn biased(table: Option<&[i8; 16]>) -> [u8; 16] {
 /// The unsigned quants of one block.
 pub(super) type Block = [u8; BLOCK];
 
-/// A layout of quantized weights. `c` is an output of the tile, `k` an input of the block, `sub` the
-/// number of the block in its record, `scales` the first [`Format::SCALES`] bytes of the record.
-pub(super) trait Format: 'static {
-    /// Bits per quant: 4, 5, 6 or 8.
-    const BITS: usize;
+/// How the scales of the blocks of a record lie in its first bytes, `scales`. `c` is an output of the tile, `sub` the
+/// number of the block in its record.
+pub(super) trait ScaleLayout: 'static {
     /// Blocks per record.
     const SPAN: usize;
     /// Bytes of a record's scales, a multiple of [`VECTOR`].
-    const SCALES: usize;
-    /// The value that is subtracted from quants.
-    const BIAS: i32 = 0;
-    /// The values that quants of 4 bits stand for; `None` = they are numbers.
-    const TABLE: Option<&'static [i8; 16]> = None;
-    /// The values of `TABLE` plus 128.
-    const BIASED: [u8; 16] = biased(Self::TABLE);
-    /// Bits of what is multiplied: of the values that quants stand for, plus 128, or of the quants.
-    const VALUE_BITS: usize = if Self::TABLE.is_some() { 8 } else { Self::BITS };
-    /// Whether [`Format::offset`] can differ from 0.
+    const BYTES: usize;
+    /// Whether [`ScaleLayout::offset`] can differ from 0.
     const OFFSET: bool = false;
-    /// Bytes of a tile.
-    const TILE: usize = BLOCK * WIDTH * Self::BITS / 8;
-    /// Bytes of a record.
-    const RECORD: usize = Self::SCALES + Self::SPAN * Self::TILE;
 
-    /// Stores the scales of the block that `data` holds, or of block `sub` of the 8 that it holds. Returns
-    /// the block's quants.
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block;
+    /// Stores the scales of the block that `data` holds, or of block `sub` of the 8 that it holds.
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]);
 
     fn scale(scales: &[u8], sub: usize, c: usize) -> f32;
 
@@ -84,6 +71,54 @@ pub(super) trait Format: 'static {
     fn factor(_scales: &[u8], _sub: usize, _c: usize, _half: usize) -> i32 {
         1
     }
+}
+
+/// A format of quantized weights; see `formats!`.
+pub(super) trait Format: 'static {
+    type Scales: ScaleLayout;
+    /// Bits per quant: 4, 5, 6 or 8. Those of 6 bits, and no others, have factors for half blocks.
+    const BITS: usize;
+    /// The value that is subtracted from quants.
+    const BIAS: i32;
+    /// The values that quants of 4 bits stand for; `None` = they are numbers.
+    const TABLE: Option<&'static [i8; 16]>;
+    /// The CUDA kernels; `None` = there are none.
+    const DEVICE: Option<DeviceFormat> = None;
+    /// The values of `TABLE` plus 128.
+    const BIASED: [u8; 16] = biased(Self::TABLE);
+    /// Bits of what is multiplied: of the values that quants stand for, plus 128, or of the quants.
+    const VALUE_BITS: usize = if Self::TABLE.is_some() { 8 } else { Self::BITS };
+    /// Blocks per record, and bytes of its scales.
+    const SPAN: usize = Self::Scales::SPAN;
+    const SCALES: usize = Self::Scales::BYTES;
+    /// Bytes of a tile.
+    const TILE: usize = BLOCK * WIDTH * Self::BITS / 8;
+    /// Bytes of a record.
+    const RECORD: usize = Self::SCALES + Self::SPAN * Self::TILE;
+
+    /// The quants of the block that `data` holds, or of block `sub` of the 8 that it holds.
+    fn quants(data: &[u8], sub: usize) -> Block;
+}
+
+/// What the CUDA kernels of a format read besides quants.
+#[derive(Clone, Copy)]
+pub(super) struct DeviceFormat {
+    pub scales: DeviceScales,
+    #[cfg(feature = "cuda")]
+    pub ptx: &'static str,
+}
+
+/// The scales of a format on a GPU; see `cuda/unpack.cuh`.
+#[derive(Clone, Copy)]
+pub(super) enum DeviceScales {
+    /// A half for each block of 32.
+    Block,
+    /// A scale and an offset.
+    BlockOffset,
+    /// Factors of a scale and an offset that 256 inputs share.
+    SuperOffset,
+    /// Factors for each 16 inputs, of a scale that 256 inputs share.
+    HalfBlock,
 }
 
 /// Bytes of 16 halves.
@@ -100,23 +135,15 @@ fn half(scales: &[u8], from: usize, c: usize) -> f32 {
     f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32()
 }
 
-/// Unpacks a block whose inputs 0..16 are in the low halves of 16 bytes and 16..32 in the high halves.
-fn split(bytes: &[u8]) -> Block {
-    std::array::from_fn(|k| bytes[k % 16] >> (k / 16 * 4) & 15)
-}
+/// A half for each of two blocks.
+pub(super) struct BlockScales;
 
-/// `Q8_0`.
-pub(super) struct Q8_0;
-
-impl Format for Q8_0 {
-    const BITS: usize = 8;
+impl ScaleLayout for BlockScales {
     const SPAN: usize = 2;
-    const SCALES: usize = Self::SPAN * HALVES;
-    const BIAS: i32 = 128;
+    const BYTES: usize = Self::SPAN * HALVES;
 
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
         copy_half(data, scales, sub * HALVES, c);
-        std::array::from_fn(|k| data[2 + k] ^ 0x80)
     }
 
     fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
@@ -124,116 +151,17 @@ impl Format for Q8_0 {
     }
 }
 
-/// `Q4_0`.
-pub(super) struct Q4_0;
+/// A half, and another that is the offset.
+pub(super) struct BlockOffsets;
 
-impl Format for Q4_0 {
-    const BITS: usize = 4;
-    const SPAN: usize = 2;
-    const SCALES: usize = Self::SPAN * HALVES;
-    const BIAS: i32 = 8;
-
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
-        copy_half(data, scales, sub * HALVES, c);
-        split(&data[2..])
-    }
-
-    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
-        half(scales, sub * HALVES, c)
-    }
-}
-
-/// `IQ4_NL`: like `Q4_0`, but quants stand for values that are not evenly spaced.
-pub(super) struct Iq4Nl;
-
-impl Format for Iq4Nl {
-    const BITS: usize = 4;
-    const SPAN: usize = 2;
-    const SCALES: usize = Self::SPAN * HALVES;
-    const TABLE: Option<&'static [i8; 16]> = Some(&IQ4);
-
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
-        Q4_0::read(data, sub, c, scales)
-    }
-
-    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
-        Q4_0::scale(scales, sub, c)
-    }
-}
-
-/// `IQ4_XS`: eight blocks of `IQ4_NL` whose scales are a half times a whole number of 6 bits. Its scales are 16
-/// halves, 32 unused bytes, then for each block 16 signed bytes.
-pub(super) struct Iq4Xs;
-
-impl Iq4Xs {
-    /// The place of the whole numbers of a block among the scales.
-    pub const fn factors(sub: usize) -> usize {
-        2 * HALVES + sub * WIDTH
-    }
-}
-
-impl Format for Iq4Xs {
-    const BITS: usize = 4;
-    const SPAN: usize = SUPER / BLOCK;
-    const SCALES: usize = Self::factors(Self::SPAN);
-    const TABLE: Option<&'static [i8; 16]> = Some(&IQ4);
-
-    /// A half, 16 bits with the upper two of each factor, four bytes with the lower four, and the quants.
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
-        copy_half(data, scales, 0, c);
-        let high = u16::from_le_bytes([data[2], data[3]]) >> (2 * sub) & 3;
-        let low = data[4 + sub / 2] >> (sub % 2 * 4) & 15;
-        let factor = low | (high as u8) << 4;
-        scales[Self::factors(sub) + c] = factor.wrapping_sub(32);
-        split(&data[8 + sub * BLOCK / 2..])
-    }
-
-    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
-        half(scales, 0, c) * f32::from(scales[Self::factors(sub) + c] as i8)
-    }
-}
-
-/// `MXFP4`: floats of 4 bits, with a power of two for each block. Its scales are 16 exponents for each of four
-/// blocks.
-pub(super) struct Mxfp4;
-
-impl Mxfp4 {
-    /// The smallest power of two that is half a scale, as bits: below it, exponents are those of subnormal
-    /// numbers.
-    pub const SMALLEST: u32 = 1 << 22;
-}
-
-impl Format for Mxfp4 {
-    const BITS: usize = 4;
-    const SPAN: usize = 4;
-    const SCALES: usize = Self::SPAN * WIDTH;
-    const TABLE: Option<&'static [i8; 16]> = Some(&E2M1);
-
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
-        scales[sub * WIDTH + c] = data[0];
-        split(&data[1..])
-    }
-
-    /// `2^(exponent - 128)`: the table has twice the values.
-    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
-        let exponent = u32::from(scales[sub * WIDTH + c]);
-        0.5 * f32::from_bits((exponent << 23).max(Self::SMALLEST))
-    }
-}
-
-/// `Q4_1`.
-pub(super) struct Q4_1;
-
-impl Format for Q4_1 {
-    const BITS: usize = 4;
+impl ScaleLayout for BlockOffsets {
     const SPAN: usize = 1;
-    const SCALES: usize = 2 * HALVES;
+    const BYTES: usize = 2 * HALVES;
     const OFFSET: bool = true;
 
-    fn read(data: &[u8], _: usize, c: usize, scales: &mut [u8]) -> Block {
+    fn read(data: &[u8], _: usize, c: usize, scales: &mut [u8]) {
         copy_half(data, scales, 0, c);
         copy_half(&data[2..], scales, HALVES, c);
-        split(&data[4..])
     }
 
     fn scale(scales: &[u8], _: usize, c: usize) -> f32 {
@@ -245,50 +173,25 @@ impl Format for Q4_1 {
     }
 }
 
-/// `Q5_1`.
-pub(super) struct Q5_1;
+/// 16 halves `d`, 16 halves `m`, then for each block 16 bytes `sc`, then for each block 16 bytes `mn`.
+/// `scale = d * sc`, `offset = -m * mn`.
+pub(super) struct SuperOffsets;
 
-impl Format for Q5_1 {
-    const BITS: usize = 5;
-    const SPAN: usize = 1;
-    const SCALES: usize = 2 * HALVES;
-    const OFFSET: bool = true;
-
-    fn read(data: &[u8], _: usize, c: usize, scales: &mut [u8]) -> Block {
-        copy_half(data, scales, 0, c);
-        copy_half(&data[2..], scales, HALVES, c);
-        let high = u32::from_le_bytes([data[4], data[5], data[6], data[7]]);
-        let mut block = split(&data[8..]);
-        for (k, q) in block.iter_mut().enumerate() {
-            *q |= ((high >> k & 1) as u8) << 4;
-        }
-        block
-    }
-
-    fn scale(scales: &[u8], _: usize, c: usize) -> f32 {
-        half(scales, 0, c)
-    }
-
-    fn offset(scales: &[u8], _: usize, c: usize) -> f32 {
-        half(scales, HALVES, c)
-    }
-}
-
-/// Scales of `Q4_K` and `Q5_K`: 16 halves `d`, 16 halves `m`, then for each block 16 bytes `sc`, then for
-/// each block 16 bytes `mn`. `scale = d * sc`, `offset = -m * mn`.
-pub(super) mod scales_k {
-    use super::{BLOCK, HALVES, SUPER, WIDTH, copy_half};
-
-    pub const SPAN: usize = SUPER / BLOCK;
+impl SuperOffsets {
     pub const M: usize = HALVES;
     pub const SC: usize = 2 * HALVES;
-    pub const MN: usize = SC + SPAN * WIDTH;
-    pub const BYTES: usize = MN + SPAN * WIDTH;
+    pub const MN: usize = Self::SC + Self::SPAN * WIDTH;
+}
+
+impl ScaleLayout for SuperOffsets {
+    const SPAN: usize = SUPER / BLOCK;
+    const BYTES: usize = Self::MN + Self::SPAN * WIDTH;
+    const OFFSET: bool = true;
 
     /// Reads the first 16 bytes of a block: d, m, and eight pairs of 6-bit values in 12 bytes.
-    pub fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
         copy_half(data, scales, 0, c);
-        copy_half(&data[2..], scales, M, c);
+        copy_half(&data[2..], scales, Self::M, c);
         let s = &data[4..16];
         let (sc, mn) = if sub < 4 {
             (s[sub] & 63, s[sub + 4] & 63)
@@ -298,103 +201,38 @@ pub(super) mod scales_k {
                 s[sub + 4] >> 4 | s[sub] >> 6 << 4,
             )
         };
-        scales[SC + sub * WIDTH + c] = sc;
-        scales[MN + sub * WIDTH + c] = mn;
-    }
-
-    pub fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
-        super::half(scales, 0, c) * f32::from(scales[SC + sub * WIDTH + c])
-    }
-
-    pub fn offset(scales: &[u8], sub: usize, c: usize) -> f32 {
-        -(super::half(scales, M, c) * f32::from(scales[MN + sub * WIDTH + c]))
-    }
-}
-
-/// The low bits of block `sub`. Blocks are stored in pairs, one in the low and one in the high halves.
-fn low_bits_k(nibbles: &[u8], sub: usize) -> Block {
-    std::array::from_fn(|k| nibbles[sub / 2 * BLOCK + k] >> (sub % 2 * 4) & 15)
-}
-
-/// `Q4_K`.
-pub(super) struct Q4K;
-
-impl Format for Q4K {
-    const BITS: usize = 4;
-    const SPAN: usize = scales_k::SPAN;
-    const SCALES: usize = scales_k::BYTES;
-    const OFFSET: bool = true;
-
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
-        scales_k::read(data, sub, c, scales);
-        low_bits_k(&data[16..], sub)
+        scales[Self::SC + sub * WIDTH + c] = sc;
+        scales[Self::MN + sub * WIDTH + c] = mn;
     }
 
     fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
-        scales_k::scale(scales, sub, c)
+        half(scales, 0, c) * f32::from(scales[Self::SC + sub * WIDTH + c])
     }
 
     fn offset(scales: &[u8], sub: usize, c: usize) -> f32 {
-        scales_k::offset(scales, sub, c)
+        -(half(scales, Self::M, c) * f32::from(scales[Self::MN + sub * WIDTH + c]))
     }
 }
 
-/// `Q5_K`.
-pub(super) struct Q5K;
+/// 16 halves `d`, 32 unused bytes, then for each half block 16 signed bytes.
+pub(super) struct HalfBlockScales;
 
-impl Format for Q5K {
-    const BITS: usize = 5;
-    const SPAN: usize = scales_k::SPAN;
-    const SCALES: usize = scales_k::BYTES;
-    const OFFSET: bool = true;
-
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
-        scales_k::read(data, sub, c, scales);
-        let (high, low) = data[16..].split_at(BLOCK);
-        let mut block = low_bits_k(low, sub);
-        for (q, high) in block.iter_mut().zip(high) {
-            *q |= (high >> sub & 1) << 4;
-        }
-        block
-    }
-
-    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
-        scales_k::scale(scales, sub, c)
-    }
-
-    fn offset(scales: &[u8], sub: usize, c: usize) -> f32 {
-        scales_k::offset(scales, sub, c)
-    }
-}
-
-/// `Q6_K`. Its scales are 16 halves `d`, 32 unused bytes, then for each half block 16 signed bytes.
-pub(super) struct Q6K;
-
-impl Q6K {
+impl HalfBlockScales {
     /// The place of the factors of a half block among the scales.
     pub const fn factors(sub: usize, half: usize) -> usize {
         2 * HALVES + (2 * sub + half) * WIDTH
     }
 }
 
-impl Format for Q6K {
-    const BITS: usize = 6;
+impl ScaleLayout for HalfBlockScales {
     const SPAN: usize = SUPER / BLOCK;
-    const SCALES: usize = Self::factors(Self::SPAN, 0);
-    const BIAS: i32 = 32;
+    const BYTES: usize = Self::factors(Self::SPAN, 0);
 
-    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) -> Block {
-        // Two runs of 128 inputs, each with 64 bytes of nibbles and 32 bytes of bit pairs.
-        let (run, part) = (sub / 4, sub % 4);
-        let (low, high) = (&data[run * 64..], &data[128 + run * 32..]);
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
         copy_half(&data[208..], scales, 0, c);
         for half in 0..2 {
             scales[Self::factors(sub, half) + c] = data[192 + 2 * sub + half];
         }
-        std::array::from_fn(|k| {
-            let low = low[part % 2 * 32 + k] >> (part / 2 * 4) & 15;
-            low | (high[k] >> (2 * part) & 3) << 4
-        })
     }
 
     fn scale(scales: &[u8], _: usize, c: usize) -> f32 {
@@ -406,53 +244,169 @@ impl Format for Q6K {
     }
 }
 
-/// Bytes of the low halves of a tile's quants, unless these have 8 bits.
-pub(super) const NIBBLES: usize = BLOCK * WIDTH / 2;
+/// A half times a whole number of 6 bits. 16 halves, 32 unused bytes, then for each block 16 signed bytes.
+pub(super) struct SuperScales;
 
-/// Where the bits of input `k` of output `c` are in a tile: the byte of the low bits and their shift, and
-/// those of the bits above the fourth. With 5 bits, bit `v` of a byte belongs to vector `v`. With 6, the
-/// first vector of pairs has, from the low end, those of vectors 0, 1, 4 and 5, the second those of 2, 3, 6
-/// and 7.
-fn place(bits: usize, c: usize, k: usize) -> [(usize, usize); 2] {
-    let (v, at) = (k / 4, 4 * c + k % 4);
-    let low = match bits {
-        8 => (v * VECTOR + at, 0),
-        _ => (v % 4 * VECTOR + at, v / 4 * 4),
-    };
-    let high = match bits {
-        5 => (NIBBLES + at, v),
-        6 => (NIBBLES + v % 4 / 2 * VECTOR + at, (v / 4 * 2 + v % 2) * 2),
-        _ => (0, 0),
-    };
-    [low, high]
-}
-
-/// Puts a block into an empty place of a tile.
-pub(super) fn set_block<F: Format>(tile: &mut [u8], c: usize, block: &Block) {
-    for (k, &q) in block.iter().enumerate() {
-        let [low, high] = place(F::BITS, c, k);
-        if F::BITS == 8 {
-            tile[low.0] = q;
-        } else {
-            tile[low.0] |= (q & 15) << low.1;
-            tile[high.0] |= (q >> 4) << high.1;
-        }
+impl SuperScales {
+    /// The place of the whole numbers of a block among the scales.
+    pub const fn factors(sub: usize) -> usize {
+        2 * HALVES + sub * WIDTH
     }
 }
 
-/// The quant of a tile, without the bias, or the value that it stands for.
-pub(super) fn quant<F: Format>(tile: &[u8], c: usize, k: usize) -> i32 {
-    let [low, high] = place(F::BITS, c, k);
-    let q = match F::BITS {
-        8 => tile[low.0],
-        4 => tile[low.0] >> low.1 & 15,
-        bits => {
-            let mask = (1 << (bits - 4)) - 1;
-            tile[low.0] >> low.1 & 15 | (tile[high.0] >> high.1 & mask) << 4
+impl ScaleLayout for SuperScales {
+    const SPAN: usize = SUPER / BLOCK;
+    const BYTES: usize = Self::factors(Self::SPAN);
+
+    /// Reads a half, 16 bits with the upper two of each factor, and four bytes with the lower four.
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
+        copy_half(data, scales, 0, c);
+        let high = u16::from_le_bytes([data[2], data[3]]) >> (2 * sub) & 3;
+        let low = data[4 + sub / 2] >> (sub % 2 * 4) & 15;
+        let factor = low | (high as u8) << 4;
+        scales[Self::factors(sub) + c] = factor.wrapping_sub(32);
+    }
+
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        half(scales, 0, c) * f32::from(scales[Self::factors(sub) + c] as i8)
+    }
+}
+
+/// Half a power of two: 16 exponents for each of four blocks.
+pub(super) struct Exponents;
+
+impl Exponents {
+    /// The smallest power of two that is half a scale, as bits: below it, exponents are those of subnormal
+    /// numbers.
+    pub const SMALLEST: u32 = 1 << 22;
+}
+
+impl ScaleLayout for Exponents {
+    const SPAN: usize = 4;
+    const BYTES: usize = Self::SPAN * WIDTH;
+
+    fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
+        scales[sub * WIDTH + c] = data[0];
+    }
+
+    /// `2^(exponent - 128)`: the table has twice the values.
+    fn scale(scales: &[u8], sub: usize, c: usize) -> f32 {
+        let exponent = u32::from(scales[sub * WIDTH + c]);
+        0.5 * f32::from_bits((exponent << 23).max(Self::SMALLEST))
+    }
+}
+
+/// Declares the formats: types that are [`Format`]s, [`TileFormat`], which lists them, and `with_format!`, which runs
+/// the same code for any of them. A row has bits, bias, scales, table, the scales on a GPU with the file in `cuda/` that
+/// has the kernels, and [`Format::quants`].
+macro_rules! formats {
+    ($dollar:tt $($format:ident: $bits:literal, $bias:literal, $scales:ty, $table:expr
+        $(, $device:ident in $file:ident)? => $quants:expr;)*) => {
+        $(
+            pub(super) struct $format;
+
+            impl Format for $format {
+                type Scales = $scales;
+                const BITS: usize = $bits;
+                const BIAS: i32 = $bias;
+                const TABLE: Option<&'static [i8; 16]> = $table;
+                $(const DEVICE: Option<DeviceFormat> = Some(DeviceFormat {
+                    scales: DeviceScales::$device,
+                    #[cfg(feature = "cuda")]
+                    ptx: crate::gpu::$file,
+                });)?
+
+                fn quants(data: &[u8], sub: usize) -> Block {
+                    let quants: fn(&[u8], usize) -> Block = $quants;
+                    quants(data, sub)
+                }
+            }
+        )*
+
+        /// A format of tiles.
+        #[derive(Debug, Clone, Copy)]
+        pub(super) enum TileFormat {
+            $($format,)*
+        }
+
+        impl TileFormat {
+            /// The format that holds blocks of this type without loss; `None` if there is none.
+            pub fn of(kind: BlockType) -> Option<Self> {
+                let held = if kind == BlockType::Q5_0 { BlockType::Q5_1 } else { kind };
+                [$(Self::$format),*].into_iter().find(|format| format.block_type() == held)
+            }
+
+            /// The type whose blocks are held as they are.
+            pub fn block_type(self) -> BlockType {
+                match self {
+                    $(Self::$format => BlockType::$format,)*
+                }
+            }
+        }
+
+        macro_rules! with_format {
+            ($dollar tiles:expr, $dollar name:ident => $dollar body:expr) => {
+                match $dollar tiles {
+                    $($crate::quant::formats::TileFormat::$format => {
+                        type $dollar name = $crate::quant::formats::$format;
+                        $dollar body
+                    })*
+                }
+            };
         }
     };
-    match F::TABLE {
-        Some(values) => i32::from(values[usize::from(q)]),
-        None => i32::from(q) - F::BIAS,
+}
+
+formats! { $
+    Q8_0: 8, 128, BlockScales, None, Block in Q8_0 => |data, _| from_fn(|k| data[2 + k] ^ 0x80);
+    Q4_0: 4, 8, BlockScales, None, Block in Q4_0 => |data, _| split(&data[2..]);
+    Q4_1: 4, 0, BlockOffsets, None, BlockOffset in Q4_1 => |data, _| split(&data[4..]);
+    Q5_1: 5, 0, BlockOffsets, None, BlockOffset in Q5_1 => five_bits;
+    Q4K: 4, 0, SuperOffsets, None, SuperOffset in Q4_K => |data, sub| low_bits_k(&data[16..], sub);
+    Q5K: 5, 0, SuperOffsets, None, SuperOffset in Q5_K => five_bits_k;
+    Q6K: 6, 32, HalfBlockScales, None, HalfBlock in Q6_K => six_bits_k;
+    Iq4Nl: 4, 0, BlockScales, Some(&IQ4) => |data, _| split(&data[2..]);
+    Iq4Xs: 4, 0, SuperScales, Some(&IQ4) => |data, sub| split(&data[8 + sub * BLOCK / 2..]);
+    Mxfp4: 4, 0, Exponents, Some(&E2M1) => |data, _| split(&data[1..]);
+}
+pub(super) use with_format;
+
+/// Unpacks a block whose inputs 0..16 are in the low halves of 16 bytes and 16..32 in the high halves.
+fn split(bytes: &[u8]) -> Block {
+    from_fn(|k| bytes[k % 16] >> (k / 16 * 4) & 15)
+}
+
+/// Quants of `Q5_1`: their fifth bits are before the others.
+fn five_bits(data: &[u8], _: usize) -> Block {
+    let high = u32::from_le_bytes([data[4], data[5], data[6], data[7]]);
+    let mut block = split(&data[8..]);
+    for (k, q) in block.iter_mut().enumerate() {
+        *q |= ((high >> k & 1) as u8) << 4;
     }
+    block
+}
+
+/// The low bits of block `sub`. Blocks are stored in pairs, one in the low and one in the high halves.
+fn low_bits_k(nibbles: &[u8], sub: usize) -> Block {
+    from_fn(|k| nibbles[sub / 2 * BLOCK + k] >> (sub % 2 * 4) & 15)
+}
+
+/// Quants of `Q5_K`.
+fn five_bits_k(data: &[u8], sub: usize) -> Block {
+    let (high, low) = data[16..].split_at(BLOCK);
+    let mut block = low_bits_k(low, sub);
+    for (q, high) in block.iter_mut().zip(high) {
+        *q |= (high >> sub & 1) << 4;
+    }
+    block
+}
+
+/// Quants of `Q6_K`: two runs of 128 inputs, each with 64 bytes of nibbles and 32 bytes of bit pairs.
+fn six_bits_k(data: &[u8], sub: usize) -> Block {
+    let (run, part) = (sub / 4, sub % 4);
+    let (low, high) = (&data[run * 64..], &data[128 + run * 32..]);
+    from_fn(|k| {
+        let low = low[part % 2 * 32 + k] >> (part / 2 * 4) & 15;
+        low | (high[k] >> (2 * part) & 3) << 4
+    })
 }

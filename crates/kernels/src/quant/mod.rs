@@ -30,10 +30,10 @@ use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
 use super::storage::{Place, output, write};
 use activations::{Activations, ROWS, Turn, turns};
-use formats::WIDTH;
-use tiles::{Strip, with_format};
+use formats::{TileFormat, WIDTH, with_format};
+use tiles::Strip;
 
-pub use block_type::BlockType;
+pub use block_type::{BlockType, Floats};
 pub use device::matmul_quantized;
 pub use device_tiles::DeviceQuantMatrix;
 pub use formats::BLOCK;
@@ -54,7 +54,7 @@ impl QuantMatrix {
         turns: &[Turn],
         store: impl FnMut(usize, &[f32; WIDTH]),
     ) {
-        with_format!(self.dtype, F => product::<F>(isa, self.strip(strip), x, turns, store));
+        with_format!(self.format, F => product::<F>(isa, self.strip(strip), x, turns, store));
     }
 }
 
@@ -79,9 +79,9 @@ fn product<F: x86::VectorFormat>(
 }
 
 /// Maximum number of rows of a turn.
-fn max_rows(isa: Isa, dtype: BlockType) -> usize {
+fn max_rows(isa: Isa, format: TileFormat) -> usize {
     #[cfg(target_arch = "x86_64")]
-    return with_format!(dtype, F => x86::max_rows::<F>(isa));
+    return with_format!(format, F => x86::max_rows::<F>(isa));
     #[cfg(not(target_arch = "x86_64"))]
     ROWS
 }
@@ -173,7 +173,7 @@ fn parts<'a>(
             parts.push(ProductPart {
                 weight,
                 x,
-                turns: turns(passes, max_rows(isa, weight.dtype)),
+                turns: turns(passes, max_rows(isa, weight.format)),
                 row,
                 column,
                 first: strips,

@@ -2,8 +2,8 @@
 
 use super::activations::largest;
 use super::block_type::BlockType;
-use super::formats::{self, BLOCK, Format, SUPER, WIDTH};
-use super::tiles::{Line, QuantMatrix, strip_lines, with_format};
+use super::formats::{BLOCK, Format, ScaleLayout, TileFormat, WIDTH, with_format};
+use super::tiles::{Line, QuantMatrix, quant, set_block, strip_lines};
 use candle_core::Result;
 use half::f16;
 use std::borrow::Cow;
@@ -11,12 +11,7 @@ use std::borrow::Cow;
 impl QuantMatrix {
     /// Whether [`QuantMatrix::from_blocks`] takes blocks of this type with `inputs` values per row.
     pub fn keeps(dtype: BlockType, inputs: usize) -> bool {
-        use BlockType::{Iq4Nl, Iq4Xs, Mxfp4, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-        match dtype {
-            Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Iq4Nl | Mxfp4 => inputs.is_multiple_of(BLOCK),
-            Q4K | Q5K | Q6K | Iq4Xs => inputs.is_multiple_of(SUPER),
-            _ => false,
-        }
+        TileFormat::of(dtype).is_some() && inputs.is_multiple_of(dtype.block_size())
     }
 
     /// Converts the blocks of a GGUF tensor `[outputs, inputs]`, without loss.
@@ -31,17 +26,18 @@ impl QuantMatrix {
     ) -> Result<Self> {
         let dtype = dtype.into();
         let bytes = outputs * inputs / dtype.block_size() * dtype.type_size();
-        if !Self::keeps(dtype, inputs) || data.len() != bytes {
+        let fits = data.len() == bytes && inputs.is_multiple_of(dtype.block_size());
+        let Some(format) = TileFormat::of(dtype).filter(|_| fits) else {
             let found = data.len();
             candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {dtype}");
-        }
-        let (dtype, data, size) = held_blocks(dtype, data);
+        };
+        let (data, size) = held_blocks(dtype, format.block_type(), data);
         let together = dtype.block_size() / BLOCK;
-        let lines = with_format!(dtype, F => pack::<F>(&data, size, together, inputs / BLOCK));
+        let lines = with_format!(format, F => pack::<F>(&data, size, together, inputs / BLOCK));
         Ok(Self {
             outputs,
             inputs,
-            dtype,
+            format,
             lines,
         })
     }
@@ -74,17 +70,18 @@ impl QuantMatrix {
     pub(super) fn dequantize_row(&self, output: usize, row: &mut [f32]) {
         assert!(output < self.outputs, "output {output} of {}", self.outputs);
         assert_eq!(row.len(), self.inputs, "inputs of a row");
-        with_format!(self.dtype, F => self.dequantize_as::<F>(output, row));
+        with_format!(self.format, F => self.dequantize_as::<F>(output, row));
     }
 
     fn dequantize_as<F: Format>(&self, output: usize, row: &mut [f32]) {
         let (strip, c) = (self.strip::<F>(output / WIDTH), output % WIDTH);
         for (b, row) in row.chunks_exact_mut(BLOCK).enumerate() {
             let (scales, sub, tile) = strip.block(b);
-            let (scale, offset) = (F::scale(scales, sub, c), F::offset(scales, sub, c));
+            let scale = F::Scales::scale(scales, sub, c);
+            let offset = F::Scales::offset(scales, sub, c);
             for (k, x) in row.iter_mut().enumerate() {
-                let factor = F::factor(scales, sub, c, 2 * k / BLOCK);
-                *x = scale * (factor * formats::quant::<F>(tile, c, k)) as f32 + offset;
+                let factor = F::Scales::factor(scales, sub, c, 2 * k / BLOCK);
+                *x = scale * (factor * quant::<F>(tile, c, k)) as f32 + offset;
             }
         }
     }
@@ -108,21 +105,21 @@ fn pack<F: Format>(data: &[u8], size: usize, together: usize, blocks: usize) -> 
             let record = &mut bytes[strip + record * F::RECORD..][..F::RECORD];
             let (scales, tiles) = record.split_at_mut(F::SCALES);
             let c = output % WIDTH;
-            let quants = F::read(data, sub, c, scales);
-            formats::set_block::<F>(&mut tiles[sub * F::TILE..][..F::TILE], c, &quants);
+            F::Scales::read(data, sub, c, scales);
+            let tile = &mut tiles[sub * F::TILE..][..F::TILE];
+            set_block::<F>(tile, c, &F::quants(data, sub));
         }
     }
     lines
 }
 
-/// GGUF blocks of a type as tiles hold them, without loss: their type, themselves and the bytes of one.
-pub(super) fn held_blocks(dtype: BlockType, data: &[u8]) -> (BlockType, Cow<'_, [u8]>, usize) {
-    let held = QuantMatrix::held_as(dtype);
-    if held == dtype {
-        return (dtype, data.into(), dtype.type_size());
+/// GGUF blocks of a type as tiles hold them that hold blocks of type `held`, and the bytes of one.
+pub(super) fn held_blocks(kind: BlockType, held: BlockType, data: &[u8]) -> (Cow<'_, [u8]>, usize) {
+    if kind == held {
+        return (data.into(), kind.type_size());
     }
-    let (converted, size) = affine(data, dtype.type_size());
-    (held, converted.into(), size)
+    let (converted, size) = affine(data, kind.type_size());
+    (converted.into(), size)
 }
 
 /// Converts `Q5_0` blocks (`d * (q - 16)`) to `Q5_1` (`d * q + m`), and returns the new block size. The

@@ -1,8 +1,8 @@
 //! The product in plain Rust. The vector code must give the same bits.
 
 use super::activations::{Activations, Turn};
-use super::formats::{BLOCK, Format, WIDTH, quant};
-use super::tiles::Strip;
+use super::formats::{BLOCK, Format, ScaleLayout, WIDTH};
+use super::tiles::{Strip, quant};
 
 /// Multiplies the rows of `turns` with a strip: 16 outputs per row, in order of rows.
 pub(super) fn product<F: Format>(
@@ -23,12 +23,13 @@ pub(super) fn product<F: Format>(
             .collect();
         for c in 0..WIDTH {
             let weights: [i16; BLOCK] = std::array::from_fn(|k| quant::<F>(tile, c, k) as i16);
-            let factors = [0, 1].map(|half| F::factor(scales, sub, c, half));
-            let (scale, offset) = (F::scale(scales, sub, c), F::offset(scales, sub, c));
+            let factors = [0, 1].map(|half| F::Scales::factor(scales, sub, c, half));
+            let scale = F::Scales::scale(scales, sub, c);
+            let offset = F::Scales::offset(scales, sub, c);
             for ((x, sums), out) in x.iter().zip(&mut out) {
                 let dot = dot(&weights, factors, x) as f32;
                 out[c] = dot.mul_add(scale * sums.scale, out[c]);
-                if F::OFFSET {
+                if F::Scales::OFFSET {
                     out[c] = offset.mul_add(sums.sum, out[c]);
                 }
             }

@@ -6,19 +6,10 @@ use crate::matmul::matmul;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 
-const KINDS: [BlockType; 11] = [
-    BlockType::Q8_0,
-    BlockType::Q4_0,
-    BlockType::Q4_1,
-    BlockType::Q5_0,
-    BlockType::Q5_1,
-    BlockType::Q4K,
-    BlockType::Q5K,
-    BlockType::Q6K,
-    BlockType::Iq4Nl,
-    BlockType::Iq4Xs,
-    BlockType::Mxfp4,
-];
+/// The types that tiles hold.
+fn kinds() -> impl Iterator<Item = BlockType> {
+    BlockType::all().filter(|kind| TileFormat::of(*kind).is_some())
+}
 
 /// A number of inputs that the type allows: `blocks` of its blocks.
 fn inputs(kind: BlockType, blocks: usize) -> usize {
@@ -111,7 +102,7 @@ fn values_are_those_of_another_implementation() {
 
 #[test]
 fn rows_come_back_as_candle_dequantizes_them() {
-    for kind in KINDS {
+    for kind in kinds() {
         let inputs = inputs(kind, 3);
         let (matrix, values) = weight(kind, 21, inputs);
         for (output, want) in values.iter().enumerate() {
@@ -134,7 +125,7 @@ fn place(x: &Activations, row: usize) -> (Pass, usize) {
 /// Random shapes with incomplete tiles, every type, every instruction set.
 #[test]
 fn products_agree_with_f64_on_the_same_8_bit_activations() {
-    for kind in KINDS {
+    for kind in kinds() {
         for (rows, outputs, blocks) in [(1, 1, 1), (3, 8, 2), (5, 21, 3), (9, 40, 4), (70, 9, 2)] {
             let inputs = inputs(kind, blocks);
             let (matrix, values) = weight(kind, outputs, inputs);
@@ -172,7 +163,7 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
 #[test]
 fn all_isas_and_any_number_of_rows_give_the_same_bits() {
     let most = PANEL + ROWS + 1;
-    for kind in KINDS {
+    for kind in kinds() {
         for blocks in [4, 5] {
             let inputs = inputs(kind, blocks);
             let (matrix, _) = weight(kind, 20, inputs);
@@ -199,7 +190,7 @@ fn all_isas_and_any_number_of_rows_give_the_same_bits() {
 /// stands beside it, and at each place of a vector.
 #[test]
 fn what_is_not_finite_stays_so() {
-    for kind in KINDS {
+    for kind in kinds() {
         let inputs = inputs(kind, 2);
         let (matrix, _) = weight(kind, 20, inputs);
         let finite = noise(3, inputs, 2.);
@@ -267,7 +258,7 @@ fn avx_vnni_gives_the_same_bits_with_the_instruction_of_avx_512() {
     let Some(proof) = Isa::detect("avx512vnni").and_then(Isa::avx512) else {
         return;
     };
-    for kind in KINDS {
+    for kind in kinds() {
         let inputs = inputs(kind, 3);
         let (matrix, _) = weight(kind, WIDTH, inputs);
         let x = noise(2 * ROWS, inputs, 2.);
@@ -279,7 +270,7 @@ fn avx_vnni_gives_the_same_bits_with_the_instruction_of_avx_512() {
             let store = |row: usize, sums: &[f32; WIDTH]| {
                 got[row * WIDTH..][..WIDTH].copy_from_slice(sums);
             };
-            with_format!(matrix.dtype, F => product::<F>(proof, matrix.strip(0), &x, store));
+            with_format!(matrix.format, F => product::<F>(proof, matrix.strip(0), &x, store));
             assert_eq!(got, want, "{kind:?}, {rows} rows");
         }
     }

@@ -1,7 +1,7 @@
 //! The memory layout of quantized weights.
 
 use super::block_type::BlockType;
-use super::formats::{BLOCK, Format, VECTOR, WIDTH};
+use super::formats::{BLOCK, Block, Format, TileFormat, VECTOR, WIDTH, with_format};
 use std::marker::PhantomData;
 
 /// A vector's bytes, aligned.
@@ -9,39 +9,11 @@ use std::marker::PhantomData;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Line(pub [u8; VECTOR]);
 
-/// Runs the same code for any block type that tiles can hold.
-macro_rules! with_format {
-    ($dtype:expr, $format:ident => $body:expr) => {{
-        use $crate::quant::formats;
-        macro_rules! with {
-            ($type:ident) => {{
-                type $format = formats::$type;
-                $body
-            }};
-        }
-        match $dtype {
-            BlockType::Q8_0 => with!(Q8_0),
-            BlockType::Q4_0 => with!(Q4_0),
-            BlockType::Q4_1 => with!(Q4_1),
-            BlockType::Q5_1 => with!(Q5_1),
-            BlockType::Q4K => with!(Q4K),
-            BlockType::Q5K => with!(Q5K),
-            BlockType::Q6K => with!(Q6K),
-            BlockType::Iq4Nl => with!(Iq4Nl),
-            BlockType::Iq4Xs => with!(Iq4Xs),
-            BlockType::Mxfp4 => with!(Mxfp4),
-            other => unreachable!("no tiles of {other:?}"),
-        }
-    }};
-}
-pub(super) use with_format;
-
 /// A quantized weight `[outputs, inputs]`, laid out for the kernels.
 pub struct QuantMatrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
-    /// One that [`with_format`] has.
-    pub(super) dtype: BlockType,
+    pub(super) format: TileFormat,
     /// Records `[outputs / 16 rounded up][inputs / 32 / SPAN rounded up]`. Outputs beyond the last are zero.
     pub(super) lines: Vec<Line>,
 }
@@ -75,22 +47,14 @@ impl QuantMatrix {
 
     /// Bytes of a weight of a block type that [`QuantMatrix::keeps`] accepts.
     pub fn bytes(dtype: BlockType, outputs: usize, inputs: usize) -> usize {
-        let dtype = Self::held_as(dtype);
-        let lines = with_format!(dtype, F => strip_lines::<F>(inputs / BLOCK));
-        outputs.div_ceil(WIDTH) * lines * VECTOR
-    }
-
-    /// The block type whose tiles hold blocks of this type without loss.
-    pub(super) fn held_as(dtype: BlockType) -> BlockType {
-        match dtype {
-            BlockType::Q5_0 => BlockType::Q5_1,
-            same => same,
-        }
+        let blocks = inputs / BLOCK;
+        let of = |format| with_format!(format, F => strip_lines::<F>(blocks));
+        outputs.div_ceil(WIDTH) * TileFormat::of(dtype).map_or(0, of) * VECTOR
     }
 
     /// The block type that the tiles hold.
     pub fn dtype(&self) -> BlockType {
-        self.dtype
+        self.format.block_type()
     }
 
     /// A strip of a weight in format `F`.
@@ -123,5 +87,56 @@ impl<'a, F: Format> Strip<'a, F> {
         let record = &self.bytes()[record * F::RECORD..][..F::RECORD];
         let (scales, tiles) = record.split_at(F::SCALES);
         (scales, sub, &tiles[sub * F::TILE..][..F::TILE])
+    }
+}
+
+/// Bytes of the low halves of a tile's quants, unless these have 8 bits.
+pub(super) const NIBBLES: usize = BLOCK * WIDTH / 2;
+
+/// Where the bits of input `k` of output `c` are in a tile: the byte of the low bits and their shift, and
+/// those of the bits above the fourth. With 5 bits, bit `v` of a byte belongs to vector `v`. With 6, the
+/// first vector of pairs has, from the low end, those of vectors 0, 1, 4 and 5, the second those of 2, 3, 6
+/// and 7.
+fn place(bits: usize, c: usize, k: usize) -> [(usize, usize); 2] {
+    let (v, at) = (k / 4, 4 * c + k % 4);
+    let low = match bits {
+        8 => (v * VECTOR + at, 0),
+        _ => (v % 4 * VECTOR + at, v / 4 * 4),
+    };
+    let high = match bits {
+        5 => (NIBBLES + at, v),
+        6 => (NIBBLES + v % 4 / 2 * VECTOR + at, (v / 4 * 2 + v % 2) * 2),
+        _ => (0, 0),
+    };
+    [low, high]
+}
+
+/// Puts a block into an empty place of a tile.
+pub(super) fn set_block<F: Format>(tile: &mut [u8], c: usize, block: &Block) {
+    for (k, &q) in block.iter().enumerate() {
+        let [low, high] = place(F::BITS, c, k);
+        if F::BITS == 8 {
+            tile[low.0] = q;
+        } else {
+            tile[low.0] |= (q & 15) << low.1;
+            tile[high.0] |= (q >> 4) << high.1;
+        }
+    }
+}
+
+/// The quant of a tile, without the bias, or the value that it stands for.
+pub(super) fn quant<F: Format>(tile: &[u8], c: usize, k: usize) -> i32 {
+    let [low, high] = place(F::BITS, c, k);
+    let q = match F::BITS {
+        8 => tile[low.0],
+        4 => tile[low.0] >> low.1 & 15,
+        bits => {
+            let mask = (1 << (bits - 4)) - 1;
+            tile[low.0] >> low.1 & 15 | (tile[high.0] >> high.1 & mask) << 4
+        }
+    };
+    match F::TABLE {
+        Some(values) => i32::from(values[usize::from(q)]),
+        None => i32::from(q) - F::BIAS,
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use foretoken_core::error::Error;
-use foretoken_kernels::quant::BlockType;
+use foretoken_kernels::quant::{BlockType, Floats};
 use rayon::prelude::*;
 
 /// Bytes that a thread checks at a time; a multiple of every value's size.
@@ -22,42 +22,32 @@ pub fn floats(dtype: DType, bytes: &[u8]) -> bool {
 
 /// Whether all block scales of a GGUF tensor are finite, or all its values if it is not quantized.
 pub fn blocks(kind: BlockType, bytes: &[u8]) -> bool {
-    use BlockType::*;
-    let scales: &[usize] = match kind {
-        F32 => return floats(DType::F32, bytes),
-        F16 => return floats(DType::F16, bytes),
-        BF16 => return floats(DType::BF16, bytes),
-        Q4_0 | Q5_0 | Q8_0 | Iq4Nl | Iq4Xs => &[0],
-        Q4_1 | Q5_1 | Q8_1 => &[0, 2],
-        Q2K => &[80, 82],
-        Q3K => &[108],
-        Q4K | Q5K => &[0, 2],
-        Q6K => &[208],
-        // Its only scale is f32.
-        Q8K => {
-            let blocks = bytes.par_chunks_exact(kind.type_size());
-            return blocks
-                .into_par_iter()
-                .all(|block| floats(DType::F32, &block[..4]));
+    match kind.floats() {
+        Floats::All(dtype) => floats(dtype, bytes),
+        Floats::Halves(places) => {
+            // Tiles hold Q5_0 with an offset of 16 times the scale, which must be finite, too.
+            let end = if kind == BlockType::Q5_0 {
+                0x1f - 4
+            } else {
+                0x1f
+            };
+            each_block(kind, bytes, |block| {
+                let mut halves = places.iter().map(|&at| [block[at], block[at + 1]]);
+                halves.all(|half| exponent_of_f16(half) < end)
+            })
         }
-        // The scale is an exponent, of which the largest is NaN; a few below it make values that are infinite.
-        Mxfp4 => {
-            let blocks = bytes.par_chunks_exact(kind.type_size());
-            return blocks
-                .into_par_iter()
-                .all(|block| block[0] <= MAX_MXFP4_EXPONENT);
+        Floats::Single(at) => {
+            each_block(kind, bytes, |block| floats(DType::F32, &block[at..at + 4]))
         }
-    };
-    // Tiles hold Q5_0 with an offset of 16 times the scale, which must be finite, too.
-    let end = if kind == Q5_0 { 0x1f - 4 } else { 0x1f };
-    bytes.par_chunks(kind.type_size() * 1024).all(|piece| {
-        let mut blocks = piece.chunks_exact(kind.type_size());
-        blocks.all(|block| {
-            scales
-                .iter()
-                .all(|&at| exponent_of_f16([block[at], block[at + 1]]) < end)
-        })
-    })
+        // The largest exponent is NaN; a few below it make values that are infinite.
+        Floats::Exponent(at) => each_block(kind, bytes, |block| block[at] <= MAX_MXFP4_EXPONENT),
+    }
+}
+
+/// Whether `holds` is true for each block.
+fn each_block(kind: BlockType, bytes: &[u8], holds: impl Fn(&[u8]) -> bool + Sync) -> bool {
+    let pieces = bytes.par_chunks(kind.type_size() * 1024);
+    pieces.all(|piece| piece.chunks_exact(kind.type_size()).all(&holds))
 }
 
 /// The error of the tensor `name` whose values are not finite.

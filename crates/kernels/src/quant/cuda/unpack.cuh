@@ -145,13 +145,6 @@ template <int BITS_, int BIAS_, typename Kind_> struct Format {
     static constexpr int UNIT = SCALES + 8 * Kind::BYTES;
     static constexpr int SUPER = 8 * Kind::SUPER;
 };
-using Q4_0 = Format<4, 8, BlockScales>;
-using Q4_1 = Format<4, 0, BlockOffsets>;
-using Q5_1 = Format<5, 0, BlockOffsets>;
-using Q8_0 = Format<8, 128, BlockScales>;
-using Q4_K = Format<4, 0, SuperOffsets>;
-using Q5_K = Format<5, 0, SuperOffsets>;
-using Q6_K = Format<6, 32, HalfBlockScales>;
 
 // Where the parts of a weight are.
 template <typename F> struct Units {

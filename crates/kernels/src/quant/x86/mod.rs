@@ -5,13 +5,14 @@ mod multiply;
 mod vectors;
 
 use super::activations::{Activations, ROWS, Turn};
-use super::formats::{BLOCK, VECTOR, WIDTH};
+use super::formats::{BLOCK, ScaleLayout, VECTOR, WIDTH};
 use super::tiles::Strip;
 use crate::cpu::{self, Isa};
 use crate::simd::prefetch;
 use lanes::Lanes;
 use multiply::{Avx2Ymm, Avx512, Avx512Ymm, AvxVnni, Multiply, RecordWeights, Rows};
 pub(super) use vectors::VectorFormat;
+use vectors::VectorScales;
 
 /// Prefetch distance in tiles if a strip is read once. Without it, one row reads a third fewer bytes per second
 /// from memory (measured); a distance of 8 is about as good.
@@ -109,14 +110,14 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
                         tile: tile.add(4 * v * count),
                     };
                     let dots = M::dots::<F, R>(&w, &x);
-                    let d = F::scales::<M::Lanes>(w.scales, sub, w.first);
+                    let d = F::Scales::scales::<M::Lanes>(w.scales, sub, w.first);
                     for (i, sum) in sums.iter_mut().enumerate() {
                         let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
                         let scale = M::Lanes::float_mul(d, scale);
                         *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
                     }
-                    if F::OFFSET {
-                        let m = F::offsets::<M::Lanes>(w.scales, sub, w.first);
+                    if F::Scales::OFFSET {
+                        let m = F::Scales::offsets::<M::Lanes>(w.scales, sub, w.first);
                         for (i, sum) in sums.iter_mut().enumerate() {
                             let x = M::Lanes::float_broadcast(&x.sums(i).sum);
                             *sum = M::Lanes::fma(m, x, *sum);

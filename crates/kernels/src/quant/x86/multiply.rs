@@ -6,7 +6,7 @@
 use super::super::activations::BlockSums;
 use super::super::formats::BLOCK;
 use super::lanes::{Lanes, Ymm, Zmm};
-use super::vectors::{VECTORS, VectorFormat, quants};
+use super::vectors::{VECTORS, VectorFormat, VectorScales, quants};
 use std::arch::x86_64::*;
 
 /// A way to multiply bytes.
@@ -124,8 +124,8 @@ unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
             }
         });
         if F::BITS == 6 {
-            let first = F::factors::<M::Lanes>(w.scales, w.sub, w.first, 0);
-            let second = F::factors::<M::Lanes>(w.scales, w.sub, w.first, 1);
+            let first = F::Scales::factors::<M::Lanes>(w.scales, w.sub, w.first, 0);
+            let second = F::Scales::factors::<M::Lanes>(w.scales, w.sub, w.first, 1);
             for i in 0..R {
                 low[i] =
                     M::Lanes::add(M::Lanes::mul(low[i], first), M::Lanes::mul(high[i], second));
@@ -253,8 +253,8 @@ impl Multiply for Avx2Ymm {
                         let low = _mm256_and_si256(factor, _mm256_set1_epi32(0xFFFF));
                         _mm256_or_si256(low, _mm256_slli_epi32::<16>(factor))
                     };
-                    let low = F::factors::<Ymm>(w.scales, w.sub, w.first, 0);
-                    let high = F::factors::<Ymm>(w.scales, w.sub, w.first, 1);
+                    let low = F::Scales::factors::<Ymm>(w.scales, w.sub, w.first, 0);
+                    let high = F::Scales::factors::<Ymm>(w.scales, w.sub, w.first, 1);
                     let factors = _mm256_blend_epi16::<0b1010_1010>(both(low), both(high));
                     let [low, high] = [both(low), both(high)];
                     run!(low; 0 1);

@@ -1,27 +1,33 @@
 //! The formats as vectors.
 
 use super::super::formats::{
-    Format, Iq4Nl, Iq4Xs, Mxfp4, NIBBLES, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0, VECTOR, WIDTH,
-    scales_k,
+    BlockOffsets, BlockScales, Exponents, Format, HalfBlockScales, ScaleLayout, SuperOffsets,
+    SuperScales, VECTOR, WIDTH,
 };
+use super::super::tiles::NIBBLES;
 use super::lanes::Lanes;
 
 /// Vectors per tile.
 pub(super) const VECTORS: usize = 8;
 
-/// A format as vectors. The functions are inlined into functions that have the instructions. `first` is the
+/// A format whose scales vector code reads.
+pub(in super::super) trait VectorFormat: Format<Scales: VectorScales> {}
+
+impl<F: Format<Scales: VectorScales>> VectorFormat for F {}
+
+/// Scales as vectors. The functions are inlined into functions that have the instructions. `first` is the
 /// first of the outputs that a vector has.
-pub(in super::super) trait VectorFormat: Format {
+pub(in super::super) trait VectorScales: ScaleLayout {
     /// The scales of block `sub` of a record.
     ///
     /// # Safety
     /// The CPU has the instructions; `scales` is the start of a record.
     unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F;
 
-    /// The offsets; only called with [`Format::OFFSET`].
+    /// The offsets; only called with [`ScaleLayout::OFFSET`].
     ///
     /// # Safety
-    /// As [`VectorFormat::scales`].
+    /// As [`VectorScales::scales`].
     unsafe fn offsets<L: Lanes>(_scales: *const u8, _sub: usize, _first: usize) -> L::F {
         unreachable!("the format has no offsets")
     }
@@ -29,7 +35,7 @@ pub(in super::super) trait VectorFormat: Format {
     /// The factors of half a block; only called with 6 bits.
     ///
     /// # Safety
-    /// As [`VectorFormat::scales`].
+    /// As [`VectorScales::scales`].
     unsafe fn factors<L: Lanes>(
         _scales: *const u8,
         _sub: usize,
@@ -112,91 +118,75 @@ unsafe fn upper_pair<L: Lanes>(tile: *const u8, v: usize) -> L::I {
     }
 }
 
-/// Halves of a record's block, of which each block has 16.
-macro_rules! one_half_per_block {
-    ($($format:ty)*) => {
-        $(impl VectorFormat for $format {
-            #[inline(always)]
-            unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
-                // SAFETY: in the record, by the caller's contract.
-                unsafe { L::halves(scales.add(2 * (sub * WIDTH + first))) }
-            }
-        })*
-    };
+impl VectorScales for BlockScales {
+    #[inline(always)]
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+        // SAFETY: in the record, by the caller's contract.
+        unsafe { L::halves(scales.add(2 * (sub * WIDTH + first))) }
+    }
 }
-one_half_per_block!(Q8_0 Q4_0 Iq4Nl);
 
-macro_rules! two_halves_per_block {
-    ($($format:ty)*) => {
-        $(impl VectorFormat for $format {
-            #[inline(always)]
-            unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
-                // SAFETY: in the record, by the caller's contract.
-                unsafe { L::halves(scales.add(2 * first)) }
-            }
+impl VectorScales for BlockOffsets {
+    #[inline(always)]
+    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+        // SAFETY: in the record, by the caller's contract.
+        unsafe { L::halves(scales.add(2 * first)) }
+    }
 
-            #[inline(always)]
-            unsafe fn offsets<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
-                // SAFETY: as above.
-                unsafe { L::halves(scales.add(2 * (WIDTH + first))) }
-            }
-        })*
-    };
+    #[inline(always)]
+    unsafe fn offsets<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+        // SAFETY: as above.
+        unsafe { L::halves(scales.add(2 * (WIDTH + first))) }
+    }
 }
-two_halves_per_block!(Q4_1 Q5_1);
 
-macro_rules! halves_times_bytes {
-    ($($format:ty)*) => {
-        $(impl VectorFormat for $format {
-            #[inline(always)]
-            unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
-                // SAFETY: in the record, by the caller's contract.
-                unsafe {
-                    let sc = L::unsigned(scales.add(scales_k::SC + sub * WIDTH + first));
-                    L::float_mul(L::halves(scales.add(2 * first)), L::floats(sc))
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
-                // SAFETY: as above.
-                unsafe {
-                    let mn = L::unsigned(scales.add(scales_k::MN + sub * WIDTH + first));
-                    let m = L::halves(scales.add(scales_k::M + 2 * first));
-                    L::negate(L::float_mul(m, L::floats(mn)))
-                }
-            }
-        })*
-    };
-}
-halves_times_bytes!(Q4K Q5K);
-
-impl VectorFormat for Iq4Xs {
+impl VectorScales for SuperOffsets {
     #[inline(always)]
     unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
         unsafe {
-            let factors = L::signed(scales.add(Iq4Xs::factors(sub) + first));
+            let sc = L::unsigned(scales.add(Self::SC + sub * WIDTH + first));
+            L::float_mul(L::halves(scales.add(2 * first)), L::floats(sc))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+        // SAFETY: as above.
+        unsafe {
+            let mn = L::unsigned(scales.add(Self::MN + sub * WIDTH + first));
+            let m = L::halves(scales.add(Self::M + 2 * first));
+            L::negate(L::float_mul(m, L::floats(mn)))
+        }
+    }
+}
+
+impl VectorScales for SuperScales {
+    #[inline(always)]
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+        // SAFETY: in the record, by the caller's contract.
+        unsafe {
+            let factors = L::signed(scales.add(Self::factors(sub) + first));
             L::float_mul(L::halves(scales.add(2 * first)), L::floats(factors))
         }
     }
 }
 
-impl VectorFormat for Mxfp4 {
+impl VectorScales for Exponents {
     #[inline(always)]
     unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
         // SAFETY: as above.
         unsafe {
             let exponents = L::unsigned(scales.add(sub * WIDTH + first));
             L::float_mul(
-                L::powers(exponents, Mxfp4::SMALLEST),
+                L::powers(exponents, Self::SMALLEST),
                 L::float_broadcast(&0.5),
             )
         }
     }
 }
 
-impl VectorFormat for Q6K {
+impl VectorScales for HalfBlockScales {
     #[inline(always)]
     unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
@@ -206,6 +196,6 @@ impl VectorFormat for Q6K {
     #[inline(always)]
     unsafe fn factors<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::I {
         // SAFETY: as above.
-        unsafe { L::signed(scales.add(Q6K::factors(sub, half) + first)) }
+        unsafe { L::signed(scales.add(Self::factors(sub, half) + first)) }
     }
 }
