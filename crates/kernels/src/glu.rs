@@ -1,10 +1,9 @@
 //! `activation(gate) * up`, the gated activation of an MLP.
 
-#[cfg(target_arch = "x86_64")]
-use super::cpu::{self, Avx2, Avx512Vnni};
-use super::float;
 use super::parallel::{Shared, for_each};
+use super::simd::{Loop, Simd, run};
 use super::storage::{Place, contiguous, output};
+use super::{cpu, float};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use std::f32::consts::FRAC_1_SQRT_2;
 use tracing::trace_span;
@@ -142,7 +141,7 @@ impl CustomOp1 for Glu {
     fn cpu_fwd(&self, gate_up: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (rows, both) = dims(layout)?;
         let gate_up = contiguous::<f32>(self.name(), gate_up, layout)?;
-        let width = both / 2;
+        let (width, activation) = (both / 2, self.0);
         let out = trace_span!("activation").in_scope(|| {
             let piece = CHUNK.div_ceil(width.max(1));
             let work = |out: &Shared<'_, Place>| {
@@ -150,8 +149,14 @@ impl CustomOp1 for Glu {
                     for row in i * piece..rows.min((i + 1) * piece) {
                         let (gate, up) = gate_up[row * both..][..both].split_at(width);
                         // SAFETY: rows do not overlap.
-                        let places = unsafe { out.slice(row * width, width) };
-                        run(self.0, gate, up, places);
+                        let out = unsafe { out.slice(row * width, width) };
+                        let work = Row {
+                            activation,
+                            gate,
+                            up,
+                            out,
+                        };
+                        run(cpu::isa(), work);
                     }
                 });
             };
@@ -208,48 +213,33 @@ fn dims(gate_up: &Layout) -> Result<(usize, usize)> {
     Ok((rows, both))
 }
 
-/// Writes every place, as there are as many as numbers of `gate` and of `up`.
-fn run(activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let isa = cpu::isa();
-        if let Some(proof) = isa.avx512() {
-            // SAFETY: `proof` proves that the CPU has the instructions.
-            return unsafe { run_avx512(proof, activation, gate, up, out) };
+/// A row; all have one length.
+struct Row<'a> {
+    activation: Activation,
+    gate: &'a [f32],
+    up: &'a [f32],
+    out: &'a mut [Place],
+}
+
+impl Loop for Row<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let (gate, up, out) = (self.gate, self.up, self.out);
+        // One loop for each, so that the compiler vectorizes all.
+        match self.activation {
+            Activation::Silu => apply(gate, up, out, |x, up| silu(x) * up),
+            Activation::Gelu => apply(gate, up, out, |x, up| gelu(x) * up),
+            Activation::GeluTanh => apply(gate, up, out, |x, up| gelu_tanh(x) * up),
+            Activation::Relu2 => apply(gate, up, out, |x, up| x.max(0.) * x.max(0.) * up),
+            Activation::Xielu(xielu) => apply(gate, up, out, |x, up| xielu.of(x) * up),
+            Activation::ClampedSwish => apply(gate, up, out, clamped_swish),
         }
-        if let Some(proof) = isa.avx2() {
-            // SAFETY: as above.
-            return unsafe { run_avx2(proof, activation, gate, up, out) };
-        }
-    }
-    body(activation, gate, up, out);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn run_avx2(_: Avx2, activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
-    body(activation, gate, up, out);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
-fn run_avx512(_: Avx512Vnni, activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
-    body(activation, gate, up, out);
-}
-
-#[inline(always)]
-fn body(activation: Activation, gate: &[f32], up: &[f32], out: &mut [Place]) {
-    // One loop for each, so that the compiler vectorizes all.
-    match activation {
-        Activation::Silu => apply(gate, up, out, |x, up| silu(x) * up),
-        Activation::Gelu => apply(gate, up, out, |x, up| gelu(x) * up),
-        Activation::GeluTanh => apply(gate, up, out, |x, up| gelu_tanh(x) * up),
-        Activation::Relu2 => apply(gate, up, out, |x, up| x.max(0.) * x.max(0.) * up),
-        Activation::Xielu(xielu) => apply(gate, up, out, |x, up| xielu.of(x) * up),
-        Activation::ClampedSwish => apply(gate, up, out, clamped_swish),
     }
 }
 
+/// Writes every place of `out`.
 #[inline(always)]
 fn apply(gate: &[f32], up: &[f32], out: &mut [Place], of: impl Fn(f32, f32) -> f32) {
     assert!(gate.len() == out.len() && up.len() == out.len());

@@ -1,8 +1,8 @@
 //! The residual sum and the RMSNorm after it.
 
-#[cfg(target_arch = "x86_64")]
-use super::cpu::{self, Avx2, Avx512Vnni};
+use super::cpu;
 use super::parallel::{Shared, for_each};
+use super::simd::{Loop, Simd, run};
 use super::storage::{Place, contiguous, output, written};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use tracing::trace_span;
@@ -63,9 +63,15 @@ impl CustomOp3 for AddNorm {
                     // SAFETY: rows do not overlap.
                     let place = |at| unsafe { out.slice(at, width) };
                     let at = row * width;
-                    let (sum, normed) = (place(at), place(x.len() + at));
-                    let (x, delta) = (&x[at..at + width], &delta[at..at + width]);
-                    self.row(x, delta, weight, sum, normed);
+                    let work = Row {
+                        eps: self.eps,
+                        x: &x[at..at + width],
+                        delta: &delta[at..at + width],
+                        weight,
+                        sum: place(at),
+                        out: place(x.len() + at),
+                    };
+                    run(cpu::isa(), work);
                 });
             };
             // SAFETY: each row of both is written.
@@ -124,67 +130,35 @@ fn dims(x: &Layout, delta: &Layout, weight: &Layout) -> Result<(usize, usize)> {
     Ok((rows, width))
 }
 
-impl AddNorm {
-    /// Writes every place of both outputs.
-    fn row(
-        &self,
-        x: &[f32],
-        delta: &[f32],
-        weight: &[f32],
-        sum: &mut [Place],
-        normed: &mut [Place],
-    ) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let isa = cpu::isa();
-            if let Some(proof) = isa.avx512() {
-                // SAFETY: `proof` proves that the CPU has the instructions.
-                return unsafe { row_avx512(proof, self.eps, x, delta, weight, sum, normed) };
-            }
-            if let Some(proof) = isa.avx2() {
-                // SAFETY: as above.
-                return unsafe { row_avx2(proof, self.eps, x, delta, weight, sum, normed) };
-            }
-        }
-        row(self.eps, x, delta, weight, sum, normed);
-    }
+/// A row, of which all parts have one length.
+struct Row<'a> {
+    eps: f32,
+    x: &'a [f32],
+    delta: &'a [f32],
+    weight: &'a [f32],
+    sum: &'a mut [Place],
+    out: &'a mut [Place],
 }
 
-/// The function `row`, compiled with other instructions.
-macro_rules! row {
-    ($name:ident, $proof:ty, $features:literal) => {
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = $features)]
-        fn $name(
-            _: $proof,
-            eps: f32,
-            x: &[f32],
-            delta: &[f32],
-            weight: &[f32],
-            sum: &mut [Place],
-            out: &mut [Place],
-        ) {
-            row(eps, x, delta, weight, sum, out);
-        }
-    };
-}
-row!(row_avx2, Avx2, "avx2");
-row!(row_avx512, Avx512Vnni, "avx2,avx512f,avx512bw,avx512vl");
+impl Loop for Row<'_> {
+    type Output = ();
 
-/// Simple enough for the compiler to vectorize, and without fused multiply-adds, so that every
-/// instruction set gives the same bits.
-#[inline(always)]
-fn row(eps: f32, x: &[f32], delta: &[f32], weight: &[f32], sum: &mut [Place], out: &mut [Place]) {
-    assert!(x.len() == sum.len() && delta.len() == sum.len());
-    assert!(weight.len() == out.len() && sum.len() == out.len());
-    for ((sum, x), delta) in sum.iter_mut().zip(x).zip(delta) {
-        sum.write(x + delta);
-    }
-    // SAFETY: all are written, as there are as many values of `x` and `delta`.
-    let sum = unsafe { written(sum) };
-    let scale = 1. / (mean_square(sum) + eps).sqrt();
-    for ((out, sum), weight) in out.iter_mut().zip(sum).zip(weight) {
-        out.write(*sum * scale * weight);
+    /// Writes every place of both outputs. Simple enough for the compiler to vectorize, and without fused
+    /// multiply-adds, so that every instruction set gives the same bits.
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let (sum, out) = (self.sum, self.out);
+        assert!(self.x.len() == sum.len() && self.delta.len() == sum.len());
+        assert!(self.weight.len() == out.len() && sum.len() == out.len());
+        for ((sum, x), delta) in sum.iter_mut().zip(self.x).zip(self.delta) {
+            sum.write(x + delta);
+        }
+        // SAFETY: all are written, as there are as many values of `x` and `delta`.
+        let sum = unsafe { written(sum) };
+        let scale = 1. / (mean_square(sum) + self.eps).sqrt();
+        for ((out, sum), weight) in out.iter_mut().zip(sum).zip(self.weight) {
+            out.write(*sum * scale * weight);
+        }
     }
 }
 

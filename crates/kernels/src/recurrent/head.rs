@@ -1,9 +1,9 @@
 //! One head over the tokens of one sequence.
 
 use super::tokens::Tokens;
-use super::vectorized::Vectorized;
 use super::{Recurrence, TokenInputs};
 use crate::parallel::Shared;
+use crate::simd::{Loop, Simd};
 
 /// The matrices of one sequence, of all heads.
 #[derive(Default)]
@@ -28,9 +28,11 @@ pub(super) struct Head<'a, R> {
     pub first: usize,
 }
 
-impl<R: Recurrence> Vectorized for Head<'_, R> {
+impl<R: Recurrence> Loop for Head<'_, R> {
+    type Output = ();
+
     #[inline(always)]
-    fn run(self) {
+    fn run<S: Simd>(self, _: S) {
         let Self {
             layer,
             head,

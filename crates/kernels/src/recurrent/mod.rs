@@ -8,17 +8,16 @@ mod head;
 #[cfg(test)]
 pub(super) mod testing;
 mod tokens;
-mod vectorized;
 
 use super::parallel::{Shared, for_each};
 use super::states::{StateBuffers, StatePool, StateRows, StateShape, StateStart};
 use super::storage::contiguous;
-use crate::float;
+use crate::simd::{self, Loop, Simd};
+use crate::{cpu, float};
 use candle_core::{Device, Result, Storage, Tensor};
 use head::{Head, Matrices};
 use tokens::{Left, Mixing, Tokens};
 use tracing::trace_span;
-use vectorized::{Vectorized, vectorized};
 
 /// Number of values of matrices, for each token, from which waking other threads pays.
 const MIN_PARALLEL: usize = 1 << 15;
@@ -187,9 +186,10 @@ fn run<R: Recurrence>(
     let mixed = mix(layer, &tokens, is_much);
     let mut out = vec![0.; count * sizes.values()];
     let (heads, places) = (sizes.heads, Shared::new(&mut out));
+    let isa = cpu::isa();
     for_each(rows.len() * heads, is_much, |unit| {
         let (part, head) = (unit / heads, unit % heads);
-        vectorized(Head {
+        let work = Head {
             layer,
             head,
             tokens: &tokens[part],
@@ -197,13 +197,14 @@ fn run<R: Recurrence>(
             matrices: &matrices[part],
             out: &places,
             first: rows[part].rows.start * sizes.values(),
-        });
+        };
+        simd::run(isa, work);
     });
     if R::FINISHES {
         for_each(count, is_much, |row| {
             // SAFETY: each row is finished once.
             let row = unsafe { places.slice(row * sizes.values(), sizes.values()) };
-            vectorized(Finish { layer, row });
+            simd::run(isa, Finish { layer, row });
         });
     }
     let left = rows.iter().zip(&tokens);
@@ -227,15 +228,17 @@ fn mix<R: Recurrence>(layer: &R, tokens: &[Tokens<'_>], is_much: bool) -> Vec<Ve
     let units: Vec<(usize, usize)> = units
         .flat_map(|(part, tokens)| (0..tokens.count()).map(move |token| (part, token)))
         .collect();
+    let isa = cpu::isa();
     for_each(units.len(), is_much, |unit| {
         let (part, token) = units[unit];
-        vectorized(Mixing {
+        let work = Mixing {
             convolution: layer.convolution(),
             tokens: &tokens[part],
             token,
             // SAFETY: each token is mixed once.
             out: unsafe { places[part].slice(token * channels, channels) },
-        });
+        };
+        simd::run(isa, work);
     });
     drop(places);
     mixed
@@ -247,9 +250,11 @@ struct Finish<'a, R> {
     row: &'a mut [f32],
 }
 
-impl<R: Recurrence> Vectorized for Finish<'_, R> {
+impl<R: Recurrence> Loop for Finish<'_, R> {
+    type Output = ();
+
     #[inline(always)]
-    fn run(self) {
+    fn run<S: Simd>(self, _: S) {
         self.layer.finish(self.row);
     }
 }

@@ -1,7 +1,7 @@
 //! The tokens of one sequence, and the convolution over them.
 
-use super::vectorized::Vectorized;
 use super::{Convolution, Sizes, sigmoid};
+use crate::simd::{Loop, Simd};
 use crate::states::StateRows;
 use candle_core::Result;
 
@@ -106,9 +106,11 @@ pub(super) struct Mixing<'a> {
     pub out: &'a mut [f32],
 }
 
-impl Vectorized for Mixing<'_> {
+impl Loop for Mixing<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn run(self) {
+    fn run<S: Simd>(self, _: S) {
         let (out, tokens) = (self.out, self.tokens);
         match self.convolution.bias {
             Some(bias) => out.copy_from_slice(bias),

@@ -5,8 +5,8 @@
 //! argmax log w(x) + g(x) with g(x) = -ln E(x). Every operation is exact or correctly rounded and none
 //! is fused, so all CPUs and the CUDA kernel compute the same bits.
 
-use crate::cpu::{self, Avx2, Avx512Vnni};
-use crate::float;
+use crate::simd::{Loop, Simd, run};
+use crate::{cpu, float};
 
 /// The exponentially distributed number (mean 1) of token `id` under `key`.
 ///
@@ -56,71 +56,50 @@ fn ln_1m(v: f32) -> f32 {
 /// Replaces each weight w(x) (at least 0) by w(x) / E(x). The largest result is that of the token drawn
 /// with probability w(x) over the sum of all weights. At most `u32::MAX` weights.
 pub fn gumbel_max(weights: &mut [f32], key: u64) {
-    widest(weights, GumbelMax(key));
+    run(cpu::isa(), GumbelMax { weights, key });
 }
 
 /// Replaces each `x` by `exp((x - max) / temperature)`. `max` is the largest entry, which becomes 1.
 pub fn weights(logits: &mut [f32], max: f32, temperature: f32) {
-    widest(logits, SoftmaxWeights { max, temperature });
+    let work = SoftmaxWeights {
+        logits,
+        max,
+        temperature,
+    };
+    run(cpu::isa(), work);
 }
 
-/// A loop over a whole vocabulary.
-trait VocabularyLoop {
-    fn run(self, values: &mut [f32]);
+struct GumbelMax<'a> {
+    weights: &'a mut [f32],
+    key: u64,
 }
 
-struct GumbelMax(u64);
+impl Loop for GumbelMax<'_> {
+    type Output = ();
 
-impl VocabularyLoop for GumbelMax {
     #[inline(always)]
-    fn run(self, values: &mut [f32]) {
-        for (id, weight) in values.iter_mut().enumerate() {
-            *weight /= exponential(self.0, id as u32);
+    fn run<S: Simd>(self, _: S) {
+        for (id, weight) in self.weights.iter_mut().enumerate() {
+            *weight /= exponential(self.key, id as u32);
         }
     }
 }
 
-struct SoftmaxWeights {
+struct SoftmaxWeights<'a> {
+    logits: &'a mut [f32],
     max: f32,
     temperature: f32,
 }
 
-impl VocabularyLoop for SoftmaxWeights {
+impl Loop for SoftmaxWeights<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn run(self, values: &mut [f32]) {
-        for value in values {
-            *value = float::exp((*value - self.max) / self.temperature);
+    fn run<S: Simd>(self, _: S) {
+        for x in self.logits {
+            *x = float::exp((*x - self.max) / self.temperature);
         }
     }
-}
-
-/// Runs a loop with the widest vectors of this CPU. The results have the same bits with all of them.
-fn widest(values: &mut [f32], body: impl VocabularyLoop) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let isa = cpu::isa();
-        if let Some(proof) = isa.avx512() {
-            // SAFETY: `proof` proves that the CPU has the instructions.
-            return unsafe { run_avx512(proof, values, body) };
-        }
-        if let Some(proof) = isa.avx2() {
-            // SAFETY: as above.
-            return unsafe { run_avx2(proof, values, body) };
-        }
-    }
-    body.run(values);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn run_avx2(_: Avx2, values: &mut [f32], body: impl VocabularyLoop) {
-    body.run(values);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn run_avx512(_: Avx512Vnni, values: &mut [f32], body: impl VocabularyLoop) {
-    body.run(values);
 }
 
 #[cfg(test)]
