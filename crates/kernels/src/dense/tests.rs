@@ -127,6 +127,12 @@ fn a_row_has_the_same_bits_alone_and_in_a_batch() {
     }
 }
 
+/// The chain of all results, after `sum`.
+fn chain(sum: f32, weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
+    let terms = weights.zip(x);
+    terms.fold(sum, |sum, (w, &x)| w.mul_add(x, sum))
+}
+
 /// Every instruction set computes one chain in ascending order.
 #[test]
 fn every_isa_has_the_bits_of_one_chain() {
@@ -135,12 +141,11 @@ fn every_isa_has_the_bits_of_one_chain() {
         let (weight, matrix) = matrix(outputs, inputs, dtype);
         for rows in 1..=2 * ROWS + 2 {
             let x = floats(&noise((rows, inputs)));
-            let chain = |i: usize| {
-                let weight = &weight[i % outputs * inputs..][..inputs];
-                let terms = weight.iter().zip(&x[i / outputs * inputs..]);
-                terms.fold(0f32, |sum, (w, &x)| w.mul_add(x, sum))
-            };
-            let want: Vec<f32> = (0..rows * outputs).map(chain).collect();
+            let want = (0..rows * outputs).map(|i| {
+                let weight = weight[i % outputs * inputs..][..inputs].iter();
+                chain(0., weight.copied(), &x[i / outputs * inputs..])
+            });
+            let want: Vec<f32> = want.collect();
             for isa in Isa::available() {
                 let got = product_with(isa, &matrix, &x);
                 assert!(got == want, "{dtype:?} {rows} rows, {isa:?}");
@@ -162,11 +167,10 @@ fn vector_code_has_the_bits_of_portable_code() {
                 let mut plain = fast;
                 pass(isa, &tiles[..count], &x[..rows], &mut fast);
                 for (tile, sums) in tiles[..count].iter().zip(&mut plain) {
-                    for (k, row) in tile.iter().enumerate() {
-                        for (x, sums) in x[..rows].iter().zip(&mut *sums) {
-                            for (c, sum) in sums.iter_mut().enumerate() {
-                                *sum = row.0[V::place(c)].to_f32().mul_add(x[k], *sum);
-                            }
+                    for (x, sums) in x[..rows].iter().zip(sums) {
+                        for (c, sum) in sums.iter_mut().enumerate() {
+                            let weights = tile.iter().map(|row| row.0[V::place(c)].to_f32());
+                            *sum = chain(*sum, weights, x);
                         }
                     }
                 }
