@@ -57,6 +57,8 @@ pub(super) trait ScaleLayout: 'static {
     const BYTES: usize;
     /// Whether [`ScaleLayout::offset`] can differ from 0.
     const OFFSET: bool = false;
+    /// Whether [`ScaleLayout::factor`] can differ from 1.
+    const FACTORS: bool = false;
 
     /// Stores the scales of the block that `data` holds, or of block `sub` of the 8 that it holds.
     fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]);
@@ -76,7 +78,7 @@ pub(super) trait ScaleLayout: 'static {
 /// A format of quantized weights; see `formats!`.
 pub(super) trait Format: 'static {
     type Scales: ScaleLayout;
-    /// Bits per quant: 4, 5, 6 or 8. Those of 6 bits, and no others, have factors for half blocks.
+    /// Bits per quant: 4, 5, 6 or 8. Vector code expects factors with 6 bits, and with no others.
     const BITS: usize;
     /// The value that is subtracted from quants.
     const BIAS: i32;
@@ -227,6 +229,7 @@ impl HalfBlockScales {
 impl ScaleLayout for HalfBlockScales {
     const SPAN: usize = SUPER / BLOCK;
     const BYTES: usize = Self::factors(Self::SPAN, 0);
+    const FACTORS: bool = true;
 
     fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
         copy_half(&data[208..], scales, 0, c);

@@ -1,7 +1,7 @@
 //! The memory layout of quantized weights.
 
 use super::block_type::BlockType;
-use super::formats::{BLOCK, Block, Format, TileFormat, VECTOR, WIDTH, with_format};
+use super::formats::{BLOCK, Block, Format, ScaleLayout, TileFormat, VECTOR, WIDTH, with_format};
 use std::marker::PhantomData;
 
 /// A vector's bytes, aligned.
@@ -36,6 +36,7 @@ impl<F> Copy for Strip<'_, F> {}
 /// Lines per strip of `blocks` blocks.
 pub(super) fn strip_lines<F: Format>(blocks: usize) -> usize {
     const { assert!(F::SCALES.is_multiple_of(VECTOR) && F::TILE.is_multiple_of(VECTOR)) };
+    const { assert!(F::Scales::FACTORS == (F::BITS == 6)) };
     blocks.div_ceil(F::SPAN) * (F::RECORD / VECTOR)
 }
 
