@@ -319,7 +319,7 @@ pub enum LogFormat {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs, reason = "the names of values say it")]
 pub enum Dtype {
-    /// That of the checkpoint, but f16 for the KV cache on the CPU.
+    /// The data type of the checkpoint; on the CPU, f16 for the KV cache.
     #[default]
     Auto,
     #[value(alias = "float32")]

@@ -48,7 +48,7 @@ pub(super) struct Body<F> {
     /// The fields that all APIs have.
     #[schemars(flatten)]
     pub common: Common,
-    /// Those of one API.
+    /// The fields that one API has.
     #[schemars(flatten)]
     pub fields: F,
     #[schemars(flatten)]

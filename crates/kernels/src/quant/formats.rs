@@ -1,12 +1,13 @@
 //! The layout of blocks of quantized weights for the kernels, and their meaning.
 //!
 //! All formats have blocks of 32 inputs. A value is `scale * factor * (quant - BIAS) + offset`, where the
-//! quant is unsigned; in some formats it is the number of a value in a table instead. Scale and offset belong to the block, the factor (an integer) to half a block. A tile
-//! holds one block of each of 16 outputs. One vector of 64 bytes holds four inputs of 16 outputs, to be
-//! multiplied with four activations that are broadcast to all outputs: vector `v` has inputs
-//! `4 v .. 4 v + 4`. Formats with fewer than 8 bits keep vector `v` in the low halves and vector `v + 4` in
-//! the high halves of the same bytes, and store the bits above the fourth separately. Instructions with 32
-//! bytes read the halves of a vector, which are outputs 0..8 and 8..16.
+//! quant is unsigned; in some formats it is the number of a value in a table instead. Scale and offset
+//! belong to the block, the factor (an integer) to half a block. A tile holds one block of each of 16
+//! outputs. One vector of 64 bytes holds four inputs of 16 outputs, to be multiplied with four activations
+//! that are broadcast to all outputs: vector `v` has inputs `4 v .. 4 v + 4`. Formats with fewer than 8 bits
+//! keep vector `v` in the low halves and vector `v + 4` in the high halves of the same bytes, and store the
+//! bits above the fourth separately. Instructions with 32 bytes read the halves of a vector, which are
+//! outputs 0..8 and 8..16.
 //!
 //! A record holds the scales of [`ScaleLayout::SPAN`] blocks of 16 outputs, then their tiles. All parts are
 //! multiples of 64 bytes, so a weight is one stream of aligned vectors.
