@@ -88,6 +88,12 @@ impl SamplingParams {
         self.temperature < Self::GREEDY_BELOW
     }
 
+    /// Whether tokens must be chosen on the host: the kernels of a GPU have no masks. A new parameter that they do not
+    /// have belongs here.
+    fn needs_host(&self) -> bool {
+        self.allowed.is_some()
+    }
+
     fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0

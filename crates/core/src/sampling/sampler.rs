@@ -148,9 +148,10 @@ impl Sampler {
         self.grammar.is_some()
     }
 
-    /// Whether only some ids may come next; see [`Sampler::masks`].
-    pub fn has_masks(&self) -> bool {
-        self.has_grammar() || self.params.allowed.is_some()
+    /// Whether the next token must be chosen on the host, because the kernels of a GPU do not have all that the
+    /// request asks for, such as [`Sampler::masks`].
+    pub fn needs_host(&self) -> bool {
+        self.has_grammar() || self.params.needs_host()
     }
 
     /// The ids that the request allows, and those that its grammar allows next; `None` = all.
@@ -351,7 +352,7 @@ mod tests {
             ..Default::default()
         };
         let mut sampler = Sampler::new(params, &[1, 1]);
-        assert!(sampler.depends_on_tokens() && !sampler.has_masks());
+        assert!(sampler.depends_on_tokens() && !sampler.needs_host());
         let forbidden = |sampler: &Sampler| -> Vec<u32> {
             let all = sampler.adjustments().inspect(|a| assert!(a.bias < -1e30));
             all.map(|adjustment| adjustment.id).collect()

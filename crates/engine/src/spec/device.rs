@@ -42,7 +42,7 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
 /// rows.
 ///
-/// Copies an input's logits to the host only if it requests log-probabilities or a lossy rule, only some ids are allowed,
+/// Copies an input's logits to the host only if it requests log-probabilities or a lossy rule, [`Sampler::needs_host`],
 /// no token can be chosen, or the rejection rule applies to a tree or to a draft that [`Draft::needs_host`].
 ///
 /// # Errors
@@ -68,11 +68,11 @@ pub(super) fn decide_all(
         if rows.is_empty() {
             continue;
         }
-        // Masks are in the memory of the host; lossy rules are computed there.
+        // Lossy rules are computed on the host.
         let on_host_only = input.state.logprobs.is_some()
             || input.state.lossy.is_some()
             || !input.prompt_scores.is_empty()
-            || input.state.sampler.has_masks();
+            || input.state.sampler.needs_host();
         let coupled =
             input.state.synthetic_acceptance.is_none() && input.state.rule() == Acceptance::Coupled;
         if !on_host_only && coupled {

@@ -167,12 +167,12 @@ impl PagedNetwork {
                 row += asked;
             }
         }
-        if output.is_on_gpu() && !complete.iter().any(|&i| drafting[i].has_masks()) {
+        if output.is_on_gpu() && !complete.iter().any(|&i| drafting[i].needs_host()) {
             if !complete.is_empty() {
                 drawn.push(DrawnTokens::new(&output, drafting, complete)?);
             }
         } else {
-            // On a GPU too, if masks are needed: they are in the memory of the host.
+            // On a GPU too, if its kernels do not have all that a request asks for.
             let vocab = self.draft.model().info().vocab_size;
             output.read(|mut logits| {
                 let all = drafting.iter_mut().enumerate();

@@ -132,9 +132,9 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.may_draft && !self.ended && grows && depth < self.max_depth()
     }
 
-    /// Whether only some ids may be its tokens.
-    pub fn has_masks(&self) -> bool {
-        self.request.sampler.has_masks()
+    /// Whether its tokens must be chosen on the host.
+    pub fn needs_host(&self) -> bool {
+        self.request.sampler.needs_host()
     }
 
     /// Whether no node has siblings.
