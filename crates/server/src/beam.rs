@@ -3,7 +3,7 @@
 pub(super) mod search;
 
 use super::content::TextOr;
-use super::numbers::within;
+use super::numbers::{asked, within};
 use super::structured::Structured;
 use super::wire::{Common, EarlyStoppingField, NeverWord, wrong};
 use foretoken_core::error::Result;
@@ -46,12 +46,9 @@ impl BeamFields {
         if let Some((field, _)) = structured.asked()? {
             return wrong(field, REFUSED);
         }
-        if let Some((field, _)) = conflicts(common)
-            .iter()
-            .chain(others)
-            .find(|(_, asks)| *asks)
-        {
-            return wrong(*field, REFUSED);
+        let mut fields = conflicts(common).chain(others.iter().copied());
+        if let Some((field, _)) = fields.find(|(_, asks)| *asks) {
+            return wrong(field, REFUSED);
         }
         let range = -MAX_LENGTH_PENALTY..=MAX_LENGTH_PENALTY;
         let penalty = within("length_penalty", self.length_penalty, range)?;
@@ -64,24 +61,13 @@ impl BeamFields {
 }
 
 /// The fields of all APIs that would change or constrain what is searched for, with whether they ask for something.
-fn conflicts(common: &Common) -> [(&'static str, bool); 15] {
-    let is_not =
-        |value: Option<f64>, nothing: &[f64]| value.is_some_and(|value| !nothing.contains(&value));
+fn conflicts(common: &Common) -> impl Iterator<Item = (&'static str, bool)> {
     let has_texts =
         |texts: Option<&TextOr<String>>| texts.is_some_and(|all| !all.list().is_empty());
     let stop_ids = common.stop_token_ids.as_ref();
     let biases = common.logit_bias.as_ref();
-    let (repetition, frequency) = (common.repetition_penalty, common.frequency_penalty);
-    [
-        ("stream", common.stream == Some(true)),
-        // Beams are compared by the model's own distribution, which is that at temperature 1.
-        ("temperature", is_not(common.temperature, &[0.0, 1.0])),
-        ("top_p", is_not(common.top_p, &[1.0])),
-        ("top_k", common.top_k.is_some_and(|k| k > 0)),
-        ("min_p", is_not(common.min_p, &[0.0])),
-        ("repetition_penalty", is_not(repetition, &[1.0])),
-        ("presence_penalty", is_not(common.presence_penalty, &[0.0])),
-        ("frequency_penalty", is_not(frequency, &[0.0])),
+    let stream = [("stream", common.stream == Some(true))];
+    let rest = [
         ("logit_bias", biases.is_some_and(|map| !map.is_empty())),
         ("stop", has_texts(common.stop.as_ref())),
         (
@@ -92,7 +78,8 @@ fn conflicts(common: &Common) -> [(&'static str, bool); 15] {
         ("allowed_token_ids", common.allowed_token_ids.is_some()),
         ("bad_words", has_texts(common.bad_words.as_ref())),
         ("acceptance", common.acceptance.is_some()),
-    ]
+    ];
+    stream.into_iter().chain(asked(common)).chain(rest)
 }
 
 impl From<EarlyStoppingField> for EarlyStopping {

@@ -45,6 +45,23 @@ pub(super) fn numbers(common: &Common) -> Result<SamplingParams> {
     })
 }
 
+/// The same parameters, with whether they ask for something else than the model's own distribution or, at temperature
+/// 0, its most probable token.
+pub(super) fn asked(common: &Common) -> [(&'static str, bool); 7] {
+    let is_not =
+        |value: Option<f64>, nothing: &[f64]| value.is_some_and(|value| !nothing.contains(&value));
+    let (repetition, frequency) = (common.repetition_penalty, common.frequency_penalty);
+    [
+        ("temperature", is_not(common.temperature, &[0.0, 1.0])),
+        ("top_p", is_not(common.top_p, &[1.0])),
+        ("top_k", common.top_k.is_some_and(|k| k > 0)),
+        ("min_p", is_not(common.min_p, &[0.0])),
+        ("repetition_penalty", is_not(repetition, &[1.0])),
+        ("presence_penalty", is_not(common.presence_penalty, &[0.0])),
+        ("frequency_penalty", is_not(frequency, &[0.0])),
+    ]
+}
+
 /// Checks that a value is in its range.
 ///
 /// # Errors
