@@ -328,9 +328,7 @@ impl AtTemperature {
                 .collect(),
         }
     }
-}
 
-impl AtTemperature {
     /// The one of `all` with the largest speed-up, as far as that was measured.
     fn fastest(all: &[Self]) -> Option<&Self> {
         let measured = all.iter().filter(|at| at.overall.speed_up.is_finite());
