@@ -22,7 +22,7 @@ use std::time::Instant;
 #[path = "../src/main/allocator.rs"]
 mod allocator;
 
-const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
+const ROWS: [usize; 9] = [1, 2, 4, 6, 8, 16, 24, 32, 64];
 const BLOCK_SIZE: usize = 16;
 /// Bytes that are copied to measure the bandwidth.
 const COPIED: usize = 1 << 30;

@@ -2,8 +2,7 @@
 //! speculative decoding, by default for every request and at every temperature: a draft proposes tokens,
 //! the target verifies all of them in one forward, and the text is exactly that of the target alone. This
 //! requires that a row has the same bits in any forward. On the CPU it always does; on a GPU in forwards
-//! of up to 16 rows with weights in bf16 or f16, and in all forwards with `--batch-invariant` (see the
-//! table in docs/cuda.md).
+//! of up to 256 rows, and in all forwards with `--batch-invariant` (see the table in docs/cuda.md).
 //!
 //! This crate is the facade of the workspace: it has the modules of the other crates under one name, and the commands of
 //! the program.

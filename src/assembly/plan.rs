@@ -135,7 +135,7 @@ fn determinism_notice(flags: &LoadFlags) -> &'static str {
     if flags.batch_invariant {
         "batch-invariant: a text does not depend on drafts, other requests or prompt chunks"
     } else {
-        "at a near tie a text may depend on whether a step has more than 16 rows (64 if weights are quantized) and on prompt chunks: --batch-invariant prevents this and is slower"
+        "at a near tie a text may depend on whether a step has more than 256 rows and on prompt chunks: --batch-invariant prevents this and is slower"
     }
 }
 

@@ -5,6 +5,7 @@ use super::{difference, gpu, logits, model_by, shape, tokens};
 use crate::common::{greedy, run};
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
+use foretoken::kernels::EXACT_ROWS;
 use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix, matmul_quantized};
 use foretoken::model::{LoadOptions, Model, ModelSource};
 use std::path::Path;
@@ -86,7 +87,7 @@ fn weights_are_kept_without_loss() {
     }
 }
 
-/// A row of a product has the same bits alone and in any batch of up to 64 rows, and of more with
+/// A row of a product has the same bits alone and in any batch of up to 256 rows, and of more with
 /// `batch_invariant`; all are right.
 #[test]
 fn a_row_has_the_same_bits_in_any_number_of_rows() {
@@ -125,13 +126,44 @@ fn a_row_has_the_same_bits_in_any_number_of_rows() {
                 if i > 0 {
                     continue;
                 }
-                // More rows than share a pass, with and without the promise.
-                let more = Tensor::cat(&[&noise(9, shape.1, dtype, &gpu), &all], 0).unwrap();
-                let invariant = values(&product(&more, true));
-                assert!(invariant[9..] == whole, "{kind} {dtype:?}: 73 rows");
-                let off = error(&product(&more, false), &more, &dense);
+                // More rows than share a pass, and more than have the promise.
+                let after = |before| {
+                    let before = noise(before, shape.1, dtype, &gpu);
+                    Tensor::cat(&[&before, &all], 0).unwrap()
+                };
+                let more = values(&product(&after(9), false));
+                assert!(more[9..] == whole, "{kind} {dtype:?}: 73 rows");
+                let many = after(EXACT_ROWS);
+                let invariant = values(&product(&many, true));
+                assert!(
+                    invariant[EXACT_ROWS..] == whole,
+                    "{kind} {dtype:?}: 320 rows"
+                );
+                let off = error(&product(&many, false), &many, &dense);
                 assert!(off < precision(dtype), "{kind} {dtype:?} dense: {off}");
             }
+        }
+    }
+}
+
+/// Of a weight with so many outputs that fewer warps share its inputs.
+#[test]
+fn rows_of_a_large_weight_have_the_same_bits_in_any_number() {
+    let gpu = gpu();
+    for kind in [BlockType::Q4K, BlockType::Q6K, BlockType::Q8_0] {
+        let (weight, dense) = weight(kind, (4230, 512), &gpu);
+        let all = noise(70, 512, DType::BF16, &gpu);
+        let product = |x: &Tensor| {
+            let x = x.contiguous().unwrap();
+            matmul_quantized(&[&weight], &x, false).unwrap()
+        };
+        let whole = product(&all);
+        let off = error(&whole, &all, &dense);
+        assert!(off < precision(DType::BF16), "{kind}: {off}");
+        let whole = values(&whole);
+        for (first, rows) in [(3, 1), (60, 10), (1, 20)] {
+            let part = values(&product(&all.narrow(0, first, rows).unwrap()));
+            assert!(part == whole[first..first + rows], "{kind}: {rows} rows");
         }
     }
 }
@@ -141,12 +173,16 @@ fn a_row_has_the_same_bits_in_any_number_of_rows() {
 fn outputs_of_several_weights_are_side_by_side() {
     let gpu = gpu();
     let parts = [
+        // Weights of one format share a launch, up to three.
         weight(BlockType::Q4K, (40, 256), &gpu),
+        weight(BlockType::Q4K, (70, 256), &gpu),
+        weight(BlockType::Q4K, (5, 256), &gpu),
+        weight(BlockType::Q4K, (33, 256), &gpu),
         weight(BlockType::Q6K, (16, 256), &gpu),
         weight(BlockType::Q8_0, (7, 256), &gpu),
     ];
     let weights: Vec<_> = parts.iter().map(|(weight, _)| weight).collect();
-    for rows in [3, 70] {
+    for rows in [3, 12, 70, 300] {
         let x = noise(rows, 256, DType::BF16, &gpu);
         let joined = values(&matmul_quantized(&weights, &x, false).unwrap());
         let mut first = 0;

@@ -1,6 +1,7 @@
 // Compares the CUDA kernels with sums in f64, and with themselves: a row has the same bits alone and in
 // any batch. Prints failures, and exits with their number.
 #include "dense/gemv.cu"
+#include "dense/tiles.cu"
 #include "glu.cu"
 #include "kv_move.cu"
 #include "norm.cu"
@@ -15,17 +16,17 @@ using std::vector;
 
 namespace {
 
-// Kernels for 8, 16 and 64 rows.
+// Kernels for 8, 16 and any number of rows, the last ones with blocks of three sizes.
 template <typename T, typename Few, typename Some, typename Many>
-void test_gemv(int warps, Few few, Some some, Many many) {
-    const std::pair<int, int> shapes[] = {{48, 64}, {37, 576}, {16, 4096}, {33, 288}};
+void test_products(int warps, Few few, Some some, Many small, Many medium, Many large) {
+    const std::pair<int, int> shapes[] = {{48, 64}, {37, 576}, {16, 4096}, {130, 288}, {3, 32}};
     for (auto shape : shapes) {
         const int outputs = shape.first, inputs = shape.second;
         const int rows = 16;
         auto w = noise<T>((size_t)outputs * inputs), x = noise<T>(rows * inputs);
         vector<T> y(rows * outputs), part(8 * outputs);
         auto run = [&](auto kernel, int first, int rows, vector<T> &y) {
-            launch({(outputs + 15) / 16, 1, 1}, warps * 32, [&] {
+            launch({1, (outputs + 15) / 16, 1}, warps * 32, [&] {
                 kernel(w.data(), x.data() + first * inputs, y.data(), outputs, inputs, rows);
             });
         };
@@ -48,18 +49,24 @@ void test_gemv(int warps, Few few, Some some, Many many) {
             CHECK(same(part.data(), y.data() + first * outputs, rows * outputs),
                   "gemv of %d rows from %d", rows, first);
         }
-        // More rows than one block takes.
-        auto test_many = [&](auto kernel, int rows_of_block, int many_rows) {
-            auto more = noise<T>(many_rows * inputs);
-            std::copy(x.begin(), x.end(), more.begin() + 20 * inputs);
-            vector<T> out(many_rows * outputs);
-            launch({(outputs + 15) / 16, (many_rows + rows_of_block - 1) / rows_of_block, 1}, warps * 32,
-                   [&] { kernel(w.data(), more.data(), out.data(), outputs, inputs, many_rows); });
-            CHECK(same(out.data() + 20 * outputs, y.data(), rows * outputs), "gemv of %d rows", many_rows);
+        // The rows have the same bits after `before` others, and before some.
+        auto test_many = [&](auto shape, auto kernel, int before, int all) {
+            using Shape = decltype(shape);
+            auto more = noise<T>(all * inputs);
+            std::copy(x.begin(), x.end(), more.begin() + before * inputs);
+            vector<T> out(all * outputs);
+            auto blocks = [](int count, int size) { return (count + size - 1) / size; };
+            launch({blocks(all, Shape::ROWS), blocks(outputs, Shape::OUTPUTS), 1}, Shape::THREADS,
+                   [&] { kernel(w.data(), more.data(), out.data(), outputs, inputs, all, warps); });
+            CHECK(same(out.data() + before * outputs, y.data(), rows * outputs), "product of %d rows", all);
         };
-        test_many(some, 16, 37);
-        test_many(many, 64, 37);
-        test_many(many, 64, 77);
+        test_many(tiles::Small(), small, 0, 17);
+        test_many(tiles::Small(), small, 50, 77);
+        test_many(tiles::Medium(), medium, 1, 18);
+        test_many(tiles::Medium(), medium, 20, 37);
+        test_many(tiles::Medium(), medium, 55, 129);
+        test_many(tiles::Large(), large, 3, 40);
+        test_many(tiles::Large(), large, 120, 200);
     }
 }
 
@@ -353,10 +360,10 @@ void test_halves() {
 
 int main() {
     test_halves();
-    test_gemv<f16>(8, gemv1_8_f16, gemv2_8_f16, gemv8_8_f16);
-    test_gemv<bf16>(8, gemv1_8_bf16, gemv2_8_bf16, gemv8_8_bf16);
-    test_gemv<f16>(16, gemv1_16_f16, gemv2_16_f16, gemv8_16_f16);
-    test_gemv<bf16>(16, gemv1_16_bf16, gemv2_16_bf16, gemv8_16_bf16);
+    test_products<f16>(8, gemv1_8_f16, gemv2_8_f16, tiles_small_f16, tiles_medium_f16, tiles_large_f16);
+    test_products<bf16>(8, gemv1_8_bf16, gemv2_8_bf16, tiles_small_bf16, tiles_medium_bf16, tiles_large_bf16);
+    test_products<f16>(16, gemv1_16_f16, gemv2_16_f16, tiles_small_f16, tiles_medium_f16, tiles_large_f16);
+    test_products<bf16>(16, gemv1_16_bf16, gemv2_16_bf16, tiles_small_bf16, tiles_medium_bf16, tiles_large_bf16);
     for (const Variant &variant : VARIANTS) {
         test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, merge_f32_64, variant);
         test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64, variant);

@@ -1,5 +1,6 @@
 // Our kernels, for the emulated GPU.
 #include "dense/gemv.cu"
+#include "dense/tiles.cu"
 #include "glu.cu"
 #include "kv_move.cu"
 #include "norm.cu"
@@ -31,16 +32,18 @@ namespace {
     FOR_FLOATS(ADD_FLOAT)
     ADD(gemv1_8_f16)
     ADD(gemv2_8_f16)
-    ADD(gemv8_8_f16)
     ADD(gemv1_16_f16)
     ADD(gemv2_16_f16)
-    ADD(gemv8_16_f16)
     ADD(gemv1_8_bf16)
     ADD(gemv2_8_bf16)
-    ADD(gemv8_8_bf16)
     ADD(gemv1_16_bf16)
     ADD(gemv2_16_bf16)
-    ADD(gemv8_16_bf16)
+    ADD(tiles_small_f16)
+    ADD(tiles_medium_f16)
+    ADD(tiles_large_f16)
+    ADD(tiles_small_bf16)
+    ADD(tiles_medium_bf16)
+    ADD(tiles_large_bf16)
     ADD(prefill_f16_64)
     ADD(prefill_f16_128)
     ADD(prefill_bf16_64)

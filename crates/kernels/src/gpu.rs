@@ -74,6 +74,20 @@ impl Kernel {
         self.stream.launch_builder(&self.function)
     }
 
+    /// This kernel, with up to `bytes` bytes of shared memory for each of its blocks.
+    ///
+    /// # Errors
+    /// If the device has less.
+    pub fn with_shared(self, bytes: usize) -> Result<Self> {
+        // What a block may have without asking.
+        const SHARED: usize = 48 << 10;
+        if bytes > SHARED {
+            let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            self.function.set_attribute(limit, bytes as i32).w()?;
+        }
+        Ok(self)
+    }
+
     /// Starts a launch of a kernel of a model's layers, whose arguments are tensors and numbers; see
     /// [`Launch::run`].
     pub fn launch(&self) -> Launch<'_> {
@@ -325,50 +339,75 @@ pub(super) fn view<'a, T: CudaDType>(
 
 /// Rows per tensor core instruction.
 const TILE: usize = 8;
-/// Outputs per block of a product of a few rows.
-pub(super) const BLOCK_OUTPUTS: usize = 16;
+/// Outputs per tensor core instruction.
+pub(super) const STRIP: usize = 16;
 /// Maximum number of rows that take about the time of one.
 pub(super) const FEW_ROWS: usize = 2 * TILE;
-/// Maximum number of rows that share one pass over the weights; more rows take several passes.
-const MAX_ROWS: usize = 8 * TILE;
+/// Maximum number of rows that share one pass over a quantized weight; more rows take several passes.
+const MAX_ROWS: usize = 4 * TILE;
 /// Maximum number of blocks of a grid in its second dimension.
 pub(super) const MAX_GROUPS: usize = 65_535;
-/// A weight with fewer blocks has more warps in each of them, or it would leave a large GPU without enough
+/// A weight with fewer strips has more warps for each of them, or it would leave a large GPU without enough
 /// loads in flight: two blocks per multiprocessor.
 const FULL: usize = 264;
 
-/// How a product of a few rows, with a dense or a quantized weight, is divided.
-pub(super) struct FewRows {
-    /// Tiles of rows that share a pass over the weights.
+/// Warps that share the inputs of an output, each with a sum of its own. The order of additions depends on their
+/// number, so it depends on nothing but the outputs of the weight.
+pub(super) fn warps(outputs: usize) -> usize {
+    if outputs.div_ceil(STRIP) < FULL {
+        16
+    } else {
+        8
+    }
+}
+
+/// How a product with a dense or a quantized weight is divided whose blocks have [`warps`] warps.
+pub(super) struct Division {
+    /// Tiles of rows that share a pass over the weights: 1, 2 or 4.
     pub tiles: usize,
-    /// Warps of a block. The order of additions depends on their number, so it does not depend on the rows.
+    /// Warps of a block.
     pub warps: usize,
+    /// Strips of outputs that a block computes.
+    pub strips: usize,
     pub grid: LaunchConfig,
 }
 
-impl FewRows {
-    /// The division of a product of `rows` rows with a weight of so many outputs.
+impl Division {
+    /// The division of a product of `rows` rows with weights of so many outputs each, which have the same number of
+    /// warps. Groups of rows come first in the grid, so that blocks that read the same weights run at the same time.
     ///
     /// # Errors
-    /// If there are too many rows for a grid.
-    pub fn new(rows: usize, outputs: usize) -> Result<Self> {
-        let tiles = match rows.div_ceil(TILE) {
-            0 | 1 => 1,
-            2 => 2,
-            _ => MAX_ROWS / TILE,
+    /// If the weights have too many outputs for a grid.
+    pub fn new(rows: usize, outputs: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
+        let warps = warps(outputs.clone().into_iter().next().unwrap_or(0));
+        let (tiles, strips) = match rows.div_ceil(TILE) {
+            0 | 1 => (1, 1),
+            2 => (2, 1),
+            // As many strips as the registers have room for.
+            _ => (MAX_ROWS / TILE, 32 / warps),
         };
-        let blocks = outputs.div_ceil(BLOCK_OUTPUTS);
         let groups = rows.div_ceil(tiles * TILE).max(1);
-        if groups > MAX_GROUPS {
-            candle_core::bail!("a product of {rows} rows is too large for a grid");
-        }
-        let warps = if blocks < FULL { 16 } else { 8 };
+        let blocks = outputs.into_iter();
+        let blocks: usize = blocks.map(|outputs| outputs.div_ceil(strips * STRIP)).sum();
+        check_blocks(blocks)?;
         Ok(Self {
             tiles,
             warps,
-            grid: grid((blocks, groups, 1), warps * 32, 0),
+            strips,
+            grid: grid((groups, blocks, 1), warps * 32, 0),
         })
     }
+}
+
+/// Checks the number of blocks in the second dimension of a grid.
+///
+/// # Errors
+/// If they are too many.
+pub(super) fn check_blocks(blocks: usize) -> Result<()> {
+    if blocks > MAX_GROUPS {
+        candle_core::bail!("a weight that takes {blocks} blocks is too large for a grid");
+    }
+    Ok(())
 }
 
 /// A grid of `blocks` blocks of `threads` threads, each with `shared` bytes of shared memory.

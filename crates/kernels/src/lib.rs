@@ -2,8 +2,8 @@
 //!
 //! Every kernel has a fixed order of additions per row, independent of the other rows in the call and
 //! of the number of threads. So batched and single forwards agree bit for bit, and therefore so do
-//! speculative and plain decoding. On a GPU, products of more than 16 rows and the attention of prompts
-//! use faster kernels with other orders of additions, unless batch invariance is requested.
+//! speculative and plain decoding. On a GPU, products of more than [`EXACT_ROWS`] rows and the attention of
+//! prompts use faster kernels with other orders of additions, unless batch invariance is requested.
 //!
 //! On the CPU each op runs in a `tracing` span of level `trace`, named after its part of a step: `matmul`,
 //! `attention`, `norm`, `kv_write` (with rope) and `activation`; `wait` is the time within them in which the
@@ -45,6 +45,10 @@ mod storage;
 
 /// Whether this program has the CUDA kernels.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
+
+/// Maximum number of rows of a forward in which a row on a GPU has the bits that it has alone, with weights for
+/// which there are kernels and without batch invariance. Steps that decode and verify have fewer.
+pub const EXACT_ROWS: usize = 256;
 
 pub use bandwidth::read_bandwidth;
 pub use delta_net::{DeltaShape, DeltaWeights, delta_net};

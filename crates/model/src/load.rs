@@ -44,8 +44,8 @@ pub struct LoadOptions {
     /// On a GPU, launch every kernel separately instead of recording forwards as CUDA graphs.
     pub enforce_eager: bool,
     /// On a GPU, use one order of additions for any number of rows and any division of a prompt into
-    /// chunks, which is slower; the CPU always does. Without it, a GPU uses one order for 1 to 16 rows (64 if
-    /// weights are quantized), unless it computes in f32.
+    /// chunks, which is slower for prompts; the CPU always does. Without it, a GPU uses one order for up to
+    /// [`EXACT_ROWS`](foretoken_kernels::EXACT_ROWS) rows, unless it computes in f32.
     pub batch_invariant: bool,
     /// The blocks that matrices of safetensors become, as if they were from a GGUF file; those whose rows are not
     /// whole blocks become `Q8_0`, or stay as they are. GGUF files are not changed.

@@ -36,6 +36,8 @@ using SharedAddress = unsigned char *;
 __device__ __forceinline__ SharedAddress shared_address(void *at);
 // `lane`, in a register.
 __device__ __forceinline__ int kept_lane(int lane);
+// `x`, of which the compiler knows nothing: it does not compute what follows from it before it is needed.
+__device__ __forceinline__ int not_constant(int x);
 // Loads 16, 8 or 4 bytes; they are not moved across copies and waits for them.
 __device__ __forceinline__ uint4 load_shared_16(SharedAddress at);
 __device__ __forceinline__ uint2 load_shared_8(SharedAddress at);
@@ -44,7 +46,7 @@ __device__ __forceinline__ uint32_t load_shared_4(SharedAddress at);
 __device__ __forceinline__ void copy_async_to(SharedAddress to, const void *global);
 
 // Copies 16 bytes from global to shared memory, or writes zeros there if `exists` is false, while the
-// thread goes on. Copies belong to the next end_of_copies.
+// thread goes on. The 128 bytes around them come to the L2 cache. Copies belong to the next end_of_copies.
 __device__ __forceinline__ void copy_async(void *shared, const void *global, bool exists);
 __device__ __forceinline__ void end_of_copies();
 // Waits for the thread's own copies, except those of the last PENDING ends.
@@ -89,6 +91,10 @@ __device__ __forceinline__ SharedAddress shared_address(void *at) {
     return __shfl_sync(0xffffffffu, (uint32_t)__cvta_generic_to_shared(at), 0);
 }
 __device__ __forceinline__ int kept_lane(int lane) { return __shfl_sync(0xffffffffu, lane, lane); }
+__device__ __forceinline__ int not_constant(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 __device__ __forceinline__ uint4 load_shared_16(SharedAddress at) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -111,7 +117,7 @@ __device__ __forceinline__ void copy_async_to(SharedAddress to, const void *glob
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async(void *shared, const void *global, bool exists) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :
                  : "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(exists ? 16 : 0)
                  : "memory");
@@ -136,6 +142,7 @@ template <typename T> uint32_t narrow_pair(float first, float second) {
 inline void load_transposed(uint32_t (&b)[4], const void *row) { emulate_ldmatrix_trans(b, row); }
 inline SharedAddress shared_address(void *at) { return static_cast<SharedAddress>(at); }
 inline int kept_lane(int lane) { return lane; }
+inline int not_constant(int x) { return x; }
 inline uint4 load_shared_16(SharedAddress at) { return *reinterpret_cast<const uint4 *>(at); }
 inline uint2 load_shared_8(SharedAddress at) { return *reinterpret_cast<const uint2 *>(at); }
 inline uint32_t load_shared_4(SharedAddress at) { return *reinterpret_cast<const uint32_t *>(at); }

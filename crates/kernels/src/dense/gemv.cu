@@ -2,8 +2,8 @@
 //
 // One tensor core instruction takes 16 outputs, 16 inputs and 8 rows; missing rows are padded with
 // zeros. So any number of rows has the same additions in the same order, and a row has the same bits
-// whether it is decoded alone or verified in a batch. More than 8 rows are divided into tiles of 8, and
-// more than TILES tiles into several blocks of the grid.
+// whether it is decoded alone or verified in a batch. More than 8 rows are divided into tiles of 8. tiles.cu
+// has the same additions for more than 8 * TILES rows.
 //
 // A block computes 16 outputs. Each of its WARPS warps takes every WARPS-th step of 32 inputs, and their
 // sums are added in the order of the warps. So WARPS must depend on the weight alone.
@@ -11,23 +11,19 @@
 
 constexpr int OUTPUTS = 16;
 constexpr int STEP = 32;
-// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]; blockIdx.y selects 8 * TILES rows. A
-// thread of a warp reads 8 consecutive inputs of outputs lane / 4 and lane / 4 + 8, and of row lane / 4.
-// Which input goes to which place in the instruction does not matter, as long as both sides agree.
+// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs], for up to 8 * TILES rows. A thread of a warp
+// reads 8 consecutive inputs of outputs lane / 4 and lane / 4 + 8, and of row lane / 4. Which input goes to
+// which place in the instruction does not matter, as long as both sides agree.
 template <typename T, int TILES, int WARPS>
 __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {
     // Steps that a warp loads before it uses the first.
-    constexpr int AHEAD = TILES > 2 ? 1 : 2;
+    constexpr int AHEAD = 2;
     __shared__ float sums[WARPS][OUTPUTS * 8];
-    const int before = blockIdx.y * 8 * TILES;
-    x += (size_t)before * inputs;
-    y += (size_t)before * outputs;
-    rows = min(rows - before, 8 * TILES);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int output = blockIdx.x * OUTPUTS + lane / 4, at = lane % 4 * 8;
+    const int first_output = blockIdx.y * OUTPUTS;
+    const int output = first_output + lane / 4, at = lane % 4 * 8;
     const T *low = w + (size_t)min(output, outputs - 1) * inputs + at;
     const T *high = w + (size_t)min(output + 8, outputs - 1) * inputs + at;
-    const int tiles = TILES > 2 ? (rows + 7) / 8 : TILES;
     float d[TILES][4];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -67,10 +63,8 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
             const uint32_t two[4] = {a[i].z, b[i].z, a[i].w, b[i].w};
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
-                if (t < tiles) {
-                    multiply<T>(d[t], one, c[i][t].x, c[i][t].y);
-                    multiply<T>(d[t], two, c[i][t].z, c[i][t].w);
-                }
+                multiply<T>(d[t], one, c[i][t].x, c[i][t].y);
+                multiply<T>(d[t], two, c[i][t].z, c[i][t].w);
             }
         }
         first += WARPS * AHEAD;
@@ -80,20 +74,17 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
     }
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        if (t >= tiles) {
-            break;
-        }
         if (t > 0) {
             // All sums of the tile before have been read.
             __syncthreads();
         }
-        store_tile<T, WARPS>(d[t], sums[warp], sums[0], OUTPUTS * 8, y + (size_t)8 * t * outputs + blockIdx.x * OUTPUTS,
-                             outputs, rows - 8 * t, outputs - blockIdx.x * OUTPUTS);
+        store_tile<T, WARPS>(d[t], sums[warp], sums[0], OUTPUTS * 8, y + (size_t)8 * t * outputs + first_output,
+                             outputs, rows - 8 * t, outputs - first_output);
     }
 }
 
 #define KERNEL(T, NAME, TILES, WARPS)                                                              \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, TILES > 2 ? 16 / WARPS : 1)           \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                       \
         gemv##TILES##_##WARPS##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs,      \
                                        int rows) {                                                 \
         gemv<T, TILES, WARPS>(w, x, y, outputs, inputs, rows);                                     \
@@ -101,10 +92,8 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
 #define KERNELS(T, NAME)                                                                           \
     KERNEL(T, NAME, 1, 8)                                                                          \
     KERNEL(T, NAME, 2, 8)                                                                          \
-    KERNEL(T, NAME, 8, 8)                                                                          \
     KERNEL(T, NAME, 1, 16)                                                                         \
-    KERNEL(T, NAME, 2, 16)                                                                         \
-    KERNEL(T, NAME, 8, 16)
+    KERNEL(T, NAME, 2, 16)
 KERNELS(f16, f16)
 KERNELS(bf16, bf16)
 #undef KERNELS

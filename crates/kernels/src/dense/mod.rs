@@ -10,7 +10,7 @@
 //! orders, and with bf16 and f16 they are many times slower than reading the weights from memory.
 
 #[cfg(feature = "cuda")]
-mod gemv;
+mod on_device;
 mod pack;
 mod pass;
 #[cfg(test)]
@@ -74,8 +74,8 @@ impl CpuMatrix for DenseMatrix {
 
 /// `x @ weight^T` on a GPU, `[rows, outputs]`, for `x` `[rows, inputs]` and a weight `[outputs, inputs]`
 /// in candle's layout. Up to 16 rows of f16 or bf16 take the time of reading the weight, and a row has
-/// the same bits for any number of them. More rows go to the device's library or, with
-/// `batch_invariant`, to the same kernel in groups of 64.
+/// the same bits in any number of up to [`EXACT_ROWS`](crate::EXACT_ROWS) rows. More rows go to the device's library, unless
+/// `batch_invariant` is set.
 ///
 /// # Errors
 /// If the shapes, dtypes or devices do not match, or if `batch_invariant` is set and we have no kernel
@@ -83,10 +83,10 @@ impl CpuMatrix for DenseMatrix {
 pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda()
-        && (x.dim(0)? <= super::gpu::FEW_ROWS || batch_invariant)
+        && (x.dim(0)? <= crate::EXACT_ROWS || batch_invariant)
         && has_kernel_on_device(weight)?
     {
-        return gemv::gemv(weight, x);
+        return on_device::product(weight, x);
     }
     if batch_invariant {
         candle_core::bail!("no batch-invariant kernel for {weight:?}");
@@ -102,7 +102,7 @@ pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> R
 pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
     let (_, inputs) = weight.dims2()?;
     #[cfg(feature = "cuda")]
-    return Ok(weight.device().is_cuda() && gemv::takes(inputs, weight.dtype()));
+    return Ok(weight.device().is_cuda() && on_device::takes(inputs, weight.dtype()));
     #[cfg(not(feature = "cuda"))]
     {
         let _ = inputs;

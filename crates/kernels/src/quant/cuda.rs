@@ -2,10 +2,12 @@
 
 use super::super::gpu;
 use super::device_tiles::{DeviceQuantMatrix, UNIT_INPUTS};
-use crate::gpu::{BLOCK_OUTPUTS, FewRows, MAX_GROUPS};
+use crate::gpu::{Division, FEW_ROWS, MAX_GROUPS, STRIP};
 use candle_core::{CudaDevice, DType, Result, Tensor};
 use std::ops::Range;
 
+/// Units of each strip that a warp has on their way or in use, of many rows.
+const STAGES: usize = 2;
 /// Units per block that dequantizes.
 const DEQUANTIZING_WARPS: usize = 8;
 
@@ -20,7 +22,11 @@ fn kernel(
     gpu::function(device, &format, matrix.layout.format.ptx, &name)
 }
 
-/// See [`matmul_quantized`](super::matmul_quantized); inputs match.
+/// Weights of a launch, at most; as in `product.cuh`.
+const MAX_WEIGHTS: usize = 3;
+
+/// See [`matmul_quantized`](super::matmul_quantized); inputs match. Consecutive weights of the same format share a
+/// launch.
 pub(super) fn product(weights: &[&DeviceQuantMatrix], x: &Tensor) -> Result<Tensor> {
     let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
     let rows = x.dim(0)?;
@@ -30,22 +36,51 @@ pub(super) fn product(weights: &[&DeviceQuantMatrix], x: &Tensor) -> Result<Tens
     }
     let y = gpu::output(device, dtype, (rows, width))?;
     let mut column = 0;
-    for weight in weights {
-        let few = FewRows::new(rows, weight.outputs)?;
-        let name = format!("{}_{}_{}", few.tiles, few.warps, gpu::suffix(dtype));
-        let kernel = kernel(device, weight, ["product", &name])?;
-        let launch = kernel
-            .launch()
-            .tensor(&weight.tiles)?
-            .tensor(x)?
-            .tensor(&y)?;
-        let launch = launch.int(weight.outputs).int(weight.inputs).int(rows);
-        let launch = launch.int(width).int(column);
-        // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
-        unsafe { launch.run(few.grid)? };
-        column += weight.outputs;
+    let like = |a: &&DeviceQuantMatrix, b: &&DeviceQuantMatrix| {
+        a.kind() == b.kind() && gpu::warps(a.outputs) == gpu::warps(b.outputs)
+    };
+    let runs = weights.chunk_by(like);
+    for weights in runs.flat_map(|run| run.chunks(MAX_WEIGHTS)) {
+        launch_product(device, weights, x, (&y, width, column))?;
+        column += weights.iter().map(|w| w.outputs).sum::<usize>();
     }
     Ok(y)
+}
+
+/// Launches the product with up to [`MAX_WEIGHTS`] weights of one format and number of warps, whose outputs begin at
+/// `column` of `y`, `[rows, width]`.
+fn launch_product(
+    device: &CudaDevice,
+    weights: &[&DeviceQuantMatrix],
+    x: &Tensor,
+    (y, width, column): (&Tensor, usize, usize),
+) -> Result<()> {
+    let rows = x.dim(0)?;
+    let mut division = Division::new(rows, weights.iter().map(|weight| weight.outputs))?;
+    let name = format!(
+        "{}_{}_{}",
+        division.tiles,
+        division.warps,
+        gpu::suffix(x.dtype())
+    );
+    let first = weights[0];
+    let mut kernel = kernel(device, first, ["product", &name])?;
+    if rows > FEW_ROWS {
+        let shared = STAGES * division.warps * division.strips * first.layout.stage_bytes();
+        division.grid.shared_mem_bytes = shared as u32;
+        kernel = kernel.with_shared(shared)?;
+    }
+    let mut launch = kernel.launch();
+    for place in 0..MAX_WEIGHTS {
+        launch = launch.optional(weights.get(place).map(|weight| &weight.tiles))?;
+    }
+    for place in 0..MAX_WEIGHTS {
+        launch = launch.int(weights.get(place).map_or(0, |weight| weight.outputs));
+    }
+    let launch = launch.tensor(x)?.tensor(y)?.int(first.inputs).int(rows);
+    let launch = launch.int(width).int(column);
+    // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
+    unsafe { launch.run(division.grid) }
 }
 
 /// Rows of a weight in `dtype`, `[n, inputs]`: those of `ids`, `[n]` u32, or without them `outputs`, from a multiple
@@ -63,7 +98,7 @@ pub(super) fn dequantize(
     };
     let blocks = match ids {
         Some(_) => count,
-        None => count.div_ceil(BLOCK_OUTPUTS),
+        None => count.div_ceil(STRIP),
     };
     if blocks > MAX_GROUPS || ids.is_some_and(|ids| ids.dtype() != DType::U32) {
         candle_core::bail!("dequantize: no kernel for {blocks} blocks");

@@ -2,8 +2,9 @@
 
 #[cfg(feature = "cuda")]
 use super::cuda::{dequantize, product};
-use super::device_tiles::{DeviceQuantMatrix, MAX_ROWS};
+use super::device_tiles::DeviceQuantMatrix;
 use super::formats::WIDTH;
+use crate::EXACT_ROWS;
 use candle_core::{DType, Result, Tensor};
 
 /// Maximum bytes of weights that are dequantized at a time for a product of many rows.
@@ -48,9 +49,9 @@ fn side_by_side(mut parts: Vec<Tensor>) -> Result<Tensor> {
 }
 
 /// `x @ weight^T` for several weights with the same inputs, `[rows, outputs]` with the outputs side by side, for
-/// `x` `[rows, inputs]` f16 or bf16 on their GPU. Up to 64 rows read the quantized weights once, and a row has
-/// the same bits for any number of them. With more rows, weights are rounded to the dtype of `x` and multiplied
-/// by the device's library or, with `batch_invariant`, multiplied by the same kernel in groups of 64 rows.
+/// `x` `[rows, inputs]` f16 or bf16 on their GPU. Each 32 rows read the quantized weights once, and a row has the
+/// same bits in any number of up to [`EXACT_ROWS`] rows. With more rows, weights are rounded to the dtype of `x` and
+/// multiplied by the device's library, unless `batch_invariant` is set.
 ///
 /// # Errors
 /// If there is no weight, or shapes, dtypes or devices do not match.
@@ -63,7 +64,7 @@ pub fn matmul_quantized(
     if weights.is_empty() || weights.iter().any(|weight| weight.inputs != inputs) {
         candle_core::bail!("quant-matmul: {inputs} values per row are not those of the weights");
     }
-    if rows > MAX_ROWS && !batch_invariant {
+    if rows > EXACT_ROWS && !batch_invariant {
         let parts = weights.iter().map(|weight| weight.matmul_dequantized(x));
         return side_by_side(parts.collect::<Result<_>>()?);
     }

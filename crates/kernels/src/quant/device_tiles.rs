@@ -18,9 +18,6 @@ const GROUPS: usize = WIDTH / 2;
 /// Where the bits above the fourth begin in a unit.
 const HIGH: usize = UNIT_INPUTS * WIDTH / 2;
 
-/// Maximum number of rows that share one pass over the weights.
-pub(super) const MAX_ROWS: usize = 64;
-
 /// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own.
 pub struct DeviceQuantMatrix {
     pub(super) outputs: usize,
@@ -112,6 +109,12 @@ impl Layout {
             unit: scales + GROUPS * scale_bytes,
             shared: GROUPS * shared,
         })
+    }
+
+    /// Bytes of a unit and of its shared part.
+    #[cfg(feature = "cuda")]
+    pub(super) fn stage_bytes(self) -> usize {
+        self.unit + self.shared
     }
 
     /// Bytes of the units and of the shared parts of 16 outputs.

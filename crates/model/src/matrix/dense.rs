@@ -7,7 +7,8 @@ use foretoken_kernels::dense::{has_kernel_on_device, matmul_on_device};
 use std::any::Any;
 use std::sync::Arc;
 
-/// A weight in the compute dtype. Up to 16 rows of f16 or bf16 have one order of additions.
+/// A weight in the compute dtype. Up to [`EXACT_ROWS`](foretoken_kernels::EXACT_ROWS) rows of f16 or bf16 have one order
+/// of additions.
 pub struct Dense {
     weight: Tensor,
     shape: (usize, usize),

@@ -7,8 +7,8 @@ use foretoken_kernels::quant::{DeviceQuantMatrix, matmul_quantized};
 use std::any::Any;
 use std::sync::Arc;
 
-/// One or more weights with the same inputs; their outputs are side by side. Up to 64 rows have one order of
-/// additions.
+/// One or more weights with the same inputs; their outputs are side by side. Up to
+/// [`EXACT_ROWS`](foretoken_kernels::EXACT_ROWS) rows have one order of additions.
 pub struct OnDevice {
     weights: Vec<Arc<DeviceQuantMatrix>>,
     /// Whether all numbers of rows have one order of additions.

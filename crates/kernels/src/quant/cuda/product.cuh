@@ -7,7 +7,7 @@
 // number of rows. In the place of missing rows is the last one again, and in that of a missing block of inputs the
 // one before, which is multiplied with scales of zero.
 //
-// A block of the grid computes 16 outputs. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
+// A block of the grid computes 16 outputs, or some strips of 16. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
 // their sums are added in the order of the warps. So WARPS must depend on the weight alone.
 #pragma once
 #include "unpack.cuh"
@@ -16,6 +16,8 @@
 constexpr int MAX_STATIC_SHARED = 48 << 10;
 // Units that are on their way or in use per warp, at most.
 constexpr int MAX_STAGES = 4;
+// Tiles of 8 rows whose activations are loaded before they are needed, of many rows.
+constexpr int AHEAD = 2;
 constexpr int SUM_BYTES = OUTPUTS * 8 * sizeof(float);
 
 // Activations of a unit, of one row: for each fragment the inputs 4 p .. 4 p + 4.
@@ -40,79 +42,128 @@ template <> struct Ones<bf16> {
     static constexpr uint32_t PAIR = 0x3f803f80;
 };
 
+// The sums of the activations of 8 rows in a block of 32 inputs, in the order of a product: `x` and `after` are its
+// two fragments.
+template <typename T>
+__device__ __forceinline__ void add_up(float (&all)[4], const uint2 &x, const uint2 &after) {
+    constexpr uint32_t ONE = Ones<T>::PAIR;
+    const uint32_t ones[4] = {ONE, ONE, ONE, ONE};
+    multiply_only<T>(all, ones, x.x, x.y);
+    multiply<T>(all, ones, after.x, after.y);
+}
+
+// sums += the products of block `block` of a unit's fragments and of 8 rows.
+template <typename F, typename T>
+__device__ __forceinline__ void add_block(float (&sums)[4], int block, const uint32_t (&a)[FRAGMENTS][4],
+                                          const Scales &scales, const uint2 &x, const uint2 &after) {
+    const int m = 2 * block;
+    float part[4];
+    auto scaled = [&](int m) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[i] = fmaf(scales.scale[i / 2][m], part[i], sums[i]);
+        }
+    };
+    multiply_only<T>(part, a[m], x.x, x.y);
+    if constexpr (F::Kind::HALF_BLOCKS) {
+        scaled(m);
+        multiply_only<T>(part, a[m + 1], after.x, after.y);
+    } else {
+        multiply<T>(part, a[m + 1], after.x, after.y);
+    }
+    scaled(m + 1);
+}
+
+// sums += the offsets of block `block`, times the sums of its activations.
+__device__ __forceinline__ void add_offset(float (&sums)[4], int block, const Scales &scales, const float (&all)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sums[i] = fmaf(scales.offset[i / 2][block], all[i], sums[i]);
+    }
+}
+
 // sums += the products of a unit's fragments and of 8 rows.
 template <typename F, typename T>
 __device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&a)[FRAGMENTS][4], const Scales &scales,
                                     const Activations &rows) {
-    if constexpr (F::Kind::HALF_BLOCKS) {
 #pragma unroll
-        for (int m = 0; m < FRAGMENTS; m++) {
-            float part[4];
-            multiply_only<T>(part, a[m], rows.x[m].x, rows.x[m].y);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sums[i] = fmaf(scales.scale[i / 2][m], part[i], sums[i]);
-            }
-        }
-    } else {
-#pragma unroll
-        for (int block = 0; block < 2; block++) {
-            const uint2 &x = rows.x[2 * block], &after = rows.x[2 * block + 1];
-            float part[4];
-            multiply_only<T>(part, a[2 * block], x.x, x.y);
-            multiply<T>(part, a[2 * block + 1], after.x, after.y);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sums[i] = fmaf(scales.scale[i / 2][2 * block], part[i], sums[i]);
-            }
-            if constexpr (F::Kind::OFFSET) {
-                constexpr uint32_t ONE = Ones<T>::PAIR;
-                const uint32_t ones[4] = {ONE, ONE, ONE, ONE};
-                float all[4];
-                multiply_only<T>(all, ones, x.x, x.y);
-                multiply<T>(all, ones, after.x, after.y);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    sums[i] = fmaf(scales.offset[i / 2][block], all[i], sums[i]);
-                }
-            }
+    for (int block = 0; block < 2; block++) {
+        const uint2 &x = rows.x[2 * block], &after = rows.x[2 * block + 1];
+        add_block<F, T>(sums, block, a, scales, x, after);
+        if constexpr (F::Kind::OFFSET) {
+            float all[4];
+            add_up<T>(all, x, after);
+            add_offset(sums, block, scales, all);
         }
     }
 }
 
-// w: the units of [outputs, inputs]; x: [rows, inputs]; y: [rows, width], of which this weight's outputs begin
-// at `column`. blockIdx.y selects 8 * TILES rows.
+// A warp copies a unit, and what it shares with others, to shared memory.
+template <typename F>
+__device__ __forceinline__ void copy_unit(SharedAddress to, const Units<F> &units, int unit, int lane) {
+    to += 16 * lane;
+    const unsigned char *from = units.unit(unit) + 16 * lane;
+#pragma unroll
+    for (int at = 0; at < F::UNIT; at += 512) {
+        if (at + 512 <= F::UNIT || lane < (F::UNIT - at) / 16) {
+            copy_async_to(to + at, from + at);
+        }
+    }
+    if (F::SUPER > 0 && lane < F::SUPER / 16) {
+        copy_async_to(to + F::UNIT, units.super(unit) + 16 * lane);
+    }
+}
+
+// Weights of a launch, at most; as in quant/cuda.rs.
+constexpr int MAX_WEIGHTS = 3;
+// The units of weights with the same inputs, and their outputs, which are side by side in the product. Missing weights
+// have none.
+struct Weights {
+    const unsigned char *units[MAX_WEIGHTS];
+    int outputs[MAX_WEIGHTS];
+};
+// One of them, the first strip that a block computes of it, and the column of its first output.
+struct BlockOfWeight {
+    const unsigned char *units;
+    int outputs, first_strip, column;
+
+    // blockIdx.y counts blocks of STRIPS strips, weight after weight.
+    template <int STRIPS> __device__ __forceinline__ static BlockOfWeight of(const Weights &weights, int column) {
+        int block = blockIdx.y;
+        BlockOfWeight of{weights.units[0], weights.outputs[0], 0, column};
+#pragma unroll
+        for (int i = 1; i < MAX_WEIGHTS; i++) {
+            const int blocks = (of.outputs + OUTPUTS * STRIPS - 1) / (OUTPUTS * STRIPS);
+            if (block >= blocks) {
+                block -= blocks;
+                of = {weights.units[i], weights.outputs[i], 0, of.column + of.outputs};
+            } else {
+                break;
+            }
+        }
+        of.first_strip = block * STRIPS;
+        return of;
+    }
+};
+
+// x: [rows, inputs]; y: [rows, width], of which the outputs of these weights begin at `column`; for up to 8 * TILES rows.
 template <typename F, typename T, int TILES, int WARPS>
-__device__ void product(const unsigned char *w, const T *x, T *y, int outputs, int inputs, int rows, int width,
-                        int column) {
+__device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column) {
     constexpr int STAGE = F::UNIT + F::SUPER;
     constexpr int FITTING = MAX_STATIC_SHARED / (WARPS * STAGE);
     constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
     static_assert(STAGES >= 2 && STAGES * STAGE >= SUM_BYTES && STAGE % 16 == 0, "no room");
     __shared__ __align__(16) unsigned char ring[WARPS][STAGES * STAGE];
 
-    const int before = blockIdx.y * 8 * TILES;
-    x += (size_t)before * inputs;
-    y += (size_t)before * width;
-    rows = min(rows - before, 8 * TILES);
     const int warp = threadIdx.x / 32, lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
-    const Units<F> units(w, outputs, inputs, blockIdx.x);
+    const BlockOfWeight weight = BlockOfWeight::of<1>(weights, column);
+    const Units<F> units(weight.units, weight.outputs, inputs, weight.first_strip);
     const SharedAddress stages = shared_address(ring[warp]);
 
     // Copies a unit to a place in the ring, if there is one. Counts as a group of copies in any case.
     auto copy = [&](int unit, int place) {
         if (unit < units.count) {
-            const SharedAddress to = stages + place + 16 * lane;
-            const unsigned char *from = units.unit(unit) + 16 * lane;
-#pragma unroll
-            for (int at = 0; at < F::UNIT; at += 512) {
-                if (at + 512 <= F::UNIT || lane < (F::UNIT - at) / 16) {
-                    copy_async_to(to + at, from + at);
-                }
-            }
-            if (F::SUPER > 0 && lane < F::SUPER / 16) {
-                copy_async_to(to + F::UNIT, units.super(unit) + 16 * lane);
-            }
+            copy_unit<F>(stages + place, units, unit, lane);
         }
         end_of_copies();
     };
@@ -123,8 +174,6 @@ __device__ void product(const unsigned char *w, const T *x, T *y, int outputs, i
     }
     wait_for_previous();
 
-    // Up to two tiles are full, or their kernel would not have been chosen.
-    const int tiles = TILES <= 2 ? TILES : (rows + 7) / 8;
     // Where the unit is in row 0.
     x += UNIT_INPUTS * warp + 4 * p;
     auto load = [&](Activations &to, int unit, int tile) {
@@ -140,10 +189,9 @@ __device__ void product(const unsigned char *w, const T *x, T *y, int outputs, i
     // Places in the ring: of this unit, and of the one before, whose place the next copies take.
     int place = 0, before_place = (STAGES - 1) * STAGE;
     for (int unit = warp; unit < units.count; unit += WARPS, x += UNIT_INPUTS * WARPS) {
-        // Of the next two tiles.
-        Activations activations[2];
+        Activations activations[TILES];
 #pragma unroll
-        for (int t = 0; t < min(TILES, 2); t++) {
+        for (int t = 0; t < TILES; t++) {
             load(activations[t], unit, t);
         }
         wait_for_copies<STAGES - 2>();
@@ -158,26 +206,137 @@ __device__ void product(const unsigned char *w, const T *x, T *y, int outputs, i
         const Scales scales = read_scales<F>(now, g);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            if (t < tiles) {
-                add<F, T>(sums[t], a, scales, activations[t % 2]);
-                if (t + 2 < TILES) {
-                    load(activations[t % 2], unit, t + 2);
-                }
-            }
+            add<F, T>(sums[t], a, scales, activations[t]);
         }
     }
     wait_for_copies<0>();
     const auto sums_of = [&](int warp) { return reinterpret_cast<float *>(ring[warp]); };
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        if (t >= tiles) {
-            break;
-        }
         // A warp overwrites its own part of the ring, or what everybody has added.
         __syncthreads();
-        const int first = blockIdx.x * OUTPUTS;
+        const int first = weight.first_strip * OUTPUTS;
         store_tile<T, WARPS>(sums[t], sums_of(warp), sums_of(0), STAGES * STAGE / sizeof(float),
-                             y + (size_t)8 * t * width + column + first, width, rows - 8 * t, outputs - first);
+                             y + (size_t)8 * t * width + weight.column + first, width, rows - 8 * t,
+                             weight.outputs - first);
+    }
+}
+
+// The same for many rows: a warp has STRIPS strips of 16 outputs, so that the activations that it reads serve all of
+// them, and 8 * TILES rows, which blockIdx.x selects. It unpacks one block of 32 inputs at a time, for which its
+// registers suffice. Every sum has the additions of `product` in their order. In the place of missing rows are zeros.
+template <typename F, typename T, int TILES, int WARPS, int STRIPS>
+__device__ void product_of_many(const Weights &weights, const T *x, T *y, int inputs, int rows, int width,
+                                int column) {
+    constexpr int STRIP = F::UNIT + F::SUPER, STAGE = STRIPS * STRIP, STAGES = 2;
+    static_assert(STAGES * STAGE >= SUM_BYTES && STRIP % 16 == 0, "no room");
+    DYNAMIC_SHARED(memory);
+
+    const int before = blockIdx.x * 8 * TILES;
+    x += (size_t)before * inputs;
+    y += (size_t)before * width;
+    rows = min(rows - before, 8 * TILES);
+    const int warp = threadIdx.x / 32, lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
+    unsigned char *ring = memory + warp * STAGES * STAGE;
+    const SharedAddress stages = shared_address(ring);
+    const BlockOfWeight weight = BlockOfWeight::of<STRIPS>(weights, column);
+    const int strips = min(STRIPS, (weight.outputs + OUTPUTS - 1) / OUTPUTS - weight.first_strip);
+    const Units<F> units(weight.units, weight.outputs, inputs, weight.first_strip);
+
+    // Strips that do not exist keep what the shared memory holds.
+    auto copy = [&](int unit, int place) {
+        if (unit < units.count) {
+            Units<F> of_strip = units;
+#pragma unroll
+            for (int s = 0; s < STRIPS; s++) {
+                if (s < strips) {
+                    copy_unit<F>(stages + place + s * STRIP, of_strip, unit, lane);
+                }
+                of_strip.advance();
+            }
+        }
+        end_of_copies();
+    };
+    // No kernel writes weights.
+    copy(warp, 0);
+    wait_for_previous();
+
+    x += UNIT_INPUTS * warp + 4 * p + (size_t)g * inputs;
+    float sums[STRIPS][TILES][4] = {};
+    int place = 0;
+    for (int unit = warp; unit < units.count; unit += WARPS, x += UNIT_INPUTS * WARPS, place = STAGE - place) {
+        wait_for_copies<0>();
+        // Everybody's copies have arrived, and everybody has read what the next copies overwrite.
+        __syncwarp();
+        copy(unit + WARPS, STAGE - place);
+        // Units of 256 inputs are whole.
+        const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * unit + 32 < inputs;
+#pragma unroll
+        for (int block = 0; block < 2; block++) {
+            // Those of the next tiles: a pointer to each would not fit in the registers.
+            const T *next = x + (block > 0 && is_whole ? 32 : 0);
+            const int stride = not_constant(8 * inputs);
+            uint2 activations[AHEAD][2];
+            auto load = [&](int tile) {
+                const bool exists = 8 * tile + g < rows;
+                uint2 *to = activations[tile % AHEAD];
+                to[0] = exists ? *reinterpret_cast<const uint2 *>(next) : make_uint2(0, 0);
+                to[1] = exists ? *reinterpret_cast<const uint2 *>(next + 16) : make_uint2(0, 0);
+                next += stride;
+            };
+#pragma unroll
+            for (int t = 0; t < AHEAD; t++) {
+                load(t);
+            }
+            // Those of the other block are not used, and not computed.
+            uint32_t a[STRIPS][FRAGMENTS][4];
+            Scales scales[STRIPS];
+#pragma unroll
+            for (int s = 0; s < STRIPS; s++) {
+                const SharedAddress at = stages + place + s * STRIP;
+                const SharedUnit now{at, at + F::UNIT};
+                unpack<F, T>(a[s], now, lane);
+                scales[s] = read_scales<F>(now, g);
+            }
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                if (8 * t >= rows) {
+                    break;
+                }
+                const uint2 x = activations[t % AHEAD][0], after = activations[t % AHEAD][1];
+                if (t + AHEAD < TILES) {
+                    load(t + AHEAD);
+                }
+#pragma unroll
+                for (int s = 0; s < STRIPS; s++) {
+                    add_block<F, T>(sums[s][t], block, a[s], scales[s], x, after);
+                }
+                if constexpr (F::Kind::OFFSET) {
+                    float all[4];
+                    add_up<T>(all, x, after);
+#pragma unroll
+                    for (int s = 0; s < STRIPS; s++) {
+                        add_offset(sums[s][t], block, scales[s], all);
+                    }
+                }
+            }
+        }
+    }
+    wait_for_copies<0>();
+#pragma unroll
+    for (int s = 0; s < STRIPS; s++) {
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            if (8 * t >= rows) {
+                break;
+            }
+            // A warp overwrites its own part of the ring, or what everybody has added.
+            __syncthreads();
+            const int first = (weight.first_strip + s) * OUTPUTS;
+            store_tile<T, WARPS>(sums[s][t], reinterpret_cast<float *>(ring), reinterpret_cast<float *>(memory),
+                                 STAGES * STAGE / sizeof(float), y + (size_t)8 * t * width + weight.column + first,
+                                 width, rows - 8 * t, weight.outputs - first);
+        }
     }
 }
 
@@ -223,23 +382,28 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
 }
 
 // Blocks that a multiprocessor has room for, so many that enough copies are on their way.
-constexpr int min_blocks(int tiles, int warps) {
-    return tiles == 1 ? 32 / warps : tiles == 2 ? (warps == 8 ? 3 : 2) : 16 / warps;
-}
+constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps : warps == 8 ? 3 : 2; }
 
-#define PRODUCT(F, NAME, T, SUFFIX, TILES, WARPS)                                                             \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, min_blocks(TILES, WARPS))                       \
-        product_##NAME##_##TILES##_##WARPS##_##SUFFIX(const unsigned char *w, const T *x, T *y, int outputs,  \
-                                                      int inputs, int rows, int width, int column) {          \
-        product<F, T, TILES, WARPS>(w, x, y, outputs, inputs, rows, width, column);                           \
+#define PRODUCT_KERNEL(NAME, T, SUFFIX, TILES, WARPS, BLOCKS, FUNCTION)                                       \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)                                          \
+        product_##NAME##_##TILES##_##WARPS##_##SUFFIX(                                                        \
+            const unsigned char *first, const unsigned char *second, const unsigned char *third, int outputs, \
+            int outputs_of_second, int outputs_of_third, const T *x, T *y, int inputs, int rows, int width,   \
+            int column) {                                                                                     \
+        const Weights weights{{first, second, third}, {outputs, outputs_of_second, outputs_of_third}};        \
+        FUNCTION(weights, x, y, inputs, rows, width, column);                                                 \
     }
+#define PRODUCT(F, NAME, T, SUFFIX, TILES, WARPS)                                                             \
+    PRODUCT_KERNEL(NAME, T, SUFFIX, TILES, WARPS, min_blocks(TILES, WARPS), (product<F, T, TILES, WARPS>))
+#define PRODUCT_OF_MANY(F, NAME, T, SUFFIX, WARPS, STRIPS)                                                    \
+    PRODUCT_KERNEL(NAME, T, SUFFIX, 4, WARPS, 1, (product_of_many<F, T, 4, WARPS, STRIPS>))
 #define PRODUCTS(F, NAME, T, SUFFIX)                                                                          \
     PRODUCT(F, NAME, T, SUFFIX, 1, 8)                                                                         \
     PRODUCT(F, NAME, T, SUFFIX, 2, 8)                                                                         \
-    PRODUCT(F, NAME, T, SUFFIX, 8, 8)                                                                         \
+    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, 8, 4)                                                                 \
     PRODUCT(F, NAME, T, SUFFIX, 1, 16)                                                                        \
     PRODUCT(F, NAME, T, SUFFIX, 2, 16)                                                                        \
-    PRODUCT(F, NAME, T, SUFFIX, 8, 16)
+    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, 16, 2)
 #define DEQUANTIZE(F, NAME, T, SUFFIX)                                                                        \
     extern "C" __global__ void __launch_bounds__(DEQUANTIZING_WARPS * 32)                                     \
         dequantize_##NAME##_##SUFFIX(const unsigned char *w, const uint32_t *ids, T *y, int outputs,          \

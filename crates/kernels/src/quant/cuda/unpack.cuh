@@ -157,6 +157,11 @@ template <typename F> struct Units {
         units = w + (size_t)strip * count * F::UNIT;
         supers = w + strips * count * F::UNIT + (size_t)strip * (count / 4) * F::SUPER;
     }
+    // Goes to the next strip.
+    __device__ __forceinline__ void advance() {
+        units += count * F::UNIT;
+        supers += count / 4 * F::SUPER;
+    }
     __device__ __forceinline__ const unsigned char *unit(int i) const { return units + (size_t)i * F::UNIT; }
     __device__ __forceinline__ const unsigned char *super(int i) const { return supers + (size_t)(i / 4) * F::SUPER; }
 };
