@@ -218,7 +218,7 @@ fn attention_is_that_of_the_cpu() {
     }
 }
 
-/// Verification has the same bits as plain decoding, for any number of rows up to 16.
+/// Verification has the same bits as plain decoding, for any number of rows up to that of a long span.
 #[test]
 fn a_row_has_the_same_bits_in_any_batch() {
     let gpu = gpu();
@@ -228,11 +228,78 @@ fn a_row_has_the_same_bits_in_any_batch() {
         let source = shape(folder.path(), "llama", 64, &[]);
         let mut model = model(&source, &gpu, Some(dtype), 2);
         let plain = logits(&mut *model, &tokens, &[vec![250], vec![1; 40]].concat());
-        for rows in [2, 4, 5, 8, 10] {
+        for rows in [2, 4, 5, 8, 10, 20, 40] {
             let cuts = [vec![250], vec![rows; 40 / rows]].concat();
             let verified = logits(&mut *model, &tokens, &cuts);
             assert!(verified == plain, "{dtype:?}: {rows} rows at a time");
         }
+    }
+}
+
+/// The logits of `rows` more tokens of each of some sequences, round by round: `together`, or each sequence alone.
+fn rounds(model: &mut dyn Model, rows: &[Vec<usize>], together: bool) -> Vec<Vec<f32>> {
+    let sequences = rows[0].len();
+    let blocks = sequences * 4;
+    let mut kv = model.new_kv(blocks, BLOCK_SIZE).unwrap();
+    let mut free = BlockAllocator::new(blocks, BLOCK_SIZE);
+    let mut tables: Vec<BlockTable> = (0..sequences).map(|_| BlockTable::default()).collect();
+    let mut lengths = vec![0; sequences];
+    let vocab = model.info().vocab_size;
+    let mut out = Vec::new();
+    let mut forward = |batch: &mut Batch| {
+        batch.logits = (0..batch.tokens.len() as u32).collect();
+        let output = model.forward(batch, &mut kv).unwrap();
+        let rows_of = |logits: &[f32]| logits.chunks(vocab).map(<[f32]>::to_vec).collect();
+        let read: Vec<Vec<f32>> = output.read(rows_of).unwrap();
+        out.extend(read);
+    };
+    let tokens = tokens(1000);
+    for round in rows {
+        let mut batch = Batch::default();
+        for (i, &rows) in round.iter().enumerate() {
+            let (table, context) = (&mut tables[i], lengths[i]);
+            free.reserve(table, context + rows).unwrap();
+            let own = &tokens[i * 7 + context..][..rows];
+            batch.push_span(own, &[], context, table, BLOCK_SIZE);
+            lengths[i] += rows;
+            if !together {
+                forward(&mut std::mem::take(&mut batch));
+            }
+        }
+        if together {
+            forward(&mut batch);
+        }
+    }
+    out
+}
+
+/// Steps of up to 256 rows, each kind of them launched, recorded and replayed. What a graph computes besides, to fill
+/// up its rows, changes nothing.
+#[test]
+fn many_sequences_have_the_bits_of_each_alone() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let mut model = model(&source, &gpu, Some(DType::BF16), 2);
+    let cases = [(20, 1), (19, 2), (40, 3), (70, 2), (51, 5)];
+    for (sequences, most) in cases {
+        // The number of rows stays in the same graph.
+        let round = |round: usize| -> Vec<usize> {
+            let rows = |i: usize| if i == round { 1 } else { most };
+            (0..sequences).map(rows).collect()
+        };
+        let rounds_of = |model: &mut dyn Model, together| {
+            let rows: Vec<Vec<usize>> = (0..4).map(round).collect();
+            rounds(model, &rows, together)
+        };
+        let before = Log::of_this_thread().len();
+        let together = rounds_of(&mut *model, true);
+        let log = Log::of_this_thread().split_off(before).join("\n");
+        assert!(log.matches("is recorded").count() == 1, "{log}");
+        assert!(
+            rounds_of(&mut *model, false) == together,
+            "{sequences} sequences, {most} rows"
+        );
     }
 }
 
@@ -247,7 +314,7 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
         vec![100],
         vec![1; 30],
         vec![5; 10],
-        vec![2, 16, 1, 5, 16, 16],
+        vec![2, 16, 1, 5, 16, 16, 17, 24, 20],
     ]
     .concat();
     for dtype in [DType::F32, DType::BF16] {

@@ -2,9 +2,13 @@
 // takes one head.
 #include "cuda/common.cuh"
 
+// The slot of rows that have none, as in slots.rs.
+constexpr uint32_t NO_SLOT = 0xffffffffu;
+
 // qkv: [rows, all, d]: first `heads` queries, then the keys, then as many values. cos, sin: [rows, half], or null
 // if half is 0; values of a head from 2 * half on are not rotated. q_norm and k_norm: [d], or with `whole` [heads, d]
-// and [kv_heads, d], or null. q: [rows, heads, d]; pools: [num_slots, kv_heads, d].
+// and [kv_heads, d], or null. q: [rows, heads, d]; pools: [num_slots, kv_heads, d]. Of rows without a slot, nothing
+// is written to the pools.
 template <typename T>
 __device__ void rope_kv_write(const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,
                               const uint32_t *slots, T *q, T *k_pool, T *v_pool, int rows, int heads,
@@ -14,7 +18,7 @@ __device__ void rope_kv_write(const T *qkv, const T *cos, const T *sin, const T 
     int row = warp / all, head = warp % all;
     const uint32_t slot = row < rows ? slots[row] : 0;
     wait_for_previous();
-    if (row >= rows) {
+    if (row >= rows || (head >= heads && slot == NO_SLOT)) {
         return;
     }
     const T *x = qkv + ((size_t)row * all + head) * d;

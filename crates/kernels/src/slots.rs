@@ -3,14 +3,18 @@
 use super::graph::{Values, overwrite};
 use candle_core::{Device, Result, Tensor};
 
-/// The pool slots of a forward's rows, one per row, in device memory.
+/// The place of a slot of a row of padding.
+const NONE: u32 = u32::MAX;
+
+/// The pool slots of a forward's rows, one per row, in device memory. The last rows may be padding, which has no
+/// slot: kernels of a GPU write nothing of it. The CPU takes none.
 ///
 /// All slots are inside any pool that has [`num_slots`](Self::num_slots) slots: they are checked on the
 /// host before they are sent to the device, and no one else can change that memory. So kernels need not
 /// check them again, which a GPU could not do.
 #[derive(Debug)]
 pub struct Slots {
-    /// `[rows]` u32.
+    /// `[rows]` u32, [`NONE`] for padding.
     tensor: Tensor,
     num_slots: usize,
 }
@@ -21,21 +25,32 @@ impl Slots {
     /// # Errors
     /// If a slot is not below `num_slots`, or the device fails.
     pub fn new(slots: &[u32], num_slots: usize, device: &Device) -> Result<Self> {
-        check(slots, num_slots)?;
-        let tensor = Tensor::new(slots, device)?;
+        Self::padded(slots, slots.len(), num_slots, device)
+    }
+
+    /// Sends `slots` of the first of `rows` rows to `device`; the rows after them are padding.
+    ///
+    /// # Errors
+    /// If there are more slots than rows, a slot is not below `num_slots`, or the device is a CPU and there is
+    /// padding, or fails.
+    pub fn padded(slots: &[u32], rows: usize, num_slots: usize, device: &Device) -> Result<Self> {
+        if rows > slots.len() && device.is_cpu() {
+            candle_core::bail!("slots: {} for {rows} rows on the CPU", slots.len());
+        }
+        let tensor = Tensor::new(in_rows(slots, rows, num_slots)?, device)?;
         Ok(Self { tensor, num_slots })
     }
 
-    /// Overwrites them with the same number of other slots, in the same memory.
+    /// Overwrites them with other slots, in the same memory. If there are fewer than rows, the rest is padding.
     ///
     /// # Errors
-    /// If the number differs, a slot is not below [`num_slots`](Self::num_slots), or the device fails.
+    /// As of [`padded`](Self::padded).
     pub fn replace(&self, slots: &[u32]) -> Result<()> {
-        if slots.len() != self.len() {
+        if slots.len() < self.len() && self.tensor.device().is_cpu() {
             candle_core::bail!("slots: cannot replace {} by {}", self.len(), slots.len());
         }
-        check(slots, self.num_slots)?;
-        overwrite(&self.tensor, Values::U32(slots))
+        let slots = in_rows(slots, self.len(), self.num_slots)?;
+        overwrite(&self.tensor, Values::U32(&slots))
     }
 
     /// The number of slots, which is the number of rows.
@@ -55,6 +70,16 @@ impl Slots {
     }
 }
 
+/// `slots`, checked, and then padding up to `rows` rows.
+fn in_rows(slots: &[u32], rows: usize, num_slots: usize) -> Result<Vec<u32>> {
+    if slots.len() > rows {
+        candle_core::bail!("slots: {} for {rows} rows", slots.len());
+    }
+    check(slots, num_slots)?;
+    let padding = std::iter::repeat_n(NONE, rows - slots.len());
+    Ok(slots.iter().copied().chain(padding).collect())
+}
+
 /// Checks that all of `slots` are below `num_slots`.
 pub(super) fn check(slots: &[u32], num_slots: usize) -> Result<()> {
     match slots.iter().find(|&&slot| slot as usize >= num_slots) {
@@ -72,6 +97,8 @@ mod tests {
         let cpu = Device::Cpu;
         let slots = Slots::new(&[4, 0], 5, &cpu).unwrap();
         assert_eq!((slots.len(), slots.num_slots()), (2, 5));
+        Slots::padded(&[4, 0], 3, 5, &cpu).unwrap_err();
+        // The CPU takes no padding, so one slot is too few.
         for wrong in [&[0, 5][..], &[u32::MAX, 0], &[1], &[1, 2, 3]] {
             slots.replace(wrong).unwrap_err();
             assert_eq!(slots.tensor().to_vec1::<u32>().unwrap(), [4, 0]);

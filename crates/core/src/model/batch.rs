@@ -31,6 +31,9 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// Pool slot of each row: `block * block_size + offset`.
     pub slots: Vec<u32>,
+    /// Rows at the end that belong to no sequence: they have a token and a position, but neither slot nor span. Only
+    /// forwards that are recorded have such rows.
+    pub padding: usize,
     /// The spans into which the rows are divided, in row order.
     pub spans: Vec<Span>,
     /// The rows of each sequence, if layers of the model keep states; see [`Batch::keep_state`]. Empty if all

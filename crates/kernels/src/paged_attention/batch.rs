@@ -1,6 +1,6 @@
 //! All rows of a call, grouped by sequence.
 
-use super::tables::{AttentionTables, TableCapacity};
+use super::tables::{AttentionTables, TableCapacity, is_long};
 use crate::span::Span;
 use candle_core::{Device, Result};
 use std::sync::OnceLock;
@@ -78,10 +78,15 @@ impl<'a> AttentionBatch<'a> {
         self.batch_invariant
     }
 
-    /// The capacity for these rows and similar ones, rounded up to powers of two, if no span is long.
+    /// Whether a span is so long that the kernel for prompts takes it, if it is used.
+    pub fn has_long_spans(&self) -> bool {
+        self.spans.iter().any(is_long)
+    }
+
+    /// The capacity for up to `rows` rows that are similar to these, rounded up to powers of two, if no span is long.
     /// `group` is the number of query heads per K/V head.
-    pub fn capacity(&self, group: usize) -> TableCapacity {
-        TableCapacity::of(self.spans, group, false).rounded_up()
+    pub fn capacity(&self, group: usize, rows: usize) -> TableCapacity {
+        TableCapacity::of(self.spans, group, false).rounded_up(rows)
     }
 
     /// Sends to a GPU the tables that attention needs for these rows, large enough for `capacity`
@@ -200,7 +205,7 @@ mod tests {
     fn tables_take_no_batch_of_other_pools() {
         let recorded = [span(0..2, 3, &[0, 1])];
         let batch = AttentionBatch::new(&recorded, 4, 12).unwrap();
-        let capacity = batch.capacity(2);
+        let capacity = batch.capacity(2, 4);
         batch.send(&Device::Cpu, 2, false, Some(capacity)).unwrap();
         let tables = batch.into_tables().unwrap();
         let other = [span(0..2, 5, &[2, 0])];

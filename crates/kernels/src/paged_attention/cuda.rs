@@ -1,6 +1,6 @@
 //! The CUDA side: tables for the kernels, and their launches.
 
-use super::super::gpu::{self, Launch, WrapErr};
+use super::super::gpu::{self, Launch};
 use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
@@ -8,7 +8,6 @@ use super::tables::{
     AttentionTables, CHUNK, GPU_HEAD_DIMS, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity,
     max_tile_rows,
 };
-use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Result, Tensor};
 
 /// Sizes that the kernels have under the same names.
@@ -18,8 +17,6 @@ const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;
 /// With fewer thread blocks than this, each chunk of a sequence gets its own block: two blocks per
 /// multiprocessor of a large GPU.
 const FULL: usize = 264;
-/// Bytes of shared memory that a block may have without setting an attribute.
-const SHARED: usize = 48 << 10;
 
 /// Bytes of shared memory that a block of the kernel for prompts needs.
 fn shared_by_long(head_dim: usize, dtype: DType) -> usize {
@@ -104,12 +101,16 @@ pub(super) fn launch(
             dims.group()
         );
     }
-    let TableCapacity { tiles, chunks } = tables.capacity;
+    let TableCapacity {
+        tiles,
+        chunks,
+        rows,
+    } = tables.capacity;
     let split = chunks > 1 && tiles * dims.kv_heads < FULL;
     let named = |part: &str| format!("{part}_{}_{d}", gpu::suffix(dtype));
     let kernel = |part| gpu::function(device, name, gpu::PAGED_ATTENTION, &named(part));
     let floats = match split {
-        true => tables.short_rows * dims.heads * chunks * (d + 2),
+        true => rows * dims.heads * chunks * (d + 2),
         false => 1,
     };
     let partials = gpu::scratch(device, floats)?;
@@ -128,10 +129,7 @@ pub(super) fn launch(
             "attend_whole"
         })?;
         let bytes = shared(d, dtype);
-        if bytes > SHARED {
-            let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            attend.function.set_attribute(limit, bytes as i32).w()?;
-        }
+        let attend = attend.with_shared(bytes)?;
         let launch = attend
             .launch()
             .tensor(q)?

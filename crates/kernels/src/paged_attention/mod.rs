@@ -10,9 +10,9 @@
 //! On the CPU, pools in bf16 have products of bf16 with bf16 ([`numbers`]), others products of f32.
 //!
 //! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
-//! 16 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
+//! 64 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
 //! which also depends neither on neighbours nor on the division into calls. So a prompt's row has
-//! different bits in a prompt chunk of up to 16 rows than in a longer one, unless the batch is
+//! different bits in a prompt chunk of up to 64 rows than in a longer one, unless the batch is
 //! [batch-invariant](AttentionBatch::with_batch_invariance).
 
 mod batch;
@@ -118,6 +118,9 @@ impl CustomOp3 for PagedAttention<'_> {
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let dims = dims(self.batch, q_layout, k_layout, v_layout)?;
+        if q_layout.dims()[0] != self.batch.rows() {
+            candle_core::bail!("paged-attention: rows of q that belong to no span");
+        }
         let dtypes = [k.dtype(), v.dtype()];
         if dtypes[0] != dtypes[1] || ![dtypes[0], DType::F32].contains(&q.dtype()) {
             candle_core::bail!(
@@ -149,7 +152,7 @@ fn dims(batch: &AttentionBatch<'_>, q: &Layout, k: &Layout, v: &Layout) -> Resul
         );
     }
     let (all, needed) = (batch.rows(), batch.num_slots());
-    if rows != all || slots < needed {
+    if rows < all || slots < needed {
         candle_core::bail!(
             "paged-attention: {rows} rows and {slots} slots for a batch of {all} over {needed}"
         );

@@ -14,8 +14,8 @@ pub(super) const CHUNK: usize = 64;
 pub(super) const MAX_QUERIES: usize = MAX_GPU_HEADS_PER_KV_HEAD;
 pub(super) const MAX_LONG_QUERIES: usize = 64;
 /// A span with more rows is long. Decoding and verification have fewer, so they always use the same
-/// kernel.
-const MAX_SHORT_ROWS: usize = 16;
+/// kernel: a tree has at most 64 nodes, and a longer chain is not worth its rows.
+const MAX_SHORT_ROWS: usize = 64;
 /// Minimum number of chunks that tables have room for, if they are to be overwritten: 1,024 tokens.
 const MIN_CHUNKS: usize = 16;
 /// Number of values that describe a tile, each an i32: first row, rows, context, start in the span,
@@ -30,6 +30,8 @@ pub struct TableCapacity {
     pub tiles: usize,
     /// Maximum number of chunks of the longest sequence.
     pub chunks: usize,
+    /// Maximum number of rows.
+    pub rows: usize,
 }
 
 impl TableCapacity {
@@ -42,16 +44,23 @@ impl TableCapacity {
         Self {
             tiles: tiles.sum(),
             chunks: keys.unwrap_or(0).div_ceil(CHUNK),
+            rows: short().map(|s| s.rows.len()).sum(),
         }
     }
 
-    /// Rounded up to powers of two, and to enough chunks for most texts: blocks without keys end at once,
-    /// which costs less than another graph.
-    pub(super) fn rounded_up(self) -> Self {
+    /// For up to `rows` rows, with tiles and chunks rounded up to powers of two, and to enough chunks for most texts:
+    /// blocks without keys end at once, which costs less than another graph.
+    pub(super) fn rounded_up(self, rows: usize) -> Self {
         Self {
             tiles: self.tiles.next_power_of_two(),
             chunks: self.chunks.next_power_of_two().max(MIN_CHUNKS),
+            rows: self.rows.max(rows),
         }
+    }
+
+    /// Whether this has room for `needs`.
+    fn holds(self, needs: Self) -> bool {
+        needs.tiles <= self.tiles && needs.chunks <= self.chunks && needs.rows <= self.rows
     }
 }
 
@@ -69,8 +78,6 @@ pub struct AttentionTables {
     /// Tree masks of all spans, i64.
     pub(super) trees: Tensor,
     pub(super) capacity: TableCapacity,
-    /// Rows of short spans.
-    pub(super) short_rows: usize,
     /// Query heads per K/V head.
     group: usize,
     /// Slots per block, and slots of the pools that the contents were checked for.
@@ -83,7 +90,6 @@ struct Parts {
     long: Vec<u32>,
     blocks: Vec<u32>,
     trees: Vec<i64>,
-    short_rows: usize,
 }
 
 /// Maximum number of rows in a tile of a short span, with `group` query heads per K/V head.
@@ -92,7 +98,7 @@ pub(super) fn max_tile_rows(group: usize) -> usize {
 }
 
 /// Whether the span goes to the kernel for prompts, if that is used.
-fn is_long(span: &Span) -> bool {
+pub(super) fn is_long(span: &Span) -> bool {
     span.rows.len() > MAX_SHORT_ROWS && span.tree.is_none()
 }
 
@@ -125,7 +131,6 @@ impl Parts {
             long,
             blocks,
             trees,
-            short_rows,
         }
     }
 }
@@ -149,7 +154,7 @@ impl AttentionTables {
         }
         let needs = TableCapacity::of(spans, group, prefill);
         if let Some(capacity) = capacity {
-            if needs.tiles > capacity.tiles || needs.chunks > capacity.chunks {
+            if !capacity.holds(needs) {
                 candle_core::bail!("paged-attention: {needs:?} exceeds {capacity:?}");
             }
             parts.tiles.resize(capacity.tiles * TILE, 0);
@@ -157,7 +162,7 @@ impl AttentionTables {
             let blocks = parts.blocks.len().max(capacity.tiles * blocks);
             parts.blocks.resize(blocks, 0);
             // Any rows may be those of trees.
-            parts.trees.resize(parts.short_rows, 0);
+            parts.trees.resize(capacity.rows, 0);
         }
         let long = parts.long.len() / TILE;
         parts.tiles.append(&mut parts.long);
@@ -169,7 +174,6 @@ impl AttentionTables {
             blocks: Tensor::new(parts.blocks, device)?,
             trees: Tensor::new(parts.trees, device)?,
             capacity: capacity.unwrap_or(needs),
-            short_rows: parts.short_rows,
             group,
             pool,
         })
@@ -185,17 +189,15 @@ impl AttentionTables {
     pub(super) fn replace(&self, spans: &[Span], pool: (usize, usize)) -> Result<()> {
         let mut parts = Parts::of(spans, self.group, false);
         let needs = TableCapacity::of(spans, self.group, false);
-        let more = self.long > 0 || parts.short_rows > self.short_rows;
         let capacity = self.capacity;
-        if more
+        if self.long > 0
             || pool != self.pool
-            || needs.tiles > capacity.tiles
-            || needs.chunks > capacity.chunks
+            || !capacity.holds(needs)
             || parts.blocks.len() > self.blocks.elem_count()
             || parts.trees.len() > self.trees.elem_count()
         {
             candle_core::bail!(
-                "paged-attention: cannot replace the tables: {needs:?} for {capacity:?}, pools {pool:?} for {:?}, more rows: {more}",
+                "paged-attention: cannot replace the tables: {needs:?} for {capacity:?}, pools {pool:?} for {:?}",
                 self.pool
             );
         }
@@ -225,8 +227,12 @@ mod tests {
         }
     }
 
-    fn capacity(tiles: usize, chunks: usize) -> TableCapacity {
-        TableCapacity { tiles, chunks }
+    fn capacity(tiles: usize, chunks: usize, rows: usize) -> TableCapacity {
+        TableCapacity {
+            tiles,
+            chunks,
+            rows,
+        }
     }
 
     const POOL: (usize, usize) = (16, 1024);
@@ -246,22 +252,24 @@ mod tests {
         assert!(parts.long.is_empty());
         assert_eq!(parts.blocks, [&short[..], &long].concat());
         let needs = TableCapacity::of(&spans, 3, false);
-        assert_eq!(needs, capacity(3, 10));
-        assert_eq!(needs.rounded_up(), capacity(4, 16));
+        assert_eq!(needs, capacity(3, 10, 20));
+        assert_eq!(needs.rounded_up(24), capacity(4, 16, 24));
         let send =
             |capacity| AttentionTables::send(&spans, POOL, &Device::Cpu, 3, false, Some(capacity));
-        assert!(send(capacity(2, 16)).is_err());
-        assert!(send(capacity(4, 8)).is_err());
-        let tables = send(needs.rounded_up()).unwrap();
+        assert!(send(capacity(2, 16, 20)).is_err());
+        assert!(send(capacity(4, 8, 20)).is_err());
+        assert!(send(capacity(4, 16, 19)).is_err());
+        let tables = send(needs.rounded_up(24)).unwrap();
         assert_eq!((tables.tiles.dims(), tables.long), (&[4 * TILE][..], 0));
         assert!(tables.blocks.dims()[0] >= 4 * 64);
         let replace = |span| tables.replace(&[span], POOL);
+        replace(span(0..24, 0, &long)).unwrap();
         replace(span(0..3, 900, &long)).unwrap();
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();
         assert_eq!(tiles[..TILE], [0, 3, 900, 0, 0, CAUSAL, 0]);
         assert!(tiles[TILE..].iter().all(|&n| n == 0));
         assert!(replace(span(0..3, 1022, &long)).is_err(), "chunks");
-        assert!(replace(span(0..21, 0, &long)).is_err(), "rows");
+        assert!(replace(span(0..25, 0, &long)).is_err(), "rows");
         let many = vec![0; tables.blocks.elem_count() + 1];
         assert!(replace(span(0..3, 0, &many)).is_err(), "blocks");
     }
@@ -271,34 +279,34 @@ mod tests {
         let (one, other): (Vec<u32>, Vec<u32>) = ((0..2).collect(), (5..45).collect());
         let branches = Span {
             tree: Some(vec![1; 20]),
-            ..span(62..82, 70, &other)
+            ..span(82..102, 70, &other)
         };
         let spans = [
             span(0..16, 10, &one),
-            span(16..62, 300, &other),
+            span(16..82, 300, &other),
             branches,
-            span(82..83, 20, &one),
+            span(102..103, 20, &one),
         ];
         let parts = Parts::of(&spans, 3, true);
         let short = [
             [0, 10, 10, 0, 0, CAUSAL, 0],
             [10, 6, 10, 10, 0, CAUSAL, 10],
-            [62, 10, 70, 0, 42, 0, 16],
-            [72, 10, 70, 10, 42, 0, 26],
-            [82, 1, 20, 0, 82, CAUSAL, 36],
+            [82, 10, 70, 0, 42, 0, 16],
+            [92, 10, 70, 10, 42, 0, 26],
+            [102, 1, 20, 0, 82, CAUSAL, 36],
         ];
         assert_eq!(parts.tiles, short.concat());
         let tiles = parts.long.chunks(TILE).map(|tile| &tile[..TILE - 1]);
         let long = [
             [16, 21, 300, 0, 2, CAUSAL],
             [37, 21, 300, 21, 2, CAUSAL],
-            [58, 4, 300, 42, 2, CAUSAL],
+            [58, 21, 300, 42, 2, CAUSAL],
+            [79, 3, 300, 63, 2, CAUSAL],
         ];
         assert!(tiles.eq(long));
         let tables = AttentionTables::send(&spans, POOL, &Device::Cpu, 3, true, None).unwrap();
         // The prompt's chunks do not count.
-        assert_eq!((tables.capacity, tables.long), (capacity(5, 2), 3));
-        assert_eq!(tables.short_rows, 37);
+        assert_eq!((tables.capacity, tables.long), (capacity(5, 2, 37), 4));
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();
         assert_eq!(tiles[..5 * TILE], short.concat());
         assert_eq!(tiles[5 * TILE..][..6], long[0]);

@@ -1,28 +1,40 @@
-//! A decoder that records forwards with few rows as CUDA graphs: decoding and verification for a few
-//! sequences.
+//! A decoder that records forwards as CUDA graphs: decoding and verification.
 
 use super::Decoder;
 use crate::layers::inputs::Inputs;
 use crate::{Ends, LoadedModel, ModelConfig};
-use candle_core::{Device, Tensor, TensorId};
+use candle_core::{DType, Device, Tensor, TensorId};
 use foretoken_core::error::Result;
 use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, Model, ModelInfo};
 use foretoken_kernels::graph::{Graph, Recorder};
-use foretoken_kernels::{AttentionBatch, AttentionTables, TableCapacity};
+use foretoken_kernels::{AttentionBatch, AttentionTables, EXACT_ROWS, TableCapacity};
 use std::collections::HashMap;
 
-/// With more rows, a forward takes longer than its launches, whatever the weights. It is also the row
-/// limit of our matrix products for few rows, whose bits do not depend on the number of rows.
-const MAX_ROWS: usize = 16;
-/// Maximum number of graphs; other forwards are launched kernel by kernel.
-const MAX_GRAPHS: usize = 64;
+/// Maximum number of rows for which the number of query heads for each key may be so large that a row of them fills
+/// a tile of attention.
+const MAX_QUERIES: usize = 16;
+/// Up to this many rows, each number of rows has its own graph.
+const FEW_ROWS: usize = 16;
+/// Maximum number of graphs: each takes some megabytes. A new one takes the place of the one that was used longest ago.
+const MAX_GRAPHS: usize = 128;
+
+/// The rows of the graph for `rows` rows, up to [`EXACT_ROWS`]: with more than a few, rows of padding fill it up to
+/// a whole tile of the products, and with many to four.
+fn graph_rows(rows: usize) -> usize {
+    match rows {
+        0..=FEW_ROWS => rows,
+        17..=64 => rows.next_multiple_of(8),
+        _ => rows.next_multiple_of(32),
+    }
+}
 
 /// Forwards with the same key differ only in their inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     /// The pool that is read and written.
     pool: TensorId,
+    /// Rows, with padding; and so in what follows.
     rows: usize,
     logits: usize,
     /// Rows whose hidden states are requested. Their layers are always the same.
@@ -36,7 +48,12 @@ struct Recorded {
     graph: Graph,
     inputs: Inputs,
     tables: AttentionTables,
-    output: ForwardOutput,
+    /// `[key.logits or more, vocab_size]` f32; graphs share it.
+    logits: Tensor,
+    /// `[key.taps, ...]`.
+    tapped: Option<Tensor>,
+    /// The forward that used it last.
+    used: u64,
     _pools: Vec<(Tensor, Tensor)>,
 }
 
@@ -46,6 +63,10 @@ pub struct GraphedDecoder {
     /// weights.
     seen: HashMap<Key, Option<Recorded>>,
     recorder: Recorder,
+    /// The memory for the logits of graphs, `[rows, vocab_size]` f32, of as many rows as were needed so far.
+    logits: Option<Tensor>,
+    /// Forwards by graphs so far.
+    forwards: u64,
     /// Recording failed once and is not tried again.
     off: bool,
     /// Holds the weights, which never change; a subset of it may hold them, too.
@@ -61,17 +82,25 @@ impl GraphedDecoder {
         Ok(Self {
             seen: HashMap::new(),
             recorder: Recorder::default(),
+            logits: None,
+            forwards: 0,
             off: false,
             decoder,
         })
     }
 
     /// Whether a forward of `batch` can be recorded and is worth it.
-    fn may_be_recorded(&self, batch: &Batch) -> bool {
-        batch.tokens.len() <= MAX_ROWS
+    fn may_be_recorded(&self, batch: &Batch, spans: &AttentionBatch<'_>) -> bool {
+        let exact = match self.decoder.activations() {
+            // A library multiplies them, in another order for other numbers of rows.
+            DType::F32 => FEW_ROWS,
+            _ => EXACT_ROWS,
+        };
+        batch.tokens.len() <= exact
             && !batch.logits.is_empty()
             && batch.last_hidden.is_empty()
-            && self.decoder.query_heads_a_key() <= MAX_ROWS
+            && !spans.has_long_spans()
+            && self.decoder.query_heads_a_key() <= MAX_QUERIES
     }
 
     /// The output of a graph, if one exists for such batches or should be recorded now; `None` if it has
@@ -80,33 +109,36 @@ impl GraphedDecoder {
         let Some((pool, _)) = kv.layers.first() else {
             return Ok(None);
         };
-        if !self.may_be_recorded(batch) {
+        let spans = self.decoder.spans(batch, kv)?;
+        if !self.may_be_recorded(batch, &spans) {
             return Ok(None);
         }
-        let spans = self.decoder.spans(batch, kv)?;
+        let padded = padded(batch, graph_rows(batch.tokens.len()))?;
         let key = Key {
             pool: pool.id(),
-            rows: batch.tokens.len(),
-            logits: batch.logits.len(),
-            taps: batch.taps.as_ref().map_or(0, |taps| taps.rows.len()),
-            capacity: spans.capacity(self.decoder.query_heads_a_key()),
+            rows: padded.tokens.len(),
+            logits: padded.logits.len(),
+            taps: padded.taps.as_ref().map_or(0, |taps| taps.rows.len()),
+            capacity: spans.capacity(self.decoder.query_heads_a_key(), padded.tokens.len()),
         };
-        let full = self.seen.values().flatten().count() >= MAX_GRAPHS;
-        match self.seen.get(&key) {
+        self.forwards += 1;
+        let output = match self.seen.get_mut(&key) {
             Some(Some(recorded)) => {
-                recorded.replay(&self.decoder, batch, &spans)?;
-                recorded.output().map(Some)
+                recorded.used = self.forwards;
+                recorded.replay(&self.decoder, &padded, &spans)?;
+                recorded.output()?
             }
-            Some(None) if !self.off => self.record(key, batch, spans, kv).map(Some),
-            None if !self.off && !full => {
+            _ if self.off => return Ok(None),
+            Some(None) => self.record(key, &padded, spans, kv)?,
+            None => {
                 self.seen.insert(key, None);
-                Ok(None)
+                return Ok(None);
             }
-            _ => Ok(None),
-        }
+        };
+        without_padding(output, batch).map(Some)
     }
 
-    /// Computes the output, and records the computation.
+    /// Computes the output of a padded batch, and records the computation.
     fn record(
         &mut self,
         key: Key,
@@ -114,6 +146,7 @@ impl GraphedDecoder {
         spans: AttentionBatch<'_>,
         kv: &KvStore,
     ) -> Result<ForwardOutput> {
+        let logits = self.memory_for_logits(key.logits)?;
         let decoder = &self.decoder;
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
         let inputs = decoder.inputs(batch, kv)?;
@@ -121,7 +154,7 @@ impl GraphedDecoder {
         let output = decoder.run(&inputs, &spans, None, kv)?;
         let work = || -> Result<()> {
             let again = decoder.run(&inputs, &spans, None, kv)?;
-            output.logits.slice_set(&again.logits, 0, 0)?;
+            logits.slice_set(&again.logits, 0, 0)?;
             if let (Some(tapped), Some(again)) = (&output.tapped, &again.tapped) {
                 tapped.slice_set(again, 0, 0)?;
             }
@@ -137,12 +170,13 @@ impl GraphedDecoder {
                     graph,
                     inputs,
                     tables,
-                    output,
+                    logits,
+                    tapped: output.tapped.clone(),
+                    used: self.forwards,
                     _pools: kv.layers.clone(),
                 };
-                let output = recorded.output()?;
                 self.seen.insert(key, Some(recorded));
-                return Ok(output);
+                self.drop_oldest();
             }
             (Ok(_), None) => (),
             (Err(reason), _) => {
@@ -152,6 +186,67 @@ impl GraphedDecoder {
         }
         Ok(output)
     }
+
+    /// Drops the graph that was used longest ago, if there are too many.
+    fn drop_oldest(&mut self) {
+        let graphs = self.seen.iter();
+        let graphs = graphs.filter_map(|(key, graph)| Some((graph.as_ref()?.used, *key)));
+        let graphs: Vec<(u64, Key)> = graphs.collect();
+        if graphs.len() > MAX_GRAPHS
+            && let Some((_, oldest)) = graphs.iter().min_by_key(|(used, _)| *used)
+        {
+            self.seen.remove(oldest);
+        }
+    }
+
+    /// Memory for the logits of `rows` rows. Graphs share it, because the logits of a forward are valid only until the
+    /// next one. It grows to powers of two, and graphs keep what they were recorded with.
+    fn memory_for_logits(&mut self, rows: usize) -> Result<Tensor> {
+        if let Some(logits) = self
+            .logits
+            .as_ref()
+            .filter(|logits| logits.dims()[0] >= rows)
+        {
+            return Ok(logits.clone());
+        }
+        let rows = rows.next_power_of_two().max(FEW_ROWS);
+        let dims = (rows, self.decoder.config().vocab_size);
+        let logits = Tensor::zeros(dims, DType::F32, self.decoder.device())?;
+        Ok(self.logits.insert(logits).clone())
+    }
+}
+
+/// `batch` with rows of padding up to `rows` rows, and without spans, which cover no padding. Padding has logits, and
+/// hidden states if they are requested.
+fn padded(batch: &Batch, rows: usize) -> Result<Batch> {
+    let own = batch.tokens.len();
+    let padding = rows - own;
+    let numbers = own as u32..rows as u32;
+    let mut padded = Batch {
+        padding,
+        spans: Vec::new(),
+        ..batch.clone()
+    };
+    padded.tokens.resize(rows, 0);
+    padded.positions.resize(rows, 0);
+    padded.logits.extend(numbers.clone());
+    if let Some(taps) = padded.taps.as_mut().filter(|taps| !taps.rows.is_empty()) {
+        taps.rows.extend(numbers);
+    }
+    if let Some(drawn) = padded.drawn.take() {
+        padded.drawn = Some(drawn.pad_with_zeros(0, 0, padding)?);
+    }
+    Ok(padded)
+}
+
+/// The part of `output` that `batch` asked for.
+fn without_padding(output: ForwardOutput, batch: &Batch) -> Result<ForwardOutput> {
+    let taps = batch.taps.as_ref().map_or(0, |taps| taps.rows.len());
+    let tapped = output.tapped.map(|tapped| tapped.narrow(0, 0, taps));
+    Ok(ForwardOutput {
+        tapped: tapped.transpose()?,
+        ..ForwardOutput::of(output.logits.narrow(0, 0, batch.logits.len())?)
+    })
 }
 
 impl Recorded {
@@ -159,8 +254,8 @@ impl Recorded {
     /// until the next forward.
     fn output(&self) -> Result<ForwardOutput> {
         Ok(ForwardOutput {
-            tapped: self.output.tapped.as_ref().map(Tensor::copy).transpose()?,
-            ..ForwardOutput::of(self.output.logits.clone())
+            tapped: self.tapped.as_ref().map(Tensor::copy).transpose()?,
+            ..ForwardOutput::of(self.logits.clone())
         })
     }
 

@@ -159,6 +159,11 @@ impl Decoder {
         })
     }
 
+    /// The dtype of activations.
+    pub(crate) fn activations(&self) -> DType {
+        self.dtypes.activations
+    }
+
     /// Query heads per key head.
     pub(crate) fn query_heads_a_key(&self) -> usize {
         self.config.num_heads / self.config.num_kv_heads

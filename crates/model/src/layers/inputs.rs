@@ -80,7 +80,7 @@ impl Inputs {
                 // A copy: others hold `drawn`, and replaying a graph overwrites these tokens.
                 Some(drawn) => drawn.copy()?,
             },
-            slots: Slots::new(&batch.slots, num_slots, device)?,
+            slots: Slots::padded(&batch.slots, rows, num_slots, device)?,
             angles: ropes.iter().map(both).collect::<Result<_>>()?,
             wanted: rows_of(&batch.logits)?,
             last_hidden: rows_of(&batch.last_hidden)?,
@@ -210,11 +210,11 @@ fn query_scales(batch: &Batch, rope: &RopeTable) -> Option<Vec<f32>> {
 /// Checks that the parts of a batch fit together; if not, the caller has a bug.
 fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
     let rows = batch.tokens.len();
-    if rows == 0 || batch.positions.len() != rows || batch.slots.len() != rows {
+    let (slots, padding) = (batch.slots.len(), batch.padding);
+    if rows == 0 || batch.positions.len() != rows || slots + padding != rows {
         return Err(Error::internal(format!(
-            "batch of {rows} tokens, {} positions and {} slots",
+            "batch of {rows} tokens, {} positions, {slots} slots and {padding} rows of padding",
             batch.positions.len(),
-            batch.slots.len()
         )));
     }
     let mut asked = batch.logits.iter().chain(&batch.last_hidden);
