@@ -32,7 +32,7 @@ fn forwards_before_the_first_request_read_few_and_many_experts() {
         let drafter = Box::new(NgramDrafter::new(1, 3));
         let mode = BudgetMode::Adaptive;
         let mut runner = SpeculativeRunner::new(target, vec![drafter], mode, 16, 4).unwrap();
-        let forwards = runner.calibrate().unwrap();
+        let forwards = runner.calibrate(16).unwrap();
         assert_eq!(forwards[0].experts_read, per_row(&spec));
         let rows: Vec<usize> = forwards.iter().map(|one| one.rows).collect();
         assert_eq!(rows, [1, 2, 2, 4, 4, 6, 6, 8, 8, 16, 16]);

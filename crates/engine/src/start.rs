@@ -144,7 +144,10 @@ pub(super) fn build(
         runner = runner.without_prefix_cache();
     }
     if options.calibrate && options.spec_budget == BudgetMode::Adaptive {
-        log_costs(&runner.calibrate()?);
+        let nodes = options.max_num_seqs.saturating_mul(spec.nodes);
+        let nodes = nodes.min(options.step_limits.draft_rows);
+        let rows = options.max_num_seqs.saturating_add(nodes);
+        log_costs(&runner.calibrate(rows.min(options.max_num_batched_tokens))?);
     }
     let engine = Engine {
         inbox,

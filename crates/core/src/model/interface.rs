@@ -123,6 +123,12 @@ pub trait Model: Send {
         false
     }
 
+    /// The number of rows, at least `rows`, that a forward of `rows` rows is rounded up to: all forwards that are
+    /// rounded up to the same number take the same time. It never falls as `rows` grows.
+    fn padded_rows(&self, rows: usize) -> usize {
+        rows
+    }
+
     /// One ragged forward. The trait's documentation says what it may read and write.
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput>;
 }

@@ -16,15 +16,16 @@ use super::cost::{CostCurve, MAX_RATIO};
 use super::target_cost::TargetCost;
 use nodes::{BudgetNode, MIN_SCORE, chain, probability, ranked, tree};
 
-/// Draft rows whose average price [`Budget::min_score`] compares.
+/// Draft rows whose average price [`Budget::min_score`] compares, at least, and of each sequence.
 const MIN_SCORE_ROWS: usize = 16;
+const MIN_SCORE_ROWS_EACH: usize = 4;
 /// Factor by which the gain of a node must exceed its cost: of many estimates, the ones that seem to pay are
 /// rather too high.
 const MARGIN: f64 = 1.1;
 /// The weight of the steps before, at each step, in the estimate of the speed-up.
 const DECAY: f64 = 0.995;
 /// The share of its time that a sequence without drafts may spend on probes.
-const PROBE_SHARE: f64 = 0.005;
+const PROBE_SHARE: f64 = 0.0025;
 /// Steps over which the price of feeding a backlog to the draft model is spread: texts are hundreds of
 /// tokens long, but nobody knows how long this one will be.
 const BACKLOG_STEPS: usize = 32;
@@ -84,9 +85,23 @@ pub struct DraftForecast<'a> {
     pub probe: &'a mut Probe,
 }
 
-/// The seconds that a sequence without drafts has saved for a look at whether they would pay now.
+/// What a sequence without drafts has saved for a look at whether they would pay now.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Probe(f64);
+pub struct Probe {
+    seconds: f64,
+    /// The step in which it saved last.
+    step: Option<u64>,
+}
+
+/// What is worth verifying.
+#[derive(Debug, Clone)]
+pub struct Selection {
+    /// Of each draft, whether each node is verified.
+    pub keep: Vec<Vec<bool>>,
+    /// Of each draft, the tokens that the nodes worth verifying are expected to gain, less those that the time of
+    /// their rows is worth.
+    pub gains: Vec<f64>,
+}
 
 /// A step that has run.
 #[derive(Debug, Clone, Copy)]
@@ -138,6 +153,11 @@ impl Budget {
         Self { target, ..self }
     }
 
+    /// Sets the cost of the draft model, which is known.
+    pub fn with_draft(self, draft: CostCurve) -> Self {
+        Self { draft, ..self }
+    }
+
     /// Seconds of the target's forwards; the caller may calibrate them.
     pub fn target(&mut self) -> &mut TargetCost {
         &mut self.target
@@ -185,11 +205,13 @@ impl Budget {
         drafts: &[Candidates<'_>],
         base_rows: usize,
         sequences: usize,
-    ) -> Vec<Vec<bool>> {
+    ) -> Selection {
         let all = self.is_fixed();
-        let mut keep: Vec<_> = drafts.iter().map(|d| vec![all; d.scores.len()]).collect();
+        let keep = drafts.iter().map(|draft| vec![all; draft.scores.len()]);
+        let (keep, gains) = (keep.collect(), vec![0.0; drafts.len()]);
+        let mut selection = Selection { keep, gains };
         if all {
-            return keep;
+            return selection;
         }
         let mut nodes = Vec::new();
         for (sequence, draft) in drafts.iter().enumerate() {
@@ -206,15 +228,19 @@ impl Budget {
             });
         }
         let mut best = best(&offers);
+        let share = offers[best].value() / offers[best].gain.max(f64::MIN_POSITIVE);
+        for node in &nodes[..best] {
+            selection.gains[node.sequence] += share * node.score;
+        }
         if base_rows == sequences {
             best = self.explore(best, &offers, base_rows);
         }
         for node in &nodes[..best] {
-            keep[node.sequence][node.index] = true;
+            selection.keep[node.sequence][node.index] = true;
         }
         let proposed: usize = drafts.iter().map(|draft| draft.scores.len()).sum();
         self.pruned += (proposed - best) as u64;
-        keep
+        selection
     }
 
     /// The depth to draft to for each sequence, before a model drafts. A level is one forward of the draft
@@ -222,8 +248,8 @@ impl Budget {
     /// ([`DraftForecast::at_once`]). The depth is 0 where drafting does not pay, except for a probe of depth 1
     /// now and then: its outcome is known even if [`Budget::select`] prunes the node.
     ///
-    /// Call it once per step, with all sequences that may draft: those that do not, save for their
-    /// next probe.
+    /// Call it at most once per step, with all sequences that may draft: those that do not, save for their
+    /// next probe, also for the steps since the last call.
     pub fn depths(
         &self,
         forecasts: &mut [DraftForecast<'_>],
@@ -279,6 +305,12 @@ impl Budget {
         let verify = self.verify_seconds(base_rows, nodes.len());
         let deepest = nodes.iter().map(|node| node.depth).max().unwrap_or(0);
         let (mut chosen, mut depth) = (vec![RankedPrefix::default()], 1);
+        let mut known = Vec::new();
+        let mut draft_seconds = |rows: usize| {
+            let next = known.len();
+            known.extend((next..=rows).map(|rows| self.draft_seconds(rows)));
+            known[rows]
+        };
         // A deep node that comes before shallow ones may open a level that does not pay.
         for limit in 1..=deepest {
             // Rows and seconds of each forward of the draft model.
@@ -290,7 +322,7 @@ impl Budget {
                 let (forward, added) = forecasts[node.sequence].rows_of(node.depth);
                 let (rows, before) = &mut forwards[forward];
                 *rows += added;
-                let after = self.draft_seconds(*rows);
+                let after = draft_seconds(*rows);
                 drafting += after - std::mem::replace(before, after);
                 offers.push(RankedPrefix {
                     gain: offers[offers.len() - 1].gain + node.score,
@@ -322,18 +354,20 @@ impl Budget {
 
     /// Lets sequences with depth 0 save, and raises the depth to 1 for those that can pay for it.
     fn probe(&self, depths: &mut [usize], forecasts: &mut [DraftForecast<'_>], sequences: usize) {
-        let share = self.target.seconds(sequences, 0) / sequences.max(1) as f64;
+        let share = self.plain_share(sequences);
         let busy = depths.iter().zip(&*forecasts);
         let rows = busy.map(|(&depth, one)| (1..=depth).map(move |depth| one.rows_of(depth)));
         let first = rows.flatten().filter(|(forward, _)| *forward == 0);
         let mut rows: usize = first.map(|(_, rows)| rows).sum();
         let idle = depths.iter_mut().zip(forecasts);
         for (depth, one) in idle.filter(|(depth, one)| **depth == 0 && one.max_length > 0) {
-            one.probe.0 += PROBE_SHARE * share;
+            let last = one.probe.step.replace(self.steps);
+            let steps = last.map_or(1, |last| self.steps.saturating_sub(last).max(1));
+            one.probe.seconds += PROBE_SHARE * share * steps as f64;
             let with = rows + one.pending.max(1) + usize::from(one.at_once);
             let cost = self.draft_seconds(with) - self.draft_seconds(rows);
-            if one.probe.0 >= cost {
-                one.probe.0 -= cost;
+            if one.probe.seconds >= cost {
+                one.probe.seconds -= cost;
                 (*depth, rows) = (1, with);
             }
         }
@@ -346,8 +380,9 @@ impl Budget {
         if self.is_fixed() {
             return 0.0;
         }
-        let seconds = self.verify_seconds(base_rows, MIN_SCORE_ROWS);
-        let each = (1..=MIN_SCORE_ROWS).map(|rows| seconds[rows] / rows as f64);
+        let rows = MIN_SCORE_ROWS.max(MIN_SCORE_ROWS_EACH * sequences);
+        let seconds = self.verify_seconds(base_rows, rows);
+        let each = (1..=rows).map(|rows| seconds[rows] / rows as f64);
         let least = each.fold(f64::INFINITY, f64::min);
         let price = 0.5 * self.price(sequences) * least;
         (price as f32).clamp(MIN_SCORE, 1.0)
@@ -400,11 +435,15 @@ impl Budget {
         }
     }
 
-    /// The tokens that a second must gain.
-    fn price(&self, sequences: usize) -> f64 {
+    /// Seconds that a sequence's part of a step without drafts takes, in a step of so many.
+    pub fn plain_share(&self, sequences: usize) -> f64 {
         let sequences = sequences.max(1);
-        let plain = sequences as f64 / self.target.seconds(sequences, 0);
-        MARGIN * self.speed_up().max(1.0) * plain
+        self.target.seconds(sequences, 0) / sequences as f64
+    }
+
+    /// The tokens that a second must gain.
+    pub fn price(&self, sequences: usize) -> f64 {
+        MARGIN * self.speed_up().max(1.0) / self.plain_share(sequences)
     }
 }
 
@@ -449,6 +488,8 @@ fn best(offers: &[RankedPrefix]) -> usize {
 
 #[cfg(test)]
 mod experts;
+#[cfg(test)]
+pub(super) mod gpu;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

@@ -4,21 +4,55 @@ use super::target_cost::MeasuredForward;
 use foretoken_core::error::Result;
 use foretoken_core::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken_core::model::{Batch, Model};
-use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 /// Numbers of rows whose cost is measured.
 const ROWS: [usize; 6] = [1, 2, 4, 6, 8, 16];
-/// Numbers of rows whose cost is measured on a GPU, which records a graph for each number.
-const RECORDED_ROWS: RangeInclusive<usize> = 1..=16;
+/// Most rows of the measured forwards of one sequence, on a GPU each number of them: it records a graph for each. More rows
+/// are of as many sequences, as in the steps of many requests.
+const MAX_SPAN: usize = 16;
+/// Further numbers of rows whose cost is measured on a GPU: where kernels, tiles and graphs usually change, a row more costs
+/// much, and what few rows cost says nothing of it.
+const MANY_ROWS: [usize; 9] = [17, 24, 32, 48, 64, 65, 96, 128, 256];
+/// Most rows that a forward may be rounded up to.
+const MAX_ROUNDED: usize = 1024;
 /// Rounds, in each of which every number of rows has its turn; of the same number the fastest forward counts. In
 /// turns, because a shared machine that becomes slower between two of them would make one look dear.
 const RUNS: usize = 4;
 /// After this time no other number of rows is begun, and after twice this time no further round.
 const MAX_TIME: Duration = Duration::from_secs(1);
+/// The same where many numbers of rows are measured.
+const MAX_TIME_OF_MANY: Duration = Duration::from_secs(2);
 
-/// Measures forwards of one sequence that begins at position 0, all of whose tokens differ. Writes to the pool,
-/// which has `num_blocks` blocks and in which no sequence may have any.
+/// The numbers of rows that a model's forwards are rounded up to, ascending, up to the largest one that is not a
+/// forward's own number; empty if no forward is rounded up. See [`Model::padded_rows`].
+pub fn edges(model: &dyn Model) -> Vec<usize> {
+    let is_rounded = |&rows: &usize| model.padded_rows(rows) > rows;
+    let last = (1..=MAX_ROUNDED).rev().find(is_rounded).unwrap_or(0);
+    let rounded = (1..=last).map(|rows| model.padded_rows(rows).max(rows));
+    let mut edges: Vec<usize> = rounded.collect();
+    edges.sort_unstable();
+    edges.dedup();
+    edges
+}
+
+/// The numbers of rows whose forwards are measured where steps have at most `max_rows`, on a GPU or where forwards are
+/// rounded up to one of `edges`: those on both sides of each edge.
+pub fn rows_on_gpu(edges: &[usize], max_rows: usize) -> Vec<usize> {
+    let sides = edges.iter().flat_map(|&edge| [edge, edge + 1]);
+    let all = (1..=MAX_SPAN).chain(MANY_ROWS).chain(sides);
+    let rounded = all.filter(|&rows| rows <= max_rows).map(|rows| {
+        let edge = edges.iter().copied().find(|&edge| edge >= rows);
+        edge.unwrap_or(rows)
+    });
+    let mut rows: Vec<usize> = rounded.collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Measures forwards of sequences that begin at position 0, all of whose tokens differ, up to those of steps of `max_rows`
+/// rows. Writes to the pool, which has `num_blocks` blocks and in which no sequence may have any.
 ///
 /// If `alike`, and if the model has experts, a forward whose tokens are all the same follows each forward of
 /// several rows. Its rows have the same values, so attention makes the same of them, and all of them choose the
@@ -31,20 +65,31 @@ pub fn measure(
     store: &mut KvStore,
     num_blocks: usize,
     alike: bool,
+    max_rows: usize,
 ) -> Result<Vec<MeasuredForward>> {
     let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
-    let first_pool = store.layers.first();
-    let rows: Vec<usize> = if first_pool.is_some_and(|(k, _)| k.device().is_cuda()) {
-        RECORDED_ROWS.collect()
-    } else {
+    let edges = edges(model);
+    let rows = if edges.is_empty() && !model.device().is_cuda() {
         ROWS.to_vec()
+    } else {
+        rows_on_gpu(&edges, max_rows)
     };
+    let max_time = if rows.len() > ROWS.len() {
+        MAX_TIME_OF_MANY
+    } else {
+        MAX_TIME
+    };
+    let vocab_size = model.info().vocab_size as u32;
     let alike = alike && !model.info().experts.is_empty();
-    let (started, mut table) = (Instant::now(), BlockTable::default());
-    let mut forward = |rows: usize, step: u32, table: &BlockTable| -> Result<MeasuredForward> {
+    let (started, mut tables) = (Instant::now(), vec![BlockTable::default()]);
+    let mut forward = |rows: usize, step: u32, tables: &[BlockTable]| -> Result<MeasuredForward> {
         let mut batch = Batch::default();
-        let tokens: Vec<u32> = (0..rows as u32).map(|row| row * step).collect();
-        batch.push_span(&tokens, &[], 0, table, store.block_size);
+        let token = |row: u32| row * step % vocab_size;
+        let tokens: Vec<u32> = (0..rows as u32).map(token).collect();
+        let span = if rows <= MAX_SPAN { rows } else { 1 };
+        for (tokens, table) in tokens.chunks(span).zip(tables) {
+            batch.push_span(tokens, &[], 0, table, store.block_size);
+        }
         batch.logits = (0..rows as u32).collect();
         let started = Instant::now();
         let output = model.forward(&batch, store)?;
@@ -60,26 +105,91 @@ pub fn measure(
     // The step from token to token, and the fastest forward.
     let mut measured: Vec<(u32, MeasuredForward)> = Vec::new();
     for rows in rows {
-        if started.elapsed() > MAX_TIME || blocks.reserve(&mut table, rows).is_err() {
+        let is_reserved = reserve(&mut blocks, &mut tables, rows);
+        if started.elapsed() > max_time || !is_reserved {
             break;
         }
         let both = [1, 0].into_iter().take(1 + usize::from(alike && rows > 1));
         for step in both {
             // The first one allocates.
-            let first = forward(rows, step, &table)?;
+            let first = forward(rows, step, &tables)?;
             let seconds = f64::INFINITY;
             measured.push((step, MeasuredForward { seconds, ..first }));
         }
     }
     for _ in 0..RUNS {
         for (step, fastest) in &mut measured {
-            let seconds = forward(fastest.rows, *step, &table)?.seconds;
+            let seconds = forward(fastest.rows, *step, &tables)?.seconds;
             fastest.seconds = fastest.seconds.min(seconds);
         }
-        if started.elapsed() > 2 * MAX_TIME {
+        if started.elapsed() > 2 * max_time {
             break;
         }
     }
-    blocks.release(&mut table);
+    tables.iter_mut().for_each(|table| blocks.release(table));
     Ok(measured.into_iter().map(|(_, fastest)| fastest).collect())
+}
+
+/// Makes room for a forward of `rows` rows; returns whether there is any.
+fn reserve(blocks: &mut BlockAllocator, tables: &mut Vec<BlockTable>, rows: usize) -> bool {
+    if rows <= MAX_SPAN {
+        return blocks.reserve(&mut tables[0], rows).is_ok();
+    }
+    tables.resize_with(rows.max(tables.len()), BlockTable::default);
+    (tables.iter_mut()).all(|table| blocks.reserve(table, 1).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+    use foretoken_core::kv::KvShape;
+    use foretoken_core::model::toy::ToyModel;
+    use foretoken_core::model::{ForwardOutput, ModelInfo};
+
+    /// A toy that rounds more than 4 rows up to multiples of 8, up to 32 rows.
+    struct Rounding(ToyModel);
+
+    impl Model for Rounding {
+        fn info(&self) -> &ModelInfo {
+            self.0.info()
+        }
+
+        fn kv_shape(&self) -> KvShape {
+            self.0.kv_shape()
+        }
+
+        fn device(&self) -> &Device {
+            self.0.device()
+        }
+
+        fn padded_rows(&self, rows: usize) -> usize {
+            match rows {
+                5..=32 => rows.next_multiple_of(8),
+                _ => rows,
+            }
+        }
+
+        fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
+            assert!(batch.tokens.len() <= 16 || batch.spans.len() == batch.tokens.len());
+            self.0.forward(batch, kv)
+        }
+    }
+
+    #[test]
+    fn both_sides_of_each_edge_are_measured() {
+        let mut model = Rounding(ToyModel::new(512, 64, 1, 0.0));
+        assert_eq!(edges(&model), [1, 2, 3, 4, 8, 16, 24, 32]);
+        assert_eq!(edges(&model.0), [0; 0]);
+        let mut rows = |num_blocks, max_rows| -> Vec<usize> {
+            let mut store = model.new_kv(num_blocks, 4).unwrap();
+            let measured = measure(&mut model, &mut store, num_blocks, true, max_rows).unwrap();
+            measured.iter().map(|one| one.rows).collect()
+        };
+        let few = [1, 2, 3, 4, 8, 16, 24, 32, 33, 48, 64];
+        assert_eq!(rows(80, 64), few);
+        // As many as steps may have, and as there is room for.
+        assert_eq!(rows(80, 18), few[..7]);
+        assert_eq!(rows(35, 300), few[..8]);
+    }
 }

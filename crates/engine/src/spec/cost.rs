@@ -26,6 +26,9 @@ const UNKNOWN_ROW: f64 = 0.2;
 /// only such a pair tells a change of the shape from a change of the machine. So a knot that was
 /// last seen before the machine became slower still has the right cost relative to the others.
 /// Between knots the curve is linear.
+///
+/// Where forwards are rounded up to one of some numbers of rows, the [edges](CostCurve::with_edges), the curve has a step
+/// at each of them.
 #[derive(Debug, Clone)]
 pub struct CostCurve {
     /// Seconds for each unit of a knot's cost.
@@ -34,6 +37,8 @@ pub struct CostCurve {
     knots: Vec<Knot>,
     /// `end` of the last step's knot.
     last: usize,
+    /// Numbers of rows that forwards are rounded up to, ascending; forwards with more rows are not rounded up.
+    edges: Vec<usize>,
 }
 
 /// The steps of similar numbers of rows.
@@ -58,18 +63,29 @@ impl Default for CostCurve {
             scale: 1.0,
             knots: Vec::new(),
             last: 0,
+            edges: Vec::new(),
         }
     }
 }
 
 impl CostCurve {
+    /// A curve that knows nothing of forwards that are rounded up to the next one of `edges`, ascending numbers of
+    /// rows. All numbers of rows up to an edge have one knot and one cost.
+    pub fn with_edges(edges: Vec<usize>) -> Self {
+        Self {
+            edges,
+            ..Self::default()
+        }
+    }
+
     /// Starts again from measured steps, `(rows, seconds)` in any order: preferably the median or
     /// the minimum of a few runs each. Those without rows or without a positive, finite time are
     /// ignored.
     pub fn calibrate(&mut self, steps: &[(usize, f64)]) {
-        let mut steps: Vec<_> = steps.iter().copied().filter(is_measured).collect();
+        let steps = steps.iter().copied().filter(is_measured);
+        let mut steps: Vec<_> = steps.map(|(rows, s)| (self.padded(rows), s)).collect();
         steps.sort_by_key(|step| step.0);
-        *self = Self::default();
+        *self = Self::with_edges(std::mem::take(&mut self.edges));
         let Some(&(_, scale)) = steps.first() else {
             return;
         };
@@ -90,6 +106,7 @@ impl CostCurve {
         if !is_measured(&(rows, seconds)) {
             return;
         }
+        let rows = self.padded(rows);
         if self.knots.is_empty() {
             self.scale = seconds / prior(rows as f64);
         }
@@ -121,8 +138,9 @@ impl CostCurve {
 
     /// Whether the cost of `rows` rows is more than a guess from few steps or from other rows.
     pub fn is_settled(&self, rows: usize) -> bool {
+        let rows = self.padded(rows);
         let at = self.knots.partition_point(|knot| knot.end <= rows);
-        let knot = self.knots.get(at).filter(|knot| knot.end == end(rows));
+        let knot = self.knots.get(at).filter(|knot| knot.end == self.end(rows));
         knot.is_some_and(|knot| knot.seen >= SETTLED)
     }
 
@@ -130,14 +148,30 @@ impl CostCurve {
     pub fn seconds(&self, rows: usize) -> f64 {
         match rows {
             0 => 0.0,
-            rows => self.scale * self.interpolate(rows as f64, |knot| knot.fitted),
+            rows => self.scale * self.interpolate(self.padded(rows) as f64, |knot| knot.fitted),
         }
+    }
+
+    /// The number of rows that a forward of `rows` rows is rounded up to.
+    fn padded(&self, rows: usize) -> usize {
+        let edge = self.edges.partition_point(|&edge| edge < rows);
+        self.edges.get(edge).copied().unwrap_or(rows)
+    }
+
+    /// The least number of rows above `rows` that has another knot; `rows` is rounded up already.
+    fn end(&self, rows: usize) -> usize {
+        let last_edge = self.edges.last().copied().unwrap_or(0);
+        let mut end = rows.min(EXACT_ROWS.max(last_edge)) + 1;
+        while end <= rows {
+            end = (end as f64 * KNOT_RATIO).ceil() as usize;
+        }
+        end
     }
 
     /// The index of the knot of `rows`. A new one starts on the line between its neighbours.
     fn knot(&mut self, rows: usize) -> usize {
         let at = self.knots.partition_point(|knot| knot.end <= rows);
-        let end = end(rows);
+        let end = self.end(rows);
         if self.knots.get(at).is_none_or(|knot| knot.end != end) {
             let rows = rows as f64;
             let cost = self.interpolate(rows, |knot| knot.cost);
@@ -201,15 +235,6 @@ impl CostCurve {
             knot.fitted = fitted;
         }
     }
-}
-
-/// The least number of rows above `rows` that has another knot.
-fn end(rows: usize) -> usize {
-    let mut end = rows.min(EXACT_ROWS) + 1;
-    while end <= rows {
-        end = (end as f64 * KNOT_RATIO).ceil() as usize;
-    }
-    end
 }
 
 fn is_measured(&(rows, seconds): &(usize, f64)) -> bool {
@@ -368,6 +393,32 @@ pub(super) mod tests {
         }
         let error = worst(&curve, tiles, 1..=16);
         assert!(error < 0.05, "{error}");
+    }
+
+    /// Rows up to an edge cost the same, and beyond the last edge each number of rows has its own cost.
+    #[test]
+    fn edges_have_a_knot_each() {
+        let edges = vec![1, 2, 4, 8, 12, 16, 24, 32];
+        let truth = |rows: usize| match rows {
+            ..=16 => 1.0,
+            17..=24 => 1.5,
+            25..=32 => 1.6,
+            33.. => 2.0 + (rows - 33) as f64 / 31.0,
+        };
+        let mut curve = CostCurve::with_edges(edges);
+        curve.calibrate(&[1, 16, 17, 32, 33, 64].map(|rows| (rows, truth(rows))));
+        let error = worst(&curve, truth, 1..=64);
+        assert!(error < 1e-9, "{error}");
+        assert!(!curve.is_settled(20));
+        let mut noise = Noise(5);
+        for _ in 0..8000 {
+            let rows = 1 + noise.below(64);
+            curve.note(rows, truth(rows) * noise.factor(0.1));
+        }
+        let error = worst(&curve, truth, 1..=32);
+        assert!(error < 0.07, "{error}");
+        assert!(curve.is_settled(20) && curve.seconds(17) == curve.seconds(24));
+        assert_monotone(&curve);
     }
 
     #[test]

@@ -237,16 +237,22 @@ impl DraftPool {
         head.map_or(&[][..], |head| head.reads())
     }
 
-    /// Measures what a forward costs by its number of rows. Called at most once, before anything else.
+    /// The numbers of rows that forwards of the network are rounded up to, ascending; empty if they are not.
+    pub fn edges(&self) -> Vec<usize> {
+        calibration::edges(self.network.draft.model())
+    }
+
+    /// Measures what a forward of at most `max_rows` rows costs by its number of rows. Called at most once, before
+    /// anything else.
     ///
     /// # Errors
     /// If the device failed.
-    pub fn calibrate(&mut self) -> Result<Vec<MeasuredForward>> {
+    pub fn calibrate(&mut self, max_rows: usize) -> Result<Vec<MeasuredForward>> {
         let network = &mut self.network;
         let num_blocks = network.blocks.num_blocks();
         let (model, store) = (network.draft.model_mut(), &mut network.store);
         // Drafts are tokens that differ.
-        calibration::measure(model, store, num_blocks, false)
+        calibration::measure(model, store, num_blocks, false, max_rows)
     }
 
     /// Probability that a draft has the right tokens down to depth 1, 2, ..., `length`.

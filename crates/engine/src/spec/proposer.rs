@@ -1,6 +1,7 @@
 //! From the drafter's guesses to the drafts that a step verifies.
 
 use super::budget::{self, Budget, BudgetMode, Candidates, Probe, StepCost};
+use super::cost::CostCurve;
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Forecast, Proposal, SeqId};
 use super::drafter::Drafter;
 use super::guard::Guard;
@@ -16,13 +17,14 @@ pub struct Proposer {
     budget: Budget,
     reading: Reading,
     sequences: HashMap<SeqId, DraftStats>,
-    /// Average share of a sequence's part of a step's time that asking for its draft takes, apart from a
-    /// model's forwards.
-    overhead: f64,
-    /// Average share of all drafts that were worth verifying.
-    useful: f64,
+    /// Average seconds that asking for a draft takes, apart from a model's forwards.
+    ask_seconds: f64,
+    /// Average tokens that a draft gains, as in [`DraftStats::gain`].
+    gain: f64,
     /// Number of drafts requested in this step.
     asked: usize,
+    /// Steps since all sequences were asked.
+    waited: u32,
     /// Whether a failure of the drafter was reported.
     has_failed: bool,
 }
@@ -30,8 +32,8 @@ pub struct Proposer {
 /// How much use drafts are to one sequence.
 #[derive(Debug, Clone, Copy)]
 struct DraftStats {
-    /// Average share of its drafts that were worth verifying.
-    useful: f64,
+    /// Average tokens that its drafts were expected to gain, less those that the time of their rows is worth.
+    gain: f64,
     /// Steps since the last request for a draft.
     waited: u32,
     /// Time that the sequence has saved, while it has no drafts, for its next draft by a model.
@@ -41,10 +43,10 @@ struct DraftStats {
 }
 
 impl DraftStats {
-    /// The statistics of a new sequence. `useful` is the share of all drafts that were worth verifying.
-    fn new(useful: f64) -> Self {
+    /// The statistics of a new sequence. `gain` is the average of all drafts.
+    fn new(gain: f64) -> Self {
         Self {
-            useful: useful.max(MIN_FIRST_USEFUL),
+            gain,
             waited: 0,
             probe: Probe::default(),
             is_read: false,
@@ -54,15 +56,16 @@ impl DraftStats {
 
 /// The weight of the past in averages over steps.
 const DECAY: f64 = 0.9;
-/// A new sequence's drafts count as useful as this at least.
-const MIN_FIRST_USEFUL: f64 = 0.1;
-/// The drafter is asked for less useful drafts only now and then...
-const MIN_USEFUL: f64 = 0.05;
-/// ...so that looking for them takes this share of a sequence's time: a small model's step is so short that
-/// looking in vain would be felt.
+/// Tokens that a draft gains, while nothing is known: rather too many, since asking tells.
+const FIRST_GAIN: f64 = 2.0;
+/// An interrupted request for drafts counts as at most this many times the average.
+const MAX_RATIO: f64 = 3.0;
+/// Drafters are asked for drafts that gain less than asking takes only now and then, so that looking for them takes
+/// this share of the time: a small model's step is so short that looking in vain would be felt. All sequences
+/// together, because the first row beyond an edge of the costs may pay only with those of others.
 const LOOK_SHARE: f64 = 0.001;
 /// But at least once in so many steps: the estimate of what it takes may be wrong.
-const MAX_LOOK_EVERY: f64 = 64.0;
+const MAX_LOOK_EVERY: f64 = 128.0;
 
 /// A step without its drafts.
 #[derive(Debug, Clone, Copy)]
@@ -75,14 +78,17 @@ pub struct Base {
 impl Proposer {
     /// A proposer that knows no costs yet, for a target without experts.
     pub fn new(drafter: Box<dyn Drafter>, mode: BudgetMode) -> Self {
+        let drafter = Guard::new(drafter);
+        let edges = drafter.pool(|pool| pool.edges()).unwrap_or_default();
         Self {
-            drafter: Guard::new(drafter),
-            budget: Budget::new(mode),
+            drafter,
+            budget: Budget::new(mode).with_draft(CostCurve::with_edges(edges)),
             reading: Reading::default(),
             sequences: HashMap::new(),
-            overhead: 0.0,
-            useful: 1.0,
+            ask_seconds: 0.0,
+            gain: FIRST_GAIN,
             asked: 0,
+            waited: 0,
             has_failed: false,
         }
     }
@@ -108,10 +114,10 @@ impl Proposer {
         &self.drafter
     }
 
-    /// Lets the budget know what the drafter's model costs. If it cannot be measured, the budget learns it
-    /// from drafts.
-    pub fn calibrate(&mut self) {
-        match self.drafter.pool(|pool| pool.calibrate()) {
+    /// Lets the budget know what forwards of the drafter's model of at most `max_rows` rows cost. If it cannot be
+    /// measured, the budget learns it from drafts.
+    pub fn calibrate(&mut self, max_rows: usize) {
+        match self.drafter.pool(|pool| pool.calibrate(max_rows)) {
             None => (),
             Some(Ok(measured)) => {
                 let rows = measured.iter().map(|one| (one.rows, one.seconds));
@@ -128,13 +134,18 @@ impl Proposer {
     pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Proposal> {
         let base = Base::of(inputs);
         self.begin_reading(inputs);
-        let min_score = self.budget.min_score(base.rows, base.sequences);
         let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
+        let asked = self.whom_to_ask(inputs, base);
+        let min_score = if asked.contains(&true) {
+            self.budget.min_score(base.rows, base.sequences)
+        } else {
+            0.0
+        };
         let mut proposals = Vec::with_capacity(inputs.len());
         let (mut places, mut requests) = (Vec::new(), Vec::new());
         for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
             let is_read = input.may_draft && self.is_read(input.state);
-            let is_asked = self.asks(input);
+            let is_asked = asked[place];
             proposals.push(Proposal {
                 draft: Draft::default().after_forced(&forced.tokens),
                 candidates: if is_asked {
@@ -176,38 +187,43 @@ impl Proposer {
             input.state.restore_sampler();
             follow_grammar(input, draft);
         }
-        self.cut(inputs, &mut proposals, base);
+        let gains = self.cut(inputs, &mut proposals, base);
         for &place in &places {
             if let Some(sequence) = self.sequences.get_mut(&inputs[place].state.id) {
-                let useful = f64::from(u8::from(!proposals[place].draft.is_empty()));
-                for average in [&mut sequence.useful, &mut self.useful] {
-                    *average = DECAY * *average + (1.0 - DECAY) * useful;
-                }
+                let waited = std::mem::take(&mut sequence.waited);
+                let old = DECAY.powi(waited as i32);
+                sequence.gain = old * sequence.gain + (1.0 - old) * gains[place];
+                self.gain = DECAY * self.gain + (1.0 - DECAY) * gains[place];
             }
         }
         proposals
     }
 
-    /// Whether to ask for a draft of this sequence in this step.
-    fn asks(&mut self, input: &StepInput<'_>) -> bool {
-        if input.nodes == 0 || input.length == 0 {
-            return false;
+    /// Whether to ask for a draft of each sequence in this step: where a draft gains more than asking takes, and now
+    /// and then of all.
+    fn whom_to_ask(&mut self, inputs: &[StepInput<'_>], base: Base) -> Vec<bool> {
+        let ask = self.budget.price(base.sequences) * self.ask_seconds;
+        let share = self.ask_seconds / self.budget.plain_share(base.sequences);
+        self.waited += 1;
+        let looks = f64::from(self.waited) >= (share / LOOK_SHARE).min(MAX_LOOK_EVERY);
+        if looks {
+            self.waited = 0;
         }
-        let sequence = self.sequence(input.state.id);
-        let (is_useful, waited) = (sequence.useful >= MIN_USEFUL, sequence.waited + 1);
-        sequence.waited = waited;
-        let is_fixed = self.budget.is_fixed() || input.state.has_fixed_draft();
-        let look_every = (self.overhead / LOOK_SHARE).min(MAX_LOOK_EVERY);
-        let asks = is_fixed || is_useful || f64::from(waited) >= look_every;
-        if asks {
-            self.sequence(input.state.id).waited = 0;
-        }
-        asks
+        let is_fixed = self.budget.is_fixed();
+        let mut asks = |input: &StepInput<'_>| {
+            if input.nodes == 0 || input.length == 0 {
+                return false;
+            }
+            let sequence = self.sequence(input.state.id);
+            sequence.waited += 1;
+            looks || sequence.gain > ask || is_fixed || input.state.has_fixed_draft()
+        };
+        inputs.iter().map(&mut asks).collect()
     }
 
     fn sequence(&mut self, id: SeqId) -> &mut DraftStats {
-        let useful = self.useful;
-        let new = || DraftStats::new(useful);
+        let gain = self.gain;
+        let new = || DraftStats::new(gain);
         self.sequences.entry(id).or_insert_with(new)
     }
 
@@ -243,26 +259,37 @@ impl Proposer {
         }
     }
 
-    /// Removes the nodes that are not worth their row.
-    fn cut(&mut self, inputs: &[StepInput<'_>], proposals: &mut [Proposal], base: Base) {
+    /// Removes the nodes that are not worth their row. Returns what each draft is expected to gain; see
+    /// [`Selection::gains`](budget::Selection::gains).
+    fn cut(
+        &mut self,
+        inputs: &[StepInput<'_>],
+        proposals: &mut [Proposal],
+        base: Base,
+    ) -> Vec<f64> {
+        let mut gains = vec![0.0; proposals.len()];
         let drafts = proposals.iter_mut().map(|proposal| &mut proposal.draft);
+        let drafts = inputs.iter().zip(drafts).zip(&mut gains);
         let (fixed, mut open): (Vec<_>, Vec<_>) =
-            (inputs.iter().zip(drafts)).partition(|(input, _)| input.state.has_fixed_draft());
-        let fixed_rows: usize = fixed.iter().map(|(_, draft)| draft.len()).sum();
-        open.retain(|(_, draft)| !draft.is_empty());
+            drafts.partition(|((input, _), _)| input.state.has_fixed_draft());
+        let fixed_rows: usize = fixed.iter().map(|((_, draft), _)| draft.len()).sum();
+        open.retain(|((_, draft), _)| !draft.is_empty());
         let candidates: Vec<Candidates<'_>> = (open.iter())
-            .map(|(_, draft)| Candidates {
+            .map(|((_, draft), _)| Candidates {
                 scores: &draft.scores,
                 parents: &draft.parents,
             })
             .collect();
         let rows = base.rows + fixed_rows;
-        let keep = self.budget.select(&candidates, rows, base.sequences);
-        for ((_, draft), keep) in open.iter_mut().zip(keep) {
+        let selection = self.budget.select(&candidates, rows, base.sequences);
+        let selected = selection.keep.into_iter().zip(selection.gains);
+        for (((_, draft), gain), (keep, gains)) in open.into_iter().zip(selected) {
+            *gain = gains;
             if keep.contains(&false) {
                 draft.retain(&keep);
             }
         }
+        gains
     }
 
     /// Learns what a step cost.
@@ -284,9 +311,12 @@ impl Proposer {
         });
         let forwards = forwards.unwrap_or(0.0);
         let own = (step.draft_seconds - forwards).max(0.0) / asked as f64;
-        let rest = step.target_seconds / step.sequences.max(1) as f64;
-        let share = own / (own + rest).max(f64::MIN_POSITIVE);
-        self.overhead = DECAY * self.overhead + (1.0 - DECAY) * share;
+        let average = &mut self.ask_seconds;
+        *average = if *average > 0.0 {
+            DECAY * *average + (1.0 - DECAY) * own.min(MAX_RATIO * *average)
+        } else {
+            own
+        };
         self.budget.observe(step);
     }
 
@@ -399,5 +429,7 @@ impl Base {
     }
 }
 
+#[cfg(test)]
+mod loads;
 #[cfg(test)]
 mod tests;

@@ -52,7 +52,8 @@ impl SpeculativeRunner {
         let state_bytes = target.kv_shape().bytes_per_state();
         let states =
             (state_bytes > 0).then(|| StateSlots::new(block_size, max_state_copies(state_bytes)));
-        let cost = TargetCost::new(target.info().experts.iter().copied());
+        let cost = TargetCost::new(target.info().experts.iter().copied())
+            .with_edges(calibration::edges(&*target));
         let proposer = |drafter| Proposer::new(drafter, budget).with_target(cost.clone());
         Ok(Self {
             target,
@@ -73,19 +74,20 @@ impl SpeculativeRunner {
 
     /// Measures what a forward of the target and of a draft model costs by its number of rows and of the
     /// experts that it reads, so that the budget knows it before the first request; without a drafter it does
-    /// nothing. Returns the forwards of the target. Call it while no sequence has blocks: it writes to the pools.
+    /// nothing. On a GPU it measures forwards of up to `max_rows` rows, which steps may have without prompts. Returns the
+    /// forwards of the target. Call it while no sequence has blocks: it writes to the pools.
     ///
     /// # Errors
     /// If the device failed.
-    pub fn calibrate(&mut self) -> Result<Vec<MeasuredForward>> {
+    pub fn calibrate(&mut self, max_rows: usize) -> Result<Vec<MeasuredForward>> {
         if self.proposers.is_empty() {
             return Ok(Vec::new());
         }
-        let measured =
-            calibration::measure(&mut *self.target, &mut self.store, self.num_blocks, true)?;
+        let (target, store) = (&mut *self.target, &mut self.store);
+        let measured = calibration::measure(target, store, self.num_blocks, true, max_rows)?;
         for proposer in &mut self.proposers {
             proposer.budget().target().calibrate(&measured);
-            proposer.calibrate();
+            proposer.calibrate(max_rows);
         }
         Ok(measured)
     }

@@ -86,6 +86,12 @@ impl TargetCost {
         }
     }
 
+    /// The cost of a model whose forwards are rounded up to the next one of `edges`; see [`CostCurve::with_edges`].
+    pub fn with_edges(self, edges: Vec<usize>) -> Self {
+        let curve = CostCurve::with_edges(edges);
+        Self { curve, ..self }
+    }
+
     /// Starts again from measured forwards. What an expert costs is what those with the same number of rows and
     /// different numbers of experts say; without such pairs, nothing.
     pub fn calibrate(&mut self, forwards: &[MeasuredForward]) {

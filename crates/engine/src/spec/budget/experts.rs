@@ -141,7 +141,7 @@ fn rate(seed: u64, policy: Policy) -> f64 {
             parents: &parents,
         });
         let drafts: Vec<_> = drafts.collect();
-        let keep = budget.select(&drafts, texts.len(), texts.len());
+        let keep = budget.select(&drafts, texts.len(), texts.len()).keep;
         let (mut rows, mut nodes, mut gained) = (Vec::new(), 0, 0);
         for (at, keep) in keep.iter().enumerate() {
             let depth = match policy {

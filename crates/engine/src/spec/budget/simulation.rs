@@ -107,7 +107,8 @@ fn world(seed: u64) -> (f64, Vec<f64>) {
             scores: &path[..depth],
             parents: &parents[..depth],
         });
-        let keep = budget.select(&drafts.collect::<Vec<_>>(), streams, streams);
+        let drafts: Vec<_> = drafts.collect();
+        let keep = budget.select(&drafts, streams, streams).keep;
         let (mut expected, mut tokens, mut nodes) = (0.0, 0, 0);
         for ((path, rate), keep) in paths.iter().zip(&rates).zip(&keep) {
             let depth = keep.iter().filter(|&&keep| keep).count();

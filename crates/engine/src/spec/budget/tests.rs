@@ -33,7 +33,9 @@ pub(super) fn kept(budget: &mut Budget, scores: &[f32], sequences: usize) -> usi
         scores,
         parents: &parents,
     };
-    let keep = budget.select(&vec![draft; sequences], sequences, sequences);
+    let keep = budget
+        .select(&vec![draft; sequences], sequences, sequences)
+        .keep;
     keep.concat().iter().filter(|&&keep| keep).count()
 }
 
@@ -70,7 +72,7 @@ fn no_choice_of_nodes_that_contains_their_ancestors_is_worth_more() {
         let drafts: Vec<_> = drafts
             .map(|(scores, parents)| Candidates { scores, parents })
             .collect();
-        let keep = budget.select(&drafts, base, sequences);
+        let keep = budget.select(&drafts, base, sequences).keep;
         let mut of = vec![0; sequences];
         let chosen = nodes.iter().enumerate().filter(|(_, node)| {
             of[node.0] += 1;
@@ -197,7 +199,7 @@ fn a_row_that_does_not_pay_is_taken_with_those_that_follow_it() {
             parents: &parents,
         };
         // Four sequences pay a price of four tokens for the second tile.
-        let keep = budget.select(&[draft; 4], 8, 4).concat();
+        let keep = budget.select(&[draft; 4], 8, 4).keep.concat();
         keep.iter().filter(|&&keep| keep).count()
     };
     assert_eq!(keep(&[0.9, 0.8]), 8);

@@ -24,7 +24,7 @@ impl Drafter for Counting {
     }
 }
 
-fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
+pub(super) fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
     let params = SamplingParams {
         temperature,
         ..SamplingParams::default()
@@ -47,7 +47,7 @@ fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
 }
 
 /// A step of one row with a draft of at most `nodes` tokens.
-fn input(state: &mut SequenceState, nodes: usize) -> StepInput<'_> {
+pub(super) fn input(state: &mut SequenceState, nodes: usize) -> StepInput<'_> {
     StepInput {
         rows: 1,
         sample: true,
@@ -154,7 +154,7 @@ fn a_slow_first_forward_does_not_make_drafts_dear() {
     let drafter = DraftModel::new(model, 64, 4, 64).unwrap();
     let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Adaptive);
     assert!(!proposer.budget().draft_cost().is_known());
-    proposer.calibrate();
+    proposer.calibrate(16);
     let cost = proposer.budget().draft_cost();
     let one = cost.seconds(1);
     cost.note(27, 100.0 * one);

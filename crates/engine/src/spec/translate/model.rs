@@ -80,6 +80,10 @@ impl Model for JointModel {
         self.model.device()
     }
 
+    fn padded_rows(&self, rows: usize) -> usize {
+        self.model.padded_rows(rows)
+    }
+
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         let batch = self.translated(batch)?;
         let mut output = self.model.forward(&batch, kv)?;
