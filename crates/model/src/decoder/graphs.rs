@@ -89,14 +89,18 @@ impl GraphedDecoder {
         })
     }
 
-    /// Whether a forward of `batch` can be recorded and is worth it.
-    fn may_be_recorded(&self, batch: &Batch, spans: &AttentionBatch<'_>) -> bool {
-        let exact = match self.decoder.activations() {
+    /// Maximum number of rows of a graph.
+    fn max_rows(&self) -> usize {
+        match self.decoder.activations() {
             // A library multiplies them, in another order for other numbers of rows.
             DType::F32 => FEW_ROWS,
             _ => EXACT_ROWS,
-        };
-        batch.tokens.len() <= exact
+        }
+    }
+
+    /// Whether a forward of `batch` can be recorded and is worth it.
+    fn may_be_recorded(&self, batch: &Batch, spans: &AttentionBatch<'_>) -> bool {
+        batch.tokens.len() <= self.max_rows()
             && !batch.logits.is_empty()
             && batch.last_hidden.is_empty()
             && !spans.has_long_spans()
@@ -298,6 +302,14 @@ impl Model for GraphedDecoder {
 
     fn generates(&self) -> bool {
         self.decoder.generates()
+    }
+
+    fn padded_rows(&self, rows: usize) -> usize {
+        if rows <= self.max_rows() {
+            graph_rows(rows)
+        } else {
+            rows
+        }
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
