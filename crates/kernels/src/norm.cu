@@ -1,8 +1,8 @@
 // Residual sum and RMSNorm of each row, with one block per row.
-#include "cuda/common.cuh"
+#include "norm.cuh"
 
 // Packs of 16 bytes that a thread keeps in registers.
-constexpr int PACKS = 2;
+constexpr int PACKS = NORM_PACKS;
 
 // out: [2, rows, width], first the sums, then the normalized sums.
 template <typename T>
@@ -13,19 +13,17 @@ __device__ void add_norm(const T *x, const T *delta, const T *weight, T *out, in
     x += at;
     delta += at;
     T *sums = out + at, *normed = out + (size_t)gridDim.x * width + at;
-    auto add = [](T a, T b) { return narrow<T>(__fadd_rn(widen(a), widen(b))); };
-    auto scaled = [](T sum, float scale, T by) { return narrow<T>(widen(sum) * scale * widen(by)); };
     float square = 0.f;
     if (width % LEN != 0 || width > PACKS * LEN * (int)blockDim.x) {
         wait_for_previous();
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            T sum = add(x[i], delta[i]);
+            T sum = residual_sum(x[i], delta[i]);
             sums[i] = sum;
             square = fmaf(widen(sum), widen(sum), square);
         }
-        float scale = rsqrtf(block_sum(square, scratch) / width + eps);
+        float scale = norm_scale(block_sum(square, scratch), width, eps);
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            normed[i] = scaled(sums[i], scale, weight[i]);
+            normed[i] = normalized(sums[i], scale, weight[i]);
         }
         return;
     }
@@ -47,20 +45,20 @@ __device__ void add_norm(const T *x, const T *delta, const T *weight, T *out, in
             more.load(delta + place(p));
 #pragma unroll
             for (int i = 0; i < LEN; i++) {
-                sum[p].values[i] = add(sum[p].values[i], more.values[i]);
+                sum[p].values[i] = residual_sum(sum[p].values[i], more.values[i]);
                 square = fmaf(widen(sum[p].values[i]), widen(sum[p].values[i]), square);
             }
             *reinterpret_cast<uint4 *>(sums + place(p)) = sum[p].bits;
         }
     }
-    const float scale = rsqrtf(block_sum(square, scratch) / width + eps);
+    const float scale = norm_scale(block_sum(square, scratch), width, eps);
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         if (place(p) < width) {
             Pack<T> out;
 #pragma unroll
             for (int i = 0; i < LEN; i++) {
-                out.values[i] = scaled(sum[p].values[i], scale, by[p].values[i]);
+                out.values[i] = normalized(sum[p].values[i], scale, by[p].values[i]);
             }
             *reinterpret_cast<uint4 *>(normed + place(p)) = out.bits;
         }

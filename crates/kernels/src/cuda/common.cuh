@@ -10,7 +10,10 @@
 #include <stdint.h>
 // The dynamic shared memory of the launch.
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+// A function that is called: it has its own registers, and the compiler does not make its caller larger.
+#define CALLED __noinline__
 #else
+#define CALLED inline
 // Tests compile the kernels for the host.
 #include "emulator.h"
 #endif
@@ -66,20 +69,32 @@ __device__ __forceinline__ uint4 load_once(const void *from) {
 #endif
 }
 
-// The sum over a block of up to 1024 threads; every thread gets the same. `scratch` has 32 floats.
-__device__ __forceinline__ float block_sum(float x, float *scratch) {
+// The sum over a warp; every thread gets the same.
+__device__ __forceinline__ float warp_sum(float x) {
     for (int mask = 16; mask > 0; mask >>= 1) {
         x += __shfl_xor_sync(0xffffffffu, x, mask);
     }
+    return x;
+}
+
+// The sum over the warps of a block, whose own sums are in `scratch`.
+__device__ __forceinline__ float sum_of_warps(const float *scratch, int warps) {
+    float sum = 0.f;
+    for (int i = 0; i < warps; i++) {
+        sum += scratch[i];
+    }
+    return sum;
+}
+
+// The sum over a block of up to 1024 threads; every thread gets the same. `scratch` has 32 floats.
+__device__ __forceinline__ float block_sum(float x, float *scratch) {
+    x = warp_sum(x);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (lane == 0) {
         scratch[warp] = x;
     }
     __syncthreads();
-    float sum = 0.f;
-    for (int i = 0; i < (int)blockDim.x / 32; i++) {
-        sum += scratch[i];
-    }
+    float sum = sum_of_warps(scratch, blockDim.x / 32);
     __syncthreads();
     return sum;
 }

@@ -1,408 +1,37 @@
-// Attention over a paged pool for the rows of many sequences.
-//
-// Keys are divided into chunks of 64 by their position in the sequence. Each chunk has its own softmax
-// (Dao et al. 2023, "Flash-Decoding for long-context inference"), and chunks are merged in ascending
-// order, within one block or by a second kernel. Both use the same instructions, so the bits do not
-// depend on the grid. A query is a (row, query head) pair; the queries of one K/V head share the keys
-// and values that are read from the pool.
-//
-// A row of a tree has last keys of its own: those of its ancestors and itself, or whatever rows of its span
-// its mask names, also later ones. They count as consecutive, wherever in the pool they are, so that the row
-// has the bits that it has in a sequence without branches.
-//
-// With a window, a row sees only its last keys up to its own position: those before have no weight, and chunks
-// without any key that a tile sees are left out.
-#include "../cuda/tensor.cuh"
-#include "paged_attention.cuh"
+// The kernels of attention over a paged pool.
+#include "attend.cuh"
 
-// Maximum number of queries per block; the same as in paged_attention/tables.rs. Warps with an even
-// number have the first 16, the others the rest. Of the keys of a chunk and of the values of a head, a
-// warp has the part number warp / 2. Within a warp, a thread has the queries and values that it has in a
-// product on tensor cores: see tensor.cuh.
-constexpr int MAX_QUERIES = 32, PARTS = 4, THREADS = MAX_QUERIES / 16 * PARTS * 32;
-// Floats from one query's weights to the next one's; padded against bank conflicts.
-constexpr int WEIGHTS = CHUNK + 8;
+// A block, which takes an item; the queries are in global memory.
+template <typename T, int D> struct WholeBlock {
+    const T *q;
+    const Args &args;
 
-struct Args {
-    const Tile *tiles;
-    const uint32_t *blocks;
-    const uint64_t *trees;
-    // Partial results: [rows of short spans, heads, chunks, d + 2].
-    float *partials;
-    int heads, kv_heads, block_size, chunks;
-    Scores scores;
-};
-
-// The keys of a row of a tree: the context, and the keys of its span that are in `mask`.
-struct TreeRow {
-    int context;
-    uint64_t mask;
-
-    __device__ int keys() const { return context + __popcll(mask); }
-
-    // The place in the pool of the key that is number `key` of those that the row sees.
-    __device__ int place_of(int key) const {
-        if (key < context) {
-            return key;
-        }
-        uint64_t rest = mask;
-        for (int i = context; i < key; i++) {
-            rest &= rest - 1;
-        }
-        return context + __ffsll(rest) - 1;
-    }
-};
-
-// The position in its sequence of a row of the tile: that of a row of a tree is after its ancestors.
-__device__ __forceinline__ int position_of(const Tile &tile, const uint64_t *trees, int row) {
-    const int number = tile.start + row;
-    if (tile.tree < 0) {
-        return tile.context + number;
-    }
-    const uint64_t up_to_itself = ~0ull >> (63 - number);
-    return tile.context + __popcll(trees[tile.tree + number] & up_to_itself) - 1;
-}
-
-// The largest number of keys that a row of the tile sees.
-__device__ __forceinline__ int keys_of(const Tile &tile, const uint64_t *trees) {
-    if (tile.tree < 0) {
-        return keys_of(tile);
-    }
-    int most = 0;
-    for (int row = 0; row < tile.rows; row++) {
-        most = max(most, __popcll(trees[tile.tree + tile.start + row]));
-    }
-    return tile.context + most;
-}
-
-// The state of a softmax over some keys: the largest score, and the sum of weights below it.
-struct Running {
-    float max, sum;
-};
-
-// Merges a chunk into `all`, and returns the factors of the weighted values of both.
-__device__ __forceinline__ void merge(Running &all, Running chunk, float &to_all, float &to_chunk) {
-    float max = fmaxf(all.max, chunk.max);
-    to_all = all.max == -INFINITY ? 0.f : __expf(all.max - max);
-    to_chunk = chunk.max == -INFINITY ? 0.f : __expf(chunk.max - max);
-    all.sum = fmaf(all.sum, to_all, __fmul_rn(chunk.sum, to_chunk));
-    all.max = max;
-}
-
-// Adds the sink of a head, if it has one: a chunk of one key without a value. Returns the factor of the weighted
-// values.
-__device__ __forceinline__ float add_sink(Running &all, const Scores &scores, int head) {
-    float to_all = 1.f, to_sink;
-    if (scores.sinks != nullptr) {
-        merge(all, {scores.sinks[head], 1.f}, to_all, to_sink);
-    }
-    return to_all;
-}
-
-template <typename T, int D> struct Shared {
-    // Rows are padded against bank conflicts: of the threads that read 16 bytes of adjacent rows, and of
-    // those that read the matrices of values.
-    static constexpr int KEY = D + (sizeof(T) == 2 ? 32 : 4), VALUE = D + 8;
-    T keys[CHUNK * KEY];
-    T values[CHUNK * VALUE];
-    // [query][key]: scores, then weights.
-    float weights[MAX_QUERIES * WEIGHTS];
-    float max[MAX_QUERIES], sum[MAX_QUERIES];
-    // The pool slots of the keys; -1 = beyond the last key.
-    int slots[CHUNK];
-};
-
-// Two of a warp's queries, eight apart, and their products with keys and values.
-template <typename T, int D> struct Queries {
-    // Values of a head that four threads multiply, 8 consecutive ones each. Which value goes to which
-    // place in the instruction does not matter, as long as both sides agree.
-    static constexpr int STEP = 32;
-    uint4 packs[D / STEP][2];
-
-    // Null = there is no such query.
-    __device__ __forceinline__ void load(int half, const T *from) {
-#pragma unroll
-        for (int step = 0; step < D / STEP; step++) {
-            const T *pack = from + step * STEP + threadIdx.x % 4 * 8;
-            packs[step][half] = from == nullptr ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4 *>(pack);
-        }
-    }
-
-    // Scores of eight keys, whose first is at `keys`.
-    __device__ __forceinline__ void scores(float (&s)[4], const T *keys) const {
-        const int thread = threadIdx.x % 32;
-        const T *row = keys + thread / 4 * Shared<T, D>::KEY + thread % 4 * 8;
-#pragma unroll
-        for (int step = 0; step < D / STEP; step++) {
-            const uint4 a = packs[step][0], b = packs[step][1];
-            const uint4 c = *reinterpret_cast<const uint4 *>(row + step * STEP);
-            const uint32_t one[4] = {a.x, b.x, a.y, b.y}, two[4] = {a.z, b.z, a.w, b.w};
-            multiply<T>(s, one, c.x, c.y);
-            multiply<T>(s, two, c.z, c.w);
-        }
-    }
-
-    // Adds the weighted values of all keys; `weights` are those of the thread's first query, and `values`
-    // begin with the warp's part of a head.
-    __device__ __forceinline__ void weigh(float (&dots)[D / PARTS / 8][4], const float *weights, const T *values, int) const {
-        const int thread = threadIdx.x % 32;
-        auto pair = [&](int query, int key) {
-            const float2 two = *reinterpret_cast<const float2 *>(weights + query * WEIGHTS + key + thread % 4 * 2);
-            return narrow_pair<T>(two.x, two.y);
-        };
-#pragma unroll
-        for (int key = 0; key < CHUNK; key += 16) {
-            const uint32_t a[4] = {pair(0, key), pair(8, key), pair(0, key + 8), pair(8, key + 8)};
-            const T *row = values + (key + thread % 16) * Shared<T, D>::VALUE + thread / 16 * 8;
-#pragma unroll
-            for (int n = 0; n < D / PARTS / 8; n += 2) {
-                uint32_t b[4];
-                load_transposed(b, row + n * 8);
-                multiply<T>(dots[n], a, b[0], b[1]);
-                multiply<T>(dots[n + 1], a, b[2], b[3]);
-            }
-        }
-    }
-};
-
-// Tensor cores do not take f32: the same sums, one value at a time.
-template <int D> struct Queries<float, D> {
-    const float *rows[2];
-
-    __device__ __forceinline__ void load(int half, const float *from) { rows[half] = from; }
-
-    __device__ __forceinline__ void scores(float (&s)[4], const float *keys) const {
-        for (int i = 0; i < 4; i++) {
-            const float *key = keys + (threadIdx.x % 4 * 2 + i % 2) * Shared<float, D>::KEY;
-            for (int at = 0; at < D && rows[i / 2] != nullptr; at++) {
-                s[i] = fmaf(rows[i / 2][at], key[at], s[i]);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void weigh(float (&dots)[D / PARTS / 8][4], const float *weights, const float *values,
-                                          int count) const {
-        for (int key = 0; key < count; key++) {
-#pragma unroll
-            for (int n = 0; n < D / PARTS / 8; n++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const float value = values[key * Shared<float, D>::VALUE + n * 8 + threadIdx.x % 4 * 2 + i % 2];
-                    dots[n][i] = fmaf(weights[i / 2 * 8 * WEIGHTS + key], value, dots[n][i]);
-                }
-            }
-        }
+    __device__ __forceinline__ int thread() const { return threadIdx.x; }
+    __device__ __forceinline__ void sync() const { __syncthreads(); }
+    __device__ __forceinline__ void prepare(const Tile &, Item) const { wait_for_previous(); }
+    __device__ __forceinline__ const T *query(const Tile &tile, int kv_head, int i) const {
+        return q + place_of(tile, args, kv_head, i, D);
     }
 };
 
 // A block takes a tile, a K/V head and, with SPLIT, one chunk; otherwise all chunks.
 template <typename T, int D, bool SPLIT>
-__device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &args) {
+__device__ void attend_by_blocks(const T *q, const T *k, const T *v, T *out, const Args &args) {
     DYNAMIC_SHARED(memory);
-    Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
-    const Tile tile = args.tiles[blockIdx.x];
-    const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
-    const int queries = tile.rows * group, keys = keys_of(tile, args.trees);
-    const int before = first_key_of(tile, args.scores.window) / CHUNK;
-    const int first = SPLIT ? blockIdx.z : before;
-    const int end = SPLIT ? first + 1 : (keys + CHUNK - 1) / CHUNK;
-    if (first < before || first * CHUNK >= keys) {
+    const Item item = {(int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z};
+    const WholeBlock<T, D> team{q, args};
+    if (!attend<T, D, SPLIT>(team, *reinterpret_cast<Shared<T, D> *>(memory), item, k, v, out, args)) {
         wait_for_previous();
-        return;
-    }
-    const int warp = threadIdx.x / 32, part = warp / 2;
-    // The thread's first query, and values of a head: two of every eight from `value`.
-    const int own = warp % 2 * 16 + threadIdx.x % 32 / 4, value = part * (D / PARTS) + threadIdx.x % 4 * 2;
-    // The place of a query's head in `q` and `out`.
-    auto place_of = [&](int query) {
-        return ((size_t)(tile.first + query / group) * args.heads + kv_head * group + query % group) * D;
-    };
-    // The positions of the rows of its two queries.
-    int positions[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int query = own + half * 8;
-        positions[half] = query < queries ? position_of(tile, args.trees, query / group) : 0;
-    }
-    Queries<T, D> pair;
-    float o[D / PARTS / 8][4];
-    Running all[2] = {{-INFINITY, 0.f}, {-INFINITY, 0.f}};
-#pragma unroll
-    for (int n = 0; n < D / PARTS / 8; n++) {
-        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
-    }
-    int chunk = first, pass = 0;
-    while (chunk < end) {
-        // All rows share the chunk, or each row of a tree takes a pass over its own keys.
-        const bool shares = tile.tree < 0 || (chunk + 1) * CHUNK <= tile.context;
-        const TreeRow row = {tile.context, shares ? 0 : args.trees[tile.tree + tile.start + pass]};
-        const int base = chunk * CHUNK, count = min(CHUNK, (shares ? keys : row.keys()) - base);
-        const int from_query = shares ? 0 : pass * group, to_query = shares ? queries : from_query + group;
-        __syncthreads();
-        for (int key = threadIdx.x; key < CHUNK; key += THREADS) {
-            int slot = -1;
-            if (key < count) {
-                int place = shares ? base + key : row.place_of(base + key);
-                uint32_t block = args.blocks[tile.blocks + place / args.block_size];
-                slot = block * args.block_size + place % args.block_size;
-            }
-            shared.slots[key] = slot;
-        }
-        __syncthreads();
-        if (chunk == first && pass == 0) {
-            wait_for_previous();
-            pair.load(0, own < queries ? q + place_of(own) : nullptr);
-            pair.load(1, own + 8 < queries ? q + place_of(own + 8) : nullptr);
-        }
-        auto load = [&](T *to, int pitch, const T *pool) {
-            constexpr int PACKS = D / Pack<T>::LEN;
-#pragma unroll
-            for (int i = 0; i < CHUNK * PACKS / THREADS; i++) {
-                int key = (i * THREADS + threadIdx.x) / PACKS, at = threadIdx.x % PACKS * Pack<T>::LEN;
-                int slot = shared.slots[key];
-                // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would
-                // not hide.
-                copy_async(to + key * pitch + at, pool + ((size_t)max(slot, 0) * args.kv_heads + kv_head) * D + at, slot >= 0);
-            }
-            end_of_copies();
-        };
-        load(shared.keys, Shared<T, D>::KEY, k);
-        load(shared.values, Shared<T, D>::VALUE, v);
-        wait_for_copies<1>();
-        __syncthreads();
-        if (warp % 2 * 16 < to_query) {
-#pragma unroll
-            for (int n = 0; n < CHUNK / PARTS / 8; n++) {
-                const int eight = part * (CHUNK / PARTS) + n * 8;
-                float s[4] = {0.f, 0.f, 0.f, 0.f};
-                pair.scores(s, shared.keys + eight * Shared<T, D>::KEY);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int query = own + i / 2 * 8, key = eight + threadIdx.x % 4 * 2 + i % 2;
-                    int position = positions[i / 2];
-                    bool causal = base + key <= position, late = base + key > position - args.scores.window;
-                    bool seen = key < count && late && (causal || !shares);
-                    shared.weights[query * WEIGHTS + key] = seen ? args.scores.of(s[i]) : -INFINITY;
-                }
-            }
-        }
-        __syncthreads();
-        // Weights: a warp takes a query, and each of its threads two keys.
-        for (int query = from_query + warp; query < to_query; query += THREADS / 32) {
-            float *weights = shared.weights + query * WEIGHTS + threadIdx.x % 32;
-            float a = weights[0], b = weights[32], max = fmaxf(a, b);
-            for (int mask = 16; mask > 0; mask >>= 1) {
-                max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
-            }
-            a = a == -INFINITY ? 0.f : __expf(a - max);
-            b = b == -INFINITY ? 0.f : __expf(b - max);
-            weights[0] = a;
-            weights[32] = b;
-            float sum = __fadd_rn(a, b);
-            for (int mask = 16; mask > 0; mask >>= 1) {
-                sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
-            }
-            if (threadIdx.x % 32 == 0) {
-                shared.max[query] = max;
-                shared.sum[query] = sum;
-            }
-        }
-        wait_for_copies<0>();
-        __syncthreads();
-        float dots[D / PARTS / 8][4];
-#pragma unroll
-        for (int n = 0; n < D / PARTS / 8; n++) {
-            dots[n][0] = dots[n][1] = dots[n][2] = dots[n][3] = 0.f;
-        }
-        if (warp % 2 * 16 < to_query) {
-            pair.weigh(dots, shared.weights + own * WEIGHTS, shared.values + part * (D / PARTS), count);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int query = own + half * 8;
-            if (query < from_query || query >= to_query) {
-                continue;
-            }
-            Running now = {shared.max[query], shared.sum[query]};
-            if constexpr (SPLIT) {
-                size_t pair = (size_t)(tile.partial + query / group) * args.heads + kv_head * group + query % group;
-                float *to = args.partials + (pair * args.chunks + chunk) * (D + 2);
-#pragma unroll
-                for (int n = 0; n < D / PARTS / 8; n++) {
-                    *reinterpret_cast<float2 *>(to + value + n * 8) = make_float2(dots[n][2 * half], dots[n][2 * half + 1]);
-                }
-                if (value == 0) {
-                    *reinterpret_cast<float2 *>(to + D) = make_float2(now.max, now.sum);
-                }
-            } else {
-                float to_all, to_now;
-                merge(all[half], now, to_all, to_now);
-#pragma unroll
-                for (int n = 0; n < D / PARTS / 8; n++) {
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        o[n][i] = fmaf(o[n][i], to_all, __fmul_rn(dots[n][i], to_now));
-                    }
-                }
-            }
-        }
-        pass = shares || pass + 1 == tile.rows ? 0 : pass + 1;
-        chunk += pass == 0;
-    }
-    if constexpr (!SPLIT) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int query = own + half * 8;
-            if (query < queries) {
-                T *to = out + place_of(query) + value;
-                const float by = add_sink(all[half], args.scores, kv_head * group + query % group);
-#pragma unroll
-                for (int n = 0; n < D / PARTS / 8; n++) {
-                    to[n * 8] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half], by), all[half].sum));
-                    to[n * 8 + 1] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half + 1], by), all[half].sum));
-                }
-            }
-        }
     }
 }
 
 // Merges the chunks of split tiles; a block takes a row of a tile and a head.
-template <typename T, int D> __device__ void merge_chunks(T *out, const Args &args) {
+template <typename T, int D> __device__ void merge_by_blocks(T *out, const Args &args) {
     const Tile tile = args.tiles[blockIdx.x];
-    const int row = blockIdx.z, head = blockIdx.y, dim = threadIdx.x;
     wait_for_previous();
-    if (row >= tile.rows) {
-        return;
+    if ((int)blockIdx.z < tile.rows) {
+        merge_chunks<T, D>(out, args, tile, blockIdx.z, blockIdx.y, threadIdx.x);
     }
-    // All chunks of the tile were computed, also those of which this row sees no key.
-    const int first = first_key_of(tile, args.scores.window) / CHUNK;
-    const int chunks = (keys_of(tile, args.trees) + CHUNK - 1) / CHUNK;
-    size_t pair = (size_t)(tile.partial + row) * args.heads + head;
-    const float *from = args.partials + pair * args.chunks * (D + 2);
-    Running all = {-INFINITY, 0.f};
-    float o = 0.f;
-    // Loads some chunks before it uses the first.
-    constexpr int AHEAD = 16;
-    for (int chunk = first; chunk < chunks; chunk += AHEAD) {
-        Running parts[AHEAD];
-        float dots[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const float *part = from + (size_t)min(chunk + i, chunks - 1) * (D + 2);
-            parts[i] = {part[D], part[D + 1]};
-            dots[i] = part[dim];
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (chunk + i < chunks) {
-                float to_all, to_chunk;
-                merge(all, parts[i], to_all, to_chunk);
-                o = fmaf(o, to_all, __fmul_rn(dots[i], to_chunk));
-            }
-        }
-    }
-    const float by = add_sink(all, args.scores, head);
-    out[((size_t)(tile.first + row) * args.heads + head) * D + dim] = narrow<T>(__fdividef(__fmul_rn(o, by), all.sum));
 }
 
 #define PARAMETERS                                                                                 \
@@ -417,14 +46,14 @@ template <typename T, int D> __device__ void merge_chunks(T *out, const Args &ar
 #define KERNELS(T, NAME, D)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \
         attend_whole_##NAME##_##D(const T *q, const T *k, const T *v, T *out, PARAMETERS) {        \
-        attend<T, D, false>(q, k, v, out, ARGS);                                                   \
+        attend_by_blocks<T, D, false>(q, k, v, out, ARGS);                                         \
     }                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \
         attend_split_##NAME##_##D(const T *q, const T *k, const T *v, T *out, PARAMETERS) {        \
-        attend<T, D, true>(q, k, v, out, ARGS);                                                    \
+        attend_by_blocks<T, D, true>(q, k, v, out, ARGS);                                          \
     }                                                                                              \
     extern "C" __global__ void merge_##NAME##_##D(T *out, PARAMETERS) {                            \
-        merge_chunks<T, D>(out, ARGS);                                                             \
+        merge_by_blocks<T, D>(out, ARGS);                                                          \
     }
 #define WIDTHS(T, NAME)                                                                            \
     KERNELS(T, NAME, 64)                                                                           \

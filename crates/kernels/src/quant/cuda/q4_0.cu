@@ -1,5 +1,5 @@
 // Products with weights in Q4_0.
+#include "formats.cuh"
 #include "product.cuh"
 
-using Q4_0 = Format<4, 8, BlockScales>;
 KERNELS_OF(Q4_0, q4_0)

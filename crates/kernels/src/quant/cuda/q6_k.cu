@@ -1,5 +1,5 @@
 // Products with weights in Q6_K.
+#include "formats.cuh"
 #include "product.cuh"
 
-using Q6_K = Format<6, 32, HalfBlockScales>;
 KERNELS_OF(Q6_K, q6_k)

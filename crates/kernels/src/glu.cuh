@@ -1,0 +1,15 @@
+// activation(gate) * up of single values.
+#pragma once
+#include "cuda/common.cuh"
+
+__device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
+
+__device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.f + erff(x * 0.70710678f)); }
+
+__device__ __forceinline__ float gelu_tanh(float x) {
+    return 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+
+template <float (*ACTIVATION)(float), typename T> __device__ __forceinline__ T gated(T gate, T up) {
+    return narrow<T>(ACTIVATION(widen(gate)) * widen(up));
+}

@@ -1,0 +1,21 @@
+// The formats of quantized weights for which there are kernels.
+#pragma once
+#include "unpack.cuh"
+
+using Q4_0 = Format<4, 8, BlockScales>;
+using Q4_1 = Format<4, 0, BlockOffsets>;
+using Q4_K = Format<4, 0, SuperOffsets>;
+using Q5_1 = Format<5, 0, BlockOffsets>;
+using Q5_K = Format<5, 0, SuperOffsets>;
+using Q6_K = Format<6, 32, HalfBlockScales>;
+using Q8_0 = Format<8, 128, BlockScales>;
+
+// DO(format, the number of its blocks in GGUF files) for each.
+#define FOR_FORMATS(DO)                                                                            \
+    DO(Q4_0, 2)                                                                                    \
+    DO(Q4_1, 3)                                                                                    \
+    DO(Q5_1, 7)                                                                                    \
+    DO(Q8_0, 8)                                                                                    \
+    DO(Q4_K, 12)                                                                                   \
+    DO(Q5_K, 13)                                                                                   \
+    DO(Q6_K, 14)
