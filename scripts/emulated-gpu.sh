@@ -13,7 +13,7 @@ library=$folder/libcuda.so.1
 mkdir -p "$folder"
 if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/crates/kernels/src" \
     \( -name '*.cu*' -o -name '*.cpp' -o -name '*.h' \) -newer "$library")" ]; then
-    sources=(emulator memory streams driver cublas candle ours quantized)
+    sources=(emulator memory streams driver cublas candle ours quantized together)
     # compile SOURCE
     compile() {
         ${CXX:-c++} -O2 -std=c++20 -fPIC -ffp-contract=off -fvisibility=hidden -Wall -Wno-unknown-pragmas \

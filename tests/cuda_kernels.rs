@@ -38,6 +38,11 @@ fn kernels_agree_with_f64_and_with_themselves() {
     run(&["kernels.cpp", "prefill.cpp", "sample.cpp", "emulator.cpp"]);
 }
 
+#[test]
+fn a_forward_in_one_launch_has_the_bits_of_single_kernels() {
+    run(&["forward.cpp", "emulator.cpp"]);
+}
+
 /// The emulated GPU (`scripts/emulated-gpu.sh`), on which the Rust side runs.
 #[test]
 fn the_emulated_gpu_finds_bugs() {

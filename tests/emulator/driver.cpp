@@ -15,6 +15,9 @@ namespace {
 int device_context;
 thread_local void *context;
 
+// Few, so that a block of a kernel that takes each once has several parts of small models to compute.
+constexpr int MULTIPROCESSORS = 6;
+
 struct Module {
     std::string image;
 };
@@ -126,10 +129,13 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, int) {
         *value = 32;
         break;
     case 16: // multiprocessors
-        *value = 132;
+        *value = MULTIPROCESSORS;
         break;
     case 75: // compute capability
         *value = 9;
+        break;
+    case 95: // cooperative launches
+        *value = 1;
         break;
     case 97: // maximum dynamic shared memory
         *value = emulator::MAX_SHARED;
@@ -341,6 +347,9 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
         return CUDA_ERROR_INVALID_VALUE;
     }
     Call call = kernel->second(parameters);
+    if (call.phases > 1 && size_t(x) * y * z > MULTIPROCESSORS) {
+        return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    }
     Dim grid{int(x), int(y), int(z)};
     return submit(stream, [=, name = function->name](Stream &on) {
         doing = name;
@@ -349,7 +358,9 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
                 use(on, pointer.at, 0, pointer.writes);
             }
         }
-        emulator::launch(grid, threads, call.thread, shared);
+        for (emulator::phase = 0; emulator::phase < call.phases; emulator::phase++) {
+            emulator::launch(grid, threads, call.thread, shared);
+        }
         return CUDA_SUCCESS;
     });
 }

@@ -44,6 +44,7 @@ namespace emulator {
 alignas(16) unsigned char dynamic_shared[MAX_SHARED + GUARD];
 uint64_t exchange[32][2][32];
 Fragments fragments[32][2];
+int phase = 0;
 
 namespace {
 
@@ -110,7 +111,7 @@ const std::function<void()> *body;
 Context scheduler;
 // The thread that runs, the number of threads of the block, and 1 or -1: the direction to the next thread.
 int current, count, direction;
-Barrier block, warps[32];
+Barrier block, warps[32], teams[16];
 
 // Goes on with the next thread that can run; when all have ended, with the scheduler.
 void go_to_next(Context &from) {
@@ -164,6 +165,7 @@ void run_block(size_t shared) {
     backwards = !backwards;
     block = Barrier{count};
     std::fill_n(warps, 32, Barrier{});
+    std::fill_n(teams, 16, Barrier{});
     // The initial contents of shared memory are undefined.
     memset(dynamic_shared, 0xff, shared + GUARD);
     for (int i = 0; i < count; i++) {
@@ -189,6 +191,10 @@ void run_block(size_t shared) {
 } // namespace
 
 void wait_for_block() { wait(block); }
+void wait_for_team(int id, int count) {
+    teams[id].alive = count;
+    wait(teams[id]);
+}
 void wait_for_warp() { wait(warps[current / 32]); }
 void wait_for_warp(void (*last)(void *), void *argument) {
     Barrier &warp = warps[current / 32];

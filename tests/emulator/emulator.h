@@ -42,8 +42,12 @@ void wait_for_warp();
 // The last thread to arrive calls `last` before they go on.
 void wait_for_warp(void (*last)(void *), void *argument);
 void wait_for_block();
+// Waits for `count` threads of the block that come here with the same `id`, below 16 (bar.sync).
+void wait_for_team(int id, int count);
 // Runs `kernel` for each thread of each block, with `shared` bytes of dynamic shared memory.
 void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MAX_SHARED);
+// The phase that runs, of a kernel whose blocks wait for one another between phases: it is launched once for each.
+extern int phase;
 inline int warp() { return threadIdx.x / 32; }
 inline int lane() { return threadIdx.x % 32; }
 template <typename To, typename From> To cast(From from) {
@@ -125,12 +129,25 @@ template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {
     memcpy(&other, &warp[emulator::lane() ^ mask], sizeof other);
     return other;
 }
+inline bool __any_sync(unsigned all, bool x) {
+    unsigned any = x;
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        any |= __shfl_xor_sync(all, any, mask);
+    }
+    return any;
+}
 // Atomic, because threads switch only where they wait.
 inline unsigned long long atomicAdd(unsigned long long *to, unsigned long long x) {
     unsigned long long before = *to;
     *to += x;
     return before;
 }
+inline unsigned atomicAdd(unsigned *to, unsigned x) {
+    unsigned before = *to;
+    *to += x;
+    return before;
+}
+inline void __threadfence() {}
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline uint32_t __float_as_uint(float x) { return emulator::cast<uint32_t>(x); }

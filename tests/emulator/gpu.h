@@ -21,6 +21,7 @@ enum CUresult {
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
@@ -86,7 +87,8 @@ constexpr size_t MEMORY = size_t(4) << 30;
 // Records that work of a stream reads or writes at least `bytes` bytes from `pointer` on.
 void use(Stream &stream, const void *pointer, size_t bytes, bool writes);
 
-// A launch: the function of each thread, and the pointers among its arguments.
+// A launch: the function of each thread, the pointers among its arguments, and the number of phases between which its
+// blocks wait for one another.
 struct Call {
     struct Pointer {
         const void *at;
@@ -94,6 +96,7 @@ struct Call {
     };
     std::function<void()> thread;
     std::vector<Pointer> pointers;
+    int phases = 1;
 };
 using Kernel = std::function<Call(void **parameters)>;
 std::map<std::string, Kernel> &kernels();
@@ -115,6 +118,19 @@ template <typename... A> void add(const std::string &name, void (*function)(A...
         std::apply([&](auto &...each) { (take(each), ...); }, arguments);
         call.thread = [=] { std::apply(function, arguments); };
         return call;
+    };
+}
+
+// Registers a kernel of several phases; `phases_of` gives their number for its first argument.
+template <typename First, typename... A>
+void add_together(const std::string &name, void (*function)(First, A...), int (*phases_of)(First)) {
+    add(name, function);
+    kernels()[name] = [call = kernels()[name], phases_of](void **parameters) {
+        First first;
+        memcpy(&first, *parameters, sizeof first);
+        Call made = call(parameters);
+        made.phases = phases_of(first);
+        return made;
     };
 }
 

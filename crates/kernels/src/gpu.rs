@@ -148,19 +148,39 @@ impl Launch<'_> {
     ///
     /// # Safety
     /// The arguments match the kernel's parameters, and the kernel accesses no memory outside of them.
-    pub unsafe fn run(mut self, grid: LaunchConfig) -> Result<()> {
+    pub unsafe fn run(self, grid: LaunchConfig) -> Result<()> {
+        let mut overlap = attribute(
+            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        );
+        overlap.value.programmaticStreamSerializationAllowed = 1;
+        // SAFETY: the caller vouches for it.
+        unsafe { self.run_with(grid, overlap, *MAY_OVERLAP) }
+    }
+
+    /// Launches a kernel whose blocks wait for one another, so all of them run at the same time.
+    ///
+    /// # Errors
+    /// If the driver refuses the launch, also because there is no room for all blocks.
+    ///
+    /// # Safety
+    /// The arguments match the kernel's parameters, and the kernel accesses no memory outside of them.
+    pub unsafe fn run_together(self, grid: LaunchConfig) -> Result<()> {
+        let mut together = attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+        together.value.cooperative = 1;
+        // SAFETY: the caller vouches for it.
+        unsafe { self.run_with(grid, together, true) }
+    }
+
+    /// Launches with `attribute`, if it is wanted.
+    unsafe fn run_with(
+        mut self,
+        grid: LaunchConfig,
+        mut attribute: sys::CUlaunchAttribute,
+        is_wanted: bool,
+    ) -> Result<()> {
         let stream = &self.kernel.stream;
         let context = stream.context();
         context.bind_to_thread().w()?;
-        let overlap =
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        let mut attribute = sys::CUlaunchAttribute {
-            id: overlap,
-            pad: [0; 4],
-            // SAFETY: a union of plain values, for which zeros are valid.
-            value: unsafe { std::mem::zeroed() },
-        };
-        attribute.value.programmaticStreamSerializationAllowed = 1;
         let config = sys::CUlaunchConfig {
             gridDimX: grid.grid_dim.0,
             gridDimY: grid.grid_dim.1,
@@ -171,7 +191,7 @@ impl Launch<'_> {
             sharedMemBytes: grid.shared_mem_bytes,
             hStream: stream.cu_stream(),
             attrs: &mut attribute,
-            numAttrs: u32::from(*MAY_OVERLAP),
+            numAttrs: u32::from(is_wanted),
         };
         let mut places: Vec<*mut c_void> = self
             .args
@@ -191,8 +211,18 @@ impl Launch<'_> {
 /// If they were compiled for less, they run on such a GPU, too, but must not start early there.
 static MAY_OVERLAP: LazyLock<bool> = LazyLock::new(|| NORM.contains("griddepcontrol.wait"));
 
+/// A launch attribute without its value.
+fn attribute(id: sys::CUlaunchAttributeID) -> sys::CUlaunchAttribute {
+    sys::CUlaunchAttribute {
+        id,
+        pad: [0; 4],
+        // SAFETY: a union of plain values, for which zeros are valid.
+        value: unsafe { std::mem::zeroed() },
+    }
+}
+
 /// The address of a contiguous tensor's first element.
-fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
+pub(super) fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let (Storage::Cuda(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets())
     else {

@@ -18,6 +18,7 @@ mod delta_net;
 pub mod dense;
 mod device;
 pub mod float;
+mod forward;
 pub mod glu;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -53,6 +54,9 @@ pub const EXACT_ROWS: usize = 256;
 pub use bandwidth::read_bandwidth;
 pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
 pub use device::{device, device_memory};
+pub use forward::{
+    ForwardLayer, ForwardLinear, ForwardModel, ForwardPlan, ForwardRows, MAX_FORWARD_ROWS,
+};
 pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::{kv_write, kv_write_to};

@@ -24,7 +24,7 @@ fn shared_by_long(head_dim: usize, dtype: DType) -> usize {
 }
 
 /// Bytes of shared memory that a block of the kernel for all other rows needs.
-fn shared(head_dim: usize, dtype: DType) -> usize {
+pub(crate) fn shared_of_attention(head_dim: usize, dtype: DType) -> usize {
     let key = head_dim + if dtype == DType::F32 { 4 } else { 32 };
     let value = head_dim + 8;
     let weights = MAX_QUERIES * (WEIGHTS + 2);
@@ -128,7 +128,7 @@ pub(super) fn launch(
         } else {
             "attend_whole"
         })?;
-        let bytes = shared(d, dtype);
+        let bytes = shared_of_attention(d, dtype);
         let attend = attend.with_shared(bytes)?;
         let launch = attend
             .launch()

@@ -47,6 +47,8 @@ use std::cell::RefCell;
 use tracing::trace_span;
 
 pub use batch::AttentionBatch;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::shared_of_attention;
 pub use params::AttentionParams;
 pub use tables::{AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity};
 

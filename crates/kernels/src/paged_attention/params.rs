@@ -29,7 +29,7 @@ impl AttentionParams<'_> {
     }
 
     /// Checks them for queries with `heads` heads.
-    pub(super) fn check(&self, heads: usize) -> Result<()> {
+    pub(crate) fn check(&self, heads: usize) -> Result<()> {
         let sinks_fit =
             (self.sinks).is_none_or(|sinks| sinks.dims() == [heads] && sinks.dtype() == DType::F32);
         let cap_fits = self.soft_cap.is_none_or(|cap| cap.is_finite() && cap > 0.);

@@ -181,8 +181,26 @@ impl AttentionTables {
 
     /// Query heads per K/V head.
     #[cfg(feature = "cuda")]
-    pub(super) fn group(&self) -> usize {
+    pub(crate) fn group(&self) -> usize {
         self.group
+    }
+
+    /// Tiles, block tables and tree masks, for kernels.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tensors(&self) -> [&Tensor; 3] {
+        [&self.tiles, &self.blocks, &self.trees]
+    }
+
+    /// How many tiles and chunks they have room for.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn capacity(&self) -> TableCapacity {
+        self.capacity
+    }
+
+    /// Whether there are tiles for the kernel for prompts.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_prompts(&self) -> bool {
+        self.long > 0
     }
 
     /// See `AttentionBatch::overwrite`.

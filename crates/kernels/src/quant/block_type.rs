@@ -142,6 +142,11 @@ impl BlockType {
         Err(format!("type {name} is not supported: only {known} are"))
     }
 
+    /// Its number in a file.
+    pub fn number(self) -> u32 {
+        self.row().number
+    }
+
     /// All types.
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.kind)
@@ -199,7 +204,7 @@ mod tests {
     fn sizes_are_candles_and_others_are_refused_by_name() {
         for row in ROWS {
             let kind = row.kind;
-            assert_eq!(BlockType::of_number(row.number), Ok(kind));
+            assert_eq!(BlockType::of_number(kind.number()), Ok(kind));
             assert_eq!((kind.name(), kind.row().kind), (row.name, kind));
             if let Some(candles) = kind.candles() {
                 assert_eq!(BlockType::from(candles), kind);

@@ -69,10 +69,34 @@ impl DeviceQuantMatrix {
         (self.outputs, self.inputs)
     }
 
+    /// Where a kernel finds its parts.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn memory(&self) -> DeviceMemory<'_> {
+        let (strip, _) = self.layout.strip_bytes(self.inputs);
+        DeviceMemory {
+            tiles: &self.tiles,
+            shared_from: self.outputs.div_ceil(WIDTH) * strip,
+            unit: self.layout.unit,
+            shared: self.layout.shared,
+        }
+    }
+
     /// The type of its blocks.
     pub fn kind(&self) -> BlockType {
         self.layout.tiles.block_type()
     }
+}
+
+/// The parts of a [`DeviceQuantMatrix`], with sizes in bytes.
+#[cfg(feature = "cuda")]
+pub(crate) struct DeviceMemory<'a> {
+    /// Units of all strips, then the parts that units share.
+    pub tiles: &'a Tensor,
+    /// Where the latter begin.
+    pub shared_from: usize,
+    /// A unit, and what four units share.
+    pub unit: usize,
+    pub shared: usize,
 }
 
 /// A format, and the sizes of its parts in bytes.

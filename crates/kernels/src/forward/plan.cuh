@@ -1,0 +1,168 @@
+// What one launch computes: a list of phases, each of which reads what earlier phases have written. plan.rs writes
+// these structs, field by field.
+#pragma once
+#include "../cuda/common.cuh"
+
+// Warps that compute, and warps that take a half of a slot of the ring.
+constexpr int WARPS = 16, HALF_WARPS = 8;
+constexpr int COMPUTING = WARPS * 32;
+// Their threads, then a warp that copies weights.
+constexpr int FORWARD_THREADS = COMPUTING + 32;
+// Weights that a phase multiplies, at most.
+constexpr int MAX_PARTS = 3;
+
+enum Kind {
+    // The products with the norm of the stream; their outputs are side by side.
+    QKV,
+    // Rope, the write of K and V, and attention.
+    ATTENTION,
+    // A product that is added to the stream: of the attention's output, or of the MLP's gated values.
+    ATTENTION_OUT,
+    DOWN,
+    // activation(gate) * up of products with the norm of the stream: one part each.
+    GATE_UP,
+    // The product with the norm of the wanted rows of the stream, or only that norm.
+    LOGITS,
+    NORM,
+};
+
+// A weight that is multiplied, or some strips of it: see unpack.cuh.
+struct Part {
+    // Its units, and the parts that units share.
+    const unsigned char *units, *supers;
+    // [outputs], in the type of activations; null = none.
+    const void *bias;
+    // The number of its blocks in GGUF files, and the warps of a strip.
+    int format, warps;
+    int unit_bytes, super_bytes;
+    // Its strips in the weight.
+    int first, strips;
+    // Its outputs, and the first of them in the phase's result.
+    int outputs, column;
+};
+
+struct Phase {
+    Part parts[MAX_PARTS];
+    // Weights of the norm of the stream, the pools, and weights of the norms of heads.
+    const void *norm, *k, *v, *q_norm, *k_norm;
+    const float *sinks;
+    int kind, part_count;
+    // Values of a row that are multiplied, and of a row of the result.
+    int inputs, width;
+    // Whether it is the first layer: the stream is the embedding, to which nothing was added.
+    int is_first;
+    // 0 = SiLU, 1 = GELU, 2 = GELU by tanh.
+    int activation;
+    // As in Heads.
+    int half, whole;
+    float head_eps;
+    // As in Scores.
+    float scale, cap;
+    int window;
+};
+
+struct Plan {
+    const Phase *phases;
+    // For each phase, the blocks that have ended it; for each tile and K/V head, the chunks that are done.
+    unsigned *ended, *arrived;
+    // Results of phases: [rows, width] each, in the type of activations.
+    void *qkv, *attended, *wide;
+    int count, hidden, heads, kv_heads, d, block_size;
+    float eps;
+    // Bytes of a half of a slot.
+    int half_bytes;
+};
+
+static_assert(sizeof(Part) == 7 * 8 && sizeof(Phase) == (3 * 7 + 12) * 8 && sizeof(Plan) == 10 * 8, "as in plan.rs");
+
+// The rows of one call. The residual stream `x`, [rows, hidden], is overwritten.
+template <typename T> struct Rows {
+    T *x;
+    // [rows, half]
+    const T *cos, *sin;
+    const uint32_t *slots;
+    // As in Args of attention.
+    const struct Tile *tiles;
+    const uint32_t *blocks;
+    const uint64_t *trees;
+    float *partials;
+    // The rows whose logits, [wanted_count, vocabulary], or norms, [wanted_count, hidden], are computed.
+    const uint32_t *wanted;
+    float *logits;
+    T *normed;
+    int rows, wanted_count, tile_count, chunks;
+};
+
+// A strip of a part; part = null: none.
+struct Strip {
+    const Part *part;
+    int index;
+};
+
+// What a block computes at a time: two strips at once, by eight warps each, or one or two after each other, by all
+// warps.
+struct Work {
+    // The second one may be none.
+    Strip first, second;
+
+    __device__ __forceinline__ int warps() const { return first.part->warps; }
+    __device__ __forceinline__ int passes() const { return warps() == WARPS && second.part ? 2 : 1; }
+    // The strip of one half of the warps in a pass.
+    __device__ __forceinline__ Strip of(int pass, int half) const {
+        return (warps() == WARPS ? pass : half) == 0 ? first : second;
+    }
+};
+
+// The first unit of a half of the warps in a step.
+__device__ __forceinline__ int first_unit(int warps, int step, int half) {
+    return warps * step + (warps == WARPS ? HALF_WARPS * half : 0);
+}
+
+__device__ __forceinline__ int works_of(const Part &part) { return part.warps == WARPS ? part.strips : (part.strips + 1) / 2; }
+
+// Number of works of a phase.
+__device__ __forceinline__ int works_of(const Phase &phase) {
+    if (phase.kind == GATE_UP) {
+        return phase.parts[0].strips;
+    }
+    int count = 0;
+    for (int i = 0; i < phase.part_count; i++) {
+        count += works_of(phase.parts[i]);
+    }
+    return count;
+}
+
+__device__ __forceinline__ Work work_of(const Phase &phase, int number) {
+    if (phase.kind == GATE_UP) {
+        return {{&phase.parts[0], number}, {&phase.parts[1], number}};
+    }
+    const Part *part = phase.parts;
+    for (int works = works_of(*part); number >= works; works = works_of(*part)) {
+        number -= works;
+        part++;
+    }
+    if (part->warps == WARPS) {
+        return {{part, number}, {nullptr, 0}};
+    }
+    const bool both = 2 * number + 1 < part->strips;
+    return {{part, 2 * number}, {both ? part : nullptr, 2 * number + 1}};
+}
+
+// The units of a strip that eight warps take in a step, one each, and the parts that these share.
+struct Units8 {
+    const unsigned char *units, *supers;
+    int unit_bytes, super_bytes, count;
+
+    __device__ __forceinline__ int supers_count() const { return (count + 3) / 4; }
+};
+
+__device__ __forceinline__ Units8 units_of(const Part &part, int strip, int step, int half, int count) {
+    const int first = first_unit(part.warps, step, half);
+    if (first >= count) {
+        return {nullptr, nullptr, 0, 0, 0};
+    }
+    const size_t number = part.first + strip;
+    return {part.units + (number * count + first) * part.unit_bytes,
+            part.supers + (number * (count / 4) + first / 4) * part.super_bytes, part.unit_bytes, part.super_bytes,
+            min(count - first, HALF_WARPS)};
+}

@@ -1,0 +1,367 @@
+//! The structs of `plan.cuh`, written field by field, and checks of what they describe.
+
+use super::{ForwardLayer, ForwardLinear, ForwardModel};
+use crate::gpu::{STRIP, address, warps};
+use crate::paged_attention::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
+use crate::quant::DeviceQuantMatrix;
+use crate::{Activation, AttentionParams};
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::{DType, Result, Tensor};
+
+/// Weights that a phase multiplies, at most.
+const MAX_PARTS: usize = 3;
+/// 64-bit words of a `Part` and of a `Phase`.
+const PART: usize = 7;
+const PHASE: usize = MAX_PARTS * PART + 12;
+/// Units of a half of a slot, and those that share a part.
+const HALF_UNITS: usize = 8;
+const SHARING: usize = 4;
+/// The widest row that the kernel for norms keeps in registers.
+const MAX_HIDDEN: usize = 16_384;
+
+/// The kinds of phases, in the order of `Kind`.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Qkv,
+    Attention,
+    AttentionOut,
+    Down,
+    GateUp,
+    Logits,
+    Norm,
+}
+
+/// The phases of a model, and what they need.
+pub(super) struct Phases {
+    /// [`PHASE`] words for each.
+    pub words: Vec<u64>,
+    /// Bytes of a half of a slot of the ring.
+    pub half_bytes: usize,
+    /// Width of the widest MLP.
+    pub wide: usize,
+    /// Everything whose address is in `words`.
+    pub held: Vec<Tensor>,
+}
+
+/// A part of a product: strips `first..first + strips` of a weight.
+struct Part<'a> {
+    weight: &'a DeviceQuantMatrix,
+    first: usize,
+    outputs: usize,
+    column: usize,
+}
+
+impl Phases {
+    /// The number of phases.
+    pub fn len(&self) -> usize {
+        self.words.len() / PHASE
+    }
+
+    /// The phases of `model`, whose memory is used on `stream`.
+    ///
+    /// # Errors
+    /// What of the model has no such forward.
+    pub fn of(model: &ForwardModel<'_>, stream: &CudaStream) -> Result<Self> {
+        check(model)?;
+        let mut all = Writer {
+            model,
+            stream,
+            phases: Self {
+                words: Vec::new(),
+                half_bytes: 0,
+                wide: 0,
+                held: Vec::new(),
+            },
+        };
+        for (i, layer) in model.layers.iter().enumerate() {
+            all.layer(layer, i == 0)?;
+        }
+        all.output()?;
+        Ok(all.phases)
+    }
+}
+
+/// Two 32-bit fields.
+fn pair(first: u32, second: u32) -> u64 {
+    u64::from(first) | u64::from(second) << 32
+}
+
+fn check(model: &ForwardModel<'_>) -> Result<()> {
+    let ForwardModel {
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        ..
+    } = *model;
+    if !matches!(model.dtype, DType::F16 | DType::BF16) {
+        candle_core::bail!("activations in {:?}", model.dtype);
+    }
+    if model.layers.is_empty() || hidden == 0 || hidden % 32 > 0 || hidden > MAX_HIDDEN {
+        candle_core::bail!("{} layers of width {hidden}", model.layers.len());
+    }
+    if kv_heads == 0 || heads % kv_heads > 0 || heads / kv_heads > MAX_GPU_HEADS_PER_KV_HEAD {
+        candle_core::bail!("{heads} query heads for {kv_heads} heads of keys");
+    }
+    if !GPU_HEAD_DIMS.contains(&head_dim) {
+        candle_core::bail!("heads of {head_dim} values");
+    }
+    Ok(())
+}
+
+struct Writer<'a, 'm> {
+    model: &'a ForwardModel<'m>,
+    stream: &'a CudaStream,
+    phases: Phases,
+}
+
+/// The fields of a phase besides its parts; what a kind does not have is 0.
+#[derive(Default)]
+struct Fields {
+    inputs: usize,
+    width: usize,
+    norm: u64,
+    is_first: bool,
+    activation: u32,
+    attention: [u64; 5],
+    half: usize,
+    is_whole: bool,
+    head_eps: f32,
+    scale: f32,
+    cap: f32,
+    window: u32,
+}
+
+impl Writer<'_, '_> {
+    /// The address of a tensor of `len` values in `dtype`, which is kept.
+    fn hold(&mut self, tensor: &Tensor, dtype: DType, len: usize) -> Result<u64> {
+        if tensor.dtype() != dtype || tensor.elem_count() != len {
+            candle_core::bail!("{tensor:?} in the place of {len} values in {dtype:?}");
+        }
+        self.phases.held.push(tensor.clone());
+        address(tensor, self.stream)
+    }
+
+    /// The address of a vector of the model's dtype.
+    fn vector(&mut self, tensor: &Tensor, len: usize) -> Result<u64> {
+        self.hold(tensor, self.model.dtype, len)
+    }
+
+    fn layer(&mut self, layer: &ForwardLayer<'_>, is_first: bool) -> Result<()> {
+        let ForwardModel {
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *self.model;
+        let (q, all) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
+        let qkv = Fields {
+            inputs: hidden,
+            width: all,
+            norm: self.vector(layer.norm, hidden)?,
+            is_first,
+            ..Fields::default()
+        };
+        self.products(Kind::Qkv, &layer.qkv, qkv)?;
+        self.attention(layer)?;
+        let out = Fields {
+            inputs: q,
+            width: hidden,
+            is_first,
+            ..Fields::default()
+        };
+        self.products(Kind::AttentionOut, &layer.out, out)?;
+        let wide = (layer.gate_up.weights.iter().map(|w| w.shape().0)).sum::<usize>() / 2;
+        self.phases.wide = self.phases.wide.max(wide);
+        let gate_up = Fields {
+            inputs: hidden,
+            width: wide,
+            norm: self.vector(layer.mlp_norm, hidden)?,
+            activation: match layer.activation {
+                Activation::Silu => 0,
+                Activation::Gelu => 1,
+                Activation::GeluTanh => 2,
+                other => candle_core::bail!("a gate of {other:?}"),
+            },
+            ..Fields::default()
+        };
+        self.gate_up(&layer.gate_up, gate_up)?;
+        let down = Fields {
+            inputs: wide,
+            width: hidden,
+            ..Fields::default()
+        };
+        self.products(Kind::Down, &layer.down, down)
+    }
+
+    fn attention(&mut self, layer: &ForwardLayer<'_>) -> Result<()> {
+        let ForwardModel {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *self.model;
+        let AttentionParams {
+            scale,
+            window,
+            soft_cap,
+            sinks,
+        } = layer.attention;
+        layer.attention.check(heads)?;
+        let slots = layer.pool.0.dim(0)?;
+        let mut pool = |tensor| self.vector(tensor, slots * kv_heads * head_dim);
+        let (k, v) = (pool(&layer.pool.0)?, pool(&layer.pool.1)?);
+        let mut fields = Fields {
+            attention: [k, v, 0, 0, 0],
+            half: layer.pairs,
+            scale,
+            cap: soft_cap.unwrap_or(0.),
+            window: window.map_or(i32::MAX as usize, |window| window.min(i32::MAX as usize)) as u32,
+            ..Fields::default()
+        };
+        if 2 * layer.pairs > head_dim {
+            candle_core::bail!("{} pairs in heads of {head_dim} values", layer.pairs);
+        }
+        if let Some(norms) = layer.head_norms {
+            if norms.after_rotation {
+                candle_core::bail!("norms of heads after the rotation");
+            }
+            fields.is_whole = norms.are_whole((heads, kv_heads), head_dim)?;
+            fields.head_eps = norms.eps;
+            fields.attention[2] = self.vector(&norms.q, norms.q.elem_count())?;
+            fields.attention[3] = self.vector(&norms.k, norms.k.elem_count())?;
+        }
+        if let Some(sinks) = sinks {
+            fields.attention[4] = self.hold(sinks, DType::F32, heads)?;
+        }
+        self.phase(Kind::Attention, &[], None, &fields)
+    }
+
+    fn output(&mut self) -> Result<()> {
+        let hidden = self.model.hidden;
+        let mut fields = Fields {
+            inputs: hidden,
+            width: hidden,
+            norm: self.vector(self.model.norm, hidden)?,
+            ..Fields::default()
+        };
+        let Some(output) = self.model.output else {
+            return self.phase(Kind::Norm, &[], None, &fields);
+        };
+        fields.width = output.shape().0;
+        let linear = ForwardLinear {
+            weights: vec![output],
+            bias: None,
+        };
+        self.products(Kind::Logits, &linear, fields)
+    }
+
+    /// A phase whose parts are the weights of `linear`, side by side.
+    fn products(&mut self, kind: Kind, linear: &ForwardLinear<'_>, fields: Fields) -> Result<()> {
+        let mut column = 0;
+        let parts = linear.weights.iter().map(|&weight| {
+            let outputs = weight.shape().0;
+            column += outputs;
+            Part {
+                weight,
+                first: 0,
+                outputs,
+                column: column - outputs,
+            }
+        });
+        let parts: Vec<_> = parts.collect();
+        if column != fields.width {
+            candle_core::bail!("{column} outputs of a product, not {}", fields.width);
+        }
+        self.phase(kind, &parts, linear.bias, &fields)
+    }
+
+    /// The phase of gate and up, whose strips are computed in pairs.
+    fn gate_up(&mut self, linear: &ForwardLinear<'_>, fields: Fields) -> Result<()> {
+        let outputs = fields.width;
+        let part = |weight, first| Part {
+            weight,
+            first,
+            outputs,
+            column: 0,
+        };
+        let parts = match linear.weights[..] {
+            [gate, up] if gate.shape() == up.shape() => [part(gate, 0), part(up, 0)],
+            [both] if both.shape().0 % (2 * STRIP) == 0 => {
+                [part(both, 0), part(both, outputs / STRIP)]
+            }
+            _ => candle_core::bail!("gate and up of {outputs} outputs together"),
+        };
+        if linear.bias.is_some() {
+            candle_core::bail!("a bias of gate and up");
+        }
+        self.phase(Kind::GateUp, &parts, None, &fields)
+    }
+
+    fn phase(
+        &mut self,
+        kind: Kind,
+        parts: &[Part<'_>],
+        bias: Option<&Tensor>,
+        fields: &Fields,
+    ) -> Result<()> {
+        if parts.len() > MAX_PARTS {
+            candle_core::bail!("{} weights with one input", parts.len());
+        }
+        let bias = match bias {
+            Some(bias) => self.vector(bias, fields.width)?,
+            None => 0,
+        };
+        for part in parts {
+            self.part(part, fields.inputs, bias)?;
+        }
+        let words = &mut self.phases.words;
+        words.resize(words.len() + (MAX_PARTS - parts.len()) * PART, 0);
+        words.push(fields.norm);
+        words.extend(fields.attention);
+        words.extend([
+            pair(kind as u32, parts.len() as u32),
+            pair(fields.inputs as u32, fields.width as u32),
+            pair(u32::from(fields.is_first), fields.activation),
+            pair(fields.half as u32, u32::from(fields.is_whole)),
+            pair(fields.head_eps.to_bits(), fields.scale.to_bits()),
+            pair(fields.cap.to_bits(), fields.window),
+        ]);
+        Ok(())
+    }
+
+    fn part(&mut self, part: &Part<'_>, inputs: usize, bias: u64) -> Result<()> {
+        let Part {
+            weight,
+            first,
+            outputs,
+            column,
+        } = *part;
+        if weight.shape().1 != inputs {
+            let (_, given) = weight.shape();
+            candle_core::bail!("a weight of {given} inputs, not {inputs}");
+        }
+        let memory = weight.memory();
+        let at = self.hold(memory.tiles, DType::U8, memory.tiles.elem_count())?;
+        let bias = match bias {
+            0 => 0,
+            bias => bias + (column * self.model.dtype.size_in_bytes()) as u64,
+        };
+        // The order of additions depends on the weight alone.
+        let warps = warps(weight.shape().0);
+        let half = HALF_UNITS * memory.unit + HALF_UNITS / SHARING * memory.shared;
+        let phases = &mut self.phases;
+        phases.half_bytes = phases.half_bytes.max(half.next_multiple_of(128));
+        phases.words.extend([
+            at,
+            at + memory.shared_from as u64,
+            bias,
+            pair(weight.kind().number(), warps as u32),
+            pair(memory.unit as u32, memory.shared as u32),
+            pair(first as u32, outputs.div_ceil(STRIP) as u32),
+            pair(outputs as u32, column as u32),
+        ]);
+        Ok(())
+    }
+}
