@@ -29,22 +29,28 @@ template <typename T, int D> struct Team {
     __device__ __forceinline__ void sync() const { sync_team<THREADS>(2 + id); }
     __device__ __forceinline__ const T *query(const Tile &, int, int i) const { return queries + i * D; }
 
-    __device__ __forceinline__ void prepare(const Tile &tile, Item item) const {
-        const int kv_heads = heads.kv_heads(), group = heads.heads / kv_heads, count = tile.rows * group;
+    __device__ __forceinline__ void prepare_keys(const Tile &tile, Item item) const {
         bool is_new = tile.tree >= 0 && (item.chunk + 1) * CHUNK > tile.context;
         for (int row = 0; row < rows.rows; row++) {
             const int slot = rows.slots[row], lane = threadIdx.x % 32;
             is_new |= slot == slots[lane] || slot == slots[lane + 32];
         }
-        const int all = count + (__any_sync(0xffffffffu, is_new) ? 2 * rows.rows : 0);
-        for (int i = thread() / 32; i < all; i += THREADS / 32) {
-            if (i < count) {
-                heads.write(tile.first + i / group, item.kv_head * group + i % group, queries + i * D);
-                continue;
-            }
-            const int row = (i - count) / 2, is_value = (i - count) % 2;
+        if (!__any_sync(0xffffffffu, is_new)) {
+            return;
+        }
+        const int kv_heads = heads.kv_heads();
+        for (int i = thread() / 32; i < 2 * rows.rows; i += THREADS / 32) {
+            const int row = i / 2, is_value = i % 2;
             T *to = (is_value ? v : k) + ((size_t)rows.slots[row] * kv_heads + item.kv_head) * D;
             heads.write(row, heads.heads + is_value * kv_heads + item.kv_head, to);
+        }
+        sync();
+    }
+
+    __device__ __forceinline__ void prepare_queries(const Tile &tile, Item item) const {
+        const int group = heads.heads / heads.kv_heads();
+        for (int i = thread() / 32; i < tile.rows * group; i += THREADS / 32) {
+            heads.write(tile.first + i / group, item.kv_head * group + i % group, queries + i * D);
         }
         sync();
     }

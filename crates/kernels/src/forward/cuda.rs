@@ -16,6 +16,8 @@ const MAX_SLOTS: usize = 32;
 /// The barriers of the ring, and what a block needs all the time.
 const HEAD_BYTES: usize = 2 * MAX_SLOTS * 8 + 512;
 const TILE_SUMS: usize = 16 * 8;
+/// Passes whose sums are kept, times their tiles.
+const KEPT_SUMS: usize = 4;
 const ROW_PADDING: usize = 16;
 const MAX_NORM_WARPS: usize = 32;
 /// Teams of threads that attend at the same time, and queries that an item has room for.
@@ -143,7 +145,7 @@ impl Plan {
             candle_core::bail!("a forward of {rows} rows in one launch");
         }
         let size = self.dtype.size_in_bytes();
-        let sums = 4 * (2 * tiles(rows) * WARPS * TILE_SUMS + MAX_FORWARD_ROWS * MAX_NORM_WARPS);
+        let sums = 4 * (KEPT_SUMS * WARPS * TILE_SUMS + MAX_FORWARD_ROWS * MAX_NORM_WARPS);
         let products = sums + rows * (self.hidden + ROW_PADDING) * size;
         let queries = MAX_QUERIES * self.heads.2 * size;
         let team = shared_of_attention(self.heads.2, self.dtype) + queries + size_of::<i32>();

@@ -6,6 +6,9 @@
 #include "../quant/cuda/product.cuh"
 #include "ring.cuh"
 
+// Passes whose sums are kept before all warps finish them together, each for so many tiles of rows. Few phases have
+// more for a block, so these wait for one another only once.
+template <int TILES> constexpr int KEPT = 4 / TILES;
 // Sums of a strip and a tile of rows, and the most rows of a call.
 constexpr int TILE_SUMS = OUTPUTS * 8, MAX_FORWARD_ROWS = 16;
 // Values between the normed rows, so that the threads of a warp read different banks.
@@ -13,8 +16,8 @@ constexpr int ROW_PADDING = 16;
 
 // Shared memory of such a phase.
 template <int TILES> struct ProductMemory {
-    // Sums of warps, in turns: a warp writes to one while others may still read the other.
-    float sums[2][TILES][WARPS][TILE_SUMS];
+    // Sums of warps.
+    float sums[KEPT<TILES>][TILES][WARPS][TILE_SUMS];
     float squares[MAX_FORWARD_ROWS][MAX_NORM_THREADS / 32];
     // Then the normed rows.
 };
@@ -30,6 +33,15 @@ template <typename T> struct Inputs {
 // A value of the stream. `is_first`: nothing was added to it, which makes zeros positive.
 template <typename T> __device__ __forceinline__ T streamed(T value, bool is_first) {
     return is_first ? residual_sum(value, narrow<T>(0.f)) : value;
+}
+
+// Brings memory that is soon read into the first-level cache.
+__device__ __forceinline__ void prefetch(const void *at) {
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+#else
+    (void)at;
+#endif
 }
 
 // The norms of `rows` rows of `x`, those that `ids` names if it is not null, with the bits of add_norm. All computing
@@ -63,7 +75,8 @@ __device__ __forceinline__ void norm_rows(const T *x, const uint32_t *ids, int r
     };
     float value;
     for_packs([&](int) { value = 0.f; },
-              [&](int, int, const Pack<T> &pack) {
+              [&](int, int at, const Pack<T> &pack) {
+                  prefetch(weight + at);
 #pragma unroll
                   for (int j = 0; j < LEN; j++) {
                       value = fmaf(widen(pack.values[j]), widen(pack.values[j]), value);
@@ -190,7 +203,57 @@ template <typename T> struct Results {
             : phase.activation == 1 ? gated<gelu>(gate, up)
                                     : gated<gelu_tanh>(gate, up);
     }
+
+    // Adds the sums of warps that are this thread's, and stores them. A work of several passes has further sums.
+    template <int TILES>
+    __device__ __forceinline__ void finish(const Work &work, const float (*sums)[WARPS][TILE_SUMS], int count) const {
+        const int i = threadIdx.x % (TILES * TILE_SUMS), tile = i / TILE_SUMS;
+        const int output = i % OUTPUTS, row = i % TILE_SUMS / OUTPUTS, at_row = 8 * tile + row;
+        if (at_row >= count) {
+            return;
+        }
+        const float *from = sums[tile][0] + output * 8 + row;
+        const int warps = work.warps();
+        // The other strip is that of the other warps, or of the next pass.
+        const int to_second = warps == WARPS ? TILES * WARPS * TILE_SUMS : HALF_WARPS * TILE_SUMS;
+        const bool has_second = work.second.part != nullptr;
+        const float of_first = sum_of_strip(from, warps), of_second = has_second ? sum_of_strip(from + to_second, warps) : 0.f;
+        const int at_first = OUTPUTS * work.first.index + output, at_second = OUTPUTS * work.second.index + output;
+        if (phase.kind == GATE_UP) {
+            if (at_first < work.first.part->outputs) {
+                store_gated(at_row, at_first, of_first, of_second);
+            }
+            return;
+        }
+        if (at_first < work.first.part->outputs) {
+            store(*work.first.part, at_row, at_first, of_first);
+        }
+        if (has_second && at_second < work.second.part->outputs) {
+            store(*work.second.part, at_row, at_second, of_second);
+        }
+    }
 };
+
+// A pass of a work: each warp keeps its sums in `kept`.
+template <typename T, int TILES>
+__device__ __forceinline__ void multiply_and_keep(float (&kept)[TILES][WARPS][TILE_SUMS], Ring &ring, const Inputs<T> &x,
+                                                  int inputs, const Work &work, int pass) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float sums[TILES][4];
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.f;
+    }
+    multiply_strip<T, TILES>(sums, ring, x, inputs, work.warps(), work.of(pass, warp / HALF_WARPS));
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        float *to = kept[t][warp] + lane / 4 * 8 + lane % 4 * 2;
+        to[0] = sums[t][0];
+        to[1] = sums[t][1];
+        to[64] = sums[t][2];
+        to[65] = sums[t][3];
+    }
+}
 
 // The works of a phase that are this block's.
 template <typename T, int TILES>
@@ -213,60 +276,26 @@ __device__ __forceinline__ void product_phase(const Plan &plan, const Phase &pha
         x.first = normed;
     }
     const Results<T> results{plan, phase, rows};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // The sum that this thread finishes, if there are so many.
-    const int tile = threadIdx.x / TILE_SUMS, output = threadIdx.x % OUTPUTS, row = threadIdx.x % TILE_SUMS / OUTPUTS;
-    int turn = 0;
-    for (int number = blockIdx.x; number < works; number += gridDim.x) {
-        const Work work = work_of(phase, number);
-        const int warps = work.warps();
-        float of_first = 0.f, of_second = 0.f;
-        for (int pass = 0; pass < work.passes(); pass++) {
-            float sums[TILES][4];
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.f;
-            }
-            multiply_strip<T, TILES>(sums, ring, x, phase.inputs, warps, work.of(pass, warp / HALF_WARPS));
-            auto &own = shared.sums[turn];
-            turn ^= 1;
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                float *to = own[t][warp] + lane / 4 * 8 + lane % 4 * 2;
-                to[0] = sums[t][0];
-                to[1] = sums[t][1];
-                to[64] = sums[t][2];
-                to[65] = sums[t][3];
-            }
-            sync_computing();
-            if (tile < TILES) {
-                const float *from = own[tile][0] + output * 8 + row;
-                if (pass == 0) {
-                    of_first = sum_of_strip(from, warps);
-                }
-                if (pass == 1 || warps == HALF_WARPS) {
-                    of_second = sum_of_strip(pass == 1 ? from : from + HALF_WARPS * TILE_SUMS, warps);
-                }
+    // Passes of a work, which is the same for all works of a phase that have several.
+    const int passes = phase.kind == GATE_UP ? work_of(phase, 0).passes() : 1;
+    const int kept_works = KEPT<TILES> / passes;
+    for (int first = blockIdx.x; first < works; first += gridDim.x * kept_works) {
+        const int end = min(works, first + (int)gridDim.x * kept_works);
+        auto *kept = shared.sums;
+        for (int number = first; number < end; number += gridDim.x) {
+            const Work work = work_of(phase, number);
+            for (int pass = 0; pass < passes; pass++) {
+                multiply_and_keep<T, TILES>(*kept++, ring, x, phase.inputs, work, pass);
             }
         }
-        const int at_row = 8 * tile + row;
-        if (tile >= TILES || at_row >= count) {
-            continue;
+        sync_computing();
+        // A thread finishes one sum, and the one of the other strip.
+        const int pass = threadIdx.x / (TILES * TILE_SUMS), number = first + (int)gridDim.x * (pass / passes);
+        if (pass % passes == 0 && number < end) {
+            results.template finish<TILES>(work_of(phase, number), shared.sums[pass], count);
         }
-        auto at = [&](const Strip &strip) { return OUTPUTS * strip.index + output; };
-        const auto [first, second] = work;
-        if (phase.kind == GATE_UP) {
-            if (at(first) < first.part->outputs) {
-                results.store_gated(at_row, at(first), of_first, of_second);
-            }
-            continue;
-        }
-        if (at(first) < first.part->outputs) {
-            results.store(*first.part, at_row, at(first), of_first);
-        }
-        if (second.part != nullptr && at(second) < second.part->outputs) {
-            results.store(*second.part, at_row, at(second), of_second);
-        }
+        // Before somebody writes other sums there.
+        sync_computing();
     }
 }
 

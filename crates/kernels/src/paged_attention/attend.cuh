@@ -210,7 +210,8 @@ __device__ __forceinline__ size_t place_of(const Tile &tile, const Args &args, i
 // Computes an item: with SPLIT the partial result of its chunk, otherwise all chunks. `shared` is memory that the
 // threads share. `team` is these threads:
 // - thread(): the number of this one, sync(): waits for all of them;
-// - prepare(tile, item): called by all of them, once, before anything of q, k and v is read;
+// - prepare_keys(tile, item), prepare_queries(tile, item): called by all of them, once, before anything of k and v is
+//   read, and before the queries are;
 // - query(tile, kv_head, i): the values of the item's i-th query.
 // False: the item has no keys.
 template <typename T, int D, bool SPLIT, typename Team>
@@ -260,10 +261,9 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             shared.slots[key] = slot;
         }
         team.sync();
-        if (chunk == first && pass == 0) {
-            team.prepare(tile, item);
-            pair.load(0, own < queries ? team.query(tile, kv_head, own) : nullptr);
-            pair.load(1, own + 8 < queries ? team.query(tile, kv_head, own + 8) : nullptr);
+        const bool is_begin = chunk == first && pass == 0;
+        if (is_begin) {
+            team.prepare_keys(tile, item);
         }
         auto load = [&](T *to, int pitch, const T *pool) {
             constexpr int PACKS = D / Pack<T>::LEN;
@@ -279,6 +279,11 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         };
         load(shared.keys, Shared<T, D>::KEY, k);
         load(shared.values, Shared<T, D>::VALUE, v);
+        if (is_begin) {
+            team.prepare_queries(tile, item);
+            pair.load(0, own < queries ? team.query(tile, kv_head, own) : nullptr);
+            pair.load(1, own + 8 < queries ? team.query(tile, kv_head, own + 8) : nullptr);
+        }
         wait_for_copies<1>();
         team.sync();
         if (warp % 2 * 16 < to_query) {

@@ -8,7 +8,8 @@ template <typename T, int D> struct WholeBlock {
 
     __device__ __forceinline__ int thread() const { return threadIdx.x; }
     __device__ __forceinline__ void sync() const { __syncthreads(); }
-    __device__ __forceinline__ void prepare(const Tile &, Item) const { wait_for_previous(); }
+    __device__ __forceinline__ void prepare_keys(const Tile &, Item) const { wait_for_previous(); }
+    __device__ __forceinline__ void prepare_queries(const Tile &, Item) const {}
     __device__ __forceinline__ const T *query(const Tile &tile, int kv_head, int i) const {
         return q + place_of(tile, args, kv_head, i, D);
     }
