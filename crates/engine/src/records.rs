@@ -11,8 +11,8 @@ use std::time::Duration;
 impl Engine {
     /// Records and sends the end of a sequence whose blocks are already free.
     pub(super) fn end(&mut self, mut sequence: Sequence) {
-        let id = sequence.state.id;
-        self.guard("the end of a sequence", |engine| engine.runner.end(id));
+        let state = &sequence.state;
+        self.guard("the end of a sequence", |engine| engine.runner.end(state));
         sequence.permit = None;
         let stats = &self.shared.stats;
         let times = sequence.times;

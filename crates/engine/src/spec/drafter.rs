@@ -56,7 +56,7 @@ pub trait Drafter: Send {
     }
 
     /// Called once per step, after verification, for every sequence of the step that may ever
-    /// request a draft: first with its prompt, chunk by chunk, then with accepted tokens. Until an
+    /// request a draft (but see [`Drafter::observes_late`]): first with its prompt, chunk by chunk, then with accepted tokens. Until an
     /// id is forgotten, each of its positions comes once and in order; the first one is at most what
     /// [`Drafter::resume`] returned, or any if the text is not read from its start: then hidden states come
     /// from some later position on. When a draft is requested, all tokens but the last have come, or
@@ -77,6 +77,13 @@ pub trait Drafter: Send {
     /// Called before [`Drafter::observe`] if the drafter learns, with the hidden states of requests that may train the head,
     /// even where it does not pay to read them for drafts: then `observe` does not get them.
     fn learn(&mut self, _committed: &[Committed<'_>]) {}
+
+    /// Whether [`Drafter::observe`] may come late for a sequence that is asked for no draft: beside the forward of a
+    /// later step or before its next draft, with the positions of all steps in between and neither hidden states nor
+    /// candidates. Then nothing is done for it while a GPU waits for the host. It never changes.
+    fn observes_late(&self) -> bool {
+        false
+    }
 
     /// The sequence was preempted, or was part of a failed call of `propose`: free all state held
     /// for it. After a preemption it is observed from its start again; after a failure its earlier

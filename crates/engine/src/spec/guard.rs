@@ -11,10 +11,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub struct Guard {
     /// `None` once it has panicked.
     drafter: RefCell<Option<Box<dyn Drafter>>>,
-    /// The drafter's `taps`, `candidates` and `learns`: what it needs of the target never changes.
+    /// The drafter's `taps`, `candidates`, `learns` and `observes_late`: what it needs of the target never changes.
     taps: Vec<usize>,
     candidates: usize,
     learns: bool,
+    observes_late: bool,
 }
 
 impl Guard {
@@ -24,10 +25,13 @@ impl Guard {
             taps: Vec::new(),
             candidates: 0,
             learns: false,
+            observes_late: false,
         };
         let taps = guard.call("taps", |drafter| drafter.taps().to_vec());
         let candidates = guard.call("candidates", |drafter| drafter.candidates());
         let learns = guard.call("learns", |drafter| drafter.learns());
+        let observes_late = guard.call("observes_late", |drafter| drafter.observes_late());
+        guard.observes_late = observes_late.unwrap_or_default();
         guard.learns = learns.unwrap_or_default();
         guard.taps = taps.unwrap_or_default();
         guard.candidates = candidates.unwrap_or_default();
@@ -68,6 +72,11 @@ impl Guard {
     /// See [`Drafter::learns`].
     pub fn learns(&self) -> bool {
         self.learns && !self.is_off()
+    }
+
+    /// See [`Drafter::observes_late`].
+    pub fn observes_late(&self) -> bool {
+        self.observes_late && !self.is_off()
     }
 
     /// See [`Drafter::candidates`].

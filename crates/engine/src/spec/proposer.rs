@@ -9,7 +9,7 @@ use super::masks::{Forced, follow_grammar};
 use super::reading::Reading;
 use super::step::{SequenceState, StepInput};
 use super::target_cost::TargetCost;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
 pub struct Proposer {
@@ -21,8 +21,8 @@ pub struct Proposer {
     ask_seconds: f64,
     /// Average tokens that a draft gains, as in [`DraftStats::gain`].
     gain: f64,
-    /// Number of drafts requested in this step.
-    asked: usize,
+    /// The sequences of this step that are asked for drafts.
+    asked: HashSet<SeqId>,
     /// Steps since all sequences were asked.
     waited: u32,
     /// Whether a failure of the drafter was reported.
@@ -40,6 +40,8 @@ struct DraftStats {
     probe: Probe,
     /// Whether the drafter reads the target's hidden states, from some token on.
     is_read: bool,
+    /// The first position that the drafter has not observed, if there are any.
+    late: Option<usize>,
 }
 
 impl DraftStats {
@@ -50,6 +52,7 @@ impl DraftStats {
             waited: 0,
             probe: Probe::default(),
             is_read: false,
+            late: None,
         }
     }
 }
@@ -87,7 +90,7 @@ impl Proposer {
             sequences: HashMap::new(),
             ask_seconds: 0.0,
             gain: FIRST_GAIN,
-            asked: 0,
+            asked: HashSet::new(),
             waited: 0,
             has_failed: false,
         }
@@ -136,6 +139,7 @@ impl Proposer {
         self.begin_reading(inputs);
         let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
         let asked = self.whom_to_ask(inputs, base);
+        self.observe_asked(inputs, &asked);
         let min_score = if asked.contains(&true) {
             self.budget.min_score(base.rows, base.sequences)
         } else {
@@ -164,7 +168,6 @@ impl Proposer {
             }
         }
         if !requests.is_empty() {
-            self.asked = requests.len();
             self.limit_model_lengths(&mut requests, base);
             match (self.drafter).call("propose", |drafter| drafter.propose(&mut requests)) {
                 None => (),
@@ -294,7 +297,7 @@ impl Proposer {
 
     /// Learns what a step cost.
     pub fn note_step(&mut self, step: &StepCost) {
-        let asked = std::mem::take(&mut self.asked);
+        let asked = self.asked.len();
         if self.reads_states() {
             let read = (self.drafter).pool(|pool| std::mem::take(&mut pool.network.read));
             self.reading.note_step(step, read.unwrap_or_default());
@@ -320,8 +323,21 @@ impl Proposer {
         self.budget.observe(step);
     }
 
-    /// See [`Drafter::observe`].
+    /// See [`Drafter::observe`]. Of sequences that were not asked for a draft in this step, a drafter that
+    /// [observes late](Drafter::observes_late) hears later.
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
+        if self.drafter.observes_late() {
+            let (now, later): (Vec<_>, Vec<_>) =
+                (committed.iter().cloned()).partition(|one| self.asked.contains(&one.id));
+            for one in later {
+                let late = &mut self.sequence(one.id).late;
+                late.get_or_insert(one.new.start);
+            }
+            if !now.is_empty() {
+                (self.drafter).call("observe", |drafter| drafter.observe(&now));
+            }
+            return;
+        }
         if !self.drafter.learns() {
             (self.drafter).call("observe", |drafter| drafter.observe(committed));
             return;
@@ -340,6 +356,46 @@ impl Proposer {
             drafter.learn(committed);
             drafter.observe(&read);
         });
+    }
+
+    /// Lets the drafter observe the sequences that it has not observed so far, beside the forward of a step with these
+    /// inputs; see [`Drafter::observes_late`].
+    pub fn observe_late(&mut self, inputs: &[StepInput<'_>]) {
+        if self.drafter.observes_late() {
+            let late: Vec<_> = (inputs.iter())
+                .filter_map(|input| self.take_late(input.state))
+                .collect();
+            // Also without any: with each step more of what has ended is learned.
+            (self.drafter).call("observe", |drafter| drafter.observe(&late));
+        }
+    }
+
+    /// Lets the drafter observe what it has not of the sequences that are about to be `asked`.
+    fn observe_asked(&mut self, inputs: &[StepInput<'_>], asked: &[bool]) {
+        let asked = inputs.iter().zip(asked).filter(|(_, asked)| **asked);
+        let asked: Vec<&SequenceState> = asked.map(|(input, _)| &*input.state).collect();
+        self.asked = asked.iter().map(|state| state.id).collect();
+        let late: Vec<_> = (asked.into_iter())
+            .filter_map(|state| self.take_late(state))
+            .collect();
+        if !late.is_empty() {
+            (self.drafter).call("observe", |drafter| drafter.observe(&late));
+        }
+    }
+
+    /// What the drafter has not observed of a sequence.
+    fn take_late<'a>(&mut self, state: &'a SequenceState) -> Option<Committed<'a>> {
+        let sequence = self.sequences.get_mut(&state.id)?;
+        Some(Committed {
+            id: state.id,
+            tokens: &state.tokens,
+            prompt_len: state.prompt_len,
+            new: sequence.late.take()?..state.kv_len,
+            hidden: None,
+            candidates: &[],
+            parents: &[],
+            context: &state.draft_context,
+        })
     }
 
     /// Decides now and then which kinds of texts a head reads.
@@ -398,13 +454,17 @@ impl Proposer {
         self.drafter.call("forget", |drafter| drafter.forget(id));
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.is_read = false;
+            sequence.late = None;
         }
     }
 
     /// See [`Drafter::end`].
-    pub fn end(&mut self, id: SeqId) {
-        self.sequences.remove(&id);
-        self.drafter.call("end", |drafter| drafter.end(id));
+    pub fn end(&mut self, state: &SequenceState) {
+        if let Some(late) = self.take_late(state) {
+            (self.drafter).call("observe", |drafter| drafter.observe(&[late]));
+        }
+        self.sequences.remove(&state.id);
+        self.drafter.call("end", |drafter| drafter.end(state.id));
     }
 
     /// Draft nodes that were proposed and not verified, since the start.

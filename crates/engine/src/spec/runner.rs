@@ -34,6 +34,8 @@ pub struct SpeculativeRunner {
     used: usize,
     /// See [`SpeculativeRunner::experts_read`].
     experts_read: u64,
+    /// Time that the drafter took to observe what the last step gave for its next drafts.
+    observed: Duration,
 }
 
 impl SpeculativeRunner {
@@ -63,6 +65,7 @@ impl SpeculativeRunner {
             proposers: drafters.into_iter().map(proposer).collect(),
             used: 0,
             experts_read: 0,
+            observed: Duration::ZERO,
         })
     }
 
@@ -127,6 +130,10 @@ impl SpeculativeRunner {
         let output =
             masks::overlap_with_forward(masks, || self.target.forward(&batch, &mut self.store))?;
         self.experts_read += output.experts_read as u64;
+        if let Some(proposer) = self.proposer() {
+            // A GPU computes meanwhile.
+            proposer.observe_late(inputs);
+        }
         if batch.logits.is_empty() && batch.last_hidden.is_empty() {
             // Nothing is read back. Without this, a GPU would queue one chunk of a prompt after the other,
             // and who arrives would wait for them all.
@@ -146,6 +153,7 @@ impl SpeculativeRunner {
             hand_out_last(states, inputs, &mut outputs)?;
         }
         let base = Base::of(inputs);
+        let drafting = drafted - started + std::mem::take(&mut self.observed);
         if let Some(proposer) = self.proposer() {
             proposer.note_step(&StepCost {
                 sequences: base.sequences,
@@ -158,7 +166,7 @@ impl SpeculativeRunner {
                     .map(|output| output.tokens.len())
                     .sum(),
                 target_seconds: drafted.elapsed().as_secs_f64(),
-                draft_seconds: (drafted - started).as_secs_f64(),
+                draft_seconds: drafting.as_secs_f64(),
             });
         }
         for (output, proposal) in outputs.iter_mut().zip(proposals) {
@@ -171,8 +179,13 @@ impl SpeculativeRunner {
 
     /// Passes the committed tokens to the drafter; see [`Drafter::observe`].
     pub fn observe(&mut self, committed: &[Committed<'_>]) {
+        let started = Instant::now();
         if let Some(proposer) = self.proposer() {
             proposer.observe(committed);
+        }
+        if self.drafter().is_some_and(Guard::observes_late) {
+            // Of all that it observes, this is for drafts: the rest is observed late.
+            self.observed = started.elapsed();
         }
     }
 
@@ -206,9 +219,9 @@ impl SpeculativeRunner {
     }
 
     /// Frees the state for a request that ended.
-    pub fn end(&mut self, id: SeqId) {
-        self.states.iter_mut().for_each(|states| states.release(id));
-        (self.proposers.iter_mut()).for_each(|proposer| proposer.end(id));
+    pub fn end(&mut self, state: &SequenceState) {
+        (self.states.iter_mut()).for_each(|states| states.release(state.id));
+        (self.proposers.iter_mut()).for_each(|proposer| proposer.end(state));
     }
 
     /// The rate of the last steps over that of plain decoding, as the budget expects it; `None` without a

@@ -256,6 +256,10 @@ impl Drafter for Tables {
         CANDIDATES
     }
 
+    fn observes_late(&self) -> bool {
+        true
+    }
+
     fn check_invariants(&mut self) -> Result<(), String> {
         let bytes = self.texts.bytes() + self.pool.bytes() + self.answers.bytes();
         if bytes > self.memory {

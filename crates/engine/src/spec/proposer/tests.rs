@@ -5,8 +5,8 @@ use foretoken_core::error::Result;
 use foretoken_core::kv::BlockTable;
 use foretoken_core::model::toy::ToyModel;
 use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Drafts two tokens with this score each; counts the requests.
 struct Counting {
@@ -168,4 +168,92 @@ fn a_fixed_draft_is_never_cut() {
     assert_eq!(run(0.01, &mut sampled, 1e-4), (200, 400));
     let mut greedy = state(0.0, Acceptance::Rejection);
     assert_eq!(run(0.01, &mut greedy, 1e-4).1, 0);
+}
+
+/// What a drafter is told of the sequences, in order.
+#[derive(Debug, Clone, PartialEq)]
+enum Told {
+    Asked(SeqId),
+    Observed(SeqId, std::ops::Range<usize>),
+    Ended(SeqId),
+}
+
+/// Observes late.
+#[derive(Default)]
+struct Late(Arc<Mutex<Vec<Told>>>);
+
+impl Drafter for Late {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        let asked = requests.iter().map(|request| Told::Asked(request.id));
+        self.0.lock().unwrap().extend(asked);
+        Ok(vec![Draft::default(); requests.len()])
+    }
+
+    fn observe(&mut self, committed: &[Committed<'_>]) {
+        let observed = committed.iter();
+        let observed = observed.map(|one| Told::Observed(one.id, one.new.clone()));
+        self.0.lock().unwrap().extend(observed);
+    }
+
+    fn observes_late(&self) -> bool {
+        true
+    }
+
+    fn end(&mut self, id: SeqId) {
+        self.0.lock().unwrap().push(Told::Ended(id));
+    }
+}
+
+/// What is not needed for the next draft is observed beside the next forward, or before the draft or the end that
+/// needs it: each position once and in order.
+#[test]
+fn who_is_not_asked_is_observed_late() {
+    use Told::{Asked, Ended, Observed};
+    let drafter = Late::default();
+    let told = drafter.0.clone();
+    let told = || std::mem::take(&mut *told.lock().unwrap());
+    let mut proposer = Proposer::new(Box::new(drafter), BudgetMode::Fixed);
+    let [mut first, mut second] = [1, 2].map(|id| SequenceState {
+        id,
+        ..state(0.0, Acceptance::Coupled)
+    });
+    // A step that drafts for the first sequence, and for the second where `both`; returns what is told before and
+    // while the forward runs, and after it.
+    let mut step = |first: &mut SequenceState, second: &mut SequenceState, both: bool| {
+        let mut inputs = [input(first, 4), input(second, if both { 4 } else { 0 })];
+        proposer.propose(&mut inputs, 10);
+        let before = told();
+        proposer.observe_late(&inputs);
+        let beside = told();
+        for state in [&mut *first, &mut *second] {
+            state.kv_len += 1;
+            state.tokens.push(3);
+        }
+        let committed = [&*first, &*second].map(|state| Committed {
+            id: state.id,
+            tokens: &state.tokens,
+            prompt_len: state.prompt_len,
+            new: state.kv_len - 1..state.kv_len,
+            hidden: None,
+            candidates: &[],
+            parents: &[],
+            context: &state.draft_context,
+        });
+        proposer.observe(&committed);
+        [before, beside, told()]
+    };
+    let of = |told: [Vec<Told>; 3], want: [Vec<Told>; 3]| assert_eq!(told, want);
+    let one = step(&mut first, &mut second, false);
+    of(one, [vec![Asked(1)], vec![], vec![Observed(1, 2..3)]]);
+    let two = step(&mut first, &mut second, false);
+    let late = vec![Observed(2, 2..3)];
+    of(two, [vec![Asked(1)], late, vec![Observed(1, 3..4)]]);
+    let three = step(&mut first, &mut second, true);
+    let before = vec![Observed(2, 3..4), Asked(1), Asked(2)];
+    let after = vec![Observed(1, 4..5), Observed(2, 4..5)];
+    of(three, [before, vec![], after]);
+    step(&mut first, &mut second, false);
+    proposer.end(&first);
+    proposer.end(&second);
+    assert_eq!(told(), [Ended(1), Observed(2, 5..6), Ended(2)]);
 }
