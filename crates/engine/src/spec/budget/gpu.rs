@@ -5,7 +5,7 @@ use super::super::calibration::rows_on_gpu;
 use super::super::cost::tests::Noise;
 use super::super::target_cost::TargetCost;
 use super::super::target_cost::tests::dense;
-use super::tests::{chain_parents, forecasts};
+use super::tests::{chain_parents, forecasts, kept};
 use super::*;
 
 /// Milliseconds of the 3B's forwards of up to 16 rows, replayed as graphs.
@@ -142,7 +142,7 @@ pub(in crate::spec) fn check(
     let (early, plain, of_best) = (first / fixed(0), later / fixed(0), later / best);
     assert!(early >= 0.95, "{case}: {early} of plain at first");
     assert!(plain >= 0.995, "{case}: {plain} of plain");
-    assert!(of_best >= 0.8, "{case}: {of_best} of the best fixed depth");
+    assert!(of_best >= 0.75, "{case}: {of_best} of the best fixed depth");
     of_best
 }
 
@@ -214,4 +214,16 @@ fn a_draft_model_is_never_slower_at_any_load() {
     }
     let mean = of_best.iter().sum::<f64>() / of_best.len() as f64;
     assert!(mean > 0.98, "{mean} of the best fixed depth");
+}
+
+/// Unlikely tokens fill the rows up to a graph's edge, and open no further graph.
+#[test]
+fn rows_up_to_an_edge_are_filled() {
+    let of = |sequences: usize| {
+        let target = Gpu::ManyGraphs.calibrated(sequences, &mut Noise(1));
+        let mut budget = Budget::new(BudgetMode::Adaptive).with_target(target);
+        kept(&mut budget, &[0.05], sequences)
+    };
+    let many = [60, 64, 90].map(of);
+    assert_eq!(many, [4, 0, 6]);
 }
