@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use foretoken::kernels;
 use foretoken::kernels::sample::{
     Accepted, Chain, MAX_BEST, NO_TOKEN, Node, ProcessedLogits, TokenChoice, best_logits,
-    process_logits,
+    process_logits, top_logits,
 };
 use foretoken::sampling::{
     Dist, NoToken, Purpose, Rng, Sampler, SamplingParams, best, choose, distribution, guess, mix,
@@ -393,4 +393,30 @@ fn verdicts_are_those_of_the_cpu() {
     }
     println!("accepted: {lengths:?}");
     assert!(lengths.iter().all(|&n| n > 0), "{lengths:?}");
+}
+
+/// Ids and logits have the same bits; a sum of thousands of values in f64 differs in its last ones.
+#[test]
+fn the_largest_logits_are_those_of_the_cpu() {
+    let gpu = gpu();
+    const ROWS: usize = 5;
+    let mut all: Vec<f32> = (0..ROWS as u64).flat_map(logits).collect();
+    // Many equal logits.
+    all[VOCAB..2 * VOCAB]
+        .iter_mut()
+        .for_each(|x| *x = x.round());
+    all[2 * VOCAB..3 * VOCAB].fill(0.5);
+    let all = Tensor::from_vec(all, (ROWS, VOCAB), &Device::Cpu).unwrap();
+    for k in [1, 32, 1500, VOCAB] {
+        let rows = |device: &Device| {
+            let logits = all.to_device(device).unwrap();
+            top_logits(&logits, k).unwrap().read().unwrap()
+        };
+        for (ours, theirs) in rows(&gpu).iter().zip(rows(&Device::Cpu)) {
+            assert_eq!((&ours.ids, &ours.logits), (&theirs.ids, &theirs.logits));
+            let off = (ours.rest - theirs.rest).abs();
+            assert!(off <= 1e-13 * theirs.rest, "{} {}", ours.rest, theirs.rest);
+        }
+    }
+    top_logits(&all.to_device(&gpu).unwrap(), VOCAB + 1).unwrap_err();
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #define __device__
@@ -137,8 +138,8 @@ inline bool __any_sync(unsigned all, bool x) {
     return any;
 }
 // Atomic, because threads switch only where they wait.
-inline unsigned long long atomicAdd(unsigned long long *to, unsigned long long x) {
-    unsigned long long before = *to;
+template <typename T> T atomicAdd(T *to, std::type_identity_t<T> x) {
+    T before = *to;
     *to += x;
     return before;
 }

@@ -8,6 +8,7 @@
 #include "paged_attention/prefill.cu"
 #include "rope_kv_write.cu"
 #include "sample/sample.cu"
+#include "sample/top_logits.cu"
 
 #include "gpu.h"
 
@@ -51,6 +52,7 @@ namespace {
     ADD(adjust_logits)
     ADD(best_logits)
     ADD(process_logits)
+    ADD(top_logits)
     ADD(verify_chains)
     return true;
 }();

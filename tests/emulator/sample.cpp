@@ -1,5 +1,6 @@
 // Compares sampling and verification with a plain reference in f64 that sorts.
 #include "sample/sample.cu"
+#include "sample/top_logits.cu"
 
 #include "check.h"
 #include <numeric>
@@ -245,6 +246,54 @@ void test_best_logits() {
     }
 }
 
+// The largest logits of rows, few and many of them, also of equal logits, and where some are not finite.
+void test_top_logits() {
+    const int ROWS = 6;
+    vector<float> logits;
+    for (int row = 0; row < ROWS; row++) {
+        auto one = noise(row % 2);
+        logits.insert(logits.end(), one.begin(), one.end());
+    }
+    std::fill(&logits[2 * VOCAB], &logits[3 * VOCAB], -1.5f);
+    logits[3 * VOCAB + 4711] = INFINITY;
+    std::fill(&logits[4 * VOCAB], &logits[5 * VOCAB - 9], -INFINITY);
+    std::fill(&logits[5 * VOCAB], &logits[6 * VOCAB], 0.f);
+    logits[5 * VOCAB + 3] = -0.f;
+    logits[5 * VOCAB + 7] = NAN;
+    logits[5 * VOCAB + 9] = -NAN;
+    for (int k : {1, 2, 32, 257, VOCAB - 1, VOCAB}) {
+        const size_t width = 2 * k + 2;
+        vector<uint32_t> top(ROWS * width, 77);
+        launch({ROWS, 1, 1}, 1024, [&] { top_logits(logits.data(), top.data(), VOCAB, k); });
+        for (int row = 0; row < ROWS; row++) {
+            const float *of = &logits[row * VOCAB];
+            auto bits = [&](int id) {
+                int32_t x = __float_as_int(of[id]);
+                return x < 0 ? x ^ 0x7fffffff : x;
+            };
+            auto order = order_by(bits);
+            double rest = 0;
+            for (int place = k; place < VOCAB; place++) {
+                rest += std::exp((double)of[order[place]] - of[order[0]]);
+            }
+            const uint32_t *got = &top[row * width];
+            vector<int> ids(got, got + k);
+            for (int place = 0; place < k; place++) {
+                uint32_t id = ids[place];
+                CHECK(id < VOCAB && got[k + place] == __float_as_uint(of[id]), "row %d has %u at place %d of %d", row, id,
+                      place, k);
+            }
+            std::sort(ids.begin(), ids.end());
+            std::sort(order.begin(), order.begin() + k);
+            CHECK(std::equal(ids.begin(), ids.end(), order.begin()), "row %d has other %d ids", row, k);
+            double sum;
+            memcpy(&sum, got + 2 * k, sizeof sum);
+            CHECK(rest == rest ? std::fabs(sum - rest) <= 1e-13 * rest : sum != sum, "row %d, %d values: %g, not %g", row, k,
+                  sum, rest);
+        }
+    }
+}
+
 // A row without a valid token is reported, wherever the invalid value is, and does not affect others.
 void test_not_finite() {
     const float ODD[] = {NAN, -NAN, INFINITY};
@@ -420,6 +469,7 @@ void test_sample() {
     test_exponential();
     test_best();
     test_best_logits();
+    test_top_logits();
     test_not_finite();
     test_verify();
 }

@@ -166,6 +166,26 @@ pub(super) fn best_logits(logits: &Tensor, best: usize) -> Result<Tensor> {
     Ok(tensor(ids, &[rows, best], &device))
 }
 
+/// See [`super::TopLogits`]; there are rows, and as many values.
+pub(super) fn top_logits(logits: &Tensor, k: usize) -> Result<Tensor> {
+    let device = logits.device().as_cuda_device()?.clone();
+    let (rows, vocab) = logits.dims2()?;
+    let width = 2 * k + 2;
+    // SAFETY: the kernel writes every value.
+    let top = unsafe { device.alloc::<u32>(rows * width)? };
+    {
+        let (storage, layout) = logits.storage_and_layout();
+        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
+        let kernel = gpu::function(&device, "top_logits", gpu::TOP_LOGITS, "top_logits")?;
+        let mut args = kernel.builder();
+        args.arg(&logits).arg(&top);
+        builder_arg!(args, vocab as i32, k as i32);
+        // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
+        unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
+    }
+    Ok(tensor(top, &[rows, width], &device))
+}
+
 /// A copy of the logits with the adjustments applied; there is at least one.
 fn adjusted(logits: &Tensor, adjustments: &[RowAdjustment], device: &CudaDevice) -> Result<Tensor> {
     let (rows, vocab) = logits.dims2()?;

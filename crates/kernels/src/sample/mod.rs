@@ -7,10 +7,12 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod gumbel_max;
+mod top_logits;
 
 use candle_core::{Result, Tensor};
 
 pub use gumbel_max::{exponential, gumbel_max, weights};
+pub use top_logits::{TopLogits, TopRow, top_logits};
 
 /// Stands for a token if none can be chosen: the logits contain NaN or infinity, or all are minus
 /// infinity.
