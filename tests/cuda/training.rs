@@ -5,6 +5,8 @@ use crate::common::distill_workshop::{Workshop, config, weights, write_target_of
 use candle_core::Tensor;
 use foretoken::train::report::DistillReport;
 use foretoken::train::{DistillOptions, Method, run};
+use half::f16;
+use std::fs;
 use std::path::Path;
 
 const VOCAB: usize = 32;
@@ -27,6 +29,26 @@ fn distance(a: &Path, b: &Path, start: &Path) -> f64 {
     }
     assert!(moved > 0.);
     (apart / moved).sqrt()
+}
+
+/// The number of stored log-probabilities of two runs that differ by more than rounding, or belong to other ids, and the
+/// number of all.
+fn stored_apart(a: &DistillOptions, b: &DistillOptions) -> (usize, usize) {
+    let k = a.top_k;
+    let [a, b] = [a, b].map(|run| fs::read(run.out.join("targets.bin")).unwrap());
+    assert_eq!(a.len(), b.len());
+    let positions = a.chunks_exact(6 * k + 4).zip(b.chunks_exact(6 * k + 4));
+    let apart = positions.map(|(a, b)| {
+        let ids = a[..4 * k].chunks(4).zip(b[..4 * k].chunks(4));
+        let logs = a[4 * k..6 * k].chunks(2).zip(b[4 * k..6 * k].chunks(2));
+        let value = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+        let differ = |(a, b): (&[u8], &[u8])| (value(a) - value(b)).abs() > 0.02;
+        let wrong = ids
+            .zip(logs)
+            .filter(|&((a, b), logs)| a != b || differ(logs));
+        wrong.count()
+    });
+    (apart.sum(), a.len() / (6 * k + 4) * k)
 }
 
 #[test]
@@ -73,6 +95,9 @@ fn drafts_and_heads_are_trained_as_on_the_cpu() {
             assert!((ours - theirs).abs() < 1e-3, "{method:?}: {ours} {theirs}");
         }
         assert!(on_gpu.trained.loss < on_gpu.untrained.loss);
+        let (apart, all) = stored_apart(&there, &here);
+        println!("{method:?}: {apart} of {all} stored numbers apart");
+        assert!(apart <= all / 100, "{method:?}: {apart} of {all}");
         // What is written can be trained on, on either device.
         let resumed = DistillOptions {
             device: "cpu".into(),

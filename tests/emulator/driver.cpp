@@ -235,6 +235,16 @@ API CUresult cuMemFreeAsync(uint64_t pointer, void *handle) {
     });
 }
 
+// There is one pool, whose freed memory the host always gets back.
+API CUresult cuDeviceGetDefaultMemPool(void **pool, int) {
+    *pool = &device_context;
+    return CUDA_SUCCESS;
+}
+API CUresult cuMemPoolSetAttribute(void *, int attribute, void *) {
+    constexpr int RELEASE_THRESHOLD = 4;
+    return attribute == RELEASE_THRESHOLD ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 API CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned) {
     Lock lock(mutex);
     if (waiting_spoils_capture()) {

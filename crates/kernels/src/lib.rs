@@ -53,7 +53,7 @@ pub const EXACT_ROWS: usize = 256;
 
 pub use bandwidth::read_bandwidth;
 pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
-pub use device::{device, device_memory};
+pub use device::{device, device_memory, keep_freed_memory};
 pub use forward::{
     ForwardLayer, ForwardLinear, ForwardModel, ForwardPlan, ForwardRows, MAX_FORWARD_ROWS,
 };

@@ -10,8 +10,10 @@ pub use super::options::Precision;
 use super::output::{open_kept, write_json};
 use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
+use foretoken_kernels::parallel;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -126,20 +128,29 @@ impl FeatureStore {
         (file, (at * self.shape.row_bytes()) as u64)
     }
 
-    /// Stores `values`, `[seq_len, taps * hidden_size]`, as row `row`, at most the one after the last.
+    /// Stores `values`, `[rows * seq_len, taps * hidden_size]`, as the rows from `first` on, at most the one after the
+    /// last.
     ///
     /// # Errors
-    /// `Setup`, if the file cannot be written.
-    pub fn write(&mut self, row: usize, values: &[f32]) -> Result<()> {
-        let mut bytes = Vec::with_capacity(self.shape.row_bytes());
-        for tap in values.chunks_exact(self.shape.hidden_size) {
-            pack(tap, self.shape.precision, &mut bytes);
+    /// `Setup`, if a file cannot be written.
+    pub fn write(&mut self, first: usize, values: &[f32]) -> Result<()> {
+        let shape = &self.shape;
+        let row_values = shape.rows.seq_len * shape.taps.len() * shape.hidden_size;
+        let mut rows: Vec<&[f32]> = values.chunks_exact(row_values).collect();
+        let packed = parallel::map(&mut rows, |values| {
+            let mut bytes = Vec::with_capacity(shape.row_bytes());
+            for tap in values.chunks_exact(shape.hidden_size) {
+                pack(tap, shape.precision, &mut bytes);
+            }
+            bytes
+        });
+        for (row, bytes) in (first..).zip(packed) {
+            let (number, start) = self.place(row);
+            self.files[number]
+                .write_all_at(&bytes, start)
+                .map_err(|e| Error::in_file(&self.path(number), e))?;
+            self.rows = self.rows.max(row + 1);
         }
-        let (number, start) = self.place(row);
-        self.files[number]
-            .write_all_at(&bytes, start)
-            .map_err(|e| Error::in_file(&self.path(number), e))?;
-        self.rows = self.rows.max(row + 1);
         Ok(())
     }
 
@@ -166,8 +177,8 @@ impl FeatureStore {
         } = &self.shape;
         let width = taps.len() * hidden_size;
         let mut values = vec![0f32; rows.len() * positions * width];
-        let mut bytes = vec![0u8; positions * self.shape.position_bytes()];
-        for (&row, values) in rows.iter().zip(values.chunks_exact_mut(positions * width)) {
+        let read = |(&row, values): (&usize, &mut [f32])| -> Result<()> {
+            let mut bytes = vec![0u8; positions * self.shape.position_bytes()];
             let (number, start) = self.place(row);
             self.files[number]
                 .read_exact_at(&mut bytes, start)
@@ -176,7 +187,11 @@ impl FeatureStore {
             for (bytes, values) in taps.zip(values.chunks_exact_mut(*hidden_size)) {
                 unpack(bytes, self.shape.precision, values);
             }
-        }
+            Ok(())
+        };
+        // On the CPU each worker has a pool of its own, of one thread.
+        let parts = values.par_chunks_exact_mut(positions * width);
+        rows.par_iter().zip(parts).try_for_each(read)?;
         let dims = (rows.len() * positions, width);
         Ok(Tensor::from_vec(values, dims, &Device::Cpu)?)
     }

@@ -27,6 +27,7 @@ pub mod optimizer;
 mod options;
 pub mod output;
 pub mod parallel;
+mod pass;
 #[cfg(test)]
 #[path = "../../../tests/common/plain.rs"]
 mod plain;
@@ -77,6 +78,7 @@ use vocabulary::DraftVocabulary;
 /// that is not finite. The last checkpoint is kept.
 pub fn run(options: &DistillOptions) -> Result<DistillReport> {
     let device = kernels::device(&options.device).map_err(Error::setup)?;
+    kernels::keep_freed_memory(&device).map_err(Error::setup)?;
     if let Some(threads) = options.threads {
         kernels::set_threads(threads);
     }

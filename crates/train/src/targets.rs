@@ -10,19 +10,17 @@ use super::features::FeatureStore;
 use super::identity::Identity;
 use super::loss::Soft;
 use super::output::{open_kept, write_json};
-use candle_core::{DType, Device, Tensor};
+use super::pass::{TargetPass, Wanted, tokens_of_a_forward};
+use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
-use foretoken_core::kv::{BlockAllocator, BlockTable, KvStore};
-use foretoken_core::model::{Batch, KeptState, Model, Taps};
+use foretoken_core::model::Model;
 use foretoken_kernels::parallel;
+use foretoken_kernels::sample::TopRow;
 use half::f16;
+use rayon::prelude::*;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-
-/// Tokens of one forward of the target.
-const CHUNK: usize = 128;
-const BLOCK_SIZE: usize = 16;
 
 /// An open file of distributions.
 pub struct SoftTargets {
@@ -68,41 +66,59 @@ impl SoftTargets {
     /// `features`.
     ///
     /// # Errors
-    /// `Setup`, if the file cannot be written; the error of the target.
+    /// `Setup`, if the file cannot be written, or the target's GPU has too little memory; the error of the target.
     pub fn compute(
         &mut self,
         target: &mut dyn Model,
         rows: &[Row],
+        features: Option<&mut FeatureStore>,
+        done: impl FnMut(),
+    ) -> Result<()> {
+        let wanted = Wanted {
+            top_k: self.identity.top_k,
+            taps: features.as_ref().map_or(&[][..], |f| f.taps()).to_vec(),
+        };
+        let tokens = tokens_of_a_forward(target, self.identity.seq_len, &wanted)?;
+        let missing = &rows[rows.len() - self.missing(features.as_deref())..];
+        let shape = (missing.len(), self.identity.seq_len);
+        let pass = TargetPass::new(target, shape, tokens, wanted)?;
+        self.store(pass, missing, features, done)
+    }
+
+    /// Stores what `pass` computes of the last rows, which are `missing`.
+    fn store(
+        &mut self,
+        mut pass: TargetPass<'_>,
+        missing: &[Row],
         mut features: Option<&mut FeatureStore>,
         mut done: impl FnMut(),
     ) -> Result<()> {
-        let (len, k) = (self.identity.seq_len, self.identity.top_k);
-        let taps = features.as_ref().map_or(&[][..], |f| f.taps()).to_vec();
-        let blocks = len.div_ceil(BLOCK_SIZE);
-        let mut pass = TargetPass {
-            kv: target.new_kv(blocks, BLOCK_SIZE)?,
-            table: BlockTable::default(),
-            taps,
-        };
-        BlockAllocator::new(blocks, BLOCK_SIZE)
-            .reserve(&mut pass.table, len)
-            .map_err(|_| Error::internal("the pool is as large as a row"))?;
-        let failed = |e| Error::in_file(&self.path, e);
-        let first = rows.len() - self.missing(features.as_deref());
-        for (number, row) in rows.iter().enumerate().skip(first) {
-            let (bytes, hidden) = pass.row(target, &row.tokens[..len], k)?;
-            let start = (number * self.identity.row_bytes()) as u64;
-            self.file.write_all_at(&bytes, start).map_err(failed)?;
+        let (len, mut first) = (self.identity.seq_len, self.identity.rows - missing.len());
+        let mut groups = missing.chunks(pass.rows_at_once()).map(|rows| {
+            let rows: Vec<&[u32]> = rows.iter().map(|row| &row.tokens[..len]).collect();
+            pass.start(&rows)
+        });
+        let mut computed = groups.next().transpose()?;
+        while let Some(output) = computed {
+            let (mut positions, hidden) = output.read()?;
+            // A GPU computes the next rows meanwhile.
+            let next = groups.next().transpose();
+            let count = positions.len() / len;
+            let bytes = parallel::map(&mut positions, |top| pack(top)).concat();
+            let start = (first * self.identity.row_bytes()) as u64;
+            (self.file.write_all_at(&bytes, start)).map_err(|e| Error::in_file(&self.path, e))?;
             if let Some(features) = &mut features {
-                features.write(number, &hidden)?;
+                features.write(first, &hidden)?;
             }
-            self.rows = self.rows.max(number + 1);
-            done();
+            first += count;
+            self.rows = self.rows.max(first);
+            (0..count).for_each(|_| done());
+            computed = next?;
         }
         if let Some(features) = features {
             features.sync()?;
         }
-        self.file.sync_all().map_err(failed)
+        (self.file.sync_all()).map_err(|e| Error::in_file(&self.path, e))
     }
 
     /// The distributions of all positions of `rows`, in order, on `device`.
@@ -111,17 +127,25 @@ impl SoftTargets {
     /// `Setup`, if the file cannot be read.
     pub fn read(&self, rows: &[usize], device: &Device) -> Result<Soft> {
         let (size, k) = (self.identity.row_bytes(), self.identity.top_k);
-        let mut bytes = vec![0; size * rows.len()];
-        for (&row, bytes) in rows.iter().zip(bytes.chunks_mut(size)) {
-            (self.file.read_exact_at(bytes, (row * size) as u64))
+        let read = |&row: &usize| -> Result<(Vec<u32>, Vec<f32>, Vec<f32>)> {
+            let mut bytes = vec![0; size];
+            (self.file.read_exact_at(&mut bytes, (row * size) as u64))
                 .map_err(|e| Error::in_file(&self.path, e))?;
+            let (mut ids, mut probs) = (Vec::new(), Vec::new());
+            let positions = bytes.chunks_exact(6 * k + 4);
+            let tails = positions.map(|position| unpack(position, k, &mut ids, &mut probs));
+            let tails: Vec<f32> = tails.collect();
+            Ok((ids, probs, tails))
+        };
+        // On the CPU each worker has a pool of its own, of one thread.
+        let all: Vec<_> = rows.par_iter().map(read).collect::<Result<_>>()?;
+        let (mut ids, mut probs, mut tails) = (Vec::new(), Vec::new(), Vec::new());
+        for (of_ids, of_probs, of_tails) in all {
+            ids.extend(of_ids);
+            probs.extend(of_probs);
+            tails.extend(of_tails);
         }
-        let positions = rows.len() * self.identity.seq_len;
-        let (mut ids, mut probs) = (Vec::new(), Vec::new());
-        let mut tails = Vec::with_capacity(positions);
-        for position in bytes.chunks_exact(6 * k + 4) {
-            tails.push(unpack(position, k, &mut ids, &mut probs));
-        }
+        let positions = tails.len();
         Ok(Soft {
             ids: Tensor::from_vec(ids, (positions, k), device)?,
             probs: Tensor::from_vec(probs, (positions, k), device)?,
@@ -130,71 +154,16 @@ impl SoftTargets {
     }
 }
 
-/// The target's KV pool, for one row at a time.
-struct TargetPass {
-    kv: KvStore,
-    table: BlockTable,
-    /// The layers whose hidden states are wanted.
-    taps: Vec<usize>,
-}
-
-impl TargetPass {
-    /// The packed distributions of all positions of one row, and their hidden states.
-    fn row(
-        &mut self,
-        target: &mut dyn Model,
-        tokens: &[u32],
-        k: usize,
-    ) -> Result<(Vec<u8>, Vec<f32>)> {
-        let vocab = target.info().vocab_size;
-        let (mut packed, mut hidden) = (Vec::new(), Vec::new());
-        for (chunk, part) in tokens.chunks(CHUNK).enumerate() {
-            let mut batch = Batch::default();
-            batch.push_span(part, &[], chunk * CHUNK, &self.table, BLOCK_SIZE);
-            batch.keep_state(part.len(), &[], KeptState::of_chunk(0, chunk == 0));
-            batch.logits = (0..part.len() as u32).collect();
-            batch.taps = (!self.taps.is_empty()).then(|| Taps {
-                layers: self.taps.clone(),
-                rows: batch.logits.clone(),
-            });
-            let output = target.forward(&batch, &mut self.kv)?;
-            let positions = output.read(|logits| {
-                let mut rows: Vec<&[f32]> = logits.chunks_exact(vocab).collect();
-                parallel::map(&mut rows, |logits| pack(logits, k))
-            })?;
-            packed.extend(positions.into_iter().flatten());
-            if let Some(states) = &output.tapped {
-                let states = states.to_dtype(DType::F32)?.flatten_all()?;
-                hidden.extend(states.to_vec1::<f32>()?);
-            }
-        }
-        Ok((packed, hidden))
-    }
-}
-
 /// Packs one position in the format that the module describes.
-fn pack(logits: &[f32], k: usize) -> Vec<u8> {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    // If logits are equal, the lower id comes first, as in sampling.
-    let by_logit = |a: &u32, b: &u32| {
-        let (za, zb) = (logits[*a as usize], logits[*b as usize]);
-        zb.total_cmp(&za).then(a.cmp(b))
-    };
-    if k < order.len() {
-        order.select_nth_unstable_by(k, by_logit);
+fn pack(top: &TopRow) -> Vec<u8> {
+    let highest = f64::from(top.logits[0]);
+    let above = |logit: &f32| f64::from(*logit) - highest;
+    let sum = top.logits.iter().map(|z| above(z).exp()).sum::<f64>() + top.rest;
+    let mut bytes: Vec<u8> = top.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    for logit in &top.logits {
+        bytes.extend(f16::from_f64(above(logit) - sum.ln()).to_le_bytes());
     }
-    let (top, rest) = order.split_at_mut(k.min(logits.len()));
-    top.sort_unstable_by(by_logit);
-    let highest = f64::from(logits[top[0] as usize]);
-    let weight = |id: &u32| (f64::from(logits[*id as usize]) - highest).exp();
-    let tail: f64 = rest.iter().map(weight).sum();
-    let sum = top.iter().map(weight).sum::<f64>() + tail;
-    let mut bytes: Vec<u8> = top.iter().flat_map(|id| id.to_le_bytes()).collect();
-    for id in &*top {
-        let ln = f64::from(logits[*id as usize]) - highest - sum.ln();
-        bytes.extend(f16::from_f64(ln).to_le_bytes());
-    }
-    bytes.extend(((tail / sum) as f32).to_le_bytes());
+    bytes.extend(((top.rest / sum) as f32).to_le_bytes());
     bytes
 }
 
@@ -214,38 +183,4 @@ fn unpack(bytes: &[u8], k: usize, ids: &mut Vec<u32>, probs: &mut Vec<f32>) -> f
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_position_survives_packing() {
-        let logits: Vec<f32> = (0..50)
-            .map(|i| ((i * 13 % 50) as f32).sqrt() * 2.0)
-            .collect();
-        let sum: f64 = logits.iter().map(|&z| f64::from(z).exp()).sum();
-        for k in [1, 7, 50] {
-            let bytes = pack(&logits, k);
-            assert_eq!(bytes.len(), 6 * k + 4);
-            let (mut ids, mut probs) = (Vec::new(), Vec::new());
-            let tail = unpack(&bytes, k, &mut ids, &mut probs);
-            assert!(ids.is_sorted_by_key(|&id| -logits[id as usize]));
-            let mut mass = f64::from(tail);
-            for (&id, &p) in ids.iter().zip(&probs) {
-                let exact = f64::from(logits[id as usize]).exp() / sum;
-                // f16 stores logarithms down to -16 with an error of up to 1/256.
-                assert!((f64::from(p) - exact).abs() < 5e-3 * exact, "{p} {exact}");
-                mass += f64::from(p);
-            }
-            assert!((mass - 1.0).abs() < 1e-5, "{mass}");
-            assert!(k < 50 || tail == 0.0);
-        }
-    }
-
-    #[test]
-    fn the_lower_of_equally_probable_ids_is_first() {
-        let bytes = pack(&[1.0, 2.0, 2.0, 2.0], 2);
-        let (mut ids, mut probs) = (Vec::new(), Vec::new());
-        unpack(&bytes, 2, &mut ids, &mut probs);
-        assert_eq!(ids, [1, 2]);
-    }
-}
+mod tests;
