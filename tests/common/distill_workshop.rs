@@ -137,7 +137,7 @@ impl Workshop {
             seq_len: 16,
             holdout: 0.1,
             batch_size: 4,
-            micro_batch: 3,
+            micro_batch: Some(3),
             steps: 60,
             stop_after: None,
             learning_rate: 1e-2,

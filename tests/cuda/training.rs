@@ -75,6 +75,7 @@ fn drafts_and_heads_are_trained_as_on_the_cpu() {
                     vec![1, 2]
                 },
                 steps,
+                micro_batch: None,
                 learning_rate: 1e-3,
                 overlap_share: 0.3,
                 ..shop.options(&format!("{method:?}-{device}-{steps}"))

@@ -20,6 +20,7 @@ mod identity;
 mod initial;
 pub mod learn;
 pub mod loss;
+mod micro_batch;
 pub mod model;
 mod on_device;
 mod ops;

@@ -2,11 +2,11 @@
 //! kernels for a GPU and know their own gradients.
 
 use super::heads::{Heads, KeyLayout};
-use candle_core::{D, Device, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::softmax;
 
 /// A score that no softmax notices, and that is finite, so that gradients are.
-const UNSEEN: f32 = -1e9;
+const UNSEEN: f64 = -1e9;
 
 /// [`ops::swiglu`](super::ops::swiglu) on a GPU.
 pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
@@ -42,11 +42,7 @@ pub fn attend(text: &Tensor, own: &Tensor, heads: &Heads, layout: &KeyLayout) ->
     let text_k = text_k.reshape((all, len, d))?;
     let text_v = heads_of(text, (texts, len), (first + keys, keys), d)?.reshape((all, len, d))?;
 
-    let seen = layout
-        .prefix
-        .iter()
-        .flat_map(|&prefix| (0..len).map(move |at| at < prefix));
-    let seen = mask(seen, (texts, 1, 1, count, len), device)?;
+    let seen = mask(&layout.prefix, len, device)?.reshape((texts, 1, 1, count, len))?;
     let scores = q
         .matmul(&text_k.t()?)?
         .reshape((texts, keys, group, count, len))?;
@@ -136,14 +132,14 @@ fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     Tensor::cat(&[y0, y1], 3)
 }
 
-/// Returns the tensor that is added to scores: 0 where something is seen, and [`UNSEEN`] elsewhere.
-fn mask(
-    seen: impl Iterator<Item = bool>,
-    dims: impl Into<candle_core::Shape>,
-    device: &Device,
-) -> Result<Tensor> {
-    let added: Vec<f32> = seen.map(|seen| if seen { 0. } else { UNSEEN }).collect();
-    Tensor::from_vec(added, dims.into(), device)
+/// What is added to the scores of `len` keys: for each of `prefix`, 0 for so many of the first keys, and [`UNSEEN`] for the
+/// others. It is made on the device, because the host would need longer for it than the device for a step.
+fn mask(prefix: &[usize], len: usize, device: &Device) -> Result<Tensor> {
+    let ends: Vec<f32> = prefix.iter().map(|&end| end as f32).collect();
+    let ends = Tensor::from_vec(ends, (prefix.len(), 1), device)?;
+    let keys = Tensor::arange(0., len as f32, device)?.reshape((1, len))?;
+    let seen = ends.broadcast_gt(&keys)?.to_dtype(DType::F32)?;
+    seen.affine(-UNSEEN, UNSEEN)
 }
 
 #[cfg(test)]

@@ -220,9 +220,10 @@ pub struct DistillOptions {
     /// Rows a step.
     #[cfg_attr(feature = "clap", arg(long, value_name = "ROWS", default_value_t = 16, value_parser = up_to::<{ 1 << 16 }>))]
     pub batch_size: usize,
-    /// Rows of one forward: more are faster on a GPU and take more memory.
-    #[cfg_attr(feature = "clap", arg(long, value_name = "ROWS", default_value_t = 1, value_parser = up_to::<{ 1 << 12 }>))]
-    pub micro_batch: usize,
+    /// Rows that a forward takes at once [default: 1 on the CPU, --batch-size on a GPU]. A GPU whose memory is too
+    /// small takes fewer.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ROWS", value_parser = up_to::<{ 1 << 12 }>))]
+    pub micro_batch: Option<usize>,
     /// Highest learning rate; it falls to a tenth.
     #[cfg_attr(feature = "clap", arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = above_zero))]
     pub learning_rate: f64,
@@ -289,7 +290,8 @@ impl DistillOptions {
             "overlap-share": (self.overlap_share > 0.0).then(|| self.overlap_share.to_string()),
             "seq-len": self.seq_len,
             "batch-size": self.batch_size,
-            "micro-batch": self.micro_batch,
+            // On a GPU its memory decides, too.
+            "micro-batch": self.micro_batch.unwrap_or(1),
             "steps": self.steps,
             "warmup": self.warmup(),
             "holdout": self.holdout.to_string(),

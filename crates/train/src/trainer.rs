@@ -4,6 +4,7 @@ use super::corpus::{Order, Row};
 use super::cost::Costs;
 use super::features::FeatureStore;
 use super::loss::{Soft, TrainTargets, backward, measure};
+use super::micro_batch::MicroBatch;
 use super::optimizer::{AdamW, ByName, accumulate, clip, global_norm, learning_rate};
 use super::output::{self, OutputFolder, TrainState};
 use super::report::{self, DistillReport, Evaluation, LossSums};
@@ -45,6 +46,7 @@ pub struct Trainer<'a> {
     folder: &'a OutputFolder,
     device: Device,
     workers: Workers,
+    micro_batch: MicroBatch,
     model: Box<dyn Student>,
     optimizer: AdamW,
     state: TrainState,
@@ -73,6 +75,7 @@ impl<'a> Trainer<'a> {
             Workers::none()
         };
         let mut trainer = Self {
+            micro_batch: MicroBatch::new(options, &device),
             options,
             data,
             folder,
@@ -243,7 +246,8 @@ impl<'a> Trainer<'a> {
     }
 
     /// Calls `each` with the results of `work` for the student's logits and targets of each micro-batch of `rows` in
-    /// step `step`, in order; `None` = in an evaluation.
+    /// step `step`, in order; `None` = in an evaluation. Rows for which a GPU has no memory are computed again, fewer at
+    /// once.
     fn passes<R: Send>(
         &self,
         rows: &[usize],
@@ -251,15 +255,25 @@ impl<'a> Trainer<'a> {
         work: impl Fn(Tensor, TrainTargets) -> Result<R> + Sync,
         mut each: impl FnMut(R) -> Result<()>,
     ) -> Result<()> {
-        for rows in rows.chunks(self.options.micro_batch * self.workers.len()) {
-            let batches: Vec<&[usize]> = rows.chunks(self.options.micro_batch).collect();
+        let mut rest = rows;
+        while !rest.is_empty() {
+            let size = self.micro_batch.rows();
+            let batches = rest.chunks(size).take(self.workers.len());
+            let batches: Vec<&[usize]> = batches.collect();
             let results = self.workers.map(&batches, |rows| {
                 let batch = self.batch(rows, step)?;
                 let targets = self.targets_of(rows, &batch)?;
                 work(self.model.logits(&batch)?, targets)
             });
-            for result in results {
-                each(result?)?;
+            for (rows, result) in batches.iter().zip(results) {
+                match result {
+                    Ok(result) => each(result)?,
+                    Err(error) => {
+                        self.micro_batch.halve(rows.len(), error, &self.device)?;
+                        break;
+                    }
+                }
+                rest = &rest[rows.len()..];
             }
         }
         Ok(())

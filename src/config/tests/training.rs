@@ -18,6 +18,8 @@ fn distill_has_separate_flags() {
     };
     assert_eq!(options.objective, train::Objective::Kl);
     assert_eq!((options.top_k, options.seq_len), (32, 256));
+    // The device decides.
+    assert_eq!(options.micro_batch, None);
     refused_with("distill --model m", "--corpus");
     refused_with(&format!("{DISTILL} --num-blocks 16"), "--num-blocks");
     let Command::Distill(options) = command(&format!("{DISTILL} --method parallel")) else {
