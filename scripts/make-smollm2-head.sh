@@ -9,7 +9,8 @@
 # interrupted; delete its file to repeat it. From scratch it takes about three hours on 2 cores. PROMPTS, FOLLOW,
 # ROUGH_STEPS and STEPS change the amount of work; with --further, SEED chooses the prompts, and the head in
 # models/heads is replaced only if the acceptance rate on held-out rows has risen by MIN_GAIN (0.02).
-# Needs cargo and python3.
+# Needs cargo and python3. If there is a GPU, and nvcc to build for it, everything runs there: from scratch in about five
+# minutes on an H100 (not measured). CUDA_VISIBLE_DEVICES= hides the GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -33,15 +34,26 @@ ours() { python3 scripts/head_prompts.py "$@"; }
 export MIMALLOC_PURGE_DELAY=-1
 
 step "foretoken"
-cargo build --release
+features=()
+if command -v nvcc >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+    features=(--features cuda)
+fi
+cargo build --release "${features[@]}"
 foretoken=${CARGO_TARGET_DIR:-target}/release/foretoken
 ./scripts/fetch-smollm2.sh
 model=models/SmolLM2-135M-Instruct.Q4_1.gguf
+device=cpu many=()
+if no_gpu=$($foretoken check --model "$model" --device cuda 2>&1 >/dev/null); then
+    device=cuda many=(--max-num-seqs 256 --speculative-decoding=false)
+    step "on the GPU"
+else
+    step "on the CPU: $no_gpu"
+fi
 
 # answer NAME TEMPERATURE MAX_TOKENS: the model's answers to NAME.jsonl.
 answer() {
-    $foretoken generate --model "$model" --prompts "$work/$1.jsonl" --out "$work/$1-answers.jsonl" \
-        --temperature "$2" --max-tokens "$3"
+    $foretoken generate --model "$model" --device "$device" "${many[@]}" --prompts "$work/$1.jsonl" \
+        --out "$work/$1-answers.jsonl" --temperature "$2" --max-tokens "$3"
 }
 # halves NAME: every other prompt is answered greedily, the others are sampled.
 halves() {
@@ -53,8 +65,8 @@ halves() {
 shape=configs/smollm2-eagle3.json
 # learn OUT STEPS RATE ARGS
 learn() {
-    $foretoken distill --method eagle3 --model "$model" --draft-config "$shape" --ttt-steps 3 --holdout 0.02 \
-        --batch-size 8 --eval-every 50 --checkpoint-every 50 --resume \
+    $foretoken distill --method eagle3 --model "$model" --device "$device" --draft-config "$shape" --ttt-steps 3 \
+        --holdout 0.02 --batch-size 8 --eval-every 50 --checkpoint-every 50 --resume \
         --out "$1" --steps "$2" --learning-rate "$3" "${@:4}"
 }
 
@@ -80,9 +92,12 @@ if [[ $further ]]; then
     ours follow "$follow" "$seed" < "$work/texts.jsonl" > "$work/follow.jsonl"
     thirds follow 160
     step "head"
-    fast=(--ttt-stride 4 --micro-batch 4)
-    if grep -q avx512_bf16 /proc/cpuinfo; then
-        fast+=(--products bf16)
+    fast=(--ttt-stride 4)
+    if [[ $device == cpu ]]; then
+        fast+=(--micro-batch 4)
+        if grep -q avx512_bf16 /proc/cpuinfo; then
+            fast+=(--products bf16)
+        fi
     fi
     # What it begins with stays the same if another run replaces the head meanwhile.
     [[ -e $work/before.gguf ]] || cp "$head" "$work/before.gguf"
