@@ -1,9 +1,9 @@
 //! Embeds foretoken in another program.
 
-use crate::assembly::load::{EngineThread, Loaded, load_with};
+use crate::assembly::load::{Loaded, load_with};
 use crate::assembly::{self, defaults};
 use crate::config::{Command, Config, Exit};
-use crate::engine::EngineHandle;
+use crate::engine::{EngineHandle, EngineThread};
 use crate::error::{Error, Result};
 use crate::http::AppState;
 use crate::spec::Drafter;

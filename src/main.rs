@@ -7,6 +7,12 @@ mod chat;
 #[cfg(all(test, feature = "embedded-model"))]
 #[path = "main/engine_crash.rs"]
 mod engine_crash;
+#[path = "main/exit.rs"]
+mod exit;
+#[cfg(test)]
+#[path = "../tests/common/hooked.rs"]
+#[allow(dead_code, reason = "each test file uses its part")]
+mod hooked;
 #[path = "main/log.rs"]
 mod log;
 #[path = "main/serve.rs"]
@@ -17,6 +23,7 @@ use foretoken::bench;
 use foretoken::config::{Command, Exit, LogFormat, Partner};
 use foretoken::console;
 use foretoken::convert;
+use foretoken::engine::EngineThread;
 use foretoken::error::{Error, Result, clipped};
 use foretoken::generate;
 use foretoken::kernels;
@@ -52,10 +59,13 @@ fn main() -> ExitCode {
     finish(result, &log).into()
 }
 
-/// Says what went wrong, and returns the exit code.
+/// Says what went wrong, and returns the exit code. Ends the process at once if an engine's thread hangs.
 fn finish(result: Result<()>, log: &LineWriter) -> u8 {
     let code = result.err().map_or(0, |e| fail(&e, log));
     log.flush();
+    if EngineThread::one_hangs() {
+        exit::at_once(code);
+    }
     code
 }
 

@@ -6,7 +6,7 @@ use super::learn;
 use super::plan::{Plan, PlannedDraft};
 use crate::bench::ReportNames;
 use crate::config::{Config, TablesOptions};
-use crate::engine::{self, EngineHandle, EngineOptions};
+use crate::engine::{self, EngineHandle, EngineOptions, EngineThread};
 use crate::error::{Error, Result};
 use crate::http::{Adapters, ServerInfo};
 use crate::model::{self, EmbeddingSpec, Model, ModelSource};
@@ -14,7 +14,6 @@ use crate::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, Tables};
 use crate::text::Text;
 use crate::train::learn::Learning;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A running engine and its tokenizer.
 pub struct Loaded {
@@ -31,23 +30,6 @@ pub struct Loaded {
     pub embeddings: Option<EmbeddingSpec>,
     /// The adapters that are served; `None` = there are none.
     pub adapters: Option<Arc<Adapters>>,
-}
-
-/// The engine's thread, which has ended when this is dropped.
-///
-/// When `main` returns, libraries are torn down, CUDA's among them. What still uses them then ends in a segmentation fault.
-pub struct EngineThread(EngineHandle);
-
-impl Drop for EngineThread {
-    fn drop(&mut self) {
-        /// More than a step takes. A device that hangs does not keep the process.
-        const PATIENCE: Duration = Duration::from_secs(30);
-        if self.0.join(PATIENCE) {
-            tracing::debug!("the engine thread has ended");
-        } else {
-            tracing::warn!("the engine thread has not ended in {PATIENCE:?}");
-        }
-    }
 }
 
 impl Loaded {
@@ -110,7 +92,7 @@ pub fn load_with(
             ..config.engine.clone()
         },
     )?;
-    let thread = EngineThread(engine.clone());
+    let thread = EngineThread::new(engine.clone(), EngineThread::PATIENCE);
     if let Some(learner) = learner {
         learn::start(learner, &engine)?;
     }

@@ -5,6 +5,7 @@
 //! needs no way to make it fail.
 
 use crate::finish;
+use crate::hooked;
 use crate::log::LineWriter;
 use crate::serve;
 use crate::start_log;
@@ -24,10 +25,6 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-#[path = "../../tests/common/hooked.rs"]
-#[allow(dead_code, reason = "each test file uses its part")]
-mod hooked;
 
 /// Set where the engine of the process crashes.
 const CRASH: &str = "FORETOKEN_TEST_CRASH";

@@ -16,6 +16,7 @@ pub mod spec;
 mod start;
 mod stats;
 mod step;
+mod thread;
 
 use crate::spec::{SeqId, SpeculativeRunner, StepResult};
 use foretoken_core::error::{Error, Result, panic_message};
@@ -43,6 +44,7 @@ pub use request::{
 };
 pub use start::{spawn, spawn_with};
 pub use stats::{RequestTimes, Stats};
+pub use thread::EngineThread;
 
 /// The thread's state: waiting and running sequences, and the models.
 struct Engine {
