@@ -1,8 +1,11 @@
 //! Traces: what a collector gets of the program's requests, and what becomes of them without one.
 
-#[allow(dead_code)]
 #[path = "common/process.rs"]
 mod process;
+#[allow(dead_code)]
+#[path = "common/project.rs"]
+#[allow(dead_code, reason = "each test file uses its part")]
+mod project;
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;

@@ -10,6 +10,7 @@ pub mod memory;
 pub mod plain;
 pub mod plain_parallel;
 pub mod process;
+pub mod project;
 pub mod rig;
 pub mod safetensors;
 pub mod scripted;

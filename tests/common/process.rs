@@ -1,5 +1,6 @@
 //! Runs the binary as a process.
 
+use super::project::{program, root};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,9 +9,9 @@ use std::time::{Duration, Instant};
 
 /// `foretoken`, run in the project's folder and without the user's settings.
 pub fn foretoken() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
+    let mut command = Command::new(program());
     command
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(root())
         .env_remove("FORETOKEN_API_KEY")
         .env_remove("RUST_LOG")
         .env("RUST_BACKTRACE", "1")
@@ -31,9 +32,7 @@ pub fn foretoken_within(bytes: u64) -> Command {
             None => command.env_remove(name),
         };
     }
-    command
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .stdin(Stdio::null());
+    command.current_dir(root()).stdin(Stdio::null());
     command
 }
 
@@ -143,16 +142,16 @@ impl Server {
         answer
     }
 
+    /// Sends `signal`.
+    pub fn signal(&self, signal: &str) {
+        let kill = format!("kill -{signal} {}", self.child.id());
+        let status = Command::new("sh").args(["-c", &kill]).status();
+        assert!(status.unwrap().success());
+    }
+
     /// Sends `signal` and waits for the exit code.
     pub fn stop(&mut self, signal: &str, patience: Duration) -> Option<i32> {
-        let kill = format!("kill -{signal} {}", self.child.id());
-        assert!(
-            Command::new("sh")
-                .args(["-c", &kill])
-                .status()
-                .unwrap()
-                .success()
-        );
+        self.signal(signal);
         let started = Instant::now();
         while started.elapsed() < patience {
             if let Some(status) = self.child.try_wait().unwrap() {

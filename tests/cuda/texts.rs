@@ -3,7 +3,7 @@
 use super::{BLOCK_SIZE, BLOCKS, batch_invariant, gpu, model, shape, tokens};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
 use candle_core::DType;
-use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
+use foretoken::engine::{self, EngineOptions, EngineThread, Request, SpecLimits};
 use foretoken::error::Result;
 use foretoken::model::{HeadKind, LoadFormat, LoadOptions, Model, ModelSource, load_head};
 use foretoken::sampling::{Acceptance, SamplingParams};
@@ -17,7 +17,7 @@ pub(super) fn start(
     target: Box<dyn Model>,
     draft: Option<Box<dyn Model>>,
     k: usize,
-) -> EngineHandle {
+) -> EngineThread {
     let drafter = draft.map(|draft| {
         let draft = DraftModel::new(draft, BLOCKS, BLOCK_SIZE, STEP).unwrap();
         Box::new(draft) as Box<dyn Drafter>
@@ -30,7 +30,7 @@ fn start_with(
     drafter: Option<Box<dyn Drafter>>,
     spec: SpecLimits,
     spec_budget: BudgetMode,
-) -> EngineHandle {
+) -> EngineThread {
     let options = EngineOptions {
         max_num_seqs: 3,
         max_num_batched_tokens: STEP,
@@ -39,7 +39,8 @@ fn start_with(
         max_prompt_wait: PROMPT_WAIT,
         ..EngineOptions::default()
     };
-    engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
+    let engine = engine::spawn(target, drafter, BLOCKS, BLOCK_SIZE, options).unwrap();
+    EngineThread::new(engine, EngineThread::PATIENCE)
 }
 
 /// Sampled requests with and without filters and penalties, and a greedy one with penalties.
@@ -379,7 +380,8 @@ fn batch_invariant_texts_depend_on_nothing_but_the_request() {
             max_prompt_wait: PROMPT_WAIT,
             ..EngineOptions::default()
         };
-        engine::spawn(target(), drafter, FEW_BLOCKS, BLOCK_SIZE, options).unwrap()
+        let engine = engine::spawn(target(), drafter, FEW_BLOCKS, BLOCK_SIZE, options).unwrap();
+        EngineThread::new(engine, EngineThread::PATIENCE)
     };
     let request = |i: usize| {
         let mut request = greedy(&tokens([5, 90, 30, 17, 70, 3, 50, 26, 110][i])[..], 40);

@@ -1,6 +1,7 @@
 // The CUDA driver API of the emulated GPU: the device, memory, modules and launches. Functions that are
 // not called here are missing.
 #include "gpu.h"
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <sys/mman.h>
@@ -14,6 +15,13 @@ namespace {
 // One device with one context, which each thread must make current.
 int device_context;
 thread_local void *context;
+// Owners of the context, and threads that have made it current and have not ended.
+std::atomic<int> owners, users;
+
+struct User {
+    User() { users++; }
+    ~User() { users--; }
+};
 
 // Few, so that a block of a kernel that takes each once has several parts of small models to compute.
 constexpr int MULTIPROCESSORS = 6;
@@ -151,10 +159,27 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, int) {
 
 API CUresult cuDevicePrimaryCtxRetain(void **result, int) {
     *result = &device_context;
+    owners++;
     return CUDA_SUCCESS;
 }
-API CUresult cuDevicePrimaryCtxRelease_v2(int) { return CUDA_SUCCESS; }
+API CUresult cuDevicePrimaryCtxRelease_v2(int) {
+    if (owners == 0) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    owners--;
+    return CUDA_SUCCESS;
+}
+
+// The process ends, and the thread that ends it no longer counts. A driver is torn down now, and another thread that uses
+// it crashes if it happens to be late: here always. What owns the context for ever, as candle's cache of parameters does,
+// uses nothing if no such thread is left.
+__attribute__((destructor)) static void tear_down() {
+    if (owners > 0 && users > 0) {
+        fault("the process ends, and %d threads may still use the device", users.load());
+    }
+}
 API CUresult cuCtxSetCurrent(void *current) {
+    thread_local User user;
     context = current;
     return CUDA_SUCCESS;
 }
@@ -389,6 +414,8 @@ API CUresult cuLaunchKernelEx(const LaunchConfig *config, Function *function, vo
 
 // Binaries that are linked to the CUDA libraries do not start without these; candle calls none of them
 // here.
+API CUresult cuProfilerStart() { return CUDA_SUCCESS; }
+API CUresult cuProfilerStop() { return CUDA_SUCCESS; }
 API CUresult cuCtxDestroy_v2() { return CUDA_ERROR_NOT_SUPPORTED; }
 API CUresult cuMemcpyPeerAsync() { return CUDA_ERROR_NOT_SUPPORTED; }
 API CUresult cuModuleLoad() { return CUDA_ERROR_NOT_SUPPORTED; }

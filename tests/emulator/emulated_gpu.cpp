@@ -1,6 +1,8 @@
 // Tests of the emulated GPU itself: graphs, and bugs of callers that it must detect.
 #include "gpu.h"
 #include <cstdio>
+#include <cstdlib>
+#include <future>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +11,8 @@ struct Function;
 struct Exec;
 API CUresult cuInit(unsigned);
 API CUresult cuCtxSetCurrent(void *);
+API CUresult cuDevicePrimaryCtxRetain(void **, int);
+API CUresult cuDevicePrimaryCtxRelease_v2(int);
 API CUresult cuMemAlloc_v2(uint64_t *, size_t);
 API CUresult cuMemAllocAsync(uint64_t *, size_t, void *);
 API CUresult cuMemFreeAsync(uint64_t, void *);
@@ -134,6 +138,21 @@ int main() {
         cuMemsetD8Async(a, 0, BYTES, other);
         add(a, a, memory());
     });
+    void *context;
+    test_ends("a process that ends before a thread that uses the device is found", [&] {
+        std::promise<void> uses;
+        std::thread thread([&] {
+            cuDevicePrimaryCtxRetain(&context, 0);
+            cuCtxSetCurrent(context);
+            uses.set_value();
+            pause();
+        });
+        uses.get_future().wait();
+        exit(0);
+    });
+    cuDevicePrimaryCtxRetain(&context, 0);
+    check(cuDevicePrimaryCtxRelease_v2(0) == 0, "a context is released");
+    check(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT, "and only once");
     uint64_t a = memory();
     cuMemsetD8Async(a, 0, BYTES, other);
     cuStreamSynchronize(other);
