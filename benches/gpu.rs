@@ -155,6 +155,7 @@ impl Loaded {
             device: device.clone(),
             format,
             enforce_eager: eager,
+            one_launch: std::env::var_os("FORETOKEN_BENCH_ONE_LAUNCH").is_some(),
             quantize: std::env::var(format!("FORETOKEN_BENCH_{role}_QUANTIZE"))
                 .ok()
                 .map(|name| kind_of(&name)),

@@ -176,6 +176,7 @@ pub fn load_options(flags: &LoadFlags, device: &Device) -> LoadOptions {
         format: flags.load_format,
         seed: flags.seed,
         enforce_eager: flags.enforce_eager,
+        one_launch: flags.one_launch,
         batch_invariant: flags.batch_invariant,
         quantize: flags.quantize,
         tensors: None,

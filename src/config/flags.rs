@@ -185,6 +185,11 @@ pub struct LoadFlags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub enforce_eager: bool,
+    /// On a GPU of compute capability 9.0 or higher, compute all layers of a quantized model in one launch for up to
+    /// 16 rows, with the same bits. Not measured on a GPU yet.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub one_launch: bool,
     /// On a GPU, use only kernels that compute a row to the same bits in any step, so that no text
     /// depends on other requests, drafts or prompt chunks; slower. On the CPU this always holds.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,

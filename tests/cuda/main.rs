@@ -5,6 +5,7 @@ mod architectures;
 #[path = "../common/mod.rs"]
 mod common;
 mod exits;
+mod one_launch;
 mod quantized;
 mod texts;
 mod training;
@@ -347,7 +348,7 @@ fn replayed_steps_have_the_bits_of_launched_ones() {
 struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// The lines about graphs so far, from this thread.
+    /// The lines about graphs and launches so far, from this thread.
     fn of_this_thread() -> Vec<String> {
         static LOG: OnceLock<Log> = OnceLock::new();
         let log = LOG.get_or_init(|| {
@@ -363,7 +364,12 @@ impl Log {
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         // In tracing's format.
         let thread = format!("{:0>2?}", std::thread::current().id());
-        let ours = |line: &&str| line.contains(&thread) && line.contains("CUDA graph");
+        let ours = |line: &&str| {
+            line.contains(&thread)
+                && ["CUDA graph", "one launch"]
+                    .iter()
+                    .any(|part| line.contains(part))
+        };
         text.lines().filter(ours).map(str::to_owned).collect()
     }
 }

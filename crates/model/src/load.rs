@@ -43,6 +43,9 @@ pub struct LoadOptions {
     pub seed: u64,
     /// On a GPU, launch every kernel separately instead of recording forwards as CUDA graphs.
     pub enforce_eager: bool,
+    /// On a GPU, compute all layers of a quantized model in one launch for up to
+    /// [`MAX_FORWARD_ROWS`](foretoken_kernels::MAX_FORWARD_ROWS) rows, where that is possible, with the same bits.
+    pub one_launch: bool,
     /// On a GPU, use one order of additions for any number of rows and any division of a prompt into
     /// chunks, which is slower for prompts; the CPU always does. Without it, a GPU uses one order for up to
     /// [`EXACT_ROWS`](foretoken_kernels::EXACT_ROWS) rows, unless it computes in f32.
@@ -63,6 +66,7 @@ impl Default for LoadOptions {
             format: LoadFormat::Auto,
             seed: 0,
             enforce_eager: false,
+            one_launch: false,
             batch_invariant: false,
             quantize: None,
             tensors: None,
@@ -171,7 +175,7 @@ fn load_checked(
         decoder = decoder.with_batch_invariance()?;
     }
     if device.is_cuda() && !options.enforce_eager {
-        return Ok(Box::new(GraphedDecoder::new(decoder)?));
+        return Ok(Box::new(GraphedDecoder::new(decoder, options.one_launch)?));
     }
     Ok(Box::new(decoder))
 }

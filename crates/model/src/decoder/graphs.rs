@@ -1,6 +1,7 @@
 //! A decoder that records forwards as CUDA graphs: decoding and verification.
 
 use super::Decoder;
+use super::one_launch::OneLaunch;
 use crate::layers::inputs::Inputs;
 use crate::{Ends, LoadedModel, ModelConfig};
 use candle_core::{DType, Device, Tensor, TensorId};
@@ -40,6 +41,8 @@ struct Key {
     /// Rows whose hidden states are requested. Their layers are always the same.
     taps: usize,
     capacity: TableCapacity,
+    /// Whether all layers are in one launch.
+    in_one: bool,
 }
 
 /// A graph, and all memory that it reads and writes, except the weights.
@@ -67,6 +70,10 @@ pub struct GraphedDecoder {
     logits: Option<Tensor>,
     /// Forwards by graphs so far.
     forwards: u64,
+    /// Whether forwards of few rows are in one launch, where the model and the GPU have such forwards.
+    may_be_in_one: bool,
+    /// For each pool, what forwards in one launch need; `None` = there are none.
+    in_one: HashMap<TensorId, Option<OneLaunch>>,
     /// Recording failed once and is not tried again.
     off: bool,
     /// Holds the weights, which never change; a subset of it may hold them, too.
@@ -74,16 +81,19 @@ pub struct GraphedDecoder {
 }
 
 impl GraphedDecoder {
-    /// Wraps `decoder`, without any graphs yet.
+    /// Wraps `decoder`, without any graphs yet. With `one_launch`, forwards of few rows are in one launch where that is
+    /// possible.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn new(decoder: Decoder) -> Result<Self> {
+    pub fn new(decoder: Decoder, one_launch: bool) -> Result<Self> {
         Ok(Self {
             seen: HashMap::new(),
             recorder: Recorder::default(),
             logits: None,
             forwards: 0,
+            may_be_in_one: one_launch,
+            in_one: HashMap::new(),
             off: false,
             decoder,
         })
@@ -118,12 +128,15 @@ impl GraphedDecoder {
             return Ok(None);
         }
         let padded = padded(batch, graph_rows(batch.tokens.len()))?;
+        let rows = padded.tokens.len();
+        let capacity = spans.capacity(self.decoder.query_heads_a_key(), rows);
         let key = Key {
             pool: pool.id(),
-            rows: padded.tokens.len(),
+            rows,
             logits: padded.logits.len(),
             taps: padded.taps.as_ref().map_or(0, |taps| taps.rows.len()),
-            capacity: spans.capacity(self.decoder.query_heads_a_key(), padded.tokens.len()),
+            capacity,
+            in_one: self.in_one_launch(kv, pool.id(), &padded, capacity),
         };
         self.forwards += 1;
         let output = match self.seen.get_mut(&key) {
@@ -142,6 +155,24 @@ impl GraphedDecoder {
         without_padding(output, batch).map(Some)
     }
 
+    /// Whether the forward of `batch`, with this pool and capacity, is in one launch.
+    fn in_one_launch(
+        &mut self,
+        kv: &KvStore,
+        pool: TensorId,
+        batch: &Batch,
+        capacity: TableCapacity,
+    ) -> bool {
+        let decoder = &self.decoder;
+        self.may_be_in_one
+            && (self
+                .in_one
+                .entry(pool)
+                .or_insert_with(|| one_launch(decoder, kv))
+                .as_ref())
+            .is_some_and(|one| one.takes(batch, capacity))
+    }
+
     /// Computes the output of a padded batch, and records the computation.
     fn record(
         &mut self,
@@ -155,9 +186,22 @@ impl GraphedDecoder {
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
         let inputs = decoder.inputs(batch, kv)?;
         spans.send(device, group, false, Some(key.capacity))?;
-        let output = decoder.run(&inputs, &spans, None, kv)?;
+        let in_one = self.in_one.get(&key.pool).and_then(Option::as_ref);
+        let in_one = in_one.filter(|_| key.in_one);
+        let run = || match in_one {
+            Some(one) => decoder.run_in_one_launch(one, &inputs, &spans),
+            None => decoder.run(&inputs, &spans, None, kv),
+        };
+        let output = match (run(), key.in_one) {
+            (Err(reason), true) => {
+                tracing::warn!("forwards are not in one launch: {reason}");
+                self.in_one.insert(key.pool, None);
+                return decoder.run(&inputs, &spans, None, kv);
+            }
+            (output, _) => output?,
+        };
         let work = || -> Result<()> {
-            let again = decoder.run(&inputs, &spans, None, kv)?;
+            let again = run()?;
             logits.slice_set(&again.logits, 0, 0)?;
             if let (Some(tapped), Some(again)) = (&output.tapped, &again.tapped) {
                 tapped.slice_set(again, 0, 0)?;
@@ -183,6 +227,10 @@ impl GraphedDecoder {
                 self.drop_oldest();
             }
             (Ok(_), None) => (),
+            (Err(reason), _) if key.in_one => {
+                tracing::warn!("forwards in one launch are not recorded as CUDA graphs: {reason}");
+                self.in_one.insert(key.pool, None);
+            }
             (Err(reason), _) => {
                 tracing::warn!("forwards are not recorded as CUDA graphs: {reason}");
                 self.off = true;
@@ -253,6 +301,20 @@ fn without_padding(output: ForwardOutput, batch: &Batch) -> Result<ForwardOutput
     })
 }
 
+/// What forwards in one launch need; `None`, if there are none.
+fn one_launch(decoder: &Decoder, kv: &KvStore) -> Option<OneLaunch> {
+    match decoder.one_launch(kv) {
+        Ok(one) => {
+            tracing::debug!("forwards of few rows are in one launch");
+            Some(one)
+        }
+        Err(reason) => {
+            tracing::debug!("forwards are not in one launch: {reason}");
+            None
+        }
+    }
+}
+
 impl Recorded {
     /// The outputs that the graph computed last. The hidden states are a copy: a drafter keeps them for longer than
     /// until the next forward.
@@ -283,7 +345,8 @@ impl LoadedModel for GraphedDecoder {
     }
 
     fn subset(&self, layers: &[usize]) -> Result<Box<dyn LoadedModel>> {
-        Ok(Box::new(Self::new(self.decoder.subset(layers)?)?))
+        let decoder = self.decoder.subset(layers)?;
+        Ok(Box::new(Self::new(decoder, self.may_be_in_one)?))
     }
 }
 

@@ -1,6 +1,7 @@
 //! One decoder for all architectures, which differ by the layers of [`ModelConfig`].
 
 pub(crate) mod graphs;
+mod one_launch;
 #[cfg(test)]
 mod tests;
 

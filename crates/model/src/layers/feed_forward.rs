@@ -55,6 +55,14 @@ impl FeedForward {
         }
     }
 
+    /// The MLP, if it is a single one.
+    pub fn mlp(&self) -> Option<&Mlp> {
+        match self {
+            Self::Mlp(mlp) => Some(mlp),
+            Self::Experts(_) => None,
+        }
+    }
+
     /// The output, `[rows, hidden]`, for `x` of the same shape, the rows of `step` that attend.
     ///
     /// # Errors

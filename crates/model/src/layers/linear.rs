@@ -1,10 +1,12 @@
 //! The two uses of a weight matrix: products and embedding lookups.
 
 use crate::lora::{self, LinearPart};
-use crate::matrix::{Matrix, join};
+use crate::matrix::{Matrix, OnDevice, join};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
 use foretoken_core::model::AdapterRows;
+use foretoken_kernels::ForwardLinear;
+use std::any::Any;
 use std::sync::Arc;
 
 /// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
@@ -107,6 +109,19 @@ impl Linear {
             }
         }
         Ok(())
+    }
+
+    /// The layer as a part of a forward in one launch; `None` if its weights are not quantized on a GPU.
+    pub(crate) fn in_one_launch(&self) -> Option<ForwardLinear<'_>> {
+        let mut weights = Vec::new();
+        for matrix in &self.matrices {
+            let on_device = (&**matrix as &dyn Any).downcast_ref::<OnDevice>()?;
+            weights.extend(on_device.weights());
+        }
+        Some(ForwardLinear {
+            weights,
+            bias: self.bias.as_ref(),
+        })
     }
 
     fn bias_or_zeros(&self, like: &Tensor) -> Result<Tensor> {

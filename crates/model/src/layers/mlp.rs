@@ -83,6 +83,11 @@ impl Mlp {
         [&mut self.gate_up, &mut self.down]
     }
 
+    /// The products of gate and up and of down, and the function of the gate; `None` without a gate.
+    pub fn gated(&self) -> Option<(&Linear, &Linear, Activation)> {
+        (self.is_gated).then_some((&self.gate_up, &self.down, self.activation))
+    }
+
     /// The MLP's output, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters.
     ///
     /// # Errors

@@ -21,9 +21,9 @@ use block_conv::{BlockConv, BlockPlaces, ConvShape};
 use candle_core::Tensor;
 use feed_forward::FeedForward;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::kv::LayerPool;
+use foretoken_core::kv::{KvHeads, LayerPool};
 use foretoken_core::model::AdapterRows;
-use foretoken_kernels::AttentionBatch;
+use foretoken_kernels::{AttentionBatch, ForwardLayer};
 use input::LayerInput;
 use linear::Linear;
 use norm::Norm;
@@ -146,6 +146,64 @@ impl Layer {
         let Self { mixer, mlp, .. } = self;
         let mixer = mixer.iter_mut().flat_map(MixerLayer::adapted_linears);
         mixer.chain(mlp.iter_mut().flat_map(FeedForward::adapted_linears))
+    }
+
+    /// The layer as a part of a forward in one launch, with its K and V in `pool`, and the place of its position
+    /// embedding; `ropes` are those of the model.
+    ///
+    /// # Errors
+    /// What of it has no such forward.
+    pub fn in_one_launch<'a>(
+        &'a self,
+        ropes: &RopeTables,
+        pool: &'a (Tensor, Tensor),
+    ) -> std::result::Result<(ForwardLayer<'a>, KvHeads, Option<usize>), &'static str> {
+        let Self {
+            spec,
+            before_attention: Some(norm),
+            mixer: Some(mixer),
+            after_attention: None,
+            before_mlp: Some(mlp_norm),
+            mlp: Some(mlp),
+            after_mlp: None,
+            input: None,
+            scalar: None,
+            convs: None,
+        } = self
+        else {
+            return Err("layers have other parts than norm, attention, norm and MLP");
+        };
+        if spec.parallel || spec.residual_scale != 1. {
+            return Err("attention and MLP are parallel or scaled");
+        }
+        let norms = norm.plain().zip(mlp_norm.plain());
+        let (norm, mlp_norm) = norms.ok_or("norms are not RMSNorms without biases")?;
+        let attention = mixer.attention();
+        let (qkv, parts, out) = attention.ok_or("a layer has no plain attention")?;
+        let mlp = mlp.mlp().and_then(|mlp| mlp.gated());
+        let (gate_up, down, activation) = mlp.ok_or("a layer has no gated MLP")?;
+        let quantized = |linear: &'a Linear| {
+            let linear = linear.in_one_launch();
+            linear.ok_or("weights are not quantized")
+        };
+        let rope = parts.rope.and_then(|rope| ropes.tables().get(rope));
+        if rope.is_some_and(|rope| rope.query_scaling.is_some()) {
+            return Err("queries are scaled by their positions");
+        }
+        let layer = ForwardLayer {
+            norm,
+            qkv: quantized(qkv)?,
+            head_norms: parts.head_norms,
+            pairs: rope.map_or(0, |rope| rope.frequencies.len()),
+            attention: parts.params,
+            pool,
+            out: quantized(out)?,
+            mlp_norm,
+            gate_up: quantized(gate_up)?,
+            activation,
+            down: quantized(down)?,
+        };
+        Ok((layer, parts.kv_heads, parts.rope))
     }
 
     /// Takes the residual stream and the `delta` still to be added to it, `[rows, hidden]` each;

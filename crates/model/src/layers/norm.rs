@@ -41,6 +41,11 @@ impl Norm {
         self.weight.dtype()
     }
 
+    /// The weight of an RMSNorm without bias; `None` if it is another norm.
+    pub(crate) fn plain(&self) -> Option<&Tensor> {
+        (!self.is_centered && self.bias.is_none()).then_some(&self.weight)
+    }
+
     /// The norm of `x`, `[rows, width]`.
     ///
     /// # Errors

@@ -74,7 +74,14 @@ impl OutputLayer {
     /// # Errors
     /// If the device fails.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut logits = self.linear.forward(x)?.to_dtype(DType::F32)?;
+        self.finish(self.linear.forward(x)?.to_dtype(DType::F32)?)
+    }
+
+    /// The logits whose products are `logits`, `[rows, outputs]` f32.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(crate) fn finish(&self, mut logits: Tensor) -> Result<Tensor> {
         if let Some(scale) = self.scale {
             logits = (logits * f64::from(scale))?;
         }

@@ -16,6 +16,11 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
+    /// The weights, in the order of their outputs.
+    pub fn weights(&self) -> impl Iterator<Item = &DeviceQuantMatrix> {
+        self.weights.iter().map(|weight| &**weight)
+    }
+
     /// A single weight.
     pub fn new(weight: DeviceQuantMatrix) -> Self {
         Self {
@@ -37,7 +42,7 @@ impl Matrix for OnDevice {
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let weights: Vec<_> = self.weights.iter().map(|weight| &**weight).collect();
+        let weights: Vec<_> = self.weights().collect();
         Ok(matmul_quantized(&weights, x, self.batch_invariant)?)
     }
 

@@ -1,6 +1,6 @@
 //! Attention over K and V of heads, which a paged pool keeps.
 
-use super::mixer::{Mixer, MixerLayer, MixerParts, MixerRows};
+use super::mixer::{AttentionParts, Mixer, MixerLayer, MixerParts, MixerRows};
 use crate::layers::linear::Linear;
 use crate::layers::rope::halves_from_pairs;
 use crate::spec::{KvSource, LayerSpec, QkNorm, RopeRows};
@@ -124,6 +124,17 @@ impl Mixer for Attention {
 
     fn write_kv(&self, rows: &MixerRows<'_>) -> Result<()> {
         self.write(rows).map(drop)
+    }
+
+    fn attention(&self) -> Option<AttentionParts<'_>> {
+        let spec = &self.spec;
+        let is_plain = spec.kv == KvSource::Own && !spec.has_gate && self.v_norm.is_none();
+        is_plain.then(|| AttentionParts {
+            kv_heads: self.kv_heads,
+            rope: self.rope,
+            head_norms: self.head_norms.as_ref(),
+            params: params(spec, self.sinks.as_ref()),
+        })
     }
 }
 

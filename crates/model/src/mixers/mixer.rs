@@ -8,7 +8,8 @@ use crate::spec::LayerSpec;
 use crate::weights::Weights;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::kv::LayerPool;
+use foretoken_core::kv::{KvHeads, LayerPool};
+use foretoken_kernels::{AttentionParams, HeadNorms};
 
 /// What a kind of mixer computes between its two products.
 pub(crate) trait Mixer: CloneMixer + Send + Sync {
@@ -27,6 +28,11 @@ pub(crate) trait Mixer: CloneMixer + Send + Sync {
         self.attend(rows).map(drop)
     }
 
+    /// What attention has between its products, if it is attention over its own K and V and nothing else.
+    fn attention(&self) -> Option<AttentionParts<'_>> {
+        None
+    }
+
     /// The products beside those with the input and the output of the layer.
     fn linears(&mut self) -> Vec<&mut Linear> {
         Vec::new()
@@ -36,6 +42,16 @@ pub(crate) trait Mixer: CloneMixer + Send + Sync {
     fn takes_adapters(&self) -> bool {
         true
     }
+}
+
+/// Attention over K and V of heads, between its two products.
+pub(crate) struct AttentionParts<'a> {
+    /// The heads of K and V.
+    pub kv_heads: KvHeads,
+    /// The place of its position embedding in [`RopeTables`], if it has one.
+    pub rope: Option<usize>,
+    pub head_norms: Option<&'a HeadNorms>,
+    pub params: AttentionParams<'a>,
 }
 
 /// Clones a mixer of any kind.
@@ -92,6 +108,12 @@ impl MixerLayer {
     pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
         let outer = [&mut self.in_proj, &mut self.out_proj];
         outer.into_iter().chain(self.mixer.linears())
+    }
+
+    /// The product with the layer's input, what is between, and the product that makes the output, if it is plain
+    /// attention.
+    pub fn attention(&self) -> Option<(&Linear, AttentionParts<'_>, &Linear)> {
+        Some((&self.in_proj, self.mixer.attention()?, &self.out_proj))
     }
 
     /// The products that adapters can change.
