@@ -25,6 +25,8 @@ pub struct Proposer {
     asked: HashSet<SeqId>,
     /// Steps since all sequences were asked.
     waited: u32,
+    /// Steps with requests for drafts, up to [`FIRST_STEPS`].
+    noted: u32,
     /// Whether a failure of the drafter was reported.
     has_failed: bool,
 }
@@ -61,6 +63,8 @@ impl DraftStats {
 const DECAY: f64 = 0.9;
 /// Tokens that a draft gains, while nothing is known: rather too many, since asking tells.
 const FIRST_GAIN: f64 = 2.0;
+/// Steps in which all sequences are asked at first: what asking takes is not known after one, when nothing is warm.
+const FIRST_STEPS: u32 = 16;
 /// An interrupted request for drafts counts as at most this many times the average.
 const MAX_RATIO: f64 = 3.0;
 /// Drafters are asked for drafts that gain less than asking takes only now and then, so that looking for them takes
@@ -92,6 +96,7 @@ impl Proposer {
             gain: FIRST_GAIN,
             asked: HashSet::new(),
             waited: 0,
+            noted: 0,
             has_failed: false,
         }
     }
@@ -208,7 +213,8 @@ impl Proposer {
         let ask = self.budget.price(base.sequences) * self.ask_seconds;
         let share = self.ask_seconds / self.budget.plain_share(base.sequences);
         self.waited += 1;
-        let looks = f64::from(self.waited) >= (share / LOOK_SHARE).min(MAX_LOOK_EVERY);
+        let look_every = (share / LOOK_SHARE).min(MAX_LOOK_EVERY);
+        let looks = self.noted < FIRST_STEPS || f64::from(self.waited) >= look_every;
         if looks {
             self.waited = 0;
         }
@@ -314,6 +320,7 @@ impl Proposer {
         });
         let forwards = forwards.unwrap_or(0.0);
         let own = (step.draft_seconds - forwards).max(0.0) / asked as f64;
+        self.noted = FIRST_STEPS.min(self.noted + 1);
         let average = &mut self.ask_seconds;
         *average = if *average > 0.0 {
             DECAY * *average + (1.0 - DECAY) * own.min(MAX_RATIO * *average)
