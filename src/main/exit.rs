@@ -24,6 +24,7 @@ mod tests {
     use foretoken::error::Error;
     use foretoken::model::toy::ToyModel;
     use std::process::Command;
+    use std::sync::mpsc::channel;
     use std::time::Duration;
 
     /// Set in the process whose engine hangs.
@@ -40,7 +41,9 @@ mod tests {
     /// An error while the engine is in a step that does not end.
     fn end_while_it_hangs() -> u8 {
         let log = LineWriter::new(std::io::stderr()).unwrap();
-        let model = hooked::watched(ToyModel::new(32, 64, 1, 0.0), |_| {
+        let (begins, begun) = channel();
+        let model = hooked::watched(ToyModel::new(32, 64, 1, 0.0), move |_| {
+            begins.send(()).unwrap();
             loop {
                 std::thread::park();
             }
@@ -52,6 +55,7 @@ mod tests {
             ..Request::default()
         };
         let _events = thread.submit(request).unwrap();
+        begun.recv().unwrap();
         atexit(tear_down);
         drop(thread);
         finish(Err(Error::setup("a text is not the same")), &log)
