@@ -4,15 +4,19 @@
 //! `FORETOKEN_BENCH_TARGET` and `FORETOKEN_BENCH_DRAFT` are folders with a `config.json` (for random
 //! weights of that shape, in the blocks that `FORETOKEN_BENCH_TARGET_QUANTIZE` and
 //! `FORETOKEN_BENCH_DRAFT_QUANTIZE` name, such as `q4_k`) or GGUF files, `FORETOKEN_BENCH_CONTEXT` is the number of tokens before a step
-//! (1024), `FORETOKEN_BENCH_SPEC_LENGTH` is K (5). Times are medians of alternating steps, in
-//! milliseconds.
+//! (1024), `FORETOKEN_BENCH_SPEC_LENGTH` is K (5), and `FORETOKEN_BENCH_ROWS` lists the numbers of rows of the target's
+//! steps (1,2,4,6,8,16). Times are medians of alternating steps, in milliseconds.
+//!
+//! With `FORETOKEN_BENCH_PROFILE`, a list of numbers of rows, it instead runs single steps for a profiler, and measures the
+//! parts of steps; see [`profile`].
 
-use candle_core::{DType, Device};
+use candle_core::cuda_backend::cudarc::driver::Profiler;
+use candle_core::{DType, Device, Tensor};
 use foretoken::kernels;
 use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix};
 use foretoken::kernels::sample::{self, NO_TOKEN, TokenChoice};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
-use foretoken::model::{Batch, LoadFormat, LoadOptions, Model, ModelSource, inspect, load};
+use foretoken::model::{Batch, LoadFormat, LoadOptions, LoadedModel, ModelSource, inspect, load};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::logits_params;
 use std::path::Path;
@@ -22,7 +26,9 @@ use std::time::Instant;
 #[path = "../src/main/allocator.rs"]
 mod allocator;
 
-const ROWS: [usize; 9] = [1, 2, 4, 6, 8, 16, 24, 32, 64];
+/// The roles, and the folders of their shapes by default.
+const TARGET: (&str, &str) = ("TARGET", "configs/llama-3.2-3b");
+const DRAFT: (&str, &str) = ("DRAFT", "configs/llama-3.2-1b");
 const BLOCK_SIZE: usize = 16;
 /// Bytes that are copied to measure the bandwidth.
 const COPIED: usize = 1 << 30;
@@ -38,8 +44,13 @@ fn main() {
             return;
         }
     };
-    let context = number("FORETOKEN_BENCH_CONTEXT", 1024);
-    let k = number("FORETOKEN_BENCH_SPEC_LENGTH", 5);
+    let context = numbers("FORETOKEN_BENCH_CONTEXT", "1024")[0];
+    let k = numbers("FORETOKEN_BENCH_SPEC_LENGTH", "5")[0];
+    let rows = numbers("FORETOKEN_BENCH_ROWS", "1,2,4,6,8,16");
+    let max_rows = rows.iter().copied().fold(k + 1, usize::max);
+    if std::env::var_os(PROFILE).is_some() {
+        return profile(&device, context, &numbers(PROFILE, "1"));
+    }
     let bandwidth = bandwidth(&device);
     println!("copies read and write {:.0} GB/s together", bandwidth / 1e9);
     for eager in [false, true] {
@@ -51,8 +62,8 @@ fn main() {
                 "CUDA graphs"
             }
         );
-        let mut target = Loaded::new("TARGET", "configs/llama-3.2-3b", &device, eager, context);
-        let mut draft = Loaded::new("DRAFT", "configs/llama-3.2-1b", &device, eager, context);
+        let mut target = Loaded::new(TARGET, &device, eager, context, max_rows);
+        let mut draft = Loaded::new(DRAFT, &device, eager, context, max_rows);
         for one in [&target, &draft] {
             let floor = one.bytes as f64 / bandwidth * 1e3;
             println!(
@@ -61,13 +72,13 @@ fn main() {
                 one.bytes as f64 / 1e9
             );
         }
-        let verified = target.steps(&ROWS);
+        let verified = target.steps(&rows);
         let drafted = draft.steps(&[1, 2]);
         println!(
             "| rows of the target | ms | until all is launched | over one row | floor over it |"
         );
         println!("|---:|---:|---:|---:|---:|");
-        for (rows, step) in ROWS.iter().zip(&verified) {
+        for (rows, step) in rows.iter().zip(&verified) {
             println!(
                 "| {rows} | {:.3} | {:.3} | {:.2} | {:.2} |",
                 step.whole,
@@ -95,11 +106,54 @@ fn main() {
     }
 }
 
-fn number(name: &str, default: usize) -> usize {
-    std::env::var(name).map_or(default, |text| {
-        text.parse()
-            .unwrap_or_else(|_| panic!("{name} is a number"))
-    })
+/// The numbers, separated by commas, of a variable.
+fn numbers(name: &str, default: &str) -> Vec<usize> {
+    let text = std::env::var(name).unwrap_or(default.into());
+    let one = |text: &str| text.parse().ok().filter(|&number| number > 0);
+    let all: Option<Vec<usize>> = text.split(',').map(one).collect();
+    all.unwrap_or_else(|| panic!("{name} is {text}, not numbers above 0"))
+}
+
+/// Numbers of rows of steps to profile.
+const PROFILE: &str = "FORETOKEN_BENCH_PROFILE";
+
+/// For each model and number of rows, a step kernel by kernel, for a profiler that waits for the program to start it
+/// (`ncu --profile-from-start off`; scripts/step-by-kernel.py makes a table of it). A sine, which no model computes, marks
+/// its begin. Then the parts of steps by the clock, which need no profiler.
+fn profile(device: &Device, context: usize, rows: &[usize]) {
+    let max_rows = rows.iter().copied().fold(1, usize::max);
+    let mut number = 0;
+    for role in [TARGET, DRAFT] {
+        let mut model = Loaded::new(role, device, true, context, max_rows);
+        for &rows in rows {
+            // Loads the kernels.
+            model.step(rows);
+            number += 1;
+            println!("step {number}: {}, {rows} rows", model.name);
+            // Without a profiler there is nothing to start.
+            let _profiler = Profiler::new();
+            let mark = Tensor::zeros(1, DType::F32, device).and_then(|zero| zero.sin());
+            mark.expect("the GPU computes a sine");
+            model.step(rows);
+        }
+    }
+    for role in [TARGET, DRAFT] {
+        let mut all = Loaded::new(role, device, false, context, max_rows);
+        let mut first = all.first_layer();
+        let layers = all.model.config().spec.layers.len();
+        let name = &all.name;
+        println!(
+            "\n| rows of {name} | ms | each of {layers} layers | inputs and ends | sampling |"
+        );
+        println!("|---:|---:|---:|---:|---:|");
+        for &rows in rows {
+            let (whole, one) = (all.steps(&[rows])[0].whole, first.steps(&[rows])[0].whole);
+            let sampling = all.sampling(rows);
+            let layer = (whole - one) / (layers.max(2) - 1) as f64;
+            let ends = one - layer - sampling;
+            println!("| {rows} | {whole:.3} | {layer:.4} | {ends:.3} | {sampling:.3} |");
+        }
+    }
 }
 
 /// Bytes per second that a copy within the device's memory reads and writes.
@@ -134,16 +188,24 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// A model, with a sequence of `context` tokens in its pool.
 struct Loaded {
     name: String,
-    model: Box<dyn Model>,
+    model: Box<dyn LoadedModel>,
     kv: KvStore,
     table: BlockTable,
     context: usize,
+    max_rows: usize,
     /// Bytes that a step of one row reads: the weights, and K and V of the context.
     bytes: u64,
 }
 
 impl Loaded {
-    fn new(role: &str, default: &str, device: &Device, eager: bool, context: usize) -> Self {
+    /// The model of a role, for steps of up to `max_rows` rows.
+    fn new(
+        (role, default): (&str, &str),
+        device: &Device,
+        eager: bool,
+        context: usize,
+        max_rows: usize,
+    ) -> Self {
         let name = std::env::var(format!("FORETOKEN_BENCH_{role}")).unwrap_or(default.into());
         let path = Path::new(&name);
         let (source, format) = match path.is_dir() {
@@ -168,7 +230,18 @@ impl Loaded {
         let is_tied = model.config().tie_word_embeddings;
         let read = read.filter(|entry| is_tied || !entry.name.contains("embed_tokens."));
         let weights: u64 = read.map(|entry| entry.loaded_bytes).sum();
-        let max_rows = ROWS[ROWS.len() - 1];
+        Self {
+            bytes: weights + (model.kv_shape().bytes_per_token() * context) as u64,
+            ..Self::with_pool(name, model, context, max_rows)
+        }
+    }
+
+    fn with_pool(
+        name: String,
+        model: Box<dyn LoadedModel>,
+        context: usize,
+        max_rows: usize,
+    ) -> Self {
         let blocks = (context + max_rows).div_ceil(BLOCK_SIZE);
         let mut allocator = BlockAllocator::new(blocks, BLOCK_SIZE);
         let mut table = BlockTable::default();
@@ -176,43 +249,48 @@ impl Loaded {
             .reserve(&mut table, context + max_rows)
             .expect("there are as many blocks");
         Self {
-            bytes: weights + (model.kv_shape().bytes_per_token() * context) as u64,
+            bytes: 0,
             kv: model.new_kv(blocks, BLOCK_SIZE).expect("there is memory"),
             name,
             model,
             table,
             context,
+            max_rows,
         }
     }
 
-    /// Runs a step of `rows` rows, and copies its greedy tokens to the host.
-    fn step(&mut self, rows: usize) -> Step {
+    /// The model of the first layer of this one, with its embedding and output layer.
+    fn first_layer(&self) -> Self {
+        let first = self.model.subset(&[0]).expect("there is a layer");
+        Self::with_pool(self.name.clone(), first, self.context, self.max_rows)
+    }
+
+    /// Computes the logits of `rows` rows.
+    fn logits(&mut self, rows: usize) -> Tensor {
         let mut batch = Batch::default();
         let vocab = self.model.info().vocab_size as u32;
         let tokens: Vec<u32> = (0..rows as u32).map(|i| (100 + 37 * i) % vocab).collect();
         batch.push_span(&tokens, &[], self.context, &self.table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();
-        let greedy = SamplingParams {
-            temperature: 0.,
-            ..SamplingParams::default()
-        };
+        let output = self.model.forward(&batch, &mut self.kv);
+        output.expect("the forward works").logits
+    }
+
+    /// Runs a step of `rows` rows, and copies its greedy tokens to the host.
+    fn step(&mut self, rows: usize) -> Step {
         let started = Instant::now();
-        let output = self
-            .model
-            .forward(&batch, &mut self.kv)
-            .expect("the forward works");
-        let params = (0..rows as u32)
-            .map(|row| logits_params(row, &greedy, TokenChoice::GumbelMax(0)))
-            .collect();
-        let processed = sample::process_logits(&output.logits, params, Vec::new(), 0);
-        let processed = processed.expect("sampling works");
-        let launched = milliseconds(started);
-        let tokens = processed.read().expect("sampling works");
-        assert!((0..rows).all(|row| tokens.token(row) != NO_TOKEN));
-        Step {
-            launched,
-            whole: milliseconds(started),
-        }
+        let logits = self.logits(rows);
+        choose(&logits, started)
+    }
+
+    /// Median of the times in which the tokens of `rows` rows are chosen and copied to the host.
+    fn sampling(&mut self, rows: usize) -> f64 {
+        let logits = self.logits(rows);
+        let times = (0..REPEAT).map(|_| {
+            logits.device().synchronize().expect("the GPU works");
+            choose(&logits, Instant::now()).whole
+        });
+        median(times.collect())
     }
 
     /// Medians of the times of steps, one per number of rows.
@@ -240,6 +318,27 @@ impl Loaded {
 struct Step {
     launched: f64,
     whole: f64,
+}
+
+/// Chooses the greedy tokens of `logits` and copies them to the host, as the end of a step that began at `started`.
+fn choose(logits: &Tensor, started: Instant) -> Step {
+    let greedy = SamplingParams {
+        temperature: 0.,
+        ..SamplingParams::default()
+    };
+    let rows = logits.dim(0).expect("logits have rows");
+    let params = (0..rows as u32)
+        .map(|row| logits_params(row, &greedy, TokenChoice::GumbelMax(0)))
+        .collect();
+    let processed = sample::process_logits(logits, params, Vec::new(), 0);
+    let processed = processed.expect("sampling works");
+    let launched = milliseconds(started);
+    let tokens = processed.read().expect("sampling works");
+    assert!((0..rows).all(|row| tokens.token(row) != NO_TOKEN));
+    Step {
+        launched,
+        whole: milliseconds(started),
+    }
 }
 
 fn milliseconds(since: Instant) -> f64 {
