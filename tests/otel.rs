@@ -1,8 +1,8 @@
 //! Traces: what a collector gets of the program's requests, and what becomes of them without one.
 
 #[path = "common/process.rs"]
+#[allow(dead_code, reason = "each test file uses its part")]
 mod process;
-#[allow(dead_code)]
 #[path = "common/project.rs"]
 #[allow(dead_code, reason = "each test file uses its part")]
 mod project;
