@@ -30,6 +30,8 @@ mod allocator;
 const TARGET: (&str, &str) = ("TARGET", "configs/llama-3.2-3b");
 const DRAFT: (&str, &str) = ("DRAFT", "configs/llama-3.2-1b");
 const BLOCK_SIZE: usize = 16;
+/// Most rows of a sequence in a step.
+const MAX_SPAN: usize = 16;
 /// Bytes that are copied to measure the bandwidth.
 const COPIED: usize = 1 << 30;
 /// Repetitions of each step.
@@ -270,7 +272,10 @@ impl Loaded {
         let mut batch = Batch::default();
         let vocab = self.model.info().vocab_size as u32;
         let tokens: Vec<u32> = (0..rows as u32).map(|i| (100 + 37 * i) % vocab).collect();
-        batch.push_span(&tokens, &[], self.context, &self.table, BLOCK_SIZE);
+        // Many rows are those of several sequences, here with the same context: a long span would be a prompt.
+        for tokens in tokens.chunks(MAX_SPAN) {
+            batch.push_span(tokens, &[], self.context, &self.table, BLOCK_SIZE);
+        }
         batch.logits = (0..rows as u32).collect();
         let output = self.model.forward(&batch, &mut self.kv);
         output.expect("the forward works").logits

@@ -140,6 +140,9 @@ part_steps_4bit() {
     skip_dry "the bench gpu, which needs a GPU"
     steps_of q4_k q4_k
     steps_of q8_0 q4_k
+    # Last, because no GPU has run it yet.
+    pair q4_k q4_k
+    steps q4_k-one-launch FORETOKEN_BENCH_ONE_LAUNCH=1 FORETOKEN_BENCH_ROWS=1,2,4,6,8,16 "${pair[@]}"
 }
 
 # Each run measures plain decoding, too.
