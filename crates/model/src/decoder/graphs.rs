@@ -274,10 +274,18 @@ fn padded(batch: &Batch, rows: usize) -> Result<Batch> {
     let own = batch.tokens.len();
     let padding = rows - own;
     let numbers = own as u32..rows as u32;
+    // Without the block tables of the spans, which are long.
     let mut padded = Batch {
+        tokens: batch.tokens.clone(),
+        drawn: batch.drawn.clone(),
+        positions: batch.positions.clone(),
+        slots: batch.slots.clone(),
         padding,
-        spans: Vec::new(),
-        ..batch.clone()
+        adapters: batch.adapters.clone(),
+        logits: batch.logits.clone(),
+        last_hidden: batch.last_hidden.clone(),
+        taps: batch.taps.clone(),
+        ..Batch::default()
     };
     padded.tokens.resize(rows, 0);
     padded.positions.resize(rows, 0);

@@ -25,7 +25,7 @@ const MORE_GRAPHS: [(usize, f64); 3] = [(16, 3.21), (64, 3.48), (256, 5.4)];
 /// 3.8 ms, and with 128 it would take 7.4 with graphs.
 const HOST: [f64; 2] = [0.04, 0.025];
 /// Standard deviation of a step's time.
-pub(in crate::spec) const DEVIATION: f64 = 0.03;
+const DEVIATION: f64 = 0.03;
 /// Steps of a simulation, and the first of them that count as a warm-up.
 pub(in crate::spec) const STEPS: u64 = 1500;
 pub(in crate::spec) const WARM_UP: u64 = 100;
@@ -96,14 +96,39 @@ impl Gpu {
 /// Tokens and seconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::spec) struct Rate {
-    pub tokens: f64,
-    pub seconds: f64,
+    tokens: f64,
+    seconds: f64,
 }
 
 impl Rate {
-    pub fn add(&mut self, tokens: f64, seconds: f64) {
-        self.tokens += tokens;
-        self.seconds += seconds;
+    /// Adds a step of so many streams that verifies chains of these depths, each token of which is accepted at the
+    /// rate, after so many seconds of drafting. Returns the step as it is measured.
+    pub fn verify(
+        &mut self,
+        gpu: Gpu,
+        (streams, rate): (usize, f64),
+        depths: impl Iterator<Item = usize>,
+        drafting: f64,
+        noise: &mut Noise,
+    ) -> StepCost {
+        let (mut nodes, mut tokens, mut likely) = (0, streams, streams as f64);
+        for depth in depths {
+            nodes += depth;
+            likely += expected(rate, depth);
+            tokens += (0..depth).take_while(|_| noise.unit() < rate).count();
+        }
+        let target = gpu.step(streams, streams + nodes);
+        self.tokens += likely;
+        self.seconds += target + drafting;
+        StepCost {
+            sequences: streams,
+            base_rows: streams,
+            draft_nodes: nodes,
+            experts_read: 0,
+            tokens,
+            target_seconds: target * noise.factor(DEVIATION),
+            draft_seconds: drafting * noise.factor(DEVIATION),
+        }
     }
 
     fn per_second(self) -> f64 {
@@ -112,7 +137,7 @@ impl Rate {
 }
 
 /// Tokens that a draft of this depth is expected to add, if each is accepted at this rate.
-pub(in crate::spec) fn expected(rate: f64, depth: usize) -> f64 {
+fn expected(rate: f64, depth: usize) -> f64 {
     (1..=depth as i32).map(|depth| rate.powi(depth)).sum()
 }
 
@@ -176,23 +201,8 @@ fn with_model(gpu: Gpu, streams: usize, rate: f64, draft_seconds: f64) -> [Rate;
         let drafts: Vec<_> = drafts.collect();
         let keep = budget.select(&drafts, streams, streams).keep;
         let kept = keep.iter().map(|keep| keep.iter().filter(|&&k| k).count());
-        let (mut nodes, mut tokens, mut likely) = (0, streams, streams as f64);
-        for depth in kept {
-            nodes += depth;
-            likely += expected(rate, depth);
-            tokens += (0..depth).take_while(|_| noise.unit() < rate).count();
-        }
-        let target = gpu.step(streams, streams + nodes);
-        rates[usize::from(step >= WARM_UP)].add(likely, target + drafting);
-        budget.observe(&StepCost {
-            sequences: streams,
-            base_rows: streams,
-            draft_nodes: nodes,
-            experts_read: 0,
-            tokens,
-            target_seconds: target * noise.factor(DEVIATION),
-            draft_seconds: drafting * noise.factor(DEVIATION),
-        });
+        let phase = &mut rates[usize::from(step >= WARM_UP)];
+        budget.observe(&phase.verify(gpu, (streams, rate), kept, drafting, noise));
     }
     rates
 }

@@ -1,9 +1,7 @@
 //! What drafts of tables gain on a GPU, from one request at a time to many: the costs are those of
 //! [`budget::gpu`](super::super::budget::gpu), and the host takes time for each draft while the GPU waits.
 
-use super::super::budget::gpu::{
-    ACCEPTANCE, DEVIATION, Gpu, Rate, STEPS, STREAMS, WARM_UP, check, expected, max_depth,
-};
+use super::super::budget::gpu::{ACCEPTANCE, Gpu, Rate, STEPS, STREAMS, WARM_UP, check, max_depth};
 use super::super::cost::tests::Noise;
 use super::tests::{input, state};
 use super::*;
@@ -60,24 +58,10 @@ fn with_tables(gpu: Gpu, streams: usize, rate: f64) -> [Rate; 2] {
         let depth = max_depth(streams);
         let mut inputs: Vec<_> = states.iter_mut().map(|one| input(one, depth)).collect();
         let proposals = proposer.propose(&mut inputs, 10);
-        let (mut nodes, mut tokens, mut likely) = (0, streams, streams as f64);
-        for depth in proposals.iter().map(|proposal| proposal.draft.len()) {
-            nodes += depth;
-            likely += expected(rate, depth);
-            tokens += (0..depth).take_while(|_| noise.unit() < rate).count();
-        }
+        let depths = proposals.iter().map(|proposal| proposal.draft.len());
         let drafting = ASK * asked.swap(0, Ordering::Relaxed) as f64;
-        let target = gpu.step(streams, streams + nodes);
-        rates[usize::from(step >= WARM_UP)].add(likely, target + drafting);
-        proposer.note_step(&StepCost {
-            sequences: streams,
-            base_rows: streams,
-            draft_nodes: nodes,
-            experts_read: 0,
-            tokens,
-            target_seconds: target * noise.factor(DEVIATION),
-            draft_seconds: drafting * noise.factor(DEVIATION),
-        });
+        let phase = &mut rates[usize::from(step >= WARM_UP)];
+        proposer.note_step(&phase.verify(gpu, (streams, rate), depths, drafting, noise));
     }
     rates
 }
