@@ -5,7 +5,8 @@
 //! weights of that shape, in the blocks that `FORETOKEN_BENCH_TARGET_QUANTIZE` and
 //! `FORETOKEN_BENCH_DRAFT_QUANTIZE` name, such as `q4_k`) or GGUF files, `FORETOKEN_BENCH_CONTEXT` is the number of tokens before a step
 //! (1024), `FORETOKEN_BENCH_SPEC_LENGTH` is K (5), and `FORETOKEN_BENCH_ROWS` lists the numbers of rows of the target's
-//! steps (1,2,4,6,8,16). Times are medians of alternating steps, in milliseconds.
+//! steps (1,2,4,6,8,16). With `FORETOKEN_BENCH_ONE_LAUNCH`, forwards are in one launch where they can be, and with
+//! `FORETOKEN_BENCH_ONLY_GRAPHS` only graphs are measured. Times are medians of alternating steps, in milliseconds.
 //!
 //! With `FORETOKEN_BENCH_PROFILE`, a list of numbers of rows, it instead runs single steps for a profiler, and measures the
 //! parts of steps; see [`profile`].
@@ -55,7 +56,11 @@ fn main() {
     }
     let bandwidth = bandwidth(&device);
     println!("copies read and write {:.0} GB/s together", bandwidth / 1e9);
+    let only_graphs = std::env::var_os("FORETOKEN_BENCH_ONLY_GRAPHS").is_some();
     for eager in [false, true] {
+        if eager && only_graphs {
+            continue;
+        }
         println!(
             "\n{}",
             if eager {

@@ -142,7 +142,7 @@ part_steps_4bit() {
     steps_of q8_0 q4_k
     # Last, because no GPU has run it yet.
     pair q4_k q4_k
-    steps q4_k-one-launch FORETOKEN_BENCH_ONE_LAUNCH=1 FORETOKEN_BENCH_ROWS=1,2,4,6,8,16 "${pair[@]}"
+    steps q4_k-one-launch FORETOKEN_BENCH_ONE_LAUNCH=1 FORETOKEN_BENCH_ONLY_GRAPHS=1 FORETOKEN_BENCH_ROWS=1,2,4,6,8,16 "${pair[@]}"
 }
 
 # Each run measures plain decoding, too.
