@@ -153,6 +153,14 @@ inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline uint32_t __float_as_uint(float x) { return emulator::cast<uint32_t>(x); }
 inline float __uint_as_float(uint32_t x) { return emulator::cast<float>(x); }
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+    const uint64_t bytes = x | uint64_t(y) << 32;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) {
+        out |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    }
+    return out;
+}
 inline int __float_as_int(float x) { return emulator::cast<int>(x); }
 inline float __int_as_float(int x) { return emulator::cast<float>(x); }
 

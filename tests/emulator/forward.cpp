@@ -278,7 +278,7 @@ template <typename T> class Model {
         vector<Phase> phases;
         int half_bytes = 0;
         auto part = [&](const Weight &w, int column) {
-            half_bytes = std::max(half_bytes, 8 * w.unit_bytes + 2 * w.super_bytes);
+            half_bytes = std::max(half_bytes, HALF_UNITS * w.unit_bytes + HALF_UNITS / 4 * w.super_bytes);
             return Part{w.bytes.data(), w.bytes.data() + w.supers, w.bias.empty() ? nullptr : w.bias.data(), w.format, w.warps,
                         w.unit_bytes, w.super_bytes, 0, (w.outputs + 15) / 16, w.outputs, column};
         };

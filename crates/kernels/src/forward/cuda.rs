@@ -24,7 +24,7 @@ const MAX_NORM_WARPS: usize = 32;
 const TEAMS: usize = 2;
 const MAX_QUERIES: usize = 32;
 /// With fewer slots of the ring, copies would wait for products.
-const MIN_SLOTS: usize = 3;
+const MIN_SLOTS: usize = 2;
 /// Maximum bytes of the partial results of attention.
 const MAX_PARTIALS: usize = 256 << 20;
 

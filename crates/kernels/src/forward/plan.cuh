@@ -3,8 +3,8 @@
 #pragma once
 #include "../cuda/common.cuh"
 
-// Warps that compute, and warps that take a half of a slot of the ring.
-constexpr int WARPS = 16, HALF_WARPS = 8;
+// Warps that compute, half of them, and steps of a strip that are copied together.
+constexpr int WARPS = 16, HALF_WARPS = 8, STEPS = 2;
 constexpr int COMPUTING = WARPS * 32;
 // Their threads, then a warp that copies weights.
 constexpr int FORWARD_THREADS = COMPUTING + 32;
@@ -69,7 +69,7 @@ struct Plan {
     void *qkv, *attended, *wide;
     int count, hidden, heads, kv_heads, d, block_size;
     float eps;
-    // Bytes of a half of a slot.
+    // Bytes of a half of a slot of the ring.
     int half_bytes;
 };
 
@@ -113,11 +113,6 @@ struct Work {
     }
 };
 
-// The first unit of a half of the warps in a step.
-__device__ __forceinline__ int first_unit(int warps, int step, int half) {
-    return warps * step + (warps == WARPS ? HALF_WARPS * half : 0);
-}
-
 __device__ __forceinline__ int works_of(const Part &part) { return part.warps == WARPS ? part.strips : (part.strips + 1) / 2; }
 
 // Number of works of a phase.
@@ -148,21 +143,22 @@ __device__ __forceinline__ Work work_of(const Phase &phase, int number) {
     return {{part, 2 * number}, {both ? part : nullptr, 2 * number + 1}};
 }
 
-// The units of a strip that eight warps take in a step, one each, and the parts that these share.
-struct Units8 {
+// The units of a half of a slot, up to HALF_UNITS that follow each other in a strip, and the parts that these share.
+constexpr int HALF_UNITS = WARPS;
+struct HalfOfSlot {
     const unsigned char *units, *supers;
     int unit_bytes, super_bytes, count;
 
     __device__ __forceinline__ int supers_count() const { return (count + 3) / 4; }
 };
 
-__device__ __forceinline__ Units8 units_of(const Part &part, int strip, int step, int half, int count) {
-    const int first = first_unit(part.warps, step, half);
+// From unit `first` on, of the `count` units of a strip.
+__device__ __forceinline__ HalfOfSlot units_of(const Part &part, int strip, int first, int count) {
     if (first >= count) {
         return {nullptr, nullptr, 0, 0, 0};
     }
     const size_t number = part.first + strip;
     return {part.units + (number * count + first) * part.unit_bytes,
             part.supers + (number * (count / 4) + first / 4) * part.super_bytes, part.unit_bytes, part.super_bytes,
-            min(count - first, HALF_WARPS)};
+            min(count - first, HALF_UNITS)};
 }

@@ -14,7 +14,7 @@ const MAX_PARTS: usize = 3;
 const PART: usize = 7;
 const PHASE: usize = MAX_PARTS * PART + 12;
 /// Units of a half of a slot, and those that share a part.
-const HALF_UNITS: usize = 8;
+const HALF_UNITS: usize = 16;
 const SHARING: usize = 4;
 /// The widest row that the kernel for norms keeps in registers.
 const MAX_HIDDEN: usize = 16_384;

@@ -103,40 +103,70 @@ __device__ __forceinline__ void norm_rows(const T *x, const uint32_t *ids, int r
     sync_computing();
 }
 
-// sums += the units of a strip that are this warp's: as in product.cuh, `warp` of its warps takes every such unit.
+// sums += the units of a strip that are this warp's: as in product.cuh, `warp` of its warps takes every such unit. A slot
+// of the ring has those of two steps.
 template <typename F, typename T, int TILES>
 __device__ __forceinline__ void add_units(float (&sums)[TILES][4], Ring &ring, const Inputs<T> &x, int inputs, int warps,
                                           int warp, bool exists) {
     const int lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
     const int count = (inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+    const Places places(warp, warps, ring.half_bytes, F::UNIT, F::SUPER);
     const T *rows[TILES];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         rows[t] = x.row(8 * t + g) + UNIT_INPUTS * warp + 4 * p;
     }
-    for (int first = 0; first < count; first += warps) {
-        const int unit = first + warp;
-        if (!exists || unit >= count) {
+    for (int unit = warp; unit - warp < count; unit += STEPS * warps) {
+        // Loads what the activations of a step are.
+        Activations activations[STEPS][TILES];
+        auto load = [&](int step) {
+            const int at = unit + step * warps;
+            // Units of 256 inputs are whole.
+            const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * at + 32 < inputs;
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                activations[step][t].load(rows[t] + step * UNIT_INPUTS * warps, is_whole ? 32 : 0);
+            }
+        };
+        uint32_t a[STEPS][FRAGMENTS][4];
+        Scales scales[STEPS];
+        auto read = [&](SharedAddress slot, int step) {
+            const SharedUnit stored{slot + places.units[step], slot + places.shared[step]};
+            unpack<F, T>(a[step], stored, lane);
+            scales[step] = read_scales<F, T>(stored, g);
+        };
+        auto add_step = [&](int step) {
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                add<F, T>(sums[t], a[step], scales[step], activations[step][t]);
+            }
+        };
+        if (exists && unit + warps < count) {
+            load(0);
+            load(1);
+            const SharedAddress slot = ring.wait();
+            read(slot, 0);
+            if constexpr (TILES > 1) {
+                add_step(0);
+            }
+            read(slot, 1);
+            ring.release();
+            if constexpr (TILES == 1) {
+                add_step(0);
+            }
+            add_step(1);
+        } else if (exists && unit < count) {
+            load(0);
+            read(ring.wait(), 0);
+            ring.release();
+            add_step(0);
+        } else {
             ring.wait();
             ring.release();
-            continue;
         }
-        // Units of 256 inputs are whole.
-        const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * unit + 32 < inputs;
-        Activations activations[TILES];
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            activations[t].load(rows[t] + UNIT_INPUTS * first, is_whole ? 32 : 0);
-        }
-        const SharedAddress slot = ring.wait();
-        const SharedUnit stored{unit_in(slot, ring.half_bytes, F::UNIT), super_in(slot, ring.half_bytes, F::UNIT, F::SUPER)};
-        uint32_t a[FRAGMENTS][4];
-        unpack<F, T>(a, stored, lane);
-        const Scales scales = read_scales<F>(stored, g);
-        ring.release();
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            add<F, T>(sums[t], a, scales, activations[t]);
+            rows[t] += STEPS * UNIT_INPUTS * warps;
         }
     }
 }
@@ -308,10 +338,14 @@ __device__ __forceinline__ void copy_phase(const Phase &phase, Ring &ring) {
             const Strip lower = work.of(pass, 0), upper = work.of(pass, 1);
             // Copies of the parts, because fills are barriers for loads.
             const Part first = *lower.part, second = upper.part ? *upper.part : Part{};
-            for (int step = 0; step * first.warps < count; step++) {
-                // Without a second strip, no unit is before the last one.
-                ring.fill({units_of(first, lower.index, step, 0, count),
-                           units_of(second, upper.index, step, 1, upper.part ? count : 0)});
+            for (int unit = 0; unit < count; unit += STEPS * first.warps) {
+                if (first.warps == WARPS) {
+                    ring.fill({units_of(first, lower.index, unit, count), units_of(first, lower.index, unit + WARPS, count)});
+                } else {
+                    // Without a second strip, no unit is before the last one.
+                    ring.fill({units_of(first, lower.index, unit, count),
+                               units_of(second, upper.index, unit, upper.part ? count : 0)});
+                }
             }
         }
     }

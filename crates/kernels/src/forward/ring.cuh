@@ -7,15 +7,23 @@
 // Slots of a ring, at most.
 constexpr int MAX_SLOTS = 32;
 
-// A slot has a half for each eight warps: their units, then what these share. `at` is its address.
-__device__ __forceinline__ SharedAddress unit_in(SharedAddress at, int half_bytes, int unit_bytes) {
-    const int warp = threadIdx.x / 32;
-    return at + warp / HALF_WARPS * half_bytes + warp % HALF_WARPS * unit_bytes;
-}
-__device__ __forceinline__ SharedAddress super_in(SharedAddress at, int half_bytes, int unit_bytes, int super_bytes) {
-    const int warp = threadIdx.x / 32;
-    return at + warp / HALF_WARPS * half_bytes + HALF_WARPS * unit_bytes + warp % HALF_WARPS / 4 * super_bytes;
-}
+// Where a warp's units are in a slot, one of each step, and what these share with others, as offsets. A half of a slot has
+// HALF_UNITS places for units, then what these share. It belongs to a step, if all warps have the same strip, or else
+// to a strip.
+struct Places {
+    int units[STEPS], shared[STEPS];
+
+    // `warp` of the `warps` of the strip of this warp.
+    __device__ __forceinline__ Places(int warp, int warps, int half_bytes, int unit_bytes, int super_bytes) {
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            const int half = warps == WARPS ? step : threadIdx.x / 32 / HALF_WARPS;
+            const int place = warps == WARPS ? warp : HALF_WARPS * step + warp;
+            units[step] = half * half_bytes + place * unit_bytes;
+            shared[step] = half * half_bytes + HALF_UNITS * unit_bytes + place / 4 * super_bytes;
+        }
+    }
+};
 
 // Waits for the computing threads of the block, or for those of one team: THREADS threads with the same ID, from 1.
 template <int THREADS> __device__ __forceinline__ void sync_team(int id) {
@@ -72,22 +80,22 @@ struct Ring {
     }
 
     // By one thread of the copying warp: fills the next slot, when everybody has read it.
-    __device__ __forceinline__ void fill(const Units8 (&halves)[2]) {
+    __device__ __forceinline__ void fill(const HalfOfSlot (&halves)[2]) {
         wait_for(empty + 8 * slot, parity ^ 1);
         int bytes = 0;
         for (int half = 0; half < 2; half++) {
-            const Units8 &from = halves[half];
+            const HalfOfSlot &from = halves[half];
             bytes += from.count * from.unit_bytes + from.supers_count() * from.super_bytes;
         }
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full + 8 * slot), "r"(bytes) : "memory");
         for (int half = 0; half < 2; half++) {
-            const Units8 &from = halves[half];
+            const HalfOfSlot &from = halves[half];
             const uint32_t to = slots + (2 * slot + half) * half_bytes;
             if (from.count > 0) {
                 copy(to, from.units, from.count * from.unit_bytes);
             }
             if (from.count > 0 && from.super_bytes > 0) {
-                copy(to + HALF_WARPS * from.unit_bytes, from.supers, from.supers_count() * from.super_bytes);
+                copy(to + HALF_UNITS * from.unit_bytes, from.supers, from.supers_count() * from.super_bytes);
             }
         }
         advance();
@@ -116,7 +124,7 @@ struct Ring {
     int half_bytes, count, step = 0;
 
     struct Filled {
-        Units8 halves[2];
+        HalfOfSlot halves[2];
     };
     static std::vector<Filled> &filled() {
         static std::vector<Filled> all;
@@ -130,19 +138,19 @@ struct Ring {
         }
     }
 
-    void fill(const Units8 (&halves)[2]) { filled().push_back({{halves[0], halves[1]}}); }
+    void fill(const HalfOfSlot (&halves)[2]) { filled().push_back({{halves[0], halves[1]}}); }
     void end_of_filling() { sync_team<FORWARD_THREADS>(15); }
     void begin() { sync_team<FORWARD_THREADS>(15); }
     SharedAddress wait() {
         const SharedAddress at = slots + 2 * (step % count) * half_bytes;
         sync_computing();
         if (threadIdx.x % COMPUTING < 2) {
-            const Units8 &from = filled().at(step).halves[threadIdx.x];
+            const HalfOfSlot &from = filled().at(step).halves[threadIdx.x];
             SharedAddress to = at + threadIdx.x * half_bytes;
             memset(to, 0xff, half_bytes);
             if (from.count > 0) {
                 memcpy(to, from.units, from.count * from.unit_bytes);
-                memcpy(to + HALF_WARPS * from.unit_bytes, from.supers, from.supers_count() * from.super_bytes);
+                memcpy(to + HALF_UNITS * from.unit_bytes, from.supers, from.supers_count() * from.super_bytes);
             }
         }
         sync_computing();

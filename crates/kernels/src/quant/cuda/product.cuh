@@ -2,8 +2,8 @@
 //
 // Tensor cores multiply activations with quants, which are exact integers in f16 and in bf16. The sum over a
 // block of 32 inputs (16 if each 16 have a scale of their own) is then multiplied with the block's scale, in
-// f32, and added to the sum of the row; an offset is multiplied with the sum of the block's activations, which
-// tensor cores also compute. So no weight is rounded, and a row has the same additions in the same order in any
+// f32, and added to the sum of the row; an offset, and what all quants of the block have too much (IN_BASE), is
+// multiplied with the sum of the block's activations, which tensor cores also compute. So no weight is rounded, and a row has the same additions in the same order in any
 // number of rows. In the place of missing rows is the last one again, and in that of a missing block of inputs the
 // one before, which is multiplied with scales of zero.
 //
@@ -42,45 +42,38 @@ template <> struct Ones<bf16> {
     static constexpr uint32_t PAIR = 0x3f803f80;
 };
 
-// The sums of the activations of 8 rows in a block of 32 inputs, in the order of a product: `x` and `after` are its
-// two fragments.
-template <typename T>
-__device__ __forceinline__ void add_up(float (&all)[4], const uint2 &x, const uint2 &after) {
-    constexpr uint32_t ONE = Ones<T>::PAIR;
-    const uint32_t ones[4] = {ONE, ONE, ONE, ONE};
-    multiply_only<T>(all, ones, x.x, x.y);
-    multiply<T>(all, ones, after.x, after.y);
-}
+// Products of a block of 32 inputs with 8 rows: of all, or of each 16 that have a scale of their own.
+template <typename F, typename T> struct BlockProducts {
+    static constexpr int PARTS = F::Kind::HALF_BLOCKS ? 2 : 1;
+    float parts[PARTS][4];
 
-// sums += the products of block `block` of a unit's fragments and of 8 rows.
-template <typename F, typename T>
-__device__ __forceinline__ void add_block(float (&sums)[4], int block, const uint32_t (&a)[FRAGMENTS][4],
-                                          const Scales &scales, const uint2 &x, const uint2 &after) {
-    const int m = 2 * block;
-    float part[4];
-    auto scaled = [&](int m) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sums[i] = fmaf(scales.scale[i / 2][m], part[i], sums[i]);
+    // `a` and `next` are the fragments of the block, `x` and `after` those of the rows.
+    __device__ __forceinline__ BlockProducts(const uint32_t (&a)[4], const uint32_t (&next)[4], const uint2 &x,
+                                             const uint2 &after) {
+        multiply_only<T>(parts[0], a, x.x, x.y);
+        if constexpr (PARTS == 2) {
+            multiply_only<T>(parts[1], next, after.x, after.y);
+        } else {
+            multiply<T>(parts[0], next, after.x, after.y);
         }
-    };
-    multiply_only<T>(part, a[m], x.x, x.y);
-    if constexpr (F::Kind::HALF_BLOCKS) {
-        scaled(m);
-        multiply_only<T>(part, a[m + 1], after.x, after.y);
-    } else {
-        multiply<T>(part, a[m + 1], after.x, after.y);
     }
-    scaled(m + 1);
-}
-
-// sums += the offsets of block `block`, times the sums of its activations.
-__device__ __forceinline__ void add_offset(float (&sums)[4], int block, const Scales &scales, const float (&all)[4]) {
+    // Sums of the activations, in the same order.
+    __device__ __forceinline__ static BlockProducts of_ones(const uint2 &x, const uint2 &after) {
+        constexpr uint32_t ONE = Ones<T>::PAIR;
+        const uint32_t ones[4] = {ONE, ONE, ONE, ONE};
+        return {ones, ones, x, after};
+    }
+    // sums += the products, times what block `block` has in `by`: scales or offsets.
+    __device__ __forceinline__ void add_to(float (&sums)[4], int block, const float (&by)[2][FRAGMENTS]) const {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sums[i] = fmaf(scales.offset[i / 2][block], all[i], sums[i]);
+        for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sums[i] = fmaf(by[i / 2][2 * block + part], parts[part][i], sums[i]);
+            }
+        }
     }
-}
+};
 
 // sums += the products of a unit's fragments and of 8 rows.
 template <typename F, typename T>
@@ -89,11 +82,10 @@ __device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&a)[FRAGME
 #pragma unroll
     for (int block = 0; block < 2; block++) {
         const uint2 &x = rows.x[2 * block], &after = rows.x[2 * block + 1];
-        add_block<F, T>(sums, block, a, scales, x, after);
-        if constexpr (F::Kind::OFFSET) {
-            float all[4];
-            add_up<T>(all, x, after);
-            add_offset(sums, block, scales, all);
+        const BlockProducts<F, T> products(a[2 * block], a[2 * block + 1], x, after);
+        products.add_to(sums, block, scales.scale);
+        if constexpr (HAS_OFFSET<F, T>) {
+            BlockProducts<F, T>::of_ones(x, after).add_to(sums, block, scales.offset);
         }
     }
 }
@@ -203,7 +195,7 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
         place = place + STAGE == STAGES * STAGE ? 0 : place + STAGE;
         uint32_t a[FRAGMENTS][4];
         unpack<F, T>(a, now, lane);
-        const Scales scales = read_scales<F>(now, g);
+        const Scales scales = read_scales<F, T>(now, g);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             add<F, T>(sums[t], a, scales, activations[t]);
@@ -296,7 +288,7 @@ __device__ void product_of_many(const Weights &weights, const T *x, T *y, int in
                 const SharedAddress at = stages + place + s * STRIP;
                 const SharedUnit now{at, at + F::UNIT};
                 unpack<F, T>(a[s], now, lane);
-                scales[s] = read_scales<F>(now, g);
+                scales[s] = read_scales<F, T>(now, g);
             }
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
@@ -309,14 +301,14 @@ __device__ void product_of_many(const Weights &weights, const T *x, T *y, int in
                 }
 #pragma unroll
                 for (int s = 0; s < STRIPS; s++) {
-                    add_block<F, T>(sums[s][t], block, a[s], scales[s], x, after);
+                    const BlockProducts<F, T> products(a[s][2 * block], a[s][2 * block + 1], x, after);
+                    products.add_to(sums[s][t], block, scales[s].scale);
                 }
-                if constexpr (F::Kind::OFFSET) {
-                    float all[4];
-                    add_up<T>(all, x, after);
+                if constexpr (HAS_OFFSET<F, T>) {
+                    const auto all = BlockProducts<F, T>::of_ones(x, after);
 #pragma unroll
                     for (int s = 0; s < STRIPS; s++) {
-                        add_offset(sums[s][t], block, scales[s], all);
+                        all.add_to(sums[s][t], block, scales[s].offset);
                     }
                 }
             }
@@ -362,7 +354,7 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
     uint32_t a[FRAGMENTS][4];
     // All quants are exact in f16.
     unpack<F, f16>(a, stored, lane);
-    const Scales scales = read_scales<F>(stored, g);
+    const Scales scales = read_scales<F, f16>(stored, g);
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
 #pragma unroll
@@ -373,7 +365,7 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
             const bool wanted = ids ? output == (int)(id % OUTPUTS) : row < count;
             if (wanted && input < inputs) {
                 T *to = y + (size_t)row * inputs + input;
-                const float offset = F::Kind::OFFSET ? scales.offset[half][m / 2] : 0.f;
+                const float offset = F::Kind::OFFSET ? scales.offset[half][m] : 0.f;
                 to[0] = narrow<T>(fmaf(scales.scale[half][m], low_half(a[m][j]), offset));
                 to[1] = narrow<T>(fmaf(scales.scale[half][m], high_half(a[m][j]), offset));
             }

@@ -42,17 +42,17 @@ struct GlobalUnit {
     }
 };
 
-// What the two outputs of a thread have in a unit. `scale` is for 16 inputs, `offset` for 32.
+// What the two outputs of a thread have in a unit, for each 16 inputs.
 struct Scales {
-    float scale[2][FRAGMENTS], offset[2][2];
+    float scale[2][FRAGMENTS], offset[2][FRAGMENTS];
 
     __device__ __forceinline__ void set_blocks(int output, float first, float second) {
         scale[output][0] = scale[output][1] = first;
         scale[output][2] = scale[output][3] = second;
     }
     __device__ __forceinline__ void set_offsets(int output, float first, float second) {
-        offset[output][0] = first;
-        offset[output][1] = second;
+        offset[output][0] = offset[output][1] = first;
+        offset[output][2] = offset[output][3] = second;
     }
 };
 
@@ -62,7 +62,17 @@ __device__ __forceinline__ float low_half(uint32_t halves) {
     return widen(half);
 }
 __device__ __forceinline__ float high_half(uint32_t halves) { return low_half(halves >> 16); }
-__device__ __forceinline__ float byte_of(uint32_t bytes, int i) { return (float)(bytes >> 8 * i & 255); }
+
+// A factor, and byte I of a word times it. With the byte, 2^23 is multiplied and then subtracted: a float from there on
+// has the byte as its last bits, and units that convert integers are slow. Exact for factors of up to 16 bits.
+struct Factor {
+    float by, minus;
+
+    __device__ __forceinline__ explicit Factor(float by) : by(by), minus(__fmul_rn(by, -8388608.f)) {}
+    template <int I> __device__ __forceinline__ float times_byte(uint32_t bytes) const {
+        return fmaf(by, __uint_as_float(__byte_perm(bytes, 0x4b000000, 0x7440 | I)), minus);
+    }
+};
 
 // Halves for blocks of 32: those of output g, then of output g + 8.
 struct BlockScales {
@@ -110,9 +120,9 @@ struct SuperOffsets {
     }
     // Products of 11 and 6 bits are exact.
     __device__ static __forceinline__ void set(Scales &scales, int o, uint32_t factors, uint32_t shared) {
-        const float d = low_half(shared), m = -high_half(shared);
-        scales.set_blocks(o, __fmul_rn(d, byte_of(factors, 0)), __fmul_rn(d, byte_of(factors, 1)));
-        scales.set_offsets(o, __fmul_rn(m, byte_of(factors, 2)), __fmul_rn(m, byte_of(factors, 3)));
+        const Factor d(low_half(shared)), m(-high_half(shared));
+        scales.set_blocks(o, d.times_byte<0>(factors), d.times_byte<1>(factors));
+        scales.set_offsets(o, m.times_byte<2>(factors), m.times_byte<3>(factors));
     }
 };
 
@@ -166,7 +176,12 @@ template <typename F> struct Units {
     __device__ __forceinline__ const unsigned char *super(int i) const { return supers + (size_t)(i / 4) * F::SUPER; }
 };
 
-// Numbers are unpacked as values of T, exactly, in pairs: a word has one in each half word.
+// Numbers are unpacked as values of T, exactly, in pairs: a word has one in each half word. In bf16, numbers of fewer
+// than 8 bits stay in their base: they are 128 more than they are, and nothing is subtracted from them. What the sums
+// of products then have too much is a multiple of the sums of activations, as an offset is.
+template <typename F, typename T> constexpr bool IN_BASE = std::is_same_v<T, bf16> && F::BITS < 8;
+// Whether sums of activations are needed.
+template <typename F, typename T> constexpr bool HAS_OFFSET = F::Kind::OFFSET || IN_BASE<F, T>;
 
 // (a & b) | c
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
@@ -278,7 +293,7 @@ __device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const Unit &
         for (int m = 0; m < FRAGMENTS; m++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                constexpr uint32_t BASE = Base<T>::BITS;
+                constexpr uint32_t BASE = IN_BASE<F, T> ? 0x43004300 : Base<T>::BITS;
                 const uint32_t numbers = words[m] >> 8 * (j / 2);
                 if (F::BITS == 4 && std::is_same_v<T, f16> && j % 2 == 1) {
                     a[m][j] = integers_of_16ths<f16, F::BIAS>(and_or(numbers, 0x00f000f0, BASE));
@@ -291,12 +306,28 @@ __device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const Unit &
                     const int places = 2 * (m % 2 * 4 + j) - 4;
                     in_base = and_or(shifted(m < 2 ? high.x : high.y, places), 0x00300030, in_base);
                 }
-                a[m][j] = integers<T, F::BIAS>(in_base);
+                if constexpr (IN_BASE<F, T>) {
+                    a[m][j] = in_base;
+                } else {
+                    a[m][j] = integers<T, F::BIAS>(in_base);
+                }
             }
         }
     }
 }
 
-template <typename F, typename Unit> __device__ __forceinline__ Scales read_scales(const Unit &unit, int g) {
-    return F::Kind::read(unit, F::SCALES, g);
+// The scales for what `unpack` returns.
+template <typename F, typename T, typename Unit> __device__ __forceinline__ Scales read_scales(const Unit &unit, int g) {
+    Scales scales = F::Kind::read(unit, F::SCALES, g);
+    if constexpr (IN_BASE<F, T>) {
+        constexpr float TOO_MUCH = 128 + F::BIAS;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int m = 0; m < FRAGMENTS; m++) {
+                scales.offset[i][m] = fmaf(-TOO_MUCH, scales.scale[i][m], F::Kind::OFFSET ? scales.offset[i][m] : 0.f);
+            }
+        }
+    }
+    return scales;
 }
