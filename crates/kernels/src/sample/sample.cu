@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     __shared__ Scratch scratch;
     const float *row = logits + (size_t)blockIdx.x * vocab;
     bool finite = true;
-    auto logit = [&](int i) { return row[i] == row[i] ? row[i] : INFINITY; };
+    auto logit = [&](int i) { return comparable(row[i]); };
     auto give = [&](int place, float x, uint32_t id) {
         finite = finite && x < INFINITY;
         if (threadIdx.x == 0) {

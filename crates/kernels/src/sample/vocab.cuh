@@ -114,14 +114,13 @@ __device__ void best_of(F value, int vocab, int count, G give, Scratch &scratch)
         }
     };
     // Reads several values before it branches on the first: a block alone on its multiprocessor waits for
-    // each read.
+    // each read. Beyond the end it reads the last value again, because a condition would be a branch, too.
     const int AHEAD = N == 1 ? 16 : 8;
     for (int from = threadIdx.x; from < vocab; from += AHEAD * blockDim.x) {
         float ahead[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            int i = from + j * blockDim.x;
-            ahead[j] = i < vocab ? value(i) : -INFINITY;
+            ahead[j] = value(min(from + j * (int)blockDim.x, vocab - 1));
         }
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
@@ -165,11 +164,14 @@ __device__ void best_of(F value, int vocab, int count, G give, Scratch &scratch)
     }
 }
 
+// A logit as searches compare it: NaN counts as infinity.
+__device__ __forceinline__ float comparable(float x) { return x == x ? x : INFINITY; }
+
 // The largest value of a row, and the lowest id that has it. NaN counts as infinity: the result is
 // finite exactly if a token can be chosen.
 __device__ float largest(const float *row, int vocab, Scratch &scratch, uint32_t &id) {
     float best = 0.f;
-    auto value = [&](int i) { return row[i] == row[i] ? row[i] : INFINITY; };
+    auto value = [&](int i) { return comparable(row[i]); };
     auto give = [&](int, float x, uint32_t at) {
         best = x;
         id = at;
