@@ -160,41 +160,60 @@ fn tokens_are_those_of_the_cpu() {
     }
 }
 
+/// Compares the tokens of rows that are races with those of the CPU, each with its siblings.
+fn expect_races(gpu: &Device, rows: &[Row], siblings: usize) {
+    let processed = process_on(gpu, rows, siblings);
+    let best = processed.read().unwrap();
+    let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
+    for (i, row) in rows.iter().enumerate() {
+        let TokenChoice::GumbelMax(key) = row.choice else {
+            panic!("all rows are races");
+        };
+        let what = format!("row {i} of {siblings}: {:?}", row.sampler.params());
+        let drawn = choose(&row.logits, &row.sampler, key).unwrap();
+        assert_eq!((best.token(i), ids[i]), (drawn, drawn), "{what}");
+        assert!(processed.row(i).is_none(), "{what}");
+        let got: Vec<(u32, f32)> = best.of_row(i).collect();
+        if siblings == 0 {
+            assert_eq!(got, [(drawn, 0.)], "{what}");
+            continue;
+        }
+        let want = guess(&row.logits, &row.sampler, key, siblings).unwrap();
+        assert_eq!(got.len(), want.len(), "{what}");
+        let dist = distribution(&row.logits, &row.sampler).unwrap();
+        for ((token, prob), want) in got.into_iter().zip(want) {
+            assert_eq!(token, want.token, "{what}");
+            // The GPU has the best tokens alone, so it tells the probability before the noise.
+            let want = match &dist {
+                Dist::Point(_) => want.prob,
+                dist => dist.prob(token) as f32,
+            };
+            let off = (prob - want).abs();
+            assert!(off <= 1e-6 * want, "{what}: {prob}, not {want:?}");
+        }
+    }
+}
+
 /// The coupled draw of targets and drafts, alone and with siblings.
 #[test]
 fn races_are_those_of_the_cpu() {
     let gpu = gpu();
     for (count, siblings) in [(200, 0), (60, 1), (60, 3), (60, MAX_BEST)] {
         let rows = rows(count, |rng| TokenChoice::GumbelMax(rng.key(siblings)));
-        let processed = process_on(&gpu, &rows, siblings);
-        let best = processed.read().unwrap();
-        let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
-        for (i, row) in rows.iter().enumerate() {
-            let TokenChoice::GumbelMax(key) = row.choice else {
-                panic!("all rows are races");
-            };
-            let what = format!("row {i} of {siblings}: {:?}", row.sampler.params());
-            let drawn = choose(&row.logits, &row.sampler, key).unwrap();
-            assert_eq!((best.token(i), ids[i]), (drawn, drawn), "{what}");
-            assert!(processed.row(i).is_none(), "{what}");
-            let got: Vec<(u32, f32)> = best.of_row(i).collect();
-            if siblings == 0 {
-                assert_eq!(got, [(drawn, 0.)], "{what}");
-                continue;
-            }
-            let want = guess(&row.logits, &row.sampler, key, siblings).unwrap();
-            assert_eq!(got.len(), want.len(), "{what}");
-            let dist = distribution(&row.logits, &row.sampler).unwrap();
-            for ((token, prob), want) in got.into_iter().zip(want) {
-                assert_eq!(token, want.token, "{what}");
-                // The GPU has the best tokens alone, so it tells the probability before the noise.
-                let want = match &dist {
-                    Dist::Point(_) => want.prob,
-                    dist => dist.prob(token) as f32,
-                };
-                let off = (prob - want).abs();
-                assert!(off <= 1e-6 * want, "{what}: {prob}, not {want:?}");
-            }
+        expect_races(&gpu, &rows, siblings);
+    }
+}
+
+/// A launch needs other kernels if all its rows are of one kind.
+#[test]
+fn rows_of_one_kind_are_those_of_the_cpu() {
+    let gpu = gpu();
+    for siblings in [0, 1, 2] {
+        let rows = rows(requests().len(), |rng| {
+            TokenChoice::GumbelMax(rng.key(siblings))
+        });
+        for row in rows.chunks(1) {
+            expect_races(&gpu, row, siblings);
         }
     }
 }

@@ -51,9 +51,11 @@ namespace {
     ADD(prefill_bf16_128)
     ADD(adjust_logits)
     ADD(best_logits)
+    ADD(largest_logits)
     ADD(process_logits)
     ADD(top_logits)
     ADD(verify_chains)
+    ADD(weigh_logits)
     return true;
 }();
 

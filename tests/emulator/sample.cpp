@@ -2,11 +2,7 @@
 #include "sample/sample.cu"
 #include "sample/top_logits.cu"
 
-#include "check.h"
-#include <numeric>
-
-using emulator::launch;
-using std::vector;
+#include "process.h"
 
 namespace {
 
@@ -75,26 +71,8 @@ LogitsParams by_quantile(uint32_t row, uint32_t top_k, float temperature, float 
     return {row, top_k, temperature, min_p, top_p, 0, 0, uniform};
 }
 
-// The results of `process_logits`. `tokens` are [1 + 2n, rows].
-struct Processed {
-    size_t rows, places;
-    vector<float> probs;
-    vector<uint32_t> tokens;
-
-    const uint32_t *points() const { return tokens.data() + rows; }
-    uint32_t token(size_t row, size_t place) const { return tokens[(1 + place) * rows + row]; }
-    float prob(size_t row, size_t place) const {
-        return __uint_as_float(tokens[(1 + places + place) * rows + row]);
-    }
-};
-
 Processed process(const vector<float> &logits, const vector<LogitsParams> &params, int siblings) {
-    size_t rows = params.size(), places = std::max(siblings, 1);
-    Processed out{rows, places, vector<float>(rows * VOCAB), vector<uint32_t>((1 + 2 * places) * rows, 77)};
-    launch({(int)rows, 1, 1}, 1024, [&] {
-        process_logits(logits.data(), params.data(), out.probs.data(), out.tokens.data(), VOCAB, siblings);
-    });
-    return out;
+    return process(logits, params, siblings, VOCAB);
 }
 
 void test_process() {
@@ -466,6 +444,7 @@ void test_verify() {
 void test_sample() {
     test_adjust();
     test_process();
+    test_kinds();
     test_exponential();
     test_best();
     test_best_logits();

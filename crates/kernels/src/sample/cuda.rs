@@ -11,6 +11,11 @@ use candle_core::{CudaDevice, Result, Tensor};
 const NAME: &str = "sample";
 /// Threads per row or sequence, as in the kernels.
 const THREADS: usize = 1024;
+/// Values of a piece of a row, and threads that read one, as in the kernels.
+const PIECE: usize = 2048;
+const PIECE_THREADS: usize = 256;
+/// Bytes of what a block finds in its piece.
+const FOUND: usize = 16;
 const ADJUST_THREADS: usize = 256;
 
 // SAFETY: the kernels declare the same fields in the same order, and every bit pattern is valid.
@@ -30,6 +35,8 @@ pub(super) struct RowParams {
     by_race: u32,
     key: u64,
     uniform: f64,
+    /// Counts the blocks that have read their pieces of the row; 0 between kernels.
+    arrived: u32,
 }
 
 // SAFETY: as above.
@@ -50,15 +57,21 @@ impl From<&LogitsParams> for RowParams {
             by_race,
             key,
             uniform,
+            arrived: 0,
         }
     }
 }
 
 impl RowParams {
-    /// Whether the kernel stores weights of the row.
+    /// Whether the kernels store weights of the row.
     fn is_stored(&self) -> bool {
         let filtered = self.top_k > 0 || self.top_p < 1.;
         self.temperature != 0. && (self.by_race == 0 || filtered)
+    }
+
+    /// Whether the blocks of the row's pieces weigh it.
+    fn is_weighed(&self, best: usize) -> bool {
+        !self.is_stored() && (self.temperature != 0. || best > 0)
     }
 }
 
@@ -94,6 +107,11 @@ fn kernel(device: &CudaDevice, name: &str) -> Result<Kernel> {
     gpu::function(device, "sample", gpu::SAMPLE, name)
 }
 
+/// The number of pieces of a row.
+fn pieces(vocab: usize) -> usize {
+    vocab.div_ceil(PIECE).max(1)
+}
+
 /// A contiguous tensor of `values`.
 fn tensor<T: CudaDType>(values: CudaSlice<T>, shape: &[usize], device: &CudaDevice) -> Tensor {
     let storage = CudaStorage::wrap_cuda_slice(values, device.clone());
@@ -122,19 +140,38 @@ pub(super) fn process_logits(
     let stored = row_params.iter().any(RowParams::is_stored);
     let dims = if stored { [rows, vocab] } else { [1, 1] };
     let values = 1 + 2 * best.max(1);
-    // SAFETY: the kernel writes every value that is read.
+    let pieces = pieces(vocab);
+    // SAFETY: the kernels write every value that is read.
     let probs = unsafe { device.alloc::<f32>(dims[0] * dims[1])? };
     // SAFETY: as above.
     let tokens = unsafe { device.alloc::<u32>(values * rows)? };
+    // SAFETY: as above.
+    let found = unsafe { device.alloc::<u8>(rows * (1 + pieces) * FOUND)? };
     {
         let (storage, layout) = logits.storage_and_layout();
         let logits = gpu::view::<f32>(NAME, &storage, layout)?;
-        let kernel = kernel(&device, "process_logits")?;
-        let mut args = kernel.builder();
-        args.arg(&logits).arg(&sent).arg(&probs).arg(&tokens);
-        builder_arg!(args, vocab as i32, best as i32);
-        // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
-        unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
+        let by_pieces = |name: &str| -> Result<()> {
+            let kernel = kernel(&device, name)?;
+            let mut args = kernel.builder();
+            args.arg(&logits).arg(&sent).arg(&found).arg(&tokens);
+            builder_arg!(args, vocab as i32, best as i32);
+            // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
+            unsafe { args.launch(gpu::grid((rows, pieces, 1), PIECE_THREADS, 0)) }.w()?;
+            Ok(())
+        };
+        by_pieces("largest_logits")?;
+        if row_params.iter().any(|params| params.is_weighed(best)) {
+            by_pieces("weigh_logits")?;
+        }
+        if stored || best > 1 {
+            let kernel = kernel(&device, "process_logits")?;
+            let mut args = kernel.builder();
+            args.arg(&logits).arg(&sent).arg(&found);
+            args.arg(&probs).arg(&tokens);
+            builder_arg!(args, vocab as i32, best as i32);
+            // SAFETY: as above.
+            unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
+        }
     }
     Ok(ProcessedLogits {
         params,

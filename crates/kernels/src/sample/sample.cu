@@ -1,11 +1,12 @@
-// Computes distributions from logits, tokens from distributions, and verdicts on drafts, with one block
-// of 1024 threads per row or sequence.
+// Computes distributions from logits, tokens from distributions, and verdicts on drafts. Many blocks share a row
+// of logits as far as it needs neither a filter nor a quantile; the rest has one block of 1024 threads per row or
+// sequence.
 //
 // The results are those of `sampling.rs` and `spec/verify.rs` on the CPU. Weights, what the filters keep
 // of them, and their races have the same bits. For quantiles, weights are summed in another order, in
 // f64, which changes a token only if a random number hits the last bits of a sum.
 #include "sample/gumbel_max.cuh"
-#include "sample/vocab.cuh"
+#include "sample/pieces.cuh"
 
 namespace {
 
@@ -19,13 +20,15 @@ struct RowAdjustment {
 };
 
 // How a row of logits becomes a distribution, and how a token is drawn from it: by a race of its weights
-// against the exponential numbers of `key`, or by the quantile at `uniform`.
+// against the exponential numbers of `key`, or by the quantile at `uniform`. `arrived` counts the blocks of the
+// row; it is 0 between kernels.
 struct LogitsParams {
     uint32_t row, top_k;
     float temperature, min_p, top_p;
     uint32_t by_race;
     uint64_t key;
     double uniform;
+    uint32_t arrived;
 };
 
 // A drafted token and the distribution it was drawn from; null = it was not drawn from a model.
@@ -64,6 +67,53 @@ __device__ __forceinline__ float portable_exp(float x) {
     int bits = __float_as_int(shifted) - __float_as_int(ROUND);
     return x < -87.f ? 0.f : __fmul_rn(e_r, __int_as_float((bits + 127) << 23));
 }
+
+// Whether the weights of a row are stored, because filters or a quantile read them several times.
+__device__ __forceinline__ bool is_stored(const LogitsParams &params) {
+    return params.temperature != 0.f && (!params.by_race || params.top_k > 0 || params.top_p < 1.f);
+}
+
+// Whether a token can be chosen from a row with this largest logit.
+__device__ __forceinline__ bool has_token(float top) { return fabsf(top) < INFINITY; }
+
+// The weight of logit `x` before top-k and top-p. That of a greedy row is at temperature 1.
+__device__ __forceinline__ float weight_of(float x, float top, const LogitsParams &params) {
+    const bool greedy = params.temperature == 0.f;
+    float w = portable_exp(__fdiv_rn(__fsub_rn(x, top), greedy ? 1.f : params.temperature));
+    return !greedy && w < params.min_p ? 0.f : w;
+}
+
+// What a token of weight `w` has in a race.
+__device__ __forceinline__ float score_of(float w, uint64_t key, uint32_t id) {
+    return w > 0.f ? __fdiv_rn(w, exponential(key, id)) : 0.f;
+}
+
+// The tokens of row blockIdx.x: see `process_logits`.
+struct Output {
+    uint32_t *tokens;
+    int places;
+
+    __device__ Output(uint32_t *tokens, int siblings) : tokens(tokens), places(max(siblings, 1)) {}
+
+    // All threads call it.
+    __device__ void put(int place, uint32_t token, float p) const {
+        if (threadIdx.x == 0) {
+            uint32_t *at = tokens + blockIdx.x;
+            if (place == 0) {
+                *at = token == NO_TOKEN ? 0 : token;
+            }
+            at[(size_t)(1 + place) * gridDim.x] = token;
+            at[(size_t)(1 + places + place) * gridDim.x] = __float_as_uint(p);
+        }
+    }
+
+    __device__ void put_one(uint32_t token, float p) const {
+        put(0, token, p);
+        for (int place = 1; place < places; place++) {
+            put(place, NO_TOKEN, 0.f);
+        }
+    }
+};
 
 // Which weights the filters keep: all above `least`, and of those equal to `least` the ids below `cut`.
 struct Kept {
@@ -118,7 +168,8 @@ extern "C" __global__ void adjust_logits(float *logits, const RowAdjustment *adj
     }
 }
 
-// Processes a row per block. With n = max(siblings, 1):
+// Three kernels process rows; the second and the third are launched if there are rows for them. With
+// n = max(siblings, 1):
 //
 // tokens: [1 + 2n, rows]: ids to feed to a model (0 if no token can be chosen); the n best tokens of each
 // row, best first, NO_TOKEN where there are fewer; and the f32 bits of their probabilities, 0 unless
@@ -126,50 +177,118 @@ extern "C" __global__ void adjust_logits(float *logits, const RowAdjustment *adj
 // probabilities those at temperature 1. Of a race they are the winner and those that would win without the
 // tokens before them. A row with a quantile has only one token, and 0 in its place if `siblings` is 0.
 //
+// found: [rows] of rows, then [rows, pieces] of their pieces.
+//
+// The first finds the largest logit of each row. It writes the tokens of rows that have none, and of greedy rows
+// if `siblings` is 0.
+extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
+    largest_logits(const float *logits, LogitsParams *all_params, Found *all_found, uint32_t *tokens, int vocab,
+                   int siblings) {
+    __shared__ Reduction<PIECE_THREADS / 32> scratch;
+    LogitsParams &params = all_params[blockIdx.x];
+    Found *found = all_found + gridDim.x + (size_t)blockIdx.x * gridDim.y;
+    const Piece piece(vocab);
+    const float *values = logits + (size_t)params.row * vocab + piece.start;
+    uint32_t id, at;
+    float top = largest([&](int i) { return values[i]; }, piece.len, scratch, id);
+    if (threadIdx.x == 0) {
+        found[blockIdx.y] = {top, piece.start + id, 0.};
+    }
+    if (!is_last(&params.arrived)) {
+        return;
+    }
+    // Of equal pieces, the first has the lowest id.
+    top = largest([&](int i) { return found[i].value; }, gridDim.y, scratch, at);
+    id = found[at].id;
+    if (threadIdx.x == 0) {
+        all_found[blockIdx.x] = {top, id, 0.};
+    }
+    const Output output(tokens, siblings);
+    if (!has_token(top)) {
+        output.put_one(NO_TOKEN, 0.f);
+    } else if (params.temperature == 0.f && siblings == 0) {
+        output.put_one(id, 0.f);
+    }
+}
+
+// The second is for rows whose weights are not stored. It sums the weights if `siblings` is above 0, and writes the
+// tokens if it is not above 1.
+extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
+    weigh_logits(const float *logits, LogitsParams *all_params, Found *all_found, uint32_t *tokens, int vocab,
+                 int siblings) {
+    __shared__ Reduction<PIECE_THREADS / 32> scratch;
+    __shared__ float weights[PIECE];
+    const LogitsParams params = all_params[blockIdx.x];
+    const Found best = all_found[blockIdx.x];
+    const bool greedy = params.temperature == 0.f;
+    if (is_stored(params) || !has_token(best.value) || (greedy && siblings == 0)) {
+        return;
+    }
+    Found *found = all_found + gridDim.x + (size_t)blockIdx.x * gridDim.y;
+    const Piece piece(vocab);
+    const float *row = logits + (size_t)params.row * vocab;
+    // All reads of a thread come before the first weight, which has branches.
+    const int EACH = PIECE / PIECE_THREADS;
+    float x[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        x[j] = row[piece.start + min((int)threadIdx.x + j * PIECE_THREADS, piece.len - 1)];
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        weights[threadIdx.x + j * PIECE_THREADS] = weight_of(x[j], best.value, params);
+    }
+    __syncthreads();
+    Found own = {0.f, best.id, 0.};
+    if (siblings > 0) {
+        own.mass = sum([&](int i) { return weights[i]; }, 0, piece.len, scratch);
+    }
+    if (!greedy && siblings <= 1) {
+        auto score = [&](int i) { return score_of(weights[i], params.key, piece.start + i); };
+        own.value = largest(score, piece.len, scratch, own.id);
+        own.id += piece.start;
+    }
+    if (threadIdx.x == 0) {
+        found[blockIdx.y] = own;
+    }
+    if (!is_last(&all_params[blockIdx.x].arrived)) {
+        return;
+    }
+    const double mass = sum([&](int i) { return found[i].mass; }, 0, gridDim.y, scratch);
+    if (siblings > 1) {
+        if (threadIdx.x == 0) {
+            all_found[blockIdx.x].mass = mass;
+        }
+        return;
+    }
+    uint32_t at;
+    largest([&](int i) { return found[i].value; }, gridDim.y, scratch, at);
+    const uint32_t token = found[at].id;
+    const float w = weight_of(row[token], best.value, params);
+    const double scale = siblings > 0 ? 1. / mass : 0.;
+    Output(tokens, siblings).put_one(w > 0.f ? token : NO_TOKEN, (float)((double)w * scale));
+}
+
+// The third has one block for each row. It writes the tokens of rows whose weights are stored, and of all rows if
+// `siblings` is above 1.
+//
 // probs: [rows, vocab]: the distributions of rows with a quantile and a temperature above 0. The rows of
 // races that top-k or top-p filters are overwritten; others are not touched.
 extern "C" __global__ void __launch_bounds__(1024)
-    process_logits(const float *logits, const LogitsParams *all_params, float *probs, uint32_t *tokens,
-                   int vocab, int siblings) {
+    process_logits(const float *logits, const LogitsParams *all_params, const Found *found, float *probs,
+                   uint32_t *tokens, int vocab, int siblings) {
     __shared__ Scratch scratch;
     const LogitsParams params = all_params[blockIdx.x];
     const float *row = logits + (size_t)params.row * vocab;
-    const int places = max(siblings, 1);
-    uint32_t best;
-    const float top = largest(row, vocab, scratch, best);
-    auto put = [&](int place, uint32_t token, float p) {
-        if (threadIdx.x == 0) {
-            uint32_t *at = tokens + blockIdx.x;
-            if (place == 0) {
-                *at = token == NO_TOKEN ? 0 : token;
-            }
-            at[(size_t)(1 + place) * gridDim.x] = token;
-            at[(size_t)(1 + places + place) * gridDim.x] = __float_as_uint(p);
-        }
-    };
-    auto put_one = [&](uint32_t token, float p) {
-        put(0, token, p);
-        for (int place = 1; place < places; place++) {
-            put(place, NO_TOKEN, 0.f);
-        }
-    };
-    if (!(fabsf(top) < INFINITY)) {
-        put_one(NO_TOKEN, 0.f);
+    const float top = found[blockIdx.x].value;
+    const bool stored = is_stored(params);
+    if (!has_token(top) || (!stored && siblings <= 1)) {
         return;
     }
-    const bool greedy = params.temperature == 0.f;
-    if (greedy && siblings == 0) {
-        put_one(best, 0.f);
-        return;
-    }
-    const float temperature = greedy ? 1.f : params.temperature, min_p = greedy ? 0.f : params.min_p;
-    auto weigh = [&](int i) {
-        float w = portable_exp(__fdiv_rn(__fsub_rn(row[i], top), temperature));
-        return w < min_p ? 0.f : w;
-    };
-    const bool by_quantile = !greedy && !params.by_race;
-    const bool stored = by_quantile || (!greedy && (params.top_k > 0 || params.top_p < 1.f));
+    const Output output(tokens, siblings);
+    const bool greedy = params.temperature == 0.f, by_quantile = !greedy && !params.by_race;
     float *out = probs + (size_t)blockIdx.x * vocab;
+    auto weigh = [&](int i) { return weight_of(row[i], top, params); };
     if (stored) {
         for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
             out[i] = weigh(i);
@@ -177,34 +296,35 @@ extern "C" __global__ void __launch_bounds__(1024)
         __syncthreads();
     }
     auto weight = [&](int i) { return stored ? out[i] : weigh(i); };
-    const Kept keeps = greedy ? Kept{0.f, vocab} : filter(weight, vocab, params, scratch);
+    const Kept keeps = stored ? filter(weight, vocab, params, scratch) : Kept{0.f, vocab};
     auto kept = [&](int i) {
         float w = weight(i);
         return w > keeps.least || (w == keeps.least && i < keeps.cut) ? w : 0.f;
     };
-    const double scale = by_quantile || siblings > 0 ? 1. / sum(kept, 0, vocab, scratch) : 0.;
+    double mass = found[blockIdx.x].mass;
+    if (by_quantile || (stored && siblings > 0)) {
+        mass = sum(kept, 0, vocab, scratch);
+    }
+    const double scale = by_quantile || siblings > 0 ? 1. / mass : 0.;
     if (by_quantile) {
         auto normal = [&](int i) { return out[i] = (float)((double)kept(i) * scale); };
         double total = sum(normal, 0, vocab, scratch);
         auto prob = [&](int i) { return out[i]; };
         uint32_t token = siblings > 0 ? quantile(prob, vocab, params.uniform * total, scratch) : 0;
-        put_one(token, siblings > 0 ? out[token] : 0.f);
+        output.put_one(token, siblings > 0 ? out[token] : 0.f);
         return;
     }
-    auto score = [&](int i) {
-        float w = kept(i);
-        return w > 0.f ? __fdiv_rn(w, exponential(params.key, i)) : 0.f;
-    };
+    auto score = [&](int i) { return score_of(kept(i), params.key, i); };
     auto give = [&](int place, float, uint32_t token) {
         float w = token < (uint32_t)vocab ? kept(token) : 0.f;
-        put(place, w > 0.f ? token : NO_TOKEN, (float)((double)w * scale));
+        output.put(place, w > 0.f ? token : NO_TOKEN, (float)((double)w * scale));
     };
     auto logit = [&](int i) { return row[i]; };
     if (siblings > 1) {
         greedy ? best_of<MAX_BEST>(logit, vocab, siblings, give, scratch)
                : best_of<MAX_BEST>(score, vocab, siblings, give, scratch);
     } else {
-        greedy ? put_one(best, (float)scale) : best_of<1>(score, vocab, 1, give, scratch);
+        best_of<1>(score, vocab, 1, give, scratch);
     }
 }
 

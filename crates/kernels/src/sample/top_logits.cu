@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     auto key = [&](int i) { return key_of(row[i], i); };
     const Mass bound = bound_of(key, vocab, k, counts);
     uint32_t best;
-    largest(row, vocab, scratch, best);
+    largest([&](int i) { return row[i]; }, vocab, scratch, best);
     const double highest = row[best];
     auto rest = [&](int i) {
         if (key(i) < bound) {

@@ -1,31 +1,36 @@
-// Loops over a whole vocabulary by the 1024 threads of a block.
+// Loops over a vocabulary, or over a piece of it, by the threads of a block.
 
 #pragma once
 #include "cuda/common.cuh"
 
 namespace {
 
-constexpr int WARPS = 32;
 // Stands for a token if none can be chosen.
 constexpr uint32_t NO_TOKEN = 0xffffffffu;
 using Mass = unsigned long long;
 
-// Shared memory of the threads of a block.
-struct Scratch {
+// Shared memory of a block of WARPS warps, for sums and for the largest values.
+template <int WARPS> struct Reduction {
     double pieces[WARPS];
     float values[WARPS];
     uint32_t ids[WARPS];
+};
+
+// That of 1024 threads, for all loops.
+struct Scratch : Reduction<32> {
     Mass histogram[2048], scan[1024], rest;
     uint32_t digit;
 };
 
-// Length of the piece of [start, end) that each warp has.
-__device__ __forceinline__ int piece_len(int start, int end) { return (end - start + WARPS - 1) / WARPS; }
+// Length of the piece of [start, end) that each of WARPS warps has.
+template <int WARPS> __device__ __forceinline__ int piece_len(int start, int end) {
+    return (end - start + WARPS - 1) / WARPS;
+}
 
-// Sum of `value(i)` over [start, end), in an order that depends only on these bounds; calls `value` once
-// for each i. Leaves the sums of the warps' pieces in `scratch`.
-template <typename F> __device__ double sum(F value, int start, int end, Scratch &scratch) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, len = piece_len(start, end);
+// Sum of `value(i)` over [start, end), in an order that depends only on these bounds and the size of the block;
+// calls `value` once for each i. Leaves the sums of the warps' pieces in `scratch`.
+template <int WARPS, typename F> __device__ double sum(F value, int start, int end, Reduction<WARPS> &scratch) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, len = piece_len<WARPS>(start, end);
     int from = min(start + warp * len, end), to = min(from + len, end);
     double total = 0.;
 #pragma unroll 4
@@ -50,9 +55,10 @@ template <typename F> __device__ double sum(F value, int start, int end, Scratch
 // The first i in [0, count) for which the values up to and including i sum to more than `target`. Call
 // `sum` over all values first. If rounding puts the target beyond the end, returns the last i whose
 // value is above 0.
-template <typename F> __device__ int quantile(F value, int count, double target, Scratch &scratch) {
+template <int WARPS, typename F>
+__device__ int quantile(F value, int count, double target, Reduction<WARPS> &scratch) {
     for (int start = 0, end = count;;) {
-        int found = -1, last = -1, len = piece_len(start, end);
+        int found = -1, last = -1, len = piece_len<WARPS>(start, end);
         double before = 0., before_last = 0.;
         for (int i = 0; i < WARPS && found < 0; i++) {
             double piece = scratch.pieces[i];
@@ -91,8 +97,8 @@ __device__ __forceinline__ bool larger(float x, uint32_t id, float y, uint32_t o
 // Calls `give(k, value, id)` on all threads for the `count` largest of `value(i)` over [0, vocab), from
 // k = 0 on; of equal values the lowest id is first. `count` is at most N. If there are fewer values, the
 // others are minus infinity.
-template <int N, typename F, typename G>
-__device__ void best_of(F value, int vocab, int count, G give, Scratch &scratch) {
+template <int N, int WARPS, typename F, typename G>
+__device__ void best_of(F value, int vocab, int count, G give, Reduction<WARPS> &scratch) {
     // The best of this thread, best first.
     float values[N];
     uint32_t ids[N];
@@ -115,7 +121,7 @@ __device__ void best_of(F value, int vocab, int count, G give, Scratch &scratch)
     };
     // Reads several values before it branches on the first: a block alone on its multiprocessor waits for
     // each read. Beyond the end it reads the last value again, because a condition would be a branch, too.
-    const int AHEAD = N == 1 ? 16 : 8;
+    const int AHEAD = 8;
     for (int from = threadIdx.x; from < vocab; from += AHEAD * blockDim.x) {
         float ahead[AHEAD];
 #pragma unroll
@@ -167,16 +173,16 @@ __device__ void best_of(F value, int vocab, int count, G give, Scratch &scratch)
 // A logit as searches compare it: NaN counts as infinity.
 __device__ __forceinline__ float comparable(float x) { return x == x ? x : INFINITY; }
 
-// The largest value of a row, and the lowest id that has it. NaN counts as infinity: the result is
-// finite exactly if a token can be chosen.
-__device__ float largest(const float *row, int vocab, Scratch &scratch, uint32_t &id) {
+// The largest of `value(i)` over [0, count), and the lowest i that has it. NaN counts as infinity: of logits,
+// the result is finite exactly if a token can be chosen.
+template <int WARPS, typename F>
+__device__ float largest(F value, int count, Reduction<WARPS> &scratch, uint32_t &at) {
     float best = 0.f;
-    auto value = [&](int i) { return comparable(row[i]); };
-    auto give = [&](int, float x, uint32_t at) {
+    auto give = [&](int, float x, uint32_t i) {
         best = x;
-        id = at;
+        at = i;
     };
-    best_of<1>(value, vocab, 1, give, scratch);
+    best_of<1>([&](int i) { return comparable(value(i)); }, count, 1, give, scratch);
     return best;
 }
 
