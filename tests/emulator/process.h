@@ -22,10 +22,12 @@ struct Processed {
     }
 };
 
+int pieces_of(int vocab) { return std::max((vocab + PIECE - 1) / PIECE, 1); }
+
 // Launches a kernel with a block for each piece of each row. A GPU has no order of blocks, so the pieces are in a
 // random one.
 void launch_pieces(int rows, int vocab, const std::function<void()> &kernel) {
-    const int pieces = std::max((vocab + PIECE - 1) / PIECE, 1);
+    const int pieces = pieces_of(vocab);
     vector<int> order(pieces);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), rng);
@@ -40,8 +42,7 @@ void launch_pieces(int rows, int vocab, const std::function<void()> &kernel) {
 Processed process(const vector<float> &logits, vector<LogitsParams> params, int siblings, int vocab) {
     size_t rows = params.size(), places = std::max(siblings, 1);
     Processed out{rows, places, vector<float>(rows * vocab), vector<uint32_t>((1 + 2 * places) * rows, 77)};
-    const int pieces = std::max((vocab + PIECE - 1) / PIECE, 1);
-    vector<Found> found(rows * (1 + pieces), {NAN, 77, NAN});
+    vector<Found> found(rows * (1 + pieces_of(vocab)), {NAN, 77, NAN});
     launch_pieces(rows, vocab, [&] {
         largest_logits(logits.data(), params.data(), found.data(), out.tokens.data(), vocab, siblings);
     });
@@ -148,6 +149,37 @@ void test_kinds() {
             CHECK(one.token(i, 0) == token && std::fabs(one.prob(i, 0) - prob) <= 1e-7 * prob,
                   "row %zu of %d logits: %u of %g, not %u of %g", i, vocab, one.token(i, 0), one.prob(i, 0), token, prob);
             CHECK(one.tokens[i] == (token == NO_TOKEN ? 0 : token), "a model is fed with %u", one.tokens[i]);
+        }
+    }
+}
+
+void test_best_logits() {
+    const int KINDS = 7;
+    for (int vocab : {1, 7, PIECE, PIECE + 1, 5000, 32003}) {
+        vector<float> logits;
+        for (int row = 0; row < KINDS; row++) {
+            auto one = odd_logits(row, vocab);
+            logits.insert(logits.end(), one.begin(), one.end());
+        }
+        for (int count : {1, 3, 8}) {
+            vector<Found> found(KINDS * pieces_of(vocab) * count, {NAN, 77, NAN});
+            vector<uint32_t> ids(KINDS * count, 77), arrived(KINDS);
+            launch_pieces(KINDS, vocab, [&] {
+                best_logits(logits.data(), found.data(), arrived.data(), ids.data(), vocab, count);
+            });
+            CHECK(arrived == vector<uint32_t>(KINDS), "a counter of %d logits is left", vocab);
+            for (int row = 0; row < KINDS; row++) {
+                const float *of = &logits[(size_t)row * vocab];
+                vector<uint32_t> order(vocab);
+                std::iota(order.begin(), order.end(), 0);
+                std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return of[a] > of[b]; });
+                const bool finite = row != 3 && row != 4;
+                for (int place = 0; place < count; place++) {
+                    bool exists = finite && place < vocab && of[order[place]] > -INFINITY;
+                    uint32_t want = exists ? order[place] : NO_TOKEN, got = ids[row * count + place];
+                    CHECK(got == want, "row %d of %d logits, place %d: %u, not %u", row, vocab, place, got, want);
+                }
+            }
         }
     }
 }

@@ -201,29 +201,6 @@ void test_best() {
     }
 }
 
-void test_best_logits() {
-    const int ROWS = 4, COUNT = 8;
-    vector<float> logits;
-    for (int row = 0; row < ROWS; row++) {
-        auto one = noise(row % 2);
-        logits.insert(logits.end(), one.begin(), one.end());
-    }
-    logits[2 * VOCAB + 4711] = NAN;
-    std::fill(&logits[3 * VOCAB], &logits[3 * VOCAB] + VOCAB, -INFINITY);
-    logits[3 * VOCAB + 7] = logits[3 * VOCAB + 4999] = 1;
-    vector<uint32_t> ids(ROWS * COUNT, 77);
-    launch({ROWS, 1, 1}, 1024, [&] { best_logits(logits.data(), ids.data(), VOCAB, COUNT); });
-    for (int row = 0; row < ROWS; row++) {
-        const float *of = &logits[row * VOCAB];
-        auto order = row == 2 ? vector<int>() : order_by([&](int id) { return of[id]; });
-        for (int place = 0; place < COUNT; place++) {
-            uint32_t want = row == 2 || of[order[place]] == -INFINITY ? NO_TOKEN : order[place];
-            CHECK(ids[row * COUNT + place] == want, "row %d, place %d: %u, not %u", row, place,
-                  ids[row * COUNT + place], want);
-        }
-    }
-}
-
 // The largest logits of rows, few and many of them, also of equal logits, and where some are not finite.
 void test_top_logits() {
     const int ROWS = 6;

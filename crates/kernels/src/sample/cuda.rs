@@ -188,17 +188,21 @@ pub(super) fn best_logits(logits: &Tensor, best: usize) -> Result<Tensor> {
     if rows == 0 || best == 0 {
         candle_core::bail!("sample: the best {best} of {rows} rows");
     }
+    let pieces = pieces(vocab);
     // SAFETY: the kernel writes every value.
     let ids = unsafe { device.alloc::<u32>(rows * best)? };
+    // SAFETY: as above.
+    let found = unsafe { device.alloc::<u8>(rows * pieces * best * FOUND)? };
+    let arrived = device.alloc_zeros::<u32>(rows)?;
     {
         let (storage, layout) = logits.storage_and_layout();
         let logits = gpu::view::<f32>(NAME, &storage, layout)?;
         let kernel = kernel(&device, "best_logits")?;
         let mut args = kernel.builder();
-        args.arg(&logits).arg(&ids);
+        args.arg(&logits).arg(&found).arg(&arrived).arg(&ids);
         builder_arg!(args, vocab as i32, best as i32);
         // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
-        unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
+        unsafe { args.launch(gpu::grid((rows, pieces, 1), PIECE_THREADS, 0)) }.w()?;
     }
     Ok(tensor(ids, &[rows, best], &device))
 }

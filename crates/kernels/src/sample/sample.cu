@@ -330,19 +330,32 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 // ids: [rows, count], those of the largest logits of each row, best first; NO_TOKEN where there are fewer,
 // and in rows that are not finite. `count` is at most MAX_BEST.
-extern "C" __global__ void __launch_bounds__(1024)
-    best_logits(const float *logits, uint32_t *ids, int vocab, int count) {
-    __shared__ Scratch scratch;
-    const float *row = logits + (size_t)blockIdx.x * vocab;
-    bool finite = true;
-    auto logit = [&](int i) { return comparable(row[i]); };
-    auto give = [&](int place, float x, uint32_t id) {
-        finite = finite && x < INFINITY;
+//
+// found: [rows, pieces, count]. `arrived`: a zero for each row.
+extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
+    best_logits(const float *logits, Found *all_found, uint32_t *arrived, uint32_t *ids, int vocab, int count) {
+    __shared__ Reduction<PIECE_THREADS / 32> scratch;
+    const Piece piece(vocab);
+    const float *values = logits + (size_t)blockIdx.x * vocab + piece.start;
+    Found *found = all_found + (size_t)blockIdx.x * gridDim.y * count;
+    auto keep = [&](int place, float x, uint32_t id) {
         if (threadIdx.x == 0) {
-            ids[(size_t)blockIdx.x * count + place] = finite && x > -INFINITY ? id : NO_TOKEN;
+            found[blockIdx.y * count + place] = {x, piece.start + id, 0.};
         }
     };
-    best_of<MAX_BEST>(logit, vocab, count, give, scratch);
+    best_of<MAX_BEST>([&](int i) { return comparable(values[i]); }, piece.len, count, keep, scratch);
+    if (!is_last(&arrived[blockIdx.x])) {
+        return;
+    }
+    // Of equal logits, the first has the lowest id: pieces and their places are in this order.
+    bool finite = true;
+    auto give = [&](int place, float x, uint32_t at) {
+        finite = finite && x < INFINITY;
+        if (threadIdx.x == 0) {
+            ids[(size_t)blockIdx.x * count + place] = finite && x > -INFINITY ? found[at].id : NO_TOKEN;
+        }
+    };
+    best_of<MAX_BEST>([&](int i) { return found[i].value; }, gridDim.y * count, count, give, scratch);
 }
 
 // The rule of `spec/verify.rs` for chains (Leviathan et al. 2023, Algorithm 1), over the output of
