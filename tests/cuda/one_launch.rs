@@ -1,4 +1,4 @@
-//! Forwards of quantized models in one launch: the logits are those of single kernels, bit for bit.
+//! Forwards of models in one launch, quantized and not: the logits are those of single kernels, bit for bit.
 
 use super::{BLOCK_SIZE, BLOCKS, Log, gpu, logits, model_by, shape, tokens};
 use candle_core::{DType, Device};
@@ -9,19 +9,19 @@ use foretoken::model::{Batch, LoadOptions, LoadedModel, ModelSource};
 fn load(
     source: &ModelSource,
     gpu: &Device,
-    kind: BlockType,
+    kind: Option<BlockType>,
     is_eager: bool,
 ) -> Box<dyn LoadedModel> {
     let options = LoadOptions {
         dtype: Some(match kind {
-            BlockType::Q8_0 => DType::F16,
+            Some(BlockType::Q8_0) => DType::F16,
             _ => DType::BF16,
         }),
         device: gpu.clone(),
         seed: 3,
         enforce_eager: is_eager,
         one_launch: true,
-        quantize: Some(kind),
+        quantize: kind,
         ..LoadOptions::default()
     };
     model_by(source, &options).unwrap()
@@ -31,7 +31,7 @@ fn load(
 /// the log of the second.
 fn both<T>(
     source: &ModelSource,
-    kind: BlockType,
+    kind: Option<BlockType>,
     work: impl Fn(&mut dyn LoadedModel) -> T,
 ) -> (T, T, String) {
     let gpu = gpu();
@@ -61,13 +61,15 @@ fn steps_have_the_bits_of_single_kernels() {
     ]
     .concat();
     for (source, kind) in [
-        (shape(folder.path(), "llama", 64, &[]), BlockType::Q4K),
-        (shape(folder.path(), "llama", 64, &[]), BlockType::Q8_0),
+        (shape(folder.path(), "llama", 64, &[]), Some(BlockType::Q4K)),
+        (shape(folder.path(), "llama", 64, &[]), Some(BlockType::Q8_0)),
+        (shape(folder.path(), "llama", 64, &[]), None),
         (
             shape(folder.path(), "qwen2", 64, &[("draft_vocab_size", 200)]),
-            BlockType::Q6K,
+            Some(BlockType::Q6K),
         ),
-        (shape(folder.path(), "qwen3", 128, &[]), BlockType::Q4_0),
+        (shape(folder.path(), "qwen3", 128, &[]), Some(BlockType::Q4_0)),
+        (shape(folder.path(), "qwen3", 128, &[]), None),
     ] {
         let (want, got, log) = both(&source, kind, |model| logits(model, &tokens, &cuts));
         assert!(log.contains("are in one launch"), "{source:?}: {log}");
@@ -77,7 +79,7 @@ fn steps_have_the_bits_of_single_kernels() {
             "{source:?}: {log}"
         );
         assert!(!log.contains("not"), "{source:?}: {log}");
-        assert!(got == want, "{source:?} in {kind}");
+        assert!(got == want, "{source:?} in {kind:?}");
     }
 }
 
@@ -115,7 +117,7 @@ fn batches_with_trees_have_the_bits_of_single_kernels() {
         }
         out
     };
-    let (want, got, log) = both(&source, BlockType::Q4K, work);
+    let (want, got, log) = both(&source, Some(BlockType::Q4K), work);
     assert!(log.contains("in_one: true"), "{log}");
     assert!(got == want);
 }
@@ -127,7 +129,7 @@ fn other_models_are_launched_kernel_by_kernel() {
     let source = shape(folder.path(), "olmo2", 64, &[]);
     let tokens = tokens(30);
     let cuts = [20, 1, 1, 1, 1, 1];
-    let (want, got, log) = both(&source, BlockType::Q8_0, |model| {
+    let (want, got, log) = both(&source, Some(BlockType::Q8_0), |model| {
         logits(model, &tokens, &cuts)
     });
     assert!(

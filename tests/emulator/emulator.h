@@ -2,6 +2,7 @@
 // block are coroutines that switch where they wait for each other. For tests only, and slow.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

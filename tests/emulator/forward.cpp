@@ -5,6 +5,9 @@
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
 #include "rope_kv_write.cu"
+namespace dense {
+#include "dense/gemv.cu"
+}
 
 #include "check.h"
 #include <numeric>
@@ -52,6 +55,13 @@ template <typename F> void fill(Weight &w) {
 Weight weight(int format, int warps, int outputs, int inputs, bool bias) {
     Weight w{format, warps, outputs, inputs, {}, {}, 0, 0, 0};
     switch (format) {
+    case DENSE:
+        for (auto value : noise<bf16>(outputs * inputs)) {
+            value = narrow<bf16>(widen(value) / std::sqrt((float)inputs));
+            w.bytes.insert(w.bytes.end(), {(unsigned char)value.bits, (unsigned char)(value.bits >> 8)});
+        }
+        w.supers = w.bytes.size();
+        break;
 #define CASE(F, NUMBER)                                                                            \
     case NUMBER:                                                                                   \
         fill<F>(w);                                                                                \
@@ -73,6 +83,17 @@ template <typename F, typename T> void multiply_by(const Weight &w, const T *x, 
 // The product as its own kernel computes it, and the bias after it.
 template <typename T> void multiply_by(const Weight &w, const T *x, T *y, int rows, int width, int column) {
     switch (w.format) {
+    case DENSE: {
+        vector<T> alone((size_t)rows * w.outputs);
+        launch({1, (w.outputs + 15) / 16, 1}, w.warps * 32, [&] {
+            auto kernel = w.warps == 8 ? dense::gemv<T, 2, 8> : dense::gemv<T, 2, 16>;
+            kernel(reinterpret_cast<const T *>(w.bytes.data()), x, alone.data(), w.outputs, w.inputs, rows);
+        });
+        for (int row = 0; row < rows; row++) {
+            std::copy_n(&alone[(size_t)row * w.outputs], w.outputs, y + (size_t)row * width + column);
+        }
+        break;
+    }
 #define CASE(F, NUMBER)                                                                            \
     case NUMBER:                                                                                   \
         multiply_by<F>(w, x, y, rows, width, column);                                              \
@@ -278,7 +299,8 @@ template <typename T> class Model {
         vector<Phase> phases;
         int half_bytes = 0;
         auto part = [&](const Weight &w, int column) {
-            half_bytes = std::max(half_bytes, HALF_UNITS * w.unit_bytes + HALF_UNITS / 4 * w.super_bytes);
+            half_bytes = std::max(half_bytes, w.format == DENSE ? OUTPUTS * DENSE_ROW
+                                                                : HALF_UNITS * w.unit_bytes + HALF_UNITS / 4 * w.super_bytes);
             return Part{w.bytes.data(), w.bytes.data() + w.supers, w.bias.empty() ? nullptr : w.bias.data(), w.format, w.warps,
                         w.unit_bytes, w.super_bytes, 0, (w.outputs + 15) / 16, w.outputs, column};
         };
@@ -412,10 +434,19 @@ int main() {
     // outputs that are not whole strips, of an odd number of them.
     const Shape mixed{256, 6, 2, 128, 768, 325, {12, 8, 14, 2, 3, 12, 13, 14}, {8, 8, 8}, true, true, true};
     const Shape odd{320, 3, 1, 64, 168 * 2 - 16, 77, {8, 2, 7, 3, 8, 2, 8, 2}, {8, 16, 16}, false, false, false};
+    // Dense weights, alone and beside others, with strips of several and of odd numbers of steps.
+    const Shape dense{288, 4, 1, 64, 416, 200, {0, 0, 0, 0, 0, 0, 0, 0}, {16, 16, 8}, true, false, false};
+    const Shape long_{1280, 4, 1, 64, 2304, 77, {0, 12, 14, 12, 13, 12, 0, 0}, {8, 8, 16}, true, true, false};
+    const Shape longer{2304, 2, 1, 64, 1344, 39, {2, 8, 0, 0, 0, 0, 2, 12}, {16, 16, 8}, false, false, false};
     for (const Spans &spans : all) {
         test_forward<bf16>("mixed formats", mixed, spans, 7);
         test_forward<bf16>("odd sizes", odd, spans, 3);
+        test_forward<bf16>("dense", dense, spans, 5);
     }
+    test_forward<bf16>("long rows", long_, few, 7);
+    test_forward<bf16>("long rows", long_, many, 5);
+    test_forward<bf16>("longer rows", longer, one, 9);
+    test_forward<bf16>("longer rows", longer, last, 9);
     printf("%d failures\n", failures);
     return std::min(failures, 255);
 }

@@ -109,6 +109,7 @@ impl Plan {
             pair(model.eps.to_bits() as usize, phases.half_bytes),
         ];
         let words = words.map(|word| word as i64);
+        let vocab = model.output.map(|output| output.shape());
         Ok(Self {
             plan: Tensor::new(&words, device)?,
             _held: held,
@@ -118,7 +119,7 @@ impl Plan {
             heads,
             pairs: one,
             pool: (model.block_size, slots),
-            vocab: model.output.map(|output| output.shape().0),
+            vocab: vocab.transpose()?.map(|(outputs, _)| outputs),
             half_bytes: phases.half_bytes,
             gpu,
         })

@@ -67,9 +67,11 @@ template <typename T> __device__ __forceinline__ void wait_for_blocks(Now<T> &no
         unsigned *ended = now.plan.ended + number;
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ended) : "memory");
         unsigned count;
+        // Only the last read has to make what others wrote visible.
         do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(ended) : "memory");
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(ended) : "memory");
         } while (count < gridDim.x);
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
         if (blockIdx.x == 0) {
             now.plan.ended[number > 0 ? number - 1 : now.plan.count - 2] = 0;
         }
@@ -98,9 +100,7 @@ __device__ __forceinline__ void forward(const Plan &plan, const Rows<T> &rows, i
     Ring ring(memory, memory + ring_at, plan.half_bytes, ring_slots);
     const int end = end_of_phases(plan);
     if (threadIdx.x >= COMPUTING) {
-        if (threadIdx.x == COMPUTING) {
-            copy_phases(plan, end, ring);
-        }
+        copy_phases(plan, end, ring);
         ring.end_of_filling();
         return;
     }

@@ -1,4 +1,4 @@
-//! A whole forward of up to 16 rows in one launch on a GPU, for models whose weights are quantized.
+//! A whole forward of up to 16 rows in one launch on a GPU, for models with weights in f16, bf16 or quantized.
 //!
 //! Such a forward otherwise launches a dozen kernels a layer, most of which end before the memory is busy. Here each
 //! multiprocessor runs one block from the first layer to the last. Its phases (norm with q, k and v; rope and attention;
@@ -43,13 +43,35 @@ pub struct ForwardModel<'a> {
     /// `[hidden]`: the weight of the norm before the output layer.
     pub norm: &'a Tensor,
     /// The output layer; `None` = the forward ends with the norm before it.
-    pub output: Option<&'a DeviceQuantMatrix>,
+    pub output: Option<ForwardWeight<'a>>,
+}
+
+/// A weight, `[outputs, inputs]`.
+#[derive(Clone, Copy)]
+pub enum ForwardWeight<'a> {
+    /// In one of the formats that have kernels.
+    Quantized(&'a DeviceQuantMatrix),
+    /// In the dtype of activations, in candle's layout.
+    Dense(&'a Tensor),
+}
+
+impl ForwardWeight<'_> {
+    /// Outputs and inputs.
+    ///
+    /// # Errors
+    /// If a dense weight is not a matrix.
+    pub fn shape(&self) -> Result<(usize, usize)> {
+        match self {
+            Self::Quantized(weight) => Ok(weight.shape()),
+            Self::Dense(weight) => weight.dims2(),
+        }
+    }
 }
 
 /// A product: weights whose outputs are side by side, and their bias.
 pub struct ForwardLinear<'a> {
     /// The weights.
-    pub weights: Vec<&'a DeviceQuantMatrix>,
+    pub weights: Vec<ForwardWeight<'a>>,
     /// `[outputs]`.
     pub bias: Option<&'a Tensor>,
 }

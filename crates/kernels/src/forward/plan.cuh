@@ -2,6 +2,7 @@
 // these structs, field by field.
 #pragma once
 #include "../cuda/common.cuh"
+#include "../quant/cuda/unpack.cuh"
 
 // Warps that compute, half of them, and steps of a strip that are copied together.
 constexpr int WARPS = 16, HALF_WARPS = 8, STEPS = 2;
@@ -26,13 +27,18 @@ enum Kind {
     NORM,
 };
 
+// The format of a weight in the type of activations, [outputs, inputs]. Its units have DENSE_INPUTS inputs of 16 outputs:
+// a step of gemv.cu. In shared memory, the units of an output follow each other in rows with a place between them, so
+// that the threads of a warp read different banks.
+constexpr int DENSE = 0, DENSE_INPUTS = 32, DENSE_UNIT = 2 * DENSE_INPUTS, DENSE_ROW = WARPS * DENSE_UNIT + 64;
+
 // A weight that is multiplied, or some strips of it: see unpack.cuh.
 struct Part {
-    // Its units, and the parts that units share.
+    // Its units, and the parts that units share; a dense weight, and nothing.
     const unsigned char *units, *supers;
     // [outputs], in the type of activations; null = none.
     const void *bias;
-    // The number of its blocks in GGUF files, and the warps of a strip.
+    // The number of its blocks in GGUF files or DENSE, and the warps of a strip.
     int format, warps;
     int unit_bytes, super_bytes;
     // Its strips in the weight.
@@ -143,22 +149,38 @@ __device__ __forceinline__ Work work_of(const Phase &phase, int number) {
     return {{part, 2 * number}, {both ? part : nullptr, 2 * number + 1}};
 }
 
-// The units of a half of a slot, up to HALF_UNITS that follow each other in a strip, and the parts that these share.
-constexpr int HALF_UNITS = WARPS;
-struct HalfOfSlot {
-    const unsigned char *units, *supers;
-    int unit_bytes, super_bytes, count;
+// Units of a strip.
+__device__ __forceinline__ int units_of(int format, int inputs) {
+    return format == DENSE ? inputs / DENSE_INPUTS : (inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+}
 
-    __device__ __forceinline__ int supers_count() const { return (count + 3) / 4; }
+// A half of a slot of the ring has up to HALF_UNITS units that follow each other in a strip, and the parts that these
+// share. HALF_LANES lanes of the copying warp copy it, each one range: all units, what they share, or those of an output.
+constexpr int HALF_UNITS = WARPS, HALF_LANES = 16;
+struct RangeCopy {
+    const unsigned char *from;
+    // Its place in the half.
+    int to, bytes;
 };
 
-// From unit `first` on, of the `count` units of a strip.
-__device__ __forceinline__ HalfOfSlot units_of(const Part &part, int strip, int first, int count) {
-    if (first >= count) {
-        return {nullptr, nullptr, 0, 0, 0};
-    }
+// What lane `lane` of them copies from unit `first` on, of the `count` units of a strip.
+__device__ __forceinline__ RangeCopy copy_of(const Part &part, int strip, int first, int count, int lane) {
+    const int units = min(count - first, HALF_UNITS);
     const size_t number = part.first + strip;
-    return {part.units + (number * count + first) * part.unit_bytes,
-            part.supers + (number * (count / 4) + first / 4) * part.super_bytes, part.unit_bytes, part.super_bytes,
-            min(count - first, HALF_UNITS)};
+    if (units <= 0) {
+        return {nullptr, 0, 0};
+    }
+    if (part.format == DENSE) {
+        // In the place of missing outputs is the last one again.
+        const size_t output = OUTPUTS * (size_t)part.first + min(OUTPUTS * strip + lane, part.outputs - 1);
+        return {part.units + (output * count + first) * DENSE_UNIT, lane * DENSE_ROW, units * DENSE_UNIT};
+    }
+    if (lane == 0) {
+        return {part.units + (number * count + first) * part.unit_bytes, 0, units * part.unit_bytes};
+    }
+    if (lane == 1) {
+        return {part.supers + (number * (count / 4) + first / 4) * part.super_bytes, HALF_UNITS * part.unit_bytes,
+                (units + 3) / 4 * part.super_bytes};
+    }
+    return {nullptr, 0, 0};
 }

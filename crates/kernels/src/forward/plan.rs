@@ -1,9 +1,8 @@
 //! The structs of `plan.cuh`, written field by field, and checks of what they describe.
 
-use super::{ForwardLayer, ForwardLinear, ForwardModel};
+use super::{ForwardLayer, ForwardLinear, ForwardModel, ForwardWeight};
 use crate::gpu::{STRIP, address, warps};
 use crate::paged_attention::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
-use crate::quant::DeviceQuantMatrix;
 use crate::{Activation, AttentionParams};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Result, Tensor};
@@ -16,6 +15,10 @@ const PHASE: usize = MAX_PARTS * PART + 12;
 /// Units of a half of a slot, and those that share a part.
 const HALF_UNITS: usize = 16;
 const SHARING: usize = 4;
+/// The format of dense weights, the inputs of its units, and bytes of an output in a half of a slot.
+const DENSE: u32 = 0;
+const DENSE_INPUTS: usize = 32;
+const DENSE_ROW: usize = HALF_UNITS * 2 * DENSE_INPUTS + 64;
 /// The widest row that the kernel for norms keeps in registers.
 const MAX_HIDDEN: usize = 16_384;
 
@@ -45,7 +48,7 @@ pub(super) struct Phases {
 
 /// A part of a product: strips `first..first + strips` of a weight.
 struct Part<'a> {
-    weight: &'a DeviceQuantMatrix,
+    weight: ForwardWeight<'a>,
     first: usize,
     outputs: usize,
     column: usize,
@@ -172,7 +175,9 @@ impl Writer<'_, '_> {
             ..Fields::default()
         };
         self.products(Kind::AttentionOut, &layer.out, out)?;
-        let wide = (layer.gate_up.weights.iter().map(|w| w.shape().0)).sum::<usize>() / 2;
+        let outputs = layer.gate_up.weights.iter().map(ForwardWeight::shape);
+        let outputs = outputs.map(|shape| shape.map(|(outputs, _)| outputs));
+        let wide = outputs.sum::<Result<usize>>()? / 2;
         self.phases.wide = self.phases.wide.max(wide);
         let gate_up = Fields {
             inputs: hidden,
@@ -249,7 +254,7 @@ impl Writer<'_, '_> {
         let Some(output) = self.model.output else {
             return self.phase(Kind::Norm, &[], None, &fields);
         };
-        fields.width = output.shape().0;
+        fields.width = output.shape()?.0;
         let linear = ForwardLinear {
             weights: vec![output],
             bias: None,
@@ -260,17 +265,17 @@ impl Writer<'_, '_> {
     /// A phase whose parts are the weights of `linear`, side by side.
     fn products(&mut self, kind: Kind, linear: &ForwardLinear<'_>, fields: Fields) -> Result<()> {
         let mut column = 0;
-        let parts = linear.weights.iter().map(|&weight| {
-            let outputs = weight.shape().0;
-            column += outputs;
-            Part {
+        let mut parts = Vec::new();
+        for &weight in &linear.weights {
+            let (outputs, _) = weight.shape()?;
+            parts.push(Part {
                 weight,
                 first: 0,
                 outputs,
-                column: column - outputs,
-            }
-        });
-        let parts: Vec<_> = parts.collect();
+                column,
+            });
+            column += outputs;
+        }
         if column != fields.width {
             candle_core::bail!("{column} outputs of a product, not {}", fields.width);
         }
@@ -286,9 +291,12 @@ impl Writer<'_, '_> {
             outputs,
             column: 0,
         };
+        let is_dense = |weight: &ForwardWeight| matches!(weight, ForwardWeight::Dense(_));
         let parts = match linear.weights[..] {
-            [gate, up] if gate.shape() == up.shape() => [part(gate, 0), part(up, 0)],
-            [both] if both.shape().0 % (2 * STRIP) == 0 => {
+            [gate, up] if gate.shape()? == up.shape()? && is_dense(&gate) == is_dense(&up) => {
+                [part(gate, 0), part(up, 0)]
+            }
+            [both] if both.shape()?.0 % (2 * STRIP) == 0 => {
                 [part(both, 0), part(both, outputs / STRIP)]
             }
             _ => candle_core::bail!("gate and up of {outputs} outputs together"),
@@ -338,27 +346,42 @@ impl Writer<'_, '_> {
             outputs,
             column,
         } = *part;
-        if weight.shape().1 != inputs {
-            let (_, given) = weight.shape();
+        let (all, given) = weight.shape()?;
+        if given != inputs {
             candle_core::bail!("a weight of {given} inputs, not {inputs}");
         }
-        let memory = weight.memory();
-        let at = self.hold(memory.tiles, DType::U8, memory.tiles.elem_count())?;
+        // Where it is and where its shared parts are, its format, bytes of a unit and of a shared part, of a half.
+        let (at, shared_at, format, sizes, half) = match weight {
+            ForwardWeight::Quantized(weight) => {
+                let memory = weight.memory();
+                let at = self.hold(memory.tiles, DType::U8, memory.tiles.elem_count())?;
+                let half = HALF_UNITS * memory.unit + HALF_UNITS / SHARING * memory.shared;
+                let sizes = (memory.unit, memory.shared);
+                let shared_at = at + memory.shared_from as u64;
+                (at, shared_at, weight.kind().number(), sizes, half)
+            }
+            ForwardWeight::Dense(weight) => {
+                if !inputs.is_multiple_of(DENSE_INPUTS) || !weight.is_contiguous() {
+                    candle_core::bail!("a dense weight of {inputs} inputs");
+                }
+                let at = self.vector(weight, all * inputs)?;
+                (at, 0, DENSE, (0, 0), STRIP * DENSE_ROW)
+            }
+        };
         let bias = match bias {
             0 => 0,
             bias => bias + (column * self.model.dtype.size_in_bytes()) as u64,
         };
         // The order of additions depends on the weight alone.
-        let warps = warps(weight.shape().0);
-        let half = HALF_UNITS * memory.unit + HALF_UNITS / SHARING * memory.shared;
+        let warps = warps(all);
         let phases = &mut self.phases;
         phases.half_bytes = phases.half_bytes.max(half.next_multiple_of(128));
         phases.words.extend([
             at,
-            at + memory.shared_from as u64,
+            shared_at,
             bias,
-            pair(weight.kind().number(), warps as u32),
-            pair(memory.unit as u32, memory.shared as u32),
+            pair(format, warps as u32),
+            pair(sizes.0 as u32, sizes.1 as u32),
             pair(first as u32, outputs.div_ceil(STRIP) as u32),
             pair(outputs as u32, column as u32),
         ]);

@@ -47,7 +47,7 @@ __device__ __forceinline__ void prefetch(const void *at) {
 // The norms of `rows` rows of `x`, those that `ids` names if it is not null, with the bits of add_norm. All computing
 // threads call it.
 template <typename T>
-__device__ __forceinline__ void norm_rows(const T *x, const uint32_t *ids, int rows, int width, const T *weight, float eps,
+__device__ CALLED void norm_rows(const T *x, const uint32_t *ids, int rows, int width, const T *weight, float eps,
                                           bool is_first, float (*squares)[MAX_NORM_THREADS / 32], T *to, int stride) {
     constexpr int LEN = Pack<T>::LEN;
     const int threads = norm_threads<T>(width), warps = threads / 32, lane = threadIdx.x % 32;
@@ -103,87 +103,172 @@ __device__ __forceinline__ void norm_rows(const T *x, const uint32_t *ids, int r
     sync_computing();
 }
 
-// sums += the units of a strip that are this warp's: as in product.cuh, `warp` of its warps takes every such unit. A slot
-// of the ring has those of two steps.
-template <typename F, typename T, int TILES>
-__device__ __forceinline__ void add_units(float (&sums)[TILES][4], Ring &ring, const Inputs<T> &x, int inputs, int warps,
-                                          int warp, bool exists) {
-    const int lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
+// The units of a warp in a slot of the ring: calls `load(step)` for each, `read(step, slot)` when they are there, and
+// `add(step)`, which may come before the next step is read. OF warps have a strip, of which `unit` is this warp's first
+// unit in the slot; missing = there is no strip, but warps without one wait as often as the others.
+template <int OF, bool AT_ONCE, typename Load, typename Read, typename Add>
+__device__ __forceinline__ void take_slot(Ring &ring, int unit, int count, bool missing, Load load, Read read, Add add) {
+    if (!missing && unit + OF < count) {
+        load(0);
+        load(1);
+        const SharedAddress slot = ring.wait();
+        read(0, slot);
+        if constexpr (!AT_ONCE) {
+            add(0);
+        }
+        read(1, slot);
+        ring.release();
+        if constexpr (AT_ONCE) {
+            add(0);
+        }
+        add(1);
+    } else if (!missing && unit < count) {
+        load(0);
+        read(0, ring.wait());
+        ring.release();
+        add(0);
+    } else {
+        ring.wait();
+        ring.release();
+    }
+}
+
+// Sums of a warp at their place among those that are kept.
+template <int TILES> __device__ __forceinline__ void keep(float *kept, const float (&sums)[TILES][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        float *to = kept + (t * WARPS + threadIdx.x / 32) * TILE_SUMS + lane / 4 * 8 + lane % 4 * 2;
+        to[0] = sums[t][0];
+        to[1] = sums[t][1];
+        to[64] = sums[t][2];
+        to[65] = sums[t][3];
+    }
+}
+
+// What the functions that multiply get, one by one, because structs would be passed in memory: the ring, rows that are
+// multiplied, and `passes` strips of a part, of which this warp's end after `real`. The sums of each pass follow those
+// of the one before from `kept` on.
+#define TASK                                                                                                           \
+    SharedAddress slots, SharedAddress full, int half_bytes, int slots_count, int state, const T *first, int stride,    \
+        int rows_count, int inputs, int passes, int real, float *kept
+
+// Products in the order of product.cuh: a warp takes every OF-th unit of a strip. Returns the state of the ring.
+template <typename F, typename T, int TILES, int OF> __device__ CALLED int multiply_units(TASK) {
+    Ring ring(slots, full, half_bytes, slots_count, state);
+    const Inputs<T> x{first, stride, rows_count};
+    const int lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4, warp = threadIdx.x / 32 % OF;
     const int count = (inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
-    const Places places(warp, warps, ring.half_bytes, F::UNIT, F::SUPER);
+    const Places<OF> places(warp, ring.half_bytes, F::UNIT, F::SUPER);
     const T *rows[TILES];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         rows[t] = x.row(8 * t + g) + UNIT_INPUTS * warp + 4 * p;
     }
-    for (int unit = warp; unit - warp < count; unit += STEPS * warps) {
-        // Loads what the activations of a step are.
-        Activations activations[STEPS][TILES];
-        auto load = [&](int step) {
-            const int at = unit + step * warps;
-            // Units of 256 inputs are whole.
-            const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * at + 32 < inputs;
+    for (int pass = 0; pass < passes; pass++, kept += TILES * WARPS * TILE_SUMS) {
+        float sums[TILES][4] = {};
+        for (int unit = warp, at = 0; unit - warp < count; unit += STEPS * OF, at += STEPS * OF * UNIT_INPUTS) {
+            Activations activations[STEPS][TILES];
+            uint32_t a[STEPS][FRAGMENTS][4];
+            Scales scales[STEPS];
+            take_slot<OF, TILES == 1>(
+                ring, unit, count, pass >= real,
+                [&](int step) {
+                    // Units of 256 inputs are whole.
+                    const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * (unit + step * OF) + 32 < inputs;
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                activations[step][t].load(rows[t] + step * UNIT_INPUTS * warps, is_whole ? 32 : 0);
-            }
-        };
-        uint32_t a[STEPS][FRAGMENTS][4];
-        Scales scales[STEPS];
-        auto read = [&](SharedAddress slot, int step) {
-            const SharedUnit stored{slot + places.units[step], slot + places.shared[step]};
-            unpack<F, T>(a[step], stored, lane);
-            scales[step] = read_scales<F, T>(stored, g);
-        };
-        auto add_step = [&](int step) {
+                    for (int t = 0; t < TILES; t++) {
+                        activations[step][t].load(rows[t] + at + step * OF * UNIT_INPUTS, is_whole ? 32 : 0);
+                    }
+                },
+                [&](int step, SharedAddress slot) {
+                    const SharedUnit stored{slot + places.units[step], slot + places.shared[step]};
+                    unpack<F, T>(a[step], stored, lane);
+                    scales[step] = read_scales<F, T>(stored, g);
+                },
+                [&](int step) {
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                add<F, T>(sums[t], a[step], scales[step], activations[step][t]);
-            }
-        };
-        if (exists && unit + warps < count) {
-            load(0);
-            load(1);
-            const SharedAddress slot = ring.wait();
-            read(slot, 0);
-            if constexpr (TILES > 1) {
-                add_step(0);
-            }
-            read(slot, 1);
-            ring.release();
-            if constexpr (TILES == 1) {
-                add_step(0);
-            }
-            add_step(1);
-        } else if (exists && unit < count) {
-            load(0);
-            read(ring.wait(), 0);
-            ring.release();
-            add_step(0);
-        } else {
-            ring.wait();
-            ring.release();
+                    for (int t = 0; t < TILES; t++) {
+                        add<F, T>(sums[t], a[step], scales[step], activations[step][t]);
+                    }
+                });
         }
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            rows[t] += STEPS * UNIT_INPUTS * warps;
-        }
+        keep(kept, sums);
     }
+    return ring.state();
 }
 
-// Calls add_units for the format of the part.
+// The same for a dense weight, in the order of gemv.cu.
+template <typename T, int TILES, int OF> __device__ CALLED int multiply_dense(TASK) {
+    Ring ring(slots, full, half_bytes, slots_count, state);
+    const Inputs<T> x{first, stride, rows_count};
+    const int lane = kept_lane(threadIdx.x % 32), g = lane / 4, q = lane % 4, warp = threadIdx.x / 32 % OF;
+    const int count = inputs / DENSE_INPUTS, own = g * DENSE_ROW + 16 * q;
+    const Places<OF> places(warp, ring.half_bytes, DENSE_UNIT, 0);
+    const T *rows[TILES];
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        rows[t] = x.row(8 * t + g) + DENSE_INPUTS * warp + 8 * q;
+    }
+    for (int pass = 0; pass < passes; pass++, kept += TILES * WARPS * TILE_SUMS) {
+        float sums[TILES][4] = {};
+        for (int unit = warp, at = 0; unit - warp < count; unit += STEPS * OF, at += STEPS * OF * DENSE_INPUTS) {
+            uint4 low[STEPS], high[STEPS], activations[STEPS][TILES];
+            take_slot<OF, true>(
+                ring, unit, count, pass >= real,
+                [&](int step) {
+#pragma unroll
+                    for (int t = 0; t < TILES; t++) {
+                        activations[step][t] = *reinterpret_cast<const uint4 *>(rows[t] + at + step * OF * DENSE_INPUTS);
+                    }
+                },
+                [&](int step, SharedAddress slot) {
+                    low[step] = load_shared_16(slot + places.units[step] + own);
+                    high[step] = load_shared_16(slot + places.units[step] + own + 8 * DENSE_ROW);
+                },
+                [&](int step) {
+                    const uint32_t one[4] = {low[step].x, high[step].x, low[step].y, high[step].y};
+                    const uint32_t two[4] = {low[step].z, high[step].z, low[step].w, high[step].w};
+#pragma unroll
+                    for (int t = 0; t < TILES; t++) {
+                        multiply<T>(sums[t], one, activations[step][t].x, activations[step][t].y);
+                        multiply<T>(sums[t], two, activations[step][t].z, activations[step][t].w);
+                    }
+                });
+        }
+        keep(kept, sums);
+    }
+    return ring.state();
+}
+
 template <typename T, int TILES>
-__device__ __forceinline__ void multiply_strip(float (&sums)[TILES][4], Ring &ring, const Inputs<T> &x, int inputs, int warps,
-                                               const Strip &strip) {
-    const int warp = threadIdx.x / 32 % warps;
-    const bool exists = strip.part != nullptr;
+__device__ __forceinline__ void multiply_part(Ring &ring, const Part &part, const Inputs<T> &x, int inputs, int passes, int real,
+                                              float *kept) {
+    const bool all = part.warps == WARPS;
+#define RUN(FUNCTION)                                                                              \
+    ring.set_state(FUNCTION(ring.slots, ring.full, ring.half_bytes, ring.count, ring.state(), x.first, x.stride, x.count, \
+                            inputs, passes, real, kept))
 #define CASE(F, NUMBER)                                                                            \
     case NUMBER:                                                                                   \
-        add_units<F, T, TILES>(sums, ring, x, inputs, warps, warp, exists);                        \
+        if (all) {                                                                                 \
+            RUN((multiply_units<F, T, TILES, WARPS>));                                             \
+        } else {                                                                                   \
+            RUN((multiply_units<F, T, TILES, HALF_WARPS>));                                        \
+        }                                                                                          \
         break;
-    switch (exists ? strip.part->format : 2) { FOR_FORMATS(CASE) }
+    switch (part.format) {
+        FOR_FORMATS(CASE)
+    default:
+        if (all) {
+            RUN((multiply_dense<T, TILES, WARPS>));
+        } else {
+            RUN((multiply_dense<T, TILES, HALF_WARPS>));
+        }
+    }
 #undef CASE
+#undef RUN
 }
+#undef TASK
 
 // The sum over the warps of a strip, in their order; `own` are the sums of the first one at one place.
 __device__ __forceinline__ float sum_of_strip(const float *own, int warps) {
@@ -264,33 +349,13 @@ template <typename T> struct Results {
     }
 };
 
-// A pass of a work: each warp keeps its sums in `kept`.
-template <typename T, int TILES>
-__device__ __forceinline__ void multiply_and_keep(float (&kept)[TILES][WARPS][TILE_SUMS], Ring &ring, const Inputs<T> &x,
-                                                  int inputs, const Work &work, int pass) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float sums[TILES][4];
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.f;
-    }
-    multiply_strip<T, TILES>(sums, ring, x, inputs, work.warps(), work.of(pass, warp / HALF_WARPS));
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        float *to = kept[t][warp] + lane / 4 * 8 + lane % 4 * 2;
-        to[0] = sums[t][0];
-        to[1] = sums[t][1];
-        to[64] = sums[t][2];
-        to[65] = sums[t][3];
-    }
-}
-
 // The works of a phase that are this block's.
 template <typename T, int TILES>
 __device__ __forceinline__ void product_phase(const Plan &plan, const Phase &phase, const Rows<T> &rows, Ring &ring,
                                               unsigned char *memory) {
-    const int works = works_of(phase);
-    if ((int)blockIdx.x >= works) {
+    const int works = works_of(phase), stride = gridDim.x;
+    int number = blockIdx.x;
+    if (number >= works) {
         return;
     }
     ProductMemory<TILES> &shared = *reinterpret_cast<ProductMemory<TILES> *>(memory);
@@ -306,46 +371,70 @@ __device__ __forceinline__ void product_phase(const Plan &plan, const Phase &pha
         x.first = normed;
     }
     const Results<T> results{plan, phase, rows};
-    // Passes of a work, which is the same for all works of a phase that have several.
+    const int half = threadIdx.x / 32 / HALF_WARPS;
+    // Passes of a work, which is the same for all works of a phase that have several, and those that are kept.
     const int passes = phase.kind == GATE_UP ? work_of(phase, 0).passes() : 1;
-    const int kept_works = KEPT<TILES> / passes;
-    for (int first = blockIdx.x; first < works; first += gridDim.x * kept_works) {
-        const int end = min(works, first + (int)gridDim.x * kept_works);
-        auto *kept = shared.sums;
-        for (int number = first; number < end; number += gridDim.x) {
-            const Work work = work_of(phase, number);
-            for (int pass = 0; pass < passes; pass++) {
-                multiply_and_keep<T, TILES>(*kept++, ring, x, phase.inputs, work, pass);
-            }
-        }
+    int first = number, kept = 0;
+    auto multiply_next = [&](const Part &part, int passes, int real) {
+        multiply_part<T, TILES>(ring, part, x, phase.inputs, passes, real, shared.sums[kept][0][0]);
+        kept += passes;
+    };
+    auto finish = [&](bool is_last) {
         sync_computing();
         // A thread finishes one sum, and the one of the other strip.
-        const int pass = threadIdx.x / (TILES * TILE_SUMS), number = first + (int)gridDim.x * (pass / passes);
-        if (pass % passes == 0 && number < end) {
-            results.template finish<TILES>(work_of(phase, number), shared.sums[pass], count);
+        const int pass = threadIdx.x / (TILES * TILE_SUMS);
+        if (pass < kept && pass % passes == 0) {
+            results.template finish<TILES>(work_of(phase, first + stride * (pass / passes)), shared.sums[pass], count);
         }
-        // Before somebody writes other sums there.
-        sync_computing();
+        // Before somebody writes other sums there; the end of the phase waits, too.
+        if (!is_last) {
+            sync_computing();
+        }
+        first = number;
+        kept = 0;
+    };
+    int end = 0;
+    for (int i = 0; i < (phase.kind == GATE_UP ? 1 : phase.part_count); i++) {
+        const Part &part = phase.parts[i];
+        end += phase.kind == GATE_UP ? works : works_of(part);
+        while (number < end) {
+            const int next = min((KEPT<TILES> - kept) / passes, (end - number + stride - 1) / stride);
+            number += next * stride;
+            if (passes == 2) {
+                for (int n = 0; n < next; n++) {
+                    multiply_next(part, 1, 1);
+                    multiply_next(phase.parts[1], 1, 1);
+                }
+            } else if (phase.kind == GATE_UP) {
+                multiply_next(phase.parts[half], next, next);
+            } else {
+                // The last strip of an odd number has no other beside it.
+                const bool is_alone = half == 1 && part.warps < WARPS && part.strips % 2 == 1 && number - stride == end - 1;
+                multiply_next(part, next, next - is_alone);
+            }
+            if (kept + passes > KEPT<TILES>) {
+                finish(false);
+            }
+        }
+    }
+    if (kept > 0) {
+        finish(true);
     }
 }
 
 // By the copying warp: the copies for such a phase.
 __device__ __forceinline__ void copy_phase(const Phase &phase, Ring &ring) {
-    const int works = works_of(phase), count = (phase.inputs + UNIT_INPUTS - 1) / UNIT_INPUTS;
+    const int works = works_of(phase), lane = threadIdx.x % 32, half = lane / HALF_LANES;
     for (int number = blockIdx.x; number < works; number += gridDim.x) {
         const Work work = work_of(phase, number);
+        const int warps = work.warps(), count = units_of(work.first.part->format, phase.inputs);
         for (int pass = 0; pass < work.passes(); pass++) {
-            const Strip lower = work.of(pass, 0), upper = work.of(pass, 1);
-            // Copies of the parts, because fills are barriers for loads.
-            const Part first = *lower.part, second = upper.part ? *upper.part : Part{};
-            for (int unit = 0; unit < count; unit += STEPS * first.warps) {
-                if (first.warps == WARPS) {
-                    ring.fill({units_of(first, lower.index, unit, count), units_of(first, lower.index, unit + WARPS, count)});
-                } else {
-                    // Without a second strip, no unit is before the last one.
-                    ring.fill({units_of(first, lower.index, unit, count),
-                               units_of(second, upper.index, unit, upper.part ? count : 0)});
-                }
+            const Strip strip = work.of(pass, half);
+            // A copy of it, because fills are barriers for loads.
+            const Part part = strip.part ? *strip.part : Part{};
+            for (int unit = 0; unit < count; unit += STEPS * warps) {
+                const int first = strip.part == nullptr ? count : warps == WARPS ? unit + half * WARPS : unit;
+                ring.fill(copy_of(part, strip.index, first, count, lane % HALF_LANES));
             }
         }
     }

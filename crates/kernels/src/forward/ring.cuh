@@ -9,16 +9,16 @@ constexpr int MAX_SLOTS = 32;
 
 // Where a warp's units are in a slot, one of each step, and what these share with others, as offsets. A half of a slot has
 // HALF_UNITS places for units, then what these share. It belongs to a step, if all warps have the same strip, or else
-// to a strip.
-struct Places {
+// to a strip of OF = HALF_WARPS warps.
+template <int OF> struct Places {
     int units[STEPS], shared[STEPS];
 
-    // `warp` of the `warps` of the strip of this warp.
-    __device__ __forceinline__ Places(int warp, int warps, int half_bytes, int unit_bytes, int super_bytes) {
+    // `warp` of those of the strip.
+    __device__ __forceinline__ Places(int warp, int half_bytes, int unit_bytes, int super_bytes) {
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            const int half = warps == WARPS ? step : threadIdx.x / 32 / HALF_WARPS;
-            const int place = warps == WARPS ? warp : HALF_WARPS * step + warp;
+            const int half = OF == WARPS ? step : threadIdx.x / 32 / HALF_WARPS;
+            const int place = OF == WARPS ? warp : HALF_WARPS * step + warp;
             units[step] = half * half_bytes + place * unit_bytes;
             shared[step] = half * half_bytes + HALF_UNITS * unit_bytes + place / 4 * super_bytes;
         }
@@ -40,6 +40,7 @@ struct Ring {
     // Where slots begin, and the barriers of each slot: it is full, it is empty.
     uint32_t slots, full, empty;
     int half_bytes, count;
+    // The next slot, and the last bit of how often all slots were passed.
     int slot = 0;
     uint32_t parity = 0;
 
@@ -56,6 +57,16 @@ struct Ring {
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         __syncthreads();
+    }
+
+    // A ring whose barriers are ready, at this time.
+    __device__ __forceinline__ Ring(uint32_t slots, uint32_t full, int half_bytes, int count, int state)
+        : slots(slots), full(full), empty(full + 8 * MAX_SLOTS), half_bytes(half_bytes), count(count), slot(state / 2),
+          parity(state % 2) {}
+    __device__ __forceinline__ int state() const { return 2 * slot + (int)parity; }
+    __device__ __forceinline__ void set_state(int state) {
+        slot = state / 2;
+        parity = state % 2;
     }
 
     __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t phase) {
@@ -79,24 +90,18 @@ struct Ring {
                      : "memory");
     }
 
-    // By one thread of the copying warp: fills the next slot, when everybody has read it.
-    __device__ __forceinline__ void fill(const HalfOfSlot (&halves)[2]) {
+    // By the copying warp: fills the next slot, when everybody has read it. Half of the lanes have copies to each half.
+    __device__ __forceinline__ void fill(const RangeCopy &own) {
+        const int lane = threadIdx.x % 32;
         wait_for(empty + 8 * slot, parity ^ 1);
-        int bytes = 0;
-        for (int half = 0; half < 2; half++) {
-            const HalfOfSlot &from = halves[half];
-            bytes += from.count * from.unit_bytes + from.supers_count() * from.super_bytes;
+        const int bytes = __reduce_add_sync(0xffffffffu, own.bytes);
+        if (lane == 0) {
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full + 8 * slot), "r"(bytes) : "memory");
         }
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full + 8 * slot), "r"(bytes) : "memory");
-        for (int half = 0; half < 2; half++) {
-            const HalfOfSlot &from = halves[half];
-            const uint32_t to = slots + (2 * slot + half) * half_bytes;
-            if (from.count > 0) {
-                copy(to, from.units, from.count * from.unit_bytes);
-            }
-            if (from.count > 0 && from.super_bytes > 0) {
-                copy(to + HALF_UNITS * from.unit_bytes, from.supers, from.supers_count() * from.super_bytes);
-            }
+        // The barrier knows what it waits for.
+        __syncwarp();
+        if (own.bytes > 0) {
+            copy(slots + (2 * slot + lane / HALF_LANES) * half_bytes + own.to, own.from, own.bytes);
         }
         advance();
     }
@@ -120,37 +125,45 @@ struct Ring {
 #else
 // On the host, a phase's copies are listed before anybody computes, and made when they are waited for.
 struct Ring {
-    SharedAddress slots;
+    SharedAddress slots, full = nullptr;
     int half_bytes, count, step = 0;
 
-    struct Filled {
-        HalfOfSlot halves[2];
-    };
-    static std::vector<Filled> &filled() {
-        static std::vector<Filled> all;
+    using Fill = std::array<RangeCopy, 32>;
+    static std::vector<Fill> &filled() {
+        static std::vector<Fill> all;
         return all;
     }
 
     Ring(unsigned char *, unsigned char *memory, int half_bytes, int count)
         : slots(memory), half_bytes(half_bytes), count(count) {
-        if (threadIdx.x == COMPUTING) {
+        // By the first lane of the block that comes here.
+        static int lanes = 0;
+        if (threadIdx.x >= COMPUTING && lanes++ % 32 == 0) {
             filled().clear();
         }
     }
 
-    void fill(const HalfOfSlot (&halves)[2]) { filled().push_back({{halves[0], halves[1]}}); }
+    Ring(SharedAddress slots, SharedAddress, int half_bytes, int count, int state)
+        : slots(slots), half_bytes(half_bytes), count(count), step(state) {}
+    int state() const { return step; }
+    void set_state(int state) { step = state; }
+
+    void fill(const RangeCopy &own) {
+        filled().resize(std::max<size_t>(filled().size(), step + 1));
+        filled()[step++][threadIdx.x % 32] = own;
+    }
     void end_of_filling() { sync_team<FORWARD_THREADS>(15); }
     void begin() { sync_team<FORWARD_THREADS>(15); }
     SharedAddress wait() {
         const SharedAddress at = slots + 2 * (step % count) * half_bytes;
         sync_computing();
-        if (threadIdx.x % COMPUTING < 2) {
-            const HalfOfSlot &from = filled().at(step).halves[threadIdx.x];
-            SharedAddress to = at + threadIdx.x * half_bytes;
-            memset(to, 0xff, half_bytes);
-            if (from.count > 0) {
-                memcpy(to, from.units, from.count * from.unit_bytes);
-                memcpy(to + HALF_UNITS * from.unit_bytes, from.supers, from.supers_count() * from.super_bytes);
+        if (threadIdx.x == 0) {
+            memset(at, 0xff, 2 * half_bytes);
+            for (int lane = 0; lane < 32; lane++) {
+                const RangeCopy &from = filled().at(step)[lane];
+                if (from.bytes > 0) {
+                    memcpy(at + lane / HALF_LANES * half_bytes + from.to, from.from, from.bytes);
+                }
             }
         }
         sync_computing();

@@ -6,9 +6,9 @@ use crate::layers::inputs::Inputs;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvStore;
 use foretoken_core::model::{Batch, ForwardOutput};
-use foretoken_kernels::quant::DeviceQuantMatrix;
 use foretoken_kernels::{
-    AttentionBatch, ForwardModel, ForwardPlan, ForwardRows, MAX_FORWARD_ROWS, TableCapacity,
+    AttentionBatch, ForwardModel, ForwardPlan, ForwardRows, ForwardWeight, MAX_FORWARD_ROWS,
+    TableCapacity,
 };
 
 /// The forwards of a decoder with one pool.
@@ -32,8 +32,8 @@ impl OneLaunch {
 }
 
 impl Decoder {
-    /// The output layer, if it is a single quantized weight.
-    fn quantized_output(&self) -> Option<&DeviceQuantMatrix> {
+    /// The output layer, if it is a single weight.
+    fn output_weight(&self) -> Option<ForwardWeight<'_>> {
         let linear = self.output.as_ref()?.linear.in_one_launch()?;
         match (&linear.weights[..], linear.bias) {
             (&[weight], None) => Some(weight),
@@ -76,7 +76,7 @@ impl Decoder {
             block_size: kv.block_size,
             layers,
             norm,
-            output: self.quantized_output(),
+            output: self.output_weight(),
         });
         Ok(OneLaunch {
             plan: plan.map_err(|e| e.to_string())?,
@@ -108,7 +108,7 @@ impl Decoder {
             batch: spans,
             wanted,
         })?;
-        let logits = match self.quantized_output() {
+        let logits = match self.output_weight() {
             Some(_) => output.finish(result)?,
             None => output.forward(&result)?,
         };

@@ -1,11 +1,11 @@
 //! The two uses of a weight matrix: products and embedding lookups.
 
 use crate::lora::{self, LinearPart};
-use crate::matrix::{Matrix, OnDevice, join};
+use crate::matrix::{Dense, Matrix, OnDevice, join};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
 use foretoken_core::model::AdapterRows;
-use foretoken_kernels::ForwardLinear;
+use foretoken_kernels::{ForwardLinear, ForwardWeight};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -111,12 +111,17 @@ impl Linear {
         Ok(())
     }
 
-    /// The layer as a part of a forward in one launch; `None` if its weights are not quantized on a GPU.
+    /// The layer as a part of a forward in one launch; `None` if a weight is neither quantized nor dense on a GPU.
     pub(crate) fn in_one_launch(&self) -> Option<ForwardLinear<'_>> {
         let mut weights = Vec::new();
         for matrix in &self.matrices {
-            let on_device = (&**matrix as &dyn Any).downcast_ref::<OnDevice>()?;
-            weights.extend(on_device.weights());
+            let matrix = &**matrix as &dyn Any;
+            if let Some(dense) = matrix.downcast_ref::<Dense>() {
+                weights.push(ForwardWeight::Dense(dense.weight()));
+            } else {
+                let on_device = matrix.downcast_ref::<OnDevice>()?;
+                weights.extend(on_device.weights().map(ForwardWeight::Quantized));
+            }
         }
         Some(ForwardLinear {
             weights,

@@ -182,9 +182,9 @@ impl Layer {
         let (qkv, parts, out) = attention.ok_or("a layer has no plain attention")?;
         let mlp = mlp.mlp().and_then(|mlp| mlp.gated());
         let (gate_up, down, activation) = mlp.ok_or("a layer has no gated MLP")?;
-        let quantized = |linear: &'a Linear| {
+        let product = |linear: &'a Linear| {
             let linear = linear.in_one_launch();
-            linear.ok_or("weights are not quantized")
+            linear.ok_or("a weight has a format of its own")
         };
         let rope = parts.rope.and_then(|rope| ropes.tables().get(rope));
         if rope.is_some_and(|rope| rope.query_scaling.is_some()) {
@@ -192,16 +192,16 @@ impl Layer {
         }
         let layer = ForwardLayer {
             norm,
-            qkv: quantized(qkv)?,
+            qkv: product(qkv)?,
             head_norms: parts.head_norms,
             pairs: rope.map_or(0, |rope| rope.frequencies.len()),
             attention: parts.params,
             pool,
-            out: quantized(out)?,
+            out: product(out)?,
             mlp_norm,
-            gate_up: quantized(gate_up)?,
+            gate_up: product(gate_up)?,
             activation,
-            down: quantized(down)?,
+            down: product(down)?,
         };
         Ok((layer, parts.kv_heads, parts.rope))
     }

@@ -28,6 +28,11 @@ impl Dense {
             batch_invariant: false,
         })
     }
+
+    /// The weight `[outputs, inputs]`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
 }
 
 impl Matrix for Dense {
