@@ -366,18 +366,21 @@ API CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
-                            unsigned threads_z, unsigned shared, void *stream, void **parameters, void **) {
+// `blocks` = those of a cluster, in the second dimension.
+static CUresult launch(Function *function, const unsigned (&sizes)[3], const unsigned (&threads)[3], unsigned shared,
+                       unsigned blocks, void *stream, void **parameters) {
     Lock lock(mutex);
     if (!context) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     auto kernel = kernels().find(function->name);
-    if (kernel == kernels().end() || threads_y != 1 || threads_z != 1) {
+    if (kernel == kernels().end() || threads[1] != 1 || threads[2] != 1) {
         fprintf(stderr, "emulated GPU: no emulation of kernel %s\n", function->name.c_str());
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    bool fits = x > 0 && y > 0 && z > 0 && x < 1u << 31 && y < 1 << 16 && z < 1 << 16 && threads > 0 && threads <= 1024;
+    auto &[x, y, z] = sizes;
+    bool fits = x > 0 && y > 0 && z > 0 && x < 1u << 31 && y < 1 << 16 && z < 1 << 16;
+    fits = fits && threads[0] > 0 && threads[0] <= 1024 && blocks > 0 && blocks <= emulator::MAX_CLUSTER && y % blocks == 0;
     if (!fits || shared > unsigned(std::max(function->shared, 48 << 10))) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -386,7 +389,7 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     }
     Dim grid{int(x), int(y), int(z)};
-    return submit(stream, [=, name = function->name](Stream &on) {
+    return submit(stream, [=, name = function->name, count = threads[0]](Stream &on) {
         doing = name;
         for (auto pointer : call.pointers) {
             if (pointer.at) {
@@ -394,22 +397,38 @@ API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned
             }
         }
         for (emulator::phase = 0; emulator::phase < call.phases; emulator::phase++) {
-            emulator::launch(grid, threads, call.thread, shared);
+            emulator::launch(grid, count, call.thread, shared, blocks);
         }
         return CUDA_SUCCESS;
     });
 }
+API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
+                            unsigned threads_z, unsigned shared, void *stream, void **parameters, void **) {
+    return launch(function, {x, y, z}, {threads, threads_y, threads_z}, shared, 1, stream, parameters);
+}
 
+struct LaunchAttribute {
+    unsigned id, pad, value[16];
+};
 struct LaunchConfig {
     unsigned grid[3], block[3], shared;
-    void *stream, *attributes;
+    void *stream;
+    const LaunchAttribute *attributes;
     unsigned count;
 };
 // Kernels run one after the other, whatever their attributes allow.
-API CUresult cuLaunchKernelEx(const LaunchConfig *config, Function *function, void **parameters, void **extra) {
-    auto &[x, y, z] = config->grid;
-    auto &[threads, threads_y, threads_z] = config->block;
-    return cuLaunchKernel(function, x, y, z, threads, threads_y, threads_z, config->shared, config->stream, parameters, extra);
+API CUresult cuLaunchKernelEx(const LaunchConfig *config, Function *function, void **parameters, void **) {
+    unsigned blocks = 1;
+    for (unsigned i = 0; i < config->count; i++) {
+        const LaunchAttribute &attribute = config->attributes[i];
+        if (attribute.id == 4) { // size of clusters
+            if (attribute.value[0] != 1 || attribute.value[2] != 1) {
+                return CUDA_ERROR_NOT_SUPPORTED;
+            }
+            blocks = attribute.value[1];
+        }
+    }
+    return launch(function, config->grid, config->block, config->shared, blocks, config->stream, parameters);
 }
 
 // Binaries that are linked to the CUDA libraries do not start without these; candle calls none of them

@@ -41,10 +41,10 @@ emulator_switch:
 
 namespace emulator {
 
-alignas(16) unsigned char dynamic_shared[MAX_SHARED + GUARD];
-uint64_t exchange[32][2][32];
-Fragments fragments[32][2];
-int phase = 0;
+alignas(16) unsigned char dynamic_shared[MAX_CLUSTER][MAX_SHARED + GUARD];
+uint64_t exchange[MAX_WARPS][2][32];
+Fragments fragments[MAX_WARPS][2];
+int phase = 0, current, blocks_of_cluster = 1;
 
 namespace {
 
@@ -109,9 +109,17 @@ struct Thread {
 std::vector<Thread *> threads;
 const std::function<void()> *body;
 Context scheduler;
-// The thread that runs, the number of threads of the block, and 1 or -1: the direction to the next thread.
-int current, count, direction;
-Barrier block, warps[32], teams[16];
+// The number of threads of the cluster, and 1 or -1: the direction to the next thread.
+int count, direction;
+Barrier cluster, blocks[MAX_CLUSTER], warps[MAX_WARPS], teams[MAX_CLUSTER][16];
+
+void set_current(int thread) {
+    current = thread;
+    threadIdx = {thread % blockDim.x, 0, 0};
+    if (blocks_of_cluster > 1) {
+        blockIdx.y = blockIdx.y / blocks_of_cluster * blocks_of_cluster + block_of_cluster();
+    }
+}
 
 // Goes on with the next thread that can run; when all have ended, with the scheduler.
 void go_to_next(Context &from) {
@@ -124,8 +132,7 @@ void go_to_next(Context &from) {
         if (!threads[next]->can_run()) {
             continue;
         }
-        current = next;
-        threadIdx = {next, 0, 0};
+        set_current(next);
         from.go_to(threads[next]->context);
         return;
     }
@@ -152,22 +159,25 @@ void run() {
     Thread &thread = *threads[current];
     (*body)();
     thread.ended = true;
-    for (Barrier *barrier : {&block, &warps[current / 32]}) {
+    for (Barrier *barrier : {&cluster, &blocks[block_of_cluster()], &warps[warp()]}) {
         barrier->alive--;
         barrier->pass();
     }
     go_to_next(thread.context);
 }
 
-void run_block(size_t shared) {
+void run_cluster(size_t shared) {
     // CUDA does not define an order of threads: a kernel that relies on one fails in every second block.
     static bool backwards = false;
     backwards = !backwards;
-    block = Barrier{count};
-    std::fill_n(warps, 32, Barrier{});
-    std::fill_n(teams, 16, Barrier{});
+    cluster = Barrier{count};
+    std::fill_n(blocks, MAX_CLUSTER, Barrier{blockDim.x});
+    std::fill_n(warps, MAX_WARPS, Barrier{});
+    std::fill_n(teams[0], MAX_CLUSTER * 16, Barrier{});
     // The initial contents of shared memory are undefined.
-    memset(dynamic_shared, 0xff, shared + GUARD);
+    for (int i = 0; i < blocks_of_cluster; i++) {
+        memset(dynamic_shared[i], 0xff, shared + GUARD);
+    }
     for (int i = 0; i < count; i++) {
         Thread &thread = *threads[i];
         thread.ended = false;
@@ -177,11 +187,11 @@ void run_block(size_t shared) {
         thread.context.start_with(run, thread.stack);
     }
     direction = backwards ? -1 : 1;
-    current = backwards ? count - 1 : 0;
-    threadIdx = {current, 0, 0};
+    set_current(backwards ? count - 1 : 0);
     scheduler.go_to(threads[current]->context);
-    for (size_t i = shared; i < shared + GUARD; i++) {
-        if (dynamic_shared[i] != 0xff) {
+    for (int i = 0; i < blocks_of_cluster; i++) {
+        const unsigned char *after = dynamic_shared[i] + shared;
+        if (std::any_of(after, after + GUARD, [](unsigned char byte) { return byte != 0xff; })) {
             fprintf(stderr, "a block writes beyond its %zu bytes of shared memory\n", shared);
             exit(2);
         }
@@ -190,34 +200,41 @@ void run_block(size_t shared) {
 
 } // namespace
 
-void wait_for_block() { wait(block); }
+void wait_for_block() { wait(blocks[block_of_cluster()]); }
+void wait_for_cluster() { wait(cluster); }
 void wait_for_team(int id, int count) {
-    teams[id].alive = count;
-    wait(teams[id]);
+    Barrier &team = teams[block_of_cluster()][id];
+    team.alive = count;
+    wait(team);
 }
-void wait_for_warp() { wait(warps[current / 32]); }
+void wait_for_warp() { wait(warps[warp()]); }
 void wait_for_warp(void (*last)(void *), void *argument) {
-    Barrier &warp = warps[current / 32];
-    if (warp.waiting + 1 >= warp.alive) {
+    Barrier &barrier = warps[warp()];
+    if (barrier.waiting + 1 >= barrier.alive) {
         last(argument);
     }
-    wait(warp);
+    wait(barrier);
 }
 int turn() { return threads[current]->exchanges++ % 2; }
 
-void launch(Dim grid, int threads_a_block, const std::function<void()> &kernel, size_t shared) {
+void launch(Dim grid, int threads_a_block, const std::function<void()> &kernel, size_t shared, int cluster) {
     body = &kernel;
     gridDim = grid;
-    count = threads_a_block;
-    blockDim = {count, 1, 1};
+    blocks_of_cluster = cluster;
+    count = threads_a_block * cluster;
+    blockDim = {threads_a_block, 1, 1};
+    if (count > 32 * MAX_WARPS || cluster > MAX_CLUSTER || grid.y % cluster != 0) {
+        fprintf(stderr, "%d blocks in clusters of %d with %d threads\n", grid.y, cluster, threads_a_block);
+        exit(2);
+    }
     while ((int)threads.size() < count) {
         threads.push_back(new Thread);
     }
     for (int z = 0; z < grid.z; z++) {
-        for (int y = 0; y < grid.y; y++) {
+        for (int y = 0; y < grid.y; y += cluster) {
             for (int x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                run_block(shared);
+                run_cluster(shared);
             }
         }
     }

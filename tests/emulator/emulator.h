@@ -17,7 +17,7 @@
 // Blocks run one after the other, so shared memory is static.
 #define __shared__ static
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define DYNAMIC_SHARED(name) unsigned char *name = emulator::dynamic_shared
+#define DYNAMIC_SHARED(name) unsigned char *name = emulator::dynamic_shared[emulator::block_of_cluster()]
 
 using std::max;
 using std::min;
@@ -30,28 +30,40 @@ extern Dim threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 // Maximum shared memory of a block on a large GPU, and the guard bytes after it.
 constexpr size_t MAX_SHARED = 227 << 10, GUARD = 256;
-extern unsigned char dynamic_shared[];
+// Maximum number of blocks of a cluster, which run at the same time, and of warps of all of them.
+constexpr int MAX_CLUSTER = 8, MAX_WARPS = 64;
+extern unsigned char dynamic_shared[MAX_CLUSTER][MAX_SHARED + GUARD];
 // Values that the threads of a warp exchange. There are two places for them, which threads use in turns: when
 // one of them comes to the same place again, all others have read what it wrote there.
-extern uint64_t exchange[32][2][32];
+extern uint64_t exchange[MAX_WARPS][2][32];
 // The matrices that a warp multiplies: rows of the left one, rows of the right one, and of the sum.
 struct Fragments {
     float left[16][16], right[16][8], sum[16][8];
 };
-extern Fragments fragments[32][2];
+extern Fragments fragments[MAX_WARPS][2];
+// The thread that runs, of those of its cluster, and the number of its blocks.
+extern int current, blocks_of_cluster;
 int turn();
 void wait_for_warp();
 // The last thread to arrive calls `last` before they go on.
 void wait_for_warp(void (*last)(void *), void *argument);
 void wait_for_block();
+void wait_for_cluster();
 // Waits for `count` threads of the block that come here with the same `id`, below 16 (bar.sync).
 void wait_for_team(int id, int count);
-// Runs `kernel` for each thread of each block, with `shared` bytes of dynamic shared memory.
-void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MAX_SHARED);
+// Runs `kernel` for each thread of each block, with `shared` bytes of dynamic shared memory, in clusters of so many blocks
+// of the second dimension.
+void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MAX_SHARED, int cluster = 1);
 // The phase that runs, of a kernel whose blocks wait for one another between phases: it is launched once for each.
 extern int phase;
-inline int warp() { return threadIdx.x / 32; }
-inline int lane() { return threadIdx.x % 32; }
+// A warp of its cluster.
+inline int warp() { return current / 32; }
+inline int lane() { return current % 32; }
+inline int block_of_cluster() { return current / blockDim.x; }
+// What another block of the cluster has where this one has `shared`.
+inline const unsigned char *memory_of_block(const unsigned char *shared, int number) {
+    return dynamic_shared[number] + (shared - dynamic_shared[block_of_cluster()]);
+}
 template <typename To, typename From> To cast(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
@@ -223,8 +235,8 @@ struct Copy {
     int ends;
 };
 inline std::vector<Copy> &copies_of_thread() {
-    static std::vector<Copy> all[1024];
-    return all[threadIdx.x];
+    static std::vector<Copy> all[32 * emulator::MAX_WARPS];
+    return all[emulator::current];
 }
 inline void emulate_copy_async(void *shared, const void *global, bool exists) {
     Copy copy = {shared, {}, 0};
