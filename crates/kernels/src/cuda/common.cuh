@@ -55,6 +55,15 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// The threads of a team wait for one another: THREADS threads of a block, whole warps, with the same ID, from 1 to 15.
+template <int THREADS> __device__ __forceinline__ void sync_team(int id) {
+#ifdef __CUDACC__
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+#else
+    emulator::wait_for_team(id, THREADS);
+#endif
+}
+
 // Loads 16 bytes that no other thread needs, so that they need not stay in the first-level cache. Others
 // need the bytes around them.
 __device__ __forceinline__ uint4 load_once(const void *from) {

@@ -36,6 +36,8 @@ using SharedAddress = unsigned char *;
 __device__ __forceinline__ SharedAddress shared_address(void *at);
 // `lane`, in a register.
 __device__ __forceinline__ int kept_lane(int lane);
+// An address, the same for all threads of a warp, in registers.
+__device__ __forceinline__ const unsigned char *kept_address(const void *at);
 // `x`, of which the compiler knows nothing: it does not compute what follows from it before it is needed.
 __device__ __forceinline__ int not_constant(int x);
 // Loads 16, 8 or 4 bytes; they are not moved across copies and waits for them.
@@ -44,6 +46,8 @@ __device__ __forceinline__ uint2 load_shared_8(SharedAddress at);
 __device__ __forceinline__ uint32_t load_shared_4(SharedAddress at);
 // As copy_async, of bytes that exist.
 __device__ __forceinline__ void copy_async_to(SharedAddress to, const void *global);
+// As copy_async_to; the bytes around them come to the L2 cache, too.
+__device__ __forceinline__ void copy_async_of_line(SharedAddress to, const void *global);
 
 // Copies 16 bytes from global to shared memory, or writes zeros there if `exists` is false, while the
 // thread goes on. The 128 bytes around them come to the L2 cache. Copies belong to the next end_of_copies.
@@ -91,6 +95,9 @@ __device__ __forceinline__ SharedAddress shared_address(void *at) {
     return __shfl_sync(0xffffffffu, (uint32_t)__cvta_generic_to_shared(at), 0);
 }
 __device__ __forceinline__ int kept_lane(int lane) { return __shfl_sync(0xffffffffu, lane, lane); }
+__device__ __forceinline__ const unsigned char *kept_address(const void *at) {
+    return reinterpret_cast<const unsigned char *>(__shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(at), 0));
+}
 __device__ __forceinline__ int not_constant(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -115,6 +122,9 @@ __device__ __forceinline__ uint32_t load_shared_4(SharedAddress at) {
 }
 __device__ __forceinline__ void copy_async_to(SharedAddress to, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_async_of_line(SharedAddress to, const void *global) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(to), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async(void *shared, const void *global, bool exists) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
@@ -142,11 +152,13 @@ template <typename T> uint32_t narrow_pair(float first, float second) {
 inline void load_transposed(uint32_t (&b)[4], const void *row) { emulate_ldmatrix_trans(b, row); }
 inline SharedAddress shared_address(void *at) { return static_cast<SharedAddress>(at); }
 inline int kept_lane(int lane) { return lane; }
+inline const unsigned char *kept_address(const void *at) { return static_cast<const unsigned char *>(at); }
 inline int not_constant(int x) { return x; }
 inline uint4 load_shared_16(SharedAddress at) { return *reinterpret_cast<const uint4 *>(at); }
 inline uint2 load_shared_8(SharedAddress at) { return *reinterpret_cast<const uint2 *>(at); }
 inline uint32_t load_shared_4(SharedAddress at) { return *reinterpret_cast<const uint32_t *>(at); }
 inline void copy_async_to(SharedAddress to, const void *global) { emulate_copy_async(to, global, true); }
+inline void copy_async_of_line(SharedAddress to, const void *global) { emulate_copy_async(to, global, true); }
 inline void copy_async(void *shared, const void *global, bool exists) {
     emulate_copy_async(shared, global, exists);
 }

@@ -25,14 +25,7 @@ template <int OF> struct Places {
     }
 };
 
-// Waits for the computing threads of the block, or for those of one team: THREADS threads with the same ID, from 1.
-template <int THREADS> __device__ __forceinline__ void sync_team(int id) {
-#ifdef __CUDACC__
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-#else
-    emulator::wait_for_team(id, THREADS);
-#endif
-}
+// Waits for the computing threads of the block.
 __device__ __forceinline__ void sync_computing() { sync_team<COMPUTING>(1); }
 
 #ifdef __CUDACC__
