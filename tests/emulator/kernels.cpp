@@ -16,9 +16,9 @@ using std::vector;
 
 namespace {
 
-// Kernels for 8, 16 and any number of rows, the last ones with blocks of three sizes.
+// Kernels for 8, 16 and any number of rows, the last ones with blocks of three shapes.
 template <typename T, typename Few, typename Some, typename Many>
-void test_products(int warps, Few few, Some some, Many small, Many medium, Many large) {
+void test_products(int warps, Few few, Some some, Many small, Many wide, Many large) {
     const std::pair<int, int> shapes[] = {{48, 64}, {37, 576}, {16, 4096}, {130, 288}, {3, 32}};
     for (auto shape : shapes) {
         const int outputs = shape.first, inputs = shape.second;
@@ -49,24 +49,26 @@ void test_products(int warps, Few few, Some some, Many small, Many medium, Many 
             CHECK(same(part.data(), y.data() + first * outputs, rows * outputs),
                   "gemv of %d rows from %d", rows, first);
         }
-        // The rows have the same bits after `before` others, and before some.
-        auto test_many = [&](auto shape, auto kernel, int before, int all) {
+        // The rows have the same bits after `before` others, and before some. A block computes all chains, or a cluster.
+        auto test_many = [&](auto shape, auto kernel, std::initializer_list<std::pair<int, int>> places) {
             using Shape = decltype(shape);
-            auto more = noise<T>(all * inputs);
-            std::copy(x.begin(), x.end(), more.begin() + before * inputs);
-            vector<T> out(all * outputs);
-            auto blocks = [](int count, int size) { return (count + size - 1) / size; };
-            launch({blocks(all, Shape::ROWS), blocks(outputs, Shape::OUTPUTS), 1}, Shape::THREADS,
-                   [&] { kernel(w.data(), more.data(), out.data(), outputs, inputs, all, warps); });
-            CHECK(same(out.data() + before * outputs, y.data(), rows * outputs), "product of %d rows", all);
+            for (auto [before, all] : places) {
+                auto more = noise<T>(all * inputs);
+                std::copy(x.begin(), x.end(), more.begin() + before * inputs);
+                auto blocks = [](int count, int size) { return (count + size - 1) / size; };
+                for (int cluster = 1; cluster <= warps / Shape::CHAINS; cluster *= 2) {
+                    vector<T> out(all * outputs);
+                    launch({blocks(all, Shape::ROWS), blocks(outputs, Shape::OUTPUTS) * cluster, 1}, Shape::THREADS,
+                           [&] { kernel(w.data(), more.data(), out.data(), outputs, inputs, all, warps); },
+                           Shape::SHARED, cluster);
+                    CHECK(same(out.data() + before * outputs, y.data(), rows * outputs),
+                          "product of %d x %d, %d rows, %d chains in clusters of %d", outputs, inputs, all, warps, cluster);
+                }
+            }
         };
-        test_many(tiles::Small(), small, 0, 17);
-        test_many(tiles::Small(), small, 50, 77);
-        test_many(tiles::Medium(), medium, 1, 18);
-        test_many(tiles::Medium(), medium, 20, 37);
-        test_many(tiles::Medium(), medium, 55, 129);
-        test_many(tiles::Large(), large, 3, 40);
-        test_many(tiles::Large(), large, 120, 200);
+        test_many(tiles::Small(), small, {{1, 17}, {50, 77}});
+        test_many(tiles::Wide(), wide, {{1, 18}, {20, 37}, {48, 64}, {60, 100}});
+        test_many(tiles::Large(), large, {{3, 40}, {120, 200}});
     }
 }
 
@@ -360,10 +362,10 @@ void test_halves() {
 
 int main() {
     test_halves();
-    test_products<f16>(8, gemv1_8_f16, gemv2_8_f16, tiles_small_f16, tiles_medium_f16, tiles_large_f16);
-    test_products<bf16>(8, gemv1_8_bf16, gemv2_8_bf16, tiles_small_bf16, tiles_medium_bf16, tiles_large_bf16);
-    test_products<f16>(16, gemv1_16_f16, gemv2_16_f16, tiles_small_f16, tiles_medium_f16, tiles_large_f16);
-    test_products<bf16>(16, gemv1_16_bf16, gemv2_16_bf16, tiles_small_bf16, tiles_medium_bf16, tiles_large_bf16);
+    test_products<f16>(8, gemv1_8_f16, gemv2_8_f16, tiles_small_f16, tiles_wide_f16, tiles_large_f16);
+    test_products<bf16>(8, gemv1_8_bf16, gemv2_8_bf16, tiles_small_bf16, tiles_wide_bf16, tiles_large_bf16);
+    test_products<f16>(16, gemv1_16_f16, gemv2_16_f16, tiles_small_f16, tiles_wide_f16, tiles_large_f16);
+    test_products<bf16>(16, gemv1_16_bf16, gemv2_16_bf16, tiles_small_bf16, tiles_wide_bf16, tiles_large_bf16);
     for (const Variant &variant : VARIANTS) {
         test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, merge_f32_64, variant);
         test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64, variant);

@@ -2,7 +2,7 @@
 //! ops.
 
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaFunction, CudaStream, DevicePtr, LaunchArgs, LaunchConfig, sys,
+    CudaContext, CudaFunction, CudaStream, DevicePtr, LaunchArgs, LaunchConfig, sys,
 };
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, DType, Result, Shape, Tensor};
@@ -149,12 +149,39 @@ impl Launch<'_> {
     /// # Safety
     /// The arguments match the kernel's parameters, and the kernel accesses no memory outside of them.
     pub unsafe fn run(self, grid: LaunchConfig) -> Result<()> {
-        let mut overlap = attribute(
-            sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        );
-        overlap.value.programmaticStreamSerializationAllowed = 1;
         // SAFETY: the caller vouches for it.
-        unsafe { self.run_with(grid, overlap, *MAY_OVERLAP) }
+        unsafe { self.run_in_clusters(grid, 1) }
+    }
+
+    /// [`run`](Self::run) in clusters of `blocks` blocks of the grid's second dimension, up to [`max_cluster`]: they run
+    /// at the same time, and read each other's shared memory.
+    ///
+    /// # Errors
+    /// If the driver refuses the launch.
+    ///
+    /// # Safety
+    /// See [`run`](Self::run).
+    pub unsafe fn run_in_clusters(self, grid: LaunchConfig, blocks: usize) -> Result<()> {
+        let mut attributes = Vec::new();
+        if *MAY_OVERLAP {
+            let mut overlap = attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            );
+            overlap.value.programmaticStreamSerializationAllowed = 1;
+            attributes.push(overlap);
+        }
+        if blocks > 1 {
+            let mut cluster =
+                attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+            cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: 1,
+                y: blocks as u32,
+                z: 1,
+            };
+            attributes.push(cluster);
+        }
+        // SAFETY: the caller vouches for it.
+        unsafe { self.run_with(grid, &mut attributes) }
     }
 
     /// Launches a kernel whose blocks wait for one another, so all of them run at the same time.
@@ -168,15 +195,14 @@ impl Launch<'_> {
         let mut together = attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
         together.value.cooperative = 1;
         // SAFETY: the caller vouches for it.
-        unsafe { self.run_with(grid, together, true) }
+        unsafe { self.run_with(grid, &mut [together]) }
     }
 
-    /// Launches with `attribute`, if it is wanted.
+    /// Launches with `attributes`.
     unsafe fn run_with(
         mut self,
         grid: LaunchConfig,
-        mut attribute: sys::CUlaunchAttribute,
-        is_wanted: bool,
+        attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<()> {
         let stream = &self.kernel.stream;
         let context = stream.context();
@@ -190,8 +216,8 @@ impl Launch<'_> {
             blockDimZ: grid.block_dim.2,
             sharedMemBytes: grid.shared_mem_bytes,
             hStream: stream.cu_stream(),
-            attrs: &mut attribute,
-            numAttrs: u32::from(is_wanted),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         let mut places: Vec<*mut c_void> = self
             .args
@@ -210,6 +236,23 @@ impl Launch<'_> {
 /// Whether the kernels wait for each other: only if they were compiled for compute capability 9.0 or higher.
 /// If they were compiled for less, they run on such a GPU, too, but must not start early there.
 static MAY_OVERLAP: LazyLock<bool> = LazyLock::new(|| NORM.contains("griddepcontrol.wait"));
+
+/// Maximum number of blocks of a cluster; 1 = the kernels were compiled for GPUs that have none.
+pub(super) fn max_cluster() -> usize {
+    if *MAY_OVERLAP { 8 } else { 1 }
+}
+
+/// The multiprocessors of a GPU, and the bytes of shared memory that a block may have.
+///
+/// # Errors
+/// If the driver fails.
+pub(super) fn size(context: &CudaContext) -> Result<(usize, usize)> {
+    use sys::CUdevice_attribute as Attribute;
+    let read = |attribute| context.attribute(attribute).w();
+    let count = read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let shared = read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    Ok((count as usize, shared as usize))
+}
 
 /// A launch attribute without its value.
 fn attribute(id: sys::CUlaunchAttributeID) -> sys::CUlaunchAttribute {

@@ -21,17 +21,21 @@ pub(super) fn product(w: &Tensor, x: &Tensor) -> Result<Tensor> {
     }
     let (device, dtype) = (w.device().as_cuda_device()?, w.dtype());
     gpu::expect_dtype("dense-matmul", dtype, [x])?;
-    let (kernel, grid) = if rows <= gpu::FEW_ROWS {
+    let (kernel, grid, cluster) = if rows <= gpu::FEW_ROWS {
         let few = gpu::Division::new(rows, [outputs])?;
         let name = format!("gemv{}_{}_{}", few.tiles, few.warps, gpu::suffix(dtype));
-        (gpu::function(device, "gemv", gpu::GEMV, &name)?, few.grid)
+        let kernel = gpu::function(device, "gemv", gpu::GEMV, &name)?;
+        (kernel, few.grid, 1)
     } else {
-        let block = Block::of(rows, outputs);
+        let (multiprocessors, shared) = gpu::size(device.cuda_stream().context())?;
+        let block = Block::of(rows, shared);
         let name = format!("tiles_{}_{}", block.name, gpu::suffix(dtype));
         let kernel = gpu::function(device, "tiles", gpu::TILES, &name)?;
+        let cluster = block.cluster(rows, outputs, multiprocessors);
         (
             kernel.with_shared(block.shared())?,
-            block.grid(rows, outputs)?,
+            block.grid(rows, outputs, cluster)?,
+            cluster,
         )
     };
     let y = gpu::output(device, dtype, (rows, outputs))?;
@@ -41,66 +45,79 @@ pub(super) fn product(w: &Tensor, x: &Tensor) -> Result<Tensor> {
         launch = launch.int(gpu::warps(outputs));
     }
     // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
-    unsafe { launch.run(grid)? };
+    unsafe { launch.run_in_clusters(grid, cluster)? };
     Ok(y)
 }
 
-/// The size of a block of `tiles.cu`, where it is called `Shape`.
+/// The size of a block of `tiles.cu`, where it is called `Shape`. All give the same bits.
 struct Block {
     name: &'static str,
     outputs: usize,
     rows: usize,
-    warps: usize,
+    /// Teams, which compute a chain each at the same time.
+    teams: usize,
     stages: usize,
 }
 
 impl Block {
-    const SMALL: Self = Self::new("small", (32, 64), 4, 6);
-    const MEDIUM: Self = Self::new("medium", (64, 64), 4, 5);
-    const LARGE: Self = Self::new("large", (128, 128), 8, 3);
-    /// With fewer blocks than this, a large GPU has too little to do.
-    const ENOUGH: usize = 64;
+    const SMALL: Self = Self::new("small", (64, 64), 4, 2);
+    const WIDE: Self = Self::new("wide", (128, 64), 4, 4);
+    const LARGE: Self = Self::new("large", (128, 128), 2, 5);
+    /// Outputs and rows of a warp.
+    const WARP: usize = 64;
 
     const fn new(
         name: &'static str,
         (outputs, rows): (usize, usize),
-        warps: usize,
+        teams: usize,
         stages: usize,
     ) -> Self {
         Self {
             name,
             outputs,
             rows,
-            warps,
+            teams,
             stages,
         }
     }
 
-    /// The largest block that leaves enough of them. All give the same bits.
-    fn of(rows: usize, outputs: usize) -> Self {
-        let is_enough = |block: &Self| {
-            outputs.div_ceil(block.outputs) * rows.div_ceil(block.rows) >= Self::ENOUGH
-        };
-        if rows > Self::MEDIUM.rows && is_enough(&Self::LARGE) {
+    /// The block that reads the fewest activations from the L2 cache, of those that a GPU with so much shared memory for a
+    /// block has room for.
+    fn of(rows: usize, shared: usize) -> Self {
+        let block = if rows > Self::WIDE.rows {
             Self::LARGE
-        } else if is_enough(&Self::MEDIUM) {
-            Self::MEDIUM
+        } else {
+            Self::WIDE
+        };
+        if block.shared() <= shared {
+            block
         } else {
             Self::SMALL
         }
     }
 
-    /// Bytes of shared memory.
-    fn shared(&self) -> usize {
-        /// Steps that are copied together.
-        const TOGETHER: usize = 2;
-        self.stages * TOGETHER * (self.outputs + self.rows) * STEP * size_of::<u16>()
+    /// The blocks of a cluster, which divide the chains of their outputs: as many as make the launch take the fewest
+    /// passes, one after the other.
+    fn cluster(&self, rows: usize, outputs: usize, multiprocessors: usize) -> usize {
+        let passes = gpu::warps(outputs) / self.teams;
+        let tiles = outputs.div_ceil(self.outputs) * rows.div_ceil(self.rows);
+        let sizes = (0..=passes.min(gpu::max_cluster()).ilog2()).map(|power| 1usize << power);
+        let time = |&blocks: &usize| (tiles * blocks).div_ceil(multiprocessors) * passes / blocks;
+        sizes.min_by_key(time).unwrap_or(1)
     }
 
-    fn grid(&self, rows: usize, outputs: usize) -> Result<LaunchConfig> {
-        let blocks = outputs.div_ceil(self.outputs);
+    /// Bytes of shared memory: the rings or sums of the teams, and the sums of earlier passes.
+    fn shared(&self) -> usize {
+        let ring = self.stages * (self.outputs + self.rows) * STEP * size_of::<u16>();
+        let sums = self.outputs * self.rows * size_of::<f32>();
+        self.teams * ring.max(sums) + sums
+    }
+
+    fn grid(&self, rows: usize, outputs: usize, cluster: usize) -> Result<LaunchConfig> {
+        let blocks = outputs.div_ceil(self.outputs) * cluster;
         gpu::check_blocks(blocks)?;
+        let warps = self.teams * (self.outputs / Self::WARP) * (self.rows / Self::WARP);
         let grid = (rows.div_ceil(self.rows), blocks, 1);
-        Ok(gpu::grid(grid, self.warps * 32, self.shared()))
+        Ok(gpu::grid(grid, warps * 32, self.shared()))
     }
 }

@@ -60,9 +60,7 @@ fn check_gpu(context: &CudaContext) -> Result<(usize, usize)> {
             "a GPU of compute capability {major}.x: only 9.0 and higher, with cooperative launches"
         );
     }
-    let count = read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-    let shared = read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-    Ok((count as usize, shared as usize))
+    gpu::size(context)
 }
 
 impl Plan {
