@@ -35,7 +35,13 @@ fn run(sources: &[&str]) {
 
 #[test]
 fn kernels_agree_with_f64_and_with_themselves() {
-    run(&["kernels.cpp", "prefill.cpp", "sample.cpp", "emulator.cpp"]);
+    run(&[
+        "kernels.cpp",
+        "prefill.cpp",
+        "products.cpp",
+        "sample.cpp",
+        "emulator.cpp",
+    ]);
 }
 
 #[test]

@@ -51,4 +51,5 @@ constexpr Variant VARIANTS[] = {{}, {.window = 3}, {.window = 70}, {.cap = .7f},
 
 // Defined in separate files.
 void test_prefill();
+void test_quantized_products();
 void test_sample();

@@ -9,7 +9,7 @@ namespace dense {
 #include "dense/gemv.cu"
 }
 
-#include "check.h"
+#include "weight.h"
 #include <numeric>
 
 using emulator::launch;
@@ -19,57 +19,17 @@ namespace {
 
 constexpr int BLOCK = 16, BLOCKS = 40, SLOTS = BLOCK * BLOCKS;
 
-// A random weight, of which missing inputs have scales of zero.
-struct Weight {
-    int format, warps, outputs, inputs;
-    vector<unsigned char> bytes;
-    vector<uint16_t> bias;
-    // Where shared parts begin, and sizes.
-    size_t supers;
-    int unit_bytes, super_bytes;
-};
-
-uint16_t small(int inputs) { return narrow<f16>(std::uniform_real_distribution<float>(.5f, 1.5f)(rng) / inputs).bits; }
-
-template <typename F> void fill(Weight &w) {
-    const int count = (w.inputs + 63) / 64, strips = (w.outputs + 15) / 16;
-    w.unit_bytes = F::UNIT;
-    w.super_bytes = F::SUPER;
-    w.supers = (size_t)strips * count * F::UNIT;
-    w.bytes.resize(w.supers + (size_t)strips * (count / 4) * F::SUPER);
-    for (auto &byte : w.bytes) {
-        byte = rng();
+// A quantized or a dense weight.
+Weight weight_of(int format, int warps, int outputs, int inputs, bool bias) {
+    if (format != DENSE) {
+        return weight(format, warps, outputs, inputs, bias);
     }
-    auto put = [&](size_t at, uint16_t half) { memcpy(&w.bytes[at], &half, 2); };
-    for (size_t unit = 0; F::SUPER == 0 && unit < (size_t)strips * count; unit++) {
-        const bool is_half = unit % count == size_t(count) - 1 && w.inputs % 64 > 0;
-        for (int i = 0; i < 4 * F::Kind::BYTES; i++) {
-            put(unit * F::UNIT + F::SCALES + 2 * i, is_half && i % 2 == 1 ? 0 : small(w.inputs));
-        }
+    Weight w{format, warps, outputs, inputs, {}, vector<uint16_t>(bias ? outputs : 0), 0, 0, 0};
+    for (auto value : noise<bf16>(outputs * inputs)) {
+        value = narrow<bf16>(widen(value) / std::sqrt((float)inputs));
+        w.bytes.insert(w.bytes.end(), {(unsigned char)value.bits, (unsigned char)(value.bits >> 8)});
     }
-    for (size_t at = w.supers; at < w.bytes.size(); at += 2) {
-        put(at, small(30 * w.inputs));
-    }
-}
-
-Weight weight(int format, int warps, int outputs, int inputs, bool bias) {
-    Weight w{format, warps, outputs, inputs, {}, {}, 0, 0, 0};
-    switch (format) {
-    case DENSE:
-        for (auto value : noise<bf16>(outputs * inputs)) {
-            value = narrow<bf16>(widen(value) / std::sqrt((float)inputs));
-            w.bytes.insert(w.bytes.end(), {(unsigned char)value.bits, (unsigned char)(value.bits >> 8)});
-        }
-        w.supers = w.bytes.size();
-        break;
-#define CASE(F, NUMBER)                                                                            \
-    case NUMBER:                                                                                   \
-        fill<F>(w);                                                                                \
-        break;
-        FOR_FORMATS(CASE)
-#undef CASE
-    }
-    w.bias.resize(bias ? outputs : 0);
+    w.supers = w.bytes.size();
     return w;
 }
 
@@ -218,13 +178,13 @@ template <typename T> class Model {
         const int *formats = shape.formats, *warps = shape.warps;
         for (int i = 0; i < 2; i++) {
             Layer<T> layer{
-                {noisy(weight(formats[0], warps[0], q, shape.hidden, shape.biases)),
-                 noisy(weight(formats[1], 16, kv, shape.hidden, shape.biases)),
-                 noisy(weight(formats[2], 16, kv, shape.hidden, shape.biases))},
-                {weight(formats[4], warps[1], shape.inner, shape.hidden, false),
-                 weight(formats[5], warps[1], shape.inner, shape.hidden, false)},
-                noisy(weight(formats[3], 16, shape.hidden, q, shape.biases)),
-                weight(formats[6], 16, shape.hidden, shape.inner, false),
+                {noisy(weight_of(formats[0], warps[0], q, shape.hidden, shape.biases)),
+                 noisy(weight_of(formats[1], 16, kv, shape.hidden, shape.biases)),
+                 noisy(weight_of(formats[2], 16, kv, shape.hidden, shape.biases))},
+                {weight_of(formats[4], warps[1], shape.inner, shape.hidden, false),
+                 weight_of(formats[5], warps[1], shape.inner, shape.hidden, false)},
+                noisy(weight_of(formats[3], 16, shape.hidden, q, shape.biases)),
+                weight_of(formats[6], 16, shape.hidden, shape.inner, false),
                 noise<T>(shape.hidden),
                 noise<T>(shape.hidden),
                 noise<T>(shape.head_norms ? shape.d : 0),
@@ -238,7 +198,7 @@ template <typename T> class Model {
             layers.push_back(layer);
         }
         norm = noise<T>(shape.hidden);
-        head = weight(formats[7], warps[2], shape.vocab, shape.hidden, false);
+        head = weight_of(formats[7], warps[2], shape.vocab, shape.hidden, false);
     }
 
     struct Output {

@@ -380,6 +380,7 @@ int main() {
     }
     test_glu();
     test_prefill();
+    test_quantized_products();
     test_sample();
     printf("%d failures\n", failures);
     return std::min(failures, 255);

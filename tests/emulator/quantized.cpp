@@ -15,10 +15,11 @@ namespace {
 #define ADD_PRODUCTS(F, T)                                                                         \
     ADD(product_##F##_1_8_##T)                                                                     \
     ADD(product_##F##_2_8_##T)                                                                     \
-    ADD(product_##F##_4_8_##T)                                                                     \
     ADD(product_##F##_1_16_##T)                                                                    \
     ADD(product_##F##_2_16_##T)                                                                    \
-    ADD(product_##F##_4_16_##T)
+    ADD(product_##F##_small_##T)                                                                   \
+    ADD(product_##F##_medium_##T)                                                                  \
+    ADD(product_##F##_large_##T)
 #define ADD_FORMAT(F)                                                                              \
     ADD_PRODUCTS(F, f16)                                                                           \
     ADD_PRODUCTS(F, bf16)                                                                          \

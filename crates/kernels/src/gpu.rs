@@ -416,8 +416,6 @@ const TILE: usize = 8;
 pub(super) const STRIP: usize = 16;
 /// Maximum number of rows that take about the time of one.
 pub(super) const FEW_ROWS: usize = 2 * TILE;
-/// Maximum number of rows that share one pass over a quantized weight; more rows take several passes.
-const MAX_ROWS: usize = 4 * TILE;
 /// Maximum number of blocks of a grid in its second dimension.
 pub(super) const MAX_GROUPS: usize = 65_535;
 /// A weight with fewer strips has more warps for each of them, or it would leave a large GPU without enough
@@ -434,40 +432,32 @@ pub(super) fn warps(outputs: usize) -> usize {
     }
 }
 
-/// How a product with a dense or a quantized weight is divided whose blocks have [`warps`] warps.
+/// How a product of up to [`FEW_ROWS`] rows with a dense or a quantized weight is divided, whose blocks have [`warps`]
+/// warps and compute [`STRIP`] outputs.
 pub(super) struct Division {
-    /// Tiles of rows that share a pass over the weights: 1, 2 or 4.
+    /// Tiles of rows: 1 or 2.
     pub tiles: usize,
     /// Warps of a block.
     pub warps: usize,
-    /// Strips of outputs that a block computes.
-    pub strips: usize,
     pub grid: LaunchConfig,
 }
 
 impl Division {
     /// The division of a product of `rows` rows with weights of so many outputs each, which have the same number of
-    /// warps. Groups of rows come first in the grid, so that blocks that read the same weights run at the same time.
+    /// warps.
     ///
     /// # Errors
     /// If the weights have too many outputs for a grid.
     pub fn new(rows: usize, outputs: impl IntoIterator<Item = usize> + Clone) -> Result<Self> {
         let warps = warps(outputs.clone().into_iter().next().unwrap_or(0));
-        let (tiles, strips) = match rows.div_ceil(TILE) {
-            0 | 1 => (1, 1),
-            2 => (2, 1),
-            // As many strips as the registers have room for.
-            _ => (MAX_ROWS / TILE, 32 / warps),
-        };
-        let groups = rows.div_ceil(tiles * TILE).max(1);
+        let tiles = rows.div_ceil(TILE).max(1);
         let blocks = outputs.into_iter();
-        let blocks: usize = blocks.map(|outputs| outputs.div_ceil(strips * STRIP)).sum();
+        let blocks: usize = blocks.map(|outputs| outputs.div_ceil(STRIP)).sum();
         check_blocks(blocks)?;
         Ok(Self {
             tiles,
             warps,
-            strips,
-            grid: grid((groups, blocks, 1), warps * 32, 0),
+            grid: grid((1, blocks, 1), warps * 32, 0),
         })
     }
 }

@@ -40,6 +40,8 @@ __device__ __forceinline__ int kept_lane(int lane);
 __device__ __forceinline__ const unsigned char *kept_address(const void *at);
 // `x`, of which the compiler knows nothing: it does not compute what follows from it before it is needed.
 __device__ __forceinline__ int not_constant(int x);
+// The same of a pointer, which stays in registers, as it does not follow from anything.
+template <typename T> __device__ __forceinline__ T *kept(T *at);
 // Loads 16, 8 or 4 bytes; they are not moved across copies and waits for them.
 __device__ __forceinline__ uint4 load_shared_16(SharedAddress at);
 __device__ __forceinline__ uint2 load_shared_8(SharedAddress at);
@@ -102,6 +104,10 @@ __device__ __forceinline__ int not_constant(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+template <typename T> __device__ __forceinline__ T *kept(T *at) {
+    asm volatile("" : "+l"(at));
+    return at;
+}
 __device__ __forceinline__ uint4 load_shared_16(SharedAddress at) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -154,6 +160,7 @@ inline SharedAddress shared_address(void *at) { return static_cast<SharedAddress
 inline int kept_lane(int lane) { return lane; }
 inline const unsigned char *kept_address(const void *at) { return static_cast<const unsigned char *>(at); }
 inline int not_constant(int x) { return x; }
+template <typename T> T *kept(T *at) { return at; }
 inline uint4 load_shared_16(SharedAddress at) { return *reinterpret_cast<const uint4 *>(at); }
 inline uint2 load_shared_8(SharedAddress at) { return *reinterpret_cast<const uint2 *>(at); }
 inline uint32_t load_shared_4(SharedAddress at) { return *reinterpret_cast<const uint32_t *>(at); }

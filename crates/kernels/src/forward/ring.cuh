@@ -25,7 +25,7 @@ template <int OF> struct Places {
     }
 };
 
-// Waits for the computing threads of the block.
+// Waits for the computing threads of the block; their teams have the next IDs.
 __device__ __forceinline__ void sync_computing() { sync_team<COMPUTING>(1); }
 
 #ifdef __CUDACC__

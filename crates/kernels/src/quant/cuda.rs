@@ -3,11 +3,10 @@
 use super::super::gpu;
 use super::device_tiles::{DeviceQuantMatrix, UNIT_INPUTS};
 use crate::gpu::{Division, FEW_ROWS, MAX_GROUPS, STRIP};
+use candle_core::cuda_backend::cudarc::driver::LaunchConfig;
 use candle_core::{CudaDevice, DType, Result, Tensor};
 use std::ops::Range;
 
-/// Units of each strip that a warp has on their way or in use, of many rows.
-const STAGES: usize = 2;
 /// Units per block that dequantizes.
 const DEQUANTIZING_WARPS: usize = 8;
 
@@ -55,21 +54,21 @@ fn launch_product(
     x: &Tensor,
     (y, width, column): (&Tensor, usize, usize),
 ) -> Result<()> {
-    let rows = x.dim(0)?;
-    let mut division = Division::new(rows, weights.iter().map(|weight| weight.outputs))?;
-    let name = format!(
-        "{}_{}_{}",
-        division.tiles,
-        division.warps,
-        gpu::suffix(x.dtype())
-    );
-    let first = weights[0];
-    let mut kernel = kernel(device, first, ["product", &name])?;
-    if rows > FEW_ROWS {
-        let shared = STAGES * division.warps * division.strips * first.layout.stage_bytes();
-        division.grid.shared_mem_bytes = shared as u32;
-        kernel = kernel.with_shared(shared)?;
-    }
+    let (rows, first) = (x.dim(0)?, weights[0]);
+    let outputs = weights.iter().map(|weight| weight.outputs);
+    let of_kind = |kind: &str| {
+        let after = format!("{kind}_{}", gpu::suffix(x.dtype()));
+        kernel(device, first, ["product", &after])
+    };
+    let (kernel, grid) = if rows <= FEW_ROWS {
+        let few = Division::new(rows, outputs)?;
+        (of_kind(&format!("{}_{}", few.tiles, few.warps))?, few.grid)
+    } else {
+        let shape = Shape::of(rows, outputs.clone());
+        let grid = shape.grid(rows, outputs, first.layout.stage_bytes())?;
+        let kernel = of_kind(shape.name)?;
+        (kernel.with_shared(grid.shared_mem_bytes as usize)?, grid)
+    };
     let mut launch = kernel.launch();
     for place in 0..MAX_WEIGHTS {
         launch = launch.optional(weights.get(place).map(|weight| &weight.tiles))?;
@@ -78,9 +77,81 @@ fn launch_product(
         launch = launch.int(weights.get(place).map_or(0, |weight| weight.outputs));
     }
     let launch = launch.tensor(x)?.tensor(y)?.int(first.inputs).int(rows);
-    let launch = launch.int(width).int(column);
+    let mut launch = launch.int(width).int(column);
+    if rows > FEW_ROWS {
+        launch = launch.int(gpu::warps(first.outputs));
+    }
     // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
-    unsafe { launch.run(division.grid) }
+    unsafe { launch.run(grid) }
+}
+
+/// The size of a block of `many.cuh`, for more than [`FEW_ROWS`] rows.
+struct Shape {
+    name: &'static str,
+    strips: usize,
+    rows: usize,
+    /// Groups of a warp for each strip.
+    groups: usize,
+    stages: usize,
+}
+
+impl Shape {
+    const SMALL: Self = Self::new("small", (2, 32), 8, 2);
+    const MEDIUM: Self = Self::new("medium", (4, 32), 4, 3);
+    const LARGE: Self = Self::new("large", (8, 64), 2, 3);
+    /// With fewer blocks than this, a large GPU has too little to do.
+    const ENOUGH: usize = 96;
+
+    const fn new(
+        name: &'static str,
+        (strips, rows): (usize, usize),
+        groups: usize,
+        stages: usize,
+    ) -> Self {
+        Self {
+            name,
+            strips,
+            rows,
+            groups,
+            stages,
+        }
+    }
+
+    /// The largest shape that leaves enough blocks. All give the same bits.
+    fn of(rows: usize, outputs: impl Iterator<Item = usize> + Clone) -> Self {
+        [Self::LARGE, Self::MEDIUM]
+            .into_iter()
+            .find(|shape| {
+                let (groups, blocks) = shape.blocks(rows, outputs.clone());
+                groups * blocks >= Self::ENOUGH
+            })
+            .unwrap_or(Self::SMALL)
+    }
+
+    /// Numbers of blocks for `rows` rows, and for weights of so many outputs each.
+    fn blocks(&self, rows: usize, outputs: impl Iterator<Item = usize>) -> (usize, usize) {
+        let blocks = outputs.map(|outputs| outputs.div_ceil(self.strips * STRIP));
+        (rows.div_ceil(self.rows), blocks.sum())
+    }
+
+    /// The grid, for units of `unit` bytes. Groups of rows come first, so that blocks that read the same weights run at
+    /// the same time.
+    ///
+    /// # Errors
+    /// If the weights have too many outputs for a grid.
+    fn grid(
+        &self,
+        rows: usize,
+        outputs: impl Iterator<Item = usize>,
+        unit: usize,
+    ) -> Result<LaunchConfig> {
+        let (groups, blocks) = self.blocks(rows, outputs);
+        gpu::check_blocks(blocks)?;
+        let activations = self.rows * UNIT_INPUTS * size_of::<u16>();
+        let shared = self.stages * self.groups * (activations + self.strips * unit);
+        let threads = self.strips * self.groups * 32;
+        Ok(gpu::grid((groups, blocks, 1), threads, shared))
+    }
 }
 
 /// Rows of a weight in `dtype`, `[n, inputs]`: those of `ids`, `[n]` u32, or without them `outputs`, from a multiple

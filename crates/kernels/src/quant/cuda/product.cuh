@@ -1,4 +1,4 @@
-// Products of a few rows with a quantized weight, limited by the memory's bandwidth, and dequantization.
+// Products of a few rows with a quantized weight, limited by the memory's bandwidth.
 //
 // Tensor cores multiply activations with quants, which are exact integers in f16 and in bf16. The sum over a
 // block of 32 inputs (16 if each 16 have a scale of their own) is then multiplied with the block's scale, in
@@ -7,7 +7,7 @@
 // number of rows. In the place of missing rows is the last one again, and in that of a missing block of inputs the
 // one before, which is multiplied with scales of zero.
 //
-// A block of the grid computes 16 outputs, or some strips of 16. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
+// A block of the grid computes 16 outputs. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
 // their sums are added in the order of the warps. So WARPS must depend on the weight alone.
 #pragma once
 #include "unpack.cuh"
@@ -16,8 +16,6 @@
 constexpr int MAX_STATIC_SHARED = 48 << 10;
 // Units that are on their way or in use per warp, at most.
 constexpr int MAX_STAGES = 4;
-// Tiles of 8 rows whose activations are loaded before they are needed, of many rows.
-constexpr int AHEAD = 2;
 constexpr int SUM_BYTES = OUTPUTS * 8 * sizeof(float);
 
 // Activations of a unit, of one row: for each fragment the inputs 4 p .. 4 p + 4.
@@ -47,6 +45,7 @@ template <typename F, typename T> struct BlockProducts {
     static constexpr int PARTS = F::Kind::HALF_BLOCKS ? 2 : 1;
     float parts[PARTS][4];
 
+    BlockProducts() = default;
     // `a` and `next` are the fragments of the block, `x` and `after` those of the rows.
     __device__ __forceinline__ BlockProducts(const uint32_t (&a)[4], const uint32_t (&next)[4], const uint2 &x,
                                              const uint2 &after) {
@@ -90,11 +89,11 @@ __device__ __forceinline__ void add(float (&sums)[4], const uint32_t (&a)[FRAGME
     }
 }
 
-// A warp copies a unit, and what it shares with others, to shared memory.
+// A warp copies a unit, and what it shares with others, to shared memory. `units` begins at the thread's 16 bytes.
 template <typename F>
 __device__ __forceinline__ void copy_unit(SharedAddress to, const Units<F> &units, int unit, int lane) {
     to += 16 * lane;
-    const unsigned char *from = units.unit(unit) + 16 * lane;
+    const unsigned char *from = units.unit(unit);
 #pragma unroll
     for (int at = 0; at < F::UNIT; at += 512) {
         if (at + 512 <= F::UNIT || lane < (F::UNIT - at) / 16) {
@@ -102,7 +101,7 @@ __device__ __forceinline__ void copy_unit(SharedAddress to, const Units<F> &unit
         }
     }
     if (F::SUPER > 0 && lane < F::SUPER / 16) {
-        copy_async_to(to + F::UNIT, units.super(unit) + 16 * lane);
+        copy_async_to(to + F::UNIT, units.super(unit));
     }
 }
 
@@ -149,7 +148,9 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
 
     const int warp = threadIdx.x / 32, lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
     const BlockOfWeight weight = BlockOfWeight::of<1>(weights, column);
-    const Units<F> units(weight.units, weight.outputs, inputs, weight.first_strip);
+    Units<F> units(weight.units, weight.outputs, inputs, weight.first_strip);
+    units.units += 16 * lane;
+    units.supers += 16 * lane;
     const SharedAddress stages = shared_address(ring[warp]);
 
     // Copies a unit to a place in the ring, if there is one. Counts as a group of copies in any case.
@@ -213,199 +214,3 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
                              weight.outputs - first);
     }
 }
-
-// The same for many rows: a warp has STRIPS strips of 16 outputs, so that the activations that it reads serve all of
-// them, and 8 * TILES rows, which blockIdx.x selects. It unpacks one block of 32 inputs at a time, for which its
-// registers suffice. Every sum has the additions of `product` in their order. In the place of missing rows are zeros.
-template <typename F, typename T, int TILES, int WARPS, int STRIPS>
-__device__ void product_of_many(const Weights &weights, const T *x, T *y, int inputs, int rows, int width,
-                                int column) {
-    constexpr int STRIP = F::UNIT + F::SUPER, STAGE = STRIPS * STRIP, STAGES = 2;
-    static_assert(STAGES * STAGE >= SUM_BYTES && STRIP % 16 == 0, "no room");
-    DYNAMIC_SHARED(memory);
-
-    const int before = blockIdx.x * 8 * TILES;
-    x += (size_t)before * inputs;
-    y += (size_t)before * width;
-    rows = min(rows - before, 8 * TILES);
-    const int warp = threadIdx.x / 32, lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
-    unsigned char *ring = memory + warp * STAGES * STAGE;
-    const SharedAddress stages = shared_address(ring);
-    const BlockOfWeight weight = BlockOfWeight::of<STRIPS>(weights, column);
-    const int strips = min(STRIPS, (weight.outputs + OUTPUTS - 1) / OUTPUTS - weight.first_strip);
-    const Units<F> units(weight.units, weight.outputs, inputs, weight.first_strip);
-
-    // Strips that do not exist keep what the shared memory holds.
-    auto copy = [&](int unit, int place) {
-        if (unit < units.count) {
-            Units<F> of_strip = units;
-#pragma unroll
-            for (int s = 0; s < STRIPS; s++) {
-                if (s < strips) {
-                    copy_unit<F>(stages + place + s * STRIP, of_strip, unit, lane);
-                }
-                of_strip.advance();
-            }
-        }
-        end_of_copies();
-    };
-    // No kernel writes weights.
-    copy(warp, 0);
-    wait_for_previous();
-
-    x += UNIT_INPUTS * warp + 4 * p + (size_t)g * inputs;
-    float sums[STRIPS][TILES][4] = {};
-    int place = 0;
-    for (int unit = warp; unit < units.count; unit += WARPS, x += UNIT_INPUTS * WARPS, place = STAGE - place) {
-        wait_for_copies<0>();
-        // Everybody's copies have arrived, and everybody has read what the next copies overwrite.
-        __syncwarp();
-        copy(unit + WARPS, STAGE - place);
-        // Units of 256 inputs are whole.
-        const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * unit + 32 < inputs;
-#pragma unroll
-        for (int block = 0; block < 2; block++) {
-            // Those of the next tiles: a pointer to each would not fit in the registers.
-            const T *next = x + (block > 0 && is_whole ? 32 : 0);
-            const int stride = not_constant(8 * inputs);
-            uint2 activations[AHEAD][2];
-            auto load = [&](int tile) {
-                const bool exists = 8 * tile + g < rows;
-                uint2 *to = activations[tile % AHEAD];
-                to[0] = exists ? *reinterpret_cast<const uint2 *>(next) : make_uint2(0, 0);
-                to[1] = exists ? *reinterpret_cast<const uint2 *>(next + 16) : make_uint2(0, 0);
-                next += stride;
-            };
-#pragma unroll
-            for (int t = 0; t < AHEAD; t++) {
-                load(t);
-            }
-            // Those of the other block are not used, and not computed.
-            uint32_t a[STRIPS][FRAGMENTS][4];
-            Scales scales[STRIPS];
-#pragma unroll
-            for (int s = 0; s < STRIPS; s++) {
-                const SharedAddress at = stages + place + s * STRIP;
-                const SharedUnit now{at, at + F::UNIT};
-                unpack<F, T>(a[s], now, lane);
-                scales[s] = read_scales<F, T>(now, g);
-            }
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                if (8 * t >= rows) {
-                    break;
-                }
-                const uint2 x = activations[t % AHEAD][0], after = activations[t % AHEAD][1];
-                if (t + AHEAD < TILES) {
-                    load(t + AHEAD);
-                }
-#pragma unroll
-                for (int s = 0; s < STRIPS; s++) {
-                    const BlockProducts<F, T> products(a[s][2 * block], a[s][2 * block + 1], x, after);
-                    products.add_to(sums[s][t], block, scales[s].scale);
-                }
-                if constexpr (HAS_OFFSET<F, T>) {
-                    const auto all = BlockProducts<F, T>::of_ones(x, after);
-#pragma unroll
-                    for (int s = 0; s < STRIPS; s++) {
-                        all.add_to(sums[s][t], block, scales[s].offset);
-                    }
-                }
-            }
-        }
-    }
-    wait_for_copies<0>();
-#pragma unroll
-    for (int s = 0; s < STRIPS; s++) {
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            if (8 * t >= rows) {
-                break;
-            }
-            // A warp overwrites its own part of the ring, or what everybody has added.
-            __syncthreads();
-            const int first = (weight.first_strip + s) * OUTPUTS;
-            store_tile<T, WARPS>(sums[s][t], reinterpret_cast<float *>(ring), reinterpret_cast<float *>(memory),
-                                 STAGES * STAGE / sizeof(float), y + (size_t)8 * t * width + weight.column + first,
-                                 width, rows - 8 * t, weight.outputs - first);
-        }
-    }
-}
-
-// Warps of a block that dequantizes.
-constexpr int DEQUANTIZING_WARPS = 8;
-
-// Weights [outputs, inputs] as values of T: row n of y is output ids[n], or without ids output first + n, for
-// `count` rows. blockIdx.y selects an id, or 16 outputs; `first` is a multiple of 16.
-template <typename F, typename T>
-__device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, int outputs, int inputs, int first,
-                           int count) {
-    wait_for_previous();
-    const int unit = blockIdx.x * DEQUANTIZING_WARPS + threadIdx.x / 32;
-    const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
-    const int n = blockIdx.y;
-    const uint32_t id = ids ? ids[n] : 0;
-    const int strip = ids ? id / OUTPUTS : first / OUTPUTS + n;
-    const Units<F> units(w, outputs, inputs, strip);
-    if (unit >= units.count || id >= (uint32_t)outputs) {
-        return;
-    }
-    const GlobalUnit stored{units.unit(unit), units.super(unit)};
-    uint32_t a[FRAGMENTS][4];
-    // All quants are exact in f16.
-    unpack<F, f16>(a, stored, lane);
-    const Scales scales = read_scales<F, f16>(stored, g);
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; m++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int half = j % 2, output = g + 8 * half;
-            const int input = UNIT_INPUTS * unit + 16 * m + 4 * p + j / 2 * 2;
-            const int row = ids ? n : OUTPUTS * n + output;
-            const bool wanted = ids ? output == (int)(id % OUTPUTS) : row < count;
-            if (wanted && input < inputs) {
-                T *to = y + (size_t)row * inputs + input;
-                const float offset = F::Kind::OFFSET ? scales.offset[half][m] : 0.f;
-                to[0] = narrow<T>(fmaf(scales.scale[half][m], low_half(a[m][j]), offset));
-                to[1] = narrow<T>(fmaf(scales.scale[half][m], high_half(a[m][j]), offset));
-            }
-        }
-    }
-}
-
-// Blocks that a multiprocessor has room for, so many that enough copies are on their way.
-constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps : warps == 8 ? 3 : 2; }
-
-#define PRODUCT_KERNEL(NAME, T, SUFFIX, TILES, WARPS, BLOCKS, FUNCTION)                                       \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)                                          \
-        product_##NAME##_##TILES##_##WARPS##_##SUFFIX(                                                        \
-            const unsigned char *first, const unsigned char *second, const unsigned char *third, int outputs, \
-            int outputs_of_second, int outputs_of_third, const T *x, T *y, int inputs, int rows, int width,   \
-            int column) {                                                                                     \
-        const Weights weights{{first, second, third}, {outputs, outputs_of_second, outputs_of_third}};        \
-        FUNCTION(weights, x, y, inputs, rows, width, column);                                                 \
-    }
-#define PRODUCT(F, NAME, T, SUFFIX, TILES, WARPS)                                                             \
-    PRODUCT_KERNEL(NAME, T, SUFFIX, TILES, WARPS, min_blocks(TILES, WARPS), (product<F, T, TILES, WARPS>))
-#define PRODUCT_OF_MANY(F, NAME, T, SUFFIX, WARPS, STRIPS)                                                    \
-    PRODUCT_KERNEL(NAME, T, SUFFIX, 4, WARPS, 1, (product_of_many<F, T, 4, WARPS, STRIPS>))
-#define PRODUCTS(F, NAME, T, SUFFIX)                                                                          \
-    PRODUCT(F, NAME, T, SUFFIX, 1, 8)                                                                         \
-    PRODUCT(F, NAME, T, SUFFIX, 2, 8)                                                                         \
-    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, 8, 4)                                                                 \
-    PRODUCT(F, NAME, T, SUFFIX, 1, 16)                                                                        \
-    PRODUCT(F, NAME, T, SUFFIX, 2, 16)                                                                        \
-    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, 16, 2)
-#define DEQUANTIZE(F, NAME, T, SUFFIX)                                                                        \
-    extern "C" __global__ void __launch_bounds__(DEQUANTIZING_WARPS * 32)                                     \
-        dequantize_##NAME##_##SUFFIX(const unsigned char *w, const uint32_t *ids, T *y, int outputs,          \
-                                     int inputs, int first, int count) {                                      \
-        dequantize<F, T>(w, ids, y, outputs, inputs, first, count);                                           \
-    }
-// All kernels of a format.
-#define KERNELS_OF(F, NAME)                                                                                   \
-    PRODUCTS(F, NAME, f16, f16)                                                                               \
-    PRODUCTS(F, NAME, bf16, bf16)                                                                             \
-    DEQUANTIZE(F, NAME, float, f32)                                                                           \
-    DEQUANTIZE(F, NAME, f16, f16)                                                                             \
-    DEQUANTIZE(F, NAME, bf16, bf16)

@@ -1,5 +1,5 @@
 // Products with weights in Q4_0.
 #include "formats.cuh"
-#include "product.cuh"
+#include "kernels.cuh"
 
 KERNELS_OF(Q4_0, q4_0)

@@ -1,5 +1,5 @@
 // Products with weights in Q4_1.
 #include "formats.cuh"
-#include "product.cuh"
+#include "kernels.cuh"
 
 KERNELS_OF(Q4_1, q4_1)

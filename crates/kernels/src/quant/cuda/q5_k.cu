@@ -1,5 +1,5 @@
 // Products with weights in Q5_K.
 #include "formats.cuh"
-#include "product.cuh"
+#include "kernels.cuh"
 
 KERNELS_OF(Q5_K, q5_k)

@@ -1,5 +1,5 @@
 // Products with weights in Q6_K.
 #include "formats.cuh"
-#include "product.cuh"
+#include "kernels.cuh"
 
 KERNELS_OF(Q6_K, q6_k)

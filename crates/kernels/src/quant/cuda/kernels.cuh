@@ -1,0 +1,84 @@
+// The kernels of a format: products of up to 8, up to 16 and more rows, and dequantization.
+#pragma once
+#include "many.cuh"
+
+// Warps of a block that dequantizes.
+constexpr int DEQUANTIZING_WARPS = 8;
+
+// Weights [outputs, inputs] as values of T: row n of y is output ids[n], or without ids output first + n, for
+// `count` rows. blockIdx.y selects an id, or 16 outputs; `first` is a multiple of 16.
+template <typename F, typename T>
+__device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, int outputs, int inputs, int first,
+                           int count) {
+    wait_for_previous();
+    const int unit = blockIdx.x * DEQUANTIZING_WARPS + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
+    const int n = blockIdx.y;
+    const uint32_t id = ids ? ids[n] : 0;
+    const int strip = ids ? id / OUTPUTS : first / OUTPUTS + n;
+    const Units<F> units(w, outputs, inputs, strip);
+    if (unit >= units.count || id >= (uint32_t)outputs) {
+        return;
+    }
+    const GlobalUnit stored{units.unit(unit), units.super(unit)};
+    uint32_t a[FRAGMENTS][4];
+    // All quants are exact in f16.
+    unpack<F, f16>(a, stored, lane);
+    const Scales scales = read_scales<F, f16>(stored, g);
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; m++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int half = j % 2, output = g + 8 * half;
+            const int input = UNIT_INPUTS * unit + 16 * m + 4 * p + j / 2 * 2;
+            const int row = ids ? n : OUTPUTS * n + output;
+            const bool wanted = ids ? output == (int)(id % OUTPUTS) : row < count;
+            if (wanted && input < inputs) {
+                T *to = y + (size_t)row * inputs + input;
+                const float offset = F::Kind::OFFSET ? scales.offset[half][m] : 0.f;
+                to[0] = narrow<T>(fmaf(scales.scale[half][m], low_half(a[m][j]), offset));
+                to[1] = narrow<T>(fmaf(scales.scale[half][m], high_half(a[m][j]), offset));
+            }
+        }
+    }
+}
+
+// Blocks that a multiprocessor has room for, so many that enough copies are on their way.
+constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps : warps == 8 ? 3 : 2; }
+
+#define PARAMETERS(T)                                                                                         \
+    const unsigned char *first, const unsigned char *second, const unsigned char *third, int outputs,         \
+        int outputs_of_second, int outputs_of_third, const T *x, T *y, int inputs, int rows, int width, int column
+#define WEIGHTS                                                                                               \
+    Weights { {first, second, third}, {outputs, outputs_of_second, outputs_of_third} }
+#define PRODUCT(F, NAME, T, SUFFIX, TILES, WARPS)                                                             \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, min_blocks(TILES, WARPS))                        \
+        product_##NAME##_##TILES##_##WARPS##_##SUFFIX(PARAMETERS(T)) {                                        \
+        product<F, T, TILES, WARPS>(WEIGHTS, x, y, inputs, rows, width, column);                              \
+    }
+#define PRODUCT_OF_MANY(F, NAME, T, SUFFIX, SHAPE, SHAPE_NAME)                                                \
+    extern "C" __global__ void __launch_bounds__(many::SHAPE::THREADS)                                        \
+        product_##NAME##_##SHAPE_NAME##_##SUFFIX(PARAMETERS(T), int chains) {                                 \
+        many::product<F, T, many::SHAPE>(WEIGHTS, x, y, inputs, rows, width, column, chains);                 \
+    }
+#define PRODUCTS(F, NAME, T, SUFFIX)                                                                          \
+    PRODUCT(F, NAME, T, SUFFIX, 1, 8)                                                                         \
+    PRODUCT(F, NAME, T, SUFFIX, 2, 8)                                                                         \
+    PRODUCT(F, NAME, T, SUFFIX, 1, 16)                                                                        \
+    PRODUCT(F, NAME, T, SUFFIX, 2, 16)                                                                        \
+    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Small, small)                                                         \
+    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Medium, medium)                                                       \
+    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Large, large)
+#define DEQUANTIZE(F, NAME, T, SUFFIX)                                                                        \
+    extern "C" __global__ void __launch_bounds__(DEQUANTIZING_WARPS * 32)                                     \
+        dequantize_##NAME##_##SUFFIX(const unsigned char *w, const uint32_t *ids, T *y, int outputs,          \
+                                     int inputs, int first, int count) {                                      \
+        dequantize<F, T>(w, ids, y, outputs, inputs, first, count);                                           \
+    }
+// All kernels of a format.
+#define KERNELS_OF(F, NAME)                                                                                   \
+    PRODUCTS(F, NAME, f16, f16)                                                                               \
+    PRODUCTS(F, NAME, bf16, bf16)                                                                             \
+    DEQUANTIZE(F, NAME, float, f32)                                                                           \
+    DEQUANTIZE(F, NAME, f16, f16)                                                                             \
+    DEQUANTIZE(F, NAME, bf16, bf16)

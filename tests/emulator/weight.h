@@ -1,0 +1,53 @@
+// Random quantized weights, for tests of kernels.
+#pragma once
+#include "check.h"
+#include "quant/cuda/formats.cuh"
+
+// A random weight, of which missing inputs have scales of zero.
+struct Weight {
+    int format, warps, outputs, inputs;
+    std::vector<unsigned char> bytes;
+    std::vector<uint16_t> bias;
+    // Where shared parts begin, and sizes.
+    size_t supers;
+    int unit_bytes, super_bytes;
+};
+
+inline uint16_t small(int inputs) {
+    return narrow<f16>(std::uniform_real_distribution<float>(.5f, 1.5f)(rng) / inputs).bits;
+}
+
+template <typename F> void fill(Weight &w) {
+    const int count = (w.inputs + 63) / 64, strips = (w.outputs + 15) / 16;
+    w.unit_bytes = F::UNIT;
+    w.super_bytes = F::SUPER;
+    w.supers = (size_t)strips * count * F::UNIT;
+    w.bytes.resize(w.supers + (size_t)strips * (count / 4) * F::SUPER);
+    for (auto &byte : w.bytes) {
+        byte = rng();
+    }
+    auto put = [&](size_t at, uint16_t half) { memcpy(&w.bytes[at], &half, 2); };
+    for (size_t unit = 0; F::SUPER == 0 && unit < (size_t)strips * count; unit++) {
+        const bool is_half = unit % count == size_t(count) - 1 && w.inputs % 64 > 0;
+        for (int i = 0; i < 4 * F::Kind::BYTES; i++) {
+            put(unit * F::UNIT + F::SCALES + 2 * i, is_half && i % 2 == 1 ? 0 : small(w.inputs));
+        }
+    }
+    for (size_t at = w.supers; at < w.bytes.size(); at += 2) {
+        put(at, small(30 * w.inputs));
+    }
+}
+
+inline Weight weight(int format, int warps, int outputs, int inputs, bool bias) {
+    Weight w{format, warps, outputs, inputs, {}, {}, 0, 0, 0};
+    switch (format) {
+#define CASE(F, NUMBER)                                                                            \
+    case NUMBER:                                                                                   \
+        fill<F>(w);                                                                                \
+        break;
+        FOR_FORMATS(CASE)
+#undef CASE
+    }
+    w.bias.resize(bias ? outputs : 0);
+    return w;
+}
