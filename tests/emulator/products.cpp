@@ -1,4 +1,4 @@
-// Products of many rows with quantized weights: each row has the bits of the kernels of up to 16 rows, in each format,
+// Products of more than 8 rows with quantized weights, by blocks of each shape: each row has the bits of `product`, in each format,
 // with several weights, strips and units that are not whole, and fewer units than chains.
 #include "quant/cuda/many.cuh"
 
@@ -43,6 +43,7 @@ template <typename F, typename T> void test_format(int format, int warps) {
         // Chains without units.
         {whole ? 256 : 96, 40, {16, 1, 70}},
         {whole ? 768 : 32, 17, {130}},
+        {whole ? 256 : 160, 11, {66}},
     };
     for (const Case &c : cases) {
         const int column = 3;
@@ -70,6 +71,7 @@ template <typename F, typename T> void test_format(int format, int warps) {
             CHECK(same(y.data(), want.data(), y.size()), "%s blocks of format %d, %d chains: %d rows of %d inputs", name,
                   format, warps, c.rows, c.inputs);
         };
+        check(many::Low(), "low");
         check(many::Small(), "small");
         check(many::Medium(), "medium");
         check(many::Large(), "large");

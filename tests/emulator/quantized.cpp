@@ -14,9 +14,9 @@ namespace {
 #define ADD(NAME) gpu::add(#NAME, NAME);
 #define ADD_PRODUCTS(F, T)                                                                         \
     ADD(product_##F##_1_8_##T)                                                                     \
-    ADD(product_##F##_2_8_##T)                                                                     \
     ADD(product_##F##_1_16_##T)                                                                    \
     ADD(product_##F##_2_16_##T)                                                                    \
+    ADD(product_##F##_low_##T)                                                                     \
     ADD(product_##F##_small_##T)                                                                   \
     ADD(product_##F##_medium_##T)                                                                  \
     ADD(product_##F##_large_##T)

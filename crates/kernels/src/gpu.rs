@@ -411,7 +411,7 @@ pub(super) fn view<'a, T: CudaDType>(
 }
 
 /// Rows per tensor core instruction.
-const TILE: usize = 8;
+pub(super) const TILE: usize = 8;
 /// Outputs per tensor core instruction.
 pub(super) const STRIP: usize = 16;
 /// Maximum number of rows that take about the time of one.

@@ -60,14 +60,14 @@ fn launch_product(
         let after = format!("{kind}_{}", gpu::suffix(x.dtype()));
         kernel(device, first, ["product", &after])
     };
-    let (kernel, grid) = if rows <= FEW_ROWS {
-        let few = Division::new(rows, outputs)?;
-        (of_kind(&format!("{}_{}", few.tiles, few.warps))?, few.grid)
-    } else {
-        let shape = Shape::of(rows, outputs.clone());
+    let shape = Shape::of(rows, outputs.clone());
+    let (kernel, grid) = if let Some(shape) = &shape {
         let grid = shape.grid(rows, outputs, first.layout.stage_bytes())?;
         let kernel = of_kind(shape.name)?;
         (kernel.with_shared(grid.shared_mem_bytes as usize)?, grid)
+    } else {
+        let few = Division::new(rows, outputs)?;
+        (of_kind(&format!("{}_{}", few.tiles, few.warps))?, few.grid)
     };
     let mut launch = kernel.launch();
     for place in 0..MAX_WEIGHTS {
@@ -78,14 +78,14 @@ fn launch_product(
     }
     let launch = launch.tensor(x)?.tensor(y)?.int(first.inputs).int(rows);
     let mut launch = launch.int(width).int(column);
-    if rows > FEW_ROWS {
+    if shape.is_some() {
         launch = launch.int(gpu::warps(first.outputs));
     }
     // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
     unsafe { launch.run(grid) }
 }
 
-/// The size of a block of `many.cuh`, for more than [`FEW_ROWS`] rows.
+/// The size of a block of `many.cuh`.
 struct Shape {
     name: &'static str,
     strips: usize,
@@ -96,6 +96,7 @@ struct Shape {
 }
 
 impl Shape {
+    const LOW: Self = Self::new("low", (4, 16), 4, 3);
     const SMALL: Self = Self::new("small", (2, 32), 8, 2);
     const MEDIUM: Self = Self::new("medium", (4, 32), 4, 3);
     const LARGE: Self = Self::new("large", (8, 64), 2, 3);
@@ -117,15 +118,20 @@ impl Shape {
         }
     }
 
-    /// The largest shape that leaves enough blocks. All give the same bits.
-    fn of(rows: usize, outputs: impl Iterator<Item = usize> + Clone) -> Self {
-        [Self::LARGE, Self::MEDIUM]
-            .into_iter()
-            .find(|shape| {
-                let (groups, blocks) = shape.blocks(rows, outputs.clone());
-                groups * blocks >= Self::ENOUGH
-            })
-            .unwrap_or(Self::SMALL)
+    /// The shape for a product of `rows` rows with weights of so many outputs each, which have the same number of warps;
+    /// `None` if it has a [`Division`] instead. Of more than [`FEW_ROWS`] rows, the largest that leaves enough blocks. All
+    /// give the same bits.
+    fn of(rows: usize, outputs: impl Iterator<Item = usize> + Clone) -> Option<Self> {
+        if rows <= FEW_ROWS {
+            // Where many blocks would read the same activations.
+            let many = outputs.clone().next().is_some_and(|n| gpu::warps(n) == 8);
+            return (rows > gpu::TILE && many).then_some(Self::LOW);
+        }
+        let shape = [Self::LARGE, Self::MEDIUM].into_iter().find(|shape| {
+            let (groups, blocks) = shape.blocks(rows, outputs.clone());
+            groups * blocks >= Self::ENOUGH
+        });
+        shape.or(Some(Self::SMALL))
     }
 
     /// Numbers of blocks for `rows` rows, and for weights of so many outputs each.

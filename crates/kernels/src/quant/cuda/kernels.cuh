@@ -1,4 +1,4 @@
-// The kernels of a format: products of up to 8, up to 16 and more rows, and dequantization.
+// The kernels of a format: products of few and of more rows, and dequantization.
 #pragma once
 #include "many.cuh"
 
@@ -44,7 +44,7 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
 }
 
 // Blocks that a multiprocessor has room for, so many that enough copies are on their way.
-constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps : warps == 8 ? 3 : 2; }
+constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps : 2; }
 
 #define PARAMETERS(T)                                                                                         \
     const unsigned char *first, const unsigned char *second, const unsigned char *third, int outputs,         \
@@ -57,15 +57,15 @@ constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps 
         product<F, T, TILES, WARPS>(WEIGHTS, x, y, inputs, rows, width, column);                              \
     }
 #define PRODUCT_OF_MANY(F, NAME, T, SUFFIX, SHAPE, SHAPE_NAME)                                                \
-    extern "C" __global__ void __launch_bounds__(many::SHAPE::THREADS)                                        \
+    extern "C" __global__ void __launch_bounds__(many::SHAPE::THREADS, many::SHAPE::BLOCKS)                   \
         product_##NAME##_##SHAPE_NAME##_##SUFFIX(PARAMETERS(T), int chains) {                                 \
         many::product<F, T, many::SHAPE>(WEIGHTS, x, y, inputs, rows, width, column, chains);                 \
     }
 #define PRODUCTS(F, NAME, T, SUFFIX)                                                                          \
     PRODUCT(F, NAME, T, SUFFIX, 1, 8)                                                                         \
-    PRODUCT(F, NAME, T, SUFFIX, 2, 8)                                                                         \
     PRODUCT(F, NAME, T, SUFFIX, 1, 16)                                                                        \
     PRODUCT(F, NAME, T, SUFFIX, 2, 16)                                                                        \
+    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Low, low)                                                             \
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Small, small)                                                         \
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Medium, medium)                                                       \
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Large, large)

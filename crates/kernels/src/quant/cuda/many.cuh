@@ -1,4 +1,4 @@
-// Products of many rows with a quantized weight, with the bits that product.cuh gives a row.
+// Products of more than 8 rows with a quantized weight, with the bits that product.cuh gives a row.
 //
 // There, each of `chains` warps has a sum of its own, of every chains-th unit, and their sums are added in the order of
 // the warps. Here, these sums are called chains: a warp computes one after the other, so a block may have any number of
@@ -12,15 +12,17 @@ namespace many {
 // A block computes STRIPS strips of 16 outputs of 8 * TILES rows. Its warps are GROUPS groups of a warp for each strip.
 // Groups compute different chains at the same time. The warps of a group share the activations that they copy to
 // shared memory, as a ring of STAGES units.
-template <int STRIPS_, int TILES_, int GROUPS_, int STAGES_> struct Shape {
-    static constexpr int STRIPS = STRIPS_, TILES = TILES_, GROUPS = GROUPS_, STAGES = STAGES_;
+// A multiprocessor has room for BLOCKS blocks.
+template <int STRIPS_, int TILES_, int GROUPS_, int STAGES_, int BLOCKS_> struct Shape {
+    static constexpr int STRIPS = STRIPS_, TILES = TILES_, GROUPS = GROUPS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr int ROWS = 8 * TILES, WARPS = STRIPS * GROUPS, THREADS = 32 * WARPS;
     static constexpr int GROUP_THREADS = 32 * STRIPS;
 };
-// As in quant/cuda.rs.
-using Small = Shape<2, 4, 8, 2>;
-using Medium = Shape<4, 4, 4, 3>;
-using Large = Shape<8, 8, 2, 3>;
+// As in quant/cuda.rs. Low blocks are for 9 to 16 rows.
+using Low = Shape<4, 2, 4, 3, 2>;
+using Small = Shape<2, 4, 8, 2, 1>;
+using Medium = Shape<4, 4, 4, 3, 1>;
+using Large = Shape<8, 8, 2, 3, 1>;
 
 // Bytes of a row's activations of a unit, and the bytes of them that the threads of a fragment's row read.
 constexpr int ROW_BYTES = UNIT_INPUTS * 2, FRAGMENT_BYTES = ROW_BYTES / FRAGMENTS;
@@ -138,22 +140,25 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
     static_assert(ROWS_APART % 4 == 0, "all rows of a thread have the same order");
     const int number = threadIdx.x % S::GROUP_THREADS, piece = number % PIECES, first_row = number / PIECES;
     const int to_piece = not_constant(first_row * ROW_BYTES + (piece / 2 ^ first_row % 4) * FRAGMENT_BYTES + piece % 2 * 16);
-    const T *from_piece = kept(x + (size_t)first_row * inputs + 8 * piece);
+    const auto *from_piece = kept(reinterpret_cast<const unsigned char *>(x + (size_t)first_row * inputs + 8 * piece));
+    const int rows_left = not_constant(rows - first_row);
     units.units = kept(units.units + 16 * lane);
     units.supers = kept(units.supers + 16 * lane);
     auto copy = [&](int stage, const Place &from, bool of_weights, bool of_rows) {
         if (from.unit >= units.count) {
             return;
         }
-        const SharedAddress to = own + stage * STAGE;
+        const SharedAddress to = own + stage;
         if (of_rows) {
             // Units of 256 inputs are whole. The block before is in the place of a missing one.
             const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * from.unit + 32 < inputs;
-            const T *at = from_piece + UNIT_INPUTS * from.unit - (is_whole || piece < PIECES / 2 ? 0 : 32);
+            const auto *at = from_piece + (size_t)from.unit * ROW_BYTES;
+            at -= is_whole || piece < PIECES / 2 ? 0 : ROW_BYTES / 2;
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
-                if (first_row + i * ROWS_APART < rows) {
-                    copy_async_to(to + to_piece + i * ROWS_APART * ROW_BYTES, at + (size_t)i * ROWS_APART * inputs);
+                if (i * ROWS_APART < rows_left) {
+                    copy_async_to(to + to_piece + i * ROWS_APART * ROW_BYTES,
+                                  at + (size_t)inputs * (i * ROWS_APART * (int)sizeof(T)));
                 }
             }
         }
@@ -165,14 +170,14 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
     // No kernel writes weights.
 #pragma unroll
     for (int stage = 0; stage < S::STAGES - 1; stage++) {
-        copy(stage, next, true, false);
+        copy(stage * STAGE, next, true, false);
         next.advance<S::GROUPS>(chains, group, units.count);
     }
     wait_for_previous();
     next = {0, group};
 #pragma unroll
     for (int stage = 0; stage < S::STAGES - 1; stage++) {
-        copy(stage, next, false, true);
+        copy(stage * STAGE, next, false, true);
         end_of_copies();
         next.advance<S::GROUPS>(chains, group, units.count);
     }
@@ -185,7 +190,7 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
     static_assert(FITTING >= 2 && PAIRS * S::THREADS == AT_ONCE * S::STRIPS * 64, "no room");
     float2 totals[PARTS][PAIRS] = {};
     auto end_round = [&](int stage) {
-        unsigned char *first = memory + stage * STAGE;
+        unsigned char *first = memory + stage;
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             if (8 * AT_ONCE * part >= rows) {
@@ -221,17 +226,18 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
     if constexpr (HAS_OFFSET<F, T>) {
         own_sums = shared_address(row_sums + group * SUMS);
     }
-    int stage = 0;
-    for (Place now{0, group}; now.chain < min(chains, units.count); stage = stage + 1 == S::STAGES ? 0 : stage + 1) {
+    // Places in the ring: of this stage, and of the one before, whose place the next copies take.
+    int stage = 0, stage_before = (S::STAGES - 1) * STAGE;
+    for (Place now{0, group}; now.chain < min(chains, units.count);) {
         wait_for_copies<S::STAGES - 2>();
         // Everybody's copies have arrived, and everybody has read what the next copies overwrite.
         sync_group();
-        copy(stage == 0 ? S::STAGES - 1 : stage - 1, next, true, true);
+        copy(stage_before, next, true, true);
         end_of_copies();
         next.advance<S::GROUPS>(chains, group, units.count);
         // The same for the whole group.
         if (now.unit < units.count) {
-            const SharedAddress stored = own + stage * STAGE, at = stored + STRIPS_AT + strip * STRIP;
+            const SharedAddress stored = own + stage, at = stored + STRIPS_AT + strip * STRIP;
             const SharedRows activations(stored, g, p);
             if constexpr (HAS_OFFSET<F, T>) {
 #pragma unroll
@@ -273,6 +279,8 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
         if (now.advance<S::GROUPS>(chains, group, units.count)) {
             end_round(stage);
         }
+        stage_before = stage;
+        stage = stage + STAGE == S::STAGES * STAGE ? 0 : stage + STAGE;
     }
     wait_for_copies<0>();
 #pragma unroll

@@ -173,7 +173,7 @@ template <typename F> struct Units {
         supers += count / 4 * F::SUPER;
     }
     __device__ __forceinline__ const unsigned char *unit(int i) const { return units + (size_t)i * F::UNIT; }
-    __device__ __forceinline__ const unsigned char *super(int i) const { return supers + (size_t)(i / 4) * F::SUPER; }
+    __device__ __forceinline__ const unsigned char *super(int i) const { return supers + (size_t)(i >> 2) * F::SUPER; }
 };
 
 // Numbers are unpacked as values of T, exactly, in pairs: a word has one in each half word. In bf16, numbers of fewer
