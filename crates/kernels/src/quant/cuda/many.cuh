@@ -11,8 +11,7 @@ namespace many {
 
 // A block computes STRIPS strips of 16 outputs of 8 * TILES rows. Its warps are GROUPS groups of a warp for each strip.
 // Groups compute different chains at the same time. The warps of a group share the activations that they copy to
-// shared memory, as a ring of STAGES units.
-// A multiprocessor has room for BLOCKS blocks.
+// shared memory, as a ring of STAGES units. A multiprocessor has room for BLOCKS blocks.
 template <int STRIPS_, int TILES_, int GROUPS_, int STAGES_, int BLOCKS_> struct Shape {
     static constexpr int STRIPS = STRIPS_, TILES = TILES_, GROUPS = GROUPS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr int ROWS = 8 * TILES, WARPS = STRIPS * GROUPS, THREADS = 32 * WARPS;
