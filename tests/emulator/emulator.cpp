@@ -1,6 +1,8 @@
 #include "emulator.h"
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
+#include <random>
 #include <vector>
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -230,13 +232,15 @@ void launch(Dim grid, int threads_a_block, const std::function<void()> &kernel, 
     while ((int)threads.size() < count) {
         threads.push_back(new Thread);
     }
-    for (int z = 0; z < grid.z; z++) {
-        for (int y = 0; y < grid.y; y += cluster) {
-            for (int x = 0; x < grid.x; x++) {
-                blockIdx = {x, y, z};
-                run_cluster(shared);
-            }
-        }
+    // CUDA does not define an order of blocks either. Those of a cluster run together.
+    static std::minstd_rand random;
+    const Dim clusters{grid.x, grid.y / cluster, grid.z};
+    std::vector<int> order((size_t)clusters.x * clusters.y * clusters.z);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (int i : order) {
+        blockIdx = {i % clusters.x, i / clusters.x % clusters.y * cluster, i / clusters.x / clusters.y};
+        run_cluster(shared);
     }
 }
 

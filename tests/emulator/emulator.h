@@ -1,4 +1,4 @@
-// CUDA on the host, as far as our kernels use it. Blocks run one after the other, and the threads of a
+// CUDA on the host, as far as our kernels use it. Blocks run one after the other in a random order, and the threads of a
 // block are coroutines that switch where they wait for each other. For tests only, and slow.
 #pragma once
 #include <algorithm>
@@ -134,14 +134,19 @@ inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 inline void __syncthreads() { emulator::wait_for_block(); }
 inline void __syncwarp() { emulator::wait_for_warp(); }
-template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) {
+template <typename T> T __shfl_sync(unsigned, T x, int lane) {
     auto &warp = emulator::exchange[emulator::warp()][emulator::turn()];
     static_assert(sizeof x <= sizeof warp[0]);
     memcpy(&warp[emulator::lane()], &x, sizeof x);
     emulator::wait_for_warp();
     T other;
-    memcpy(&other, &warp[emulator::lane() ^ mask], sizeof other);
+    memcpy(&other, &warp[lane], sizeof other);
     return other;
+}
+template <typename T> T __shfl_xor_sync(unsigned all, T x, int mask) { return __shfl_sync(all, x, emulator::lane() ^ mask); }
+// The first threads get their own.
+template <typename T> T __shfl_up_sync(unsigned all, T x, int distance) {
+    return __shfl_sync(all, x, emulator::lane() < distance ? emulator::lane() : emulator::lane() - distance);
 }
 inline bool __any_sync(unsigned all, bool x) {
     unsigned any = x;

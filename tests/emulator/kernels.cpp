@@ -82,7 +82,7 @@ struct Sequence {
 // The rows of some sequences, in the form that the Rust side sends.
 struct Call {
     static constexpr int BLOCK = 16;
-    int rows = 0, keys = 0, most = 0, used = 0;
+    int rows = 0, keys = 0, used = 0;
     vector<Tile> tiles;
     vector<uint32_t> blocks;
     vector<uint64_t> trees;
@@ -112,7 +112,6 @@ struct Call {
         for (int start = 0; start < s.rows; start += MAX_QUERIES / group) {
             int count = std::min(MAX_QUERIES / group, s.rows - start);
             tiles.push_back({rows + start, count, s.context, start, table, tree, rows + start});
-            most = std::max(most, count);
         }
         rows += s.rows;
         keys = std::max(keys, s.context + s.rows);
@@ -136,11 +135,10 @@ struct Call {
     }
 };
 
-template <typename T, int D, typename Whole, typename Split, typename Merge>
-void test_attention(Whole whole, Split split, Merge merge, Variant variant) {
+template <typename T, int D, typename Kernel> void test_attention(Kernel whole, Kernel split, Variant variant) {
     for (int group : {4, 3}) {
         const int kv_heads = 2, heads = kv_heads * group;
-        vector<uint32_t> pool(64);
+        vector<uint32_t> pool(144);
         std::iota(pool.begin(), pool.end(), 0);
         std::shuffle(pool.begin(), pool.end(), rng);
         Call call;
@@ -152,23 +150,37 @@ void test_attention(Whole whole, Split split, Merge merge, Variant variant) {
         auto k = noise<T>(values), v = noise<T>(values);
         auto q = noise<T>((size_t)call.rows * heads * D);
         const float scale = 1 / std::sqrt((float)D);
-        vector<float> partials;
-        // Runs one of the kernels for the tiles of a call.
-        auto run = [&](auto kernel, const Call &call, int heads_of_grid, int depth, int threads, auto... first) {
-            const int chunks = (call.keys + CHUNK - 1) / CHUNK;
-            partials.resize((size_t)call.rows * heads * chunks * (D + 2));
-            launch({(int)call.tiles.size(), heads_of_grid, depth}, threads, [&] {
-                kernel(first..., call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
+        // Runs one of the kernels for the tiles of a call, with room for more chunks.
+        auto run = [&](Kernel kernel, const Call &call, const T *q, const T *k, const T *v, T *out, int room = 0) {
+            const int chunks = (call.keys + CHUNK - 1) / CHUNK + room;
+            vector<float> partials((size_t)call.rows * heads * chunks * (D + 2), NAN);
+            launch({(int)call.tiles.size(), kv_heads, kernel == split ? chunks : 1}, THREADS, [&] {
+                kernel(q, k, v, out, call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
                        heads, kv_heads, Call::BLOCK, chunks, scale, variant.window, variant.cap,
                        variant.sinks ? sinks.data() : nullptr);
             });
         };
-        vector<T> out(q.size()), parted(q.size());
-        run(whole, call, kv_heads, 1, THREADS, q.data(), k.data(), v.data(), out.data());
-        run(split, call, kv_heads, (call.keys + CHUNK - 1) / CHUNK, THREADS, q.data(), k.data(), v.data(),
-            parted.data());
-        run(merge, call, heads, call.most, D, parted.data());
-        CHECK(same(out.data(), parted.data(), out.size()), "in one block or in many, heads of %d", D);
+        vector<T> out(q.size());
+        run(whole, call, q.data(), k.data(), v.data(), out.data());
+        auto test_split = [&](const Call &call, const T *want, int room) {
+            vector<T> parted((size_t)call.rows * heads * D);
+            run(split, call, q.data(), k.data(), v.data(), parted.data(), room);
+            CHECK(same(want, parted.data(), parted.size()), "in one block or in many, heads of %d, %d rows", D, call.rows);
+            for (uint32_t count : arrived) {
+                CHECK(count == 0, "a counter of chunks is left at %u", count);
+            }
+        };
+        test_split(call, out.data(), 0);
+        // The tables of graphs have room for more tiles and chunks than there are.
+        Call roomy = call;
+        roomy.tiles.resize(call.tiles.size() + 2);
+        test_split(roomy, out.data(), 3);
+        // More chunks than a warp has threads.
+        Call many;
+        many.add(pool, {3, 2170, false}, group);
+        vector<T> of_many((size_t)many.rows * heads * D);
+        run(whole, many, q.data(), k.data(), v.data(), of_many.data());
+        test_split(many, of_many.data(), 1);
 
         double worst = 0;
         for (int row = 0; row < call.rows; row++) {
@@ -212,7 +224,7 @@ void test_attention(Whole whole, Split split, Merge merge, Variant variant) {
             alone.add(pool, {1, 60 + i, false}, group);
             vector<T> one((size_t)heads * D);
             const size_t at = (size_t)(1 + i) * heads * D;
-            run(whole, alone, kv_heads, 1, THREADS, q.data() + at, k.data(), v.data(), one.data());
+            run(whole, alone, q.data() + at, k.data(), v.data(), one.data());
             CHECK(same(one.data(), out.data() + at, one.size()), "row %d alone, heads of %d", i, D);
         }
         // The rows of trees as plain decoding would compute them, after a copy of the keys that they see.
@@ -239,7 +251,7 @@ void test_attention(Whole whole, Split split, Merge merge, Variant variant) {
             }
             vector<T> one((size_t)heads * D);
             const size_t at = (size_t)row * heads * D;
-            run(whole, alone, kv_heads, 1, THREADS, q.data() + at, copied_k.data(), copied_v.data(), one.data());
+            run(whole, alone, q.data() + at, copied_k.data(), copied_v.data(), one.data());
             CHECK(same(one.data(), out.data() + at, one.size()), "row %d of a tree after %d, heads of %d",
                   of.number, of.sequence.context, D);
         }
@@ -367,10 +379,10 @@ int main() {
     test_products<f16>(16, gemv1_16_f16, gemv2_16_f16, tiles_small_f16, tiles_wide_f16, tiles_large_f16);
     test_products<bf16>(16, gemv1_16_bf16, gemv2_16_bf16, tiles_small_bf16, tiles_wide_bf16, tiles_large_bf16);
     for (const Variant &variant : VARIANTS) {
-        test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, merge_f32_64, variant);
-        test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, merge_f16_64, variant);
+        test_attention<float, 64>(attend_whole_f32_64, attend_split_f32_64, variant);
+        test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, variant);
     }
-    test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, merge_bf16_128, {});
+    test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, {});
     test_norm();
     test_kv_move();
     for (int half : {8, 3, 0}) {

@@ -17,8 +17,7 @@ namespace {
 #define ADD(NAME) gpu::add(#NAME, NAME);
 #define ADD_WIDTH(NAME, D)                                                                         \
     ADD(attend_whole_##NAME##_##D)                                                                 \
-    ADD(attend_split_##NAME##_##D)                                                                 \
-    ADD(merge_##NAME##_##D)
+    ADD(attend_split_##NAME##_##D)
 #define ADD_FLOAT(T, NAME)                                                                         \
     ADD(kv_move_##NAME)                                                                            \
     ADD(add_norm_##NAME)                                                                           \

@@ -78,6 +78,35 @@ __device__ __forceinline__ uint4 load_once(const void *from) {
 #endif
 }
 
+// Brings the 128 bytes around an address into the second-level cache, which also holds whatever is written there
+// afterwards. So a kernel may do it before it waits for the previous one.
+__device__ __forceinline__ void prefetch_line(const void *at) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
+// Counts a block, for which one of its threads calls this: whether it is the last of `count`. It then sees what the callers
+// of the others wrote before, and what their blocks wrote before a barrier; after a barrier, so does its block. `arrived`
+// is 0 before the first and after the last.
+__device__ __forceinline__ bool is_last_of(uint32_t *arrived, uint32_t count) {
+    uint32_t before;
+#ifdef __CUDACC__
+    // Releases what came before, and acquires; two fences would wait for memory twice.
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(arrived))
+                 : "memory");
+#else
+    before = atomicAdd(arrived, 1u);
+#endif
+    const bool is_last = before + 1 == count;
+    if (is_last) {
+        *arrived = 0;
+    }
+    return is_last;
+}
+
 // The sum over a warp; every thread gets the same.
 __device__ __forceinline__ float warp_sum(float x) {
     for (int mask = 16; mask > 0; mask >>= 1) {

@@ -2,7 +2,7 @@
 //
 // Keys are divided into chunks of 64 by their position in the sequence. Each chunk has its own softmax
 // (Dao et al. 2023, "Flash-Decoding for long-context inference"), and chunks are merged in ascending
-// order, within one block or by a second kernel. Both use the same instructions, so the bits do not
+// order, within one block or by the last of many. Both use the same instructions, so the bits do not
 // depend on the grid. A query is a (row, query head) pair; the queries of one K/V head share the keys
 // and values that are read from the pool.
 //
@@ -229,12 +229,13 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
     const int warp = team.thread() / 32, part = warp / 2;
     // The thread's first query, and values of a head: two of every eight from `value`.
     const int own = warp % 2 * 16 + threadIdx.x % 32 / 4, value = part * (D / PARTS) + threadIdx.x % 4 * 2;
-    // The positions of the rows of its two queries.
-    int positions[2];
+    // The rows of its two queries, and their positions.
+    int rows[2], positions[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int query = own + half * 8;
-        positions[half] = query < queries ? position_of(tile, args.trees, query / group) : 0;
+        rows[half] = query / group;
+        positions[half] = query < queries ? position_of(tile, args.trees, rows[half]) : 0;
     }
     Queries<T, D> pair;
     float o[D / PARTS / 8][4];
@@ -251,7 +252,8 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         const int base = chunk * CHUNK, count = min(CHUNK, (shares ? keys : row.keys()) - base);
         const int from_query = shares ? 0 : pass * group, to_query = shares ? queries : from_query + group;
         team.sync();
-        for (int key = team.thread(); key < CHUNK; key += THREADS) {
+        static_assert(CHUNK <= THREADS, "each thread finds a key");
+        if (const int key = team.thread(); key < CHUNK) {
             int slot = -1;
             if (key < count) {
                 int place = shares ? base + key : row.place_of(base + key);
@@ -266,11 +268,12 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             team.prepare_keys(tile, item);
         }
         auto load = [&](T *to, int pitch, const T *pool) {
-            constexpr int PACKS = D / Pack<T>::LEN;
+            // Keys that the threads copy at a time.
+            constexpr int PACKS = D / Pack<T>::LEN, KEYS = THREADS / PACKS;
+            const int first = team.thread() / PACKS, at = team.thread() % PACKS * Pack<T>::LEN;
 #pragma unroll
-            for (int i = 0; i < CHUNK * PACKS / THREADS; i++) {
-                int key = (i * THREADS + team.thread()) / PACKS, at = team.thread() % PACKS * Pack<T>::LEN;
-                int slot = shared.slots[key];
+            for (int i = 0; i < CHUNK / KEYS; i++) {
+                const int key = i * KEYS + first, slot = shared.slots[key];
                 // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would
                 // not hide.
                 copy_async(to + key * pitch + at, pool + ((size_t)max(slot, 0) * args.kv_heads + kv_head) * D + at, slot >= 0);
@@ -281,46 +284,76 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         load(shared.values, Shared<T, D>::VALUE, v);
         if (is_begin) {
             team.prepare_queries(tile, item);
+        }
+        // With SPLIT, a second pass is rare, and registers that keep queries for it would leave room for fewer blocks.
+        if (SPLIT || is_begin) {
             pair.load(0, own < queries ? team.query(tile, kv_head, own) : nullptr);
             pair.load(1, own + 8 < queries ? team.query(tile, kv_head, own + 8) : nullptr);
         }
         wait_for_copies<1>();
         team.sync();
         if (warp % 2 * 16 < to_query) {
+            constexpr int EIGHTS = CHUNK / PARTS / 8;
+            float s[EIGHTS][4] = {};
 #pragma unroll
-            for (int n = 0; n < CHUNK / PARTS / 8; n++) {
-                const int eight = part * (CHUNK / PARTS) + n * 8;
-                float s[4] = {0.f, 0.f, 0.f, 0.f};
-                pair.scores(s, shared.keys + eight * Shared<T, D>::KEY);
+            for (int n = 0; n < EIGHTS; n++) {
+                pair.scores(s[n], shared.keys + (part * EIGHTS + n) * 8 * Shared<T, D>::KEY);
+            }
+#pragma unroll
+            for (int n = 0; n < EIGHTS; n++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    int query = own + i / 2 * 8, key = eight + threadIdx.x % 4 * 2 + i % 2;
+                    int query = own + i / 2 * 8, key = (part * EIGHTS + n) * 8 + threadIdx.x % 4 * 2 + i % 2;
                     int position = positions[i / 2];
                     bool causal = base + key <= position, late = base + key > position - args.scores.window;
                     bool seen = key < count && late && (causal || !shares);
-                    shared.weights[query * WEIGHTS + key] = seen ? args.scores.of(s[i]) : -INFINITY;
+                    shared.weights[query * WEIGHTS + key] = seen ? args.scores.of(s[n][i]) : -INFINITY;
                 }
             }
         }
         team.sync();
-        // Weights: a warp takes a query, and each of its threads two keys.
-        for (int query = from_query + warp; query < to_query; query += THREADS / 32) {
+        // Weights: a warp takes two queries at a time, and each of its threads two keys of both.
+        constexpr int WARPS = THREADS / 32, AT_A_TIME = 2;
+        for (int query = from_query + warp; query < to_query; query += AT_A_TIME * WARPS) {
             float *weights = shared.weights + query * WEIGHTS + threadIdx.x % 32;
-            float a = weights[0], b = weights[32], max = fmaxf(a, b);
-            for (int mask = 16; mask > 0; mask >>= 1) {
-                max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
+            float a[AT_A_TIME], b[AT_A_TIME], max[AT_A_TIME], sum[AT_A_TIME];
+#pragma unroll
+            for (int i = 0; i < AT_A_TIME; i++) {
+                const bool exists = query + i * WARPS < to_query;
+                a[i] = exists ? weights[i * WARPS * WEIGHTS] : 0.f;
+                b[i] = exists ? weights[i * WARPS * WEIGHTS + 32] : 0.f;
+                max[i] = fmaxf(a[i], b[i]);
             }
-            a = a == -INFINITY ? 0.f : __expf(a - max);
-            b = b == -INFINITY ? 0.f : __expf(b - max);
-            weights[0] = a;
-            weights[32] = b;
-            float sum = __fadd_rn(a, b);
+#pragma unroll
             for (int mask = 16; mask > 0; mask >>= 1) {
-                sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+#pragma unroll
+                for (int i = 0; i < AT_A_TIME; i++) {
+                    max[i] = fmaxf(max[i], __shfl_xor_sync(0xffffffffu, max[i], mask));
+                }
             }
-            if (threadIdx.x % 32 == 0) {
-                shared.max[query] = max;
-                shared.sum[query] = sum;
+#pragma unroll
+            for (int i = 0; i < AT_A_TIME; i++) {
+                a[i] = a[i] == -INFINITY ? 0.f : __expf(a[i] - max[i]);
+                b[i] = b[i] == -INFINITY ? 0.f : __expf(b[i] - max[i]);
+                sum[i] = __fadd_rn(a[i], b[i]);
+            }
+#pragma unroll
+            for (int mask = 16; mask > 0; mask >>= 1) {
+#pragma unroll
+                for (int i = 0; i < AT_A_TIME; i++) {
+                    sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(0xffffffffu, sum[i], mask));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < AT_A_TIME; i++) {
+                if (query + i * WARPS < to_query) {
+                    weights[i * WARPS * WEIGHTS] = a[i];
+                    weights[i * WARPS * WEIGHTS + 32] = b[i];
+                    if (threadIdx.x % 32 == 0) {
+                        shared.max[query + i * WARPS] = max[i];
+                        shared.sum[query + i * WARPS] = sum[i];
+                    }
+                }
             }
         }
         wait_for_copies<0>();
@@ -341,7 +374,8 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             }
             Running now = {shared.max[query], shared.sum[query]};
             if constexpr (SPLIT) {
-                size_t pair = (size_t)(tile.partial + query / group) * args.heads + kv_head * group + query % group;
+                const int head = kv_head * group + query - rows[half] * group;
+                size_t pair = (size_t)(tile.partial + rows[half]) * args.heads + head;
                 float *to = args.partials + (pair * args.chunks + chunk) * (D + 2);
 #pragma unroll
                 for (int n = 0; n < D / PARTS / 8; n++) {
@@ -392,35 +426,77 @@ __device__ __forceinline__ Chunks chunks_of(const Tile &tile, const Args &args) 
     return {first_key_of(tile, args.scores.window) / CHUNK, (keys_of(tile, args.trees) + CHUNK - 1) / CHUNK};
 }
 
-// Merges the chunks of a row of a tile, for one value of one head.
-template <typename T, int D>
-__device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Tile &tile, int row, int head, int dim) {
-    const auto [first, chunks] = chunks_of(tile, args);
+// Merges these chunks of a row of a tile and a head: VALUES values of the head, 32 apart, from `dim` on. The threads of a
+// warp do it together, with consecutive `dim`; each finds the factors of other chunks.
+template <typename T, int D, int VALUES>
+__device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Tile &tile, Chunks chunks, int row, int head,
+                                             int dim) {
+    const int end = chunks.end, lane = threadIdx.x % 32;
     size_t pair = (size_t)(tile.partial + row) * args.heads + head;
     const float *from = args.partials + pair * args.chunks * (D + 2);
     Running all = {-INFINITY, 0.f};
-    float o = 0.f;
-    // Loads some chunks before it uses the first.
+    float o[VALUES] = {};
+    // Chunks that are loaded together.
     constexpr int AHEAD = 16;
-    for (int chunk = first; chunk < chunks; chunk += AHEAD) {
-        Running parts[AHEAD];
-        float dots[AHEAD];
+    float dots[AHEAD][VALUES];
+    auto load = [&](int chunk) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const float *part = from + (size_t)min(chunk + i, chunks - 1) * (D + 2);
-            parts[i] = {part[D], part[D + 1]};
-            dots[i] = part[dim];
+            const float *part = from + (size_t)(chunk + i) * (D + 2) + dim;
+#pragma unroll
+            for (int n = 0; n < VALUES; n++) {
+                dots[i][n] = chunk + i < end ? part[n * 32] : 0.f;
+            }
         }
+    };
+    for (int base = chunks.first; base < end; base += 32) {
+        Running chunk = {-INFINITY, 0.f};
+        if (base + lane < end) {
+            const float *part = from + (size_t)(base + lane) * (D + 2) + D;
+            chunk = {part[0], part[1]};
+        }
+        load(base);
+        // The largest score up to each chunk is the same in any order.
+        float up_to = lane == 0 ? fmaxf(all.max, chunk.max) : chunk.max;
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (chunk + i < chunks) {
-                float to_all, to_chunk;
-                merge(all, parts[i], to_all, to_chunk);
-                o = fmaf(o, to_all, __fmul_rn(dots[i], to_chunk));
+        for (int distance = 1; distance < 32; distance *= 2) {
+            up_to = fmaxf(up_to, __shfl_up_sync(0xffffffffu, up_to, distance));
+        }
+        const float before = __shfl_up_sync(0xffffffffu, up_to, 1);
+        Running ignored = {lane == 0 ? all.max : before, 0.f};
+        float to_all, to_chunk;
+        merge(ignored, chunk, to_all, to_chunk);
+        all.max = __shfl_sync(0xffffffffu, up_to, 31);
+#pragma unroll
+        for (int half = 0; half < 32; half += AHEAD) {
+            if (half > 0 && base + half < end) {
+                load(base + half);
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const float by_all = __shfl_sync(0xffffffffu, to_all, half + i);
+                const float by_chunk = __shfl_sync(0xffffffffu, to_chunk, half + i);
+                const float sum = __shfl_sync(0xffffffffu, chunk.sum, half + i);
+                if (base + half + i < end) {
+                    all.sum = fmaf(all.sum, by_all, __fmul_rn(sum, by_chunk));
+#pragma unroll
+                    for (int n = 0; n < VALUES; n++) {
+                        o[n] = fmaf(o[n], by_all, __fmul_rn(dots[i][n], by_chunk));
+                    }
+                }
             }
         }
     }
     const float by = add_sink(all, args.scores, head);
-    out[((size_t)(tile.first + row) * args.heads + head) * D + dim] = narrow<T>(__fdividef(__fmul_rn(o, by), all.sum));
+    T *to = out + ((size_t)(tile.first + row) * args.heads + head) * D + dim;
+#pragma unroll
+    for (int n = 0; n < VALUES; n++) {
+        to[n * 32] = narrow<T>(__fdividef(__fmul_rn(o[n], by), all.sum));
+    }
 }
 
+// All chunks of a row of a tile and a head, for one value.
+template <typename T, int D>
+__device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Tile &tile, int row, int head, int dim) {
+    merge_chunks<T, D, 1>(out, args, tile, chunks_of(tile, args), row, head, dim);
+}

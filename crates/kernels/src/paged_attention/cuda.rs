@@ -6,7 +6,6 @@ use super::params::AttentionParams;
 use super::plan::Dims;
 use super::tables::{
     AttentionTables, CHUNK, GPU_HEAD_DIMS, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity,
-    max_tile_rows,
 };
 use candle_core::{DType, Result, Tensor};
 
@@ -15,7 +14,7 @@ const THREADS: usize = 256;
 const WEIGHTS: usize = CHUNK + 8;
 const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;
 /// With fewer thread blocks than this, each chunk of a sequence gets its own block: two blocks per
-/// multiprocessor of a large GPU.
+/// multiprocessor of a large GPU. The kernels have so many counters of chunks.
 const FULL: usize = 264;
 
 /// Bytes of shared memory that a block of the kernel for prompts needs.
@@ -108,7 +107,6 @@ pub(super) fn launch(
     } = tables.capacity;
     let split = chunks > 1 && tiles * dims.kv_heads < FULL;
     let named = |part: &str| format!("{part}_{}_{d}", gpu::suffix(dtype));
-    let kernel = |part| gpu::function(device, name, gpu::PAGED_ATTENTION, &named(part));
     let floats = match split {
         true => rows * dims.heads * chunks * (d + 2),
         false => 1,
@@ -123,11 +121,12 @@ pub(super) fn launch(
         params,
     };
     if tiles > 0 {
-        let attend = kernel(if split {
+        let kernel = named(if split {
             "attend_split"
         } else {
             "attend_whole"
-        })?;
+        });
+        let attend = gpu::function(device, name, gpu::PAGED_ATTENTION, &kernel)?;
         let bytes = shared_of_attention(d, dtype);
         let attend = attend.with_shared(bytes)?;
         let launch = attend
@@ -141,15 +140,6 @@ pub(super) fn launch(
         // SAFETY: the arguments match the kernel's parameters. `AttentionBatch` and `PagedAttention::dims`
         // have checked that rows and blocks are inside q and the pools.
         unsafe { args.add_to(launch)?.run(grid)? };
-    }
-    if split {
-        let merge = kernel("merge")?;
-        let grid = (tiles, dims.heads, max_tile_rows(dims.group()));
-        // SAFETY: as above.
-        unsafe {
-            args.add_to(merge.launch().tensor(&out)?)?
-                .run(gpu::grid(grid, d, 0))?
-        };
     }
     if tables.long > 0 {
         let prefill = gpu::function(device, "prefill", gpu::PREFILL, &named("prefill"))?;

@@ -93,7 +93,7 @@ struct Parts {
 }
 
 /// Maximum number of rows in a tile of a short span, with `group` query heads per K/V head.
-pub(super) fn max_tile_rows(group: usize) -> usize {
+fn max_tile_rows(group: usize) -> usize {
     MAX_QUERIES / group
 }
 

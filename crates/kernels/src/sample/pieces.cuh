@@ -29,12 +29,7 @@ struct Piece {
 __device__ bool is_last(uint32_t *arrived) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(arrived, 1u) + 1 == (uint32_t)gridDim.y;
-        if (last) {
-            *arrived = 0;
-        }
-        __threadfence();
+        last = is_last_of(arrived, gridDim.y);
     }
     __syncthreads();
     return last;
