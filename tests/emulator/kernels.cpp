@@ -7,6 +7,7 @@
 #include "norm.cu"
 #include "paged_attention/paged_attention.cu"
 #include "rope_kv_write.cu"
+#include "widen.cu"
 
 #include "check.h"
 #include <numeric>
@@ -294,6 +295,23 @@ void test_kv_move() {
     }
 }
 
+template <typename T, typename Kernel> void test_widen(Kernel kernel) {
+    const int blocks = 2, threads = 64, values = 8, most = blocks * threads * values;
+    const auto x = noise<T>(most + 1);
+    // Aligned or not; the last values of a thread are missing, or all of some threads.
+    for (int first : {0, 1}) {
+        for (int count : {most, most - 3, most - 30, 5}) {
+            vector<float> out(most + 1, 7.f);
+            launch({blocks, 1, 1}, threads, [&] { kernel(x.data() + first, out.data(), count); });
+            bool fits = true;
+            for (int i = 0; i <= most; i++) {
+                fits &= out[i] == (i < count ? widen(x[first + i]) : 7.f);
+            }
+            CHECK(fits, "%d values from %d on in f32", count, first);
+        }
+    }
+}
+
 // All of a head's values are rotated, a part, or none; each head has a norm, or all have one.
 void test_rope_kv_write(int half, bool normed, bool whole) {
     const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads, num_slots = 5;
@@ -385,6 +403,9 @@ int main() {
     test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, {});
     test_norm();
     test_kv_move();
+    test_widen<float>(widen_f32);
+    test_widen<f16>(widen_f16);
+    test_widen<bf16>(widen_bf16);
     for (int half : {8, 3, 0}) {
         test_rope_kv_write(half, false, false);
         test_rope_kv_write(half, true, false);

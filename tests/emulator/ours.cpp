@@ -9,6 +9,7 @@
 #include "rope_kv_write.cu"
 #include "sample/sample.cu"
 #include "sample/top_logits.cu"
+#include "widen.cu"
 
 #include "gpu.h"
 
@@ -20,6 +21,7 @@ namespace {
     ADD(attend_split_##NAME##_##D)
 #define ADD_FLOAT(T, NAME)                                                                         \
     ADD(kv_move_##NAME)                                                                            \
+    ADD(widen_##NAME)                                                                              \
     ADD(add_norm_##NAME)                                                                           \
     ADD(rope_kv_write_##NAME)                                                                      \
     ADD(glu_silu_##NAME)                                                                           \

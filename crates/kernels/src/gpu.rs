@@ -335,8 +335,9 @@ impl Outputs {
     }
 }
 
-/// A new tensor of `count` elements, whose values are not specified.
-fn allocate(device: &CudaDevice, dtype: DType, count: usize) -> Result<Tensor> {
+/// A new tensor of `count` elements, whose values are not specified. See [`output`] for those that ops return; only this
+/// one is not overwritten by later ones while a graph is recorded.
+pub(super) fn allocate(device: &CudaDevice, dtype: DType, count: usize) -> Result<Tensor> {
     with_float!("output", dtype, T => {
         // SAFETY: the caller's kernel writes every element that is read.
         let slice = unsafe { device.alloc::<T>(count)? };

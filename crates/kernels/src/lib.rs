@@ -43,6 +43,7 @@ mod slots;
 mod span;
 mod states;
 mod storage;
+mod widen;
 
 /// Whether this program has the CUDA kernels.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
@@ -75,3 +76,4 @@ pub use short_conv::{short_conv, short_conv_write};
 pub use slots::Slots;
 pub use span::Span;
 pub use states::{KeptState, StatePool, StateRows, StateShape, StateStart};
+pub use widen::{widen_to, widened};

@@ -9,7 +9,7 @@ use foretoken_core::error::Result;
 use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, Model, ModelInfo};
 use foretoken_kernels::graph::{Graph, Recorder};
-use foretoken_kernels::{AttentionBatch, AttentionTables, EXACT_ROWS, TableCapacity};
+use foretoken_kernels::{AttentionBatch, AttentionTables, EXACT_ROWS, TableCapacity, widen_to};
 use std::collections::HashMap;
 
 /// Maximum number of rows for which the number of query heads for each key may be so large that a row of them fills
@@ -202,7 +202,7 @@ impl GraphedDecoder {
         };
         let work = || -> Result<()> {
             let again = run()?;
-            logits.slice_set(&again.logits, 0, 0)?;
+            widen_to(&logits, &again.logits)?;
             if let (Some(tapped), Some(again)) = (&output.tapped, &again.tapped) {
                 tapped.slice_set(again, 0, 0)?;
             }

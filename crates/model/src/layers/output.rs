@@ -7,6 +7,7 @@ use crate::names;
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
+use foretoken_kernels::widened;
 
 /// An output layer, possibly of some ids only. A clone shares the weights.
 #[derive(Clone)]
@@ -74,7 +75,7 @@ impl OutputLayer {
     /// # Errors
     /// If the device fails.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.finish(self.linear.forward(x)?.to_dtype(DType::F32)?)
+        self.finish(widened(&self.linear.forward(x)?)?)
     }
 
     /// The logits whose products are `logits`, `[rows, outputs]` f32.
