@@ -357,14 +357,16 @@ void test_rope_kv_write(int half, bool normed, bool whole) {
 }
 
 template <typename Kernel> void test_glu(const char *name, Kernel kernel, double (*activation)(double)) {
-    const int rows = 2, width = 33;
-    auto both = noise<float>(rows * 2 * width);
-    vector<float> out(rows * width);
-    launch({1, 1, 1}, 256, [&] { kernel(both.data(), out.data(), width, rows * width); });
-    for (int i = 0; i < rows * width; i++) {
-        const float *of = &both[i / width * 2 * width + i % width];
-        double want = activation(of[0]) * of[width];
-        CHECK(off(out[i], want) < precision<float>(), "%s gives %g for %g", name, out[i], want);
+    const int rows = 3;
+    for (int width : {33, 34}) {
+        auto both = noise<float>(rows * 2 * width);
+        vector<float> out(rows * width);
+        launch({1, 1, 1}, 256, [&] { kernel(both.data(), out.data(), width, rows * width); });
+        for (int i = 0; i < rows * width; i++) {
+            const float *of = &both[i / width * 2 * width + i % width];
+            double want = activation(of[0]) * of[width];
+            CHECK(off(out[i], want) < precision<float>(), "%s gives %g for %g", name, out[i], want);
+        }
     }
 }
 

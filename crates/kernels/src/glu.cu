@@ -1,17 +1,31 @@
 // activation(gate) * up.
 #include "glu.cuh"
 
-// gate_up: [rows, 2 * width], out: [rows, width]. Each thread computes one value.
+// gate_up: [rows, 2 * width], out: [rows, width]. Each thread computes two values, which are next to each other if the
+// width is even.
 template <float (*ACTIVATION)(float), typename T>
 __device__ void glu(const T *gate_up, T *out, int width, uint32_t count) {
+    struct alignas(2 * sizeof(T)) Pair {
+        T first, second;
+    };
+    const uint32_t i = 2 * (blockIdx.x * blockDim.x + threadIdx.x);
+    auto from = [&](uint32_t i) { return gate_up + (size_t)(i / width) * 2 * width + i % width; };
     wait_for_previous();
-    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) {
         return;
     }
-    uint32_t row = i / width, column = i % width;
-    const T *from = gate_up + (size_t)row * 2 * width + column;
-    out[i] = gated<ACTIVATION>(from[0], from[width]);
+    const T *gate = from(i);
+    if (width % 2 == 0) {
+        const Pair gates = *reinterpret_cast<const Pair *>(gate), ups = *reinterpret_cast<const Pair *>(gate + width);
+        const T first = gated<ACTIVATION>(gates.first, ups.first), second = gated<ACTIVATION>(gates.second, ups.second);
+        *reinterpret_cast<Pair *>(out + i) = {first, second};
+        return;
+    }
+    out[i] = gated<ACTIVATION>(gate[0], gate[width]);
+    if (i + 1 < count) {
+        gate = from(i + 1);
+        out[i + 1] = gated<ACTIVATION>(gate[0], gate[width]);
+    }
 }
 
 #define ACTIVATED(ACTIVATION, T, NAME)                                                             \

@@ -174,6 +174,8 @@ mod cuda {
     use candle_core::{Result, Tensor};
 
     const THREADS: usize = 256;
+    /// Values of a thread.
+    const VALUES: usize = 2;
 
     /// Launches the kernel.
     pub fn launch(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
@@ -197,9 +199,10 @@ mod cuda {
             .tensor(&out)?
             .int(width)
             .int(count);
+        let blocks = count.div_ceil(THREADS * VALUES);
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
         // writes.
-        unsafe { launch.run(gpu::grid((count.div_ceil(THREADS), 1, 1), THREADS, 0))? };
+        unsafe { launch.run(gpu::grid((blocks, 1, 1), THREADS, 0))? };
         Ok(out)
     }
 }

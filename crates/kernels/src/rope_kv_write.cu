@@ -13,15 +13,15 @@ __device__ void rope_kv_write(const Heads<T> &all, const uint32_t *slots, T *q, 
     int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int row = warp / all.all, head = warp % all.all;
     const uint32_t slot = row < rows ? slots[row] : 0;
-    wait_for_previous();
     if (row >= rows || (head >= all.heads && slot == NO_SLOT)) {
+        wait_for_previous();
         return;
     }
     auto place = [&](T *pool, int kv_head) { return pool + ((size_t)slot * kv_heads + kv_head) * all.d; };
     T *to = head < all.heads              ? q + ((size_t)row * all.heads + head) * all.d
             : head < all.heads + kv_heads ? place(k_pool, head - all.heads)
                                           : place(v_pool, head - all.heads - kv_heads);
-    all.write(row, head, to);
+    all.write(row, head, to, [] { wait_for_previous(); });
 }
 
 #define KERNEL(T, NAME)                                                                            \

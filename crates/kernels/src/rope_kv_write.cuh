@@ -12,42 +12,94 @@ template <typename T> struct Heads {
 
     __device__ __forceinline__ int kv_heads() const { return (all - heads) / 2; }
 
-    // Writes a head of a row to `to`.
-    __device__ __forceinline__ void write(int row, int head, T *to) const {
+    // Writes a head of a row to `to`. Calls `wait` before it reads anything of qkv, and after it has begun to read the rest.
+    template <typename Wait> __device__ __forceinline__ void write(int row, int head, T *to, Wait wait) const {
+        // A thread loads so many pairs or values before it stores the first: the compiler does not know that no load
+        // reads what was stored.
+        constexpr int PAIRS = 2, VALUES = 4;
         const int lane = threadIdx.x % 32;
         const T *x = qkv + ((size_t)row * all + head) * d;
-        if (head >= heads + kv_heads()) {
-            for (int i = lane; i < d; i += 32) {
-                to[i] = x[i];
-            }
-            return;
+        const bool key = head >= heads, value = head >= heads + kv_heads();
+        const int pairs = value ? 0 : half;
+        const T *norm = value ? nullptr : key ? k_norm : q_norm;
+        // All heads together have one norm, or each has its own.
+        const T *from = whole ? qkv + ((size_t)row * all + (key ? heads : 0)) * d : x;
+        const int width = whole ? (key ? kv_heads() : heads) * d : d;
+        if (norm != nullptr) {
+            norm += x - from;
         }
-        const bool key = head >= heads;
-        const T *norm = key ? k_norm : q_norm;
+        T c[PAIRS] = {}, s[PAIRS] = {}, by_a[PAIRS] = {}, by_b[PAIRS] = {};
+        auto load_factors = [&](int first) {
+#pragma unroll
+            for (int n = 0; n < PAIRS; n++) {
+                const int i = first + 32 * n;
+                if (i < pairs) {
+                    c[n] = cos[row * half + i];
+                    s[n] = sin[row * half + i];
+                    if (norm != nullptr) {
+                        by_a[n] = norm[i];
+                        by_b[n] = norm[i + half];
+                    }
+                }
+            }
+        };
+        load_factors(lane);
+        wait();
         float scale = 1.f;
         if (norm != nullptr) {
-            // All heads together have one norm, or each has its own.
-            const T *from = whole ? qkv + ((size_t)row * all + (key ? heads : 0)) * d : x;
-            const int width = whole ? (key ? kv_heads() : heads) * d : d;
-            norm += x - from;
             float square = 0.f;
             for (int i = lane; i < width; i += 32) {
                 square = fmaf(widen(from[i]), widen(from[i]), square);
             }
             scale = rsqrtf(warp_sum(square) / width + eps);
         }
-        for (int i = lane; i < half; i += 32) {
-            float a = widen(x[i]), b = widen(x[i + half]);
-            if (norm != nullptr) {
-                a = a * scale * widen(norm[i]);
-                b = b * scale * widen(norm[i + half]);
+        for (int first = lane; first < pairs; first += 32 * PAIRS) {
+            if (first > lane) {
+                load_factors(first);
             }
-            float c = widen(cos[row * half + i]), s = widen(sin[row * half + i]);
-            to[i] = narrow<T>(__fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s)));
-            to[i + half] = narrow<T>(__fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c)));
+            T left[PAIRS] = {}, right[PAIRS] = {};
+#pragma unroll
+            for (int n = 0; n < PAIRS; n++) {
+                const int i = first + 32 * n;
+                if (i < pairs) {
+                    left[n] = x[i];
+                    right[n] = x[i + half];
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < PAIRS; n++) {
+                const int i = first + 32 * n;
+                if (i < pairs) {
+                    float a = widen(left[n]), b = widen(right[n]);
+                    if (norm != nullptr) {
+                        a = a * scale * widen(by_a[n]);
+                        b = b * scale * widen(by_b[n]);
+                    }
+                    to[i] = narrow<T>(__fsub_rn(__fmul_rn(a, widen(c[n])), __fmul_rn(b, widen(s[n]))));
+                    to[i + half] = narrow<T>(__fadd_rn(__fmul_rn(a, widen(s[n])), __fmul_rn(b, widen(c[n]))));
+                }
+            }
         }
-        for (int i = 2 * half + lane; i < d; i += 32) {
-            to[i] = norm != nullptr ? narrow<T>(widen(x[i]) * scale * widen(norm[i])) : x[i];
+        for (int first = 2 * pairs + lane; first < d; first += 32 * VALUES) {
+            T values[VALUES] = {};
+#pragma unroll
+            for (int n = 0; n < VALUES; n++) {
+                if (first + 32 * n < d) {
+                    values[n] = x[first + 32 * n];
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < VALUES; n++) {
+                const int i = first + 32 * n;
+                if (i < d) {
+                    to[i] = norm != nullptr ? narrow<T>(widen(values[n]) * scale * widen(norm[i])) : values[n];
+                }
+            }
         }
+    }
+
+    // As above, when all of qkv can be read.
+    __device__ __forceinline__ void write(int row, int head, T *to) const {
+        write(row, head, to, [] {});
     }
 };
