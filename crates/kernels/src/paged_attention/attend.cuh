@@ -21,6 +21,7 @@
 // warp has the part number warp / 2. Within a warp, a thread has the queries and values that it has in a
 // product on tensor cores: see tensor.cuh.
 constexpr int MAX_QUERIES = 32, PARTS = 4, THREADS = MAX_QUERIES / 16 * PARTS * 32;
+static_assert(CHUNK <= THREADS, "each thread finds a key");
 // Floats from one query's weights to the next one's; padded against bank conflicts.
 constexpr int WEIGHTS = CHUNK + 8;
 
@@ -252,7 +253,6 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         const int base = chunk * CHUNK, count = min(CHUNK, (shares ? keys : row.keys()) - base);
         const int from_query = shares ? 0 : pass * group, to_query = shares ? queries : from_query + group;
         team.sync();
-        static_assert(CHUNK <= THREADS, "each thread finds a key");
         if (const int key = team.thread(); key < CHUNK) {
             int slot = -1;
             if (key < count) {
@@ -316,12 +316,12 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         constexpr int WARPS = THREADS / 32, AT_A_TIME = 2;
         for (int query = from_query + warp; query < to_query; query += AT_A_TIME * WARPS) {
             float *weights = shared.weights + query * WEIGHTS + threadIdx.x % 32;
-            float a[AT_A_TIME], b[AT_A_TIME], max[AT_A_TIME], sum[AT_A_TIME];
+            float a[AT_A_TIME] = {}, b[AT_A_TIME] = {}, max[AT_A_TIME], sum[AT_A_TIME];
 #pragma unroll
             for (int i = 0; i < AT_A_TIME; i++) {
-                const bool exists = query + i * WARPS < to_query;
-                a[i] = exists ? weights[i * WARPS * WEIGHTS] : 0.f;
-                b[i] = exists ? weights[i * WARPS * WEIGHTS + 32] : 0.f;
+                if (query + i * WARPS < to_query) {
+                    a[i] = weights[i * WARPS * WEIGHTS], b[i] = weights[i * WARPS * WEIGHTS + 32];
+                }
                 max[i] = fmaxf(a[i], b[i]);
             }
 #pragma unroll
@@ -432,13 +432,11 @@ template <typename T, int D, int VALUES>
 __device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Tile &tile, Chunks chunks, int row, int head,
                                              int dim) {
     const int end = chunks.end, lane = threadIdx.x % 32;
-    size_t pair = (size_t)(tile.partial + row) * args.heads + head;
-    const float *from = args.partials + pair * args.chunks * (D + 2);
+    const float *from = args.partials + ((size_t)(tile.partial + row) * args.heads + head) * args.chunks * (D + 2);
     Running all = {-INFINITY, 0.f};
-    float o[VALUES] = {};
     // Chunks that are loaded together.
     constexpr int AHEAD = 16;
-    float dots[AHEAD][VALUES];
+    float o[VALUES] = {}, dots[AHEAD][VALUES];
     auto load = [&](int chunk) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -463,9 +461,9 @@ __device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Til
             up_to = fmaxf(up_to, __shfl_up_sync(0xffffffffu, up_to, distance));
         }
         const float before = __shfl_up_sync(0xffffffffu, up_to, 1);
-        Running ignored = {lane == 0 ? all.max : before, 0.f};
+        Running earlier = {lane == 0 ? all.max : before, 0.f};
         float to_all, to_chunk;
-        merge(ignored, chunk, to_all, to_chunk);
+        merge(earlier, chunk, to_all, to_chunk);
         all.max = __shfl_sync(0xffffffffu, up_to, 31);
 #pragma unroll
         for (int half = 0; half < 32; half += AHEAD) {
