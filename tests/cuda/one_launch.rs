@@ -62,13 +62,19 @@ fn steps_have_the_bits_of_single_kernels() {
     .concat();
     for (source, kind) in [
         (shape(folder.path(), "llama", 64, &[]), Some(BlockType::Q4K)),
-        (shape(folder.path(), "llama", 64, &[]), Some(BlockType::Q8_0)),
+        (
+            shape(folder.path(), "llama", 64, &[]),
+            Some(BlockType::Q8_0),
+        ),
         (shape(folder.path(), "llama", 64, &[]), None),
         (
             shape(folder.path(), "qwen2", 64, &[("draft_vocab_size", 200)]),
             Some(BlockType::Q6K),
         ),
-        (shape(folder.path(), "qwen3", 128, &[]), Some(BlockType::Q4_0)),
+        (
+            shape(folder.path(), "qwen3", 128, &[]),
+            Some(BlockType::Q4_0),
+        ),
         (shape(folder.path(), "qwen3", 128, &[]), None),
     ] {
         let (want, got, log) = both(&source, kind, |model| logits(model, &tokens, &cuts));

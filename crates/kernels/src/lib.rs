@@ -56,7 +56,8 @@ pub use bandwidth::read_bandwidth;
 pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
 pub use device::{device, device_memory, keep_freed_memory};
 pub use forward::{
-    ForwardLayer, ForwardLinear, ForwardModel, ForwardPlan, ForwardRows, ForwardWeight, MAX_FORWARD_ROWS,
+    ForwardLayer, ForwardLinear, ForwardModel, ForwardPlan, ForwardRows, ForwardWeight,
+    MAX_FORWARD_ROWS,
 };
 pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
