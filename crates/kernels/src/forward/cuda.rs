@@ -179,7 +179,8 @@ impl Plan {
         let partials = gpu::scratch(cuda, self.partials(rows, capacity.chunks).max(1))?;
         let (cos, sin) = inputs.angles.unzip();
         let bytes = ring_at + ring_slots * 2 * self.half_bytes;
-        let kernel = kernel(cuda, self.dtype, tiles(rows))?.with_shared(bytes)?;
+        // The limit belongs to the function, which other plans and numbers of rows use, too.
+        let kernel = kernel(cuda, self.dtype, tiles(rows))?.with_shared(self.gpu.1)?;
         let launch = kernel.launch().tensor(&self.plan)?.tensor(inputs.x)?;
         let launch = launch.optional(cos)?.optional(sin)?;
         let launch = launch.tensor(inputs.slots.tensor())?;
@@ -224,7 +225,8 @@ impl Plan {
             && angles_fit
             && (slots.len(), slots.num_slots()) == (rows, self.pool.1)
             && (batch.rows(), pool) == (rows, self.pool)
-            && wanted.dtype() == DType::U32;
+            && wanted.dtype() == DType::U32
+            && wanted.dims1()? <= rows;
         if !fits {
             candle_core::bail!("forward: {x:?}, {angles:?}, {slots:?} and {pool:?} do not fit");
         }

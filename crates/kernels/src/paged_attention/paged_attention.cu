@@ -6,8 +6,8 @@ constexpr int MAX_PAIRS = 264;
 // Blocks of chunks that a multiprocessor has at a time, if its shared memory has room for them: most of their time, they
 // wait for memory and for one another.
 constexpr int BLOCKS = 4;
-// The blocks that have computed a chunk of a pair; 0 between kernels. Each module has its own, and kernels of a module
-// follow one another in one stream.
+// The blocks that have computed a chunk of a pair; 0 between kernels. Each module has its own, and its kernels follow one
+// another in one stream, which each thread of the host has for itself: one thread uses a device.
 static __device__ uint32_t arrived[MAX_PAIRS];
 
 // A block, which takes an item; the queries are in global memory.
