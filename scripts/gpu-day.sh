@@ -2,7 +2,7 @@
 # Everything that we want of a GPU, for a day on which one is lent to us, in the order of its worth:
 #
 #   scripts/gpu-day.sh [--dry] [--out DIR] [--results DIR] [--list] [--again] [--budget SECONDS] [PART...]
-#   scripts/gpu-day.sh --pack FILE
+#   scripts/gpu-day.sh --pack FILE [--beside]
 #
 # Each part has a time limit, and leaves DIR/PART.txt (what it printed) and, when it has ended, DIR/PART.done
 # (exit code and seconds). Run again, the script goes on where it was: it leaves out what is done, and repeats a
@@ -20,6 +20,8 @@
 #              machine of a GPU that has nothing but bash, python3 and a driver: without cargo, toolkit, network or
 #              repository. There, after `tar -xf FILE`: foretoken-gpu-day/scripts/gpu-day.sh --budget 540. CUDA's libraries
 #              may be those of Python's wheels (nvidia-cublas and so on, which PyTorch brings)
+#   --beside   packs the programs alone, for a machine that has this checkout: there, in its root, after `tar -xf FILE`:
+#              scripts/gpu-day.sh --budget 540
 #
 # The results are gpu-day.tar.gz, which tells the script what is done if it is unpacked in DIR on another machine, and
 # summary.txt, both written anew after every part; and in pieces, as far as there is room, the weights and the corpus from
@@ -133,6 +135,7 @@ need_smollm2() {
 # Programs and files that --pack has packed.
 use_packed() {
     [ -e PACKED ] || return 0
+    [ ! -e bin/embedded.json ] || restore_embedded
     export FORETOKEN=${FORETOKEN:-bin/foretoken} FORETOKEN_UNPACKED=$PWD
     export FORETOKEN_TESTS=${FORETOKEN_TESTS:-$(compgen -G 'bin/cuda*' | tr '\n' ' ')}
     if [ -x bin/gpu ]; then
@@ -290,7 +293,7 @@ save() {
     [ "$kept" -ef "$out" ] || cp "$out/summary.txt" "$kept/"
 }
 
-dry="" again="" budget="" out="" kept="" names=() part="" deadline="" packed=""
+dry="" again="" budget="" out="" kept="" names=() part="" deadline="" packed="" beside=""
 while [ $# -gt 0 ]; do
     case $1 in
         --dry) dry=1 ;;
@@ -298,6 +301,7 @@ while [ $# -gt 0 ]; do
         --out) out=${2:?--out needs a folder} && shift ;;
         --results) kept=${2:?--results needs a folder} && shift ;;
         --pack) packed=${2:?--pack needs a file} && shift ;;
+        --beside) beside=1 ;;
         --budget) budget=${2:?--budget needs seconds} && shift ;;
         --list)
             awk '{ printf "%-12s %5s s  ", $1, $2; for (i = 4; i <= NF; i++) printf "%s ", $i; print "" }' <<<"$parts"

@@ -31,14 +31,50 @@ add_program() {
 
 # Programs that are nearly the same follow each other, so that what they share is packed once.
 compress() {
-    tar -C "$stage" --sort=name --owner=0 --group=0 -c foretoken-gpu-day | xz --lzma2=preset=6,dict=96MiB >"$stage/new"
+    local what=(foretoken-gpu-day)
+    [ -z "$beside" ] || what=(bin PACKED)
+    tar -C "$stage" --sort=name --owner=0 --group=0 -c "${what[@]}" | xz --lzma2=preset=6,dict=256MiB >"$stage/new"
     size=$(stat -c %s "$stage/new")
+}
+
+# Replaces the files of the checkout that programs embed by zeros, and lists them in bin/embedded.json.
+leave_out_embedded() {
+    python3 - "$top/bin" models/default/*.gguf <<'PYTHON'
+import json, pathlib, sys
+
+folder, holes = pathlib.Path(sys.argv[1]), []
+for program in folder.iterdir():
+    code = bytearray(program.read_bytes())
+    for name in sys.argv[2:]:
+        file = pathlib.Path(name).read_bytes()
+        at = code.find(file)
+        while at >= 0:
+            code[at : at + len(file)] = bytes(len(file))
+            holes.append([program.name, name, at])
+            at = code.find(file, at + len(file))
+    program.write_bytes(code)
+(folder / "embedded.json").write_text(json.dumps(holes))
+PYTHON
+}
+
+# Puts these files back into the programs.
+restore_embedded() {
+    python3 - <<'PYTHON'
+import json, os, pathlib
+
+for program, name, at in json.loads(pathlib.Path("bin/embedded.json").read_text()):
+    with open(f"bin/{program}", "r+b") as code:
+        code.seek(at)
+        code.write(pathlib.Path(name).read_bytes())
+os.remove("bin/embedded.json")
+PYTHON
 }
 
 # pack FILE
 pack() {
     local stage=target/gpu-day-pack top test name size
     top=$stage/foretoken-gpu-day
+    [ -z "$beside" ] || top=$stage
     rm -rf "$stage"
     mkdir -p "$top/bin"
     find_programs
@@ -49,19 +85,24 @@ pack() {
         # Without cargo's hash.
         add_program "$test" "$(sed -E 's/-[0-9a-f]{16}$//' <<<"$name")"
     done
-    packed_files | xargs cp -r --parents -t "$top"
+    [ -n "$beside" ] || packed_files | xargs cp -r --parents -t "$top"
     {
         git log -1 --format='commit %h, %cs' 2>/dev/null || echo "no commit is known"
         git status --porcelain --untracked-files=no 2>/dev/null | sed 's/^/changed since:/'
     } >"$top/PACKED"
+    if [ -n "$beside" ]; then
+        leave_out_embedded
+    fi
     compress
-    if [ -e "$smollm2" ] && [ $((size + $(stat -Lc %s "$smollm2"))) -le "$most" ]; then
+    if [ -n "$beside" ]; then
+        echo "programs alone"
+    elif [ -e "$smollm2" ] && [ $((size + $(stat -Lc %s "$smollm2"))) -le "$most" ]; then
         cp -L --parents "$smollm2" "$top"
         compress
     else
         echo "without SmolLM2: $([ -e "$smollm2" ] && echo "there is no room for it" || echo "there is no $smollm2")"
     fi
-    (cd "$top" && du -ch bin/* models/*/* | sort -rh | head -n 12)
+    (cd "$top" && { compgen -G 'bin/*' && compgen -G 'models/*/*' || true; } | xargs du -ch | sort -rh | head -n 12)
     if [ "$size" -gt "$most" ]; then
         fail "the archive would have $((size / 1000000)) MB, more than $((most / 1000000)): leave out a program"
     fi
