@@ -351,7 +351,7 @@ async fn wrong_tools_and_messages_are_named() {
         ),
         (
             "tools",
-            function(json!({"name": "x".repeat(65)})),
+            function(json!({"name": "x".repeat(129)})),
             "tools[0].function.name",
         ),
         (

@@ -8,9 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, to_value};
 
-/// OpenAI's limits.
+/// OpenAI's limit of tools, and Anthropic's of names, which is twice OpenAI's.
 const MAX_TOOLS: usize = 128;
-const MAX_NAME_BYTES: usize = 64;
+const MAX_NAME_BYTES: usize = 128;
 
 /// Maximum bytes of the JSON of all tools.
 const MAX_TOOLS_BYTES: usize = 256 * 1024;
@@ -29,7 +29,7 @@ pub(super) struct Tool {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "FunctionDefinition")]
 pub(super) struct Function {
-    #[schemars(regex(pattern = r"^[A-Za-z0-9_-]{1,64}$"))]
+    #[schemars(regex(pattern = r"^[A-Za-z0-9_-]{1,128}$"))]
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,

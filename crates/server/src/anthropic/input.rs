@@ -25,6 +25,8 @@ pub(super) struct MessageTurn {
 enum TurnRole {
     User,
     Assistant,
+    /// What some clients add to the field `system` later on.
+    System,
 }
 
 /// A part of a message.
@@ -116,6 +118,7 @@ pub(super) fn messages(
         match turn.role {
             TurnRole::User => user(&at, turn.content, &mut messages)?,
             TurnRole::Assistant => messages.push(assistant(&at, turn.content)?),
+            TurnRole::System => system_turn(&at, turn.content, &mut messages)?,
         }
     }
     Ok(messages)
@@ -129,7 +132,7 @@ fn user(
 ) -> Result<()> {
     let blocks = match content {
         TextOr::Text(text) => {
-            says(text, messages);
+            says("user", text, messages);
             return Ok(());
         }
         TextOr::List(blocks) => blocks,
@@ -138,7 +141,7 @@ fn user(
         let at = at.index(i);
         block.check(&at)?;
         match block.kind {
-            InputBlockKind::Text => says(required(at.key("text"), block.text)?, messages),
+            InputBlockKind::Text => says("user", required(at.key("text"), block.text)?, messages),
             InputBlockKind::ToolResult => {
                 let id = required(at.key("tool_use_id"), block.tool_use_id)?;
                 let mut result = ChatMessage::of_tool(id, block.content.unwrap_or_default());
@@ -154,14 +157,38 @@ fn user(
     Ok(())
 }
 
-/// Adds to what the user said last, if nobody spoke since: turns of the same role are one.
-fn says(text: String, messages: &mut Vec<ChatMessage>) {
-    match messages.last_mut().filter(|last| last.role == "user") {
+/// Adds instructions at their place in the chat.
+fn system_turn(
+    at: &FieldPath,
+    content: TextOr<InputBlock>,
+    messages: &mut Vec<ChatMessage>,
+) -> Result<()> {
+    let blocks = match content {
+        TextOr::Text(text) => {
+            says("system", text, messages);
+            return Ok(());
+        }
+        TextOr::List(blocks) => blocks,
+    };
+    for (i, block) in blocks.into_iter().enumerate() {
+        let at = at.index(i);
+        block.check(&at)?;
+        match block.kind {
+            InputBlockKind::Text => says("system", required(at.key("text"), block.text)?, messages),
+            _ => return wrong(at.key("type"), "must be text"),
+        }
+    }
+    Ok(())
+}
+
+/// Adds to what this role said last, if nobody spoke since: turns of the same role are one.
+fn says(role: &str, text: String, messages: &mut Vec<ChatMessage>) {
+    match messages.last_mut().filter(|last| last.role == role) {
         Some(last) => {
             last.content.push('\n');
             last.content.push_str(&text);
         }
-        None => messages.push(ChatMessage::new("user", text)),
+        None => messages.push(ChatMessage::new(role, text)),
     }
 }
 
@@ -241,6 +268,17 @@ mod tests {
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "2"}]},
         ]);
         let system = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        let later = json!([
+            {"role": "system", "content": "c"},
+            {"role": "user", "content": "Hi"},
+            {"role": "system", "content": [{"type": "text", "text": "d"}, {"type": "text", "text": "e"}]},
+        ]);
+        let expected = json!([
+            {"role": "system", "content": "a\nb\nc"},
+            {"role": "user", "content": "Hi"},
+            {"role": "system", "content": "d\ne"},
+        ]);
+        assert_eq!(read(&system, &later).expect("fine"), expected);
         let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}});
         let expected = json!([
             {"role": "system", "content": "a\nb"},
@@ -302,6 +340,10 @@ mod tests {
             (
                 both(json!([{"type": "text", "text": "x", "input": {}}])),
                 "messages[0].content[0].input",
+            ),
+            (
+                json!([{"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}]),
+                "messages[0].content[0].type",
             ),
             (
                 both(json!([{"type": "server_tool_use"}])),

@@ -10,7 +10,7 @@ use crate::prompt::{with_effort, with_variable};
 use crate::structured::FlatFormat;
 use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
 use crate::wire::{self, required, wrong};
-use foretoken_core::error::{FieldPath, Result};
+use foretoken_core::error::{FieldPath, Result, clipped};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub(crate) struct MessageFields {
     #[schemars(required)]
     messages: Option<Vec<MessageTurn>>,
     stop_sequences: Option<Vec<String>>,
-    tools: Option<Vec<FlatTool<Option<ToolKind>>>>,
+    tools: Option<Vec<FlatTool<Option<String>>>>,
     tool_choice: Option<MessageToolChoice>,
     thinking: Option<Thinking>,
     output_config: Option<OutputConfig>,
@@ -43,14 +43,22 @@ pub(crate) struct MessageFields {
     chat_template_kwargs: Option<Map<String, Value>>,
     include_reasoning: Option<bool>,
     parallel_tool_calls: Option<bool>,
+    /// What of earlier turns may be left out of the prompt: nothing is.
+    #[serde(rename = "context_management")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    _context_management: Option<IgnoredAny>,
 }
 
-/// The server has no tools of its own.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum ToolKind {
-    Custom,
-}
+/// The type of tools that the client runs. The server has none of its own.
+const CUSTOM: &str = "custom";
+/// Keys that tell how a tool is cached, searched for and streamed: all are in the prompt, and arguments are streamed as they
+/// come.
+const HINTS: [&str; 4] = [
+    "cache_control",
+    "defer_loading",
+    "eager_input_streaming",
+    "allowed_callers",
+];
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct MessageToolChoice {
@@ -213,6 +221,10 @@ impl Context<'_> {
         };
         let enabled = thinking.kind != ThinkingKind::Disabled;
         if enabled && self.reasoning_format.is_none() {
+            // How much the model thinks is left to it.
+            if thinking.kind == ThinkingKind::Adaptive {
+                return Ok(kwargs);
+            }
             return wrong(
                 "thinking",
                 "is not supported by this model: leave it out, or start the server with --reasoning-parser",
@@ -222,15 +234,26 @@ impl Context<'_> {
     }
 }
 
-/// A chat's tools. What tells how they are cached is left out: everything is.
-fn tools(list: Vec<FlatTool<Option<ToolKind>>>) -> Result<Vec<Tool>> {
-    let tool = |(i, mut tool): (usize, FlatTool<_>)| {
+/// A chat's tools. Those that another server runs itself, which have other types, are left out: the model can answer
+/// without them.
+fn tools(list: Vec<FlatTool<Option<String>>>) -> Result<Vec<Tool>> {
+    let mut tools = Vec::with_capacity(list.len());
+    for (i, mut tool) in list.into_iter().enumerate() {
+        if let Some(kind) = tool.kind.as_deref().filter(|kind| *kind != CUSTOM) {
+            let kind = clipped(kind);
+            tracing::warn!(
+                "a tool of type {kind} is left out: this server has no tools of its own"
+            );
+            continue;
+        }
         let at = FieldPath::from("tools").index(i);
         required(at.key("input_schema"), tool.function.parameters.as_ref())?;
-        tool.function.others.remove("cache_control");
-        Ok(tool.into())
-    };
-    list.into_iter().enumerate().map(tool).collect()
+        for hint in HINTS {
+            tool.function.others.remove(hint);
+        }
+        tools.push(tool.into());
+    }
+    Ok(tools)
 }
 
 fn tool_choice(choice: MessageToolChoice) -> Result<ToolChoice> {
