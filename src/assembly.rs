@@ -45,5 +45,6 @@ pub fn state(
         .with_reasoning_parser(config.http.reasoning_parser)
         .with_limits(config.http.limits.clone())
         .with_origins(config.http.origins.clone(), &config.http.host)
-        .with_ui(!config.http.no_ui))
+        .with_ui(!config.http.no_ui)
+        .with_strict_max_tokens(config.http.strict_max_tokens))
 }

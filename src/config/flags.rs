@@ -295,6 +295,10 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub no_parse_special: bool,
+    /// Refuse a max_tokens that the context has no room for, instead of cutting it to what fits.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub strict_max_tokens: bool,
     /// Serve only the API, without the web page at /.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]

@@ -149,7 +149,7 @@ async fn answers_and_refusals_have_the_shapes_of_the_document() {
         ("/v1/completions", ids, 200),
         (
             "/v1/completions",
-            json!({"prompt": "a", "max_tokens": 1000}),
+            json!({"prompt": "a".repeat(1000), "max_tokens": 1}),
             400,
         ),
         ("/v1/completions", json!({"prompt": "a", "model": "b"}), 404),

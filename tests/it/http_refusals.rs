@@ -82,10 +82,10 @@ async fn refusals_have_openais_shape() {
         .await;
         assert_eq!(told["param"], param);
     }
-    let long = json!({"prompt": "a", "max_tokens": 1000, "stream": true});
+    let long = json!({"prompt": "a".repeat(1000), "max_tokens": 1, "stream": true});
     let long = server.post("/v1/completions", &long).await;
     let told = error(long, 400, "context_length_exceeded").await;
-    assert_eq!(told["param"], "max_tokens");
+    assert_eq!(told["param"], "prompt");
     let wrong = json!({"messages": [{"role": "user", "content": "hi"}, {"content": "no role"}]});
     let told = error(
         server.post("/v1/chat/completions", &wrong).await,
@@ -94,6 +94,55 @@ async fn refusals_have_openais_shape() {
     )
     .await;
     assert_eq!(told["param"], "messages[1].role");
+    server.done().await;
+}
+
+/// Agents send one number for all models.
+#[tokio::test]
+async fn max_tokens_beyond_the_context_are_cut_unless_that_is_refused() {
+    const CUT: &str = "x-foretoken-max-tokens";
+    let asked =
+        json!({"prompt": "ab", "max_tokens": 100_000, "ignore_eos": true, "temperature": 0});
+    let engine = Toy::default().start();
+    let max = engine.limits().max_model_len;
+    let server = Server::over(engine, |state| state, LONG).await;
+    let reply = server.post("/v1/completions", &asked).await;
+    let told = reply
+        .headers()
+        .get(CUT)
+        .expect("a header")
+        .to_str()
+        .expect("text")
+        .to_owned();
+    let reply: Value = reply.json().await.expect("JSON");
+    let prompt = reply["usage"]["prompt_tokens"].as_u64().expect("a count") as usize;
+    assert_eq!(told, (max - prompt).to_string());
+    assert_eq!(reply["usage"]["completion_tokens"], max - prompt);
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+    let mut streamed = asked.clone();
+    streamed["stream"] = true.into();
+    let reply = server.post("/v1/completions", &streamed).await;
+    assert_eq!(reply.headers()[CUT], told.as_str());
+    drop(reply);
+    let fits = json!({"prompt": "ab", "max_tokens": 3});
+    let reply = server.post("/v1/completions", &fits).await;
+    assert!(reply.status() == 200 && !reply.headers().contains_key(CUT));
+    let mut wrong = asked.clone();
+    wrong["min_tokens"] = 50_000.into();
+    error(
+        server.post("/v1/completions", &wrong).await,
+        400,
+        "invalid_value",
+    )
+    .await;
+    server.done().await;
+
+    let engine = Toy::default().start();
+    let strict = |state: AppState| state.with_strict_max_tokens(true);
+    let server = Server::over(engine, strict, LONG).await;
+    let refused = server.post("/v1/completions", &asked).await;
+    let told = error(refused, 400, "context_length_exceeded").await;
+    assert_eq!(told["param"], "max_tokens");
     server.done().await;
 }
 

@@ -66,6 +66,8 @@ pub(super) struct Context<'a> {
     pub waiter: Waiter<'a>,
     /// The way in which texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<&'a EmbeddingSpec>,
+    /// Whether a `max_tokens` that the context has no room for is refused, and not cut to what fits.
+    pub strict_max_tokens: bool,
 }
 
 impl Context<'_> {

@@ -62,6 +62,7 @@ pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
         literal: None,
         api_key: None,
         scopes: &SCOPES,
+        strict_max_tokens: false,
         grammars: &Compiler::new(text.clone()),
         waiter: foretoken_text::grammar::Waiter::default(),
         embeddings: Some(&embeddings),

@@ -326,25 +326,34 @@ fn in_chunks(job: Result<Job>) -> Result<(Job, Chunks)> {
     Ok((job, chunks))
 }
 
+/// Says to what `max_tokens` was cut.
+const MAX_TOKENS: HeaderName = HeaderName::from_static("x-foretoken-max-tokens");
+
 async fn answer(
     state: &AppState,
     mut job: Job,
     shape: impl Shape,
     caller: Caller,
 ) -> Result<Response> {
-    let (stream, beams) = (job.stream, job.beams);
+    let (stream, beams, cut_to) = (job.stream, job.beams, job.cut_to);
     if let Some(trace) = &caller.trace {
         trace.accepted(&mut job, shape.id());
     }
-    if let Some(beams) = beams {
-        return beam_search::collect(state, job, beams, shape, &caller).await;
-    }
-    let running = Running::start(state, job, &caller)?;
-    if stream {
-        Ok(running.sse(shape, caller))
+    let mut response = if let Some(beams) = beams {
+        beam_search::collect(state, job, beams, shape, &caller).await?
     } else {
-        running.collect(shape).await
+        let running = Running::start(state, job, &caller)?;
+        if stream {
+            running.sse(shape, caller)
+        } else {
+            running.collect(shape).await?
+        }
+    };
+    if let Some(max) = cut_to {
+        tracing::info!("max_tokens was cut to {max}, for which the context has room");
+        response.headers_mut().insert(MAX_TOKENS, max.into());
     }
+    Ok(response)
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -39,6 +39,8 @@ pub(super) struct Job {
     pub continuous_usage: bool,
     /// The choices are the best texts that such a search finds.
     pub beams: Option<BeamOptions>,
+    /// The least `max_tokens` to which a larger one was cut, because the context has no room for more.
+    pub cut_to: Option<usize>,
 }
 
 /// A body that asks for text, typed but not yet validated.
@@ -130,7 +132,6 @@ impl Context<'_> {
         let prompts = self.prompts(prompt, &options, plan.best_of)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let max_tokens = |prompt: &[u32]| {
-            // Only the default is reduced to what fits the context; a requested value is not.
             let available = self
                 .limits
                 .max_model_len
@@ -248,9 +249,13 @@ impl Context<'_> {
         };
         let rules = Arc::new(plan.rules);
         let (mut requests, mut choices) = (Vec::new(), Vec::new());
+        let mut cut_to = None;
         for prompt in prompts {
+            let asked = max_tokens(&prompt.ids);
+            let cut = asked.and_then(|asked| self.cut(asked, prompt.ids.len()));
+            cut_to = cut_to.into_iter().chain(cut).min();
             let mut request = Request {
-                max_tokens: max_tokens(&prompt.ids),
+                max_tokens: cut.or(asked),
                 prompt: prompt.ids,
                 ..plan.template.clone()
             };
@@ -271,7 +276,15 @@ impl Context<'_> {
             include_usage: plan.include_usage,
             continuous_usage: plan.continuous_usage,
             beams: plan.beams,
+            cut_to,
         })
+    }
+
+    /// What the context leaves of `max_tokens`, if that is less; `None` = all of it, or the prompt alone is too long, or it
+    /// is to be refused.
+    fn cut(&self, max_tokens: usize, prompt: usize) -> Option<usize> {
+        let room = self.limits.max_model_len.saturating_sub(prompt);
+        (room > 0 && max_tokens > room && !self.strict_max_tokens).then_some(room)
     }
 
     /// Checks the fields that both APIs share, and adds the defaults to them. `others` are as those of

@@ -42,6 +42,7 @@ pub struct AppState {
     bodies: Arc<Bodies>,
     /// Whether the server has the page.
     pub(super) ui: bool,
+    strict_max_tokens: bool,
     defaults: Arc<SamplingDefaults>,
     grammars: Arc<Compiler>,
     /// The way in which texts are embedded; `None` = they are not embedded.
@@ -80,6 +81,7 @@ impl AppState {
             limits,
             origins: Arc::default(),
             ui: true,
+            strict_max_tokens: false,
             scopes: RandomState::new(),
             created: reply::now(),
         }
@@ -165,6 +167,12 @@ impl AppState {
         self
     }
 
+    /// Sets whether a `max_tokens` that the context has no room for is refused. It is else cut to what fits.
+    pub fn with_strict_max_tokens(mut self, strict: bool) -> Self {
+        self.strict_max_tokens = strict;
+        self
+    }
+
     /// Says whether the listener is on a loopback address.
     pub(super) fn on_loopback(mut self, loopback: bool) -> Self {
         let origins = Origins::clone(&self.origins).on_loopback(loopback);
@@ -224,6 +232,7 @@ impl AppState {
             literal: self.literal.as_deref(),
             api_key: key.and_then(|KeyIndex(at)| Some(self.api_keys.get(at)?.as_str())),
             scopes: &self.scopes,
+            strict_max_tokens: self.strict_max_tokens,
         }
     }
 

@@ -84,6 +84,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         reasoning_format: None,
         literal: None,
         api_key: None,
+        strict_max_tokens: true,
         scopes: &SCOPES,
         grammars: &GRAMMARS,
         waiter: foretoken_text::grammar::Waiter::default(),
