@@ -23,6 +23,17 @@ pub(super) trait Number {
         head_dim.div_ceil(Self::COUNT).next_multiple_of(LANES)
     }
 
+    /// Vectors of sums that registers have room for. Pairs need others for both of their numbers, unless there are
+    /// plenty.
+    fn sums<S: Simd>() -> usize {
+        const PLENTY: usize = 12;
+        if Self::COUNT > 1 && S::SUMS < PLENTY {
+            S::SUMS / 2
+        } else {
+            S::SUMS
+        }
+    }
+
     /// `a * b + c`, for each number of a lane.
     fn fma<S: Simd>(s: S, a: S::Vector, b: S::Vector, c: S::Vector) -> S::Vector;
 

@@ -199,7 +199,7 @@ impl<N: Number> Loop for Scores<'_, N> {
             // SAFETY: so many queries are left, and the rest has just been checked.
             query += unsafe {
                 match all - query {
-                    6.. => self.rows::<S, 6>(s, query),
+                    6.. if N::sums::<S>() >= 6 => self.rows::<S, 6>(s, query),
                     3.. => self.rows::<S, 3>(s, query),
                     2 => self.rows::<S, 2>(s, query),
                     _ => self.rows::<S, 1>(s, query),
@@ -228,10 +228,10 @@ impl<N: Number> Scores<'_, N> {
             let mut strip = 0;
             while strip < strips {
                 let done = match strips - strip {
-                    4.. if S::SUMS >= 4 * sums => {
+                    4.. if N::sums::<S>() >= 4 * sums => {
                         score::<S, N, R, 4>(s, queries, keys, width, scores)
                     }
-                    2.. if S::SUMS >= 2 * sums => {
+                    2.. if N::sums::<S>() >= 2 * sums => {
                         score::<S, N, R, 2>(s, queries, keys, width, scores)
                     }
                     _ => score::<S, N, R, 1>(s, queries, keys, width, scores),

@@ -140,7 +140,7 @@ impl<E: Element, N: Number> Loop for AddWeighted<'_, E, N> {
         let mut query = 0;
         while query < all {
             let rows = match all - query {
-                6.. => 6,
+                6.. if N::sums::<S>() >= 6 => 6,
                 3.. => 3,
                 rows => rows,
             };
@@ -248,8 +248,8 @@ impl<E: Element, N: Number> AddWeighted<'_, E, N> {
                 };
                 at += LANES
                     * match (width - at) / LANES {
-                        4.. if S::SUMS >= 4 * R => tile.add::<S, R, 4>(s, hidden),
-                        2.. if S::SUMS >= 2 * R => tile.add::<S, R, 2>(s, hidden),
+                        4.. if N::sums::<S>() >= 4 * R => tile.add::<S, R, 4>(s, hidden),
+                        2.. if N::sums::<S>() >= 2 * R => tile.add::<S, R, 2>(s, hidden),
                         _ => tile.add::<S, R, 1>(s, hidden),
                     };
             }
