@@ -116,23 +116,24 @@ pub(super) fn messages(
     for (i, turn) in turns.into_iter().enumerate() {
         let at = FieldPath::from(FIELD).index(i).key("content");
         match turn.role {
-            TurnRole::User => user(&at, turn.content, &mut messages)?,
+            TurnRole::User => turn_of("user", &at, turn.content, &mut messages)?,
             TurnRole::Assistant => messages.push(assistant(&at, turn.content)?),
-            TurnRole::System => system_turn(&at, turn.content, &mut messages)?,
+            TurnRole::System => turn_of("system", &at, turn.content, &mut messages)?,
         }
     }
     Ok(messages)
 }
 
-/// Adds what a user says, and the results of calls, in their order.
-fn user(
+/// Adds what a user says and the results of calls, in their order, or instructions (`system`).
+fn turn_of(
+    role: &str,
     at: &FieldPath,
     content: TextOr<InputBlock>,
     messages: &mut Vec<ChatMessage>,
 ) -> Result<()> {
     let blocks = match content {
         TextOr::Text(text) => {
-            says("user", text, messages);
+            says(role, text, messages);
             return Ok(());
         }
         TextOr::List(blocks) => blocks,
@@ -141,8 +142,8 @@ fn user(
         let at = at.index(i);
         block.check(&at)?;
         match block.kind {
-            InputBlockKind::Text => says("user", required(at.key("text"), block.text)?, messages),
-            InputBlockKind::ToolResult => {
+            InputBlockKind::Text => says(role, required(at.key("text"), block.text)?, messages),
+            InputBlockKind::ToolResult if role == "user" => {
                 let id = required(at.key("tool_use_id"), block.tool_use_id)?;
                 let mut result = ChatMessage::of_tool(id, block.content.unwrap_or_default());
                 // Templates may show it.
@@ -151,30 +152,7 @@ fn user(
                 }
                 messages.push(result);
             }
-            _ => return wrong(at.key("type"), "must be text or tool_result"),
-        }
-    }
-    Ok(())
-}
-
-/// Adds instructions at their place in the chat.
-fn system_turn(
-    at: &FieldPath,
-    content: TextOr<InputBlock>,
-    messages: &mut Vec<ChatMessage>,
-) -> Result<()> {
-    let blocks = match content {
-        TextOr::Text(text) => {
-            says("system", text, messages);
-            return Ok(());
-        }
-        TextOr::List(blocks) => blocks,
-    };
-    for (i, block) in blocks.into_iter().enumerate() {
-        let at = at.index(i);
-        block.check(&at)?;
-        match block.kind {
-            InputBlockKind::Text => says("system", required(at.key("text"), block.text)?, messages),
+            _ if role == "user" => return wrong(at.key("type"), "must be text or tool_result"),
             _ => return wrong(at.key("type"), "must be text"),
         }
     }
