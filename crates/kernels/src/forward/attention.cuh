@@ -97,14 +97,7 @@ __device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, con
         const Chunks chunks = chunks_of(tile, args);
         team.sync();
         if (team.thread() == 0) {
-            // The team's results are visible before it is counted, and those of all others after it was.
-            __threadfence();
-            const unsigned before = atomicAdd(&plan.arrived[pair], 1u);
-            shared.is_last = before + 1 == unsigned(chunks.end - chunks.first);
-            if (shared.is_last) {
-                plan.arrived[pair] = 0;
-            }
-            __threadfence();
+            shared.is_last = is_last_of(&plan.arrived[pair], chunks.end - chunks.first);
         }
         team.sync();
         if (shared.is_last) {

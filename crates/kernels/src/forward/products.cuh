@@ -203,7 +203,7 @@ template <typename T, int TILES, int OF> __device__ CALLED int multiply_dense(TA
     Ring ring(slots, full, half_bytes, slots_count, state);
     const Inputs<T> x{first, stride, rows_count};
     const int lane = kept_lane(threadIdx.x % 32), g = lane / 4, q = lane % 4, warp = threadIdx.x / 32 % OF;
-    const int count = inputs / DENSE_INPUTS, own = g * DENSE_ROW + 16 * q;
+    const int count = units_of(DENSE, inputs), own = g * DENSE_ROW + 16 * q;
     const Places<OF> places(warp, ring.half_bytes, DENSE_UNIT, 0);
     const T *rows[TILES];
 #pragma unroll
