@@ -7,7 +7,7 @@ use super::*;
 use crate::http::HttpLimits;
 use crate::sampling::Acceptance;
 use crate::spec::BudgetMode;
-use crate::text::ToolFormat;
+use crate::text::{ReasoningFormat, ToolFormat};
 use clap::ValueEnum;
 use std::time::Duration;
 
@@ -68,14 +68,35 @@ fn defaults_of_flags_are_those_of_the_libraries() {
 }
 
 #[test]
-fn names_of_tool_formats_are_values_of_their_flag() {
-    let values = ToolFormat::value_variants().iter();
-    let values = values.filter_map(ValueEnum::to_possible_value);
-    assert!(
-        values
-            .map(|value| value.get_name().to_owned())
-            .eq(ToolFormat::NAMES)
-    );
+fn names_of_formats_are_values_of_their_flags() {
+    fn names<T: ValueEnum>() -> Vec<String> {
+        let values = T::value_variants().iter();
+        let values = values.filter_map(ValueEnum::to_possible_value);
+        values.map(|value| value.get_name().to_owned()).collect()
+    }
+    assert_eq!(names::<ToolFormat>(), ToolFormat::NAMES);
+    assert_eq!(names::<ReasoningFormat>(), ReasoningFormat::NAMES);
+    let known = [
+        "deepseek_v3",
+        "glm47",
+        "ernie45",
+        "kimi_k2",
+        "llama4_pythonic",
+        "qwen3_xml",
+    ];
+    for name in known {
+        assert!(ToolFormat::from_str(name, false).is_ok(), "{name}");
+    }
+    for name in [
+        "deepseek_r1",
+        "glm45",
+        "granite",
+        "kimi_k2",
+        "minimax_m2",
+        "seed_oss",
+    ] {
+        assert!(ReasoningFormat::from_str(name, false).is_ok(), "{name}");
+    }
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {

@@ -215,6 +215,20 @@ async fn other_formats_are_read_on_request() {
     assert_eq!(call(&message["tool_calls"][0]), ("add", r#"{"a": 1}"#));
     server.done().await;
 
+    // Qwen2.5-Coder leaves out the markers.
+    let says = "```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```";
+    let server = saying_as(says, TEMPLATE, |state| state).await;
+    let reply = server.json(CHAT, &body()).await;
+    let message = &reply["choices"][0]["message"];
+    assert_eq!(call(&message["tool_calls"][0]), ("add", r#"{"a": 1}"#));
+    assert_eq!(
+        (&message["content"], &reply["choices"][0]["finish_reason"]),
+        (&Value::Null, &json!("tool_calls"))
+    );
+    let chunks = server.stream(CHAT, body()).await;
+    assert_eq!(joined(&chunks, 0), (String::new(), json!("tool_calls")));
+    server.done().await;
+
     let says = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=note>\n1\n</parameter>\n</function>\n</tool_call>";
     let qwen = |state: AppState| state.with_tool_call_parser(Some(ToolFormat::Qwen3Coder));
     let server = saying_as(says, TEMPLATE, qwen).await;
@@ -231,10 +245,9 @@ async fn other_formats_are_read_on_request() {
     let told = error(server.post(CHAT, &body()).await, 400, "invalid_value").await;
     assert_eq!(told["param"], "tools");
     let message = told["message"].as_str().expect("a message");
-    assert!(
-        message.contains("--tool-call-parser (hermes, qwen3_coder, llama3_json, mistral, openai)"),
-        "{message}"
-    );
+    let names = ToolFormat::NAMES.join(", ");
+    let wanted = format!("--tool-call-parser ({names})");
+    assert!(message.contains(&wanted), "{message}");
     server.done().await;
 }
 

@@ -38,11 +38,11 @@ impl Context<'_> {
         } else {
             (format, tool_format)
         };
-        let of_reasoning = format.map_or(&[][..], |_| ReasoningFormat::MARKERS);
+        let of_reasoning = format.map_or(&[][..], ReasoningFormat::markers);
         let of_tools = tool_format.map_or(&[][..], ToolFormat::markers);
         let markers = of_reasoning.iter().chain(of_tools);
         Ok(MessageRules {
-            reasoning: format.map(|format| format.begins_with_reasoning(prompt)),
+            reasoning: format.map(|format| (format, format.begins_with_reasoning(prompt))),
             harmony: is_harmony.then(|| HarmonyParser::beginning(prompt).into()),
             markers: markers
                 .filter_map(|name| self.text.special_id(name))

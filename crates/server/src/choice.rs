@@ -6,8 +6,8 @@ use super::stop::{StopMatcher, Stops};
 use foretoken_core::error::{Error, Result};
 use foretoken_engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use foretoken_text::{
-    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningParser, Signature, Text,
-    ThoughtParser, ToolFormat, ToolParser,
+    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningFormat, ReasoningParser, Signature,
+    Text, ThoughtParser, ToolFormat, ToolParser,
 };
 use rand::RngExt;
 use rand::distr::Alphanumeric;
@@ -49,8 +49,9 @@ impl Rules {
 /// The parts that a model's text may contain besides content.
 #[derive(Debug, Default)]
 pub(super) struct MessageRules {
-    /// Whether the text begins with reasoning without saying so; `None` = reasoning is not looked for.
-    pub reasoning: Option<bool>,
+    /// How reasoning is marked, and whether the text begins with it without saying so; `None` = reasoning is not looked
+    /// for.
+    pub reasoning: Option<(ReasoningFormat, bool)>,
     /// The end of the prompt, which begins the answer, if answers are messages in Harmony's channels.
     pub harmony: Option<Box<str>>,
     /// Whether reasoning is left out of the reply.
@@ -284,7 +285,9 @@ impl Choice {
         Self {
             detokenizer: rules.detokenizer(),
             message: MessageParser {
-                reasoning: message.reasoning.map(ReasoningParser::new),
+                reasoning: message
+                    .reasoning
+                    .map(|(format, reasons)| ReasoningParser::new(format, reasons)),
                 thought: tools
                     .filter(|_| looks_in_thoughts)
                     .map(ToolRules::thought_parser),

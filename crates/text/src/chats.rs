@@ -1,10 +1,12 @@
 //! Chats as prompts: which template a chat is rendered with, and what templates tell of a model.
 
+use super::json::python_json;
 use super::tools::{ToolFormat, without_tools};
 use super::{Chat, ChatTemplate, ReasoningFormat, Text, harmony};
 use foretoken_core::error::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 impl Text {
     /// Compiles the Jinja source of a template for this model.
@@ -21,19 +23,17 @@ impl Text {
     /// Returns the format in which the model marks its reasoning, as far as its chat template tells; `None` if the
     /// template has no such marks.
     pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
-        let source = self.chat_template()?;
-        let marks = ReasoningFormat::MARKERS;
-        if !marks.iter().any(|mark| source.contains(mark)) {
-            return None;
+        let format = ReasoningFormat::of_template(self.chat_template()?)?;
+        if format != ReasoningFormat::Qwen3 {
+            return Some(format);
         }
         let messages = [json!({"role": "user", "content": "Hello"})];
         let prompt = self.render_chat(&messages, true, &Map::new());
-        let begun =
-            prompt.is_ok_and(|prompt| ReasoningFormat::Qwen3.begins_with_reasoning(&prompt));
+        let begun = prompt.is_ok_and(|prompt| format.begins_with_reasoning(&prompt));
         Some(if begun {
             ReasoningFormat::DeepseekR1
         } else {
-            ReasoningFormat::Qwen3
+            format
         })
     }
 
@@ -77,13 +77,14 @@ impl Text {
     }
 
     /// Returns the format in which the model writes tool calls, as far as its chat template tells. A model whose
-    /// template knows no tools is told to write Hermes' format.
+    /// template knows no tools is told to write the format of its template's calls, or Hermes'.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         let template = self.template_with_tools()?;
         if template.knows_tools() {
             ToolFormat::of_template(template.source())
         } else {
-            Some(ToolFormat::Hermes)
+            let of_history = ToolFormat::of_history(template.source());
+            Some(of_history.unwrap_or(ToolFormat::Hermes))
         }
     }
 
@@ -139,7 +140,7 @@ impl Text {
         }
         let template = self.tool_template.as_ref().unwrap_or(template);
         if template.knows_tools() {
-            return template.render(&chat);
+            return with_calls(template, &chat);
         }
         let format = format.unwrap_or(ToolFormat::Hermes);
         let messages = without_tools(chat.messages, chat.tools, format);
@@ -150,3 +151,70 @@ impl Text {
         })
     }
 }
+
+/// Renders a chat with calls. Templates take arguments as objects; some, as DeepSeek's, only as JSON text.
+fn with_calls(template: &ChatTemplate, chat: &Chat<'_>) -> Result<String> {
+    let numbered;
+    let chat = if ToolFormat::of_template(template.source()) == Some(ToolFormat::KimiK2) {
+        numbered = numbered_ids(chat.messages);
+        &Chat {
+            messages: &numbered,
+            ..*chat
+        }
+    } else {
+        chat
+    };
+    let rendered = template.render(chat);
+    if rendered.is_ok()
+        || !chat
+            .messages
+            .iter()
+            .any(|message| message.get("tool_calls").is_some())
+    {
+        return rendered;
+    }
+    let mut messages = chat.messages.to_vec();
+    for call in calls_of(&mut messages) {
+        let arguments = &mut call["function"]["arguments"];
+        if let (false, Ok(text)) = (arguments.is_string(), python_json(arguments)) {
+            *arguments = text.into();
+        }
+    }
+    let as_text = template.render(&Chat {
+        messages: &messages,
+        ..*chat
+    });
+    as_text.or(rendered)
+}
+
+/// The calls of all messages.
+fn calls_of(messages: &mut [Value]) -> impl Iterator<Item = &mut Value> {
+    let lists = messages
+        .iter_mut()
+        .filter_map(|message| message.get_mut("tool_calls")?.as_array_mut());
+    lists.flatten().filter(|call| call["function"].is_object())
+}
+
+/// `messages` with the ids that Kimi's models give calls, which its template writes in place of the functions' names.
+fn numbered_ids(messages: &[Value]) -> Vec<Value> {
+    let mut messages = messages.to_vec();
+    let mut ids = HashMap::new();
+    for (number, call) in calls_of(&mut messages).enumerate() {
+        let name = call["function"]["name"].as_str().unwrap_or_default();
+        let id = Value::from(format!("functions.{name}:{number}"));
+        let before = std::mem::replace(&mut call["id"], id.clone());
+        ids.insert(before.to_string(), id);
+    }
+    for message in messages
+        .iter_mut()
+        .filter(|message| message["role"] == "tool")
+    {
+        if let Some(id) = ids.get(&message["tool_call_id"].to_string()) {
+            message["tool_call_id"] = id.clone();
+        }
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,40 +2,252 @@
 
 use super::part::{Part, push_reasoning, until_marker};
 
-/// How a model marks what it thinks. All formats here but Harmony write `<think>...</think>` before the answer.
+/// How a model marks what it thinks before it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "clap",
-    derive(clap::ValueEnum),
-    value(rename_all = "snake_case")
-)]
 pub enum ReasoningFormat {
-    /// A text begins with reasoning, whether `<think>` was in the prompt, is in the text, or is missing,
-    /// unless the prompt ends with `</think>`.
+    /// `<think>...</think>`. A text begins with reasoning, whether `<think>` was in the prompt, is in the text, or is
+    /// missing, unless the prompt ends with `</think>`.
     DeepseekR1,
-    /// A text begins with reasoning only after a `<think>`, in the prompt or the text.
+    /// `<think>...</think>`. A text begins with reasoning only after a `<think>`, in the prompt or the text.
     Qwen3,
+    /// `<seed:think>...</seed:think>`, as Seed-OSS.
+    SeedOss,
+    /// `<|START_THINKING|>...<|END_THINKING|>`, as Cohere's Command A and R7B.
+    Command,
+    /// `[THINK]...[/THINK]`, as Magistral.
+    Mistral,
+    /// `◁think▷...◁/think▷`, as Kimi's vision models.
+    Kimi,
+    /// `<thought>...</thought>`, as EXAONE Deep.
+    Exaone,
+    /// `Here is my thought process: ... Here is my response:`, as Granite 3.
+    Granite,
+    /// `<think>...</think>` and `<answer>...</answer>`, as Hunyuan.
+    Hunyuan,
+    /// `<think>...</think>` and `<response>...</response>`, as ERNIE 4.5.
+    Ernie45,
     /// Messages in channels, as gpt-oss: calls, too.
-    #[cfg_attr(feature = "clap", value(name = "openai_gptoss"))]
     Harmony,
 }
 
-const BEGIN: &str = "<think>";
-const END: &str = "</think>";
+/// How a format marks reasoning.
+#[derive(Debug)]
+struct Marks {
+    /// The format.
+    format: ReasoningFormat,
+    /// The name on the command line, and further ones.
+    name: &'static str,
+    aliases: &'static [&'static str],
+    /// A line of help.
+    help: &'static str,
+    /// The texts that begin and end reasoning; the first of each is written.
+    begin: &'static [&'static str],
+    end: &'static [&'static str],
+    /// Whether a text begins with reasoning without saying so, unless the prompt ends it.
+    is_implicit: bool,
+    /// The texts around the answer, which are dropped.
+    answer: Option<[&'static str; 2]>,
+    /// All of them.
+    markers: &'static [&'static str],
+}
+
+const THINK: Marks = Marks {
+    format: ReasoningFormat::Qwen3,
+    name: "",
+    aliases: &[],
+    help: "",
+    begin: &["<think>"],
+    end: &["</think>"],
+    is_implicit: false,
+    answer: None,
+    markers: &["<think>", "</think>"],
+};
+
+/// All formats, in the order of [`ReasoningFormat`].
+static FORMATS: [Marks; ReasoningFormat::COUNT] = [
+    Marks {
+        format: ReasoningFormat::DeepseekR1,
+        name: "deepseek_r1",
+        aliases: &["minimax_m2", "step3", "nemotron_v3"],
+        help: "<think>...</think>; <think> may be missing",
+        is_implicit: true,
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Qwen3,
+        name: "qwen3",
+        aliases: &["glm45", "glm47", "deepseek_v3", "kimi_k2", "olmo3", "mimo"],
+        help: "<think>...</think>",
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::SeedOss,
+        name: "seed_oss",
+        help: "<seed:think>...</seed:think>, as Seed-OSS",
+        begin: &["<seed:think>"],
+        end: &["</seed:think>"],
+        markers: &["<seed:think>", "</seed:think>"],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Command,
+        name: "cohere_command3",
+        help: "<|START_THINKING|>...<|END_THINKING|>, as Command A and R7B",
+        begin: &["<|START_THINKING|>"],
+        end: &["<|END_THINKING|>"],
+        markers: &["<|START_THINKING|>", "<|END_THINKING|>"],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Mistral,
+        name: "mistral",
+        help: "[THINK]...[/THINK], as Magistral",
+        begin: &["[THINK]"],
+        end: &["[/THINK]"],
+        markers: &["[THINK]", "[/THINK]"],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Kimi,
+        name: "kimi",
+        help: "◁think▷...◁/think▷, as Kimi-VL",
+        begin: &["◁think▷"],
+        end: &["◁/think▷"],
+        markers: &["◁think▷", "◁/think▷"],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Exaone,
+        name: "exaone",
+        help: "<thought>...</thought>, as EXAONE Deep",
+        begin: &["<thought>"],
+        end: &["</thought>"],
+        markers: &["<thought>", "</thought>"],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Granite,
+        name: "granite",
+        help: "Here is my thought process: ... Here is my response: as Granite 3",
+        begin: &["Here is my thought process:", "Here's my thought process:"],
+        end: &["Here is my response:", "Here's my response:"],
+        markers: &[],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Hunyuan,
+        name: "hunyuan_a13b",
+        help: "<think>...</think><answer>...</answer>, as Hunyuan",
+        answer: Some(["<answer>", "</answer>"]),
+        markers: &["<think>", "</think>", "<answer>", "</answer>"],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Ernie45,
+        name: "ernie45",
+        help: "<think>...</think><response>...</response>, as ERNIE 4.5",
+        answer: Some(["<response>", "</response>"]),
+        markers: &["<think>", "</think>", "<response>", "</response>"],
+        ..THINK
+    },
+    Marks {
+        format: ReasoningFormat::Harmony,
+        name: "openai_gptoss",
+        help: "Messages in channels, as gpt-oss: calls, too",
+        begin: &[],
+        end: &[],
+        markers: &[],
+        ..THINK
+    },
+];
 
 impl ReasoningFormat {
+    /// Number of formats.
+    const COUNT: usize = 11;
+
+    /// All formats.
+    pub const ALL: [Self; Self::COUNT] = {
+        let mut all = [Self::Qwen3; Self::COUNT];
+        let mut i = 0;
+        while i < Self::COUNT {
+            all[i] = FORMATS[i].format;
+            i += 1;
+        }
+        all
+    };
+
+    /// The names that can be given for a format.
+    pub const NAMES: [&str; Self::COUNT] = {
+        let mut names = [""; Self::COUNT];
+        let mut i = 0;
+        while i < Self::COUNT {
+            names[i] = FORMATS[i].name;
+            i += 1;
+        }
+        names
+    };
+
+    fn marks(self) -> &'static Marks {
+        &FORMATS[self as usize]
+    }
+
     /// The texts that have a meaning, but for Harmony. Those that are special tokens must be part of the text that
     /// a [`ReasoningParser`] reads.
-    pub const MARKERS: &[&str] = &[BEGIN, END];
+    pub fn markers(self) -> &'static [&'static str] {
+        self.marks().markers
+    }
+
+    /// The text that ends reasoning; `None` for Harmony, where messages end.
+    pub fn end_marker(self) -> Option<&'static str> {
+        self.marks().end.first().copied()
+    }
+
+    /// The text that begins reasoning; `None` for Harmony.
+    pub fn begin_marker(self) -> Option<&'static str> {
+        self.marks().begin.first().copied()
+    }
 
     /// Whether the answer to `prompt` begins with reasoning even if it does not say so.
     pub fn begins_with_reasoning(self, prompt: &str) -> bool {
-        let prompt = prompt.trim_end();
-        match self {
-            Self::DeepseekR1 => !prompt.ends_with(END),
-            Self::Qwen3 => prompt.ends_with(BEGIN),
-            Self::Harmony => false,
+        let (prompt, marks) = (prompt.trim_end(), self.marks());
+        let ends_with = |texts: &[&str]| texts.iter().any(|text| prompt.ends_with(text));
+        if marks.is_implicit {
+            !ends_with(marks.end)
+        } else {
+            ends_with(marks.begin)
         }
+    }
+
+    /// The format whose marks a chat template has, of which `<think>` is the most common; `None` if it has none.
+    /// Harmony has other ones.
+    pub fn of_template(source: &str) -> Option<Self> {
+        let has = |text: &str| source.contains(text);
+        let is_marked = |marks: &&Marks| {
+            let ends = marks.begin.iter().chain(marks.end);
+            let answer = marks
+                .answer
+                .is_none_or(|answer| answer.into_iter().all(has));
+            ends.copied().any(has) && answer
+        };
+        let found = FORMATS.iter().rev().find(is_marked);
+        found.map(|marks| marks.format)
+    }
+}
+
+#[cfg(feature = "clap")]
+impl clap::ValueEnum for ReasoningFormat {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        let marks = self.marks();
+        let value = clap::builder::PossibleValue::new(marks.name);
+        Some(
+            value
+                .aliases(marks.aliases.iter().copied())
+                .help(marks.help),
+        )
     }
 }
 
@@ -43,6 +255,7 @@ impl ReasoningFormat {
 /// reasoning is dropped.
 #[derive(Debug)]
 pub struct ReasoningParser {
+    marks: &'static Marks,
     state: ReasoningState,
     /// Text that is not certain yet: part of a marker, or space.
     held: String,
@@ -60,13 +273,19 @@ enum ReasoningState {
     },
     /// After the reasoning, before anything but space.
     Answer,
+    /// In the answer between marks. `blank`: nothing but space so far.
+    Marked {
+        end: &'static str,
+        blank: bool,
+    },
     Content,
 }
 
 impl ReasoningParser {
     /// `reasons`: see [`ReasoningFormat::begins_with_reasoning`].
-    pub fn new(reasons: bool) -> Self {
+    pub fn new(format: ReasoningFormat, reasons: bool) -> Self {
         Self {
+            marks: format.marks(),
             state: ReasoningState::Start { reasons },
             held: String::new(),
         }
@@ -80,10 +299,11 @@ impl ReasoningParser {
         self.held.push_str(text);
         if let ReasoningState::Start { reasons } = self.state {
             let text = self.held.trim_start();
-            if let Some(rest) = text.strip_prefix(BEGIN) {
+            let begin = self.marks.begin;
+            if let Some(rest) = begin.iter().find_map(|begin| text.strip_prefix(begin)) {
                 self.held = rest.to_owned();
                 self.state = ReasoningState::Reasoning { blank: true };
-            } else if BEGIN.starts_with(text) {
+            } else if begin.iter().any(|begin| begin.starts_with(text)) {
                 return String::new();
             } else if reasons {
                 self.held = text.to_owned();
@@ -96,15 +316,22 @@ impl ReasoningParser {
         if let ReasoningState::Reasoning { blank } = self.state {
             self.reasoning(blank, parts);
         }
-        if matches!(self.state, ReasoningState::Answer) {
-            let text = self.held.trim_start().to_owned();
-            self.held.clear();
-            if !text.is_empty() {
-                self.state = ReasoningState::Content;
-            }
-            return text;
+        if matches!(self.state, ReasoningState::Reasoning { .. }) {
+            return String::new();
         }
-        String::new()
+        let mut content = String::new();
+        loop {
+            self.answer();
+            match self.state {
+                ReasoningState::Marked { end, blank } => {
+                    if !self.marked(end, blank, &mut content) {
+                        return content;
+                    }
+                }
+                ReasoningState::Content => return content + &std::mem::take(&mut self.held),
+                _ => return content,
+            }
+        }
     }
 
     /// Whether what comes next is reasoning, or ends it.
@@ -119,7 +346,6 @@ impl ReasoningParser {
     pub fn finish(&mut self, parts: &mut Vec<Part>) -> String {
         let rest = std::mem::take(&mut self.held);
         match self.state {
-            ReasoningState::Start { reasons: false } => rest,
             ReasoningState::Start { reasons: true } | ReasoningState::Reasoning { blank: true } => {
                 push_reasoning(parts, rest.trim());
                 String::new()
@@ -128,7 +354,7 @@ impl ReasoningParser {
                 push_reasoning(parts, rest.trim_end());
                 String::new()
             }
-            ReasoningState::Answer | ReasoningState::Content => String::new(),
+            _ => rest,
         }
     }
 
@@ -136,95 +362,56 @@ impl ReasoningParser {
         if blank {
             self.held = self.held.trim_start().to_owned();
         }
-        let (end, marker) = until_marker(&self.held, &[END]);
+        let (end, marker) = until_marker(&self.held, self.marks.end);
         let shown = self.held[..end].trim_end();
         push_reasoning(parts, shown);
         let blank = blank && shown.is_empty();
         let (read, state) = match marker {
-            Some(_) => (end + END.len(), ReasoningState::Answer),
+            Some(marker) => (end + marker.len(), ReasoningState::Answer),
             None => (shown.len(), ReasoningState::Reasoning { blank }),
         };
         self.held.drain(..read);
         self.state = state;
     }
+
+    /// Drops what stands before an answer.
+    fn answer(&mut self) {
+        if !matches!(self.state, ReasoningState::Answer) {
+            return;
+        }
+        let text = self.held.trim_start();
+        let (rest, state) = match self.marks.answer {
+            _ if text.is_empty() => ("", ReasoningState::Answer),
+            Some([begin, end]) if text.starts_with(begin) => (
+                &text[begin.len()..],
+                ReasoningState::Marked { end, blank: true },
+            ),
+            Some([begin, _]) if begin.starts_with(text) => (text, ReasoningState::Answer),
+            _ => (text, ReasoningState::Content),
+        };
+        self.held = rest.to_owned();
+        self.state = state;
+    }
+
+    /// Adds the certain text of an answer that ends before `end`, without space around it, to `content`. Returns whether
+    /// it has ended.
+    fn marked(&mut self, end: &'static str, blank: bool, content: &mut String) -> bool {
+        if blank {
+            self.held = self.held.trim_start().to_owned();
+        }
+        let (certain, found) = until_marker(&self.held, &[end]);
+        let shown = self.held[..certain].trim_end();
+        content.push_str(shown);
+        let blank = blank && shown.is_empty();
+        let (read, state) = match found {
+            Some(_) => (certain + end.len(), ReasoningState::Answer),
+            None => (shown.len(), ReasoningState::Marked { end, blank }),
+        };
+        self.held.drain(..read);
+        self.state = state;
+        found.is_some()
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::part::pieces;
-    use proptest::prelude::*;
-
-    /// The reasoning and the content of a text that comes in pieces of these sizes.
-    fn split(reasons: bool, text: &str, sizes: &[usize]) -> (String, String) {
-        let mut parser = ReasoningParser::new(reasons);
-        let (mut parts, mut content) = (Vec::new(), String::new());
-        for piece in pieces(text, sizes) {
-            content += &parser.push(&piece, &mut parts);
-        }
-        content += &parser.finish(&mut parts);
-        let text = |part| match part {
-            Part::Reasoning(text) => text,
-            other => panic!("{other:?}"),
-        };
-        (parts.into_iter().map(text).collect(), content)
-    }
-
-    #[test]
-    fn reasoning_is_what_stands_between_the_marks() {
-        for (reasons, text, reasoning, content) in [
-            (false, "\n<think>\na b\n</think>\n\nyes \n", "a b", "yes \n"),
-            (false, " hi <think>a</think>", "", " hi <think>a</think>"),
-            (
-                true,
-                "\na </thin b</think>c</think>",
-                "a </thin b",
-                "c</think>",
-            ),
-            (true, "<think>a</think>", "a", ""),
-            (true, "a b\n", "a b", ""),
-            (false, "<think>\n\n</think>\n\nyes", "", "yes"),
-            (false, "<thi", "", "<thi"),
-            (true, "<thi", "<thi", ""),
-            (false, "  ", "", "  "),
-        ] {
-            for sizes in [&[1000][..], &[1], &[3, 2]] {
-                let expected = (reasoning.to_owned(), content.to_owned());
-                assert_eq!(split(reasons, text, sizes), expected, "{text:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_prompt_says_whether_a_text_begins_with_reasoning() {
-        use ReasoningFormat::{DeepseekR1, Qwen3};
-        for (prompt, r1, qwen) in [
-            ("<|im_start|>assistant\n", true, false),
-            ("<|im_start|>assistant\n<think>\n", true, true),
-            (
-                "<|im_start|>assistant\n<think>\n\n</think>\n\n",
-                false,
-                false,
-            ),
-        ] {
-            assert_eq!(DeepseekR1.begins_with_reasoning(prompt), r1, "{prompt}");
-            assert_eq!(Qwen3.begins_with_reasoning(prompt), qwen, "{prompt}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn pieces_change_nothing(
-            parts in prop::collection::vec(
-                prop::sample::select(vec!["<think>", "</think>", "a", " ", "\n", "é", "<", "/", "</th", "ink>"]),
-                0..12,
-            ),
-            reasons: bool,
-            sizes in prop::collection::vec(1usize..6, 1..5),
-        ) {
-            let text = parts.concat();
-            let whole = split(reasons, &text, &[text.len() + 1]);
-            prop_assert_eq!(split(reasons, &text, &sizes), whole);
-        }
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::part::{Joined, joined, pieces};
-use crate::{MessageParser, ReasoningParser};
+use crate::{MessageParser, ReasoningFormat, ReasoningParser};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -8,7 +8,7 @@ fn parser(format: ToolFormat, reasons: bool, max_calls: usize) -> MessageParser 
     let tool = json!({"function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}});
     let tools: Arc<[Signature]> = [Signature::of(&tool)].into();
     MessageParser {
-        reasoning: Some(ReasoningParser::new(reasons)),
+        reasoning: Some(ReasoningParser::new(ReasoningFormat::Qwen3, reasons)),
         tools: Some(ToolParser::new(format, tools.clone(), max_calls)),
         thought: Some(ThoughtParser::new(format, tools, max_calls)),
         harmony: None,
@@ -172,7 +172,7 @@ proptest! {
             ]),
             0..10,
         ),
-        format in prop::sample::select(vec![ToolFormat::Hermes, ToolFormat::Qwen3Coder, ToolFormat::Llama3Json, ToolFormat::Mistral]),
+        format in prop::sample::select(ToolFormat::ALL.to_vec()),
         reasons: bool,
         sizes in prop::collection::vec(1usize..9, 1..6),
     ) {

@@ -111,17 +111,16 @@ fn arguments(call: &Value) -> Cow<'_, str> {
 fn instructions(tools: &[Value], format: ToolFormat) -> String {
     let tools: Vec<String> = tools.iter().flat_map(python_json).collect();
     let tools = tools.join("\n");
-    // Values in XML have no quotes.
-    let is_xml = format == ToolFormat::Qwen3Coder;
+    let is_json = !format.has_single_arguments();
     let example = format.write(&[WrittenCall {
         name: "<name of the function>",
-        arguments: if is_xml {
-            r#"{"<name of an argument>": "<its value>"}"#
-        } else {
+        arguments: if is_json {
             r#"{"<name of an argument>": <its value>}"#
+        } else {
+            r#"{"<name of an argument>": "<its value>"}"#
         },
     }]);
-    let as_json = if is_xml { "" } else { " as JSON" };
+    let as_json = if is_json { " as JSON" } else { "" };
     format!(
         "You can call these functions. Each line describes one as JSON:\n<tools>\n{tools}\n</tools>\n\n\
          To call a function, write its name and its arguments{as_json} in exactly this form:\n{example}\n\

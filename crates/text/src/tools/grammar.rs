@@ -1,8 +1,10 @@
 //! The grammar of an answer with tool calls, reasoning or structured content, in llguidance's dialect of
 //! Lark.
 
-use super::grammar_parts::{Calls, MAX_PARALLEL, arguments, joined, literal};
-use super::{ToolFormat, function, xml_grammar as xml};
+use super::arguments_grammar::{in_python, tagged};
+use super::function;
+use super::grammar_parts::{Calls, MAX_PARALLEL, OR, Spelling, arguments, joined, literal};
+use super::syntax::{Body, Keys, Named};
 use crate::harmony;
 use crate::reasoning::ReasoningFormat;
 use serde_json::Value;
@@ -10,9 +12,9 @@ use serde_json::Value;
 /// The form of an answer: reasoning, and then calls or content.
 #[derive(Debug, Clone, Copy)]
 pub struct Answer<'a> {
-    /// Whether the model reasons first: `None` = never, else whether it does so without saying so (see
-    /// [`ReasoningFormat::begins_with_reasoning`]).
-    pub reasoning: Option<bool>,
+    /// How the model marks reasoning: `None` = it does not reason, else also whether it does so without saying so
+    /// (see [`ReasoningFormat::begins_with_reasoning`]).
+    pub reasoning: Option<(ReasoningFormat, bool)>,
     /// Whether it is written in messages with channels, of which each may be preceded by reasoning.
     pub is_harmony: bool,
     /// The calls that the answer may have; `None` = it has none.
@@ -24,26 +26,24 @@ pub struct Answer<'a> {
 /// The grammar of `answer`, which has calls or content. `special` returns the id of a marker that is a
 /// special token, which no text can stand for. `None` if the calls need a grammar that is longer than one may be.
 pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>) -> Option<String> {
-    let marker = |text: &str| match special(text) {
-        Some(id) => format!("<[{id}]>"),
-        None => literal(text),
-    };
     if answer.is_harmony {
-        return harmony_grammar(answer, marker);
+        return harmony_grammar(answer, &special);
     }
     let begins = match answer.reasoning {
         None => "",
-        Some(true) => "thought ",
-        Some(false) => "thought? ",
+        Some((_, true)) => "thought ",
+        Some((_, false)) => "thought? ",
     };
     let calls = match answer.calls {
-        Some(calls) => Some(("calls", rules(calls, marker)?)),
+        Some(calls) => Some(("calls", rules(calls, &special)?)),
         None => None,
     };
     let content = answer
         .content
         .map(|rule| ("content", format!("content: {rule}\n")));
-    let thought = answer.reasoning.map(|unmarked| thought(unmarked, marker));
+    let thought = answer
+        .reasoning
+        .map(|(format, unmarked)| thought(format, unmarked, &special));
     let (names, rules): (Vec<_>, Vec<_>) = calls.into_iter().chain(content).unzip();
     let (names, rules) = (names.join(" | "), rules.concat());
     Some(format!(
@@ -53,101 +53,123 @@ pub fn answer_grammar(answer: Answer<'_>, special: impl Fn(&str) -> Option<u32>)
 }
 
 /// The rule `calls`, and those that it needs.
-fn rules(calls: Calls<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
-    let format = calls.format;
-    let is_xml = format == ToolFormat::Qwen3Coder;
-    let more = |separator: &str, rule: &str| {
-        if calls.parallel {
-            format!(" ({} {rule}){{0,{}}}", literal(separator), MAX_PARALLEL - 1)
-        } else {
-            String::new()
-        }
+fn rules(calls: Calls<'_>, special: &dyn Fn(&str) -> Option<u32>) -> Option<String> {
+    let syntax = calls.format.syntax();
+    let spelling = Spelling {
+        markers: syntax.markers,
+        special,
     };
-    let start = marker(format.start());
-    let list = match format {
-        ToolFormat::Hermes | ToolFormat::Qwen3Coder => {
-            let end = marker(format.end().unwrap_or_default());
-            let more = more("\n", "call");
-            let rule = if is_xml { "function" } else { "object" };
-            format!("calls: call{more}\ncall: {start} \"\\n\" {rule} \"\\n\" {end}\n")
-        }
-        // Llama makes one call at a time, and its templates refuse messages with several calls.
-        ToolFormat::Llama3Json => "calls: object\n".into(),
+    let [before, after] = syntax.written.map(|text| spelling.text(text));
+    let more = if calls.parallel && !syntax.single {
+        format!(
+            " ({} call){{0,{}}}",
+            spelling.text(syntax.separator),
+            MAX_PARALLEL - 1
+        )
+    } else {
+        String::new()
+    };
+    let (list, name) = if syntax.each {
+        (
+            format!("calls: call{more}\ncall: {before} one {after}\n"),
+            "one",
+        )
+    } else {
+        (format!("calls: {before} call{more} {after}\n"), "call")
+    };
+    let call = match &syntax.body {
+        Body::Object(keys) => objects(name, keys, calls.tools),
+        Body::Named(named) => named_calls(name, named, calls.tools, spelling),
+        Body::Tags(tags) => tagged(name, tags, calls.tools, spelling),
+        Body::Python => in_python(name, calls.tools),
         // Harmony has rules of its own.
-        ToolFormat::Harmony => String::new(),
-        ToolFormat::Mistral => {
-            let more = more(", ", "object");
-            format!("calls: {start} \" [\" object{more} \"]\"\n")
-        }
+        Body::Harmony => Some(String::new()),
     };
-    if is_xml {
-        return Some(list + &xml::functions(calls.tools)?);
-    }
+    Some(list + &call?)
+}
+
+/// The rule `rule` of a call that is an object.
+fn objects(rule: &str, keys: &Keys, tools: &[Value]) -> Option<String> {
+    let number = keys.number.map(|key| {
+        let (before, after) = (literal(&format!("{{\"{key}\": \"")), literal("\", "));
+        format!("{before} /[0-9]+/ {after}")
+    });
     let object = |tool: &Value| {
-        let function = function(tool);
-        let (name, key) = (&function["name"], format.arguments_key());
-        let head = literal(&format!("{{\"name\": {name}, \"{key}\": "));
-        Some(format!("({head} {} \"}}\")", arguments(tool)))
+        let name = &function(tool)["name"];
+        let brace = if number.is_some() { "" } else { "{" };
+        let head = format!("{brace}\"{}\": {name}, \"{}\": ", keys.name, keys.arguments);
+        let (number, head) = (number.as_deref().unwrap_or_default(), literal(&head));
+        Some(format!("({number} {head} {} \"}}\")", arguments(tool)))
     };
-    let objects = joined(calls.tools.iter().map(object), "\n    | ")?;
-    Some(format!("{list}object: {objects}\n"))
+    let objects = joined(tools.iter().map(object), OR)?;
+    Some(format!("{rule}: {objects}\n"))
+}
+
+/// The rule `rule` of a call whose name stands before its arguments.
+fn named_calls(
+    rule: &str,
+    named: &Named,
+    tools: &[Value],
+    spelling: Spelling<'_>,
+) -> Option<String> {
+    let call = |tool: &Value| {
+        let name = function(tool)["name"].as_str().unwrap_or_default();
+        let before = spelling.text(&format!("{}{name}", named.before));
+        let number = if named.numbered { "\":\" /[0-9]+/" } else { "" };
+        let (between, after) = (spelling.text(named.between), spelling.text(named.after));
+        Some(format!(
+            "({before} {number} {between} {} {after})",
+            arguments(tool)
+        ))
+    };
+    let calls = joined(tools.iter().map(call), OR)?;
+    Some(format!("{rule}: {calls}\n"))
 }
 
 /// The grammar of an answer in Harmony: at most one message of reasoning, then a call or content.
-fn harmony_grammar(answer: Answer<'_>, marker: impl Fn(&str) -> String) -> Option<String> {
-    let part = |text: &str| {
-        if harmony::MARKERS.contains(&text) {
-            marker(text)
-        } else {
-            literal(text)
-        }
+fn harmony_grammar(answer: Answer<'_>, special: &dyn Fn(&str) -> Option<u32>) -> Option<String> {
+    let spelling = Spelling {
+        markers: harmony::MARKERS,
+        special,
     };
-    let all = |parts: &[&str]| {
-        parts
-            .iter()
-            .map(|text| part(text))
-            .collect::<Vec<_>>()
-            .join(" ")
-    };
+    let part = |text: &str| spelling.text(text);
+    let all = |parts: &[&str]| part(&parts.concat());
     let [before, [end, after @ ..]] = harmony::THOUGHT;
     let call = |tool: &Value| {
         let name = function(tool)["name"].as_str().unwrap_or_default();
-        let header = harmony::call_header(name);
-        let header: Vec<&str> = header.iter().map(String::as_str).collect();
-        Some(format!("({} {})", all(&header), arguments(tool)))
+        let header = part(&harmony::call_header(name).concat());
+        Some(format!("({header} {})", arguments(tool)))
     };
     let calls = answer.calls.iter().flat_map(|calls| calls.tools).map(call);
     let last = answer
         .content
         .map(|_| Some(format!("({} content)", all(&harmony::FINAL))));
-    let kinds = joined(calls.chain(last), "\n    | ")?;
+    let kinds = joined(calls.chain(last), OR)?;
     let content = answer.content.map(|rule| format!("content: {rule}\n"));
     Some(format!(
         "start: thought? message\n{}message: {kinds}\n{}",
-        thinking(&all(&before), &part(end), &all(&after)),
+        spelling.until("thought", &all(&before), end, &all(&after)),
         content.unwrap_or_default()
     ))
 }
 
-/// The rule of what the model thinks first.
-fn thought(unmarked: bool, marker: impl Fn(&str) -> String) -> String {
-    let [begin, end] = ReasoningFormat::MARKERS else {
+/// The rule of what the model thinks first; `unmarked`: without saying so.
+fn thought(
+    format: ReasoningFormat,
+    unmarked: bool,
+    special: &dyn Fn(&str) -> Option<u32>,
+) -> String {
+    let spelling = Spelling {
+        markers: format.markers(),
+        special,
+    };
+    let (Some(begin), Some(end)) = (format.begin_marker(), format.end_marker()) else {
         return String::new();
     };
     let begin = if unmarked {
         String::new()
     } else {
-        marker(begin)
+        spelling.marker(begin)
     };
-    thinking(&begin, &marker(end), "\"\\n\\n\"")
-}
-
-/// The rule `thought` of any text between `before` and `end`, and then `after`.
-fn thinking(before: &str, end: &str, after: &str) -> String {
-    if end.starts_with('"') {
-        // A text, which must not be read as a part of the thought.
-        format!("thought: {before} thinking {after}\nthinking[suffix={end}]: /(?s:.*)/\n")
-    } else {
-        format!("thought: {before} /(?s:.*)/ {end} {after}\n")
-    }
+    spelling.until("thought", &begin, end, "\"\\n\\n\"")
 }

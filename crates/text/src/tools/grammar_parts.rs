@@ -18,9 +18,65 @@ pub struct Calls<'a> {
 /// Calls in an answer at most, so that a model which does not know when to stop stops.
 pub const MAX_PARALLEL: usize = 16;
 
+/// Between the alternatives of a rule.
+pub const OR: &str = "\n    | ";
+
 /// A string literal of Lark.
 pub fn literal(text: &str) -> String {
     Value::from(text).to_string()
+}
+
+/// Texts in a grammar, in which markers may be special tokens: no text can stand for such a token.
+#[derive(Clone, Copy)]
+pub struct Spelling<'a> {
+    /// The texts that may be special tokens.
+    pub markers: &'a [&'a str],
+    /// Returns the id of a marker that is one.
+    pub special: &'a dyn Fn(&str) -> Option<u32>,
+}
+
+impl Spelling<'_> {
+    /// The symbol for `marker`: a token, or a literal.
+    pub fn marker(self, marker: &str) -> String {
+        match (self.special)(marker) {
+            Some(id) => format!("<[{id}]>"),
+            None => literal(marker),
+        }
+    }
+
+    /// The symbols for `text`; empty if that is.
+    pub fn text(self, text: &str) -> String {
+        let (mut symbols, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let places = self.markers.iter().filter_map(|marker| {
+                let is_token = (self.special)(marker).is_some();
+                Some((rest.find(marker).filter(|_| is_token)?, *marker))
+            });
+            let (at, marker) = places.min().unwrap_or((rest.len(), ""));
+            if at > 0 {
+                symbols.push(literal(&rest[..at]));
+            }
+            if !marker.is_empty() {
+                symbols.push(self.marker(marker));
+            }
+            rest = &rest[at + marker.len()..];
+        }
+        symbols.join(" ")
+    }
+
+    /// A rule of any text, between `before` and `end`, which is a marker and must not be read as a part of it, and then
+    /// `after`.
+    pub fn until(self, name: &str, before: &str, end: &str, after: &str) -> String {
+        match (self.special)(end) {
+            Some(id) => format!("{name}: {before} /(?s:.*)/ <[{id}]> {after}\n"),
+            None => {
+                let end = literal(end);
+                format!(
+                    "{name}: {before} {name}_text {after}\n{name}_text[suffix={end}]: /(?s:.*)/\n"
+                )
+            }
+        }
+    }
 }
 
 /// `parts` between `separator`s; `None` as soon as they are longer than a grammar may be.

@@ -1,17 +1,21 @@
 //! Tool calls as text: how models write them, how they are read back, and how a grammar makes a model
 //! write them. Knows neither HTTP nor the engine.
 
+mod arguments_grammar;
 mod fallback;
+mod formats;
 mod grammar;
 mod grammar_parts;
 mod object;
 mod parser;
 mod python;
+mod python_call;
 mod signature;
+mod syntax;
 #[cfg(test)]
 mod tests;
+mod whole;
 mod xml;
-mod xml_grammar;
 
 pub use fallback::without_tools;
 pub use grammar::{Answer, answer_grammar};
@@ -20,31 +24,54 @@ pub use parser::ToolParser;
 pub use signature::Signature;
 
 use crate::harmony;
+use formats::FORMATS;
 use serde_json::{Value, json};
+use syntax::{Body, Syntax};
 
 /// How a model writes tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "clap",
-    derive(clap::ValueEnum),
-    value(rename_all = "snake_case")
-)]
 pub enum ToolFormat {
-    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen 2.5 and 3.
-    Hermes,
+    /// Messages to `functions.NAME`, as gpt-oss: reasoning, too.
+    Harmony,
+    /// Names and JSON in fences between markers, as DeepSeek V3 and R1.
+    DeepseekV3,
+    /// Names and JSON between markers, as DeepSeek V3.1.
+    DeepseekV31,
+    /// `functions.NAME:0` and JSON between markers, as Kimi K2.
+    KimiK2,
+    /// `<minimax:tool_call><invoke name="..."><parameter name="...">`, as MiniMax M2.
+    MinimaxM2,
+    /// `<seed:tool_call><function=...><parameter=...>`, as Seed-OSS.
+    SeedOss,
+    /// A list of calls in Python between markers, as LFM2.
+    Lfm2,
+    /// `<function_calls>` and a call in Python on each line, as OLMo 3.
+    Olmo3,
+    /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>`, as Cohere's Command A and R7B.
+    Command,
+    /// `<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>`, as Phi-4-mini.
+    Phi4Mini,
+    /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`, as Granite 3.
+    Granite,
+    /// `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`, as Nemotron.
+    Nemotron,
+    /// `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`, as Hunyuan.
+    Hunyuan,
+    /// `<tool_call>NAME<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`, as GLM-4.5 to 4.7.
+    Glm45,
     /// `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`, as Qwen3-Coder and
     /// Qwen 3.5.
-    #[cfg_attr(feature = "clap", value(name = "qwen3_coder"))]
     Qwen3Coder,
-    /// `{"name": ..., "parameters": {...}}` and nothing else, as Llama 3.1 and 3.2.
-    #[cfg_attr(feature = "clap", value(name = "llama3_json"))]
-    Llama3Json,
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen 2.5 and 3. A JSON object
+    /// that is the whole answer is read as well.
+    Hermes,
     /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, as Mistral; `[TOOL_CALLS]name[ARGS]{...}`, as
     /// its newer models write it, is read as well.
     Mistral,
-    /// Messages to `functions.NAME`, as gpt-oss: reasoning, too.
-    #[cfg_attr(feature = "clap", value(name = "openai"))]
-    Harmony,
+    /// A list of calls in Python and nothing else, as Llama 4 and 3.2.
+    Pythonic,
+    /// `{"name": ..., "parameters": {...}}` and nothing else, as Llama 3.1 and 3.2.
+    Llama3Json,
 }
 
 /// A tool call of an earlier turn, or an example.
@@ -55,92 +82,127 @@ struct WrittenCall<'a> {
 }
 
 impl ToolFormat {
+    /// Number of formats.
+    const COUNT: usize = 19;
+
+    /// All formats, in the order in which a template's is looked for.
+    pub const ALL: [Self; Self::COUNT] = {
+        let mut all = [Self::Hermes; Self::COUNT];
+        let mut i = 0;
+        while i < Self::COUNT {
+            all[i] = FORMATS[i].format;
+            i += 1;
+        }
+        all
+    };
+
+    /// The names that can be given for a format, in the order of [`ToolFormat::ALL`].
+    pub const NAMES: [&str; Self::COUNT] = {
+        let mut names = [""; Self::COUNT];
+        let mut i = 0;
+        while i < Self::COUNT {
+            names[i] = FORMATS[i].name;
+            i += 1;
+        }
+        names
+    };
+
     /// The format that a chat template which knows tools teaches; `None` if it is none of ours.
     pub fn of_template(source: &str) -> Option<Self> {
-        if harmony::is_template(source) {
-            Some(Self::Harmony)
-        } else if source.contains("<tool_call>") {
-            // Both formats have these markers.
-            let is_xml = source.contains(xml::FUNCTION);
-            Some(if is_xml {
-                Self::Qwen3Coder
-            } else {
-                Self::Hermes
-            })
-        } else if source.contains("[TOOL_CALLS]") {
-            Some(Self::Mistral)
-        } else {
-            let llama = source.contains("<|python_tag|>") || source.contains("ipython");
-            llama.then_some(Self::Llama3Json)
-        }
+        let taught = |syntax: &&Syntax| (syntax.is_taught)(source);
+        FORMATS.iter().find(taught).map(|syntax| syntax.format)
     }
 
-    /// The names that can be given for a format.
-    pub const NAMES: [&str; 5] = ["hermes", "qwen3_coder", "llama3_json", "mistral", "openai"];
+    /// The format in which a chat template that knows no tools writes the calls of earlier turns; `None` if it writes
+    /// none.
+    pub fn of_history(source: &str) -> Option<Self> {
+        let is_named = |syntax: &&Syntax| matches!(syntax.body, Body::Named(_));
+        let mut named = FORMATS.iter().filter(is_named);
+        named
+            .find(|syntax| (syntax.is_taught)(source))
+            .map(|syntax| syntax.format)
+    }
 
     /// The texts that have a meaning in this format. Those that are special tokens must be part of the
     /// text that a [`ToolParser`] reads.
     pub fn markers(self) -> &'static [&'static str] {
-        match self {
-            Self::Hermes | Self::Qwen3Coder => &["<tool_call>", "</tool_call>"],
-            Self::Llama3Json => &["<|python_tag|>"],
-            Self::Mistral => &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
-            Self::Harmony => harmony::MARKERS,
-        }
+        self.syntax().markers
     }
 
-    /// The text before the calls.
-    fn start(self) -> &'static str {
-        self.markers()[0]
+    /// How calls are written.
+    fn syntax(self) -> &'static Syntax {
+        &FORMATS[self as usize]
     }
 
-    /// The text after a call, or a list of them.
-    fn end(self) -> Option<&'static str> {
-        match self {
-            Self::Hermes | Self::Qwen3Coder => Some(self.markers()[1]),
-            Self::Llama3Json | Self::Mistral | Self::Harmony => None,
-        }
-    }
-
-    /// The key of a call's arguments, where it is an object.
-    fn arguments_key(self) -> &'static str {
-        if self == Self::Llama3Json {
-            "parameters"
-        } else {
-            "arguments"
-        }
+    /// Whether arguments are written one by one, not as one JSON object.
+    fn has_single_arguments(self) -> bool {
+        matches!(self.syntax().body, Body::Tags(_) | Body::Python)
     }
 
     /// Returns the text that a model writes to make `calls`, which must not be empty.
     fn write(self, calls: &[WrittenCall<'_>]) -> String {
-        let key = self.arguments_key();
-        let object = |call: &WrittenCall<'_>| {
-            let (name, arguments) = (json!(call.name), call.arguments);
-            format!(r#"{{"name": {name}, "{key}": {arguments}}}"#)
+        let syntax = self.syntax();
+        let [before, after] = syntax.written;
+        let call = |(i, call): (usize, &WrittenCall<'_>)| {
+            let call = syntax.body.write(call, i);
+            if syntax.each {
+                format!("{before}{call}{after}")
+            } else {
+                call
+            }
         };
-        let objects: Vec<String> = calls.iter().map(object).collect();
-        match self {
-            Self::Hermes => between_markers(&objects),
-            Self::Qwen3Coder => {
-                let calls: Vec<String> = calls.iter().map(xml::write).collect();
-                between_markers(&calls)
-            }
-            Self::Llama3Json => objects.join("; "),
-            Self::Mistral => format!("[TOOL_CALLS] [{}]", objects.join(", ")),
-            Self::Harmony => {
-                let call = |call: &WrittenCall<'_>| {
-                    harmony::call_header(call.name).concat() + call.arguments + "<|call|>"
-                };
-                calls.iter().map(call).collect()
-            }
+        let calls: Vec<String> = calls.iter().enumerate().map(call).collect();
+        let calls = calls.join(syntax.separator);
+        if syntax.each {
+            calls
+        } else {
+            format!("{before}{calls}{after}")
         }
     }
 }
 
-/// Each of `calls` between Hermes' markers.
-fn between_markers(calls: &[String]) -> String {
-    let call = |call: &String| format!("<tool_call>\n{call}\n</tool_call>");
-    calls.iter().map(call).collect::<Vec<_>>().join("\n")
+impl Body {
+    /// Returns the text of a call, the `number`th of its turn.
+    fn write(&self, call: &WrittenCall<'_>, number: usize) -> String {
+        let (name, arguments) = (call.name, call.arguments);
+        match self {
+            Self::Object(keys) => {
+                let number = keys.number.map(|key| format!("\"{key}\": \"{number}\", "));
+                let (number, name) = (number.unwrap_or_default(), json!(name));
+                let (key, of_arguments) = (keys.name, keys.arguments);
+                format!("{{{number}\"{key}\": {name}, \"{of_arguments}\": {arguments}}}")
+            }
+            Self::Named(named) => {
+                let number = if named.numbered {
+                    format!(":{number}")
+                } else {
+                    String::new()
+                };
+                let (before, between, after) = (named.before, named.between, named.after);
+                format!("{before}{name}{number}{between}{arguments}{after}")
+            }
+            Self::Tags(tags) => xml::write(tags, call),
+            Self::Python => python_call::write(call),
+            Self::Harmony => harmony::call_header(name).concat() + arguments + "<|call|>",
+        }
+    }
+}
+
+#[cfg(feature = "clap")]
+impl clap::ValueEnum for ToolFormat {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        let syntax = self.syntax();
+        let value = clap::builder::PossibleValue::new(syntax.name);
+        Some(
+            value
+                .aliases(syntax.aliases.iter().copied())
+                .help(syntax.help),
+        )
+    }
 }
 
 /// The function that an entry of `tools` describes.

@@ -70,8 +70,12 @@ enum At {
     End,
 }
 
-/// The object of a call: `name`, and its arguments under `arguments` or `parameters`. Other keys are
-/// skipped.
+/// The keys of a call, in quotes.
+const NAMES: [&str; 2] = ["\"name\"", "\"tool_name\""];
+const ARGUMENTS: [&str; 2] = ["\"arguments\"", "\"parameters\""];
+
+/// The object of a call: `name` or `tool_name`, and its arguments under `arguments` or `parameters`. Other keys
+/// are skipped.
 #[derive(Debug, Default)]
 pub(super) struct CallObject {
     at: At,
@@ -113,14 +117,20 @@ impl CallObject {
         }
     }
 
+    /// Whether the key that was read last is none that calls have.
+    pub fn has_other_key(&self) -> bool {
+        const OTHERS: [&str; 3] = ["\"id\"", "\"type\"", "\"tool_call_id\""];
+        let key = self.key.as_str();
+        let is_known = NAMES.contains(&key) || ARGUMENTS.contains(&key) || OTHERS.contains(&key);
+        matches!(self.at, At::Colon) && !is_known
+    }
+
     fn is_name(&self) -> bool {
-        self.key == "\"name\"" && self.name.is_none()
+        NAMES.contains(&self.key.as_str()) && self.name.is_none()
     }
 
     fn is_arguments(&self) -> bool {
-        matches!(self.key.as_str(), "\"arguments\"" | "\"parameters\"")
-            && self.arguments.is_none()
-            && !self.begun
+        ARGUMENTS.contains(&self.key.as_str()) && self.arguments.is_none() && !self.begun
     }
 
     /// Adds a character.

@@ -2,12 +2,15 @@
 
 use super::ToolFormat;
 use super::object::{CallObject, Effect, Extent};
+use super::python_call::{PythonCall, PythonEffect};
 use super::signature::Signature;
-use super::xml::{FUNCTION, XmlCall, XmlEffect};
+use super::syntax::{Body, Syntax};
+use super::whole::WholeAnswer;
+use super::xml::{XmlCall, XmlEffect};
 use crate::part::{Part, until_marker};
 use std::sync::Arc;
 
-/// The longest text between Mistral's marker and the arguments that follow a name.
+/// The longest text between a marker and the arguments that follow a name.
 const MAX_HEAD_BYTES: usize = 256;
 
 /// Splits a model's text into content and tool calls. How the text is cut into pieces does not change
@@ -17,9 +20,12 @@ const MAX_HEAD_BYTES: usize = 256;
 /// From then on the arguments are passed on as the model writes them, and nothing is taken back. Until
 /// then its text is held, and becomes content if it turns out to be no call. Space around calls is
 /// dropped.
+///
+/// An answer that is nothing but JSON objects of calls has calls without markers. Such an answer is held until it
+/// ends.
 #[derive(Debug)]
 pub struct ToolParser {
-    format: ToolFormat,
+    syntax: &'static Syntax,
     /// The functions that may be called.
     tools: Arc<[Signature]>,
     /// Calls after which the text is complete.
@@ -46,19 +52,23 @@ enum CallState {
     Between(bool),
     /// In the object of a call.
     Object(Box<CallObject>),
-    /// In a call in XML.
+    /// In a call whose arguments have tags.
     Xml(Box<XmlCall>),
-    /// In the name of `[TOOL_CALLS]name[ARGS]{...}`.
-    Head,
+    /// In a call in Python.
+    Python(Box<PythonCall>),
+    /// In the text before the arguments, which names the function.
+    Head(String),
     /// In the arguments that follow such a name.
     Arguments(Extent),
+    /// In an answer that may be nothing but calls without markers.
+    Whole(Box<WholeAnswer>),
 }
 
 impl ToolParser {
     /// Reads calls of `tools`; the text is complete after `max_calls` of them.
     pub fn new(format: ToolFormat, tools: Arc<[Signature]>, max_calls: usize) -> Self {
         Self {
-            format,
+            syntax: format.syntax(),
             tools,
             max_calls,
             calls: 0,
@@ -92,6 +102,14 @@ impl ToolParser {
 
     /// Ends the text: what is held becomes content.
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
+        if let CallState::Whole(answer) = &mut self.state {
+            let calls = std::mem::take(&mut **answer).calls();
+            self.state = CallState::Content;
+            for (name, arguments) in calls.into_iter().take(self.max_calls) {
+                self.begin_call(&name, parts);
+                parts.push(Part::Arguments(arguments));
+            }
+        }
         let rest = std::mem::take(&mut self.held) + &std::mem::take(&mut self.unread);
         // After a call, at most brackets, space and part of a marker are left; in a call, part of a marker.
         let in_call = match &self.state {
@@ -117,160 +135,244 @@ impl ToolParser {
                 let any = *any;
                 return self.between(any, rest, c, parts);
             }
-            CallState::Object(object) => match object.push(c) {
-                // The text after the arguments does not matter.
-                Effect::Held if object.has_begun() => {}
-                Effect::Held => self.held.push(c),
-                Effect::Argument => argument(c, parts),
-                Effect::Begin => {
-                    let name = object.name().unwrap_or_default().to_owned();
-                    if !self.begin_call(&name, parts) {
-                        return self.give_back(parts);
-                    }
-                    argument(c, parts);
-                }
-                Effect::End if object.has_begun() => self.state = CallState::Between(true),
-                Effect::End => {
-                    let call = object.name().map(str::to_owned).zip(object.arguments());
-                    self.held.push(c);
-                    match call {
-                        Some((name, arguments)) if self.begin_call(&name, parts) => {
-                            parts.push(Part::Arguments(arguments));
-                            self.state = CallState::Between(true);
-                        }
-                        _ => {
-                            self.give_back(parts);
-                        }
-                    }
-                }
-                // The call stands, whatever follows its arguments.
-                Effect::Reject => return self.give_back(parts),
-            },
-            CallState::Xml(call) => {
-                let (bytes, effect) = call.read(rest, &self.tools)?;
-                match effect {
-                    XmlEffect::Begin(name) => {
-                        self.begin_call(&name, parts);
-                        parts.push(Part::Arguments("{".into()));
-                    }
-                    XmlEffect::Reject => return self.give_back(parts),
-                    XmlEffect::Arguments(json) if json.is_empty() => {}
-                    XmlEffect::Arguments(json) => parts.push(Part::Arguments(json)),
-                    XmlEffect::End => {
-                        parts.push(Part::Arguments("}".into()));
-                        self.state = CallState::Between(true);
-                    }
-                }
-                return Some(bytes);
-            }
-            CallState::Head if c == '{' => {
-                let head = self.held.trim_start_matches(self.format.start());
-                let name = head.split('[').next().unwrap_or_default().trim().to_owned();
-                if !self.begin_call(&name, parts) {
-                    return self.give_back(parts);
-                }
-                argument(c, parts);
-                self.state = CallState::Arguments(Extent::begin(c));
-            }
-            CallState::Head if self.held.len() >= MAX_HEAD_BYTES => return self.give_back(parts),
-            CallState::Head => self.held.push(c),
+            CallState::Object(_) => return self.in_object(c, parts),
+            CallState::Xml(_) => return self.in_xml(rest, parts),
+            CallState::Python(_) => return self.in_python(c, parts),
+            CallState::Head(_) => return self.in_head(c, parts),
             CallState::Arguments(extent) => {
                 argument(c, parts);
                 if extent.push(c) {
                     self.state = CallState::Between(true);
                 }
             }
+            CallState::Whole(answer) => {
+                if !answer.push(c, &self.tools) {
+                    return self.give_back(parts);
+                }
+                self.held.push(c);
+            }
+        }
+        Some(c.len_utf8())
+    }
+
+    fn in_object(&mut self, c: char, parts: &mut Vec<Part>) -> Option<usize> {
+        let CallState::Object(object) = &mut self.state else {
+            return None;
+        };
+        match object.push(c) {
+            // The text after the arguments does not matter.
+            Effect::Held if object.has_begun() => {}
+            Effect::Held => self.held.push(c),
+            Effect::Argument => argument(c, parts),
+            Effect::Begin => {
+                let name = object.name().unwrap_or_default().to_owned();
+                if !self.begin_call(&name, parts) {
+                    return self.give_back(parts);
+                }
+                argument(c, parts);
+            }
+            Effect::End if object.has_begun() => self.state = CallState::Between(true),
+            Effect::End => {
+                let call = object.name().map(str::to_owned).zip(object.arguments());
+                self.held.push(c);
+                match call {
+                    Some((name, arguments)) if self.begin_call(&name, parts) => {
+                        parts.push(Part::Arguments(arguments));
+                        self.state = CallState::Between(true);
+                    }
+                    _ => {
+                        self.give_back(parts);
+                    }
+                }
+            }
+            // The call stands, whatever follows its arguments.
+            Effect::Reject => return self.give_back(parts),
+        }
+        Some(c.len_utf8())
+    }
+
+    fn in_xml(&mut self, rest: &str, parts: &mut Vec<Part>) -> Option<usize> {
+        let CallState::Xml(call) = &mut self.state else {
+            return None;
+        };
+        let (bytes, effect) = call.read(rest, &self.tools)?;
+        match effect {
+            XmlEffect::Begin(name) => {
+                self.begin_call(&name, parts);
+                parts.push(Part::Arguments("{".into()));
+            }
+            XmlEffect::Reject => return self.give_back(parts),
+            XmlEffect::Arguments(json) if json.is_empty() => {}
+            XmlEffect::Arguments(json) => parts.push(Part::Arguments(json)),
+            XmlEffect::End => {
+                parts.push(Part::Arguments("}".into()));
+                self.state = CallState::Between(true);
+            }
+        }
+        Some(bytes)
+    }
+
+    fn in_python(&mut self, c: char, parts: &mut Vec<Part>) -> Option<usize> {
+        let CallState::Python(call) = &mut self.state else {
+            return None;
+        };
+        let had_begun = call.has_begun();
+        match call.push(c, &self.tools) {
+            PythonEffect::Held if had_begun => {}
+            PythonEffect::Held => self.held.push(c),
+            PythonEffect::Reject => return self.give_back(parts),
+            PythonEffect::Arguments(json) if json.is_empty() => {}
+            PythonEffect::Arguments(json) => parts.push(Part::Arguments(json)),
+            PythonEffect::Begin(json) => {
+                let name = call.name().to_owned();
+                self.begin_call(&name, parts);
+                parts.push(Part::Arguments(json.into()));
+                // The character is part of the first value, too.
+                return Some(0);
+            }
+            PythonEffect::End(json) => {
+                let name = call.name().to_owned();
+                if !had_begun {
+                    self.begin_call(&name, parts);
+                }
+                parts.push(Part::Arguments(json));
+                self.state = CallState::Between(true);
+            }
+        }
+        Some(c.len_utf8())
+    }
+
+    fn in_head(&mut self, c: char, parts: &mut Vec<Part>) -> Option<usize> {
+        let CallState::Head(text) = &mut self.state else {
+            return None;
+        };
+        if c == '{' {
+            let head = self.syntax.head.as_ref();
+            let name = head.map_or("", |head| head.name(text)).to_owned();
+            if !self.begin_call(&name, parts) {
+                return self.give_back(parts);
+            }
+            argument(c, parts);
+            self.state = CallState::Arguments(Extent::begin(c));
+        } else if text.len() >= MAX_HEAD_BYTES {
+            return self.give_back(parts);
+        } else {
+            text.push(c);
+            self.held.push(c);
         }
         Some(c.len_utf8())
     }
 
     fn in_content(&mut self, rest: &str, parts: &mut Vec<Part>) -> Option<usize> {
+        let syntax = self.syntax;
+        let starts = syntax.begin.iter().chain([&syntax.call]);
+        let starts: Vec<&str> = starts.copied().filter(|start| !start.is_empty()).collect();
         if !self.started {
             let text = rest.trim_start();
-            if text.is_empty() {
+            if starts
+                .iter()
+                .any(|start| start.len() > text.len() && start.starts_with(text))
+            {
                 return None;
             }
             self.started = true;
-            if self.format == ToolFormat::Llama3Json && text.starts_with('{') {
-                let space = rest.len() - text.len();
+            let space = rest.len() - text.len();
+            let is_marker = starts.iter().any(|start| text.starts_with(start));
+            let first = text.chars().next().filter(|_| !is_marker);
+            if first.is_some() && first == syntax.bare {
                 self.held.push_str(&rest[..space]);
                 self.state = CallState::Between(false);
                 return Some(space);
             }
+            if syntax.bare.is_none() && first.is_some_and(WholeAnswer::may_begin_with) {
+                self.held.push_str(&rest[..space]);
+                self.state = CallState::Whole(Box::default());
+                return Some(space);
+            }
         }
-        // Qwen3-Coder leaves out the first marker at times.
-        let markers = [self.format.start(), FUNCTION];
-        let markers = &markers[..if self.is_xml() { 2 } else { 1 }];
-        let (end, found) = until_marker(rest, markers);
+        let (end, found) = until_marker(rest, &starts);
         self.content(&rest[..end], parts);
         let Some(found) = found else {
             return (end > 0).then_some(end);
         };
         self.held.push_str(found);
-        self.state = if found == FUNCTION {
-            CallState::Xml(Box::default())
+        self.state = if found == syntax.call {
+            self.call_state()
         } else {
             CallState::Between(false)
         };
         Some(end + found.len())
     }
 
-    /// Reads what stands before, between and after the objects of calls. `any` says whether a call came after the last
+    /// Reads what stands before, between and after calls. `any` says whether a call came after the last
     /// marker. `c` is the first character of `rest`.
     fn between(&mut self, any: bool, rest: &str, c: char, parts: &mut Vec<Part>) -> Option<usize> {
-        let (start, end) = (self.format.start(), self.format.end());
-        let begins = |marker: &str| rest.len() < marker.len() && marker.starts_with(rest);
-        if begins(start) || end.is_some_and(begins) || self.is_xml() && begins(FUNCTION) {
+        let syntax = self.syntax;
+        let begins = |marker: &&str| rest.len() < marker.len() && marker.starts_with(rest);
+        let markers = syntax.begin.iter().chain(syntax.skipped);
+        if markers.chain([&syntax.end, &syntax.call]).any(begins) {
             return None;
         }
-        if rest.starts_with(start) {
+        let comes = |marker: &&&'static str| !marker.is_empty() && rest.starts_with(**marker);
+        if let Some(start) = syntax.begin.iter().find(comes) {
             if !any {
                 self.give_back(parts);
             }
-            self.held = start.to_owned();
+            self.held = (*start).to_owned();
             self.state = CallState::Between(false);
             return Some(start.len());
         }
-        if let Some(end) = end.filter(|end| any && rest.starts_with(end)) {
-            self.held.clear();
-            self.state = CallState::Content;
-            return Some(end.len());
+        if any {
+            if comes(&&syntax.end) {
+                self.held.clear();
+                self.state = CallState::Content;
+                return Some(syntax.end.len());
+            }
+            if let Some(skipped) = syntax.skipped.iter().find(comes) {
+                return Some(skipped.len());
+            }
         }
-        if self.is_xml() && rest.starts_with(FUNCTION) {
-            self.held.push_str(FUNCTION);
-            self.state = CallState::Xml(Box::default());
-            return Some(FUNCTION.len());
+        if comes(&&syntax.call) {
+            self.begin_body(any, self.call_state());
+            self.held.push_str(syntax.call);
+            return Some(syntax.call.len());
         }
-        if c == '{' && !self.is_xml() {
-            self.state = CallState::Object(Box::default());
-            return Some(0);
-        }
-        if c.is_ascii_whitespace() || self.separates(c) {
+        if c.is_ascii_whitespace() || syntax.around.contains(c) {
             self.held.push(c);
             return Some(c.len_utf8());
         }
-        if self.format == ToolFormat::Mistral && !any {
-            self.state = CallState::Head;
-            return Some(0);
+        let of_text = !any || !syntax.end.is_empty();
+        let state = match &syntax.body {
+            Body::Object(_) | Body::Python if c == '{' => CallState::Object(Box::default()),
+            Body::Python => CallState::Python(Box::default()),
+            // Text after Mistral's calls is content.
+            _ if syntax.call.is_empty() && of_text => self.call_state(),
+            _ => CallState::Content,
+        };
+        if matches!(state, CallState::Content) {
+            if any {
+                self.held.clear();
+            }
+            return self.give_back(parts);
         }
+        self.begin_body(any, state);
+        Some(0)
+    }
+
+    /// Goes on with a call. What stands between calls is dropped.
+    fn begin_body(&mut self, any: bool, state: CallState) {
         if any {
             self.held.clear();
         }
-        self.give_back(parts)
+        self.state = state;
     }
 
-    /// Whether calls are XML.
-    fn is_xml(&self) -> bool {
-        self.format == ToolFormat::Qwen3Coder
-    }
-
-    /// Whether `c` may stand around the objects of calls.
-    fn separates(&self, c: char) -> bool {
-        match self.format {
-            // Some models write a list between Hermes' markers.
-            ToolFormat::Hermes | ToolFormat::Mistral | ToolFormat::Harmony => "[,]".contains(c),
-            ToolFormat::Llama3Json => ";,".contains(c),
-            ToolFormat::Qwen3Coder => false,
+    /// The state at the beginning of a call that is no object; content if the format has none.
+    fn call_state(&self) -> CallState {
+        match &self.syntax.body {
+            Body::Tags(tags) => CallState::Xml(Box::new(XmlCall::new(tags, self.syntax.end))),
+            _ if self.syntax.head.is_some() => CallState::Head(String::new()),
+            _ => CallState::Content,
         }
     }
 

@@ -18,6 +18,24 @@ pub fn to_json(text: &str) -> Option<String> {
     literal.rest.is_empty().then_some(literal.json)
 }
 
+/// The literal of a JSON value. Texts are written as in JSON, which Python reads as well.
+pub fn literal(value: &Value) -> String {
+    let list = |parts: Vec<String>| parts.join(", ");
+    match value {
+        Value::Null => "None".into(),
+        Value::Bool(true) => "True".into(),
+        Value::Bool(false) => "False".into(),
+        Value::Number(_) | Value::String(_) => value.to_string(),
+        Value::Array(values) => format!("[{}]", list(values.iter().map(literal).collect())),
+        Value::Object(map) => {
+            let pair = |(key, value): (&String, &Value)| {
+                format!("{}: {}", Value::from(key.as_str()), literal(value))
+            };
+            format!("{{{}}}", list(map.iter().map(pair).collect()))
+        }
+    }
+}
+
 /// A literal that is being read.
 struct Literal<'a> {
     rest: &'a str,

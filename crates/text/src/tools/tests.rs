@@ -1,11 +1,16 @@
 mod fallback;
+mod families;
 mod grammar;
+mod round_trip;
 mod templates;
 
 use super::*;
 use crate::part::{Part, joined, pieces};
 use proptest::prelude::*;
 use std::sync::Arc;
+
+/// The formats that a [`ToolParser`] reads.
+const TEXT_FORMATS: &[ToolFormat] = ToolFormat::ALL.split_at(1).1;
 
 /// The content of a text, and its calls.
 type Read = (String, Vec<(String, String)>);
@@ -295,53 +300,55 @@ fn the_text_is_complete_after_the_calls_that_may_be_made() {
 
 #[test]
 fn formats_are_known_by_what_templates_teach() {
+    use ToolFormat::*;
     for (source, format) in [
         (
             "<tools>{{ tools | tojson }}</tools> <tool_call>",
-            Some(ToolFormat::Hermes),
+            Some(Hermes),
         ),
-        (
-            "<tool_call>\n<function=example>",
-            Some(ToolFormat::Qwen3Coder),
-        ),
-        ("{{ '[TOOL_CALLS]' }}", Some(ToolFormat::Mistral)),
+        ("<tool_call>\n<function=example>", Some(Qwen3Coder)),
+        ("{{ '[TOOL_CALLS]' }}", Some(Mistral)),
         (
             "Environment: ipython {\"name\": x, \"parameters\": y}",
-            Some(ToolFormat::Llama3Json),
+            Some(Llama3Json),
         ),
-        ("{{ '<|python_tag|>' }}", Some(ToolFormat::Llama3Json)),
+        ("{{ '<|python_tag|>' }}", Some(Llama3Json)),
         (
-            "<|start|>user<|message|>{{ m }}<|channel|>",
-            Some(ToolFormat::Harmony),
+            "Environment: ipython [func_name1(params_name1=params_value1)]",
+            Some(Pythonic),
         ),
+        ("<|start|>user<|message|>{{ m }}<|channel|>", Some(Harmony)),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}\n```json",
+            Some(DeepseekV3),
+        ),
+        ("<｜tool▁calls▁begin｜>{{ name }}", Some(DeepseekV31)),
+        ("<|tool_call_begin|>{{ id }}", Some(KimiK2)),
+        ("'<minimax:tool_call>' <invoke name=", Some(MinimaxM2)),
+        ("'<seed:tool_call>' <function=", Some(SeedOss)),
+        ("<|tool_list_start|>[", Some(Lfm2)),
+        ("<function_calls>", Some(Olmo3)),
+        ("<|START_ACTION|>[", Some(Command)),
+        ("<|tool|>{{ tools }}<|/tool|>", Some(Phi4Mini)),
+        ("respond with <|tool_call|> followed by", Some(Granite)),
+        ("<TOOLCALL>[{", Some(Nemotron)),
+        ("<tool_calls>[{", Some(Hunyuan)),
+        ("<tool_call>{name}<arg_key>{key}</arg_key>", Some(Glm45)),
         ("{{ tools }}", None),
     ] {
         assert_eq!(ToolFormat::of_template(source), format, "{source}");
     }
+    let deepseek = "{{ '<｜tool▁calls▁begin｜>' }}";
+    assert_eq!(ToolFormat::of_history(deepseek), Some(DeepseekV31));
+    assert_eq!(ToolFormat::of_history("<tool_call>"), None);
 }
 
-/// The parser of a format reads what the format writes.
 #[test]
-fn written_calls_are_read_back() {
-    let written = [
-        WrittenCall {
-            name: "f",
-            arguments: r#"{"a": "}"}"#,
-        },
-        WrittenCall {
-            name: "get_weather",
-            arguments: "{}",
-        },
-    ];
-    for format in [
-        ToolFormat::Hermes,
-        ToolFormat::Qwen3Coder,
-        ToolFormat::Llama3Json,
-        ToolFormat::Mistral,
-    ] {
-        let calls = [("f", r#"{"a": "}"}"#), ("get_weather", "{}")];
-        check(format, &format.write(&written), "", &calls);
+fn rows_are_in_the_order_of_the_formats() {
+    for (i, format) in ToolFormat::ALL.into_iter().enumerate() {
+        assert_eq!((format as usize, format.syntax().format), (i, format));
     }
+    assert_eq!(ToolFormat::ALL.last(), Some(&ToolFormat::Llama3Json));
 }
 
 #[test]
@@ -412,13 +419,17 @@ proptest! {
                 "{\"name\": \"f\", \"arguments\": {", "{\"name\": \"f\", \"arguments\": {\"a\": \"b\\\"\"}}",
                 "<function=", "f>", "\n", "<function=get_weather>\n", "<parameter=a>", "<parameter=n>\n", "</parameter>",
                 "\n</function>", "\n<parameter=n>", "True", "null",
+                "<tool_calls>", "</tool_calls>", "<|tool_call|>", "<TOOLCALL>", "<|START_ACTION|>", "functools", "f(",
+                "a='x'", "a=", ", n=1", ")", "'''", "'", "(", "=", "<|python_start|>", "<|tool_call_start|>", "```json\n",
+                "```", "\n```\n", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>f\n",
+                "<｜tool▁call▁end｜>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.f:0",
+                "<|tool_call_argument_begin|>", "<invoke name=\"f\">", "<parameter name=\"a\">", "</invoke>",
+                "<seed:tool_call>", "f<arg_key>", "a</arg_key>", "<arg_value>", "</arg_value>", "<function_calls>",
                 "{\"name\": \"g\"", "\"", ",", ":", "; ", " ", "\n", "a", "é", "<", "<tool", "get_weather", "1",
             ]),
             0..14,
         ),
-        format in prop::sample::select(vec![
-            ToolFormat::Hermes, ToolFormat::Qwen3Coder, ToolFormat::Llama3Json, ToolFormat::Mistral,
-        ]),
+        format in prop::sample::select(TEXT_FORMATS.to_vec()),
         max_calls in prop::sample::select(vec![1, 2, usize::MAX]),
         sizes in prop::collection::vec(1usize..9, 1..6),
     ) {
@@ -430,8 +441,8 @@ proptest! {
     /// Without a marker, and without a brace at the beginning, all text is content.
     #[test]
     fn plain_text_is_not_changed(text in "[^{<\\[]{0,60}", sizes in prop::collection::vec(1usize..9, 1..6)) {
-        for format in [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral] {
-            let (content, calls) = read_in(format, usize::MAX, &text, &sizes);
+        for format in TEXT_FORMATS {
+            let (content, calls) = read_in(*format, usize::MAX, &text, &sizes);
             prop_assert_eq!((content.as_str(), calls.len()), (text.as_str(), 0));
         }
     }

@@ -1,27 +1,14 @@
-//! Calls in XML, as Qwen3-Coder and Qwen 3.5 write them:
-//! `<function=NAME>`, for each argument `<parameter=NAME>`, its value on lines of its own, `</parameter>`, and
-//! `</function>`.
+//! Calls whose arguments stand between tags, as Qwen3-Coder writes them (`<function=NAME>`, for each argument
+//! `<parameter=NAME>`, its value on lines of its own, `</parameter>`, and `</function>`), MiniMax M2, Seed-OSS and GLM.
 
 use super::WrittenCall;
 use super::python;
 use super::signature::{Signature, ValueKind};
+use super::syntax::Tags;
+use crate::json::python_json;
 use crate::part::until_marker;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
-
-/// The markers at the beginning and the end of a call and of a parameter.
-pub const FUNCTION: &str = "<function=";
-pub const END_FUNCTION: &str = "</function>";
-pub const PARAMETER: &str = "<parameter=";
-pub const END_PARAMETER: &str = "</parameter>";
-const END_CALL: &str = "</tool_call>";
-/// The markers that end a value. Models leave out ends; what follows then is on a line of its own.
-const END_VALUE: [&str; 4] = [
-    END_PARAMETER,
-    "\n<parameter=",
-    "\n</function>",
-    "\n</tool_call>",
-];
 
 /// The kind of values that are passed on as they arrive.
 const STREAMED: ValueKind = ValueKind::Text { or_null: false };
@@ -29,13 +16,16 @@ const STREAMED: ValueKind = ValueKind::Text { or_null: false };
 const MAX_NAME_BYTES: usize = 256;
 
 /// A call that is being read, and becomes JSON.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct XmlCall {
+    tags: &'static Tags,
+    /// The text after the format's calls.
+    end: &'static str,
     at: At,
     signature: Option<Signature>,
     /// The parameters so far. A second value of a parameter is dropped.
     keys: Vec<String>,
-    /// A value that is not written before it is complete.
+    /// The name of a parameter whose value has not begun; then a value that is not written before it is complete.
     value: String,
 }
 
@@ -48,6 +38,8 @@ enum At {
     Body,
     /// In the name of a parameter.
     Key,
+    /// After the name of a parameter, before the tag of its value.
+    BeforeValue,
     /// In a value, of which nothing was read or something.
     Value { kind: ValueKind, begun: bool },
     /// In a value that is dropped.
@@ -68,63 +60,104 @@ pub enum XmlEffect {
 }
 
 impl XmlCall {
+    /// Reads a call with these tags in a format in which `end` comes after calls.
+    pub fn new(tags: &'static Tags, end: &'static str) -> Self {
+        Self {
+            tags,
+            end,
+            at: At::default(),
+            signature: None,
+            keys: Vec::new(),
+            value: String::new(),
+        }
+    }
+
     /// Whether the text is a call for certain.
     pub fn has_begun(&self) -> bool {
         self.at != At::Name
     }
 
-    /// Reads from the beginning of `rest`, what follows [`FUNCTION`]. Returns the number of bytes that were read, and
-    /// their effect; `None` = more text must come first. After [`XmlEffect::Reject`] and [`XmlEffect::End`] it must not
-    /// be called.
+    /// Reads from the beginning of `rest`, what follows the text before the function's name. Returns the number of bytes
+    /// that were read, and their effect; `None` = more text must come first. After [`XmlEffect::Reject`] and
+    /// [`XmlEffect::End`] it must not be called.
     pub fn read(&mut self, rest: &str, known: &[Signature]) -> Option<(usize, XmlEffect)> {
+        let tags = self.tags;
         let (bytes, json) = match self.at {
             At::Name => {
                 let signature = |(name, bytes)| {
                     let found = known.iter().find(|known| known.name == name)?;
                     Some((found, bytes))
                 };
-                let Some((signature, bytes)) = name(rest)?.and_then(signature) else {
+                let Some((signature, bytes)) = name(rest, tags.after_name)?.and_then(signature)
+                else {
                     return Some((0, XmlEffect::Reject));
                 };
                 self.signature = Some(signature.clone());
                 self.at = At::Body;
                 return Some((bytes, XmlEffect::Begin(signature.name.clone())));
             }
-            At::Body => {
-                let markers = [PARAMETER, END_PARAMETER, END_FUNCTION, END_CALL];
-                if rest.starts_with(PARAMETER) {
-                    self.at = At::Key;
-                    (PARAMETER.len(), String::new())
-                } else if rest.starts_with(END_FUNCTION) {
-                    return Some((END_FUNCTION.len(), XmlEffect::End));
-                } else if rest.starts_with(END_CALL) {
-                    return Some((0, XmlEffect::End));
-                } else if markers.iter().any(|marker| marker.starts_with(rest)) {
-                    return None;
-                } else {
-                    (rest.chars().next()?.len_utf8(), String::new())
+            At::Body => return self.in_body(rest),
+            At::Key => match name(rest, tags.parameter[1])? {
+                Some((key, bytes)) if tags.value.is_empty() => (bytes, self.begin_value(key)),
+                Some((key, bytes)) => {
+                    key.clone_into(&mut self.value);
+                    self.at = At::BeforeValue;
+                    (bytes, String::new())
                 }
-            }
-            At::Key => match name(rest)? {
-                Some((key, bytes)) => (bytes, self.begin_value(key)),
                 None => {
                     self.at = At::Body;
                     (0, String::new())
                 }
             },
-            // The value is on lines of its own.
+            At::BeforeValue => {
+                let space = rest.len() - rest.trim_ascii_start().len();
+                if space > 0 {
+                    (space, String::new())
+                } else if rest.starts_with(tags.value) {
+                    let key = std::mem::take(&mut self.value);
+                    (tags.value.len(), self.begin_value(&key))
+                } else if tags.value.starts_with(rest) {
+                    return None;
+                } else {
+                    self.at = At::Body;
+                    (0, String::new())
+                }
+            }
             At::Value { kind, begun: false } => {
                 self.at = At::Value { kind, begun: true };
                 let quote = if kind == STREAMED { "\"" } else { "" };
-                (usize::from(rest.starts_with('\n')), quote.into())
+                (
+                    usize::from(tags.lines && rest.starts_with('\n')),
+                    quote.into(),
+                )
             }
             At::Value { .. } | At::Dropped => {
-                let (text, next) = value_text(rest)?;
+                let (text, next) = value_text(rest, tags)?;
                 let json = self.in_value(text, next.is_some());
                 (next.unwrap_or(text.len()), json)
             }
         };
         Some((bytes, XmlEffect::Arguments(json)))
+    }
+
+    /// Reads what stands before, between and after parameters.
+    fn in_body(&mut self, rest: &str) -> Option<(usize, XmlEffect)> {
+        let (parameter, end_parameter) = (self.tags.parameter[0], self.tags.end_parameter);
+        let end_function = self.tags.end_function;
+        let markers = [parameter, end_parameter, end_function, self.end];
+        let bytes = if rest.starts_with(parameter) {
+            self.at = At::Key;
+            parameter.len()
+        } else if !end_function.is_empty() && rest.starts_with(end_function) {
+            return Some((end_function.len(), XmlEffect::End));
+        } else if rest.starts_with(self.end) {
+            return Some((0, XmlEffect::End));
+        } else if markers.iter().any(|marker| marker.starts_with(rest)) {
+            return None;
+        } else {
+            rest.chars().next()?.len_utf8()
+        };
+        Some((bytes, XmlEffect::Arguments(String::new())))
     }
 
     /// Begins the value of the parameter `key`. Returns the JSON before the value.
@@ -164,27 +197,39 @@ impl XmlCall {
     }
 }
 
-/// A name, which ends before `>`, and the number of bytes with `>`. `Some(None)` if it is no name, `None` if more text must
-/// come first.
-fn name(rest: &str) -> Option<Option<(&str, usize)>> {
-    match rest.find(['>', '\n']) {
-        Some(at) if rest[at..].starts_with('>') && at <= MAX_NAME_BYTES => {
-            Some(Some((rest[..at].trim(), at + 1)))
-        }
-        None if rest.len() <= MAX_NAME_BYTES => None,
-        _ => Some(None),
-    }
+/// A name, which ends before `end`, and the number of bytes with it; without an `end`, a name ends with its line or
+/// before a tag. `Some(None)` if it is no name, `None` if more text must come first.
+fn name<'t>(rest: &'t str, end: &str) -> Option<Option<(&'t str, usize)>> {
+    let end = if end.is_empty() { "<" } else { end };
+    let (at, found) = until_marker(rest, &[end, "\n"]);
+    let is_end = match found {
+        // The tag comes next.
+        Some("<") => Some(0),
+        Some("\n") => (end == "<").then_some(1),
+        Some(end) => Some(end.len()),
+        None if at <= MAX_NAME_BYTES => return None,
+        None => None,
+    };
+    let fits = is_end.filter(|_| at <= MAX_NAME_BYTES);
+    Some(fits.map(|end| (rest[..at].trim(), at + end)))
 }
 
 /// Returns the text that is certain to belong to a value, and, if the value ends there, the bytes up to the end of
 /// it. `None` if nothing is certain.
-fn value_text(rest: &str) -> Option<(&str, Option<usize>)> {
-    let (end, marker) = until_marker(rest, &END_VALUE);
+fn value_text<'t>(rest: &'t str, tags: &Tags) -> Option<(&'t str, Option<usize>)> {
+    let ends: Vec<&str> = [tags.end_parameter]
+        .into_iter()
+        .chain(tags.ends_of_values.iter().copied())
+        .collect();
+    let (end, marker) = until_marker(rest, &ends);
     let text = &rest[..end];
     // The last line break may be that before the end.
-    let line = text.strip_suffix('\n').unwrap_or(text);
+    let line = text
+        .strip_suffix('\n')
+        .filter(|_| tags.lines)
+        .unwrap_or(text);
     match marker {
-        Some(END_PARAMETER) => Some((line, Some(end + END_PARAMETER.len()))),
+        Some(found) if found == tags.end_parameter => Some((line, Some(end + found.len()))),
         Some(_) => Some((text, Some(end))),
         None => (!line.is_empty()).then_some((line, None)),
     }
@@ -213,15 +258,20 @@ fn complete(value: &str, kind: ValueKind) -> String {
 }
 
 /// Returns the text that a model writes to make `call`.
-pub fn write(call: &WrittenCall<'_>) -> String {
+pub fn write(tags: &Tags, call: &WrittenCall<'_>) -> String {
     let arguments: Map<String, Value> = serde_json::from_str(call.arguments).unwrap_or_default();
     let parameter = |(key, value): (&String, &Value)| {
         let value = match value {
             Value::String(text) => text.clone(),
-            value => value.to_string(),
+            value => python_json(value).unwrap_or_default(),
         };
-        format!("{PARAMETER}{key}>\n{value}\n{END_PARAMETER}\n")
+        let (before, line) = (tags.before_value(key), tags.line());
+        format!("{before}{value}{line}{}\n", tags.end_parameter)
     };
     let parameters: String = arguments.iter().map(parameter).collect();
-    format!("{FUNCTION}{}>\n{parameters}{END_FUNCTION}", call.name)
+    let (function, before) = (tags.function, tags.before_parameters());
+    format!(
+        "{function}{}{before}{parameters}{}",
+        call.name, tags.end_function
+    )
 }

@@ -33,7 +33,7 @@ fn harmony() -> MessageRules {
 
 fn hermes() -> MessageRules {
     MessageRules {
-        reasoning: Some(false),
+        reasoning: Some((ReasoningFormat::Qwen3, false)),
         tools: Some(tools(ToolFormat::Hermes)),
         ..MessageRules::default()
     }

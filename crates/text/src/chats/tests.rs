@@ -1,0 +1,180 @@
+use super::*;
+use crate::tools::{Signature, ToolParser};
+
+/// A chat with two calls, which a template renders; the turn with the calls, read as an answer.
+#[track_caller]
+fn history(source: &str, format: ToolFormat, around: [&str; 2]) -> String {
+    let template = ChatTemplate::new(source, Some("<s>"), Some("</s>")).expect("it parses");
+    assert!(template.knows_tools(), "{source}");
+    assert_eq!(ToolFormat::of_template(source), Some(format));
+    let parameters = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+    let call = |id: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
+    let calls = [
+        call("x", json!({"a": 1, "b": "it is"})),
+        call("y", json!({"a": 2})),
+    ];
+    let messages = [
+        json!({"role": "user", "content": "Do it."}),
+        json!({"role": "assistant", "content": "", "tool_calls": calls}),
+        json!({"role": "tool", "tool_call_id": "y", "content": "done"}),
+    ];
+    let chat = Chat {
+        messages: &messages,
+        tools: std::slice::from_ref(&tool),
+        add_generation_prompt: true,
+        extra: &Map::new(),
+    };
+    let prompt = with_calls(&template, &chat).expect("it renders");
+    let [before, after] = around;
+    let turn = prompt.split_once(before).expect("a turn").1;
+    let turn = turn.split_once(after).expect("its end").0;
+    let mut parser = ToolParser::new(format, [Signature::of(&tool)].into(), usize::MAX);
+    let mut parts = Vec::new();
+    parser.push(turn, &mut parts);
+    parser.finish(&mut parts);
+    let (_, content, calls) = crate::part::joined(parts);
+    assert_eq!(content, "", "{prompt}");
+    let as_json = |(name, arguments): (String, String)| {
+        let arguments: Value = serde_json::from_str(&arguments).expect("JSON");
+        (name, arguments)
+    };
+    let calls: Vec<(String, Value)> = calls.into_iter().map(as_json).collect();
+    let wanted = [json!({"a": 1, "b": "it is"}), json!({"a": 2})];
+    assert_eq!(calls, wanted.map(|arguments| ("f".to_owned(), arguments)));
+    prompt
+}
+
+/// The loop over messages of a template whose calls are written by `calls`.
+fn turns(calls: &str) -> String {
+    let tools = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}";
+    let call = "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}";
+    let rest = "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}";
+    format!("{tools}{call}{calls}{rest}")
+}
+
+const TURN: [&str; 2] = ["<|assistant|>", "<|end|>"];
+
+#[test]
+fn templates_write_calls_as_models_do() {
+    let each = |before: &str, call: &str, between: &str, after: &str| {
+        let between = format!("{{% if not loop.last %}}{between}{{% endif %}}");
+        turns(&format!(
+            "{before}{{% for call in m.tool_calls %}}{{% set f = call.function %}}{call}{between}{{% endfor %}}{after}"
+        ))
+    };
+    let json = r#"{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}"#;
+    let parameters = |parameter: &str| {
+        format!("{{% for k, v in f.arguments | items %}}{parameter}{{% endfor %}}")
+    };
+    for (source, format) in [
+        (
+            each(
+                "<minimax:tool_call>\n",
+                &format!(
+                    "<invoke name=\"{{{{ f.name }}}}\">\n{}</invoke>\n",
+                    parameters("<parameter name=\"{{ k }}\">{{ v }}</parameter>\n")
+                ),
+                "",
+                "</minimax:tool_call>",
+            ),
+            ToolFormat::MinimaxM2,
+        ),
+        (
+            each(
+                "",
+                &format!(
+                    "<seed:tool_call>\n<function={{{{ f.name }}}}>\n{}</function>\n</seed:tool_call>",
+                    parameters("<parameter={{ k }}>{{ v }}</parameter>\n")
+                ),
+                "\n",
+                "",
+            ),
+            ToolFormat::SeedOss,
+        ),
+        (
+            each(
+                "",
+                &format!(
+                    "\n<tool_call>{{{{ f.name }}}}\n{}</tool_call>",
+                    parameters("<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n")
+                ),
+                "",
+                "",
+            ),
+            ToolFormat::Glm45,
+        ),
+        (
+            each("<|tool_call_start|>[", json, ", ", "]<|tool_call_end|>"),
+            ToolFormat::Lfm2,
+        ),
+        (
+            each("<TOOLCALL>[", json, ", ", "]</TOOLCALL>"),
+            ToolFormat::Nemotron,
+        ),
+        (
+            each("", &format!("<|tool_call|>{json}<|/tool_call|>"), "", ""),
+            ToolFormat::Phi4Mini,
+        ),
+        (each("<|tool_call|>[", json, ", ", "]"), ToolFormat::Granite),
+        (
+            each("<tool_calls>[", json, ", ", "]</tool_calls>"),
+            ToolFormat::Hunyuan,
+        ),
+        (
+            each(
+                "<|START_ACTION|>[\n",
+                r#"    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}"#,
+                ",\n",
+                "\n]<|END_ACTION|>",
+            ),
+            ToolFormat::Command,
+        ),
+    ] {
+        history(&source, format, TURN);
+    }
+}
+
+/// DeepSeek's templates add arguments to texts, so that they must be texts.
+#[test]
+fn arguments_are_texts_where_a_template_takes_no_objects() {
+    let source = turns(
+        "{{ '<｜tool▁calls▁begin｜>' }}{% for call in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜>' }}{% endfor %}{{ '<｜tool▁calls▁end｜>' }}",
+    );
+    history(&source, ToolFormat::DeepseekV31, TURN);
+    let source = turns(
+        "{{ '<｜tool▁calls▁begin｜>' }}{% for call in m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name + '\\n' + '```json' + '\\n' + call.function.arguments + '\\n' + '```' + '<｜tool▁call▁end｜>' }}{% endfor %}{{ '<｜tool▁calls▁end｜>' }}",
+    );
+    history(&source, ToolFormat::DeepseekV3, TURN);
+}
+
+/// Kimi's template writes ids, of which its models read the functions' names.
+#[test]
+fn calls_have_the_ids_that_the_model_gives() {
+    let calls = "<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>";
+    let source = turns(calls).replace("{{ m.content }}", "{{ m.tool_call_id }}: {{ m.content }}");
+    let prompt = history(&source, ToolFormat::KimiK2, TURN);
+    assert!(
+        prompt.ends_with("<|tool|>functions.f:1: done<|end|>"),
+        "{prompt}"
+    );
+}
+
+#[test]
+fn a_template_that_refuses_a_chat_says_why() {
+    let source = "{{ tools | tojson }}{{ raise_exception('no') if messages[1] }}";
+    let template = ChatTemplate::new(source, None, None).expect("it parses");
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}});
+    let messages = [
+        json!({"role": "user", "content": "Do it."}),
+        json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+    ];
+    let chat = Chat {
+        messages: &messages,
+        tools: &[],
+        add_generation_prompt: true,
+        extra: &Map::new(),
+    };
+    let told = with_calls(&template, &chat).expect_err("it is refused");
+    assert!(told.to_string().ends_with("no"), "{told}");
+}

@@ -1,0 +1,193 @@
+use super::*;
+use crate::part::pieces;
+use proptest::prelude::*;
+
+/// The reasoning and the content of a text that comes in pieces of these sizes.
+fn split(format: ReasoningFormat, reasons: bool, text: &str, sizes: &[usize]) -> (String, String) {
+    let mut parser = ReasoningParser::new(format, reasons);
+    let (mut parts, mut content) = (Vec::new(), String::new());
+    for piece in pieces(text, sizes) {
+        content += &parser.push(&piece, &mut parts);
+    }
+    content += &parser.finish(&mut parts);
+    let text = |part| match part {
+        Part::Reasoning(text) => text,
+        other => panic!("{other:?}"),
+    };
+    (parts.into_iter().map(text).collect(), content)
+}
+
+#[test]
+fn reasoning_is_what_stands_between_the_marks() {
+    for (reasons, text, reasoning, content) in [
+        (false, "\n<think>\na b\n</think>\n\nyes \n", "a b", "yes \n"),
+        (false, " hi <think>a</think>", "", " hi <think>a</think>"),
+        (
+            true,
+            "\na </thin b</think>c</think>",
+            "a </thin b",
+            "c</think>",
+        ),
+        (true, "<think>a</think>", "a", ""),
+        (true, "a b\n", "a b", ""),
+        (false, "<think>\n\n</think>\n\nyes", "", "yes"),
+        (false, "<thi", "", "<thi"),
+        (true, "<thi", "<thi", ""),
+        (false, "  ", "", "  "),
+    ] {
+        for sizes in [&[1000][..], &[1], &[3, 2]] {
+            let expected = (reasoning.to_owned(), content.to_owned());
+            assert_eq!(
+                split(ReasoningFormat::Qwen3, reasons, text, sizes),
+                expected,
+                "{text:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn formats_have_marks_of_their_own() {
+    use ReasoningFormat::{Command, Ernie45, Exaone, Granite, Hunyuan, Kimi, Mistral, SeedOss};
+    for (format, reasons, text, reasoning, content) in [
+        (SeedOss, false, "<seed:think>a</seed:think>b", "a", "b"),
+        (SeedOss, false, "<think>a</think>b", "", "<think>a</think>b"),
+        (
+            Command,
+            false,
+            "<|START_THINKING|>a<|END_THINKING|>b",
+            "a",
+            "b",
+        ),
+        (Command, true, "a<|END_THINKING|>b", "a", "b"),
+        (
+            Mistral,
+            false,
+            "[THINK]a[/THINK]\n[TOOL_CALLS]",
+            "a",
+            "[TOOL_CALLS]",
+        ),
+        (Kimi, false, "◁think▷ a ◁/think▷ b", "a", "b"),
+        (Exaone, true, "<thought>\na\n</thought>\n\nb", "a", "b"),
+        (
+            Granite,
+            false,
+            "Here is my thought process: a. Here's my response: b",
+            "a.",
+            "b",
+        ),
+        (Granite, false, "Here is my cat.", "", "Here is my cat."),
+        (
+            Hunyuan,
+            false,
+            "<think>\na\n</think>\n<answer>\nb c\n</answer>\n",
+            "a",
+            "b c",
+        ),
+        (Hunyuan, false, "<think>a</think> <ans b", "a", "<ans b"),
+        (Hunyuan, false, "<think>a</think>\n<answer>b <", "a", "b <"),
+        (
+            Hunyuan,
+            false,
+            "<think>a</think><answer>b</answer> c",
+            "a",
+            "bc",
+        ),
+        (
+            Ernie45,
+            true,
+            "a</think>\n\n<response>\nb\n</response>",
+            "a",
+            "b",
+        ),
+        (
+            Ernie45,
+            true,
+            "a</think>b </response>",
+            "a",
+            "b </response>",
+        ),
+    ] {
+        for sizes in [&[1000][..], &[1], &[3, 2]] {
+            let expected = (reasoning.to_owned(), content.to_owned());
+            assert_eq!(split(format, reasons, text, sizes), expected, "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_are_in_the_order_of_the_formats() {
+    for (i, format) in ReasoningFormat::ALL.into_iter().enumerate() {
+        assert_eq!(format as usize, i);
+        assert!(format.marks().markers.len() != 1);
+    }
+    assert_eq!(ReasoningFormat::Qwen3.end_marker(), Some("</think>"));
+    assert_eq!(ReasoningFormat::Harmony.end_marker(), None);
+}
+
+#[test]
+fn templates_have_the_marks_of_their_format() {
+    for (source, format) in [
+        (
+            "{{ m.content.split('</think>') }}",
+            Some(ReasoningFormat::Qwen3),
+        ),
+        (
+            "<think> </think> <answer> </answer>",
+            Some(ReasoningFormat::Hunyuan),
+        ),
+        (
+            "<think> <response> </response>",
+            Some(ReasoningFormat::Ernie45),
+        ),
+        ("<seed:think>", Some(ReasoningFormat::SeedOss)),
+        ("[THINK]", Some(ReasoningFormat::Mistral)),
+        (
+            "after 'Here is my thought process:' and",
+            Some(ReasoningFormat::Granite),
+        ),
+        ("<|START_THINKING|>", Some(ReasoningFormat::Command)),
+        ("<|channel|>analysis<|message|>", None),
+        ("{{ messages }}", None),
+    ] {
+        assert_eq!(ReasoningFormat::of_template(source), format, "{source}");
+    }
+}
+
+#[test]
+fn the_prompt_says_whether_a_text_begins_with_reasoning() {
+    use ReasoningFormat::{DeepseekR1, Qwen3};
+    for (prompt, r1, qwen) in [
+        ("<|im_start|>assistant\n", true, false),
+        ("<|im_start|>assistant\n<think>\n", true, true),
+        (
+            "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            false,
+            false,
+        ),
+    ] {
+        assert_eq!(DeepseekR1.begins_with_reasoning(prompt), r1, "{prompt}");
+        assert_eq!(Qwen3.begins_with_reasoning(prompt), qwen, "{prompt}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn pieces_change_nothing(
+        parts in prop::collection::vec(
+            prop::sample::select(vec![
+                "<think>", "</think>", "a", " ", "\n", "é", "<", "/", "</th", "ink>", "<answer>", "</answer>",
+                "<response>", "</response>", "<ans", "Here is my ", "thought process:", "response:", "◁think▷",
+                "◁/think▷", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
+            ]),
+            0..12,
+        ),
+        format in prop::sample::select(ReasoningFormat::ALL.to_vec()),
+        reasons: bool,
+        sizes in prop::collection::vec(1usize..6, 1..5),
+    ) {
+        let text = parts.concat();
+        let whole = split(format, reasons, &text, &[text.len() + 1]);
+        prop_assert_eq!(split(format, reasons, &text, &sizes), whole);
+    }
+}

@@ -1,0 +1,173 @@
+//! The grammars of calls whose arguments are written one by one, between tags or in Python.
+
+use super::function;
+use super::grammar_parts::{OR, Spelling, joined, literal, schema};
+use super::python_call::is_key;
+use super::signature::{Kinds, ValueKind};
+use super::syntax::Tags;
+use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, resolve, standalone, without_annotations};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+
+/// The rule `rule` of a call of one of `tools` with tags, and the rules that it needs; `None` if they are longer than a
+/// grammar may be.
+pub fn tagged(rule: &str, tags: &Tags, tools: &[Value], spelling: Spelling<'_>) -> Option<String> {
+    let mut values = String::new();
+    let calls = tools
+        .iter()
+        .map(|tool| tagged_call(tags, tool, spelling, &mut values));
+    let calls = joined(calls, OR)?;
+    let text = spelling.until("text", "", tags.end_parameter, "");
+    Some(format!("{rule}: {calls}\n{values}{text}"))
+}
+
+/// A call of `tool`: its parameters in the order of its schema, those that are required and perhaps others. Adds the
+/// rules of their values to `rules`.
+fn tagged_call(
+    tags: &Tags,
+    tool: &Value,
+    spelling: Spelling<'_>,
+    rules: &mut String,
+) -> Option<String> {
+    let schema = schema(&function(tool)["parameters"]);
+    let mut values = Values::new(&schema, rules);
+    let end = spelling.text(&format!("{}{}\n", tags.line(), tags.end_parameter));
+    let parameters = parameters(&schema).map(|(key, of_key, is_required)| {
+        let head = spelling.text(&tags.before_value(key));
+        let optional = if is_required { "" } else { "?" };
+        let value = match values.kinds.of(of_key) {
+            ValueKind::Text { .. } => match choices(of_key, &schema) {
+                Some(texts) => format!("({}) {end}", texts.join(" | ")),
+                // The rule `text` contains the end of the parameter.
+                None => "text \"\\n\"".into(),
+            },
+            ValueKind::Json => format!("{} {end}", values.json(of_key)?),
+        };
+        Some(format!("({head} {value}){optional}"))
+    });
+    let parameters = joined(parameters, " ")?;
+    let name = function(tool)["name"].as_str().unwrap_or_default();
+    let head = format!("{}{name}{}", tags.function, tags.before_parameters());
+    let end = spelling.text(tags.end_function);
+    Some(format!("({} {parameters} {end})", spelling.text(&head)))
+}
+
+/// The rule `rule` of a call of one of `tools` in Python, and the rules that it needs; `None` if they are longer than a
+/// grammar may be.
+pub fn in_python(rule: &str, tools: &[Value]) -> Option<String> {
+    let mut rules = String::new();
+    let calls = tools.iter().map(|tool| python_call(tool, &mut rules));
+    let calls = joined(calls, OR)?;
+    let fits = calls.len() + rules.len() <= MAX_SOURCE_BYTES;
+    fits.then(|| format!("{rule}: {calls}\n{rules}"))
+}
+
+/// A call of `tool` in Python: its arguments as [`tagged_call`] has them, with commas between them. An argument whose
+/// name cannot be written so is left out. Values are JSON, which is read as Python is.
+fn python_call(tool: &Value, rules: &mut String) -> Option<String> {
+    let schema = schema(&function(tool)["parameters"]);
+    let mut values = Values::new(&schema, rules);
+    let named = parameters(&schema).filter(|(key, ..)| is_key(key));
+    let arguments = named.map(|(key, of_key, is_required)| {
+        let head = literal(&format!("{key}="));
+        Some((format!("{head} {}", values.json(of_key)?), is_required))
+    });
+    let arguments: Vec<(String, bool)> = arguments.collect::<Option<_>>()?;
+    // The rule of each argument is what may follow once an argument was written.
+    let (mut first, mut may_be_empty) = (Vec::new(), true);
+    let mut following = Vec::with_capacity(arguments.len());
+    for (i, (argument, is_required)) in arguments.iter().enumerate() {
+        // Names differ as the texts before them do in length.
+        let name = format!("more_{i}_{}", values.rules.len());
+        let optional = if *is_required { "" } else { "?" };
+        following.push((name, format!("(\", \" {argument}){optional}")));
+        if may_be_empty {
+            first.push((i, argument));
+            may_be_empty = !is_required;
+        }
+    }
+    let next = |i: usize| following.get(i + 1).map_or("", |(name, _)| name.as_str());
+    let starts: Vec<String> = first
+        .iter()
+        .map(|(i, argument)| format!("({argument} {})", next(*i)))
+        .collect();
+    let starts = match starts.join(" | ") {
+        none if none.is_empty() => none,
+        some if may_be_empty => format!("({some})?"),
+        some => format!("({some})"),
+    };
+    let more: String = (following.iter().enumerate().skip(1))
+        .map(|(i, (name, rule))| format!("{name}: {rule} {}\n", next(i)))
+        .collect();
+    *values.rules += &more;
+    let name = function(tool)["name"].as_str().unwrap_or_default();
+    let fits = values.rules.len() <= MAX_SOURCE_BYTES;
+    fits.then(|| format!("({} {starts} \")\")", literal(&format!("{name}("))))
+}
+
+/// The properties of `schema` with their schemas, and whether each is required.
+fn parameters(schema: &Value) -> impl Iterator<Item = (&String, &Value, bool)> {
+    let required = schema["required"].as_array().into_iter().flatten();
+    let required: Vec<&str> = required.filter_map(Value::as_str).collect();
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    properties.map(move |(key, of_key)| (key, of_key, required.contains(&key.as_str())))
+}
+
+/// The values of the parameters of a function.
+struct Values<'a> {
+    /// The schema of all arguments, which may define parts of others.
+    root: &'a Value,
+    kinds: Kinds<'a>,
+    /// The names of the rules of values in JSON, by their schemas.
+    known: HashMap<String, String>,
+    /// The text of the rules of values in JSON, including those of other functions.
+    rules: &'a mut String,
+}
+
+impl<'a> Values<'a> {
+    /// Values under the properties of `root`, whose rules are added to `rules`.
+    fn new(root: &'a Value, rules: &'a mut String) -> Self {
+        Self {
+            root,
+            kinds: Kinds::new(root),
+            known: HashMap::new(),
+            rules,
+        }
+    }
+
+    /// The rule of a value in JSON. Equal ones share it, since each comes with the definitions that it reaches.
+    fn json(&mut self, of_key: &Value) -> Option<String> {
+        let schema = if of_key.is_object() {
+            without_annotations(of_key)
+        } else {
+            Map::new().into()
+        };
+        let key = schema.to_string();
+        if let Some(known) = self.known.get(&key) {
+            return Some(known.clone());
+        }
+        let alone = standalone(&schema, self.root).unwrap_or(schema);
+        let json = GrammarSource::JsonSchema(alone).rule()?;
+        // Names differ as the texts before them do in length.
+        let name = format!("value_{}", self.rules.len());
+        *self.rules += &format!("{name}: {json}\n");
+        self.known.insert(key, name.clone());
+        (self.rules.len() <= MAX_SOURCE_BYTES).then_some(name)
+    }
+}
+
+/// The only texts that a value may be, as literals.
+fn choices(of_key: &Value, root: &Value) -> Option<Vec<String>> {
+    let mut of_key = of_key;
+    for _ in 0..MAX_REFERENCES {
+        let Some(Value::String(reference)) = of_key.get("$ref") else {
+            break;
+        };
+        of_key = resolve(root, reference)?;
+    }
+    let texts = of_key["enum"].as_array()?.iter().map(Value::as_str);
+    texts.map(|text| text.map(literal)).collect()
+}
+
+/// References that are followed from one to the next.
+const MAX_REFERENCES: usize = 8;

@@ -1,0 +1,254 @@
+//! What the models of each family write.
+
+use super::*;
+
+const WEATHER: &str = r#"{"a": "Zürich", "n": 3}"#;
+
+/// Two calls as a family writes them, after a sentence.
+const TEXTS: [(ToolFormat, &str); 17] = [
+    (
+        ToolFormat::DeepseekV3,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"a\": \"Zürich\", \"n\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        ToolFormat::DeepseekV31,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"a\": \"Zürich\", \"n\": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        ToolFormat::KimiK2,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"a\": \"Zürich\", \"n\": 3}<|tool_call_end|><|tool_call_begin|>functions.f:1 <|tool_call_argument_begin|> {}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    (
+        ToolFormat::MinimaxM2,
+        "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"a\">Zürich</parameter>\n<parameter name=\"n\">3</parameter>\n</invoke>\n<invoke name=\"f\">\n</invoke>\n</minimax:tool_call>",
+    ),
+    (
+        ToolFormat::SeedOss,
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=a>Zürich</parameter>\n<parameter=n>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>",
+    ),
+    (
+        ToolFormat::Lfm2,
+        "<|tool_call_start|>[get_weather(a='Zürich', n=3), f()]<|tool_call_end|>",
+    ),
+    (
+        ToolFormat::Lfm2,
+        "<|tool_call_start|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\"}]<|tool_call_end|>",
+    ),
+    (
+        ToolFormat::Olmo3,
+        "<function_calls>\nget_weather(a=\"Zürich\", n=3)\nf()\n</function_calls>",
+    ),
+    (
+        ToolFormat::Command,
+        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"a\": \"Zürich\", \"n\": 3}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": {}}\n]<|END_ACTION|>",
+    ),
+    (
+        ToolFormat::Phi4Mini,
+        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]<|/tool_call|>",
+    ),
+    (
+        ToolFormat::Phi4Mini,
+        "functools[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]",
+    ),
+    (
+        ToolFormat::Granite,
+        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]",
+    ),
+    (
+        ToolFormat::Nemotron,
+        "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</TOOLCALL>",
+    ),
+    (
+        ToolFormat::Hunyuan,
+        "<tool_calls>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</tool_calls>",
+    ),
+    (
+        ToolFormat::Hunyuan,
+        "<tool_calls>\n<tool_call>get_weather\n```json\n{\"a\": \"Zürich\", \"n\": 3}\n```</tool_call>\n<tool_call>function<tool_sep>f\n```json\n{}\n```\n</tool_call>\n</tool_calls>",
+    ),
+    (
+        ToolFormat::Glm45,
+        "<tool_call>get_weather\n<arg_key>a</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
+    ),
+    // GLM-4.7.
+    (
+        ToolFormat::Glm45,
+        "<tool_call>get_weather<arg_key>a</arg_key><arg_value>Zürich</arg_value><arg_key>n</arg_key><arg_value>3</arg_value></tool_call><tool_call>f</tool_call>",
+    ),
+];
+
+#[test]
+fn calls_of_each_family_are_found() {
+    for (format, text) in TEXTS {
+        let calls = [("get_weather", WEATHER), ("f", "{}")];
+        check(format, text, "", &calls);
+        check(
+            format,
+            &format!("Let me see.\n{text}\n"),
+            "Let me see.",
+            &calls,
+        );
+        check(format, &format!("a{text} b"), "ab", &calls);
+    }
+}
+
+/// A text that only mentions a marker, or calls something else, stays as it is.
+#[test]
+fn what_only_mentions_a_marker_is_content() {
+    for syntax in ToolFormat::ALL.map(ToolFormat::syntax) {
+        for marker in syntax.markers.iter().chain(syntax.begin) {
+            for text in [
+                format!("The text {marker} begins a call."),
+                format!("{marker} {marker}"),
+                (*marker).to_owned(),
+                marker[..marker.len() - 1].to_owned(),
+            ] {
+                check(syntax.format, &text, &text, &[]);
+            }
+        }
+    }
+    for (format, text) in TEXTS {
+        let other = text.replace("get_weather", "other").replace('f', "g");
+        let (_, calls) = read_in(format, usize::MAX, &other, &[3]);
+        assert!(calls.is_empty(), "{other}");
+    }
+}
+
+#[test]
+fn python_gives_arguments_by_name() {
+    let python = |text: &str, content: &str, calls: &[(&str, &str)]| {
+        check(ToolFormat::Pythonic, text, content, calls);
+    };
+    python(
+        "[get_weather(a='it\\'s, (\"here\")', n = -1), f(list=[1, {'x': None}], flag=True)]",
+        "",
+        &[
+            ("get_weather", r#"{"a": "it's, (\"here\")", "n": -1}"#),
+            ("f", r#"{"list": [1, {"x": null}], "flag": true}"#),
+        ],
+    );
+    let long = "<|python_start|>[f(\n    a='''x'y,\n''',\n    maybe=\"\",\n)]<|python_end|>done";
+    python(long, "done", &[("f", r#"{"a": "x'y,\n", "maybe": ""}"#)]);
+    let fenced = "```tool_code\n[f(n=1)]\n```";
+    python(fenced, "", &[("f", r#"{"n": 1}"#)]);
+    // JSON is read as well; what is neither is a text, and a second value is dropped.
+    python(
+        "[f(flag=true, a=Paris, a='x', map={\"b\": [null]}, n=)] ok",
+        "ok",
+        &[(
+            "f",
+            r#"{"flag": true, "a": "Paris", "map": {"b": [null]}, "n": ""}"#,
+        )],
+    );
+    // An argument without a name after others is dropped; cut off, what came stands.
+    python(
+        "[f(a='x', 'y', n=1)]",
+        "",
+        &[("f", r#"{"a": "x", "n": 1}"#)],
+    );
+    python("[f(a='x', n=1", "", &[("f", r#"{"a": "x""#)]);
+    for text in [
+        "[1, 2]",
+        "[f]",
+        "[f(x)]",
+        "[f('x')]",
+        "[f(a==1)]",
+        "[g(a=1)]",
+        "[f(a",
+        "See f(a=1)",
+        "[link](http://example.com/?f(a=1))",
+    ] {
+        python(text, text, &[]);
+    }
+}
+
+#[test]
+fn values_between_tags_are_as_they_are() {
+    check(
+        ToolFormat::Glm45,
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n x <b>\n</arg_value>\n<arg_key>list</arg_key> <arg_value>[1]</arg_value>\n<arg_key>n</arg_key>oops</tool_call>",
+        "",
+        &[("f", r#"{"a": "\n x <b>\n", "list": [1]}"#)],
+    );
+    check(
+        ToolFormat::MinimaxM2,
+        "<invoke name=\"f\">\n<parameter name=\"a\">1\n</parameter><parameter name=\"flag\">True</parameter></invoke>",
+        "",
+        &[("f", r#"{"a": "1\n", "flag": true}"#)],
+    );
+}
+
+/// Qwen2.5-Coder and others leave out the markers.
+#[test]
+fn an_answer_that_is_nothing_but_a_call_is_one() {
+    let call = r#"{"name": "f", "arguments": {"a": "```\n<b>"}}"#;
+    let arguments = r#"{"a": "```\n<b>"}"#;
+    for format in [
+        ToolFormat::Hermes,
+        ToolFormat::Qwen3Coder,
+        ToolFormat::Mistral,
+    ] {
+        for text in [
+            call.to_owned(),
+            format!("\n{call}\n"),
+            format!("```json\n{call}\n```"),
+            format!("```\n{call}\n```\n"),
+            format!("```json\n{call}"),
+            format!("[{call}]"),
+            r#"{"arguments": {"a": "```\n<b>"}, "name": "f"}"#.to_owned(),
+            r#"{"type": "function", "name": "f", "parameters": {"a": "```\n<b>"}, "id": "1"}"#
+                .to_owned(),
+        ] {
+            check(format, &text, "", &[("f", arguments)]);
+        }
+        for text in [
+            format!("{call}\n{call}"),
+            format!("```json\n{call}\n```\n\n```json\n{call}\n```"),
+        ] {
+            check(format, &text, "", &[("f", arguments), ("f", arguments)]);
+        }
+        for text in [
+            format!("{call} is how to call it."),
+            format!("```json\n{call}\n```\nRuns it."),
+            format!("So: {call}"),
+            format!("```python\nf({call})\n```"),
+            call.replace("\"f\"", "\"other\""),
+            call[..call.len() - 1].to_owned(),
+            r#"{"name": "f", "arguments": {}, "why": 1}"#.to_owned(),
+            r#"{"name": "f", "arguments": [1]}"#.to_owned(),
+            r#"{"city": "Paris"}"#.to_owned(),
+            "[]".to_owned(),
+            "```json\n```".to_owned(),
+            "``".to_owned(),
+            "`f`".to_owned(),
+        ] {
+            check(format, &text, &text, &[]);
+        }
+    }
+    // The markers are found after an object.
+    let text = format!("{call}\n<tool_call>{call}</tool_call>");
+    check(ToolFormat::Hermes, &text, call, &[("f", arguments)]);
+    // What goes on after the calls that may be made is not read.
+    let two = format!("{call}\n{call}");
+    for sizes in [&[usize::MAX][..], &[1]] {
+        let read = read_in(ToolFormat::Hermes, 1, &two, sizes);
+        assert_eq!(read, (String::new(), vec![("f".into(), arguments.into())]));
+    }
+}
+
+/// Text that cannot be such an answer is passed on at once.
+#[test]
+fn other_objects_are_not_held() {
+    let mut parser = ToolParser::new(ToolFormat::Hermes, tools(), usize::MAX);
+    for text in ["{\"city\"", ": \"Paris\""] {
+        let mut parts = Vec::new();
+        parser.push(text, &mut parts);
+        assert_eq!(joined(parts).1, text);
+    }
+    let mut parser = ToolParser::new(ToolFormat::Hermes, tools(), usize::MAX);
+    let mut parts = Vec::new();
+    parser.push("{\"name\": \"f\", \"arguments\": {\"a\": 1}}", &mut parts);
+    assert_eq!(parts, [], "it is held until the text ends");
+    parser.finish(&mut parts);
+    assert_eq!(parts[0], Part::CallStart("f".into()));
+}
