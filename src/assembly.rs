@@ -43,6 +43,7 @@ pub fn state(
         .with_api_keys(config.http.api_key.clone())
         .with_tool_call_parser(config.http.tool_call_parser)
         .with_reasoning_parser(config.http.reasoning_parser)
+        .with_reasoning_budget(usize::try_from(config.http.reasoning_budget).ok())?
         .with_limits(config.http.limits.clone())
         .with_origins(config.http.origins.clone(), &config.http.host)
         .with_ui(!config.http.no_ui)

@@ -116,7 +116,7 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
     // All on which a text depends besides its request.
     let how = format!(
-        "{} {device} {acceptance} {:?} {:?} {} {} {:?} {}",
+        "{} {device} {acceptance} {:?} {:?} {} {} {:?} {} {}",
         env!("CARGO_PKG_VERSION"),
         load.dtype,
         load.load_format,
@@ -124,6 +124,7 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
         load.batch_invariant,
         load.quantize,
         config.http.no_parse_special,
+        config.http.reasoning_budget,
     );
     let fingerprint = format!("fp_{:016x}", model::fingerprint(source, &how));
     let drafter = config.drafter.as_ref();

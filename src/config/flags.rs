@@ -290,6 +290,11 @@ pub struct HttpOptions {
     /// the chat template has its channels; otherwise all text is content].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub reasoning_parser: Option<ReasoningFormat>,
+    /// Tokens that the model may think before its thought is closed, unless a request says it; -1 = no limit, 0 = no
+    /// thought.
+    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i64).range(-1..))]
+    pub reasoning_budget: i64,
     /// Read names of special tokens as text if a client writes them in a chat. Names that the chat template writes stay
     /// tokens.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,

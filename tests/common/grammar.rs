@@ -1,9 +1,9 @@
-//! Grammars over the ids of the toy models.
+//! Grammars over the ids of the toy models, and marks of thoughts.
 
 use super::VOCAB;
 use foretoken::grammar::toy::ToyTokens;
 use foretoken::grammar::{Compiler, GrammarSource, GrammarTokens};
-use foretoken::sampling::Grammar;
+use foretoken::sampling::{Grammar, ThoughtMarks, TokenBytes};
 use std::sync::{Arc, LazyLock};
 
 const EOS: [u32; 1] = [5];
@@ -38,4 +38,44 @@ pub fn grammars() -> &'static [Grammar] {
         PATTERNS.iter().map(compile).collect()
     });
     &GRAMMARS
+}
+
+/// The same letters, for marks of thoughts.
+struct Shown(ToyTokens);
+
+impl TokenBytes for Shown {
+    fn bytes(&self, id: u32) -> &[u8] {
+        if (id as usize) < VOCAB {
+            self.0.bytes(id)
+        } else {
+            &[]
+        }
+    }
+}
+
+/// The text of `tokens`.
+pub fn spelled(tokens: &[u32]) -> String {
+    let letters = Shown(letters());
+    let bytes = tokens.iter().flat_map(|&id| letters.bytes(id)).copied();
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+}
+
+/// Marks of thoughts: `c` opens one. One token closes it, or two do. A toy writes most of them now and then by itself, in
+/// these tokens or in others.
+pub fn thoughts() -> &'static [Arc<ThoughtMarks>] {
+    static THOUGHTS: LazyLock<Vec<Arc<ThoughtMarks>>> = LazyLock::new(|| {
+        let tokens = Arc::new(Shown(letters()));
+        let marks = |(end, closing): (&str, &[u32])| {
+            let marks = ThoughtMarks::new("c", end, closing.to_vec(), tokens.clone());
+            Arc::new(marks.expect("it writes the end"))
+        };
+        let all: [(&str, &[u32]); 4] = [
+            ("xyab", &[31, 26]),
+            ("q", &[16]),
+            ("ab", &[26]),
+            ("ba", &[1, 0]),
+        ];
+        all.map(marks).into()
+    });
+    &THOUGHTS
 }

@@ -1,12 +1,12 @@
 //! The engine on toy models: it is lossless under any mix of requests, leaks nothing and keeps its limits.
 
-use crate::common::grammar::grammars;
+use crate::common::grammar::{grammars, thoughts};
 use crate::common::*;
 use foretoken::engine::{
     EngineHandle, EngineOptions, Events, FinishReason, Request, SpecLimits, StepLimits,
 };
 use foretoken::error::{Error, RequestErrorKind};
-use foretoken::sampling::{Acceptance, Grammar, Mask, SamplingParams, mix};
+use foretoken::sampling::{Acceptance, Grammar, Mask, SamplingParams, ThoughtLimit, mix};
 use foretoken::spec::BudgetMode;
 use std::sync::Arc;
 
@@ -49,6 +49,7 @@ impl Dice {
             allowed: self.of(&[None, None, None, Some(few)]),
             bad_words: self.of(&[vec![], vec![], words]).into(),
             grammar: None,
+            thought: None,
         }
     }
 
@@ -56,6 +57,17 @@ impl Dice {
     pub fn grammar(&mut self) -> Option<Grammar> {
         let grammar = self.of(grammars());
         (self.roll(3) == 0).then_some(grammar)
+    }
+
+    /// The limit on the thought of every second request. It takes no number, so that what follows is the same.
+    pub fn thought(&self) -> Option<ThoughtLimit> {
+        let mut dice = Self(self.0 ^ 0x7468_6f75);
+        let limit = ThoughtLimit {
+            marks: dice.of(thoughts()),
+            max_tokens: dice.roll(9),
+            is_open: dice.roll(4) > 0,
+        };
+        (dice.roll(2) == 0).then_some(limit)
     }
 
     pub fn request(&mut self, spec_length: usize) -> Request {
@@ -158,7 +170,11 @@ fn random_schedules_are_lossless_and_leak_nothing() {
         }
         .start();
         let requests: Vec<Request> = (0..12)
-            .map(|_| dice.request(toy.options.spec.length))
+            .map(|_| {
+                let mut request = dice.request(toy.options.spec.length);
+                request.params.thought = dice.thought();
+                request
+            })
             .collect();
         let receivers = submit_in_groups(&mut dice, &engine, &requests);
         for (request, receiver) in requests.into_iter().zip(receivers) {

@@ -103,5 +103,6 @@ mod shutdown;
 mod smollm2;
 mod synthetic;
 mod taps;
+mod thinking;
 mod translate;
 mod trees;

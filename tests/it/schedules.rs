@@ -1,6 +1,7 @@
 //! The drafters that a server has by default, over random schedules: tables alone, and behind a draft model, one
 //! with another tokenizer, a parallel head and an EAGLE head. Whatever they guess, no text changes.
 
+use crate::common::grammar::spelled;
 use crate::common::*;
 use crate::eagle_head::{self, Head, LAYOUTS};
 use crate::engine::Dice;
@@ -8,6 +9,7 @@ use crate::parallel;
 use crate::prefix::reset;
 use foretoken::engine::{self, Event, Events, FinishReason, Request};
 use foretoken::model::Model;
+use foretoken::sampling::SamplingParams;
 use foretoken::spec::{
     CacheScope, Cascade, DraftContext, DraftModel, Drafter, JointModel, JointVocabulary, Lookahead,
     Tables, Tokenizer, Translator,
@@ -40,6 +42,7 @@ fn request(dice: &mut Dice, toy: &Toy, starts: &[Vec<u32>], with_grammars: bool)
     let kept = start.len().min(40) - dice.roll(5).min(start.len() - 1);
     let mut params = dice.params();
     params.grammar = dice.grammar().filter(|_| with_grammars);
+    params.thought = dice.thought();
     Request {
         prompt: [&start[..kept], &dice.prompt(4)].concat(),
         params,
@@ -73,6 +76,8 @@ struct Seen {
     /// Texts that followed a grammar, and had words or ids forbidden besides.
     restricted: usize,
     failed: usize,
+    /// Texts whose thought was closed for them.
+    closed: usize,
 }
 
 impl Seen {
@@ -154,14 +159,33 @@ impl Seen {
         } else {
             self.restricted += usize::from(params.grammar.is_some() && is_restricted);
         }
+        self.closed += usize::from(closes_in_time(params, &found.0));
     }
 
     fn assert_all_happened(&self, sources: &[&str]) {
         println!("{self:?}");
         assert!(self.preemptions > 20 && self.cached > 200, "{self:?}");
+        assert!(self.closed > 50, "{self:?}");
         let accepted = |source: &&str| self.accepted[source];
         assert!(sources.iter().map(accepted).all(|n| n > 10), "{self:?}");
     }
+}
+
+/// Checks that a thought that the prompt has opened is closed at its limit, if not before. Returns whether it was closed
+/// there. A grammar may not allow it.
+fn closes_in_time(params: &SamplingParams, output: &[u32]) -> bool {
+    let Some(limit) = params.thought.as_ref().filter(|limit| limit.is_open) else {
+        return false;
+    };
+    let closing = limit.marks.closing();
+    let end = limit.max_tokens + closing.len();
+    if params.grammar.is_some() || output.len() < end {
+        return false;
+    }
+    // One that ended earlier has its mark earlier.
+    let thought = spelled(&output[..end]);
+    assert!(thought.contains(&spelled(closing)), "{thought} {limit:?}");
+    output[limit.max_tokens..end] == *closing
 }
 
 fn target_of(toy: &Toy) -> impl Fn() -> Box<dyn Model> {

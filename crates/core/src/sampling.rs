@@ -4,13 +4,15 @@
 //! logit_bias, min_tokens (forbids stop ids), forbidden words, the ids that the request allows and those
 //! that its grammar does, temperature, min-p, top-k, top-p. The logits of draft and target go through the
 //! same processors, so `p` and `q` of the acceptance rule are the distributions that the request samples
-//! from.
+//! from. Where a thought has had all of its tokens, the token that closes it is the only one left, whatever the
+//! processors before the temperature say.
 
 mod coupled;
 mod grammar;
 mod lossy;
 mod mask;
 mod sampler;
+mod thought;
 mod vocab;
 
 pub use coupled::{Guess, best, choose, guess};
@@ -18,7 +20,8 @@ pub use foretoken_kernels::mix;
 pub use grammar::{Grammar, GrammarRules, GrammarState};
 pub use lossy::LossyRule;
 pub use mask::Mask;
-pub use sampler::{LogitAdjustment, Sampler};
+pub use sampler::{LogitAdjustment, Sampler, TextRules};
+pub use thought::{ThoughtLimit, ThoughtMarks, TokenBytes};
 
 use std::sync::Arc;
 
@@ -55,6 +58,9 @@ pub struct SamplingParams {
     pub bad_words: Arc<[Vec<u32>]>,
     /// The grammar that the text must follow.
     pub grammar: Option<Grammar>,
+    /// The limit on the thought with which the text begins. Under a grammar, which has the thought, too, it is closed
+    /// where the grammar allows that.
+    pub thought: Option<ThoughtLimit>,
 }
 
 impl Default for SamplingParams {
@@ -75,6 +81,7 @@ impl Default for SamplingParams {
             allowed: None,
             bad_words: Arc::default(),
             grammar: None,
+            thought: None,
         }
     }
 }

@@ -506,7 +506,11 @@ impl RequestLimits {
         let stop_ids = params.stop_token_ids.iter().copied();
         let biased = params.logit_bias.iter().map(|&(id, _)| id);
         self.check_ids("stop_token_ids", stop_ids, MAX_STOP_TOKEN_IDS)?;
-        self.check_ids("logit_bias", biased, MAX_LOGIT_BIASES)
+        self.check_ids("logit_bias", biased, MAX_LOGIT_BIASES)?;
+        let thought = params.thought.as_ref();
+        let closing = thought.map_or(&[][..], |limit| limit.marks.closing());
+        let closing = closing.iter().copied();
+        self.check_ids("thinking_token_budget", closing, MAX_STOP_TOKEN_IDS)
     }
 
     fn check_ids(

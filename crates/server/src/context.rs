@@ -4,7 +4,7 @@ use super::adapters::Adapters;
 use super::defaults::SamplingDefaults;
 use foretoken_core::error::{Error, FieldPath, RequestErrorKind, Result};
 use foretoken_core::model::{Adapter, EmbeddingSpec};
-use foretoken_core::sampling::Grammar;
+use foretoken_core::sampling::{Grammar, ThoughtMarks};
 use foretoken_engine::RequestLimits;
 use foretoken_engine::spec::CacheScope;
 use foretoken_text::grammar::{ClientId, Compiler, GrammarSource, Waiter};
@@ -54,6 +54,10 @@ pub(super) struct Context<'a> {
     pub tool_format: Option<ToolFormat>,
     /// The format in which the model marks reasoning; `None` = its text is content as it is.
     pub reasoning_format: Option<ReasoningFormat>,
+    /// How thoughts in that format are marked; `None` = no mark closes them.
+    pub thoughts: Option<&'a Arc<ThoughtMarks>>,
+    /// Maximum number of tokens of a thought, for requests that do not say it; `None` = no limit.
+    pub reasoning_budget: Option<usize>,
     /// Reads chats in which names of special tokens are text; `None` = they are tokens.
     pub literal: Option<&'a LiteralText>,
     /// The key that the client sent.

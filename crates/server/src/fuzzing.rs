@@ -59,6 +59,8 @@ pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
             _ => ToolFormat::Hermes,
         }),
         reasoning_format: None,
+        thoughts: None,
+        reasoning_budget: None,
         literal: None,
         api_key: None,
         scopes: &SCOPES,

@@ -50,6 +50,7 @@ mod state;
 mod stop;
 mod stream;
 mod structured;
+mod thinking;
 mod tokenize;
 mod tools;
 mod trace;

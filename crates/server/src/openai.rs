@@ -7,11 +7,12 @@ use super::choice::{Choice, MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
 use super::object::JsonObject;
-use super::prompt::{PromptOptions, PromptTokens, with_effort, with_thinking};
+use super::prompt::{PromptOptions, PromptTokens};
 use super::reply::{Api, ReplyHeader, new_id, now};
 use super::structured::Structured;
+use super::thinking::ThinkingFields;
 use super::tools::Tools;
-use super::wire::{self, Common, Prediction, required, wrong};
+use super::wire::{self, Common, Prediction, ThinkingField, required, wrong};
 use foretoken_core::error::Result;
 use foretoken_core::sampling::{LossyRule, mix};
 use foretoken_engine::Request;
@@ -168,7 +169,17 @@ impl Context<'_> {
             early_stopping: fields.early_stopping,
         };
         let has_tools = fields.tools.as_ref().is_some_and(|tools| !tools.is_empty());
-        let others = [("tools", has_tools)];
+        let thinking = fields.thinking;
+        let has_budget = thinking.as_ref().is_some_and(ThinkingField::has_budget);
+        let is_hidden = thinking.as_ref().is_some_and(ThinkingField::is_hidden);
+        let others = [
+            ("tools", has_tools),
+            ("thinking", has_budget),
+            (
+                "thinking_token_budget",
+                fields.thinking_token_budget.is_some_and(|max| max >= 0),
+            ),
+        ];
         let mut plan = self.plan(&mut common, &structured, beams, &others)?;
         let max_field = match fields.max_completion_tokens {
             Some(_) => "max_completion_tokens",
@@ -189,21 +200,32 @@ impl Context<'_> {
 
         let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
-        let variables = with_thinking(fields.chat_template_kwargs, fields.thinking)?;
+        let mut thinking_plan = self.thinking(ThinkingFields {
+            variables: fields.chat_template_kwargs,
+            effort: fields.reasoning_effort,
+            enable_thinking: fields.enable_thinking,
+            thinking,
+            token_budget: fields.thinking_token_budget,
+        })?;
         let prompt = self.chat_prompt(
             messages,
             &tools.list,
             fields.add_generation_prompt,
-            with_effort(variables, fields.reasoning_effort),
+            thinking_plan.variables.take(),
         )?;
         let parallel = fields.parallel_tool_calls.unwrap_or(true);
+        let is_shown = fields.include_reasoning.or(is_hidden.then_some(false));
         plan.rules.message = MessageRules {
-            hide_reasoning: fields.include_reasoning == Some(false),
+            hide_reasoning: is_shown == Some(false),
             ..self.message_rules(&prompt, &tools, parallel)?
         };
         let grammar = self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         plan.rules.message.has_grammar = grammar.is_some();
         plan.template.params.grammar = grammar;
+        if plan.beams.is_none() {
+            let limit = self.thought_limit(&thinking_plan, &plan.rules.message);
+            plan.template.params.thought = limit;
+        }
         let special = fields.add_special_tokens.unwrap_or(false);
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
         let ids = self.encode_chat(&prompt, special, keep)?;

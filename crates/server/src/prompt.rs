@@ -3,7 +3,7 @@
 use super::choice::Echo;
 use super::context::Context;
 use super::conversation::{ChatMessage, checked};
-use super::wire::{PromptInput, ThinkingSwitch, ThinkingSwitchKind, wrong};
+use super::wire::{PromptInput, wrong};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use foretoken_text::{Chat, LiteralText};
 use serde_json::{Map, Value, to_value};
@@ -30,49 +30,6 @@ pub(super) struct PromptOptions<'a> {
     pub keep: Option<usize>,
     /// The text after the one that is asked for.
     pub suffix: Option<&'a str>,
-}
-
-/// The variables of the chat template with the effort that a request asks for.
-pub(super) fn with_effort(
-    variables: Option<Map<String, Value>>,
-    effort: Option<String>,
-) -> Option<Map<String, Value>> {
-    match effort {
-        None => variables,
-        Some(effort) => Some(with_variable(variables, "reasoning_effort", effort)),
-    }
-}
-
-/// The variables of the chat template with one more, unless they have it.
-pub(super) fn with_variable(
-    variables: Option<Map<String, Value>>,
-    key: &str,
-    value: impl Into<Value>,
-) -> Map<String, Value> {
-    let mut variables = variables.unwrap_or_default();
-    variables.entry(key).or_insert_with(|| value.into());
-    variables
-}
-
-/// As [`with_effort`], but for the switch `thinking`: sets the variables that tell the chat template not to let the
-/// model think.
-///
-/// # Errors
-/// `Invalid`, if the switch says that the model is to think.
-pub(super) fn with_thinking(
-    variables: Option<Map<String, Value>>,
-    thinking: Option<ThinkingSwitch>,
-) -> Result<Option<Map<String, Value>>> {
-    match thinking.map(|thinking| thinking.kind) {
-        None => Ok(variables),
-        Some(ThinkingSwitchKind::Disabled) => {
-            Ok(Some(with_variable(variables, "enable_thinking", false)))
-        }
-        Some(ThinkingSwitchKind::Enabled) => wrong(
-            "thinking",
-            "must have the type disabled: use chat_template_kwargs.enable_thinking",
-        ),
-    }
 }
 
 impl Context<'_> {

@@ -14,9 +14,10 @@ use super::server_info::ServerInfo;
 use super::trace::Observer;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::EmbeddingSpec;
+use foretoken_core::sampling::ThoughtMarks;
 use foretoken_engine::EngineHandle;
 use foretoken_text::grammar::{Compiler, Waiter};
-use foretoken_text::{LiteralText, ReasoningFormat, Text, ToolFormat};
+use foretoken_text::{LiteralText, ReasoningFormat, Text, ToolFormat, thought_marks};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::cell::Cell;
@@ -50,6 +51,9 @@ pub struct AppState {
     pub(super) embedding_turns: Arc<Turns>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
+    /// How thoughts in that format are marked.
+    thoughts: Option<Arc<ThoughtMarks>>,
+    reasoning_budget: Option<usize>,
     /// Reads chats in which names of special tokens are text; `None` = they are tokens.
     literal: Option<Arc<LiteralText>>,
     scopes: RandomState,
@@ -67,6 +71,8 @@ impl AppState {
             grammars: Arc::new(Compiler::new(text.clone())),
             tool_format: text.tool_format(),
             reasoning_format: text.channels(),
+            thoughts: None,
+            reasoning_budget: None,
             literal: None,
             text,
             embeddings: None,
@@ -122,7 +128,30 @@ impl AppState {
     /// content as it is.
     pub fn with_reasoning_parser(mut self, format: Option<ReasoningFormat>) -> Self {
         self.reasoning_format = format.or(self.reasoning_format);
+        let format = self.reasoning_format;
+        let marks = format.and_then(|format| thought_marks(&self.text, format));
+        let vocab_size = self.engine.limits().vocab_size;
+        let may_come = |id: &u32| (*id as usize) < vocab_size;
+        let marks = marks.filter(|marks| marks.closing().iter().all(may_come));
+        self.thoughts = marks.map(Arc::new);
         self
+    }
+
+    /// Sets how many tokens a model may think before its thought is closed, in answers to requests that do not say it;
+    /// `None`, the default = no limit. Call it after [`AppState::with_reasoning_parser`].
+    ///
+    /// # Errors
+    /// `Setup`, if the model does not mark its thoughts, or no mark closes them.
+    pub fn with_reasoning_budget(mut self, budget: Option<usize>) -> Result<Self> {
+        if budget.is_some() && self.thoughts.is_none() {
+            let why = match self.reasoning_format {
+                None => "needs --reasoning-parser, which says how thoughts are marked",
+                Some(_) => "is not possible with this model: no mark closes all of its thoughts",
+            };
+            return Err(Error::setup(format!("--reasoning-budget {why}")));
+        }
+        self.reasoning_budget = budget;
+        Ok(self)
     }
 
     /// Sets whether names of special tokens in what clients write in chats are tokens, the default, or text.
@@ -229,6 +258,8 @@ impl AppState {
             embeddings: self.embeddings.as_ref(),
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
+            thoughts: self.thoughts.as_ref(),
+            reasoning_budget: self.reasoning_budget,
             literal: self.literal.as_deref(),
             api_key: key.and_then(|KeyIndex(at)| Some(self.api_keys.get(at)?.as_str())),
             scopes: &self.scopes,

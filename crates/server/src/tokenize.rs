@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::object::{JsonObject, read_body};
-use super::prompt::with_effort;
+use super::thinking::ThinkingFields;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
 use foretoken_core::error::{Error, Result};
@@ -34,11 +34,16 @@ impl Context<'_> {
                 self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))?
             }
             (None, Some(messages)) => {
+                let thinking = self.thinking(ThinkingFields {
+                    variables: body.chat_template_kwargs,
+                    effort: body.reasoning_effort,
+                    ..ThinkingFields::default()
+                })?;
                 let prompt = self.chat_prompt(
                     messages,
                     &Tools::only(body.tools)?,
                     body.add_generation_prompt,
-                    with_effort(body.chat_template_kwargs, body.reasoning_effort),
+                    thinking.variables,
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
                 self.encode_chat(&prompt, special, None)?

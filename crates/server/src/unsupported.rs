@@ -42,6 +42,8 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("output_config", Empty),
     ("output_format", Empty),
     ("thinking", Null),
+    ("enable_thinking", Null),
+    ("thinking_token_budget", Null),
     ("reasoning", Empty),
     ("reasoning_effort", Empty),
     ("include", Empty),
@@ -86,7 +88,6 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("top_a", Zero),
     ("mirostat", Zero),
     ("stop_regex", Empty),
-    ("thinking_token_budget", Null),
     ("repetition_detection", Empty),
     ("max_completion_tokens", Null),
     ("n_predict", Null),
@@ -216,7 +217,7 @@ pub(super) fn check(name: &str, json: &str) -> Result<()> {
     let instead = instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
     let by_chats = match name {
         "reasoning" => "; a chat has reasoning_effort for it",
-        "thinking" => "; a chat has chat_template_kwargs.enable_thinking for it",
+        "thinking" | "enable_thinking" | "thinking_token_budget" => "; a chat may have it",
         _ => "",
     };
     let what = format!("is not supported: leave it out{instead}{by_chats}");

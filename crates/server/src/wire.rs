@@ -211,9 +211,13 @@ pub(super) struct ChatFields {
     pub tool_choice: Option<ToolChoice>,
     pub parallel_tool_calls: Option<bool>,
     pub include_reasoning: Option<bool>,
-    /// For the chat template, if it has such a variable.
+    /// For the chat template, if it has such a variable. `none` asks for no thought.
     pub reasoning_effort: Option<String>,
-    pub thinking: Option<ThinkingSwitch>,
+    /// For the chat template, as in `chat_template_kwargs`.
+    pub enable_thinking: Option<bool>,
+    pub thinking: Option<ThinkingField>,
+    /// Maximum number of tokens of the thought; -1 = no limit.
+    pub thinking_token_budget: Option<i64>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
     pub use_beam_search: Option<bool>,
@@ -221,23 +225,46 @@ pub(super) struct ChatFields {
     pub early_stopping: Option<EarlyStoppingField>,
 }
 
-/// How clients of DeepSeek and Z.ai say that the model is not to think.
+/// `thinking` of Anthropic's messages, which clients of DeepSeek and Z.ai send in chats, too.
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(super) struct ThinkingSwitch {
+#[schemars(rename = "Thinking")]
+pub(super) struct ThinkingField {
     #[serde(rename = "type")]
-    pub kind: ThinkingSwitchKind,
+    pub kind: ThinkingKind,
+    /// Maximum number of tokens of the thought.
+    pub budget_tokens: Option<usize>,
+    pub display: Option<ThinkingDisplay>,
     #[serde(flatten)]
     #[schemars(skip)]
-    pub _others: NoOthers,
+    _others: NoOthers,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-#[schemars(rename = "ThinkingSwitchType")]
-pub(super) enum ThinkingSwitchKind {
-    Disabled,
-    /// Refused: there is a variable of the chat template for it.
+pub(super) enum ThinkingKind {
     Enabled,
+    Adaptive,
+    Disabled,
+}
+
+/// Whether the reply has what the model thinks. It is never summarized.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ThinkingDisplay {
+    Summarized,
+    Omitted,
+}
+
+impl ThinkingField {
+    /// Whether the reply is to have no thought.
+    pub fn is_hidden(&self) -> bool {
+        self.display == Some(ThinkingDisplay::Omitted)
+    }
+
+    /// Whether it limits the thought.
+    pub fn has_budget(&self) -> bool {
+        self.budget_tokens.is_some()
+    }
 }
 
 /// The body of `/tokenize`: either a prompt or messages.

@@ -27,6 +27,7 @@ mod reasoning;
 mod sentencepiece;
 mod template;
 mod thought;
+mod thought_marks;
 mod tools;
 mod unigram;
 
@@ -38,6 +39,7 @@ pub use part::Part;
 pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use template::{Chat, ChatTemplate};
 pub use thought::ThoughtParser;
+pub use thought_marks::thought_marks;
 pub use tools::{Answer, Calls, Signature, ToolFormat, ToolParser, answer_grammar};
 
 use bound::TokenBound;

@@ -2,6 +2,7 @@
 
 use super::grammar::{Grammar, GrammarState};
 use super::mask::Mask;
+use super::thought::Thought;
 use super::{NoToken, SamplingParams};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,8 +19,16 @@ pub struct Sampler {
     unknown: usize,
     /// `None` without penalties.
     counts: Option<Counts>,
+    rules: TextRules,
+}
+
+/// The state of what a text must follow.
+#[derive(Debug, Clone, Default)]
+pub struct TextRules {
     /// `None` without a grammar.
     grammar: Option<Box<dyn GrammarState>>,
+    /// `None` without a limit on thoughts.
+    thought: Option<Thought>,
 }
 
 /// Counts of tokens.
@@ -46,6 +55,10 @@ pub struct LogitAdjustment {
     /// Logit bias to add; 0 = no change, negative infinity = the token is forbidden.
     pub bias: f32,
 }
+
+/// The bias of the only token that may come next: it leaves all others without weight, at any temperature, and is finite,
+/// as logits have to be.
+const FORCED: f32 = 1e30;
 
 impl LogitAdjustment {
     const NONE: Self = Self {
@@ -78,7 +91,10 @@ impl Sampler {
             counts: params.has_penalties().then(|| Counts::new(prompt)),
             output: Vec::new(),
             unknown: 0,
-            grammar: params.grammar.as_ref().map(Grammar::start),
+            rules: TextRules {
+                grammar: params.grammar.as_ref().map(Grammar::start),
+                thought: params.thought.clone().map(Thought::new),
+            },
             params,
         }
     }
@@ -99,22 +115,28 @@ impl Sampler {
         if let Some(counts) = &mut self.counts {
             counts.add(token);
         }
-        if let Some(grammar) = &mut self.grammar {
+        if let Some(grammar) = &mut self.rules.grammar {
             grammar.push(token);
+        }
+        if let Some(thought) = &mut self.rules.thought {
+            thought.push(&self.output);
         }
     }
 
     /// The output tokens stay: none of them will be truncated.
     pub fn commit(&mut self) {
-        if let Some(grammar) = &mut self.grammar {
+        if let Some(grammar) = &mut self.rules.grammar {
             grammar.commit();
         }
     }
 
     /// Removes all but the first `len` output tokens.
     pub fn truncate(&mut self, len: usize) {
-        if let Some(grammar) = &mut self.grammar {
+        if let Some(grammar) = &mut self.rules.grammar {
             grammar.pop((self.output.len() + self.unknown).saturating_sub(len));
+        }
+        if let Some(thought) = &mut self.rules.thought {
+            thought.truncate(len);
         }
         self.unknown = self.unknown.min(len.saturating_sub(self.output.len()));
         let removed = self.output.drain(len.min(self.output.len())..);
@@ -125,27 +147,60 @@ impl Sampler {
 
     /// Whether the next distribution depends on the output tokens, and not only on their number.
     pub fn depends_on_tokens(&self) -> bool {
-        self.counts.is_some() || !self.params.bad_words.is_empty() || self.grammar.is_some()
+        let thought = self.rules.thought.as_ref();
+        self.counts.is_some()
+            || !self.params.bad_words.is_empty()
+            || self.rules.grammar.is_some()
+            || thought.is_some_and(Thought::is_open)
     }
 
     /// The grammar that the text must follow, where it is now.
     pub fn grammar(&mut self) -> Option<&mut (dyn GrammarState + 'static)> {
-        self.grammar.as_deref_mut()
+        self.rules.grammar.as_deref_mut()
     }
 
-    /// Takes the grammar away, for drafts in other tokens than the text's.
-    pub fn take_grammar(&mut self) -> Option<Box<dyn GrammarState>> {
-        self.grammar.take()
+    /// Takes away what the text must follow, for drafts in other tokens than the text's.
+    pub fn take_rules(&mut self) -> TextRules {
+        std::mem::take(&mut self.rules)
     }
 
-    /// Gives the grammar back; it must have been taken at the same number of tokens.
-    pub fn put_grammar(&mut self, grammar: Option<Box<dyn GrammarState>>) {
-        self.grammar = grammar;
+    /// Gives the rules back; they must have been taken at the same number of tokens.
+    pub fn put_rules(&mut self, rules: TextRules) {
+        self.rules = rules;
+    }
+
+    /// The only token that may come next, because it closes a thought that has had its tokens. A grammar may have it
+    /// wait.
+    pub fn forced_token(&self) -> Option<u32> {
+        let token = self.rules.thought.as_ref()?.forced(&self.output)?;
+        match &self.rules.grammar {
+            None => Some(token),
+            Some(grammar) => grammar.mask()?.allows(token).then_some(token),
+        }
+    }
+
+    /// The next tokens, at most `max`, where only one each may come: those that close a thought, or else those that the
+    /// grammar forces. Without those that end the text.
+    pub fn forced(&mut self, max: usize) -> Vec<u32> {
+        let len = self.output_len();
+        let mut forced = Vec::new();
+        while forced.len() < max
+            && let Some(token) = self.forced_token()
+            && !self.ends_text(token, self.output_len())
+        {
+            self.push(token);
+            forced.push(token);
+        }
+        self.truncate(len);
+        match self.grammar() {
+            Some(grammar) if forced.is_empty() => grammar.forced(max),
+            _ => forced,
+        }
     }
 
     /// Whether the text must follow a grammar.
     pub fn has_grammar(&self) -> bool {
-        self.grammar.is_some()
+        self.rules.grammar.is_some()
     }
 
     /// Whether the next token must be chosen on the host, because the kernels of a GPU do not have all that the
@@ -154,12 +209,16 @@ impl Sampler {
         self.has_grammar() || self.params.needs_host()
     }
 
-    /// The ids that the request allows, and those that its grammar allows next; `None` = all.
+    /// The ids that the request allows, and those that its grammar allows next; `None` = all. None of them matter where
+    /// there is a [`Sampler::forced_token`].
     ///
     /// # Errors
     /// `GrammarFailed`.
     pub fn masks(&self) -> Result<[Option<&Mask>; 2], NoToken> {
-        let of_grammar = self.grammar.as_deref().map(|grammar| grammar.mask());
+        if self.forced_token().is_some() {
+            return Ok([None, None]);
+        }
+        let of_grammar = self.rules.grammar.as_deref().map(|grammar| grammar.mask());
         let of_grammar = of_grammar.map(|mask| mask.ok_or(NoToken::GrammarFailed));
         Ok([self.params.allowed.as_deref(), of_grammar.transpose()?])
     }
@@ -179,7 +238,7 @@ impl Sampler {
     /// Whether `token` ends the text if it comes after `output_len` output tokens. Under a grammar, EOS
     /// always does: see [`Sampler::adjustments`].
     pub fn ends_text(&self, token: u32, output_len: usize) -> bool {
-        let grammar = self.grammar.as_deref();
+        let grammar = self.rules.grammar.as_deref();
         grammar.is_some_and(|grammar| grammar.eos().contains(&token))
             || output_len >= self.params.min_tokens
                 && self.params.stop_token_ids.binary_search(&token).is_ok()
@@ -188,7 +247,7 @@ impl Sampler {
     /// The changes of the next token's logits: penalties, biases and forbidden ids, to be applied in this
     /// order. Forbidden are stop ids before `min_tokens`, and under a grammar with `ignore_eos` also EOS;
     /// but not where the grammar allows nothing else, because it is at its end. So are the last ids of the
-    /// words of which the output has the others.
+    /// words of which the output has the others. Of a [`Sampler::forced_token`] there is one change, which decides.
     pub fn adjustments(&self) -> impl Iterator<Item = LogitAdjustment> + '_ {
         let params = &self.params;
         let seen = self.counts.iter().flat_map(|counts| &counts.seen);
@@ -207,6 +266,7 @@ impl Sampler {
             bias,
             ..LogitAdjustment::NONE
         });
+        let forced = self.forced_token();
         let forbidden = self.forbidden().into_iter().flatten().copied();
         let forbidden = forbidden.chain(self.last_of_bad_words());
         let forbidden = forbidden.map(|id| LogitAdjustment {
@@ -214,7 +274,14 @@ impl Sampler {
             bias: f32::NEG_INFINITY,
             ..LogitAdjustment::NONE
         });
-        penalties.chain(biases).chain(forbidden)
+        let others = penalties.chain(biases).chain(forbidden);
+        let others = forced.is_none().then_some(others);
+        let forced = forced.map(|id| LogitAdjustment {
+            id,
+            bias: FORCED,
+            ..LogitAdjustment::NONE
+        });
+        forced.into_iter().chain(others.into_iter().flatten())
     }
 
     /// The stop ids and the EOS ids that must not come next.
@@ -226,7 +293,7 @@ impl Sampler {
         } else {
             &[]
         };
-        let Some(grammar) = &self.grammar else {
+        let Some(grammar) = &self.rules.grammar else {
             return [stops, &[]];
         };
         let eos = if is_early || params.ignore_eos {

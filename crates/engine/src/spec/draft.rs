@@ -43,7 +43,7 @@ impl DraftDist {
 /// Where a draft token comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The request's grammar, which allows no other token.
+    /// The request's grammar, or the limit on its thought, which allows no other token.
     Grammar,
     /// A draft model, or the target's own layers.
     Model,

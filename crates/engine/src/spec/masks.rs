@@ -56,7 +56,7 @@ pub fn of_step<'a>(
         })
 }
 
-/// The tokens that a sequence's grammar forces next.
+/// The tokens that a sequence's grammar, or the limit on its thought, forces next.
 #[derive(Default)]
 pub struct Forced {
     pub tokens: Vec<u32>,
@@ -69,10 +69,7 @@ impl Forced {
     pub fn of(input: &mut StepInput<'_>) -> Self {
         let max = input.nodes.min(input.length);
         let state = &mut *input.state;
-        let tokens = match state.sampler.grammar() {
-            Some(grammar) if max > 0 => grammar.forced(max),
-            _ => return Self::default(),
-        };
+        let tokens = state.sampler.forced(max);
         if tokens.is_empty() {
             Self::default()
         } else {

@@ -6,10 +6,10 @@ use crate::content::{ContentPart, TextOr};
 use crate::context::Context;
 use crate::openai::{Body, Job};
 use crate::others::NoOthers;
-use crate::prompt::{with_effort, with_variable};
 use crate::structured::FlatFormat;
+use crate::thinking::ThinkingFields;
 use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
-use crate::wire::{self, required, wrong};
+use crate::wire::{self, ThinkingField, required, wrong};
 use foretoken_core::error::{FieldPath, Result, clipped};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
@@ -37,7 +37,7 @@ pub(crate) struct MessageFields {
     stop_sequences: Option<Vec<String>>,
     tools: Option<Vec<FlatTool<Option<String>>>>,
     tool_choice: Option<MessageToolChoice>,
-    thinking: Option<Thinking>,
+    thinking: Option<ThinkingField>,
     output_config: Option<OutputConfig>,
     output_format: Option<FlatFormat>,
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -81,36 +81,6 @@ enum ChoiceKind {
     Tool,
 }
 
-/// Whether the model thinks. How many tokens it may think is a hint.
-#[derive(Debug, Deserialize, JsonSchema)]
-struct Thinking {
-    #[serde(rename = "type")]
-    kind: ThinkingKind,
-    #[serde(rename = "budget_tokens")]
-    #[schemars(skip)]
-    _budget_tokens: Option<IgnoredAny>,
-    display: Option<ThinkingDisplay>,
-    #[serde(flatten)]
-    #[schemars(skip)]
-    _others: NoOthers,
-}
-
-/// Whether the reply has what the model thinks. It is never summarized.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum ThinkingDisplay {
-    Summarized,
-    Omitted,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum ThinkingKind {
-    Enabled,
-    Adaptive,
-    Disabled,
-}
-
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 struct OutputConfig {
     format: Option<FlatFormat>,
@@ -152,8 +122,13 @@ impl Context<'_> {
         let fields = chat.fields;
         let prompt = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
             let messages = fields.messages.unwrap_or_default();
-            let variables = with_effort(fields.chat_template_kwargs, fields.reasoning_effort);
-            self.chat_prompt(messages, &tools.list, None, variables)
+            let thinking = self.thinking(ThinkingFields {
+                variables: fields.chat_template_kwargs,
+                effort: fields.reasoning_effort,
+                thinking: fields.thinking,
+                ..ThinkingFields::default()
+            })?;
+            self.chat_prompt(messages, &tools.list, None, thinking.variables)
         });
         let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
         let input_tokens = self.encode_chat(&prompt, false, None)?.len();
@@ -191,9 +166,6 @@ impl Context<'_> {
         let parallel = fields.tool_choice.as_ref();
         let parallel = parallel.and_then(|choice| choice.disable_parallel_tool_use);
         let parallel = parallel.map(|disabled| !disabled);
-        let thinking = fields.thinking.as_ref();
-        let is_hidden =
-            thinking.and_then(|thinking| thinking.display) == Some(ThinkingDisplay::Omitted);
         Ok(Body {
             common,
             fields: wire::ChatFields {
@@ -201,36 +173,14 @@ impl Context<'_> {
                 tools: fields.tools.map(tools).transpose()?,
                 tool_choice: fields.tool_choice.map(tool_choice).transpose()?,
                 parallel_tool_calls: parallel.or(fields.parallel_tool_calls),
-                chat_template_kwargs: self.thinking(thinking, fields.chat_template_kwargs)?,
+                chat_template_kwargs: fields.chat_template_kwargs,
+                thinking: fields.thinking,
                 reasoning_effort: config.effort,
-                include_reasoning: fields.include_reasoning.or(is_hidden.then_some(false)),
+                include_reasoning: fields.include_reasoning,
                 ..wire::ChatFields::default()
             },
             structured,
         })
-    }
-
-    /// Tells the template whether the model thinks, if the request says so.
-    fn thinking(
-        &self,
-        thinking: Option<&Thinking>,
-        kwargs: Option<Map<String, Value>>,
-    ) -> Result<Option<Map<String, Value>>> {
-        let Some(thinking) = thinking else {
-            return Ok(kwargs);
-        };
-        let enabled = thinking.kind != ThinkingKind::Disabled;
-        if enabled && self.reasoning_format.is_none() {
-            // How much the model thinks is left to it.
-            if thinking.kind == ThinkingKind::Adaptive {
-                return Ok(kwargs);
-            }
-            return wrong(
-                "thinking",
-                "is not supported by this model: leave it out, or start the server with --reasoning-parser",
-            );
-        }
-        Ok(Some(with_variable(kwargs, "enable_thinking", enabled)))
     }
 }
 

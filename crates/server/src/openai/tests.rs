@@ -13,6 +13,7 @@ use tokenizers::Tokenizer;
 mod drafts;
 mod parameters;
 mod prompts;
+mod thinking;
 
 /// A vocabulary of letters, a space and a BOS that the tokenizer puts in front.
 fn text() -> &'static Arc<Text> {
@@ -82,6 +83,8 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         fingerprint: None,
         tool_format: Some(foretoken_text::ToolFormat::Hermes),
         reasoning_format: None,
+        thoughts: None,
+        reasoning_budget: None,
         literal: None,
         api_key: None,
         strict_max_tokens: true,
@@ -302,15 +305,9 @@ fn the_chats_own_fields_are_checked() {
 fn a_chat_may_say_that_the_model_is_not_to_think() {
     let disabled = json!({"type": "disabled"});
     chat(json!({"thinking": disabled, "reasoning": {}})).expect("accepted");
-    let disabled = serde_json::from_value(disabled).expect("a switch");
-    let variables = with_thinking(None, Some(disabled)).expect("accepted");
-    assert_eq!(json!(variables), json!({"enable_thinking": false}));
     for (field, value, instead) in [
-        (
-            "thinking",
-            json!({"type": "enabled"}),
-            "chat_template_kwargs.enable_thinking",
-        ),
+        ("thinking", json!({"type": "enabled"}), "--reasoning-parser"),
+        ("thinking_token_budget", json!(9), "--reasoning-parser"),
         ("reasoning", json!({"effort": "low"}), "reasoning_effort"),
     ] {
         let message = refused(chat(json!({field: value})), field);

@@ -47,6 +47,8 @@ pub(crate) struct ResponseFields {
     add_special_tokens: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
     include_reasoning: Option<bool>,
+    enable_thinking: Option<bool>,
+    thinking_token_budget: Option<i64>,
 }
 
 impl Context<'_> {
@@ -79,6 +81,8 @@ impl Context<'_> {
                 reasoning_effort: fields.reasoning.and_then(|reasoning| reasoning.effort),
                 chat_template_kwargs: fields.chat_template_kwargs,
                 include_reasoning: fields.include_reasoning,
+                enable_thinking: fields.enable_thinking,
+                thinking_token_budget: fields.thinking_token_budget,
                 ..wire::ChatFields::default()
             },
             structured,

@@ -19,8 +19,7 @@ use super::pool::DraftPool;
 use super::share::WorkShare;
 use encoding::{DraftEncoding, MAX_READ};
 use foretoken_core::error::Result;
-use foretoken_core::sampling::GrammarState;
-use foretoken_core::sampling::{Sampler, SamplingParams};
+use foretoken_core::sampling::{Sampler, SamplingParams, TextRules};
 use std::collections::HashMap;
 use translated_draft::{Rates, TranslatedDraft};
 
@@ -41,28 +40,28 @@ pub struct Translator {
     rates: Rates,
 }
 
-/// Requests whose grammars are set aside until it is dropped, as it is by a panic: the texts need them.
-struct WithoutGrammars<'a, 'b> {
+/// Requests whose grammars and limits are set aside until it is dropped, as it is by a panic: the texts need them.
+struct WithoutRules<'a, 'b> {
     requests: &'a mut [DraftRequest<'b>],
-    /// The grammars of the requests, with the number of output tokens where each was taken.
-    grammars: Vec<(usize, Option<Box<dyn GrammarState>>)>,
+    /// The rules of the requests, with the number of output tokens where each was taken.
+    rules: Vec<(usize, TextRules)>,
 }
 
-impl<'a, 'b> WithoutGrammars<'a, 'b> {
+impl<'a, 'b> WithoutRules<'a, 'b> {
     fn of(requests: &'a mut [DraftRequest<'b>]) -> Self {
-        let grammars = (requests.iter_mut())
-            .map(|request| (request.sampler.output_len(), request.sampler.take_grammar()))
+        let rules = (requests.iter_mut())
+            .map(|request| (request.sampler.output_len(), request.sampler.take_rules()))
             .collect();
-        Self { requests, grammars }
+        Self { requests, rules }
     }
 }
 
-impl Drop for WithoutGrammars<'_, '_> {
+impl Drop for WithoutRules<'_, '_> {
     fn drop(&mut self) {
-        let grammars = self.grammars.drain(..);
-        for (request, (output_len, grammar)) in self.requests.iter_mut().zip(grammars) {
+        let rules = self.rules.drain(..);
+        for (request, (output_len, rules)) in self.requests.iter_mut().zip(rules) {
             request.sampler.truncate(output_len);
-            request.sampler.put_grammar(grammar);
+            request.sampler.put_rules(rules);
         }
     }
 }
@@ -100,7 +99,7 @@ impl Drafter for Translator {
         let places: Vec<usize> = (0..requests.len()).filter(is_read).collect();
         let mut all_each = 0.0;
         // The draft model continues its own encoding, whose last tokens need not end where the target's do.
-        let free = WithoutGrammars::of(requests);
+        let free = WithoutRules::of(requests);
         let mut inner: Vec<DraftRequest<'_>> = (free.requests)
             .iter_mut()
             .filter(|request| state(request.id).encoding.has_read(request.tokens))
@@ -272,7 +271,7 @@ mod tests {
             context: &DraftContext::default(),
         }];
         let drafting = || {
-            let free = WithoutGrammars::of(&mut requests);
+            let free = WithoutRules::of(&mut requests);
             assert!(!free.requests[0].sampler.has_grammar());
             free.requests[0].sampler.push(7);
             panic!("as the test wants");

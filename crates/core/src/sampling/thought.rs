@@ -1,0 +1,383 @@
+//! The limit on what a model thinks before it answers.
+
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+
+/// The vocabulary, as far as a thought's marks need it.
+pub trait TokenBytes: Send + Sync {
+    /// The bytes that `id` adds to a text; none if its text is not shown.
+    fn bytes(&self, id: u32) -> &[u8];
+}
+
+/// How a model marks the thought before its answer. Marks are texts, because a model may write one in other tokens than
+/// its tokenizer would, for example with the line break after it in its last token.
+pub struct ThoughtMarks {
+    /// The text that opens a thought.
+    begin: String,
+    /// The text that closes it.
+    end: String,
+    /// The tokens that write `end`.
+    closing: Vec<u32>,
+    tokens: Arc<dyn TokenBytes>,
+}
+
+impl ThoughtMarks {
+    /// The marks `begin` and `end`, of which the tokens of `closing` write the last. `None` if they do not.
+    pub fn new(
+        begin: &str,
+        end: &str,
+        closing: Vec<u32>,
+        tokens: Arc<dyn TokenBytes>,
+    ) -> Option<Self> {
+        let marks = Self {
+            begin: begin.into(),
+            end: end.into(),
+            closing,
+            tokens,
+        };
+        let written = marks.text(&marks.closing);
+        let is_whole = !end.is_empty() && contains(&written, end.as_bytes());
+        is_whole.then_some(marks)
+    }
+
+    /// The tokens that close a thought.
+    pub fn closing(&self) -> &[u32] {
+        &self.closing
+    }
+
+    fn text(&self, tokens: &[u32]) -> Vec<u8> {
+        let bytes = tokens.iter().map(|&id| self.tokens.bytes(id));
+        bytes.flatten().copied().collect()
+    }
+
+    /// The bytes of the last of `tokens`, and `before` more, if there are as many.
+    fn tail(&self, tokens: &[u32], before: usize) -> Vec<u8> {
+        let Some((last, earlier)) = tokens.split_last() else {
+            return Vec::new();
+        };
+        let (mut first, mut len) = (earlier.len(), 0);
+        while first > 0 && len < before {
+            first -= 1;
+            len += self.tokens.bytes(earlier[first]).len();
+        }
+        let mut text = self.text(&earlier[first..]);
+        text.drain(..len.saturating_sub(before));
+        text.extend(self.tokens.bytes(*last));
+        text
+    }
+}
+
+impl Debug for ThoughtMarks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ThoughtMarks({:?}, {:?})", self.begin, self.closing)
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+/// A limit on the tokens of the thought with which a text begins. After so many the tokens that close a thought are the
+/// only ones that may come next, whatever else the request forbids.
+#[derive(Debug, Clone)]
+pub struct ThoughtLimit {
+    /// How the model marks a thought.
+    pub marks: Arc<ThoughtMarks>,
+    /// Maximum number of tokens between the marks.
+    pub max_tokens: usize,
+    /// Whether the prompt has opened the thought. Otherwise the text may open it with its first words.
+    pub is_open: bool,
+}
+
+impl PartialEq for ThoughtLimit {
+    /// Whether they are the same limit with the same marks, made once.
+    fn eq(&self, other: &Self) -> bool {
+        (self.max_tokens, self.is_open) == (other.max_tokens, other.is_open)
+            && Arc::ptr_eq(&self.marks, &other.marks)
+    }
+}
+
+/// Maximum number of tokens for which a thought is closed later, so that no character is cut in two.
+const MAX_CHAR_TOKENS: usize = 3;
+
+/// Where a text is in its thought. What is to be forced follows from the output tokens and these two places, so going
+/// back means forgetting places that are not reached any more.
+#[derive(Debug, Clone)]
+pub(super) struct Thought {
+    limit: ThoughtLimit,
+    /// Number of output tokens before the first that counts; `None` = the thought has not begun.
+    start: Option<usize>,
+    /// Number of output tokens after which the thought is over, or it is certain that there is none.
+    end: Option<usize>,
+}
+
+impl Thought {
+    pub fn new(limit: ThoughtLimit) -> Self {
+        Self {
+            start: limit.is_open.then_some(0),
+            end: None,
+            limit,
+        }
+    }
+
+    /// Whether the thought may still begin or go on.
+    pub fn is_open(&self) -> bool {
+        self.end.is_none()
+    }
+
+    /// Takes note of the last token of `output`.
+    pub fn push(&mut self, output: &[u32]) {
+        let marks = &self.limit.marks;
+        match (self.start, self.end) {
+            (_, Some(_)) => {}
+            (Some(start), None) => {
+                let end = marks.end.as_bytes();
+                if contains(&marks.tail(&output[start..], end.len() - 1), end) {
+                    self.end = Some(output.len());
+                }
+            }
+            (None, None) => {
+                // Nothing but space and a part of the mark, until this is decided.
+                let text = marks.text(output);
+                let text = String::from_utf8_lossy(&text);
+                let text = text.trim_start();
+                if text.starts_with(&marks.begin) {
+                    self.start = Some(output.len());
+                } else if !marks.begin.starts_with(text) {
+                    self.end = Some(output.len());
+                }
+            }
+        }
+    }
+
+    /// Only `len` output tokens are left.
+    pub fn truncate(&mut self, len: usize) {
+        self.end = self.end.filter(|&end| end <= len);
+        let is_reached = |start: &usize| *start <= len;
+        self.start = self.start.filter(is_reached);
+    }
+
+    /// The token that must follow `output`, if the thought has had its tokens.
+    pub fn forced(&self, output: &[u32]) -> Option<u32> {
+        let start = self.start.filter(|_| self.is_open())?;
+        let ThoughtLimit {
+            marks, max_tokens, ..
+        } = &self.limit;
+        let thought = &output[start..];
+        let over = thought.len().checked_sub(*max_tokens)?;
+        let closing = &marks.closing;
+        // The model, too, may have begun to close its thought.
+        let written = (0..closing.len())
+            .rev()
+            .find(|&len| thought.ends_with(&closing[..len]))?;
+        let may_wait = written == 0 && over < MAX_CHAR_TOKENS;
+        if may_wait && is_within_char(&marks.tail(thought, MAX_CHAR_TOKENS)) {
+            return None;
+        }
+        Some(closing[written])
+    }
+}
+
+/// Whether `text` ends within a character of UTF-8.
+fn is_within_char(text: &[u8]) -> bool {
+    let is_lead = |byte: &u8| byte & 0xC0 != 0x80;
+    let last = text.iter().rev().take(3).position(is_lead);
+    last.is_some_and(|after| {
+        let width = match text[text.len() - 1 - after].leading_ones() {
+            ones @ 2..=4 => ones as usize,
+            _ => 1,
+        };
+        width > after + 1
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::{Mask, Sampler, SamplingParams, choose, distribution, guess, mix};
+
+    /// A token for each byte, and behind them some longer ones.
+    struct Bytes(Vec<Vec<u8>>);
+
+    const LONG: [&str; 5] = ["<t>", "</t>", "</", ">\n", "é"];
+
+    impl Bytes {
+        fn new() -> Arc<Self> {
+            let bytes = (0..=255).map(|byte: u8| vec![byte]);
+            Arc::new(Self(bytes.chain(LONG.map(Vec::from)).collect()))
+        }
+    }
+
+    impl TokenBytes for Bytes {
+        fn bytes(&self, id: u32) -> &[u8] {
+            self.0.get(id as usize).map_or(&[], |bytes| bytes)
+        }
+    }
+
+    const END: u32 = 257;
+
+    fn limit(closing: &[u32], max_tokens: usize, is_open: bool) -> ThoughtLimit {
+        let marks = ThoughtMarks::new("<t>", "</t>", closing.to_vec(), Bytes::new());
+        ThoughtLimit {
+            marks: Arc::new(marks.expect("it writes the end")),
+            max_tokens,
+            is_open,
+        }
+    }
+
+    fn sampler(limit: ThoughtLimit) -> Sampler {
+        let params = SamplingParams {
+            thought: Some(limit),
+            ..Default::default()
+        };
+        Sampler::new(params, &[1, 2])
+    }
+
+    /// The token that must follow a text of one token a byte.
+    fn after(limit: ThoughtLimit, text: &str) -> Option<u32> {
+        let mut sampler = sampler(limit);
+        text.bytes().for_each(|byte| sampler.push(byte.into()));
+        sampler.forced_token()
+    }
+
+    #[test]
+    fn a_thought_is_closed_after_its_tokens() {
+        for (max_tokens, is_open, text, closes) in [
+            (0, true, "", true),
+            (2, true, "a", false),
+            (2, true, "ab", true),
+            // The model opens it itself, after space, and what comes before does not count.
+            (0, false, "", false),
+            (0, false, " \n<t", false),
+            (0, false, " \n<t>", true),
+            (2, false, "\n<t>a", false),
+            (2, false, "\n<t>ab", true),
+            // There is none.
+            (0, false, "a<t>", false),
+            (0, false, "<a<t>", false),
+            // It is over.
+            (4, true, "</t>", false),
+            (9, true, "ab</t>cdefghi", false),
+            (9, false, "<t>ab</t>cdefg<t>", false),
+            // The prompt has opened it: what follows counts from the first token on.
+            (3, true, "<t>", true),
+            // No character is cut: é has two bytes.
+            (1, true, "é", true),
+        ] {
+            let found = after(limit(&[END], max_tokens, is_open), text);
+            assert_eq!(found, closes.then_some(END), "{max_tokens} {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_character_is_not_cut_in_two() {
+        let mut sampler = sampler(limit(&[END], 1, true));
+        sampler.push(0xC3);
+        assert_eq!(sampler.forced_token(), None);
+        sampler.push(0xA9);
+        assert_eq!(sampler.forced_token(), Some(END));
+        // Nor does a text without an end of a character go on for ever.
+        sampler.truncate(0);
+        (0..4).for_each(|_| sampler.push(0xF0));
+        assert_eq!(sampler.forced_token(), Some(END));
+        for (text, within) in [
+            (&b"a"[..], false),
+            (b"", false),
+            ("é".as_bytes(), false),
+            (&"€".as_bytes()[..2], true),
+            (&"😀".as_bytes()[..3], true),
+            (b"\x80\x80\x80", false),
+        ] {
+            assert_eq!(is_within_char(text), within, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_mark_of_several_tokens_is_written_to_its_end() {
+        let tokens = [258, u32::from(b't'), 259];
+        let mut sampler = sampler(limit(&tokens, 2, true));
+        sampler.push(u32::from(b'x'));
+        // The model begins it itself.
+        sampler.push(tokens[0]);
+        for id in &tokens[1..] {
+            assert_eq!(sampler.forced(9)[0], *id);
+            assert_eq!(sampler.forced_token(), Some(*id));
+            sampler.push(*id);
+        }
+        assert_eq!(sampler.forced_token(), None);
+        assert!(!sampler.depends_on_tokens());
+        sampler.truncate(1);
+        assert!(sampler.depends_on_tokens());
+        sampler.push(u32::from(b'y'));
+        assert_eq!(sampler.forced(9), tokens);
+        assert_eq!(sampler.forced(2), tokens[..2]);
+        assert_eq!(sampler.output_len(), 2);
+        assert!(ThoughtMarks::new("<t>", "</t>", vec![258], Bytes::new()).is_none());
+    }
+
+    /// A forced token is the only one that can be chosen, although other rules forbid it.
+    #[test]
+    fn nothing_else_can_be_chosen() {
+        let logits: Vec<f32> = (0..300).map(|id| (mix(id) % 9) as f32).collect();
+        for temperature in [0.0, 1e-4, 0.7, 2.0] {
+            let params = SamplingParams {
+                temperature,
+                top_p: 0.9,
+                repetition_penalty: 1.3,
+                logit_bias: vec![(END, -100.0), (3, 100.0)],
+                bad_words: Arc::new([vec![END]]),
+                allowed: Some(Arc::new(Mask::of(&[3, 7]))),
+                thought: Some(limit(&[END], 1, true)),
+                ..Default::default()
+            };
+            let mut sampler = Sampler::new(params, &[1, END]);
+            sampler.push(7);
+            for key in 0..20 {
+                assert_eq!(choose(&logits, &sampler, key), Ok(END));
+            }
+            let dist = distribution(&logits, &sampler).expect("a token");
+            assert_eq!(dist.prob(END), 1.0);
+            let guesses = guess(&logits, &sampler, 3, 2).expect("a token");
+            assert_eq!((guesses[0].token, guesses[0].prob), (END, 1.0));
+            // A draft model may not have it.
+            assert!(guess(&logits[..40], &sampler, 3, 2).is_ok());
+        }
+    }
+
+    /// After any pushes and truncations, the state equals one that got only the remaining tokens.
+    #[test]
+    fn truncation_undoes_pushes() {
+        let marks = [b'<', b't', b'>', b'/', b' ', b'a'].map(u32::from);
+        let alphabet = [&marks[..], &[256, END, 258, 259, 260, 0xC3, 0xA9]].concat();
+        let closings: [&[u32]; 2] = [&[END], &[258, u32::from(b't'), 259]];
+        let (mut forced, mut ended) = (0, 0);
+        for case in 0..400_u64 {
+            let roll = mix(case);
+            let closing = closings[case as usize % 2];
+            let limit = limit(closing, (roll >> 8) as usize % 6, roll.is_multiple_of(3));
+            let mut text = sampler(limit.clone());
+            let mut output: Vec<u32> = Vec::new();
+            for step in 0..60 {
+                let roll = mix(case << 32 | step);
+                if roll.is_multiple_of(4) {
+                    let len = output.len() - output.len().min((roll >> 8) as usize % 5);
+                    output.truncate(len);
+                    text.truncate(len);
+                } else {
+                    let other = alphabet[(roll >> 8) as usize % alphabet.len()];
+                    // A draft may go against what is forced.
+                    let token = text.forced_token().filter(|_| !roll.is_multiple_of(5));
+                    output.push(token.unwrap_or(other));
+                    text.push(token.unwrap_or(other));
+                }
+                let mut fresh = sampler(limit.clone());
+                output.iter().for_each(|&token| fresh.push(token));
+                assert_eq!(text.forced_token(), fresh.forced_token(), "{output:?}");
+                assert_eq!(text.depends_on_tokens(), fresh.depends_on_tokens());
+                forced += usize::from(text.forced_token().is_some());
+                ended += usize::from(text.forced(1).is_empty());
+            }
+        }
+        assert!(forced > 1000 && ended > 1000, "{forced} {ended}");
+    }
+}

@@ -1,0 +1,161 @@
+//! How much the model is to think: the fields that say it, and what becomes of them.
+
+use super::choice::MessageRules;
+use super::context::Context;
+use super::wire::{ThinkingField, ThinkingKind, wrong};
+use foretoken_core::error::Result;
+use foretoken_core::sampling::ThoughtLimit;
+use foretoken_text::ReasoningFormat;
+use serde_json::{Map, Value};
+
+/// vLLM's field; -1 is no limit.
+const BUDGET: &str = "thinking_token_budget";
+/// The effort that asks for an answer without a thought.
+const NO_EFFORT: &str = "none";
+/// The variables with which chat templates switch thoughts on and off; most know the first.
+const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+
+/// What a request says of how much the model is to think.
+#[derive(Debug, Default)]
+pub(super) struct ThinkingFields {
+    /// `chat_template_kwargs`.
+    pub variables: Option<Map<String, Value>>,
+    /// `reasoning_effort`.
+    pub effort: Option<String>,
+    pub enable_thinking: Option<bool>,
+    pub thinking: Option<ThinkingField>,
+    /// `thinking_token_budget`.
+    pub token_budget: Option<i64>,
+}
+
+/// How much the model is to think.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct ThinkingPlan {
+    /// The variables of the chat template.
+    pub variables: Option<Map<String, Value>>,
+    /// Maximum number of tokens of the thought.
+    pub max_tokens: Option<usize>,
+    /// Whether the limit is for a thought that the prompt has opened alone.
+    only_open: bool,
+}
+
+impl ThinkingFields {
+    /// Whether a variable of the template says that the model thinks, or that it does not.
+    fn of_variables(&self) -> Option<bool> {
+        let variables = self.variables.as_ref()?;
+        let value = |key: &&str| variables.get(*key)?.as_bool();
+        SWITCHES.iter().find_map(value)
+    }
+}
+
+impl Context<'_> {
+    /// Decides how much the model is to think. Of several fields that switch thinking on or off, the first counts:
+    /// the template's variables, `enable_thinking`, `thinking`, an effort `none`, a budget of 0.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field, if the model does not mark its thoughts.
+    pub(super) fn thinking(&self, asked: ThinkingFields) -> Result<ThinkingPlan> {
+        let of_variables = asked.of_variables();
+        let of_thinking = match asked.thinking.as_ref().map(|thinking| thinking.kind) {
+            None => None,
+            Some(ThinkingKind::Disabled) => Some(false),
+            // How much the model thinks is left to it.
+            Some(ThinkingKind::Adaptive) => self.reasoning_format.map(|_| true),
+            Some(ThinkingKind::Enabled) if self.reasoning_format.is_none() => {
+                return wrong(
+                    "thinking",
+                    "is not supported by this model: leave it out, or start the server with --reasoning-parser",
+                );
+            }
+            Some(ThinkingKind::Enabled) => Some(true),
+        };
+        let budget = self.thinking_budget(&asked)?;
+        let has_no_effort = asked.effort.as_deref() == Some(NO_EFFORT);
+        let is_zero = budget.unwrap_or(self.reasoning_budget) == Some(0);
+        let switch = of_variables
+            .or(asked.enable_thinking)
+            .or(of_thinking)
+            .or(has_no_effort.then_some(false))
+            .or(is_zero.then_some(false));
+        let default = self.reasoning_budget;
+        // A default of no thought is for requests that do not ask for one.
+        let default = default.filter(|&max| max > 0 || switch != Some(true));
+        let mut variables = asked.variables;
+        if let (Some(switch), None) = (switch, of_variables) {
+            for name in SWITCHES {
+                set(&mut variables, name, switch);
+            }
+        }
+        if let Some(effort) = asked.effort {
+            set(&mut variables, "reasoning_effort", effort);
+        }
+        Ok(ThinkingPlan {
+            variables,
+            max_tokens: if switch == Some(false) {
+                Some(0)
+            } else {
+                budget.unwrap_or(default)
+            },
+            only_open: of_variables == Some(false),
+        })
+    }
+
+    /// The budget that a request names; `Some(None)` = no limit.
+    fn thinking_budget(&self, asked: &ThinkingFields) -> Result<Option<Option<usize>>> {
+        let named = asked.thinking.as_ref();
+        let named = named.filter(|thinking| thinking.has_budget());
+        if named.is_some_and(|thinking| thinking.kind == ThinkingKind::Disabled) {
+            return wrong(
+                "thinking.budget_tokens",
+                "requires the type enabled: leave it out",
+            );
+        }
+        let budget = match asked.token_budget {
+            // Where no mark closes a thought, the budget of messages is a hint.
+            None if self.thoughts.is_none() => return Ok(None),
+            None => return Ok(named.map(|thinking| thinking.budget_tokens)),
+            Some(-1) => None,
+            Some(budget) => match usize::try_from(budget) {
+                Ok(budget) => Some(budget),
+                Err(_) => {
+                    let what = format!("must be 0 or more, or -1 for no limit, not {budget}");
+                    return wrong(BUDGET, what);
+                }
+            },
+        };
+        if named.is_some() {
+            let what = "and thinking.budget_tokens exclude each other: leave one out";
+            return wrong(BUDGET, what);
+        }
+        if budget.is_some() && self.thoughts.is_none() {
+            let instead = match self.reasoning_format {
+                Some(ReasoningFormat::Harmony) => "use reasoning_effort",
+                _ => "leave it out, or start the server with --reasoning-parser",
+            };
+            let what = format!("is not supported by this model: {instead}");
+            return wrong(BUDGET, what);
+        }
+        Ok(Some(budget))
+    }
+
+    /// The limit on the thoughts of answers with these rules, if the model marks its thoughts.
+    pub(super) fn thought_limit(
+        &self,
+        plan: &ThinkingPlan,
+        rules: &MessageRules,
+    ) -> Option<ThoughtLimit> {
+        let is_open = rules.reasoning?;
+        let max_tokens = plan.max_tokens.filter(|_| is_open || !plan.only_open)?;
+        Some(ThoughtLimit {
+            marks: self.thoughts?.clone(),
+            max_tokens,
+            is_open,
+        })
+    }
+}
+
+/// Sets a variable of the template, unless it is set.
+fn set(variables: &mut Option<Map<String, Value>>, name: &str, value: impl Into<Value>) {
+    let variables = variables.get_or_insert_default();
+    variables.entry(name).or_insert_with(|| value.into());
+}
