@@ -67,11 +67,11 @@ impl AppState {
         let limits = HttpLimits::default();
         Self {
             embedding_turns: Arc::new(Turns::new(engine.limits(), &limits)),
+            thoughts: marks(&text, &engine, text.channels()),
             engine,
             grammars: Arc::new(Compiler::new(text.clone())),
             tool_format: text.tool_format(),
             reasoning_format: text.channels(),
-            thoughts: None,
             reasoning_budget: None,
             literal: None,
             text,
@@ -128,12 +128,7 @@ impl AppState {
     /// content as it is.
     pub fn with_reasoning_parser(mut self, format: Option<ReasoningFormat>) -> Self {
         self.reasoning_format = format.or(self.reasoning_format);
-        let format = self.reasoning_format;
-        let marks = format.and_then(|format| thought_marks(&self.text, format));
-        let vocab_size = self.engine.limits().vocab_size;
-        let may_come = |id: &u32| (*id as usize) < vocab_size;
-        let marks = marks.filter(|marks| marks.closing().iter().all(may_come));
-        self.thoughts = marks.map(Arc::new);
+        self.thoughts = marks(&self.text, &self.engine, self.reasoning_format);
         self
     }
 
@@ -309,6 +304,18 @@ impl AppState {
             max_model_len: self.engine.limits().max_model_len,
         }
     }
+}
+
+/// How thoughts in `format` are marked, if the model of `engine` can close them.
+fn marks(
+    text: &Arc<Text>,
+    engine: &EngineHandle,
+    format: Option<ReasoningFormat>,
+) -> Option<Arc<ThoughtMarks>> {
+    let marks = thought_marks(text, format?)?;
+    let may_come = |id: &u32| (*id as usize) < engine.limits().vocab_size;
+    let can_close = marks.closing().iter().all(may_come);
+    can_close.then(|| Arc::new(marks))
 }
 
 /// A name of the model, or an adapter.

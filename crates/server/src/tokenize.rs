@@ -37,6 +37,8 @@ impl Context<'_> {
                 let thinking = self.thinking(ThinkingFields {
                     variables: body.chat_template_kwargs,
                     effort: body.reasoning_effort,
+                    enable_thinking: body.enable_thinking,
+                    thinking: body.thinking,
                     ..ThinkingFields::default()
                 })?;
                 let prompt = self.chat_prompt(

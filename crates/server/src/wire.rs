@@ -279,6 +279,8 @@ pub(super) struct Tokenize {
     pub add_generation_prompt: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
     pub reasoning_effort: Option<String>,
+    pub enable_thinking: Option<bool>,
+    pub thinking: Option<ThinkingField>,
 }
 
 /// The body of `/detokenize`.

@@ -32,3 +32,65 @@ pub fn thought_marks(text: &Arc<Text>, format: ReasoningFormat) -> Option<Though
     };
     ThoughtMarks::new(begin, end, closing, Arc::new(shown))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SpecialIds;
+    use foretoken_core::sampling::{Sampler, SamplingParams, ThoughtLimit};
+    use serde_json::{Map, Value, json};
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+    /// A tokenizer of bytes with these added tokens, each with whether it is special.
+    fn text(added: &[(&str, bool)]) -> Arc<Text> {
+        let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+        alphabet.sort_unstable();
+        let names = alphabet.iter().map(char::to_string);
+        let names = names.chain(added.iter().map(|(name, _)| (*name).to_owned()));
+        let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
+        let token = |(name, special): &(&str, bool)| {
+            json!({"id": vocab[*name], "content": name, "special": special, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false})
+        };
+        let added: Vec<Value> = added.iter().map(token).collect();
+        let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let file = json!({
+            "version": "1.0", "added_tokens": added, "pre_tokenizer": byte_level, "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocab, "merges": []}
+        });
+        let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
+        Arc::new(Text::new(tokenizer, SpecialIds::default(), None).expect("byte-level"))
+    }
+
+    /// The mark is one token, special or not, or a token for each byte. Special tokens that are no marks are no text.
+    #[test]
+    fn a_thought_is_closed_in_the_tokens_of_the_model() {
+        for (added, tokens) in [
+            (&[("<s>", true)][..], 8),
+            (&[("<s>", true), ("<think>", false), ("</think>", false)], 1),
+            (&[("<s>", true), ("<think>", true), ("</think>", true)], 1),
+        ] {
+            let text = text(added);
+            let marks = thought_marks(&text, ReasoningFormat::Qwen3).expect("a mark");
+            let closing = text.encode("</think>", false).expect("encodes");
+            assert_eq!((marks.closing(), closing.len()), (&closing[..], tokens));
+            let limit = ThoughtLimit {
+                marks: Arc::new(marks),
+                max_tokens: 2,
+                is_open: false,
+            };
+            let params = SamplingParams {
+                thought: Some(limit),
+                ..SamplingParams::default()
+            };
+            let mut sampler = Sampler::new(params, &[0]);
+            let written = text.encode("<s>\n<think>ab", false).expect("encodes");
+            for &id in &written {
+                assert!(sampler.forced(9).is_empty());
+                sampler.push(id);
+            }
+            assert_eq!(sampler.forced(9), closing);
+            assert!(thought_marks(&text, ReasoningFormat::Harmony).is_none());
+        }
+    }
+}

@@ -38,6 +38,8 @@ pub(crate) struct MessageFields {
     tools: Option<Vec<FlatTool<Option<String>>>>,
     tool_choice: Option<MessageToolChoice>,
     thinking: Option<ThinkingField>,
+    enable_thinking: Option<bool>,
+    thinking_token_budget: Option<i64>,
     output_config: Option<OutputConfig>,
     output_format: Option<FlatFormat>,
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -125,8 +127,9 @@ impl Context<'_> {
             let thinking = self.thinking(ThinkingFields {
                 variables: fields.chat_template_kwargs,
                 effort: fields.reasoning_effort,
+                enable_thinking: fields.enable_thinking,
                 thinking: fields.thinking,
-                ..ThinkingFields::default()
+                token_budget: fields.thinking_token_budget,
             })?;
             self.chat_prompt(messages, &tools.list, None, thinking.variables)
         });
@@ -175,6 +178,8 @@ impl Context<'_> {
                 parallel_tool_calls: parallel.or(fields.parallel_tool_calls),
                 chat_template_kwargs: fields.chat_template_kwargs,
                 thinking: fields.thinking,
+                enable_thinking: fields.enable_thinking,
+                thinking_token_budget: fields.thinking_token_budget,
                 reasoning_effort: config.effort,
                 include_reasoning: fields.include_reasoning,
                 ..wire::ChatFields::default()
