@@ -430,6 +430,20 @@ fn other_errors_are_one_line() {
 }
 
 #[test]
+fn thoughts_are_not_limited_unless_asked_for() {
+    let budget = |flags: &str| {
+        accepted(&format!("--model m {flags}"))
+            .http
+            .reasoning_budget
+    };
+    assert_eq!(budget(""), -1);
+    assert_eq!(budget("--reasoning-budget -1"), -1);
+    assert_eq!(budget("--reasoning-budget 0"), 0);
+    assert_eq!(budget("--reasoning-budget=512"), 512);
+    refused_with("--model m --reasoning-budget -2", "-2");
+}
+
+#[test]
 fn the_page_can_be_switched_off() {
     assert!(!accepted("--model m").http.no_parse_special);
     assert!(

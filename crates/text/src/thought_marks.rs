@@ -67,8 +67,14 @@ mod tests {
     fn a_thought_is_closed_in_the_tokens_of_the_model() {
         for (added, tokens) in [
             (&[("<s>", true)][..], 8),
-            (&[("<s>", true), ("<think>", false), ("</think>", false)], 1),
-            (&[("<s>", true), ("<think>", true), ("</think>", true)], 1),
+            (
+                &[("<s>", true), ("<think>", false), ("</think>", false)][..],
+                1,
+            ),
+            (
+                &[("<s>", true), ("<think>", true), ("</think>", true)][..],
+                1,
+            ),
         ] {
             let text = text(added);
             let marks = thought_marks(&text, ReasoningFormat::Qwen3).expect("a mark");
