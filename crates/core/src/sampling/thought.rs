@@ -194,7 +194,7 @@ fn is_within_char(text: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::{Mask, Sampler, SamplingParams, choose, distribution, guess, mix};
+    use crate::sampling::{Mask, Rng, Sampler, SamplingParams, choose, distribution, guess, mix};
 
     /// A token for each byte, and behind them some longer ones.
     struct Bytes(Vec<Vec<u8>>);
@@ -342,6 +342,87 @@ mod tests {
             // A draft model may not have it.
             assert!(guess(&logits[..40], &sampler, 3, 2).is_ok());
         }
+    }
+
+    /// The logits after `output`, of which the model likes some more than others.
+    fn logits(output: &[u32]) -> Vec<f32> {
+        let likely = [256, 258, 259, 260, 60, 97, 116, 195];
+        let after = output.iter().rev().take(3);
+        let seed = after.fold(7, |seed, &id| mix(seed ^ u64::from(id)));
+        let logit = |id: u32| {
+            let noise = (mix(seed ^ mix(id.into())) >> 40) as f32 / (1 << 24) as f32;
+            8.0 * noise + if likely.contains(&id) { 4.0 } else { 0.0 }
+        };
+        (0..261).map(logit).collect()
+    }
+
+    /// Drafts, right or wrong, change no text: what they force is forced without them, and no sooner.
+    #[test]
+    fn a_draft_changes_no_text() {
+        const LEN: usize = 40;
+        let closings: [&[u32]; 2] = [&[END], &[258, u32::from(b't'), 259]];
+        let mut closed = 0;
+        for case in 0..300_u64 {
+            let roll = mix(case);
+            let limit = limit(
+                closings[case as usize % 2],
+                (roll >> 8) as usize % 20,
+                !roll.is_multiple_of(4),
+            );
+            let params = SamplingParams {
+                temperature: [0.0, 1.0][(roll >> 20) as usize % 2],
+                thought: Some(limit.clone()),
+                ..Default::default()
+            };
+            let draw = |sampler: &Sampler, output: &[u32]| {
+                let key = Rng {
+                    seed: case,
+                    position: output.len(),
+                };
+                choose(&logits(output), sampler, key.key(0)).expect("a token")
+            };
+            let mut sampler = Sampler::new(params.clone(), &[1]);
+            let mut plain = Vec::new();
+            while plain.len() < LEN {
+                let token = draw(&sampler, &plain);
+                sampler.push(token);
+                plain.push(token);
+            }
+            let mut sampler = Sampler::new(params, &[1]);
+            let mut output: Vec<u32> = Vec::new();
+            while output.len() < LEN {
+                let mut draft = sampler.forced(4);
+                while draft.len() < 4 {
+                    let right = plain.get(output.len() + draft.len()).copied();
+                    let roll = mix(case << 32 | (output.len() * 8 + draft.len()) as u64);
+                    let wrong = if roll.is_multiple_of(2) { END } else { 97 };
+                    draft.push(right.filter(|_| !roll.is_multiple_of(3)).unwrap_or(wrong));
+                }
+                let (before, mut path) = (output.len(), output.clone());
+                let next = loop {
+                    let next = draw(&sampler, &path);
+                    if draft.get(path.len() - before) != Some(&next) {
+                        break next;
+                    }
+                    sampler.push(next);
+                    path.push(next);
+                };
+                sampler.truncate(before);
+                path.push(next);
+                path[before..].iter().for_each(|&token| sampler.push(token));
+                sampler.commit();
+                output = path;
+            }
+            assert_eq!(output[..LEN], plain, "{limit:?}");
+            let (start, len) = (limit.max_tokens, limit.marks.closing().len());
+            if limit.is_open {
+                closed += usize::from(plain[start..start + len] == *limit.marks.closing());
+                // A character may end first.
+                let text = limit.marks.text(&plain[..start + MAX_CHAR_TOKENS + len]);
+                assert!(contains(&text, b"</t>"), "{limit:?}");
+            }
+        }
+        assert!(closed > 100, "{closed} were closed");
     }
 
     /// After any pushes and truncations, the state equals one that got only the remaining tokens.
