@@ -186,7 +186,7 @@ class Checks:
             ("store", True),
             ("previous_response_id", "resp_1"),
             ("background", True),
-            ("tools", [{"type": "web_search"}]),
+            ("tool_choice", {"type": "web_search"}),
         ]:
             try:
                 self._respond(**{field: value})

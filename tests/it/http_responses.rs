@@ -426,7 +426,7 @@ async fn what_is_not_done_is_refused_by_name() {
         ),
         ("conversation", json!("conv_1"), "conversation"),
         ("conversation", json!({"id": "conv_1"}), "conversation"),
-        ("truncation", json!("auto"), "truncation"),
+        ("truncation", json!("some"), "truncation"),
         ("prompt", json!({"id": "pmpt_1"}), "prompt"),
         ("max_tokens", json!(5), "max_tokens"),
         (
@@ -441,11 +441,7 @@ async fn what_is_not_done_is_refused_by_name() {
             json!(["message.output_text.logprobs"]),
             "include[0]",
         ),
-        (
-            "reasoning",
-            json!({"summary": "detailed"}),
-            "reasoning.summary",
-        ),
+        ("reasoning", json!({"summary": "long"}), "reasoning.summary"),
         (
             "response_format",
             json!({"type": "json_object"}),
@@ -454,7 +450,7 @@ async fn what_is_not_done_is_refused_by_name() {
         ("max_output_tokens", json!(0), "max_output_tokens"),
         ("max_output_tokens", json!("many"), "max_output_tokens"),
         ("temperature", json!(9), "temperature"),
-        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+        ("tools", json!([{"name": "f"}]), "tools[0].type"),
         (
             "tools",
             json!([{"type": "function", "name": "a b"}]),
@@ -465,7 +461,11 @@ async fn what_is_not_done_is_refused_by_name() {
             json!([{"type": "function", "name": "a", "parameters": []}]),
             "tools[0].parameters",
         ),
-        ("tool_choice", json!({"type": "function"}), "tool_choice"),
+        (
+            "tool_choice",
+            json!({"type": "function"}),
+            "tool_choice.name",
+        ),
         ("tool_choice", json!("required"), "tool_choice"),
         (
             "text",

@@ -350,7 +350,12 @@ async fn wrong_tools_and_messages_are_named() {
         .collect();
     for (key, value, param) in [
         ("tools", json!({"name": "f"}), "tools"),
-        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+        (
+            "tools",
+            json!([{"function": {"name": "f"}}]),
+            "tools[0].type",
+        ),
+        ("tools", json!([{"type": "custom"}]), "tools[0].custom"),
         ("tools", json!([{"type": "function"}]), "tools[0].function"),
         (
             "tools",
@@ -402,7 +407,7 @@ async fn wrong_tools_and_messages_are_named() {
         (
             "tool_choice",
             json!({"type": "allowed_tools"}),
-            "tool_choice",
+            "tool_choice.allowed_tools",
         ),
         ("tool_choice", named("f"), "tool_choice.function.name"),
         ("parallel_tool_calls", json!("no"), "parallel_tool_calls"),
@@ -442,7 +447,7 @@ async fn wrong_tools_and_messages_are_named() {
         (
             "messages",
             calls(json!({"id": "1", "type": "custom"})),
-            "messages[1].tool_calls[0].type",
+            "messages[1].tool_calls[0].custom",
         ),
         (
             "messages",

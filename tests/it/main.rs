@@ -50,6 +50,7 @@ mod head_fixtures;
 mod head_refusals;
 mod http;
 mod http_adapters;
+mod http_agents;
 mod http_browsers;
 mod http_channels;
 mod http_connections;

@@ -67,6 +67,7 @@ impl Context<'_> {
         Ok(ToolRules {
             format,
             callable: callable.collect(),
+            custom: tools.custom.clone(),
             max_calls: if parallel { usize::MAX } else { 1 },
             forced: named || tools.calls == CallMode::Required,
             named,
@@ -122,13 +123,12 @@ impl Context<'_> {
         let compiled = self.compile(field, &GrammarSource::Lark(source));
         compiled.map(Some).map_err(|error| {
             // Each part alone tells where the error is.
-            let schema = |(i, tool): (usize, &Value)| {
+            let schema = |(tool, field): (&Value, &FieldPath)| {
                 let schema = tool["function"]["parameters"].as_object()?;
                 let schema = GrammarSource::JsonSchema(schema.clone().into());
-                let field = FieldPath::from("tools").index(i).key("function");
-                Some((field.key("parameters"), schema))
+                Some((field.clone(), schema))
             };
-            let schemas = tools.list.iter().enumerate().filter_map(schema);
+            let schemas = tools.list.iter().zip(&tools.schemas).filter_map(schema);
             let started = Instant::now();
             let mut parts = schemas
                 .chain(asked.filter(|_| !forced))

@@ -9,7 +9,9 @@ pub(super) enum OutputBlock {
     Text(String),
     Call {
         head: CallHead,
-        /// JSON text.
+        /// Whether it is a call of a custom tool.
+        is_custom: bool,
+        /// JSON text, or a custom tool's input.
         arguments: String,
     },
 }
@@ -41,12 +43,15 @@ impl Blocks {
                 MessagePart::Reasoning(text) => OutputBlock::Reasoning(text),
                 MessagePart::Text(text) => OutputBlock::Text(text),
                 MessagePart::Call(call) => {
+                    let block = |head, arguments| OutputBlock::Call {
+                        head,
+                        is_custom: call.is_custom,
+                        arguments,
+                    };
                     if let Some(head) = call.head {
-                        let arguments = String::new();
-                        self.begin(OutputBlock::Call { head, arguments }, &mut changes);
+                        self.begin(block(head, String::new()), &mut changes);
                     }
-                    let (head, arguments) = (CallHead::default(), call.arguments);
-                    OutputBlock::Call { head, arguments }
+                    block(CallHead::default(), call.arguments)
                 }
             };
             self.extend(more, &mut changes);
@@ -139,6 +144,7 @@ mod tests {
         MessagePart::Call(CallPiece {
             index,
             head: name.map(head),
+            is_custom: false,
             arguments: arguments.into(),
         })
     }

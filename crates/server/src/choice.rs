@@ -6,7 +6,8 @@ use super::stop::{StopMatcher, Stops};
 use foretoken_core::error::{Error, Result};
 use foretoken_engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use foretoken_text::{
-    Detokenizer, HarmonyParser, MessageParser, Part, ReasoningFormat, ReasoningParser, Signature,
+    Detokenizer, FreeformInput, HarmonyParser, MessageParser, Part, ReasoningFormat,
+    ReasoningParser, Signature,
     Text, ThoughtParser, ToolFormat, ToolParser,
 };
 use rand::RngExt;
@@ -76,6 +77,8 @@ impl MessageRules {
 pub(super) struct ToolRules {
     pub format: ToolFormat,
     pub callable: Arc<[Signature]>,
+    /// The names of those whose input is a text.
+    pub custom: Vec<String>,
     /// The text is complete after so many calls.
     pub max_calls: usize,
     /// Whether there is nothing but calls. What is cut off before it is one is not shown.
@@ -117,6 +120,8 @@ pub(super) struct Choice {
     message: MessageParser,
     /// Number of calls that have begun.
     calls: usize,
+    /// The input of the last call, if it is one of a custom tool.
+    input: Option<FreeformInput>,
     /// Number of characters before the next token.
     chars: usize,
     completion_tokens: usize,
@@ -155,7 +160,9 @@ pub(super) struct CallPiece {
     pub index: usize,
     /// The first piece of a call has its id and the function's name.
     pub head: Option<CallHead>,
-    /// Part of the JSON text of the arguments.
+    /// Whether it is a call of a custom tool.
+    pub is_custom: bool,
+    /// Part of the JSON text of the arguments, or of a custom tool's input.
     pub arguments: String,
 }
 
@@ -299,6 +306,7 @@ impl Choice {
             echo,
             matcher: StopMatcher::default(),
             calls: 0,
+            input: None,
             completion_tokens: 0,
             reasoning_tokens: 0,
             cached_tokens: 0,
@@ -475,6 +483,9 @@ impl Choice {
     fn add(&mut self, parts: Vec<Part>, piece: &mut Piece) {
         let forced = self.tools().is_some_and(|tools| tools.forced);
         for part in parts {
+            if !matches!(part, Part::Arguments(_)) {
+                self.end_input(piece);
+            }
             piece.push(match part {
                 Part::Content(_) if forced => continue,
                 Part::Reasoning(_) if self.rules.message.hide_reasoning => continue,
@@ -482,11 +493,32 @@ impl Choice {
                 Part::Reasoning(text) => MessagePart::Reasoning(text),
                 Part::CallStart(name) => {
                     self.calls += 1;
+                    let custom = self.tools().map_or(&[][..], |tools| &tools.custom[..]);
+                    self.input = custom.contains(&name).then(FreeformInput::default);
                     self.call_piece(Some(name), String::new())
                 }
-                Part::Arguments(arguments) => self.call_piece(None, arguments),
+                Part::Arguments(arguments) => {
+                    let arguments = match &mut self.input {
+                        Some(input) => input.push(&arguments),
+                        None => arguments,
+                    };
+                    if arguments.is_empty() {
+                        continue;
+                    }
+                    self.call_piece(None, arguments)
+                }
             });
         }
+    }
+
+    /// Shows the rest of a custom tool's input.
+    fn end_input(&mut self, piece: &mut Piece) {
+        let rest = self.input.as_mut().map(FreeformInput::finish);
+        if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+            let rest = self.call_piece(None, rest);
+            piece.push(rest);
+        }
+        self.input = None;
     }
 
     /// More of the last call, or, with its name, its beginning.
@@ -498,6 +530,7 @@ impl Choice {
         MessagePart::Call(CallPiece {
             index: self.calls.saturating_sub(1),
             head: name.map(head),
+            is_custom: self.input.is_some(),
             arguments,
         })
     }
@@ -517,6 +550,7 @@ impl Choice {
     fn end(&mut self, mut finish: Finish, piece: &mut Piece) {
         let parts = self.message.finish();
         self.add(parts, piece);
+        self.end_input(piece);
         let named = self.tools().is_some_and(|tools| tools.named);
         if finish.reason == FinishKind::Stop && self.calls > 0 && !named {
             finish.reason = FinishKind::ToolCalls;

@@ -1,7 +1,9 @@
 //! The messages of a chat. All APIs bring theirs into this form, in which templates read them.
 
-use super::checks::wrong;
+use super::checks::{required, wrong};
 use super::content::{ContentPart, TextOr, lines};
+use super::custom_tool::arguments;
+use super::others::NoOthers;
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -34,8 +36,12 @@ pub(super) struct ChatMessage {
 pub(super) struct MessageCall {
     id: String,
     #[serde(rename = "type", default)]
-    kind: FunctionKind,
-    function: CalledFunction,
+    kind: CallKind,
+    /// Required where the type is `function`. Templates know no other calls.
+    function: Option<CalledFunction>,
+    /// Required where the type is `custom`.
+    #[serde(skip_serializing)]
+    custom: Option<CalledTool>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -50,12 +56,24 @@ struct CalledFunction {
     others: Map<String, Value>,
 }
 
-/// The only kind of tools.
+/// A call of a custom tool.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "CalledCustomTool")]
+struct CalledTool {
+    name: String,
+    input: String,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
+}
+
+/// The kinds of calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum FunctionKind {
+pub(super) enum CallKind {
     #[default]
     Function,
+    Custom,
 }
 
 impl ChatMessage {
@@ -107,13 +125,7 @@ impl ChatMessage {
         }
         let calls = self.tool_calls.iter_mut().flatten();
         for (i, call) in calls.enumerate() {
-            if !call.parse_arguments() {
-                let at = at.key("tool_calls").index(i).key("function");
-                return wrong(
-                    at.key("arguments"),
-                    "must be a string that holds a JSON object",
-                );
-            }
+            call.check(&at.key("tool_calls").index(i))?;
         }
         Ok(())
     }
@@ -124,12 +136,42 @@ impl MessageCall {
     pub fn new(id: String, name: String, arguments: Value) -> Self {
         Self {
             id,
-            kind: FunctionKind::Function,
-            function: CalledFunction {
-                name,
-                arguments,
-                others: Map::new(),
-            },
+            kind: CallKind::Function,
+            function: Some(CalledFunction::new(name, arguments)),
+            custom: None,
+            others: Map::new(),
+        }
+    }
+
+    /// Makes a call of a function of it, whose arguments are an object if they can be one.
+    fn check(&mut self, at: &FieldPath) -> Result<()> {
+        if self.kind == CallKind::Custom {
+            let call = required(at.key("custom"), self.custom.take())?;
+            self.function = Some(CalledFunction::new(call.name, arguments(call.input)));
+            self.kind = CallKind::Function;
+        }
+        if self.custom.is_some() {
+            return wrong(at.key("type"), "must be custom where there is such a call");
+        }
+        let at = at.key("function");
+        let Some(function) = &mut self.function else {
+            return wrong(at, "is required");
+        };
+        if !function.parse_arguments() {
+            return wrong(
+                at.key("arguments"),
+                "must be a string that holds a JSON object",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl CalledFunction {
+    fn new(name: String, arguments: Value) -> Self {
+        Self {
+            name,
+            arguments,
             others: Map::new(),
         }
     }
@@ -137,7 +179,7 @@ impl MessageCall {
     /// Makes an object of the arguments, because templates write them as JSON; a model's text that is no JSON
     /// stays one. Returns whether they may be arguments.
     fn parse_arguments(&mut self) -> bool {
-        let arguments = &mut self.function.arguments;
+        let arguments = &mut self.arguments;
         let object = match arguments {
             Value::Null => Some(Map::new()),
             Value::String(text) if text.trim().is_empty() => Some(Map::new()),

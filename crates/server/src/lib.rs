@@ -19,6 +19,7 @@ mod connection;
 mod content;
 mod context;
 mod conversation;
+mod custom_tool;
 mod defaults;
 mod embedding_turns;
 mod embeddings;
@@ -52,6 +53,7 @@ mod stream;
 mod structured;
 mod thinking;
 mod tokenize;
+mod tool_choice;
 mod tools;
 mod trace;
 mod unsupported;
@@ -60,7 +62,7 @@ mod wire;
 use anthropic::Failure;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
@@ -330,6 +332,12 @@ fn in_chunks(job: Result<Job>) -> Result<(Job, Chunks)> {
 /// Says to what `max_tokens` was cut.
 const MAX_TOKENS: HeaderName = HeaderName::from_static("x-foretoken-max-tokens");
 
+/// Says what was left out of a request.
+const WARNING: HeaderName = HeaderName::from_static("x-foretoken-warning");
+
+/// Maximum number of warnings that the header has.
+const MAX_WARNINGS: usize = 8;
+
 async fn answer(
     state: &AppState,
     mut job: Job,
@@ -337,6 +345,7 @@ async fn answer(
     caller: Caller,
 ) -> Result<Response> {
     let (stream, beams, cut_to) = (job.stream, job.beams, job.cut_to);
+    let warning = warning(&job.warnings);
     if let Some(trace) = &caller.trace {
         trace.accepted(&mut job, shape.id());
     }
@@ -354,7 +363,23 @@ async fn answer(
         tracing::info!("max_tokens was cut to {max}, for which the context has room");
         response.headers_mut().insert(MAX_TOKENS, max.into());
     }
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
+        if let Ok(warning) = HeaderValue::try_from(warning) {
+            response.headers_mut().insert(WARNING, warning);
+        }
+    }
     Ok(response)
+}
+
+/// The warnings in one line; `None` if there are none.
+fn warning(warnings: &[String]) -> Option<String> {
+    let (shown, others) = warnings.split_at(warnings.len().min(MAX_WARNINGS));
+    let more = match others.len() {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    (!shown.is_empty()).then(|| shown.join("; ") + &more)
 }
 
 #[derive(Serialize, JsonSchema)]

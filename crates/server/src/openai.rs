@@ -42,6 +42,8 @@ pub(super) struct Job {
     pub beams: Option<BeamOptions>,
     /// The least `max_tokens` to which a larger one was cut, because the context has no room for more.
     pub cut_to: Option<usize>,
+    /// What was left out of the request.
+    pub warnings: Vec<String>,
 }
 
 /// A body that asks for text, typed but not yet validated.
@@ -236,8 +238,10 @@ impl Context<'_> {
             let recommended = self.defaults.max_new_tokens;
             max_tokens.or(recommended.map(|max| max.min(available).max(1)))
         };
-        self.job(Api::Chat, plan, prompts, max_tokens)
-            .map_err(|e| e.renamed(&[("max_tokens", max_field)]))
+        let job = self.job(Api::Chat, plan, prompts, max_tokens);
+        let mut job = job.map_err(|e| e.renamed(&[("max_tokens", max_field)]))?;
+        job.warnings = tools.warnings;
+        Ok(job)
     }
 
     fn job(
@@ -299,6 +303,7 @@ impl Context<'_> {
             continuous_usage: plan.continuous_usage,
             beams: plan.beams,
             cut_to,
+            warnings: Vec::new(),
         })
     }
 

@@ -1,10 +1,11 @@
 //! Builds OpenAI's reply objects from pieces of choices.
 
 use super::choice::{CallHead, CallPiece, Choice, MessagePart, Piece, Scored};
+use super::conversation::CallKind;
 use super::reply_objects::{
-    AssistantMessage, CachedTokens, CallDelta, ChatChoice, ChatLogprobs, ChunkChoice, ChunkUsage,
-    CompletionChoice, CompletionLogprobs, Delta, FunctionCall, FunctionDelta, ObjectName,
-    PredictedTokens, Reply, Speculation, ToolCall, Usage,
+    AssistantMessage, CachedTokens, CallDelta, CalledTool, ChatChoice, ChatLogprobs, ChunkChoice,
+    ChunkUsage, CompletionChoice, CompletionLogprobs, CustomCall, CustomDelta, Delta, FunctionCall,
+    FunctionDelta, ObjectName, PredictedTokens, Reply, Speculation, ToolCall, Usage,
 };
 use super::speculation::RoundText;
 use axum::response::sse::Event;
@@ -304,12 +305,22 @@ fn message(piece: &Piece) -> AssistantMessage<'_> {
     let others = !piece.parts.iter().all(is_content);
     let calls = piece.calls().map(|call| {
         let head = call.head.as_ref();
+        let name = head.map_or("", |head| &head.name);
+        let written = call.arguments.as_str();
         ToolCall {
             id: head.map_or("", |head| &head.id),
-            kind: "function",
-            function: FunctionCall {
-                name: head.map_or("", |head| &head.name),
-                arguments: &call.arguments,
+            call: if call.is_custom {
+                let custom = CustomCall {
+                    name,
+                    input: written,
+                };
+                CalledTool::Custom { custom }
+            } else {
+                let function = FunctionCall {
+                    name,
+                    arguments: written,
+                };
+                CalledTool::Function { function }
             },
         }
     });
@@ -349,19 +360,35 @@ fn deltas(piece: &Piece) -> Vec<Delta<'_>> {
 /// Appends the deltas of a tool call to `deltas`: its id and name, if the call begins, and then what its arguments
 /// gain.
 fn call_deltas<'a>(call: &'a CallPiece, deltas: &mut Vec<Delta<'a>>) {
-    let delta = |id, kind, name, arguments| Delta {
-        tool_calls: Some([CallDelta {
-            index: call.index,
-            id,
-            kind,
-            function: FunctionDelta { name, arguments },
-        }]),
-        ..Delta::default()
+    let kind = if call.is_custom {
+        CallKind::Custom
+    } else {
+        CallKind::Function
+    };
+    let delta = |id, is_head: bool, name, written| {
+        let function = FunctionDelta {
+            name,
+            arguments: written,
+        };
+        let custom = CustomDelta {
+            name,
+            input: written,
+        };
+        Delta {
+            tool_calls: Some([CallDelta {
+                index: call.index,
+                id,
+                kind: is_head.then_some(kind),
+                function: (!call.is_custom).then_some(function),
+                custom: call.is_custom.then_some(custom),
+            }]),
+            ..Delta::default()
+        }
     };
     if let Some(CallHead { id, name }) = &call.head {
-        deltas.push(delta(Some(id), Some("function"), Some(name), ""));
+        deltas.push(delta(Some(id.as_str()), true, Some(name.as_str()), ""));
     }
-    deltas.extend(some(&call.arguments).map(|text| delta(None, None, None, text)));
+    deltas.extend(some(&call.arguments).map(|text| delta(None, false, None, text)));
 }
 
 /// A text, if there is any.

@@ -1,6 +1,7 @@
 //! The objects of completions and chats, as they are sent and as the OpenAPI document describes them.
 
 use super::choice::{FinishKind, Scored, StopReason};
+use super::conversation::CallKind;
 use super::speculation::RoundText;
 use foretoken_text::Text;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -97,10 +98,22 @@ pub(super) struct AssistantMessage<'a> {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ToolCall<'a> {
     pub id: &'a str,
-    #[serde(rename = "type")]
-    #[schemars(extend("const" = "function"))]
-    pub kind: &'static str,
-    pub function: FunctionCall<'a>,
+    #[serde(flatten)]
+    pub call: CalledTool<'a>,
+}
+
+/// A call by the type of its tool.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub(super) enum CalledTool<'a> {
+    Function { function: FunctionCall<'a> },
+    Custom { custom: CustomCall<'a> },
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct CustomCall<'a> {
+    pub name: &'a str,
+    pub input: &'a str,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -130,8 +143,20 @@ pub(super) struct CallDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'a str>,
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<&'static str>,
-    pub function: FunctionDelta<'a>,
+    pub kind: Option<CallKind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<FunctionDelta<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom: Option<CustomDelta<'a>>,
+}
+
+/// What a chunk adds to a call of a custom tool.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "CustomToolDelta")]
+pub(super) struct CustomDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    pub input: &'a str,
 }
 
 #[derive(Serialize, JsonSchema)]

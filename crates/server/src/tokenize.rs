@@ -43,7 +43,7 @@ impl Context<'_> {
                 })?;
                 let prompt = self.chat_prompt(
                     messages,
-                    &Tools::only(body.tools)?,
+                    &Tools::only(body.tools)?.list,
                     body.add_generation_prompt,
                     thinking.variables,
                 )?;

@@ -118,6 +118,7 @@ const GUIDED: &str = "guided_";
 
 /// Accepted fields: hints, names, and settings of features that are refused above.
 const HARMLESS: &[&str] = &[
+    "client_metadata",
     "early_stopping",
     "include_reasoning",
     "length_penalty",

@@ -40,7 +40,10 @@ pub use reasoning::{ReasoningFormat, ReasoningParser};
 pub use template::{Chat, ChatTemplate};
 pub use thought::ThoughtParser;
 pub use thought_marks::thought_marks;
-pub use tools::{Answer, Calls, Signature, ToolFormat, ToolParser, answer_grammar};
+pub use tools::{
+    Answer, Calls, FREEFORM_PARAMETER, FreeformInput, Signature, ToolFormat, ToolParser,
+    answer_grammar,
+};
 
 use bound::TokenBound;
 use foretoken_core::error::{Error, Result, caught, caught_here, clipped};

@@ -1,6 +1,6 @@
 //! Converts the turns of a request to the messages of a chat.
 
-use crate::content::{ContentPart, TextOr, some_lines};
+use crate::content::{ContentPart, HarmlessKeys, TextOr};
 use crate::conversation::{ChatMessage, MessageCall};
 use crate::others::{NoOthers, given, refuse_inapplicable};
 use crate::wire::{required, wrong};
@@ -40,9 +40,7 @@ struct InputBlock {
     name: Option<String>,
     input: Option<Map<String, Value>>,
     tool_use_id: Option<String>,
-    #[serde(default, deserialize_with = "some_lines")]
-    #[schemars(with = "Option<TextOr<ContentPart>>")]
-    content: Option<String>,
+    content: Option<TextOr<ResultPart>>,
     is_error: Option<bool>,
     /// What proves that a thought is the server's own, or has it.
     #[serde(rename = "signature")]
@@ -75,6 +73,55 @@ enum InputBlockKind {
     RedactedThinking,
     ToolUse,
     ToolResult,
+}
+
+/// A part of the result of a call.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct ResultPart {
+    #[serde(rename = "type")]
+    kind: ResultPartKind,
+    text: Option<String>,
+    tool_name: Option<String>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _harmless: HarmlessKeys,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "ResultPartType")]
+enum ResultPartKind {
+    Text,
+    /// A tool that a search has found. All tools are in the prompt, so the model is told its name.
+    ToolReference,
+}
+
+impl ResultPart {
+    fn line(self, at: &FieldPath) -> Result<String> {
+        let (name, has): (_, &[&str]) = match self.kind {
+            ResultPartKind::Text => ("text", &["text"]),
+            ResultPartKind::ToolReference => ("tool_reference", &["tool_name"]),
+        };
+        refuse_inapplicable(at, name, has, &given! { self, text, tool_name })?;
+        match self.kind {
+            ResultPartKind::Text => required(at.key("text"), self.text),
+            ResultPartKind::ToolReference => {
+                let name = required(at.key("tool_name"), self.tool_name)?;
+                Ok(format!("Tool: {name}"))
+            }
+        }
+    }
+}
+
+/// The text of the result of a call.
+fn result(at: &FieldPath, content: Option<TextOr<ResultPart>>) -> Result<String> {
+    let parts = match content {
+        None => return Ok(String::new()),
+        Some(TextOr::Text(text)) => return Ok(text),
+        Some(TextOr::List(parts)) => parts.into_iter().enumerate(),
+    };
+    let lines: Result<Vec<String>> = parts.map(|(i, part)| part.line(&at.index(i))).collect();
+    Ok(lines?.join("\n"))
 }
 
 impl InputBlock {
@@ -145,7 +192,8 @@ fn turn_of(
             InputBlockKind::Text => says(role, required(at.key("text"), block.text)?, messages),
             InputBlockKind::ToolResult if role == "user" => {
                 let id = required(at.key("tool_use_id"), block.tool_use_id)?;
-                let mut result = ChatMessage::of_tool(id, block.content.unwrap_or_default());
+                let content = result(&at.key("content"), block.content)?;
+                let mut result = ChatMessage::of_tool(id, content);
                 // Templates may show it.
                 if block.is_error == Some(true) {
                     result.others.insert("is_error".into(), true.into());
@@ -240,7 +288,8 @@ mod tests {
                 {"type": "text", "text": "Let me look."},
                 {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
             {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "one"}], "is_error": true},
+                {"type": "tool_result", "tool_use_id": "1", "is_error": true, "content": [
+                    {"type": "text", "text": "one"}, {"type": "tool_reference", "tool_name": "Monitor"}]},
                 {"type": "text", "text": "And?"}]},
             {"role": "assistant", "content": "Yes."},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "2"}]},
@@ -262,7 +311,7 @@ mod tests {
             {"role": "system", "content": "a\nb"},
             {"role": "user", "content": "Hi\nthere"},
             {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "1", "content": "one", "is_error": true},
+            {"role": "tool", "tool_call_id": "1", "content": "one\nTool: Monitor", "is_error": true},
             {"role": "user", "content": "And?"},
             {"role": "assistant", "content": "Yes."},
             {"role": "tool", "tool_call_id": "2", "content": ""},
@@ -298,6 +347,12 @@ mod tests {
                     json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]),
                 ),
                 "messages[0].content[0].content[0].type",
+            ),
+            (
+                user(
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference"}]}]),
+                ),
+                "messages[0].content[0].content[0].tool_name",
             ),
             (
                 both(json!([{"type": "tool_use", "id": "1", "name": "f"}])),

@@ -8,9 +8,10 @@ use crate::openai::{Body, Job};
 use crate::others::NoOthers;
 use crate::structured::FlatFormat;
 use crate::thinking::ThinkingFields;
-use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode, Tools};
+use crate::tool_choice::{ToolChoice, ToolMode};
+use crate::tools::{Function, Tool, Tools};
 use crate::wire::{self, ThinkingField, required, wrong};
-use foretoken_core::error::{FieldPath, Result, clipped};
+use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -35,7 +36,7 @@ pub(crate) struct MessageFields {
     #[schemars(required)]
     messages: Option<Vec<MessageTurn>>,
     stop_sequences: Option<Vec<String>>,
-    tools: Option<Vec<FlatTool<Option<String>>>>,
+    tools: Option<Vec<MessageTool>>,
     tool_choice: Option<MessageToolChoice>,
     thinking: Option<ThinkingField>,
     enable_thinking: Option<bool>,
@@ -53,14 +54,15 @@ pub(crate) struct MessageFields {
 
 /// The type of tools that the client runs. The server has none of its own.
 const CUSTOM: &str = "custom";
-/// Keys that tell how a tool is cached, searched for and streamed: all are in the prompt, and arguments are streamed as they
-/// come.
-const HINTS: [&str; 4] = [
-    "cache_control",
-    "defer_loading",
-    "eager_input_streaming",
-    "allowed_callers",
-];
+
+/// A tool, whose function is no object of its own.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct MessageTool {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    #[serde(flatten)]
+    function: Function,
+}
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct MessageToolChoice {
@@ -189,26 +191,17 @@ impl Context<'_> {
     }
 }
 
-/// A chat's tools. Those that another server runs itself, which have other types, are left out: the model can answer
-/// without them.
-fn tools(list: Vec<FlatTool<Option<String>>>) -> Result<Vec<Tool>> {
-    let mut tools = Vec::with_capacity(list.len());
-    for (i, mut tool) in list.into_iter().enumerate() {
-        if let Some(kind) = tool.kind.as_deref().filter(|kind| *kind != CUSTOM) {
-            let kind = clipped(kind);
-            tracing::warn!(
-                "a tool of type {kind} is left out: this server has no tools of its own"
-            );
-            continue;
-        }
+/// A chat's tools. Those of other types are tools that another server runs itself.
+fn tools(list: Vec<MessageTool>) -> Result<Vec<Tool>> {
+    let tool = |(i, tool): (usize, MessageTool)| {
         let at = FieldPath::from("tools").index(i);
-        required(at.key("input_schema"), tool.function.parameters.as_ref())?;
-        for hint in HINTS {
-            tool.function.others.remove(hint);
+        if let Some(kind) = tool.kind.as_deref().filter(|kind| *kind != CUSTOM) {
+            return Ok(Tool::hosted(at, kind, Some(tool.function.name)));
         }
-        tools.push(tool.into());
-    }
-    Ok(tools)
+        required(at.key("input_schema"), tool.function.parameters.as_ref())?;
+        Ok(Tool::function(at, tool.function))
+    };
+    list.into_iter().enumerate().map(tool).collect()
 }
 
 fn tool_choice(choice: MessageToolChoice) -> Result<ToolChoice> {

@@ -1,6 +1,7 @@
 //! Builds the response object, and its events.
 
 use super::options::RequestEcho;
+use super::tools::ToolNames;
 use crate::blocks::{Blocks, Change, OutputBlock};
 use crate::choice::{Choice, FinishKind, Piece};
 use crate::reply::{ReplyHeader, new_id, now, typed_event};
@@ -80,9 +81,18 @@ enum ItemKind<'a> {
     },
     FunctionCall {
         call_id: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
         name: &'a str,
         /// JSON text, as the model wrote it.
         arguments: &'a str,
+    },
+    CustomToolCall {
+        call_id: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        name: &'a str,
+        input: &'a str,
     },
 }
 
@@ -147,6 +157,7 @@ pub(crate) struct ResponseReply {
     header: ReplyHeader,
     id: String,
     echo: RequestEcho,
+    names: ToolNames,
     blocks: Blocks,
     /// The ids of the items.
     ids: Vec<String>,
@@ -155,11 +166,12 @@ pub(crate) struct ResponseReply {
 }
 
 impl ResponseReply {
-    pub(super) fn new(header: &ReplyHeader, echo: RequestEcho) -> Self {
+    pub(super) fn new(header: &ReplyHeader, echo: RequestEcho, names: ToolNames) -> Self {
         Self {
             header: header.clone(),
             id: new_id("resp_"),
             echo,
+            names,
             blocks: Blocks::default(),
             ids: Vec::new(),
             sequence_number: Cell::default(),
@@ -225,7 +237,55 @@ impl ResponseReply {
         } else {
             Status::Completed
         };
-        item(&self.ids[index], block, block.written(), status)
+        self.shown(index, block.written(), status)
+    }
+
+    /// An item that has just begun.
+    fn new_item(&self, index: usize) -> OutputItem<'_> {
+        let mut item = self.shown(index, "", Status::InProgress);
+        match &mut item.kind {
+            ItemKind::Reasoning { content, .. } | ItemKind::Message { content, .. } => {
+                content.clear();
+            }
+            ItemKind::FunctionCall { .. } | ItemKind::CustomToolCall { .. } => {}
+        }
+        item
+    }
+
+    fn shown<'a>(&'a self, index: usize, text: &'a str, status: Status) -> OutputItem<'a> {
+        let block = &self.blocks.list()[index];
+        let content = part(block, text).into_iter().collect();
+        let kind = match block {
+            OutputBlock::Reasoning(_) => ItemKind::Reasoning {
+                summary: [],
+                content,
+            },
+            OutputBlock::Text(_) => ItemKind::Message {
+                role: "assistant",
+                content,
+            },
+            OutputBlock::Call {
+                head, is_custom, ..
+            } => {
+                let call_id = &head.id;
+                match (self.names.of(&head.name), is_custom) {
+                    ((namespace, name), true) => ItemKind::CustomToolCall {
+                        call_id,
+                        namespace,
+                        name,
+                        input: text,
+                    },
+                    ((namespace, name), false) => ItemKind::FunctionCall {
+                        call_id,
+                        namespace,
+                        name,
+                        arguments: text,
+                    },
+                }
+            }
+        };
+        let id = &self.ids[index];
+        OutputItem { id, status, kind }
     }
 
     fn usage(&self, choices: &[Choice]) -> ResponseUsage {
@@ -273,11 +333,14 @@ impl ResponseReply {
         let of_block = match block {
             OutputBlock::Text(_) => "output_text",
             OutputBlock::Reasoning(_) => "reasoning_text",
+            OutputBlock::Call {
+                is_custom: true, ..
+            } => "custom_tool_call_input",
             OutputBlock::Call { .. } => "function_call_arguments",
         };
         let events = match change {
             Change::Begin => {
-                let added = of_item("output_item.added", new_item(item_id, block));
+                let added = of_item("output_item.added", self.new_item(output_index));
                 [Some(added), of_part("content_part.added", ""), None]
             }
             Change::Extend(delta) => {
@@ -295,8 +358,16 @@ impl ResponseReply {
                 let done = match block {
                     OutputBlock::Text(text) => json!({"text": text, "logprobs": []}),
                     OutputBlock::Reasoning(text) => json!({"text": text}),
-                    OutputBlock::Call { head, arguments } => {
-                        json!({"name": head.name, "arguments": arguments})
+                    OutputBlock::Call {
+                        is_custom: true,
+                        arguments: input,
+                        ..
+                    } => json!({"input": input}),
+                    OutputBlock::Call {
+                        head, arguments, ..
+                    } => {
+                        let (_, name) = self.names.of(&head.name);
+                        json!({"name": name, "arguments": arguments})
                     }
                 };
                 let done = changed(&format!("{of_block}.done"), done);
@@ -314,38 +385,11 @@ fn kind(block: &OutputBlock) -> &'static str {
     match block {
         OutputBlock::Reasoning(_) => "rs_",
         OutputBlock::Text(_) => "msg_",
+        OutputBlock::Call {
+            is_custom: true, ..
+        } => "ctc_",
         OutputBlock::Call { .. } => "fc_",
     }
-}
-
-/// An item that has just begun.
-fn new_item<'a>(id: &'a str, block: &'a OutputBlock) -> OutputItem<'a> {
-    let mut item = item(id, block, "", Status::InProgress);
-    match &mut item.kind {
-        ItemKind::Reasoning { content, .. } | ItemKind::Message { content, .. } => content.clear(),
-        ItemKind::FunctionCall { .. } => {}
-    }
-    item
-}
-
-fn item<'a>(id: &'a str, block: &'a OutputBlock, text: &'a str, status: Status) -> OutputItem<'a> {
-    let content = part(block, text).into_iter().collect();
-    let kind = match block {
-        OutputBlock::Reasoning(_) => ItemKind::Reasoning {
-            summary: [],
-            content,
-        },
-        OutputBlock::Text(_) => ItemKind::Message {
-            role: "assistant",
-            content,
-        },
-        OutputBlock::Call { head, .. } => ItemKind::FunctionCall {
-            call_id: &head.id,
-            name: &head.name,
-            arguments: text,
-        },
-    };
-    OutputItem { id, status, kind }
 }
 
 /// The part with an item's text; calls have none.

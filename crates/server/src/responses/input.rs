@@ -1,7 +1,9 @@
 //! Converts the items of a request to the messages of a chat.
 
+use super::tools::{ResponseTool, shown_name};
 use crate::content::{ContentPart, TextOr, some_lines};
 use crate::conversation::{ChatMessage, MessageCall};
+use crate::custom_tool::arguments;
 use crate::object;
 use crate::others::{OtherKey, given, refuse_inapplicable};
 use crate::wire::{required, wrong};
@@ -9,9 +11,12 @@ use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-/// An item: a message, a call, its result, or reasoning.
+/// The name under which a model sees earlier calls of a shell.
+const LOCAL_SHELL: &str = "local_shell";
+
+/// An item: a message, a call, its result, reasoning, or further tools.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct InputItem {
     #[serde(rename = "type")]
@@ -22,8 +27,15 @@ pub(crate) struct InputItem {
     content: Option<Value>,
     call_id: Option<String>,
     name: Option<String>,
+    namespace: Option<String>,
     /// JSON text.
     arguments: Option<String>,
+    /// The input of a custom tool.
+    input: Option<String>,
+    /// What a shell is to run.
+    action: Option<Map<String, Value>>,
+    /// Tools beside those of the request.
+    tools: Option<Vec<ResponseTool>>,
     #[serde(default, deserialize_with = "some_lines")]
     #[schemars(with = "Option<TextOr<ContentPart>>")]
     output: Option<String>,
@@ -39,6 +51,10 @@ pub(crate) struct InputItem {
     #[serde(rename = "phase")]
     #[schemars(skip)]
     _phase: Option<IgnoredAny>,
+    /// What a client tells of the item's turn.
+    #[serde(rename = "internal_chat_message_metadata_passthrough")]
+    #[schemars(skip)]
+    _passthrough: Option<IgnoredAny>,
     /// Only the server that wrote it can read it.
     #[serde(rename = "encrypted_content")]
     #[schemars(skip)]
@@ -55,6 +71,11 @@ enum InputItemKind {
     Message,
     FunctionCall,
     FunctionCallOutput,
+    CustomToolCall,
+    CustomToolCallOutput,
+    LocalShellCall,
+    LocalShellCallOutput,
+    AdditionalTools,
     Reasoning,
     ItemReference,
 }
@@ -78,12 +99,29 @@ impl InputItem {
         }
         let (name, has): (_, &[&str]) = match kind {
             InputItemKind::Message => ("message", &["role", "content"]),
-            InputItemKind::FunctionCall => ("function_call", &["call_id", "name", "arguments"]),
+            InputItemKind::FunctionCall => (
+                "function_call",
+                &["call_id", "name", "namespace", "arguments"],
+            ),
             InputItemKind::FunctionCallOutput => ("function_call_output", &["call_id", "output"]),
+            InputItemKind::CustomToolCall => (
+                "custom_tool_call",
+                &["call_id", "name", "namespace", "input"],
+            ),
+            InputItemKind::CustomToolCallOutput => {
+                ("custom_tool_call_output", &["call_id", "name", "output"])
+            }
+            InputItemKind::LocalShellCall => ("local_shell_call", &["call_id", "action"]),
+            InputItemKind::LocalShellCallOutput => {
+                ("local_shell_call_output", &["call_id", "output"])
+            }
+            InputItemKind::AdditionalTools => ("additional_tools", &["role", "tools"]),
             InputItemKind::Reasoning => ("reasoning", &["content", "summary"]),
             InputItemKind::ItemReference => return Ok(()),
         };
-        let given = given! { self, role, content, call_id, name, arguments, output, summary };
+        let given = given! {
+            self, role, content, call_id, name, namespace, arguments, input, action, tools, output, summary
+        };
         refuse_inapplicable(at, name, has, &given)
     }
 }
@@ -99,14 +137,17 @@ impl InputRole {
     }
 }
 
-/// The messages for `instructions` and `input`, a text or a list of items.
+/// Tools, each with its place in the request.
+type PlacedTools = Vec<(FieldPath, ResponseTool)>;
+
+/// The messages for `instructions` and `input`, a text or a list of items, and the tools in these items.
 ///
 /// # Errors
 /// `Invalid`, naming the item.
 pub(super) fn messages(
     instructions: Option<String>,
     input: TextOr<InputItem>,
-) -> Result<Vec<ChatMessage>> {
+) -> Result<(Vec<ChatMessage>, PlacedTools)> {
     const FIELD: &str = "input";
     let mut chat = Conversation::default();
     chat.messages
@@ -121,7 +162,7 @@ pub(super) fn messages(
         }
     }
     chat.end_turn();
-    Ok(chat.messages)
+    Ok((chat.messages, chat.tools))
 }
 
 /// The messages so far.
@@ -130,6 +171,7 @@ struct Conversation {
     messages: Vec<ChatMessage>,
     /// The assistant's thoughts before the next part of its turn.
     thoughts: Vec<String>,
+    tools: PlacedTools,
 }
 
 impl Conversation {
@@ -151,10 +193,31 @@ impl Conversation {
             InputItemKind::FunctionCall => {
                 let id = required(at.key("call_id"), item.call_id)?;
                 let name = required(at.key("name"), item.name)?;
+                let name = shown_name(item.namespace.as_deref(), name);
                 let arguments = required(at.key("arguments"), item.arguments)?;
                 self.call(MessageCall::new(id, name, arguments.into()));
             }
-            InputItemKind::FunctionCallOutput => {
+            InputItemKind::CustomToolCall => {
+                let id = required(at.key("call_id"), item.call_id)?;
+                let name = required(at.key("name"), item.name)?;
+                let name = shown_name(item.namespace.as_deref(), name);
+                let input = required(at.key("input"), item.input)?;
+                self.call(MessageCall::new(id, name, arguments(input)));
+            }
+            InputItemKind::LocalShellCall => {
+                let id = required(at.key("call_id"), item.call_id)?;
+                let action = required(at.key("action"), item.action)?;
+                self.call(MessageCall::new(id, LOCAL_SHELL.into(), action.into()));
+            }
+            InputItemKind::AdditionalTools => {
+                let at = at.key("tools");
+                let tools = required(at.clone(), item.tools)?.into_iter().enumerate();
+                self.tools
+                    .extend(tools.map(|(i, tool)| (at.index(i), tool)));
+            }
+            InputItemKind::FunctionCallOutput
+            | InputItemKind::CustomToolCallOutput
+            | InputItemKind::LocalShellCallOutput => {
                 let id = required(at.key("call_id"), item.call_id)?;
                 let output = required(at.key("output"), item.output)?;
                 self.other(ChatMessage::of_tool(id, output));
@@ -255,7 +318,7 @@ mod tests {
         let body = json!({"input": input}).to_string();
         let body = JsonObject::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
         let input = required("input", body.fields::<Asked>()?.input)?;
-        Ok(json!(messages(instructions, input)?))
+        Ok(json!(messages(instructions, input)?.0))
     }
 
     #[test]
@@ -274,9 +337,15 @@ mod tests {
             {"type": "function_call_output", "call_id": "1", "output": "one"},
             {"type": "function_call_output", "call_id": "2", "output": [
                 {"type": "input_text", "text": "two"}]},
-            {"type": "function_call", "call_id": "3", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "3", "name": "f", "namespace": "n", "arguments": "{}"},
+            {"type": "custom_tool_call", "id": "ctc_1", "status": "completed", "call_id": "4", "name": "patch",
+                "input": "a\n"},
+            {"type": "custom_tool_call_output", "call_id": "4", "name": "patch", "output": "done"},
+            {"type": "local_shell_call", "call_id": "5", "status": "completed",
+                "action": {"type": "exec", "command": ["ls"]}},
+            {"type": "local_shell_call_output", "call_id": "5", "output": "x"},
         ]);
-        let call = |id: &str, name: &str, arguments: &str| {
+        let call = |id: &str, name: &str, arguments: Value| {
             let function = json!({"name": name, "arguments": arguments});
             json!({"id": id, "type": "function", "function": function})
         };
@@ -285,10 +354,15 @@ mod tests {
             {"role": "user", "content": "Hi"},
             {"role": "developer", "content": "a\nb"},
             {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.\nSo.",
-             "tool_calls": [call("1", "f", "{}"), call("2", "g", "{\"a\": 1}")]},
+             "tool_calls": [call("1", "f", "{}".into()), call("2", "g", "{\"a\": 1}".into())]},
             {"role": "tool", "tool_call_id": "1", "content": "one"},
             {"role": "tool", "tool_call_id": "2", "content": "two"},
-            {"role": "assistant", "content": "", "tool_calls": [call("3", "f", "{}")]},
+            {"role": "assistant", "content": "", "tool_calls": [
+                call("3", "n__f", "{}".into()), call("4", "patch", json!({"input": "a\n"}))]},
+            {"role": "tool", "tool_call_id": "4", "content": "done"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                call("5", "local_shell", json!({"type": "exec", "command": ["ls"]}))]},
+            {"role": "tool", "tool_call_id": "5", "content": "x"},
         ]);
         let items = read(Some("Be brief.".into()), &input).expect("items");
         assert_eq!(items, expected);
@@ -382,6 +456,18 @@ mod tests {
                 "input[0].type",
             ),
             (json!([{"type": "web_search_call"}]), "input[0].type"),
+            (
+                json!([{"type": "custom_tool_call", "call_id": "1", "name": "f"}]),
+                "input[0].input",
+            ),
+            (
+                json!([{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]),
+                "input[0].output[0].type",
+            ),
+            (
+                json!([{"type": "additional_tools", "role": "developer"}]),
+                "input[0].tools",
+            ),
             (
                 json!([{"role": "user", "content": "x", "output": "y"}]),
                 "input[0].output",

@@ -4,6 +4,7 @@ mod events;
 mod input;
 mod options;
 mod request;
+mod tools;
 
 pub(super) use events::ResponseObject;
 pub(super) use request::ResponseFields;

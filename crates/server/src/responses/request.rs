@@ -2,12 +2,12 @@
 
 use super::events::ResponseReply;
 use super::input::{InputItem, messages};
-use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions};
+use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions, Truncation};
+use super::tools::{ResponseTool, tools};
 use crate::content::TextOr;
 use crate::context::Context;
-use crate::conversation::FunctionKind;
 use crate::openai::{Body, Job};
-use crate::tools::{FlatTool, Tool, ToolChoice, ToolMode};
+use crate::tool_choice::ToolMode;
 use crate::wire::{self, Common, required, wrong};
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
@@ -15,17 +15,39 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// The names of fields in chats, with their names in this API.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 13] = [
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
     ("tools.*.function", "tools.*"),
+    ("tools.*.custom", "tools.*"),
+    ("tools.*.tools.*.function", "tools.*.tools.*"),
+    ("tools.*.tools.*.custom", "tools.*.tools.*"),
+    ("input.*.tools.*.function", "input.*.tools.*"),
+    ("input.*.tools.*.custom", "input.*.tools.*"),
+    (
+        "tool_choice.allowed_tools.tools.*.function",
+        "tool_choice.tools.*",
+    ),
+    ("tool_choice.allowed_tools", "tool_choice"),
     ("tool_choice.function", "tool_choice"),
     ("max_tokens", "max_output_tokens"),
     ("messages", "input"),
 ];
 
-/// The value that `include` may have: the field is empty, because reasoning is not encrypted here.
-const INCLUDABLE: &str = "reasoning.encrypted_content";
+/// The values that `include` may have. Reasoning is not encrypted here, and there are no results of tools that this server
+/// does not have: such fields are empty.
+const INCLUDABLE: [&str; 7] = [
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+];
+
+/// How detailed summaries of reasoning may be asked for. Reasoning is shown as it is.
+const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
 
 /// The fields that only this API has.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -35,12 +57,14 @@ pub(crate) struct ResponseFields {
     input: Option<TextOr<InputItem>>,
     instructions: Option<String>,
     max_output_tokens: Option<usize>,
-    tools: Option<Vec<FlatTool<FunctionKind>>>,
+    tools: Option<Vec<ResponseTool>>,
     tool_choice: Option<FlatChoice>,
     parallel_tool_calls: Option<bool>,
     text: Option<TextOptions>,
     reasoning: Option<ReasoningOptions>,
     include: Option<Vec<String>>,
+    #[serde(rename = "truncation")]
+    _truncation: Option<Truncation>,
     metadata: Option<Map<String, Value>>,
     prompt: Option<Value>,
     logprobs: Option<Value>,
@@ -69,13 +93,17 @@ impl Context<'_> {
         let structured = structured.with_format(format, "text.format")?;
         let input = required("input", fields.input)?;
         common.max_tokens = fields.max_output_tokens;
-        let tools = fields.tools.map(|list| list.into_iter().map(Tool::from));
+        let (messages, additional) = messages(fields.instructions, input)?;
+        let own = fields.tools.unwrap_or_default().into_iter().enumerate();
+        let own = own.map(|(i, tool)| (FieldPath::from("tools").index(i), tool));
+        let (tools, names) = tools(own.chain(additional).collect())?;
+        let tool_choice = fields.tool_choice.map(FlatChoice::of_chat).transpose()?;
         let chat = Body {
             common,
             fields: wire::ChatFields {
-                messages: Some(messages(fields.instructions, input)?),
-                tools: tools.map(Iterator::collect),
-                tool_choice: fields.tool_choice.map(ToolChoice::from),
+                messages: Some(messages),
+                tools: Some(tools),
+                tool_choice,
                 parallel_tool_calls: fields.parallel_tool_calls,
                 add_special_tokens: fields.add_special_tokens,
                 reasoning_effort: fields.reasoning.and_then(|reasoning| reasoning.effort),
@@ -89,7 +117,7 @@ impl Context<'_> {
         };
         chat.common.refuse_chunk_options()?;
         let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
-        let reply = ResponseReply::new(&job.header, echo);
+        let reply = ResponseReply::new(&job.header, echo, names);
         Ok((job, reply))
     }
 }
@@ -114,7 +142,10 @@ fn check_absent(common: &Common, fields: &ResponseFields) -> Result<()> {
         return refused("logprobs", "leave it out");
     }
     let include = fields.include.as_deref().unwrap_or_default();
-    if let Some(i) = include.iter().position(|name| name != INCLUDABLE) {
+    if let Some(i) = include
+        .iter()
+        .position(|name| !INCLUDABLE.contains(&name.as_str()))
+    {
         let field = FieldPath::from("include").index(i);
         return wrong(field, "is not supported here: leave it out");
     }
@@ -122,8 +153,7 @@ fn check_absent(common: &Common, fields: &ResponseFields) -> Result<()> {
     let summary = reasoning.and_then(|asked| asked.summary.as_deref());
     let generated = reasoning.and_then(|asked| asked.generate_summary.as_deref());
     for (name, wanted) in [("summary", summary), ("generate_summary", generated)] {
-        // `auto` asks for the best one that there is.
-        if wanted.is_some_and(|wanted| wanted != "auto") {
+        if wanted.is_some_and(|wanted| !SUMMARIES.contains(&wanted)) {
             let field = format!("reasoning.{name}");
             return refused(&field, "reasoning is shown as it is; leave it out");
         }

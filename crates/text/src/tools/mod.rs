@@ -4,6 +4,7 @@
 mod arguments_grammar;
 mod fallback;
 mod formats;
+mod freeform;
 mod grammar;
 mod grammar_parts;
 mod object;
@@ -18,6 +19,7 @@ mod whole;
 mod xml;
 
 pub use fallback::without_tools;
+pub use freeform::{FREEFORM_PARAMETER, FreeformInput};
 pub use grammar::{Answer, answer_grammar};
 pub use grammar_parts::Calls;
 pub use parser::ToolParser;

@@ -17,6 +17,7 @@ fn tools(format: ToolFormat) -> ToolRules {
         callable: ["weather", "time"]
             .map(|name| Signature::of(&call(name)))
             .into(),
+        custom: Vec::new(),
         max_calls: usize::MAX,
         forced: false,
         named: false,

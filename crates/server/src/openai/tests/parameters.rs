@@ -341,7 +341,7 @@ fn unknown_keys_of_objects_are_named() {
             json!({"type": "content", "content": "a", "x": 1}),
             "prediction.x",
         ),
-        (chat, &of_chat, "tool_choice", named, "tool_choice"),
+        (chat, &of_chat, "tool_choice", named, "tool_choice.x"),
         (
             chat,
             &of_chat,
@@ -369,7 +369,7 @@ fn unknown_keys_of_objects_are_named() {
             &of_response,
             "tool_choice",
             json!({"type": "function", "name": "f", "x": 1}),
-            "tool_choice",
+            "tool_choice.x",
         ),
         (response, &of_response, "system", json!("a"), "system"),
         (

@@ -1,0 +1,451 @@
+//! What coding agents send: tools in namespaces, custom tools, tools of other servers, and choices among tools.
+
+use crate::common::scripted::{CHAT, body, saying, tool, with};
+use crate::common::server::{Server, error};
+use serde_json::{Value, json};
+
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+
+const WARNING: &str = "x-foretoken-warning";
+
+/// The text of a patch, and a call that has it.
+const PATCH: &str = "*** Begin Patch\n*** Update File: calc.py\n-    return a - b\n+    return a + b  # \"ä\" \\ 😀\n*** End Patch\n";
+
+fn call(name: &str, arguments: &Value) -> String {
+    let call = json!({"name": name, "arguments": arguments});
+    format!("<tool_call>\n{call}\n</tool_call>")
+}
+
+fn patch_call() -> String {
+    "I fix it.\n".to_owned() + &call("apply_patch", &json!({"input": PATCH}))
+}
+
+/// The first request of Codex, with fewer and shorter tools and instructions.
+fn codex() -> Value {
+    let message = |role: &str, texts: &[&str]| {
+        let parts = texts
+            .iter()
+            .map(|text| json!({"type": "input_text", "text": text}));
+        json!({"type": "message", "id": "msg_01a21f4c", "role": role, "content": parts.collect::<Vec<_>>()})
+    };
+    let function = |name: &str, parameter: &str| {
+        let schema = json!({"type": "object", "properties": {parameter: {"type": "string"}},
+            "required": [parameter], "additionalProperties": false});
+        json!({"type": "function", "name": name, "description": "d", "strict": false, "parameters": schema})
+    };
+    json!({
+        "model": "toy",
+        "stream": true,
+        "input": [
+            message("developer", &["You are a coding agent."]),
+            message("developer", &["<skills_instructions>", "<permissions instructions>"]),
+            message("user", &["<environment_context>\n  <cwd>/tmp</cwd>\n</environment_context>"]),
+            message("user", &["The function add in calc.py subtracts. Fix it."]),
+        ],
+        "tools": [
+            function("exec_command", "cmd"),
+            {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {
+                "type": "grammar", "syntax": "lark", "definition": "start: begin_patch hunk+ end_patch"}},
+            {"type": "namespace", "name": "multi_agent_v1", "description": "Tools for sub-agents.", "tools": [
+                function("close_agent", "target"), function("spawn_agent", "message")]},
+            {"type": "web_search", "external_web_access": true},
+            {"type": "image_generation", "output_format": "png"},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": true,
+        "reasoning": {"summary": "auto", "context": "all_turns"},
+        "store": false,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a21f4c",
+        "service_tier": "priority",
+        "text": {"verbosity": "low"},
+        "truncation": "auto",
+        "client_metadata": {"session_id": "01a21f4c"},
+        "temperature": 0,
+    })
+}
+
+fn whole(mut body: Value) -> Value {
+    body["stream"] = false.into();
+    body
+}
+
+/// The items of an answer without their ids.
+fn settled(response: &Value) -> Vec<Value> {
+    let mut items = response["output"].as_array().expect("items").clone();
+    for item in &mut items {
+        let item = item.as_object_mut().expect("an item");
+        assert!(item.remove("id").is_some());
+        item.remove("call_id");
+    }
+    items
+}
+
+async fn warning(server: &Server, path: &str, body: &Value) -> String {
+    let response = server.post(path, body).await;
+    assert_eq!(response.status(), 200, "{path}");
+    let warning = response.headers().get(WARNING).expect("a warning");
+    warning.to_str().expect("ASCII").to_owned()
+}
+
+#[tokio::test]
+async fn functions_of_namespaces_are_called() {
+    let says = call(
+        "multi_agent_v1__spawn_agent",
+        &json!({"message": "Test it."}),
+    );
+    let server = saying(&says).await;
+    let left_out = "tools[3]: web_search is not available here and was left out; \
+        tools[4]: image_generation is not available here and was left out";
+    for body in [codex(), whole(codex())] {
+        assert_eq!(warning(&server, RESPONSES, &body).await, left_out);
+    }
+    let reply = server.json(RESPONSES, &whole(codex())).await;
+    assert_eq!(reply["tools"], codex()["tools"]);
+    let arguments = "{\"message\":\"Test it.\"}";
+    let expected = json!({"type": "function_call", "status": "completed", "namespace": "multi_agent_v1",
+        "name": "spawn_agent", "arguments": arguments});
+    assert_eq!(settled(&reply), [expected]);
+
+    let events = server.named_events(RESPONSES, codex()).await;
+    let of = |name: &str| {
+        let found = events.iter().find(|(other, _)| other == name);
+        &found.expect(name).1
+    };
+    let added = &of("response.output_item.added")["item"];
+    assert_eq!(added["namespace"], "multi_agent_v1");
+    assert_eq!(
+        (&added["name"], &added["arguments"]),
+        (&json!("spawn_agent"), &json!(""))
+    );
+    assert_eq!(
+        of("response.function_call_arguments.done")["name"],
+        "spawn_agent"
+    );
+    assert_eq!(
+        settled(&of("response.completed")["response"]),
+        settled(&reply)
+    );
+
+    // The next turn, as a chat in which the function has its long name.
+    let mut next = whole(codex());
+    let input = next["input"].as_array_mut().expect("items");
+    input.push(json!({"type": "reasoning", "id": "rs_1", "summary": [], "content": null, "encrypted_content": "x"}));
+    input.push(reply["output"][0].clone());
+    input.push(
+        json!({"type": "function_call_output", "call_id": reply["output"][0]["call_id"],
+        "output": [{"type": "input_text", "text": "agent 1"}]}),
+    );
+    next["tools"].as_array_mut().expect("tools").truncate(1);
+    next["max_output_tokens"] = 1.into();
+    let reply = server.json(RESPONSES, &next).await;
+    let said = |role: &str, content: &str| json!({"role": role, "content": content});
+    let mut function = codex()["tools"][0].clone();
+    function.as_object_mut().expect("a tool").remove("type");
+    let chat = json!({"max_tokens": 1, "temperature": 0,
+    "tools": [{"type": "function", "function": function}],
+    "messages": [
+        said("developer", "You are a coding agent."),
+        said("developer", "<skills_instructions>\n<permissions instructions>"),
+        said("user", "<environment_context>\n  <cwd>/tmp</cwd>\n</environment_context>"),
+        said("user", "The function add in calc.py subtracts. Fix it."),
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {
+            "name": "multi_agent_v1__spawn_agent", "arguments": arguments}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "agent 1"},
+    ]});
+    let chat = server.json(CHAT, &chat).await;
+    assert_eq!(
+        reply["usage"]["input_tokens"],
+        chat["usage"]["prompt_tokens"]
+    );
+    server.done().await;
+}
+
+#[tokio::test]
+async fn custom_tools_take_a_text() {
+    let server = saying(&patch_call()).await;
+    let reply = server.json(RESPONSES, &whole(codex())).await;
+    let items = settled(&reply);
+    assert_eq!(items[0]["content"][0]["text"], "I fix it.");
+    let expected = json!({"type": "custom_tool_call", "status": "completed", "name": "apply_patch", "input": PATCH});
+    assert_eq!(items[1..], [expected]);
+
+    let events = server.named_events(RESPONSES, codex()).await;
+    let mut names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    names.dedup();
+    let expected = [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+        "response.completed",
+    ];
+    assert!(names.ends_with(&expected), "{names:?}");
+    let of = |wanted: &str| {
+        let wanted = format!("response.{wanted}");
+        let found = events.iter().filter(move |(name, _)| *name == wanted);
+        found.map(|(_, data)| data).collect::<Vec<_>>()
+    };
+    let deltas = of("custom_tool_call_input.delta");
+    assert!(deltas.len() > 4, "the input comes as the model writes it");
+    let input: String = deltas
+        .iter()
+        .filter_map(|data| data["delta"].as_str())
+        .collect();
+    assert_eq!(input, PATCH);
+    let added = of("output_item.added")[1];
+    assert_eq!(added["item"]["input"], "");
+    assert_eq!(deltas[0]["item_id"], added["item"]["id"]);
+    assert_eq!(of("custom_tool_call_input.done")[0]["input"], PATCH);
+    assert_eq!(settled(&of("completed")[0]["response"]), items);
+
+    // The next turn is that of a chat.
+    let input = json!([
+        {"role": "user", "content": "Fix it."},
+        reply["output"][0],
+        reply["output"][1],
+        {"type": "custom_tool_call_output", "call_id": reply["output"][1]["call_id"], "output": "Done."},
+    ]);
+    let next = json!({"input": input, "max_output_tokens": 1});
+    let input_tokens = server.json(RESPONSES, &next).await["usage"]["input_tokens"].clone();
+    let mut chat = with(
+        "tools",
+        json!([{"type": "custom", "custom": {"name": "apply_patch"}}]),
+    );
+    let reply = server.json(CHAT, &chat).await;
+    let message = &reply["choices"][0]["message"];
+    let call = &message["tool_calls"][0];
+    assert_eq!(reply["choices"][0]["finish_reason"], "tool_calls");
+    let expected = json!({"id": call["id"], "type": "custom", "custom": {"name": "apply_patch", "input": PATCH}});
+    assert_eq!(*call, expected);
+    let next = json!({"max_tokens": 1, "messages": [
+        {"role": "user", "content": "Fix it."},
+        message,
+        {"role": "tool", "tool_call_id": call["id"], "content": "Done."},
+    ]});
+    let prompt_tokens = server.json(CHAT, &next).await["usage"]["prompt_tokens"].clone();
+    assert_eq!(prompt_tokens, input_tokens);
+
+    let chunks = server.stream(CHAT, chat.clone()).await;
+    let deltas = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].get(0));
+    let deltas: Vec<&Value> = deltas.collect();
+    assert_eq!(
+        (&deltas[0]["type"], &deltas[0]["custom"]["name"]),
+        (&json!("custom"), &json!("apply_patch"))
+    );
+    let input: String = deltas
+        .iter()
+        .filter_map(|delta| delta["custom"]["input"].as_str())
+        .collect();
+    assert_eq!(input, PATCH);
+    assert!(deltas.iter().all(|delta| delta.get("function").is_none()));
+
+    // A required call follows a regular expression.
+    let format =
+        json!({"type": "grammar", "grammar": {"syntax": "regex", "definition": "[ab]{2,5}"}});
+    chat["tools"][0]["custom"]["format"] = format;
+    chat["tool_choice"] = json!({"type": "custom", "custom": {"name": "apply_patch"}});
+    chat["max_tokens"] = 200.into();
+    let reply = server.json(CHAT, &chat).await;
+    let input = &reply["choices"][0]["message"]["tool_calls"][0]["custom"]["input"];
+    let input = input.as_str().expect("an input");
+    assert!(
+        (2..=5).contains(&input.len()) && input.bytes().all(|b| b"ab".contains(&b)),
+        "{reply}"
+    );
+    chat["tools"][0]["custom"]["format"]["grammar"]["definition"] = "(".into();
+    let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+    assert_eq!(told["param"], "tools[0].custom.format");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
+    let server = saying("Hello").await;
+    let mut chat = body();
+    let hosted = json!({"type": "web_search", "search_context_size": "low"});
+    chat["tools"]
+        .as_array_mut()
+        .expect("tools")
+        .insert(1, hosted);
+    let told = "tools[1]: web_search is not available here and was left out";
+    assert_eq!(warning(&server, CHAT, &chat).await, told);
+    let tokens = server.json(CHAT, &chat).await["usage"]["prompt_tokens"].clone();
+    let without = server.json(CHAT, &body()).await["usage"]["prompt_tokens"].clone();
+    assert_eq!(tokens, without);
+    chat["tool_choice"] = json!({"type": "web_search"});
+    let refused = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+    assert_eq!(refused["param"], "tool_choice.type");
+    let message = refused["message"].as_str().expect("a message");
+    assert!(message.contains("web_search"), "{message}");
+    let plain = server.post(CHAT, &body()).await;
+    assert!(plain.headers().get(WARNING).is_none());
+
+    let mut response = whole(codex());
+    for (choice, param) in [
+        (json!({"type": "web_search"}), "tool_choice.type"),
+        (
+            json!({"type": "mcp", "server_label": "x"}),
+            "tool_choice.type",
+        ),
+        (
+            json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}),
+            "tool_choice.tools",
+        ),
+        (
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "rm"}]}),
+            "tool_choice.tools[0].name",
+        ),
+        (
+            json!({"type": "function", "name": "spawn_agent"}),
+            "tool_choice.name",
+        ),
+    ] {
+        response["tool_choice"] = choice;
+        let refused = error(
+            server.post(RESPONSES, &response).await,
+            400,
+            "invalid_value",
+        )
+        .await;
+        assert_eq!(refused["param"], param);
+    }
+    response["tool_choice"] = "required".into();
+    response["tools"] = json!([{"type": "web_search"}]);
+    let refused = error(
+        server.post(RESPONSES, &response).await,
+        400,
+        "invalid_value",
+    )
+    .await;
+    assert_eq!(refused["param"], "tool_choice");
+    let many = vec![json!({"type": "a\u{e4}\n"}); 10];
+    response["tool_choice"] = "auto".into();
+    response["tools"] = many.into();
+    let told = warning(&server, RESPONSES, &response).await;
+    assert!(told.starts_with("tools[0]: a?? is"), "{told}");
+    assert!(told.ends_with("; and 2 more"), "{told}");
+
+    let schema = json!({"type": "object", "properties": {}});
+    let mut message = json!({"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "tools": [
+        {"name": "Bash", "input_schema": schema},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]});
+    let told = "tools[1]: web_search_20250305 is not available here and was left out";
+    assert_eq!(warning(&server, MESSAGES, &message).await, told);
+    message["tool_choice"] = json!({"type": "tool", "name": "web_search"});
+    let refused: Value = server
+        .post(MESSAGES, &message)
+        .await
+        .json()
+        .await
+        .expect("JSON");
+    let told = refused["error"]["message"].as_str().expect("a message");
+    assert!(told.starts_with("tool_choice.name"), "{told}");
+    assert!(told.contains("web_search_20250305"), "{told}");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn calls_may_be_restricted_to_some_tools() {
+    let server = saying(&call("add", &json!({"a": 1, "b": 2}))).await;
+    let chosen = |mode: &str, names: &[&str]| {
+        let tools = names
+            .iter()
+            .map(|name| json!({"type": "function", "function": {"name": name}}));
+        let allowed = json!({"mode": mode, "tools": tools.collect::<Vec<_>>()});
+        with(
+            "tool_choice",
+            json!({"type": "allowed_tools", "allowed_tools": allowed}),
+        )
+    };
+    let choice = async |body: &Value| server.json(CHAT, body).await["choices"][0].clone();
+    let of_name = |choice: &Value| choice["message"]["tool_calls"][0]["function"]["name"].clone();
+    let reply = choice(&chosen("auto", &["add"])).await;
+    assert_eq!(of_name(&reply), "add");
+    // A call of another tool is a text.
+    let reply = choice(&chosen("auto", &["get_weather"])).await;
+    assert_eq!(reply["finish_reason"], "stop");
+    assert!(reply["message"].get("tool_calls").is_none(), "{reply}");
+    let reply = choice(&chosen("auto", &[])).await;
+    assert!(reply["message"].get("tool_calls").is_none(), "{reply}");
+    for (key, value) in [
+        ("parallel_tool_calls", json!(false)),
+        ("max_tokens", json!(200)),
+    ] {
+        let mut asked = chosen("required", &["get_weather"]);
+        asked[key] = value;
+        asked["max_tokens"] = 200.into();
+        assert_eq!(of_name(&choice(&asked).await), "get_weather");
+    }
+    // All tools stay in the prompt.
+    let tokens =
+        async |body: &Value| server.json(CHAT, body).await["usage"]["prompt_tokens"].clone();
+    assert_eq!(
+        tokens(&chosen("auto", &["add"])).await,
+        tokens(&body()).await
+    );
+
+    let mut response = whole(codex());
+    response["tool_choice"] = json!({"type": "allowed_tools", "mode": "required", "tools": [
+        {"type": "function", "name": "close_agent", "namespace": "multi_agent_v1"}, {"type": "image_generation"}]});
+    response["max_output_tokens"] = 200.into();
+    let reply = server.json(RESPONSES, &response).await;
+    assert_eq!(reply["output"][0]["name"], "close_agent", "{reply}");
+    assert_eq!(reply["tool_choice"], response["tool_choice"]);
+    server.done().await;
+}
+
+/// Tools in items are tools of the request.
+#[tokio::test]
+async fn items_may_bring_tools() {
+    let server = saying(&call("add", &json!({"a": 1}))).await;
+    let mut function = tool("add", json!({"a": {"type": "integer"}}))["function"].clone();
+    function["type"] = "function".into();
+    let mut body = json!({"temperature": 0, "input": [
+        {"type": "additional_tools", "role": "developer", "tools": [function]},
+        {"role": "user", "content": "Add."},
+    ]});
+    let reply = server.json(RESPONSES, &body).await;
+    assert_eq!(reply["output"][0]["type"], "function_call");
+    body["input"][0]["tools"][0]["name"] = "a b".into();
+    let refused = error(server.post(RESPONSES, &body).await, 400, "invalid_value").await;
+    assert_eq!(refused["param"], "input[0].tools[0].name");
+    server.done().await;
+}
+
+/// As opencode sends it, by the AI SDK's provider for compatible servers.
+#[tokio::test]
+async fn opencodes_requests_are_accepted() {
+    let server = saying(&call("edit", &json!({"filePath": "calc.py"}))).await;
+    let edit = tool("edit", json!({"filePath": {"type": "string"}}));
+    let body = json!({
+        "model": "toy",
+        "max_tokens": 64,
+        "messages": [
+            {"role": "system", "content": "You are opencode."},
+            {"role": "user", "content": [{"type": "text", "text": "Fix it."}, {"type": "text", "text": "Please."}]},
+            {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "edit", "arguments": "{\"filePath\":\"a\"}"}}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "[{\"type\":\"text\",\"text\":\"done\"}]"},
+        ],
+        "tools": [edit],
+        "tool_choice": "auto",
+        "stream_options": {"include_usage": true},
+        "reasoning_effort": "high",
+        "verbosity": "low",
+        "user": "me",
+        "temperature": 0,
+    });
+    let chunks = server.stream(CHAT, body).await;
+    let calls = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].get(0));
+    let names: Vec<&Value> = calls
+        .filter_map(|call| call["function"].get("name"))
+        .collect();
+    assert_eq!(names, ["edit"]);
+    server.done().await;
+}
