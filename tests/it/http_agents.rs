@@ -12,6 +12,8 @@ const WARNING: &str = "x-foretoken-warning";
 /// The text of a patch, and a call that has it.
 const PATCH: &str = "*** Begin Patch\n*** Update File: calc.py\n-    return a - b\n+    return a + b  # \"ä\" \\ 😀\n*** End Patch\n";
 
+const GRAMMAR: &str = "start: begin_patch hunk+ end_patch";
+
 fn call(name: &str, arguments: &Value) -> String {
     let call = json!({"name": name, "arguments": arguments});
     format!("<tool_call>\n{call}\n</tool_call>")
@@ -46,7 +48,7 @@ fn codex() -> Value {
         "tools": [
             function("exec_command", "cmd"),
             {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {
-                "type": "grammar", "syntax": "lark", "definition": "start: begin_patch hunk+ end_patch"}},
+                "type": "grammar", "syntax": "lark", "definition": GRAMMAR}},
             {"type": "namespace", "name": "multi_agent_v1", "description": "Tools for sub-agents.", "tools": [
                 function("close_agent", "target"), function("spawn_agent", "message")]},
             {"type": "web_search", "external_web_access": true},
@@ -64,6 +66,40 @@ fn codex() -> Value {
         "client_metadata": {"session_id": "01a21f4c"},
         "temperature": 0,
     })
+}
+
+/// The functions that a model sees for the tools of [`codex`].
+fn shown() -> Value {
+    let mut tools = codex()["tools"].as_array().expect("tools").clone();
+    let functions = tools.remove(2)["tools"]
+        .as_array()
+        .expect("functions")
+        .clone();
+    let function = |tool: &Value, name: &str, description: &str| {
+        let mut function = tool.as_object().expect("a tool").clone();
+        function.remove("type");
+        function.insert("name".into(), name.into());
+        function.insert("description".into(), description.into());
+        json!({"type": "function", "function": function})
+    };
+    let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
+        "additionalProperties": false});
+    let description =
+        format!("Edits files.\n\nIts input follows this grammar in Lark's syntax:\n{GRAMMAR}");
+    json!([
+        function(&tools[0], "exec_command", "d"),
+        function(
+            &json!({"parameters": parameters}),
+            "apply_patch",
+            &description
+        ),
+        function(
+            &functions[0],
+            "multi_agent_v1__close_agent",
+            "Tools for sub-agents.\n\nd"
+        ),
+        function(&functions[1], "multi_agent_v1__spawn_agent", "d"),
+    ])
 }
 
 fn whole(mut body: Value) -> Value {
@@ -128,7 +164,7 @@ async fn functions_of_namespaces_are_called() {
         settled(&reply)
     );
 
-    // The next turn, as a chat in which the function has its long name.
+    // The next turn, as a chat whose functions have the long names.
     let mut next = whole(codex());
     let input = next["input"].as_array_mut().expect("items");
     input.push(json!({"type": "reasoning", "id": "rs_1", "summary": [], "content": null, "encrypted_content": "x"}));
@@ -137,15 +173,10 @@ async fn functions_of_namespaces_are_called() {
         json!({"type": "function_call_output", "call_id": reply["output"][0]["call_id"],
         "output": [{"type": "input_text", "text": "agent 1"}]}),
     );
-    next["tools"].as_array_mut().expect("tools").truncate(1);
     next["max_output_tokens"] = 1.into();
     let reply = server.json(RESPONSES, &next).await;
     let said = |role: &str, content: &str| json!({"role": role, "content": content});
-    let mut function = codex()["tools"][0].clone();
-    function.as_object_mut().expect("a tool").remove("type");
-    let chat = json!({"max_tokens": 1, "temperature": 0,
-    "tools": [{"type": "function", "function": function}],
-    "messages": [
+    let mut chat = json!({"max_tokens": 1, "temperature": 0, "tools": shown(), "messages": [
         said("developer", "You are a coding agent."),
         said("developer", "<skills_instructions>\n<permissions instructions>"),
         said("user", "<environment_context>\n  <cwd>/tmp</cwd>\n</environment_context>"),
@@ -154,10 +185,14 @@ async fn functions_of_namespaces_are_called() {
             "name": "multi_agent_v1__spawn_agent", "arguments": arguments}}]},
         {"role": "tool", "tool_call_id": "1", "content": "agent 1"},
     ]});
-    let chat = server.json(CHAT, &chat).await;
+    let tokens = server.json(CHAT, &chat).await["usage"]["prompt_tokens"].clone();
+    assert_eq!(reply["usage"]["input_tokens"], tokens);
+    // As a tool of the same kind.
+    chat["tools"][1] = json!({"type": "custom", "custom": {"name": "apply_patch", "description": "Edits files.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": GRAMMAR}}}});
     assert_eq!(
-        reply["usage"]["input_tokens"],
-        chat["usage"]["prompt_tokens"]
+        server.json(CHAT, &chat).await["usage"]["prompt_tokens"],
+        tokens
     );
     server.done().await;
 }
@@ -200,15 +235,10 @@ async fn custom_tools_take_a_text() {
     assert_eq!(of("custom_tool_call_input.done")[0]["input"], PATCH);
     assert_eq!(settled(&of("completed")[0]["response"]), items);
 
-    // The next turn is that of a chat.
-    let input = json!([
-        {"role": "user", "content": "Fix it."},
-        reply["output"][0],
-        reply["output"][1],
-        {"type": "custom_tool_call_output", "call_id": reply["output"][1]["call_id"], "output": "Done."},
-    ]);
-    let next = json!({"input": input, "max_output_tokens": 1});
-    let input_tokens = server.json(RESPONSES, &next).await["usage"]["input_tokens"].clone();
+    server.done().await;
+
+    let server = saying(&patch_call()).await;
+    let response = reply;
     let mut chat = with(
         "tools",
         json!([{"type": "custom", "custom": {"name": "apply_patch"}}]),
@@ -219,14 +249,6 @@ async fn custom_tools_take_a_text() {
     assert_eq!(reply["choices"][0]["finish_reason"], "tool_calls");
     let expected = json!({"id": call["id"], "type": "custom", "custom": {"name": "apply_patch", "input": PATCH}});
     assert_eq!(*call, expected);
-    let next = json!({"max_tokens": 1, "messages": [
-        {"role": "user", "content": "Fix it."},
-        message,
-        {"role": "tool", "tool_call_id": call["id"], "content": "Done."},
-    ]});
-    let prompt_tokens = server.json(CHAT, &next).await["usage"]["prompt_tokens"].clone();
-    assert_eq!(prompt_tokens, input_tokens);
-
     let chunks = server.stream(CHAT, chat.clone()).await;
     let deltas = chunks
         .iter()
@@ -260,6 +282,27 @@ async fn custom_tools_take_a_text() {
     let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
     assert_eq!(told["param"], "tools[0].custom.format");
     server.done().await;
+
+    // The next turns are the same.
+    let server = saying("Hello").await;
+    server.json(RESPONSES, &json!({"input": "Hi"})).await;
+    let items = &response["output"];
+    let input = json!([
+        {"role": "user", "content": "Fix it."},
+        items[0],
+        items[1],
+        {"type": "custom_tool_call_output", "call_id": items[1]["call_id"], "output": "Done."},
+    ]);
+    let next = json!({"input": input, "max_output_tokens": 1});
+    let input_tokens = server.json(RESPONSES, &next).await["usage"]["input_tokens"].clone();
+    let next = json!({"max_tokens": 1, "messages": [
+        {"role": "user", "content": "Fix it."},
+        message,
+        {"role": "tool", "tool_call_id": call["id"], "content": "Done."},
+    ]});
+    let prompt_tokens = server.json(CHAT, &next).await["usage"]["prompt_tokens"].clone();
+    assert_eq!(prompt_tokens, input_tokens);
+    server.done().await;
 }
 
 #[tokio::test]
@@ -283,7 +326,9 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
     assert!(message.contains("web_search"), "{message}");
     let plain = server.post(CHAT, &body()).await;
     assert!(plain.headers().get(WARNING).is_none());
+    server.done().await;
 
+    let server = saying("Hello").await;
     let mut response = whole(codex());
     for (choice, param) in [
         (json!({"type": "web_search"}), "tool_choice.type"),
@@ -328,7 +373,9 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
     let told = warning(&server, RESPONSES, &response).await;
     assert!(told.starts_with("tools[0]: a?? is"), "{told}");
     assert!(told.ends_with("; and 2 more"), "{told}");
+    server.done().await;
 
+    let server = saying("Hello").await;
     let schema = json!({"type": "object", "properties": {}});
     let mut message = json!({"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "tools": [
         {"name": "Bash", "input_schema": schema},

@@ -356,6 +356,11 @@ async fn wrong_tools_and_messages_are_named() {
             "tools[0].type",
         ),
         ("tools", json!([{"type": "custom"}]), "tools[0].custom"),
+        (
+            "tools",
+            json!([{"type": "functions", "function": {"name": "f"}}]),
+            "tools[0].function",
+        ),
         ("tools", json!([{"type": "function"}]), "tools[0].function"),
         (
             "tools",

@@ -3,8 +3,9 @@
 use super::checks::{required, wrong};
 use super::conversation::CallKind;
 use super::custom_tool::CustomTool;
+use super::others::{given, refuse_inapplicable};
 use super::tool_choice::{AllowedMode, ToolChoice, ToolMode, Wanted};
-use foretoken_core::error::{Error, FieldPath, Result};
+use foretoken_core::error::{Error, FieldPath, Result, clipped};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, to_value};
@@ -193,7 +194,10 @@ impl Tools {
     }
 
     fn add(&mut self, at: &FieldPath, tool: Tool) -> Result<()> {
-        let (at, schema, function) = match tool.kind.as_str() {
+        let kind = tool.kind.as_str();
+        let given = given! { tool, function, custom };
+        refuse_inapplicable(at, &clipped(kind), &[kind], &given)?;
+        let (at, schema, function) = match kind {
             "function" => {
                 let at = at.key("function");
                 let function = required(at.clone(), tool.function)?;

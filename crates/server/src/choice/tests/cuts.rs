@@ -40,6 +40,14 @@ fn hermes() -> MessageRules {
     }
 }
 
+/// `time` takes a text.
+fn custom() -> MessageRules {
+    let mut rules = hermes();
+    let tools = rules.tools.iter_mut();
+    tools.for_each(|tools| tools.custom = vec!["time".into()]);
+    rules
+}
+
 /// The pieces of a choice whose text comes in these parts.
 fn pieces(message: MessageRules, cut: &[&str]) -> Vec<Piece> {
     let rules = Rules {
@@ -134,6 +142,11 @@ const HARMONY: &str = "<|channel|>analysis<|message|>A<|end|><|start|>assistant<
 const HERMES: &str = "<think>\nA\n</think>\n\nB <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": 1}}\n</tool_call>\n\
     C\n<tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call> D";
 
+const CUSTOM: &str = "B <tool_call>\n{\"name\": \"time\", \"arguments\": {\"input\": \"a\\n\\\"\\u00e9\\ud83d\\ude00\"}}\n</tool_call>\
+    <tool_call>{\"name\": \"time\", \"arguments\": {\"patch\": \"x\\ty\"}}</tool_call>\
+    <tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call> D\
+    <tool_call>{\"name\": \"weather\", \"arguments\": {\"input\": \"x\"}}</tool_call>";
+
 #[test]
 fn blocks_come_in_the_models_order_however_a_text_is_cut() {
     let in_channels = [
@@ -153,9 +166,18 @@ fn blocks_come_in_the_models_order_however_a_text_is_cut() {
         ("time", "{}"),
         ("text", "D"),
     ];
+    let of_custom = [
+        ("text", "B"),
+        ("time", "a\n\"é😀"),
+        ("time", "x\ty"),
+        ("time", "{}"),
+        ("text", "D"),
+        ("weather", "{\"input\": \"x\"}"),
+    ];
     for (rules, text, expected) in [
         (harmony as fn() -> MessageRules, HARMONY, &in_channels[..]),
         (hermes, HERMES, &in_marks[..]),
+        (custom, CUSTOM, &of_custom[..]),
     ] {
         let expected: Vec<(&str, String)> = (expected.iter())
             .map(|(kind, text)| (*kind, (*text).to_owned()))
@@ -177,7 +199,8 @@ proptest! {
         parts in prop::collection::vec(prop::sample::select(vec![
             "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>", "analysis", "final", "commentary",
             " to=functions.weather", "{\"a\": 1}", " ", "\n", "é", "<think>", "</think>", "<tool_call>", "</tool_call>",
-            "{\"name\": \"time\", \"arguments\": {}}",
+            "{\"name\": \"time\", \"arguments\": {}}", "{\"name\": \"time\", \"arguments\": {\"input\": \"", "\\n", "\\u00e9",
+            "\\", "\"}}",
         ]), 0..20),
         sizes in prop::collection::vec(1usize..9, 1..6),
     ) {
@@ -191,7 +214,7 @@ proptest! {
             cut.push(now);
             rest = later;
         }
-        for rules in [harmony as fn() -> MessageRules, hermes] {
+        for rules in [harmony as fn() -> MessageRules, hermes, custom] {
             let whole = pieces(rules(), &[&text]);
             prop_assert_eq!(deltas(pieces(rules(), &cut)), deltas(whole));
             let whole = streamed(pieces(rules(), &[&text]));
