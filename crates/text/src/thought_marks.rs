@@ -24,7 +24,7 @@ impl TokenBytes for ShownTokens {
 /// the tokenizer cannot write it.
 pub fn thought_marks(text: &Arc<Text>, format: ReasoningFormat) -> Option<ThoughtMarks> {
     let end = format.end_marker()?;
-    let begin = *ReasoningFormat::MARKERS.first()?;
+    let begin = format.begin_marker()?;
     let closing = text.encode(end, false).ok()?;
     let shown = ShownTokens {
         text: text.clone(),
