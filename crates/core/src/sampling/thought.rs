@@ -382,7 +382,7 @@ mod tests {
                 choose(&logits(output), sampler, key.key(0)).expect("a token")
             };
             let mut sampler = Sampler::new(params.clone(), &[1]);
-            let mut plain = Vec::new();
+            let mut plain: Vec<u32> = Vec::new();
             while plain.len() < LEN {
                 let token = draw(&sampler, &plain);
                 sampler.push(token);
