@@ -1,9 +1,12 @@
 //! `foretoken generate`: writes a model's answers to prompts as JSON lines, the training data of a
-//! draft.
+//! draft, or its answers to a [`batch`] of requests.
 //!
 //! Many texts run through the engine at once, with speculation if it is configured. A text depends
 //! only on its prompt, the prompt's index in the file, the sample number and the seed. An interrupted
 //! run therefore resumes where it stopped and ends with the same texts, possibly in another order.
+
+pub mod batch;
+mod output;
 
 use crate::console::{Progress, say};
 use crate::engine::{EngineHandle, FinishReason, Request};
@@ -14,10 +17,8 @@ use crate::sampling::{SamplingParams, mix};
 use crate::text::Text;
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use output::Output;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// The flags of `foretoken generate`, without those of the engine.
@@ -26,10 +27,15 @@ use std::time::Instant;
 #[group(skip)]
 pub struct GenerateOptions {
     /// JSON lines with "prompt", or "turns", whose first is the prompt.
-    #[arg(long, value_name = "FILE")]
-    pub prompts: PathBuf,
-    /// Corpus to write, as JSON lines. Texts that it already contains are not generated again.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", required_unless_present = "input_file")]
+    pub prompts: Option<PathBuf>,
+    /// Requests to answer instead, in the format of OpenAI's Batch API, as the server would.
+    #[arg(short, long, value_name = "FILE", conflicts_with_all =
+          ["prompts", "samples", "limit_per_category", "max_tokens", "temperature", "top_p"])]
+    pub input_file: Option<PathBuf>,
+    /// Corpus to write, as JSON lines, or the answers to --input-file. What it already contains is not generated
+    /// again.
+    #[arg(short, long, alias = "output-file", value_name = "FILE")]
     pub out: PathBuf,
     /// Texts per prompt.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = up_to::<{ 1 << 16 }>)]
@@ -62,7 +68,9 @@ pub struct GenerateOptions {
 /// `Setup`: the prompts, or a corpus that is invalid or cannot be read or written. `Internal`: the
 /// engine failed. Lines written before the error stay.
 pub fn run(engine: &EngineHandle, text: &Text, options: &GenerateOptions) -> Result<()> {
-    let mut prompts = prompts::from_file(&options.prompts, text)?;
+    let file = options.prompts.as_deref();
+    let file = file.ok_or_else(|| Error::setup("--prompts is missing: give a file of prompts"))?;
+    let mut prompts = prompts::from_file(file, text)?;
     if let Some(limit) = options.limit_per_category {
         prompts::limit_categories(&mut prompts, limit);
     }
@@ -74,26 +82,26 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &GenerateOptions) -> Res
             "{too_long} of {all} prompts do not fit in {context} tokens and are skipped"
         ));
     }
-    let mut corpus = Corpus::open(&options.out)?;
+    let mut corpus = Output::open(&options.out, "text of a corpus", |line| {
+        serde_json::from_slice::<CorpusAnswer>(line).map(|line| Some((line.id, line.sample)))
+    })?;
     let mut tasks = Vec::new();
     for (place, prompt) in prompts.iter().enumerate() {
         for sample in 0..options.samples {
-            if prompt.tokens.len() < context && !corpus.has(&prompt.id, sample) {
+            let is_done = corpus.done().contains(&(prompt.id.clone(), sample));
+            if prompt.tokens.len() < context && !is_done {
                 tasks.push((place, prompt, sample));
             }
         }
     }
     if prompts.len() == too_long {
-        return Err(Error::in_file(
-            &options.prompts,
-            "there are no prompts to answer",
-        ));
+        return Err(Error::in_file(file, "there are no prompts to answer"));
     }
-    if !corpus.done.is_empty() {
+    if !corpus.done().is_empty() {
         say(format_args!(
             "{} holds {} texts already; {} are to be generated",
             options.out.display(),
-            corpus.done.len(),
+            corpus.done().len(),
             tasks.len()
         ));
     }
@@ -108,7 +116,7 @@ async fn generate_all(
     text: &Text,
     options: &GenerateOptions,
     tasks: Vec<(usize, &Prompt, usize)>,
-    corpus: &mut Corpus,
+    corpus: &mut Output<(String, usize)>,
 ) -> Result<()> {
     let mut progress = Progress::new("generating", "texts", tasks.len() as u64);
     let started = Instant::now();
@@ -174,83 +182,4 @@ async fn answer(
         ids,
         finish_reason: finish_reason.into(),
     })
-}
-
-/// The corpus file, to which texts are appended.
-struct Corpus {
-    path: PathBuf,
-    file: File,
-    done: HashSet<(String, usize)>,
-}
-
-impl Corpus {
-    /// Opens or creates the file and removes an incomplete last line.
-    fn open(path: &Path) -> Result<Self> {
-        let unreadable = |e| Error::in_file(path, e);
-        if path.exists() && !path.is_file() {
-            return Err(Error::in_file(path, "is no file that can hold a corpus"));
-        }
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(unreadable)?;
-        let mut contents = String::new();
-        file.read_to_string(&mut contents).map_err(unreadable)?;
-        let complete_len = contents.rfind('\n').map_or(0, |end| end + 1);
-        let mut done = HashSet::new();
-        for (number, line) in (1..).zip(contents[..complete_len].lines()) {
-            let line: CorpusAnswer = serde_json::from_str(line).map_err(|e| {
-                let what = "is no text of a corpus, choose another --out";
-                Error::in_file(path, format!("line {number} {what}: {e}"))
-            })?;
-            done.insert((line.id, line.sample));
-        }
-        file.set_len(complete_len as u64)
-            .and_then(|()| file.seek(SeekFrom::End(0)))
-            .map_err(unreadable)?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            done,
-        })
-    }
-
-    fn has(&self, id: &str, sample: usize) -> bool {
-        self.done.contains(&(id.to_owned(), sample))
-    }
-
-    /// Appends one line with a single write.
-    fn add(&mut self, line: &CorpusAnswer) -> Result<()> {
-        let mut json = serde_json::to_string(line)
-            .map_err(|e| Error::internal(format!("a corpus line: {e}")))?;
-        json.push('\n');
-        self.file
-            .write_all(json.as_bytes())
-            .map_err(|e| Error::in_file(&self.path, e))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A full disk is an error that names the file.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_line_that_cannot_be_written_is_an_error() {
-        let mut corpus = Corpus {
-            path: "corpus.jsonl".into(),
-            file: File::options().write(true).open("/dev/full").unwrap(),
-            done: HashSet::new(),
-        };
-        let line = r#"{"id": "1", "sample": 0, "prompt": "a", "prompt_ids": [1], "text": "b", "ids": [2], "finish_reason": "stop"}"#;
-        let error = corpus.add(&serde_json::from_str(line).unwrap());
-        let error = error.unwrap_err().to_string();
-        assert!(error.starts_with("corpus.jsonl: No space left"), "{error}");
-        let error = Corpus::open(Path::new("/dev/full")).err().unwrap();
-        assert!(error.to_string().contains("is no file"), "{error}");
-    }
 }

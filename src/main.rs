@@ -18,19 +18,25 @@ mod log;
 #[path = "main/serve.rs"]
 mod serve;
 
-use foretoken::assembly::{check, load};
+use foretoken::assembly::load::{self, Loaded};
+use foretoken::assembly::{self, check, defaults};
 use foretoken::bench;
-use foretoken::config::{Command, Exit, LogFormat, Partner};
+use foretoken::config::{Command, Config, Exit, LogFormat, Partner};
 use foretoken::console;
 use foretoken::convert;
 use foretoken::engine::EngineThread;
 use foretoken::error::{Error, Result, clipped};
 use foretoken::generate;
+use foretoken::generate::batch::{self, BatchFiles};
+use foretoken::http::{self, InProcess};
 use foretoken::kernels;
+use foretoken::text::Text;
 use foretoken::train;
 use log::LineWriter;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
@@ -83,10 +89,13 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
         }
         Command::Generate(config, options) => {
             let (loaded, _thread) = load::load(config)?;
-            let text = loaded.text.as_deref().ok_or_else(|| {
+            let text = loaded.text.clone().ok_or_else(|| {
                 Error::setup("generate needs a tokenizer.json beside config.json")
             })?;
-            generate::run(&loaded.engine, text, options)
+            match &options.input_file {
+                None => generate::run(&loaded.engine, &text, options),
+                Some(requests) => answer_batch(config, loaded, text, requests, options),
+            }
         }
         Command::Check(config, options) => check::run(config, options),
         Command::Chat(Partner::Model(config), options) => chat::run(config, options),
@@ -97,6 +106,27 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
         Command::Convert(options) => convert::run(options),
         Command::Tokenizer(options) => train::tokenizer::run(options),
     }
+}
+
+/// Answers the `requests` of a batch.
+fn answer_batch(
+    config: &Config,
+    loaded: Loaded,
+    text: Arc<Text>,
+    requests: &Path,
+    options: &generate::GenerateOptions,
+) -> Result<()> {
+    let (sampling, _) = defaults::of(&config.generation, &loaded.source)?;
+    let engine = loaded.engine.clone();
+    // A key is for those who come over the network.
+    let state = assembly::state(config, loaded, text, sampling)?.with_api_keys(Vec::new());
+    let files = BatchFiles {
+        input: requests,
+        out: &options.out,
+        max_body_bytes: config.http.limits.max_body_bytes,
+        concurrency: options.concurrency,
+    };
+    batch::run(&engine, &InProcess::new(http::router(state)), files)
 }
 
 /// Limits candle to one thread per op. Training already runs micro-batches in parallel, and candle's

@@ -59,8 +59,9 @@ pub enum CliCommand {
         #[command(flatten)]
         bench: Box<bench::BenchOptions>,
     },
-    /// Generate the model's answers to prompts, many at once, and write them to a corpus.
-    #[command(args_override_self = true)]
+    /// Generate the model's answers to prompts, many at once, and write them to a corpus; or answer the requests of a
+    /// batch file.
+    #[command(args_override_self = true, visible_alias = "run-batch")]
     Generate {
         #[command(flatten)]
         options: Box<CommonOptions>,

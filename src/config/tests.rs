@@ -480,6 +480,37 @@ fn prefixes_are_cached_unless_a_flag_or_a_key_says_no() {
     }
 }
 
+/// As vLLM's users call it.
+#[test]
+fn a_batch_has_two_files_and_no_prompts() {
+    for line in [
+        "run-batch --model m -i a -o b",
+        "generate --model m --input-file a --output-file b",
+        "generate m --input-file a --out b",
+    ] {
+        match command(line) {
+            Command::Generate(config, options) => {
+                assert_eq!(config.model.name, "m");
+                assert_eq!(options.input_file.as_deref(), Some(Path::new("a")));
+                assert_eq!((options.prompts, options.out.to_str()), (None, Some("b")));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    refused_with("generate --model m -o b", "--prompts");
+    refused_with("generate --model m -i a", "--out");
+    for flag in [
+        "--prompts p",
+        "--samples 2",
+        "--temperature 0",
+        "--top-p 1",
+        "--max-tokens 9",
+    ] {
+        let name = flag.split(' ').next().unwrap();
+        refused_with(&format!("generate --model m -i a -o b {flag}"), name);
+    }
+}
+
 #[test]
 fn enforce_eager_is_a_flag_and_a_key() {
     assert!(!accepted("--model m").load.enforce_eager);

@@ -1,5 +1,6 @@
 //! What the answer to a chat may contain, and what it must be.
 
+use super::checks::wrong;
 use super::choice::{MessageRules, ToolRules};
 use super::context::Context;
 use super::structured::Structured;
@@ -8,19 +9,20 @@ use foretoken_core::error::{Error, FieldPath, Result};
 use foretoken_core::sampling::Grammar;
 use foretoken_text::grammar::{GrammarSource, MAX_SOURCE_BYTES};
 use foretoken_text::{
-    Answer, Calls, HarmonyParser, ReasoningFormat, Signature, ToolFormat, answer_grammar,
+    Answer, Calls, Continued, HarmonyParser, ReasoningFormat, RenderedChat, Signature, ToolFormat,
+    answer_grammar,
 };
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
 impl Context<'_> {
-    /// Returns the rules for what the answer to `prompt` may contain besides content.
+    /// Returns the rules for what the answer to `chat` may contain besides content.
     ///
     /// # Errors
     /// `Invalid`, if the format in which the model writes calls is unknown.
     pub fn message_rules(
         &self,
-        prompt: &str,
+        chat: &RenderedChat,
         tools: &Tools,
         parallel: bool,
     ) -> Result<MessageRules> {
@@ -41,8 +43,14 @@ impl Context<'_> {
         let of_reasoning = format.map_or(&[][..], ReasoningFormat::markers);
         let of_tools = tool_format.map_or(&[][..], ToolFormat::markers);
         let markers = of_reasoning.iter().chain(of_tools);
+        let prompt = &chat.prompt;
         Ok(MessageRules {
-            reasoning: format.map(|format| (format, format.begins_with_reasoning(prompt))),
+            reasoning: match chat.continued {
+                None => format.map(|format| (format, format.begins_with_reasoning(prompt))),
+                Some(Continued::Thought) => format.map(|format| (format, true)),
+                Some(Continued::Content) => None,
+            },
+            continued: chat.continued,
             harmony: is_harmony.then(|| HarmonyParser::beginning(prompt).into()),
             markers: markers
                 .filter_map(|name| self.text.special_id(name))
@@ -89,6 +97,13 @@ impl Context<'_> {
         let forced = rules.tools.as_ref().is_some_and(|rules| rules.forced);
         match &asked {
             None if !forced => return Ok(None),
+            _ if !rules.begins_answer() => {
+                let field = asked.as_ref().filter(|_| !forced);
+                return wrong(
+                    field.map_or("tool_choice".into(), |(field, _)| field.clone()),
+                    "is not possible where the answer continues the last message: leave it out",
+                );
+            }
             Some((field, source)) if !rules.has_structure() => {
                 return self.compile(field, source).map(Some);
             }

@@ -42,7 +42,8 @@ impl Bodies {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let units = (limits.body_memory() / UNIT).clamp(1, Semaphore::MAX_PERMITS);
         Self {
-            max_bytes: limits.max_body_bytes,
+            // What takes more than all of the memory would never be received.
+            max_bytes: (limits.max_body_bytes).min(limits.body_memory().saturating_add(SMALL)),
             timeout: limits.timeout_body,
             memory: Arc::new(Semaphore::new(units)),
             small: Arc::new(Semaphore::new(cores)),

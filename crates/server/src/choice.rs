@@ -6,9 +6,8 @@ use super::stop::{StopMatcher, Stops};
 use foretoken_core::error::{Error, Result};
 use foretoken_engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
 use foretoken_text::{
-    Detokenizer, FreeformInput, HarmonyParser, MessageParser, Part, ReasoningFormat,
-    ReasoningParser, Signature,
-    Text, ThoughtParser, ToolFormat, ToolParser,
+    Continued, Detokenizer, FreeformInput, HarmonyParser, MessageParser, Part, ReasoningFormat,
+    ReasoningParser, Signature, Text, ThoughtParser, ToolFormat, ToolParser,
 };
 use rand::RngExt;
 use rand::distr::Alphanumeric;
@@ -53,6 +52,8 @@ pub(super) struct MessageRules {
     /// How reasoning is marked, and whether the text begins with it without saying so; `None` = reasoning is not looked
     /// for.
     pub reasoning: Option<(ReasoningFormat, bool)>,
+    /// The part of a message that the text goes on with; `None` = it is a message of its own.
+    pub continued: Option<Continued>,
     /// The end of the prompt, which begins the answer, if answers are messages in Harmony's channels.
     pub harmony: Option<Box<str>>,
     /// Whether reasoning is left out of the reply.
@@ -69,6 +70,33 @@ impl MessageRules {
     /// Whether there may be anything but content.
     pub fn has_structure(&self) -> bool {
         self.tools.is_some() || self.reasoning.is_some() || self.harmony.is_some()
+    }
+
+    /// Whether all of the answer is still to come, after the rest of a thought perhaps.
+    pub fn begins_answer(&self) -> bool {
+        match self.continued {
+            None => true,
+            Some(Continued::Thought) => self.reasoning.is_some(),
+            Some(Continued::Content) => false,
+        }
+    }
+
+    /// Reads what the model thinks.
+    fn reasoning_parser(&self) -> Option<ReasoningParser> {
+        let (format, reasons) = self.reasoning?;
+        Some(match self.continued {
+            Some(Continued::Thought) => ReasoningParser::within_reasoning(format),
+            _ => ReasoningParser::new(format, reasons),
+        })
+    }
+
+    /// Reads calls.
+    fn tool_parser(&self) -> Option<ToolParser> {
+        let parser = self.tools.as_ref()?.parser();
+        Some(match self.continued {
+            Some(Continued::Content) => parser.within_content(),
+            _ => parser,
+        })
     }
 }
 
@@ -292,13 +320,11 @@ impl Choice {
         Self {
             detokenizer: rules.detokenizer(),
             message: MessageParser {
-                reasoning: message
-                    .reasoning
-                    .map(|(format, reasons)| ReasoningParser::new(format, reasons)),
+                reasoning: message.reasoning_parser(),
                 thought: tools
                     .filter(|_| looks_in_thoughts)
                     .map(ToolRules::thought_parser),
-                tools: tools.map(ToolRules::parser),
+                tools: tools.and_then(|_| message.tool_parser()),
                 harmony,
             },
             rules,

@@ -9,6 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+/// The field of chats.
+pub(super) const FIELD: &str = "messages";
+
 /// A message of a chat.
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub(super) struct ChatMessage {
@@ -26,6 +29,9 @@ pub(super) struct ChatMessage {
     /// The call that a message of `tool` answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
+    /// Whether the answer continues this message, the last one: as `continue_final_message`.
+    #[serde(skip_serializing)]
+    pub prefix: Option<bool>,
     /// What else the template may ask for.
     #[serde(flatten)]
     pub others: Map<String, Value>,
@@ -199,7 +205,6 @@ impl CalledFunction {
 /// # Errors
 /// `Invalid`, naming the message and its key.
 pub(super) fn checked(mut messages: Vec<ChatMessage>) -> Result<Vec<ChatMessage>> {
-    const FIELD: &str = "messages";
     if messages.is_empty() {
         return wrong(FIELD, "must not be empty");
     }
@@ -207,4 +212,55 @@ pub(super) fn checked(mut messages: Vec<ChatMessage>) -> Result<Vec<ChatMessage>
         message.check(&FieldPath::from(FIELD).index(i))?;
     }
     Ok(messages)
+}
+
+/// The end of a chat's prompt, as a request asks for it.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct PromptEnd {
+    /// Whether the beginning of the answer follows the last message.
+    pub add_generation_prompt: Option<bool>,
+    /// Whether the prompt ends within the last message.
+    pub continue_final_message: Option<bool>,
+}
+
+impl PromptEnd {
+    /// Whether the answer continues the last message.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the field.
+    pub fn is_open(self, messages: &[ChatMessage]) -> Result<bool> {
+        let is_open = continues_last(messages, self.continue_final_message == Some(true))?;
+        if is_open && self.add_generation_prompt == Some(true) {
+            let what = "must be false where the answer continues the last message: leave it out";
+            return wrong("add_generation_prompt", what);
+        }
+        Ok(is_open)
+    }
+}
+
+/// Returns whether the answer continues the last of `messages`: because the request asks for it, or the message does.
+///
+/// # Errors
+/// `Invalid`, naming the message and its key, if it is not the last one that asks, or it cannot be continued.
+fn continues_last(messages: &[ChatMessage], is_asked: bool) -> Result<bool> {
+    let Some((last, before)) = messages.split_last() else {
+        return Ok(false);
+    };
+    let at = |i| FieldPath::from(FIELD).index(i);
+    if let Some(i) = before.iter().position(|m| m.prefix == Some(true)) {
+        return wrong(at(i).key("prefix"), "is possible in the last message only");
+    }
+    if !is_asked && last.prefix != Some(true) {
+        return Ok(false);
+    }
+    let at = at(before.len());
+    if last.role != "assistant" {
+        let what = "must be assistant in the last message where the answer continues it";
+        return wrong(at.key("role"), what);
+    }
+    if last.tool_calls.is_some() {
+        let what = "is not possible in the last message where the answer continues it";
+        return wrong(at.key("tool_calls"), what);
+    }
+    Ok(true)
 }

@@ -26,6 +26,7 @@ mod embeddings;
 mod encoding;
 mod error;
 pub mod fuzzing;
+mod in_process;
 mod info;
 mod limits;
 mod listener;
@@ -86,6 +87,7 @@ use tokio::sync::watch;
 
 pub use adapters::{AdapterLimits, Adapters};
 pub use defaults::SamplingDefaults;
+pub use in_process::{InProcess, WholeAnswer};
 pub use limits::HttpLimits;
 pub use origin::OriginOptions;
 pub use server_info::ServerInfo;

@@ -200,6 +200,7 @@ impl Context<'_> {
         plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
         plan.rules.logprobs = wanted;
 
+        let end = fields.prompt_end();
         let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
         let mut thinking_plan = self.thinking(ThinkingFields {
@@ -209,17 +210,17 @@ impl Context<'_> {
             thinking,
             token_budget: fields.thinking_token_budget,
         })?;
-        let prompt = self.chat_prompt(
+        let chat = self.chat_prompt(
             messages,
             &tools.list,
-            fields.add_generation_prompt,
+            end,
             thinking_plan.variables.take(),
         )?;
         let parallel = fields.parallel_tool_calls.unwrap_or(true);
         let is_shown = fields.include_reasoning.or(is_hidden.then_some(false));
         plan.rules.message = MessageRules {
             hide_reasoning: is_shown == Some(false),
-            ..self.message_rules(&prompt, &tools, parallel)?
+            ..self.message_rules(&chat, &tools, parallel)?
         };
         let grammar = self.answer_grammar(&structured, &tools, &plan.rules.message)?;
         plan.rules.message.has_grammar = grammar.is_some();
@@ -230,7 +231,7 @@ impl Context<'_> {
         }
         let special = fields.add_special_tokens.unwrap_or(false);
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
-        let ids = self.encode_chat(&prompt, special, keep)?;
+        let ids = self.encode_chat(&chat.prompt, special, keep)?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let prompts = vec![PromptTokens { ids, echo: None }];
         let max_tokens = |prompt: &[u32]| {

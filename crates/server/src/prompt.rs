@@ -2,16 +2,16 @@
 
 use super::choice::Echo;
 use super::context::Context;
-use super::conversation::{ChatMessage, checked};
+use super::conversation::{self, ChatMessage, PromptEnd, checked};
 use super::wire::{PromptInput, wrong};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_text::{Chat, LiteralText};
+use foretoken_text::{Chat, LiteralText, RenderedChat};
 use serde_json::{Map, Value, to_value};
 use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The field of chats.
-const MESSAGES: &str = "messages";
+const MESSAGES: &str = conversation::FIELD;
 
 /// One prompt of a request.
 pub(super) struct PromptTokens {
@@ -33,7 +33,7 @@ pub(super) struct PromptOptions<'a> {
 }
 
 impl Context<'_> {
-    /// The text of a chat's prompt. The template writes BOS itself.
+    /// The prompt of a chat. The template writes BOS itself.
     ///
     /// # Errors
     /// `Invalid`, naming the message.
@@ -41,11 +41,12 @@ impl Context<'_> {
         &self,
         messages: Vec<ChatMessage>,
         tools: &[Value],
-        add_generation_prompt: Option<bool>,
+        end: PromptEnd,
         extra: Option<Map<String, Value>>,
-    ) -> Result<String> {
-        let messages: serde_json::Result<Vec<Value>> =
-            checked(messages)?.iter().map(to_value).collect();
+    ) -> Result<RenderedChat> {
+        let messages = checked(messages)?;
+        let is_open = end.is_open(&messages)?;
+        let messages: serde_json::Result<Vec<Value>> = messages.iter().map(to_value).collect();
         let mut messages = messages.map_err(|e| Error::internal(format!("messages: {e}")))?;
         let (mut tools, mut extra) = (Cow::from(tools), extra.unwrap_or_default());
         if let Some(literal) = self.literal {
@@ -60,10 +61,16 @@ impl Context<'_> {
         let chat = Chat {
             messages: &messages,
             tools: &tools,
-            add_generation_prompt: add_generation_prompt.unwrap_or(true),
+            add_generation_prompt: end.add_generation_prompt.unwrap_or(true),
             extra: &extra,
         };
-        self.text.render(chat, self.tool_format)
+        if is_open {
+            return self.text.render_open(chat, self.tool_format);
+        }
+        Ok(RenderedChat {
+            prompt: self.text.render(chat, self.tool_format)?,
+            continued: None,
+        })
     }
 
     /// The token ids of a chat's prompt, or the last `keep` of them.

@@ -144,7 +144,7 @@ impl Context<'_> {
         plan: &ThinkingPlan,
         rules: &MessageRules,
     ) -> Option<ThoughtLimit> {
-        let is_open = rules.reasoning?;
+        let (_, is_open) = rules.reasoning?;
         let max_tokens = plan.max_tokens.filter(|_| is_open || !plan.only_open)?;
         Some(ThoughtLimit {
             marks: self.thoughts?.clone(),

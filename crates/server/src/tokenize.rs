@@ -29,6 +29,7 @@ impl Context<'_> {
     pub(super) fn tokenize(&self, body: &[u8]) -> Result<Tokens> {
         let body: Tokenize = read_body(body)?;
         self.model(body.model.as_deref())?;
+        let end = body.prompt_end();
         let tokens = match (body.prompt, body.messages) {
             (Some(prompt), None) => {
                 self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))?
@@ -41,14 +42,14 @@ impl Context<'_> {
                     thinking: body.thinking,
                     ..ThinkingFields::default()
                 })?;
-                let prompt = self.chat_prompt(
+                let chat = self.chat_prompt(
                     messages,
                     &Tools::only(body.tools)?.list,
-                    body.add_generation_prompt,
+                    end,
                     thinking.variables,
                 )?;
                 let special = body.add_special_tokens.unwrap_or(false);
-                self.encode_chat(&prompt, special, None)?
+                self.encode_chat(&chat.prompt, special, None)?
             }
             _ => {
                 let message = "exactly one of prompt and messages is required";

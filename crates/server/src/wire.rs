@@ -4,7 +4,7 @@
 pub(super) use super::checks::{required, wrong};
 
 use super::content::{ContentPart, TextOr};
-use super::conversation::ChatMessage;
+use super::conversation::{ChatMessage, PromptEnd};
 use super::others::NoOthers;
 use super::tool_choice::ToolChoice;
 use super::tools::Tool;
@@ -206,6 +206,8 @@ pub(super) struct ChatFields {
     pub top_logprobs: Option<usize>,
     pub max_completion_tokens: Option<usize>,
     pub add_generation_prompt: Option<bool>,
+    /// Whether the answer continues the last message, which must be of the assistant.
+    pub continue_final_message: Option<bool>,
     pub add_special_tokens: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
     pub tools: Option<Vec<Tool>>,
@@ -278,10 +280,32 @@ pub(super) struct Tokenize {
     pub tools: Option<Vec<Tool>>,
     pub add_special_tokens: Option<bool>,
     pub add_generation_prompt: Option<bool>,
+    /// Whether the prompt ends within the last message, which must be of the assistant.
+    pub continue_final_message: Option<bool>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
     pub reasoning_effort: Option<String>,
     pub enable_thinking: Option<bool>,
     pub thinking: Option<ThinkingField>,
+}
+
+impl ChatFields {
+    /// The end of the prompt.
+    pub fn prompt_end(&self) -> PromptEnd {
+        PromptEnd {
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+        }
+    }
+}
+
+impl Tokenize {
+    /// The end of a chat's prompt.
+    pub fn prompt_end(&self) -> PromptEnd {
+        PromptEnd {
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+        }
+    }
 }
 
 /// The body of `/detokenize`.

@@ -9,6 +9,7 @@ mod backtrack;
 mod bound;
 mod canonical;
 mod chats;
+mod continued;
 mod detokenizer;
 mod folder;
 mod gguf;
@@ -31,6 +32,7 @@ mod thought_marks;
 mod tools;
 mod unigram;
 
+pub use continued::{Continued, RenderedChat};
 pub use detokenizer::Detokenizer;
 pub use harmony::HarmonyParser;
 pub use literal::LiteralText;

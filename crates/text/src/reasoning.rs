@@ -251,6 +251,16 @@ impl clap::ValueEnum for ReasoningFormat {
     }
 }
 
+/// Whether a message that begins with `text` goes on with reasoning, in any format.
+pub(super) fn ends_in_thought(text: &str) -> bool {
+    let text = text.trim_start();
+    let is_open = |marks: &Marks| {
+        let has_begun = marks.begin.iter().any(|begin| text.starts_with(begin));
+        has_begun && !marks.end.iter().any(|end| text.contains(end))
+    };
+    FORMATS.iter().any(is_open)
+}
+
 /// Splits a model's text into reasoning and the rest, however it is cut into pieces. Space around the
 /// reasoning is dropped.
 #[derive(Debug)]
@@ -287,6 +297,15 @@ impl ReasoningParser {
         Self {
             marks: format.marks(),
             state: ReasoningState::Start { reasons },
+            held: String::new(),
+        }
+    }
+
+    /// Reads a text that goes on with what the model thinks.
+    pub fn within_reasoning(format: ReasoningFormat) -> Self {
+        Self {
+            marks: format.marks(),
+            state: ReasoningState::Reasoning { blank: false },
             held: String::new(),
         }
     }

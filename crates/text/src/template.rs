@@ -232,4 +232,4 @@ fn compile(environment: &mut Environment<'static>, source: &str) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

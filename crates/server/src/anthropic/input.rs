@@ -29,6 +29,13 @@ enum TurnRole {
     System,
 }
 
+impl MessageTurn {
+    /// Whether the model wrote it, so that its answer continues it if it is the last one.
+    pub fn is_answer(&self) -> bool {
+        self.role == TurnRole::Assistant
+    }
+}
+
 /// A part of a message.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct InputBlock {
@@ -149,22 +156,22 @@ pub(super) fn messages(
     turns: Vec<MessageTurn>,
 ) -> Result<Vec<ChatMessage>> {
     const FIELD: &str = "messages";
-    match turns.last() {
-        None => return wrong(FIELD, "must not be empty"),
-        Some(last) if last.role == TurnRole::Assistant => {
-            let what =
-                "must end with a message of the user: to continue an answer is not supported";
-            return wrong(FIELD, what);
-        }
-        Some(_) => {}
-    }
+    let Some(last) = turns.len().checked_sub(1) else {
+        return wrong(FIELD, "must not be empty");
+    };
     let system = system.map(|system| ChatMessage::new("system", system.lines()));
     let mut messages = Vec::from_iter(system);
     for (i, turn) in turns.into_iter().enumerate() {
         let at = FieldPath::from(FIELD).index(i).key("content");
         match turn.role {
             TurnRole::User => turn_of("user", &at, turn.content, &mut messages)?,
-            TurnRole::Assistant => messages.push(assistant(&at, turn.content)?),
+            TurnRole::Assistant => {
+                let message = assistant(&at, turn.content)?;
+                if i == last {
+                    check_open(&at, &message)?;
+                }
+                messages.push(message);
+            }
             TurnRole::System => turn_of("system", &at, turn.content, &mut messages)?,
         }
     }
@@ -216,6 +223,23 @@ fn says(role: &str, text: String, messages: &mut Vec<ChatMessage>) {
         }
         None => messages.push(ChatMessage::new(role, text)),
     }
+}
+
+/// Checks the last message of the model, which its answer continues.
+fn check_open(at: &FieldPath, message: &ChatMessage) -> Result<()> {
+    if message.tool_calls.is_some() {
+        return wrong(
+            at,
+            "must have no tool_use in the last message: a message of the user must follow it with the tool_result",
+        );
+    }
+    if message.content.ends_with(char::is_whitespace) {
+        return wrong(
+            at,
+            "must not end with white space in the last message, which the answer continues",
+        );
+    }
+    Ok(())
 }
 
 fn assistant(at: &FieldPath, content: TextOr<InputBlock>) -> Result<ChatMessage> {
@@ -325,7 +349,15 @@ mod tests {
         let both = |content: Value| json!([{"role": "assistant", "content": content}, {"role": "user", "content": "x"}]);
         for (turns, field) in [
             (json!([]), "messages"),
-            (json!([{"role": "assistant", "content": "x"}]), "messages"),
+            (
+                json!([{"role": "assistant", "content": "x "}]),
+                "messages[0].content",
+            ),
+            (
+                json!([{"role": "assistant", "content": [
+                    {"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]),
+                "messages[0].content",
+            ),
             (user(json!(1)), "messages[0].content"),
             (json!([["user", "x"]]), "messages[0]"),
             (user(json!([["text", "x"]])), "messages[0].content[0]"),

@@ -124,7 +124,8 @@ impl Context<'_> {
         let chat = self.message_chat(body)?;
         self.model(chat.common.model.as_deref())?;
         let fields = chat.fields;
-        let prompt = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
+        let end = fields.prompt_end();
+        let chat = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
             let messages = fields.messages.unwrap_or_default();
             let thinking = self.thinking(ThinkingFields {
                 variables: fields.chat_template_kwargs,
@@ -133,9 +134,9 @@ impl Context<'_> {
                 thinking: fields.thinking,
                 token_budget: fields.thinking_token_budget,
             })?;
-            self.chat_prompt(messages, &tools.list, None, thinking.variables)
+            self.chat_prompt(messages, &tools.list, end, thinking.variables)
         });
-        let prompt = prompt.map_err(|e| e.renamed(&NAMES))?;
+        let prompt = chat.map_err(|e| e.renamed(&NAMES))?.prompt;
         let input_tokens = self.encode_chat(&prompt, false, None)?.len();
         Ok(TokenCount { input_tokens })
     }
@@ -162,6 +163,7 @@ impl Context<'_> {
             common.stop = Some(TextOr::List(sequences));
         }
         let turns = fields.messages.unwrap_or_default();
+        let is_open = turns.last().is_some_and(MessageTurn::is_answer);
         let config = fields.output_config.unwrap_or_default();
         let mut format = config.format.or(fields.output_format);
         if let Some(format) = &mut format {
@@ -175,6 +177,7 @@ impl Context<'_> {
             common,
             fields: wire::ChatFields {
                 messages: Some(input::messages(fields.system, turns)?),
+                continue_final_message: is_open.then_some(true),
                 tools: fields.tools.map(tools).transpose()?,
                 tool_choice: fields.tool_choice.map(tool_choice).transpose()?,
                 parallel_tool_calls: parallel.or(fields.parallel_tool_calls),

@@ -171,6 +171,19 @@ fn the_prompt_says_whether_a_text_begins_with_reasoning() {
     }
 }
 
+/// What comes first is no beginning of reasoning: its space is part of it.
+#[test]
+fn reasoning_goes_on() {
+    let mut parser = ReasoningParser::within_reasoning(ReasoningFormat::Qwen3);
+    let mut parts = Vec::new();
+    let content = parser.push(" b</think>\n\nc", &mut parts) + &parser.finish(&mut parts);
+    assert_eq!(parts, [Part::Reasoning(" b".into())]);
+    assert_eq!(content, "c");
+    assert!(ends_in_thought("\n<think>a") && ends_in_thought("<think>"));
+    assert!(ends_in_thought("[THINK]a</think>"));
+    assert!(!ends_in_thought("<think>a</think>") && !ends_in_thought("a <think>"));
+}
+
 proptest! {
     #[test]
     fn pieces_change_nothing(

@@ -2,7 +2,7 @@
 
 mod jinja;
 mod limits;
-mod models;
+pub(crate) mod models;
 mod roles;
 mod tools;
 

@@ -14,7 +14,7 @@ mod python_call;
 mod signature;
 mod syntax;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod whole;
 mod xml;
 

@@ -81,6 +81,12 @@ impl ToolParser {
         }
     }
 
+    /// Reads a text that goes on with the content of a message. Where calls are the whole message, it has none.
+    pub fn within_content(mut self) -> Self {
+        self.started = true;
+        self
+    }
+
     /// Whether all calls that may be made are complete. What follows is not read.
     pub fn is_full(&self) -> bool {
         let between = matches!(self.state, CallState::Content | CallState::Between(_));

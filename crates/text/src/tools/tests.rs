@@ -2,7 +2,7 @@ mod fallback;
 mod families;
 mod grammar;
 mod round_trip;
-mod templates;
+pub(crate) mod templates;
 
 use super::*;
 use crate::part::{Part, joined, pieces};

@@ -6,7 +6,7 @@ use crate::tools::{Signature, ToolFormat, ToolParser};
 use crate::{Part, Text};
 use serde_json::{Map, Value, json};
 
-const QWEN: &str = r#"{%- if tools %}
+pub(crate) const QWEN: &str = r#"{%- if tools %}
     {{- '<|im_start|>system\n' }}
     {%- if messages[0]['role'] == 'system' %}
         {{- messages[0]['content'] }}
@@ -58,7 +58,7 @@ const QWEN: &str = r#"{%- if tools %}
 {%- endif %}
 "#;
 
-const LLAMA: &str = r#"{{- bos_token }}
+pub(crate) const LLAMA: &str = r#"{{- bos_token }}
 {%- if not tools_in_user_message is defined %}
     {%- set tools_in_user_message = true %}
 {%- endif %}
@@ -121,7 +121,7 @@ const LLAMA: &str = r#"{{- bos_token }}
 {%- endif %}
 "#;
 
-const MISTRAL: &str = r#"{%- if messages[0]["role"] == "system" %}
+pub(crate) const MISTRAL: &str = r#"{%- if messages[0]["role"] == "system" %}
     {%- set system_message = messages[0]["content"] %}
     {%- set loop_messages = messages[1:] %}
 {%- else %}

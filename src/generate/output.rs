@@ -1,0 +1,122 @@
+//! Files of JSON lines to which a command appends, so that it can go on where it stopped.
+
+use crate::error::{Error, Result};
+use serde::Serialize;
+use std::collections::HashSet;
+use std::fs::File;
+use std::hash::Hash;
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A file to which lines are appended, and the keys of those that it had.
+pub(super) struct Output<K> {
+    path: PathBuf,
+    file: File,
+    done: HashSet<K>,
+}
+
+impl<K: Eq + Hash> Output<K> {
+    /// Opens or creates the file and removes an incomplete last line. `key` reads the key of a line, if it has one.
+    /// `what` is the kind of line.
+    ///
+    /// # Errors
+    /// `Setup`, if the file cannot be read, or has other lines.
+    pub fn open(
+        path: &Path,
+        what: &str,
+        key: impl Fn(&[u8]) -> serde_json::Result<Option<K>>,
+    ) -> Result<Self> {
+        let unreadable = |e| Error::in_file(path, e);
+        if path.exists() && !path.is_file() {
+            return Err(Error::in_file(path, "is no file that can hold lines"));
+        }
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(unreadable)?;
+        let mut reader = BufReader::new(&file);
+        let (mut line, mut complete_len, mut number) = (Vec::new(), 0, 0);
+        let mut done = HashSet::new();
+        while reader.read_until(b'\n', &mut line).map_err(unreadable)? > 0 && line.ends_with(b"\n")
+        {
+            number += 1;
+            complete_len += line.len() as u64;
+            let key = key(&line).map_err(|e| {
+                let what = format!("line {number} is no {what}, choose another --out: {e}");
+                Error::in_file(path, what)
+            })?;
+            done.extend(key);
+            line.clear();
+        }
+        file.set_len(complete_len)
+            .and_then(|()| file.seek(SeekFrom::End(0)))
+            .map_err(unreadable)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            done,
+        })
+    }
+
+    /// The keys of the lines that the file had.
+    pub fn done(&self) -> &HashSet<K> {
+        &self.done
+    }
+
+    /// Appends one line with a single write.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file, if it cannot be written.
+    pub fn add(&mut self, line: &impl Serialize) -> Result<()> {
+        let mut json =
+            serde_json::to_string(line).map_err(|e| Error::internal(format!("a line: {e}")))?;
+        json.push('\n');
+        self.file
+            .write_all(json.as_bytes())
+            .map_err(|e| Error::in_file(&self.path, e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(path: &Path) -> Result<Output<u32>> {
+        Output::open(path, "number", |line| serde_json::from_slice(line))
+    }
+
+    /// A full disk is an error that names the file.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_line_that_cannot_be_written_is_an_error() {
+        let mut output = Output::<u32> {
+            path: "corpus.jsonl".into(),
+            file: File::options().write(true).open("/dev/full").unwrap(),
+            done: HashSet::new(),
+        };
+        let error = output.add(&"text").unwrap_err().to_string();
+        assert!(error.starts_with("corpus.jsonl: No space left"), "{error}");
+        let error = open(Path::new("/dev/full")).err().unwrap();
+        assert!(error.to_string().contains("is no file"), "{error}");
+    }
+
+    #[test]
+    fn an_incomplete_line_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines");
+        std::fs::write(&path, "1\nnull\n22").unwrap();
+        let mut output = open(&path).unwrap();
+        assert_eq!(output.done(), &HashSet::from([1]));
+        output.add(&3).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\nnull\n3\n");
+        std::fs::write(&path, "1\nx\n").unwrap();
+        let error = open(&path).err().unwrap().to_string();
+        assert!(
+            error.contains("line 2 is no number, choose another --out"),
+            "{error}"
+        );
+    }
+}
