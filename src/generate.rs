@@ -82,13 +82,13 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &GenerateOptions) -> Res
             "{too_long} of {all} prompts do not fit in {context} tokens and are skipped"
         ));
     }
-    let mut corpus = Output::open(&options.out, "text of a corpus", |line| {
+    let (mut corpus, done) = Output::open(&options.out, "text of a corpus", |line| {
         serde_json::from_slice::<CorpusAnswer>(line).map(|line| Some((line.id, line.sample)))
     })?;
     let mut tasks = Vec::new();
     for (place, prompt) in prompts.iter().enumerate() {
         for sample in 0..options.samples {
-            let is_done = corpus.done().contains(&(prompt.id.clone(), sample));
+            let is_done = done.contains(&(prompt.id.clone(), sample));
             if prompt.tokens.len() < context && !is_done {
                 tasks.push((place, prompt, sample));
             }
@@ -97,11 +97,11 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &GenerateOptions) -> Res
     if prompts.len() == too_long {
         return Err(Error::in_file(file, "there are no prompts to answer"));
     }
-    if !corpus.done().is_empty() {
+    if !done.is_empty() {
         say(format_args!(
             "{} holds {} texts already; {} are to be generated",
             options.out.display(),
-            corpus.done().len(),
+            done.len(),
             tasks.len()
         ));
     }
@@ -116,7 +116,7 @@ async fn generate_all(
     text: &Text,
     options: &GenerateOptions,
     tasks: Vec<(usize, &Prompt, usize)>,
-    corpus: &mut Output<(String, usize)>,
+    corpus: &mut Output,
 ) -> Result<()> {
     let mut progress = Progress::new("generating", "texts", tasks.len() as u64);
     let started = Instant::now();

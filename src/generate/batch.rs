@@ -114,28 +114,28 @@ struct LineRequest {
 /// `Setup`: a file cannot be read or written, or `out` has other lines. `Internal`: the engine failed. Answers written
 /// before the error stay.
 pub fn run(engine: &EngineHandle, api: &InProcess, files: BatchFiles<'_>) -> Result<()> {
-    let all = Lines::open(files)?.count();
+    let all = Lines::open(files)?.try_fold(0, |all, (_, line)| line.map(|_| all + 1))?;
     if all == 0 {
         return Err(Error::in_file(
             files.input,
             "there are no requests to answer",
         ));
     }
-    let mut answers = Output::open(files.out, "answer of a batch", |line| {
+    let (mut answers, done) = Output::open(files.out, "answer of a batch", |line| {
         serde_json::from_slice::<Answered>(line).map(|line| line.custom_id)
     })?;
-    let done = answers.done().len();
-    if done > 0 {
+    if !done.is_empty() {
         say(format_args!(
-            "{} holds {done} answers already; their requests are left out",
-            files.out.display()
+            "{} holds {} answers already; their requests are left out",
+            files.out.display(),
+            done.len()
         ));
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
-    runtime.block_on(answer_all(engine, api, files, all, &mut answers))
+    runtime.block_on(answer_all(engine, api, files, all, &done, &mut answers))
 }
 
 async fn answer_all(
@@ -143,15 +143,15 @@ async fn answer_all(
     api: &InProcess,
     files: BatchFiles<'_>,
     all: usize,
-    answers: &mut Output<String>,
+    done: &HashSet<String>,
+    answers: &mut Output,
 ) -> Result<()> {
     let mut progress = Progress::new("answering", "requests", all as u64);
     let ids = RandomState::new();
-    let done = answers.done().clone();
     let mut seen = HashSet::new();
     let asked = Lines::open(files)?.filter_map(|(number, line)| match line {
         Err(e) => Some(Err(e)),
-        Ok(line) => asked(number, &line, files.max_body_bytes, &mut seen, &done).map(Ok),
+        Ok(line) => asked(number, &line, files.max_body_bytes, &mut seen, done).map(Ok),
     });
     let width = files.concurrency.min(engine.limits().max_waiting);
     let mut lines = stream::iter(asked)

@@ -8,24 +8,23 @@ use std::hash::Hash;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// A file to which lines are appended, and the keys of those that it had.
-pub(super) struct Output<K> {
+/// A file to which lines are appended.
+pub(super) struct Output {
     path: PathBuf,
     file: File,
-    done: HashSet<K>,
 }
 
-impl<K: Eq + Hash> Output<K> {
-    /// Opens or creates the file and removes an incomplete last line. `key` reads the key of a line, if it has one.
-    /// `what` is the kind of line.
+impl Output {
+    /// Opens or creates the file and removes an incomplete last line. Returns the keys of its lines, too: `key` reads
+    /// that of a line, if it has one. `what` is the kind of line.
     ///
     /// # Errors
     /// `Setup`, if the file cannot be read, or has other lines.
-    pub fn open(
+    pub fn open<K: Eq + Hash>(
         path: &Path,
         what: &str,
         key: impl Fn(&[u8]) -> serde_json::Result<Option<K>>,
-    ) -> Result<Self> {
+    ) -> Result<(Self, HashSet<K>)> {
         let unreadable = |e| Error::in_file(path, e);
         if path.exists() && !path.is_file() {
             return Err(Error::in_file(path, "is no file that can hold lines"));
@@ -54,16 +53,8 @@ impl<K: Eq + Hash> Output<K> {
         file.set_len(complete_len)
             .and_then(|()| file.seek(SeekFrom::End(0)))
             .map_err(unreadable)?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            done,
-        })
-    }
-
-    /// The keys of the lines that the file had.
-    pub fn done(&self) -> &HashSet<K> {
-        &self.done
+        let path = path.to_owned();
+        Ok((Self { path, file }, done))
     }
 
     /// Appends one line with a single write.
@@ -84,7 +75,7 @@ impl<K: Eq + Hash> Output<K> {
 mod tests {
     use super::*;
 
-    fn open(path: &Path) -> Result<Output<u32>> {
+    fn open(path: &Path) -> Result<(Output, HashSet<u32>)> {
         Output::open(path, "number", |line| serde_json::from_slice(line))
     }
 
@@ -92,10 +83,9 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_line_that_cannot_be_written_is_an_error() {
-        let mut output = Output::<u32> {
+        let mut output = Output {
             path: "corpus.jsonl".into(),
             file: File::options().write(true).open("/dev/full").unwrap(),
-            done: HashSet::new(),
         };
         let error = output.add(&"text").unwrap_err().to_string();
         assert!(error.starts_with("corpus.jsonl: No space left"), "{error}");
@@ -108,8 +98,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lines");
         std::fs::write(&path, "1\nnull\n22").unwrap();
-        let mut output = open(&path).unwrap();
-        assert_eq!(output.done(), &HashSet::from([1]));
+        let (mut output, done) = open(&path).unwrap();
+        assert_eq!(done, HashSet::from([1]));
         output.add(&3).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\nnull\n3\n");
         std::fs::write(&path, "1\nx\n").unwrap();

@@ -242,8 +242,7 @@ fn run_batch_reads_and_writes_files() {
         folder.path().join("in.jsonl"),
         folder.path().join("out.jsonl"),
     );
-    let body =
-        json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "temperature": 0});
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "ignore_eos": true});
     let lines = [line("1", CHAT, &body), line("2", CHAT, &json!({}))];
     std::fs::write(&input, lines.join("\n")).unwrap();
     let files = ["-i", input.to_str().unwrap(), "-o", out.to_str().unwrap()];
