@@ -171,6 +171,7 @@ impl Context<'_> {
             early_stopping: fields.early_stopping,
         };
         let has_tools = fields.tools.as_ref().is_some_and(|tools| !tools.is_empty());
+        let end = fields.prompt_end();
         let thinking = fields.thinking;
         let has_budget = thinking.as_ref().is_some_and(ThinkingField::has_budget);
         let is_hidden = thinking.as_ref().is_some_and(ThinkingField::is_hidden);
@@ -200,7 +201,6 @@ impl Context<'_> {
         plan.template.logprobs = wanted.then(|| top.unwrap_or(0));
         plan.rules.logprobs = wanted;
 
-        let end = fields.prompt_end();
         let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
         let mut thinking_plan = self.thinking(ThinkingFields {
