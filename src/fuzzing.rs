@@ -24,7 +24,7 @@ use tokenizers::{AddedToken, Tokenizer};
 type FuzzTarget = fn(&[u8]) -> Result<()>;
 
 /// The targets by name, which is also that of their corpus.
-pub const TARGETS: [(&str, FuzzTarget); 19] = [
+pub const TARGETS: [(&str, FuzzTarget); 20] = [
     ("chat", |bytes| {
         read(&TEXT, bytes, FuzzedApi::Chat(ToolFormat::Hermes))
     }),
@@ -33,6 +33,10 @@ pub const TARGETS: [(&str, FuzzTarget); 19] = [
     }),
     ("response", |bytes| read(&TEXT, bytes, FuzzedApi::Response)),
     ("message", |bytes| read(&TEXT, bytes, FuzzedApi::Message)),
+    ("ollama", |bytes| {
+        check(read(&TEXT, bytes, FuzzedApi::OllamaChat));
+        read(&TEXT, bytes, FuzzedApi::OllamaGenerate)
+    }),
     ("tokenize", |bytes| {
         check(read(&TEXT, bytes, FuzzedApi::Tokenize));
         read(&TEXT, bytes, FuzzedApi::Detokenize)

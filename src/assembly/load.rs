@@ -8,11 +8,12 @@ use crate::bench::ReportNames;
 use crate::config::{Config, TablesOptions};
 use crate::engine::{self, EngineHandle, EngineOptions, EngineThread};
 use crate::error::{Error, Result};
-use crate::http::{Adapters, ServerInfo};
-use crate::model::{self, EmbeddingSpec, Model, ModelSource};
+use crate::http::{Adapters, ModelFiles, ServerInfo};
+use crate::model::{self, EmbeddingSpec, LoadOptions, Model, ModelSource};
 use crate::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, Tables};
 use crate::text::Text;
 use crate::train::learn::Learning;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A running engine and its tokenizer.
@@ -96,10 +97,14 @@ pub fn load_with(
     if let Some(learner) = learner {
         learn::start(learner, &engine)?;
     }
-    let source = plan.target.checkpoint.source;
+    let (source, options) = (plan.target.checkpoint.source, plan.target.checkpoint.options);
+    let info = ServerInfo {
+        files: files(&source, &options)?,
+        ..info(config, &source, device, blocks)
+    };
     let loaded = Loaded {
         draft_operations,
-        info: info(config, &source, device, blocks),
+        info,
         engine,
         text,
         source,
@@ -139,7 +144,29 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
         prefix_caching: !engine.no_prefix_caching,
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
+        files: ModelFiles::default(),
     }
+}
+
+/// Describes the files of a model by their headers.
+fn files(source: &ModelSource, options: &LoadOptions) -> Result<ModelFiles> {
+    let (model, inventory) = model::inspect(source, options)?;
+    let mut values = BTreeMap::<&str, u64>::new();
+    for entry in &inventory.entries {
+        *values.entry(&entry.stored).or_default() += entry.elements;
+    }
+    let most = values.into_iter().max_by_key(|(_, values)| *values);
+    let format = match source {
+        ModelSource::Gguf(_) => "gguf",
+        ModelSource::Folder(_) => "safetensors",
+    };
+    Ok(ModelFiles {
+        format: format.into(),
+        architecture: model.config().architecture.clone(),
+        parameters: inventory.sum(|entry| entry.elements),
+        quantization: most.map_or_else(String::new, |(name, _)| name.to_owned()),
+        bytes: inventory.sum(|entry| entry.stored_bytes),
+    })
 }
 
 /// Builds a drafter; `link` connects it with a learner.

@@ -3,7 +3,7 @@
 use crate::common::server::{EOS, LONG, Server, error, greedy, slow};
 use crate::common::{MAX_LEN, Toy, VOCAB};
 use foretoken::engine::EngineOptions;
-use foretoken::http::{AppState, ServerInfo};
+use foretoken::http::{AppState, ModelFiles, ServerInfo};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ fn info() -> ServerInfo {
         prefix_caching: true,
         max_num_seqs: 64,
         max_num_batched_tokens: 2048,
+        files: ModelFiles::default(),
     }
 }
 

@@ -15,6 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The rules that all choices of a request share.
 #[derive(Debug, Default)]
@@ -158,6 +159,8 @@ pub(super) struct Choice {
     /// Sum of the tokens' log-probabilities, if the engine computes them.
     logprob: f64,
     spec: SpecUsage,
+    /// When its first token came.
+    first_token: Option<Instant>,
 }
 
 /// The addition of one event to a choice.
@@ -338,6 +341,7 @@ impl Choice {
             cached_tokens: 0,
             logprob: 0.0,
             spec: SpecUsage::default(),
+            first_token: None,
         }
     }
 
@@ -361,6 +365,11 @@ impl Choice {
         self.logprob / self.completion_tokens.max(1) as f64
     }
 
+    /// When its first token came; `None` = there is none yet.
+    pub fn first_token(&self) -> Option<Instant> {
+        self.first_token
+    }
+
     /// Speculation figures so far.
     pub fn spec(&self) -> SpecUsage {
         self.spec
@@ -380,6 +389,7 @@ impl Choice {
                 spec,
                 cached_tokens,
             } => {
+                self.first_token.get_or_insert_with(Instant::now);
                 self.cached_tokens = cached_tokens;
                 let before = std::mem::replace(&mut self.spec, spec);
                 let known = self.completion_tokens;

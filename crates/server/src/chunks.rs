@@ -5,16 +5,17 @@ use super::error;
 use super::openai::Job;
 use super::reply::{ReplyHeader, event};
 use super::reply_objects::ChunkUsage;
-use super::stream::Shape;
+use super::stream::{Shape, sse};
 use axum::body::Body;
 use axum::http::header;
-use axum::response::sse::Event;
+use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::Error;
 use foretoken_text::Text;
 use futures_util::stream;
 use std::convert::Infallible;
 use std::sync::Arc;
+use tokio_stream::Stream;
 
 /// The state of a reply.
 pub(super) struct Chunks {
@@ -54,6 +55,8 @@ impl Chunks {
 }
 
 impl Shape for Chunks {
+    type Event = Event;
+
     fn id(&self) -> &str {
         &self.header.id
     }
@@ -99,5 +102,9 @@ impl Shape for Chunks {
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
         vec![event(&error::body(error))]
+    }
+
+    fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
+        sse(events, KeepAlive::default())
     }
 }

@@ -49,6 +49,14 @@ struct VectorOptions {
     format: EncodingFormat,
 }
 
+/// The token ids of an input that are kept.
+#[derive(Debug, Clone, Copy)]
+enum Keep {
+    All,
+    Last(usize),
+    First(usize),
+}
+
 /// The answer to an embedding request.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct EmbeddingList {
@@ -70,7 +78,7 @@ struct EmbeddingObject {
 
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Vector {
+pub(super) enum Vector {
     Float(Vec<f32>),
     /// The bytes of f32 in little-endian order.
     Base64(String),
@@ -89,12 +97,24 @@ pub(super) async fn embeddings(
     body: SentBody,
 ) -> Result<Response, Refused> {
     let read = state.read(body, |context, body| context.embedding(body));
-    let job = read.await?;
+    Ok(answer(&state, &caller, read.await?, EmbeddingList::of).await?)
+}
+
+/// Computes the vectors of `job`, and answers with what `object` makes of them.
+///
+/// # Errors
+/// `QueueFull`, or the engine's.
+pub(super) async fn answer<T: Serialize + Send + 'static>(
+    state: &AppState,
+    caller: &Caller,
+    job: EmbeddingJob,
+    object: impl FnOnce(Vectors) -> T + Send + 'static,
+) -> Result<Response> {
     let _in_flight = state.load.enter();
     let turns = &state.embedding_turns;
     let values = job.requests.len() * job.vectors.dimensions;
     let room = turns.room(values * VALUE_BYTES).await?;
-    let mut data = Vec::with_capacity(job.requests.len());
+    let mut list = Vec::with_capacity(job.requests.len());
     let mut rest = job.requests;
     while !rest.is_empty() {
         let (count, _turn) = turns.next(&rest, state.engine.limits()).await?;
@@ -106,30 +126,58 @@ pub(super) async fn embeddings(
         // Whoever leaves drops these, which cancels them.
         for events in state.engine.submit_all(requests)? {
             let computed = events.collect().await?.embedding;
-            data.push(EmbeddingObject {
-                object: "embedding",
-                index: data.len(),
-                embedding: job.vectors.of(computed),
-            });
+            list.push(job.vectors.of(computed));
         }
     }
-    let list = EmbeddingList {
-        object: "list",
-        data,
+    let vectors = Vectors {
         model: job.model,
-        usage: EmbeddingUsage {
-            prompt_tokens: job.tokens,
-            total_tokens: job.tokens,
-        },
+        list,
+        tokens: job.tokens,
     };
     // Writing millions of numbers takes a while.
-    let written = tokio::task::spawn_blocking(move || serde_json::to_vec(&list)).await;
+    let write = move || serde_json::to_vec(&object(vectors));
+    let written = tokio::task::spawn_blocking(write).await;
     let bytes = written
         .map_err(|e| e.to_string())
         .and_then(|bytes| bytes.map_err(|e| e.to_string()))
         .map_err(|e| Error::internal(format!("writing the embeddings failed: {e}")))?;
     let json = [(header::CONTENT_TYPE, "application/json")];
     Ok((json, room.body(bytes)).into_response())
+}
+
+/// The vectors of a job.
+#[derive(Default)]
+pub(super) struct Vectors {
+    model: String,
+    /// One per input, in their order.
+    pub list: Vec<Vector>,
+    /// Number of tokens of all inputs together.
+    pub tokens: usize,
+}
+
+impl Default for Vector {
+    fn default() -> Self {
+        Self::Float(Vec::new())
+    }
+}
+
+impl EmbeddingList {
+    fn of(vectors: Vectors) -> Self {
+        let object = |(index, embedding)| EmbeddingObject {
+            object: "embedding",
+            index,
+            embedding,
+        };
+        Self {
+            object: "list",
+            data: vectors.list.into_iter().enumerate().map(object).collect(),
+            model: vectors.model,
+            usage: EmbeddingUsage {
+                prompt_tokens: vectors.tokens,
+                total_tokens: vectors.tokens,
+            },
+        }
+    }
 }
 
 impl VectorOptions {
@@ -164,7 +212,19 @@ impl Context<'_> {
         let read = [wire::names::<wire::EmbeddingFields>()];
         let body = JsonObject::parse(body, &read)?;
         body.check_others(&read)?;
-        let fields: wire::EmbeddingFields = body.fields_with_lists(&[FIELD])?;
+        self.embedding_job(body.fields_with_lists(&[FIELD])?, false)
+    }
+
+    /// Checks the fields of an embedding request, whichever API they came from. `cuts_ends` says whether what is too long
+    /// is cut off its inputs, unless the fields say it.
+    ///
+    /// # Errors
+    /// The errors of [`Context::embedding`].
+    pub(super) fn embedding_job(
+        &self,
+        fields: wire::EmbeddingFields,
+        cuts_ends: bool,
+    ) -> Result<EmbeddingJob> {
         let model = self.model(fields.model.as_deref())?;
         let Some(spec) = self.embeddings else {
             let message = "this model does not say how its hidden states become embeddings: start the server with --pooling last or --pooling mean";
@@ -182,7 +242,11 @@ impl Context<'_> {
         let max = self.limits.max_model_len;
         let max = spec.max_tokens.unwrap_or(max).min(max);
         let keep = self.kept(fields.truncate_prompt_tokens, Some(0))?;
-        let keep = keep.map(|keep| keep.min(max));
+        let keep = match keep {
+            Some(keep) => Keep::Last(keep.min(max)),
+            None if cuts_ends => Keep::First(max),
+            None => Keep::All,
+        };
         let mut requests = Vec::new();
         let mut tokens = 0;
         for ids in self.inputs(input, special, keep)? {
@@ -223,12 +287,12 @@ impl Context<'_> {
         })
     }
 
-    /// The token ids of each input, tokenized when it is asked for, or the last `keep` of them.
+    /// The token ids of each input that are kept, tokenized when it is asked for.
     fn inputs(
         &self,
         input: PromptInput,
         special: bool,
-        keep: Option<usize>,
+        keep: Keep,
     ) -> Result<Box<dyn Iterator<Item = Result<Vec<u32>>> + '_>> {
         let prompt = self.embeddings.and_then(|spec| spec.prompt.as_deref());
         let encode = move |(index, mut text): (usize, String)| {
@@ -238,12 +302,18 @@ impl Context<'_> {
             if let Some(prompt) = prompt {
                 text.insert_str(0, prompt);
             }
-            let ids = self.encode_last(FIELD, &text, special, keep);
+            let ids = match keep {
+                Keep::All => self.encode(FIELD, &text, special),
+                Keep::Last(keep) => self.encode_last(FIELD, &text, special, Some(keep)),
+                Keep::First(keep) => self.encode_first(&text, special, keep),
+            };
             ids.map_err(|e| at(e, index))
         };
         let check = move |(index, mut ids): (usize, Vec<u32>)| {
-            if let Some(keep) = keep {
-                keep_last(&mut ids, keep);
+            match keep {
+                Keep::All => {}
+                Keep::Last(keep) => keep_last(&mut ids, keep),
+                Keep::First(keep) => ids.truncate(keep),
             }
             if ids.is_empty() {
                 return Err(empty(index));

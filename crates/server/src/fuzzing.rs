@@ -21,6 +21,10 @@ pub enum FuzzedApi {
     Response,
     /// `/v1/messages`.
     Message,
+    /// `/api/chat`.
+    OllamaChat,
+    /// `/api/generate`.
+    OllamaGenerate,
     /// `/tokenize`.
     Tokenize,
     /// `/detokenize`.
@@ -74,6 +78,8 @@ pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
         FuzzedApi::Completion => context.completion(body).map(drop),
         FuzzedApi::Response => context.response(body).map(drop),
         FuzzedApi::Message => context.message(body).map(drop),
+        FuzzedApi::OllamaChat => context.ollama_chat(body).map(drop),
+        FuzzedApi::OllamaGenerate => context.ollama_generate(body).map(drop),
         FuzzedApi::Tokenize => context.tokenize(body).map(drop),
         FuzzedApi::Detokenize => context.detokenize(body).map(drop),
         FuzzedApi::Embedding => context.embedding(body).map(drop),

@@ -1,4 +1,4 @@
-//! The HTTP APIs, OpenAI's and Anthropic's: routes, authorization, and graceful shutdown.
+//! The HTTP APIs, OpenAI's, Anthropic's and Ollama's: routes, authorization, and graceful shutdown.
 
 #![forbid(unsafe_code)]
 
@@ -34,6 +34,7 @@ mod load;
 mod metrics;
 mod numbers;
 mod object;
+mod ollama;
 mod openai;
 mod openapi;
 mod origin;
@@ -75,6 +76,7 @@ use context::{Context, KeyIndex};
 use encoding::SentBody;
 use error::Refused;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
+use ollama::{Asked, OllamaFailure};
 use openai::Job;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -90,7 +92,7 @@ pub use defaults::SamplingDefaults;
 pub use in_process::{InProcess, WholeAnswer};
 pub use limits::HttpLimits;
 pub use origin::OriginOptions;
-pub use server_info::ServerInfo;
+pub use server_info::{ModelFiles, ServerInfo};
 pub use state::AppState;
 pub use trace::{ChoiceRecord, JobRecord, Observer, RequestRecord};
 
@@ -108,7 +110,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
     let count_tokens = reading::<Failure, _>(|context, body| context.message_tokens(body));
     let tokenize = reading::<Refused, _>(|context, body| context.tokenize(body));
     let detokenize = reading::<Refused, _>(|context, body| context.detokenize(body));
-    vec![
+    let mut routes = vec![
         (POST, "/v1/chat/completions", chat),
         (POST, "/v1/completions", completion),
         (POST, "/v1/embeddings", post(embeddings::embeddings)),
@@ -135,6 +137,27 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (GET, "/tokenizer_info", get(info::tokenizer_info)),
         (GET, "/openapi.json", get(openapi::openapi)),
         (GET, "/metrics", get(metrics::metrics)),
+    ];
+    routes.extend(ollama_routes());
+    routes
+}
+
+/// The routes of Ollama's API.
+fn ollama_routes() -> [(Method, &'static str, MethodRouter<AppState>); 9] {
+    const GET: Method = Method::GET;
+    const POST: Method = Method::POST;
+    let chat = asking(|context, body| context.ollama_chat(body));
+    let generate = asking(|context, body| context.ollama_generate(body));
+    [
+        (POST, "/api/chat", chat),
+        (POST, "/api/generate", generate),
+        (POST, "/api/embed", post(ollama::embed)),
+        (POST, "/api/embeddings", post(ollama::embeddings)),
+        (GET, "/api/tags", get(ollama::tags)),
+        (GET, "/api/ps", get(ollama::ps)),
+        (POST, "/api/show", post(ollama::show)),
+        (POST, "/api/pull", post(ollama::pull)),
+        (GET, OLLAMA_VERSION, get(ollama::version)),
     ]
 }
 
@@ -226,8 +249,18 @@ pub async fn serve(
 /// The header in which Anthropic's clients send the key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Routes that need no key, for supervisors, balancers and Prometheus.
-const OPEN: [&str; 5] = ["/health", "/ping", "/load", "/version", "/metrics"];
+/// Where Ollama's clients ask for the version.
+const OLLAMA_VERSION: &str = "/api/version";
+
+/// Routes that need no key, for supervisors, balancers and Prometheus, and for clients that look for a server.
+const OPEN: [&str; 6] = [
+    "/health",
+    "/ping",
+    "/load",
+    "/version",
+    "/metrics",
+    OLLAMA_VERSION,
+];
 
 /// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
 const PAGE: &str = "/";
@@ -258,6 +291,8 @@ async fn authorized(State(state): State<AppState>, mut request: Request, next: N
 fn refusal(path: &str, error: Error) -> Response {
     if anthropic::has_route(path) {
         Failure(error).into_response()
+    } else if ollama::has_route(path) {
+        OllamaFailure(error).into_response()
     } else {
         Refused(error).into_response()
     }
@@ -272,7 +307,7 @@ fn admit(state: &AppState, request: &Request) -> Result<Option<KeyIndex>> {
     } else {
         Some(authorize(&state.api_keys, request)?)
     };
-    if path.starts_with("/v1/") {
+    if path.starts_with("/v1/") || ollama::has_route(path) && !is_open {
         state.ready()?;
     }
     Ok(key)
@@ -324,6 +359,17 @@ where
     post(handler)
 }
 
+/// As [`generating`], for bodies that may only ask whether the model is loaded, which it is.
+fn asking(read: Read<Asked>) -> MethodRouter<AppState> {
+    let handler = async move |State(state): State<AppState>, caller: Caller, body: SentBody| {
+        Ok::<_, OllamaFailure>(match state.read(body, read).await? {
+            Asked::Text(job, reply) => answer(&state, *job, reply, caller).await?,
+            Asked::Load(loaded) => Json(loaded).into_response(),
+        })
+    };
+    post(handler)
+}
+
 /// The job of a completion or a chat, with the shape of its answer.
 fn in_chunks(job: Result<Job>) -> Result<(Job, Chunks)> {
     let job = job?;
@@ -356,7 +402,7 @@ async fn answer(
     } else {
         let running = Running::start(state, job, &caller)?;
         if stream {
-            running.sse(shape, caller)
+            running.stream(shape, caller)
         } else {
             running.collect(shape).await?
         }
@@ -430,10 +476,12 @@ async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode,
 
 async fn not_found(request: Request) -> Response {
     let path = request.uri().path();
-    let known: Vec<String> = (routes().iter())
-        .map(|(method, path, _)| format!("{method} {path}"))
-        .collect();
-    let message = format!("there is no route {path}; there are {}", known.join(", "));
+    let message = ollama::not_offered(path).unwrap_or_else(|| {
+        let known: Vec<String> = (routes().iter())
+            .map(|(method, path, _)| format!("{method} {path}"))
+            .collect();
+        format!("there is no route {path}; there are {}", known.join(", "))
+    });
     refusal(
         path,
         Error::request(RequestErrorKind::NotFound, None, message),

@@ -93,11 +93,24 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn completion(&self, body: &[u8]) -> Result<Job> {
+        self.completion_job(Body::read(body)?, DEFAULT_MAX_TOKENS)
+    }
+
+    /// Checks the fields of a completion, whichever API they came from. Without a `max_tokens`, its texts have up to
+    /// `default_max_tokens`, as far as the context has room for them.
+    ///
+    /// # Errors
+    /// The errors of [`Context::completion`].
+    pub fn completion_job(
+        &self,
+        body: Body<wire::Completion>,
+        default_max_tokens: usize,
+    ) -> Result<Job> {
         let Body {
             mut common,
             fields,
             structured,
-        } = Body::<wire::Completion>::read(body)?;
+        } = body;
         let echo = fields.echo.unwrap_or(false);
         let beams = BeamFields {
             use_beam_search: fields.use_beam_search,
@@ -141,7 +154,7 @@ impl Context<'_> {
                 .saturating_sub(prompt.len())
                 .max(1);
             let recommended = self.defaults.max_new_tokens.unwrap_or(usize::MAX);
-            let default = DEFAULT_MAX_TOKENS.min(recommended).min(available);
+            let default = default_max_tokens.min(recommended).min(available);
             Some(common.max_tokens.unwrap_or(default))
         };
         self.job(Api::Completion, plan, prompts, max_tokens)

@@ -181,6 +181,31 @@ impl Context<'_> {
         self.encode_with(None, field, (prompt, add_special_tokens), keep)
     }
 
+    /// The first `keep` token ids of a text. Those that the tokenizer adds before and after a text are kept, too, and
+    /// count.
+    ///
+    /// # Errors
+    /// `Internal`, if the tokenizer fails.
+    pub(super) fn encode_first(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        keep: usize,
+    ) -> Result<Vec<u32>> {
+        // Which has at least as many tokens, if the text has.
+        let start = self.text.prefix_within(text, keep);
+        let mut ids = self.text.encode(start, add_special_tokens)?;
+        if ids.len() > keep {
+            let own = self.text.encode(start, false)?;
+            let added = ids.len().saturating_sub(own.len());
+            let before = (0..=added).find(|&at| ids[at..].starts_with(&own));
+            let before = before.unwrap_or(0);
+            let end = before + own.len();
+            ids.drain((before + keep.saturating_sub(added)).min(end)..end);
+        }
+        Ok(ids)
+    }
+
     /// [`Context::encode_last`]; with `literal`, what clients write are no special tokens.
     fn encode_with(
         &self,

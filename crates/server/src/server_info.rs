@@ -27,6 +27,23 @@ pub struct ServerInfo {
     pub max_num_seqs: usize,
     /// Maximum number of tokens in one target forward.
     pub max_num_batched_tokens: usize,
+    /// What the model's files have.
+    pub files: ModelFiles,
+}
+
+/// The files of a model.
+#[derive(Debug, Clone, Default)]
+pub struct ModelFiles {
+    /// `gguf` or `safetensors`.
+    pub format: String,
+    /// The name of the model's architecture, as GGUF files have it (`llama`).
+    pub architecture: String,
+    /// Number of values of all tensors.
+    pub parameters: u64,
+    /// The type of most of these values (`Q4_K`).
+    pub quantization: String,
+    /// Bytes of all tensors.
+    pub bytes: u64,
 }
 
 /// What is served, and how: what routers read has SGLang's names.

@@ -324,12 +324,12 @@ pub(super) struct ModelObject {
     pub(super) id: String,
     #[schemars(extend("const" = "model"))]
     object: &'static str,
-    created: u64,
+    pub(super) created: u64,
     owned_by: &'static str,
     /// The folder of an adapter; otherwise the name.
-    root: String,
+    pub(super) root: String,
     /// The base model of an adapter.
-    parent: Option<String>,
+    pub(super) parent: Option<String>,
     /// Tokens of a prompt and its answer together.
-    max_model_len: usize,
+    pub(super) max_model_len: usize,
 }

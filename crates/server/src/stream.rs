@@ -1,5 +1,5 @@
 //! A running reply: merges the engine's events of all its choices, and collects them or sends them as
-//! SSE.
+//! they come.
 
 use super::caller::Caller;
 use super::choice::{Choice, FinishKind, Piece};
@@ -10,6 +10,7 @@ use super::request_id::RequestId;
 use super::state::AppState;
 use super::trace::Trace;
 use axum::http::HeaderName;
+use axum::http::HeaderValue;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::{Error, Result};
@@ -19,10 +20,13 @@ use futures_util::stream;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use tokio_stream::{StreamExt, StreamMap};
+use tokio_stream::{Stream, StreamExt, StreamMap};
 
 /// The form in which an API shows a reply: as one body, or as events.
 pub(super) trait Shape: Send + 'static {
+    /// What a stream consists of.
+    type Event: Send + 'static;
+
     /// The id of the reply.
     fn id(&self) -> &str;
 
@@ -30,7 +34,7 @@ pub(super) trait Shape: Send + 'static {
     fn whole(self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response;
 
     /// The events before the first piece.
-    fn begin(&mut self) -> Vec<sse::Event> {
+    fn begin(&mut self) -> Vec<Self::Event> {
         Vec::new()
     }
 
@@ -41,18 +45,25 @@ pub(super) trait Shape: Send + 'static {
         index: usize,
         piece: Piece,
         choices: &[Choice],
-    ) -> Vec<sse::Event>;
+    ) -> Vec<Self::Event>;
 
     /// The last events, after all choices have finished.
-    fn end(&mut self, choices: &[Choice]) -> Vec<sse::Event>;
+    fn end(&mut self, choices: &[Choice]) -> Vec<Self::Event>;
 
     /// The last events of a reply that failed.
-    fn failed(&mut self, error: &Error) -> Vec<sse::Event>;
+    fn failed(&mut self, error: &Error) -> Vec<Self::Event>;
 
-    /// The event that is sent while there is nothing to say.
-    fn keep_alive() -> KeepAlive {
-        KeepAlive::default()
-    }
+    /// The response that sends `events`.
+    fn sent(events: impl Stream<Item = Self::Event> + Send + 'static) -> Response;
+}
+
+/// The response that sends `events` as SSE, and `keep_alive` while there is nothing to say.
+pub(super) fn sse(
+    events: impl Stream<Item = sse::Event> + Send + 'static,
+    keep_alive: KeepAlive,
+) -> Response {
+    let events = events.map(Ok::<_, Infallible>);
+    Sse::new(events).keep_alive(keep_alive).into_response()
 }
 
 /// A job that the engine runs. Dropping it cancels the choices that are not finished.
@@ -120,7 +131,7 @@ impl Running {
     }
 
     /// Sends each piece as it arrives.
-    pub fn sse<S: Shape>(self, mut shape: S, caller: Caller) -> Response {
+    pub fn stream<S: Shape>(self, mut shape: S, caller: Caller) -> Response {
         let sender = Sender {
             ready: shape.begin().into(),
             running: self,
@@ -130,26 +141,28 @@ impl Running {
         };
         let events = stream::unfold(sender, |mut sender| async {
             let event = sender.next().await?;
-            Some((Ok::<_, Infallible>(event), sender))
+            Some((event, sender))
         });
-        let keep_alive = S::keep_alive();
+        let mut response = S::sent(events);
         // nginx would else keep events back until its buffer is full.
-        let headers = [(HeaderName::from_static("x-accel-buffering"), "no")];
-        (headers, Sse::new(events).keep_alive(keep_alive)).into_response()
+        let unbuffered = HeaderName::from_static("x-accel-buffering");
+        let headers = response.headers_mut();
+        headers.insert(unbuffered, HeaderValue::from_static("no"));
+        response
     }
 }
 
 /// The state of a stream.
-struct Sender<S> {
+struct Sender<S: Shape> {
     running: Running,
     shape: S,
     id: RequestId,
-    ready: VecDeque<sse::Event>,
+    ready: VecDeque<S::Event>,
     ended: bool,
 }
 
 impl<S: Shape> Sender<S> {
-    async fn next(&mut self) -> Option<sse::Event> {
+    async fn next(&mut self) -> Option<S::Event> {
         while self.ready.is_empty() && !self.ended {
             let next = self.running.next().await;
             let choices = &self.running.choices;

@@ -75,6 +75,29 @@ pub(super) struct FlatFormat {
     pub schema: NamedSchema,
 }
 
+impl FlatFormat {
+    /// A JSON object, whatever is in it.
+    pub fn json_object() -> Self {
+        let kind = FormatKind::JsonObject;
+        Self {
+            kind,
+            ..Self::default()
+        }
+    }
+
+    /// JSON that is valid under `schema`.
+    pub fn json_schema(schema: Value) -> Self {
+        Self {
+            kind: FormatKind::JsonSchema,
+            schema: NamedSchema {
+                name: Some("answer".into()),
+                schema: Some(schema),
+                ..NamedSchema::default()
+            },
+        }
+    }
+}
+
 impl From<FlatFormat> for ResponseFormat {
     fn from(format: FlatFormat) -> Self {
         let FlatFormat { kind, schema } = format;

@@ -72,11 +72,13 @@ pub struct ChoiceRecord {
 }
 
 /// The routes of which an observer is told, and what they are for.
-const ROUTES: [(&str, &str); 4] = [
+const ROUTES: [(&str, &str); 6] = [
     ("/v1/chat/completions", "chat"),
     ("/v1/completions", "text_completion"),
     ("/v1/responses", "chat"),
     ("/v1/messages", "chat"),
+    ("/api/chat", "chat"),
+    ("/api/generate", "text_completion"),
 ];
 
 impl RequestRecord {

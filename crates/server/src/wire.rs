@@ -143,7 +143,7 @@ pub(super) enum NeverWord {
 }
 
 /// Fields that only `/v1/completions` has.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Completion {
     #[schemars(required)]
     pub prompt: Option<PromptInput>,
@@ -172,7 +172,7 @@ pub(super) enum PromptInput {
 }
 
 /// The body of `/v1/embeddings`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "EmbeddingRequest")]
 pub(super) struct EmbeddingFields {
     pub model: Option<String>,

@@ -110,6 +110,11 @@ impl Text {
         Ok(Some(ids))
     }
 
+    /// Whether the model has tokens for [`Text::infill`].
+    pub fn can_infill(&self) -> bool {
+        self.infill_format().is_some()
+    }
+
     /// The ids, besides EOS, that end what a model writes for [`Text::infill`].
     pub fn infill_ends(&self) -> Vec<u32> {
         let ends = self.infill_format().map_or(&[][..], |format| format.ends);

@@ -5,7 +5,7 @@ use crate::blocks::{Blocks, Change, OutputBlock};
 use crate::choice::{self, Finish, FinishKind, Piece, StopReason};
 use crate::reply::{ReplyHeader, json_text, new_id, typed_event};
 use crate::reply_objects::Speculation;
-use crate::stream::Shape;
+use crate::stream::{Shape, sse};
 use axum::Json;
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response};
@@ -15,6 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use tokio_stream::Stream;
 
 /// A message in Anthropic's form.
 #[derive(Serialize, JsonSchema)]
@@ -188,6 +189,8 @@ fn content<'a>(block: &'a OutputBlock, text: &'a str) -> Content<'a> {
 }
 
 impl Shape for MessageReply {
+    type Event = Event;
+
     fn id(&self) -> &str {
         &self.id
     }
@@ -236,7 +239,7 @@ impl Shape for MessageReply {
         vec![Event::default().event("error").data(data)]
     }
 
-    fn keep_alive() -> KeepAlive {
-        KeepAlive::new().event(ping())
+    fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
+        sse(events, KeepAlive::new().event(ping()))
     }
 }

@@ -7,7 +7,9 @@ use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
-use super::{adapter_routes, anthropic, embeddings, error, info, responses, tokenize, wire};
+use super::{
+    adapter_routes, anthropic, embeddings, error, info, ollama, responses, tokenize, wire,
+};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -25,6 +27,7 @@ pub(super) async fn openapi(State(state): State<AppState>) -> Json<Value> {
 
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
+const LINES: &str = "application/x-ndjson";
 
 /// The statuses with which a route that needs the engine refuses a body.
 const BY_THE_ENGINE: &[u16] = &[400, 401, 403, 404, 408, 413, 415, 429, 500, 503];
@@ -124,6 +127,13 @@ impl Route {
         }
     }
 
+    /// A route that can answer with lines of JSON, too.
+    fn or_lines(mut self) -> Self {
+        self.answer.truncate(1);
+        self.answer.push((LINES, text()));
+        self
+    }
+
     /// A route that answers with a text.
     fn text(self, media: &'static str) -> Self {
         let answer = vec![(media, text())];
@@ -186,11 +196,19 @@ fn text() -> Schema {
 fn paths(schemas: &mut Schemas) -> BTreeMap<&'static str, BTreeMap<&'static str, Value>> {
     let error = schemas.of::<error::ErrorBody>();
     let message_error = schemas.of::<anthropic::MessageError>();
+    let ollama_error = schemas.of::<ollama::OllamaError>();
     let mut paths = BTreeMap::<_, BTreeMap<_, _>>::new();
-    let routes = [generating(schemas), reading(schemas), telling(schemas)];
+    let routes = [
+        generating(schemas),
+        reading(schemas),
+        telling(schemas),
+        of_ollama(schemas),
+    ];
     for route in routes.into_iter().flatten() {
         let error = if anthropic::has_route(route.path) {
             &message_error
+        } else if ollama::has_route(route.path) {
+            &ollama_error
         } else {
             &error
         };
@@ -291,6 +309,60 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             )
         }
         .refusing(&[401, 403, 500, 503]),
+    ]
+}
+
+/// The routes of Ollama's API.
+fn of_ollama(schemas: &mut Schemas) -> Vec<Route> {
+    let answer = schemas.of::<ollama::Answer>();
+    let chat = schemas.of::<Body<ollama::ChatFields>>();
+    let prompt = schemas.of::<Body<ollama::GenerateFields>>();
+    let embed = schemas.of::<ollama::EmbedRequest>();
+    let embedding = schemas.of::<ollama::EmbeddingRequest>();
+    let model = schemas.of::<ollama::ModelRequest>();
+    let tags = schemas.of::<ollama::Models>();
+    let running = schemas.of::<ollama::Running>();
+    let version = schemas.of::<ollama::OllamaVersion>();
+    let about_chat = "The answer to a chat, in Ollama's form; streamed, each line is one.";
+    let about_prompt = "The answer to a prompt, in Ollama's form; streamed, each line is one.";
+    let about_pull = "Whether a model is served, in Ollama's form.";
+    let about_show = "What a model is, in Ollama's form.";
+    let about_embed = "The embeddings of texts, in Ollama's form.";
+    let about_embedding = "The embedding of a text, in Ollama's older form.";
+    let about_tags = "The names of the model, in Ollama's form.";
+    vec![
+        Route::generate("/api/chat", about_chat, chat, answer.clone()).or_lines(),
+        Route::generate("/api/generate", about_prompt, prompt, answer).or_lines(),
+        Route::post(
+            "/api/embed",
+            about_embed,
+            embed,
+            schemas.of::<ollama::Embedded>(),
+        )
+        .refusing(BY_THE_ENGINE),
+        Route::post(
+            "/api/embeddings",
+            about_embedding,
+            embedding,
+            schemas.of::<ollama::OneEmbedding>(),
+        )
+        .refusing(BY_THE_ENGINE),
+        Route::post(
+            "/api/show",
+            about_show,
+            model.clone(),
+            schemas.of::<ollama::ModelDescription>(),
+        ),
+        Route::post(
+            "/api/pull",
+            about_pull,
+            model,
+            schemas.of::<ollama::PullStatus>(),
+        )
+        .or_lines(),
+        Route::get("/api/tags", about_tags, tags).refusing(&[401, 403, 503]),
+        Route::get("/api/ps", "As /api/tags: all are loaded.", running).refusing(&[401, 403, 503]),
+        Route::get("/api/version", "The version of Ollama's API.", version).open(&[403]),
     ]
 }
 

@@ -37,7 +37,7 @@ fn every_field_that_is_read_is_in_the_document() {
     let document = document(&["m".into()]);
     let common = wire::names::<wire::Common>();
     let structured = wire::names::<Structured>();
-    let own: [(&str, &[&[&str]]); 9] = [
+    let own: [(&str, &[&[&str]]); 14] = [
         (
             "ChatCompletionRequest",
             &[common, structured, wire::names::<wire::ChatFields>()],
@@ -61,6 +61,26 @@ fn every_field_that_is_read_is_in_the_document() {
                 structured,
                 wire::names::<anthropic::MessageFields>(),
             ],
+        ),
+        (
+            "OllamaChatRequest",
+            &[common, structured, wire::names::<ollama::ChatFields>()],
+        ),
+        (
+            "OllamaGenerateRequest",
+            &[common, structured, wire::names::<ollama::GenerateFields>()],
+        ),
+        (
+            "OllamaEmbedRequest",
+            &[wire::names::<ollama::EmbedRequest>()],
+        ),
+        (
+            "OllamaEmbeddingRequest",
+            &[wire::names::<ollama::EmbeddingRequest>()],
+        ),
+        (
+            "OllamaModelRequest",
+            &[wire::names::<ollama::ModelRequest>()],
         ),
         (
             "EmbeddingRequest",

@@ -6,9 +6,9 @@ use crate::blocks::{Blocks, Change, OutputBlock};
 use crate::choice::{Choice, FinishKind, Piece};
 use crate::reply::{ReplyHeader, new_id, now, typed_event};
 use crate::reply_objects::{CachedTokens, Speculation};
-use crate::stream::Shape;
+use crate::stream::{Shape, sse};
 use axum::Json;
-use axum::response::sse::Event;
+use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::Error;
 use foretoken_text::Text;
@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
+use tokio_stream::Stream;
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Response")]
@@ -406,6 +407,8 @@ fn part<'a>(block: &OutputBlock, text: &'a str) -> Option<OutputPart<'a>> {
 }
 
 impl Shape for ResponseReply {
+    type Event = Event;
+
     fn id(&self) -> &str {
         &self.id
     }
@@ -452,5 +455,9 @@ impl Shape for ResponseReply {
             ..self.unfinished(Status::Failed)
         };
         vec![self.event("failed", Shown { response })]
+    }
+
+    fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
+        sse(events, KeepAlive::default())
     }
 }

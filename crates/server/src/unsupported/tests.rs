@@ -1,5 +1,6 @@
 use super::super::anthropic::MessageFields;
 use super::super::object::JsonObject;
+use super::super::ollama;
 use super::super::responses::ResponseFields;
 use super::super::wire;
 use super::*;
@@ -112,6 +113,8 @@ fn no_field_of_another_api_is_unknown() {
         of::<wire::ChatFields>(),
         of::<ResponseFields>(),
         of::<MessageFields>(),
+        of::<ollama::ChatFields>(),
+        of::<ollama::GenerateFields>(),
     ];
     for name in apis.iter().flatten() {
         for api in apis.iter().filter(|api| !api.contains(name)) {

@@ -1,0 +1,335 @@
+//! Converts the bodies of `/api/chat` and `/api/generate` to a chat or a completion.
+
+use super::events::{Answer, Form, OllamaReply};
+use super::input::{self, Turn};
+use super::options::{self, NAMES, Options};
+use crate::context::Context;
+use crate::conversation::ChatMessage;
+use crate::openai::{Body, Job};
+use crate::prompt::with_variable;
+use crate::structured::{FlatFormat, Structured};
+use crate::tools::Tool;
+use crate::wire::{self, Common, PromptInput, wrong};
+use foretoken_core::error::{Error, Result};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+use std::time::Instant;
+
+/// The tag that clients add to names without one.
+pub(super) const LATEST: &str = ":latest";
+
+/// The fields that only `/api/chat` has.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "OllamaChat")]
+pub(crate) struct ChatFields {
+    /// None ask only whether the model is loaded.
+    messages: Option<Vec<Turn>>,
+    tools: Option<Vec<Tool>>,
+    format: Option<Format>,
+    #[schemars(with = "Option<Options>")]
+    options: Option<Map<String, Value>>,
+    think: Option<Think>,
+    keep_alive: Option<KeepAlive>,
+}
+
+/// The fields that only `/api/generate` has.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "OllamaGenerate")]
+pub(crate) struct GenerateFields {
+    /// None, or an empty one without a suffix, asks only whether the model is loaded.
+    prompt: Option<String>,
+    suffix: Option<String>,
+    system: Option<String>,
+    /// Whether the prompt is sent to the model as it is, and not as a chat's only message.
+    raw: Option<bool>,
+    format: Option<Format>,
+    #[schemars(with = "Option<Options>")]
+    options: Option<Map<String, Value>>,
+    think: Option<Think>,
+    keep_alive: Option<KeepAlive>,
+    /// There may be none: the template is the model's own.
+    template: Option<String>,
+    /// There may be none: nothing is kept of earlier requests.
+    #[schemars(with = "Option<Vec<u32>>")]
+    context: Option<Vec<IgnoredAny>>,
+    /// There may be none.
+    #[schemars(with = "Option<Vec<String>>")]
+    images: Option<Vec<IgnoredAny>>,
+}
+
+/// What the answer must be.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected \"json\" or a JSON schema")]
+#[schemars(rename = "OllamaFormat")]
+enum Format {
+    Name(String),
+    Schema(Map<String, Value>),
+}
+
+/// Whether the model thinks, or how much.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "expected true, false, \"low\", \"medium\" or \"high\""
+)]
+#[schemars(rename = "OllamaThink")]
+enum Think {
+    Flag(bool),
+    Effort(Effort),
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "OllamaEffort")]
+enum Effort {
+    Low,
+    Medium,
+    High,
+}
+
+/// How long the model stays loaded, which it always does.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a number of seconds, or a text like \"5m\"")]
+#[schemars(rename = "OllamaKeepAlive")]
+enum KeepAlive {
+    Seconds(f64),
+    Text(String),
+}
+
+/// What a body asks for.
+pub(crate) enum Asked {
+    Text(Box<Job>, OllamaReply),
+    /// Only whether the model is loaded.
+    Load(Box<Answer<'static>>),
+}
+
+impl Context<'_> {
+    /// Reads the body of `/api/chat`.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub fn ollama_chat(&self, body: &[u8]) -> Result<Asked> {
+        let mut reading = Reading::of(Form::Chat);
+        let Body {
+            mut common,
+            fields,
+            structured,
+        } = Body::<ChatFields>::read(body)?;
+        reading.model = self.ollama_named(&mut common.model)?;
+        let turns = fields.messages.unwrap_or_default();
+        if turns.is_empty() {
+            return Ok(reading.load(fields.keep_alive));
+        }
+        fill(&mut common, fields.options)?;
+        let chat = Body {
+            common,
+            fields: wire::ChatFields {
+                messages: Some(input::messages(turns)?),
+                tools: fields.tools,
+                ..self.ollama_thinking(fields.think)?
+            },
+            structured: formatted(structured, fields.format)?,
+        };
+        reading.job(self.chat_job(chat))
+    }
+
+    /// Reads the body of `/api/generate`.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub fn ollama_generate(&self, body: &[u8]) -> Result<Asked> {
+        let mut reading = Reading::of(Form::Generate);
+        let Body {
+            mut common,
+            fields,
+            structured,
+        } = Body::<GenerateFields>::read(body)?;
+        reading.model = self.ollama_named(&mut common.model)?;
+        input::refuse_images("images".into(), fields.images.as_deref())?;
+        if fields.context.is_some_and(|ids| !ids.is_empty()) {
+            let what = "is not supported: leave it out; /api/chat takes earlier turns as messages";
+            return wrong("context", what);
+        }
+        if some(fields.template).is_some() {
+            let what = "is not supported: leave it out, or send the whole prompt with raw: true";
+            return wrong("template", what);
+        }
+        let prompt = fields.prompt.unwrap_or_default();
+        let (suffix, system) = (some(fields.suffix), some(fields.system));
+        if prompt.is_empty() && suffix.is_none() {
+            return Ok(reading.load(fields.keep_alive));
+        }
+        fill(&mut common, fields.options)?;
+        let structured = formatted(structured, fields.format)?;
+        if fields.raw == Some(true) || suffix.is_some() || !self.text.has_chat_template() {
+            let thinks = !matches!(fields.think, None | Some(Think::Flag(false)));
+            for (field, is_set) in [("system", system.is_some()), ("think", thinks)] {
+                if is_set {
+                    let what = "needs a chat template: leave it out, or leave out raw and suffix, with a model that has one";
+                    return wrong(field, what);
+                }
+            }
+            let completion = Body {
+                common,
+                fields: wire::Completion {
+                    prompt: Some(PromptInput::Text(prompt)),
+                    suffix,
+                    ..wire::Completion::default()
+                },
+                structured,
+            };
+            return reading.job(self.completion_job(completion, usize::MAX));
+        }
+        let system = system.map(|system| ChatMessage::new("system", system));
+        let user = ChatMessage::new("user", prompt);
+        let chat = Body {
+            common,
+            fields: wire::ChatFields {
+                messages: Some(system.into_iter().chain([user]).collect()),
+                ..self.ollama_thinking(fields.think)?
+            },
+            structured,
+        };
+        let job = self.chat_job(chat);
+        reading.job(job.map_err(|e| e.renamed(&[("messages", "prompt")])))
+    }
+
+    /// The served name that `wanted` is, or is with the tag that clients add.
+    ///
+    /// # Errors
+    /// `NotFound`, if there is no such name.
+    pub fn ollama_name<'n>(&self, wanted: &'n str) -> Result<&'n str> {
+        match (self.model(Some(wanted)), wanted.strip_suffix(LATEST)) {
+            (Err(_), Some(name)) => self.model(Some(name)).map(|_| name),
+            (found, _) => found.map(|_| wanted),
+        }
+    }
+
+    /// The name that a request has in `model`, as answers repeat it. `model` becomes the served one.
+    ///
+    /// # Errors
+    /// The errors of [`Context::ollama_name`].
+    pub fn ollama_named(&self, model: &mut Option<String>) -> Result<String> {
+        match model {
+            None => self.model(None).map(|model| model.name),
+            Some(wanted) => {
+                let served = self.ollama_name(wanted)?.to_owned();
+                Ok(std::mem::replace(wanted, served))
+            }
+        }
+    }
+
+    /// The fields of a chat that tell whether the model thinks.
+    fn ollama_thinking(&self, think: Option<Think>) -> Result<wire::ChatFields> {
+        let effort = match think {
+            None => return Ok(wire::ChatFields::default()),
+            Some(Think::Flag(_)) => None,
+            Some(Think::Effort(Effort::Low)) => Some("low"),
+            Some(Think::Effort(Effort::Medium)) => Some("medium"),
+            Some(Think::Effort(Effort::High)) => Some("high"),
+        };
+        let enabled = !matches!(think, Some(Think::Flag(false)));
+        if enabled && self.reasoning_format.is_none() {
+            let what = "is not supported by this model: leave it out, set it to false, or start the server with --reasoning-parser";
+            return wrong("think", what);
+        }
+        Ok(wire::ChatFields {
+            chat_template_kwargs: Some(with_variable(None, "enable_thinking", enabled)),
+            reasoning_effort: effort.map(str::to_owned),
+            ..wire::ChatFields::default()
+        })
+    }
+}
+
+/// A body that is being read.
+struct Reading {
+    form: Form,
+    model: String,
+    started: Instant,
+}
+
+impl Reading {
+    fn of(form: Form) -> Self {
+        Self {
+            form,
+            model: String::new(),
+            started: Instant::now(),
+        }
+    }
+
+    fn load(self, keep_alive: Option<KeepAlive>) -> Asked {
+        let unloads = keep_alive.is_some_and(|time| time.is_none());
+        Asked::Load(Box::new(Answer::load(self.form, self.model, unloads)))
+    }
+
+    /// What `job` asks for. Errors about its fields name those of this API.
+    fn job(self, job: Result<Job>) -> Result<Asked> {
+        let job = job.map_err(|e: Error| e.renamed(&NAMES))?;
+        let reply = OllamaReply::new(self.form, self.model, &job.header, self.started);
+        Ok(Asked::Text(Box::new(job), reply))
+    }
+}
+
+impl KeepAlive {
+    /// Whether the model is to stay no longer.
+    fn is_none(&self) -> bool {
+        match self {
+            Self::Seconds(seconds) => *seconds == 0.0,
+            Self::Text(text) => {
+                let zero = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+                zero.parse() == Ok(0.0)
+            }
+        }
+    }
+}
+
+/// Brings the fields that all APIs have into their form.
+fn fill(common: &mut Common, options: Option<Map<String, Value>>) -> Result<()> {
+    if common.n.is_some_and(|n| n != 1) {
+        return wrong("n", "is not supported here: there is one answer; leave it out");
+    }
+    common.refuse_chunk_options()?;
+    common.stream.get_or_insert(true);
+    options::add(options, common)
+}
+
+fn formatted(structured: Structured, format: Option<Format>) -> Result<Structured> {
+    const FIELD: &str = "format";
+    let format = match format {
+        None => None,
+        Some(Format::Name(name)) => match name.as_str() {
+            "" => None,
+            "json" => Some(FlatFormat::json_object()),
+            _ => return wrong(FIELD, "must be \"json\" or a JSON schema"),
+        },
+        Some(Format::Schema(schema)) => Some(FlatFormat::json_schema(schema.into())),
+    };
+    structured.with_format(format, FIELD)
+}
+
+/// A text that is not empty.
+fn some(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_model_is_unloaded_by_a_time_of_nothing() {
+        let is_none = |time: Value| {
+            let time: KeepAlive = serde_json::from_value(time).expect("a time");
+            time.is_none()
+        };
+        for time in [json!(0), json!(0.0), json!("0"), json!("0s"), json!("0m")] {
+            assert!(is_none(time.clone()), "{time}");
+        }
+        for time in [json!(-1), json!(300), json!("5m"), json!("-1s"), json!("")] {
+            assert!(!is_none(time.clone()), "{time}");
+        }
+    }
+}
