@@ -2,6 +2,7 @@
 
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, Output, stepCountIs, streamText, tool } from "ai";
+import { Ollama } from "ollama";
 import OpenAI from "openai";
 import { z } from "zod";
 
@@ -9,6 +10,7 @@ const [, , url] = process.argv;
 const apiKey = "secret";
 const client = new OpenAI({ baseURL: url + "/v1", apiKey, maxRetries: 0 });
 const model = (await client.models.list()).data[0].id;
+const ollama = new Ollama({ host: url, headers: { Authorization: `Bearer ${apiKey}` } });
 const provider = createOpenAICompatible({
   name: "foretoken",
   baseURL: url + "/v1",
@@ -53,6 +55,32 @@ const checks = {
       await client.chat.completions.create({ model, messages, n: 0 });
     } catch (error) {
       expect(error instanceof OpenAI.BadRequestError && error.param === "n", error);
+      return error.message.slice(0, 60);
+    }
+    throw new Error("accepted");
+  },
+  async "ollama chat, whole and streamed"() {
+    const [{ model }] = (await ollama.list()).models;
+    const asked = { model, messages, options: { temperature: 0, num_predict: 24 } };
+    const whole = await ollama.chat(asked);
+    expect(whole.done_reason === "length" && whole.eval_count === 24, whole);
+    let text = "";
+    for await (const part of await ollama.chat({ ...asked, stream: true })) text += part.message.content;
+    expect(text === whole.message.content, [text, whole]);
+    return `${model}: ${whole.prompt_eval_count} + ${whole.eval_count} tokens`;
+  },
+  async "ollama structured output"() {
+    const schema = z.object({ name: z.string().max(20), age: z.number().int().min(0).max(150) });
+    const format = z.toJSONSchema(schema);
+    const options = { temperature: 0, num_predict: 100 };
+    const reply = await ollama.generate({ model, prompt: "Invent a person.", format, options });
+    return JSON.stringify(schema.parse(JSON.parse(reply.response)));
+  },
+  async "ollama errors"() {
+    try {
+      await ollama.chat({ model: "llama3.2", messages });
+    } catch (error) {
+      expect(error.status_code === 404, error);
       return error.message.slice(0, 60);
     }
     throw new Error("accepted");

@@ -5,10 +5,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python_clients="openai==3.54.0 anthropic==2.12.0 langchain-openai==1.7.3 pydantic-ai-slim[openai]==2.68.0"
+python_clients="openai==3.54.0 anthropic==2.12.0 langchain-openai==1.7.3 pydantic-ai-slim[openai]==2.68.0 ollama==0.6.3"
 # They need older versions of what the others need.
 python_evals="instructor==1.17.0 lm-eval[api]==0.4.13"
-node_clients="openai@7.57.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7"
+node_clients="openai@7.57.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 ollama@0.6.4"
 
 short=()
 if [ "${1:-}" = --short ]; then
@@ -74,6 +74,8 @@ export PYTHONDONTWRITEBYTECODE=1
 clients=$installed/clients/bin/python
 "$clients" scripts/clients.py --url "$plain" --reasoning-url "$reasoning" "${short[@]}" || failed=1
 "$clients" scripts/clients_openai.py --url "$plain" "${short[@]}" || failed=1
+"$clients" scripts/clients_ollama.py --url "$plain" --reasoning-url "$reasoning" --embeddings-url "$embeddings" \
+    "${short[@]}" || failed=1
 "$clients" scripts/clients_embeddings.py --url "$embeddings" "${short[@]}" || failed=1
 "$installed/evals${short[*]}/bin/python" scripts/clients_evals.py --url "$plain" "${short[@]}" || failed=1
 if has_node; then

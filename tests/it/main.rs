@@ -64,6 +64,7 @@ mod http_literal;
 mod http_manners;
 mod http_memory;
 mod http_messages;
+mod http_ollama;
 mod http_openapi;
 mod http_page;
 mod http_parameters;

@@ -94,7 +94,7 @@ impl AppState {
     }
 
     /// Requires `Authorization: Bearer <key>` with one of `keys`, if there are any, on all routes except `/health`, `/ping`, `/load`, `/version`,
-    /// `/metrics` and the page.
+    /// `/metrics`, `/api/version` and the page.
     pub fn with_api_keys(mut self, keys: Vec<String>) -> Self {
         self.api_keys = keys.into();
         self

@@ -1,0 +1,515 @@
+//! Ollama's API: the same answers as a chat's or a completion's, whole and as lines of JSON.
+
+use crate::common::Toy;
+use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
+use crate::common::server::{Fault, LONG, Server, slow};
+use crate::common::tiny::open;
+use crate::embeddings::folder;
+use foretoken::engine::{self, EngineOptions};
+use foretoken::http::{AppState, ModelFiles, ServerInfo};
+use foretoken::model::{EmbeddingSpec, Pooling};
+use reqwest::Response;
+use serde_json::{Value, json};
+
+const OLLAMA_CHAT: &str = "/api/chat";
+const GENERATE: &str = "/api/generate";
+
+const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
+
+fn chat_body() -> Value {
+    json!({
+        "model": "toy:latest",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "options": {"temperature": 0, "num_predict": 100},
+    })
+}
+
+fn prompt_body() -> Value {
+    json!({"model": "toy", "prompt": "Hi", "options": {"temperature": 0, "num_predict": 100}})
+}
+
+/// The whole answer.
+async fn whole(server: &Server, path: &str, mut body: Value) -> Value {
+    body["stream"] = false.into();
+    server.json(path, &body).await
+}
+
+/// The lines of a stream, which is the default.
+async fn lines(server: &Server, path: &str, body: &Value) -> Vec<Value> {
+    let response = server.post(path, body).await;
+    assert_eq!(response.status().as_u16(), 200, "{body}");
+    assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+    assert_eq!(response.headers()["x-accel-buffering"], "no");
+    let text = response.text().await.expect("a whole stream");
+    assert!(text.ends_with('\n'), "{text}");
+    let read = |line: &str| serde_json::from_str(line).expect("JSON");
+    text.lines().map(read).collect()
+}
+
+/// An answer without what differs from time to time: times, ids of calls, and how much was drafted.
+fn settled(answer: &Value) -> Value {
+    let mut answer = answer.clone();
+    let fields = answer.as_object_mut().expect("an object");
+    fields.remove("speculative_decoding");
+    for (key, value) in fields.iter_mut() {
+        if key == "created_at" || key.ends_with("_duration") {
+            assert!(!value.is_null(), "{key}");
+            *value = Value::Null;
+        }
+    }
+    for call in answer["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+        assert!(call["id"].is_string(), "{call}");
+        call["id"] = Value::Null;
+    }
+    answer
+}
+
+/// The answer that the lines of a stream make.
+fn joined(lines: &[Value]) -> Value {
+    let (last, others) = lines.split_last().expect("a last line");
+    assert_eq!(last["done"], true, "{last}");
+    let mut answer = last.clone();
+    let mut add = |path: &str, more: &Value| {
+        let Some(more) = more.as_str() else { return };
+        let (parent, key) = path.rsplit_once('/').expect("a path");
+        let parent = answer.pointer_mut(parent).expect("an object");
+        let so_far = parent[key].as_str().unwrap_or_default().to_owned();
+        parent[key] = (so_far + more).into();
+    };
+    let mut calls = Vec::new();
+    for line in others {
+        assert_eq!(line["done"], false, "{line}");
+        assert!(line["done_reason"].is_null() && line["eval_count"].is_null());
+        assert_eq!(line["model"], last["model"]);
+        for path in ["/response", "/thinking", "/message/content", "/message/thinking"] {
+            add(path, line.pointer(path).unwrap_or(&Value::Null));
+        }
+        let more = line["message"]["tool_calls"].as_array();
+        calls.extend(more.into_iter().flatten().cloned());
+    }
+    if !calls.is_empty() {
+        answer["message"]["tool_calls"] = calls.into();
+    }
+    answer
+}
+
+/// The whole answer, which the lines of the stream make, too.
+async fn both(server: &Server, path: &str, body: &Value) -> Value {
+    let answer = settled(&whole(server, path, body.clone()).await);
+    let streamed = joined(&lines(server, path, body).await);
+    assert_eq!(settled(&streamed), answer, "{body}");
+    answer
+}
+
+/// The message of an error with `status`.
+async fn refused(response: Response, status: u16) -> String {
+    assert_eq!(response.status().as_u16(), status);
+    let body: Value = response.json().await.expect("JSON");
+    assert_eq!(body.as_object().map(|body| body.len()), Some(1), "{body}");
+    body["error"].as_str().expect("a message").to_owned()
+}
+
+#[tokio::test]
+async fn a_text_is_whole_or_comes_in_lines() {
+    let server = saying("Hello there.").await;
+    let answer = both(&server, OLLAMA_CHAT, &chat_body()).await;
+    let chat = server.json(CHAT, &json!({"messages": chat_body()["messages"]})).await;
+    let (prompt, tokens) = (
+        &chat["usage"]["prompt_tokens"],
+        &chat["usage"]["completion_tokens"],
+    );
+    let expected = json!({
+        "model": "toy:latest",
+        "created_at": null,
+        "message": {"role": "assistant", "content": "Hello there."},
+        "done": true,
+        "done_reason": "stop",
+        "total_duration": null,
+        "load_duration": null,
+        "prompt_eval_count": prompt,
+        "prompt_eval_duration": null,
+        "eval_count": tokens,
+        "eval_duration": null,
+    });
+    assert_eq!(answer, expected);
+    // A prompt is a chat of one message.
+    let answer = both(&server, GENERATE, &prompt_body()).await;
+    assert_eq!(answer["response"], "Hello there.");
+    assert_eq!(answer["model"], "toy");
+    assert_eq!(answer["prompt_eval_count"], *prompt);
+
+    let mut body = chat_body();
+    body["options"]["num_predict"] = 5.into();
+    let answer = both(&server, OLLAMA_CHAT, &body).await;
+    assert_eq!(answer["message"]["content"], "Hello");
+    assert_eq!(answer["done_reason"], "length");
+    assert_eq!(answer["eval_count"], 5);
+    body["options"] = json!({"temperature": 0, "num_predict": -1, "stop": ["there"], "num_ctx": 8192});
+    let answer = both(&server, OLLAMA_CHAT, &body).await;
+    assert_eq!(answer["message"]["content"], "Hello ");
+    assert_eq!(answer["done_reason"], "stop");
+    let times = whole(&server, OLLAMA_CHAT, chat_body()).await;
+    let time = |key: &str| times[key].as_u64().expect("nanoseconds");
+    let parts = time("prompt_eval_duration") + time("eval_duration");
+    assert_eq!((parts, time("load_duration")), (time("total_duration"), 0));
+    assert!(time("prompt_eval_duration") > 0 && time("eval_duration") > 0);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn calls_come_when_they_are_complete_and_go_back_as_history() {
+    let server = saying(TWO_CALLS).await;
+    let of_chat = scripted::body();
+    let mut body = chat_body();
+    body["messages"] = of_chat["messages"].clone();
+    body["tools"] = of_chat["tools"].clone();
+    let answer = both(&server, OLLAMA_CHAT, &body).await;
+    let call = |index: usize, name: &str, arguments: Value| {
+        let function = json!({"index": index, "name": name, "arguments": arguments});
+        json!({"id": null, "function": function})
+    };
+    let calls = json!([
+        call(0, "get_weather", json!({"city": "Zürich"})),
+        call(1, "add", json!({"a": 1, "b": 2})),
+    ]);
+    assert_eq!(answer["message"]["content"], "Let me look.");
+    assert_eq!(answer["message"]["tool_calls"], calls);
+    assert_eq!(answer["done_reason"], "stop");
+    let chat = server.json(CHAT, &of_chat).await;
+    assert_eq!(answer["prompt_eval_count"], chat["usage"]["prompt_tokens"]);
+
+    // The next turn, as clients send it: without ids.
+    let calls = json!([
+        {"function": {"name": "get_weather", "arguments": {"city": "Zürich"}}},
+        {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}},
+    ]);
+    let turns = body["messages"].as_array_mut().expect("messages");
+    turns.push(json!({"role": "assistant", "content": "Let me look.", "tool_calls": calls}));
+    turns.push(json!({"role": "tool", "tool_name": "add", "content": "3"}));
+    body["options"]["num_predict"] = 1.into();
+    let answer = whole(&server, OLLAMA_CHAT, body).await;
+    let mut next = of_chat;
+    let turns = next["messages"].as_array_mut().expect("messages");
+    let message = chat["choices"][0]["message"].clone();
+    turns.push(message.clone());
+    turns.push(json!({"role": "tool", "tool_call_id": message["tool_calls"][1]["id"], "content": "3"}));
+    next["max_tokens"] = 1.into();
+    let chat = server.json(CHAT, &next).await;
+    assert_eq!(answer["prompt_eval_count"], chat["usage"]["prompt_tokens"]);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_a_model_thinks_stands_beside_its_text() {
+    // With `think`, the template has begun it.
+    let server = saying_as("It may rain.\n</think>\n\nYes.", TEMPLATE, thinking).await;
+    for think in [json!(true), json!("low")] {
+        let mut body = chat_body();
+        body["think"] = think.clone();
+        let answer = both(&server, OLLAMA_CHAT, &body).await;
+        let expected = json!({"role": "assistant", "content": "Yes.", "thinking": "It may rain."});
+        assert_eq!(answer["message"], expected, "{think}");
+        let mut body = prompt_body();
+        body["think"] = think;
+        let answer = both(&server, GENERATE, &body).await;
+        assert_eq!(answer["response"], "Yes.");
+        assert_eq!(answer["thinking"], "It may rain.");
+    }
+    let mut body = chat_body();
+    body["think"] = true.into();
+    let turn = json!({"role": "assistant", "content": "Yes.", "thinking": "It may rain."});
+    body["messages"] = json!([body["messages"][0], turn, body["messages"][0]]);
+    whole(&server, OLLAMA_CHAT, body.clone()).await;
+    server.done().await;
+
+    let server = saying("Hello").await;
+    for (think, says) in [(json!(true), "--reasoning-parser"), (json!("max"), "\"high\"")] {
+        body["think"] = think;
+        let message = refused(server.post(OLLAMA_CHAT, &body).await, 400).await;
+        assert!(message.starts_with("think") && message.contains(says), "{message}");
+    }
+    body["think"] = false.into();
+    let answer = whole(&server, OLLAMA_CHAT, body).await;
+    assert_eq!(answer["message"]["content"], "Hello");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_format_is_followed() {
+    let server = saying("Hello").await;
+    let schema = json!({
+        "type": "object", "properties": {"answer": {"const": 42}}, "required": ["answer"],
+        "additionalProperties": false,
+    });
+    for (path, body, text) in [
+        (OLLAMA_CHAT, chat_body(), "/message/content"),
+        (GENERATE, prompt_body(), "/response"),
+    ] {
+        let mut raw = body.clone();
+        raw["raw"] = true.into();
+        let bodies = if path == GENERATE { vec![body, raw] } else { vec![body] };
+        for mut body in bodies {
+            body["format"] = schema.clone();
+            let answer = both(&server, path, &body).await;
+            let text = answer.pointer(text).and_then(Value::as_str).expect("a text");
+            let answer: Value = serde_json::from_str(text).expect("JSON");
+            assert_eq!(answer, json!({"answer": 42}));
+        }
+    }
+    let mut body = chat_body();
+    body["format"] = "json".into();
+    body["options"]["num_predict"] = 1.into();
+    let answer = whole(&server, OLLAMA_CHAT, body).await;
+    assert_eq!(answer["message"]["content"], "{");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_raw_prompt_is_a_completion() {
+    let server = saying("Hello there.").await;
+    let completion = json!({"prompt": "Hi", "max_tokens": 100, "temperature": 0});
+    let completion = server.json("/v1/completions", &completion).await;
+    let mut body = prompt_body();
+    body["raw"] = true.into();
+    body["system"] = "".into();
+    body["context"] = json!([]);
+    let answer = both(&server, GENERATE, &body).await;
+    assert_eq!(answer["response"], completion["choices"][0]["text"]);
+    assert_eq!(answer["prompt_eval_count"], completion["usage"]["prompt_tokens"]);
+    // It may be longer than a completion is by default.
+    body["options"] = json!({"temperature": 0});
+    assert_eq!(both(&server, GENERATE, &body).await["response"], answer["response"]);
+    // A template knows instructions.
+    let mut body = prompt_body();
+    body["system"] = "Be brief.".into();
+    let answer = both(&server, GENERATE, &body).await;
+    let turns = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]);
+    let chat = server.json(CHAT, &json!({"messages": turns, "max_tokens": 1})).await;
+    assert_eq!(answer["prompt_eval_count"], chat["usage"]["prompt_tokens"]);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn an_empty_request_asks_whether_the_model_is_loaded() {
+    let server = saying("Hello").await;
+    for (path, key, empty) in [
+        (OLLAMA_CHAT, "messages", json!([])),
+        (OLLAMA_CHAT, "messages", Value::Null),
+        (GENERATE, "prompt", json!("")),
+        (GENERATE, "prompt", Value::Null),
+    ] {
+        for (keep_alive, reason) in [(json!("5m"), "load"), (json!(0), "unload")] {
+            let body = json!({"model": "toy", key: empty, "keep_alive": keep_alive});
+            let answer = server.json(path, &body).await;
+            assert_eq!(answer["done"], true);
+            assert_eq!(answer["done_reason"], reason, "{path} {body}");
+            let text = answer.pointer("/message/content").or(answer.get("response"));
+            assert_eq!(text, Some(&json!("")), "{answer}");
+        }
+        let body = json!({"model": "other"});
+        let message = refused(server.post(path, &body).await, 404).await;
+        assert!(message.contains("`other`"), "{message}");
+    }
+    server.done().await;
+}
+
+#[tokio::test]
+async fn errors_have_ollamas_shape_and_names() {
+    let server = saying("Hello").await;
+    let tool = json!({"type": "function", "function": {"name": "a b"}});
+    for (path, key, value, named) in [
+        (OLLAMA_CHAT, "messages", json!(7), "messages"),
+        (OLLAMA_CHAT, "messages", json!([{"content": "a"}]), "messages[0].role"),
+        (OLLAMA_CHAT, "messages", json!([{"role": "user", "images": ["A"]}]), "messages[0].images"),
+        (OLLAMA_CHAT, "tools", json!([tool]), "tools[0].function.name"),
+        (OLLAMA_CHAT, "format", json!("xml"), "format"),
+        (OLLAMA_CHAT, "format", json!({"type": 7}), "format"),
+        (OLLAMA_CHAT, "response_format", json!({"type": "text"}), "response_format"),
+        (OLLAMA_CHAT, "options", json!({"temperature": 9}), "options.temperature"),
+        (OLLAMA_CHAT, "options", json!({"repeat_penalty": 0}), "options.repeat_penalty"),
+        (OLLAMA_CHAT, "options", json!({"stop": [""]}), "options.stop"),
+        (OLLAMA_CHAT, "options", json!({"mirostat": 2}), "options.mirostat"),
+        (OLLAMA_CHAT, "options", json!({"num_predict": "x"}), "options.num_predict"),
+        (OLLAMA_CHAT, "options", json!([]), "options"),
+        (OLLAMA_CHAT, "keep_alive", json!([]), "keep_alive"),
+        (OLLAMA_CHAT, "n", json!(2), "n"),
+        (OLLAMA_CHAT, "logprobs", json!(true), "logprobs"),
+        (OLLAMA_CHAT, "prompt", json!("Hi"), "prompt"),
+        (GENERATE, "images", json!(["A"]), "images"),
+        (GENERATE, "context", json!([1]), "context"),
+        (GENERATE, "template", json!("x"), "template"),
+        // This tokenizer has no tokens for it.
+        (GENERATE, "suffix", json!("x"), "suffix"),
+        (GENERATE, "messages", json!([{}]), "messages"),
+    ] {
+        for stream in [false, true] {
+            let mut body = if path == GENERATE { prompt_body() } else { chat_body() };
+            body[key] = value.clone();
+            body["stream"] = stream.into();
+            let message = refused(server.post(path, &body).await, 400).await;
+            assert!(message.starts_with(named), "{named}: {message}");
+        }
+    }
+    let mut raw = prompt_body();
+    raw["raw"] = true.into();
+    raw["system"] = "Be brief.".into();
+    let message = refused(server.post(GENERATE, &raw).await, 400).await;
+    assert!(message.starts_with("system needs a chat template"), "{message}");
+    let mut long = prompt_body();
+    long["prompt"] = "a".repeat(5000).into();
+    let message = refused(server.post(GENERATE, &long).await, 400).await;
+    assert!(message.contains("maximum context length"), "{message}");
+    let message = refused(server.get(OLLAMA_CHAT).await, 405).await;
+    assert!(message.contains("GET"), "{message}");
+    let message = refused(server.get("/api/nothing").await, 404).await;
+    assert!(message.contains("POST /api/chat"), "{message}");
+    for path in ["/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:0"] {
+        let message = refused(server.post(path, &json!({})).await, 404).await;
+        assert!(message.contains("the model that it was started with"), "{message}");
+    }
+    let delete = server.client.delete(server.url.clone() + "/api/delete");
+    refused(delete.send().await.expect("an answer"), 404).await;
+    server.done().await;
+}
+
+#[tokio::test]
+async fn models_are_listed_as_clients_choose_them() {
+    let info = ServerInfo {
+        fingerprint: Some("fp_1".into()),
+        files: ModelFiles {
+            format: "gguf".into(),
+            architecture: "llama".into(),
+            parameters: 134_515_008,
+            quantization: "Q4_1".into(),
+            bytes: 1000,
+        },
+        ..ServerInfo::default()
+    };
+    let configure = |state: AppState| thinking(state.with_info(info));
+    let server = saying_as("Hello", TEMPLATE, configure).await;
+    let of = async |path: &str| -> Value { server.get(path).await.json().await.expect("JSON") };
+    let tags = of("/api/tags").await;
+    let model = &tags["models"][0];
+    let details = json!({
+        "parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"],
+        "parameter_size": "134.5M", "quantization_level": "Q4_1",
+    });
+    for (key, value) in [
+        ("name", json!("toy:latest")),
+        ("model", json!("toy:latest")),
+        ("size", json!(1000)),
+        ("details", details.clone()),
+    ] {
+        assert_eq!(model[key], value, "{key}");
+    }
+    assert_eq!(model["digest"].as_str().map(str::len), Some(64));
+    let running = of("/api/ps").await;
+    assert_eq!(running["models"][0]["digest"], model["digest"]);
+    assert_eq!(running["models"][0]["size_vram"], 0);
+    assert_eq!(running["models"][0]["context_length"], scripted::MAX_LEN);
+    let version = of("/api/version").await;
+    assert!(version["version"].as_str().is_some_and(|v| v.split('.').count() == 3));
+
+    for body in [json!({"model": "toy"}), json!({"name": "toy:latest", "verbose": true})] {
+        let shown = server.json("/api/show", &body).await;
+        assert_eq!(shown["details"], details);
+        assert_eq!(shown["template"], TEMPLATE);
+        assert_eq!(shown["modified_at"], model["modified_at"]);
+        assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
+        let info = &shown["model_info"];
+        assert_eq!(info["general.architecture"], "llama");
+        assert_eq!(info["general.parameter_count"], 134_515_008);
+        assert_eq!(info["llama.context_length"], scripted::MAX_LEN);
+    }
+    let statuses = lines(&server, "/api/pull", &json!({"model": "toy"})).await;
+    assert_eq!(statuses.last(), Some(&json!({"status": "success"})));
+    let status = whole(&server, "/api/pull", json!({"name": "toy:latest"})).await;
+    assert_eq!(status, json!({"status": "success"}));
+    for path in ["/api/pull", "/api/show"] {
+        let message = refused(server.post(path, &json!({"model": "llama3"})).await, 404).await;
+        assert!(message.contains("`llama3`") && message.contains("toy"), "{message}");
+        refused(server.post(path, &json!({})).await, 400).await;
+    }
+    // Clients look whether somebody is there.
+    let head = server.client.head(server.url.clone() + "/").send().await;
+    assert_eq!(head.expect("an answer").status().as_u16(), 200);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn the_key_is_needed_but_for_the_version() {
+    let keyed = |state: AppState| state.with_api_keys(vec!["secret".into()]);
+    let server = Server::over(Toy::default().start(), keyed, LONG).await;
+    for path in ["/api/tags", "/api/ps", "/api/nothing"] {
+        let message = refused(server.get(path).await, 401).await;
+        assert!(message.contains("API key"), "{message}");
+    }
+    refused(server.post(OLLAMA_CHAT, &chat_body()).await, 401).await;
+    assert_eq!(server.get("/api/version").await.status().as_u16(), 200);
+    let tags = server.client.get(server.url.clone() + "/api/tags");
+    let tags = tags.bearer_auth("secret").send().await.expect("an answer");
+    assert_eq!(tags.status().as_u16(), 200);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn a_failure_while_streaming_is_a_line() {
+    let engine = slow(EngineOptions::default(), Some(Fault::Error));
+    let server = Server::over(engine, |state| state, LONG).await;
+    let body = json!({
+        "messages": [{"role": "user", "content": "ab"}], "ignore_eos": true, "spec_length": 0,
+        "options": {"temperature": 0, "num_predict": 50},
+    });
+    let lines = lines(&server, OLLAMA_CHAT, &body).await;
+    let (last, others) = lines.split_last().expect("a line");
+    assert!(!others.is_empty() && others.iter().all(|line| line["done"] == false));
+    assert!(last["error"].is_string() && last["done"].is_null(), "{last}");
+    server.done().await;
+}
+
+#[tokio::test]
+async fn embeddings_are_those_of_the_other_api() {
+    let spec = EmbeddingSpec::new(Pooling::Last, true);
+    let model = open(&folder()).expect("opens");
+    let engine = engine::spawn(model, None, 64, 4, EngineOptions::default()).expect("starts");
+    let max = engine.limits().max_model_len;
+    let server = Server::over(engine, |s| s.with_embeddings(Some(spec)), LONG).await;
+    let input = json!(["abc", "b"]);
+    let expected = server.json("/v1/embeddings", &json!({"input": input})).await;
+    let vector = |index: usize| &expected["data"][index]["embedding"];
+    let body = json!({"model": "toy:latest", "input": input, "options": {"num_ctx": 1}});
+    let reply = server.json("/api/embed", &body).await;
+    assert_eq!(reply["model"], "toy:latest");
+    assert_eq!(reply["embeddings"], json!([vector(0), vector(1)]));
+    assert_eq!(reply["prompt_eval_count"], 4);
+    let reply = server.json("/api/embed", &json!({"input": "abc", "keep_alive": 5})).await;
+    assert_eq!(reply["embeddings"], json!([vector(0)]));
+    let reply = server.json("/api/embeddings", &json!({"prompt": "b"})).await;
+    assert_eq!(reply, json!({"embedding": vector(1)}));
+    let reply = server.json("/api/embed", &json!({"input": "abc", "dimensions": 4})).await;
+    assert_eq!(reply["embeddings"][0].as_array().map(Vec::len), Some(4));
+    // The end is cut off, unless it must not be.
+    let (fits, long) = ("ab".repeat(max / 2), "ab".repeat(max));
+    let cut = server.json("/api/embed", &json!({"input": long})).await;
+    let fitting = server.json("/api/embed", &json!({"input": fits, "truncate": false})).await;
+    assert_eq!(cut["embeddings"], fitting["embeddings"]);
+    let body = json!({"input": long, "truncate": false});
+    let message = refused(server.post("/api/embed", &body).await, 400).await;
+    assert!(message.starts_with("input 0"), "{message}");
+    // None ask only whether the model is there.
+    for input in [json!([]), json!(""), Value::Null] {
+        let reply = server.json("/api/embed", &json!({"input": input})).await;
+        assert_eq!(reply["embeddings"], json!([]));
+    }
+    assert_eq!(
+        server.json("/api/embeddings", &json!({})).await,
+        json!({"embedding": []})
+    );
+    let shown = server.json("/api/show", &json!({"model": "toy"})).await;
+    assert_eq!(shown["capabilities"], json!(["completion", "embedding"]));
+    server.done().await;
+}
