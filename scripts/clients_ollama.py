@@ -121,6 +121,9 @@ class Checks:
         many = self._embeddings.embed(model=model, input=["The sky is blue.", "Grass is green."])
         one = self._embeddings.embeddings(model=model, prompt="The sky is blue.")
         assert len(many.embeddings) == 2 and many.embeddings[0] == one.embedding
+        # The fixture has a context of 256 tokens, of which one ends each text.
+        long, fits = self._embeddings.embed(model=model, input=["a" * 1000, "a" * 255]).embeddings
+        assert long == fits
         return f"{len(one.embedding)} values"
 
     def errors(self):

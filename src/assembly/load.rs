@@ -97,7 +97,10 @@ pub fn load_with(
     if let Some(learner) = learner {
         learn::start(learner, &engine)?;
     }
-    let (source, options) = (plan.target.checkpoint.source, plan.target.checkpoint.options);
+    let (source, options) = (
+        plan.target.checkpoint.source,
+        plan.target.checkpoint.options,
+    );
     let info = ServerInfo {
         files: files(&source, &options)?,
         ..info(config, &source, device, blocks)

@@ -8,8 +8,10 @@ use crate::embeddings::folder;
 use foretoken::engine::{self, EngineOptions};
 use foretoken::http::{AppState, ModelFiles, ServerInfo};
 use foretoken::model::{EmbeddingSpec, Pooling};
+use foretoken::text::Text;
 use reqwest::Response;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const OLLAMA_CHAT: &str = "/api/chat";
 const GENERATE: &str = "/api/generate";
@@ -58,7 +60,11 @@ fn settled(answer: &Value) -> Value {
             *value = Value::Null;
         }
     }
-    for call in answer["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+    for call in answer["message"]["tool_calls"]
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+    {
         assert!(call["id"].is_string(), "{call}");
         call["id"] = Value::Null;
     }
@@ -77,16 +83,26 @@ fn joined(lines: &[Value]) -> Value {
         let so_far = parent[key].as_str().unwrap_or_default().to_owned();
         parent[key] = (so_far + more).into();
     };
-    let mut calls = Vec::new();
+    let (mut calls, mut logprobs) = (Vec::new(), Vec::new());
     for line in others {
         assert_eq!(line["done"], false, "{line}");
         assert!(line["done_reason"].is_null() && line["eval_count"].is_null());
         assert_eq!(line["model"], last["model"]);
-        for path in ["/response", "/thinking", "/message/content", "/message/thinking"] {
+        for path in [
+            "/response",
+            "/thinking",
+            "/message/content",
+            "/message/thinking",
+        ] {
             add(path, line.pointer(path).unwrap_or(&Value::Null));
         }
         let more = line["message"]["tool_calls"].as_array();
         calls.extend(more.into_iter().flatten().cloned());
+        let more = line["logprobs"].as_array();
+        logprobs.extend(more.into_iter().flatten().cloned());
+    }
+    if !logprobs.is_empty() {
+        answer["logprobs"] = logprobs.into();
     }
     if !calls.is_empty() {
         answer["message"]["tool_calls"] = calls.into();
@@ -114,7 +130,9 @@ async fn refused(response: Response, status: u16) -> String {
 async fn a_text_is_whole_or_comes_in_lines() {
     let server = saying("Hello there.").await;
     let answer = both(&server, OLLAMA_CHAT, &chat_body()).await;
-    let chat = server.json(CHAT, &json!({"messages": chat_body()["messages"]})).await;
+    let chat = server
+        .json(CHAT, &json!({"messages": chat_body()["messages"]}))
+        .await;
     let (prompt, tokens) = (
         &chat["usage"]["prompt_tokens"],
         &chat["usage"]["completion_tokens"],
@@ -145,7 +163,8 @@ async fn a_text_is_whole_or_comes_in_lines() {
     assert_eq!(answer["message"]["content"], "Hello");
     assert_eq!(answer["done_reason"], "length");
     assert_eq!(answer["eval_count"], 5);
-    body["options"] = json!({"temperature": 0, "num_predict": -1, "stop": ["there"], "num_ctx": 8192});
+    body["options"] =
+        json!({"temperature": 0, "num_predict": -1, "stop": ["there"], "num_ctx": 8192});
     let answer = both(&server, OLLAMA_CHAT, &body).await;
     assert_eq!(answer["message"]["content"], "Hello ");
     assert_eq!(answer["done_reason"], "stop");
@@ -193,7 +212,9 @@ async fn calls_come_when_they_are_complete_and_go_back_as_history() {
     let turns = next["messages"].as_array_mut().expect("messages");
     let message = chat["choices"][0]["message"].clone();
     turns.push(message.clone());
-    turns.push(json!({"role": "tool", "tool_call_id": message["tool_calls"][1]["id"], "content": "3"}));
+    turns.push(
+        json!({"role": "tool", "tool_call_id": message["tool_calls"][1]["id"], "content": "3"}),
+    );
     next["max_tokens"] = 1.into();
     let chat = server.json(CHAT, &next).await;
     assert_eq!(answer["prompt_eval_count"], chat["usage"]["prompt_tokens"]);
@@ -224,10 +245,16 @@ async fn what_a_model_thinks_stands_beside_its_text() {
     server.done().await;
 
     let server = saying("Hello").await;
-    for (think, says) in [(json!(true), "--reasoning-parser"), (json!("max"), "\"high\"")] {
+    for (think, says) in [
+        (json!(true), "--reasoning-parser"),
+        (json!("max"), "\"high\""),
+    ] {
         body["think"] = think;
         let message = refused(server.post(OLLAMA_CHAT, &body).await, 400).await;
-        assert!(message.starts_with("think") && message.contains(says), "{message}");
+        assert!(
+            message.starts_with("think") && message.contains(says),
+            "{message}"
+        );
     }
     body["think"] = false.into();
     let answer = whole(&server, OLLAMA_CHAT, body).await;
@@ -248,11 +275,18 @@ async fn a_format_is_followed() {
     ] {
         let mut raw = body.clone();
         raw["raw"] = true.into();
-        let bodies = if path == GENERATE { vec![body, raw] } else { vec![body] };
+        let bodies = if path == GENERATE {
+            vec![body, raw]
+        } else {
+            vec![body]
+        };
         for mut body in bodies {
             body["format"] = schema.clone();
             let answer = both(&server, path, &body).await;
-            let text = answer.pointer(text).and_then(Value::as_str).expect("a text");
+            let text = answer
+                .pointer(text)
+                .and_then(Value::as_str)
+                .expect("a text");
             let answer: Value = serde_json::from_str(text).expect("JSON");
             assert_eq!(answer, json!({"answer": 42}));
         }
@@ -276,10 +310,16 @@ async fn a_raw_prompt_is_a_completion() {
     body["context"] = json!([]);
     let answer = both(&server, GENERATE, &body).await;
     assert_eq!(answer["response"], completion["choices"][0]["text"]);
-    assert_eq!(answer["prompt_eval_count"], completion["usage"]["prompt_tokens"]);
+    assert_eq!(
+        answer["prompt_eval_count"],
+        completion["usage"]["prompt_tokens"]
+    );
     // It may be longer than a completion is by default.
     body["options"] = json!({"temperature": 0});
-    assert_eq!(both(&server, GENERATE, &body).await["response"], answer["response"]);
+    assert_eq!(
+        both(&server, GENERATE, &body).await["response"],
+        answer["response"]
+    );
     // A template knows instructions.
     let mut body = prompt_body();
     body["system"] = "Be brief.".into();
@@ -288,8 +328,43 @@ async fn a_raw_prompt_is_a_completion() {
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
     ]);
-    let chat = server.json(CHAT, &json!({"messages": turns, "max_tokens": 1})).await;
+    let chat = server
+        .json(CHAT, &json!({"messages": turns, "max_tokens": 1}))
+        .await;
     assert_eq!(answer["prompt_eval_count"], chat["usage"]["prompt_tokens"]);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn logprobs_are_those_of_a_chat() {
+    let server = saying("Hello there.").await;
+    let asked = json!({
+        "messages": chat_body()["messages"], "temperature": 0, "logprobs": true, "top_logprobs": 2,
+    });
+    let chat = server.json(CHAT, &asked).await;
+    let expected = &chat["choices"][0]["logprobs"]["content"];
+    assert_eq!(
+        expected[0]["top_logprobs"].as_array().map(Vec::len),
+        Some(2)
+    );
+    for (path, mut body) in [(OLLAMA_CHAT, chat_body()), (GENERATE, prompt_body())] {
+        body["logprobs"] = true.into();
+        body["top_logprobs"] = 2.into();
+        let answer = both(&server, path, &body).await;
+        assert_eq!(answer["logprobs"], *expected, "{path}");
+    }
+    let mut raw = prompt_body();
+    raw["raw"] = true.into();
+    raw["logprobs"] = true.into();
+    let answer = both(&server, GENERATE, &raw).await;
+    let count = answer["logprobs"].as_array().map(Vec::len);
+    assert_eq!(count.map(Value::from), Some(answer["eval_count"].clone()));
+    raw["top_logprobs"] = 10_000.into();
+    let message = refused(server.post(GENERATE, &raw).await, 400).await;
+    assert!(
+        message.starts_with("top_logprobs must be between"),
+        "{message}"
+    );
     server.done().await;
 }
 
@@ -307,7 +382,9 @@ async fn an_empty_request_asks_whether_the_model_is_loaded() {
             let answer = server.json(path, &body).await;
             assert_eq!(answer["done"], true);
             assert_eq!(answer["done_reason"], reason, "{path} {body}");
-            let text = answer.pointer("/message/content").or(answer.get("response"));
+            let text = answer
+                .pointer("/message/content")
+                .or(answer.get("response"));
             assert_eq!(text, Some(&json!("")), "{answer}");
         }
         let body = json!({"model": "other"});
@@ -323,21 +400,67 @@ async fn errors_have_ollamas_shape_and_names() {
     let tool = json!({"type": "function", "function": {"name": "a b"}});
     for (path, key, value, named) in [
         (OLLAMA_CHAT, "messages", json!(7), "messages"),
-        (OLLAMA_CHAT, "messages", json!([{"content": "a"}]), "messages[0].role"),
-        (OLLAMA_CHAT, "messages", json!([{"role": "user", "images": ["A"]}]), "messages[0].images"),
-        (OLLAMA_CHAT, "tools", json!([tool]), "tools[0].function.name"),
+        (
+            OLLAMA_CHAT,
+            "messages",
+            json!([{"content": "a"}]),
+            "messages[0].role",
+        ),
+        (
+            OLLAMA_CHAT,
+            "messages",
+            json!([{"role": "user", "images": ["A"]}]),
+            "messages[0].images",
+        ),
+        (
+            OLLAMA_CHAT,
+            "tools",
+            json!([tool]),
+            "tools[0].function.name",
+        ),
         (OLLAMA_CHAT, "format", json!("xml"), "format"),
         (OLLAMA_CHAT, "format", json!({"type": 7}), "format"),
-        (OLLAMA_CHAT, "response_format", json!({"type": "text"}), "response_format"),
-        (OLLAMA_CHAT, "options", json!({"temperature": 9}), "options.temperature"),
-        (OLLAMA_CHAT, "options", json!({"repeat_penalty": 0}), "options.repeat_penalty"),
-        (OLLAMA_CHAT, "options", json!({"stop": [""]}), "options.stop"),
-        (OLLAMA_CHAT, "options", json!({"mirostat": 2}), "options.mirostat"),
-        (OLLAMA_CHAT, "options", json!({"num_predict": "x"}), "options.num_predict"),
+        (
+            OLLAMA_CHAT,
+            "response_format",
+            json!({"type": "text"}),
+            "response_format",
+        ),
+        (
+            OLLAMA_CHAT,
+            "options",
+            json!({"temperature": 9}),
+            "options.temperature",
+        ),
+        (
+            OLLAMA_CHAT,
+            "options",
+            json!({"repeat_penalty": 0}),
+            "options.repeat_penalty",
+        ),
+        (
+            OLLAMA_CHAT,
+            "options",
+            json!({"stop": [""]}),
+            "options.stop",
+        ),
+        (
+            OLLAMA_CHAT,
+            "options",
+            json!({"mirostat": 2}),
+            "options.mirostat",
+        ),
+        (
+            OLLAMA_CHAT,
+            "options",
+            json!({"num_predict": "x"}),
+            "options.num_predict",
+        ),
         (OLLAMA_CHAT, "options", json!([]), "options"),
         (OLLAMA_CHAT, "keep_alive", json!([]), "keep_alive"),
         (OLLAMA_CHAT, "n", json!(2), "n"),
-        (OLLAMA_CHAT, "logprobs", json!(true), "logprobs"),
+        (OLLAMA_CHAT, "top_logprobs", json!(3), "top_logprobs"),
+        (GENERATE, "best_of", json!(3), "best_of"),
         (OLLAMA_CHAT, "prompt", json!("Hi"), "prompt"),
         (GENERATE, "images", json!(["A"]), "images"),
         (GENERATE, "context", json!([1]), "context"),
@@ -347,7 +470,11 @@ async fn errors_have_ollamas_shape_and_names() {
         (GENERATE, "messages", json!([{}]), "messages"),
     ] {
         for stream in [false, true] {
-            let mut body = if path == GENERATE { prompt_body() } else { chat_body() };
+            let mut body = if path == GENERATE {
+                prompt_body()
+            } else {
+                chat_body()
+            };
             body[key] = value.clone();
             body["stream"] = stream.into();
             let message = refused(server.post(path, &body).await, 400).await;
@@ -358,7 +485,10 @@ async fn errors_have_ollamas_shape_and_names() {
     raw["raw"] = true.into();
     raw["system"] = "Be brief.".into();
     let message = refused(server.post(GENERATE, &raw).await, 400).await;
-    assert!(message.starts_with("system needs a chat template"), "{message}");
+    assert!(
+        message.starts_with("system needs a chat template"),
+        "{message}"
+    );
     let mut long = prompt_body();
     long["prompt"] = "a".repeat(5000).into();
     let message = refused(server.post(GENERATE, &long).await, 400).await;
@@ -367,9 +497,17 @@ async fn errors_have_ollamas_shape_and_names() {
     assert!(message.contains("GET"), "{message}");
     let message = refused(server.get("/api/nothing").await, 404).await;
     assert!(message.contains("POST /api/chat"), "{message}");
-    for path in ["/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:0"] {
+    for path in [
+        "/api/create",
+        "/api/copy",
+        "/api/push",
+        "/api/blobs/sha256:0",
+    ] {
         let message = refused(server.post(path, &json!({})).await, 404).await;
-        assert!(message.contains("the model that it was started with"), "{message}");
+        assert!(
+            message.contains("the model that it was started with"),
+            "{message}"
+        );
     }
     let delete = server.client.delete(server.url.clone() + "/api/delete");
     refused(delete.send().await.expect("an answer"), 404).await;
@@ -412,14 +550,24 @@ async fn models_are_listed_as_clients_choose_them() {
     assert_eq!(running["models"][0]["size_vram"], 0);
     assert_eq!(running["models"][0]["context_length"], scripted::MAX_LEN);
     let version = of("/api/version").await;
-    assert!(version["version"].as_str().is_some_and(|v| v.split('.').count() == 3));
+    assert!(
+        version["version"]
+            .as_str()
+            .is_some_and(|v| v.split('.').count() == 3)
+    );
 
-    for body in [json!({"model": "toy"}), json!({"name": "toy:latest", "verbose": true})] {
+    for body in [
+        json!({"model": "toy"}),
+        json!({"name": "toy:latest", "verbose": true}),
+    ] {
         let shown = server.json("/api/show", &body).await;
         assert_eq!(shown["details"], details);
         assert_eq!(shown["template"], TEMPLATE);
         assert_eq!(shown["modified_at"], model["modified_at"]);
-        assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
+        assert_eq!(
+            shown["capabilities"],
+            json!(["completion", "tools", "thinking"])
+        );
         let info = &shown["model_info"];
         assert_eq!(info["general.architecture"], "llama");
         assert_eq!(info["general.parameter_count"], 134_515_008);
@@ -431,7 +579,10 @@ async fn models_are_listed_as_clients_choose_them() {
     assert_eq!(status, json!({"status": "success"}));
     for path in ["/api/pull", "/api/show"] {
         let message = refused(server.post(path, &json!({"model": "llama3"})).await, 404).await;
-        assert!(message.contains("`llama3`") && message.contains("toy"), "{message}");
+        assert!(
+            message.contains("`llama3`") && message.contains("toy"),
+            "{message}"
+        );
         refused(server.post(path, &json!({})).await, 400).await;
     }
     // Clients look whether somebody is there.
@@ -467,7 +618,10 @@ async fn a_failure_while_streaming_is_a_line() {
     let lines = lines(&server, OLLAMA_CHAT, &body).await;
     let (last, others) = lines.split_last().expect("a line");
     assert!(!others.is_empty() && others.iter().all(|line| line["done"] == false));
-    assert!(last["error"].is_string() && last["done"].is_null(), "{last}");
+    assert!(
+        last["error"].is_string() && last["done"].is_null(),
+        "{last}"
+    );
     server.done().await;
 }
 
@@ -479,23 +633,33 @@ async fn embeddings_are_those_of_the_other_api() {
     let max = engine.limits().max_model_len;
     let server = Server::over(engine, |s| s.with_embeddings(Some(spec)), LONG).await;
     let input = json!(["abc", "b"]);
-    let expected = server.json("/v1/embeddings", &json!({"input": input})).await;
+    let expected = server
+        .json("/v1/embeddings", &json!({"input": input}))
+        .await;
     let vector = |index: usize| &expected["data"][index]["embedding"];
     let body = json!({"model": "toy:latest", "input": input, "options": {"num_ctx": 1}});
     let reply = server.json("/api/embed", &body).await;
     assert_eq!(reply["model"], "toy:latest");
     assert_eq!(reply["embeddings"], json!([vector(0), vector(1)]));
     assert_eq!(reply["prompt_eval_count"], 4);
-    let reply = server.json("/api/embed", &json!({"input": "abc", "keep_alive": 5})).await;
+    let reply = server
+        .json("/api/embed", &json!({"input": "abc", "keep_alive": 5}))
+        .await;
     assert_eq!(reply["embeddings"], json!([vector(0)]));
-    let reply = server.json("/api/embeddings", &json!({"prompt": "b"})).await;
+    let reply = server
+        .json("/api/embeddings", &json!({"prompt": "b"}))
+        .await;
     assert_eq!(reply, json!({"embedding": vector(1)}));
-    let reply = server.json("/api/embed", &json!({"input": "abc", "dimensions": 4})).await;
+    let reply = server
+        .json("/api/embed", &json!({"input": "abc", "dimensions": 4}))
+        .await;
     assert_eq!(reply["embeddings"][0].as_array().map(Vec::len), Some(4));
     // The end is cut off, unless it must not be.
     let (fits, long) = ("ab".repeat(max / 2), "ab".repeat(max));
     let cut = server.json("/api/embed", &json!({"input": long})).await;
-    let fitting = server.json("/api/embed", &json!({"input": fits, "truncate": false})).await;
+    let fitting = server
+        .json("/api/embed", &json!({"input": fits, "truncate": false}))
+        .await;
     assert_eq!(cut["embeddings"], fitting["embeddings"]);
     let body = json!({"input": long, "truncate": false});
     let message = refused(server.post("/api/embed", &body).await, 400).await;
@@ -511,5 +675,23 @@ async fn embeddings_are_those_of_the_other_api() {
     );
     let shown = server.json("/api/show", &json!({"model": "toy"})).await;
     assert_eq!(shown["capabilities"], json!(["completion", "embedding"]));
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_is_cut_keeps_the_token_that_ends_it() {
+    let model = open(&folder()).expect("opens");
+    let engine = engine::spawn(model, None, 64, 4, EngineOptions::default()).expect("starts");
+    let max = engine.limits().max_model_len;
+    // Each byte is a token, and another one ends a text.
+    let text = Arc::new(Text::from_folder(&folder()).expect("a tokenizer"));
+    let spec = EmbeddingSpec::new(Pooling::Last, true);
+    let state = AppState::new(engine.clone(), text, vec!["toy".into()]).with_embeddings(Some(spec));
+    let server = Server::over(engine, |_| state, LONG).await;
+    let embedded = async |input: String| server.json("/api/embed", &json!({"input": input})).await;
+    let (long, fits) = ("ab".repeat(max), "ab".repeat(max)[..max - 1].to_owned());
+    let (long, fits) = (embedded(long).await, embedded(fits).await);
+    assert_eq!(long["prompt_eval_count"], max);
+    assert_eq!(long["embeddings"], fits["embeddings"]);
     server.done().await;
 }

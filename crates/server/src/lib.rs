@@ -363,7 +363,10 @@ where
 fn asking(read: Read<Asked>) -> MethodRouter<AppState> {
     let handler = async move |State(state): State<AppState>, caller: Caller, body: SentBody| {
         Ok::<_, OllamaFailure>(match state.read(body, read).await? {
-            Asked::Text(job, reply) => answer(&state, *job, reply, caller).await?,
+            Asked::Text(text) => {
+                let (job, reply) = *text;
+                answer(&state, job, reply, caller).await?
+            }
             Asked::Load(loaded) => Json(loaded).into_response(),
         })
     };

@@ -230,7 +230,12 @@ impl ReplyHeader {
         }
     }
 
-    fn chat_logprobs<'a>(&self, text: &'a Text, tokens: &'a [Scored]) -> Option<ChatLogprobs<'a>> {
+    /// The log-probabilities of `tokens`, if requested and there are any.
+    pub fn chat_logprobs<'a>(
+        &self,
+        text: &'a Text,
+        tokens: &'a [Scored],
+    ) -> Option<ChatLogprobs<'a>> {
         let top = self.logprobs.filter(|_| !tokens.is_empty())?;
         Some(ChatLogprobs::new(text, tokens, top))
     }

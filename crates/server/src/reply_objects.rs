@@ -168,12 +168,12 @@ pub(super) struct FunctionDelta<'a> {
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct ChatLogprobs<'a> {
-    content: List<'a, TokenLogprob<'a>>,
+    pub content: List<'a, TokenLogprob<'a>>,
     refusal: Option<Vec<TokenLogprob<'a>>>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct TokenLogprob<'a> {
+pub(super) struct TokenLogprob<'a> {
     token: Cow<'a, str>,
     logprob: f64,
     bytes: &'a [u8],
@@ -237,7 +237,7 @@ pub(super) struct Speculation {
 
 /// A list that a function makes of tokens: it leaves out the tokens for which the function returns nothing. The
 /// entries are made while they are written, because all entries together take much more memory than their tokens.
-struct List<'a, T> {
+pub(super) struct List<'a, T> {
     tokens: &'a [Scored],
     entry: Box<dyn Fn(&'a Scored) -> Option<T> + 'a>,
 }

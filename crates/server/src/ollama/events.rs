@@ -2,9 +2,9 @@
 
 use super::error::OllamaError;
 use crate::blocks::{Blocks, Change, OutputBlock};
-use crate::choice::{Choice, FinishKind, Piece};
+use crate::choice::{Choice, FinishKind, Piece, Scored};
 use crate::reply::{ReplyHeader, json_text};
-use crate::reply_objects::Speculation;
+use crate::reply_objects::{List, Speculation, TokenLogprob};
 use crate::stream::Shape;
 use axum::Json;
 use axum::body::Body;
@@ -40,6 +40,9 @@ pub(crate) struct Answer<'a> {
     created_at: String,
     #[serde(flatten)]
     said: Said<'a>,
+    /// One for each token since the last line, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<List<'a, TokenLogprob<'a>>>,
     done: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     done_reason: Option<DoneReason>,
@@ -158,6 +161,7 @@ impl<'a> Answer<'a> {
                     thinking,
                 },
             },
+            logprobs: None,
             done: false,
             done_reason: None,
             cost: None,
@@ -187,6 +191,8 @@ pub(crate) struct OllamaReply {
     /// When the request was read.
     started: Instant,
     blocks: Blocks,
+    /// The tokens since the last line, if log-probabilities were requested.
+    scored: Vec<Scored>,
 }
 
 impl OllamaReply {
@@ -197,7 +203,17 @@ impl OllamaReply {
             header: header.clone(),
             started,
             blocks: Blocks::default(),
+            scored: Vec::new(),
         }
+    }
+
+    fn logprobs<'a>(
+        &self,
+        text: &'a Text,
+        tokens: &'a [Scored],
+    ) -> Option<List<'a, TokenLogprob<'a>>> {
+        let logprobs = self.header.chat_logprobs(text, tokens)?;
+        Some(logprobs.content)
     }
 
     fn answer<'a>(&'a self, parts: Parts<'a>) -> Answer<'a> {
@@ -308,17 +324,42 @@ impl Shape for OllamaReply {
         &self.header.id
     }
 
-    fn whole(mut self, _: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response {
-        for piece in pieces {
+    fn whole(mut self, text: Arc<Text>, pieces: Vec<Piece>, choices: &[Choice]) -> Response {
+        for mut piece in pieces {
+            self.scored.append(&mut piece.logprobs);
             self.blocks.push(piece);
         }
-        Json(self.ended(self.all(), choices)).into_response()
+        Json(Answer {
+            logprobs: self.logprobs(&text, &self.scored),
+            ..self.ended(self.all(), choices)
+        })
+        .into_response()
     }
 
-    fn piece(&mut self, _: &Text, _: usize, piece: Piece, _: &[Choice]) -> Vec<String> {
+    fn piece(&mut self, text: &Text, _: usize, mut piece: Piece, _: &[Choice]) -> Vec<String> {
+        let mut scored = std::mem::take(&mut self.scored);
+        scored.append(&mut piece.logprobs);
+        let ends = piece.finish.is_some();
         let changes = self.blocks.push(piece).into_iter();
         let parts = changes.filter_map(|(index, change)| self.change(index, change));
-        parts.map(|parts| line(&self.answer(parts))).collect()
+        let mut parts: Vec<Parts<'_>> = parts.collect();
+        // The token that ended the text.
+        if parts.is_empty() && ends && !scored.is_empty() {
+            parts.push(Parts::default());
+        }
+        let mut tokens = &scored[..];
+        let lines = parts.into_iter().map(|parts| {
+            let tokens = std::mem::take(&mut tokens);
+            line(&Answer {
+                logprobs: self.logprobs(text, tokens),
+                ..self.answer(parts)
+            })
+        });
+        let lines: Vec<String> = lines.collect();
+        if lines.is_empty() {
+            self.scored = scored;
+        }
+        lines
     }
 
     fn end(&mut self, choices: &[Choice]) -> Vec<String> {

@@ -123,7 +123,10 @@ fn message(at: &FieldPath, turn: Turn, calls: &mut Calls) -> Result<ChatMessage>
 /// `Invalid`, naming the field.
 pub(super) fn refuse_images(at: FieldPath, images: Option<&[IgnoredAny]>) -> Result<()> {
     if images.is_some_and(|images| !images.is_empty()) {
-        return wrong(at, "is not supported: the model reads text only; leave it out");
+        return wrong(
+            at,
+            "is not supported: the model reads text only; leave it out",
+        );
     }
     Ok(())
 }
@@ -171,7 +174,10 @@ mod tests {
         assert_eq!(chat[0].tool_calls.as_ref().map(Vec::len), None);
         let calls = json!(chat[1].tool_calls);
         assert_eq!(calls[1]["id"], "call00002");
-        assert_eq!(calls[1]["function"], json!({"name": "g", "arguments": {"a": 1}}));
+        assert_eq!(
+            calls[1]["function"],
+            json!({"name": "g", "arguments": {"a": 1}})
+        );
         assert_eq!(chat[2].others["name"], "g");
     }
 

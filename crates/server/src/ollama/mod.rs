@@ -13,7 +13,7 @@ pub(super) use embed::{EmbedRequest, Embedded, EmbeddingRequest, OneEmbedding, e
 pub(super) use error::{OllamaError, OllamaFailure, has_route, not_offered};
 pub(super) use events::Answer;
 pub(super) use models::{
-    ModelDescription, ModelRequest, Models, OllamaVersion, PullStatus, Running, ps, pull, show, tags,
-    version,
+    ModelDescription, ModelRequest, Models, OllamaVersion, PullStatus, Running, ps, pull, show,
+    tags, version,
 };
 pub(super) use request::{Asked, ChatFields, GenerateFields};

@@ -151,7 +151,11 @@ pub(crate) async fn ps(State(state): State<AppState>) -> Json<Running> {
             digest: digest(&state, &model),
             details: details(&state, &model),
             expires_at: expires_at.clone(),
-            size_vram: if state.info.device == "cuda" { bytes } else { 0 },
+            size_vram: if state.info.device == "cuda" {
+                bytes
+            } else {
+                0
+            },
             context_length: model.max_model_len,
         }
     });

@@ -10,7 +10,7 @@ use crate::prompt::with_variable;
 use crate::structured::{FlatFormat, Structured};
 use crate::tools::Tool;
 use crate::wire::{self, Common, PromptInput, wrong};
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::Result;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -27,6 +27,8 @@ pub(crate) struct ChatFields {
     /// None ask only whether the model is loaded.
     messages: Option<Vec<Turn>>,
     tools: Option<Vec<Tool>>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
     format: Option<Format>,
     #[schemars(with = "Option<Options>")]
     options: Option<Map<String, Value>>,
@@ -44,6 +46,8 @@ pub(crate) struct GenerateFields {
     system: Option<String>,
     /// Whether the prompt is sent to the model as it is, and not as a chat's only message.
     raw: Option<bool>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
     format: Option<Format>,
     #[schemars(with = "Option<Options>")]
     options: Option<Map<String, Value>>,
@@ -91,7 +95,10 @@ enum Effort {
 
 /// How long the model stays loaded, which it always does.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a number of seconds, or a text like \"5m\"")]
+#[serde(
+    untagged,
+    expecting = "expected a number of seconds, or a text like \"5m\""
+)]
 #[schemars(rename = "OllamaKeepAlive")]
 enum KeepAlive {
     Seconds(f64),
@@ -100,7 +107,7 @@ enum KeepAlive {
 
 /// What a body asks for.
 pub(crate) enum Asked {
-    Text(Box<Job>, OllamaReply),
+    Text(Box<(Job, OllamaReply)>),
     /// Only whether the model is loaded.
     Load(Box<Answer<'static>>),
 }
@@ -128,6 +135,8 @@ impl Context<'_> {
             fields: wire::ChatFields {
                 messages: Some(input::messages(turns)?),
                 tools: fields.tools,
+                logprobs: fields.logprobs,
+                top_logprobs: fields.top_logprobs,
                 ..self.ollama_thinking(fields.think)?
             },
             structured: formatted(structured, fields.format)?,
@@ -143,57 +152,83 @@ impl Context<'_> {
         let mut reading = Reading::of(Form::Generate);
         let Body {
             mut common,
-            fields,
+            mut fields,
             structured,
         } = Body::<GenerateFields>::read(body)?;
         reading.model = self.ollama_named(&mut common.model)?;
-        input::refuse_images("images".into(), fields.images.as_deref())?;
-        if fields.context.is_some_and(|ids| !ids.is_empty()) {
-            let what = "is not supported: leave it out; /api/chat takes earlier turns as messages";
-            return wrong("context", what);
-        }
-        if some(fields.template).is_some() {
-            let what = "is not supported: leave it out, or send the whole prompt with raw: true";
-            return wrong("template", what);
-        }
-        let prompt = fields.prompt.unwrap_or_default();
-        let (suffix, system) = (some(fields.suffix), some(fields.system));
-        if prompt.is_empty() && suffix.is_none() {
+        fields.check()?;
+        if fields.prompt.is_none() && fields.suffix.is_none() {
             return Ok(reading.load(fields.keep_alive));
         }
-        fill(&mut common, fields.options)?;
-        let structured = formatted(structured, fields.format)?;
-        if fields.raw == Some(true) || suffix.is_some() || !self.text.has_chat_template() {
-            let thinks = !matches!(fields.think, None | Some(Think::Flag(false)));
-            for (field, is_set) in [("system", system.is_some()), ("think", thinks)] {
-                if is_set {
-                    let what = "needs a chat template: leave it out, or leave out raw and suffix, with a model that has one";
-                    return wrong(field, what);
-                }
-            }
-            let completion = Body {
-                common,
-                fields: wire::Completion {
-                    prompt: Some(PromptInput::Text(prompt)),
-                    suffix,
-                    ..wire::Completion::default()
-                },
-                structured,
-            };
-            return reading.job(self.completion_job(completion, usize::MAX));
-        }
-        let system = system.map(|system| ChatMessage::new("system", system));
-        let user = ChatMessage::new("user", prompt);
-        let chat = Body {
+        fill(&mut common, fields.options.take())?;
+        let structured = formatted(structured, fields.format.take())?;
+        let is_raw = fields.raw == Some(true) || fields.suffix.is_some();
+        let body = Body {
             common,
-            fields: wire::ChatFields {
-                messages: Some(system.into_iter().chain([user]).collect()),
-                ..self.ollama_thinking(fields.think)?
-            },
+            fields,
             structured,
         };
-        let job = self.chat_job(chat);
-        reading.job(job.map_err(|e| e.renamed(&[("messages", "prompt")])))
+        reading.job(if is_raw || !self.text.has_chat_template() {
+            self.raw_prompt(body)
+        } else {
+            self.one_turn(body)
+        })
+    }
+
+    /// The completion that a prompt is which is sent as it is.
+    fn raw_prompt(&self, body: Body<GenerateFields>) -> Result<Job> {
+        let Body {
+            common,
+            fields,
+            structured,
+        } = body;
+        let thinks = !matches!(fields.think, None | Some(Think::Flag(false)));
+        let of_templates = [("system", fields.system.is_some()), ("think", thinks)];
+        if let Some((field, _)) = of_templates.iter().find(|(_, is_set)| *is_set) {
+            let what = "needs a chat template: leave it out, or leave out raw and suffix, with a model that has one";
+            return wrong(*field, what);
+        }
+        let top_logprobs = fields.top_logprobs.unwrap_or(0);
+        if top_logprobs > 0 && fields.logprobs != Some(true) {
+            return wrong("top_logprobs", "requires logprobs to be true");
+        }
+        let completion = wire::Completion {
+            prompt: Some(PromptInput::Text(fields.prompt.unwrap_or_default())),
+            suffix: fields.suffix,
+            logprobs: (fields.logprobs == Some(true)).then_some(top_logprobs),
+            ..wire::Completion::default()
+        };
+        let body = Body {
+            common,
+            fields: completion,
+            structured,
+        };
+        self.completion_job(body, usize::MAX)
+            .map_err(|e| e.renamed(&[("logprobs", "top_logprobs")]))
+    }
+
+    /// The chat that a prompt is.
+    fn one_turn(&self, body: Body<GenerateFields>) -> Result<Job> {
+        let Body {
+            common,
+            fields,
+            structured,
+        } = body;
+        let system = fields.system.map(|text| ChatMessage::new("system", text));
+        let user = ChatMessage::new("user", fields.prompt.unwrap_or_default());
+        let chat = wire::ChatFields {
+            messages: Some(system.into_iter().chain([user]).collect()),
+            logprobs: fields.logprobs,
+            top_logprobs: fields.top_logprobs,
+            ..self.ollama_thinking(fields.think)?
+        };
+        let body = Body {
+            common,
+            fields: chat,
+            structured,
+        };
+        self.chat_job(body)
+            .map_err(|e| e.renamed(&[("messages", "prompt")]))
     }
 
     /// The served name that `wanted` is, or is with the tag that clients add.
@@ -243,6 +278,30 @@ impl Context<'_> {
     }
 }
 
+impl GenerateFields {
+    /// Refuses what is not done. Texts that are empty become none.
+    fn check(&mut self) -> Result<()> {
+        for text in [
+            &mut self.prompt,
+            &mut self.suffix,
+            &mut self.system,
+            &mut self.template,
+        ] {
+            text.take_if(|text| text.is_empty());
+        }
+        input::refuse_images("images".into(), self.images.as_deref())?;
+        if self.context.as_ref().is_some_and(|ids| !ids.is_empty()) {
+            let what = "is not supported: leave it out; /api/chat takes earlier turns as messages";
+            return wrong("context", what);
+        }
+        if self.template.is_some() {
+            let what = "is not supported: leave it out, or send the whole prompt with raw: true";
+            return wrong("template", what);
+        }
+        Ok(())
+    }
+}
+
 /// A body that is being read.
 struct Reading {
     form: Form,
@@ -266,9 +325,9 @@ impl Reading {
 
     /// What `job` asks for. Errors about its fields name those of this API.
     fn job(self, job: Result<Job>) -> Result<Asked> {
-        let job = job.map_err(|e: Error| e.renamed(&NAMES))?;
+        let job = job.map_err(|e| e.renamed(&NAMES))?;
         let reply = OllamaReply::new(self.form, self.model, &job.header, self.started);
-        Ok(Asked::Text(Box::new(job), reply))
+        Ok(Asked::Text(Box::new((job, reply))))
     }
 }
 
@@ -288,7 +347,10 @@ impl KeepAlive {
 /// Brings the fields that all APIs have into their form.
 fn fill(common: &mut Common, options: Option<Map<String, Value>>) -> Result<()> {
     if common.n.is_some_and(|n| n != 1) {
-        return wrong("n", "is not supported here: there is one answer; leave it out");
+        return wrong(
+            "n",
+            "is not supported here: there is one answer; leave it out",
+        );
     }
     common.refuse_chunk_options()?;
     common.stream.get_or_insert(true);
@@ -307,11 +369,6 @@ fn formatted(structured: Structured, format: Option<Format>) -> Result<Structure
         Some(Format::Schema(schema)) => Some(FlatFormat::json_schema(schema.into())),
     };
     structured.with_format(format, FIELD)
-}
-
-/// A text that is not empty.
-fn some(text: Option<String>) -> Option<String> {
-    text.filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]
