@@ -42,7 +42,6 @@ async fn lines(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     let response = server.post(path, body).await;
     assert_eq!(response.status().as_u16(), 200, "{body}");
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
-    assert_eq!(response.headers()["x-accel-buffering"], "no");
     let text = response.text().await.expect("a whole stream");
     assert!(text.ends_with('\n'), "{text}");
     let read = |line: &str| serde_json::from_str(line).expect("JSON");
@@ -269,33 +268,27 @@ async fn a_format_is_followed() {
         "type": "object", "properties": {"answer": {"const": 42}}, "required": ["answer"],
         "additionalProperties": false,
     });
-    for (path, body, text) in [
-        (OLLAMA_CHAT, chat_body(), "/message/content"),
-        (GENERATE, prompt_body(), "/response"),
-    ] {
-        let mut raw = body.clone();
-        raw["raw"] = true.into();
-        let bodies = if path == GENERATE {
-            vec![body, raw]
-        } else {
-            vec![body]
-        };
-        for mut body in bodies {
-            body["format"] = schema.clone();
-            let answer = both(&server, path, &body).await;
-            let text = answer
-                .pointer(text)
-                .and_then(Value::as_str)
-                .expect("a text");
-            let answer: Value = serde_json::from_str(text).expect("JSON");
-            assert_eq!(answer, json!({"answer": 42}));
-        }
-    }
+    let check = async |server: &Server, path: &str, mut body: Value| {
+        body["format"] = schema.clone();
+        let answer = both(server, path, &body).await;
+        let text = answer.pointer("/message/content");
+        let text = text.or(answer.get("response")).and_then(Value::as_str);
+        let answer: Value = serde_json::from_str(text.expect("a text")).expect("JSON");
+        assert_eq!(answer, json!({"answer": 42}));
+    };
+    check(&server, OLLAMA_CHAT, chat_body()).await;
+    check(&server, GENERATE, prompt_body()).await;
     let mut body = chat_body();
     body["format"] = "json".into();
     body["options"]["num_predict"] = 1.into();
     let answer = whole(&server, OLLAMA_CHAT, body).await;
     assert_eq!(answer["message"]["content"], "{");
+    server.done().await;
+    // The scripted model answers prompts of one length.
+    let server = saying("Hello").await;
+    let mut raw = prompt_body();
+    raw["raw"] = true.into();
+    check(&server, GENERATE, raw).await;
     server.done().await;
 }
 
@@ -353,6 +346,8 @@ async fn logprobs_are_those_of_a_chat() {
         let answer = both(&server, path, &body).await;
         assert_eq!(answer["logprobs"], *expected, "{path}");
     }
+    server.done().await;
+    let server = saying("Hello there.").await;
     let mut raw = prompt_body();
     raw["raw"] = true.into();
     raw["logprobs"] = true.into();
@@ -617,7 +612,7 @@ async fn a_failure_while_streaming_is_a_line() {
     });
     let lines = lines(&server, OLLAMA_CHAT, &body).await;
     let (last, others) = lines.split_last().expect("a line");
-    assert!(!others.is_empty() && others.iter().all(|line| line["done"] == false));
+    assert!(others.iter().all(|line| line["done"] == false));
     assert!(
         last["error"].is_string() && last["done"].is_null(),
         "{last}"
@@ -674,7 +669,8 @@ async fn embeddings_are_those_of_the_other_api() {
         json!({"embedding": []})
     );
     let shown = server.json("/api/show", &json!({"model": "toy"})).await;
-    assert_eq!(shown["capabilities"], json!(["completion", "embedding"]));
+    // The fixture has no output layer.
+    assert_eq!(shown["capabilities"], json!(["embedding"]));
     server.done().await;
 }
 

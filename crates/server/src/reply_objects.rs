@@ -239,11 +239,11 @@ pub(super) struct Speculation {
 /// entries are made while they are written, because all entries together take much more memory than their tokens.
 pub(super) struct List<'a, T> {
     tokens: &'a [Scored],
-    entry: Box<dyn Fn(&'a Scored) -> Option<T> + 'a>,
+    entry: Box<dyn Fn(&'a Scored) -> Option<T> + Send + 'a>,
 }
 
 impl<'a, T> List<'a, T> {
-    fn new(tokens: &'a [Scored], entry: impl Fn(&'a Scored) -> Option<T> + 'a) -> Self {
+    fn new(tokens: &'a [Scored], entry: impl Fn(&'a Scored) -> Option<T> + Send + 'a) -> Self {
         let entry = Box::new(entry);
         Self { tokens, entry }
     }
