@@ -65,6 +65,7 @@ mod http_manners;
 mod http_memory;
 mod http_messages;
 mod http_ollama;
+mod http_ollama_models;
 mod http_openapi;
 mod http_page;
 mod http_parameters;
