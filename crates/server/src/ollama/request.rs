@@ -6,7 +6,6 @@ use super::options::{self, NAMES, Options};
 use crate::context::Context;
 use crate::conversation::ChatMessage;
 use crate::openai::{Body, Job};
-use crate::prompt::with_variable;
 use crate::structured::{FlatFormat, Structured};
 use crate::tools::Tool;
 use crate::wire::{self, Common, PromptInput, wrong};
@@ -271,7 +270,7 @@ impl Context<'_> {
             return wrong("think", what);
         }
         Ok(wire::ChatFields {
-            chat_template_kwargs: Some(with_variable(None, "enable_thinking", enabled)),
+            enable_thinking: Some(enabled),
             reasoning_effort: effort.map(str::to_owned),
             ..wire::ChatFields::default()
         })
