@@ -38,6 +38,7 @@ pub fn state(
     Ok(state
         .with_info(loaded.info)
         .with_embeddings(loaded.embeddings)
+        .with_reranker(loaded.reranker)
         .with_adapters(loaded.adapters)
         .with_sampling_defaults(sampling)
         .with_api_keys(config.http.api_key.clone())

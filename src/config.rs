@@ -66,6 +66,8 @@ pub struct Config {
     pub served_model_aliases: Vec<String>,
     /// The pooling of hidden states into an embedding; `None` = the model's own.
     pub pooling: Option<Pooling>,
+    /// Whether the model is a reranker that answers yes or no, whatever its files and its name say.
+    pub reranker: bool,
     /// How weights are loaded, and on which device.
     pub load: LoadFlags,
     /// The default sampling parameters of requests.
@@ -255,6 +257,7 @@ impl CommonOptions {
             served_model_name,
             served_model_aliases: aliases,
             pooling: self.pooling,
+            reranker: self.reranker,
             load: self.load,
             generation: self.generation,
             drafter,

@@ -29,6 +29,7 @@ pub const TARGETS: [(&str, FuzzTarget); 20] = [
         read(&TEXT, bytes, FuzzedApi::Chat(ToolFormat::Hermes))
     }),
     ("completion", |bytes| {
+        check(read(&TEXT, bytes, FuzzedApi::Infill));
         read(&TEXT, bytes, FuzzedApi::Completion)
     }),
     ("response", |bytes| read(&TEXT, bytes, FuzzedApi::Response)),
@@ -42,6 +43,8 @@ pub const TARGETS: [(&str, FuzzTarget); 20] = [
         read(&TEXT, bytes, FuzzedApi::Detokenize)
     }),
     ("embedding", |bytes| {
+        check(read(&TEXT, bytes, FuzzedApi::Rerank));
+        check(read(&TEXT, bytes, FuzzedApi::Score));
         read(&TEXT, bytes, FuzzedApi::Embedding)
     }),
     ("schema", schema),

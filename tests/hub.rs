@@ -67,6 +67,7 @@ fn models_come_from_the_hub_once() {
         ("config.json", "{}".to_owned()),
         ("tokenizer.json", "{ }".to_owned()),
         ("modules.json", "[  ]".to_owned()),
+        ("1_LogitScore/config.json", "{     }".to_owned()),
         ("1_Pooling/config.json", "{   }".to_owned()),
         (
             "model.safetensors.index.json",

@@ -61,6 +61,8 @@ struct Report {
     generates: bool,
     /// How hidden states become an embedding.
     embeddings: Option<String>,
+    /// How documents are judged.
+    reranker: Option<String>,
     device: &'static str,
     weights_bytes: u64,
     weights_types: BTreeMap<String, usize>,
@@ -215,6 +217,7 @@ impl Report {
             reasoning_format: reasoning.and_then(|format| value(format.to_possible_value())),
             generates: model.generates(),
             embeddings: plan.embeddings.as_ref().map(ToString::to_string),
+            reranker: plan.reranker.as_ref().map(ToString::to_string),
             adapters: AdapterReport::all(plan.adapters.as_ref()),
             device: plan.device_name(),
             weights_bytes: inventory.sum(|entry| entry.loaded_bytes),
@@ -329,6 +332,9 @@ impl fmt::Display for Report {
         row("reasoning", reasoning)?;
         if let Some(how) = &self.embeddings {
             row("embeddings", how.clone())?;
+        }
+        if let Some(how) = &self.reranker {
+            row("reranker", how.clone())?;
         }
         for adapter in &self.adapters {
             row("adapter", adapter.to_string())?;

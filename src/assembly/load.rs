@@ -9,7 +9,7 @@ use crate::config::{Config, TablesOptions};
 use crate::engine::{self, EngineHandle, EngineOptions, EngineThread};
 use crate::error::{Error, Result};
 use crate::http::{Adapters, ModelFiles, ServerInfo};
-use crate::model::{self, EmbeddingSpec, LoadOptions, Model, ModelSource};
+use crate::model::{self, EmbeddingSpec, LoadOptions, Model, ModelSource, RerankerSpec};
 use crate::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, Tables};
 use crate::text::Text;
 use crate::train::learn::Learning;
@@ -29,6 +29,8 @@ pub struct Loaded {
     pub source: ModelSource,
     /// The way in which texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<EmbeddingSpec>,
+    /// The way in which documents are judged; `None` = the model is no reranker that generates.
+    pub reranker: Option<RerankerSpec>,
     /// The adapters that are served; `None` = there are none.
     pub adapters: Option<Arc<Adapters>>,
 }
@@ -113,6 +115,7 @@ pub fn load_with(
         source,
         device,
         embeddings: plan.embeddings,
+        reranker: plan.reranker,
         adapters: plan.adapters.map(Arc::new),
     };
     Ok((loaded, thread))

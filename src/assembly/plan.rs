@@ -9,7 +9,7 @@ use crate::config::{Config, DrafterChoice, LoadFlags};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
 use crate::kernels;
-use crate::model::{self, EmbeddingSpec, LoadedModel, Model, ModelSource};
+use crate::model::{self, EmbeddingSpec, LoadedModel, Model, ModelSource, RerankerSpec};
 use crate::train::learn::Learning;
 use candle_core::Device;
 
@@ -21,6 +21,8 @@ pub struct Plan {
     pub target: Target,
     /// How texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<EmbeddingSpec>,
+    /// How documents are judged; `None` = the model is no reranker that generates.
+    pub reranker: Option<RerankerSpec>,
     /// The adapters that are served; `None` = there are none.
     pub adapters: Option<Adapters>,
     /// The drafter, or those that are compared; none if the target decodes plainly.
@@ -56,9 +58,13 @@ impl Plan {
         check_quantize(config, &checkpoint.source)?;
         let target = Target::open(checkpoint)?;
         let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
+        let reranker = reranker(config, &target)?;
         let adapters = adapters::load(config, &*target.model)?;
         if let Some(spec) = &embeddings {
             tracing::info!("embeddings: {spec}");
+        }
+        if let Some(spec) = &reranker {
+            tracing::info!("reranker: {spec}");
         }
         let bytes = target.inventory.sum(|entry| entry.loaded_bytes);
         DeviceMemory::note(&mut memory, "target weights", &device, bytes)?;
@@ -100,6 +106,7 @@ impl Plan {
             device,
             target,
             embeddings,
+            reranker,
             adapters,
             drafts,
             draft_refused,
@@ -149,6 +156,45 @@ fn embeddings(
     if !model.generates() && spec.is_none() {
         return Err(Error::setup(
             "the model has no output layer (lm_head), so it generates no text: for embeddings, set --pooling last or --pooling mean",
+        ));
+    }
+    Ok(spec)
+}
+
+/// What the names of rerankers have in common.
+const RERANKER: &str = "reranker";
+
+/// Returns how the target judges documents; `None` = neither its files, nor its name, nor a flag say that it does.
+///
+/// # Errors
+/// `Setup`, if it is asked for and not possible.
+fn reranker(config: &Config, target: &Target) -> Result<Option<RerankerSpec>> {
+    let source = &target.checkpoint.source;
+    let of_files = model::reranker_spec(source)?;
+    let is_named = config.model.name.to_ascii_lowercase().contains(RERANKER);
+    if of_files.is_none() && !is_named && !config.reranker {
+        return Ok(None);
+    }
+    let generates = target.model.generates();
+    let token = |word: &str| -> Result<Option<u32>> {
+        let Some(text) = &target.text else {
+            return Ok(None);
+        };
+        let ids = text.encode(word, false)?;
+        Ok(ids.first().copied().filter(|_| ids.len() == 1))
+    };
+    let spec = match of_files {
+        Some(spec) => Some(spec),
+        None => token("yes")?
+            .zip(token("no")?)
+            .map(|(yes, no)| RerankerSpec { yes, no }),
+    };
+    let size = target.model.config().vocab_size;
+    let is_known = |id: u32| (id as usize) < size;
+    let spec = spec.filter(|spec| generates && is_known(spec.yes) && is_known(spec.no));
+    if spec.is_none() && config.reranker {
+        return Err(Error::setup(
+            "--reranker needs a model that generates, with a tokenizer in which yes and no are one token each",
         ));
     }
     Ok(spec)

@@ -121,6 +121,10 @@ pub struct CommonOptions {
     /// model's modules.json or .gguf file says; without either there is no /v1/embeddings].
     #[arg(long, value_enum, help_heading = "Model")]
     pub pooling: Option<Pooling>,
+    /// Serves the model as a reranker: asked whether a document answers a query, it says yes or no, and /v1/rerank and
+    /// /v1/score have the probability of yes. A model whose files or name say that it is one needs no flag.
+    #[arg(long, help_heading = "Model")]
+    pub reranker: bool,
     #[command(flatten)]
     pub load: LoadFlags,
     #[command(flatten)]

@@ -90,6 +90,7 @@ fn serve_until_crash() -> u8 {
         info: ServerInfo::default(),
         source: ModelSource::Gguf(demo),
         embeddings: None,
+        reranker: None,
         adapters: None,
     };
     let served =

@@ -32,16 +32,21 @@ pub const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.c
 
 /// A tokenizer whose tokens are the bytes and the special ones.
 pub fn text(template: &str) -> Text {
+    text_of(template, &SPECIAL)
+}
+
+/// The same with other special tokens, of which the first is EOS.
+pub fn text_of(template: &str, special_names: &[&str]) -> Text {
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();
     let names = alphabet.iter().map(char::to_string);
-    let names = names.chain(SPECIAL.map(String::from));
+    let names = names.chain(special_names.iter().map(|name| (*name).to_owned()));
     let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
     let special = |(i, content): (usize, &&str)| {
         json!({"id": 256 + i, "content": content, "special": true, "single_word": false,
                "lstrip": false, "rstrip": false, "normalized": false})
     };
-    let added: Vec<Value> = SPECIAL.iter().enumerate().map(special).collect();
+    let added: Vec<Value> = special_names.iter().enumerate().map(special).collect();
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let file = json!({
         "version": "1.0",

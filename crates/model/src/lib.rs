@@ -32,6 +32,7 @@ pub use checkpoint::{pickle, safetensors_header};
 pub use config::ModelConfig;
 pub use config::layer_list::LayerList;
 pub use config::pooling::embedding_spec;
+pub use config::reranker::reranker_spec;
 pub use heads::HeadKind;
 pub use heads::config::{HeadConfig, MAX_MARKOV_RANK};
 pub use layers::linear::{Embedding, Linear};

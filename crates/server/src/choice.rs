@@ -1,6 +1,7 @@
 //! One choice of a reply: turns the engine's events into text, log-probabilities and a finish reason.
 //! The conversion is the same for streamed and whole replies, and uses no sockets.
 
+use super::lines::{LineRules, Lines};
 use super::speculation::Round;
 use super::stop::{StopMatcher, Stops};
 use foretoken_core::error::{Error, Result};
@@ -32,6 +33,8 @@ pub(super) struct Rules {
     pub token_ids: bool,
     /// Whether special tokens are shown by name.
     pub show_special: bool,
+    /// What ends the text at a line.
+    pub lines: LineRules,
     pub message: MessageRules,
 }
 
@@ -146,6 +149,7 @@ pub(super) struct Choice {
     echo: Option<Arc<Echo>>,
     detokenizer: Detokenizer,
     matcher: StopMatcher,
+    lines: Lines,
     message: MessageParser,
     /// Number of calls that have begun.
     calls: usize,
@@ -156,6 +160,8 @@ pub(super) struct Choice {
     completion_tokens: usize,
     reasoning_tokens: usize,
     cached_tokens: usize,
+    /// When the first tokens came.
+    first_at: Option<Instant>,
     /// Sum of the tokens' log-probabilities, if the engine computes them.
     logprob: f64,
     spec: SpecUsage,
@@ -334,11 +340,13 @@ impl Choice {
             chars: echo.as_ref().map_or(0, |echo| echo.text.chars().count()),
             echo,
             matcher: StopMatcher::default(),
+            lines: Lines::default(),
             calls: 0,
             input: None,
             completion_tokens: 0,
             reasoning_tokens: 0,
             cached_tokens: 0,
+            first_at: None,
             logprob: 0.0,
             spec: SpecUsage::default(),
             first_token: None,
@@ -358,6 +366,16 @@ impl Choice {
     /// Tokens of its prompt that were in the prefix cache.
     pub fn cached_tokens(&self) -> usize {
         self.cached_tokens
+    }
+
+    /// When the first tokens came; `None` before them.
+    pub fn first_at(&self) -> Option<Instant> {
+        self.first_at
+    }
+
+    /// Whether the text ended at a line, by its [`LineRules`].
+    pub fn ended_at_line(&self) -> bool {
+        self.lines.have_ended()
     }
 
     /// Mean log-probability of its tokens, if the engine computes them.
@@ -391,6 +409,7 @@ impl Choice {
             } => {
                 self.first_token.get_or_insert_with(Instant::now);
                 self.cached_tokens = cached_tokens;
+                self.first_at.get_or_insert_with(Instant::now);
                 let before = std::mem::replace(&mut self.spec, spec);
                 let known = self.completion_tokens;
                 let round = round.map(Round::new);
@@ -488,6 +507,7 @@ impl Choice {
             let rest = self.detokenizer.finish();
             if !self.show(rest, &mut piece) {
                 let rest = self.matcher.finish();
+                let rest = self.lines.push(&self.rules.lines, rest) + &self.lines.finish();
                 let parts = self.message.push(rest);
                 self.add(parts, &mut piece);
                 self.end(self.ending(finish), &mut piece);
@@ -501,10 +521,17 @@ impl Choice {
         self.chars += new.chars().count();
         let may_stop = self.completion_tokens >= self.rules.min_tokens;
         let (shown, stop) = self.matcher.push(&self.rules.stops, new, may_stop);
-        let stop = stop.map(|stop| StopReason::Text(stop.into()));
+        let mut stop = stop.map(|stop| StopReason::Text(stop.into()));
+        let mut shown = self.lines.push(&self.rules.lines, shown);
+        if self.lines.have_ended() {
+            // The line came before the stop string.
+            stop = None;
+        } else if stop.is_some() {
+            shown.push_str(&self.lines.finish());
+        }
         let parts = self.message.push(shown);
         self.add(parts, piece);
-        let ends = stop.is_some() || self.message.is_complete();
+        let ends = stop.is_some() || self.lines.have_ended() || self.message.is_complete();
         if ends {
             let reason = FinishKind::Stop;
             self.end(Finish { reason, stop }, piece);

@@ -3,7 +3,7 @@
 use super::adapters::Adapters;
 use super::defaults::SamplingDefaults;
 use foretoken_core::error::{Error, FieldPath, RequestErrorKind, Result};
-use foretoken_core::model::{Adapter, EmbeddingSpec};
+use foretoken_core::model::{Adapter, EmbeddingSpec, RerankerSpec};
 use foretoken_core::sampling::{Grammar, ThoughtMarks};
 use foretoken_engine::RequestLimits;
 use foretoken_engine::spec::CacheScope;
@@ -70,6 +70,8 @@ pub(super) struct Context<'a> {
     pub waiter: Waiter<'a>,
     /// The way in which texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<&'a EmbeddingSpec>,
+    /// The way in which the model judges documents; `None` = it is no reranker that generates.
+    pub reranker: Option<RerankerSpec>,
     /// Whether a `max_tokens` that the context has no room for is refused, and not cut to what fits.
     pub strict_max_tokens: bool,
 }

@@ -1,10 +1,10 @@
-//! Limits of what embeddings may take of the memory and of the engine's queue. A request with many inputs waits here
-//! instead, so that it neither fills the queue nor fails half-way.
+//! Limits of what embeddings and scores may take of the memory and of the engine's queue. A request with many inputs
+//! waits here instead, so that it neither fills the queue nor fails half-way.
 
 use super::limits::HttpLimits;
 use axum::body::{Body, Bytes};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_engine::{Request, RequestLimits};
+use foretoken_engine::{CollectedEvents, EngineHandle, Request, RequestLimits};
 use futures_util::stream;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Turns {
     pub async fn room(&self, len: usize) -> Result<Room> {
         let job = self.jobs.clone().try_acquire_owned().map_err(|_| {
             let message = format!(
-                "{MAX_JOBS} requests for embeddings are being answered or wait, more may not; try again later"
+                "{MAX_JOBS} requests for embeddings or scores are being answered or wait, more may not; try again later"
             );
             Error::request(RequestErrorKind::QueueFull, None, message)
         })?;
@@ -69,8 +69,34 @@ impl Turns {
         })
     }
 
+    /// Runs `requests`, which bear `name`, and gives what became of each to `note`, in their order. Whoever drops this
+    /// cancels them.
+    ///
+    /// # Errors
+    /// The errors of the engine, or that of `note`.
+    pub async fn run(
+        &self,
+        engine: &EngineHandle,
+        mut requests: Vec<Request>,
+        name: &Arc<str>,
+        mut note: impl FnMut(CollectedEvents) -> Result<()>,
+    ) -> Result<()> {
+        for request in &mut requests {
+            request.name = Some(name.clone());
+        }
+        while !requests.is_empty() {
+            let (count, _turn) = self.next(&requests, engine.limits()).await?;
+            let others = requests.split_off(count);
+            let first = std::mem::replace(&mut requests, others);
+            for events in engine.submit_all(first)? {
+                note(events.collect().await?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Waits until the first of `requests` may be queued; returns how many, at least one.
-    pub async fn next(
+    async fn next(
         &self,
         requests: &[Request],
         limits: &RequestLimits,

@@ -1,7 +1,7 @@
 //! `/v1/embeddings`: texts or token ids become vectors.
 
 use super::caller::Caller;
-use super::context::Context;
+use super::context::{Context, ServedModel};
 use super::encoding::SentBody;
 use super::numbers::within;
 use super::object::JsonObject;
@@ -16,8 +16,9 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_engine::Request;
+use foretoken_core::model::EmbeddingSpec;
 use foretoken_engine::spec::DraftContext;
+use foretoken_engine::{CollectedEvents, Request};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
@@ -39,6 +40,17 @@ pub(super) struct EmbeddingJob {
     vectors: VectorOptions,
     /// Number of tokens of all inputs together.
     tokens: usize,
+}
+
+/// How the inputs of embeddings are read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InputOptions<'a> {
+    pub add_special_tokens: bool,
+    /// The value of `truncate_prompt_tokens`.
+    pub truncate: Option<i64>,
+    /// Whether what is too long is cut off, where `truncate` is not given.
+    pub cuts_ends: bool,
+    pub cache_salt: Option<&'a str>,
 }
 
 /// How vectors are changed before they are written.
@@ -65,7 +77,7 @@ pub(super) struct EmbeddingList {
     /// One per input, in their order.
     data: Vec<EmbeddingObject>,
     model: String,
-    usage: EmbeddingUsage,
+    usage: PromptUsage,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -84,10 +96,20 @@ pub(super) enum Vector {
     Base64(String),
 }
 
+/// The cost of a request that generates nothing.
 #[derive(Serialize, JsonSchema)]
-struct EmbeddingUsage {
+pub(super) struct PromptUsage {
     prompt_tokens: usize,
     total_tokens: usize,
+}
+
+impl PromptUsage {
+    pub fn new(tokens: usize) -> Self {
+        Self {
+            prompt_tokens: tokens,
+            total_tokens: tokens,
+        }
+    }
 }
 
 /// `POST /v1/embeddings`.
@@ -115,20 +137,13 @@ pub(super) async fn answer<T: Serialize + Send + 'static>(
     let values = job.requests.len() * job.vectors.dimensions;
     let room = turns.room(values * VALUE_BYTES).await?;
     let mut list = Vec::with_capacity(job.requests.len());
-    let mut rest = job.requests;
-    while !rest.is_empty() {
-        let (count, _turn) = turns.next(&rest, state.engine.limits()).await?;
-        let others = rest.split_off(count);
-        let mut requests = std::mem::replace(&mut rest, others);
-        for request in &mut requests {
-            request.name = Some(caller.id.0.clone());
-        }
-        // Whoever leaves drops these, which cancels them.
-        for events in state.engine.submit_all(requests)? {
-            let computed = events.collect().await?.embedding;
-            list.push(job.vectors.of(computed));
-        }
-    }
+    let note = |computed: CollectedEvents| {
+        list.push(job.vectors.of(computed.embedding));
+        Ok(())
+    };
+    turns
+        .run(&state.engine, job.requests, &caller.id.0, note)
+        .await?;
     let vectors = Vectors {
         model: job.model,
         list,
@@ -172,10 +187,7 @@ impl EmbeddingList {
             object: "list",
             data: vectors.list.into_iter().enumerate().map(object).collect(),
             model: vectors.model,
-            usage: EmbeddingUsage {
-                prompt_tokens: vectors.tokens,
-                total_tokens: vectors.tokens,
-            },
+            usage: PromptUsage::new(vectors.tokens),
         }
     }
 }
@@ -232,24 +244,52 @@ impl Context<'_> {
         };
         let size = self.limits.embedding_size;
         let dimensions = within("dimensions", fields.dimensions, 1..=size)?.unwrap_or(size);
+        let options = InputOptions {
+            add_special_tokens: fields.add_special_tokens.unwrap_or(true),
+            truncate: fields.truncate_prompt_tokens,
+            cuts_ends,
+            cache_salt: fields.cache_salt.as_deref(),
+        };
+        let input = required(FIELD, fields.input)?;
+        let requests = self.embedding_requests(spec, &model, input, options)?;
+        Ok(EmbeddingJob {
+            tokens: requests.iter().map(|request| request.prompt.len()).sum(),
+            model: model.name,
+            requests,
+            vectors: VectorOptions {
+                dimensions,
+                normalize: spec.normalize,
+                format: fields.encoding_format.unwrap_or_default(),
+            },
+        })
+    }
+
+    /// The requests for the embeddings of `input`, which errors call `input`.
+    ///
+    /// # Errors
+    /// `Invalid` or `ContextLengthExceeded`, naming the field.
+    pub(super) fn embedding_requests(
+        &self,
+        spec: &EmbeddingSpec,
+        model: &ServedModel,
+        input: PromptInput,
+        options: InputOptions<'_>,
+    ) -> Result<Vec<Request>> {
         let draft_context = DraftContext {
-            scope: self.scope(salt(fields.cache_salt.as_deref())?),
+            scope: self.scope(salt(options.cache_salt)?),
             prediction: Arc::default(),
             may_train: false,
         };
-        let input = required(FIELD, fields.input)?;
-        let special = fields.add_special_tokens.unwrap_or(true);
         let max = self.limits.max_model_len;
         let max = spec.max_tokens.unwrap_or(max).min(max);
-        let keep = self.kept(fields.truncate_prompt_tokens, Some(0))?;
-        let keep = match keep {
+        let keep = match self.kept(options.truncate, Some(0))? {
             Some(keep) => Keep::Last(keep.min(max)),
-            None if cuts_ends => Keep::First(max),
+            None if options.cuts_ends => Keep::First(max),
             None => Keep::All,
         };
         let mut requests = Vec::new();
         let mut tokens = 0;
-        for ids in self.inputs(input, special, keep)? {
+        for ids in self.inputs(input, options.add_special_tokens, keep)? {
             let request = Request {
                 draft_context: draft_context.clone(),
                 adapter: model.adapter.clone(),
@@ -275,16 +315,7 @@ impl Context<'_> {
             }
             requests.push(request);
         }
-        Ok(EmbeddingJob {
-            model: model.name,
-            requests,
-            vectors: VectorOptions {
-                dimensions,
-                normalize: spec.normalize,
-                format: fields.encoding_format.unwrap_or_default(),
-            },
-            tokens,
-        })
+        Ok(requests)
     }
 
     /// The token ids of each input that are kept, tokenized when it is asked for.

@@ -31,6 +31,12 @@ pub enum FuzzedApi {
     Detokenize,
     /// `/v1/embeddings`.
     Embedding,
+    /// `/v1/rerank`.
+    Rerank,
+    /// `/v1/score`.
+    Score,
+    /// `/infill`.
+    Infill,
 }
 
 /// Reads `body` as one of `api`.
@@ -72,6 +78,7 @@ pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
         grammars: &Compiler::new(text.clone()),
         waiter: foretoken_text::grammar::Waiter::default(),
         embeddings: Some(&embeddings),
+        reranker: None,
     };
     match api {
         FuzzedApi::Chat(_) => context.chat(body).map(drop),
@@ -83,5 +90,8 @@ pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
         FuzzedApi::Tokenize => context.tokenize(body).map(drop),
         FuzzedApi::Detokenize => context.detokenize(body).map(drop),
         FuzzedApi::Embedding => context.embedding(body).map(drop),
+        FuzzedApi::Rerank => context.rerank(body).map(drop),
+        FuzzedApi::Score => context.score(body).map(drop),
+        FuzzedApi::Infill => context.infill(body).map(drop),
     }
 }

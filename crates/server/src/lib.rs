@@ -1,4 +1,4 @@
-//! The HTTP APIs, OpenAI's, Anthropic's and Ollama's: routes, authorization, and graceful shutdown.
+//! The HTTP APIs, OpenAI's, Anthropic's, Ollama's and parts of others: routes, authorization, and graceful shutdown.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +29,9 @@ pub mod fuzzing;
 mod in_process;
 mod info;
 mod limits;
+mod lines;
 mod listener;
+mod llama;
 mod load;
 mod metrics;
 mod numbers;
@@ -38,14 +40,17 @@ mod ollama;
 mod openai;
 mod openapi;
 mod origin;
+mod other_routes;
 mod others;
 mod page;
 mod params;
 mod paths;
 mod prompt;
+mod relevance;
 mod reply;
 mod reply_objects;
 mod request_id;
+mod rerank;
 mod responses;
 mod server_info;
 mod speculation;
@@ -108,12 +113,16 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
     let response = generating::<Refused, _>(|context, body| context.response(body));
     let message = generating::<Failure, _>(|context, body| context.message(body));
     let count_tokens = reading::<Failure, _>(|context, body| context.message_tokens(body));
+    let infill = generating::<Refused, _>(|context, body| context.infill(body));
+    let apply_template = reading::<Refused, _>(|context, body| context.apply_template(body));
     let tokenize = reading::<Refused, _>(|context, body| context.tokenize(body));
     let detokenize = reading::<Refused, _>(|context, body| context.detokenize(body));
     let mut routes = vec![
         (POST, "/v1/chat/completions", chat),
         (POST, "/v1/completions", completion),
         (POST, "/v1/embeddings", post(embeddings::embeddings)),
+        (POST, "/v1/rerank", post(rerank::rerank)),
+        (POST, "/v1/score", post(rerank::score)),
         (POST, "/v1/responses", response),
         (POST, "/v1/messages", message),
         (POST, "/v1/messages/count_tokens", count_tokens),
@@ -121,6 +130,8 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         (GET, "/v1/models/{*id}", get(model)),
         (POST, "/tokenize", tokenize),
         (POST, "/detokenize", detokenize),
+        (POST, "/apply-template", apply_template),
+        (POST, "/infill", infill),
         (POST, "/v1/load_lora_adapter", post(adapter_routes::load)),
         (
             POST,
@@ -129,11 +140,15 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
         ),
         (POST, "/reset_prefix_cache", post(reset_prefix_cache)),
         (GET, "/health", get(health)),
+        (GET, "/healthz", get(health)),
+        (GET, "/readyz", get(health)),
+        (GET, "/livez", get(live)),
         (GET, "/ping", get(health)),
         (POST, "/ping", post(health)),
         (GET, "/load", get(info::load)),
         (GET, "/version", get(info::version)),
         (GET, "/server_info", get(info::server_info)),
+        (GET, "/props", get(llama::props)),
         (GET, "/tokenizer_info", get(info::tokenizer_info)),
         (GET, "/openapi.json", get(openapi::openapi)),
         (GET, "/metrics", get(metrics::metrics)),
@@ -253,8 +268,11 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const OLLAMA_VERSION: &str = "/api/version";
 
 /// Routes that need no key, for supervisors, balancers and Prometheus, and for clients that look for a server.
-const OPEN: [&str; 6] = [
+const OPEN: [&str; 9] = [
     "/health",
+    "/healthz",
+    "/livez",
+    "/readyz",
     "/ping",
     "/load",
     "/version",
@@ -472,6 +490,14 @@ async fn health(State(state): State<AppState>) -> Result<Json<Health>, Refused> 
     Ok(Json(Health { status: "ok" }))
 }
 
+/// Whether the process works. It does while it shuts down, so that no supervisor ends it earlier.
+async fn live(State(state): State<AppState>) -> Result<Json<Health>, Refused> {
+    if state.engine.has_ended() {
+        state.ready()?;
+    }
+    Ok(Json(Health { status: "ok" }))
+}
+
 async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode, Refused> {
     state.engine.reset_prefix_cache().await?;
     Ok(StatusCode::OK)
@@ -483,7 +509,12 @@ async fn not_found(request: Request) -> Response {
         let known: Vec<String> = (routes().iter())
             .map(|(method, path, _)| format!("{method} {path}"))
             .collect();
-        format!("there is no route {path}; there are {}", known.join(", "))
+        let instead = other_routes::instead_of(path);
+        let instead = instead.map_or_else(String::new, |instead| format!(": {instead}"));
+        format!(
+            "there is no route {path}{instead}; there are {}",
+            known.join(", ")
+        )
     });
     refusal(
         path,

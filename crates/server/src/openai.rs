@@ -258,7 +258,11 @@ impl Context<'_> {
         Ok(job)
     }
 
-    fn job(
+    /// The job of `prompts`, whose answers have at most as many tokens as `max_tokens` says of a prompt.
+    ///
+    /// # Errors
+    /// `Invalid` or `ContextLengthExceeded`, naming the field.
+    pub fn job(
         &self,
         api: Api,
         mut plan: RequestPlan,
@@ -330,7 +334,10 @@ impl Context<'_> {
 
     /// Checks the fields that both APIs share, and adds the defaults to them. `others` are as those of
     /// [`BeamFields::read`].
-    fn plan(
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound`, naming the field.
+    pub fn plan(
         &self,
         common: &mut Common,
         structured: &Structured,
@@ -410,7 +417,7 @@ impl Context<'_> {
 }
 
 /// The checked fields that both APIs share.
-struct RequestPlan {
+pub(super) struct RequestPlan {
     /// The model's name in the answer.
     model: String,
     /// Number of choices of each prompt that are shown.
@@ -418,13 +425,13 @@ struct RequestPlan {
     /// Number of choices of each prompt, or of beams.
     best_of: usize,
     beams: Option<BeamOptions>,
-    stream: bool,
+    pub stream: bool,
     include_usage: bool,
     continuous_usage: bool,
     seed: u64,
-    rules: Rules,
+    pub rules: Rules,
     /// A request without prompt, length and seed.
-    template: Request,
+    pub template: Request,
 }
 
 /// The number of choices among which the best `n` are found.

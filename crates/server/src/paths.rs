@@ -4,13 +4,22 @@ use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 
 /// The first segments that a path without `/v1` may have.
-const SHORT: [&str; 6] = [
+const SHORT: [&str; 8] = [
     "chat",
     "completions",
     "embeddings",
     "messages",
     "models",
+    "rerank",
     "responses",
+    "score",
+];
+
+/// Other servers' names of routes, and the names that the routes have here.
+const ALIASES: [(&str, &str); 3] = [
+    ("/reranking", "/v1/rerank"),
+    ("/v1/reranking", "/v1/rerank"),
+    ("/v2/rerank", "/v1/rerank"),
 ];
 
 /// Brings the path into the form that the routes have: no slash at the end, and `/v1` where clients were told
@@ -32,6 +41,9 @@ pub(super) fn normalize(uri: &mut Uri) {
 /// `None` = it is in that form.
 fn normalized(path: &str) -> Option<String> {
     let trimmed = path.trim_end_matches('/');
+    if let Some((_, name)) = ALIASES.iter().find(|(alias, _)| *alias == trimmed) {
+        return Some((*name).to_owned());
+    }
     let first = trimmed.strip_prefix('/')?.split('/').next()?;
     if SHORT.contains(&first) {
         return Some(format!("/v1{trimmed}"));
@@ -56,6 +68,11 @@ mod tests {
             ("/chat/completions", "/v1/chat/completions"),
             ("/completions?", "/v1/completions?"),
             ("http://host:1/responses/", "http://host:1/v1/responses"),
+            ("/rerank", "/v1/rerank"),
+            ("/v2/rerank/", "/v1/rerank"),
+            ("/v2/rerank/x", "/v2/rerank/x"),
+            ("/reranking?a=b", "/v1/rerank?a=b"),
+            ("/score", "/v1/score"),
             ("/modelsx", "/modelsx"),
             ("/v1", "/v1"),
             ("*", "*"),

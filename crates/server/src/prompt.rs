@@ -5,7 +5,7 @@ use super::context::Context;
 use super::conversation::{self, ChatMessage, PromptEnd, checked};
 use super::wire::{PromptInput, wrong};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_text::{Chat, LiteralText, RenderedChat};
+use foretoken_text::{Chat, InfillText, LiteralText, RenderedChat};
 use serde_json::{Map, Value, to_value};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -303,16 +303,23 @@ impl Context<'_> {
                 self.encode("prompt", text, false)?;
             }
         }
-        let ids = self
-            .text
-            .infill(before, after, options.add_special_tokens)?;
-        let ids = ids.ok_or_else(|| {
+        let between = InfillText {
+            before,
+            after,
+            files: &[],
+        };
+        let special = options.add_special_tokens;
+        let prompt = self.text.infill(between, special, None)?;
+        let prompt = prompt.ok_or_else(|| {
             Error::invalid(
                 "suffix",
                 "suffix is not supported by this model: its tokenizer has no fill-in-the-middle tokens; leave it out",
             )
         })?;
-        Ok(PromptTokens { ids, echo: None })
+        Ok(PromptTokens {
+            ids: prompt.ids,
+            echo: None,
+        })
     }
 
     fn ids_prompt(&self, mut ids: Vec<u32>, options: &PromptOptions<'_>) -> PromptTokens {

@@ -13,7 +13,7 @@ use super::reply;
 use super::server_info::ServerInfo;
 use super::trace::Observer;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::EmbeddingSpec;
+use foretoken_core::model::{EmbeddingSpec, RerankerSpec};
 use foretoken_core::sampling::ThoughtMarks;
 use foretoken_engine::EngineHandle;
 use foretoken_text::grammar::{Compiler, Waiter};
@@ -44,10 +44,12 @@ pub struct AppState {
     /// Whether the server has the page.
     pub(super) ui: bool,
     strict_max_tokens: bool,
-    defaults: Arc<SamplingDefaults>,
+    pub(super) defaults: Arc<SamplingDefaults>,
     grammars: Arc<Compiler>,
     /// The way in which texts are embedded; `None` = they are not embedded.
     embeddings: Option<EmbeddingSpec>,
+    /// The way in which the model judges documents; `None` = it is no reranker that generates.
+    reranker: Option<RerankerSpec>,
     pub(super) embedding_turns: Arc<Turns>,
     tool_format: Option<ToolFormat>,
     reasoning_format: Option<ReasoningFormat>,
@@ -76,6 +78,7 @@ impl AppState {
             literal: None,
             text,
             embeddings: None,
+            reranker: None,
             model_names: model_names.into(),
             adapters: None,
             info: Arc::default(),
@@ -93,8 +96,8 @@ impl AppState {
         }
     }
 
-    /// Requires `Authorization: Bearer <key>` with one of `keys`, if there are any, on all routes except `/health`, `/ping`, `/load`, `/version`,
-    /// `/metrics`, `/api/version` and the page.
+    /// Requires `Authorization: Bearer <key>` with one of `keys`, if there are any, on all routes except `/health`,
+    /// `/healthz`, `/livez`, `/readyz`, `/ping`, `/load`, `/version`, `/metrics`, `/api/version` and the page.
     pub fn with_api_keys(mut self, keys: Vec<String>) -> Self {
         self.api_keys = keys.into();
         self
@@ -162,6 +165,12 @@ impl AppState {
     /// Sets how texts are embedded; `None`, the default = they are not.
     pub fn with_embeddings(mut self, spec: Option<EmbeddingSpec>) -> Self {
         self.embeddings = spec;
+        self
+    }
+
+    /// Sets how the model judges whether a document answers a query; `None`, the default = it does not.
+    pub fn with_reranker(mut self, spec: Option<RerankerSpec>) -> Self {
+        self.reranker = spec;
         self
     }
 
@@ -251,6 +260,7 @@ impl AppState {
             grammars: &self.grammars,
             waiter: Waiter::default(),
             embeddings: self.embeddings.as_ref(),
+            reranker: self.reranker,
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
             thoughts: self.thoughts.as_ref(),

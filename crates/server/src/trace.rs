@@ -72,9 +72,10 @@ pub struct ChoiceRecord {
 }
 
 /// The routes of which an observer is told, and what they are for.
-const ROUTES: [(&str, &str); 6] = [
+const ROUTES: [(&str, &str); 7] = [
     ("/v1/chat/completions", "chat"),
     ("/v1/completions", "text_completion"),
+    ("/infill", "text_completion"),
     ("/v1/responses", "chat"),
     ("/v1/messages", "chat"),
     ("/api/chat", "chat"),

@@ -113,6 +113,35 @@ impl Text {
         self.render(chat, None)
     }
 
+    /// Whether the chat template has the roles `query` and `document`, as those of rerankers have.
+    pub fn knows_pairs(&self) -> bool {
+        let has = |role: &str| {
+            let quoted = ['"', '\''].map(|quote| format!("{quote}{role}{quote}"));
+            let source = self.chat_template().unwrap_or_default();
+            quoted.iter().any(|name| source.contains(name))
+        };
+        has("query") && has("document")
+    }
+
+    /// Renders a query and a document, messages of these roles, perhaps after one of `system`, to the prompt of a reranker.
+    ///
+    /// # Errors
+    /// The errors of [`Text::render`].
+    pub fn render_pair(&self, messages: &[Value]) -> Result<String> {
+        let Some(template) = &self.template else {
+            return Err(Error::invalid(
+                "messages",
+                "this model has no chat template",
+            ));
+        };
+        template.render_as_is(&Chat {
+            messages,
+            tools: &[],
+            add_generation_prompt: true,
+            extra: &Map::new(),
+        })
+    }
+
     /// Renders a chat with the model's template to a prompt. If the template knows no tools, they, their
     /// calls and their results are written into the messages, calls in `format` (by default Hermes').
     /// Encode the prompt without special tokens: the template writes them itself.

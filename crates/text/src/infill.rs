@@ -12,7 +12,34 @@ struct InfillFormat {
     middle: Option<&'static str>,
     /// The tokens that end the text in the gap, besides EOS.
     ends: &'static [&'static str],
+    /// The tokens before the name of a repository, and before the name of each of its files.
+    repository: Option<[&'static str; 2]>,
 }
+
+/// What an infilled text stands between, and what else the model may know.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct InfillText<'a> {
+    /// The text before the gap.
+    pub before: &'a str,
+    /// The text after the gap.
+    pub after: &'a str,
+    /// The names and texts of other files, the least important one first.
+    pub files: &'a [(&'a str, &'a str)],
+}
+
+/// A prompt for infilling.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InfillPrompt {
+    /// The token ids.
+    pub ids: Vec<u32>,
+    /// Whether a part was left out for want of room.
+    pub truncated: bool,
+}
+
+/// What files of a repository have before them; models know no other name.
+const REPOSITORY: &str = "repository\n";
+/// The name of the file with the gap.
+const FILE: &str = "filename\n";
 
 const FORMATS: &[InfillFormat] = &[
     // Qwen2.5-Coder, CodeGemma.
@@ -26,6 +53,7 @@ const FORMATS: &[InfillFormat] = &[
             "<|file_sep|>",
             "<|file_separator|>",
         ],
+        repository: Some(["<|repo_name|>", "<|file_sep|>"]),
     },
     // StarCoder, Granite, Stable Code.
     InfillFormat {
@@ -33,6 +61,7 @@ const FORMATS: &[InfillFormat] = &[
         after: "<fim_suffix>",
         middle: Some("<fim_middle>"),
         ends: &["<fim_pad>", "<file_sep>"],
+        repository: Some(["<repo_name>", "<file_sep>"]),
     },
     // SantaCoder.
     InfillFormat {
@@ -40,6 +69,7 @@ const FORMATS: &[InfillFormat] = &[
         after: "<fim-suffix>",
         middle: Some("<fim-middle>"),
         ends: &["<fim-pad>"],
+        repository: None,
     },
     // CodeLlama.
     InfillFormat {
@@ -47,6 +77,7 @@ const FORMATS: &[InfillFormat] = &[
         after: "▁<SUF>",
         middle: Some("▁<MID>"),
         ends: &["▁<EOT>"],
+        repository: None,
     },
     // DeepSeek-Coder.
     InfillFormat {
@@ -54,6 +85,7 @@ const FORMATS: &[InfillFormat] = &[
         after: "<｜fim▁hole｜>",
         middle: Some("<｜fim▁end｜>"),
         ends: &[],
+        repository: None,
     },
     // Codestral.
     InfillFormat {
@@ -61,21 +93,22 @@ const FORMATS: &[InfillFormat] = &[
         after: "[SUFFIX]",
         middle: None,
         ends: &[],
+        repository: None,
     },
 ];
 
 impl Text {
-    /// The tokens of a prompt for the text between `before` and `after`, with BOS if the tokenizer adds it;
-    /// `None` if the model has no tokens for that.
+    /// The tokens of a prompt for what is missing in `text`, with BOS if the tokenizer adds it; `None` if the model has no
+    /// tokens for that. A prompt has at most `room` tokens: what is far from the gap is left out, first of all the files.
     ///
     /// # Errors
-    /// `Internal`, if the tokenizer fails.
+    /// `Invalid` or `Internal`, if the tokenizer fails.
     pub fn infill(
         &self,
-        before: &str,
-        after: &str,
+        text: InfillText<'_>,
         add_special_tokens: bool,
-    ) -> Result<Option<Vec<u32>>> {
+        room: Option<usize>,
+    ) -> Result<Option<InfillPrompt>> {
         let Some(format) = self.infill_format() else {
             return Ok(None);
         };
@@ -85,29 +118,59 @@ impl Text {
             Vec::new()
         };
         ids.retain(|&id| Some(id) == self.special.bos);
-        let marker = |name: &str| self.added_id(name);
-        let with_before = |ids: &mut Vec<u32>| -> Result<()> {
-            ids.extend(marker(format.before));
-            ids.extend(self.encode(before, false)?);
-            Ok(())
-        };
+        let mut files = self.infill_files(format, text.files)?;
+        let mut before = self.encode(text.before, false)?;
         // The text goes on there, so nothing is put in front of it.
-        let with_after = |ids: &mut Vec<u32>| {
-            ids.extend(marker(format.after));
-            ids.extend(self.encode_part(after));
-        };
+        let mut after = self.encode_part(text.after);
+        let mut truncated = false;
+        if let Some(room) = room {
+            let room = room.saturating_sub(ids.len() + 3);
+            // The text before the gap tells more of it.
+            let after_room = room.saturating_sub(before.len()).max(room / 4);
+            truncated |= after.len() > after_room;
+            after.truncate(after_room);
+            truncated |= keep_last(&mut before, room - after.len());
+            truncated |= keep_last(&mut files, room - after.len() - before.len());
+        }
+        ids.extend(files);
+        let marker = |name: &str| self.added_id(name);
+        let before = marker(format.before).into_iter().chain(before);
+        let after = marker(format.after).into_iter().chain(after);
         match format.middle {
-            Some(middle) => {
-                with_before(&mut ids)?;
-                with_after(&mut ids);
-                ids.extend(marker(middle));
-            }
-            None => {
-                with_after(&mut ids);
-                with_before(&mut ids)?;
+            Some(middle) => ids.extend(before.chain(after).chain(marker(middle))),
+            None => ids.extend(after.chain(before)),
+        }
+        Ok(Some(InfillPrompt { ids, truncated }))
+    }
+
+    /// The tokens of other files, and the name of the one with the gap. Without tokens for files, their names are lines.
+    fn infill_files(&self, format: &InfillFormat, files: &[(&str, &str)]) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        if files.is_empty() {
+            return Ok(ids);
+        }
+        let markers = format
+            .repository
+            .map(|names| names.map(|name| self.added_id(name)));
+        if let Some([Some(repository), _]) = markers {
+            ids.push(repository);
+            ids.extend(self.encode(REPOSITORY, false)?);
+        }
+        let separator = markers.and_then(|[_, file]| file);
+        for (name, text) in files {
+            match separator {
+                Some(separator) => {
+                    ids.push(separator);
+                    ids.extend(self.encode(&format!("{name}\n{text}\n"), false)?);
+                }
+                None => ids.extend(self.encode(&format!("\n--- {name} ---\n{text}\n"), false)?),
             }
         }
-        Ok(Some(ids))
+        if let Some(separator) = separator {
+            ids.push(separator);
+            ids.extend(self.encode(FILE, false)?);
+        }
+        Ok(ids)
     }
 
     /// Whether the model has tokens for [`Text::infill`].
@@ -134,5 +197,129 @@ impl Text {
         let id = self.tokenizer.token_to_id(name)?;
         let added = self.tokenizer.get_added_vocabulary();
         added.get_vocab().contains_key(name).then_some(id)
+    }
+}
+
+/// Keeps the last `room` of `ids`; returns whether there were more.
+fn keep_last(ids: &mut Vec<u32>, room: usize) -> bool {
+    let over = ids.len().saturating_sub(room);
+    ids.drain(..over);
+    over > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SpecialIds;
+    use serde_json::{Map, Value, json};
+
+    /// A tokenizer of letters, a space and a line break, and these special tokens from 100.
+    fn text(names: &[&str]) -> Text {
+        let letters = ('a'..='z').map(String::from);
+        let marks = ["Ġ", "Ċ", "-"].map(String::from);
+        let letters = letters.chain(marks).zip((0..).map(Value::from));
+        let special = names
+            .iter()
+            .map(|name| (*name).to_owned())
+            .zip((100..).map(Value::from));
+        let vocab: Map<String, Value> = letters.chain(special.clone()).collect();
+        let added = special.map(|(content, id)| {
+            json!({"id": id, "content": content, "special": true, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false})
+        });
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let file = json!({"version": "1.0", "added_tokens": Vec::from_iter(added),
+            "pre_tokenizer": bytes, "decoder": bytes,
+            "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+        let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
+        Text::new(tokenizer, SpecialIds::default(), None).expect("byte-level")
+    }
+
+    fn prompt(text: &Text, of: InfillText<'_>, room: Option<usize>) -> (String, bool) {
+        let prompt = text
+            .infill(of, true, room)
+            .expect("encodes")
+            .expect("fills in");
+        assert!(room.is_none_or(|room| prompt.ids.len() <= room.max(3)));
+        (text.decode(&prompt.ids, false), prompt.truncated)
+    }
+
+    const QWEN: [&str; 5] = [
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        "<|repo_name|>",
+        "<|file_sep|>",
+    ];
+
+    #[test]
+    fn other_files_come_first_in_the_form_of_the_model() {
+        let of = InfillText {
+            before: "ab",
+            after: "yz",
+            files: &[("one", "x"), ("two", "y")],
+        };
+        let (qwen, truncated) = prompt(&text(&QWEN), of, None);
+        let expected = "<|repo_name|>repository\n<|file_sep|>one\nx\n<|file_sep|>two\ny\n<|file_sep|>filename\n<|fim_prefix|>ab<|fim_suffix|>yz<|fim_middle|>";
+        assert_eq!((qwen.as_str(), truncated), (expected, false));
+        let (plain, _) = prompt(&text(&QWEN[..3]), of, None);
+        let expected =
+            "\n--- one ---\nx\n\n--- two ---\ny\n<|fim_prefix|>ab<|fim_suffix|>yz<|fim_middle|>";
+        assert_eq!(plain, expected);
+        let (codestral, _) = prompt(
+            &text(&["[PREFIX]", "[SUFFIX]"]),
+            InfillText { files: &[], ..of },
+            None,
+        );
+        assert_eq!(codestral, "[SUFFIX]yz[PREFIX]ab");
+        assert_eq!(text(&[]).infill(of, true, None).expect("fine"), None);
+    }
+
+    #[test]
+    fn what_is_far_from_the_gap_is_left_out() {
+        let text = text(&QWEN);
+        let of = |before, after| InfillText {
+            before,
+            after,
+            files: &[],
+        };
+        for (before, after, room, expected) in [
+            (
+                "abcd",
+                "wxyz",
+                11,
+                "<|fim_prefix|>abcd<|fim_suffix|>wxyz<|fim_middle|>",
+            ),
+            (
+                "abcd",
+                "wxyz",
+                10,
+                "<|fim_prefix|>abcd<|fim_suffix|>wxy<|fim_middle|>",
+            ),
+            (
+                "abcdefgh",
+                "wxyz",
+                11,
+                "<|fim_prefix|>cdefgh<|fim_suffix|>wx<|fim_middle|>",
+            ),
+            (
+                "abcdefgh",
+                "w",
+                11,
+                "<|fim_prefix|>bcdefgh<|fim_suffix|>w<|fim_middle|>",
+            ),
+            ("abc", "", 3, "<|fim_prefix|><|fim_suffix|><|fim_middle|>"),
+        ] {
+            let (found, truncated) = prompt(&text, of(before, after), Some(room));
+            assert_eq!(found, expected);
+            assert_eq!(truncated, room < before.len() + after.len() + 3);
+        }
+        let of = InfillText {
+            files: &[("a", "xyz")],
+            ..of("b", "c")
+        };
+        let (found, truncated) = prompt(&text, of, Some(8));
+        assert_eq!(found, "me\n<|fim_prefix|>b<|fim_suffix|>c<|fim_middle|>");
+        assert!(truncated);
     }
 }

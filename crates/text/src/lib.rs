@@ -35,6 +35,7 @@ mod unigram;
 pub use continued::{Continued, RenderedChat};
 pub use detokenizer::Detokenizer;
 pub use harmony::HarmonyParser;
+pub use infill::{InfillPrompt, InfillText};
 pub use literal::LiteralText;
 pub use message::MessageParser;
 pub use part::Part;

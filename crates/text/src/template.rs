@@ -164,10 +164,20 @@ impl ChatTemplate {
     /// # Errors
     /// `Invalid`, with the template's own message.
     pub fn render(&self, chat: &Chat<'_>) -> Result<String> {
-        let messages = self.roles.fit(chat.messages);
+        self.render_as_is(&Chat {
+            messages: &self.roles.fit(chat.messages),
+            ..*chat
+        })
+    }
+
+    /// Renders a chat whose messages stay what they are.
+    ///
+    /// # Errors
+    /// The errors of [`ChatTemplate::render`].
+    pub(super) fn render_as_is(&self, chat: &Chat<'_>) -> Result<String> {
         let variables = Variables {
             extra: chat.extra,
-            messages: &messages,
+            messages: chat.messages,
             add_generation_prompt: chat.add_generation_prompt,
             tools: Some(chat.tools).filter(|tools| !tools.is_empty()),
             documents: None,

@@ -4,6 +4,7 @@ mod adapter;
 mod batch;
 mod embedding;
 mod interface;
+mod reranker;
 pub mod toy;
 
 pub use adapter::{Adapter, AdapterLoader, AdapterRows};
@@ -11,3 +12,4 @@ pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
 pub use embedding::{EmbeddingSpec, Pooling};
 pub use foretoken_kernels::{KeptState, Span, StateRows, StateStart};
 pub use interface::{DraftNetwork, ForwardOutput, Head, Model, ModelInfo, PathOutput, PathRows};
+pub use reranker::RerankerSpec;

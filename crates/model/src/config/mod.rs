@@ -4,7 +4,9 @@ pub(crate) mod gpu;
 mod info;
 pub(crate) mod keys;
 pub(crate) mod layer_list;
+mod modules;
 pub(crate) mod pooling;
+pub(crate) mod reranker;
 
 use crate::arch::{self, ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
 use crate::layers::rope::{RopeScaling, RopeSpec};

@@ -1,6 +1,8 @@
 //! How the hidden states of a text become its embedding, as a repository in the layout of
 //! sentence-transformers says it, or a GGUF file.
 
+use super::modules::{CONFIG, MODULES, Module, folder_of, kinds, parse};
+use super::reranker;
 use crate::source::ModelSource;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files;
@@ -11,23 +13,10 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Lists the modules of an embedding model.
-pub const MODULES: &str = "modules.json";
 /// The file with the settings of a Transformer module, besides `config.json`.
 pub const TRANSFORMER: &str = "sentence_bert_config.json";
 /// Prompts, of which one may come before all texts.
 pub const PROMPTS: &str = "config_sentence_transformers.json";
-/// The file in the folder of a pooling module. The folder is usually `1_Pooling`.
-const CONFIG: &str = "config.json";
-
-/// An entry of `modules.json`.
-#[derive(Deserialize)]
-struct Module {
-    path: String,
-    #[serde(rename = "type")]
-    class: String,
-}
-
 /// How the model of `source` embeds texts, as its files say it. `pooling`, if given, replaces the pooling of the files.
 /// `None` = neither says a pooling. Embeddings are normalized unless there is a `modules.json` without a module that
 /// normalizes.
@@ -50,7 +39,10 @@ pub fn embedding_spec(
             match files::read_text_if_any(&file)? {
                 None => Ok(plain(pooling)),
                 Some(text) => {
-                    let modules = parse(&file, &text)?;
+                    let modules: Vec<Module> = parse(&file, &text)?;
+                    if reranker::is_reranker(&modules) {
+                        return Ok(plain(pooling));
+                    }
                     let spec = of_modules(folder, modules, pooling)
                         .map_err(|e| Error::in_file(&file, e))?;
                     with_limits(spec, folder).map(Some)
@@ -65,22 +57,13 @@ fn of_modules(
     modules: Vec<Module>,
     pooling: Option<Pooling>,
 ) -> Result<EmbeddingSpec, String> {
-    let mut kinds = Vec::new();
-    let mut pooling_folder = None;
-    for module in &modules {
-        // Where the class is changes with the library's versions.
-        let kind = module.class.rsplit('.').next().unwrap_or_default();
-        kinds.push(kind);
-        if kind == "Pooling" {
-            pooling_folder = Some(module.path.as_str());
-        }
-    }
+    let kinds = kinds(&modules);
     let normalize = match kinds.as_slice() {
         ["Transformer", "Pooling"] => false,
         ["Transformer", "Pooling", "Normalize"] => true,
         _ => {
             return Err(format!(
-                "the modules {} are not supported: only Transformer, Pooling and then Normalize or nothing are",
+                "the modules {} are not supported: only Transformer, Pooling and then Normalize or nothing are, and Transformer and LogitScore",
                 clipped(&kinds.join(", "))
             ));
         }
@@ -88,9 +71,9 @@ fn of_modules(
     if !modules[0].path.is_empty() {
         return Err("a Transformer in another folder is not supported".into());
     }
-    let pooling = match (pooling, pooling_folder) {
+    let pooling = match (pooling, folder_of(&modules, "Pooling")) {
         (Some(pooling), _) => pooling,
-        (None, Some(name)) if files::is_name(name) => {
+        (None, Some(name)) => {
             let file = folder.join(name).join(CONFIG);
             let config = files::read_text(&file).and_then(|text| parse(&file, &text));
             let config = config.map_err(|e| e.to_string())?;
@@ -143,10 +126,6 @@ fn parse_if_any<T: DeserializeOwned + Default>(file: &Path) -> Result<T> {
         Some(text) => parse(file, &text),
         None => Ok(T::default()),
     }
-}
-
-fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|e| Error::in_file(file, e))
 }
 
 /// The pooling of `1_Pooling/config.json`: `pooling_mode`, or, before version 6, a flag for each mode.

@@ -92,6 +92,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         grammars: &GRAMMARS,
         waiter: foretoken_text::grammar::Waiter::default(),
         embeddings: None,
+        reranker: None,
     })
 }
 

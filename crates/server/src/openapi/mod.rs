@@ -8,7 +8,8 @@ use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
 use super::{
-    adapter_routes, anthropic, embeddings, error, info, ollama, responses, tokenize, wire,
+    adapter_routes, anthropic, embeddings, error, info, llama, ollama, rerank, responses, tokenize,
+    wire,
 };
 use axum::Json;
 use axum::extract::State;
@@ -247,6 +248,26 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
             schemas.of::<embeddings::EmbeddingList>(),
         )
         .refusing(BY_THE_ENGINE),
+        Route::post(
+            "/v1/rerank",
+            "Documents by their relevance for a query.",
+            schemas.of::<rerank::RerankFields>(),
+            schemas.of::<rerank::Ranking>(),
+        )
+        .refusing(BY_THE_ENGINE),
+        Route::post(
+            "/v1/score",
+            "The relevance of documents for queries, pair by pair.",
+            schemas.of::<rerank::ScoreFields>(),
+            schemas.of::<rerank::ScoreList>(),
+        )
+        .refusing(BY_THE_ENGINE),
+        Route::generate(
+            "/infill",
+            "What is missing in a text, in llama.cpp's form; streamed, its last event is such an answer.",
+            schemas.of::<llama::InfillFields>(),
+            schemas.of::<llama::InfillReply<'_>>(),
+        ),
         Route::generate(
             "/v1/responses",
             "A response, without state.",
@@ -284,6 +305,12 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             "The text of tokens.",
             tokens,
             schemas.of::<tokenize::DetokenizedText>(),
+        ),
+        Route::post(
+            "/apply-template",
+            "The prompt of a chat.",
+            schemas.of::<Body<wire::ChatFields>>(),
+            schemas.of::<llama::RenderedChat>(),
         ),
         Route::post(
             "/v1/load_lora_adapter",
@@ -370,9 +397,16 @@ fn of_ollama(schemas: &mut Schemas) -> Vec<Route> {
 fn telling(schemas: &mut Schemas) -> Vec<Route> {
     let none = Schema::default;
     let health = schemas.of::<super::Health>();
+    let as_health = |path| Route::get(path, "As /health.", health.clone()).open(&[403, 503]);
+    let alive = "Whether the process works, also while it shuts down.";
+    let probes = [
+        as_health("/healthz"),
+        as_health("/readyz"),
+        Route::get("/livez", alive, health.clone()).open(&[403, 503]),
+    ];
     let ping = |method| Route {
         method,
-        ..Route::get("/ping", "As /health.", health.clone()).open(&[403, 503])
+        ..as_health("/ping")
     };
     let pings = [ping("get"), ping("post")];
     let models = schemas.of::<super::ModelList>();
@@ -381,6 +415,7 @@ fn telling(schemas: &mut Schemas) -> Vec<Route> {
     let version = schemas.of::<info::Version>();
     let info = schemas.of::<ServerDescription>();
     let tokenizer = schemas.of::<info::TokenizerInfo>();
+    let props = schemas.of::<llama::Props>();
     let about_tokenizer = "What a client that renders chats itself needs.";
     let document = json_schema!({"type": "object"});
     let routes = [
@@ -393,11 +428,12 @@ fn telling(schemas: &mut Schemas) -> Vec<Route> {
             .text("text/plain")
             .open(&[403, 500]),
         Route::get("/server_info", "What is served, and how.", info),
+        Route::get("/props", "What is served, in llama.cpp's form.", props),
         Route::get("/tokenizer_info", about_tokenizer, tokenizer),
         Route::get("/openapi.json", "This document.", document),
         Route::get("/", "The page, unless --no-ui.", none())
             .text("text/html")
             .open(&[401, 403, 404]),
     ];
-    routes.into_iter().chain(pings).collect()
+    routes.into_iter().chain(pings).chain(probes).collect()
 }

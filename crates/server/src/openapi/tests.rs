@@ -37,7 +37,7 @@ fn every_field_that_is_read_is_in_the_document() {
     let document = document(&["m".into()]);
     let common = wire::names::<wire::Common>();
     let structured = wire::names::<Structured>();
-    let own: [(&str, &[&[&str]]); 14] = [
+    let own: [(&str, &[&[&str]]); 17] = [
         (
             "ChatCompletionRequest",
             &[common, structured, wire::names::<wire::ChatFields>()],
@@ -86,6 +86,9 @@ fn every_field_that_is_read_is_in_the_document() {
             "EmbeddingRequest",
             &[wire::names::<wire::EmbeddingFields>()],
         ),
+        ("RerankRequest", &[wire::names::<rerank::RerankFields>()]),
+        ("ScoreRequest", &[wire::names::<rerank::ScoreFields>()]),
+        ("InfillRequest", &[wire::names::<llama::InfillFields>()]),
         ("TokenizeRequest", &[wire::names::<wire::Tokenize>()]),
         ("DetokenizeRequest", &[wire::names::<wire::Detokenize>()]),
         (

@@ -1,0 +1,324 @@
+//! `/v1/rerank` and `/v1/score`: embedding models, models that answer yes or no, refusals.
+
+use crate::common::hooked::edited;
+use crate::common::scripted::{self, MAX_LEN, PLAIN, VOCAB, serve, start};
+use crate::common::server::{LONG, Server, error};
+use crate::common::tiny::open;
+use crate::embeddings::folder;
+use foretoken::engine::{self, EngineOptions};
+use foretoken::model::toy::ToyModel;
+use foretoken::model::{EmbeddingSpec, Model, Pooling, RerankerSpec};
+use serde_json::{Value, json};
+
+const RERANK: &str = "/v1/rerank";
+const SCORE: &str = "/v1/score";
+
+/// A template that knows the roles of a pair.
+const PAIRS: &str = "{% set q = messages | selectattr('role', 'eq', 'query') | first %}{% set d = messages | selectattr('role', 'eq', 'document') | first %}{% for m in messages if m.role == 'system' %}{{ m.content }}: {% endfor %}{{ q.content }}? {{ d.content }}<|im_end|>";
+
+/// A server over the embedding model of the fixture: letters from `a` are ids from 0.
+async fn embedding() -> Server {
+    let options = EngineOptions::default();
+    let engine = engine::spawn(open(&folder()).expect("opens"), None, 64, 4, options);
+    let spec = Some(EmbeddingSpec::new(Pooling::Last, true));
+    Server::over(engine.expect("starts"), |s| s.with_embeddings(spec), LONG).await
+}
+
+async fn embedded(server: &Server, text: &str) -> Vec<f64> {
+    let reply = server.json("/v1/embeddings", &json!({"input": text})).await;
+    serde_json::from_value(reply["data"][0]["embedding"].clone()).expect("numbers")
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn near(found: &Value, expected: f64) {
+    let found = found.as_f64().expect("a number");
+    assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+}
+
+#[tokio::test]
+async fn embeddings_rank_by_their_cosines() {
+    let server = embedding().await;
+    let documents = ["hello", "abc", "b", "zzz"];
+    let query = embedded(&server, "abc").await;
+    let mut expected = Vec::new();
+    for (index, document) in documents.iter().enumerate() {
+        let score = dot(&query, &embedded(&server, document).await);
+        expected.push((index, score));
+    }
+    let body = json!({"model": "toy", "query": "abc", "documents": documents});
+    let reply = server.json(RERANK, &body).await;
+    expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+    assert_eq!(expected[0].0, 1);
+    let results = reply["results"].as_array().expect("a list");
+    assert_eq!(results.len(), 4);
+    for (result, (index, score)) in results.iter().zip(&expected) {
+        assert_eq!(result["index"], json!(index));
+        assert_eq!(result["document"], json!({"text": documents[*index]}));
+        near(&result["relevance_score"], *score);
+    }
+    assert_eq!(reply["model"], "toy");
+    assert_eq!(
+        reply["usage"],
+        json!({"prompt_tokens": 15, "total_tokens": 15})
+    );
+    // Other names of the route, and of a document.
+    for path in ["/rerank", "/v2/rerank", "/v1/reranking", "/reranking"] {
+        let body = json!({"query": "abc", "top_n": 2, "return_documents": false,
+            "documents": [{"text": "hello"}, "abc", {"text": "b"}, "zzz"]});
+        let short = server.json(path, &body).await["results"].clone();
+        assert_eq!(short.as_array().map(Vec::len), Some(2));
+        assert_eq!(
+            short[0],
+            json!({"index": 1, "relevance_score": results[0]["relevance_score"]})
+        );
+    }
+    let cut = json!({"query": "abc", "documents": ["abcdef"], "max_tokens_per_doc": 3});
+    let cut = server.json(RERANK, &cut).await["results"][0].clone();
+    near(&cut["relevance_score"], 1.0);
+    assert_eq!(cut["document"]["text"], "abcdef");
+
+    let scores = async |body: Value| {
+        let reply = server.json(SCORE, &body).await;
+        assert_eq!(reply["object"], "list");
+        let data = reply["data"].as_array().expect("a list").clone();
+        data.into_iter()
+            .enumerate()
+            .map(|(index, one)| {
+                assert_eq!(
+                    (&one["index"], &one["object"]),
+                    (&json!(index), &json!("score"))
+                );
+                one["score"].clone()
+            })
+            .collect::<Vec<_>>()
+    };
+    let all = scores(json!({"text_1": "abc", "text_2": documents})).await;
+    for (index, score) in &expected {
+        near(&all[*index], *score);
+    }
+    for (first, second) in [
+        ("queries", "documents"),
+        ("queries", "items"),
+        ("data_1", "data_2"),
+    ] {
+        let found = scores(json!({first: ["abc"], second: documents})).await;
+        assert_eq!(found, all);
+    }
+    let pairs = scores(json!({"text_1": ["b", "abc"], "text_2": ["b", "zzz"]})).await;
+    near(&pairs[0], 1.0);
+    assert_eq!(pairs[1], all[3]);
+    assert_eq!(scores(json!({"text_1": "b", "text_2": "b"})).await.len(), 1);
+    server.done().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_ranked_is_refused_by_name() {
+    let server = embedding().await;
+    let long = "ab".repeat(200);
+    for (path, body, param) in [
+        (RERANK, json!({"documents": ["a"]}), "query"),
+        (RERANK, json!({"query": "a"}), "documents"),
+        (RERANK, json!({"query": "a", "documents": []}), "documents"),
+        (
+            RERANK,
+            json!({"query": "a", "documents": [""]}),
+            "documents",
+        ),
+        (RERANK, json!({"query": "", "documents": ["a"]}), "query"),
+        (
+            RERANK,
+            json!({"query": "a", "documents": vec!["a"; 2049]}),
+            "documents",
+        ),
+        (
+            RERANK,
+            json!({"query": "a", "documents": ["a"], "instruct": "x"}),
+            "instruction",
+        ),
+        (
+            RERANK,
+            json!({"query": "a", "documents": ["a"], "max_tokens_per_doc": 0}),
+            "max_tokens_per_doc",
+        ),
+        (
+            RERANK,
+            json!({"query": "a", "documents": ["a"], "use_activation": false}),
+            "use_activation",
+        ),
+        (SCORE, json!({"text_2": "a"}), "text_1"),
+        (
+            SCORE,
+            json!({"text_1": "a", "queries": "a", "text_2": "a"}),
+            "queries",
+        ),
+        (
+            SCORE,
+            json!({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}),
+            "text_1",
+        ),
+        (SCORE, json!({"text_1": "a", "documents": []}), "documents"),
+    ] {
+        let error = error(server.post(path, &body).await, 400, "invalid_value").await;
+        assert_eq!(error["param"], param, "{error}");
+    }
+    for documents in [
+        json!([{"image": "x"}]),
+        json!([{"text": "a", "image": "x"}]),
+        json!([1]),
+    ] {
+        let body = json!({"query": "a", "documents": documents});
+        let error = error(server.post(RERANK, &body).await, 400, "invalid_value").await;
+        let message = error["message"].as_str().expect("text");
+        assert!(
+            message.contains("a string, or an object with text"),
+            "{message}"
+        );
+    }
+    let body = json!({"query": "a", "documents": ["a", long]});
+    let too_long = error(
+        server.post(RERANK, &body).await,
+        400,
+        "context_length_exceeded",
+    )
+    .await;
+    assert_eq!(too_long["param"], "documents");
+    let body = json!({"query": "a", "documents": ["a"], "model": "x"});
+    error(server.post(RERANK, &body).await, 404, "model_not_found").await;
+    server.done().await;
+
+    let plain = Server::start().await;
+    for (path, body) in [
+        (RERANK, json!({"query": "a", "documents": ["a"]})),
+        (SCORE, json!({"text_1": "a", "text_2": "a"})),
+    ] {
+        let error = error(plain.post(path, &body).await, 400, "invalid_value").await;
+        let message = error["message"].as_str().expect("text");
+        assert!(
+            message.contains("--pooling last") && message.contains("--reranker"),
+            "{message}"
+        );
+    }
+    plain.done().await;
+}
+
+/// The tokens of the two answers.
+fn spec() -> RerankerSpec {
+    let text = scripted::text(PLAIN);
+    let token = |word: &str| text.encode(word, false).expect("encodes")[0];
+    RerankerSpec {
+        yes: token("y"),
+        no: token("n"),
+    }
+}
+
+/// A server over a model of bytes that judges. If `sure`, both answers are among its most probable tokens; otherwise they
+/// are anywhere.
+async fn judge(template: &str, sure: bool) -> Server {
+    let spec = spec();
+    let toy = ToyModel::new(VOCAB, MAX_LEN, 1, 0.0);
+    let model: Box<dyn Model> = edited(toy, move |_, _, logits| {
+        if sure {
+            logits[spec.yes as usize] += 20.0;
+            logits[spec.no as usize] += 20.0;
+        }
+    });
+    serve(start(model, None), template, |s| {
+        s.with_reranker(Some(spec))
+    })
+    .await
+}
+
+/// The softmax of the two answers' logits after `prompt`, as completions tell them.
+async fn expected(server: &Server, prompt: &str) -> f64 {
+    let mut logprobs = Vec::new();
+    for token in [spec().yes, spec().no] {
+        let body = json!({"prompt": prompt, "max_tokens": 1, "logprobs": 0, "temperature": 0,
+            "allowed_token_ids": [token], "add_special_tokens": false});
+        let reply = server.json("/v1/completions", &body).await;
+        let logprob = &reply["choices"][0]["logprobs"]["token_logprobs"][0];
+        logprobs.push(logprob.as_f64().expect("a number"));
+    }
+    1.0 / (1.0 + (logprobs[1] - logprobs[0]).exp())
+}
+
+fn qwen(instruction: &str, query: &str, document: &str) -> String {
+    let system = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".";
+    format!(
+        "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+}
+
+const WEB: &str = "Given a web search query, retrieve relevant passages that answer the query";
+
+#[tokio::test]
+async fn a_model_that_answers_ranks_by_the_probability_of_yes() {
+    let documents = ["Paris.", "It rains", "é \u{1F600}", "Ein Fluß", "no", "yes"];
+    for sure in [true, false] {
+        let server = judge(PLAIN, sure).await;
+        let body = json!({"query": "Where?", "documents": documents});
+        let reply = server.json(RERANK, &body).await;
+        let mut tokens = 0;
+        let mut last = f64::INFINITY;
+        for result in reply["results"].as_array().expect("a list") {
+            let index = result["index"].as_u64().expect("an index") as usize;
+            let prompt = qwen(WEB, "Where?", documents[index]);
+            near(&result["relevance_score"], expected(&server, &prompt).await);
+            let score = result["relevance_score"].as_f64().expect("a number");
+            assert!((0.0..=1.0).contains(&score) && score <= last);
+            last = score;
+            let text = json!({"prompt": prompt, "add_special_tokens": false});
+            tokens += server.json("/tokenize", &text).await["count"]
+                .as_u64()
+                .expect("a number");
+        }
+        assert_eq!(reply["usage"]["prompt_tokens"], json!(tokens));
+        for field in ["instruct", "instruction"] {
+            let mut body = json!({"text_1": "Where?", "text_2": ["Paris."]});
+            body[field] = "Find capitals".into();
+            let reply = server.json(SCORE, &body).await;
+            let prompt = qwen("Find capitals", "Where?", "Paris.");
+            near(&reply["data"][0]["score"], expected(&server, &prompt).await);
+        }
+        server.done().await;
+    }
+}
+
+#[tokio::test]
+async fn a_template_with_the_roles_of_a_pair_makes_the_prompt() {
+    let server = judge(PAIRS, true).await;
+    let score = async |more: Value| {
+        let mut body = json!({"text_1": "Where", "text_2": "Paris"});
+        body.as_object_mut()
+            .expect("one")
+            .extend(more.as_object().expect("one").clone());
+        server.json(SCORE, &body).await["data"][0]["score"].clone()
+    };
+    near(
+        &score(json!({})).await,
+        expected(&server, "Where? Paris<|im_end|>").await,
+    );
+    let with = score(json!({"instruction": "Geography"})).await;
+    near(
+        &with,
+        expected(&server, "Geography: Where? Paris<|im_end|>").await,
+    );
+    // The end of the document is cut off.
+    let short = expected(&server, "Where? Par<|im_end|>").await;
+    near(&score(json!({"max_tokens_per_doc": 3})).await, short);
+    near(&score(json!({"truncate_prompt_tokens": 11})).await, short);
+    let body = json!({"text_1": "Where", "text_2": "Paris", "truncate_prompt_tokens": 7});
+    let refused = error(server.post(SCORE, &body).await, 400, "invalid_value").await;
+    assert_eq!(refused["param"], "truncate_prompt_tokens");
+    let body = json!({"text_1": "Where", "text_2": "x".repeat(5000)});
+    let refused = error(
+        server.post(SCORE, &body).await,
+        400,
+        "context_length_exceeded",
+    )
+    .await;
+    assert_eq!(refused["param"], "text_2");
+    server.done().await;
+}
