@@ -190,7 +190,7 @@ impl Context<'_> {
         let mut before = fields.input_prefix.clone().unwrap_or_default();
         before += fields.prompt.as_deref().unwrap_or_default();
         let files = fields.input_extra.iter().flatten();
-        let name = |file: &'_ ExtraFile| file.filename.clone().unwrap_or_else(|| "file".into());
+        let name = |file: &ExtraFile| file.filename.clone().unwrap_or_else(|| "file".into());
         let names: Vec<String> = files.clone().map(name).collect();
         let texts = files.map(|file| file.text.as_str());
         let files: Vec<(&str, &str)> = names.iter().map(String::as_str).zip(texts).collect();
