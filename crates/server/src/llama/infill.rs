@@ -10,7 +10,8 @@ use crate::numbers::within;
 use crate::object::read_body;
 use crate::openai::{Body, Job};
 use crate::others::NoOthers;
-use crate::prompt::{PromptTokens, with_effort, with_thinking};
+use crate::prompt::PromptTokens;
+use crate::thinking::ThinkingFields;
 use crate::reply::Api;
 use crate::structured::Structured;
 use crate::tools::Tools;
@@ -82,7 +83,7 @@ struct ExtraFile {
 
 /// The prompt of a chat.
 #[derive(Serialize, JsonSchema)]
-pub(crate) struct RenderedChat {
+pub(crate) struct AppliedTemplate {
     prompt: String,
 }
 
@@ -217,21 +218,28 @@ impl Context<'_> {
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
-    pub(crate) fn apply_template(&self, body: &[u8]) -> Result<RenderedChat> {
+    pub(crate) fn apply_template(&self, body: &[u8]) -> Result<AppliedTemplate> {
         let Body { common, fields, .. } = Body::<ChatFields>::read(body)?;
         self.model(common.model.as_deref())?;
+        let end = fields.prompt_end();
         let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
-        let variables = with_thinking(fields.chat_template_kwargs, fields.thinking)?;
-        let variables = with_effort(variables, fields.reasoning_effort);
-        let add = fields.add_generation_prompt;
+        let thinking = self.thinking(ThinkingFields {
+            variables: fields.chat_template_kwargs,
+            effort: fields.reasoning_effort,
+            enable_thinking: fields.enable_thinking,
+            thinking: fields.thinking,
+            token_budget: fields.thinking_token_budget,
+        })?;
         let context = Context {
             // The text is not encoded, so that marks of names would only be seen.
             literal: None,
             waiter: Waiter::default(),
             ..*self
         };
-        let prompt = context.chat_prompt(messages, &tools.list, add, variables)?;
-        Ok(RenderedChat { prompt })
+        let chat = context.chat_prompt(messages, &tools.list, end, thinking.variables)?;
+        Ok(AppliedTemplate {
+            prompt: chat.prompt,
+        })
     }
 }

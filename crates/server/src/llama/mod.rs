@@ -5,6 +5,6 @@ mod props;
 mod reply;
 mod settings;
 
-pub(super) use infill::{InfillFields, RenderedChat};
+pub(super) use infill::{AppliedTemplate, InfillFields};
 pub(super) use props::{Props, props};
 pub(super) use reply::InfillReply;

@@ -5,9 +5,9 @@ use crate::choice::{Choice, FinishKind, Piece, StopReason};
 use crate::error;
 use crate::openai::Job;
 use crate::reply::event;
-use crate::stream::Shape;
+use crate::stream::{Shape, sse};
 use axum::Json;
-use axum::response::sse::Event;
+use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::Error;
 use foretoken_text::Text;
@@ -16,6 +16,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio_stream::Stream;
 
 /// What a reply has.
 #[derive(Serialize, JsonSchema)]
@@ -197,6 +198,8 @@ impl Timings {
 }
 
 impl Shape for InfillShape {
+    type Event = Event;
+
     fn id(&self) -> &str {
         &self.id
     }
@@ -229,5 +232,9 @@ impl Shape for InfillShape {
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
         vec![event(&error::body(error))]
+    }
+
+    fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
+        sse(events, KeepAlive::default())
     }
 }

@@ -253,7 +253,9 @@ impl OllamaReply {
     /// The call that the block with this index is; `None` if it is none.
     fn call(&self, index: usize) -> Option<Call<'_>> {
         let blocks = self.blocks.list();
-        let OutputBlock::Call { head, arguments } = &blocks[index] else {
+        let OutputBlock::Call {
+            head, arguments, ..
+        } = &blocks[index] else {
             return None;
         };
         let is_call = |block: &&OutputBlock| matches!(block, OutputBlock::Call { .. });

@@ -310,7 +310,7 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             "/apply-template",
             "The prompt of a chat.",
             schemas.of::<Body<wire::ChatFields>>(),
-            schemas.of::<llama::RenderedChat>(),
+            schemas.of::<llama::AppliedTemplate>(),
         ),
         Route::post(
             "/v1/load_lora_adapter",
