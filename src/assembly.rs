@@ -41,12 +41,12 @@ pub fn state(
         .with_reranker(loaded.reranker)
         .with_adapters(loaded.adapters)
         .with_sampling_defaults(sampling)
-        .with_api_keys(config.http.api_key.clone())
+        .with_api_keys(config.http.listen.api_key.clone())
         .with_tool_call_parser(config.http.tool_call_parser)
         .with_reasoning_parser(config.http.reasoning_parser)
         .with_reasoning_budget(usize::try_from(config.http.reasoning_budget).ok())?
-        .with_limits(config.http.limits.clone())
-        .with_origins(config.http.origins.clone(), &config.http.host)
+        .with_limits(config.http.listen.limits.clone())
+        .with_origins(config.http.listen.origins.clone(), &config.http.listen.host)
         .with_ui(!config.http.no_ui)
         .with_strict_max_tokens(config.http.strict_max_tokens))
 }

@@ -6,6 +6,7 @@ mod file;
 mod flags;
 mod hints;
 mod lora;
+mod router;
 mod speculation;
 #[cfg(test)]
 mod tests;
@@ -29,9 +30,11 @@ use std::path::Path;
 pub use chat::Partner;
 pub use compared::ComparedDrafter;
 pub use flags::{
-    CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, LoadFlags, LogFormat,
+    CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, ListenOptions, LoadFlags,
+    LogFormat,
 };
 pub use lora::{LoraModule, LoraOptions};
+pub use router::RouterConfig;
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
@@ -39,6 +42,8 @@ pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 pub enum Command {
     /// Serves the model over HTTP.
     Serve(Config),
+    /// Serves several models, each by a process of its own.
+    Router(RouterConfig),
     /// Compares speculative with plain decoding.
     Bench(Config, Box<bench::BenchOptions>),
     /// Generates answers to prompts and writes them to a corpus.
@@ -122,6 +127,9 @@ impl Command {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         check_foreign(&args)?;
         let cli = Cli::try_parse_from(&args).map_err(|e| explain(&args, &e))?;
+        if let Some(CliCommand::Router(flags)) = &cli.command {
+            return router::command((**flags).clone(), &args);
+        }
         let written = cli.options();
         written.check_conflicts()?;
         let Some(file) = written.config.clone() else {
@@ -149,6 +157,7 @@ impl Command {
             | Self::Generate(config, _)
             | Self::Check(config, _) => config.log_format,
             Self::Chat(Partner::Model(config), _) => config.log_format,
+            Self::Router(config) => config.log_format,
             Self::Chat(Partner::Server(_), _)
             | Self::Distill(_)
             | Self::Convert(_)
@@ -181,6 +190,7 @@ impl Command {
         Ok(match cli.command {
             None => Self::Serve(cli.options.validate()?),
             Some(CliCommand::Serve(options)) => Self::Serve(options.validate()?),
+            Some(CliCommand::Router(flags)) => router::of_flags(*flags)?,
             Some(CliCommand::Bench { options, bench }) => {
                 let mut config = options.validate()?;
                 // It runs the same prompts again and again, and each run must cost the same.
@@ -266,7 +276,7 @@ impl CommonOptions {
             draft_quantize: self.speculation.draft_quantize,
             tables: self.speculation.tables(),
             lora,
-            learn: self.speculation.learning(self.http.api_key.len())?,
+            learn: self.speculation.learning(self.http.listen.api_key.len())?,
             kv: match (self.num_blocks, self.kv_cache_memory) {
                 (Some(blocks), _) => KvBudget::Blocks(blocks),
                 (None, Some(bytes)) => KvBudget::Bytes(bytes as u64),
@@ -362,7 +372,7 @@ impl CommonOptions {
     fn replaces(&self, name: &str) -> bool {
         match name {
             "model" => self.name.is_some(),
-            "api-key" => !self.http.api_key.is_empty(),
+            "api-key" => !self.http.listen.api_key.is_empty(),
             "num-blocks" => self.kv_cache_memory.is_some(),
             "kv-cache-memory" => self.num_blocks.is_some(),
             _ => self.speculation.replaces(name),

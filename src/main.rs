@@ -15,8 +15,12 @@ mod exit;
 mod hooked;
 #[path = "main/log.rs"]
 mod log;
+#[path = "main/router.rs"]
+mod router;
 #[path = "main/serve.rs"]
 mod serve;
+#[path = "main/stdin.rs"]
+mod stdin;
 
 use foretoken::assembly::load::{self, Loaded};
 use foretoken::assembly::{self, check, defaults};
@@ -37,6 +41,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use stdin::StdinEnd;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
@@ -78,10 +83,12 @@ fn finish(result: Result<()>, log: &LineWriter) -> u8 {
 fn run(command: &Command, log: &LineWriter) -> Result<()> {
     match command {
         Command::Serve(config) => {
-            let socket = serve::bind(&config.http)?;
+            let stdin = StdinEnd::watch(config.http.exit_on_stdin_end)?;
+            let socket = serve::bind(&config.http.listen)?;
             let (loaded, _thread) = load::load(config)?;
-            serve::serve(config, socket, loaded, log)
+            serve::serve(config, socket, loaded, log, stdin)
         }
+        Command::Router(config) => router::run(config, log),
         Command::Bench(config, options) => {
             let (loaded, _thread) = load::load(config)?;
             let names = loaded.report_names(config);
@@ -148,7 +155,7 @@ fn start_log(command: &Command, log: &LineWriter) -> Result<()> {
     let format = command.log_format();
     log.set_format(format);
     let level = match command {
-        Command::Serve(_) => "foretoken=info,warn",
+        Command::Serve(_) | Command::Router(_) => "foretoken=info,warn",
         _ => "warn",
     };
     let filter = match std::env::var_os(EnvFilter::DEFAULT_ENV) {

@@ -180,12 +180,12 @@ pub fn check_limits(config: &Config) -> Result<()> {
         ("--max-waiting", engine.max_waiting, 1 << 24),
         (
             "--max-connections",
-            config.http.limits.max_connections,
+            config.http.listen.limits.max_connections,
             1 << 24,
         ),
         (
             "--max-body-bytes",
-            config.http.limits.max_body_bytes,
+            config.http.listen.limits.max_body_bytes,
             memory,
         ),
         ("--tables-memory", config.tables.memory, memory),

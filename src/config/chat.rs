@@ -27,7 +27,7 @@ const OF_A_CLIENT: [&str; 6] = [
     "max_tokens",
 ];
 /// Flags of a server for others.
-const OF_A_SERVER: [&str; 3] = ["host", "port", "otlp_traces_endpoint"];
+const OF_A_SERVER: [&str; 4] = ["host", "port", "exit_on_stdin_end", "otlp_traces_endpoint"];
 
 /// Whether the model is the address of a server.
 pub fn is_url(name: &str) -> bool {
@@ -54,12 +54,12 @@ pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
     }
     let Some(url) = url else {
         let mut config = options.validate()?;
-        config.http.host = "127.0.0.1".into();
-        config.http.port = 0;
+        config.http.listen.host = "127.0.0.1".into();
+        config.http.listen.port = 0;
         config.http.no_ui = true;
         return Ok(Partner::Model(Box::new(config)));
     };
-    let mut keys = options.http.api_key.into_iter();
+    let mut keys = options.http.listen.api_key.into_iter();
     let key = keys.next();
     if keys.next().is_some() {
         return Err(Error::setup(

@@ -12,17 +12,37 @@ use std::path::Path;
 /// The file's keys as flags, without those that `written`, the command line, replaces.
 ///
 /// # Errors
-/// `Setup`, naming the file and all keys that are unknown, or the first value of a wrong type.
+/// The errors of [`table`] and [`args_of`].
 pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
-    let fail = |what: String| Error::in_file(path, what);
+    let command = CommonOptions::augment_args(clap::Command::new("foretoken"));
+    args_of(path, table(path)?, &command, |name| written.replaces(name))
+}
+
+/// The keys and values of the file.
+///
+/// # Errors
+/// `Setup`, naming the file and the line.
+pub fn table(path: &Path) -> Result<toml::Table> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
-    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+    text.parse().map_err(|e: toml::de::Error| {
         let line = e
             .span()
             .map_or(1, |s| text[..s.start].lines().count().max(1));
-        fail(format!("line {line}: {}", e.message()))
-    })?;
-    let command = CommonOptions::augment_args(clap::Command::new("foretoken"));
+        Error::in_file(path, format!("line {line}: {}", e.message()))
+    })
+}
+
+/// The keys of `table`, which the file has, as flags of `command`, without those that the command line replaces.
+///
+/// # Errors
+/// `Setup`, naming the file and all keys that are unknown, or the first value of a wrong type.
+pub fn args_of(
+    path: &Path,
+    table: toml::Table,
+    command: &clap::Command,
+    replaces: impl Fn(&str) -> bool,
+) -> Result<Vec<OsString>> {
+    let fail = |what: String| Error::in_file(path, what);
     let known = |name: &str| {
         let mut flags = command.get_arguments();
         flags.find(|flag| flag.get_long() == Some(name) && name != "config")
@@ -41,13 +61,14 @@ pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
         let keys = if unknown.len() == 1 { "key" } else { "keys" };
         let told = told.collect::<Vec<_>>().join(", ");
         return Err(fail(format!(
-            "unknown {keys} {told}: keys are the long flags of `foretoken --help`"
+            "unknown {keys} {told}: keys are the long flags of `{} --help`",
+            command.get_name()
         )));
     }
     let mut args = Vec::new();
     for (key, value) in table {
         let name = key.replace('_', "-");
-        if written.replaces(&name) {
+        if replaces(&name) {
             continue;
         }
         let flag = known(&name);
@@ -94,13 +115,13 @@ pub fn args(path: &Path, written: &CommonOptions) -> Result<Vec<OsString>> {
 
 /// `value` of the key `name`; a relative path in it is one in the folder of the file. A model is a path if there is such
 /// a file or folder, or if it cannot be an id of the Hub.
-fn placed(file: &Path, name: &str, value: &str) -> String {
+pub fn placed(file: &Path, name: &str, value: &str) -> String {
     let folder = file.parent().unwrap_or(Path::new(""));
     let path = folder.join(value);
     let is_path = match name {
         lora::MODULES => return lora::relative_to(folder, value),
         "generation-config" => !["auto", "vllm"].contains(&value),
-        "tables-corpus" | "learn" => true,
+        "tables-corpus" | "learn" | "models-dir" => true,
         "model" | "draft-model" => {
             let first = folder.join(value.split('/').next().unwrap_or_default());
             let names_a_file =

@@ -7,6 +7,7 @@ use crate::chat;
 use crate::convert;
 use crate::engine::EngineOptions;
 use crate::generate;
+use crate::http::model_router::API_KEY_VARIABLE;
 use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
 use crate::kernels::quant::BlockType;
 use crate::model::{LoadFormat, Pooling};
@@ -41,6 +42,10 @@ pub enum CliCommand {
     /// Serve (the default).
     #[command(args_override_self = true)]
     Serve(#[command(flatten)] Box<CommonOptions>),
+    /// Serve several models at one address, each by a process that starts with the first request for it.
+    /// Flags after -- are flags of `serve` for all models: foretoken router --models-dir DIR -- --max-num-seqs 8.
+    #[command(args_override_self = true)]
+    Router(#[command(flatten)] Box<RouterFlags>),
     /// Chat in the terminal: with MODEL, which this process serves for it, or, if MODEL is a URL (http://...),
     /// with a server of OpenAI's API there. --model then names one of its models [default: the first], and the
     /// API key is --api-key or OPENAI_API_KEY.
@@ -94,6 +99,38 @@ pub struct CheckOptions {
     /// Print a JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// The flags of `foretoken router`.
+#[derive(Debug, Clone, Args)]
+pub struct RouterFlags {
+    /// Folder with models: each .gguf file, and each folder with a config.json or .gguf files, named as its file or folder.
+    #[arg(long, value_name = "DIR")]
+    pub models_dir: Option<PathBuf>,
+    /// TOML file with models, each a table [[model]] with `name`, `model` and `args`, and with flags by their long names. Paths
+    /// of models in it are relative to its folder.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Maximum number of models that are loaded at a time. Another one takes the place of the least recently used.
+    #[arg(long, alias = "models-max", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub max_loaded: usize,
+    /// Seconds after which the process of a model that no request uses ends; 0 = never.
+    #[arg(long, alias = "sleep-idle-seconds", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub idle: Duration,
+    #[command(flatten)]
+    pub listen: ListenOptions,
+    /// Form of the log on stderr: json = one object per line.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        help_heading = "Observability"
+    )]
+    pub log_format: LogFormat,
+    /// Flags of `serve` for all models.
+    #[arg(last = true, value_name = "FLAGS OF SERVE")]
+    pub args: Vec<String>,
 }
 
 /// The flags that `serve`, `chat`, `bench`, `generate` and `check` share.
@@ -265,28 +302,13 @@ fn sampling_defaults(text: &str) -> Result<SamplingDefaults, String> {
     }
 }
 
-/// Address, authentication and limits of the HTTP server.
+/// The options of the HTTP server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP")]
 pub struct HttpOptions {
-    /// Address to listen on. Only this machine can reach the default; every machine can reach
-    /// 0.0.0.0, so set --api-key with it.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub host: String,
-    /// Port; 0 = a free one, which the last line of the start-up names.
-    #[arg(long, default_value_t = 8000)]
-    pub port: u16,
-    /// Bearer token that clients must send. May be given several times: clients with different keys share
-    /// neither drafts nor cached prefixes. The environment variable, or a list in the file of --config, keeps
-    /// keys out of the process list.
-    #[arg(
-        long,
-        value_name = "KEY",
-        env = "FORETOKEN_API_KEY",
-        hide_env_values = true,
-        value_parser = api_key
-    )]
-    pub api_key: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "its flags have docs")]
+    pub listen: ListenOptions,
     /// How the model writes tool calls [default: as its chat template says; hermes if that knows no
     /// tools].
     #[arg(long, value_enum, value_name = "FORMAT")]
@@ -313,6 +335,35 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub no_ui: bool,
+    /// Shut down, as after SIGTERM, when stdin ends: for a program that starts the server and keeps a pipe to it.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub exit_on_stdin_end: bool,
+}
+
+/// Address, authentication and limits of a listener.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "HTTP")]
+pub struct ListenOptions {
+    /// Address to listen on. Only this machine can reach the default; every machine can reach
+    /// 0.0.0.0, so set --api-key with it.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port; 0 = a free one, which the last line of the start-up names.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Bearer token that clients must send. May be given several times: clients with different keys share
+    /// neither drafts nor cached prefixes. The environment variable, which may have several keys, one a line, or a
+    /// list in the file of --config, keeps keys out of the process list.
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = API_KEY_VARIABLE,
+        hide_env_values = true,
+        value_delimiter = '\n',
+        value_parser = api_key
+    )]
+    pub api_key: Vec<String>,
     /// Seconds in which running requests may finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = seconds)]

@@ -1,4 +1,5 @@
 mod file;
+mod router;
 mod speculation;
 #[cfg(feature = "train")]
 mod training;
@@ -61,7 +62,10 @@ fn refused_with(line: &str, needle: &str) {
 fn defaults_of_flags_are_those_of_the_libraries() {
     let config = accepted("m");
     let limits = HttpLimits::default();
-    assert_eq!(format!("{:?}", config.http.limits), format!("{limits:?}"));
+    assert_eq!(
+        format!("{:?}", config.http.listen.limits),
+        format!("{limits:?}")
+    );
     let cli = Cli::try_parse_from(["foretoken", "m"]).unwrap();
     let engine = EngineOptions::default();
     assert_eq!(format!("{:?}", cli.options.engine), format!("{engine:?}"));
@@ -142,14 +146,14 @@ fn defaults() {
     assert_eq!((config.kv, config.block_size), (KvBudget::Default, 16));
     assert_eq!(config.engine.max_num_seqs, 64);
     assert_eq!(config.engine.max_num_batched_tokens, 2048);
-    assert_eq!(config.http.host, "127.0.0.1");
-    assert_eq!(config.http.port, 8000);
-    assert_eq!(config.http.shutdown_timeout, Duration::from_secs(30));
+    assert_eq!(config.http.listen.host, "127.0.0.1");
+    assert_eq!(config.http.listen.port, 8000);
+    assert_eq!(config.http.listen.shutdown_timeout, Duration::from_secs(30));
 }
 
 #[test]
 fn the_serve_subcommand_is_optional() {
-    assert_eq!(accepted("serve --model m --port 7").http.port, 7);
+    assert_eq!(accepted("serve --model m --port 7").http.listen.port, 7);
     refused_with("--model m serve", "serve");
 }
 
@@ -194,7 +198,7 @@ fn a_chat_is_with_a_model_or_a_server() {
         Command::Chat(Partner::Model(config), options) => {
             assert_eq!(config.model.name, "o/m");
             assert_eq!(
-                (config.http.host.as_str(), config.http.port),
+                (config.http.listen.host.as_str(), config.http.listen.port),
                 ("127.0.0.1", 0)
             );
             assert!(config.drafter.is_some());
@@ -207,7 +211,7 @@ fn a_chat_is_with_a_model_or_a_server() {
     // The port of a file is for serving.
     let file = file("port = 8000");
     match command(&format!("chat --config {} o/m", file.path().display())) {
-        Command::Chat(Partner::Model(config), _) => assert_eq!(config.http.port, 0),
+        Command::Chat(Partner::Model(config), _) => assert_eq!(config.http.listen.port, 0),
         other => panic!("{other:?}"),
     }
 }
@@ -245,7 +249,7 @@ fn flags_of_other_servers_have_a_hint() {
 
 #[test]
 fn there_may_be_several_keys() {
-    let keys = |config: Config| config.http.api_key;
+    let keys = |config: Config| config.http.listen.api_key;
     assert_eq!(
         keys(accepted("o/m --api-key a --api-key b,c")),
         ["a", "b,c"]
@@ -561,7 +565,7 @@ fn without_a_model_the_embedded_pair_is_served() {
     assert_eq!(config.engine.spec.length, 8);
     let config = accepted("--spec-length 4 --port 3");
     assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    assert_eq!((config.engine.spec.length, config.http.port), (4, 3));
+    assert_eq!((config.engine.spec.length, config.http.listen.port), (4, 3));
     assert_eq!(accepted(OFF).drafter, None);
     assert_eq!(
         accepted("--drafter tables").drafter,

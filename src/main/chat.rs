@@ -20,7 +20,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
     if std::io::stdin().is_terminal() {
         eprintln!("loading {}", config.served_model_name);
     }
-    let socket = serve::bind(&config.http)?;
+    let socket = serve::bind(&config.http.listen)?;
     let (loaded, _thread) = load::load(config)?;
     let text = loaded.text.clone();
     let text = text.filter(|text| text.has_chat_template() && loaded.engine.limits().generates);
@@ -34,7 +34,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
     let runtime = serve::runtime()?;
     let (stop, stopped) = oneshot::channel::<()>();
     let (address, server) = runtime.block_on(async {
-        let (listener, address) = serve::listen(config, socket)?;
+        let (listener, address) = serve::listen(&config.http.listen, socket)?;
         let state = assembly::state(config, loaded, text, sampling)?;
         let shutdown = async {
             let _ = stopped.await;
@@ -44,7 +44,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
     })?;
     let endpoint = Endpoint {
         url: format!("http://{address}"),
-        api_key: config.http.api_key.first().cloned(),
+        api_key: config.http.listen.api_key.first().cloned(),
         model: Some(config.served_model_name.clone()),
     };
     let talked = chat::run(&endpoint, options);

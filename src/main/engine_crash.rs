@@ -9,6 +9,7 @@ use crate::hooked;
 use crate::log::LineWriter;
 use crate::serve;
 use crate::start_log;
+use crate::stdin::StdinEnd;
 use foretoken::assembly::load::Loaded;
 use foretoken::config::Command;
 use foretoken::engine::{self, EngineOptions};
@@ -93,8 +94,10 @@ fn serve_until_crash() -> u8 {
         reranker: None,
         adapters: None,
     };
-    let served =
-        serve::bind(&config.http).and_then(|socket| serve::serve(&config, socket, loaded, &log));
+    let served = serve::bind(&config.http.listen).and_then(|socket| {
+        let stdin = StdinEnd::watch(false)?;
+        serve::serve(&config, socket, loaded, &log, stdin)
+    });
     finish(served, &log)
 }
 

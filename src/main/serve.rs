@@ -1,14 +1,15 @@
 //! The listener, the signals and the start-up messages.
 
 use crate::log::LineWriter;
+use crate::stdin::StdinEnd;
 use foretoken::assembly;
 use foretoken::assembly::defaults;
 use foretoken::assembly::load::Loaded;
-use foretoken::config::{Config, HttpOptions};
-use foretoken::engine::EngineHandle;
+use foretoken::config::{Config, ListenOptions};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::EMBEDDED;
 use foretoken::http;
+use foretoken::http::model_router::SERVES;
 use foretoken::otel::Traces;
 use foretoken::text::Text;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -16,9 +17,15 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Serves on `socket` until a signal arrives. Start-up lines go to stdout, all others to `log`, whose dropped
+/// Serves on `socket` until a signal arrives, or `stdin` ends. Start-up lines go to stdout, all others to `log`, whose dropped
 /// lines the metrics count.
-pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWriter) -> Result<()> {
+pub fn serve(
+    config: &Config,
+    socket: TcpSocket,
+    loaded: Loaded,
+    log: &LineWriter,
+    stdin: StdinEnd,
+) -> Result<()> {
     let text = loaded.text.clone().ok_or_else(|| {
         Error::setup(
             "serving needs a tokenizer.json beside config.json; bench --random-prompts does not",
@@ -35,7 +42,7 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
     let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
     let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
     let served = runtime.block_on(async {
-        let (listener, address) = listen(config, socket)?;
+        let (listener, address) = listen(&config.http.listen, socket)?;
         let signals = StopSignals::new()?;
         // What the operator did not ask for, the model is made for.
         let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
@@ -53,9 +60,18 @@ pub fn serve(config: &Config, socket: TcpSocket, loaded: Loaded, log: &LineWrite
         }
         stdout.line(&startup_line(config, &text, embeds, address));
         stdout.flush();
-        let shutdown = signals.first_then_abort(engine);
-        warn_if_open(&config.http, address);
-        http::serve(listener, state, shutdown, config.http.shutdown_timeout).await
+        let first_signal = signals.first_then(move || {
+            tracing::warn!("second signal: aborting the running requests");
+            engine.abort();
+        });
+        warn_if_open(&config.http.listen, address);
+        let shutdown = async {
+            tokio::select! {
+                () = first_signal => {}
+                () = stdin.ended() => {}
+            }
+        };
+        http::serve(listener, state, shutdown, config.http.listen.shutdown_timeout).await
     });
     // A thread may still tokenize for a client that is no longer served.
     runtime.shutdown_background();
@@ -71,16 +87,16 @@ pub fn runtime() -> Result<Runtime> {
 }
 
 /// Accepts clients on `socket` from now on; returns its address, too.
-pub fn listen(config: &Config, socket: TcpSocket) -> Result<(TcpListener, SocketAddr)> {
+pub fn listen(options: &ListenOptions, socket: TcpSocket) -> Result<(TcpListener, SocketAddr)> {
     let listening = socket.listen(BACKLOG).and_then(|listener| {
         let address = listener.local_addr()?;
         Ok((listener, address))
     });
-    listening.map_err(|e| cannot_listen(&config.http, &e))
+    listening.map_err(|e| cannot_listen(options, &e))
 }
 
 /// Warns of a server that everyone on the network can use.
-fn warn_if_open(http: &HttpOptions, address: SocketAddr) {
+pub fn warn_if_open(http: &ListenOptions, address: SocketAddr) {
     if http.api_key.is_empty() && !address.ip().is_loopback() {
         let host = &http.host;
         tracing::warn!(
@@ -97,7 +113,7 @@ const BACKLOG: u32 = 1024;
 ///
 /// # Errors
 /// `Setup`, if the address cannot be taken.
-pub fn bind(http: &HttpOptions) -> Result<TcpSocket> {
+pub fn bind(http: &ListenOptions) -> Result<TcpSocket> {
     let bind = |address: SocketAddr| {
         let socket = match address {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -120,7 +136,7 @@ pub fn bind(http: &HttpOptions) -> Result<TcpSocket> {
     result.map_err(|e| cannot_listen(http, &e))
 }
 
-fn cannot_listen(http: &HttpOptions, e: &std::io::Error) -> Error {
+fn cannot_listen(http: &ListenOptions, e: &std::io::Error) -> Error {
     let (host, port) = (&http.host, http.port);
     let what = match e.kind() {
         std::io::ErrorKind::AddrInUse => {
@@ -148,26 +164,26 @@ fn startup_line(config: &Config, text: &Text, embeds: bool, mut address: SocketA
         ("completions", ("prompt", start), generate)
     };
     let model = serde_json::Value::from(config.served_model_name.as_str());
-    let key = if config.http.api_key.is_empty() {
+    let key = if config.http.listen.api_key.is_empty() {
         ""
     } else {
         " -H \"Authorization: Bearer $FORETOKEN_API_KEY\""
     };
     format!(
-        "foretoken serves http://{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{}{more}}}'",
+        "{SERVES}{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{}{more}}}'",
         prompt.0, prompt.1
     )
 }
 
 /// SIGTERM and SIGINT.
-struct StopSignals {
+pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl StopSignals {
     /// Installs the handlers; from now on the signals do not end the process.
-    fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let listen =
             |kind| signal(kind).map_err(|e| Error::setup(format!("cannot wait for signals: {e}")));
         Ok(Self {
@@ -183,13 +199,12 @@ impl StopSignals {
         }
     }
 
-    /// Completes at the first signal; a second one aborts the running requests.
-    async fn first_then_abort(mut self, engine: EngineHandle) {
+    /// Completes at the first signal, and calls `second` at a second one.
+    pub async fn first_then(mut self, second: impl FnOnce() + Send + 'static) {
         self.next().await;
         tokio::spawn(async move {
             self.next().await;
-            tracing::warn!("second signal: aborting the running requests");
-            engine.abort();
+            second();
         });
     }
 }

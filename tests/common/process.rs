@@ -99,6 +99,11 @@ impl Server {
         &self.address
     }
 
+    /// The id of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Lets the running process have at most `count` files open.
     pub fn limit_files(&self, count: usize) {
         let (pid, limit) = (self.child.id(), format!("--nofile={count}:{count}"));

@@ -102,6 +102,8 @@ mod prefix;
 mod published_configs;
 mod quantize;
 mod reports;
+#[cfg(feature = "embedded-model")]
+mod router;
 mod rows;
 mod schedules;
 mod self_draft;

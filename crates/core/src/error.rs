@@ -37,6 +37,8 @@ pub enum RequestErrorKind {
     Overloaded,
     /// The server is shutting down (503).
     ShuttingDown,
+    /// The process that serves the model failed or was ended (503).
+    ModelUnavailable,
 }
 
 /// An error of any part of the program.

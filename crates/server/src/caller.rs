@@ -2,8 +2,7 @@
 
 use super::error::Refusal;
 use super::request_id::{RequestId, X_REQUEST_ID};
-use super::state::AppState;
-use super::trace::{RequestRecord, Trace};
+use super::trace::{Observer, RequestRecord, Trace};
 use super::{anthropic, paths};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::HeaderName;
@@ -12,6 +11,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use foretoken_core::error::clipped;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 /// The header in which Anthropic's clients look for the id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -38,7 +38,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 /// Comes before all routes: brings the path into its usual form, gives the request its id, and says in one
 /// line why a request was refused.
 pub(super) async fn identify(
-    State(state): State<AppState>,
+    State(observer): State<Option<Arc<dyn Observer>>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -46,7 +46,7 @@ pub(super) async fn identify(
     let id = RequestId::of(request.headers());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(id.clone());
-    let trace = trace(&state, &id, &request);
+    let trace = observer.and_then(|observer| trace(observer, &id, &request));
     if let Some(trace) = &trace {
         request.extensions_mut().insert(trace.clone());
     }
@@ -76,9 +76,8 @@ pub(super) async fn identify(
     response
 }
 
-/// The record of the request, if someone observes requests and this is one for text.
-fn trace(state: &AppState, id: &RequestId, request: &Request) -> Option<Trace> {
-    let observer = state.observer.clone()?;
+/// The record of the request, if this is one for text.
+fn trace(observer: Arc<dyn Observer>, id: &RequestId, request: &Request) -> Option<Trace> {
     let (method, path) = (request.method().as_str(), request.uri().path());
     let mut record = RequestRecord::new(&id.0, method, path)?;
     let all = |name: &str| {

@@ -77,6 +77,7 @@ impl Names {
             Kind::QueueFull => (429, "rate_limit_error", "queue_full", "rate_limit_error"),
             Kind::Overloaded => (503, UNAVAILABLE, "overloaded", OVERLOADED),
             Kind::ShuttingDown => (503, UNAVAILABLE, "shutting_down", OVERLOADED),
+            Kind::ModelUnavailable => (503, UNAVAILABLE, "model_unavailable", "api_error"),
         };
         Self {
             status,
@@ -184,6 +185,7 @@ mod tests {
             (Kind::UnsupportedEncoding, "unsupported_encoding", 415),
             (Kind::QueueFull, "queue_full", 429),
             (Kind::ShuttingDown, "shutting_down", 503),
+            (Kind::ModelUnavailable, "model_unavailable", 503),
         ] {
             let error = Error::request(kind, Some("field"), "why");
             let body = json!(body(&error));

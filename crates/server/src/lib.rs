@@ -34,6 +34,7 @@ mod listener;
 mod llama;
 mod load;
 mod metrics;
+pub mod model_router;
 mod numbers;
 mod object;
 mod ollama;
@@ -83,9 +84,11 @@ use error::Refused;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use ollama::{Asked, OllamaFailure};
 use openai::Job;
+use origin::Origins;
 use schemars::JsonSchema;
 use serde::Serialize;
 use state::ModelObject;
+use std::sync::Arc;
 use std::time::Duration;
 use stream::{Running, Shape};
 use subtle::ConstantTimeEq;
@@ -194,20 +197,20 @@ pub fn router(state: AppState) -> Router {
         router = router.layer(cors);
     }
     let router = router
-        .layer(middleware::from_fn_with_state(state.clone(), guard))
+        .layer(middleware::from_fn_with_state(state.origins.clone(), guard))
         .with_state(state.clone());
-    identified(router, state)
+    identified(router, state.observer)
 }
 
 /// `router` with an id for each request. In another router, because a router's own layers come after the
 /// path was matched.
-fn identified(router: Router, state: AppState) -> Router {
-    let identify = middleware::from_fn_with_state(state, caller::identify);
+fn identified(router: Router, observer: Option<Arc<dyn Observer>>) -> Router {
+    let identify = middleware::from_fn_with_state(observer, caller::identify);
     Router::new().fallback_service(router).layer(identify)
 }
 
 /// The answer on connections over the limit, which closes them.
-fn full(state: AppState) -> Router {
+fn full(observer: Option<Arc<dyn Observer>>) -> Router {
     let refuse = async |request: Request| {
         let message =
             "the server has as many connections as --max-connections allows; try again later";
@@ -215,7 +218,7 @@ fn full(state: AppState) -> Router {
         let close = [(header::CONNECTION, "close")];
         (close, refusal(request.uri().path(), error))
     };
-    identified(Router::new().fallback(refuse), state)
+    identified(Router::new().fallback(refuse), observer)
 }
 
 /// Serves until `shutdown` completes. Then it refuses new requests with 503, lets the running ones
@@ -234,7 +237,7 @@ pub async fn serve(
     let limits = state.limits.clone();
     let address = listener.local_addr();
     let state = state.on_loopback(address.is_ok_and(|address| address.ip().is_loopback()));
-    let full = full(state.clone());
+    let full = full(state.observer.clone());
     let connections = listener::run(listener, router(state), full, limits, closing);
     let mut connections = tokio::spawn(connections);
     let end = tokio::select! {
@@ -284,8 +287,8 @@ const OPEN: [&str; 9] = [
 const PAGE: &str = "/";
 
 /// Checks host and origin, before anything else is said.
-async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    match state.origins.check(&request) {
+async fn guard(State(origins): State<Arc<Origins>>, request: Request, next: Next) -> Response {
+    match origins.check(&request) {
         Ok(()) => next.run(request).await,
         Err(error) => refusal(request.uri().path(), error),
     }
@@ -485,9 +488,12 @@ struct Health {
     status: &'static str,
 }
 
+/// The answer of a server that is well.
+const HEALTHY: Json<Health> = Json(Health { status: "ok" });
+
 async fn health(State(state): State<AppState>) -> Result<Json<Health>, Refused> {
     state.ready()?;
-    Ok(Json(Health { status: "ok" }))
+    Ok(HEALTHY)
 }
 
 /// Whether the process works. It does while it shuts down, so that no supervisor ends it earlier.

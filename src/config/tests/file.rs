@@ -31,7 +31,7 @@ fn paths_are_those_beside_the_file() {
 fn flags_win_over_the_file_and_the_file_over_the_defaults() {
     let text = "model = 'm'\nport = 1\nmax_num_seqs = 3\nblock-size = 32";
     let config = with_file(text, "--port 2").unwrap();
-    assert_eq!(config.http.port, 2);
+    assert_eq!(config.http.listen.port, 2);
     assert_eq!(config.engine.max_num_seqs, 3);
     assert_eq!(config.block_size, 32);
     assert_eq!(config.engine.max_waiting, 512);

@@ -44,7 +44,7 @@ struct MessageErrorDetails {
 }
 
 /// The body that tells of `error`.
-pub(super) fn body(error: &Error) -> MessageError {
+pub(crate) fn body(error: &Error) -> MessageError {
     let message = match error {
         // Clients recognize by these words that less may succeed.
         Error::Request {
@@ -88,6 +88,7 @@ mod tests {
             (Kind::Overloaded, "overloaded_error", 503),
             (Kind::Forbidden, "permission_error", 403),
             (Kind::Timeout, "timeout_error", 408),
+            (Kind::ModelUnavailable, "api_error", 503),
         ] {
             let error = Error::request(kind, Some("field"), "why");
             let expected = json!({"type": "error", "error": {"type": expected, "message": "why"}});

@@ -5,6 +5,6 @@ mod events;
 mod input;
 mod request;
 
-pub(super) use error::{Failure, MessageError, has_route};
+pub(super) use error::{Failure, MessageError, body as error_body, has_route};
 pub(super) use events::Message;
 pub(super) use request::{MessageFields, TokenCount};

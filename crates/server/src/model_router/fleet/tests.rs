@@ -1,0 +1,97 @@
+use super::*;
+use prometheus::Registry;
+
+const LISTENS: &str = "echo 'foretoken serves http://127.0.0.1:9 -'; ";
+
+/// A fleet of shells with these scripts; their models are called `m0`, `m1` and so on.
+pub fn fleet(scripts: &[&str], max_loaded: usize, idle: Option<Duration>) -> Arc<Fleet> {
+    let spec = |(number, script): (usize, &&str)| ModelSpec {
+        name: format!("m{number}"),
+        args: vec!["-c".into(), format!("{LISTENS}{script}").into()],
+    };
+    let launcher = Launcher {
+        program: "/bin/sh".into(),
+        api_keys: Arc::default(),
+        log: Arc::new(|_, _| ()),
+    };
+    let limits = FleetLimits {
+        max_loaded,
+        idle,
+        shutdown_timeout: Duration::from_secs(60),
+    };
+    let metrics = FleetMetrics::new(&Registry::new()).unwrap();
+    let specs = scripts.iter().enumerate().map(spec).collect();
+    Fleet::new(specs, launcher, limits, metrics)
+}
+
+fn phase(fleet: &Fleet, model: usize) -> Phase {
+    fleet.state(model).phase
+}
+
+#[tokio::test]
+async fn a_model_takes_the_place_of_another_that_is_not_in_use() {
+    let fleet = fleet(&["cat", "cat"], 1, None);
+    assert_eq!(fleet.find("m1").unwrap(), 1);
+    let unknown = fleet.find("m2").err().unwrap().to_string();
+    assert_eq!(unknown, "the model `m2` does not exist; served: m0, m1");
+    let first = fleet.acquire(0).await.unwrap();
+    assert_eq!(first.address().port(), 9);
+    let mut second = Box::pin(fleet.acquire(1));
+    let waited = timeout(Duration::from_millis(50), &mut second).await;
+    assert!(waited.is_err());
+    assert_eq!((phase(&fleet, 0), fleet.load()), (Phase::Loaded, 2));
+    drop(first);
+    let second = second.await.unwrap();
+    assert_eq!(phase(&fleet, 0), Phase::Unloaded);
+    assert_eq!(phase(&fleet, 1), Phase::Loaded);
+    // A client that gives up leaves nothing behind.
+    let waited = timeout(Duration::from_millis(10), fleet.acquire(0)).await;
+    assert!(waited.is_err());
+    drop(second);
+    assert_eq!(fleet.load(), 0);
+}
+
+#[tokio::test]
+async fn a_failure_is_told_with_the_last_lines_of_the_log() {
+    let fleet = fleet(&["echo no room >&2; exit 3", "cat"], 2, None);
+    // It listens before it fails, so that the request may get it.
+    let how = match fleet.acquire(0).await {
+        Ok(lease) => lease.failure().await,
+        Err(e) => e,
+    };
+    let expected = "the process of the model `m0` failed: exit code 3: no room";
+    assert_eq!(how.to_string(), expected);
+    let state = fleet.state(0);
+    assert_eq!(state.phase, Phase::Unloaded);
+    assert_eq!(state.failure.as_deref(), Some("exit code 3: no room"));
+    assert!(fleet.acquire(1).await.is_ok());
+}
+
+#[tokio::test]
+async fn unused_processes_end_in_time_and_all_at_shutdown() {
+    let fleet = fleet(&["cat", "cat"], 2, Some(Duration::from_millis(50)));
+    let time = tokio::spawn(fleet.clone().keep_time());
+    drop(fleet.acquire(0).await.unwrap());
+    fleet.all_ended().await;
+    let lease = fleet.acquire(0).await.unwrap();
+    fleet.unload(0);
+    assert_eq!(phase(&fleet, 0), Phase::Stopping);
+    fleet.all_ended().await;
+    drop(lease);
+    let _lease = fleet.acquire(1).await.unwrap();
+    fleet.shut_down();
+    assert!(fleet.acquire(0).await.is_err());
+    fleet.all_ended().await;
+    time.abort();
+}
+
+#[tokio::test]
+async fn processes_that_do_not_end_are_killed() {
+    let fleet = fleet(&["exec sleep 1000"], 1, None);
+    let _lease = fleet.acquire(0).await.unwrap();
+    fleet.shut_down();
+    let waited = timeout(Duration::from_millis(50), fleet.all_ended()).await;
+    assert!(waited.is_err());
+    fleet.abort();
+    fleet.all_ended().await;
+}

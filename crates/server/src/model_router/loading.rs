@@ -1,0 +1,226 @@
+//! Answers to requests that wait until their model is loaded.
+
+use super::fleet::{Fleet, Lease};
+use super::policy::Phase;
+use super::proxy::{self, Forwarded};
+use crate::bodies::Received;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use foretoken_core::error::{Error, RequestErrorKind, Result};
+use futures_util::stream::{self, StreamExt};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Time between two comments of a stream whose model is not loaded yet. A stream that waits for less has none, and the
+/// status and headers of the process.
+pub(super) const BETWEEN_COMMENTS: Duration = Duration::from_secs(5);
+
+/// Maximum bytes of an error of a process that becomes an event.
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+
+/// A request that waits for its process.
+pub(super) struct Waiting {
+    pub fleet: Arc<Fleet>,
+    pub model: usize,
+    pub forwarded: Forwarded,
+    pub body: Bytes,
+    /// The memory of the body.
+    pub _memory: Received,
+}
+
+type Acquiring = Pin<Box<dyn Future<Output = Result<Lease>> + Send>>;
+
+impl Waiting {
+    /// Answers when the process does.
+    ///
+    /// # Errors
+    /// `ModelUnavailable` or `ShuttingDown`.
+    pub async fn whole(self) -> Result<Response<Body>> {
+        let lease = self.fleet.acquire(self.model).await?;
+        proxy::forward(lease, self.forwarded, self.body).await
+    }
+
+    /// The same, but if the model is not loaded for a while, the answer begins with comments, which keep the connection
+    /// open; `pause` is the time before each of them. Then an error is an event.
+    ///
+    /// # Errors
+    /// `ModelUnavailable` or `ShuttingDown`, before the first comment.
+    pub async fn stream(self, pause: Duration) -> Result<Response<Body>> {
+        let (since, mut lease) = (Instant::now(), self.acquire());
+        tokio::select! {
+            lease = &mut lease => {
+                return proxy::forward(lease?, self.forwarded, self.body).await;
+            }
+            () = sleep(pause) => {}
+        }
+        let first = self.comment(since.elapsed());
+        let state = Begun::Loading {
+            waiting: self,
+            lease,
+            since,
+            pause,
+        };
+        let first = stream::once(async { Ok::<_, io::Error>(first) });
+        let rest = stream::unfold(state, Begun::next);
+        let headers = [
+            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CACHE_CONTROL, "no-cache"),
+            (HeaderName::from_static("x-accel-buffering"), "no"),
+        ];
+        let body = Body::from_stream(first.chain(rest));
+        Ok((headers, body).into_response())
+    }
+
+    fn acquire(&self) -> Acquiring {
+        let (fleet, model) = (self.fleet.clone(), self.model);
+        Box::pin(async move { fleet.acquire(model).await })
+    }
+
+    /// A line that clients of streams of events ignore.
+    fn comment(&self, waited: Duration) -> Bytes {
+        let (name, seconds) = (self.fleet.name(self.model), waited.as_secs());
+        let what = match self.fleet.state(self.model).phase {
+            Phase::Loading | Phase::Loaded => "loading",
+            Phase::Unloaded | Phase::Stopping => "waiting for another model to end before",
+        };
+        // A name of a file may have any character.
+        let name = name.replace(char::is_control, " ");
+        format!(": {what} {name} ({seconds} s)\n\n").into()
+    }
+}
+
+/// A stream that has begun before its process answers.
+enum Begun {
+    Loading {
+        waiting: Waiting,
+        lease: Acquiring,
+        since: Instant,
+        pause: Duration,
+    },
+    Passing(axum::body::BodyDataStream),
+    Ended,
+}
+
+impl Begun {
+    async fn next(self) -> Option<(io::Result<Bytes>, Self)> {
+        match self {
+            Self::Loading {
+                waiting,
+                mut lease,
+                since,
+                pause,
+            } => {
+                tokio::select! {
+                    lease = &mut lease => Some(Self::answer(waiting, lease).await),
+                    () = sleep(pause) => {
+                        let comment = waiting.comment(since.elapsed());
+                        let state = Self::Loading { waiting, lease, since, pause };
+                        Some((Ok(comment), state))
+                    }
+                }
+            }
+            Self::Passing(mut body) => {
+                let piece = body.next().await?;
+                Some((piece.map_err(io::Error::other), Self::Passing(body)))
+            }
+            Self::Ended => None,
+        }
+    }
+
+    /// The first piece of the answer.
+    async fn answer(waiting: Waiting, lease: Result<Lease>) -> (io::Result<Bytes>, Self) {
+        let path = waiting.forwarded.path().to_owned();
+        let answer = async {
+            let answer = proxy::forward(lease?, waiting.forwarded, waiting.body).await?;
+            if answer.status() == StatusCode::OK && proxy::is_sse(answer.headers()) {
+                Ok(answer.into_body())
+            } else {
+                Err(told(answer).await)
+            }
+        };
+        match answer.await {
+            // An empty piece: the next ones are the process's.
+            Ok(body) => (Ok(Bytes::new()), Self::Passing(body.into_data_stream())),
+            Err(error) => (Ok(proxy::failed_event(&path, &error)), Self::Ended),
+        }
+    }
+}
+
+/// The error that a process answers with, whose status can no longer be sent.
+async fn told(answer: Response<Body>) -> Error {
+    let status = answer.status();
+    let body = axum::body::to_bytes(answer.into_body(), MAX_ERROR_BYTES).await;
+    let value = body
+        .ok()
+        .and_then(|body| serde_json::from_slice(&body).ok());
+    let value: serde_json::Value = value.unwrap_or_default();
+    let message = value["error"]["message"].as_str();
+    let message = message.map_or_else(|| format!("the process answered {status}"), str::to_owned);
+    let kind = match status {
+        StatusCode::NOT_FOUND => RequestErrorKind::NotFound,
+        StatusCode::TOO_MANY_REQUESTS => RequestErrorKind::QueueFull,
+        status if status.is_client_error() => RequestErrorKind::Invalid,
+        _ => RequestErrorKind::ModelUnavailable,
+    };
+    Error::request(kind, value["error"]["param"].as_str(), message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fleet::tests::fleet;
+    use super::*;
+    use crate::bodies::Bodies;
+    use crate::limits::HttpLimits;
+    use axum::http::Request;
+
+    async fn waiting(fleet: &Arc<Fleet>, model: usize, path: &str) -> Waiting {
+        let (parts, ()) = Request::post(path).body(()).unwrap().into_parts();
+        let bodies = Bodies::new(&HttpLimits::default());
+        Waiting {
+            fleet: fleet.clone(),
+            model,
+            forwarded: Forwarded::new(&parts),
+            body: Bytes::new(),
+            _memory: bodies.receive(Body::empty()).await.unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_waits_begins_with_comments_and_ends_with_its_error() {
+        // The second one fails after it was loaded, and twice, so that it is not started a third time.
+        let fleet = fleet(&["cat", "exit 3"], 1, None);
+        for (path, event) in [
+            ("/v1/completions", "data: {\"error\":{\"message\":"),
+            ("/v1/messages", "event: error\ndata: {\"type\":\"error\","),
+        ] {
+            let lease = fleet.acquire(0).await.unwrap();
+            let stream = waiting(&fleet, 1, path).await;
+            let answer = stream.stream(Duration::from_millis(20)).await.unwrap();
+            assert_eq!(answer.status(), StatusCode::OK);
+            assert!(proxy::is_sse(answer.headers()));
+            let mut body = answer.into_body().into_data_stream();
+            let comment = ": waiting for another model to end before m1 (0 s)\n\n";
+            for _ in 0..2 {
+                assert_eq!(body.next().await.unwrap().unwrap(), comment);
+            }
+            drop(lease);
+            let rest: Vec<_> = body.map(|piece| piece.unwrap().to_vec()).collect().await;
+            let rest = String::from_utf8(rest.concat()).unwrap();
+            let mut events = rest.split("\n\n").filter(|event| !event.starts_with(": "));
+            let last = events.next().unwrap();
+            assert!(last.starts_with(event), "{last}");
+            assert!(
+                last.contains("the process of the model `m1` failed"),
+                "{last}"
+            );
+            assert_eq!(events.collect::<Vec<_>>(), [""]);
+        }
+        // What is refused at once has a status.
+        let stream = waiting(&fleet, 1, "/v1/completions").await;
+        assert!(stream.stream(BETWEEN_COMMENTS).await.is_err());
+    }
+}

@@ -1,0 +1,246 @@
+//! Requests on their way to a process, and its answers on their way back.
+
+use super::fleet::Lease;
+use crate::anthropic;
+use crate::error;
+use crate::reply::json_text;
+use crate::request_id::{RequestId, X_REQUEST_ID};
+use axum::body::{Body, Bytes};
+use axum::http::request::Parts;
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use foretoken_core::error::{Error, Result};
+use futures_util::stream;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::net::SocketAddr;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+/// Headers that concern one connection (RFC 9110, 7.6.1).
+static OF_A_CONNECTION: [HeaderName; 7] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// Headers of a request that the router has obeyed, or that its connection to a process has anew.
+static OF_THE_ROUTER: [HeaderName; 6] = [
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::CONTENT_ENCODING,
+    header::EXPECT,
+    header::ORIGIN,
+    HeaderName::from_static("sec-fetch-site"),
+];
+
+/// A request for a process: its method, its path with query, and its headers.
+#[derive(Clone)]
+pub(super) struct Forwarded {
+    method: Method,
+    target: Uri,
+    headers: HeaderMap,
+}
+
+impl Forwarded {
+    /// What `parts` ask a process for, whose answer has the same id.
+    pub fn new(parts: &Parts) -> Self {
+        let target = parts.uri.path_and_query().cloned();
+        let mut headers = without_connection(&parts.headers);
+        for name in &OF_THE_ROUTER {
+            headers.remove(name);
+        }
+        if let Some(id) = parts.extensions.get::<RequestId>() {
+            id.mark(&mut headers, X_REQUEST_ID);
+        }
+        Self {
+            method: parts.method.clone(),
+            target: target.unwrap_or(PathAndQuery::from_static("/")).into(),
+            headers,
+        }
+    }
+
+    /// A question of the router itself, with the key of the client who asks `parts`.
+    pub fn get(path: &'static str, parts: &Parts) -> Self {
+        let mut forwarded = Self::new(parts);
+        forwarded.method = Method::GET;
+        forwarded.target = Uri::from_static(path);
+        forwarded
+    }
+
+    /// The path, without the query.
+    pub fn path(&self) -> &str {
+        self.target.path()
+    }
+
+    fn request(self, address: SocketAddr, body: Bytes) -> Result<Request<Full<Bytes>>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = self.method;
+        *request.uri_mut() = self.target;
+        *request.headers_mut() = self.headers;
+        let host = HeaderValue::from_str(&address.to_string())
+            .map_err(|e| Error::internal(format!("the address of a process: {e}")))?;
+        request.headers_mut().insert(header::HOST, host);
+        Ok(request)
+    }
+}
+
+fn without_connection(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = headers.clone();
+    for named in headers.get_all(header::CONNECTION) {
+        let names = named.to_str().unwrap_or_default().split(',');
+        for name in names.filter_map(|name| name.trim().parse::<HeaderName>().ok()) {
+            kept.remove(name);
+        }
+    }
+    for name in &OF_A_CONNECTION {
+        kept.remove(name);
+    }
+    kept
+}
+
+/// A connection to a process, for one request. Dropping it closes it, which cancels the request.
+struct Connection {
+    _sender: SendRequest<Full<Bytes>>,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// Sends a request to the process at `address`.
+///
+/// # Errors
+/// It is not there, or breaks off before the answer.
+async fn send(
+    address: SocketAddr,
+    request: Request<Full<Bytes>>,
+) -> io::Result<(Response<Incoming>, Connection)> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let handshake = http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(io::Error::other)?;
+    let driver = tokio::spawn(async move {
+        if let Err(e) = connection.await {
+            tracing::debug!("connection to a process: {e}");
+        }
+    });
+    let response = sender.send_request(request);
+    let connection = Connection {
+        driver,
+        _sender: sender,
+    };
+    let response = response.await.map_err(io::Error::other)?;
+    Ok((response, connection))
+}
+
+/// Asks a process that the caller has no lease of, and reads the whole answer.
+///
+/// # Errors
+/// It does not answer.
+pub(super) async fn ask(address: SocketAddr, forwarded: Forwarded) -> Result<Response<Bytes>> {
+    let failed = |e: String| Error::internal(format!("a process does not answer: {e}"));
+    let request = forwarded.request(address, Bytes::new())?;
+    let sent = send(address, request).await;
+    let (response, _connection) = sent.map_err(|e| failed(e.to_string()))?;
+    let (mut parts, body) = response.into_parts();
+    parts.headers = without_connection(&parts.headers);
+    let body = body.collect().await.map_err(|e| failed(e.to_string()))?;
+    Ok(Response::from_parts(parts, body.to_bytes()))
+}
+
+/// Sends a request to the process of `lease`, and passes the answer on as it arrives. Dropping the answer cancels the
+/// request.
+///
+/// # Errors
+/// `ModelUnavailable`: the process failed before it answered.
+pub(super) async fn forward(
+    lease: Lease,
+    forwarded: Forwarded,
+    body: Bytes,
+) -> Result<Response<Body>> {
+    let path = forwarded.path().to_owned();
+    let request = forwarded.request(lease.address(), body)?;
+    let (response, connection) = match send(lease.address(), request).await {
+        Ok(sent) => sent,
+        Err(e) => {
+            tracing::debug!("request to a process: {e}");
+            return Err(lease.failure().await);
+        }
+    };
+    let (mut parts, body) = response.into_parts();
+    parts.headers = without_connection(&parts.headers);
+    let passing = Passing {
+        body,
+        lease,
+        _connection: connection,
+        failed_event: is_sse(&parts.headers).then_some(path),
+    };
+    let body = stream::unfold(
+        Some(passing),
+        |passing| async move { passing?.next().await },
+    );
+    Ok(Response::from_parts(parts, Body::from_stream(body)))
+}
+
+/// Whether an answer is a stream of events.
+pub(super) fn is_sse(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// An answer that is passed on.
+struct Passing {
+    body: Incoming,
+    lease: Lease,
+    _connection: Connection,
+    /// The path of a request whose failure is an event of the answer.
+    failed_event: Option<String>,
+}
+
+impl Passing {
+    /// The next piece of the answer, and itself if there may be more.
+    async fn next(mut self) -> Option<(io::Result<Bytes>, Option<Self>)> {
+        loop {
+            let piece = match self.body.frame().await? {
+                // Trailers are left out.
+                Ok(frame) => match frame.into_data() {
+                    Ok(piece) => Ok(piece),
+                    Err(_) => continue,
+                },
+                Err(e) => Err(e),
+            };
+            let e = match piece {
+                Ok(piece) => return Some((Ok(piece), Some(self))),
+                Err(e) => e,
+            };
+            tracing::debug!("answer of a process: {e}");
+            let failed = match &self.failed_event {
+                Some(path) => Ok(failed_event(path, &self.lease.failure().await)),
+                None => Err(io::Error::other(e)),
+            };
+            return Some((failed, None));
+        }
+    }
+}
+
+/// The event that ends a stream of the API that `path` belongs to.
+pub(super) fn failed_event(path: &str, error: &Error) -> Bytes {
+    if anthropic::has_route(path) {
+        let data = json_text(&anthropic::error_body(error));
+        format!("event: error\ndata: {data}\n\n").into()
+    } else {
+        let data = json_text(&error::body(error));
+        format!("data: {data}\n\n").into()
+    }
+}

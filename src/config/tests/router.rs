@@ -1,0 +1,164 @@
+//! `foretoken router`: its flags, its file and its folder.
+
+use super::*;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+#[track_caller]
+fn router(line: &str) -> RouterConfig {
+    match command(&format!("router {line}")) {
+        Command::Router(config) => config,
+        other => panic!("expected `router`, got {other:?}"),
+    }
+}
+
+/// The names of a router's models, and what is behind `--model`.
+fn models(config: &RouterConfig) -> Vec<(&str, &str)> {
+    let models = config.models.iter().map(|spec| {
+        let model = spec.args[1].to_str().unwrap();
+        (spec.name.as_str(), model.strip_prefix("--model=").unwrap())
+    });
+    models.collect()
+}
+
+/// A folder with empty files of these names.
+fn folder(names: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in names {
+        let file = folder.path().join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "").unwrap();
+    }
+    folder
+}
+
+fn file_of(folder: &TempDir, text: &str) -> PathBuf {
+    let file = folder.path().join("router.toml");
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+#[test]
+fn a_folder_has_a_model_for_each_file_and_folder() {
+    let folder = folder(&[
+        "a.gguf",
+        "big-00001-of-00002.gguf",
+        "big-00002-of-00002.gguf",
+        "mmproj-a.gguf",
+        ".hidden.gguf",
+        "notes.txt",
+        "safe/config.json",
+        "one/x-Q4-00001-of-00002.gguf",
+        "one/x-Q4-00002-of-00002.gguf",
+        "two/x.gguf",
+        "two/y.gguf",
+        "adapter/adapter_config.json",
+    ]);
+    let config = router(&format!("--models-dir {}", folder.path().display()));
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let found = [
+        ("a", at("a.gguf")),
+        ("big", at("big-00001-of-00002.gguf")),
+        ("one", at("one/x-Q4-00001-of-00002.gguf")),
+        ("safe", at("safe")),
+        ("two/x", at("two/x.gguf")),
+        ("two/y", at("two/y.gguf")),
+    ];
+    let expected: Vec<_> = found
+        .iter()
+        .map(|(name, path)| (*name, path.as_str()))
+        .collect();
+    assert_eq!(models(&config), expected);
+    assert_eq!(config.max_loaded, 1);
+    assert_eq!(config.idle, Some(Duration::from_secs(600)));
+    assert_eq!(config.listen.port, 8000);
+}
+
+#[test]
+fn a_file_names_models_and_flags() {
+    let folder = folder(&["dir/a.gguf", "dir/b.gguf"]);
+    let text = "models-dir = 'dir'\nmax-loaded = 3\nidle = 0\nport = 1\napi-key = ['x', 'y']\n\
+        args = ['--max-num-seqs', '4']\n\
+        [[model]]\nname = 'b'\nmodel = './other.gguf'\nargs = ['--max-num-seqs=5']\n\
+        [[model]]\nname = 'hub'\nmodel = 'org/name:Q4_K_M'\n";
+    let file = file_of(&folder, text);
+    let config = router(&format!(
+        "--config {} --port 2 -- --block-size 32",
+        file.display()
+    ));
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (other, a) = (at("./other.gguf"), at("dir/a.gguf"));
+    let expected = [
+        ("b", other.as_str()),
+        ("hub", "org/name:Q4_K_M"),
+        ("a", a.as_str()),
+    ];
+    assert_eq!(models(&config), expected);
+    assert_eq!((config.max_loaded, config.idle), (3, None));
+    assert_eq!((config.listen.port, config.listen.api_key.len()), (2, 2));
+    let of_model = |model: usize| {
+        let args = config.models[model].args.clone();
+        let program = std::iter::once(OsString::from("foretoken"));
+        served(Command::from_args(program.chain(args)).unwrap())
+    };
+    let (first, second) = (of_model(0), of_model(1));
+    // A model's own flags come after those for all.
+    assert_eq!(first.engine.max_num_seqs, 5);
+    assert_eq!((second.engine.max_num_seqs, second.block_size), (4, 32));
+    assert_eq!(first.served_model_name, "b");
+    assert_eq!(
+        (first.http.listen.port, first.http.exit_on_stdin_end),
+        (0, true)
+    );
+}
+
+#[test]
+fn wrong_routers_are_refused() {
+    let folder = folder(&["a.gguf", "a/config.json"]);
+    let dir = folder.path().display();
+    refused_with("router", "there are no models: give --models-dir DIR");
+    refused_with("router --models-dir ./none", "./none");
+    refused_with(
+        &format!("router --models-dir {dir}"),
+        "two models have the name a",
+    );
+    refused_with("router --models-dir . --idel 3", "--idle");
+    let empty = tempfile::tempdir().unwrap();
+    let dir = empty.path().display();
+    refused_with(&format!("router --models-dir {dir}"), "has no models");
+    for (text, needle) in [
+        ("[[model]]\nname = 'a'", "missing field `model`"),
+        (
+            "[[model]]\nname = 'a'\nmodel = 'o/m'\nport = 3",
+            "unknown field `port`",
+        ),
+        (
+            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['--prot', '3']",
+            "the model a: unexpected argument '--prot'",
+        ),
+        (
+            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['--port', '3']",
+            "the model a: --port is set by the router",
+        ),
+        (
+            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['x']",
+            "the model a: the model is named twice",
+        ),
+        ("[[model]]\nname = ''\nmodel = 'o/m'", "an empty name"),
+        ("max-loded = 1", "did you mean `max-loaded`?"),
+        ("model = 'o/m'", "`model`: invalid type"),
+        ("max-loaded = 0", "at least 1"),
+    ] {
+        let file = file_of(&empty, text);
+        refused_with(&format!("router --config {}", file.display()), needle);
+    }
+}
+
+#[test]
+fn keys_of_the_environment_may_be_several_lines() {
+    let config = accepted("--model m --api-key=a\\nb");
+    assert_eq!(config.http.listen.api_key, ["a\\nb"]);
+    let args = ["foretoken", "m", "--api-key", "a\nb"];
+    let config = served(Command::from_args(args).unwrap());
+    assert_eq!(config.http.listen.api_key, ["a", "b"]);
+}
