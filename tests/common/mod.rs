@@ -6,6 +6,7 @@ pub mod distill_workshop;
 pub mod grammar;
 pub mod hooked;
 pub mod hub;
+pub mod llama;
 pub mod memory;
 pub mod plain;
 pub mod plain_parallel;

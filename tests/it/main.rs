@@ -101,6 +101,7 @@ mod paths;
 mod prefix;
 mod published_configs;
 mod quantize;
+mod qwen;
 mod reports;
 #[cfg(feature = "embedded-model")]
 mod router;
