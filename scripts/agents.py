@@ -78,6 +78,7 @@ def codex(place, prompt):
     config = f"""\
 model = "{MODEL}"
 model_provider = "foretoken"
+model_context_window = 131072
 
 [model_providers.foretoken]
 name = "foretoken"
