@@ -130,7 +130,7 @@ fn answer_batch(
     let files = BatchFiles {
         input: requests,
         out: &options.out,
-        max_body_bytes: config.http.limits.max_body_bytes,
+        max_body_bytes: config.http.listen.limits.max_body_bytes,
         concurrency: options.concurrency,
     };
     batch::run(&engine, &InProcess::new(http::router(state)), files)

@@ -223,12 +223,7 @@ impl Context<'_> {
             thinking,
             token_budget: fields.thinking_token_budget,
         })?;
-        let chat = self.chat_prompt(
-            messages,
-            &tools.list,
-            end,
-            thinking_plan.variables.take(),
-        )?;
+        let chat = self.chat_prompt(messages, &tools.list, end, thinking_plan.variables.take())?;
         let parallel = fields.parallel_tool_calls.unwrap_or(true);
         let is_shown = fields.include_reasoning.or(is_hidden.then_some(false));
         plan.rules.message = MessageRules {

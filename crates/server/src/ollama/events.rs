@@ -255,7 +255,8 @@ impl OllamaReply {
         let blocks = self.blocks.list();
         let OutputBlock::Call {
             head, arguments, ..
-        } = &blocks[index] else {
+        } = &blocks[index]
+        else {
             return None;
         };
         let is_call = |block: &&OutputBlock| matches!(block, OutputBlock::Call { .. });
