@@ -122,7 +122,7 @@ class Crate:
     def imports(self, module):
         text = self.text[module]
         found = set()
-        uses = r"(?<![\w)])(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);"
+        uses = r"(?m)^[ \t]*(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);"
         paths = []
         for public, tree in re.findall(uses, text):
             if not public:

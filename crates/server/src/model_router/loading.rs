@@ -59,7 +59,7 @@ impl Waiting {
         }
         let first = self.comment(since.elapsed());
         let state = Begun::Loading {
-            waiting: self,
+            waiting: self.into(),
             lease,
             since,
             pause,
@@ -96,7 +96,7 @@ impl Waiting {
 /// A stream that has begun before its process answers.
 enum Begun {
     Loading {
-        waiting: Waiting,
+        waiting: Box<Waiting>,
         lease: Acquiring,
         since: Instant,
         pause: Duration,
@@ -115,7 +115,7 @@ impl Begun {
                 pause,
             } => {
                 tokio::select! {
-                    lease = &mut lease => Some(Self::answer(waiting, lease).await),
+                    lease = &mut lease => Some(Self::answer(*waiting, lease).await),
                     () = sleep(pause) => {
                         let comment = waiting.comment(since.elapsed());
                         let state = Self::Loading { waiting, lease, since, pause };
