@@ -130,7 +130,7 @@ fn what_a_template_changes_is_refused() {
         );
     }
     // No character is left that could mark a place.
-    let all: String = MARKS.into_iter().collect();
+    let all: String = MARKS.collect();
     let last = json!({"role": "assistant", "content": "Sure"});
     assert!(open_after(SMOLLM2, &all, &last).is_err());
     assert!(open_after(SMOLLM2, &all[3..], &last).is_ok());
