@@ -59,23 +59,29 @@ fn rules(calls: Calls<'_>, special: &dyn Fn(&str) -> Option<u32>) -> Option<Stri
         markers: syntax.markers,
         special,
     };
-    let [before, after] = syntax.written.map(|text| spelling.text(text));
+    let [before, after] = syntax.written;
+    let separator = spelling.text(syntax.separator);
+    // A literal that begins as the separator does would be read in its place.
+    let (line, after) = match after.strip_prefix(syntax.separator) {
+        Some(rest) => (separator.as_str(), rest),
+        None => ("", after),
+    };
+    let (before, after) = (spelling.text(before), spelling.text(after));
     let more = if calls.parallel && !syntax.single {
-        format!(
-            " ({} call){{0,{}}}",
-            spelling.text(syntax.separator),
-            MAX_PARALLEL - 1
-        )
+        format!(" ({separator} call){{0,{}}}", MAX_PARALLEL - 1)
     } else {
         String::new()
     };
     let (list, name) = if syntax.each {
         (
-            format!("calls: call{more}\ncall: {before} one {after}\n"),
+            format!("calls: call{more}\ncall: {before} one {line} {after}\n"),
             "one",
         )
     } else {
-        (format!("calls: {before} call{more} {after}\n"), "call")
+        (
+            format!("calls: {before} call{more} {line} {after}\n"),
+            "call",
+        )
     };
     let call = match &syntax.body {
         Body::Object(keys) => objects(name, keys, calls.tools),

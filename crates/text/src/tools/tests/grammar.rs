@@ -27,11 +27,11 @@ fn grammar(format: ToolFormat, tools: &[Value]) -> Option<String> {
     answer_grammar(answer, |_| None)
 }
 
-fn compiles(source: String) {
-    let ascii = (0..128u8).map(|byte| vec![byte]);
-    let compiler = Compiler::new(Arc::new(ToyTokens::new(ascii, &[0])));
+fn compiles(format: ToolFormat, source: String) {
+    let bytes = (0..=u8::MAX).map(|byte| vec![byte]);
+    let compiler = Compiler::new(Arc::new(ToyTokens::new(bytes, &[0])));
     let compiled = compiler.compile("tools", &GrammarSource::Lark(source));
-    assert!(compiled.is_ok(), "{compiled:?}");
+    assert!(compiled.is_ok(), "{format:?}: {compiled:?}");
 }
 
 /// A definition of about `bytes` bytes, which compiles quickly.
@@ -71,7 +71,7 @@ fn large_definitions_are_written_once() {
         let count = source.matches(&"x".repeat(60_000)).count();
         assert_eq!(count, 2, "{format:?}: each function has its own");
         assert!(!source.contains("Number"), "{format:?}");
-        compiles(source);
+        compiles(format, source);
     }
 }
 
@@ -125,5 +125,5 @@ fn equal_values_share_a_rule() {
     let source = grammar(ToolFormat::Qwen3Coder, &tools).expect("short enough");
     assert_eq!(source.matches("%json").count(), 4, "{source}");
     assert_eq!(source.matches(r#"("red" | "blue")"#).count(), 2, "{source}");
-    compiles(source);
+    compiles(ToolFormat::Qwen3Coder, source);
 }
