@@ -416,10 +416,11 @@ fn unknown_keys_of_objects_are_named() {
         };
         let error = asked(value.clone()).expect_err("refused");
         assert_eq!(error.param().as_deref(), Some(param), "{value}");
-        // Null asks for nothing; the prompt with tools is too long here.
+        // Null asks for nothing; the prompt with tools is too long here, and there is no tool to choose.
         let text = value.to_string();
         let nothing = text.replace("\"x\":1", "\"x\":null");
-        if text != nothing && param.ends_with(".x") && !param.contains("content") {
+        let chooses = field == "tool_choice" && text.contains("\"f\"");
+        if text != nothing && param.ends_with(".x") && !param.contains("content") && !chooses {
             let error = asked(serde_json::from_str(&nothing).expect("JSON")).err();
             let param = error.and_then(|error| error.param());
             assert!(
