@@ -393,7 +393,7 @@ async fn errors_have_anthropics_shape() {
         ("messages", image, "messages[0].content[0].type"),
         (
             "messages",
-            json!([{"role": "assistant", "content": "x"}]),
+            json!([{"role": "assistant", "content": "x "}]),
             "messages",
         ),
         ("system", json!(7), "system"),

@@ -358,6 +358,12 @@ impl Choice {
         self.completion_tokens
     }
 
+    /// Whether the model marks what it thinks.
+    pub fn marks_reasoning(&self) -> bool {
+        let message = &self.rules.message;
+        message.reasoning.is_some() || message.harmony.is_some()
+    }
+
     /// Number of tokens so far that are reasoning, with its markers.
     pub fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens

@@ -4,8 +4,9 @@ use super::choice::{CallHead, CallPiece, Choice, MessagePart, Piece, Scored};
 use super::conversation::CallKind;
 use super::reply_objects::{
     AssistantMessage, CachedTokens, CallDelta, CalledTool, ChatChoice, ChatLogprobs, ChunkChoice,
-    ChunkUsage, CompletionChoice, CompletionLogprobs, CustomCall, CustomDelta, Delta, FunctionCall,
-    FunctionDelta, ObjectName, PredictedTokens, Reply, Speculation, ToolCall, Usage,
+    ChunkUsage, CompletionChoice, CompletionLogprobs, CompletionTokens, CustomCall, CustomDelta,
+    Delta, FunctionCall, FunctionDelta, ObjectName, PredictedTokens, Reply, Speculation, ToolCall,
+    Usage,
 };
 use super::speculation::RoundText;
 use axum::response::sse::Event;
@@ -279,6 +280,9 @@ impl ReplyHeader {
             .iter()
             .map(Choice::spec)
             .fold(SpecUsage::default(), |sum, of_choice| sum + of_choice);
+        let marks_reasoning = choices.iter().any(Choice::marks_reasoning);
+        let of_reasoning = || choices.iter().map(Choice::reasoning_tokens).sum();
+        let reasoning_tokens = marks_reasoning.then(of_reasoning);
         Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens,
@@ -286,9 +290,14 @@ impl ReplyHeader {
             prompt_tokens_details: CachedTokens {
                 cached_tokens: self.cached_tokens(choices),
             },
-            completion_tokens_details: self.speculates.then_some(PredictedTokens {
-                accepted_prediction_tokens: spec.predicted_accepted,
-                rejected_prediction_tokens: spec.predicted - spec.predicted_accepted,
+            completion_tokens_details: (self.speculates || reasoning_tokens.is_some()).then(|| {
+                CompletionTokens {
+                    reasoning_tokens,
+                    predicted: self.speculates.then_some(PredictedTokens {
+                        accepted_prediction_tokens: spec.predicted_accepted,
+                        rejected_prediction_tokens: spec.predicted - spec.predicted_accepted,
+                    }),
+                }
             }),
             speculative_decoding: self.speculates.then(|| Speculation {
                 num_drafts: spec.rounds,

@@ -204,7 +204,7 @@ pub(super) struct Usage {
     pub total_tokens: usize,
     pub prompt_tokens_details: CachedTokens,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub completion_tokens_details: Option<PredictedTokens>,
+    pub completion_tokens_details: Option<CompletionTokens>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculative_decoding: Option<Speculation>,
 }
@@ -214,6 +214,18 @@ pub(super) struct CachedTokens {
     pub cached_tokens: usize,
 }
 
+/// What the tokens of an answer are.
+#[derive(Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "CompletionTokensDetails")]
+pub(super) struct CompletionTokens {
+    /// Tokens of reasoning and its marks, where the model marks it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_tokens: Option<usize>,
+    #[serde(flatten)]
+    pub predicted: Option<PredictedTokens>,
+}
+
+/// Draft tokens that came from the request's `prediction`, where there are drafts.
 #[derive(Clone, Copy, Serialize, JsonSchema)]
 pub(super) struct PredictedTokens {
     pub accepted_prediction_tokens: usize,

@@ -48,9 +48,10 @@ fn document(model_names: &[String]) -> Value {
         .chain([None])
         .collect();
     let model = json_schema!({"type": ["string", "null"], "enum": names});
-    for schema in schemas.values_mut() {
+    for (name, schema) in &mut schemas {
         let names = schema.pointer_mut("/properties/model/type");
-        if names.is_some_and(|kind| kind.is_array()) {
+        // Ollama's clients may add a tag to a name.
+        if names.is_some_and(|kind| kind.is_array()) && !name.starts_with("Ollama") {
             schema["properties"]["model"] = model.clone().into();
         }
     }
