@@ -16,6 +16,8 @@ pub enum ReasoningFormat {
     Command,
     /// `[THINK]...[/THINK]`, as Magistral.
     Mistral,
+    /// `<|channel>thought ... <channel|>`, as Gemma 4.
+    Gemma4,
     /// `◁think▷...◁/think▷`, as Kimi's vision models.
     Kimi,
     /// `<thought>...</thought>`, as EXAONE Deep.
@@ -108,6 +110,15 @@ static FORMATS: [Marks; ReasoningFormat::COUNT] = [
         ..THINK
     },
     Marks {
+        format: ReasoningFormat::Gemma4,
+        name: "gemma4",
+        help: "<|channel>thought ... <channel|>, as Gemma 4",
+        begin: &["<|channel>thought"],
+        end: &["<channel|>"],
+        markers: &["<|channel>", "<channel|>"],
+        ..THINK
+    },
+    Marks {
         format: ReasoningFormat::Kimi,
         name: "kimi",
         help: "◁think▷...◁/think▷, as Kimi-VL",
@@ -163,7 +174,7 @@ static FORMATS: [Marks; ReasoningFormat::COUNT] = [
 
 impl ReasoningFormat {
     /// Number of formats.
-    const COUNT: usize = 11;
+    const COUNT: usize = 12;
 
     /// All formats.
     pub const ALL: [Self; Self::COUNT] = {

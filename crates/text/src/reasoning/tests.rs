@@ -67,6 +67,13 @@ fn formats_have_marks_of_their_own() {
             "a",
             "[TOOL_CALLS]",
         ),
+        (
+            ReasoningFormat::Gemma4,
+            false,
+            "<|channel>thought\na\n<channel|>b",
+            "a",
+            "b",
+        ),
         (Kimi, false, "◁think▷ a ◁/think▷ b", "a", "b"),
         (Exaone, true, "<thought>\na\n</thought>\n\nb", "a", "b"),
         (

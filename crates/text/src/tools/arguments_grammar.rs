@@ -1,4 +1,4 @@
-//! The grammars of calls whose arguments are written one by one, between tags or in Python.
+//! The grammars of calls whose arguments are written one by one, between tags or in a list.
 
 use super::function;
 use super::grammar_parts::{OR, Spelling, joined, literal, schema};
@@ -52,27 +52,84 @@ fn tagged_call(
     Some(format!("({} {parameters} {end})", spelling.text(&head)))
 }
 
-/// The rule `rule` of a call of one of `tools` in Python, and the rules that it needs; `None` if they are longer than a
-/// grammar may be.
-pub fn in_python(rule: &str, tools: &[Value]) -> Option<String> {
-    let mut rules = String::new();
-    let calls = tools.iter().map(|tool| python_call(tool, &mut rules));
-    let calls = joined(calls, OR)?;
-    let fits = calls.len() + rules.len() <= MAX_SOURCE_BYTES;
-    fits.then(|| format!("{rule}: {calls}\n{rules}"))
+/// How a list of arguments with their names is written.
+#[derive(Clone, Copy)]
+pub struct Listed {
+    /// The text before the function's name.
+    before: &'static str,
+    /// The brackets around the arguments.
+    brackets: [&'static str; 2],
+    /// The text between a name and its value, and between arguments.
+    separators: [&'static str; 2],
+    /// The mark around values that are texts; `None` = they are JSON.
+    quote: Option<&'static str>,
 }
 
-/// A call of `tool` in Python: its arguments as [`tagged_call`] has them, with commas between them. An argument whose
-/// name cannot be written so is left out. Values are JSON, which is read as Python is.
-fn python_call(tool: &Value, rules: &mut String) -> Option<String> {
+/// Calls in Python. Values are JSON, which is read as Python is.
+pub const PYTHON: Listed = Listed {
+    before: "",
+    brackets: ["(", ")"],
+    separators: ["=", ", "],
+    quote: None,
+};
+
+impl Listed {
+    /// Arguments between braces, with `quote` around texts. Other values are JSON.
+    pub fn braces(quote: &'static str) -> Self {
+        Self {
+            before: "call:",
+            brackets: ["{", "}"],
+            separators: [":", ","],
+            quote: Some(quote),
+        }
+    }
+}
+
+/// The rule `rule` of a call of one of `tools`, and the rules that it needs; `None` if they are longer than a
+/// grammar may be.
+pub fn listed(rule: &str, form: Listed, tools: &[Value], spelling: Spelling<'_>) -> Option<String> {
+    let mut rules = String::new();
+    let calls = tools
+        .iter()
+        .map(|tool| listed_call(form, tool, spelling, &mut rules));
+    let calls = joined(calls, OR)?;
+    let text = form
+        .quote
+        .map(|quote| spelling.until("text", "", quote, ""));
+    let fits = calls.len() + rules.len() <= MAX_SOURCE_BYTES;
+    fits.then(|| format!("{rule}: {calls}\n{rules}{}", text.unwrap_or_default()))
+}
+
+/// A call of `tool`: its arguments as [`tagged_call`] has them, with commas between them. An argument whose name cannot
+/// be written so is left out.
+fn listed_call(
+    form: Listed,
+    tool: &Value,
+    spelling: Spelling<'_>,
+    rules: &mut String,
+) -> Option<String> {
     let schema = schema(&function(tool)["parameters"]);
     let mut values = Values::new(&schema, rules);
-    let named = parameters(&schema).filter(|(key, ..)| is_key(key));
+    let [assign, comma] = form.separators;
+    let named = parameters(&schema).filter(|(key, ..)| is_key(key) && !key.contains([':', '<']));
     let arguments = named.map(|(key, of_key, is_required)| {
-        let head = literal(&format!("{key}="));
-        Some((format!("{head} {}", values.json(of_key)?), is_required))
+        let head = literal(&format!("{key}{assign}"));
+        let is_text = matches!(values.kinds.of(of_key), ValueKind::Text { .. });
+        let value = match form.quote.filter(|_| is_text) {
+            Some(quote) => {
+                let quote = spelling.marker(quote);
+                match choices(of_key, &schema) {
+                    Some(texts) => format!("{quote} ({}) {quote}", texts.join(" | ")),
+                    // The rule `text` contains the mark at its end.
+                    None => format!("{quote} text"),
+                }
+            }
+            None => values.json(of_key)?,
+        };
+        Some((format!("{head} {value}"), is_required))
     });
     let arguments: Vec<(String, bool)> = arguments.collect::<Option<_>>()?;
+    let comma = literal(comma);
     // The rule of each argument is what may follow once an argument was written.
     let (mut first, mut may_be_empty) = (Vec::new(), true);
     let mut following = Vec::with_capacity(arguments.len());
@@ -80,7 +137,7 @@ fn python_call(tool: &Value, rules: &mut String) -> Option<String> {
         // Names differ as the texts before them do in length.
         let name = format!("more_{i}_{}", values.rules.len());
         let optional = if *is_required { "" } else { "?" };
-        following.push((name, format!("(\", \" {argument}){optional}")));
+        following.push((name, format!("({comma} {argument}){optional}")));
         if may_be_empty {
             first.push((i, argument));
             may_be_empty = !is_required;
@@ -102,7 +159,9 @@ fn python_call(tool: &Value, rules: &mut String) -> Option<String> {
     *values.rules += &more;
     let name = function(tool)["name"].as_str().unwrap_or_default();
     let fits = values.rules.len() <= MAX_SOURCE_BYTES;
-    fits.then(|| format!("({} {starts} \")\")", literal(&format!("{name}("))))
+    let [open, close] = form.brackets;
+    let head = literal(&format!("{}{name}{open}", form.before));
+    fits.then(|| format!("({head} {starts} {})", literal(close)))
 }
 
 /// The properties of `schema` with their schemas, and whether each is required.

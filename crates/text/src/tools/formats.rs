@@ -52,6 +52,17 @@ const DEEPSEEK: Syntax = Syntax {
     ..COMMON
 };
 
+const GEMMA: Syntax = Syntax {
+    around: "",
+    each: true,
+    separator: "",
+    head: Some(Head {
+        before: &["call:"],
+        ends: &[],
+    }),
+    ..COMMON
+};
+
 const QWEN: Tags = Tags {
     function: "<function=",
     after_name: ">",
@@ -156,6 +167,30 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         }),
         markers: &["<minimax:tool_call>", "</minimax:tool_call>"],
         ..COMMON
+    },
+    Syntax {
+        format: ToolFormat::Gemma4,
+        name: "gemma4",
+        help: "<|tool_call>call:NAME{key:value}<tool_call|>, as Gemma 4",
+        is_taught: |source| source.contains("<|tool_call>"),
+        begin: &["<|tool_call>"],
+        end: "<tool_call|>",
+        written: ["<|tool_call>", "<tool_call|>"],
+        body: Body::Braces("<|\"|>"),
+        markers: &["<|tool_call>", "<tool_call|>", "<|\"|>"],
+        ..GEMMA
+    },
+    Syntax {
+        format: ToolFormat::FunctionGemma,
+        name: "functiongemma",
+        help: "<start_function_call>call:NAME{key:value}<end_function_call>, as FunctionGemma",
+        is_taught: |source| source.contains("<start_function_call>"),
+        begin: &["<start_function_call>"],
+        end: "<end_function_call>",
+        written: ["<start_function_call>", "<end_function_call>"],
+        body: Body::Braces("<escape>"),
+        markers: &["<start_function_call>", "<end_function_call>", "<escape>"],
+        ..GEMMA
     },
     Syntax {
         format: ToolFormat::SeedOss,

@@ -1,7 +1,7 @@
 //! The grammar of an answer with tool calls, reasoning or structured content, in llguidance's dialect of
 //! Lark.
 
-use super::arguments_grammar::{in_python, tagged};
+use super::arguments_grammar::{Listed, PYTHON, listed, tagged};
 use super::function;
 use super::grammar_parts::{Calls, MAX_PARALLEL, OR, Spelling, arguments, joined, literal};
 use super::syntax::{Body, Keys, Named};
@@ -87,7 +87,8 @@ fn rules(calls: Calls<'_>, special: &dyn Fn(&str) -> Option<u32>) -> Option<Stri
         Body::Object(keys) => objects(name, keys, calls.tools),
         Body::Named(named) => named_calls(name, named, calls.tools, spelling),
         Body::Tags(tags) => tagged(name, tags, calls.tools, spelling),
-        Body::Python => in_python(name, calls.tools),
+        Body::Python => listed(name, PYTHON, calls.tools, spelling),
+        Body::Braces(quote) => listed(name, Listed::braces(quote), calls.tools, spelling),
         // Harmony has rules of its own.
         Body::Harmony => Some(String::new()),
     };
@@ -175,7 +176,7 @@ fn thought(
     let begin = if unmarked {
         String::new()
     } else {
-        spelling.marker(begin)
+        spelling.text(begin)
     };
     spelling.until("thought", &begin, end, "\"\\n\\n\"")
 }

@@ -2,6 +2,7 @@
 //! write them. Knows neither HTTP nor the engine.
 
 mod arguments_grammar;
+mod braces;
 mod fallback;
 mod formats;
 mod freeform;
@@ -43,6 +44,10 @@ pub enum ToolFormat {
     KimiK2,
     /// `<minimax:tool_call><invoke name="..."><parameter name="...">`, as MiniMax M2.
     MinimaxM2,
+    /// `<|tool_call>call:NAME{...}<tool_call|>`, as Gemma 4.
+    Gemma4,
+    /// `<start_function_call>call:NAME{...}<end_function_call>`, as FunctionGemma.
+    FunctionGemma,
     /// `<seed:tool_call><function=...><parameter=...>`, as Seed-OSS.
     SeedOss,
     /// A list of calls in Python between markers, as LFM2.
@@ -85,7 +90,7 @@ struct WrittenCall<'a> {
 
 impl ToolFormat {
     /// Number of formats.
-    const COUNT: usize = 19;
+    const COUNT: usize = 21;
 
     /// All formats, in the order in which a template's is looked for.
     pub const ALL: [Self; Self::COUNT] = {
@@ -138,7 +143,10 @@ impl ToolFormat {
 
     /// Whether arguments are written one by one, not as one JSON object.
     fn has_single_arguments(self) -> bool {
-        matches!(self.syntax().body, Body::Tags(_) | Body::Python)
+        matches!(
+            self.syntax().body,
+            Body::Tags(_) | Body::Python | Body::Braces(_)
+        )
     }
 
     /// Returns the text that a model writes to make `calls`, which must not be empty.
@@ -185,6 +193,7 @@ impl Body {
             }
             Self::Tags(tags) => xml::write(tags, call),
             Self::Python => python_call::write(call),
+            Self::Braces(quote) => braces::write(quote, call),
             Self::Harmony => harmony::call_header(name).concat() + arguments + "<|call|>",
         }
     }

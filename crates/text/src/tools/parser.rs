@@ -1,6 +1,7 @@
 //! Finds tool calls in a model's text as it arrives.
 
 use super::ToolFormat;
+use super::braces::BracesArguments;
 use super::object::{CallObject, Effect, Extent};
 use super::python_call::{PythonCall, PythonEffect};
 use super::signature::Signature;
@@ -60,6 +61,8 @@ enum CallState {
     Head(String),
     /// In the arguments that follow such a name.
     Arguments(Extent),
+    /// In arguments between braces that follow such a name.
+    Braces(Box<BracesArguments>),
     /// In an answer that may be nothing but calls without markers.
     Whole(Box<WholeAnswer>),
 }
@@ -121,6 +124,7 @@ impl ToolParser {
         let in_call = match &self.state {
             CallState::Between(any) => *any,
             CallState::Xml(call) => call.has_begun(),
+            CallState::Braces(_) => true,
             _ => false,
         };
         if !self.is_full() && !in_call {
@@ -145,6 +149,16 @@ impl ToolParser {
             CallState::Xml(_) => return self.in_xml(rest, parts),
             CallState::Python(_) => return self.in_python(c, parts),
             CallState::Head(_) => return self.in_head(c, parts),
+            CallState::Braces(arguments) => {
+                let (bytes, json) = arguments.read(rest)?;
+                if !json.is_empty() {
+                    parts.push(Part::Arguments(json));
+                }
+                if arguments.is_complete() {
+                    self.state = CallState::Between(true);
+                }
+                return Some(bytes);
+            }
             CallState::Arguments(extent) => {
                 argument(c, parts);
                 if extent.push(c) {
@@ -259,7 +273,12 @@ impl ToolParser {
                 return self.give_back(parts);
             }
             argument(c, parts);
-            self.state = CallState::Arguments(Extent::begin(c));
+            self.state = match self.syntax.body {
+                Body::Braces(quote) => {
+                    CallState::Braces(Box::new(BracesArguments::new(quote, self.syntax.end)))
+                }
+                _ => CallState::Arguments(Extent::begin(c)),
+            };
         } else if text.len() >= MAX_HEAD_BYTES {
             return self.give_back(parts);
         } else {

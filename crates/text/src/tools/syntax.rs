@@ -54,6 +54,8 @@ pub enum Body {
     Tags(Tags),
     /// A call in Python, with named arguments.
     Python,
+    /// The name and arguments between braces, with this mark around texts.
+    Braces(&'static str),
     /// Messages in channels, which have a parser and a grammar of their own.
     Harmony,
 }

@@ -333,6 +333,8 @@ fn formats_are_known_by_what_templates_teach() {
         ("respond with <|tool_call|> followed by", Some(Granite)),
         ("<TOOLCALL>[{", Some(Nemotron)),
         ("<tool_calls>[{", Some(Hunyuan)),
+        ("'<|tool_call>call:'", Some(Gemma4)),
+        ("<start_function_call>call:", Some(FunctionGemma)),
         ("<tool_call>{name}<arg_key>{key}</arg_key>", Some(Glm45)),
         ("{{ tools }}", None),
     ] {
@@ -425,6 +427,7 @@ proptest! {
                 "<｜tool▁call▁end｜>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.f:0",
                 "<|tool_call_argument_begin|>", "<invoke name=\"f\">", "<parameter name=\"a\">", "</invoke>",
                 "<seed:tool_call>", "f<arg_key>", "a</arg_key>", "<arg_value>", "</arg_value>", "<function_calls>",
+                "<|tool_call>call:f{", "<|\"|>", "<tool_call|>", "a:",
                 "{\"name\": \"g\"", "\"", ",", ":", "; ", " ", "\n", "a", "é", "<", "<tool", "get_weather", "1",
             ]),
             0..14,

@@ -236,7 +236,7 @@ fn value_text<'t>(rest: &'t str, tags: &Tags) -> Option<(&'t str, Option<usize>)
 }
 
 /// `text` as a part of a JSON text between its quotes.
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
 }

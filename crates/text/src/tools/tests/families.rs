@@ -5,7 +5,15 @@ use super::*;
 const WEATHER: &str = r#"{"a": "Zürich", "n": 3}"#;
 
 /// Two calls as a family writes them, after a sentence.
-const TEXTS: [(ToolFormat, &str); 17] = [
+const TEXTS: [(ToolFormat, &str); 19] = [
+    (
+        ToolFormat::Gemma4,
+        "<|tool_call>call:get_weather{a:<|\"|>Zürich<|\"|>,n:3}<tool_call|><|tool_call>call:f{}<tool_call|>",
+    ),
+    (
+        ToolFormat::FunctionGemma,
+        "<start_function_call>call:get_weather{a:<escape>Zürich<escape>, n:3}<end_function_call><start_function_call>call:f{}<end_function_call>",
+    ),
     (
         ToolFormat::DeepseekV3,
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"a\": \"Zürich\", \"n\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -176,6 +184,35 @@ fn values_between_tags_are_as_they_are() {
         "",
         &[("f", r#"{"a": "1\n", "flag": true}"#)],
     );
+}
+
+#[test]
+fn values_between_braces_become_json() {
+    for (arguments, json) in [
+        (
+            "{map:{x y:<|\"|>it's \"<b>\"\n<|\"|>,k:[1,<|\"|>a,b}<|\"|>,{}]},flag:true,maybe:null}",
+            r#"{"map": {"x y": "it's \"<b>\"\n", "k": [1, "a,b}", {}]}, "flag": true, "maybe": null}"#,
+        ),
+        (
+            r#"{"a": "x\"}", <|"|>n<|"|>: -1.5, list: []}"#,
+            r#"{"a": "x\"}", "n": -1.5, "list": []}"#,
+        ),
+        // Texts without marks, and a call without an end.
+        ("{a:Paris,flag:True}", r#"{"a": "Paris", "flag": true}"#),
+        ("{map:{n:1", r#"{"map": {"n": 1}}"#),
+    ] {
+        let text = format!("<|tool_call>call:f{arguments}<tool_call|>");
+        check(ToolFormat::Gemma4, &text, "", &[("f", json)]);
+    }
+    let cut = "<|tool_call>call:f{a:<|\"|>Par";
+    check(ToolFormat::Gemma4, cut, "", &[("f", r#"{"a": "Par"#)]);
+    for text in [
+        "<|tool_call>call:g{a:1}<tool_call|>",
+        "<|tool_call>call:f",
+        "call:f{}",
+    ] {
+        check(ToolFormat::Gemma4, text, text, &[]);
+    }
 }
 
 /// Qwen2.5-Coder and others leave out the markers.

@@ -113,6 +113,10 @@ fn the_grammar_allows_what_is_written() {
         if format.syntax().single {
             calls.truncate(1);
         }
+        if matches!(format.syntax().body, Body::Braces(_)) {
+            // Texts in lists have marks as well, which the grammar does not know.
+            calls[0].1["list"] = json!([1]);
+        }
         if matches!(format.syntax().body, Body::Python) {
             calls.retain(|(name, _)| *name != "get_weather");
         }
