@@ -12,7 +12,7 @@ use crate::http::InProcess;
 use futures_util::stream::{self, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader, Read};
@@ -69,6 +69,28 @@ struct Answered {
     #[serde(rename = "id")]
     _id: String,
     custom_id: Option<String>,
+    error: Option<AnsweredError>,
+}
+
+#[derive(Deserialize)]
+struct AnsweredError {
+    message: String,
+}
+
+impl Answered {
+    /// What tells by which line of the input this was asked: the id of its request, or the message about a line that is
+    /// none, which has the line's number.
+    fn key(self) -> Option<String> {
+        match self.error {
+            Some(error) => Some(key_of_error(&error.message)),
+            None => self.custom_id,
+        }
+    }
+}
+
+/// No id of a request.
+fn key_of_error(message: &str) -> String {
+    format!("\0{message}")
 }
 
 /// A line of the output.
@@ -122,7 +144,7 @@ pub fn run(engine: &EngineHandle, api: &InProcess, files: BatchFiles<'_>) -> Res
         ));
     }
     let (mut answers, done) = Output::open(files.out, "answer of a batch", |line| {
-        serde_json::from_slice::<Answered>(line).map(|line| line.custom_id)
+        serde_json::from_slice::<Answered>(line).map(Answered::key)
     })?;
     if !done.is_empty() {
         say(format_args!(
@@ -236,8 +258,13 @@ fn asked(
     seen: &mut HashSet<String>,
     done: &HashSet<String>,
 ) -> Option<Asked> {
-    let named = |custom_id, request| {
-        Some(Asked {
+    let is_answered = |id: &Option<String>| id.as_ref().is_some_and(|id| done.contains(id));
+    let named = |custom_id, request: Result<LineRequest, LineError>| {
+        let is_done = match &request {
+            Ok(_) => is_answered(&custom_id),
+            Err(error) => done.contains(&key_of_error(&error.message)),
+        };
+        (!is_done).then_some(Asked {
             number,
             custom_id,
             request,
@@ -257,9 +284,6 @@ fn asked(
         Err(e) => {
             let id = serde_json::from_slice(line).ok();
             let id = id.and_then(|Identified { custom_id }| custom_id);
-            if id.as_ref().is_some_and(|id| done.contains(id)) {
-                return None;
-            }
             return named(id, Err(wrong("invalid_json_line", e.to_string())));
         }
     };
@@ -267,9 +291,6 @@ fn asked(
     if !seen.insert(id.clone()) {
         let what = format!("custom_id must be that of one line, and {id:?} is not");
         return named(Some(id), Err(wrong("duplicate_custom_id", what)));
-    }
-    if done.contains(&id) {
-        return None;
     }
     named(
         Some(id),
@@ -280,11 +301,6 @@ fn asked(
 impl RequestLine<'_> {
     /// The request.
     fn request(&self) -> Result<LineRequest, LineError> {
-        #[derive(Deserialize)]
-        struct Streamed {
-            stream: Option<bool>,
-        }
-
         let wrong = |code, message: String| Err(LineError { code, message });
         if !self.method.eq_ignore_ascii_case("post") {
             return wrong("invalid_method", "method must be POST".into());
@@ -294,8 +310,10 @@ impl RequestLine<'_> {
             return wrong("invalid_url", format!("url must be one of {known}"));
         };
         let body = self.body.get();
-        let streamed = serde_json::from_str::<Streamed>(body);
-        if streamed.is_ok_and(|body| body.stream == Some(true)) {
+        // Of a key that is there twice, the last counts, as in the API.
+        let fields = serde_json::from_str::<HashMap<String, &RawValue>>(body).unwrap_or_default();
+        let stream = fields.get("stream").map(|value| value.get());
+        if stream == Some("true") {
             let what = "body.stream is not possible in a batch: leave it out or set it to false";
             return wrong("stream_not_supported", what.into());
         }
@@ -391,6 +409,11 @@ mod tests {
                 Some("a"),
             ),
             (
+                &line(r#""url": "/v1/responses", "body": {"stream": false, "stream": true}"#),
+                "stream_not_supported",
+                Some("a"),
+            ),
+            (
                 &line(r#""url": "/v1/responses", "body": {"stream": true}"#),
                 "stream_not_supported",
                 Some("a"),
@@ -414,6 +437,17 @@ mod tests {
         assert!(again.is_some_and(|error| error.code == "duplicate_custom_id"));
         let done = HashSet::from(["a".to_owned()]);
         assert!(asked(&mut HashSet::new(), &done).is_none());
+        // The error of the line with the same id is no answer to the request.
+        let done = HashSet::from([key_of_error(&again_message(line))]);
+        assert!(asked(&mut HashSet::new(), &done).is_some());
+        assert!(asked(&mut HashSet::from(["a".to_owned()]), &done).is_none());
+    }
+
+    fn again_message(line: &[u8]) -> String {
+        let mut seen = HashSet::from(["a".to_owned()]);
+        let again = asked(1, line, 100, &mut seen, &HashSet::new());
+        let error = again.and_then(|line| line.request.err());
+        error.expect("a second line of the id").message
     }
 
     /// A line that is too long is read no further, and the next one is whole.

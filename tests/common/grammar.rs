@@ -66,7 +66,7 @@ pub fn thoughts() -> &'static [Arc<ThoughtMarks>] {
     static THOUGHTS: LazyLock<Vec<Arc<ThoughtMarks>>> = LazyLock::new(|| {
         let tokens = Arc::new(Shown(letters()));
         let marks = |(end, closing): (&str, &[u32])| {
-            let marks = ThoughtMarks::new("c", end, closing.to_vec(), tokens.clone());
+            let marks = ThoughtMarks::new(&["c"], &[end], closing.to_vec(), tokens.clone());
             Arc::new(marks.expect("it writes the end"))
         };
         let all: [(&str, &[u32]); 4] = [

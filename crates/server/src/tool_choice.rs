@@ -1,7 +1,7 @@
 //! `tool_choice` of a chat: which tools the model may or must call.
 
 use super::checks::{required, wrong};
-use super::others::{NoOthers, OtherKey};
+use super::others::{NoOthers, OtherKey, given, refuse_inapplicable};
 use foretoken_core::error::{FieldPath, Result, clipped};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -108,6 +108,7 @@ impl ToolChoice {
             Self::Tools(chosen) => chosen,
         };
         let at = FieldPath::from("tool_choice");
+        chosen.check(&at)?;
         if chosen.kind == ALLOWED_TOOLS {
             let at = at.key(ALLOWED_TOOLS);
             let allowed = required(at.clone(), chosen.allowed_tools)?;
@@ -139,16 +140,28 @@ impl ChosenTools {
         }
     }
 
+    /// Refuses keys that an object of this type does not have. The types of tools that this server does not have may
+    /// have any.
+    fn check(&self, at: &FieldPath) -> Result<()> {
+        let kind = self.kind.as_str();
+        if !["function", "custom", ALLOWED_TOOLS].contains(&kind) {
+            return Ok(());
+        }
+        if let Some(other) = &self.others.0 {
+            return wrong(at.key(other), "is not supported: leave it out");
+        }
+        let keys = given!(self, function, custom, allowed_tools);
+        refuse_inapplicable(at, kind, &[kind], &keys)
+    }
+
     /// The tool's name; `None` for a tool that this server does not have.
     fn name(self, at: &FieldPath) -> Result<Option<String>> {
+        self.check(at)?;
         let (key, name) = match self.kind.as_str() {
             "function" => ("function", self.function),
             "custom" => ("custom", self.custom),
             _ => return Ok(None),
         };
-        if let Some(other) = self.others.0 {
-            return wrong(at.key(other), "is not supported: leave it out");
-        }
         required(at.key(key), name).map(|tool| Some(tool.name))
     }
 }

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, to_value};
 
 /// OpenAI's limit of tools, and Anthropic's of names, which is twice OpenAI's.
-const MAX_TOOLS: usize = 128;
-const MAX_NAME_BYTES: usize = 128;
+pub(super) const MAX_TOOLS: usize = 128;
+pub(super) const MAX_NAME_BYTES: usize = 128;
 
 /// Maximum bytes of the JSON of all tools.
 const MAX_TOOLS_BYTES: usize = 256 * 1024;

@@ -227,18 +227,18 @@ fn calls_of(messages: &mut [Value]) -> impl Iterator<Item = &mut Value> {
 /// `messages` with the ids that Kimi's models give calls, which its template writes in place of the functions' names.
 fn numbered_ids(messages: &[Value]) -> Vec<Value> {
     let mut messages = messages.to_vec();
-    let mut ids = HashMap::new();
-    for (number, call) in calls_of(&mut messages).enumerate() {
-        let name = call["function"]["name"].as_str().unwrap_or_default();
-        let id = Value::from(format!("functions.{name}:{number}"));
-        let before = std::mem::replace(&mut call["id"], id.clone());
-        ids.insert(before.to_string(), id);
-    }
-    for message in messages
-        .iter_mut()
-        .filter(|message| message["role"] == "tool")
-    {
-        if let Some(id) = ids.get(&message["tool_call_id"].to_string()) {
+    // A client may use an id again in a later turn.
+    let (mut ids, mut number) = (HashMap::new(), 0);
+    for message in &mut messages {
+        for call in calls_of(std::slice::from_mut(message)) {
+            let name = call["function"]["name"].as_str().unwrap_or_default();
+            let id = Value::from(format!("functions.{name}:{number}"));
+            let before = std::mem::replace(&mut call["id"], id.clone());
+            ids.insert(before.to_string(), id);
+            number += 1;
+        }
+        let is_result = message["role"] == "tool";
+        if is_result && let Some(id) = ids.get(&message["tool_call_id"].to_string()) {
             message["tool_call_id"] = id.clone();
         }
     }

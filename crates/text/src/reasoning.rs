@@ -213,6 +213,11 @@ impl ReasoningFormat {
         self.marks().end.first().copied()
     }
 
+    /// The texts of which any begins, and those of which any ends reasoning; none for Harmony.
+    pub fn marks_of_thoughts(self) -> (&'static [&'static str], &'static [&'static str]) {
+        (self.marks().begin, self.marks().end)
+    }
+
     /// The text that begins reasoning; `None` for Harmony.
     pub fn begin_marker(self) -> Option<&'static str> {
         self.marks().begin.first().copied()
@@ -339,8 +344,16 @@ impl ReasoningParser {
                 self.held = text.to_owned();
                 self.state = ReasoningState::Reasoning { blank: true };
             } else {
-                self.state = ReasoningState::Content;
-                return std::mem::take(&mut self.held);
+                // The prompt may have ended the reasoning.
+                let answer = self.marks.answer.map(|[begin, _]| begin);
+                if answer.is_some_and(|begin| begin.len() > text.len() && begin.starts_with(text)) {
+                    return String::new();
+                }
+                if !answer.is_some_and(|begin| text.starts_with(begin)) {
+                    self.state = ReasoningState::Content;
+                    return std::mem::take(&mut self.held);
+                }
+                self.state = ReasoningState::Answer;
             }
         }
         if let ReasoningState::Reasoning { blank } = self.state {

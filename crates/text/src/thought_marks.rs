@@ -23,12 +23,16 @@ impl TokenBytes for ShownTokens {
 /// How thoughts in `format` are marked in the tokens of `text`. `None` if the format has no mark that closes them, or
 /// the tokenizer cannot write it.
 pub fn thought_marks(text: &Arc<Text>, format: ReasoningFormat) -> Option<ThoughtMarks> {
-    let end = format.end_marker()?;
-    let begin = format.begin_marker()?;
-    let closing = text.encode(end, false).ok()?;
+    let (begin, end) = format.marks_of_thoughts();
+    let closing = text.encode(end.first()?, false).ok()?;
     let shown = ShownTokens {
         text: text.clone(),
-        marks: Vec::from_iter([begin, end].iter().filter_map(|mark| text.special_id(mark))),
+        marks: Vec::from_iter(
+            format
+                .markers()
+                .iter()
+                .filter_map(|mark| text.special_id(mark)),
+        ),
     };
     ThoughtMarks::new(begin, end, closing, Arc::new(shown))
 }

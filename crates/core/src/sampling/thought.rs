@@ -12,31 +12,37 @@ pub trait TokenBytes: Send + Sync {
 /// How a model marks the thought before its answer. Marks are texts, because a model may write one in other tokens than
 /// its tokenizer would, for example with the line break after it in its last token.
 pub struct ThoughtMarks {
-    /// The text that opens a thought.
-    begin: String,
-    /// The text that closes it.
-    end: String,
-    /// The tokens that write `end`.
+    /// The texts that open a thought.
+    begin: Vec<String>,
+    /// The texts that close it.
+    end: Vec<String>,
+    /// The tokens that write the first of `end`.
     closing: Vec<u32>,
     tokens: Arc<dyn TokenBytes>,
 }
 
 impl ThoughtMarks {
-    /// The marks `begin` and `end`, of which the tokens of `closing` write the last. `None` if they do not.
+    /// Marks of which any of `begin` opens and any of `end` closes a thought. The tokens of `closing` write the first of
+    /// `end`; `None` if they do not.
     pub fn new(
-        begin: &str,
-        end: &str,
+        begin: &[&str],
+        end: &[&str],
         closing: Vec<u32>,
         tokens: Arc<dyn TokenBytes>,
     ) -> Option<Self> {
+        let owned = |marks: &[&str]| marks.iter().map(|&mark| mark.to_owned()).collect();
         let marks = Self {
-            begin: begin.into(),
-            end: end.into(),
+            begin: owned(begin),
+            end: owned(end),
             closing,
             tokens,
         };
         let written = marks.text(&marks.closing);
-        let is_whole = !end.is_empty() && contains(&written, end.as_bytes());
+        let is_mark = |mark: &&str| !mark.is_empty();
+        let is_whole = end.iter().all(is_mark)
+            && end
+                .first()
+                .is_some_and(|end| contains(&written, end.as_bytes()));
         is_whole.then_some(marks)
     }
 
@@ -131,19 +137,31 @@ impl Thought {
         match (self.start, self.end) {
             (_, Some(_)) => {}
             (Some(start), None) => {
-                let end = marks.end.as_bytes();
-                if contains(&marks.tail(&output[start..], end.len() - 1), end) {
+                let is_closed = |end: &String| {
+                    contains(&marks.tail(&output[start..], end.len() - 1), end.as_bytes())
+                };
+                if marks.end.iter().any(is_closed) {
                     self.end = Some(output.len());
                 }
             }
             (None, None) => {
-                // Nothing but space and a part of the mark, until this is decided.
-                let text = marks.text(output);
-                let text = String::from_utf8_lossy(&text);
+                // Nothing but space and a part of a mark, until this is decided: what comes before the longest is space.
+                let longest = marks.begin.iter().map(String::len).max().unwrap_or(0);
+                let longest = longest.max(MAX_CHAR_TOKENS);
+                let text = marks.tail(output, longest);
+                if is_within_char(&text) {
+                    return;
+                }
+                let last = output.last().map_or(0, |&id| marks.tokens.bytes(id).len());
+                let is_cut = text.len() - last == longest;
+                let within_char = text.iter().take_while(|&&byte| byte & 0xC0 == 0x80);
+                let rest = if is_cut { within_char.count() } else { 0 };
+                let text = String::from_utf8_lossy(&text[rest..]);
                 let text = text.trim_start();
-                if text.starts_with(&marks.begin) {
+                let mut begins = marks.begin.iter();
+                if begins.clone().any(|begin| text.starts_with(begin.as_str())) {
                     self.start = Some(output.len());
-                } else if !marks.begin.starts_with(text) {
+                } else if !begins.any(|begin| begin.starts_with(text)) {
                     self.end = Some(output.len());
                 }
             }
@@ -217,7 +235,7 @@ mod tests {
     const END: u32 = 257;
 
     fn limit(closing: &[u32], max_tokens: usize, is_open: bool) -> ThoughtLimit {
-        let marks = ThoughtMarks::new("<t>", "</t>", closing.to_vec(), Bytes::new());
+        let marks = ThoughtMarks::new(&["<t>"], &["</t>"], closing.to_vec(), Bytes::new());
         ThoughtLimit {
             marks: Arc::new(marks.expect("it writes the end")),
             max_tokens,
@@ -238,6 +256,28 @@ mod tests {
         let mut sampler = sampler(limit);
         text.bytes().for_each(|byte| sampler.push(byte.into()));
         sampler.forced_token()
+    }
+
+    /// Any mark opens and any closes; the first is written. Space before them may be long.
+    #[test]
+    fn several_marks_are_known() {
+        let marks = ThoughtMarks::new(&["<t>", "So:"], &["</t>", "Now:"], vec![END], Bytes::new());
+        let limit = ThoughtLimit {
+            marks: Arc::new(marks.expect("it writes the end")),
+            max_tokens: 2,
+            is_open: false,
+        };
+        let space = " \u{3000}".repeat(50);
+        for (text, closes) in [
+            ("So:ab", true),
+            ("So:aNow:bcd", false),
+            ("<t>ab", true),
+            ("Sab", false),
+        ] {
+            assert_eq!(after(limit.clone(), text), closes.then_some(END), "{text}");
+            let text = format!("{space}{text}");
+            assert_eq!(after(limit.clone(), &text), closes.then_some(END), "{text}");
+        }
     }
 
     #[test]
@@ -312,7 +352,7 @@ mod tests {
         assert_eq!(sampler.forced(9), tokens);
         assert_eq!(sampler.forced(2), tokens[..2]);
         assert_eq!(sampler.output_len(), 2);
-        assert!(ThoughtMarks::new("<t>", "</t>", vec![258], Bytes::new()).is_none());
+        assert!(ThoughtMarks::new(&["<t>"], &["</t>"], vec![258], Bytes::new()).is_none());
     }
 
     /// A forced token is the only one that can be chosen, although other rules forbid it.

@@ -2,7 +2,7 @@
 
 use crate::checks::{required, wrong};
 use crate::custom_tool::{CustomTool, InputFormat};
-use crate::tools::{Function, Tool};
+use crate::tools::{Function, MAX_NAME_BYTES, MAX_TOOLS, Tool};
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -80,6 +80,13 @@ pub(super) fn tools(list: Vec<(FieldPath, ResponseTool)>) -> Result<(Vec<Tool>, 
             continue;
         }
         let namespace = required(at.key("name"), tool.name)?;
+        // Each of its tools has a copy.
+        if namespace.len() > MAX_NAME_BYTES {
+            return wrong(
+                at.key("name"),
+                format!("must have at most {MAX_NAME_BYTES} bytes"),
+            );
+        }
         let mut about = tool.description;
         let at = at.key("tools");
         for (i, mut tool) in required(at.clone(), tool.tools.take())?
@@ -87,6 +94,9 @@ pub(super) fn tools(list: Vec<(FieldPath, ResponseTool)>) -> Result<(Vec<Tool>, 
             .enumerate()
         {
             let at = at.index(i);
+            if i == MAX_TOOLS {
+                return wrong(at, format!("is one too many: {MAX_TOOLS} are possible"));
+            }
             if tool.kind == "namespace" {
                 return wrong(at.key("type"), "must be function or custom in a namespace");
             }

@@ -92,6 +92,9 @@ fn formats_have_marks_of_their_own() {
             "b c",
         ),
         (Hunyuan, false, "<think>a</think> <ans b", "a", "<ans b"),
+        // The prompt has ended the reasoning.
+        (Hunyuan, false, "<answer>\nb c\n</answer>", "", "b c"),
+        (Hunyuan, false, " <ans b", "", " <ans b"),
         (Hunyuan, false, "<think>a</think>\n<answer>b <", "a", "b <"),
         (
             Hunyuan,

@@ -15,7 +15,7 @@ impl TokenBytes for Closing {
 
 /// Calls `f` with the context of a server whose model marks its thoughts so, and whose `--reasoning-budget` is `budget`.
 fn of<T>(format: ReasoningFormat, budget: Option<usize>, f: impl FnOnce(Context<'_>) -> T) -> T {
-    let marks = ThoughtMarks::new("<think>", "</think>", vec![3], Arc::new(Closing));
+    let marks = ThoughtMarks::new(&["<think>"], &["</think>"], vec![3], Arc::new(Closing));
     let marks = marks.map(Arc::new).filter(|_| format != Harmony);
     with_defaults(&SamplingDefaults::default(), |context| {
         f(Context {
