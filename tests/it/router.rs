@@ -305,6 +305,49 @@ fn unused_models_are_unloaded_and_others_on_demand() {
 }
 
 #[test]
+fn ollamas_clients_find_all_models_and_gets_start_none() {
+    let router = Router::start("max-loaded = 2", "");
+    let list = |path: &str| {
+        let (status, mut list) = read(&router.server.get(path));
+        assert_eq!(status, 200, "{list}");
+        list["models"].take()
+    };
+    let names = |list: &Value| -> Vec<String> {
+        let models = list.as_array().unwrap().iter();
+        let names = models.map(|model| model["name"].as_str().unwrap().to_owned());
+        names.collect()
+    };
+    assert!(names(&list("/api/ps")).is_empty());
+    for path in ["/props", "/tokenizer_info"] {
+        let (status, answer) = read(&router.server.get(&format!("{path}?model=demo")));
+        assert_eq!((status, error_of(&answer).0), (503, "model_unavailable"));
+    }
+    assert!(router.metric("foretoken:router_processes 0"));
+    let body = json!({
+        "model": "demo:latest", "prompt": "Once", "raw": true, "stream": false, "options": {"num_predict": 4}
+    });
+    let (status, answer) = router.post("/api/generate", &body);
+    assert_eq!(
+        (status, &answer["model"]),
+        (200, &json!("demo:latest")),
+        "{answer}"
+    );
+    let (status, answer) = router.post("/api/show", &json!({"name": "demo"}));
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = router.post("/api/show", &json!({"name": "none:latest"}));
+    assert_eq!(status, 404, "{answer}");
+    let tags = list("/api/tags");
+    assert_eq!(names(&tags), ["demo:latest", "small:latest"]);
+    // A loaded one describes itself.
+    assert_eq!(tags[0]["digest"].as_str().map(str::len), Some(64), "{tags}");
+    assert_eq!(tags[1]["digest"], "", "{tags}");
+    assert_eq!(names(&list("/api/ps")), ["demo:latest"]);
+    let (status, answer) = read(&router.server.get("/tokenizer_info?model=demo"));
+    assert_eq!(status, 200, "{answer}");
+    router.wait_for([("demo", "loaded"), ("small", "unloaded")]);
+}
+
+#[test]
 fn a_model_that_cannot_be_loaded_says_why() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("broken.gguf"), "no GGUF").unwrap();

@@ -110,13 +110,17 @@ impl Fleet {
         self.specs.iter().map(|spec| spec.name.as_str())
     }
 
+    /// The place of the model `name`, if there is one.
+    pub fn place(&self, name: &str) -> Option<usize> {
+        self.names().position(|known| known == name)
+    }
+
     /// The place of the model `name`.
     ///
     /// # Errors
     /// `NotFound`, with the names that there are.
     pub fn find(&self, name: &str) -> Result<usize> {
-        let found = self.names().position(|known| known == name);
-        found.ok_or_else(|| {
+        self.place(name).ok_or_else(|| {
             let served: Vec<&str> = self.names().collect();
             let served = served.join(", ");
             Error::request(
@@ -142,7 +146,54 @@ impl Fleet {
         lease.await.unwrap_or_else(|_| Err(Error::shutting_down()))
     }
 
-    /// Asks the process of this model to end.
+    /// The right to use the process of this model if it is loaded, and need not make room for another; otherwise none is
+    /// started.
+    ///
+    /// # Errors
+    /// `ShuttingDown`.
+    pub async fn acquire_loaded(self: &Arc<Self>, model: usize) -> Result<Option<Lease>> {
+        self.ready()?;
+        let (sender, lease) = oneshot::channel();
+        self.change(|state, now| {
+            let waiting = Waiting(sender);
+            state.policy.request_loaded(model, waiting, now)
+        });
+        // The sender of one that is not granted is gone.
+        lease.await.map_or(Ok(None), |lease| lease.map(Some))
+    }
+
+    /// Starts the process of this model, unless it takes requests or will anyway.
+    pub fn preload(self: &Arc<Self>, model: usize) {
+        let (sender, lease) = oneshot::channel();
+        let is_new = self.change(|state, now| {
+            let is_new = !state.policy.is_coming(model);
+            if is_new {
+                state.policy.request(model, Waiting(sender), now);
+            }
+            is_new
+        });
+        if is_new {
+            let fleet = self.clone();
+            self.runtime.spawn(async move {
+                if let Ok(Err(e)) = lease.await {
+                    tracing::warn!("loading {}: {e}", fleet.name(model));
+                }
+            });
+        }
+    }
+
+    /// Whether requests are taken.
+    ///
+    /// # Errors
+    /// `ShuttingDown`.
+    pub fn ready(&self) -> Result<()> {
+        if self.lock().policy.is_closing() {
+            return Err(Error::shutting_down());
+        }
+        Ok(())
+    }
+
+    /// Asks the process of this model to end, and refuses those who wait for it.
     pub fn unload(self: &Arc<Self>, model: usize) {
         self.change(|state, _| state.policy.unload(model));
     }

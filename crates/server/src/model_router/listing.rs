@@ -3,6 +3,7 @@
 use super::policy::Phase;
 use super::proxy::{self, Forwarded};
 use super::{Refusal, RouterState};
+use crate::ollama::{self, ListedModel};
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
@@ -78,7 +79,7 @@ async fn listed(state: &RouterState, model: usize, parts: &Parts) -> Listed {
     let name = state.fleet.name(model);
     let known = state.fleet.state(model);
     let described = match known.address {
-        Some(address) => described(address, name, parts).await,
+        Some(address) => OPENAI.entry(address, name, parts).await,
         None => None,
     };
     let status = Status {
@@ -100,12 +101,83 @@ async fn listed(state: &RouterState, model: usize, parts: &Parts) -> Listed {
     }
 }
 
-/// What the process at `address` tells of the model `name`.
-async fn described(address: SocketAddr, name: &str, parts: &Parts) -> Option<Map<String, Value>> {
-    let asked = proxy::ask(address, Forwarded::get("/v1/models", parts));
-    let answer = timeout(TIMEOUT, asked).await.ok()?.ok()?;
-    let list: Value = serde_json::from_slice(answer.body()).ok()?;
-    let mut models = list["data"].as_array()?.iter();
-    let model = models.find(|model| model["id"] == name)?;
-    model.as_object().cloned()
+/// A list of models that processes have.
+struct ProcessList {
+    path: &'static str,
+    /// The field with the models.
+    models: &'static str,
+    /// The field of a model with its name.
+    name: &'static str,
+}
+
+static OPENAI: ProcessList = ProcessList {
+    path: "/v1/models",
+    models: "data",
+    name: "id",
+};
+
+static OLLAMA: ProcessList = ProcessList {
+    path: "/api/tags",
+    models: "models",
+    name: "name",
+};
+
+static OLLAMA_RUNNING: ProcessList = ProcessList {
+    path: "/api/ps",
+    models: "models",
+    name: "name",
+};
+
+impl ProcessList {
+    /// The entry `name` in the list of the process at `address`.
+    async fn entry(
+        &self,
+        address: SocketAddr,
+        name: &str,
+        parts: &Parts,
+    ) -> Option<Map<String, Value>> {
+        let asked = proxy::ask(address, Forwarded::get(self.path, parts));
+        let answer = timeout(TIMEOUT, asked).await.ok()?.ok()?;
+        let list: Value = serde_json::from_slice(answer.body()).ok()?;
+        let mut models = list[self.models].as_array()?.iter();
+        let model = models.find(|model| model[self.name] == name)?;
+        model.as_object().cloned()
+    }
+
+    /// The entry of a model in a list of Ollama's API; `None` if it is not loaded.
+    async fn tagged(&self, state: &RouterState, model: usize, parts: &Parts) -> Option<Value> {
+        let address = state.fleet.state(model).address?;
+        let name = ollama::tagged(state.fleet.name(model));
+        let entry = self.entry(address, &name, parts).await?;
+        Some(Value::Object(entry))
+    }
+}
+
+/// Models in Ollama's form.
+#[derive(Serialize)]
+pub(super) struct OllamaList {
+    models: Vec<Value>,
+}
+
+/// `GET /api/tags`: all models. Only the name is known of those that are not loaded.
+pub(super) async fn tags(State(state): State<RouterState>, request: Request) -> Json<OllamaList> {
+    let (parts, _) = request.into_parts();
+    let models = 0..state.fleet.names().count();
+    let told = join_all(models.map(|model| OLLAMA.tagged(&state, model, &parts))).await;
+    let unloaded = |name| json!(ListedModel::unloaded(name, state.created));
+    let models = told.into_iter().zip(state.fleet.names());
+    let models = models.map(|(told, name)| told.unwrap_or_else(|| unloaded(name)));
+    Json(OllamaList {
+        models: models.collect(),
+    })
+}
+
+/// `GET /api/ps`: the models that are loaded.
+pub(super) async fn ps(State(state): State<RouterState>, request: Request) -> Json<OllamaList> {
+    let (parts, _) = request.into_parts();
+    let models = 0..state.fleet.names().count();
+    let told = models.map(|model| OLLAMA_RUNNING.tagged(&state, model, &parts));
+    Json(OllamaList {
+        models: join_all(told).await.into_iter().flatten().collect(),
+    })
 }

@@ -5,7 +5,7 @@ use super::policy::Phase;
 use super::proxy::{self, Forwarded};
 use crate::bodies::Received;
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderName, Response, StatusCode, header};
+use axum::http::{HeaderName, Method, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use futures_util::stream::{self, StreamExt};
@@ -44,8 +44,30 @@ impl Waiting {
         proxy::forward(lease, self.forwarded, self.body).await
     }
 
-    /// The same, but if the model is not loaded for a while, the answer begins with comments, which keep the connection
-    /// open; `pause` is the time before each of them. Then an error is an event.
+    /// Answers if the model is loaded, and starts no process otherwise. It is for requests that any web page can make a
+    /// browser send.
+    ///
+    /// # Errors
+    /// `ModelUnavailable` or `ShuttingDown`.
+    pub async fn loaded(self) -> Result<Response<Body>> {
+        let Some(lease) = self.fleet.acquire_loaded(self.model).await? else {
+            let (name, method) = (self.fleet.name(self.model), self.forwarded.method());
+            let article = if *method == Method::OPTIONS {
+                "an"
+            } else {
+                "a"
+            };
+            let message = format!(
+                "the model `{name}` is not loaded, and {article} {method} starts none: load it with POST /models/load or a request"
+            );
+            let kind = RequestErrorKind::ModelUnavailable;
+            return Err(Error::request(kind, Some("model"), message));
+        };
+        proxy::forward(lease, self.forwarded, self.body).await
+    }
+
+    /// As [`Waiting::whole`], but if the model is not loaded for a while, the answer begins with comments, which keep the
+    /// connection open; `pause` is the time before each of them. Then an error is an event.
     ///
     /// # Errors
     /// `ModelUnavailable` or `ShuttingDown`, before the first comment.

@@ -13,20 +13,23 @@ mod selector;
 
 pub use process::{API_KEY_VARIABLE, ModelLog, ModelSpec, SERVES};
 
-use super::bodies::Bodies;
+use super::bodies::{Bodies, Received};
 use super::encoding::SentBody;
+use super::error::Refused;
 use super::listener;
+use super::ollama;
 use super::origin::{OriginOptions, Origins};
 use super::{
-    HEALTHY, HttpLimits, OPEN, authorize, full, guard, identified, info, method_not_allowed,
-    refusal, reply,
+    HEALTHY, Health, HttpLimits, OLLAMA_VERSION, OPEN, authorize, full, guard, identified, info,
+    method_not_allowed, refusal, reply,
 };
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::header;
+use axum::http::request::Parts;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
 use fleet::{Fleet, FleetLimits};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
@@ -151,18 +154,35 @@ impl RouterState {
     }
 }
 
+/// Path and handler of each route that the router answers itself. All of [`OPEN`] are here, because what is passed on may
+/// start a process, for which a key is needed.
+fn routes() -> [(&'static str, MethodRouter<RouterState>); 15] {
+    [
+        ("/v1/models", get(listing::models)),
+        ("/v1/models/{*id}", get(listing::model)),
+        ("/v1/models/load", post(load).get(model_named_load)),
+        ("/v1/models/unload", post(unload).get(model_named_unload)),
+        ("/api/tags", get(listing::tags)),
+        ("/api/ps", get(listing::ps)),
+        (OLLAMA_VERSION, get(ollama::version)),
+        ("/health", get(health)),
+        ("/healthz", get(health)),
+        ("/readyz", get(health)),
+        ("/livez", get(async || HEALTHY)),
+        ("/ping", get(health).post(health)),
+        ("/load", get(server_load)),
+        ("/version", get(info::version)),
+        ("/metrics", get(metrics)),
+    ]
+}
+
 /// The router's answers to all paths.
 fn router(state: RouterState, origins: Arc<Origins>) -> Router {
-    let router = Router::new()
-        .route("/v1/models", get(listing::models))
-        .route("/v1/models/{*id}", get(listing::model))
-        .route("/v1/models/load", post(load).get(model_named_load))
-        .route("/v1/models/unload", post(unload).get(model_named_unload))
-        .route("/health", get(async || HEALTHY))
-        .route("/ping", get(async || HEALTHY).post(async || HEALTHY))
-        .route("/load", get(server_load))
-        .route("/version", get(info::version))
-        .route("/metrics", get(metrics))
+    let mut router = Router::new();
+    for (path, handler) in routes() {
+        router = router.route(path, handler);
+    }
+    let router = router
         .fallback(pass_on)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(state.clone(), authorized));
@@ -208,10 +228,7 @@ async fn pass_on(State(state): State<RouterState>, request: Request) -> Result<R
 }
 
 async fn pass(state: &RouterState, request: Request) -> Result<Response> {
-    let (parts, body) = request.into_parts();
-    let head = Request::from_parts(parts.clone(), body);
-    let Ok(sent) = SentBody::from_request(head, &()).await;
-    let mut received = state.bodies.receive(sent).await?;
+    let (parts, mut received) = receive(state, request).await?;
     let body = Bytes::from(std::mem::take(&mut received.bytes));
     let selector = Selector::of(&parts, &body)?;
     let model = selector.choose(&state.fleet)?;
@@ -223,11 +240,21 @@ async fn pass(state: &RouterState, request: Request) -> Result<Response> {
         body,
         _memory: received,
     };
-    if selector.streams {
+    if parts.method.is_safe() {
+        waiting.loaded().await
+    } else if selector.streams {
         waiting.stream(loading::BETWEEN_COMMENTS).await
     } else {
         waiting.whole().await
     }
+}
+
+/// Receives the body of a request, and decodes it.
+async fn receive(state: &RouterState, request: Request) -> Result<(Parts, Received)> {
+    let (parts, body) = request.into_parts();
+    let head = Request::from_parts(parts.clone(), body);
+    let Ok(sent) = SentBody::from_request(head, &()).await;
+    Ok((parts, state.bodies.receive(sent).await?))
 }
 
 /// That a request of llama.cpp's router was done.
@@ -239,14 +266,7 @@ struct Success {
 /// `POST /models/load`: starts the process of a model, and answers before it is loaded.
 async fn load(State(state): State<RouterState>, request: Request) -> Result<Response, Refusal> {
     let fleet = state.fleet.clone();
-    named(&state, request, |model| {
-        tokio::spawn(async move {
-            if let Err(e) = fleet.acquire(model).await {
-                tracing::warn!("loading {}: {e}", fleet.name(model));
-            }
-        });
-    })
-    .await
+    named(&state, request, |model| fleet.preload(model)).await
 }
 
 /// `POST /models/unload`: asks the process of a model to end, if there is one.
@@ -263,8 +283,7 @@ async fn named(
 ) -> Result<Response, Refusal> {
     let path = request.uri().path().to_owned();
     let model = async {
-        let (parts, body) = request.into_parts();
-        let received = state.bodies.receive(body).await?;
+        let (parts, received) = receive(state, request).await?;
         Selector::of(&parts, &received.bytes)?.choose(&state.fleet)
     };
     let model = model.await.map_err(|error| Refusal { path, error })?;
@@ -281,6 +300,12 @@ async fn model_named_load(state: State<RouterState>, request: Request) -> Respon
 async fn model_named_unload(state: State<RouterState>, request: Request) -> Response {
     let id = Path("unload".to_owned());
     listing::model(state, Ok(id), request).await.into_response()
+}
+
+/// Whether requests are taken. Not while the router ends, so that balancers send none.
+async fn health(State(state): State<RouterState>) -> Result<Json<Health>, Refused> {
+    state.fleet.ready()?;
+    Ok(HEALTHY)
 }
 
 /// How many requests are being answered.
@@ -304,7 +329,11 @@ async fn metrics(State(state): State<RouterState>, request: Request) -> Result<R
             let text = text.map_err(|e| Error::internal(format!("metrics: {e}")))?;
             return Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response());
         };
-        let model = state.fleet.find(&name)?;
+        // The names of those that there are need a key.
+        let model = state.fleet.place(&name).ok_or_else(|| {
+            let message = format!("the model `{name}` does not exist");
+            Error::request(RequestErrorKind::NotFound, Some("model"), message)
+        })?;
         let Some(address) = state.fleet.state(model).address else {
             let message = format!("the model `{name}` is not loaded");
             let kind = RequestErrorKind::ModelUnavailable;
@@ -316,3 +345,6 @@ async fn metrics(State(state): State<RouterState>, request: Request) -> Result<R
     let path = parts.uri.path().to_owned();
     text.await.map_err(|error| Refusal { path, error })
 }
+
+#[cfg(test)]
+mod tests;

@@ -130,6 +130,26 @@ impl<W: Waiter> Policy<W> {
         slot.waiting.push((self.arrivals, waiter));
     }
 
+    /// A request arrives for which no process starts. Returns whether it is granted: the model is loaded, and need not make
+    /// room for another.
+    pub fn request_loaded(&mut self, model: usize, waiter: W, now: Instant) -> bool {
+        let slot = &mut self.slots[model];
+        let takes_requests = slot.takes_requests();
+        if takes_requests {
+            self.arrivals += 1;
+            slot.waiting.push((self.arrivals, waiter));
+            Self::grant(&mut self.decided, slot, model, now);
+        }
+        takes_requests
+    }
+
+    /// Whether a process of a model takes requests, or will without a further one.
+    pub fn is_coming(&self, model: usize) -> bool {
+        let slot = &self.slots[model];
+        let is_waited_for = slot.waiting.iter().any(|(_, waiter)| !waiter.is_gone());
+        slot.phase == Phase::Loading || slot.takes_requests() || is_waited_for
+    }
+
     /// A request that was granted has ended.
     pub fn release(&mut self, model: usize, generation: u64, now: Instant) {
         let slot = &mut self.slots[model];
@@ -172,13 +192,14 @@ impl<W: Waiter> Policy<W> {
         }
     }
 
-    /// A client asks that the process of a model ends; requests that use it may end first. Returns whether there is one.
+    /// A client asks that the process of a model ends; requests that use it may end first, and those that wait for it, or
+    /// for its next one, are refused. Returns whether there is one.
     pub fn unload(&mut self, model: usize) -> bool {
         let runs = matches!(self.slots[model].phase, Phase::Loading | Phase::Loaded);
         if runs {
             self.stop(model, StopReason::Unloaded);
-            self.refuse_waiting(model, RefusedBy::Unload);
         }
+        self.refuse_waiting(model, RefusedBy::Unload);
         runs
     }
 
@@ -202,11 +223,16 @@ impl<W: Waiter> Policy<W> {
         let missing = self.start();
         self.make_room(missing);
         for (model, slot) in self.slots.iter_mut().enumerate() {
-            if slot.phase == Phase::Loaded && !slot.draining {
+            if slot.takes_requests() {
                 Self::grant(&mut self.decided, slot, model, now);
             }
         }
         std::mem::take(&mut self.decided)
+    }
+
+    /// Whether all processes are to end.
+    pub fn is_closing(&self) -> bool {
+        self.closing
     }
 
     /// When [`Policy::actions`] will have something to do though nothing changes.
@@ -310,6 +336,11 @@ impl<W: Waiter> Policy<W> {
 }
 
 impl<W> Slot<W> {
+    /// Whether requests get the process at once.
+    fn takes_requests(&self) -> bool {
+        self.phase == Phase::Loaded && !self.draining
+    }
+
     /// Whether there is a process that no request uses or waits for.
     fn is_unused(&self) -> bool {
         self.phase == Phase::Loaded && self.running == 0 && self.waiting.is_empty()

@@ -3,6 +3,7 @@
 use super::fleet::Lease;
 use crate::anthropic;
 use crate::error;
+use crate::ollama::{self, OllamaError};
 use crate::reply::json_text;
 use crate::request_id::{RequestId, X_REQUEST_ID};
 use axum::body::{Body, Bytes};
@@ -73,6 +74,11 @@ impl Forwarded {
         forwarded.method = Method::GET;
         forwarded.target = Uri::from_static(path);
         forwarded
+    }
+
+    /// The method.
+    pub fn method(&self) -> &Method {
+        &self.method
     }
 
     /// The path, without the query.
@@ -184,7 +190,8 @@ pub(super) async fn forward(
         body,
         lease,
         _connection: connection,
-        failed_event: is_sse(&parts.headers).then_some(path),
+        end: End::of(&parts.headers, path),
+        in_line: false,
     };
     let body = stream::unfold(
         Some(passing),
@@ -195,8 +202,35 @@ pub(super) async fn forward(
 
 /// Whether an answer is a stream of events.
 pub(super) fn is_sse(headers: &HeaderMap) -> bool {
+    is_type(headers, "text/event-stream")
+}
+
+fn is_type(headers: &HeaderMap, name: &str) -> bool {
     let kind = headers.get(header::CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(name.as_bytes()))
+}
+
+/// How an answer ends that its process broke off.
+enum End {
+    /// With an event of the API that this path belongs to.
+    Event(String),
+    /// With a line of Ollama's API.
+    Line,
+    /// Before its time.
+    Abrupt,
+}
+
+impl End {
+    /// The end of an answer with these headers to a request for `path`.
+    fn of(headers: &HeaderMap, path: String) -> Self {
+        if is_sse(headers) {
+            Self::Event(path)
+        } else if is_type(headers, ollama::LINES) {
+            Self::Line
+        } else {
+            Self::Abrupt
+        }
+    }
 }
 
 /// An answer that is passed on.
@@ -204,8 +238,9 @@ struct Passing {
     body: Incoming,
     lease: Lease,
     _connection: Connection,
-    /// The path of a request whose failure is an event of the answer.
-    failed_event: Option<String>,
+    end: End,
+    /// Whether the last piece ended within a line.
+    in_line: bool,
 }
 
 impl Passing {
@@ -221,13 +256,19 @@ impl Passing {
                 Err(e) => Err(e),
             };
             let e = match piece {
-                Ok(piece) => return Some((Ok(piece), Some(self))),
+                Ok(piece) => {
+                    if let Some(last) = piece.last() {
+                        self.in_line = *last != b'\n';
+                    }
+                    return Some((Ok(piece), Some(self)));
+                }
                 Err(e) => e,
             };
             tracing::debug!("answer of a process: {e}");
-            let failed = match &self.failed_event {
-                Some(path) => Ok(failed_event(path, &self.lease.failure().await)),
-                None => Err(io::Error::other(e)),
+            let failed = match &self.end {
+                End::Event(path) => Ok(failed_event(path, &self.lease.failure().await)),
+                End::Line => Ok(failed_line(&self.lease.failure().await, self.in_line)),
+                End::Abrupt => Err(io::Error::other(e)),
             };
             return Some((failed, None));
         }
@@ -242,5 +283,72 @@ pub(super) fn failed_event(path: &str, error: &Error) -> Bytes {
     } else {
         let data = json_text(&error::body(error));
         format!("data: {data}\n\n").into()
+    }
+}
+
+/// The line that ends a stream of Ollama's API, after what there is of another one if the stream is `in_line`.
+fn failed_line(error: &Error, in_line: bool) -> Bytes {
+    let begin = if in_line { "\n" } else { "" };
+    let line = json_text(&OllamaError::of(error));
+    format!("{begin}{line}\n").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fleet::tests::fleet_at;
+    use super::*;
+    use futures_util::StreamExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// What a client gets of an answer of this type that a process breaks off after `begin`: all but `begin`.
+    async fn broken_off(kind: &str, begin: &str) -> Vec<io::Result<Bytes>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let fleet = fleet_at(port, &["cat"], 1, None);
+        let lease = fleet.acquire(0).await.unwrap();
+        let (parts, ()) = Request::post("/v1/messages").body(()).unwrap().into_parts();
+        let answering = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            assert!(stream.read(&mut request).await.unwrap() > 0);
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{begin}\r\n",
+                begin.len()
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            stream
+        };
+        let forwarded = Forwarded::new(&parts);
+        let (stream, answer) = tokio::join!(answering, forward(lease, forwarded, Bytes::new()));
+        let mut body = answer.unwrap().into_body().into_data_stream();
+        assert_eq!(body.next().await.unwrap().unwrap(), begin);
+        // So that the process has ended when its answer breaks off.
+        fleet.unload(0);
+        drop(stream);
+        let rest = body.map(|piece| piece.map_err(io::Error::other));
+        rest.collect().await
+    }
+
+    #[tokio::test]
+    async fn a_stream_whose_process_ends_says_so_in_its_own_form() {
+        let why = "the process of the model `m0` failed: it broke off";
+        let line = format!("{{\"error\":\"{why}\"}}\n");
+        for (begin, end) in [("{}\n", line.clone()), ("{\"a\":", format!("\n{line}"))] {
+            let rest = broken_off("application/x-ndjson", begin).await;
+            let [Ok(last)] = &rest[..] else {
+                panic!("{rest:?}");
+            };
+            assert_eq!(*last, end);
+        }
+        let rest = broken_off("text/event-stream; charset=utf-8", "data: {}\n\n").await;
+        let [Ok(last)] = &rest[..] else {
+            panic!("{rest:?}");
+        };
+        let last = std::str::from_utf8(last).unwrap();
+        assert!(last.starts_with("event: error\ndata: {"), "{last}");
+        assert!(last.contains(why) && last.ends_with("}\n\n"), "{last}");
+        let rest = broken_off("application/json", "{").await;
+        assert!(matches!(rest[..], [Err(_)]), "{rest:?}");
     }
 }

@@ -1,10 +1,12 @@
 //! The model that a request is for.
 
 use super::fleet::Fleet;
+use crate::ollama;
 use axum::http::Uri;
 use axum::http::request::Parts;
 use foretoken_core::error::{Error, RequestErrorKind, Result, json_words};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 /// The fields of a body that a router reads.
 #[derive(Debug, Default, Deserialize)]
@@ -15,30 +17,58 @@ struct Fields {
     stream: Option<bool>,
 }
 
+/// The same of a body of Ollama's API.
+#[derive(Debug, Deserialize)]
+struct OllamaFields {
+    #[serde(default)]
+    model: Option<String>,
+    /// What older clients call `model`.
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    stream: Option<bool>,
+}
+
+impl From<OllamaFields> for Fields {
+    fn from(fields: OllamaFields) -> Self {
+        Self {
+            model: fields.model.or(fields.name),
+            stream: fields.stream,
+        }
+    }
+}
+
 /// What decides where a request goes.
 #[derive(Debug, PartialEq)]
 pub(super) struct Selector {
     /// The name of the model, if the request has one.
     model: Option<String>,
+    /// Whether the name may have Ollama's tag besides.
+    may_have_tag: bool,
     /// Whether the answer is a stream of events, in which comments may come first.
     pub streams: bool,
 }
 
 impl Selector {
-    /// Reads `model` of the body, or of the query where the body has none.
+    /// Reads `model` of the body (`name` of Ollama's API), or of the query where the body has none.
     ///
     /// # Errors
     /// `Invalid`, naming the field, if there is a body that is not JSON, or if a field is of a wrong type.
     pub fn of(parts: &Parts, body: &[u8]) -> Result<Self> {
+        let path = parts.uri.path();
+        let is_ollama = ollama::has_route(path);
         let fields = if body.is_empty() {
             Fields::default()
+        } else if is_ollama {
+            read::<OllamaFields>(body)?.into()
         } else {
             read(body)?
         };
         // Ollama's streams are lines of JSON.
-        let has_events = parts.uri.path().starts_with("/v1/");
+        let has_events = path.starts_with("/v1/");
         Ok(Self {
             model: fields.model.or_else(|| in_query(&parts.uri)),
+            may_have_tag: is_ollama,
             streams: has_events && fields.stream == Some(true),
         })
     }
@@ -49,7 +79,12 @@ impl Selector {
     /// `NotFound`, or `Invalid` if there are several and none is named.
     pub fn choose(&self, fleet: &Fleet) -> Result<usize> {
         if let Some(name) = &self.model {
-            return fleet.find(name);
+            let untagged = name.strip_suffix(ollama::LATEST);
+            let untagged = untagged.filter(|_| self.may_have_tag);
+            return match (fleet.place(name), untagged) {
+                (None, Some(untagged)) => fleet.find(untagged),
+                _ => fleet.find(name),
+            };
         }
         let names: Vec<&str> = fleet.names().collect();
         if names.len() == 1 {
@@ -65,7 +100,7 @@ impl Selector {
     }
 }
 
-fn read(body: &[u8]) -> Result<Fields> {
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     let no_object = |what: &str| {
         let message = format!("the body must be a JSON object: {what}");
         Error::request(RequestErrorKind::Invalid, None, message)
@@ -79,7 +114,7 @@ fn read(body: &[u8]) -> Result<Fields> {
         let path = e.path().to_string();
         let message = json_words(&e.inner().to_string());
         match path.as_str() {
-            "model" | "stream" => Error::field(path.as_str(), format!(": {message}")),
+            "model" | "name" | "stream" => Error::field(path.as_str(), format!(": {message}")),
             _ => no_object(&message),
         }
     })
@@ -120,6 +155,7 @@ fn hex(digit: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fleet::tests::fleet;
     use super::*;
     use axum::http::Request;
 
@@ -132,7 +168,12 @@ mod tests {
     fn the_model_is_read_from_body_or_query() {
         let selector = |model: Option<&str>, streams| Selector {
             model: model.map(str::to_owned),
+            may_have_tag: false,
             streams,
+        };
+        let ollama = |model| Selector {
+            may_have_tag: true,
+            ..selector(Some(model), false)
         };
         let chat = "/v1/chat/completions";
         for (uri, body, expected) in [
@@ -149,8 +190,16 @@ mod tests {
             (
                 "/api/chat",
                 r#"{"model": "a", "stream": true}"#,
-                selector(Some("a"), false),
+                ollama("a"),
             ),
+            ("/api/show", r#"{"name": "a"}"#, ollama("a")),
+            (
+                "/api/pull",
+                r#"{"name": "a", "model": "b:latest"}"#,
+                ollama("b:latest"),
+            ),
+            // Only Ollama's API has such a name.
+            (chat, r#"{"name": 3}"#, selector(None, false)),
             (
                 "/props?x=1&model=org%2Fa+b%",
                 "",
@@ -165,6 +214,27 @@ mod tests {
             ("/props", "", selector(None, false)),
         ] {
             assert_eq!(of(uri, body).unwrap(), expected, "{uri} {body}");
+        }
+    }
+
+    #[tokio::test]
+    async fn ollamas_names_may_have_a_tag() {
+        let fleet = fleet(&["cat", "cat"], 1, None);
+        let choose = |path: &str, name: &str| {
+            let body = format!("{{\"model\": \"{name}\"}}");
+            let place = of(path, &body).unwrap().choose(&fleet);
+            place.map_err(|e| e.to_string())
+        };
+        for name in ["m1", "m1:latest"] {
+            assert_eq!(choose("/api/chat", name), Ok(1), "{name}");
+        }
+        for (path, name) in [
+            ("/api/chat", "m1:8b"),
+            ("/api/chat", "m2:latest"),
+            ("/v1/completions", "m1:latest"),
+        ] {
+            let error = choose(path, name).unwrap_err();
+            assert!(error.contains("does not exist; served: m0, m1"), "{error}");
         }
     }
 
@@ -186,5 +256,7 @@ mod tests {
             let error = of("/v1/completions", body).unwrap_err().to_string();
             assert!(error.contains(needle), "{body}: {error}");
         }
+        let error = of("/api/show", "{\"name\": 3}").unwrap_err();
+        assert_eq!(error.param().as_deref(), Some("name"));
     }
 }

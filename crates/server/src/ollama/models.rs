@@ -46,13 +46,28 @@ pub(crate) struct Models {
 /// A name of the model, or an adapter.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaModel")]
-struct ListedModel {
+pub(crate) struct ListedModel {
     name: String,
     model: String,
     modified_at: String,
     size: u64,
     digest: String,
     details: Details,
+}
+
+impl ListedModel {
+    /// The model `name` of which no more is known, because it is not loaded.
+    pub fn unloaded(name: &str, since: u64) -> Self {
+        let name = tagged(name);
+        Self {
+            model: name.clone(),
+            name,
+            modified_at: at(since),
+            size: 0,
+            digest: String::new(),
+            details: Details::default(),
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -74,7 +89,7 @@ struct RunningModel {
     context_length: usize,
 }
 
-#[derive(Serialize, JsonSchema)]
+#[derive(Default, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaModelDetails")]
 struct Details {
     /// The base model of an adapter.
@@ -224,7 +239,7 @@ async fn asked(state: &AppState, body: SentBody) -> Result<(ModelObject, Option<
 }
 
 /// A name with a tag, which all names have here.
-fn tagged(name: &str) -> String {
+pub(crate) fn tagged(name: &str) -> String {
     let last = name.rsplit('/').next();
     if last.is_some_and(|last| last.contains(':')) {
         name.to_owned()
@@ -234,8 +249,13 @@ fn tagged(name: &str) -> String {
 }
 
 fn created(model: &ModelObject) -> String {
-    let created = i64::try_from(model.created).unwrap_or(0);
-    written(DateTime::from_timestamp(created, 0).unwrap_or_default())
+    at(model.created)
+}
+
+/// A time in seconds since 1970, as this API writes it.
+fn at(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or(0);
+    written(DateTime::from_timestamp(seconds, 0).unwrap_or_default())
 }
 
 /// Differs where the model's files do, or the adapter.

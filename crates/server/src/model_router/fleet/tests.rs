@@ -1,13 +1,25 @@
 use super::*;
 use prometheus::Registry;
 
-const LISTENS: &str = "echo 'foretoken serves http://127.0.0.1:9 -'; ";
+/// A port at which nobody listens.
+const NO_PORT: u16 = 9;
 
 /// A fleet of shells with these scripts; their models are called `m0`, `m1` and so on.
 pub fn fleet(scripts: &[&str], max_loaded: usize, idle: Option<Duration>) -> Arc<Fleet> {
+    fleet_at(NO_PORT, scripts, max_loaded, idle)
+}
+
+/// The same, of shells that say that they listen at `port`.
+pub fn fleet_at(
+    port: u16,
+    scripts: &[&str],
+    max_loaded: usize,
+    idle: Option<Duration>,
+) -> Arc<Fleet> {
+    let listens = format!("echo 'foretoken serves http://127.0.0.1:{port} -'; ");
     let spec = |(number, script): (usize, &&str)| ModelSpec {
         name: format!("m{number}"),
-        args: vec!["-c".into(), format!("{LISTENS}{script}").into()],
+        args: vec!["-c".into(), format!("{listens}{script}").into()],
     };
     let launcher = Launcher {
         program: "/bin/sh".into(),
@@ -35,7 +47,7 @@ async fn a_model_takes_the_place_of_another_that_is_not_in_use() {
     let unknown = fleet.find("m2").err().unwrap().to_string();
     assert_eq!(unknown, "the model `m2` does not exist; served: m0, m1");
     let first = fleet.acquire(0).await.unwrap();
-    assert_eq!(first.address().port(), 9);
+    assert_eq!(first.address().port(), NO_PORT);
     let mut second = Box::pin(fleet.acquire(1));
     let waited = timeout(Duration::from_millis(50), &mut second).await;
     assert!(waited.is_err());
@@ -49,6 +61,32 @@ async fn a_model_takes_the_place_of_another_that_is_not_in_use() {
     assert!(waited.is_err());
     drop(second);
     assert_eq!(fleet.load(), 0);
+}
+
+#[tokio::test]
+async fn a_model_is_loaded_once_and_ahead_of_its_requests() {
+    let fleet = fleet(&["cat", "cat"], 1, None);
+    assert!(fleet.acquire_loaded(0).await.unwrap().is_none());
+    assert_eq!(phase(&fleet, 0), Phase::Unloaded);
+    fleet.preload(0);
+    fleet.preload(0);
+    assert_eq!((phase(&fleet, 0), fleet.load()), (Phase::Loading, 1));
+    // It waits, so that the model is loaded after it.
+    drop(fleet.acquire(0).await.unwrap());
+    fleet.preload(0);
+    let lease = fleet.acquire_loaded(0).await.unwrap().unwrap();
+    assert_eq!(lease.address().port(), NO_PORT);
+    // It is queued behind the other one.
+    fleet.preload(1);
+    fleet.preload(1);
+    let (_, waiting) = fleet.lock().policy.requests();
+    assert_eq!(waiting, 1);
+    assert!(fleet.acquire_loaded(1).await.unwrap().is_none());
+    fleet.unload(1);
+    let (_, waiting) = fleet.lock().policy.requests();
+    assert_eq!(waiting, 0);
+    drop(lease);
+    assert_eq!(phase(&fleet, 0), Phase::Loaded);
 }
 
 #[tokio::test]
@@ -79,7 +117,10 @@ async fn unused_processes_end_in_time_and_all_at_shutdown() {
     fleet.all_ended().await;
     drop(lease);
     let _lease = fleet.acquire(1).await.unwrap();
+    assert!(fleet.ready().is_ok());
     fleet.shut_down();
+    assert!(fleet.ready().is_err());
+    assert!(fleet.acquire_loaded(1).await.is_err());
     assert!(fleet.acquire(0).await.is_err());
     fleet.all_ended().await;
     time.abort();

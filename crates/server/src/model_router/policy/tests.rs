@@ -258,6 +258,7 @@ fn models_are_unloaded_and_all_end_at_shutdown() {
     fleet.ended(0);
     fleet.ended(1);
     assert_eq!(fleet.policy.state(1), (Phase::Unloaded, false));
+    assert!(!fleet.policy.is_closing());
     fleet.load(2);
     fleet.policy.request(0, Request(3), fleet.now);
     fleet.policy.shut_down();
@@ -265,14 +266,70 @@ fn models_are_unloaded_and_all_end_at_shutdown() {
     let stops = [refuse(0, 3, by), stop(2, StopReason::Unloaded)];
     assert_eq!(fleet.after(1), stops);
     assert_eq!(fleet.request(0, 4), [refuse(0, 4, by)]);
+    assert!(!fleet.policy.request_loaded(2, Request(5), fleet.now));
+    assert!(fleet.policy.is_closing());
     fleet.ended(2);
     assert_eq!(fleet.policy.processes(), 0);
+}
+
+#[test]
+fn who_waits_for_a_model_that_is_unloaded_is_refused_before_it_is_loaded() {
+    let mut fleet = Fleet::new(2, 1);
+    let refused = |number| refuse(1, number, RefusedBy::Unload);
+    fleet.load(0);
+    assert_eq!(fleet.request(0, 1), [grant(0, 1)]);
+    // It is queued behind another model, which then need not make room for it.
+    assert_eq!(fleet.request(1, 2), []);
+    assert_eq!(fleet.request(0, 3), []);
+    assert!(!fleet.policy.unload(1));
+    assert_eq!(fleet.after(1), [refused(2), grant(0, 3)]);
+    fleet.release(0);
+    fleet.release(0);
+    assert_eq!(fleet.request(1, 4), [stop(0, StopReason::Evicted)]);
+    assert_eq!(fleet.ended(0), [start(1)]);
+    assert_eq!(fleet.ready(1), [grant(1, 4)]);
+    assert!(fleet.policy.unload(1));
+    assert_eq!(fleet.after(1), [stop(1, StopReason::Unloaded)]);
+    // It waits until that one has ended.
+    assert_eq!(fleet.request(1, 5), []);
+    assert!(!fleet.policy.unload(1));
+    assert_eq!(fleet.after(1), [refused(5)]);
+    assert_eq!(fleet.ended(1), []);
+}
+
+#[test]
+fn some_requests_get_only_what_is_loaded() {
+    let mut fleet = Fleet::new(2, 1);
+    let get = |fleet: &mut Fleet, model, number| {
+        let now = fleet.now;
+        let granted = fleet.policy.request_loaded(model, Request(number), now);
+        (granted, fleet.after(1))
+    };
+    assert_eq!(get(&mut fleet, 0, 1), (false, vec![]));
+    assert!(!fleet.policy.is_coming(0));
+    assert_eq!(fleet.request(0, 2), [start(0)]);
+    assert_eq!(get(&mut fleet, 0, 3), (false, vec![]));
+    assert!(fleet.policy.is_coming(0));
+    assert_eq!(fleet.ready(0), [grant(0, 2)]);
+    assert_eq!(get(&mut fleet, 0, 4), (true, vec![grant(0, 4)]));
+    assert!(fleet.policy.is_coming(0) && !fleet.policy.is_coming(1));
+    // It makes room for another, and takes none any more.
+    assert_eq!(fleet.request(1, 5), []);
+    assert_eq!(get(&mut fleet, 0, 6), (false, vec![]));
+    assert!(!fleet.policy.is_coming(0) && fleet.policy.is_coming(1));
+    fleet.release(0);
+    assert_eq!(fleet.release(0), [stop(0, StopReason::Evicted)]);
+    assert_eq!(get(&mut fleet, 0, 7), (false, vec![]));
+    // Who is gone waits for nothing.
+    fleet.policy.request(0, GONE, fleet.now);
+    assert!(!fleet.policy.is_coming(0));
 }
 
 /// What happens next, with a number that chooses among what is possible.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Request(usize),
+    RequestLoaded(usize),
     Release(usize),
     Ready(usize),
     Ended(usize),
@@ -284,6 +341,7 @@ fn step() -> impl Strategy<Value = Step> {
     let models = 0..4usize;
     prop_oneof![
         models.clone().prop_map(Step::Request),
+        models.clone().prop_map(Step::RequestLoaded),
         models.clone().prop_map(Step::Release),
         models.clone().prop_map(Step::Ready),
         models.clone().prop_map(Step::Ended),
@@ -337,6 +395,11 @@ proptest! {
                 Step::Request(model) => {
                     number += 1;
                     fleet.request(model, 100 + number)
+                }
+                Step::RequestLoaded(model) => {
+                    let (request, now) = (Request(101 + number), fleet.now);
+                    number += u32::from(fleet.policy.request_loaded(model, request, now));
+                    fleet.after(1)
                 }
                 Step::Release(model) => {
                     let found = seen.running.iter().position(|(of, _)| *of == model);
