@@ -1,6 +1,7 @@
 //! Ollama's API: a request becomes a chat or a completion, and its reply lines of JSON. What would change the files of
 //! models is not offered.
 
+mod closed;
 mod embed;
 mod error;
 mod events;

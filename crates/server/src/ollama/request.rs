@@ -1,5 +1,6 @@
 //! Converts the bodies of `/api/chat` and `/api/generate` to a chat or a completion.
 
+use super::closed::close;
 use super::events::{Answer, Form, OllamaReply};
 use super::input::{self, Turn};
 use super::options::{self, NAMES, Options};
@@ -365,7 +366,10 @@ fn formatted(structured: Structured, format: Option<Format>) -> Result<Structure
             "json" => Some(FlatFormat::json_object()),
             _ => return wrong(FIELD, "must be \"json\" or a JSON schema"),
         },
-        Some(Format::Schema(schema)) => Some(FlatFormat::json_schema(schema.into())),
+        Some(Format::Schema(mut schema)) => {
+            close(&mut schema);
+            Some(FlatFormat::json_schema(schema.into()))
+        }
     };
     structured.with_format(format, FIELD)
 }
