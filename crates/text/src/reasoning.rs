@@ -39,8 +39,16 @@ struct Marks {
     format: ReasoningFormat,
     /// The name on the command line, and further ones.
     name: &'static str,
+    #[cfg_attr(
+        not(feature = "clap"),
+        expect(dead_code, reason = "for the command line")
+    )]
     aliases: &'static [&'static str],
     /// A line of help.
+    #[cfg_attr(
+        not(feature = "clap"),
+        expect(dead_code, reason = "for the command line")
+    )]
     help: &'static str,
     /// The texts that begin and end reasoning; the first of each is written.
     begin: &'static [&'static str],

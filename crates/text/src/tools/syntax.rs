@@ -10,8 +10,16 @@ pub struct Syntax {
     /// The name on the command line.
     pub name: &'static str,
     /// Further names for it.
+    #[cfg_attr(
+        not(feature = "clap"),
+        expect(dead_code, reason = "for the command line")
+    )]
     pub aliases: &'static [&'static str],
     /// How the models write it, and which do: a line of help.
+    #[cfg_attr(
+        not(feature = "clap"),
+        expect(dead_code, reason = "for the command line")
+    )]
     pub help: &'static str,
     /// Whether a chat template that knows tools teaches it, if it teaches none of the formats before.
     pub is_taught: fn(&str) -> bool,
