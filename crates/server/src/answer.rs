@@ -1,7 +1,7 @@
 //! What the answer to a chat may contain, and what it must be.
 
 use super::checks::wrong;
-use super::choice::{MessageRules, ToolRules};
+use super::choice_rules::{MessageRules, ToolRules};
 use super::context::Context;
 use super::structured::Structured;
 use super::tools::{CallMode, Tools};

@@ -14,6 +14,7 @@ mod bodies;
 mod caller;
 mod checks;
 mod choice;
+mod choice_rules;
 mod chunks;
 mod connection;
 mod content;

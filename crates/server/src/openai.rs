@@ -3,7 +3,8 @@
 
 use super::beam::BeamFields;
 use super::beam::search::BeamOptions;
-use super::choice::{Choice, MessageRules, Rules};
+use super::choice::Choice;
+use super::choice_rules::{MessageRules, Rules};
 use super::context::Context;
 use super::numbers::within;
 use super::object::JsonObject;

@@ -1,6 +1,6 @@
 //! How much the model is to think: the fields that say it, and what becomes of them.
 
-use super::choice::MessageRules;
+use super::choice_rules::MessageRules;
 use super::context::Context;
 use super::wire::{ThinkingField, ThinkingKind, wrong};
 use foretoken_core::error::Result;

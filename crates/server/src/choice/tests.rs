@@ -1,8 +1,11 @@
 mod cuts;
 
 use super::*;
+use crate::choice_rules::MessageRules;
+use crate::stop::Stops;
 use foretoken_core::error::Error;
 use foretoken_text::SpecialIds;
+use foretoken_text::{ReasoningFormat, Signature};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::LazyLock;
