@@ -502,7 +502,7 @@ async fn live(State(state): State<AppState>) -> Result<Json<Health>, Refused> {
     if state.engine.has_ended() {
         state.ready()?;
     }
-    Ok(Json(Health { status: "ok" }))
+    Ok(HEALTHY)
 }
 
 async fn reset_prefix_cache(State(state): State<AppState>) -> Result<StatusCode, Refused> {

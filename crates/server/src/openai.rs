@@ -176,7 +176,7 @@ impl Context<'_> {
     pub fn chat_job(&self, body: Body<wire::ChatFields>) -> Result<Job> {
         let Body {
             mut common,
-            fields,
+            mut fields,
             structured,
         } = body;
         let beams = BeamFields {
@@ -186,15 +186,16 @@ impl Context<'_> {
         };
         let has_tools = fields.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let end = fields.prompt_end();
-        let thinking = fields.thinking;
-        let has_budget = thinking.as_ref().is_some_and(ThinkingField::has_budget);
-        let is_hidden = thinking.as_ref().is_some_and(ThinkingField::is_hidden);
+        let thinking = ThinkingFields::of_chat(&mut fields);
+        let named = thinking.thinking.as_ref();
+        let has_budget = named.is_some_and(ThinkingField::has_budget);
+        let is_hidden = named.is_some_and(ThinkingField::is_hidden);
         let others = [
             ("tools", has_tools),
             ("thinking", has_budget),
             (
                 "thinking_token_budget",
-                fields.thinking_token_budget.is_some_and(|max| max >= 0),
+                thinking.token_budget.is_some_and(|max| max >= 0),
             ),
         ];
         let mut plan = self.plan(&mut common, &structured, beams, &others)?;
@@ -217,13 +218,7 @@ impl Context<'_> {
 
         let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
-        let mut thinking_plan = self.thinking(ThinkingFields {
-            variables: fields.chat_template_kwargs,
-            effort: fields.reasoning_effort,
-            enable_thinking: fields.enable_thinking,
-            thinking,
-            token_budget: fields.thinking_token_budget,
-        })?;
+        let mut thinking_plan = self.thinking(thinking)?;
         let chat = self.chat_prompt(messages, &tools.list, end, thinking_plan.variables.take())?;
         let parallel = fields.parallel_tool_calls.unwrap_or(true);
         let is_shown = fields.include_reasoning.or(is_hidden.then_some(false));

@@ -2,7 +2,7 @@
 
 use super::choice_rules::MessageRules;
 use super::context::Context;
-use super::wire::{ThinkingField, ThinkingKind, wrong};
+use super::wire::{ChatFields, ThinkingField, ThinkingKind, wrong};
 use foretoken_core::error::Result;
 use foretoken_core::sampling::ThoughtLimit;
 use foretoken_text::ReasoningFormat;
@@ -40,6 +40,17 @@ pub(super) struct ThinkingPlan {
 }
 
 impl ThinkingFields {
+    /// Takes what a chat says of it.
+    pub fn of_chat(chat: &mut ChatFields) -> Self {
+        Self {
+            variables: chat.chat_template_kwargs.take(),
+            effort: chat.reasoning_effort.take(),
+            enable_thinking: chat.enable_thinking,
+            thinking: chat.thinking.take(),
+            token_budget: chat.thinking_token_budget,
+        }
+    }
+
     /// Whether a variable of the template says that the model thinks, or that it does not.
     fn of_variables(&self) -> Option<bool> {
         let variables = self.variables.as_ref()?;

@@ -45,7 +45,7 @@ pub use thought::ThoughtParser;
 pub use thought_marks::thought_marks;
 pub use tools::{
     Answer, Calls, FREEFORM_PARAMETER, FreeformInput, Signature, ToolFormat, ToolParser,
-    answer_grammar,
+    answer_grammar, close_object,
 };
 
 use bound::TokenBound;

@@ -216,19 +216,10 @@ impl ReasoningFormat {
         self.marks().markers
     }
 
-    /// The text that ends reasoning; `None` for Harmony, where messages end.
-    pub fn end_marker(self) -> Option<&'static str> {
-        self.marks().end.first().copied()
-    }
-
-    /// The texts of which any begins, and those of which any ends reasoning; none for Harmony.
+    /// The texts of which any begins, and those of which any ends reasoning. The first of each is written. There are
+    /// none for Harmony, where messages end.
     pub fn marks_of_thoughts(self) -> (&'static [&'static str], &'static [&'static str]) {
         (self.marks().begin, self.marks().end)
-    }
-
-    /// The text that begins reasoning; `None` for Harmony.
-    pub fn begin_marker(self) -> Option<&'static str> {
-        self.marks().begin.first().copied()
     }
 
     /// Whether the answer to `prompt` begins with reasoning even if it does not say so.

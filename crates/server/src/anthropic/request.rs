@@ -123,17 +123,12 @@ impl Context<'_> {
     pub fn message_tokens(&self, body: &[u8]) -> Result<TokenCount> {
         let chat = self.message_chat(body)?;
         self.model(chat.common.model.as_deref())?;
-        let fields = chat.fields;
+        let mut fields = chat.fields;
         let end = fields.prompt_end();
+        let thinking = ThinkingFields::of_chat(&mut fields);
         let chat = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
             let messages = fields.messages.unwrap_or_default();
-            let thinking = self.thinking(ThinkingFields {
-                variables: fields.chat_template_kwargs,
-                effort: fields.reasoning_effort,
-                enable_thinking: fields.enable_thinking,
-                thinking: fields.thinking,
-                token_budget: fields.thinking_token_budget,
-            })?;
+            let thinking = self.thinking(thinking)?;
             self.chat_prompt(messages, &tools.list, end, thinking.variables)
         });
         let prompt = chat.map_err(|e| e.renamed(&NAMES))?.prompt;

@@ -219,18 +219,15 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub(crate) fn apply_template(&self, body: &[u8]) -> Result<AppliedTemplate> {
-        let Body { common, fields, .. } = Body::<ChatFields>::read(body)?;
+        let Body {
+            common, mut fields, ..
+        } = Body::<ChatFields>::read(body)?;
         self.model(common.model.as_deref())?;
         let end = fields.prompt_end();
+        let thinking = ThinkingFields::of_chat(&mut fields);
         let messages = required("messages", fields.messages)?;
         let tools = Tools::read(fields.tools, fields.tool_choice)?;
-        let thinking = self.thinking(ThinkingFields {
-            variables: fields.chat_template_kwargs,
-            effort: fields.reasoning_effort,
-            enable_thinking: fields.enable_thinking,
-            thinking: fields.thinking,
-            token_budget: fields.thinking_token_budget,
-        })?;
+        let thinking = self.thinking(thinking)?;
         let context = Context {
             // The text is not encoded, so that marks of names would only be seen.
             literal: None,

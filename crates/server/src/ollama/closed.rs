@@ -1,18 +1,7 @@
 //! Schemas as Ollama reads them: an object has the properties that are listed.
 
+use foretoken_text::close_object;
 use serde_json::{Map, Value};
-
-/// Keys by which a schema says itself which properties an object has.
-const OTHERS: [&str; 8] = [
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "$ref",
-    "patternProperties",
-];
 
 /// Forbids properties that are not listed, in all objects that list theirs and do not say whether there may be others.
 pub(super) fn close(schema: &mut Map<String, Value>) {
@@ -29,9 +18,7 @@ pub(super) fn close(schema: &mut Map<String, Value>) {
             _ => {}
         }
     }
-    if is_list && !OTHERS.iter().any(|key| schema.contains_key(*key)) {
-        schema.insert("additionalProperties".into(), false.into());
-    }
+    close_object(schema);
 }
 
 fn close_all<'a>(schemas: impl Iterator<Item = &'a mut Value>) {

@@ -131,8 +131,10 @@ fn rows_are_in_the_order_of_the_formats() {
         assert_eq!(format as usize, i);
         assert!(format.marks().markers.len() != 1);
     }
-    assert_eq!(ReasoningFormat::Qwen3.end_marker(), Some("</think>"));
-    assert_eq!(ReasoningFormat::Harmony.end_marker(), None);
+    let (_, ends) = ReasoningFormat::Qwen3.marks_of_thoughts();
+    assert_eq!(ends, ["</think>"]);
+    let (_, ends) = ReasoningFormat::Harmony.marks_of_thoughts();
+    assert!(ends.is_empty());
 }
 
 #[test]

@@ -170,7 +170,7 @@ fn thought(
         markers: format.markers(),
         special,
     };
-    let (Some(begin), Some(end)) = (format.begin_marker(), format.end_marker()) else {
+    let ([begin, ..], [end, ..]) = format.marks_of_thoughts() else {
         return String::new();
     };
     let begin = if unmarked {

@@ -110,6 +110,12 @@ pub fn schema(parameters: &Value) -> Value {
         _ => Map::from_iter([("properties".into(), json!({}))]),
     };
     schema.entry("type").or_insert("object".into());
+    close_object(&mut schema);
+    schema.into()
+}
+
+/// Forbids properties that `schema` does not list, if it lists some and does not say whether there may be others.
+pub fn close_object(schema: &mut Map<String, Value>) {
     const OTHERS: [&str; 8] = [
         "additionalProperties",
         "allOf",
@@ -124,5 +130,4 @@ pub fn schema(parameters: &Value) -> Value {
     if is_list && !OTHERS.iter().any(|key| schema.contains_key(*key)) {
         schema.insert("additionalProperties".into(), false.into());
     }
-    schema.into()
 }

@@ -22,7 +22,7 @@ mod xml;
 pub use fallback::without_tools;
 pub use freeform::{FREEFORM_PARAMETER, FreeformInput};
 pub use grammar::{Answer, answer_grammar};
-pub use grammar_parts::Calls;
+pub use grammar_parts::{Calls, close_object};
 pub use parser::ToolParser;
 pub use signature::Signature;
 
