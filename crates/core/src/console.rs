@@ -16,7 +16,7 @@ pub fn bar(template: &str, len: u64) -> ProgressBar {
     ProgressBar::new(len).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// The progress of a long command: a bar on a terminal, otherwise a line every ten seconds.
+/// The progress of a long command on stderr: a bar on a terminal, otherwise a line every ten seconds.
 pub struct Progress {
     bar: ProgressBar,
     what: &'static str,
@@ -46,7 +46,12 @@ impl Progress {
         self.bar.inc(1);
         if self.bar.is_hidden() && self.said.elapsed() >= BETWEEN_LINES {
             self.said = Instant::now();
-            say(self.line(&message, self.started.elapsed()));
+            // The work is worth more than its progress.
+            let _ = writeln!(
+                io::stderr(),
+                "{}",
+                self.line(&message, self.started.elapsed())
+            );
         }
     }
 

@@ -1,7 +1,7 @@
-//! Prompts, read from a file or random, and the lines of a corpus: answers to prompts.
+//! Prompts, read from a file, built in or random, and the lines of a corpus: answers to prompts.
 
 use crate::Text;
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::sampling::mix;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -71,20 +71,39 @@ pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
     });
 }
 
+/// Prompts of chat, code, editing, summarization, translation, reasoning and retrieval: lines of a prompts file.
+const BUILT_IN: &str = include_str!("prompts/built_in.jsonl");
+
+/// What a line of a prompts file must be.
+const LINE: &str = r#"expected a JSON object such as {"id": "1", "category": "qa", "prompt": "Why is the sky blue?"}, or with "turns": ["..."] in place of "prompt"; "id" and "category" may be missing"#;
+
 /// Reads prompts from JSON lines with `prompt`, or with `turns`, of which only the first is used; `id`
 /// and `category` are optional. Each goes through the chat template if there is one.
 ///
 /// # Errors
-/// `Setup`, naming the file and the line.
+/// `Setup`, naming the file and the line, and saying what a line must hold.
 pub fn from_file(path: &Path, text: &Text) -> Result<Vec<Prompt>> {
     let lines = std::fs::read_to_string(path).map_err(|e| Error::in_file(path, e))?;
+    of_lines(&lines, text).map_err(|e| Error::in_file(path, e))
+}
+
+/// The built-in prompts: 20 of 7 categories, which were written for foretoken. Each goes through the chat template if
+/// there is one.
+///
+/// # Errors
+/// If the template refuses a prompt, or the tokenizer fails.
+pub fn built_in(text: &Text) -> Result<Vec<Prompt>> {
+    of_lines(BUILT_IN, text)
+}
+
+fn of_lines(lines: &str, text: &Text) -> Result<Vec<Prompt>> {
     let mut prompts = Vec::new();
     for (number, line) in (1..).zip(lines.lines()) {
         if line.trim().is_empty() {
             continue;
         }
         let (line, prompt) =
-            parse(line).map_err(|what| Error::in_file(path, format!("line {number}: {what}")))?;
+            parse(line).map_err(|what| Error::setup(format!("line {number}: {what}")))?;
         prompts.push(Prompt {
             id: match line.id {
                 serde_json::Value::String(id) => id,
@@ -101,11 +120,12 @@ pub fn from_file(path: &Path, text: &Text) -> Result<Vec<Prompt>> {
 
 /// A line and its prompt.
 fn parse(line: &str) -> Result<(PromptLine, String), String> {
-    let mut line: PromptLine = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let object = serde_json::from_str::<PromptLine>(line);
+    let mut line = object.map_err(|e| format!("{}: {LINE}", clipped(&e.to_string())))?;
     let prompt = line.prompt.take().or_else(|| line.turns.first().cloned());
     match prompt.filter(|prompt| !prompt.is_empty()) {
         Some(prompt) => Ok((line, prompt)),
-        None => Err("it needs a \"prompt\", or \"turns\" that begin with a text".into()),
+        None => Err(format!("it has no text to answer: {LINE}")),
     }
 }
 
@@ -162,8 +182,28 @@ mod tests {
         assert_eq!((line.id, line.category), ("x".into(), "all".into()));
         let (_, prompt) = parse(r#"{"prompt": "c"}"#).unwrap();
         assert_eq!(prompt, "c");
-        assert!(parse(r#"{"id": 1, "turns": []}"#).is_err());
-        assert!(parse(r#"{"prompt": ""}"#).is_err());
-        assert!(parse("{").is_err());
+        for wrong in [
+            r#"{"id": 1, "turns": []}"#,
+            r#"{"prompt": ""}"#,
+            r#"{"prompt": 1}"#,
+            "Why is the sky blue?",
+            "{",
+        ] {
+            let error = parse(wrong).unwrap_err();
+            assert!(error.contains(r#"{"id": "1", "category": "qa""#), "{error}");
+        }
+    }
+
+    #[test]
+    fn built_in_prompts_are_of_seven_categories() {
+        let parsed: Vec<_> = BUILT_IN.lines().map(|line| parse(line).unwrap()).collect();
+        assert_eq!(parsed.len(), 20);
+        let distinct = |of: fn(&(PromptLine, String)) -> String| {
+            let all: std::collections::BTreeSet<String> = parsed.iter().map(of).collect();
+            all.len()
+        };
+        assert_eq!(distinct(|(line, _)| line.category.clone()), 7);
+        assert_eq!(distinct(|(line, _)| line.id.to_string()), 20);
+        assert_eq!(distinct(|(_, prompt)| prompt.clone()), 20);
     }
 }
