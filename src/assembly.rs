@@ -2,6 +2,7 @@
 //! [`Foretoken`](crate::Foretoken) does for a program that embeds it.
 
 pub mod adapters;
+mod beside;
 mod candidates;
 pub mod check;
 mod checkpoint;
@@ -9,9 +10,11 @@ mod corpus;
 pub mod defaults;
 mod drafts;
 mod head_counts;
+mod known;
 mod learn;
 pub mod load;
 mod memory;
+mod pairs;
 mod plan;
 
 use crate::config::Config;

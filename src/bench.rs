@@ -1,14 +1,16 @@
 //! `foretoken bench`: compares speculative with plain decoding through the engine, in one process: of
-//! single requests, or of many at a time ([`streams`]). The decoding modes alternate, so that other
-//! load on the machine affects all of them equally.
+//! single requests, or of many at a time ([`streams`]). The decoding modes alternate on each prompt, so that other
+//! load on the machine affects all of them equally, and intervals over the prompts say what was decided.
 
+mod interval;
 mod measure;
 mod report;
 mod streams;
 
-use crate::console::{self, say};
+use crate::console::{self, Progress, say};
 use crate::engine::{EngineHandle, EngineOptions, Request};
 use crate::error::{Error, Result};
+use crate::model::ModelSource;
 use crate::parse::{at_least_one, number, temperature, up_to};
 use crate::prompts::{self, Prompt};
 use crate::sampling::{Acceptance, SamplingParams};
@@ -30,9 +32,10 @@ const MAX_RANDOM_TOKENS: usize = 1 << 28;
 #[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Bench")]
 #[group(skip)]
-#[command(group(ArgGroup::new("source of prompts").required(true)))]
+#[command(group(ArgGroup::new("source of prompts")))]
 pub struct BenchOptions {
-    /// JSON lines with "category" and "turns" (Spec-Bench's format); the first turn is the prompt.
+    /// JSON lines with "prompt", or with "turns" (Spec-Bench's format), of which the first is the prompt; "id" and
+    /// "category" may be added [default: 20 built-in prompts of 7 categories].
     #[arg(long, value_name = "FILE", group = "source of prompts")]
     pub prompts: Option<PathBuf>,
     /// Number of prompts of random token ids; needs no tokenizer.
@@ -52,9 +55,10 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T,T", value_delimiter = ',', default_value = "0,1",
           value_parser = temperature)]
     pub temperatures: Vec<f32>,
-    /// Drafters to compare, separated by commas: names of --drafter without a model, head or model (that of
-    /// --draft-model), or the name of a draft model or head; +tables after a model's lets tables continue its drafts, as
-    /// serve does, for example tables,head,head+tables [default: the drafter that serve would take].
+    /// Drafters to compare, separated by commas: names of --drafter, of which model, eagle3 and parallel (or head) are
+    /// that of --draft-model; the name of a draft model or head; auto, the drafter that serve would take; none, plain
+    /// decoding again, as a control. +tables after a model's lets tables continue its drafts, as serve does, for example
+    /// tables,head,head+tables [default: auto].
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',')]
     pub drafters: Vec<String>,
     /// Draft lengths (K) to measure, each at most --spec-length, separated by commas
@@ -88,10 +92,19 @@ pub struct BenchOptions {
     /// Also write the report to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Also write a line for each prompt, drafter and temperature to this file, as CSV.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
     /// Seed of random prompts, from the engine's --seed.
     #[arg(skip)]
     pub seed: u64,
+    /// The command line, for the report.
+    #[arg(skip)]
+    pub flags: Vec<String>,
 }
+
+/// The name of [`BenchOptions::drafters`] that stands for plain decoding.
+pub const NO_DRAFTER: &str = "none";
 
 /// Names for the report.
 #[derive(Debug, Clone)]
@@ -104,6 +117,8 @@ pub struct ReportNames {
     pub device: String,
     /// Arithmetic operations of each drafter's token over those of the target's.
     pub draft_operations: Vec<f64>,
+    /// Where the target's weights are; `None` = they are random.
+    pub source: Option<ModelSource>,
 }
 
 /// One decoding mode.
@@ -180,6 +195,11 @@ impl BenchOptions {
         let names = ["--spec-topks", "--spec-topk"];
         complete(&mut self.spec_topks, engine.spec.topk, names)?;
         if !self.streams.is_empty() {
+            if self.csv.is_some() {
+                return Err(Error::setup(
+                    "--csv has a line for each prompt, and --streams measures many together: leave one out",
+                ));
+            }
             let names = ["--streams", "--max-num-seqs"];
             complete(&mut self.streams, engine.max_num_seqs, names)?;
         }
@@ -201,6 +221,21 @@ impl BenchOptions {
         let mut ways = vec![BenchMode::PLAIN];
         for synthetic_acceptance in rates {
             for drafter in 0..self.drafters.len().max(1) {
+                if self
+                    .drafters
+                    .get(drafter)
+                    .is_some_and(|name| name == NO_DRAFTER)
+                {
+                    let control = BenchMode {
+                        drafter,
+                        ..BenchMode::PLAIN
+                    };
+                    // The first is what it is compared with.
+                    if !ways[1..].contains(&control) {
+                        ways.push(control);
+                    }
+                    continue;
+                }
                 for &acceptance in &self.acceptances {
                     for &spec_topk in &self.spec_topks {
                         ways.extend(self.spec_lengths.iter().map(|&spec_length| BenchMode {
@@ -289,6 +324,9 @@ pub fn run(
     if let Some(path) = &options.json {
         report.write(path)?;
     }
+    if let Some(path) = &options.csv {
+        report.write_csv(path)?;
+    }
     console::print(&report)?;
     report.check_equal()
 }
@@ -313,8 +351,8 @@ pub fn measure(
             None => Vec::new(),
         },
     };
+    let subject = Subject::new(names, options)?;
     bench.warm_up()?;
-    let subject = Subject::new(names, options);
     Ok(if options.streams.is_empty() {
         BenchReport::new(subject, &bench.measure()?)
     } else {
@@ -322,7 +360,7 @@ pub fn measure(
     })
 }
 
-/// The prompts of `file`, or random ones, without those that do not fit the context.
+/// The prompts of `file`, random ones, or the built-in ones, without those that do not fit the context.
 fn load(
     options: &BenchOptions,
     file: Option<&Path>,
@@ -331,24 +369,22 @@ fn load(
 ) -> Result<Vec<Prompt>> {
     let limits = engine.limits();
     let context = limits.max_model_len;
-    let mut prompts = match file {
-        Some(path) => {
-            let text = text.ok_or_else(|| {
-                Error::setup(
-                    "--prompts and --warm need a tokenizer, which this model lacks: use --random-prompts N",
-                )
-            })?;
-            prompts::from_file(path, text)?
-        }
-        None => {
-            let count = options.random_prompts.unwrap_or(0);
-            prompts::random(
-                count,
-                options.prompt_tokens,
-                options.seed,
-                limits.vocab_size,
-            )
-        }
+    let tokenizer = |what: &str| {
+        text.ok_or_else(|| {
+            Error::setup(format!(
+                "{what} need a tokenizer, which this model lacks: use --random-prompts N"
+            ))
+        })
+    };
+    let mut prompts = match (file, options.random_prompts) {
+        (Some(path), _) => prompts::from_file(path, tokenizer("--prompts and --warm")?)?,
+        (None, Some(count)) => prompts::random(
+            count,
+            options.prompt_tokens,
+            options.seed,
+            limits.vocab_size,
+        ),
+        (None, None) => prompts::built_in(tokenizer("the built-in prompts")?)?,
     };
     if let Some(limit) = options.limit_per_category {
         prompts::limit_categories(&mut prompts, limit);
@@ -425,14 +461,12 @@ impl Bench<'_> {
         let (options, ways) = (self.options, &self.ways);
         let runs = ways.len() * self.prompts.len() * options.temperatures.len() * options.repeat;
         say(format_args!("{} prompts, {runs} runs", self.prompts.len()));
-        let template = "{wide_bar} {pos}/{len} runs, {eta} left {msg}";
-        let bar = crate::console::bar(template, runs as u64);
+        let mut progress = Progress::new("bench", "runs", runs as u64);
         let (mut pairs, mut scopes) = (Vec::new(), self.scopes());
         let mut order: Vec<usize> = (0..ways.len()).rev().collect();
         for &temperature in &options.temperatures {
             self.warm_tables(temperature, &mut scopes)?;
             for (number, prompt) in self.prompts.iter().enumerate() {
-                bar.set_message(prompt.category.clone());
                 let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); ways.len()];
                 for _ in 0..options.repeat {
                     for &way in &order {
@@ -440,7 +474,7 @@ impl Bench<'_> {
                         let request =
                             options.request(number, prompt, temperature, ways[way], scope);
                         samples[way].push(self.generate(ways[way], request)?);
-                        bar.inc(1);
+                        progress.step(prompt.category.as_str());
                     }
                     order.reverse();
                 }
@@ -450,7 +484,7 @@ impl Bench<'_> {
                 }));
             }
         }
-        bar.finish_and_clear();
+        progress.end();
         Ok(pairs)
     }
 }

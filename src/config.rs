@@ -24,6 +24,7 @@ use crate::train::learn::LearnOptions;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use flags::{Cli, CliCommand, CommonOptions};
+use speculation::AUTO_DRAFT;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -195,7 +196,9 @@ impl Command {
                 let mut config = options.validate()?;
                 // It runs the same prompts again and again, and each run must cost the same.
                 config.engine.no_prefix_caching = true;
-                let bench = bench.validate(&config.engine, config.load.seed)?;
+                let mut bench = bench.validate(&config.engine, config.load.seed)?;
+                let flags = args.iter().skip(2);
+                bench.flags = flags.map(|flag| flag.to_string_lossy().into()).collect();
                 config.compared = ComparedDrafter::all(&bench.drafters, &config)?;
                 Self::Bench(config, Box::new(bench))
             }
@@ -319,9 +322,20 @@ impl CommonOptions {
         self.model = Some(target.name.into());
         if !self.speculation.excludes_model() {
             let name = &mut self.speculation.draft_model;
-            name.get_or_insert_with(|| draft.name.into());
+            if name.as_deref().is_none_or(|name| name == AUTO_DRAFT) {
+                *name = Some(draft.name.into());
+            }
         }
         Ok(())
+    }
+}
+
+impl Config {
+    /// Whether a draft is to be found by itself, as `--draft-model auto` asks for.
+    pub fn has_auto_draft(&self) -> bool {
+        let compared = self.compared.iter().map(|one| &one.choice);
+        let mut choices = self.drafter.iter().chain(compared);
+        choices.any(|choice| choice.model().is_some_and(ModelChoice::is_auto))
     }
 }
 

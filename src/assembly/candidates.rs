@@ -1,17 +1,19 @@
 //! The models and heads on this machine that can draft for a target, by their headers.
 
-use super::checkpoint::{Checkpoint, Reading, draft_options};
+use super::beside::entries;
+use super::checkpoint::Checkpoint;
 use super::drafts::{Candidate, refuse_recurrent, too_large};
 use super::plan::Plan;
 use crate::error::{Error, Result};
 use crate::gguf::{EMBEDDED, GgufSource};
 use crate::model::hub::gguf::{self, HubFile};
-use crate::model::{LoadFormat, LoadOptions, ModelSource, hub};
+use crate::model::{LoadFormat, ModelSource, hub};
 use crate::text::{Text, check_same_tokens};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The folder in which the repository has heads.
 const HEADS: &str = "models/heads";
+
 /// Returns the models and heads that fit the target of `plan`, of the Hugging Face cache, of [`HEADS`] and of this
 /// program. A candidate that cannot be read or does not fit is left out.
 pub fn fitting(plan: &Plan, text: &Text) -> Vec<Candidate> {
@@ -57,15 +59,7 @@ pub fn fitting(plan: &Plan, text: &Text) -> Vec<Candidate> {
 /// # Errors
 /// `Setup`: why it is none for this target.
 fn check(plan: &Plan, text: &Text, name: String, source: ModelSource) -> Result<Candidate> {
-    let draft = Checkpoint {
-        name,
-        source,
-        options: LoadOptions {
-            format: LoadFormat::Auto,
-            ..draft_options(&plan.config, &plan.device)
-        },
-        reading: Reading::Headers,
-    };
+    let draft = Checkpoint::inspected(&plan.config, &plan.device, name, source);
     let (name, target) = (&draft.name, &*plan.target.model);
     if let Some(kind) = draft.head_kind()? {
         let (_, inventory) = draft.head(kind, target)?;
@@ -83,13 +77,4 @@ fn check(plan: &Plan, text: &Text, name: String, source: ModelSource) -> Result<
     let theirs = theirs.ok_or_else(|| Error::setup("a tokenizer is missing"))?;
     check_same_tokens(text, &theirs)?;
     Ok(Candidate::of(name, None, &inventory))
-}
-
-/// Returns the folders and GGUF files in a folder, in alphabetical order. There are none if there is no such folder.
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_model = |path: &PathBuf| path.is_dir() || path.extension().is_some_and(|e| e == "gguf");
-    let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).filter(is_model).collect();
-    paths.sort();
-    paths
 }

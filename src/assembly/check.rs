@@ -6,6 +6,7 @@ use super::checkpoint::Reading;
 use super::defaults;
 use super::drafts::Candidate;
 use super::head_counts::HeadCounts;
+use super::known::KnownDraft;
 use super::memory;
 use super::plan::Plan;
 use crate::config::{CheckOptions, Config};
@@ -81,6 +82,9 @@ struct Report {
     /// Why the checkpoint's own draft will not draft.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_refused: Option<String>,
+    /// The head beside the model's files, or the published draft of the model, and the command that uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    known_draft: Option<KnownDraft>,
     /// The models and heads on this machine that could draft.
     drafts: Vec<Candidate>,
 }
@@ -231,6 +235,7 @@ impl Report {
             decode: (plan.device.is_cpu() && model.generates()).then(estimate),
             draft: drafts.next().and_then(|draft| draft.candidate.clone()),
             draft_refused: plan.draft_refused.clone(),
+            known_draft: KnownDraft::unused(config, &plan.device, target),
             drafts: candidates::fitting(plan, text),
         }
     }
@@ -374,6 +379,10 @@ impl fmt::Display for Report {
         }
         if let Some(why) = &self.draft_refused {
             row("draft", why.clone())?;
+        }
+        if let Some(known) = &self.known_draft {
+            row("known draft", known.to_string())?;
+            row("", known.command.clone())?;
         }
         if self.drafts.is_empty() {
             return row("drafts that fit", "none in the cache".into());

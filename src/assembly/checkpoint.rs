@@ -73,6 +73,19 @@ impl Checkpoint {
         })
     }
 
+    /// A draft on this machine, in `source`, of which only headers are read.
+    pub fn inspected(config: &Config, device: &Device, name: String, source: ModelSource) -> Self {
+        Self {
+            name,
+            source,
+            options: LoadOptions {
+                format: LoadFormat::Auto,
+                ..draft_options(config, device)
+            },
+            reading: Reading::Headers,
+        }
+    }
+
     /// The kind of head that this is; `None` = an ordinary model.
     ///
     /// # Errors

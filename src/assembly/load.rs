@@ -2,6 +2,7 @@
 
 use super::checkpoint::Reading;
 use super::corpus;
+use super::known::KnownDraft;
 use super::learn;
 use super::plan::{Plan, PlannedDraft};
 use crate::bench::ReportNames;
@@ -9,7 +10,9 @@ use crate::config::{Config, TablesOptions};
 use crate::engine::{self, EngineHandle, EngineOptions, EngineThread};
 use crate::error::{Error, Result};
 use crate::http::{Adapters, ModelFiles, ServerInfo};
-use crate::model::{self, EmbeddingSpec, LoadOptions, Model, ModelSource, RerankerSpec};
+use crate::model::{
+    self, EmbeddingSpec, LoadFormat, LoadOptions, Model, ModelSource, RerankerSpec,
+};
 use crate::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, Tables};
 use crate::text::Text;
 use crate::train::learn::Learning;
@@ -50,6 +53,7 @@ impl Loaded {
             },
             device: self.device.into(),
             draft_operations: self.draft_operations.clone(),
+            source: (config.load.load_format == LoadFormat::Auto).then(|| self.source.clone()),
         }
     }
 }
@@ -72,6 +76,14 @@ pub fn load_with(
         tracing::warn!("{why}");
     }
     plan.cache.log(&plan.config, plan.memory.clone());
+    if tracing::enabled!(tracing::Level::INFO)
+        && let Some(known) = KnownDraft::unused(&plan.config, &plan.device, &plan.target)
+    {
+        tracing::info!(
+            "a draft is known for this model, {known}: {}",
+            known.command
+        );
+    }
     let (device, config) = (plan.device_name(), &plan.config);
     let (target, text, blocks) = (plan.target.model, plan.target.text, plan.cache.blocks);
     let operations = |planned: &PlannedDraft| {

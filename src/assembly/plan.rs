@@ -3,9 +3,10 @@
 use super::adapters;
 use super::checkpoint::{Checkpoint, Reading, Target, draft_options, load_options};
 use super::drafts::{LoadedDraft, tables_instead};
+use super::known;
 use super::learn;
 use super::memory::{self, Cache, DeviceMemory};
-use crate::config::{Config, DrafterChoice, LoadFlags};
+use crate::config::{Config, DrafterChoice, LoadFlags, ModelChoice};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
 use crate::kernels;
@@ -55,7 +56,12 @@ impl Plan {
         memory::check_limits(config)?;
         let options = load_options(&config.load, &device);
         let checkpoint = Checkpoint::find(&config.model, options, reading)?;
-        check_quantize(config, &checkpoint.source)?;
+        // A draft that is not known yet is checked later.
+        let is_auto = config.has_auto_draft();
+        let autos: Vec<bool> = wanted(config).iter().map(Wanted::is_auto).collect();
+        if !is_auto {
+            check_quantize(config, &checkpoint.source)?;
+        }
         let target = Target::open(checkpoint)?;
         let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
         let reranker = reranker(config, &target)?;
@@ -76,6 +82,10 @@ impl Plan {
             config.drafter = None;
             config.compared.clear();
         }
+        if is_auto {
+            known::resolve(&mut config, &device, &target)?;
+            check_quantize(&config, &target.checkpoint.source)?;
+        }
         let preferred = preferred(&mut config, &target);
         let draft_refused = preferred.as_ref().err().map(tables_instead);
         let mut learning = learn::open(&config, draft_options(&config, &device), &*target.model)?;
@@ -84,10 +94,29 @@ impl Plan {
             .map(LoadedDraft::of_head)
             .or(preferred.unwrap_or(None));
         let mut drafts = Vec::new();
-        for (choice, with_tables) in wanted(&config) {
-            let draft = match first.take() {
-                Some(draft) => Some(draft),
-                None => LoadedDraft::open(&choice, &target, draft_options(&config, &device))?,
+        for (wanted, is_auto) in wanted(&config).into_iter().zip(autos) {
+            let Wanted {
+                mut choice,
+                with_tables,
+                is_open,
+            } = wanted;
+            let own = if is_open {
+                LoadedDraft::further_layer(&target)
+            } else {
+                Ok(None)
+            };
+            if let Err(e) = &own {
+                tracing::warn!("{}", tables_instead(e));
+            }
+            let draft = match first.take().or(own.unwrap_or(None)) {
+                Some(draft) => {
+                    if is_open {
+                        choice = DrafterChoice::Mtp;
+                    }
+                    Some(draft)
+                }
+                None => LoadedDraft::open(&choice, &target, draft_options(&config, &device))
+                    .map_err(|e| if is_auto { of_auto(&e) } else { e })?,
             };
             if let Some(draft) = &draft {
                 DeviceMemory::note(&mut memory, "draft weights", &device, draft.bytes())?;
@@ -213,16 +242,44 @@ fn preferred(config: &mut Config, target: &Target) -> Result<Option<LoadedDraft>
     Ok(found)
 }
 
-/// The drafters that are compared, or the drafter; and whether tables continue its drafts.
-fn wanted(config: &Config) -> Vec<(DrafterChoice, bool)> {
-    let compared = config.compared.iter();
-    let compared = compared.map(|one| (one.choice.clone(), one.with_tables));
-    let drafter = config.drafter.iter().map(|choice| (choice.clone(), true));
+/// A drafter that the flags ask for.
+struct Wanted {
+    choice: DrafterChoice,
+    /// Whether tables continue its drafts.
+    with_tables: bool,
+    /// Whether the target's layer for further tokens drafts instead, if there is one.
+    is_open: bool,
+}
+
+impl Wanted {
+    /// Whether its draft is to be found by itself.
+    fn is_auto(&self) -> bool {
+        self.choice.model().is_some_and(ModelChoice::is_auto)
+    }
+}
+
+/// The drafters that are compared, or the drafter.
+fn wanted(config: &Config) -> Vec<Wanted> {
+    let compared = config.compared.iter().map(|one| Wanted {
+        choice: one.choice.clone(),
+        with_tables: one.with_tables,
+        is_open: one.is_open,
+    });
+    let drafter = config.drafter.iter().map(|choice| Wanted {
+        choice: choice.clone(),
+        with_tables: true,
+        is_open: false,
+    });
     if config.compared.is_empty() {
         drafter.collect()
     } else {
         compared.collect()
     }
+}
+
+/// The error that a draft which `auto` chose cannot be had.
+fn of_auto(error: &Error) -> Error {
+    Error::setup(format!("--draft-model auto: {error}"))
 }
 
 /// Checks that `--quantize` and `--draft-quantize`, if they are given, change the target, which is in `source`,

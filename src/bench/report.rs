@@ -2,10 +2,13 @@
 
 mod drafters;
 mod loads;
+mod prompts;
+mod subject;
 mod table;
 
+use super::BenchMode;
+use super::interval::{ERROR, Interval, MIN_PAIRS, Pair, Verdict, Work};
 use super::measure::{Cost, Sample};
-use super::{BenchMode, BenchOptions, ReportNames};
 use crate::engine::{RankCount, SpecUsage};
 use crate::error::{Error, Result};
 use crate::prompts::Prompt;
@@ -13,19 +16,25 @@ use crate::sampling::Acceptance;
 use crate::spec::expected_speed_up;
 use serde::Serialize;
 use std::path::Path;
-use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
 pub use drafters::DrafterFigures;
 pub use loads::{LoadFigures, StreamLoad, Throughput};
+pub use prompts::PromptFigures;
+pub use subject::Subject;
 
 /// The runs of one prompt at one temperature: plain and in one speculative mode.
 #[derive(Debug, Clone)]
 pub struct MeasuredPair {
+    id: String,
     category: String,
+    prompt_tokens: usize,
     temperature: f32,
     way: BenchMode,
     plain: Timed,
     speculative: Timed,
+    /// The decode times of the repeats.
+    plain_seconds: Option<Interval>,
+    spec_seconds: Option<Interval>,
     /// The text that speculation changed. `None` where texts may differ, too: see
     /// [`BenchMode::is_comparable`].
     differs: Option<Difference>,
@@ -56,13 +65,26 @@ impl MeasuredPair {
         let differs = both
             .filter(|_| way.is_comparable(temperature))
             .find_map(|(a, b)| Difference::of_texts(prompt, &a.tokens, &b.tokens));
+        let seconds = |runs: &[Sample]| Interval::range(runs.iter().map(|run| run.decode_seconds));
         Self {
+            id: prompt.id.clone(),
             category: prompt.category.clone(),
+            prompt_tokens: prompt.tokens.len(),
             temperature,
             way,
             plain: Timed::of(plain),
             speculative: Timed::of(speculative),
+            plain_seconds: seconds(plain),
+            spec_seconds: seconds(speculative),
             differs,
+        }
+    }
+
+    /// The decoded tokens and times of both ways.
+    fn works(&self) -> Pair {
+        Pair {
+            plain: self.plain.work(),
+            speculative: self.speculative.work(),
         }
     }
 }
@@ -82,6 +104,24 @@ impl Timed {
         }
     }
 
+    /// The decoded tokens, and their time.
+    fn work(&self) -> Work {
+        Work {
+            tokens: self.decoded as f64,
+            seconds: self.decode_seconds,
+        }
+    }
+
+    /// Decoded tokens per second.
+    fn rate(&self) -> f64 {
+        self.decoded as f64 / self.decode_seconds
+    }
+
+    /// Decoded tokens per step of the target.
+    fn tokens_per_step(&self) -> f64 {
+        self.decoded as f64 / self.cost.target_steps
+    }
+
     fn add(&mut self, other: &Self) {
         self.decoded += other.decoded;
         self.decode_seconds += other.decode_seconds;
@@ -90,6 +130,11 @@ impl Timed {
         self.spec = self.spec + other.spec;
         self.cost += other.cost;
     }
+}
+
+/// Whether a table shows 1.00 tokens per step or less: as many steps as plain decoding has cannot be faster.
+fn has_one_token_per_step(tokens_per_step: f64) -> bool {
+    tokens_per_step < 1.005
 }
 
 fn first_difference(a: &[u32], b: &[u32]) -> Option<usize> {
@@ -120,6 +165,11 @@ pub struct GroupFigures {
     pub spec_tokens_per_second: f64,
     /// Speculative over plain rate; at temperature 0 this is the ratio of total decode times.
     pub speed_up: f64,
+    /// The interval of `speed_up` over prompts; `None` = too few prompts were measured.
+    pub interval: Option<Interval>,
+    /// The speed-ups of the slowest and of the fastest prompt; `None` = one was not measured.
+    pub spread: Option<Interval>,
+    pub verdict: Verdict,
     /// Speculative over plain rate, with prompt processing included. All runs of a prompt except the first hit the
     /// prefix cache; the order alternates.
     pub total_speed_up: f64,
@@ -145,19 +195,21 @@ pub struct GroupFigures {
 }
 
 impl GroupFigures {
-    /// `spec_length` is the K of all `pairs`.
+    /// `spec_length` is the K of all `pairs`. The interval misses the speed-up with probability `error`.
     fn of<'a>(
         category: &str,
         spec_length: usize,
+        error: f64,
         pairs: impl IntoIterator<Item = &'a MeasuredPair>,
     ) -> Self {
-        let (mut plain, mut spec, mut prompts) = (Timed::default(), Timed::default(), 0);
+        let (mut plain, mut spec) = (Timed::default(), Timed::default());
+        let (mut works, mut speed_ups) = (Vec::new(), Vec::new());
         for pair in pairs {
             plain.add(&pair.plain);
             spec.add(&pair.speculative);
-            prompts += 1;
+            works.push(pair.works());
+            speed_ups.push(pair.speculative.rate() / pair.plain.rate());
         }
-        let rate = |timed: &Timed| timed.decoded as f64 / timed.decode_seconds;
         let total_rate = |timed: &Timed| timed.tokens as f64 / timed.total_seconds;
         let usage = spec.spec;
         // Without a draft model, each draft token counts as one step.
@@ -167,17 +219,23 @@ impl GroupFigures {
         };
         let target_step = plain.cost.target_seconds / plain.cost.target_steps;
         let c = spec.cost.draft_seconds / steps / target_step;
-        let speed_up = rate(&spec) / rate(&plain);
+        let speed_up = spec.rate() / plain.rate();
+        let tokens_per_step = spec.tokens_per_step();
+        let interval = Interval::of(&works, error);
+        let accepts = usage.accepted > 0 && !has_one_token_per_step(tokens_per_step);
         let expected = expected_speed_up(usage.alpha(), spec_length, c);
         Self {
             category: category.into(),
-            prompts,
+            prompts: works.len(),
             tokens: spec.decoded,
-            plain_tokens_per_second: rate(&plain),
-            spec_tokens_per_second: rate(&spec),
+            plain_tokens_per_second: plain.rate(),
+            spec_tokens_per_second: spec.rate(),
             speed_up,
+            interval,
+            spread: Interval::range(speed_ups),
+            verdict: Verdict::of(interval, accepts),
             total_speed_up: total_rate(&spec) / total_rate(&plain),
-            tokens_per_step: spec.decoded as f64 / spec.cost.target_steps,
+            tokens_per_step,
             alpha: usage.alpha(),
             mean_accepted_length: usage.mean_accepted_length(),
             mean_draft_length: usage.drafted as f64 / usage.rounds as f64,
@@ -194,52 +252,12 @@ impl GroupFigures {
     }
 }
 
-/// The measured models, the options of the run, and the hardware.
-#[derive(Debug, Clone, Serialize)]
-pub struct Subject {
-    pub model: String,
-    /// Names of the drafters, by their index in the modes.
-    pub drafters: Vec<String>,
-    /// The largest measured K.
-    pub spec_length: usize,
-    /// Whether the tables knew answers before.
-    pub warm: bool,
-    pub max_tokens: usize,
-    pub repeat: usize,
-    pub device: String,
-    /// Arithmetic operations of a token over those of the target's, by the drafters' index.
-    pub draft_operations: Vec<f64>,
-    pub cpu: String,
-    pub threads: usize,
-}
-
-impl Subject {
-    /// Describes the run and this machine.
-    pub fn new(names: &ReportNames, options: &BenchOptions) -> Self {
-        let cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
-        let system = System::new_with_specifics(cpus);
-        Self {
-            model: names.model.clone(),
-            drafters: names.drafters.clone(),
-            spec_length: options.spec_lengths.iter().copied().max().unwrap_or(0),
-            warm: options.warm.is_some(),
-            max_tokens: options.max_tokens,
-            repeat: options.repeat,
-            device: names.device.clone(),
-            draft_operations: names.draft_operations.clone(),
-            cpu: system
-                .cpus()
-                .first()
-                .map_or_else(|| "unknown CPU".into(), |cpu| cpu.brand().trim().to_owned()),
-            threads: crate::kernels::threads(),
-        }
-    }
-}
-
 /// All results of `bench`.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
     subject: Subject,
+    /// How the intervals were computed.
+    intervals: IntervalMethod,
     temperatures: Vec<AtTemperature>,
     /// Figures of each drafter at each temperature, if several drafters were measured.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -255,6 +273,32 @@ pub struct BenchReport {
     loads: Vec<LoadFigures>,
 }
 
+/// How the intervals of a report were computed.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct IntervalMethod {
+    /// Share of errors of all modes at a temperature (and a number of streams) together.
+    pub error: f64,
+    /// Number of those modes. An interval of one of them has this part of the error (Bonferroni).
+    pub modes: usize,
+    /// The smallest number of pairs that have an interval.
+    pub min_pairs: usize,
+}
+
+impl IntervalMethod {
+    fn new(modes: usize) -> Self {
+        Self {
+            error: ERROR,
+            modes,
+            min_pairs: MIN_PAIRS,
+        }
+    }
+
+    /// The error of one interval.
+    fn error_of_each(self) -> f64 {
+        self.error / self.modes.max(1) as f64
+    }
+}
+
 /// The figures of one temperature and one speculative mode.
 #[derive(Debug, Clone, Serialize)]
 pub struct AtTemperature {
@@ -264,6 +308,8 @@ pub struct AtTemperature {
     /// Figures of each category, in the order of the prompts file.
     pub categories: Vec<GroupFigures>,
     pub overall: GroupFigures,
+    /// A row for each prompt, in the order of measurement.
+    pub prompts: Vec<PromptFigures>,
     /// Texts that speculation changed; must be empty. Not checked where texts may differ.
     pub differing: Vec<Difference>,
 }
@@ -310,18 +356,19 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 impl AtTemperature {
     /// Groups `pairs`, all of one temperature and way, by category.
-    fn of(temperature: f32, way: BenchMode, pairs: &[&MeasuredPair]) -> Self {
+    fn of(temperature: f32, way: BenchMode, error: f64, pairs: &[&MeasuredPair]) -> Self {
         let k = way.spec_length;
         let figures = |name: &str| {
             let named = pairs.iter().filter(|pair| pair.category == name);
-            GroupFigures::of(name, k, named.copied())
+            GroupFigures::of(name, k, error, named.copied())
         };
         let names = distinct(pairs.iter().map(|pair| pair.category.as_str()));
         Self {
             temperature,
             way,
             categories: names.into_iter().map(figures).collect(),
-            overall: GroupFigures::of("overall", k, pairs.iter().copied()),
+            overall: GroupFigures::of("overall", k, error, pairs.iter().copied()),
+            prompts: pairs.iter().map(|pair| PromptFigures::of(pair)).collect(),
             differing: pairs
                 .iter()
                 .filter_map(|pair| pair.differs.clone())
@@ -329,18 +376,31 @@ impl AtTemperature {
         }
     }
 
-    /// The one of `all` with the largest speed-up, as far as that was measured.
-    fn fastest(all: &[Self]) -> Option<&Self> {
-        let measured = all.iter().filter(|at| at.overall.speed_up.is_finite());
-        measured.max_by(|a, b| a.overall.speed_up.total_cmp(&b.overall.speed_up))
+    /// The one of `all` with the largest speed-up, as far as that was measured: of those that help, if any does.
+    fn fastest<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<&'a Self> {
+        let all = all.into_iter();
+        let measured = all.filter(|at| at.overall.speed_up.is_finite());
+        let rank = |at: &Self| (at.overall.verdict == Verdict::Helps, at.overall.speed_up);
+        measured.max_by(|a, b| {
+            let ((a, fast), (b, faster)) = (rank(a), rank(b));
+            a.cmp(&b).then(fast.total_cmp(&faster))
+        })
+    }
+
+    /// The interval of the speed of the `other` mode over this one's, for the same prompts; `None` = it was not measured.
+    fn gain(&self, other: &Self, error: f64) -> Option<Interval> {
+        let both = self.prompts.iter().zip(&other.prompts);
+        let pairs: Vec<_> = both.map(|(a, b)| a.against(b)).collect();
+        Interval::of(&pairs, error)
     }
 }
 
 impl Best {
-    /// Selects from figures that differ only in K; `None` if there is only one K.
+    /// Selects from figures that differ only in K; `None` if there is only one K, or no draft token was accepted.
     fn of(lengths: &[AtTemperature]) -> Option<Self> {
         let best = AtTemperature::fastest(lengths)?;
-        (lengths.len() > 1).then_some(Self {
+        let accepts = best.overall.verdict != Verdict::NothingAccepted;
+        (lengths.len() > 1 && accepts).then_some(Self {
             temperature: best.temperature,
             way: best.way,
             speed_up: best.overall.speed_up,
@@ -352,14 +412,17 @@ impl BenchReport {
     /// Groups `pairs` by temperature, way and category.
     pub(super) fn new(subject: Subject, pairs: &[MeasuredPair]) -> Self {
         let groups = distinct(pairs.iter().map(|pair| (pair.temperature, pair.way)));
+        let intervals = IntervalMethod::new(distinct(pairs.iter().map(|pair| pair.way)).len());
+        let error = intervals.error_of_each();
         let temperatures = groups.into_iter().map(|(temperature, way)| {
             let in_group =
                 |pair: &&MeasuredPair| (pair.temperature, pair.way) == (temperature, way);
             let pairs: Vec<_> = pairs.iter().filter(in_group).collect();
-            AtTemperature::of(temperature, way, &pairs)
+            AtTemperature::of(temperature, way, error, &pairs)
         });
         let temperatures = temperatures.collect();
         let mut report = Self {
+            intervals,
             temperatures,
             ..Self::of_loads(subject, Vec::new())
         };
@@ -371,13 +434,18 @@ impl BenchReport {
 
     /// The report of runs with many requests at a time.
     pub(super) fn of_loads(subject: Subject, loads: Vec<StreamLoad>) -> Self {
+        let intervals = IntervalMethod::new(distinct(loads.iter().map(|load| load.way)).len());
+        let error = intervals.error_of_each();
         Self {
             subject,
+            intervals,
             temperatures: Vec::new(),
             drafters: Vec::new(),
             best: Vec::new(),
             rules: Vec::new(),
-            loads: loads.into_iter().map(LoadFigures::of).collect(),
+            loads: (loads.into_iter())
+                .map(|load| LoadFigures::of(load, error))
+                .collect(),
         }
     }
 
@@ -427,6 +495,22 @@ impl BenchReport {
     pub fn write(&self, path: &Path) -> Result<()> {
         let json = serde_json::to_string_pretty(self).expect("strings, numbers and lists");
         std::fs::write(path, json + "\n").map_err(|e| Error::in_file(path, e))
+    }
+
+    /// Writes the rows of the prompts as CSV.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn write_csv(&self, path: &Path) -> Result<()> {
+        let mut csv = prompts::CSV_HEAD.to_owned() + "\n";
+        for at in &self.temperatures {
+            let drafter = self.subject.drafters.get(at.way.drafter);
+            let drafter = drafter.map_or("", String::as_str);
+            for prompt in &at.prompts {
+                csv += &prompt.csv_line(at.temperature, drafter, &at.way);
+            }
+        }
+        std::fs::write(path, csv).map_err(|e| Error::in_file(path, e))
     }
 
     /// Checks that texts are the same with and without speculation.

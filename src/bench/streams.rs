@@ -109,8 +109,7 @@ impl Bench<'_> {
         speculative: &GroupRun,
     ) {
         load.requests += group.len();
-        load.plain += plain.busy;
-        load.speculative += speculative.busy;
+        load.add(plain.busy, speculative.busy);
         for completion in &speculative.completions {
             load.spec = load.spec + completion.spec;
         }

@@ -2,6 +2,7 @@
 
 use super::Config;
 use super::speculation::{DrafterChoice, DrafterName, ModelChoice, SpeculationFlags};
+use crate::bench::NO_DRAFTER;
 use crate::error::{Error, Result};
 use clap::ValueEnum;
 use std::mem::discriminant;
@@ -10,6 +11,8 @@ use std::mem::discriminant;
 const MAX_DRAFTERS: usize = 16;
 /// Ends the name of a model, a head or `self` whose drafts tables continue.
 const WITH_TABLES: &str = "+tables";
+/// The drafter that is taken if none is compared.
+const AUTO: &str = "auto";
 
 /// One of several drafters that are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub struct ComparedDrafter {
     pub choice: DrafterChoice,
     /// Whether tables continue the drafts of a model.
     pub with_tables: bool,
+    /// Whether the target's layer for further tokens drafts instead, if its checkpoint has one.
+    pub is_open: bool,
 }
 
 impl ComparedDrafter {
@@ -49,16 +54,29 @@ impl ComparedDrafter {
         };
         let configured = config.drafter.as_ref();
         let kind = DrafterName::from_str(alone, false);
+        let model = || {
+            let model = configured.and_then(DrafterChoice::model);
+            model.cloned().ok_or_else(|| {
+                Error::setup(format!(
+                    "--drafters {name} needs a model: add --draft-model MODEL, or name the model in place of {alone}"
+                ))
+            })
+        };
         let choice = match (alone, kind) {
-            ("model" | "head", _) => {
-                let model = configured.filter(|drafter| drafter.model().is_some());
-                model.cloned().ok_or_else(|| {
-                    Error::setup(format!(
-                        "--drafters {name} needs a model: add --draft-model MODEL, or name the model in place of {alone}"
-                    ))
-                })?
+            (AUTO, _) if !with_tables => {
+                return Ok(Self {
+                    name: name.into(),
+                    choice: configured.cloned().unwrap_or(DrafterChoice::Tables),
+                    with_tables: true,
+                    is_open: config.prefers_mtp,
+                });
             }
-            (_, Ok(kind)) if !kind.is_model() => {
+            // It is never asked for a draft.
+            (NO_DRAFTER, _) => DrafterName::Ngram.choose(&SpeculationFlags::default(), 1)?,
+            ("head", _) | (_, Ok(DrafterName::Model)) => DrafterChoice::Model(model()?),
+            (_, Ok(DrafterName::Eagle3)) => DrafterChoice::Eagle3(model()?),
+            (_, Ok(DrafterName::Parallel)) => DrafterChoice::Parallel(model()?),
+            (_, Ok(kind)) => {
                 let default = kind.choose(&SpeculationFlags::default(), usize::MAX)?;
                 let same =
                     |drafter: &&DrafterChoice| discriminant(*drafter) == discriminant(&default);
@@ -79,6 +97,7 @@ impl ComparedDrafter {
             name: name.into(),
             choice,
             with_tables,
+            is_open: false,
         })
     }
 }

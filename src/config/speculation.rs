@@ -19,6 +19,9 @@ const MIN_LEARN_SHARE: f64 = 0.001;
 /// Spec-Bench) to pay for a row when tokens are sampled.
 const DEFAULT_PROMPT_LOOKUP: (usize, usize) = (2, 4);
 
+/// The name of `--draft-model` that stands for the draft that is known for the target.
+pub const AUTO_DRAFT: &str = "auto";
+
 /// The drafter, and the maximum depth of its drafts.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Speculation")]
@@ -32,7 +35,8 @@ pub struct SpeculationFlags {
     #[arg(long, value_enum)]
     pub drafter: Option<DrafterName>,
     /// Draft model, whose tokenizer may be another one, or EAGLE or parallel head of the target: an id, a
-    /// folder or a .gguf file.
+    /// folder or a .gguf file; or auto, the head beside the model's files, else the published draft that is
+    /// known for the model.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<String>,
     /// Branch, tag or commit of the draft model.
@@ -132,6 +136,13 @@ pub enum DrafterChoice {
     Mtp,
 }
 
+impl ModelChoice {
+    /// Whether it stands for the draft that is known for the target.
+    pub fn is_auto(&self) -> bool {
+        self.name == AUTO_DRAFT
+    }
+}
+
 impl DrafterName {
     /// Whether it reads --draft-model.
     pub fn is_model(self) -> bool {
@@ -175,6 +186,16 @@ impl DrafterChoice {
         match self {
             Self::Model(choice) | Self::Eagle3(choice) | Self::Parallel(choice) => Some(choice),
             _ => None,
+        }
+    }
+
+    /// The same kind of drafter with another model, if it has one.
+    pub fn with_model(&self, model: ModelChoice) -> Self {
+        match self {
+            Self::Model(_) => Self::Model(model),
+            Self::Eagle3(_) => Self::Eagle3(model),
+            Self::Parallel(_) => Self::Parallel(model),
+            other => other.clone(),
         }
     }
 
@@ -395,10 +416,16 @@ impl SpeculationFlags {
                 "--drafter {drafter} needs a model: add --draft-model MODEL, or choose --drafter tables"
             )));
         };
-        Ok(ModelChoice {
+        let choice = ModelChoice {
             name,
             revision: self.draft_revision.clone(),
-        })
+        };
+        if choice.is_auto() && choice.revision.is_some() {
+            return Err(Error::setup(
+                "--draft-revision is that of a draft with a name: leave it out with --draft-model auto",
+            ));
+        }
+        Ok(choice)
     }
 
     fn ngram(&self) -> Result<DrafterChoice> {

@@ -301,6 +301,66 @@ fn a_gguf_file_is_served_by_its_stem() {
 }
 
 #[test]
+fn bench_needs_no_flag() {
+    let Command::Bench(config, bench) = command("bench m --api-key=k") else {
+        panic!("expected `bench`");
+    };
+    assert_eq!((bench.prompts, bench.random_prompts), (None, None));
+    assert_eq!(bench.flags, ["m", "--api-key=k"]);
+    assert!(config.compared.is_empty());
+    refused_with(
+        "bench m --csv f --streams 2",
+        "--csv has a line for each prompt",
+    );
+}
+
+/// `--drafters` takes the names of `--drafter`, and a few more.
+#[test]
+fn names_of_drafters_are_those_of_one() {
+    let choices = |line: &str| {
+        let Command::Bench(config, bench) = command(line) else {
+            panic!("expected `bench`");
+        };
+        assert_eq!(bench.drafters.len(), config.compared.len());
+        let all = config.compared.into_iter();
+        all.map(|one| (one.choice, one.is_open)).collect::<Vec<_>>()
+    };
+    let head = || ModelChoice {
+        name: "o/h".into(),
+        revision: None,
+    };
+    let line = "bench m --draft-model o/h --drafters eagle3,parallel,model,head,auto,none,self,mtp";
+    let ngram = DrafterChoice::Ngram { min: 2, max: 4 };
+    let wanted = [
+        (DrafterChoice::Eagle3(head()), false),
+        (DrafterChoice::Parallel(head()), false),
+        (DrafterChoice::Model(head()), false),
+        (DrafterChoice::Model(head()), false),
+        (DrafterChoice::Model(head()), false),
+        (ngram.clone(), false),
+        (DrafterChoice::Own(None), false),
+        (DrafterChoice::Mtp, false),
+    ];
+    assert_eq!(choices(line), wanted);
+    // Without flags, the target's checkpoint decides.
+    assert_eq!(
+        choices("bench m --drafters auto,ngram,lookahead,tables --spec-topk 4"),
+        [
+            (DrafterChoice::Tables, true),
+            (ngram, false),
+            (DrafterChoice::Lookahead, false),
+            (DrafterChoice::Tables, false)
+        ]
+    );
+    for name in ["eagle3", "parallel"] {
+        refused_with(
+            &format!("bench m --drafters {name}"),
+            "needs a model: add --draft-model",
+        );
+    }
+}
+
+#[test]
 fn bench_takes_several_lengths_and_acceptances() {
     let line = "bench --model m --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1";
     let Command::Bench(_, bench) = command(line) else {
@@ -418,7 +478,6 @@ fn other_errors_are_one_line() {
     refused_with("--modle m", "--modle");
     refused_with("--model m --port 70000", "--port");
     refused_with("--model m --api-key=", "API key is empty");
-    refused_with("bench --model m", "--random-prompts");
     refused_with(
         &format!("bench --model m {OFF} --random-prompts 1"),
         "leave out --speculative-decoding=false",

@@ -93,6 +93,114 @@ fn dummy_weights_are_measured() {
     assert!(served.contains("tokenizer.json"), "{served}");
 }
 
+/// With a tokenizer, `bench` needs no prompts: the built-in ones are measured, and each has a row in the JSON report and
+/// in the CSV file, which the script draws.
+#[cfg(feature = "embedded-model")]
+#[test]
+fn built_in_prompts_are_measured_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let [json, csv] = ["report.json", "report.csv"].map(|name| folder.path().join(name));
+    let flags = "bench foretoken-demo --temperatures 0 --max-tokens 12 --limit-per-category 1 --num-blocks 64 \
+                 --drafters auto,ngram,none --api-key=secret";
+    let mut bench = foretoken();
+    bench.args(flags.split_whitespace());
+    bench.arg("--json").arg(&json).arg("--csv").arg(&csv);
+    let output = bench.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("95% intervals over prompts"), "{table}");
+    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let subject = &report["subject"];
+    assert_eq!(subject["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(subject["flags"][0], "foretoken-demo");
+    assert!(!report.to_string().contains("secret"), "{subject}");
+    let file = &subject["files"][0];
+    let size = std::fs::metadata("models/default/foretoken-demo.Q5_1.gguf").unwrap();
+    assert_eq!(file["bytes"], size.len());
+    assert_eq!(file["sha256"].as_str().map(str::len), Some(64), "{file}");
+    let modes = report["temperatures"].as_array().unwrap();
+    assert_eq!(modes.len(), 3, "{report}");
+    for mode in modes {
+        let prompts = mode["prompts"].as_array().unwrap();
+        assert_eq!(
+            (prompts.len(), mode["categories"].as_array().unwrap().len()),
+            (7, 7)
+        );
+        let interval = &mode["overall"]["interval"];
+        let speed_up = mode["overall"]["speed_up"].as_f64().unwrap();
+        let [low, high] = ["low", "high"].map(|end| interval[end].as_f64().unwrap());
+        assert!(low <= speed_up && speed_up <= high, "{mode}");
+        assert!(
+            prompts
+                .iter()
+                .all(|prompt| prompt["prompt_tokens"].as_u64() > Some(20))
+        );
+    }
+    // Plain decoding again accepts nothing, and so is no gain, whatever the clock says.
+    let control = &modes[2]["overall"];
+    assert_eq!(
+        (&modes[2]["spec_length"], &control["drafted"]),
+        (&0.into(), &0.into())
+    );
+    let verdict = control["verdict"].as_str().unwrap();
+    assert!(
+        ["nothing_accepted", "costs"].contains(&verdict),
+        "{control}"
+    );
+    assert_eq!(report["drafters"][2]["is_recommended"], false);
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    assert_eq!(rows.lines().count(), 1 + 3 * 7, "{rows}");
+    assert!(rows.contains("0,none,0,1,coupled,,"), "{rows}");
+
+    let drawn = std::process::Command::new("python3")
+        .arg("scripts/plot.py")
+        .args([&json, &json])
+        .output()
+        .expect("python3, which the gate needs, too");
+    let said = String::from_utf8_lossy(&drawn.stderr);
+    assert!(drawn.status.success(), "{said}");
+    let read = |end: &str| std::fs::read_to_string(json.with_extension(end)).unwrap();
+    let (svg, tex) = (read("svg"), read("tex"));
+    // Two reports of three modes over seven categories and all prompts.
+    let bars = svg.matches("class=\"bar\"").count();
+    assert!((2 * 3..=2 * 3 * 8).contains(&bars), "{svg}");
+    assert!(
+        svg.contains("class=\"interval\"") && svg.contains("summarization"),
+        "{svg}"
+    );
+    assert!(
+        tex.contains("\\begin{tabular}") && tex.contains("overall"),
+        "{tex}"
+    );
+}
+
+/// A line of a prompts file that is none says what a line must hold.
+#[cfg(feature = "embedded-model")]
+#[test]
+fn a_line_of_prompts_says_what_it_must_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompts.jsonl");
+    for (line, needle) in [
+        ("Why is the sky blue?", "line 2: expected value"),
+        (r#"{"text": "Why?"}"#, "line 2: it has no text to answer"),
+    ] {
+        std::fs::write(&file, format!("{{\"prompt\": \"a\"}}\n{line}\n")).unwrap();
+        let error = refused(&format!("bench --prompts {}", file.display()));
+        assert!(error.contains(needle), "{error}");
+        assert!(
+            error.contains(r#"{"id": "1", "category": "qa", "prompt": "#),
+            "{error}"
+        );
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    let error = Models::one().refused("");
+    assert!(
+        error.contains("built-in prompts need a tokenizer"),
+        "{error}"
+    );
+}
+
 /// A table that cannot be written is an error, and the report is written all the same; a reader that has
 /// gone is none.
 #[test]

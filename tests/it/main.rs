@@ -8,6 +8,7 @@ mod common;
 mod advisories;
 mod architectures;
 mod attention;
+mod auto_draft;
 mod batch;
 mod beams;
 mod bench;

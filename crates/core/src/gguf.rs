@@ -194,6 +194,27 @@ impl GgufSource {
         Ok(value.and_then(|value| value.to_u64().ok()))
     }
 
+    /// The names that the file gives its model: first the addresses of the models that it was made of.
+    ///
+    /// # Errors
+    /// Returns the errors of [`GgufSource::open`].
+    pub fn model_names(&self) -> Result<Vec<String>> {
+        let (content, _) = self.open()?;
+        let keys = [
+            "general.base_model.0.repo_url",
+            "general.source.huggingface.repository",
+            "general.name",
+            "general.base_model.0.name",
+        ];
+        let names = keys
+            .into_iter()
+            .filter_map(|key| match content.metadata.get(key)? {
+                Value::String(name) => Some(name.clone()),
+                _ => None,
+            });
+        Ok(names.collect())
+    }
+
     /// The file's path, or the embedded model's name, for messages.
     pub fn path(&self) -> &Path {
         match self {

@@ -1,6 +1,7 @@
 //! Compares drafters.
 
 use super::{AtTemperature, BenchReport, distinct};
+use crate::bench::interval::{Interval, Verdict};
 use serde::Serialize;
 use std::fmt;
 
@@ -15,9 +16,15 @@ pub struct DrafterFigures {
     /// Speculative over plain rate, by category in the order of the prompts file.
     pub categories: Vec<CategorySpeedUp>,
     pub overall: f64,
+    /// The interval of `overall`.
+    pub interval: Option<Interval>,
+    pub verdict: Verdict,
+    pub tokens_per_step: f64,
     pub worst: f64,
-    /// Whether it gains most of all drafters whose worst category is at least 0.97.
+    /// Whether it gains most of all drafters that help and whose worst category is at least 0.97.
     pub is_recommended: bool,
+    /// Whether it would be recommended, too, and this run does not decide that it is slower than the recommended one.
+    pub is_as_good: bool,
 }
 
 /// The speed-up of one category.
@@ -38,20 +45,26 @@ impl DrafterFigures {
         let mut figures = Vec::new();
         for temperature in distinct(all.iter().map(|at| at.temperature)) {
             let of = |(index, name): (usize, &String)| {
-                let modes = all
-                    .iter()
-                    .filter(|at| at.temperature == temperature && at.way.drafter == index);
-                let best = modes
-                    .filter(|at| at.overall.speed_up.is_finite())
-                    .max_by(|a, b| a.overall.speed_up.total_cmp(&b.overall.speed_up))?;
-                Some(Self::of(name, best))
+                let modes: Vec<_> = (all.iter())
+                    .filter(|at| at.temperature == temperature && at.way.drafter == index)
+                    .collect();
+                let best = AtTemperature::fastest(modes)?;
+                Some((Self::of(name, best), best))
             };
-            let mut group: Vec<Self> = names.iter().enumerate().filter_map(of).collect();
-            let harmless = group.iter_mut().filter(|one| one.worst >= MIN_WORST);
-            if let Some(best) = harmless.max_by(|a, b| a.overall.total_cmp(&b.overall))
-                && best.overall > 1.0
-            {
-                best.is_recommended = true;
+            let group: Vec<_> = names.iter().enumerate().filter_map(of).collect();
+            let (mut group, measured): (Vec<Self>, Vec<_>) = group.into_iter().unzip();
+            let is_harmless = |one: &Self| one.verdict == Verdict::Helps && one.worst >= MIN_WORST;
+            let harmless = (0..group.len()).filter(|&index| is_harmless(&group[index]));
+            let best = harmless.max_by(|&a, &b| group[a].overall.total_cmp(&group[b].overall));
+            if let Some(best) = best {
+                let error = report.intervals.error_of_each();
+                for index in 0..group.len() {
+                    let is_other = index != best && is_harmless(&group[index]);
+                    let gain = || measured[index].gain(measured[best], error);
+                    group[index].is_as_good =
+                        is_other && !gain().is_some_and(|gain| gain.low > 1.0);
+                }
+                group[best].is_recommended = true;
             }
             figures.append(&mut group);
         }
@@ -71,9 +84,13 @@ impl DrafterFigures {
             temperature: at.temperature,
             drafter: name.into(),
             overall: at.overall.speed_up,
+            interval: at.overall.interval,
+            verdict: at.overall.verdict,
+            tokens_per_step: at.overall.tokens_per_step,
             worst: speed_ups.fold(f64::INFINITY, f64::min),
             categories,
             is_recommended: false,
+            is_as_good: false,
         }
     }
 }
@@ -106,24 +123,45 @@ impl BenchReport {
             }
             fmt_row(f, "overall", group, |one| one.overall)?;
             fmt_row(f, "worst category", group, |one| one.worst)?;
-            let gains = group.iter().filter(|one| one.overall > 1.0);
-            let best = gains.max_by(|a, b| a.overall.total_cmp(&b.overall));
-            match (group.iter().find(|one| one.is_recommended), best) {
-                (Some(one), _) => writeln!(
-                    f,
-                    "take {}: {:.2} x, and {:.2} x where it gains least",
-                    one.drafter, one.overall, one.worst
-                )?,
-                // Of few prompts and runs, a category may be slower by chance.
-                (None, Some(one)) => writeln!(
-                    f,
-                    "take {} with care: {:.2} x, but {:.2} x where it gains least; more prompts or --repeat say more",
-                    one.drafter, one.overall, one.worst
-                )?,
-                (None, None) => writeln!(f, "take none: no drafter gains here")?,
-            }
+            fmt_advice(f, group)?;
         }
         Ok(())
+    }
+}
+
+/// Writes which of the drafters of a temperature to take, in a line.
+fn fmt_advice(f: &mut fmt::Formatter<'_>, group: &[DrafterFigures]) -> fmt::Result {
+    let helping = group.iter().filter(|one| one.verdict == Verdict::Helps);
+    let helping = helping.max_by(|a, b| a.overall.total_cmp(&b.overall));
+    match (group.iter().find(|one| one.is_recommended), helping) {
+        (Some(one), _) => {
+            let (drafter, overall, worst) = (&one.drafter, one.overall, one.worst);
+            write!(
+                f,
+                "take {drafter}: {overall:.2} x, and {worst:.2} x where it gains least"
+            )?;
+            let others = group.iter().filter(|one| one.is_as_good);
+            let others: Vec<&str> = others.map(|one| one.drafter.as_str()).collect();
+            if others.is_empty() {
+                writeln!(f)
+            } else {
+                writeln!(
+                    f,
+                    "; as good, as far as this run tells: {}",
+                    others.join(", ")
+                )
+            }
+        }
+        (None, Some(one)) => writeln!(
+            f,
+            "take {} with care: {:.2} x, but {:.2} x where it gains least; more prompts or --repeat say more",
+            one.drafter, one.overall, one.worst
+        ),
+        (None, None) if group.iter().any(|one| one.verdict == Verdict::Undecided) => writeln!(
+            f,
+            "take none yet: undecided; more prompts, --repeat or an idle machine say more"
+        ),
+        (None, None) => writeln!(f, "take none: no drafter gains here"),
     }
 }
 

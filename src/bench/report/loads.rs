@@ -1,6 +1,7 @@
 //! Figures of many requests at a time.
 
 use super::{BenchMode, Difference};
+use crate::bench::interval::{Interval, Pair, Verdict, Work};
 use crate::engine::SpecUsage;
 use serde::Serialize;
 use std::ops::AddAssign;
@@ -14,6 +15,8 @@ pub struct StreamLoad {
     pub requests: usize,
     pub plain: Throughput,
     pub speculative: Throughput,
+    /// Both throughputs of each group and repeat.
+    pub pairs: Vec<Pair>,
     pub spec: SpecUsage,
     pub differing: Vec<Difference>,
 }
@@ -28,6 +31,13 @@ pub struct Throughput {
 impl Throughput {
     fn rate(&self) -> f64 {
         self.tokens as f64 / self.seconds
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            tokens: self.tokens as f64,
+            seconds: self.seconds,
+        }
     }
 }
 
@@ -47,9 +57,20 @@ impl StreamLoad {
             requests: 0,
             plain: Throughput::default(),
             speculative: Throughput::default(),
+            pairs: Vec::new(),
             spec: SpecUsage::default(),
             differing: Vec::new(),
         }
+    }
+
+    /// Adds a group that was run in both ways.
+    pub fn add(&mut self, plain: Throughput, speculative: Throughput) {
+        self.plain += plain;
+        self.speculative += speculative;
+        self.pairs.push(Pair {
+            plain: plain.work(),
+            speculative: speculative.work(),
+        });
     }
 }
 
@@ -68,6 +89,9 @@ pub struct LoadFigures {
     pub spec_tokens_per_second: f64,
     /// Speculative over plain rate.
     pub speed_up: f64,
+    /// The interval of `speed_up` over groups of requests and repeats; `None` = there were too few.
+    pub interval: Option<Interval>,
+    pub verdict: Verdict,
     pub alpha: f64,
     pub mean_accepted_length: f64,
     /// Mean draft tokens per round with a draft.
@@ -77,8 +101,10 @@ pub struct LoadFigures {
 }
 
 impl LoadFigures {
-    pub fn of(load: StreamLoad) -> Self {
+    /// The figures of `load`; the interval misses the speed-up with probability `error`.
+    pub fn of(load: StreamLoad, error: f64) -> Self {
         let (plain, speculative) = (load.plain.rate(), load.speculative.rate());
+        let interval = Interval::of(&load.pairs, error);
         Self {
             streams: load.streams,
             temperature: load.temperature,
@@ -88,6 +114,8 @@ impl LoadFigures {
             plain_tokens_per_second: plain,
             spec_tokens_per_second: speculative,
             speed_up: speculative / plain,
+            interval,
+            verdict: Verdict::of(interval, load.spec.accepted > 0),
             alpha: load.spec.alpha(),
             mean_accepted_length: load.spec.mean_accepted_length(),
             mean_draft_length: load.spec.drafted as f64 / load.spec.rounds as f64,

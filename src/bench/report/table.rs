@@ -1,6 +1,7 @@
 //! The report as a text table.
 
 use super::{AtTemperature, BenchMode, BenchReport, Best, GroupFigures, LoadFigures, distinct};
+use crate::bench::interval::{Interval, Verdict};
 use crate::sampling::Acceptance;
 use std::fmt;
 
@@ -9,7 +10,7 @@ impl fmt::Display for BenchReport {
         let s = &self.subject;
         let labels = Labels::of(self);
         let ways = &labels.ways;
-        let lengths = distinct(ways.iter().map(|way| way.spec_length));
+        let lengths = distinct(ways.iter().map(|way| way.spec_length).filter(|&k| k > 0));
         let lengths: Vec<_> = lengths.iter().map(usize::to_string).collect();
         writeln!(
             f,
@@ -41,14 +42,14 @@ impl fmt::Display for BenchReport {
 }
 
 const LEGEND: &str = "\
-speed-up: decode tokens/s, speculative over plain. tok/step: tokens per target step. accepted,
+speed-up: decode tokens/s, speculative over plain; low, high: the ends of its interval. tok/step: tokens per target step. accepted,
 drafted: tokens per round with a draft. c, verify: time of a draft step and of a speculative target
 step, in plain target steps. expected: Theorem 3.8 of Leviathan et al. 2023, which assumes K drafted
 tokens in every round and verify = 1.";
 
 const LOADS_LEGEND: &str = "\
-tok/s: tokens of all requests over the wall time, prompts included. speed-up: speculative over plain.
-accepted, drafted: tokens per round with a draft.";
+tok/s: tokens of all requests over the wall time, prompts included. speed-up: speculative over plain;
+low, high: the ends of its interval. accepted, drafted: tokens per round with a draft.";
 
 impl BenchReport {
     /// For each temperature, and number of streams, whether speculation helps.
@@ -56,7 +57,12 @@ impl BenchReport {
         let best = |group: &[AtTemperature]| {
             let best = AtTemperature::fastest(group)?;
             let place = format!("temperature {}", best.temperature);
-            Some((place, (best.overall.speed_up, best.way)))
+            let overall = &best.overall;
+            Some((
+                place,
+                Claim::of(overall.speed_up, overall.interval, overall.verdict),
+                best.way,
+            ))
         };
         let groups = self
             .temperatures
@@ -73,20 +79,57 @@ impl BenchReport {
             .filter(|load| load.speed_up.is_finite())
             .map(|load| {
                 let place = format!("temperature {}, {} streams", load.temperature, load.streams);
-                (place, (load.speed_up, load.way))
+                (
+                    place,
+                    Claim::of(load.speed_up, load.interval, load.verdict),
+                    load.way,
+                )
             });
         let verdicts: Vec<_> = alone_best.into_iter().chain(loads).collect();
         if verdicts.is_empty() {
             return Ok(());
         }
         writeln!(f)?;
-        for (place, (speed_up, way)) in verdicts {
-            let (verdict, k) = (verdict(speed_up), way.spec_length);
-            let drafter = labels.drafter(&way);
+        for (place, claim, way) in &verdicts {
+            let (drafter, k) = (labels.drafter(way), way.spec_length);
+            writeln!(f, "{place}: {claim} with {drafter}, K up to {k}")?;
+        }
+        self.fmt_method(
+            f,
+            &verdicts
+                .iter()
+                .map(|(_, claim, _)| *claim)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    /// Says what intervals are, and what would decide.
+    fn fmt_method(&self, f: &mut fmt::Formatter<'_>, claims: &[Claim]) -> fmt::Result {
+        let method = &self.intervals;
+        let (units, more) = if self.loads.is_empty() {
+            ("prompts", "more prompts")
+        } else {
+            ("groups of requests", "more prompts or --repeat")
+        };
+        if claims.iter().any(|claim| claim.interval.is_none()) {
+            let few = method.min_pairs;
             writeln!(
                 f,
-                "{place}: {verdict}: {speed_up:.2} x with {drafter}, K up to {k}"
+                "fewer than {few} {units} have no interval, and decide nothing: {more} do"
             )?;
+        } else if claims
+            .iter()
+            .any(|claim| claim.verdict == Verdict::Undecided)
+        {
+            writeln!(f, "undecided: {more}, or an idle machine, say more")?;
+        }
+        if claims.iter().any(|claim| claim.interval.is_some()) {
+            let level = 100.0 * (1.0 - method.error);
+            let modes = match method.modes {
+                0 | 1 => String::new(),
+                modes => format!(", for all {modes} modes together"),
+            };
+            writeln!(f, "in brackets: {level:.0}% intervals over {units}{modes}")?;
         }
         Ok(())
     }
@@ -162,12 +205,31 @@ impl Labels {
     }
 }
 
-/// Returns the meaning of a speed-up, on a machine whose runs differ by some percent.
-fn verdict(speed_up: f64) -> &'static str {
-    match speed_up {
-        1.03.. => "helps",
-        0.97.. => "neither helps nor costs",
-        _ => "costs",
+/// A speed-up and what it says.
+#[derive(Clone, Copy)]
+struct Claim {
+    speed_up: f64,
+    interval: Option<Interval>,
+    verdict: Verdict,
+}
+
+impl Claim {
+    fn of(speed_up: f64, interval: Option<Interval>, verdict: Verdict) -> Self {
+        Self {
+            speed_up,
+            interval,
+            verdict,
+        }
+    }
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {:.2} x", self.verdict.words(), self.speed_up)?;
+        match self.interval {
+            Some(Interval { low, high }) => write!(f, " [{low:.2}, {high:.2}]"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -235,12 +297,21 @@ fn fmt_lengths(
 /// A column of a table of `T`: its name, its width, the decimals of its figures, and the figure.
 type Column<T> = (&'static str, usize, usize, fn(&T) -> f64);
 
-const GROUP_COLUMNS: [Column<GroupFigures>; 13] = [
+/// An end of an interval; NaN = there is none.
+fn end(interval: Option<Interval>, end: fn(Interval) -> f64) -> f64 {
+    interval.map_or(f64::NAN, end)
+}
+
+const GROUP_COLUMNS: [Column<GroupFigures>; 15] = [
     ("prompts", 7, 0, |group| group.prompts as f64),
     ("tokens", 7, 0, |group| group.tokens as f64),
     ("plain tok/s", 11, 2, |group| group.plain_tokens_per_second),
     ("spec tok/s", 11, 2, |group| group.spec_tokens_per_second),
     ("speed-up", 8, 2, |group| group.speed_up),
+    ("low", 5, 2, |group| end(group.interval, |range| range.low)),
+    ("high", 5, 2, |group| {
+        end(group.interval, |range| range.high)
+    }),
     ("tok/step", 8, 2, |group| group.tokens_per_step),
     ("alpha", 6, 3, |group| group.alpha),
     ("accepted", 8, 2, |group| group.mean_accepted_length),
@@ -251,12 +322,14 @@ const GROUP_COLUMNS: [Column<GroupFigures>; 13] = [
     ("meas/exp", 9, 2, |group| group.measured_over_expected),
 ];
 
-const LOAD_COLUMNS: [Column<LoadFigures>; 8] = [
+const LOAD_COLUMNS: [Column<LoadFigures>; 10] = [
     ("requests", 8, 0, |load| load.requests as f64),
     ("tokens", 7, 0, |load| load.tokens as f64),
     ("plain tok/s", 11, 2, |load| load.plain_tokens_per_second),
     ("spec tok/s", 11, 2, |load| load.spec_tokens_per_second),
     ("speed-up", 8, 2, |load| load.speed_up),
+    ("low", 5, 2, |load| end(load.interval, |range| range.low)),
+    ("high", 5, 2, |load| end(load.interval, |range| range.high)),
     ("alpha", 6, 3, |load| load.alpha),
     ("accepted", 8, 2, |load| load.mean_accepted_length),
     ("drafted", 7, 2, |load| load.mean_draft_length),
@@ -280,7 +353,10 @@ fn fmt_row<T>(
 ) -> fmt::Result {
     write!(f, "{label:<16}")?;
     for (_, width, decimals, figure) in columns {
-        write!(f, " {:>width$.decimals$}", figure(figures))?;
+        match figure(figures) {
+            figure if figure.is_nan() => write!(f, " {:>width$}", "-")?,
+            figure => write!(f, " {figure:>width$.decimals$}")?,
+        }
     }
     writeln!(f)
 }

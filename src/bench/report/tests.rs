@@ -82,7 +82,12 @@ fn twice_as_fast(category: &str, temperature: f32) -> MeasuredPair {
 
 fn subject() -> Subject {
     Subject {
+        version: "1.2.3",
+        commit: None,
+        date: "2026-11-28T03:00:00Z".into(),
+        flags: vec!["-m".into(), "m".into()],
         model: "m".into(),
+        files: Vec::new(),
         drafters: vec!["d".into()],
         spec_length: 2,
         warm: false,
@@ -117,56 +122,210 @@ fn the_theorem_at_its_edges() {
     close(expected_speed_up(0.5, 0, 0.1), 1.0);
 }
 
+/// So many prompts of category `a` and of `b`, each 2 s plain and so many seconds with each drafter; `accepted` tokens
+/// of its drafts are accepted.
+fn compared_of(sizes: [usize; 2], drafters: &[(&str, [f64; 2])], accepted: usize) -> BenchReport {
+    let tokens = [1, 2, 3, 4, 5];
+    let run = |seconds, accepted, steps| {
+        let usage = SpecUsage {
+            rounds: 2,
+            drafted: 4,
+            tested: 4,
+            accepted,
+            ..SpecUsage::default()
+        };
+        let cost = Cost {
+            target_steps: steps,
+            ..Cost::default()
+        };
+        vec![sample(&tokens, seconds, usage, cost)]
+    };
+    let mut pairs = Vec::new();
+    for prompt in 0..sizes[0] + sizes[1] {
+        let (category, index) = if prompt < sizes[0] {
+            ("a", 0)
+        } else {
+            ("b", 1)
+        };
+        for (drafter, (_, seconds)) in drafters.iter().enumerate() {
+            let way = BenchMode { drafter, ..MODE };
+            let steps = (tokens.len() - 1 - accepted) as f64;
+            let (plain, speculative) = (run(2.0, 0, 4.0), run(seconds[index], accepted, steps));
+            pairs.push(pair_of(way, category, 0.0, plain, speculative));
+        }
+    }
+    let names = drafters.iter().map(|(name, _)| (*name).to_owned());
+    let subject = Subject {
+        drafters: names.collect(),
+        ..subject()
+    };
+    BenchReport::new(subject, &pairs)
+}
+
+fn compared(drafters: &[(&str, [f64; 2])], accepted: usize) -> BenchReport {
+    compared_of([3, 3], drafters, accepted)
+}
+
 /// The fastest is not recommended if it slows a category down.
 #[test]
 fn a_drafter_that_harms_nothing_is_recommended() {
-    let of = |drafter: usize, category: &str, seconds: f64| {
-        let tokens = [1, 2, 3, 4, 5];
-        let run = |seconds| {
-            vec![sample(
-                &tokens,
-                seconds,
-                SpecUsage::default(),
-                Cost::default(),
-            )]
-        };
-        let way = BenchMode { drafter, ..MODE };
-        pair_of(way, category, 0.0, run(2.0), run(seconds))
-    };
-    let subject = Subject {
-        drafters: ["bold", "careful", "slow"].map(String::from).to_vec(),
-        ..subject()
-    };
-    let pairs = [
-        (0, "a", 0.5),
-        (0, "b", 2.5),
-        (1, "a", 1.0),
-        (1, "b", 2.0),
-        (2, "a", 3.0),
-        (2, "b", 3.0),
-    ];
-    let pairs = pairs.map(|(drafter, category, seconds)| of(drafter, category, seconds));
-    let report = BenchReport::new(subject.clone(), &pairs);
-    let [bold, careful, slow] = &report.drafters[..] else {
+    let (bold, careful, slow) = (
+        ("bold", [0.5, 2.5]),
+        ("careful", [1.0, 1.98]),
+        ("slow", [3.0, 3.0]),
+    );
+    let report = compared(&[bold, careful, slow], 2);
+    let [first, second, third] = &report.drafters[..] else {
         panic!("{:?}", report.drafters);
     };
-    close(bold.overall, 4.0 / 3.0);
-    close(bold.worst, 0.8);
-    close(careful.worst, 1.0);
-    assert!(careful.is_recommended && !bold.is_recommended && !slow.is_recommended);
+    close(first.overall, 4.0 / 3.0);
+    close(first.worst, 0.8);
+    close(second.worst, 2.0 / 1.98);
+    assert_eq!(third.verdict, Verdict::Costs);
+    assert!(second.is_recommended && !first.is_recommended && !third.is_recommended);
     let table = report.to_string();
     assert!(
-        table.contains("take careful: 1.33 x, and 1.00 x where it gains least"),
+        table.contains("take careful: 1.34 x, and 1.01 x where it gains least"),
         "{table}"
     );
-    let report = BenchReport::new(subject.clone(), &pairs[..2]);
-    let table = report.to_string();
+    let table = compared(&[("careful", [1.0, 1.9]), slow], 2).to_string();
+    assert!(table.contains("take careful: 1.38 x"), "{table}");
+    // Half of the prompts are five times slower, and half are four times faster: who knows?
+    let table = compared(&[bold, slow], 2).to_string();
+    assert!(table.contains("take none yet: undecided"), "{table}");
+    let table = compared_of([20, 1], &[bold, slow], 2).to_string();
     assert!(
-        table.contains("take bold with care: 1.33 x, but 0.80 x"),
+        table.contains("take bold with care: 3.36 x, but 0.80 x"),
         "{table}"
     );
-    let report = BenchReport::new(subject, &pairs[4..]);
-    assert!(report.to_string().contains("take none"), "{report}");
+    let table = compared(&[slow, ("slower", [4.0, 4.0])], 2).to_string();
+    assert!(table.contains("take none: no drafter gains"), "{table}");
+    // Which of two equal drafters is faster, a run does not decide.
+    let table = compared(&[("one", [1.0, 1.0]), ("other", [1.0, 1.0])], 2).to_string();
+    assert!(
+        table.contains("as good, as far as this run tells: one"),
+        "{table}"
+    );
+}
+
+/// Whatever the clock says, as many steps as plain decoding has are no gain.
+#[test]
+fn where_nothing_is_accepted_nothing_is_recommended() {
+    let report = compared(&[("one", [1.0, 1.5]), ("other", [1.2, 1.2])], 0);
+    for at in &report.temperatures {
+        close(at.overall.tokens_per_step, 1.0);
+        assert!(at.overall.interval.unwrap().low > 1.0);
+        assert_eq!(at.overall.verdict, Verdict::NothingAccepted);
+    }
+    assert!(report.drafters.iter().all(|one| !one.is_recommended));
+    let table = report.to_string();
+    assert!(table.contains("take none: no drafter gains"), "{table}");
+    assert!(
+        table.contains("temperature 0: no draft token was accepted: "),
+        "{table}"
+    );
+    assert!(!table.contains("helps: "), "{table}");
+}
+
+/// Times that vary as on a busy machine, with a mean that is in favour: the verdict is that there is none.
+#[test]
+fn noise_is_told_as_such() {
+    let tokens = [1, 2, 3, 4, 5];
+    let usage = SpecUsage {
+        accepted: 2,
+        ..SpecUsage::default()
+    };
+    let cost = Cost {
+        target_steps: 2.0,
+        ..Cost::default()
+    };
+    let times = [0.4, 2.2, 1.1, 0.7, 1.9, 0.8, 0.9, 1.3];
+    let pairs = times.map(|seconds| {
+        let plain = vec![sample(&tokens, 1.2, SpecUsage::default(), Cost::default())];
+        pair(
+            "qa",
+            0.0,
+            plain,
+            vec![sample(&tokens, seconds, usage, cost)],
+        )
+    });
+    let report = BenchReport::new(subject(), &pairs);
+    let overall = &report.temperatures[0].overall;
+    assert!(overall.speed_up > 1.03, "{overall:?}");
+    assert_eq!(overall.verdict, Verdict::Undecided);
+    let (interval, spread) = (overall.interval.unwrap(), overall.spread.unwrap());
+    assert!(interval.includes(1.0) && spread.low <= interval.low && interval.high <= spread.high);
+    close(spread.high, 3.0);
+    let table = report.to_string();
+    for needle in [
+        "temperature 0: undecided: 1.03 x [",
+        "an idle machine",
+        "95% intervals",
+    ] {
+        assert!(table.contains(needle), "{needle} is missing in {table}");
+    }
+    // Of five prompts, nothing is decided.
+    let table = BenchReport::new(subject(), &pairs[..5]).to_string();
+    assert!(
+        table.contains("fewer than 6 prompts have no interval"),
+        "{table}"
+    );
+}
+
+/// Several modes share the error, so that the best of many does not help by luck.
+#[test]
+fn the_best_of_many_modes_needs_more() {
+    let alone = compared_of([20, 1], &[("one", [1.0, 1.9])], 2);
+    let among = compared_of([20, 1], &[("one", [1.0, 1.9]); 8], 2);
+    let interval = |report: &BenchReport| report.temperatures[0].overall.interval.unwrap();
+    assert_eq!((alone.intervals.modes, among.intervals.modes), (1, 8));
+    assert!(interval(&among).low < interval(&alone).low);
+    let table = among.to_string();
+    assert!(table.contains("for all 8 modes together"), "{table}");
+}
+
+#[test]
+fn prompts_have_a_row_each_and_a_line_of_csv() {
+    let runs = |times: [f64; 3]| {
+        let run = |t| sample(&[1, 2, 3], t, SpecUsage::default(), Cost::default());
+        times.map(run).to_vec()
+    };
+    let both = [pair(
+        "a, \"b\"",
+        0.0,
+        runs([2.0, 1.0, 9.0]),
+        runs([0.5, 1.0, 0.7]),
+    )];
+    let report = BenchReport::new(subject(), &both);
+    let json = serde_json::to_value(&report).unwrap();
+    let row = &json["temperatures"][0]["prompts"][0];
+    assert_eq!(
+        (&row["id"], &row["prompt_tokens"]),
+        (&"1".into(), &1.into())
+    );
+    assert_eq!(
+        (&row["plain_seconds"], &row["spec_seconds"]),
+        (&2.0.into(), &0.7.into())
+    );
+    assert_eq!(row["plain_seconds_range"]["high"], 9.0);
+    assert_eq!(row["spec_seconds_range"]["low"], 0.5);
+    assert_eq!(json["subject"]["flags"][1], "m");
+    assert_eq!(
+        json["temperatures"][0]["overall"]["verdict"],
+        "nothing_accepted"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.csv");
+    report.write_csv(&path).unwrap();
+    let csv = std::fs::read_to_string(path).unwrap();
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines.len(), 2, "{csv}");
+    let columns = lines[0].split(',').count();
+    assert!(
+        lines[1].starts_with("0,d,2,1,coupled,,1,\"a, \"\"b\"\"\",1,2,2,1,9,0.7,0.5,1,"),
+        "{csv}"
+    );
+    assert_eq!(lines[1].split(',').count(), columns + 1, "{csv}");
 }
 
 proptest! {
@@ -188,7 +347,7 @@ fn the_first_difference_is_found() {
 #[test]
 fn figures_of_two_prompts() {
     let pairs = [twice_as_fast("qa", 0.0), twice_as_fast("qa", 0.0)];
-    let figures = GroupFigures::of("qa", 2, &pairs);
+    let figures = GroupFigures::of("qa", 2, ERROR, &pairs);
     assert_eq!((figures.prompts, figures.tokens), (2, 8));
     close(figures.plain_tokens_per_second, 2.0);
     close(figures.spec_tokens_per_second, 4.0);
@@ -210,7 +369,10 @@ fn figures_of_two_prompts() {
 fn without_a_draft_model_each_draft_token_is_a_step() {
     let mut pair = twice_as_fast("qa", 0.0);
     pair.speculative.cost.draft_steps = 0.0;
-    close(GroupFigures::of("qa", 2, [&pair]).c, 0.25 / 4.0 / 0.5);
+    close(
+        GroupFigures::of("qa", 2, ERROR, [&pair]).c,
+        0.25 / 4.0 / 0.5,
+    );
 }
 
 #[test]
@@ -226,7 +388,7 @@ fn the_median_of_repeats_is_used() {
     for run in &mut speculative {
         run.cost.target_steps = 1.0;
     }
-    let figures = GroupFigures::of("qa", 2, [&pair("qa", 0.0, plain, speculative)]);
+    let figures = GroupFigures::of("qa", 2, ERROR, [&pair("qa", 0.0, plain, speculative)]);
     close(figures.speed_up, 2.0);
     // Counts are those of one run.
     close(figures.tokens_per_step, 2.0);
@@ -313,8 +475,7 @@ fn loads_have_a_line_each() {
             seconds,
         };
         for _ in 0..2 {
-            load.plain += run(2.0);
-            load.speculative += run(seconds);
+            load.add(run(2.0), run(seconds));
         }
         load
     };

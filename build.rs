@@ -1,0 +1,43 @@
+//! Notes the commit of a release in `FORETOKEN_COMMIT`, which reports of `bench` cite. A development build notes none,
+//! since it would have to be built anew after each commit.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=FORETOKEN_COMMIT");
+    let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    // Whoever builds without a repository, as in a container, may say it.
+    if env::var_os("FORETOKEN_COMMIT").is_none()
+        && is_release
+        && let Some(commit) = commit(Path::new(".git"))
+    {
+        println!("cargo:rustc-env=FORETOKEN_COMMIT={commit}");
+    }
+}
+
+/// The commit that is checked out, if `git` is the folder of a repository.
+fn commit(git: &Path) -> Option<String> {
+    let read = |name: &str| {
+        let path = git.join(name);
+        let text = fs::read_to_string(&path).ok()?;
+        println!("cargo:rerun-if-changed={}", path.display());
+        Some(text)
+    };
+    let head = read("HEAD")?;
+    let commit = match head.trim().strip_prefix("ref: ") {
+        None => head.trim().to_owned(),
+        Some(branch) => match read(branch) {
+            Some(commit) => commit.trim().to_owned(),
+            None => {
+                let packed = read("packed-refs")?;
+                let mut lines = packed.lines().filter_map(|line| line.split_once(' '));
+                lines.find(|(_, name)| *name == branch)?.0.to_owned()
+            }
+        },
+    };
+    let is_hash = commit.len() >= 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hash.then_some(commit)
+}
