@@ -35,7 +35,7 @@ const MAX_RANDOM_TOKENS: usize = 1 << 28;
 #[command(group(ArgGroup::new("source of prompts")))]
 pub struct BenchOptions {
     /// JSON lines with "prompt", or with "turns" (Spec-Bench's format), of which the first is the prompt; "id" and
-    /// "category" may be added [default: 20 built-in prompts of 7 categories].
+    /// "category" may be added, and "suffix" to "prompt" for what is missing between both [default: 20 built-in prompts of 7 categories].
     #[arg(long, value_name = "FILE", group = "source of prompts")]
     pub prompts: Option<PathBuf>,
     /// Number of prompts of random token ids; needs no tokenizer.
@@ -272,6 +272,10 @@ impl BenchOptions {
             // Chance decides by seed and position: with a single seed, prompts of equal length would
             // all draw the same numbers and add no information.
             seed: number as u64,
+            stop_token_ids: match self.is_synthetic() {
+                true => Vec::new(),
+                false => prompt.ends.clone(),
+            },
             ..SamplingParams::default()
         };
         Request {

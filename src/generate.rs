@@ -161,6 +161,7 @@ async fn answer(
             temperature: options.temperature,
             top_p: options.top_p,
             seed,
+            stop_token_ids: prompt.ends.clone(),
             ..SamplingParams::default()
         },
         max_tokens: Some(options.max_tokens.min(room)),

@@ -1,6 +1,6 @@
 //! Prompts, read from a file, built in or random, and the lines of a corpus: answers to prompts.
 
-use crate::Text;
+use crate::{InfillText, Text};
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::sampling::mix;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,8 @@ pub struct Prompt {
     pub text: String,
     /// Token ids of the prompt, as the model is given them.
     pub tokens: Vec<u32>,
+    /// Token ids that end the answer, besides EOS: of a prompt with a suffix those that end what is filled in.
+    pub ends: Vec<u32>,
 }
 
 /// One line of a corpus, which `generate` writes and `distill` reads.
@@ -53,6 +55,7 @@ struct PromptLine {
     #[serde(default = "no_category")]
     category: String,
     prompt: Option<String>,
+    suffix: Option<String>,
     #[serde(default)]
     turns: Vec<String>,
 }
@@ -75,10 +78,11 @@ pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
 const BUILT_IN: &str = include_str!("prompts/built_in.jsonl");
 
 /// What a line of a prompts file must be.
-const LINE: &str = r#"expected a JSON object such as {"id": "1", "category": "qa", "prompt": "Why is the sky blue?"}, or with "turns": ["..."] in place of "prompt"; "id" and "category" may be missing"#;
+const LINE: &str = r#"expected a JSON object such as {"id": "1", "category": "qa", "prompt": "Why is the sky blue?"}, or with "turns": ["..."] in place of "prompt"; "id" and "category" may be missing; with "suffix", a text, the model fills in what is between both"#;
 
 /// Reads prompts from JSON lines with `prompt`, or with `turns`, of which only the first is used; `id`
-/// and `category` are optional. Each goes through the chat template if there is one.
+/// and `category` are optional. Each goes through the chat template if there is one. A line with `suffix` asks for what
+/// is missing between `prompt` and `suffix`, as a completion does.
 ///
 /// # Errors
 /// `Setup`, naming the file and the line, and saying what a line must hold.
@@ -104,6 +108,11 @@ fn of_lines(lines: &str, text: &Text) -> Result<Vec<Prompt>> {
         }
         let (line, prompt) =
             parse(line).map_err(|what| Error::setup(format!("line {number}: {what}")))?;
+        let (tokens, ends) = match &line.suffix {
+            None => (encode(text, &prompt)?, Vec::new()),
+            Some(suffix) => infill(text, &prompt, suffix)
+                .map_err(|what| Error::setup(format!("line {number}: {what}")))?,
+        };
         prompts.push(Prompt {
             id: match line.id {
                 serde_json::Value::String(id) => id,
@@ -111,7 +120,8 @@ fn of_lines(lines: &str, text: &Text) -> Result<Vec<Prompt>> {
                 id => id.to_string(),
             },
             category: line.category,
-            tokens: encode(text, &prompt)?,
+            tokens,
+            ends,
             text: prompt,
         });
     }
@@ -142,6 +152,20 @@ pub fn encode(text: &Text, prompt: &str) -> Result<Vec<u32>> {
     text.encode(&prompt, false)
 }
 
+/// The tokens of a prompt for what is missing between `before` and `after`, and those that end it.
+fn infill(text: &Text, before: &str, after: &str) -> Result<(Vec<u32>, Vec<u32>)> {
+    let between = InfillText {
+        before,
+        after,
+        files: &[],
+    };
+    let prompt = text.infill(between, true, None)?;
+    let prompt = prompt.ok_or_else(|| {
+        Error::setup("this model has no tokens for \"suffix\": leave such prompts out")
+    })?;
+    Ok((prompt.ids, text.infill_ends()))
+}
+
 /// `count` prompts of `tokens` random ids below `vocab_size`; they depend only on the seed.
 pub fn random(count: usize, tokens: usize, seed: u64, vocab_size: usize) -> Vec<Prompt> {
     let id = |n: usize| (mix(mix(seed) ^ n as u64) % vocab_size as u64) as u32;
@@ -151,6 +175,7 @@ pub fn random(count: usize, tokens: usize, seed: u64, vocab_size: usize) -> Vec<
             category: "random".into(),
             text: String::new(),
             tokens: (0..tokens).map(|at| id(prompt * tokens + at)).collect(),
+            ends: Vec::new(),
         })
         .collect()
 }
@@ -182,6 +207,8 @@ mod tests {
         assert_eq!((line.id, line.category), ("x".into(), "all".into()));
         let (_, prompt) = parse(r#"{"prompt": "c"}"#).unwrap();
         assert_eq!(prompt, "c");
+        let (line, before) = parse(r#"{"prompt": "a", "suffix": "b"}"#).unwrap();
+        assert_eq!((before, line.suffix), ("a".into(), Some("b".into())));
         for wrong in [
             r#"{"id": 1, "turns": []}"#,
             r#"{"prompt": ""}"#,

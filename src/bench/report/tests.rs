@@ -48,6 +48,7 @@ fn prompt(category: &str) -> Prompt {
         category: category.into(),
         text: String::new(),
         tokens: vec![1],
+        ends: Vec::new(),
     }
 }
 
