@@ -1,20 +1,16 @@
 //! The client of a request, and the headers that every response has about it.
 
 use super::error::Refusal;
-use super::request_id::{RequestId, X_REQUEST_ID};
+use super::request_id::{REQUEST_ID, RequestId, X_REQUEST_ID};
 use super::trace::{Observer, RequestRecord, Trace};
 use super::{anthropic, paths};
 use axum::extract::{FromRequestParts, Request, State};
-use axum::http::HeaderName;
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::Response;
 use foretoken_core::error::clipped;
 use std::convert::Infallible;
 use std::sync::Arc;
-
-/// The header in which Anthropic's clients look for the id.
-const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// The client of a request: the id of the request, and its record.
 pub(super) struct Caller {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod acceptance;
+mod access;
 mod adapter_routes;
 mod adapters;
 mod answer;
@@ -27,6 +28,7 @@ mod embeddings;
 mod encoding;
 mod error;
 pub mod fuzzing;
+mod headers;
 mod in_process;
 mod info;
 mod limits;
@@ -68,31 +70,31 @@ mod trace;
 mod unsupported;
 mod wire;
 
+use access::{OLLAMA_VERSION, PAGE, authorized, guard, refusal};
 use anthropic::Failure;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use caller::Caller;
 use chunks::Chunks;
-use context::{Context, KeyIndex};
+use context::Context;
 use encoding::SentBody;
 use error::Refused;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
+use headers::{MAX_TOKENS, Warned, warn};
 use ollama::{Asked, OllamaFailure};
 use openai::Job;
-use origin::Origins;
 use schemars::JsonSchema;
 use serde::Serialize;
 use state::ModelObject;
 use std::sync::Arc;
 use std::time::Duration;
 use stream::{Running, Shape};
-use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -265,106 +267,17 @@ pub async fn serve(
     end
 }
 
-/// The header in which Anthropic's clients send the key.
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
-/// Where Ollama's clients ask for the version.
-const OLLAMA_VERSION: &str = "/api/version";
-
-/// Routes that need no key, for supervisors, balancers and Prometheus, and for clients that look for a server.
-const OPEN: [&str; 9] = [
-    "/health",
-    "/healthz",
-    "/livez",
-    "/readyz",
-    "/ping",
-    "/load",
-    "/version",
-    "/metrics",
-    OLLAMA_VERSION,
-];
-
-/// The page's route. It needs no key either: it asks for the key, and sends it with what it requests.
-const PAGE: &str = "/";
-
-/// Checks host and origin, before anything else is said.
-async fn guard(State(origins): State<Arc<Origins>>, request: Request, next: Next) -> Response {
-    match origins.check(&request) {
-        Ok(()) => next.run(request).await,
-        Err(error) => refusal(request.uri().path(), error),
-    }
-}
-
-/// Checks authorization and shutdown before the route is matched and the body is read: without the key, no
-/// one learns which routes exist.
-async fn authorized(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
-    match admit(&state, &request) {
-        Ok(key) => {
-            if let Some(key) = key {
-                request.extensions_mut().insert(key);
-            }
-            next.run(request).await
-        }
-        Err(error) => refusal(request.uri().path(), error),
-    }
-}
-
-/// An error in the form of the API that `path` belongs to.
-fn refusal(path: &str, error: Error) -> Response {
-    if anthropic::has_route(path) {
-        Failure(error).into_response()
-    } else if ollama::has_route(path) {
-        OllamaFailure(error).into_response()
-    } else {
-        Refused(error).into_response()
-    }
-}
-
-/// The key of a request that may be served; `None` if it needs none.
-fn admit(state: &AppState, request: &Request) -> Result<Option<KeyIndex>> {
-    let path = request.uri().path();
-    let is_open = OPEN.contains(&path) || state.ui && path == PAGE;
-    let key = if is_open || state.api_keys.is_empty() {
-        None
-    } else {
-        Some(authorize(&state.api_keys, request)?)
-    };
-    if path.starts_with("/v1/") || ollama::has_route(path) && !is_open {
-        state.ready()?;
-    }
-    Ok(key)
-}
-
-fn authorize(keys: &[String], request: &Request) -> Result<KeyIndex> {
-    let text = |name: HeaderName| request.headers().get(name)?.to_str().ok();
-    let bearer = text(header::AUTHORIZATION).and_then(|value| {
-        let (scheme, token) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-    });
-    let given = bearer.into_iter().chain(text(API_KEY));
-    // Compared in constant time, so that response times reveal no prefix of a key.
-    let is = |given: &str, key: &String| bool::from(given.as_bytes().ct_eq(key.as_bytes()));
-    let mut found = given.filter_map(|given| keys.iter().position(|key| is(given, key)));
-    found.next().map(KeyIndex).ok_or_else(|| {
-        Error::request(
-            RequestErrorKind::Unauthorized,
-            None,
-            "the API key is missing or wrong; send `Authorization: Bearer <key>` or `x-api-key: <key>`",
-        )
-    })
-}
-
 /// What makes a value of a body.
 type Read<T> = fn(&Context<'_>, &[u8]) -> Result<T>;
 
 /// A route that answers a body with what `read` makes of it. `E` is the API's form of errors.
-fn reading<E, T>(read: Read<T>) -> MethodRouter<AppState>
+fn reading<E, T>(read: Read<Warned<T>>) -> MethodRouter<AppState>
 where
     E: From<Error> + IntoResponse + 'static,
     T: Serialize + Send + 'static,
 {
     post(async move |State(state): State<AppState>, body: SentBody| {
-        Ok::<_, E>(Json(state.read(body, read).await?))
+        Ok::<_, E>(state.read(body, read).await?)
     })
 }
 
@@ -402,15 +315,6 @@ fn in_chunks(job: Result<Job>) -> Result<(Job, Chunks)> {
     Ok((job, chunks))
 }
 
-/// Says to what `max_tokens` was cut.
-const MAX_TOKENS: HeaderName = HeaderName::from_static("x-foretoken-max-tokens");
-
-/// Says what was left out of a request.
-const WARNING: HeaderName = HeaderName::from_static("x-foretoken-warning");
-
-/// Maximum number of warnings that the header has.
-const MAX_WARNINGS: usize = 8;
-
 async fn answer(
     state: &AppState,
     mut job: Job,
@@ -418,7 +322,7 @@ async fn answer(
     caller: Caller,
 ) -> Result<Response> {
     let (stream, beams, cut_to) = (job.stream, job.beams, job.cut_to);
-    let warning = warning(&job.warnings);
+    let warnings = std::mem::take(&mut job.warnings);
     if let Some(trace) = &caller.trace {
         trace.accepted(&mut job, shape.id());
     }
@@ -436,23 +340,8 @@ async fn answer(
         tracing::info!("max_tokens was cut to {max}, for which the context has room");
         response.headers_mut().insert(MAX_TOKENS, max.into());
     }
-    if let Some(warning) = warning {
-        tracing::warn!("{warning}");
-        if let Ok(warning) = HeaderValue::try_from(warning) {
-            response.headers_mut().insert(WARNING, warning);
-        }
-    }
+    warn(response.headers_mut(), &warnings);
     Ok(response)
-}
-
-/// The warnings in one line; `None` if there are none.
-fn warning(warnings: &[String]) -> Option<String> {
-    let (shown, others) = warnings.split_at(warnings.len().min(MAX_WARNINGS));
-    let more = match others.len() {
-        0 => String::new(),
-        more => format!("; and {more} more"),
-    };
-    (!shown.is_empty()).then(|| shown.join("; ") + &more)
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -4,7 +4,8 @@
 //! host must be one of ours, because a page can let its own name point to this machine (DNS rebinding), and
 //! a request that changes or costs something must not come from a page of another origin.
 
-use super::request_id::X_REQUEST_ID;
+use super::headers::{MAX_TOKENS, WARNING};
+use super::request_id::{REQUEST_ID, X_REQUEST_ID};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use std::net::IpAddr;
@@ -111,7 +112,13 @@ impl Origins {
             .allow_methods([Method::GET, Method::POST])
             .allow_headers(AllowHeaders::mirror_request())
             .allow_private_network(true)
-            .expose_headers([header::RETRY_AFTER, X_REQUEST_ID])
+            .expose_headers([
+                header::RETRY_AFTER,
+                X_REQUEST_ID,
+                REQUEST_ID,
+                MAX_TOKENS,
+                WARNING,
+            ])
             .max_age(MAX_AGE);
         Some(cors)
     }

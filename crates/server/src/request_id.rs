@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// The header in which Anthropic's clients look for the id.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
 /// Maximum bytes of an id that a client chooses.
 const MAX_BYTES: usize = 128;
 

@@ -1,6 +1,7 @@
 //! Reads the bodies of `/tokenize` and `/detokenize`.
 
 use super::context::Context;
+use super::headers::Warned;
 use super::object::{JsonObject, read_body};
 use super::thinking::ThinkingFields;
 use super::tools::Tools;
@@ -26,10 +27,11 @@ impl Context<'_> {
     ///
     /// # Errors
     /// `Invalid`, naming the field.
-    pub(super) fn tokenize(&self, body: &[u8]) -> Result<Tokens> {
+    pub(super) fn tokenize(&self, body: &[u8]) -> Result<Warned<Tokens>> {
         let body: Tokenize = read_body(body)?;
         self.model(body.model.as_deref())?;
         let end = body.prompt_end();
+        let mut warnings = Vec::new();
         let tokens = match (body.prompt, body.messages) {
             (Some(prompt), None) => {
                 self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))?
@@ -42,12 +44,9 @@ impl Context<'_> {
                     thinking: body.thinking,
                     ..ThinkingFields::default()
                 })?;
-                let chat = self.chat_prompt(
-                    messages,
-                    &Tools::only(body.tools)?.list,
-                    end,
-                    thinking.variables,
-                )?;
+                let tools = Tools::only(body.tools)?;
+                let chat = self.chat_prompt(messages, &tools.list, end, thinking.variables)?;
+                warnings = tools.warnings;
                 let special = body.add_special_tokens.unwrap_or(false);
                 self.encode_chat(&chat.prompt, special, None)?
             }
@@ -56,18 +55,19 @@ impl Context<'_> {
                 return Err(Error::invalid("prompt", message));
             }
         };
-        Ok(Tokens {
+        let answer = Tokens {
             count: tokens.len(),
             max_model_len: self.limits.max_model_len,
             tokens,
-        })
+        };
+        Ok(Warned { answer, warnings })
     }
 
     /// The text of the token ids in `body`.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
-    pub(super) fn detokenize(&self, body: &[u8]) -> Result<DetokenizedText> {
+    pub(super) fn detokenize(&self, body: &[u8]) -> Result<Warned<DetokenizedText>> {
         let read = [wire::names::<Detokenize>()];
         let body: Detokenize = JsonObject::parse(body, &read)?.fields()?;
         self.model(body.model.as_deref())?;
@@ -75,9 +75,9 @@ impl Context<'_> {
         let size = self.text.vocab_size();
         match tokens.iter().find(|&&id| id as usize >= size) {
             Some(&id) => Err(Error::unknown_token("tokens", id, size)),
-            None => Ok(DetokenizedText {
+            None => Ok(Warned::from(DetokenizedText {
                 prompt: self.text.decode(&tokens, false),
-            }),
+            })),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::events::MessageReply;
 use super::input::{self, MessageTurn};
 use crate::content::{ContentPart, TextOr};
 use crate::context::Context;
+use crate::headers::Warned;
 use crate::openai::{Body, Job};
 use crate::others::NoOthers;
 use crate::structured::FlatFormat;
@@ -120,20 +121,22 @@ impl Context<'_> {
     ///
     /// # Errors
     /// The errors of [`Context::message`].
-    pub fn message_tokens(&self, body: &[u8]) -> Result<TokenCount> {
+    pub fn message_tokens(&self, body: &[u8]) -> Result<Warned<TokenCount>> {
         let chat = self.message_chat(body)?;
         self.model(chat.common.model.as_deref())?;
         let mut fields = chat.fields;
         let end = fields.prompt_end();
         let thinking = ThinkingFields::of_chat(&mut fields);
-        let chat = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
+        let read = Tools::read(fields.tools, fields.tool_choice).and_then(|tools| {
             let messages = fields.messages.unwrap_or_default();
             let thinking = self.thinking(thinking)?;
-            self.chat_prompt(messages, &tools.list, end, thinking.variables)
+            let chat = self.chat_prompt(messages, &tools.list, end, thinking.variables)?;
+            Ok((chat.prompt, tools.warnings))
         });
-        let prompt = chat.map_err(|e| e.renamed(&NAMES))?.prompt;
+        let (prompt, warnings) = read.map_err(|e| e.renamed(&NAMES))?;
         let input_tokens = self.encode_chat(&prompt, false, None)?.len();
-        Ok(TokenCount { input_tokens })
+        let answer = TokenCount { input_tokens };
+        Ok(Warned { answer, warnings })
     }
 
     fn message_chat(&self, body: &[u8]) -> Result<Body<wire::ChatFields>> {

@@ -5,6 +5,7 @@ use super::settings::GenerationSettings;
 use crate::beam::BeamFields;
 use crate::content::TextOr;
 use crate::context::Context;
+use crate::headers::Warned;
 use crate::lines::LineRules;
 use crate::numbers::within;
 use crate::object::read_body;
@@ -218,7 +219,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
-    pub(crate) fn apply_template(&self, body: &[u8]) -> Result<AppliedTemplate> {
+    pub(crate) fn apply_template(&self, body: &[u8]) -> Result<Warned<AppliedTemplate>> {
         let Body {
             common, mut fields, ..
         } = Body::<ChatFields>::read(body)?;
@@ -235,8 +236,12 @@ impl Context<'_> {
             ..*self
         };
         let chat = context.chat_prompt(messages, &tools.list, end, thinking.variables)?;
-        Ok(AppliedTemplate {
+        let answer = AppliedTemplate {
             prompt: chat.prompt,
+        };
+        Ok(Warned {
+            answer,
+            warnings: tools.warnings,
         })
     }
 }

@@ -13,16 +13,14 @@ mod selector;
 
 pub use process::{API_KEY_VARIABLE, ModelLog, ModelSpec, SERVES};
 
+use super::access::{OLLAMA_VERSION, OPEN, authorize, guard, refusal};
 use super::bodies::{Bodies, Received};
 use super::encoding::SentBody;
 use super::error::Refused;
 use super::listener;
 use super::ollama;
 use super::origin::{OriginOptions, Origins};
-use super::{
-    HEALTHY, Health, HttpLimits, OLLAMA_VERSION, OPEN, authorize, full, guard, identified, info,
-    method_not_allowed, refusal, reply,
-};
+use super::{HEALTHY, Health, HttpLimits, full, identified, info, method_not_allowed, reply};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::header;

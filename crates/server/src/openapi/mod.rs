@@ -3,8 +3,10 @@
 #[cfg(test)]
 mod tests;
 
+use super::headers::{MAX_TOKENS, WARNING};
 use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
+use super::request_id::X_REQUEST_ID;
 use super::server_info::ServerDescription;
 use super::state::{AppState, ModelObject};
 use super::{
@@ -13,7 +15,7 @@ use super::{
 };
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderName, StatusCode};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
@@ -94,6 +96,8 @@ struct Route {
     /// Media types of the answer, and their schemas; none = an empty answer.
     answer: Vec<(&'static str, Schema)>,
     refusals: &'static [u16],
+    /// Headers that the answer may have, and what they say.
+    headers: Vec<(HeaderName, &'static str)>,
     /// Whether it needs the key, if the server has one.
     needs_key: bool,
 }
@@ -107,6 +111,7 @@ impl Route {
             body: None,
             answer: vec![(JSON, answer)],
             refusals: &[401, 403, 500],
+            headers: Vec::new(),
             needs_key: true,
         }
     }
@@ -123,10 +128,19 @@ impl Route {
 
     /// A route that generates, and can do so as a stream.
     fn generate(path: &'static str, summary: &'static str, body: Schema, answer: Schema) -> Self {
+        let about_max = "To what max_tokens was cut, because the context has no room for more.";
         Self {
             answer: vec![(JSON, answer), (EVENTS, text())],
+            headers: vec![(MAX_TOKENS, about_max)],
             ..Self::post(path, summary, body, Schema::default()).refusing(BY_THE_ENGINE)
         }
+    }
+
+    /// A route that leaves out what the model can answer without.
+    fn with_warning(mut self) -> Self {
+        let about = "What was left out of the request, such as tools that other servers run.";
+        self.headers.push((WARNING, about));
+        self
     }
 
     /// A route that can answer with lines of JSON, too.
@@ -156,7 +170,7 @@ impl Route {
             "The id of the request: that of the same header of the request, or a new one.";
         let id = json!({"description": about_id, "schema": text(), "required": true});
         let response = |description: &str, content: Value| {
-            let headers = json!({"x-request-id": id});
+            let headers = json!({X_REQUEST_ID.as_str(): id});
             json!({"description": description, "headers": headers, "content": content})
         };
         let media = self.answer.iter();
@@ -164,6 +178,10 @@ impl Route {
             .map(|(media, schema)| (media.to_string(), json!({"schema": schema})))
             .collect();
         let mut responses = json!({"200": response("OK", content.into())});
+        for (name, about) in &self.headers {
+            let header = json!({"description": about, "schema": text()});
+            responses["200"]["headers"][name.as_str()] = header;
+        }
         for &status in self.refusals {
             let reason = StatusCode::from_u16(status).ok();
             let reason = reason.and_then(|status| status.canonical_reason());
@@ -235,7 +253,8 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
             "The answer to a chat; streamed, its events are ChatCompletionChunk.",
             chat,
             schemas.of::<Reply<ChatChoice>>(),
-        ),
+        )
+        .with_warning(),
         Route::generate(
             "/v1/completions",
             "A prompt's continuation; streamed, its events are Completion, too.",
@@ -274,19 +293,22 @@ fn generating(schemas: &mut Schemas) -> Vec<Route> {
             "A response, without state.",
             response,
             schemas.of::<responses::ResponseObject>(),
-        ),
+        )
+        .with_warning(),
         Route::generate(
             "/v1/messages",
             "A message, in Anthropic's form.",
             message.clone(),
             schemas.of::<anthropic::Message>(),
-        ),
+        )
+        .with_warning(),
         Route::post(
             "/v1/messages/count_tokens",
             "The number of tokens that a message's prompt has.",
             message,
             schemas.of::<anthropic::TokenCount>(),
-        ),
+        )
+        .with_warning(),
     ]
 }
 
@@ -300,7 +322,8 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             "The tokens of a prompt, or of messages.",
             text_or_chat,
             schemas.of::<tokenize::Tokens>(),
-        ),
+        )
+        .with_warning(),
         Route::post(
             "/detokenize",
             "The text of tokens.",
@@ -312,7 +335,8 @@ fn reading(schemas: &mut Schemas) -> Vec<Route> {
             "The prompt of a chat.",
             schemas.of::<Body<wire::ChatFields>>(),
             schemas.of::<llama::AppliedTemplate>(),
-        ),
+        )
+        .with_warning(),
         Route::post(
             "/v1/load_lora_adapter",
             "Loads a LoRA adapter, with --allow-runtime-lora-updating.",
@@ -359,7 +383,9 @@ fn of_ollama(schemas: &mut Schemas) -> Vec<Route> {
     let about_embedding = "The embedding of a text, in Ollama's older form.";
     let about_tags = "The names of the model, in Ollama's form.";
     vec![
-        Route::generate("/api/chat", about_chat, chat, answer.clone()).or_lines(),
+        Route::generate("/api/chat", about_chat, chat, answer.clone())
+            .or_lines()
+            .with_warning(),
         Route::generate("/api/generate", about_prompt, prompt, answer).or_lines(),
         Route::post(
             "/api/embed",

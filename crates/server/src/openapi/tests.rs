@@ -147,3 +147,41 @@ fn every_reference_leads_to_a_schema() {
     check(&document, &document, &mut count);
     assert!(count > 100, "{count}");
 }
+
+#[test]
+fn headers_are_told_of_the_routes_that_send_them() {
+    let document = document(&["m".into()]);
+    let paths = document["paths"].as_object().expect("paths");
+    let with = |name: &HeaderName| -> Vec<&str> {
+        let has = |methods: &Value| {
+            let mut methods = methods.as_object().into_iter().flatten();
+            methods.any(|(_, method)| {
+                let headers = &method["responses"]["200"]["headers"];
+                headers[name.as_str()]["schema"].is_object()
+            })
+        };
+        let paths = paths.iter().filter(|(_, methods)| has(methods));
+        paths.map(|(path, _)| path.as_str()).collect()
+    };
+    let generating = [
+        "/api/chat",
+        "/api/generate",
+        "/infill",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/responses",
+    ];
+    assert_eq!(with(&MAX_TOKENS), generating);
+    let with_tools = [
+        "/api/chat",
+        "/apply-template",
+        "/tokenize",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+    ];
+    assert_eq!(with(&WARNING), with_tools);
+    assert_eq!(with(&X_REQUEST_ID).len(), paths.len());
+}
