@@ -319,6 +319,10 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
     let tokens = server.json(CHAT, &chat).await["usage"]["prompt_tokens"].clone();
     let without = server.json(CHAT, &body()).await["usage"]["prompt_tokens"].clone();
     assert_eq!(tokens, without);
+    let only_read = json!({"messages": chat["messages"], "tools": chat["tools"]});
+    for path in ["/tokenize", "/apply-template"] {
+        assert_eq!(warning(&server, path, &only_read).await, told, "{path}");
+    }
     chat["tool_choice"] = json!({"type": "web_search"});
     let refused = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
     assert_eq!(refused["param"], "tool_choice.type");
@@ -381,7 +385,9 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
         {"name": "Bash", "input_schema": schema},
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]});
     let told = "tools[1]: web_search_20250305 is not available here and was left out";
-    assert_eq!(warning(&server, MESSAGES, &message).await, told);
+    for path in [MESSAGES, "/v1/messages/count_tokens"] {
+        assert_eq!(warning(&server, path, &message).await, told, "{path}");
+    }
     message["tool_choice"] = json!({"type": "tool", "name": "web_search"});
     let refused: Value = server
         .post(MESSAGES, &message)
@@ -463,36 +469,37 @@ async fn items_may_bring_tools() {
     server.done().await;
 }
 
-/// As opencode sends it, by the AI SDK's provider for compatible servers.
+/// A search finds tools, which can be called then; what cannot be told to the model is left out.
 #[tokio::test]
-async fn opencodes_requests_are_accepted() {
-    let server = saying(&call("edit", &json!({"filePath": "calc.py"}))).await;
-    let edit = tool("edit", json!({"filePath": {"type": "string"}}));
-    let body = json!({
-        "model": "toy",
-        "max_tokens": 64,
-        "messages": [
-            {"role": "system", "content": "You are opencode."},
-            {"role": "user", "content": [{"type": "text", "text": "Fix it."}, {"type": "text", "text": "Please."}]},
-            {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [
-                {"id": "call_1", "type": "function", "function": {"name": "edit", "arguments": "{\"filePath\":\"a\"}"}}]},
-            {"role": "tool", "tool_call_id": "call_1", "content": "[{\"type\":\"text\",\"text\":\"done\"}]"},
-        ],
-        "tools": [edit],
-        "tool_choice": "auto",
-        "stream_options": {"include_usage": true},
-        "reasoning_effort": "high",
-        "verbosity": "low",
-        "user": "me",
-        "temperature": 0,
-    });
-    let chunks = server.stream(CHAT, body).await;
-    let calls = chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].get(0));
-    let names: Vec<&Value> = calls
-        .filter_map(|call| call["function"].get("name"))
-        .collect();
-    assert_eq!(names, ["edit"]);
+async fn histories_of_codex_are_continued() {
+    let says = call("calendar__create", &json!({"title": "Tea"}));
+    let server = saying(&says).await;
+    let found = json!({"type": "namespace", "name": "calendar", "description": "Events.", "tools": [
+        {"type": "function", "name": "create", "description": "d", "strict": false, "defer_loading": true,
+            "parameters": {"type": "object", "properties": {"title": {"type": "string"}}}}]});
+    let mut body = whole(codex());
+    body["tools"] = json!([]);
+    let searched = [
+        json!({"type": "tool_search_call", "call_id": "1", "status": "completed", "execution": "client",
+            "arguments": {"query": "events"}}),
+        json!({"type": "tool_search_output", "call_id": "1", "status": "completed", "execution": "client",
+            "tools": [found]}),
+        json!({"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "tea"}}),
+        json!({"type": "agent_message", "author": "/root/a", "recipient": "/root", "content": [
+            {"type": "input_text", "text": "Make an event."}]}),
+    ];
+    body["input"]
+        .as_array_mut()
+        .expect("items")
+        .extend(searched);
+    let told = "input[6]: web_search_call is not available here and was left out";
+    assert_eq!(warning(&server, RESPONSES, &body).await, told);
+    let reply = server.json(RESPONSES, &body).await;
+    let call = &reply["output"][0];
+    assert_eq!(
+        (&call["namespace"], &call["name"]),
+        (&json!("calendar"), &json!("create")),
+        "{reply}"
+    );
     server.done().await;
 }

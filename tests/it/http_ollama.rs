@@ -405,6 +405,12 @@ async fn errors_have_ollamas_shape_and_names() {
             "tools[0].function.name",
         ),
         (OLLAMA_CHAT, "format", json!("xml"), "format"),
+        (
+            OLLAMA_CHAT,
+            "tools",
+            json!([{"type": "custom", "custom": {"name": "patch"}}]),
+            "tools[0].type",
+        ),
         (OLLAMA_CHAT, "format", json!({"type": 7}), "format"),
         (
             OLLAMA_CHAT,

@@ -97,6 +97,11 @@ impl Tool {
         }
     }
 
+    /// Whether its input is a text.
+    pub fn is_custom(&self) -> bool {
+        self.kind == "custom"
+    }
+
     /// A tool that another server runs itself.
     pub fn hosted(at: FieldPath, kind: &str, name: Option<String>) -> Self {
         let name = name.map(|name| ("name".into(), name.into()));

@@ -10,7 +10,7 @@ use crate::openai::{Body, Job};
 use crate::structured::{FlatFormat, Structured};
 use crate::tools::Tool;
 use crate::wire::{self, Common, PromptInput, wrong};
-use foretoken_core::error::Result;
+use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -130,6 +130,7 @@ impl Context<'_> {
             return Ok(reading.load(fields.keep_alive));
         }
         fill(&mut common, fields.options)?;
+        refuse_custom(fields.tools.as_deref().unwrap_or_default())?;
         let chat = Body {
             common,
             fields: wire::ChatFields {
@@ -341,6 +342,17 @@ impl KeepAlive {
                 zero.parse() == Ok(0.0)
             }
         }
+    }
+}
+
+/// Refuses tools whose input is a text: the arguments of calls are objects in this API.
+fn refuse_custom(tools: &[Tool]) -> Result<()> {
+    match tools.iter().position(Tool::is_custom) {
+        Some(i) => wrong(
+            FieldPath::from("tools").index(i).key("type"),
+            "must be function: this API has no calls with a text; /v1/chat/completions has them",
+        ),
+        None => Ok(()),
     }
 }
 

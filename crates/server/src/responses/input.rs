@@ -1,6 +1,6 @@
 //! Converts the items of a request to the messages of a chat.
 
-use super::tools::{ResponseTool, shown_name};
+use super::tools::{PlacedTool, ResponseTool, shown_name};
 use crate::content::{ContentPart, TextOr, some_lines};
 use crate::conversation::{ChatMessage, MessageCall};
 use crate::custom_tool::arguments;
@@ -13,8 +13,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// The name under which a model sees earlier calls of a shell.
+/// The names under which a model sees earlier calls of a shell, and searches for tools.
 const LOCAL_SHELL: &str = "local_shell";
+const TOOL_SEARCH: &str = "tool_search";
+
+/// The type of a part of a content that only the server that wrote it can read.
+const ENCRYPTED: &str = "encrypted_content";
 
 /// An item: a message, a call, its result, reasoning, or further tools.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -28,14 +32,18 @@ pub(crate) struct InputItem {
     call_id: Option<String>,
     name: Option<String>,
     namespace: Option<String>,
-    /// JSON text.
-    arguments: Option<String>,
+    /// JSON text; an object of a search for tools.
+    arguments: Option<Value>,
     /// The input of a custom tool.
     input: Option<String>,
     /// What a shell is to run.
     action: Option<Map<String, Value>>,
     /// Tools beside those of the request.
     tools: Option<Vec<ResponseTool>>,
+    /// The agent that says something to another.
+    author: Option<String>,
+    /// The agent to which it is said.
+    recipient: Option<String>,
     #[serde(default, deserialize_with = "some_lines")]
     #[schemars(with = "Option<TextOr<ContentPart>>")]
     output: Option<String>,
@@ -51,14 +59,17 @@ pub(crate) struct InputItem {
     #[serde(rename = "phase")]
     #[schemars(skip)]
     _phase: Option<IgnoredAny>,
+    /// Who has searched for tools.
+    #[serde(rename = "execution")]
+    #[schemars(skip)]
+    _execution: Option<IgnoredAny>,
     /// What a client tells of the item's turn.
     #[serde(rename = "internal_chat_message_metadata_passthrough")]
     #[schemars(skip)]
     _passthrough: Option<IgnoredAny>,
     /// Only the server that wrote it can read it.
-    #[serde(rename = "encrypted_content")]
     #[schemars(skip)]
-    _encrypted: Option<IgnoredAny>,
+    encrypted_content: Option<IgnoredAny>,
     #[serde(flatten)]
     #[schemars(skip)]
     other: OtherKey,
@@ -76,8 +87,17 @@ enum InputItemKind {
     LocalShellCall,
     LocalShellCallOutput,
     AdditionalTools,
+    ToolSearchCall,
+    ToolSearchOutput,
+    AgentMessage,
+    WebSearchCall,
+    ImageGenerationCall,
     Reasoning,
     ItemReference,
+    #[serde(alias = "compaction_summary")]
+    Compaction,
+    ContextCompaction,
+    CompactionTrigger,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
@@ -91,19 +111,18 @@ enum InputRole {
 
 impl InputItem {
     /// Refuses what belongs to items of other types. Further keys of reasoning tell how a client shows it, and ask for
-    /// nothing.
+    /// nothing; those of what is left out may be any.
     fn check(&self, at: &FieldPath, kind: InputItemKind) -> Result<()> {
-        let other = self.other.0.as_ref();
-        if let Some(key) = other.filter(|_| kind != InputItemKind::Reasoning) {
-            return wrong(at.key(key.as_str()), "is not supported: leave it out");
-        }
         let (name, has): (_, &[&str]) = match kind {
             InputItemKind::Message => ("message", &["role", "content"]),
             InputItemKind::FunctionCall => (
                 "function_call",
                 &["call_id", "name", "namespace", "arguments"],
             ),
-            InputItemKind::FunctionCallOutput => ("function_call_output", &["call_id", "output"]),
+            InputItemKind::FunctionCallOutput => (
+                "function_call_output",
+                &["call_id", "name", "namespace", "output"],
+            ),
             InputItemKind::CustomToolCall => (
                 "custom_tool_call",
                 &["call_id", "name", "namespace", "input"],
@@ -116,11 +135,24 @@ impl InputItem {
                 ("local_shell_call_output", &["call_id", "output"])
             }
             InputItemKind::AdditionalTools => ("additional_tools", &["role", "tools"]),
+            InputItemKind::ToolSearchCall => ("tool_search_call", &["call_id", "arguments"]),
+            InputItemKind::ToolSearchOutput => ("tool_search_output", &["call_id", "tools"]),
+            InputItemKind::AgentMessage => ("agent_message", &["author", "recipient", "content"]),
             InputItemKind::Reasoning => ("reasoning", &["content", "summary"]),
-            InputItemKind::ItemReference => return Ok(()),
+            InputItemKind::WebSearchCall
+            | InputItemKind::ImageGenerationCall
+            | InputItemKind::ItemReference
+            | InputItemKind::Compaction
+            | InputItemKind::ContextCompaction
+            | InputItemKind::CompactionTrigger => return Ok(()),
         };
+        let other = self.other.0.as_ref();
+        if let Some(key) = other.filter(|_| kind != InputItemKind::Reasoning) {
+            return wrong(at.key(key.as_str()), "is not supported: leave it out");
+        }
         let given = given! {
-            self, role, content, call_id, name, namespace, arguments, input, action, tools, output, summary
+            self, role, content, call_id, name, namespace, arguments, input, action, tools, author, recipient, output,
+            summary
         };
         refuse_inapplicable(at, name, has, &given)
     }
@@ -137,17 +169,26 @@ impl InputRole {
     }
 }
 
-/// Tools, each with its place in the request.
-type PlacedTools = Vec<(FieldPath, ResponseTool)>;
+/// What the items of a request become.
+#[derive(Debug, Default)]
+pub(super) struct Conversation {
+    pub messages: Vec<ChatMessage>,
+    /// The tools in the items.
+    pub tools: Vec<PlacedTool>,
+    /// What was left out.
+    pub warnings: Vec<String>,
+    /// The assistant's thoughts before the next part of its turn.
+    thoughts: Vec<String>,
+}
 
-/// The messages for `instructions` and `input`, a text or a list of items, and the tools in these items.
+/// The conversation of `instructions` and `input`, a text or a list of items.
 ///
 /// # Errors
 /// `Invalid`, naming the item.
-pub(super) fn messages(
+pub(super) fn conversation(
     instructions: Option<String>,
     input: TextOr<InputItem>,
-) -> Result<(Vec<ChatMessage>, PlacedTools)> {
+) -> Result<Conversation> {
     const FIELD: &str = "input";
     let mut chat = Conversation::default();
     chat.messages
@@ -162,16 +203,7 @@ pub(super) fn messages(
         }
     }
     chat.end_turn();
-    Ok((chat.messages, chat.tools))
-}
-
-/// The messages so far.
-#[derive(Default)]
-struct Conversation {
-    messages: Vec<ChatMessage>,
-    /// The assistant's thoughts before the next part of its turn.
-    thoughts: Vec<String>,
-    tools: PlacedTools,
+    Ok(chat)
 }
 
 impl Conversation {
@@ -194,8 +226,12 @@ impl Conversation {
                 let id = required(at.key("call_id"), item.call_id)?;
                 let name = required(at.key("name"), item.name)?;
                 let name = shown_name(item.namespace.as_deref(), name);
-                let arguments = required(at.key("arguments"), item.arguments)?;
-                self.call(MessageCall::new(id, name, arguments.into()));
+                let at = at.key("arguments");
+                let arguments = required(at.clone(), item.arguments)?;
+                if !arguments.is_string() {
+                    return wrong(at, "must be a string that holds a JSON object");
+                }
+                self.call(MessageCall::new(id, name, arguments));
             }
             InputItemKind::CustomToolCall => {
                 let id = required(at.key("call_id"), item.call_id)?;
@@ -209,12 +245,48 @@ impl Conversation {
                 let action = required(at.key("action"), item.action)?;
                 self.call(MessageCall::new(id, LOCAL_SHELL.into(), action.into()));
             }
-            InputItemKind::AdditionalTools => {
-                let at = at.key("tools");
-                let tools = required(at.clone(), item.tools)?.into_iter().enumerate();
-                self.tools
-                    .extend(tools.map(|(i, tool)| (at.index(i), tool)));
+            InputItemKind::AdditionalTools => self.add_tools(at, item.tools, false)?,
+            InputItemKind::ToolSearchCall => {
+                let at_arguments = at.key("arguments");
+                let arguments = required(at_arguments.clone(), item.arguments)?;
+                if !arguments.is_object() {
+                    return wrong(at_arguments, "must be an object");
+                }
+                match item.call_id {
+                    Some(id) => self.call(MessageCall::new(id, TOOL_SEARCH.into(), arguments)),
+                    // Another server has searched.
+                    None => self.leave_out(at, "tool_search_call"),
+                }
             }
+            InputItemKind::ToolSearchOutput => {
+                let tools = item.tools.iter().flatten();
+                let names: Vec<String> = tools.flat_map(ResponseTool::shown_names).collect();
+                self.add_tools(at, item.tools, true)?;
+                if let Some(id) = item.call_id {
+                    let found = match &names[..] {
+                        [] => "No tool was found.".to_owned(),
+                        names => format!("These tools can be called now:\n{}", names.join("\n")),
+                    };
+                    self.other(ChatMessage::of_tool(id, found));
+                }
+            }
+            InputItemKind::AgentMessage => {
+                let author = required(at.key("author"), item.author)?;
+                let recipient = required(at.key("recipient"), item.recipient)?;
+                let content = required(at.key("content"), item.content)?;
+                let (readable, is_encrypted) = readable(content);
+                let text = object::read::<TextOr<ContentPart>>(&at.key("content"), readable)?;
+                if is_encrypted {
+                    self.leave_out(&at.key("content"), ENCRYPTED);
+                }
+                let text = text.lines();
+                if !text.is_empty() {
+                    let text = format!("Message from {author} to {recipient}:\n{text}");
+                    self.other(ChatMessage::new(InputRole::User.name(), text));
+                }
+            }
+            InputItemKind::WebSearchCall => self.leave_out(at, "web_search_call"),
+            InputItemKind::ImageGenerationCall => self.leave_out(at, "image_generation_call"),
             InputItemKind::FunctionCallOutput
             | InputItemKind::CustomToolCallOutput
             | InputItemKind::LocalShellCallOutput => {
@@ -223,6 +295,22 @@ impl Conversation {
                 self.other(ChatMessage::of_tool(id, output));
             }
             InputItemKind::Reasoning => self.think(reasoning(item.content, item.summary)),
+            InputItemKind::ContextCompaction if item.encrypted_content.is_none() => {
+                self.leave_out(at, "context_compaction");
+            }
+            // Without what it stands for, the answer would be to another conversation.
+            InputItemKind::Compaction | InputItemKind::ContextCompaction => {
+                return wrong(
+                    at.key("type"),
+                    "must not be compaction, which only the server that wrote it can read: send the items that it stands for",
+                );
+            }
+            InputItemKind::CompactionTrigger => {
+                return wrong(
+                    at.key("type"),
+                    "must not be compaction_trigger, because nothing is compacted here: ask for a summary in a message",
+                );
+            }
             InputItemKind::ItemReference => {
                 return wrong(
                     at.key("type"),
@@ -231,6 +319,30 @@ impl Conversation {
             }
         }
         Ok(())
+    }
+
+    /// Adds tools of an item. Those that a search has found may be known already.
+    fn add_tools(
+        &mut self,
+        at: &FieldPath,
+        tools: Option<Vec<ResponseTool>>,
+        is_found: bool,
+    ) -> Result<()> {
+        let at = at.key("tools");
+        let tools = required(at.clone(), tools)?.into_iter().enumerate();
+        self.tools.extend(tools.map(|(i, tool)| PlacedTool {
+            at: at.index(i),
+            tool,
+            is_found,
+        }));
+        Ok(())
+    }
+
+    /// The model can answer without it; the client is told.
+    fn leave_out(&mut self, at: &FieldPath, kind: &str) {
+        self.warnings.push(format!(
+            "{at}: {kind} is not available here and was left out"
+        ));
     }
 
     fn think(&mut self, text: String) {
@@ -282,6 +394,19 @@ impl Conversation {
     }
 }
 
+/// A content without its encrypted parts, and whether there were any.
+fn readable(content: Value) -> (Value, bool) {
+    match content {
+        Value::Array(mut parts) => {
+            let count = parts.len();
+            parts.retain(|part| part["type"] != ENCRYPTED);
+            let is_encrypted = parts.len() < count;
+            (parts.into(), is_encrypted)
+        }
+        other => (other, false),
+    }
+}
+
 /// The text of an earlier turn's reasoning, or else its summary. That of other servers may be encrypted or of other
 /// types: what is no text is left out.
 fn reasoning(content: Option<Value>, summary: Option<Value>) -> String {
@@ -303,199 +428,4 @@ fn reasoning(content: Option<Value>, summary: Option<Value>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::object::JsonObject;
-    use crate::wire;
-    use serde_json::json;
-
-    #[derive(Debug, Deserialize)]
-    struct Asked {
-        input: Option<TextOr<InputItem>>,
-    }
-
-    fn read(instructions: Option<String>, input: &Value) -> Result<Value> {
-        let body = json!({"input": input}).to_string();
-        let body = JsonObject::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
-        let input = required("input", body.fields::<Asked>()?.input)?;
-        Ok(json!(messages(instructions, input)?.0))
-    }
-
-    #[test]
-    fn items_become_messages_and_calls_join_their_turn() {
-        let input = json!([
-            {"role": "user", "content": "Hi"},
-            {"type": "message", "role": "developer", "content": [
-                {"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [
-                {"type": "reasoning_text", "text": "Hm."}, {"type": "encrypted", "data": 1}, 7,
-                {"type": "thought", "text": "So."}]},
-            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [
-                {"type": "output_text", "text": "Let me look.", "refusal": null, "annotations": []}]},
-            {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}"},
-            {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{\"a\": 1}"},
-            {"type": "function_call_output", "call_id": "1", "output": "one"},
-            {"type": "function_call_output", "call_id": "2", "output": [
-                {"type": "input_text", "text": "two"}]},
-            {"type": "function_call", "call_id": "3", "name": "f", "namespace": "n", "arguments": "{}"},
-            {"type": "custom_tool_call", "id": "ctc_1", "status": "completed", "call_id": "4", "name": "patch",
-                "input": "a\n"},
-            {"type": "custom_tool_call_output", "call_id": "4", "name": "patch", "output": "done"},
-            {"type": "local_shell_call", "call_id": "5", "status": "completed",
-                "action": {"type": "exec", "command": ["ls"]}},
-            {"type": "local_shell_call_output", "call_id": "5", "output": "x"},
-        ]);
-        let call = |id: &str, name: &str, arguments: Value| {
-            let function = json!({"name": name, "arguments": arguments});
-            json!({"id": id, "type": "function", "function": function})
-        };
-        let expected = json!([
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Hi"},
-            {"role": "developer", "content": "a\nb"},
-            {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.\nSo.",
-             "tool_calls": [call("1", "f", "{}".into()), call("2", "g", "{\"a\": 1}".into())]},
-            {"role": "tool", "tool_call_id": "1", "content": "one"},
-            {"role": "tool", "tool_call_id": "2", "content": "two"},
-            {"role": "assistant", "content": "", "tool_calls": [
-                call("3", "n__f", "{}".into()), call("4", "patch", json!({"input": "a\n"}))]},
-            {"role": "tool", "tool_call_id": "4", "content": "done"},
-            {"role": "assistant", "content": "", "tool_calls": [
-                call("5", "local_shell", json!({"type": "exec", "command": ["ls"]}))]},
-            {"role": "tool", "tool_call_id": "5", "content": "x"},
-        ]);
-        let items = read(Some("Be brief.".into()), &input).expect("items");
-        assert_eq!(items, expected);
-        let text = read(None, &"Hi".into()).expect("a text");
-        assert_eq!(text, json!([{"role": "user", "content": "Hi"}]));
-    }
-
-    #[test]
-    fn thoughts_stay_in_their_turn() {
-        let thought = |text: &str| {
-            json!({"type": "reasoning", "summary": [], "content": [
-                {"type": "reasoning_text", "text": text}]})
-        };
-        let summary = json!({"type": "reasoning", "encrypted_content": "x", "summary": [
-            {"type": "summary_text", "text": "S."}]});
-        let says = |text: &str| json!({"role": "assistant", "content": text});
-        let user = |text: &str| json!({"role": "user", "content": text});
-        let calls = |id: &str| json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"});
-        let result =
-            |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "x"});
-        let made = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
-        let input = json!([
-            user("Hi"),
-            thought("A."),
-            says("Let me look."),
-            thought("B."),
-            calls("1"),
-            thought("C."),
-            calls("2"),
-            result("1"),
-            result("2"),
-            thought("D."),
-            thought("E."),
-            user("Go on"),
-            summary,
-            says("Yes."),
-            user("?"),
-            thought("F."),
-        ]);
-        let expected = json!([
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Let me look.", "reasoning_content": "A.\nB.\nC.",
-             "tool_calls": [made("1"), made("2")]},
-            {"role": "tool", "tool_call_id": "1", "content": "x"},
-            {"role": "tool", "tool_call_id": "2", "content": "x"},
-            {"role": "assistant", "content": "", "reasoning_content": "D.\nE."},
-            {"role": "user", "content": "Go on"},
-            {"role": "assistant", "content": "Yes.", "reasoning_content": "S."},
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": "", "reasoning_content": "F."},
-        ]);
-        assert_eq!(read(None, &input).expect("items"), expected);
-    }
-
-    /// Open WebUI sends such items.
-    #[test]
-    fn reasoning_may_have_further_keys() {
-        let input = json!([
-            {"type": "reasoning", "content": "Hm.", "summary": null, "started_at": 1.5, "ended_at": 2.5, "duration": 1,
-             "_tag_type": "think", "attributes": {"a": "b"}, "start_tag": "<think>", "end_tag": "</think>"},
-            {"role": "assistant", "content": "Yes."},
-        ]);
-        let said = json!({"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."});
-        assert_eq!(read(None, &input).expect("items"), json!([said]));
-    }
-
-    #[test]
-    fn wrong_items_are_named() {
-        for (input, field) in [
-            (json!(7), "input"),
-            (json!([]), "input"),
-            (json!(["Hi"]), "input[0]"),
-            (json!([["message", "user", "Hi"]]), "input[0]"),
-            (
-                json!([{"role": "user", "content": [["input_text", "Hi"]]}]),
-                "input[0].content[0]",
-            ),
-            (json!([{"role": "user", "content": 7}]), "input[0].content"),
-            (json!([{"role": "tool", "content": "x"}]), "input[0].role"),
-            (json!([{"role": "user"}]), "input[0].content"),
-            (
-                json!([{"role": "user", "content": [{"type": "input_image"}]}]),
-                "input[0].content[0].type",
-            ),
-            (
-                json!([{"role": "user", "content": [{"type": "input_text"}]}]),
-                "input[0].content[0].text",
-            ),
-            (
-                json!([{"type": "item_reference", "id": "x"}]),
-                "input[0].type",
-            ),
-            (json!([{"type": "web_search_call"}]), "input[0].type"),
-            (
-                json!([{"type": "custom_tool_call", "call_id": "1", "name": "f"}]),
-                "input[0].input",
-            ),
-            (
-                json!([{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]),
-                "input[0].output[0].type",
-            ),
-            (
-                json!([{"type": "additional_tools", "role": "developer"}]),
-                "input[0].tools",
-            ),
-            (
-                json!([{"role": "user", "content": "x", "output": "y"}]),
-                "input[0].output",
-            ),
-            (
-                json!([{"role": "user", "content": "x", "audio": {"id": "y"}}]),
-                "input[0].audio",
-            ),
-            (
-                json!([{"type": "reasoning", "content": "x", "arguments": "{}"}]),
-                "input[0].arguments",
-            ),
-            (
-                json!([{"role": "user", "content": [{"type": "input_text", "text": "x", "image_url": "y"}]}]),
-                "input[0].content[0].image_url",
-            ),
-            (
-                json!([{"type": "function_call", "name": "f", "arguments": "{}"}]),
-                "input[0].call_id",
-            ),
-            (
-                json!([{"type": "function_call_output", "call_id": "1"}]),
-                "input[0].output",
-            ),
-        ] {
-            let error = read(None, &input).expect_err("refused");
-            assert_eq!(error.param().as_deref(), Some(field), "{input}");
-            assert!(error.to_string().starts_with(field), "{error}");
-        }
-    }
-}
+mod tests;

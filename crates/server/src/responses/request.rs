@@ -1,9 +1,9 @@
 //! Converts the body of `/v1/responses` to a chat.
 
 use super::events::ResponseReply;
-use super::input::{InputItem, messages};
+use super::input::{InputItem, conversation};
 use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions, Truncation};
-use super::tools::{ResponseTool, tools};
+use super::tools::{PlacedTool, ResponseTool, tools};
 use crate::content::TextOr;
 use crate::context::Context;
 use crate::openai::{Body, Job};
@@ -93,15 +93,19 @@ impl Context<'_> {
         let structured = structured.with_format(format, "text.format")?;
         let input = required("input", fields.input)?;
         common.max_tokens = fields.max_output_tokens;
-        let (messages, additional) = messages(fields.instructions, input)?;
+        let conversation = conversation(fields.instructions, input)?;
         let own = fields.tools.unwrap_or_default().into_iter().enumerate();
-        let own = own.map(|(i, tool)| (FieldPath::from("tools").index(i), tool));
-        let (tools, names) = tools(own.chain(additional).collect())?;
+        let own = own.map(|(i, tool)| PlacedTool {
+            at: FieldPath::from("tools").index(i),
+            tool,
+            is_found: false,
+        });
+        let (tools, names) = tools(own.chain(conversation.tools).collect())?;
         let tool_choice = fields.tool_choice.map(FlatChoice::of_chat).transpose()?;
         let chat = Body {
             common,
             fields: wire::ChatFields {
-                messages: Some(messages),
+                messages: Some(conversation.messages),
                 tools: Some(tools),
                 tool_choice,
                 parallel_tool_calls: fields.parallel_tool_calls,
@@ -116,7 +120,8 @@ impl Context<'_> {
             structured,
         };
         chat.common.refuse_chunk_options()?;
-        let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
+        let mut job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
+        job.warnings.extend(conversation.warnings);
         let reply = ResponseReply::new(&job.header, echo, names);
         Ok((job, reply))
     }

@@ -7,6 +7,7 @@ use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 
 /// The text between a namespace and a name, where a model sees both as one name.
 const SEPARATOR: &str = "__";
@@ -34,6 +35,15 @@ pub(super) struct ResponseTool {
     tools: Option<Vec<ResponseTool>>,
     #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+/// A tool, and its place in the request.
+#[derive(Debug)]
+pub(super) struct PlacedTool {
+    pub at: FieldPath,
+    pub tool: ResponseTool,
+    /// Whether a search has found it, perhaps again.
+    pub is_found: bool,
 }
 
 /// The names of tools in namespaces, with those that a model sees.
@@ -68,15 +78,27 @@ pub(super) fn shown_name(namespace: Option<&str>, name: String) -> String {
     }
 }
 
-/// A chat's tools for `list`, each with its place, and the names of those in namespaces.
+/// A chat's tools for `list`, and the names of those in namespaces.
 ///
 /// # Errors
 /// `Invalid`, naming the tool.
-pub(super) fn tools(list: Vec<(FieldPath, ResponseTool)>) -> Result<(Vec<Tool>, ToolNames)> {
+pub(super) fn tools(list: Vec<PlacedTool>) -> Result<(Vec<Tool>, ToolNames)> {
     let (mut tools, mut names) = (Vec::new(), ToolNames::default());
-    for (at, mut tool) in list {
+    let mut known = HashSet::new();
+    for placed in list {
+        let PlacedTool {
+            at,
+            mut tool,
+            is_found,
+        } = placed;
+        let mut is_known = |name: Option<&String>| {
+            let is_new = name.is_none_or(|name| known.insert(name.clone()));
+            is_found && !is_new
+        };
         if tool.kind != "namespace" {
-            tools.push(tool.of_chat(at, None)?);
+            if !is_known(tool.name.as_ref()) {
+                tools.push(tool.of_chat(at, None)?);
+            }
             continue;
         }
         let namespace = required(at.key("name"), tool.name)?;
@@ -103,6 +125,9 @@ pub(super) fn tools(list: Vec<(FieldPath, ResponseTool)>) -> Result<(Vec<Tool>, 
             if tool.is_ours() {
                 let name = required(at.key("name"), tool.name.take())?;
                 let shown = shown_name(Some(&namespace), name.clone());
+                if is_known(Some(&shown)) {
+                    continue;
+                }
                 tool.name = Some(shown.clone());
                 names.0.push(Namespaced {
                     shown,
@@ -118,6 +143,18 @@ pub(super) fn tools(list: Vec<(FieldPath, ResponseTool)>) -> Result<(Vec<Tool>, 
 }
 
 impl ResponseTool {
+    /// The names by which a model calls it, or the tools of the namespace.
+    pub fn shown_names(&self) -> Vec<String> {
+        let own = self.name.clone();
+        match &self.tools {
+            Some(tools) if self.kind == "namespace" => {
+                let names = tools.iter().filter_map(|tool| tool.name.clone());
+                names.map(|name| shown_name(own.as_deref(), name)).collect()
+            }
+            _ => own.into_iter().collect(),
+        }
+    }
+
     /// Whether the client runs it.
     fn is_ours(&self) -> bool {
         matches!(self.kind.as_str(), "function" | "custom")
@@ -157,7 +194,11 @@ mod tests {
     fn read(list: Value) -> Result<(Tools, ToolNames)> {
         let list: Vec<ResponseTool> = serde_json::from_value(list).expect("tools");
         let list = list.into_iter().enumerate();
-        let list = list.map(|(i, tool)| (FieldPath::from("tools").index(i), tool));
+        let list = list.map(|(i, tool)| PlacedTool {
+            at: FieldPath::from("tools").index(i),
+            tool,
+            is_found: false,
+        });
         let (tools, names) = tools(list.collect())?;
         Ok((Tools::only(Some(tools))?, names))
     }
