@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -24,6 +25,8 @@ OWL = "Write a short story about a lonely owl in the snow who waits for the rain
 LONG = 60_000  # milliseconds
 # Draft however busy this machine is.
 DRAFTS = ("--spec-budget", "fixed")
+# The models of the program.
+MODELS = {"demo": "foretoken-demo", "small": "foretoken-demo-draft"}
 
 
 class Server:
@@ -33,7 +36,7 @@ class Server:
         environment = {**os.environ, "RUST_LOG": "warn"}
         if key:
             environment["FORETOKEN_API_KEY"] = key
-        self.process = subprocess.Popen([binary, "--port", "0", *flags], env=environment, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([binary, *flags, "--port", "0"], env=environment, stdout=subprocess.PIPE, text=True)
         for line in self.process.stdout:
             if found := re.search(r"serves (http://\S+)", line):
                 self.url = found[1]
@@ -289,6 +292,23 @@ def race(browser, server, _):
     return ", ".join(lines)
 
 
+def several(browser, _, binary):
+    """behind the router, the model of the list answers"""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write("".join(f"[[model]]\nname = '{name}'\nmodel = '{model}'\n" for name, model in MODELS.items()))
+        file.flush()
+        with Server(binary, "router", "--config", file.name) as router:
+            page = Page(browser, router)
+            page.until("document.querySelectorAll('#model option').length === 2")
+            for count, name in enumerate(MODELS, 1):
+                page.tab.select_option("#model", name)
+                page.ask("Hi")
+                assert page.answered(count)
+                assert page.last_stream()[0]["model"] == name
+            page.close()
+    return " and ".join(MODELS)
+
+
 def errors(browser, server, binary):
     """a wrong key, bad values, a full queue and a dead server are shown, and can be got over"""
     with Server(binary, key="secret") as locked:
@@ -509,7 +529,7 @@ def main():
     parser.add_argument("--screenshot", help="write the README's picture to this file")
     parser.add_argument("--only", help="the name of one check")
     options = parser.parse_args()
-    checks = [chat, tooltip, stopping, continuing, race, errors, narrow, keyboard, schemes, untrusted]
+    checks = [chat, tooltip, stopping, continuing, race, several, errors, narrow, keyboard, schemes, untrusted]
     failed = 0
     # Chromium's sandbox does not work for root; the pages here are ours.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []

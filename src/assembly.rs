@@ -50,6 +50,6 @@ pub fn state(
         .with_reasoning_budget(usize::try_from(config.http.reasoning_budget).ok())?
         .with_limits(config.http.listen.limits.clone())
         .with_origins(config.http.listen.origins.clone(), &config.http.listen.host)
-        .with_ui(!config.http.no_ui)
+        .with_ui(!config.http.listen.no_ui)
         .with_strict_max_tokens(config.http.strict_max_tokens))
 }

@@ -35,7 +35,7 @@ pub use flags::{
     LogFormat,
 };
 pub use lora::{LoraModule, LoraOptions};
-pub use router::RouterConfig;
+pub use router::{ModelList, RouterConfig};
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.

@@ -56,7 +56,7 @@ pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
         let mut config = options.validate()?;
         config.http.listen.host = "127.0.0.1".into();
         config.http.listen.port = 0;
-        config.http.no_ui = true;
+        config.http.listen.no_ui = true;
         return Ok(Partner::Model(Box::new(config)));
     };
     let mut keys = options.http.listen.api_key.into_iter();

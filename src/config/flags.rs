@@ -105,10 +105,11 @@ pub struct CheckOptions {
 #[derive(Debug, Clone, Args)]
 pub struct RouterFlags {
     /// Folder with models: each .gguf file, and each folder with a config.json or .gguf files, named as its file or folder.
+    /// It is read again when clients ask for the list of models or for an unknown one.
     #[arg(long, value_name = "DIR")]
     pub models_dir: Option<PathBuf>,
-    /// TOML file with models, each a table [[model]] with `name`, `model` and `args`, and with flags by their long names. Paths
-    /// of models in it are relative to its folder.
+    /// TOML file with models, each a table [[model]] with `name`, `model`, `args` and `lora-modules`, and with flags by their
+    /// long names. Paths of models and adapters in it are relative to its folder.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Maximum number of models that are loaded at a time. Another one takes the place of the least recently used.
@@ -331,17 +332,13 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub strict_max_tokens: bool,
-    /// Serve only the API, without the web page at /.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
-    pub no_ui: bool,
     /// Shut down, as after SIGTERM, when stdin ends: for a program that starts the server and keeps a pipe to it.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub exit_on_stdin_end: bool,
 }
 
-/// Address, authentication and limits of a listener.
+/// Address, authentication, page and limits of a listener.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP")]
 pub struct ListenOptions {
@@ -368,6 +365,10 @@ pub struct ListenOptions {
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = seconds)]
     pub shutdown_timeout: Duration,
+    /// Serve only the API, without the web page at /.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub no_ui: bool,
     #[command(flatten)]
     #[allow(missing_docs, reason = "its flags have docs")]
     pub limits: HttpLimits,

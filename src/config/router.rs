@@ -2,7 +2,8 @@
 
 use super::file;
 use super::flags::{Cli, CliCommand, ListenOptions, LogFormat, RouterFlags};
-use super::{Command, Exit};
+use super::lora;
+use super::{Command, Config, Exit};
 use crate::error::{Error, Result};
 use crate::gguf::PartName;
 use crate::http::model_router::ModelSpec;
@@ -12,13 +13,16 @@ use serde::de::DeserializeOwned;
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A router's models and options.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// The models, each with a name of its own.
+    /// The models at start, each with names of its own.
     pub models: Vec<ModelSpec>,
+    /// Reads them anew.
+    pub list: Arc<ModelList>,
     /// Maximum number of models that are loaded at a time.
     pub max_loaded: usize,
     /// Time after which the process of an unused model ends; `None` = never.
@@ -29,6 +33,13 @@ pub struct RouterConfig {
     pub log_format: LogFormat,
 }
 
+/// Where the models of a router come from: a folder, and the tables of a file.
+#[derive(Debug, Clone)]
+pub struct ModelList {
+    flags: RouterFlags,
+    of_file: Vec<FileModel>,
+}
+
 /// A table `[[model]]` of the file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -37,10 +48,13 @@ struct FileModel {
     model: String,
     #[serde(default)]
     args: Vec<String>,
+    /// Adapters, as the flag of this name has them.
+    #[serde(default, rename = "lora-modules", alias = "lora_modules")]
+    lora_modules: Vec<String>,
 }
 
 /// Flags of `serve` that the router sets, or that are its own.
-const OF_THE_ROUTER: [&str; 11] = [
+const OF_THE_ROUTER: [&str; 12] = [
     "--model",
     "-m",
     "--served-model-name",
@@ -51,6 +65,7 @@ const OF_THE_ROUTER: [&str; 11] = [
     "--shutdown-timeout",
     "--allowed-hosts",
     "--log-format",
+    "--no-ui",
     "--exit-on-stdin-end",
 ];
 
@@ -83,9 +98,14 @@ fn with_file(
     let mut table = file::table(file)?;
     let models: Vec<FileModel> = taken(file, &mut table, "model")?;
     let for_all: Vec<String> = taken(file, &mut table, "args")?;
-    let models = models.into_iter().map(|model| FileModel {
-        model: file::placed(file, "model", &model.model),
-        ..model
+    let models = models.into_iter().map(|model| {
+        let adapters = model.lora_modules.iter();
+        let adapters = adapters.map(|adapter| file::placed(file, lora::MODULES, adapter));
+        FileModel {
+            model: file::placed(file, "model", &model.model),
+            lora_modules: adapters.collect(),
+            ..model
+        }
     });
     let known = RouterFlags::augment_args(clap::Command::new("foretoken router"));
     let replaces = |name: &str| name == "api-key" && !written.listen.api_key.is_empty();
@@ -117,11 +137,15 @@ impl RouterFlags {
     ///
     /// # Errors
     /// `Setup`: a model with wrong flags or the name of another, or no model.
-    fn validate(self, models: Vec<FileModel>) -> Result<RouterConfig> {
-        let found = self.models_dir.as_deref().map(in_folder).transpose()?;
-        let found = found.unwrap_or_default();
-        if found.is_empty() && models.is_empty() {
-            return Err(Error::setup(match &self.models_dir {
+    fn validate(self, of_file: Vec<FileModel>) -> Result<RouterConfig> {
+        let list = ModelList {
+            flags: self,
+            of_file,
+        };
+        let models = list.read()?;
+        let flags = &list.flags;
+        if models.is_empty() {
+            return Err(Error::setup(match &flags.models_dir {
                 Some(folder) => format!(
                     "{} has no models: there is neither a .gguf file nor a folder with config.json or .gguf files",
                     folder.display()
@@ -129,32 +153,56 @@ impl RouterFlags {
                 None => "there are no models: give --models-dir DIR, or --config FILE with tables [[model]]".into(),
             }));
         }
-        // The file's come first, and say how a model of the folder is served that has the same name.
-        let named: HashSet<String> = models.iter().map(|model| model.name.clone()).collect();
-        let others = found
-            .into_iter()
-            .filter(|model| !named.contains(&model.name));
-        let mut names = HashSet::new();
-        let all = models.into_iter().chain(others);
-        let specs = all.map(|model| {
-            if !names.insert(model.name.clone()) {
-                let name = &model.name;
-                return Err(Error::setup(format!("two models have the name {name}")));
-            }
-            self.spec(&model)
-        });
         Ok(RouterConfig {
-            models: specs.collect::<Result<_>>()?,
-            max_loaded: self.max_loaded,
-            idle: Some(self.idle).filter(|idle| !idle.is_zero()),
-            log_format: self.log_format,
-            listen: self.listen,
+            models,
+            max_loaded: flags.max_loaded,
+            idle: Some(flags.idle).filter(|idle| !idle.is_zero()),
+            log_format: flags.log_format,
+            listen: flags.listen.clone(),
+            list: Arc::new(list),
         })
     }
+}
 
+impl ModelList {
+    /// Whether there may be other models later.
+    pub fn can_change(&self) -> bool {
+        self.flags.models_dir.is_some()
+    }
+
+    /// Reads the folder, and returns all models.
+    ///
+    /// # Errors
+    /// `Setup`: the folder cannot be read, or a model has wrong flags or a name of another.
+    pub fn read(&self) -> Result<Vec<ModelSpec>> {
+        let folder = self.flags.models_dir.as_deref();
+        let found = folder.map(in_folder).transpose()?.unwrap_or_default();
+        // The file's come first, and say how a model of the folder is served that has the same name.
+        let of_file = &self.of_file;
+        let is_named = |found: &FileModel| of_file.iter().any(|model| model.name == found.name);
+        let others = found.iter().filter(|found| !is_named(found));
+        let mut names = HashSet::new();
+        let mut specs = Vec::new();
+        for model in of_file.iter().chain(others) {
+            let spec = self.flags.spec(model)?;
+            if let Some(name) = spec.names().find(|name| !names.insert((*name).to_owned())) {
+                return Err(Error::setup(format!("two models have the name {name}")));
+            }
+            specs.push(spec);
+        }
+        Ok(specs)
+    }
+}
+
+impl RouterFlags {
     /// The command line of the process that serves `model`, which is checked as if it were to run now.
     fn spec(&self, model: &FileModel) -> Result<ModelSpec> {
-        let FileModel { name, model, args } = model;
+        let FileModel {
+            name,
+            model,
+            args,
+            lora_modules,
+        } = model;
         let wrong = |what: String| Error::setup(format!("the model {name}: {what}"));
         if name.is_empty() {
             return Err(Error::setup(format!("the model {model} has an empty name")));
@@ -178,6 +226,10 @@ impl RouterFlags {
         };
         let mut line = vec!["serve".to_owned(), format!("--model={model}")];
         line.extend(given().cloned());
+        if !lora_modules.is_empty() {
+            line.push(format!("--{}", lora::MODULES));
+            line.extend(lora_modules.iter().cloned());
+        }
         line.extend([
             format!("--served-model-name={name}"),
             "--host=127.0.0.1".into(),
@@ -190,14 +242,21 @@ impl RouterFlags {
         let line: Vec<OsString> = line.into_iter().map(OsString::from).collect();
         let program = std::iter::once(OsString::from("foretoken"));
         match Command::from_args(program.chain(line.iter().cloned())) {
-            Ok(Command::Serve(_)) => Ok(ModelSpec {
+            Ok(Command::Serve(config)) => Ok(ModelSpec {
                 name: name.clone(),
+                adapters: adapters(&config),
                 args: line,
             }),
             Ok(_) | Err(Exit::Text(_)) => Err(wrong("its args are not flags of serve".into())),
             Err(Exit::Wrong(e)) => Err(wrong(e.to_string())),
         }
     }
+}
+
+/// The names of the adapters that a process loads.
+fn adapters(config: &Config) -> Vec<String> {
+    let modules = config.lora.iter().flat_map(|lora| &lora.modules);
+    modules.map(|module| module.name.clone()).collect()
 }
 
 /// The models in `folder`, by name.
@@ -258,6 +317,7 @@ fn model(name: String, path: &Path) -> FileModel {
         name,
         model: path.to_string_lossy().into_owned(),
         args: Vec::new(),
+        lora_modules: Vec::new(),
     }
 }
 

@@ -514,9 +514,15 @@ fn the_page_can_be_switched_off() {
             .http
             .no_parse_special
     );
-    assert!(!accepted("--model m").http.no_ui);
-    assert!(accepted("--model m --no-ui").http.no_ui);
-    assert!(with_file("no-ui = true", "--model m").unwrap().http.no_ui);
+    assert!(!accepted("--model m").http.listen.no_ui);
+    assert!(accepted("--model m --no-ui").http.listen.no_ui);
+    assert!(
+        with_file("no-ui = true", "--model m")
+            .unwrap()
+            .http
+            .listen
+            .no_ui
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::log::LineWriter;
 use crate::serve::{self, StopSignals};
 use foretoken::config::{LogFormat, RouterConfig};
 use foretoken::error::{Error, Result};
-use foretoken::http::model_router::{self, ModelLog, RouterOptions, SERVES};
+use foretoken::http::model_router::{self, ModelLog, ModelSource, RouterOptions, SERVES};
 use prometheus::Registry;
 use serde_json::Value;
 use std::future::pending;
@@ -24,6 +24,7 @@ pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
     let listen = &config.listen;
     let options = RouterOptions {
         models: config.models.clone(),
+        source: source(config),
         program,
         max_loaded: config.max_loaded,
         idle: config.idle,
@@ -31,6 +32,7 @@ pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
         limits: listen.limits.clone(),
         origins: listen.origins.clone(),
         host: listen.host.clone(),
+        ui: !listen.no_ui,
         shutdown_timeout: listen.shutdown_timeout,
         log: log_of_models(log.clone(), config.log_format),
         registry,
@@ -59,6 +61,13 @@ pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
     });
     runtime.shutdown_background();
     served
+}
+
+/// Reads the folder of models anew; `None` if there is none.
+fn source(config: &RouterConfig) -> Option<ModelSource> {
+    let list = config.list.clone();
+    list.can_change()
+        .then(|| Arc::new(move || list.read()) as ModelSource)
 }
 
 /// Writes the log lines of processes into that of the router: with the model's name before them, or as their field `model`.

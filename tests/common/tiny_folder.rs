@@ -17,6 +17,28 @@ pub fn tiny_folder(pre: Value) -> TempDir {
     folder
 }
 
+/// An adapter of such a Llama, as PEFT writes it.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub fn tiny_adapter() -> TempDir {
+    let adapter = tempfile::tempdir().unwrap();
+    let config = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 64, "target_modules": ["down_proj"], "bias": "none"});
+    std::fs::write(
+        adapter.path().join("adapter_config.json"),
+        config.to_string(),
+    )
+    .unwrap();
+    let tensor = |name: &str, dims: &[usize]| {
+        let full = format!("base_model.model.model.layers.1.mlp.down_proj.{name}.weight");
+        let noise = noise(&full, dims);
+        (full, noise)
+    };
+    let tensors: std::collections::HashMap<_, _> =
+        [tensor("lora_A", &[2, 512]), tensor("lora_B", &[256, 2])].into();
+    let file = adapter.path().join("adapter_model.safetensors");
+    candle_core::safetensors::save(&tensors, file).unwrap();
+    adapter
+}
+
 /// Writes a tokenizer of fewer than [`VOCAB`] tokens and its chat template.
 pub fn write_tokenizer(folder: &Path, pre: Value) {
     let special = ["<|pad|>", "<|bos|>", "<|end|>", "<|start|>"];

@@ -3,7 +3,7 @@
 use crate::architectures::fixture;
 use crate::common::process;
 use crate::common::server::{LONG, Server, error};
-use crate::common::tiny_folder::{byte_level, tiny_folder};
+use crate::common::tiny_folder::{byte_level, tiny_adapter, tiny_folder};
 use crate::common::{greedy, reference};
 use crate::lora::{adapter, adapter_folder};
 use foretoken::engine::{self, EngineOptions};
@@ -397,23 +397,7 @@ async fn the_metric_names_the_adapters_in_use() {
 /// As an operator runs it.
 #[test]
 fn the_program_serves_adapters() {
-    let (folder, adapter) = (tiny_folder(byte_level()), tempfile::tempdir().unwrap());
-    let config = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 64, "target_modules": ["down_proj"], "bias": "none"});
-    std::fs::write(
-        adapter.path().join("adapter_config.json"),
-        config.to_string(),
-    )
-    .unwrap();
-    let tensor = |name: &str, dims: &[usize]| {
-        let full = format!("base_model.model.model.layers.1.mlp.down_proj.{name}.weight");
-        let noise = crate::common::tiny::noise(&full, dims);
-        (full, noise)
-    };
-    let tensors: std::collections::HashMap<_, _> =
-        [tensor("lora_A", &[2, 512]), tensor("lora_B", &[256, 2])].into();
-    let file = adapter.path().join("adapter_model.safetensors");
-    candle_core::safetensors::save(&tensors, file).unwrap();
-
+    let (folder, adapter) = (tiny_folder(byte_level()), tiny_adapter());
     let (model, path) = (folder.path().display(), adapter.path().display());
     let flags = format!("--model {model} --served-model-name tiny --device cpu");
     let mut server = process::Server::start(&format!("{flags} --lora-modules a={path} b={path}"));

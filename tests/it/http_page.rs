@@ -29,6 +29,8 @@ async fn the_page_is_there_unless_it_is_switched_off() {
         );
     }
     assert!(!text.contains("{{") && text.contains("const API = \"chat/completions\";"));
+    // As the API says it of a model without a template, of which the page does not know before.
+    assert!(text.contains("detail.includes(\"no chat template\")"));
     for outside in [
         "http://",
         "https://",

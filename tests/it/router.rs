@@ -1,6 +1,7 @@
 //! `foretoken router`: several models at one address, each in a process of its own.
 
 use crate::common::process::Server;
+use crate::common::tiny_folder::{byte_level, tiny_adapter, tiny_folder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -32,9 +33,14 @@ struct Router {
 impl Router {
     /// A router of [`MODELS`] with these `keys` in its file, too.
     fn start(keys: &str, flags: &str) -> Self {
+        Self::of(&format!("{keys}\n{MODELS}"), flags)
+    }
+
+    /// A router with this file.
+    fn of(text: &str, flags: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("router.toml");
-        std::fs::write(&file, format!("{keys}\n{MODELS}")).unwrap();
+        std::fs::write(&file, text).unwrap();
         let flags = format!("router --config {} {flags}", file.display());
         Self {
             server: Server::start(&flags),
@@ -364,6 +370,66 @@ fn a_model_that_cannot_be_loaded_says_why() {
     let (_, model) = read(&router.server.get("/v1/models/broken"));
     assert_eq!(model["status"]["failed"], true, "{model}");
     assert_eq!(router.complete("small").0, 200);
+}
+
+#[test]
+fn models_come_and_go_with_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = format!("--max-loaded 2 --models-dir {}", folder.path().display());
+    let router = Router::start("", &flags);
+    router.wait_for([("demo", "unloaded"), ("small", "unloaded")]);
+    let hello = |model: &str| {
+        let body = json!({"model": model, "prompt": "hello", "max_tokens": 4, "temperature": 0});
+        router.post("/v1/completions", &body)
+    };
+    assert_eq!(error_of(&hello("tiny").1).0, "model_not_found");
+    let place = folder.path().join("tiny");
+    std::fs::rename(tiny_folder(byte_level()).keep(), &place).unwrap();
+    wait(|| hello("tiny").0 == 200, "the new model answers");
+    let is_listed = || router.states().iter().any(|(name, _)| name == "tiny");
+    wait(is_listed, "it is listed");
+    assert!(router.metric("foretoken:router_processes 1"));
+    std::fs::remove_dir_all(&place).unwrap();
+    wait(|| !is_listed(), "it is listed no more");
+    assert_eq!(error_of(&hello("tiny").1).0, "model_not_found");
+    let has_ended = || router.metric("foretoken:router_processes 0");
+    wait(has_ended, "its process has ended");
+    assert_eq!(router.complete("small").0, 200);
+}
+
+#[test]
+fn adapters_are_answered_by_the_process_of_their_model() {
+    let (model, adapter) = (tiny_folder(byte_level()), tiny_adapter());
+    let text = format!(
+        "{MODELS}[[model]]\nname = 'tiny'\nmodel = '{}'\nlora-modules = ['tuned={}']\n",
+        model.path().display(),
+        adapter.path().display(),
+    );
+    let router = Router::of(&text, "");
+    let ask = |model: &str| {
+        let body = json!({"model": model, "prompt": "hello", "max_tokens": 12, "temperature": 0});
+        let (status, answer) = router.post("/v1/completions", &body);
+        assert_eq!((status, &answer["model"]), (200, &json!(model)), "{answer}");
+        answer["choices"][0]["text"].clone()
+    };
+    let described = || {
+        let (status, model) = read(&router.server.get("/v1/models/tuned"));
+        assert_eq!((status, &model["parent"]), (200, &json!("tiny")), "{model}");
+        model
+    };
+    assert_eq!(described()["status"], json!({"value": "unloaded"}));
+    assert_ne!(ask("tuned"), ask("tiny"));
+    let folder = adapter.path().display().to_string();
+    let model = described();
+    assert_eq!(
+        (&model["root"], &model["status"]["value"]),
+        (&json!(folder), &json!("loaded"))
+    );
+    assert_eq!(children(router.server.id()).len(), 1);
+    let names: Vec<String> = router.states().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["demo", "small", "tiny", "tuned"]);
+    let (_, tags) = read(&router.server.get("/api/tags"));
+    assert_eq!(tags["models"][3]["name"], "tuned:latest", "{tags}");
 }
 
 #[test]

@@ -21,11 +21,16 @@ static PAGE: LazyLock<String> = LazyLock::new(|| {
         )
 });
 
-/// The page. Its nonce is new each time, so that nothing but its own script and style ever runs, and
-/// no cache may keep it.
+/// The page of a server.
 pub(super) async fn page(State(state): State<AppState>) -> impl IntoResponse {
+    document(state.text.has_chat_template())
+}
+
+/// The page, which asks for chats or for completions. Its nonce is new each time, so that nothing but its own script and
+/// style ever runs, and no cache may keep it.
+pub(super) fn document(chats: bool) -> impl IntoResponse {
     let nonce = format!("{:032x}", rand::random::<u128>());
-    let api = if state.text.has_chat_template() {
+    let api = if chats {
         "chat/completions"
     } else {
         "completions"

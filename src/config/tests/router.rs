@@ -113,6 +113,51 @@ fn a_file_names_models_and_flags() {
 }
 
 #[test]
+fn adapters_are_names_of_their_models() {
+    let folder = folder(&["a.gguf"]);
+    let text = "models-dir = '.'\n[[model]]\nname = 'a'\nmodel = './a.gguf'\n\
+        lora-modules = ['x=adapters/x', '{\"name\": \"y\", \"path\": \"/y\", \"base_model_name\": \"a\"}']\n\
+        [[model]]\nname = 'b'\nmodel = 'o/m'\nargs = ['--lora-modules', 'z=/z', '--max-loras', '2']\n";
+    let file = file_of(&folder, text);
+    let config = router(&format!("--config {}", file.display()));
+    let names: Vec<Vec<&str>> = config.models.iter().map(|m| m.names().collect()).collect();
+    assert_eq!(names, [vec!["a", "x", "y"], vec!["b", "z"]]);
+    let program = std::iter::once(OsString::from("foretoken"));
+    let served = served(Command::from_args(program.chain(config.models[0].args.clone())).unwrap());
+    let lora = served.lora.expect("adapters");
+    let paths: Vec<PathBuf> = lora
+        .modules
+        .iter()
+        .map(|module| module.path.clone())
+        .collect();
+    assert_eq!(paths, [folder.path().join("adapters/x"), "/y".into()]);
+}
+
+#[test]
+fn a_folder_is_read_again() {
+    let folder = folder(&["a.gguf"]);
+    let config = router(&format!("--models-dir {}", folder.path().display()));
+    let names = || -> Result<Vec<String>, String> {
+        let models = config.list.read().map_err(|e| e.to_string())?;
+        Ok(models.into_iter().map(|model| model.name).collect())
+    };
+    assert!(config.list.can_change());
+    std::fs::write(folder.path().join("b.gguf"), "").unwrap();
+    assert_eq!(names(), Ok(vec!["a".into(), "b".into()]));
+    for name in ["a.gguf", "b.gguf"] {
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    // As at start, but this is no error any more.
+    assert_eq!(names(), Ok(Vec::new()));
+    drop(folder);
+    assert!(names().is_err());
+    let file = tempfile::tempdir().unwrap();
+    let file = file_of(&file, "[[model]]\nname = 'a'\nmodel = 'o/m'");
+    let config = command(&format!("router --config {}", file.display()));
+    assert!(matches!(config, Command::Router(config) if !config.list.can_change()));
+}
+
+#[test]
 fn wrong_routers_are_refused() {
     let folder = folder(&["a.gguf", "a/config.json"]);
     let dir = folder.path().display();
@@ -145,6 +190,18 @@ fn wrong_routers_are_refused() {
             "the model a: the model is named twice",
         ),
         ("[[model]]\nname = ''\nmodel = 'o/m'", "an empty name"),
+        (
+            "[[model]]\nname = 'a'\nmodel = 'o/m'\nlora-modules = ['b']",
+            "the model a: invalid value 'b' for '--lora-modules",
+        ),
+        (
+            "[[model]]\nname = 'a'\nmodel = 'o/m'\nlora-modules = ['b=x']\n[[model]]\nname = 'b'\nmodel = 'o/m'",
+            "two models have the name b",
+        ),
+        (
+            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['--no-ui']",
+            "the model a: --no-ui is set by the router",
+        ),
         ("max-loded = 1", "did you mean `max-loaded`?"),
         ("model = 'o/m'", "`model`: invalid type"),
         ("max-loaded = 0", "at least 1"),

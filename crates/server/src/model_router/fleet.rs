@@ -1,8 +1,9 @@
 //! The processes of all models: carries out what the policy decides.
 
+use super::catalog::Catalog;
 use super::metrics::FleetMetrics;
 use super::policy::{Action, Phase, Policy, RefusedBy, Waiter};
-use super::process::{LastLines, Launcher, ModelSpec, Process};
+use super::process::{LastLines, Launcher, ModelSource, ModelSpec, Process};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,9 +18,15 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time until the failure of a process that broke off an answer is known.
 const FAILURE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Minimum time between two looks for models that came or went.
+const BETWEEN_REFRESHES: Duration = Duration::from_secs(1);
+
 /// The models, and the processes that serve them.
 pub(super) struct Fleet {
-    specs: Vec<ModelSpec>,
+    pub catalog: Catalog,
+    /// Reads which models there are; `None` = they stay.
+    source: Option<ModelSource>,
+    refreshed: tokio::sync::Mutex<Refreshed>,
     launcher: Launcher,
     /// Maximum time from asking a process to end to its end.
     patience: Duration,
@@ -33,6 +40,14 @@ pub(super) struct Fleet {
 struct State {
     policy: Policy<Waiting>,
     runs: Vec<Run>,
+}
+
+/// The last look for models that came or went.
+#[derive(Default)]
+struct Refreshed {
+    at: Option<Instant>,
+    /// Why they could not be read, which is logged once.
+    failure: Option<String>,
 }
 
 /// A model's process, or how the last one failed.
@@ -81,9 +96,11 @@ pub(super) struct FleetLimits {
 }
 
 impl Fleet {
-    /// The fleet of `specs`, of which no model is loaded yet. It must be made in a runtime.
+    /// The fleet of `specs`, of which no model is loaded yet, and of those that `source` finds later. It must be made in a
+    /// runtime.
     pub fn new(
         specs: Vec<ModelSpec>,
+        source: Option<ModelSource>,
         launcher: Launcher,
         limits: FleetLimits,
         metrics: FleetMetrics,
@@ -94,7 +111,9 @@ impl Fleet {
         let policy = Policy::new(specs.len(), max_loaded, idle, Instant::now());
         let runs = specs.iter().map(|_| Run::default()).collect();
         Arc::new(Self {
-            specs,
+            catalog: Catalog::new(specs),
+            source,
+            refreshed: tokio::sync::Mutex::default(),
             launcher,
             patience: limits.shutdown_timeout + END_TIMEOUT,
             runtime: Handle::current(),
@@ -105,35 +124,57 @@ impl Fleet {
         })
     }
 
-    /// The names of all models.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.specs.iter().map(|spec| spec.name.as_str())
+    /// The name of a model.
+    pub fn name(&self, model: usize) -> String {
+        self.catalog.spec(model).name.clone()
     }
 
-    /// The place of the model `name`, if there is one.
-    pub fn place(&self, name: &str) -> Option<usize> {
-        self.names().position(|known| known == name)
-    }
-
-    /// The place of the model `name`.
+    /// The place of the model that serves `name`; one that has just come is found, too.
     ///
     /// # Errors
     /// `NotFound`, with the names that there are.
-    pub fn find(&self, name: &str) -> Result<usize> {
-        self.place(name).ok_or_else(|| {
-            let served: Vec<&str> = self.names().collect();
-            let served = served.join(", ");
-            Error::request(
-                RequestErrorKind::NotFound,
-                Some("model"),
-                format!("the model `{name}` does not exist; served: {served}"),
-            )
-        })
+    pub async fn find(self: &Arc<Self>, name: &str) -> Result<usize> {
+        if let Some(place) = self.catalog.place(name) {
+            return Ok(place);
+        }
+        self.refresh().await;
+        self.catalog.find(name)
     }
 
-    /// The name of a model.
-    pub fn name(&self, model: usize) -> &str {
-        &self.specs[model].name
+    /// Looks which models came and went, unless that was done a moment ago. The process of one that is gone ends when no
+    /// request uses it. If the models cannot be read, they stay as they were.
+    pub async fn refresh(self: &Arc<Self>) {
+        let Some(source) = self.source.clone() else {
+            return;
+        };
+        let mut refreshed = self.refreshed.lock().await;
+        let is_recent = |at: Instant| at.elapsed() < BETWEEN_REFRESHES;
+        if refreshed.at.is_some_and(is_recent) {
+            return;
+        }
+        // First, because a client that leaves ends this.
+        refreshed.at = Some(Instant::now());
+        let read = self.runtime.spawn_blocking(move || source()).await;
+        let read = read.unwrap_or_else(|e| Err(Error::internal(format!("models: {e}"))));
+        let failure = match read {
+            Ok(specs) => {
+                self.replace(specs);
+                None
+            }
+            Err(e) => Some(e.to_string()),
+        };
+        if let Some(how) = failure.as_ref().filter(|_| failure != refreshed.failure) {
+            tracing::warn!("the models stay as they were: {how}");
+        }
+        refreshed.failure = failure;
+    }
+
+    fn replace(self: &Arc<Self>, specs: Vec<ModelSpec>) {
+        self.change(|state, now| {
+            let is_gone = self.catalog.replace(specs);
+            state.runs.resize_with(is_gone.len(), Run::default);
+            state.policy.set_models(&is_gone, now);
+        });
     }
 
     /// Waits for a process of this model, which is started if there is none. Dropping the future gives up.
@@ -269,7 +310,7 @@ impl Fleet {
             match action {
                 Action::Start(model) => self.start(&mut state, model),
                 Action::Stop(model, reason) => {
-                    self.metrics.stopped(self.name(model), reason);
+                    self.metrics.stopped(&self.name(model), reason);
                     state.runs[model].stop = None;
                 }
                 Action::Grant(model, waiting) => {
@@ -318,14 +359,14 @@ impl Fleet {
         let (stop, stopped) = oneshot::channel();
         let run = &mut state.runs[model];
         (run.address, run.stop) = (None, Some(stop));
-        self.metrics.started(self.name(model));
+        self.metrics.started(&self.name(model));
         tracing::info!("loading {}", self.name(model));
         let fleet = self.clone();
         self.runtime.spawn(async move {
             let failure = fleet.supervise(model, stopped).await;
             fleet.change(|state, now| {
                 if let Some(how) = &failure {
-                    fleet.metrics.failed(fleet.name(model));
+                    fleet.metrics.failed(&fleet.name(model));
                     tracing::warn!("the process of {} failed: {how}", fleet.name(model));
                 }
                 let run = &mut state.runs[model];
@@ -345,7 +386,8 @@ impl Fleet {
         mut stopped: oneshot::Receiver<()>,
     ) -> Option<String> {
         let (started, last) = (Instant::now(), LastLines::default());
-        let mut process = match Process::start(&self.specs[model], &self.launcher, last.clone()) {
+        let spec = self.catalog.spec(model);
+        let mut process = match Process::start(&spec, &self.launcher, last.clone()) {
             Ok(process) => process,
             Err(e) => {
                 let program = self.launcher.program.display();

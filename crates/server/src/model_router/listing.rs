@@ -1,5 +1,7 @@
 //! The list of models, with their states.
 
+use super::catalog::Served;
+use super::fleet::ModelState;
 use super::policy::Phase;
 use super::proxy::{self, Forwarded};
 use super::{Refusal, RouterState};
@@ -49,11 +51,12 @@ pub(super) struct List {
 /// `GET /v1/models`.
 pub(super) async fn models(State(state): State<RouterState>, request: Request) -> Json<List> {
     let (parts, _) = request.into_parts();
-    let models = 0..state.fleet.names().count();
-    let listed = models.map(|model| listed(&state, model, &parts));
+    state.fleet.refresh().await;
+    let served = state.fleet.catalog.served();
+    let listed = served.iter().map(|model| listed(&state, model, &parts));
     Json(List {
         object: "list",
-        data: join_all(listed).await,
+        data: join_all(listed).await.into_iter().flatten().collect(),
     })
 }
 
@@ -65,39 +68,59 @@ pub(super) async fn model(
 ) -> Result<Json<Listed>, Refusal> {
     let (parts, _) = request.into_parts();
     let path = parts.uri.path().to_owned();
-    let found = id
-        .map_err(|e| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text()))
-        .and_then(|Path(id)| state.fleet.find(&id));
-    match found {
-        Ok(model) => Ok(Json(listed(&state, model, &parts).await)),
+    let found = async {
+        let gone = |what: String| Error::request(RequestErrorKind::NotFound, Some("model"), what);
+        let Path(id) = id.map_err(|e| gone(e.body_text()))?;
+        let place = state.fleet.find(&id).await?;
+        let spec = state.fleet.catalog.spec(place);
+        let mut listed = listed(&state, &Served { place, spec }, &parts)
+            .await
+            .into_iter();
+        let named = listed.find(|listed| listed.model["id"] == *id);
+        named.ok_or_else(|| gone(format!("the model `{id}` does not exist any more")))
+    };
+    match found.await {
+        Ok(listed) => Ok(Json(listed)),
         Err(error) => Err(Refusal { path, error }),
     }
 }
 
-/// What is told of a model. One that is loaded describes itself.
-async fn listed(state: &RouterState, model: usize, parts: &Parts) -> Listed {
-    let name = state.fleet.name(model);
-    let known = state.fleet.state(model);
+/// What is told of a model and of its adapters. A process that runs describes them itself.
+async fn listed(state: &RouterState, model: &Served, parts: &Parts) -> Vec<Listed> {
+    let known = state.fleet.state(model.place);
     let described = match known.address {
-        Some(address) => OPENAI.entry(address, name, parts).await,
-        None => None,
+        Some(address) => OPENAI.entries(address, parts).await,
+        None => Vec::new(),
     };
-    let status = Status {
-        value: match known.phase {
-            Phase::Loading => "loading",
-            Phase::Loaded => "loaded",
-            Phase::Unloaded | Phase::Stopping => "unloaded",
-        },
-        failed: known.failure.is_some(),
-        error: known.failure,
-    };
-    let plain = || {
-        let fields = json!({"id": name, "object": "model", "created": state.created, "owned_by": "foretoken"});
-        fields.as_object().cloned().unwrap_or_default()
-    };
-    Listed {
-        model: described.unwrap_or_else(plain),
-        status,
+    let base = &model.spec.name;
+    let listed = model.spec.names().map(|name| {
+        let own = described.iter().find(|one| one.get("id").is_some_and(|id| id == name));
+        let plain = || {
+            let parent = Some(base).filter(|base| *base != name);
+            let fields = json!({
+                "id": name, "object": "model", "created": state.created, "owned_by": "foretoken", "parent": parent
+            });
+            fields.as_object().cloned().unwrap_or_default()
+        };
+        Listed {
+            model: own.cloned().unwrap_or_else(plain),
+            status: Status::of(&known),
+        }
+    });
+    listed.collect()
+}
+
+impl Status {
+    fn of(state: &ModelState) -> Self {
+        Self {
+            value: match state.phase {
+                Phase::Loading => "loading",
+                Phase::Loaded => "loaded",
+                Phase::Unloaded | Phase::Stopping => "unloaded",
+            },
+            failed: state.failure.is_some(),
+            error: state.failure.clone(),
+        }
     }
 }
 
@@ -106,50 +129,64 @@ struct ProcessList {
     path: &'static str,
     /// The field with the models.
     models: &'static str,
-    /// The field of a model with its name.
-    name: &'static str,
 }
 
 static OPENAI: ProcessList = ProcessList {
     path: "/v1/models",
     models: "data",
-    name: "id",
 };
 
 static OLLAMA: ProcessList = ProcessList {
     path: "/api/tags",
     models: "models",
-    name: "name",
 };
 
 static OLLAMA_RUNNING: ProcessList = ProcessList {
     path: "/api/ps",
     models: "models",
-    name: "name",
 };
 
 impl ProcessList {
-    /// The entry `name` in the list of the process at `address`.
-    async fn entry(
-        &self,
-        address: SocketAddr,
-        name: &str,
-        parts: &Parts,
-    ) -> Option<Map<String, Value>> {
+    /// The entries in the list of the process at `address`; none if it does not answer.
+    async fn entries(&self, address: SocketAddr, parts: &Parts) -> Vec<Map<String, Value>> {
         let asked = proxy::ask(address, Forwarded::get(self.path, parts));
-        let answer = timeout(TIMEOUT, asked).await.ok()?.ok()?;
-        let list: Value = serde_json::from_slice(answer.body()).ok()?;
-        let mut models = list[self.models].as_array()?.iter();
-        let model = models.find(|model| model[self.name] == name)?;
-        model.as_object().cloned()
+        let list = async {
+            let answer = timeout(TIMEOUT, asked).await.ok()?.ok()?;
+            let mut list: Value = serde_json::from_slice(answer.body()).ok()?;
+            serde_json::from_value(list[self.models].take()).ok()
+        };
+        list.await.unwrap_or_default()
     }
 
-    /// The entry of a model in a list of Ollama's API; `None` if it is not loaded.
-    async fn tagged(&self, state: &RouterState, model: usize, parts: &Parts) -> Option<Value> {
-        let address = state.fleet.state(model).address?;
-        let name = ollama::tagged(state.fleet.name(model));
-        let entry = self.entry(address, &name, parts).await?;
-        Some(Value::Object(entry))
+    /// The entries of a model and its adapters in a list of Ollama's API, each after its name; `None` for one that is not
+    /// loaded.
+    async fn tagged(
+        &self,
+        state: &RouterState,
+        model: &Served,
+        parts: &Parts,
+    ) -> Vec<(String, Option<Value>)> {
+        let entries = match state.fleet.state(model.place).address {
+            Some(address) => self.entries(address, parts).await,
+            None => Vec::new(),
+        };
+        let tagged = model.spec.names().map(|name| {
+            let tagged = ollama::tagged(name);
+            let of_name = |entry: &&Map<String, Value>| {
+                entry.get("name").is_some_and(|name| *name == *tagged)
+            };
+            let entry = entries.iter().find(of_name).cloned();
+            (name.to_owned(), entry.map(Value::Object))
+        });
+        tagged.collect()
+    }
+
+    /// The same of all models.
+    async fn all(&self, state: &RouterState, parts: &Parts) -> Vec<(String, Option<Value>)> {
+        state.fleet.refresh().await;
+        let served = state.fleet.catalog.served();
+        let told = served.iter().map(|model| self.tagged(state, model, parts));
+        join_all(told).await.into_iter().flatten().collect()
     }
 }
 
@@ -162,11 +199,10 @@ pub(super) struct OllamaList {
 /// `GET /api/tags`: all models. Only the name is known of those that are not loaded.
 pub(super) async fn tags(State(state): State<RouterState>, request: Request) -> Json<OllamaList> {
     let (parts, _) = request.into_parts();
-    let models = 0..state.fleet.names().count();
-    let told = join_all(models.map(|model| OLLAMA.tagged(&state, model, &parts))).await;
-    let unloaded = |name| json!(ListedModel::unloaded(name, state.created));
-    let models = told.into_iter().zip(state.fleet.names());
-    let models = models.map(|(told, name)| told.unwrap_or_else(|| unloaded(name)));
+    let told = OLLAMA.all(&state, &parts).await.into_iter();
+    let models = told.map(|(name, entry)| {
+        entry.unwrap_or_else(|| json!(ListedModel::unloaded(&name, state.created)))
+    });
     Json(OllamaList {
         models: models.collect(),
     })
@@ -175,9 +211,8 @@ pub(super) async fn tags(State(state): State<RouterState>, request: Request) -> 
 /// `GET /api/ps`: the models that are loaded.
 pub(super) async fn ps(State(state): State<RouterState>, request: Request) -> Json<OllamaList> {
     let (parts, _) = request.into_parts();
-    let models = 0..state.fleet.names().count();
-    let told = models.map(|model| OLLAMA_RUNNING.tagged(&state, model, &parts));
+    let told = OLLAMA_RUNNING.all(&state, &parts).await.into_iter();
     Json(OllamaList {
-        models: join_all(told).await.into_iter().flatten().collect(),
+        models: told.filter_map(|(_, entry)| entry).collect(),
     })
 }

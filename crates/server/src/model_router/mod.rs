@@ -2,6 +2,7 @@
 //!
 //! `policy` decides which processes run, `fleet` starts and ends them, and `proxy` passes requests and answers on.
 
+mod catalog;
 mod fleet;
 mod listing;
 mod loading;
@@ -11,16 +12,16 @@ mod process;
 mod proxy;
 mod selector;
 
-pub use process::{API_KEY_VARIABLE, ModelLog, ModelSpec, SERVES};
+pub use process::{API_KEY_VARIABLE, ModelLog, ModelSource, ModelSpec, SERVES};
 
-use super::access::{OLLAMA_VERSION, OPEN, authorize, guard, refusal};
+use super::access::{OLLAMA_VERSION, OPEN, PAGE, authorize, guard, refusal};
 use super::bodies::{Bodies, Received};
 use super::encoding::SentBody;
 use super::error::Refused;
 use super::listener;
 use super::ollama;
 use super::origin::{OriginOptions, Origins};
-use super::{HEALTHY, Health, HttpLimits, full, identified, info, method_not_allowed, reply};
+use super::{HEALTHY, Health, HttpLimits, full, identified, info, method_not_allowed, page, reply};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::header;
@@ -47,6 +48,8 @@ use tokio::sync::watch;
 pub struct RouterOptions {
     /// The models. Their names are distinct.
     pub models: Vec<ModelSpec>,
+    /// Reads them anew, at most once a second, when clients ask for the list or for an unknown name; `None` = they stay.
+    pub source: Option<ModelSource>,
     /// The program of their processes.
     pub program: PathBuf,
     /// Maximum number of processes at a time.
@@ -61,6 +64,8 @@ pub struct RouterOptions {
     pub origins: OriginOptions,
     /// The host that the operator chose to listen on.
     pub host: String,
+    /// Whether the page is served.
+    pub ui: bool,
     /// Time in which running requests may finish at the end.
     pub shutdown_timeout: Duration,
     /// Takes the log lines of the processes.
@@ -77,6 +82,7 @@ struct RouterState {
     bodies: Arc<Bodies>,
     registry: Registry,
     created: u64,
+    ui: bool,
 }
 
 /// Serves until `shutdown` completes. Then it refuses new requests, lets the running ones finish for the time that the
@@ -143,11 +149,12 @@ impl RouterState {
         };
         let metrics = FleetMetrics::new(&options.registry)?;
         Ok(Self {
-            fleet: Fleet::new(options.models, launcher, limits, metrics),
+            fleet: Fleet::new(options.models, options.source, launcher, limits, metrics),
             api_keys,
             bodies: Arc::new(Bodies::new(&options.limits)),
             registry: options.registry,
             created: reply::now(),
+            ui: options.ui,
         })
     }
 }
@@ -177,6 +184,10 @@ fn routes() -> [(&'static str, MethodRouter<RouterState>); 15] {
 /// The router's answers to all paths.
 fn router(state: RouterState, origins: Arc<Origins>) -> Router {
     let mut router = Router::new();
+    if state.ui {
+        // Most models have a chat template; the page notices where one has none.
+        router = router.route(PAGE, get(async || page::document(true)));
+    }
     for (path, handler) in routes() {
         router = router.route(path, handler);
     }
@@ -199,7 +210,8 @@ fn router(state: RouterState, origins: Arc<Origins>) -> Router {
 /// clients with different keys have apart.
 async fn authorized(State(state): State<RouterState>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let is_open = OPEN.contains(&path) || state.api_keys.is_empty();
+    let has_page = state.ui && path == PAGE;
+    let is_open = OPEN.contains(&path) || has_page || state.api_keys.is_empty();
     match authorize(&state.api_keys, &request) {
         Err(error) if !is_open => refusal(path, error),
         _ => next.run(request).await,
@@ -229,7 +241,7 @@ async fn pass(state: &RouterState, request: Request) -> Result<Response> {
     let (parts, mut received) = receive(state, request).await?;
     let body = Bytes::from(std::mem::take(&mut received.bytes));
     let selector = Selector::of(&parts, &body)?;
-    let model = selector.choose(&state.fleet)?;
+    let model = selector.choose(&state.fleet).await?;
     let forwarded = Forwarded::new(&parts);
     let waiting = loading::Waiting {
         fleet: state.fleet.clone(),
@@ -282,7 +294,8 @@ async fn named(
     let path = request.uri().path().to_owned();
     let model = async {
         let (parts, received) = receive(state, request).await?;
-        Selector::of(&parts, &received.bytes)?.choose(&state.fleet)
+        let selector = Selector::of(&parts, &received.bytes)?;
+        selector.choose(&state.fleet).await
     };
     let model = model.await.map_err(|error| Refusal { path, error })?;
     act(model);
@@ -328,7 +341,8 @@ async fn metrics(State(state): State<RouterState>, request: Request) -> Result<R
             return Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response());
         };
         // The names of those that there are need a key.
-        let model = state.fleet.place(&name).ok_or_else(|| {
+        let place = state.fleet.catalog.place(&name);
+        let model = place.ok_or_else(|| {
             let message = format!("the model `{name}` does not exist");
             Error::request(RequestErrorKind::NotFound, Some("model"), message)
         })?;

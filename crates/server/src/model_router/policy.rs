@@ -74,6 +74,8 @@ struct Slot<W> {
     /// Whether the last process ended by itself.
     failed: bool,
     not_before: Option<Instant>,
+    /// Whether the model is gone, so that no process of it stays.
+    is_gone: bool,
 }
 
 /// The processes of all models, by the place of the model.
@@ -91,25 +93,22 @@ pub(super) struct Policy<W> {
 impl<W: Waiter> Policy<W> {
     /// No process runs. At most `max_loaded` will at a time, each until no request has used it for `idle`.
     pub fn new(models: usize, max_loaded: usize, idle: Option<Duration>, now: Instant) -> Self {
-        let slot = |_| Slot {
-            phase: Phase::Unloaded,
-            generation: 0,
-            running: 0,
-            waiting: Vec::new(),
-            draining: false,
-            last_used: now,
-            ready_at: None,
-            failures: 0,
-            failed: false,
-            not_before: None,
-        };
         Self {
-            slots: (0..models).map(slot).collect(),
+            slots: (0..models).map(|_| Slot::new(now)).collect(),
             max_loaded,
             idle,
             arrivals: 0,
             closing: false,
             decided: Vec::new(),
+        }
+    }
+
+    /// Says of each model whether it is gone; there may be further ones. The process of one that is gone ends as soon as no
+    /// request uses it or waits for it.
+    pub fn set_models(&mut self, is_gone: &[bool], now: Instant) {
+        self.slots.resize_with(is_gone.len(), || Slot::new(now));
+        for (slot, &is_gone) in self.slots.iter_mut().zip(is_gone) {
+            slot.is_gone = is_gone;
         }
     }
 
@@ -267,10 +266,10 @@ impl<W: Waiter> Policy<W> {
     }
 
     fn stop_idle(&mut self, now: Instant) {
-        let Some(idle) = self.idle else { return };
         for model in 0..self.slots.len() {
             let slot = &self.slots[model];
-            if slot.is_unused() && now >= slot.last_used + idle {
+            let is_late = |idle| now >= slot.last_used + idle;
+            if slot.is_unused() && (slot.is_gone || self.idle.is_some_and(is_late)) {
                 self.stop(model, StopReason::Idle);
             }
         }
@@ -336,6 +335,23 @@ impl<W: Waiter> Policy<W> {
 }
 
 impl<W> Slot<W> {
+    /// A model that has no process yet.
+    fn new(now: Instant) -> Self {
+        Self {
+            phase: Phase::Unloaded,
+            generation: 0,
+            running: 0,
+            waiting: Vec::new(),
+            draining: false,
+            last_used: now,
+            ready_at: None,
+            failures: 0,
+            failed: false,
+            not_before: None,
+            is_gone: false,
+        }
+    }
+
     /// Whether requests get the process at once.
     fn takes_requests(&self) -> bool {
         self.phase == Phase::Loaded && !self.draining

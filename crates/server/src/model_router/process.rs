@@ -1,6 +1,6 @@
 //! The process that serves a model, its log, and its end.
 
-use foretoken_core::error::clipped;
+use foretoken_core::error::{Result, clipped};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
@@ -35,9 +35,22 @@ pub type ModelLog = Arc<dyn Fn(&str, &str) + Send + Sync>;
 pub struct ModelSpec {
     /// The name that requests have.
     pub name: String,
+    /// The names of the adapters that its process has besides.
+    pub adapters: Vec<String>,
     /// The command line of the program that serves it on a port of its choice, and ends when its stdin does.
     pub args: Vec<OsString>,
 }
+
+impl ModelSpec {
+    /// All names that requests for its process have.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let adapters = self.adapters.iter().map(String::as_str);
+        std::iter::once(self.name.as_str()).chain(adapters)
+    }
+}
+
+/// Reads which models there are, for a router whose models may change.
+pub type ModelSource = Arc<dyn Fn() -> Result<Vec<ModelSpec>> + Send + Sync>;
 
 /// What all processes have.
 #[derive(Clone)]
@@ -193,6 +206,7 @@ mod tests {
     fn shell(script: &str) -> ModelSpec {
         ModelSpec {
             name: "m".into(),
+            adapters: Vec::new(),
             args: vec!["-c".into(), script.into()],
         }
     }

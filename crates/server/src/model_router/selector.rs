@@ -7,6 +7,7 @@ use axum::http::request::Parts;
 use foretoken_core::error::{Error, RequestErrorKind, Result, json_words};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 
 /// The fields of a body that a router reads.
 #[derive(Debug, Default, Deserialize)]
@@ -77,24 +78,24 @@ impl Selector {
     ///
     /// # Errors
     /// `NotFound`, or `Invalid` if there are several and none is named.
-    pub fn choose(&self, fleet: &Fleet) -> Result<usize> {
+    pub async fn choose(&self, fleet: &Arc<Fleet>) -> Result<usize> {
+        let catalog = &fleet.catalog;
         if let Some(name) = &self.model {
             let untagged = name.strip_suffix(ollama::LATEST);
             let untagged = untagged.filter(|_| self.may_have_tag);
-            return match (fleet.place(name), untagged) {
-                (None, Some(untagged)) => fleet.find(untagged),
-                _ => fleet.find(name),
+            return match (fleet.find(name).await, untagged) {
+                (Err(_), Some(untagged)) => catalog.find(untagged),
+                (found, _) => found,
             };
         }
-        let names: Vec<&str> = fleet.names().collect();
-        if names.len() == 1 {
-            return Ok(0);
+        if let [only] = &catalog.served()[..] {
+            return Ok(only.place);
         }
-        let served = names.join(", ");
         Err(Error::invalid(
             "model",
             format!(
-                "model is missing: name one of {served}, in the body or, where there is none, as ?model= in the address"
+                "model is missing: name one of {}, in the body or, where there is none, as ?model= in the address",
+                catalog.names()
             ),
         ))
     }
@@ -220,20 +221,20 @@ mod tests {
     #[tokio::test]
     async fn ollamas_names_may_have_a_tag() {
         let fleet = fleet(&["cat", "cat"], 1, None);
-        let choose = |path: &str, name: &str| {
+        let choose = async |path: &str, name: &str| {
             let body = format!("{{\"model\": \"{name}\"}}");
-            let place = of(path, &body).unwrap().choose(&fleet);
+            let place = of(path, &body).unwrap().choose(&fleet).await;
             place.map_err(|e| e.to_string())
         };
         for name in ["m1", "m1:latest"] {
-            assert_eq!(choose("/api/chat", name), Ok(1), "{name}");
+            assert_eq!(choose("/api/chat", name).await, Ok(1), "{name}");
         }
         for (path, name) in [
             ("/api/chat", "m1:8b"),
             ("/api/chat", "m2:latest"),
             ("/v1/completions", "m1:latest"),
         ] {
-            let error = choose(path, name).unwrap_err();
+            let error = choose(path, name).await.unwrap_err();
             assert!(error.contains("does not exist; served: m0, m1"), "{error}");
         }
     }

@@ -19,6 +19,10 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::with_ui(true)
+    }
+
+    fn with_ui(ui: bool) -> Self {
         let fleet = fleet(&["cat", "cat"], 1, None);
         let state = RouterState {
             fleet: fleet.clone(),
@@ -26,6 +30,7 @@ impl Rig {
             bodies: Arc::new(Bodies::new(&HttpLimits::default())),
             registry: Registry::new(),
             created: 0,
+            ui,
         };
         let origins = Origins::new(OriginOptions::default(), "0.0.0.0");
         Self {
@@ -95,7 +100,12 @@ async fn what_needs_no_key_reaches_no_process() {
         assert_eq!(status, expected, "{answer}");
         assert!(!answer.contains("m1"), "{answer}");
     }
-    for path in ["/", "/healthx", "/props?model=m0", "/api/tags", "/api/ps"] {
+    let (status, page) = rig.without_key(Method::GET, "/?model=m0").await;
+    assert_eq!(status, 200);
+    assert!(page.contains("<select id=\"model\""), "{page}");
+    let (status, answer) = Rig::with_ui(false).without_key(Method::GET, "/").await;
+    assert_eq!(status, 401, "{answer}");
+    for path in ["/x", "/healthx", "/props?model=m0", "/api/tags", "/api/ps"] {
         let (status, answer) = rig.without_key(Method::GET, path).await;
         assert_eq!(status, 401, "{path}: {answer}");
     }

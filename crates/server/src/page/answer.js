@@ -1,7 +1,9 @@
 "use strict";
-// The path under v1/ by which this model can be asked.
+// The path under v1/ by which models are asked first.
 const API = "{{api}}";
 const CHAT = API.startsWith("chat");
+// The models that turned out to have no chat template.
+const WITHOUT_TEMPLATE = new Set();
 const EXAMPLES = ["Write a short story about a lonely owl in the snow who waits for the rain.",
   "What is the capital of France?", "Tell me about a small boat and a big storm."];
 // Where a token can come from, with a name and an explanation.
@@ -55,8 +57,11 @@ async function problem(response) {
   const { error } = await response.json().catch(() => ({}));
   const detail = error?.message ?? `It answered with status ${response.status}.`;
   const wait = response.headers.get("retry-after");
+  if (error?.code === "model_unavailable") return new Problem("The model cannot be loaded.", detail, "again");
+  if (error?.param === "messages" && detail.includes("no chat template")) return new Problem("The model does not chat.", detail, "continue");
   switch (response.status) {
     case 401: return new Problem("The server asks for an API key.", detail, "key");
+    case 404: return new Problem("The server does not have this model.", detail);
     case 429: return new Problem("The server is busy.", `${detail}${wait ? ` – try again in ${wait} s` : ""}`, "again");
     case 503: return new Problem("The server is shutting down.", detail, "again");
     case 400: case 413: return new Problem("The server does not accept this request.", detail);
@@ -75,9 +80,25 @@ async function call(path, options = {}) {
   return response;
 }
 
-/** The chunks of a streamed answer. */
+/** The response to a request for an answer. A model without a chat template continues the text. */
+async function ask(body, signal) {
+  const send = (path, body) => call(path, { method: "POST", body: JSON.stringify(body), signal });
+  if (CHAT && !WITHOUT_TEMPLATE.has(body.model)) {
+    try {
+      return await send(API, body);
+    } catch (error) {
+      if (error.kind !== "continue") throw error;
+      WITHOUT_TEMPLATE.add(body.model);
+    }
+  }
+  const { messages, ...rest } = body;
+  const prompt = messages.reduce((text, { role, content }) => text + (text && role === "user" ? "\n\n" : "") + content, "");
+  return send("completions", { ...rest, prompt });
+}
+
+/** The chunks of a streamed answer, and what is said while its model is being loaded. */
 async function* stream(body, signal) {
-  const response = await call(API, { method: "POST", body: JSON.stringify(body), signal });
+  const response = await ask(body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let buffer = ""; ;) {
     const { done, value } = await reader.read().catch((error) => {
@@ -87,7 +108,9 @@ async function* stream(body, signal) {
     if (done) throw new Problem("The connection broke.", "The answer is not complete.", "again");
     const events = (buffer + value).split("\n\n");
     buffer = events.pop();
-    for (const event of events.filter((event) => event.startsWith("data: "))) {
+    for (const event of events) {
+      if (event.startsWith(": ")) yield { choices: [], waiting: event.slice(": ".length) };
+      if (!event.startsWith("data: ")) continue;
       const data = event.slice("data: ".length);
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
@@ -107,9 +130,7 @@ function request(messages, more = {}) {
   if ($("acceptance").value) body.acceptance = $("acceptance").value;
   body.seed ??= Math.floor(Math.random() * 2 ** 31);
   const system = $("system").value.trim();
-  if (CHAT) body.messages = system ? [{ role: "system", content: system }, ...messages] : messages;
-  // A model without a chat template continues the text.
-  else body.prompt = messages.reduce((text, { role, content }) => text + (text && role === "user" ? "\n\n" : "") + content, system);
+  body.messages = system ? [{ role: "system", content: system }, ...messages] : messages;
   return { ...body, ...more };
 }
 
@@ -137,13 +158,14 @@ class Answer {
 
   /** Asks for an answer and shows it. Its times are in milliseconds from the request. */
   async run(body, signal, changed) {
-    Object.assign(this, { content: "", finish: null, arrivals: [], seed: body.seed, total: null });
+    Object.assign(this, { content: "", finish: null, arrivals: [], seed: body.seed, total: null, waiting: null });
     this.clear();
     this.root.setAttribute("aria-busy", "true");
     this.started = performance.now();
     try {
       for await (const chunk of stream(body, signal)) {
         const at = performance.now() - this.started;
+        this.waiting = chunk.waiting;
         for (const choice of chunk.choices) {
           this.content += choice.text ?? choice.delta?.content ?? "";
           this.finish = choice.finish_reason ?? this.finish;
@@ -206,6 +228,7 @@ class Answer {
   }
 
   get summary() {
+    if (this.waiting && this.total === null) return this.waiting;
     const parts = [`${this.tokens} tokens in ${this.rounds.length} rounds`];
     if (this.speed) parts.push(`${this.speed.toFixed(1)} a second`);
     if (this.first) parts.push(`the first after ${seconds(this.first.at)}`);

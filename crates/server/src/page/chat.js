@@ -214,7 +214,9 @@ tabs.forEach((tab, i) => {
 async function models() {
   const list = await call("models").then((response) => response.json());
   const names = list.data.map(({ id }) => id);
+  const chosen = $("model").value || new URLSearchParams(location.search).get("model");
   $("model").replaceChildren(...names.map((name) => el("option", { value: name, textContent: name })));
+  if (names.includes(chosen)) $("model").value = chosen;
   $("model").hidden = names.length < 2;
   $("model-name").textContent = names.length < 2 ? names.join() : "";
 }

@@ -1,5 +1,6 @@
 use super::*;
 use prometheus::Registry;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A port at which nobody listens.
 const NO_PORT: u16 = 9;
@@ -16,11 +17,27 @@ pub fn fleet_at(
     max_loaded: usize,
     idle: Option<Duration>,
 ) -> Arc<Fleet> {
+    let spec = |(number, script): (usize, &&str)| shell(&format!("m{number}"), port, script);
+    let specs = scripts.iter().enumerate().map(spec).collect();
+    fleet_of(specs, None, max_loaded, idle)
+}
+
+/// A model whose process is a shell that says that it listens at `port`.
+fn shell(name: &str, port: u16, script: &str) -> ModelSpec {
     let listens = format!("echo 'foretoken serves http://127.0.0.1:{port} -'; ");
-    let spec = |(number, script): (usize, &&str)| ModelSpec {
-        name: format!("m{number}"),
+    ModelSpec {
+        name: name.into(),
+        adapters: Vec::new(),
         args: vec!["-c".into(), format!("{listens}{script}").into()],
-    };
+    }
+}
+
+fn fleet_of(
+    specs: Vec<ModelSpec>,
+    source: Option<ModelSource>,
+    max_loaded: usize,
+    idle: Option<Duration>,
+) -> Arc<Fleet> {
     let launcher = Launcher {
         program: "/bin/sh".into(),
         api_keys: Arc::default(),
@@ -32,8 +49,7 @@ pub fn fleet_at(
         shutdown_timeout: Duration::from_secs(60),
     };
     let metrics = FleetMetrics::new(&Registry::new()).unwrap();
-    let specs = scripts.iter().enumerate().map(spec).collect();
-    Fleet::new(specs, launcher, limits, metrics)
+    Fleet::new(specs, source, launcher, limits, metrics)
 }
 
 fn phase(fleet: &Fleet, model: usize) -> Phase {
@@ -43,8 +59,8 @@ fn phase(fleet: &Fleet, model: usize) -> Phase {
 #[tokio::test]
 async fn a_model_takes_the_place_of_another_that_is_not_in_use() {
     let fleet = fleet(&["cat", "cat"], 1, None);
-    assert_eq!(fleet.find("m1").unwrap(), 1);
-    let unknown = fleet.find("m2").err().unwrap().to_string();
+    assert_eq!(fleet.find("m1").await.unwrap(), 1);
+    let unknown = fleet.find("m2").await.err().unwrap().to_string();
     assert_eq!(unknown, "the model `m2` does not exist; served: m0, m1");
     let first = fleet.acquire(0).await.unwrap();
     assert_eq!(first.address().port(), NO_PORT);
@@ -87,6 +103,87 @@ async fn a_model_is_loaded_once_and_ahead_of_its_requests() {
     assert_eq!(waiting, 0);
     drop(lease);
     assert_eq!(phase(&fleet, 0), Phase::Loaded);
+}
+
+/// Models that come and go, and how often somebody looks for them.
+#[derive(Default)]
+struct Folder {
+    names: Mutex<Vec<&'static str>>,
+    looks: AtomicUsize,
+}
+
+impl Folder {
+    fn set(&self, names: &[&'static str]) {
+        *self.names.lock().unwrap() = names.to_vec();
+    }
+
+    /// A fleet of shells, one for each name; `broken` is a folder that cannot be read.
+    fn fleet(self: &Arc<Self>) -> Arc<Fleet> {
+        let folder = self.clone();
+        let source: ModelSource = Arc::new(move || {
+            folder.looks.fetch_add(1, Ordering::Relaxed);
+            let names = folder.names.lock().unwrap();
+            if names.contains(&"broken") {
+                return Err(Error::setup("broken"));
+            }
+            Ok(names
+                .iter()
+                .map(|name| shell(name, NO_PORT, "cat"))
+                .collect())
+        });
+        let specs = source().unwrap();
+        self.looks.store(0, Ordering::Relaxed);
+        fleet_of(specs, Some(source), 2, None)
+    }
+
+    /// Sets when somebody looked last.
+    async fn looked(fleet: &Fleet, at: Option<Instant>) {
+        fleet.refreshed.lock().await.at = at;
+    }
+
+    fn looks(&self) -> usize {
+        self.looks.load(Ordering::Relaxed)
+    }
+}
+
+#[tokio::test]
+async fn models_that_come_are_found_and_those_that_go_end() {
+    let folder = Arc::new(Folder::default());
+    folder.set(&["a"]);
+    let fleet = folder.fleet();
+    assert_eq!(fleet.find("a").await.unwrap(), 0);
+    assert_eq!(folder.looks(), 0);
+    folder.set(&["a", "b"]);
+    assert_eq!(fleet.find("b").await.unwrap(), 1);
+    let lease = fleet.acquire(1).await.unwrap();
+    drop(fleet.acquire(0).await.unwrap());
+    // At most once a second.
+    folder.set(&["c"]);
+    Folder::looked(&fleet, Some(Instant::now())).await;
+    assert!(fleet.find("c").await.is_err());
+    assert_eq!(folder.looks(), 1);
+    Folder::looked(&fleet, None).await;
+    assert_eq!(fleet.find("c").await.unwrap(), 2);
+    assert_eq!(folder.looks(), 2);
+    let unknown = fleet.find("b").await.err().unwrap().to_string();
+    assert_eq!(unknown, "the model `b` does not exist; served: c");
+    // It runs until its last request has ended.
+    assert_ne!(phase(&fleet, 0), Phase::Loaded);
+    assert_eq!(phase(&fleet, 1), Phase::Loaded);
+    drop(lease);
+    fleet.all_ended().await;
+    // What cannot be read changes nothing.
+    folder.set(&["broken"]);
+    Folder::looked(&fleet, None).await;
+    fleet.refresh().await;
+    assert_eq!(fleet.catalog.names(), "c");
+    folder.set(&["b"]);
+    Folder::looked(&fleet, None).await;
+    assert_eq!(fleet.find("b").await.unwrap(), 1);
+    drop(fleet.acquire(1).await.unwrap());
+    assert_eq!(phase(&fleet, 1), Phase::Loaded);
+    fleet.shut_down();
+    fleet.all_ended().await;
 }
 
 #[tokio::test]

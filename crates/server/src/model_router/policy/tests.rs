@@ -34,6 +34,12 @@ impl Fleet {
         self.policy.actions(self.now)
     }
 
+    /// Says of each model whether it is gone.
+    fn models(&mut self, is_gone: &[bool]) -> Vec<Action<Request>> {
+        self.policy.set_models(is_gone, self.now);
+        self.after(1)
+    }
+
     fn request(&mut self, model: usize, number: u32) -> Vec<Action<Request>> {
         self.policy.request(model, Request(number), self.now);
         self.after(1)
@@ -90,6 +96,26 @@ fn requests_wait_until_their_model_is_loaded_and_then_run_at_once() {
     assert_eq!(fleet.policy.requests(), (3, 0));
     assert_eq!(fleet.policy.state(0), (Phase::Loaded, false));
     assert_eq!(fleet.policy.state(1), (Phase::Unloaded, false));
+}
+
+#[test]
+fn processes_of_models_that_are_gone_end_when_no_request_uses_them() {
+    let mut fleet = Fleet::new(2, 2);
+    fleet.policy.idle = None;
+    fleet.load(0);
+    fleet.load(1);
+    assert_eq!(fleet.request(1, 1), [grant(1, 1)]);
+    let stopped = [stop(0, StopReason::Idle)];
+    assert_eq!(fleet.models(&[true, true, false]), stopped);
+    // One that has come waits for the room.
+    assert_eq!(fleet.request(2, 2), []);
+    assert_eq!(fleet.ended(0), [start(2)]);
+    assert_eq!(fleet.release(1), [stop(1, StopReason::Idle)]);
+    assert_eq!(fleet.ended(1), []);
+    // One that is there again.
+    assert_eq!(fleet.models(&[false; 3]), []);
+    fleet.load(1);
+    assert_eq!(fleet.policy.state(1), (Phase::Loaded, false));
 }
 
 #[test]
