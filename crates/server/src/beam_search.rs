@@ -4,8 +4,9 @@
 
 use super::beam::search::{Beam, BeamOptions, BeamSearch, Hypothesis};
 use super::caller::Caller;
-use super::choice::{Choice, Piece};
+use super::choice::Choice;
 use super::openai::Job;
+use super::piece::Piece;
 use super::state::AppState;
 use super::stream::Shape;
 use axum::response::Response;

@@ -1,7 +1,7 @@
 //! An answer as a list of blocks, one after the other: what the model thinks, its text, and its calls. APIs
 //! that show one answer in this way build the list from pieces, whether it is streamed or not.
 
-use super::choice::{CallHead, Finish, MessagePart, Piece};
+use super::piece::{CallHead, Finish, MessagePart, Piece};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum OutputBlock {
@@ -125,7 +125,7 @@ impl OutputBlock {
 
 #[cfg(test)]
 mod tests {
-    use super::super::choice::{CallPiece, FinishKind};
+    use super::super::piece::{CallPiece, FinishKind};
     use super::*;
 
     fn text(text: &str) -> MessagePart {

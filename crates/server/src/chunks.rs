@@ -1,8 +1,9 @@
 //! The replies of completions and chats: one object, or chunks of each choice.
 
-use super::choice::{Choice, Piece};
+use super::choice::Choice;
 use super::error;
 use super::openai::Job;
+use super::piece::Piece;
 use super::reply::{ReplyHeader, event};
 use super::reply_objects::ChunkUsage;
 use super::stream::{Shape, sse};

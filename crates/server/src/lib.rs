@@ -49,6 +49,7 @@ mod others;
 mod page;
 mod params;
 mod paths;
+mod piece;
 mod prompt;
 mod relevance;
 mod reply;

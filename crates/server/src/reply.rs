@@ -1,7 +1,8 @@
 //! Builds OpenAI's reply objects from pieces of choices.
 
-use super::choice::{CallHead, CallPiece, Choice, MessagePart, Piece, Scored};
+use super::choice::Choice;
 use super::conversation::CallKind;
+use super::piece::{CallHead, CallPiece, MessagePart, Piece, Scored};
 use super::reply_objects::{
     AssistantMessage, CachedTokens, CallDelta, CalledTool, ChatChoice, ChatLogprobs, ChunkChoice,
     ChunkUsage, CompletionChoice, CompletionLogprobs, CompletionTokens, CustomCall, CustomDelta,

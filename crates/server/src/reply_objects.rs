@@ -1,7 +1,7 @@
 //! The objects of completions and chats, as they are sent and as the OpenAPI document describes them.
 
-use super::choice::{FinishKind, Scored, StopReason};
 use super::conversation::CallKind;
+use super::piece::{FinishKind, Scored, StopReason};
 use super::speculation::RoundText;
 use foretoken_text::Text;
 use schemars::{JsonSchema, Schema, SchemaGenerator};

@@ -2,10 +2,11 @@
 //! they come.
 
 use super::caller::Caller;
-use super::choice::{Choice, FinishKind, Piece};
+use super::choice::Choice;
 use super::error::Refusal;
 use super::load::InFlight;
 use super::openai::Job;
+use super::piece::{FinishKind, Piece};
 use super::request_id::RequestId;
 use super::state::AppState;
 use super::trace::Trace;

@@ -2,7 +2,8 @@
 
 use super::error;
 use crate::blocks::{Blocks, Change, OutputBlock};
-use crate::choice::{self, Finish, FinishKind, Piece, StopReason};
+use crate::choice;
+use crate::piece::{Finish, FinishKind, Piece, StopReason};
 use crate::reply::{ReplyHeader, json_text, new_id, typed_event};
 use crate::reply_objects::Speculation;
 use crate::stream::{Shape, sse};

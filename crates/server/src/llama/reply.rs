@@ -1,9 +1,10 @@
 //! The reply of an infilling: one object, or chunks and then that object without the text.
 
 use super::settings::GenerationSettings;
-use crate::choice::{Choice, FinishKind, Piece, StopReason};
+use crate::choice::Choice;
 use crate::error;
 use crate::openai::Job;
+use crate::piece::{FinishKind, Piece, StopReason};
 use crate::reply::event;
 use crate::stream::{Shape, sse};
 use axum::Json;

@@ -2,7 +2,8 @@
 
 use super::error::OllamaError;
 use crate::blocks::{Blocks, Change, OutputBlock};
-use crate::choice::{Choice, FinishKind, Piece, Scored};
+use crate::choice::Choice;
+use crate::piece::{FinishKind, Piece, Scored};
 use crate::reply::{ReplyHeader, json_text};
 use crate::reply_objects::{List, Speculation, TokenLogprob};
 use crate::stream::Shape;

@@ -3,7 +3,8 @@
 use super::options::RequestEcho;
 use super::tools::ToolNames;
 use crate::blocks::{Blocks, Change, OutputBlock};
-use crate::choice::{Choice, FinishKind, Piece};
+use crate::choice::Choice;
+use crate::piece::{FinishKind, Piece};
 use crate::reply::{ReplyHeader, new_id, now, typed_event};
 use crate::reply_objects::{CachedTokens, Speculation};
 use crate::stream::{Shape, sse};
