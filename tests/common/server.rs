@@ -191,16 +191,7 @@ impl Server {
         let response = self.post(path, &body).await;
         assert_eq!(response.status(), StatusCode::OK, "{body}");
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        let text = response.text().await.expect("a whole stream");
-        let read = |event: &str| {
-            let (name, data) = event.split_once('\n').expect("two lines");
-            let name = name.strip_prefix("event: ").expect("a name");
-            let data = data.strip_prefix("data: ").expect("data");
-            let data: Value = serde_json::from_str(data).expect("JSON");
-            assert_eq!(data["type"], name);
-            (name.to_owned(), data)
-        };
-        text.split_terminator("\n\n").map(read).collect()
+        named(&response.text().await.expect("a whole stream"))
     }
 
     /// Waits until the server ends by itself.
@@ -239,6 +230,19 @@ pub fn events(body: &str) -> Vec<String> {
         .split("\n\n")
         .filter_map(|event| event.strip_prefix("data: "));
     events.map(str::to_owned).collect()
+}
+
+/// The events of a stream that has names for them, which are the types of their data.
+pub fn named(stream: &str) -> Vec<(String, Value)> {
+    let read = |event: &str| {
+        let (name, data) = event.split_once('\n').expect("two lines");
+        let name = name.strip_prefix("event: ").expect("a name");
+        let data = data.strip_prefix("data: ").expect("data");
+        let data: Value = serde_json::from_str(data).expect("JSON");
+        assert_eq!(data["type"], name);
+        (name.to_owned(), data)
+    };
+    stream.split_terminator("\n\n").map(read).collect()
 }
 
 pub async fn error(response: Response, status: u16, code: &str) -> Value {

@@ -103,6 +103,7 @@ mod prefix;
 mod published_configs;
 mod quantize;
 mod qwen;
+mod recorded;
 mod reports;
 #[cfg(feature = "embedded-model")]
 mod router;
