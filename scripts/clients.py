@@ -5,9 +5,13 @@ model that does not reason is reasoning.
 """
 
 import json
+import pathlib
+import re
+import tomllib
 
 import anthropic
 import openai
+import yaml
 from client_checks import KEY, PROMPT, SCHEMA, Person, check_city, options, run, user
 
 WEATHER = {
@@ -62,6 +66,24 @@ class Checks:
         options.setdefault("extra_body", {"temperature": 0})
         method = getattr(self._anthropic.messages, method)
         return method(model=self._model, **options)
+
+    # The files of docs/clients.md.
+
+    def documented_files(self):
+        text = (pathlib.Path(__file__).parent.parent / "docs/clients.md").read_text()
+        readers = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+        blocks = re.findall(r"^```(json|toml|yaml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        files = [readers[form](block) for form, block in blocks]
+        # As Continue's schema and Zed's settings require it.
+        [extension] = [file for file in files if file.get("schema") == "v1"]
+        assert {"name", "version", "schema"} <= extension.keys()
+        assert all({"name", "provider", "model"} <= model.keys() for model in extension["models"])
+        [editor] = [file["language_models"] for file in files if "language_models" in file]
+        [provider] = editor["openai_compatible"].values()
+        [model] = provider["available_models"]
+        assert {"name", "max_tokens", "capabilities"} <= model.keys()
+        assert model["capabilities"].keys() == {"tools", "images", "parallel_tool_calls", "prompt_cache_key"}
+        return f"{len(files)} files"
 
     # OpenAI's Responses API.
 
