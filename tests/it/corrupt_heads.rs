@@ -1,7 +1,7 @@
 //! Draft heads whose files are corrupt: as in [`crate::corrupt_files`], for the published layouts of EAGLE, DFlash and Medusa.
 
 use crate::common::process::foretoken_within;
-use crate::common::tiny::noise;
+use crate::common::tiny::{noise, open};
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use crate::corrupt_files::{Dice, cases, corrupt, corrupt_json, survives};
 use crate::eagle_head::{Head, LAYOUTS, write_pytorch};
@@ -157,12 +157,14 @@ fn heads_of_the_speculators_library() {
     let target = head_fixtures::target();
     let names = [
         "eagle31",
+        "eagle3_latent",
         "eagle3_windows",
         "peagle_norms",
         "dflash2",
         "dflash2_scaled",
         "domino",
         "domino_specforge",
+        "lilicorr_narrow",
         "dspark_gated",
         "dspark_rnn",
     ];
@@ -177,4 +179,13 @@ fn heads_of_the_speculators_library() {
         }
         corrupt_each_beside(&*target, &to, salt, 2_000);
     }
+}
+
+#[test]
+fn assistants_of_gemma_4() {
+    let name = "gemma4";
+    let target = open(&head_fixtures::fixtures().join("architectures").join(name)).unwrap();
+    let from = head_fixtures::fixtures().join("assistants").join(name);
+    let copy = head_fixtures::changed_in(&from, &|_| {});
+    corrupt_each_beside(&*target, &copy, 17, 2_000);
 }

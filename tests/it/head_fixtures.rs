@@ -1,5 +1,5 @@
-//! Draft heads of the speculators library: tiny random ones of its classes, made by scripts/make-head-fixtures.py, draft
-//! what its code drafts.
+//! Draft heads of the speculators library and of transformers: tiny random ones of their classes, made by
+//! scripts/make-head-fixtures.py and scripts/make-transformers-head-fixtures.py, draft what their code drafts.
 
 use crate::architectures::log_softmax;
 use crate::common::rig::distance;
@@ -36,6 +36,8 @@ pub fn target() -> Box<dyn LoadedModel> {
 struct Fixture {
     name: String,
     folder: PathBuf,
+    /// The folder of its target.
+    target: PathBuf,
     prompt: Vec<u32>,
     drafted: Vec<u32>,
     logprobs: Vec<Vec<f32>>,
@@ -50,8 +52,12 @@ impl Fixture {
             let ids: &Tensor = &all[name];
             ids.to_dtype(DType::U32).unwrap().to_vec1::<u32>().unwrap()
         };
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let is_assistant = folder.parent().unwrap().ends_with("assistants");
+        let target = if is_assistant { &name } else { "qwen3" };
         Self {
-            name: folder.file_name().unwrap().to_string_lossy().into_owned(),
+            target: fixtures().join("architectures").join(target),
+            name,
             prompt: ids("prompt"),
             drafted: ids("drafted"),
             logprobs: all["logprobs"].to_vec2().unwrap(),
@@ -60,13 +66,17 @@ impl Fixture {
         }
     }
 
+    fn target(&self) -> Box<dyn LoadedModel> {
+        open(&self.target).unwrap()
+    }
+
     fn load(&self) -> Box<dyn Head> {
-        load(&self.folder).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+        load_beside(&self.folder, &*self.target()).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
 
     /// The target's states of all tokens but the last.
     fn states(&self, head: &dyn Head) -> Tensor {
-        let (states, _) = plain(target(), &self.prompt, head.reads());
+        let (states, _) = plain(self.target(), &self.prompt, head.reads());
         let known = self.prompt.len() - 1;
         Tensor::new(states[..known].to_vec(), &Device::Cpu).unwrap()
     }
@@ -84,6 +94,10 @@ impl Fixture {
 }
 
 pub fn load(folder: &Path) -> Result<Box<dyn Head>, String> {
+    load_beside(folder, &*target())
+}
+
+pub fn load_beside(folder: &Path, target: &dyn LoadedModel) -> Result<Box<dyn Head>, String> {
     let source = ModelSource::Folder(folder.to_owned());
     let kind = HeadKind::of(&source).map_err(|e| e.to_string())?;
     let kind = kind.expect("a head is recognized");
@@ -91,14 +105,15 @@ pub fn load(folder: &Path) -> Result<Box<dyn Head>, String> {
         dtype: Some(DType::F32),
         ..LoadOptions::default()
     };
-    load_head(&source, kind, &options, &*target()).map_err(|e| e.to_string())
+    load_head(&source, kind, &options, target).map_err(|e| e.to_string())
 }
 
 fn all() -> Vec<Fixture> {
-    let entries = std::fs::read_dir(fixtures().join("heads")).unwrap();
+    let of = |name: &str| std::fs::read_dir(fixtures().join(name)).unwrap();
+    let entries = of("heads").chain(of("assistants"));
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     folders.sort();
-    assert!(folders.len() >= 16);
+    assert!(folders.len() >= 20);
     folders.into_iter().map(Fixture::read).collect()
 }
 
@@ -117,13 +132,18 @@ fn pool(head: &dyn Head) -> (foretoken::kv::KvStore, BlockTable) {
     (head.new_kv(16, 4).unwrap(), table)
 }
 
-/// Token by token; a row has its own outputs of the row before.
+/// Token by token; a row has its own outputs of the row before. It follows that row, or is in the place of the last row
+/// of the prompt.
 fn compare_chain(fixture: &Fixture, head: &mut dyn Head) {
     let (mut kv, table) = pool(head);
     let mut features = head.fuse(&fixture.states(head)).unwrap();
     let (mut context, mut new) = (0, fixture.prompt[1..].to_vec());
     for (step, &next) in fixture.drafted.iter().enumerate() {
         let mut batch = Batch::default();
+        if step > 0 && head.drafts_in_place() {
+            context = fixture.prompt.len() - 2;
+            batch.written = vec![0];
+        }
         batch.push_span(&new, &[], context, &table, 4);
         batch.features = Some(features);
         batch.logits = vec![new.len() as u32 - 1];
@@ -433,7 +453,7 @@ fn texts_do_not_change() {
             ]
         })
         .collect();
-    let texts = |head: Option<&Fixture>, blocks: usize, spec: SpecLimits| {
+    let texts = |target: &Path, head: Option<&Fixture>, blocks: usize, spec: SpecLimits| {
         let drafter = head.map(|fixture| drafter(fixture.load(), blocks, 7));
         let options = EngineOptions {
             max_num_batched_tokens: 24,
@@ -443,7 +463,8 @@ fn texts_do_not_change() {
             max_prompt_wait: PROMPT_WAIT,
             ..EngineOptions::default()
         };
-        let engine = engine::spawn(target(), drafter, blocks, 4, options).unwrap();
+        let target = open(target).unwrap();
+        let engine = engine::spawn(target, drafter, blocks, 4, options).unwrap();
         let events = engine.submit_all(requests.clone()).unwrap();
         let texts: Vec<Vec<u32>> = events.into_iter().map(|e| collect(e).ids()).collect();
         assert_idle(&engine);
@@ -456,12 +477,15 @@ fn texts_do_not_change() {
         nodes: 9,
         topk: 3,
     };
-    let (wanted, ..) = texts(None, 256, chains(4));
+    let mut of_targets = HashMap::new();
     for fixture in all() {
+        let target = &fixture.target;
+        let plain = || texts(target, None, 256, chains(4)).0;
+        let wanted = of_targets.entry(target.clone()).or_insert_with(plain);
         for (blocks, spec) in [(256, chains(4)), (26, chains(4)), (256, tree)] {
-            let (found, drafted, preempted) = texts(Some(&fixture), blocks, spec);
+            let (found, drafted, preempted) = texts(target, Some(&fixture), blocks, spec);
             let name = &fixture.name;
-            assert_eq!(found, wanted, "{name} {blocks}");
+            assert_eq!(&found, wanted, "{name} {blocks}");
             assert!(drafted > 100, "{name}: {drafted}");
             assert_eq!(preempted > 0, blocks == 26, "{name}: {preempted}");
         }
@@ -474,7 +498,8 @@ fn a_head_says_its_layout() {
     for fixture in all() {
         let source = ModelSource::Folder(fixture.folder.clone());
         let kind = HeadKind::of(&source).unwrap().unwrap();
-        let inspected = inspect_head(&source, kind, &LoadOptions::default(), &*target());
+        let target = fixture.target();
+        let inspected = inspect_head(&source, kind, &LoadOptions::default(), &*target);
         let (inspected, inventory) = inspected.unwrap();
         assert_eq!(inspected.layout(), fixture.load().layout());
         assert!(inventory.entries.len() > 8);
@@ -509,7 +534,16 @@ fn a_head_says_its_layout() {
             "domino_specforge",
             "Domino, a GRU of width 20, a correction of rank 6, blocks of 6",
         ),
+        (
+            "jetspec",
+            "DFlash, blocks of 8, rows that see those before them",
+        ),
+        (
+            "lilicorr",
+            "LiLiCorr, 1 layers over 4 candidates, blocks of 6",
+        ),
         ("eagle31", "EAGLE-3.1, 3 norms before fc, 96 output ids"),
+        ("eagle3_latent", "EAGLE-3, latent attention, 96 output ids"),
         ("eagle3_layers", "EAGLE-3, 3 layers"),
         (
             "eagle3_norm_before_fc",
@@ -524,14 +558,26 @@ fn a_head_says_its_layout() {
         let fixture = Fixture::read(fixtures().join("heads").join(name));
         assert_eq!(fixture.load().layout(), wanted);
     }
+    for (name, wanted) in [
+        (
+            "gemma4",
+            "Gemma 4's assistant of 3 layers, 4 of 32 groups of ids",
+        ),
+        ("gemma4_large", "Gemma 4's assistant of 2 layers"),
+    ] {
+        let fixture = Fixture::read(fixtures().join("assistants").join(name));
+        assert_eq!(fixture.load().layout(), wanted);
+    }
 }
 
 /// The head of the fixture `name` with a changed configuration.
 pub fn changed(name: &str, change: &dyn Fn(&mut Json)) -> tempfile::TempDir {
-    let (from, to) = (
-        fixtures().join("heads").join(name),
-        tempfile::tempdir().unwrap(),
-    );
+    changed_in(&fixtures().join("heads").join(name), change)
+}
+
+/// The head in the folder `from` with a changed configuration.
+pub fn changed_in(from: &Path, change: &dyn Fn(&mut Json)) -> tempfile::TempDir {
+    let to = tempfile::tempdir().unwrap();
     let file = "model.safetensors";
     std::fs::copy(from.join(file), to.path().join(file)).unwrap();
     let text = std::fs::read_to_string(from.join("config.json")).unwrap();

@@ -16,8 +16,23 @@ fn refusal(name: &str, change: &dyn Fn(&mut Json)) -> String {
 #[test]
 fn what_no_head_does_is_refused_by_name() {
     type Change<'a> = (&'a str, &'a dyn Fn(&mut Json), &'a str);
-    let changes: [Change<'_>; 57] = [
+    let changes: [Change<'_>; 71] = [
         ("eagle31", &|c| c["new_norm"] = true.into(), "new_norm"),
+        (
+            "eagle3_latent",
+            &|c| c["num_aux_hidden_states"] = 4.into(),
+            "num_aux_hidden_states 4",
+        ),
+        (
+            "eagle3_latent",
+            &|c| c["q_lora_rank"] = 21.into(),
+            "midlayer.self_attn.q_a_proj.weight",
+        ),
+        (
+            "dflash",
+            &|c| c["transformer_layer_config"]["kv_lora_rank"] = 8.into(),
+            "kv_lora_rank",
+        ),
         (
             "dspark",
             &|c| c["selector_rank"] = 4.into(),
@@ -242,6 +257,61 @@ fn what_no_head_does_is_refused_by_name() {
             "mask_token_id is given twice",
         ),
         (
+            "lilicorr",
+            &|c| c["dflash_config"]["lilicorr_logit_scale"] = Json::Null,
+            "lilicorr_logit_scale null must be a finite number above 0",
+        ),
+        (
+            "lilicorr",
+            &|c| c["dflash_config"]["lilicorr_num_layers"] = Json::Null,
+            "lilicorr_num_layers null must be a number",
+        ),
+        (
+            "lilicorr",
+            &|c| c["dflash_config"]["lilicorr_candidate_topk"] = 17.into(),
+            "lilicorr_candidate_topk 17",
+        ),
+        (
+            "lilicorr",
+            &|c| c["dflash_config"]["lilicorr_num_heads"] = 3.into(),
+            "lilicorr_num_heads 3",
+        ),
+        (
+            "lilicorr",
+            &|c| c["dflash_config"]["lilicorr_factor_dim"] = 13.into(),
+            "lilicorr.out_head",
+        ),
+        (
+            "lilicorr",
+            &|c| c["dflash_config"]["lilicorr_enabled"] = false.into(),
+            "lilicorr_enabled false",
+        ),
+        (
+            "lilicorr",
+            &|c| c["is_causal"] = true.into(),
+            "is_causal true",
+        ),
+        (
+            "jetspec",
+            &|c| c["dflash_config"]["causal"] = false.into(),
+            "causal_head is given twice",
+        ),
+        (
+            "jetspec",
+            &|c| c["is_causal"] = false.into(),
+            "is_causal is given twice",
+        ),
+        (
+            "lilicorr",
+            &|c| c["dflash_config"]["selector_rank"] = 4.into(),
+            "selector_rank",
+        ),
+        (
+            "dflash2",
+            &|c| c["dflash_config"] = serde_json::json!({"lilicorr_num_heads": 2}),
+            "lilicorr_num_heads",
+        ),
+        (
             "dflash2_scaled",
             &|c| c["block_size"] = 7.into(),
             "block_size is given twice",
@@ -312,7 +382,10 @@ fn a_layout_without_a_gguf_file_is_not_converted() {
         ("dspark", "cannot say sample_from_anchor"),
         ("dflash2", "cannot say conv_kernel_size"),
         ("domino_specforge", "cannot say prefix_gru"),
+        ("lilicorr", "cannot say lilicorr_candidate_topk"),
+        ("jetspec", "cannot say is_causal"),
         ("dflash", "only models whose layers all are like"),
+        ("eagle3_latent", "only models whose layers all are like"),
     ] {
         let folder = fixtures().join("heads").join(name);
         let out = out.path().join("head.gguf").display().to_string();

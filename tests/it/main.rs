@@ -7,6 +7,7 @@ mod common;
 
 mod advisories;
 mod architectures;
+mod assistants;
 mod attention;
 mod auto_draft;
 mod batch;

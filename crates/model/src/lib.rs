@@ -41,7 +41,7 @@ pub use load::{
     LoadOptions, as_loaded, inspect, inspect_head, inspect_mtp, load, load_head, load_head_of,
     load_mtp, open_head,
 };
-pub use loaded::{Ends, HeadTarget, LoadedModel};
+pub use loaded::{Ends, HeadTarget, Layers, LoadedModel};
 pub use lora::LoraTarget;
 pub use matrix::{Matrix, Packed, Quantized, unquantized};
 pub use source::{LoadFormat, ModelSource};

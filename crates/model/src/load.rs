@@ -7,6 +7,7 @@ use crate::config::{GGUF_HEADS, ModelConfig, read_json};
 use crate::decoder::Decoder;
 use crate::decoder::graphs::GraphedDecoder;
 use crate::heads::HeadKind;
+use crate::heads::assistant::{AssistantConfig, AssistantHead};
 use crate::heads::config::HeadConfig;
 use crate::heads::draft::DraftHead;
 use crate::heads::medusa::MedusaHeads;
@@ -244,13 +245,23 @@ fn load_head_checked(
     target: &HeadTarget,
     inventory: Option<&SharedInventory>,
 ) -> Result<Box<dyn Head>> {
-    let HeadTarget { config, ends } = target;
+    let HeadTarget { config, ends, .. } = target;
     let dtypes = dtypes_of_head(options, ends)?;
     if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
         let weights = weights_of_head(folder, dtypes, options, None)?;
         let (weights, (_, json)) = (weights.headers_only(inventory), read_json(folder)?);
         let heads = MedusaHeads::load(&json, weights, config, ends)?;
         return Ok(Box::new(heads));
+    }
+    if let (HeadKind::Assistant, ModelSource::Folder(folder)) = (kind, source) {
+        let (file, json) = read_json(folder)?;
+        let head = AssistantConfig::parse(&json).map_err(|e| Error::in_file(&file, e))?;
+        if !options.device.is_cpu() {
+            gpu::check(&head.shape)?;
+        }
+        let weights = weights_of_head(folder, dtypes, options, head.shape.packed.clone())?;
+        let head = AssistantHead::load(head, weights.headers_only(inventory), target)?;
+        return Ok(Box::new(head));
     }
     let (mut head, weights) = match source {
         ModelSource::Gguf(file) => open_gguf_head(file, kind, dtypes, options)?,

@@ -1,9 +1,11 @@
 //! Models that were read from checkpoints.
 
 use crate::config::ModelConfig;
+use crate::layers::Layer;
 use crate::layers::linear::Embedding;
 use crate::layers::norm::Norm;
 use crate::layers::output::OutputLayer;
+use crate::layers::rope::RopeTables;
 use crate::lora::LoraTarget;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
@@ -22,6 +24,9 @@ pub trait LoadedModel: Model {
     /// The first and the last layer of the model; `None` if it has none to share.
     fn ends(&self) -> Option<Ends>;
 
+    /// All layers of the model, of which a head may share some.
+    fn layers(&self) -> Layers;
+
     /// A model of these `layers` (ascending indices) of this one, which shares its weights.
     ///
     /// # Errors
@@ -37,11 +42,18 @@ pub struct Ends {
     pub(crate) output: OutputLayer,
 }
 
+/// The layers of a model, and the position embeddings that they use. They share its weights.
+pub struct Layers {
+    pub(crate) all: Vec<Layer>,
+    pub(crate) ropes: RopeTables,
+}
+
 /// What a head needs of its target, which may be elsewhere.
 pub struct HeadTarget {
     /// The configuration of the target.
     pub config: ModelConfig,
     pub(crate) ends: Ends,
+    pub(crate) layers: Layers,
 }
 
 impl HeadTarget {
@@ -57,7 +69,12 @@ impl HeadTarget {
                 config.architecture
             ))
         })?;
-        Ok(Self { config, ends })
+        let layers = target.layers();
+        Ok(Self {
+            config,
+            ends,
+            layers,
+        })
     }
 
     /// The embeddings of `ids`, `[n]` u32: `[n, hidden]`.

@@ -31,6 +31,9 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// Pool slot of each row: `block * block_size + offset`.
     pub slots: Vec<u32>,
+    /// Rows, ascending, whose K and V are in the pool already. Only a head that [drafts in
+    /// place](super::Head::drafts_in_place) has such rows.
+    pub written: Vec<u32>,
     /// Rows at the end that belong to no sequence: they have a token and a position, but neither slot nor span. Only
     /// forwards that are recorded have such rows.
     pub padding: usize,

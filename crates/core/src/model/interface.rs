@@ -38,8 +38,8 @@ pub struct ForwardOutput {
     /// `[batch.logits.len(), hidden_size]`, only of an EAGLE head: the [features](Batch::features) of the rows after
     /// those with logits.
     pub features: Option<Tensor>,
-    /// `[batch.logits.len(), hidden_size]`, only of a head that [follows paths](Head::follows_paths): the hidden states
-    /// of the rows with logits.
+    /// `[batch.logits.len(), width]`, only of a head that [follows paths](Head::follows_paths): the hidden states of the
+    /// rows with logits, or what else the head keeps of them.
     pub path_hidden: Option<Tensor>,
     /// `[batch.last_hidden.len(), hidden_size]`, f32, in the order of [`Batch::last_hidden`]: the residual
     /// stream after the final norm, Hugging Face's `last_hidden_state`. `None` if no row was requested.
@@ -165,6 +165,12 @@ pub trait Head: Model {
         Err(Error::internal("this head follows no paths"))
     }
 
+    /// Whether it drafts all tokens from the place of the last committed row, whose K and V it does not write again:
+    /// what it drafts has no K and V. Rows then have [`Batch::written`].
+    fn drafts_in_place(&self) -> bool {
+        false
+    }
+
     /// Values that stand for the target's hidden states in rows with masks, `[1, width as for fuse]`. Only a
     /// P-EAGLE head has them: it predicts a block, and its rows are otherwise EAGLE's.
     fn mask_hidden(&self) -> Option<&Tensor> {
@@ -220,7 +226,7 @@ impl DraftNetwork {
 pub struct PathRows<'a> {
     /// The block's logits of these rows, `[rows, vocab_size]`, and their hidden states.
     pub logits: &'a Tensor,
-    /// The block's hidden states of these rows; row `i` belongs to row `i` of `logits`.
+    /// What the forward returned of these rows as [`ForwardOutput::path_hidden`]; row `i` belongs to row `i` of `logits`.
     pub hidden: &'a Tensor,
     /// The token before each row.
     pub tokens: &'a [u32],

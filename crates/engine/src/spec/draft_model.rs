@@ -257,7 +257,7 @@ impl Drafter for DraftModel {
                 let model = network.draft.model();
                 let stages = !network.is_head() && model.device().is_cpu();
                 let stages = stages.then_some(model.info().vocab_size);
-                drafting.push(one.of_a_head(network.is_head()).staged(stages));
+                drafting.push(one.of_a_head(network.draft.head()).staged(stages));
             }
         }
         network.draft_all(&mut drafting)?;

@@ -25,7 +25,7 @@ mod wrapper;
 
 use crate::config::keys::{Keys, ModelShape};
 use crate::spec::ModelSpec;
-pub use wrapper::{IMAGE_TENSORS, WRAPPERS};
+pub use wrapper::{GEMMA4_ASSISTANTS, IMAGE_TENSORS, WRAPPERS};
 
 /// An architecture of decoders.
 pub struct Architecture {

@@ -14,6 +14,22 @@ pub struct Wrapper {
     takes_sound: bool,
 }
 
+/// Gemma 4's draft heads: decoders of texts, with some keys of the classes of their targets.
+pub const GEMMA4_ASSISTANTS: [Wrapper; 2] = [
+    Wrapper::new(
+        "gemma4_assistant",
+        "Gemma4AssistantForCausalLM",
+        "gemma4_text",
+    )
+    .with_sound(),
+    Wrapper::new(
+        "gemma4_unified_assistant",
+        "Gemma4UnifiedAssistantForCausalLM",
+        "gemma4_unified_text",
+    )
+    .with_sound(),
+];
+
 pub const WRAPPERS: [Wrapper; 9] = [
     Wrapper::new("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     Wrapper::new("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text").with_sound(),

@@ -87,8 +87,9 @@ pub const HEAD_KEYS: &str = "
     embed_requires_grad enable_confidence_head extract_layers fc_norm final_logit_softcapping
     gru_hidden_dim has_no_defaults_at_init input_embedding_scale is_causal lambda_base_decay_ratio
     lambda_base_start logits_correction_emb_dim markov_head_type markov_rank mask_token_id
-    norm_before_fc norm_before_residual norm_output num_anchors num_target_layers output_multiplier
-    pure_draft_prefix_len sample_from_anchor selector_rank selector_top_k shift_label
+    norm_before_fc norm_before_residual norm_output num_anchors num_aux_hidden_states
+    num_target_layers output_multiplier pure_draft_prefix_len sample_from_anchor selector_rank
+    selector_top_k shift_label
     sliding_window_non_causal speculators_config speculators_model_type speculators_version
     target_hidden_size target_layer_ids target_model_type use_aux_hidden_state";
 
@@ -127,13 +128,10 @@ impl ModelConfig {
             None => kind.as_deref() == Some(wrapper.name),
         });
         if let Some(wrapper) = wrapper {
-            let (mut keys, kind) = wrapper.text(keys)?;
-            let found = ARCHITECTURES.iter().find(|arch| arch.name == kind);
-            let found = found.ok_or_else(|| unsupported(Some(&kind)))?;
-            (found.defaults)(&mut keys);
+            let (keys, kind) = wrapper.text(keys)?;
             return Ok(Self {
                 skipped_tensors: &IMAGE_TENSORS,
-                ..Self::read(keys, found.name, found.spec)?
+                ..Self::of_text(keys, &kind)?
             });
         }
         let found = ARCHITECTURES.iter().find(|arch| match classes.first() {
@@ -141,6 +139,14 @@ impl ModelConfig {
             None => kind.as_deref() == Some(arch.name),
         });
         let found = found.ok_or_else(|| unsupported(name.map(String::as_str)))?;
+        (found.defaults)(&mut keys);
+        Self::read(keys, found.name, found.spec)
+    }
+
+    /// Reads the keys of a decoder of texts that is a part of another class: those of the architecture `kind`.
+    pub(crate) fn of_text(mut keys: Keys, kind: &str) -> Result<Self, String> {
+        let found = ARCHITECTURES.iter().find(|arch| arch.name == kind);
+        let found = found.ok_or_else(|| unsupported(Some(kind)))?;
         (found.defaults)(&mut keys);
         Self::read(keys, found.name, found.spec)
     }

@@ -3,7 +3,7 @@
 use super::Decoder;
 use super::one_launch::OneLaunch;
 use crate::layers::inputs::Inputs;
-use crate::{Ends, LoadedModel, ModelConfig};
+use crate::{Ends, Layers, LoadedModel, ModelConfig};
 use candle_core::{DType, Device, Tensor, TensorId};
 use foretoken_core::error::Result;
 use foretoken_core::kv::{KvShape, KvStore};
@@ -350,6 +350,10 @@ impl LoadedModel for GraphedDecoder {
 
     fn ends(&self) -> Option<Ends> {
         self.decoder.ends()
+    }
+
+    fn layers(&self) -> Layers {
+        self.decoder.layers()
     }
 
     fn subset(&self, layers: &[usize]) -> Result<Box<dyn LoadedModel>> {

@@ -17,7 +17,7 @@ use crate::lora::{LinearPart, LoraTarget};
 use crate::spec::LayerSpec;
 use crate::weights::Weights;
 use crate::weights::dtypes::Dtypes;
-use crate::{Ends, LoadedModel, names};
+use crate::{Ends, Layers, LoadedModel, names};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore};
@@ -331,6 +331,13 @@ impl LoadedModel for Decoder {
             norm: self.norm.clone(),
             output: self.output.clone()?,
         })
+    }
+
+    fn layers(&self) -> Layers {
+        Layers {
+            all: self.layers.clone(),
+            ropes: self.ropes.clone(),
+        }
     }
 
     fn subset(&self, layers: &[usize]) -> Result<Box<dyn LoadedModel>> {

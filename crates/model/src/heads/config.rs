@@ -4,12 +4,12 @@
 use super::HeadKind;
 use super::keys::{
     DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layers_of, needed,
-    refuse_present, shown, size, take_windows,
+    refuse_present, set_architecture, shown, size, take_windows,
 };
 use crate::config::keys::is_one_of;
 use crate::config::{HEAD_KEYS, ModelConfig, read_json};
 use crate::layers::block_conv::ConvShape;
-use crate::spec::QkNorm;
+use crate::spec::{MixerSpec, QkNorm};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::{MAX_TREE_NODES, MaskedBlock};
 use serde_json::Value;
@@ -47,14 +47,24 @@ pub struct HeadConfig {
     pub target_layers: Option<usize>,
     /// The block, only of a head that predicts one.
     pub block: Option<MaskedBlock>,
-    /// Whether rows of a block see only those before them in layers with a window.
-    pub causal_windows: bool,
+    /// The layers in which rows of a block see only those before them.
+    pub causality: Causality,
     /// The scales of the target's embedding and output layer.
     pub scales: EndScales,
     /// The convolutions around attention and MLP, which DFlash 2 has.
     pub convs: Option<ConvShape>,
     /// What a parallel head has besides its layers.
     pub path: PathConfig,
+}
+
+/// The layers in which rows of a block see only those before them; in the others they see one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Causality {
+    None,
+    /// Those with a window.
+    Windows,
+    /// All (JetSpec, arXiv 2606.18394).
+    All,
 }
 
 /// What a parallel head makes of its target's embedding and output layer, instead of what the target does.
@@ -75,12 +85,15 @@ pub struct PathConfig {
     pub domino: Option<DominoConfig>,
     pub confidence: Option<ConfidenceInput>,
     pub selector: Option<SelectorConfig>,
+    pub lilicorr: Option<LiLiCorrConfig>,
 }
 
 impl PathConfig {
     /// The name of the layout that has such parts.
     fn name(&self) -> &'static str {
-        if self.selector.is_some() {
+        if self.lilicorr.is_some() {
+            "LiLiCorr"
+        } else if self.selector.is_some() {
             "DFlash 2"
         } else if self.domino.is_some() {
             "Domino"
@@ -107,7 +120,11 @@ impl PathConfig {
         let confidence = self.confidence.map(|_| "a confidence head".into());
         let selector = self.selector;
         let selector = selector.map(|of| format!("a selector among {} tokens", of.top_k));
-        vec![markov, domino, confidence, selector]
+        let lilicorr = self.lilicorr.map(|of| {
+            let LiLiCorrConfig { top_k, layers, .. } = of;
+            format!("{layers} layers over {top_k} candidates")
+        });
+        vec![markov, domino, confidence, selector, lilicorr]
     }
 }
 
@@ -116,6 +133,25 @@ impl PathConfig {
 pub struct SelectorConfig {
     pub rank: usize,
     pub top_k: usize,
+}
+
+/// A transformer over the most probable tokens of all positions of a block (LiLiCorr).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LiLiCorrConfig {
+    /// Number of candidates of a position.
+    pub top_k: usize,
+    /// Width of the transformer's rows.
+    pub width: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Width of the transformer's MLPs.
+    pub mlp_width: usize,
+    /// Width of the vectors that are compared.
+    pub factor: usize,
+    /// Minimum length that vectors are divided by.
+    pub min_length: f32,
+    /// Factor of the similarities.
+    pub scale: f32,
 }
 
 /// A GRU over the tokens of a block, which corrects logits.
@@ -177,7 +213,7 @@ impl HeadConfig {
             norm_output: false,
             target_layers: None,
             block: None,
-            causal_windows: false,
+            causality: Causality::None,
             scales: EndScales::default(),
             convs: None,
             path: PathConfig::default(),
@@ -206,8 +242,8 @@ impl HeadConfig {
             keys.retain(|key, _| !is_one_of(key, HEAD_KEYS));
         }
         shape["draft_vocab_size"] = json["draft_vocab_size"].clone();
-        shape["model_type"] = "llama".into();
         shape["architectures"] = Value::Null;
+        set_architecture(&mut shape, kind);
         let windows = take_windows(&mut shape)?;
         let mut shape = ModelConfig::parse(&shape.to_string())?;
         for (layer, window) in shape.spec.layers.iter_mut().zip(windows) {
@@ -268,6 +304,12 @@ impl HeadConfig {
             })
         };
         self.taps = taps.map(list).transpose()?;
+        let count = self.taps.as_ref().map_or(3, Vec::len);
+        if let Some(other) = size(json, "num_aux_hidden_states")?.filter(|&n| n != count) {
+            return Err(format!(
+                "num_aux_hidden_states {other} is not supported: only {count} is, the number of eagle_aux_hidden_state_layer_ids (3 if there are none)"
+            ));
+        }
         self.target_hidden_size = size(json, TARGET_HIDDEN_SIZE)?;
         if self.kind == HeadKind::PEagle {
             let methods = &json["speculators_config"]["proposal_methods"];
@@ -309,7 +351,9 @@ impl HeadConfig {
                 let windows = layers.iter().filter(|layer| layer.window.is_some()).count();
                 let windows = (windows > 0).then(|| format!("{windows} layers with windows"));
                 let mut notes = self.path.parts();
-                notes.extend([block, windows]);
+                let is_causal = self.causality == Causality::All;
+                let causal = is_causal.then(|| "rows that see those before them".into());
+                notes.extend([block, windows, causal]);
                 (self.path.name().to_owned(), notes)
             }
             _ => {
@@ -324,7 +368,10 @@ impl HeadConfig {
                     FcNorm::Whole | FcNorm::EachLayer => Some("a norm before fc".into()),
                 };
                 let outputs = self.shape.output_size();
+                let is_latent =
+                    (layers.iter()).any(|layer| matches!(layer.mixer, MixerSpec::Latent(_)));
                 let notes = vec![
+                    is_latent.then(|| "latent attention".into()),
                     (layers.len() > 1).then(|| format!("{} layers", layers.len())),
                     norms,
                     (self.norm_before_residual).then(|| "the norm before the residual".into()),
@@ -358,6 +405,7 @@ impl HeadConfig {
             ("norm_before_fc", self.fc_norm == FcNorm::Whole),
             ("fc_norm", self.fc_norm == FcNorm::EachLayer),
             ("norm_output", self.norm_output),
+            ("is_causal", self.causality == Causality::All),
             ("prefix_gru", path.domino.is_some()),
             (
                 "sample_from_anchor",
@@ -366,6 +414,7 @@ impl HeadConfig {
             ("enable_confidence_head", path.confidence.is_some()),
             ("conv_kernel_size", self.convs.is_some()),
             ("selector_rank", path.selector.is_some()),
+            ("lilicorr_candidate_topk", path.lilicorr.is_some()),
             ("input_embedding_scale", scales.embedding.is_some()),
             ("output_multiplier", scales.logits.is_some()),
             ("final_logit_softcapping", scales.soft_cap.is_some()),

@@ -16,10 +16,11 @@
 //! layouts of Domino and DFlash 2.
 
 use super::HeadKind;
-use super::config::HeadConfig;
+use super::config::{Causality, HeadConfig};
 use super::input::{Fusion, TokenInput};
 use super::mtp::{self, MtpNames};
 use super::path::{self, PathHead};
+use super::states;
 use crate::layers;
 use crate::layers::block_conv::BlockPlaces;
 use crate::layers::inputs::Inputs;
@@ -82,7 +83,7 @@ impl DraftHead {
         if is_block {
             let names = path::names_in(&weights);
             weights = weights.with_names(names);
-        } else if weights.has("midlayer.self_attn.q_proj.weight") {
+        } else if weights.has("midlayer.hidden_norm.weight") {
             first = "midlayer";
         }
         let has_norms = weights.has(&format!("{first}.self_attn.q_norm.weight"));
@@ -108,8 +109,11 @@ impl DraftHead {
             let output = OutputLayer::of_head(&mut weights, &head.shape, &ends.output)?;
             (Some(norm), output.scaled(head.scales))
         };
-        let outputs = output.size();
-        let path = PathHead::load(head.path, &head.shape, &mut weights, outputs, &embedding)?;
+        let sizes = (
+            output.size(),
+            head.block.map_or(0, |block| block.max_depth()),
+        );
+        let path = PathHead::load(head.path, &head.shape, &mut weights, sizes, &embedding)?;
         let has_masks = head.kind == HeadKind::PEagle;
         let mask_hidden = has_masks.then(|| weights.tensor("mask_hidden", &[1, 1, reads]));
         let mask_hidden = mask_hidden.transpose()?;
@@ -277,6 +281,47 @@ impl DraftHead {
     }
 }
 
+impl DraftHead {
+    /// The pool of the features of committed positions, if the head reads them again.
+    fn feature_pool<'k>(&self, kv: &'k KvStore) -> Option<&'k (Tensor, Tensor)> {
+        self.path.as_ref()?.lilicorr()?;
+        kv.layers.last()
+    }
+
+    /// What the head keeps of the rows with logits of blocks with these `spans`, if it reads all rows of a block at once.
+    /// Of each span, so many rows have logits; `output` has their logits and hidden states.
+    fn kept_of_blocks(
+        &self,
+        output: &ForwardOutput,
+        spans: &[Span],
+        counts: &[usize],
+        kv: &KvStore,
+    ) -> Result<Option<Tensor>> {
+        let lilicorr = self.path.as_ref().and_then(PathHead::lilicorr);
+        let (Some(lilicorr), Some(pool), Some(hidden)) =
+            (lilicorr, self.feature_pool(kv), &output.path_hidden)
+        else {
+            return Ok(None);
+        };
+        let (mut kept, mut end) = (Vec::new(), 0);
+        for (span, &count) in spans.iter().zip(counts) {
+            // Without a context, as in calibration, any features will do.
+            let slot = span.slot_before(0, 1, kv.block_size);
+            let slot = slot.or_else(|| span.slot_before(0, 0, kv.block_size));
+            let anchor = states::read(&[slot.unwrap_or(0)], pool, self.dtypes.activations)?;
+            let rows = end..end + count;
+            for first in rows.clone().step_by(lilicorr.slots()) {
+                let len = (rows.end - first).min(lilicorr.slots());
+                let logits = output.logits.narrow(0, first, len)?;
+                let hidden = hidden.narrow(0, first, len)?.contiguous()?;
+                kept.push(lilicorr.correct((&logits, &hidden), &anchor, &self.embedding)?);
+            }
+            end = rows.end;
+        }
+        Ok(Some(Tensor::cat(&kept, 0)?))
+    }
+}
+
 /// Reads the layers of `head`; the names of the first one begin with `first`.
 fn load_layers(
     head: &HeadConfig,
@@ -325,7 +370,11 @@ impl Model for DraftHead {
     }
 
     fn kv_shape(&self) -> KvShape {
-        self.head.shape.kv_shape(self.dtypes.kv)
+        let mut shape = self.head.shape.kv_shape(self.dtypes.kv);
+        if self.head.path.lilicorr.is_some() {
+            shape.layers.push(states::shape(self.info.hidden_size));
+        }
+        shape
     }
 
     fn device(&self) -> &Device {
@@ -341,8 +390,14 @@ impl Model for DraftHead {
         let others = context.as_ref().map_or(Ok(0), |context| context.dim(0))?;
         let wrong = || Error::internal(format!("a batch of {others} context rows"));
         let rows = inputs.slots.len().checked_sub(others).ok_or_else(wrong)?;
+        if let (Some(pool), Some(context)) = (self.feature_pool(kv), &context) {
+            states::write(context, &batch.slots[..others], pool)?;
+        }
         let after = (others > 0).then(|| spans_after(others, &batch.spans));
         let spans = after.as_deref().unwrap_or(&batch.spans);
+        let causality = self.head.causality;
+        let blocks = (causality == Causality::All).then(|| causal(spans));
+        let spans = blocks.as_deref().unwrap_or(spans);
         let attention = AttentionBatch::new(spans, kv.block_size, slots)?;
         let step = Step::new(config, &inputs, &attention, dtype)?;
         if let (0, Some(context)) = (rows, &context) {
@@ -355,7 +410,7 @@ impl Model for DraftHead {
             .map(|convs| BlockPlaces::new(spans, convs.taps, dtype, &self.device))
             .transpose()?;
         let step = step.with_places(places.as_ref());
-        let causal = self.head.causal_windows.then(|| causal(spans));
+        let causal = (causality == Causality::Windows).then(|| causal(spans));
         let causal = (causal.as_deref())
             .map(|spans| AttentionBatch::new(spans, kv.block_size, slots))
             .transpose()?;
@@ -379,10 +434,19 @@ impl Model for DraftHead {
             let moved: Vec<u32> = moved.collect::<Option<_>>().ok_or_else(wrong)?;
             Tensor::new(moved, &self.device)?
         };
-        self.tail(
+        let mut output = self.tail(
             &x.index_select(&wanted, 0)?,
             &delta.index_select(&wanted, 0)?,
-        )
+        )?;
+        let in_span = |span: &Span| {
+            let is_own = |row: &&u32| span.rows.contains(&(**row as usize - others));
+            batch.logits.iter().filter(is_own).count()
+        };
+        let counts: Vec<usize> = spans.iter().map(in_span).collect();
+        if let Some(kept) = self.kept_of_blocks(&output, spans, &counts, kv)? {
+            output.path_hidden = Some(kept);
+        }
+        Ok(output)
     }
 }
 

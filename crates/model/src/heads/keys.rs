@@ -1,5 +1,6 @@
 //! The keys of a draft head's `config.json`.
 
+use super::HeadKind;
 use crate::config::HEAD_KEYS;
 use crate::config::keys::{Keys, ModelShape, is_one_of};
 use foretoken_core::error::clipped;
@@ -19,6 +20,20 @@ pub const DOMINO_KEYS: [&str; 4] = [
     "pure_draft_prefix_len",
     "emb_dim",
     "logits_correction_emb_dim",
+];
+
+/// Keys of LiLiCorr: whether it is there, candidates of a position, width (0 = that of the head), layers, heads, the factor
+/// of the width of MLPs, width and minimum length of the vectors that are compared, and the factor of similarities.
+pub const LILICORR_KEYS: [&str; 9] = [
+    "lilicorr_enabled",
+    "lilicorr_candidate_topk",
+    "lilicorr_hidden_size",
+    "lilicorr_num_layers",
+    "lilicorr_num_heads",
+    "lilicorr_mlp_ratio",
+    "lilicorr_factor_dim",
+    "lilicorr_vector_eps",
+    "lilicorr_logit_scale",
 ];
 
 /// Keys about the target's embedding and output layer: factors of both, and a cap of the logits.
@@ -157,6 +172,29 @@ pub fn layers_of(json: &Value) -> Result<Value, String> {
     keys.flag("tie_word_embeddings")?;
     keys.finish(&ModelShape::default())?;
     Ok(nested.clone())
+}
+
+/// Keys of experts and of layers for further tokens. A head with latent attention has them of its target, and no such
+/// layers.
+const KEYS_OF_EXPERTS: &str = "
+    aux_loss_alpha ep_size first_k_dense_replace moe_intermediate_size moe_layer_freq n_group
+    n_routed_experts n_shared_experts norm_topk_prob num_experts_per_tok num_nextn_predict_layers
+    routed_scaling_factor scoring_func seq_aux topk_group topk_method";
+
+/// Names the architecture of a head's layers: a Llama's, or DeepSeek's without experts if an EAGLE-3 head has latent
+/// attention.
+pub fn set_architecture(shape: &mut Value, kind: HeadKind) {
+    let is_latent = kind == HeadKind::Eagle3 && !shape["kv_lora_rank"].is_null();
+    if !is_latent {
+        shape["model_type"] = "llama".into();
+        return;
+    }
+    if let Some(keys) = shape.as_object_mut() {
+        keys.retain(|key, _| !is_one_of(key, KEYS_OF_EXPERTS));
+    }
+    shape["model_type"] = "deepseek_v3".into();
+    shape["first_k_dense_replace"] = shape["num_hidden_layers"].clone();
+    shape["num_nextn_predict_layers"] = 0.into();
 }
 
 /// Takes the keys about windows of a head's layers, if they say which layers have one.

@@ -5,17 +5,17 @@
 //! it. A head is one or more residual blocks `x + silu(W x + b)` and an output layer.
 
 use super::input::Fusion;
+use super::states;
 use crate::layers::linear::Linear;
 use crate::weights::Weights;
 use crate::weights::dtypes::Dtypes;
 use crate::{Ends, ModelConfig};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result, clipped};
-use foretoken_core::kv::{KvHeads, KvShape, KvStore};
+use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{
     Batch, ForwardOutput, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelInfo,
 };
-use foretoken_kernels::kv_write::kv_write;
 use serde_json::Value;
 
 /// The heads of a target. To a drafter they are a parallel head whose context is the last hidden state.
@@ -103,37 +103,15 @@ impl MedusaHead {
     }
 }
 
-impl MedusaHeads {
-    fn write(&self, states: &Tensor, slots: &[u32], kv: &KvStore) -> Result<()> {
-        let (rows, hidden) = states.dims2()?;
-        let halves = states.reshape((rows, 2, hidden / 2))?;
-        let slots = Tensor::new(slots, &self.device)?;
-        for (k, v) in &kv.layers {
-            kv_write(k, &halves.narrow(1, 0, 1)?, &slots)?;
-            kv_write(v, &halves.narrow(1, 1, 1)?, &slots)?;
-        }
-        Ok(())
-    }
-
-    /// The hidden states in `slots`.
-    fn read(&self, slots: &[u32], kv: &KvStore) -> Result<Tensor> {
-        let slots = Tensor::new(slots, &self.device)?;
-        let (k, v) = &kv.layers[0];
-        let both = [k.index_select(&slots, 0)?, v.index_select(&slots, 0)?];
-        let both = Tensor::cat(&both, 2)?.squeeze(1)?;
-        Ok(both.to_dtype(self.dtypes.activations)?)
-    }
-}
-
 impl Model for MedusaHeads {
     fn info(&self) -> &ModelInfo {
         &self.info
     }
 
     fn kv_shape(&self) -> KvShape {
-        // A position's normed hidden state is its K and V: a half each.
+        // A position's normed hidden state is its K and V.
         KvShape {
-            layers: vec![KvHeads::new(1, self.config.hidden_size / 2)],
+            layers: vec![states::shape(self.config.hidden_size)],
             dtype: self.dtypes.kv,
             states: Vec::new(),
         }
@@ -145,7 +123,7 @@ impl Model for MedusaHeads {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
         if let Some(states) = &batch.context_features {
-            self.write(states, &batch.slots[..states.dim(0)?], kv)?;
+            states::write(states, &batch.slots[..states.dim(0)?], &kv.layers[0])?;
         }
         // For each head the slots of the states that it reads, and the places of its logits.
         let mut asked = vec![(Vec::new(), Vec::new()); self.heads.len()];
@@ -164,7 +142,8 @@ impl Model for MedusaHeads {
         let (mut logits, mut places) = (Vec::new(), Vec::new());
         for (head, (slots, of_head)) in self.heads.iter().zip(asked) {
             if !slots.is_empty() {
-                logits.push(head.logits(&self.read(&slots, kv)?)?);
+                let read = states::read(&slots, &kv.layers[0], self.dtypes.activations)?;
+                logits.push(head.logits(&read)?);
                 places.extend(of_head);
             }
         }

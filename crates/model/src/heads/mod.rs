@@ -4,19 +4,25 @@
 //! `d2t`, `t2d`), the speculators library's (the same with `layers.0.*`, and a nested `config.json`),
 //! P-EAGLE (the same with `mask_hidden`), EAGLE-1 and 2 (`fc`, `layers.0.*`), DFlash (`fc`, `hidden_norm`,
 //! `layers.*`, `norm`), DSpark (the same with `markov_head.*` and `confidence_head.*`), Domino (with `prefix_gru.*`
-//! and `embed_proj.*`), and Medusa (`HEAD.BLOCK.linear`). A GGUF file says `eagle3` or `dflash` as its architecture.
+//! and `embed_proj.*`), LiLiCorr (with `lilicorr.*`), Medusa (`HEAD.BLOCK.linear`), and Gemma 4's assistants (`pre_projection`, `model.layers.*`,
+//! `post_projection`). A GGUF file says `eagle3` or `dflash` as its architecture.
 
+pub(crate) mod assistant;
+mod candidates;
 pub(crate) mod config;
 mod domino;
 pub(crate) mod draft;
 mod gguf;
 mod input;
 mod keys;
+mod lilicorr;
 pub(crate) mod medusa;
 pub(crate) mod mtp;
 mod parallel;
 mod path;
+mod states;
 
+use crate::arch::GEMMA4_ASSISTANTS;
 use crate::checkpoint::pickle;
 use crate::checkpoint::safetensors_header::TensorHeaders;
 use crate::checkpoint::shards::safetensors_files;
@@ -39,10 +45,13 @@ pub enum HeadKind {
     Eagle3,
     /// P-EAGLE: an EAGLE-3 head that predicts all depths in one forward.
     PEagle,
-    /// A parallel head: DFlash (arXiv 2602.06036), DFlash 2, DSpark (arXiv 2607.05147), Domino (arXiv 2605.29707).
+    /// A parallel head: DFlash (arXiv 2602.06036), DFlash 2, DSpark (arXiv 2607.05147), Domino (arXiv 2605.29707), LiLiCorr
+    /// (arXiv 2608.20530).
     Parallel,
     /// Medusa (Cai et al. 2024), a parallel head, too.
     Medusa,
+    /// Gemma 4's assistants, which read the target's K and V.
+    Assistant,
 }
 
 impl HeadKind {
@@ -87,7 +96,7 @@ impl HeadKind {
     /// The architecture of such a head in a GGUF file; `None` if there is none.
     pub fn gguf_architecture(self) -> Option<&'static str> {
         match self {
-            Self::Eagle | Self::PEagle | Self::Medusa => None,
+            Self::Eagle | Self::PEagle | Self::Medusa | Self::Assistant => None,
             Self::Eagle3 => Some(GGUF_EAGLE3),
             Self::Parallel => Some(GGUF_DFLASH),
         }
@@ -113,6 +122,9 @@ impl HeadKind {
             return Ok(Some(Self::Medusa));
         }
         let class = json["architectures"][0].as_str().unwrap_or_default();
+        if GEMMA4_ASSISTANTS.iter().any(|known| known.class == class) {
+            return Ok(Some(Self::Assistant));
+        }
         if class.contains("Eagle3") {
             return Ok(Some(Self::Eagle3));
         }
@@ -121,6 +133,7 @@ impl HeadKind {
             "DFlashDraftModel"
                 | "DFlash2DraftModel"
                 | "DominoDraftModel"
+                | "LiLiCorrDraftModel"
                 | "DSparkDraftModel"
                 | "Qwen3DSparkModel"
         ) {
@@ -170,7 +183,7 @@ impl HeadKind {
     /// The layers that such a head reads of a target with so many `layers` if its configuration does not say:
     /// those of SafeAI Lab and vLLM, one low, one in the middle, one high; fewer of a tiny target.
     pub fn default_taps(self, layers: usize) -> Vec<usize> {
-        if matches!(self, Self::Eagle | Self::Medusa) {
+        if matches!(self, Self::Eagle | Self::Medusa | Self::Assistant) {
             return vec![layers];
         }
         let mut taps = vec![

@@ -2,34 +2,40 @@
 //! are built on it.
 
 use super::config::{
-    BLOCK_SIZE, ConfidenceInput, DominoConfig, EndScales, HeadConfig, MASK_TOKEN_ID,
-    MAX_MARKOV_RANK, MarkovConfig, MarkovKind, NORM_BEFORE_RESIDUAL, SelectorConfig,
+    BLOCK_SIZE, Causality, ConfidenceInput, DominoConfig, EndScales, HeadConfig, LiLiCorrConfig,
+    MASK_TOKEN_ID, MAX_MARKOV_RANK, MarkovConfig, MarkovKind, NORM_BEFORE_RESIDUAL, SelectorConfig,
     TARGET_HIDDEN_SIZE,
 };
 use super::keys::{
-    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layer_outputs, needed,
-    refuse_present, shown, size,
+    DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, LILICORR_KEYS, SHIFT_LABEL,
+    layer_outputs, needed, refuse_present, shown, size,
 };
 use crate::layers::block_conv::ConvShape;
 use foretoken_core::error::clipped;
 use foretoken_core::model::{MAX_TREE_NODES, MaskedBlock};
 use serde_json::Value;
 
+/// Maximum number of candidates of a position and of layers in LiLiCorr's layout; servers take no more candidates.
+const MAX_CANDIDATES: usize = 16;
+const MAX_LAYERS: usize = 64;
 const PROJECTOR_TYPE: &str = "projector_type";
 const SAMPLE_FROM_ANCHOR: &str = "sample_from_anchor";
 const NON_CAUSAL: &str = "sliding_window_non_causal";
 /// Keys that may be in `dflash_config`, besides those of DFlash 2 and Domino.
-const NESTED_KEYS: [&str; 7] = [
+const NESTED_KEYS: [&str; 8] = [
     BLOCK_SIZE,
     MASK_TOKEN_ID,
     PROJECTOR_TYPE,
     SHIFT_LABEL,
     CAUSAL,
+    CAUSAL_HEAD,
     "num_target_layers",
     "target_layer_ids",
 ];
 /// vLLM's name for [`IS_CAUSAL`].
 const CAUSAL: &str = "causal";
+/// JetSpec's name for it.
+const CAUSAL_HEAD: &str = "causal_head";
 /// SpecForge has the keys of DSpark there, with one that other layers would need, and one of training.
 const MARKOV_KEYS: [&str; 6] = [
     "markov_rank",
@@ -48,6 +54,7 @@ enum Algorithm {
     DFlash2,
     DSpark,
     Domino,
+    LiLiCorr,
 }
 
 /// A parallel head's `config.json`.
@@ -71,7 +78,8 @@ impl<'a> ParallelJson<'a> {
         let nested = json["dflash_config"].as_object();
         let known = || {
             let keys = NESTED_KEYS.iter().chain(&MARKOV_KEYS).chain(&END_KEYS);
-            keys.chain(&DFLASH2_KEYS).chain(&DOMINO_KEYS)
+            let keys = keys.chain(&DFLASH2_KEYS).chain(&DOMINO_KEYS);
+            keys.chain(&LILICORR_KEYS)
         };
         let mut keys = nested.into_iter().flat_map(|keys| keys.keys());
         if let Some(odd) = keys.find(|key| !known().any(|known| known == key)) {
@@ -79,8 +87,12 @@ impl<'a> ParallelJson<'a> {
         }
         let nested = &json["dflash_config"];
         let places = known().map(|key| (*key, &nested[*key]));
-        let mut places = places.chain([(IS_CAUSAL, &nested[CAUSAL])]);
-        if let Some((key, _)) = places.find(|(key, inner)| contradict(inner, &json[*key])) {
+        let mut places = places.chain([CAUSAL, CAUSAL_HEAD].map(|key| (IS_CAUSAL, &nested[key])));
+        let twice = places.find(|(key, inner)| contradict(inner, &json[*key]));
+        let twice = twice
+            .map(|(key, _)| key)
+            .or_else(|| contradict(&nested[CAUSAL], &nested[CAUSAL_HEAD]).then_some(CAUSAL_HEAD));
+        if let Some(key) = twice {
             return Err(format!("{key} is given twice, with different values"));
         }
         let library = json["speculators_model_type"].as_str();
@@ -91,14 +103,17 @@ impl<'a> ParallelJson<'a> {
                 Algorithm::DSpark
             }
             (Some("domino"), _) | (None, Some("DominoDraftModel")) => Algorithm::Domino,
+            (None, Some("LiLiCorrDraftModel")) => Algorithm::LiLiCorr,
             // SpecForge's exports for servers name the class of DFlash.
             (None, _) if projector == "domino" => Algorithm::Domino,
+            (None, _) if projector == "lilicorr" => Algorithm::LiLiCorr,
             _ => Algorithm::DFlash,
         };
         let wanted = match algorithm {
             Algorithm::DFlash | Algorithm::DFlash2 => "dflash",
             Algorithm::DSpark => "dspark",
             Algorithm::Domino => "domino",
+            Algorithm::LiLiCorr => "lilicorr",
         };
         if !projector.is_null() && projector != wanted {
             return Err(format!(
@@ -145,27 +160,38 @@ impl<'a> ParallelJson<'a> {
         refuse_present(&|key| self.at(key), keys)
     }
 
-    /// Whether rows of a block see only those before them in layers with a window: in layouts without a key for
-    /// it they do unless [`IS_CAUSAL`] says otherwise, as in servers and in the code of DFlash's authors.
-    fn causal_windows(&self, head: &HeadConfig) -> Result<bool, String> {
+    /// The layers in which rows of a block see only those before them: in layouts without a key for it those with a
+    /// window unless [`IS_CAUSAL`] says otherwise, as in servers and in the code of DFlash's authors.
+    fn causality(&self, head: &HeadConfig) -> Result<Causality, String> {
         let flags = Flags::of(self.json);
         if self.is_library {
-            self.refuse(&[IS_CAUSAL, CAUSAL])?;
+            self.refuse(&[IS_CAUSAL, CAUSAL, CAUSAL_HEAD])?;
             let non_causal = flags.get(NON_CAUSAL)?;
-            return Ok(!non_causal.unwrap_or(self.algorithm == Algorithm::DFlash2));
+            return Ok(
+                if non_causal.unwrap_or(self.algorithm == Algorithm::DFlash2) {
+                    Causality::None
+                } else {
+                    Causality::Windows
+                },
+            );
         }
         self.refuse(&[NON_CAUSAL])?;
-        let causal = match flags.get(IS_CAUSAL)? {
-            Some(causal) => Some(causal),
-            None => Flags::of(&self.json["dflash_config"]).get(CAUSAL)?,
-        };
+        let nested = Flags::of(&self.json["dflash_config"]);
+        let causal = flags.get(IS_CAUSAL)?.or(nested.get(CAUSAL)?);
+        let causal = causal.or(nested.get(CAUSAL_HEAD)?);
         let has_full = (head.shape.spec.layers.iter()).any(|layer| layer.window.is_none());
-        if causal == Some(true) && has_full {
-            return Err(format!(
+        match (causal, self.algorithm) {
+            // The windows of LiLiCorr's authors reach to both sides.
+            (Some(false), _) | (None, Algorithm::LiLiCorr) => Ok(Causality::None),
+            (Some(true), Algorithm::LiLiCorr) => {
+                Err(format!("{IS_CAUSAL} true is not supported: only false is"))
+            }
+            (Some(true), Algorithm::DFlash) if has_full => Ok(Causality::All),
+            (Some(true), _) if has_full => Err(format!(
                 "{IS_CAUSAL} true is not supported for layers without a window: only false is"
-            ));
+            )),
+            _ => Ok(Causality::Windows),
         }
-        Ok(causal.unwrap_or(true))
     }
 
     /// What a block makes of its target's embedding and output layer.
@@ -202,7 +228,9 @@ impl<'a> ParallelJson<'a> {
                 (SHIFT_LABEL, false)
             }
             Algorithm::Domino | Algorithm::DSpark => (SAMPLE_FROM_ANCHOR, true),
-            Algorithm::DFlash | Algorithm::DFlash2 => (SAMPLE_FROM_ANCHOR, false),
+            Algorithm::DFlash | Algorithm::DFlash2 | Algorithm::LiLiCorr => {
+                (SAMPLE_FROM_ANCHOR, false)
+            }
         };
         if key != SHIFT_LABEL {
             Flags::of(self.at(SHIFT_LABEL)).refuse(&[SHIFT_LABEL])?;
@@ -243,13 +271,24 @@ impl HeadConfig {
             from_anchor: source.samples_from_anchor()?,
         };
         self.block = Some(block);
-        self.causal_windows = source.causal_windows(&self)?;
+        self.causality = source.causality(&self)?;
         self.scales = source.end_scales()?;
-        let is_dflash2 = source.algorithm == Algorithm::DFlash2;
-        if is_dflash2 {
-            self.parse_dflash2(&source, block)?;
+        let [conv, group, selectors @ ..] = DFLASH2_KEYS;
+        match source.algorithm {
+            Algorithm::DFlash2 => self.parse_dflash2(&source, block)?,
+            Algorithm::LiLiCorr => {
+                source.refuse(&selectors)?;
+                let is_off = |key| size(source.at(key), key).map(|n| n.unwrap_or(0) == 0);
+                if !is_off(conv)? || !is_off(group)? {
+                    self.parse_convs(&source, block)?;
+                }
+            }
+            _ => source.refuse(&DFLASH2_KEYS)?,
+        }
+        if source.algorithm == Algorithm::LiLiCorr {
+            self.path.lilicorr = Some(lilicorr(&source, &self)?);
         } else {
-            source.refuse(&DFLASH2_KEYS)?;
+            source.refuse(&LILICORR_KEYS)?;
         }
         if source.algorithm == Algorithm::Domino {
             self.path.domino = Some(domino(&source, block)?);
@@ -312,7 +351,18 @@ impl HeadConfig {
         source: &ParallelJson<'_>,
         block: MaskedBlock,
     ) -> Result<(), String> {
-        let [taps, group, rank, top_k] = DFLASH2_KEYS;
+        let [_, _, rank, top_k] = DFLASH2_KEYS;
+        self.parse_convs(source, block)?;
+        self.path.selector = Some(SelectorConfig {
+            rank: source.number(rank, 256, (1, MAX_MARKOV_RANK))?,
+            top_k: source.number(top_k, 16, (1, self.shape.vocab_size.min(1 << 10)))?,
+        });
+        Ok(())
+    }
+
+    /// The fields of the convolutions of DFlash 2.
+    fn parse_convs(&mut self, source: &ParallelJson<'_>, block: MaskedBlock) -> Result<(), String> {
+        let [taps, group, ..] = DFLASH2_KEYS;
         let hidden = self.shape.hidden_size;
         let shape = ConvShape {
             taps: source.number(taps, 2, (1, block.size.min(MAX_TREE_NODES)))?,
@@ -325,12 +375,62 @@ impl HeadConfig {
             ));
         }
         self.convs = Some(shape);
-        self.path.selector = Some(SelectorConfig {
-            rank: source.number(rank, 256, (1, MAX_MARKOV_RANK))?,
-            top_k: source.number(top_k, 16, (1, self.shape.vocab_size.min(1 << 10)))?,
-        });
         Ok(())
     }
+}
+
+/// The fields of LiLiCorr, all of which must be there, in `head`.
+fn lilicorr(source: &ParallelJson<'_>, head: &HeadConfig) -> Result<LiLiCorrConfig, String> {
+    let [
+        enabled,
+        top_k,
+        width,
+        layers,
+        heads,
+        ratio,
+        factor,
+        min_length,
+        scale,
+    ] = LILICORR_KEYS;
+    let is_enabled = Flags::of(source.at(enabled)).get(enabled)?;
+    if is_enabled == Some(false) {
+        return Err(format!("{enabled} false is not supported: only true is"));
+    }
+    let (hidden, vocab_size) = (head.shape.hidden_size, head.shape.vocab_size);
+    let count = |key: &str, limits| {
+        needed(source.at(key), key)?;
+        source.number(key, 0, limits)
+    };
+    let above_0 = |key: &str| {
+        let value = &source.at(key)[key];
+        let number = value.as_f64().map(|number| number as f32);
+        let number = number.filter(|number| number.is_finite() && *number > 0.);
+        number.ok_or_else(|| format!("{key} {} must be a finite number above 0", shown(value)))
+    };
+    let given = count(width, (0, MAX_MARKOV_RANK))?;
+    let width = if given == 0 { hidden } else { given };
+    let of_heads = count(heads, (1, width))?;
+    if !width.is_multiple_of(of_heads) {
+        return Err(format!(
+            "{heads} {of_heads} does not divide the width {width}"
+        ));
+    }
+    let mlp_width = (width as f32 * above_0(ratio)?) as usize;
+    if !(1..=MAX_MARKOV_RANK).contains(&mlp_width) || !hidden.is_multiple_of(2) {
+        return Err(format!(
+            "{ratio} makes MLPs of width {mlp_width}, hidden_size is {hidden}: only widths up to {MAX_MARKOV_RANK} and even sizes are supported"
+        ));
+    }
+    Ok(LiLiCorrConfig {
+        top_k: count(top_k, (1, vocab_size.min(MAX_CANDIDATES)))?,
+        width,
+        layers: count(layers, (1, MAX_LAYERS))?,
+        heads: of_heads,
+        mlp_width,
+        factor: count(factor, (1, MAX_MARKOV_RANK))?,
+        min_length: above_0(min_length)?,
+        scale: above_0(scale)?,
+    })
 }
 
 /// The fields of Domino, of SpecForge's layout or of the speculators library's. SpecForge demands the widths.

@@ -2,10 +2,12 @@
 //! logits of a row what the token before it makes of them, and a confidence head (DSpark, arXiv 2607.05147), what a
 //! GRU makes of all tokens before it (Domino), or a selector among the most probable tokens (DFlash 2).
 
+use super::candidates::most_probable;
 use super::config::{
     ConfidenceInput, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
 };
 use super::domino::Domino;
+use super::lilicorr::LiLiCorr;
 use crate::config::ModelConfig;
 use crate::layers::linear::{Embedding, Linear};
 use crate::layers::output::OutputLayer;
@@ -21,6 +23,7 @@ pub struct PathHead {
     domino: Option<Domino>,
     confidence: Option<(Linear, ConfidenceInput)>,
     selector: Option<Selector>,
+    lilicorr: Option<LiLiCorr>,
     device: Device,
 }
 
@@ -54,7 +57,7 @@ enum Mixer {
 
 impl PathHead {
     /// Reads the parts that `head`, whose layers are like `config` and whose blocks consist of rows of `embedding`,
-    /// has; `None` = it has none.
+    /// has; `None` = it has none. The output layer has so many `outputs`, and the largest block predicts `slots` tokens.
     ///
     /// # Errors
     /// A setup error that names a tensor that is missing or has a wrong shape.
@@ -62,7 +65,7 @@ impl PathHead {
         head: PathConfig,
         config: &ModelConfig,
         weights: &mut Weights,
-        outputs: usize,
+        (outputs, slots): (usize, usize),
         embedding: &Embedding,
     ) -> Result<Option<Self>> {
         let rank = head.markov.map_or(0, |markov| markov.rank);
@@ -81,14 +84,23 @@ impl PathHead {
         let confidence = confidence.transpose()?;
         let selector = (head.selector).map(|of| Selector::load(of, config, weights));
         let selector = selector.transpose()?;
-        let corrects = markov.is_some() || domino.is_some() || selector.is_some();
+        let lilicorr = (head.lilicorr).map(|of| LiLiCorr::load(of, config, slots, weights));
+        let lilicorr = lilicorr.transpose()?;
+        let corrects =
+            markov.is_some() || domino.is_some() || selector.is_some() || lilicorr.is_some();
         Ok((corrects || confidence.is_some()).then(|| Self {
             markov,
             domino,
             confidence,
             selector,
+            lilicorr,
             device: weights.device().clone(),
         }))
+    }
+
+    /// What it makes of all rows of a block at once, if it does.
+    pub(crate) fn lilicorr(&self) -> Option<&LiLiCorr> {
+        self.lilicorr.as_ref()
     }
 
     /// The logits of `rows` after their tokens, over the ids of `output`.
@@ -99,6 +111,14 @@ impl PathHead {
         if let Some(selector) = &self.selector {
             return Ok(PathOutput {
                 logits: selector.select(rows)?,
+                states: None,
+                confidence: None,
+            });
+        }
+        if let Some(lilicorr) = &self.lilicorr {
+            let logits = lilicorr.after(rows.tokens, rows.hidden, rows.logits.dim(1)?)?;
+            return Ok(PathOutput {
+                logits: logits.to_device(&self.device)?,
                 states: None,
                 confidence: None,
             });
@@ -232,17 +252,6 @@ impl Selector {
     }
 }
 
-/// The ids of the `count` largest `logits`.
-fn most_probable(logits: &[f32], count: usize) -> Vec<u32> {
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    let descending = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]);
-    if count < ids.len() {
-        ids.select_nth_unstable_by(count, descending);
-    }
-    ids.truncate(count);
-    ids
-}
-
 /// Refuses what no code of the authors defines for such a head.
 ///
 /// # Errors
@@ -253,12 +262,19 @@ pub(crate) fn check(head: &HeadConfig) -> Result<(), String> {
         domino,
         confidence,
         selector,
+        lilicorr,
     } = head.path;
     let is_reduced = head.shape.output_size() != head.shape.vocab_size;
     let is_recurrent = markov.is_some_and(|markov| markov.kind == MarkovKind::Recurrent);
     let from_anchor = head.block.is_some_and(|block| block.from_anchor);
     let is_dspark = markov.is_some() || confidence.is_some();
-    let odd = if selector.is_some() && is_dspark {
+    let odd = if lilicorr.is_some() && is_dspark {
+        "markov_rank and enable_confidence_head are not supported in LiLiCorr's layout"
+    } else if lilicorr.is_some() && is_reduced {
+        "a draft_vocab_size below vocab_size is not supported in LiLiCorr's layout"
+    } else if lilicorr.is_some() && from_anchor {
+        "sample_from_anchor true is not supported in LiLiCorr's layout"
+    } else if selector.is_some() && is_dspark {
         "markov_rank and enable_confidence_head are not supported with a selector"
     } else if domino.is_some() && is_dspark {
         "markov_rank and enable_confidence_head are not supported in Domino's layout"

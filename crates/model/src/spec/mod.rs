@@ -378,7 +378,7 @@ impl LayerSpec {
     }
 
     /// Whether it keeps K and V of its own.
-    fn has_own_kv(&self) -> bool {
+    pub(crate) fn has_own_kv(&self) -> bool {
         self.mixer.states().is_none() && self.keeps()
     }
 

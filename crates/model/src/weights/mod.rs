@@ -274,6 +274,24 @@ impl Weights {
         }
     }
 
+    /// The ids in the tensor `name` (its full Hugging Face name), `[count]` u32.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`]. An id that is not below `vocab_size` is an error, too.
+    pub(crate) fn ids(&mut self, name: &str, count: usize, vocab_size: usize) -> Result<Tensor> {
+        if let TensorSource::Dummy(_) = self.source {
+            return Ok(Tensor::arange(0, count as u32, &self.device)?);
+        }
+        let ids = self.stored(name, &[count])?.to_dtype(DType::F64)?;
+        let fits = |&id: &f64| id >= 0. && id < vocab_size as f64;
+        if !ids.to_vec1::<f64>()?.iter().all(fits) {
+            return Err(Error::setup(format!(
+                "tensor {name} has an id that is not below vocab_size {vocab_size}"
+            )));
+        }
+        Ok(ids.to_dtype(DType::U32)?)
+    }
+
     /// The tensor `name` (its full Hugging Face name) in f32, whatever its shape; a quantized one is
     /// dequantized.
     ///

@@ -2,11 +2,11 @@
 
 use crate::spec::acceptance_model::{AcceptanceModel, AcceptanceView};
 use crate::spec::draft::{Draft, DraftDist, DraftRequest};
-use crate::spec::growth::{Growth, GrowthLimits};
+use crate::spec::growth::{Growth, GrowthLimits, TreeRows};
 use crate::spec::pool::DraftSequence;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::Batch;
+use foretoken_core::model::{Batch, Head};
 use foretoken_core::sampling::{Acceptance, Guess};
 use foretoken_kernels::sample::TokenChoice;
 use std::collections::HashMap;
@@ -34,6 +34,8 @@ pub struct Drafting<'a, 'b> {
     pub ended: bool,
     /// The outputs of the head that drafts; `None` if a model drafts.
     outputs: Option<HeadOutputs>,
+    /// Whether a head [drafts in place](Head::drafts_in_place).
+    in_place: bool,
     /// Number of ids that the model knows, if the first forward may verify the request's staged chain; `None`
     /// if it may not.
     stages: Option<usize>,
@@ -99,14 +101,16 @@ impl<'a, 'b> Drafting<'a, 'b> {
             is_fed: false,
             ended: false,
             outputs: None,
+            in_place: false,
             stages: None,
             staged: Vec::new(),
         }
     }
 
-    /// Sets whether a head drafts, or a model.
-    pub fn of_a_head(mut self, is_head: bool) -> Self {
-        self.outputs = is_head.then(HeadOutputs::default);
+    /// Sets the head that drafts, if no model does.
+    pub fn of_a_head(mut self, head: Option<&dyn Head>) -> Self {
+        self.outputs = head.map(|_| HeadOutputs::default());
+        self.in_place = head.is_some_and(Head::drafts_in_place);
         self
     }
 
@@ -214,14 +218,16 @@ impl<'a, 'b> Drafting<'a, 'b> {
             batch.push_span(&rows, &[], seen, &self.fed.table, block_size);
             self.fed.tokens.extend(new);
         } else if self.unread > 0 {
-            batch.push_span(&[0], &[], seen, &self.fed.table, block_size);
+            let unread = TreeRows {
+                tokens: vec![0],
+                parents: Vec::new(),
+            };
+            self.push_draft(batch, &unread, block_size);
             self.fed.tokens.push(0);
         } else {
             let rows = self.growth.rows();
             self.keep_trunk();
-            let context = self.fed.tokens.len();
-            let table = &self.fed.table;
-            batch.push_span(&rows.tokens, &rows.parents, context, table, block_size);
+            self.push_draft(batch, &rows, block_size);
             if rows.tokens.len() == 1 {
                 self.growth.extend_trunk();
                 self.fed.tokens.extend(rows.tokens);
@@ -236,6 +242,20 @@ impl<'a, 'b> Drafting<'a, 'b> {
             .logits
             .extend((end - asked..end).map(|row| row as u32));
         asked
+    }
+
+    /// Adds rows of draft tokens: after what is in the pool, or each in the place of the last committed row.
+    fn push_draft(&self, batch: &mut Batch, rows: &TreeRows, block_size: usize) {
+        let (context, table) = (self.fed.tokens.len(), &self.fed.table);
+        if !self.in_place {
+            batch.push_span(&rows.tokens, &rows.parents, context, table, block_size);
+            return;
+        }
+        let last = self.tokens.len() - 1;
+        for &token in &rows.tokens {
+            batch.written.push(batch.tokens.len() as u32);
+            batch.push_span(&[token], &[], last, table, block_size);
+        }
     }
 
     /// Notes which tokens are in the pool, one after the other.
