@@ -26,7 +26,7 @@ fn what_no_head_does_is_refused_by_name() {
         (
             "eagle3_latent",
             &|c| c["q_lora_rank"] = 21.into(),
-            "midlayer.self_attn.q_a_proj.weight",
+            "midlayer.self_attn.q_b_proj.weight",
         ),
         (
             "dflash",

@@ -16,6 +16,8 @@ pub(crate) const LAYER_PROJECTION: &str = "model.per_layer_model_projection";
 pub(crate) const LAYER_NORM: &str = "model.per_layer_projection_norm";
 /// The id of each row of the output layer, minus the row's number, as in EAGLE-3.
 pub const OUTPUT_IDS: &str = "d2t";
+/// The ids of groups of ids, group after group, of an assistant of Gemma 4.
+pub(crate) const GROUPED_IDS: &str = "masked_embedding.token_ordering";
 
 /// The layer of an EAGLE-3 head.
 const HEAD_LAYER: &str = "midlayer.";

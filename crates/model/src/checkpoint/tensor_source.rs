@@ -178,7 +178,7 @@ fn dtype_of(name: &str, dtype: &str) -> Result<DType> {
         "F32" => Ok(DType::F32),
         "F16" => Ok(DType::F16),
         "BF16" => Ok(DType::BF16),
-        _ if name == names::OUTPUT_IDS => Ok(DType::I64),
+        _ if [names::OUTPUT_IDS, names::GROUPED_IDS].contains(&name) => Ok(DType::I64),
         other => Err(Error::setup(format!(
             "tensor {} has dtype {}, which is not supported: only f64, f32, f16 and bf16 are",
             clipped(name),

@@ -132,7 +132,7 @@ impl AssistantHead {
         let output = weights.embedding(name, (vocab_size, hidden))?;
         weights.skip(&format!("{unread}.weight"));
         let centroids = centroids.map(|(count, top_k)| -> Result<Centroids> {
-            let ids = weights.ids("masked_embedding.token_ordering", vocab_size, vocab_size)?;
+            let ids = weights.ids(names::GROUPED_IDS, vocab_size, vocab_size)?;
             Ok(Centroids {
                 scores: weights.linear("masked_embedding.centroids", (count, hidden), false)?,
                 ids: ids.reshape((count, ()))?,
