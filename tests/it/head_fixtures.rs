@@ -477,7 +477,7 @@ fn texts_do_not_change() {
         nodes: 9,
         topk: 3,
     };
-    let mut of_targets = HashMap::new();
+    let (mut of_targets, mut preempting) = (HashMap::new(), 0);
     for fixture in all() {
         let target = &fixture.target;
         let plain = || texts(target, None, 256, chains(4)).0;
@@ -487,9 +487,12 @@ fn texts_do_not_change() {
             let name = &fixture.name;
             assert_eq!(&found, wanted, "{name} {blocks}");
             assert!(drafted > 100, "{name}: {drafted}");
-            assert_eq!(preempted > 0, blocks == 26, "{name}: {preempted}");
+            assert!(blocks == 26 || preempted == 0, "{name}: {preempted}");
+            preempting += usize::from(preempted > 0);
         }
     }
+    // Some drafts are so good that texts end before memory does.
+    assert!(preempting > 15, "{preempting}");
 }
 
 /// One line says what a head is, also before its weights are there.
