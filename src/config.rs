@@ -194,6 +194,11 @@ impl Command {
             Some(CliCommand::Router(flags)) => router::of_flags(*flags)?,
             Some(CliCommand::Bench { options, bench }) => {
                 let mut config = options.validate()?;
+                if config.engine.prefix_cache_disk.is_some() {
+                    return Err(Error::setup(
+                        "bench never caches prefixes: leave out --prefix-cache-disk",
+                    ));
+                }
                 // It runs the same prompts again and again, and each run must cost the same.
                 config.engine.no_prefix_caching = true;
                 let mut bench = bench.validate(&config.engine, config.load.seed)?;

@@ -104,6 +104,7 @@ pub fn load_with(
         config.block_size,
         EngineOptions {
             calibrate: true,
+            model_identity: model_identity(config, &plan.target.checkpoint.source, device),
             ..config.engine.clone()
         },
     )?;
@@ -133,6 +134,21 @@ pub fn load_with(
     Ok((loaded, thread))
 }
 
+/// What distinguishes the target, and how it computes K and V, from other models.
+fn model_identity(config: &Config, source: &ModelSource, device: &str) -> String {
+    let load = &config.load;
+    let seed = (load.load_format == LoadFormat::Dummy).then_some(load.seed);
+    let how = format!(
+        "{} {device} {:?} {:?} {seed:?} {} {:?}",
+        env!("CARGO_PKG_VERSION"),
+        load.dtype,
+        load.load_format,
+        load.batch_invariant,
+        load.quantize,
+    );
+    format!("{:016x} {how}", model::fingerprint(source, &how))
+}
+
 /// Describes the model that is served, and the options that it is served with.
 fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) -> ServerInfo {
     let (load, engine) = (&config.load, &config.engine);
@@ -160,6 +176,8 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
         block_size: config.block_size,
         num_blocks,
         prefix_caching: !engine.no_prefix_caching,
+        prefix_cache_disk_size: (engine.prefix_cache_disk.as_ref())
+            .map(|_| engine.prefix_cache_disk_size),
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
         files: ModelFiles::default(),

@@ -52,6 +52,7 @@ impl Plan {
     /// `Setup`, in one line: a flag is wrong, a file is missing or not supported, or there is too little memory.
     pub fn of(config: &Config, reading: Reading) -> Result<Self> {
         let device = open_device(&config.load)?;
+        config.engine.check_disk(&device)?;
         let mut memory = DeviceMemory::new(&device)?;
         memory::check_limits(config)?;
         let options = load_options(&config.load, &device);

@@ -121,7 +121,7 @@ pub fn placed(file: &Path, name: &str, value: &str) -> String {
     let is_path = match name {
         lora::MODULES => return lora::relative_to(folder, value),
         "generation-config" => !["auto", "vllm"].contains(&value),
-        "tables-corpus" | "learn" | "models-dir" => true,
+        "tables-corpus" | "learn" | "models-dir" | "prefix-cache-disk" => true,
         "model" | "draft-model" => {
             let first = folder.join(value.split('/').next().unwrap_or_default());
             let names_a_file =

@@ -119,11 +119,13 @@ impl Server {
 
     /// The whole response to `body`, headers included.
     pub fn post(&self, path: &str, body: &str) -> String {
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {}",
-            body.len()
-        );
-        self.ask(&head, body)
+        self.ask(&post_head(path, body), body)
+    }
+
+    /// The same with an API key.
+    pub fn post_as(&self, key: &str, path: &str, body: &str) -> String {
+        let head = post_head(path, body);
+        self.ask(&format!("{head}\r\nAuthorization: Bearer {key}"), body)
     }
 
     /// The whole response of `path`, headers included.
@@ -166,6 +168,12 @@ impl Server {
         }
         panic!("still running {patience:?} after SIG{signal}");
     }
+}
+
+/// The request line and the headers of a request with a JSON body.
+fn post_head(path: &str, body: &str) -> String {
+    let length = body.len();
+    format!("POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {length}")
 }
 
 impl Drop for Server {

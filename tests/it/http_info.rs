@@ -18,6 +18,7 @@ fn info() -> ServerInfo {
         block_size: 4,
         num_blocks: 256,
         prefix_caching: true,
+        prefix_cache_disk_size: None,
         max_num_seqs: 64,
         max_num_batched_tokens: 2048,
         files: ModelFiles::default(),

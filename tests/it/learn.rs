@@ -114,7 +114,7 @@ fn example(number: u32) -> Request {
     Request {
         draft_context: DraftContext {
             scope: CacheScope(1),
-            may_train: true,
+            may_persist: true,
             ..DraftContext::default()
         },
         ..greedy(&[number % 26, number / 26 % 26, 3, 7 * number % 26], 50)

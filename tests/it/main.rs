@@ -101,6 +101,7 @@ mod parallel;
 mod parallel_head;
 mod paths;
 mod prefix;
+mod prefix_disk;
 mod published_configs;
 mod quantize;
 mod qwen;

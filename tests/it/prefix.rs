@@ -23,7 +23,7 @@ fn counted_model(toy: ToyModel, rows: Arc<AtomicUsize>) -> Box<dyn Model> {
 }
 
 /// An engine without drafts, and the number of rows that its target has computed.
-fn counted(toy: &Toy) -> (EngineHandle, Arc<AtomicUsize>) {
+pub fn counted(toy: &Toy) -> (EngineHandle, Arc<AtomicUsize>) {
     let rows = Arc::<AtomicUsize>::default();
     let target = counted_model(toy_model(0.0), rows.clone());
     let options = toy.options.clone();
@@ -44,15 +44,16 @@ pub fn reset(engine: &EngineHandle) {
     done.unwrap();
 }
 
-fn text(len: usize, salt: u32) -> Vec<u32> {
+pub fn text(len: usize, salt: u32) -> Vec<u32> {
     (0..len as u32)
         .map(|i| (i * i * 7 + i + salt) % 31)
         .collect()
 }
 
-fn in_scope(scope: u64, request: Request) -> Request {
+pub fn in_scope(scope: u64, request: Request) -> Request {
     let draft_context = DraftContext {
         scope: CacheScope(scope),
+        may_persist: true,
         ..DraftContext::default()
     };
     Request {
@@ -64,7 +65,7 @@ fn in_scope(scope: u64, request: Request) -> Request {
 /// Conversations over a few common starts, in two scopes: each prompt continues a start or an earlier
 /// conversation. `start` gives the engine; texts are compared with the reference, and scores with those of an
 /// engine without the cache. Returns the tokens that were found and the preemptions.
-fn converse(case: u64, start: impl Fn(&Toy) -> EngineHandle) -> (u64, u64) {
+pub fn converse(case: u64, start: impl Fn(&Toy) -> EngineHandle) -> (u64, u64) {
     let mut dice = Dice(case);
     let toy = dice.toy();
     let engine = start(&toy);

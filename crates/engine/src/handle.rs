@@ -1,17 +1,20 @@
 //! The interface to the engine: checks, the bounded queue, shutdown.
 
+use super::cache_key::CacheKey;
 use super::events::Events;
 use super::request::{Event, Request, queue_cost};
 use super::stats::Stats;
 use crate::spec::BudgetMode;
+use candle_core::Device;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use foretoken_core::sampling::{Acceptance, SamplingParams};
 #[cfg(feature = "clap")]
 use foretoken_core::{
     model::MAX_TREE_NODES,
-    parse::{at_least_one, number},
+    parse::{at_least_one, bytes, number},
 };
 use foretoken_kernels as kernels;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -62,6 +65,16 @@ pub struct EngineOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = clap::ArgAction::Set))]
     pub no_prefix_caching: bool,
+    /// Folder in which the prefix cache is kept, too, so that a prompt is read once, also by later processes. On the CPU.
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "DIR", help_heading = "Memory")
+    )]
+    pub prefix_cache_disk: Option<PathBuf>,
+    /// Maximum size of the files in that folder, of all models: 10GiB, 500MB or plain bytes. The oldest ones go first.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SIZE", default_value = "10GiB", value_parser = bytes,
+          requires = "prefix_cache_disk", help_heading = "Memory"))]
+    pub prefix_cache_disk_size: usize,
     /// Limits of drafts.
     #[cfg_attr(feature = "clap", command(flatten))]
     pub spec: SpecLimits,
@@ -89,9 +102,34 @@ pub struct EngineOptions {
     /// Name in logs and metrics.
     #[cfg_attr(feature = "clap", arg(skip = Self::default().model_name))]
     pub model_name: String,
+    /// Differs where the models' files or how they are loaded differ, so that nothing on disk is taken for what another
+    /// model computed.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub model_identity: String,
 }
 
 impl EngineOptions {
+    /// Checks that the prefix cache can be kept on disk, if it is asked for, for models on this device.
+    ///
+    /// # Errors
+    /// `Setup`, naming the flag.
+    pub fn check_disk(&self, device: &Device) -> Result<()> {
+        if self.prefix_cache_disk.is_none() {
+            return Ok(());
+        }
+        if self.no_prefix_caching {
+            return Err(Error::setup(
+                "--prefix-cache-disk keeps the prefix cache: leave out --no-prefix-caching",
+            ));
+        }
+        if !device.is_cpu() {
+            return Err(Error::setup(
+                "--prefix-cache-disk keeps what a CPU computes: leave it out, or use --device cpu",
+            ));
+        }
+        Ok(())
+    }
+
     /// Tokens of the longest sequence of a model for `context` tokens.
     ///
     /// # Errors
@@ -182,6 +220,8 @@ impl Default for EngineOptions {
             max_waiting: 512,
             max_logprobs: 20,
             no_prefix_caching: false,
+            prefix_cache_disk: None,
+            prefix_cache_disk_size: 10 << 30,
             spec: SpecLimits::default(),
             acceptance: Acceptance::default(),
             spec_budget: BudgetMode::default(),
@@ -189,6 +229,7 @@ impl Default for EngineOptions {
             step_limits: StepLimits::default(),
             max_loras: 0,
             model_name: "model".into(),
+            model_identity: String::new(),
         }
     }
 }
@@ -247,6 +288,7 @@ pub(super) struct EngineShared {
     pub limits: RequestLimits,
     pub eos_token_ids: Vec<u32>,
     pub stats: Arc<Stats>,
+    pub cache_key: CacheKey,
     /// The number of the next request.
     pub next_group: AtomicU64,
     /// The rights to wait in the queue. A request holds one until it is first admitted, or ends.
@@ -371,6 +413,11 @@ impl EngineHandle {
     /// The ids that end a text of this model.
     pub fn eos_token_ids(&self) -> &[u32] {
         &self.shared.eos_token_ids
+    }
+
+    /// The key of the scopes of requests. A later process with the same prefix cache on disk has it, too.
+    pub fn cache_key(&self) -> &CacheKey {
+        &self.shared.cache_key
     }
 
     /// Server-wide counters.

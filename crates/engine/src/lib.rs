@@ -3,10 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod adapter_stats;
+mod cache_key;
 mod chunk;
+mod disk;
 mod embedding;
 mod events;
 mod handle;
+mod prefix_disk;
 mod queue;
 mod records;
 mod request;
@@ -19,9 +22,11 @@ mod step;
 mod thread;
 
 use crate::spec::{SeqId, SpeculativeRunner, StepResult};
+use disk::EngineBeginnings;
 use foretoken_core::error::{Error, Result, panic_message};
 use foretoken_core::sampling::Acceptance;
 use handle::{EngineMessage, EngineShared, Submission};
+use prefix_disk::PrefixDisk;
 use scheduler::{ScheduledSequence, Scheduler};
 use sequence::Sequence;
 use std::any::Any;
@@ -32,6 +37,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 use step::{Stepped, committed, emit, no_token, step_inputs};
 
+pub use cache_key::CacheKey;
 pub use events::{CollectedEvents, Events};
 pub use foretoken_core::sampling::TokenLogprobs;
 pub use handle::{
@@ -52,6 +58,8 @@ struct Engine {
     shared: Arc<EngineShared>,
     scheduler: Scheduler,
     runner: SpeculativeRunner,
+    /// `None` = the prefix cache is in memory alone.
+    disk: Option<PrefixDisk>,
     spec: SpecLimits,
     acceptance: Acceptance,
     next_id: SeqId,
@@ -101,12 +109,14 @@ impl Engine {
     fn step(&mut self) -> Result<()> {
         self.concerned.clear();
         self.cancel();
+        self.take_from_disk();
         let (plan, preempted) = self.schedule();
         let running = &self.scheduler.running;
         let planned = plan.iter().map(|planned| running[planned.index].state.id);
         self.concerned.extend(planned);
         self.note_plan(&plan, &preempted);
         if plan.is_empty() {
+            self.wait_for_disk();
             return Ok(());
         }
         let started = Instant::now();
@@ -119,12 +129,11 @@ impl Engine {
     }
 
     fn schedule(&mut self) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
-        let (runner, concerned) = (&mut self.runner, &mut self.concerned);
-        self.scheduler.schedule(|sequence, cached| {
-            concerned.push(sequence.state.id);
-            let cached = runner.resume(&sequence.state, cached, sequence.may_draft());
-            concerned.clear();
-            cached
+        self.scheduler.schedule(EngineBeginnings {
+            runner: &mut self.runner,
+            disk: self.disk.as_mut(),
+            stats: &self.shared.stats,
+            concerned: &mut self.concerned,
         })
     }
 
@@ -232,13 +241,16 @@ impl Engine {
                 }
             };
             self.scheduler.settle(planned.index);
+            self.keep_blocks(planned.index);
         }
         self.runner
             .observe(&committed(&self.scheduler.running, &stepped));
+        self.keep_drafts(plan);
         self.check_step(plan);
         for sequence in self.scheduler.remove(|sequence| sequence.ended.is_some()) {
             self.end(sequence);
         }
+        self.keep_states();
         self.scheduler.running.iter_mut().for_each(Sequence::flush);
     }
 

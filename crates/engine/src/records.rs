@@ -44,6 +44,12 @@ impl Engine {
             if sequence.permit.take().is_some() {
                 let tokens = sequence.state.prompt_len as u64;
                 stats.prompt_tokens.inc_by(tokens);
+                if let Some(disk) = &self.disk {
+                    let (blocks, sequence) = self.scheduler.cached(planned.index);
+                    let count = sequence.cached_tokens / disk.block_size();
+                    disk.note_use(blocks, &sequence.state.table, count);
+                }
+                let sequence = &self.scheduler.running[planned.index];
                 if has_prefix_cache {
                     stats.prefix_cache_queries.inc_by(tokens);
                     stats

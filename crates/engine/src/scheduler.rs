@@ -9,6 +9,18 @@ use super::sequence::Sequence;
 use crate::spec::SeqId;
 use foretoken_core::kv::BlockAllocator;
 
+/// Where a sequence begins that is about to be admitted.
+pub trait Beginnings {
+    /// Number of its first tokens that need not be computed, of the `cached` ones that are in the prefix cache.
+    fn resume(&mut self, sequence: &Sequence, cached: usize) -> usize;
+
+    /// Whether it waits for blocks that are read from elsewhere into the prefix cache, which has the first `cached` tokens.
+    /// Of these, `resumed` need not be computed.
+    fn awaits(&mut self, _sequence: &mut Sequence, _cached: usize, _resumed: usize) -> bool {
+        false
+    }
+}
+
 /// The share of one running sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScheduledSequence {
@@ -82,16 +94,13 @@ impl Scheduler {
 
     /// Plans a step: makes room for running sequences, admits waiting ones, and gives the remaining
     /// rows to drafts. The second value lists the sequences preempted for this.
-    ///
-    /// `resume` says how many of a new sequence's first tokens need not be computed, of those that are in
-    /// the prefix cache, whose number it is given.
     pub fn schedule(
         &mut self,
-        resume: impl FnMut(&Sequence, usize) -> usize,
+        mut beginnings: impl Beginnings,
     ) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
         let mut preempted = self.make_room();
         if preempted.is_empty() {
-            preempted = self.admit(resume);
+            preempted = self.admit(&mut beginnings);
         }
         let mut plan = self.share_budget();
         self.extend_drafts(&mut plan);
@@ -106,6 +115,16 @@ impl Scheduler {
         self.blocks
             .cache(&mut state.table, root, &state.tokens[..state.kv_len]);
         self.blocks.truncate_to(&mut state.table, len);
+    }
+
+    /// The pool's blocks, and the running sequence at `index`, which has some of them.
+    pub fn cached(&mut self, index: usize) -> (&mut BlockAllocator, &Sequence) {
+        (&mut self.blocks, &self.running[index])
+    }
+
+    /// The pool's blocks.
+    pub fn blocks_mut(&mut self) -> &mut BlockAllocator {
+        &mut self.blocks
     }
 
     /// Whether prefixes are cached.

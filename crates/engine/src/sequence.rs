@@ -43,6 +43,8 @@ pub struct Sequence {
     pub overtaken: usize,
     /// The head of the queue that it passed as a backfill, and for which it makes way.
     pub passed: Option<QueueKey>,
+    /// Whether its beginning was looked for on disk since it came into the queue.
+    pub has_looked: bool,
     /// Limits of its drafts.
     pub spec: SpecLimits,
     /// Scores of the prompt so far.
@@ -100,6 +102,7 @@ impl Sequence {
             start: 0,
             overtaken: 0,
             passed: None,
+            has_looked: false,
             spec: SpecLimits {
                 length: request.spec_length.unwrap_or(spec.length).min(spec.length),
                 nodes: request.spec_nodes.unwrap_or(spec.nodes).min(spec.nodes),
@@ -333,6 +336,7 @@ impl Sequence {
 
     /// Discards what is in the pool; the tokens stay.
     pub fn restart(&mut self) {
+        self.has_looked = false;
         self.state.kv_len = 0;
     }
 

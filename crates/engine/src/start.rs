@@ -1,7 +1,9 @@
 //! Starts the engine's thread.
 
+use super::cache_key::CacheKey;
 use super::chunk::PromptChunk;
 use super::handle::{EngineHandle, EngineOptions, EngineShared, RequestLimits};
+use super::prefix_disk::PrefixDisk;
 use super::scheduler::Scheduler;
 use super::stats::Stats;
 use super::{Engine, panicked};
@@ -116,23 +118,8 @@ pub(super) fn build(
         embedding_size: info.hidden_size,
         takes_adapters: options.max_loras > 0 && target.takes_adapters(),
     };
-    let shared = Arc::new(EngineShared {
-        limits,
-        eos_token_ids,
-        stats: Arc::new(Stats::new(&options.model_name)),
-        next_group: AtomicU64::new(0),
-        permits: Arc::new(Semaphore::new(max_waiting)),
-        draining: AtomicBool::new(false),
-        aborting: AtomicBool::new(false),
-        ended: watch::Sender::new(None),
-        thread: Mutex::new(None),
-    });
-    if shared.limits.takes_adapters {
-        shared.stats.count_adapters(options.max_loras);
-    }
+    options.check_disk(target.device())?;
     let caches = !options.no_prefix_caching;
-    (shared.stats).set_cache_config(num_blocks, block_size, caches);
-    let (sender, inbox) = channel();
     let mut runner = SpeculativeRunner::new(
         target,
         drafters,
@@ -143,6 +130,25 @@ pub(super) fn build(
     if !caches {
         runner = runner.without_prefix_cache();
     }
+    let stats = Arc::new(Stats::new(&options.model_name));
+    let disk = open_disk(&options, &mut runner, block_size, &stats)?;
+    let shared = Arc::new(EngineShared {
+        limits,
+        eos_token_ids,
+        stats,
+        cache_key: (disk.as_ref()).map_or_else(CacheKey::random, |disk| disk.key().clone()),
+        next_group: AtomicU64::new(0),
+        permits: Arc::new(Semaphore::new(max_waiting)),
+        draining: AtomicBool::new(false),
+        aborting: AtomicBool::new(false),
+        ended: watch::Sender::new(None),
+        thread: Mutex::new(None),
+    });
+    if shared.limits.takes_adapters {
+        shared.stats.count_adapters(options.max_loras);
+    }
+    (shared.stats).set_cache_config(num_blocks, block_size, caches);
+    let (sender, inbox) = channel();
     if options.calibrate && options.spec_budget == BudgetMode::Adaptive {
         let nodes = options.max_num_seqs.saturating_mul(spec.nodes);
         let nodes = nodes.min(options.step_limits.draft_rows);
@@ -160,6 +166,7 @@ pub(super) fn build(
             options.step_limits,
         ),
         runner,
+        disk,
         spec,
         acceptance: options.acceptance,
         next_id: 0,
@@ -168,6 +175,22 @@ pub(super) fn build(
         checked: true,
     };
     Ok((engine, EngineHandle { sender, shared }))
+}
+
+/// Opens the prefix cache on disk, if there is to be one.
+fn open_disk(
+    options: &EngineOptions,
+    runner: &mut SpeculativeRunner,
+    block_size: usize,
+    stats: &Arc<Stats>,
+) -> Result<Option<PrefixDisk>> {
+    let Some(folder) = &options.prefix_cache_disk else {
+        return Ok(None);
+    };
+    let identities = runner.identities(&options.model_identity)?;
+    let limit = options.prefix_cache_disk_size as u64;
+    let disk = PrefixDisk::open(folder, limit, block_size, &identities, stats)?;
+    Ok(Some(disk))
 }
 
 fn log_costs(measured: &[MeasuredForward]) {

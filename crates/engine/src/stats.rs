@@ -59,6 +59,30 @@ metrics! {
         pub prefix_cache_hits: IntCounter = make.counter(
             "prefix_cache_hits_total", "Prompt tokens found in the target's prefix cache",
         ),
+        /// Prompt tokens that were looked up in the prefix cache on disk, because memory does not have them.
+        pub prefix_cache_disk_queries: IntCounter = make.counter(
+            "prefix_cache_disk_queries_total", "Tokens looked up in the prefix cache on disk",
+        ),
+        /// Prompt tokens that were found in the prefix cache on disk and read into that in memory.
+        pub prefix_cache_disk_hits: IntCounter = make.counter(
+            "prefix_cache_disk_hits_total", "Tokens read from the prefix cache on disk",
+        ),
+        /// Bytes of blocks and states that were read from disk.
+        pub prefix_cache_disk_read_bytes: IntCounter = make.counter(
+            "prefix_cache_disk_read_bytes_total", "Bytes read from the prefix cache on disk",
+        ),
+        /// Bytes of blocks and states that were written to disk.
+        pub prefix_cache_disk_written_bytes: IntCounter = make.counter(
+            "prefix_cache_disk_written_bytes_total", "Bytes written to the prefix cache on disk",
+        ),
+        /// Blocks and states that were handed over and not written.
+        pub prefix_cache_disk_dropped: IntCounter = make.counter(
+            "prefix_cache_disk_dropped_total", "Blocks and states that could not be written to disk",
+        ),
+        /// Bytes of all files of the prefix cache on disk, when they were last counted.
+        pub prefix_cache_disk_bytes: IntGauge = make.int_gauge(
+            "prefix_cache_disk_bytes", "Bytes of the prefix cache on disk",
+        ),
         /// Tokens generated.
         pub generation_tokens: IntCounter = make.counter("generation_tokens_total", "Tokens generated"),
         /// Preemptions of sequences.

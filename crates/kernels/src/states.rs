@@ -138,16 +138,33 @@ impl StatePool {
         }
     }
 
-    /// The states in these slots, each of which is named once, those that were never used included.
-    pub(super) fn get_mut(&mut self, slots: &[u32]) -> Vec<&mut StateBuffers> {
-        let wanted = slots.iter().map(|&slot| slot as usize + 1).max();
-        while self.slots.len() < wanted.unwrap_or(0) {
+    /// The sizes of each state.
+    pub fn shape(&self) -> StateShape {
+        self.shape
+    }
+
+    /// The matrices and the window of the state in `slot`, zeros if it was never used.
+    pub fn state_mut(&mut self, slot: u32) -> (&mut [f32], &mut [f32]) {
+        self.allocate(slot as usize + 1);
+        let state = &mut self.slots[slot as usize];
+        (&mut state.matrices, &mut state.window)
+    }
+
+    /// Makes states until there are `count`.
+    fn allocate(&mut self, count: usize) {
+        while self.slots.len() < count {
             self.slots.push(StateBuffers {
                 matrices: vec![0.; self.shape.matrices],
                 window: vec![0.; self.shape.window],
                 nodes: Vec::new(),
             });
         }
+    }
+
+    /// The states in these slots, each of which is named once, those that were never used included.
+    pub(super) fn get_mut(&mut self, slots: &[u32]) -> Vec<&mut StateBuffers> {
+        let wanted = slots.iter().map(|&slot| slot as usize + 1).max();
+        self.allocate(wanted.unwrap_or(0));
         let mut all: Vec<_> = self.slots.iter_mut().map(Some).collect();
         let found = slots.iter().filter_map(|&slot| all[slot as usize].take());
         found.collect()

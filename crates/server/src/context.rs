@@ -5,11 +5,11 @@ use super::defaults::SamplingDefaults;
 use foretoken_core::error::{Error, FieldPath, RequestErrorKind, Result};
 use foretoken_core::model::{Adapter, EmbeddingSpec, RerankerSpec};
 use foretoken_core::sampling::{Grammar, ThoughtMarks};
-use foretoken_engine::RequestLimits;
 use foretoken_engine::spec::CacheScope;
+use foretoken_engine::{CacheKey, RequestLimits};
 use foretoken_text::grammar::{ClientId, Compiler, GrammarSource, Waiter};
 use foretoken_text::{LiteralText, ReasoningFormat, Text, ToolFormat};
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -62,8 +62,8 @@ pub(super) struct Context<'a> {
     pub literal: Option<&'a LiteralText>,
     /// The key that the client sent.
     pub api_key: Option<&'a str>,
-    /// Random for each process, so that clients cannot find two salts of one scope.
-    pub scopes: &'a RandomState,
+    /// The key of scopes, so that clients cannot find two salts of one scope.
+    pub cache_key: &'a CacheKey,
     /// Compiles grammars for the tokenizer.
     pub grammars: &'a Compiler,
     /// The client that waits while grammars are compiled.
@@ -80,7 +80,7 @@ impl Context<'_> {
     /// The scope of requests with this `cache_salt`: only those with the same API key and salt share
     /// what drafters learn from texts, because the time of a reply would tell others what was said.
     pub fn scope(&self, salt: Option<&str>) -> CacheScope {
-        CacheScope(self.scopes.hash_one((self.api_key, salt)))
+        self.cache_key.scope(self.api_key, salt)
     }
 
     /// The grammar of `source`, which the request has in `field`.

@@ -278,7 +278,7 @@ impl Context<'_> {
         let draft_context = DraftContext {
             scope: self.scope(salt(options.cache_salt)?),
             prediction: Arc::default(),
-            may_train: false,
+            may_persist: false,
         };
         let max = self.limits.max_model_len;
         let max = spec.max_tokens.unwrap_or(max).min(max);

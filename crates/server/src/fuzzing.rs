@@ -4,10 +4,9 @@ use super::context::Context;
 use super::defaults::SamplingDefaults;
 use foretoken_core::error::Result;
 use foretoken_core::model::{EmbeddingSpec, Pooling};
-use foretoken_engine::RequestLimits;
+use foretoken_engine::{CacheKey, RequestLimits};
 use foretoken_text::grammar::Compiler;
 use foretoken_text::{Text, ToolFormat};
-use std::hash::RandomState;
 use std::sync::{Arc, LazyLock};
 
 /// The APIs that read bodies.
@@ -44,7 +43,7 @@ pub enum FuzzedApi {
 /// # Errors
 /// The caller's, or an internal one, which would be ours.
 pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
-    static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static CACHE_KEY: LazyLock<CacheKey> = LazyLock::new(CacheKey::random);
     let limits = RequestLimits {
         max_model_len: 4096,
         vocab_size: text.vocab_size(),
@@ -73,7 +72,7 @@ pub fn read(text: &Arc<Text>, body: &[u8], api: FuzzedApi) -> Result<()> {
         reasoning_budget: None,
         literal: None,
         api_key: None,
-        scopes: &SCOPES,
+        cache_key: &CACHE_KEY,
         strict_max_tokens: false,
         grammars: &Compiler::new(text.clone()),
         waiter: foretoken_text::grammar::Waiter::default(),

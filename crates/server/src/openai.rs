@@ -390,7 +390,7 @@ impl Context<'_> {
                     scope: self.scope(salt(common.cache_salt.as_deref())?),
                     prediction,
                     // A salt asks that others learn nothing of the text.
-                    may_train: common.cache_salt.is_none(),
+                    may_persist: common.cache_salt.is_none(),
                 },
                 ..Request::default()
             },

@@ -279,7 +279,7 @@ impl Context<'_> {
             draft_context: DraftContext {
                 scope: self.scope(salt(options.cache_salt.as_deref())?),
                 prediction: Arc::default(),
-                may_train: false,
+                may_persist: false,
             },
             ..Request::default()
         };

@@ -23,6 +23,8 @@ pub struct ServerInfo {
     pub num_blocks: usize,
     /// Whether prefixes of sequences are cached for other requests.
     pub prefix_caching: bool,
+    /// Maximum bytes of the files in which prefixes are kept; `None` = they are kept in memory alone.
+    pub prefix_cache_disk_size: Option<usize>,
     /// Maximum number of requests in one batch.
     pub max_num_seqs: usize,
     /// Maximum number of tokens in one target forward.
@@ -86,6 +88,7 @@ struct CacheConfig {
     block_size: usize,
     num_gpu_blocks: usize,
     enable_prefix_caching: bool,
+    prefix_cache_disk_size: Option<usize>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -140,6 +143,7 @@ impl ServerInfo {
                     block_size: self.block_size,
                     num_gpu_blocks: self.num_blocks,
                     enable_prefix_caching: self.prefix_caching,
+                    prefix_cache_disk_size: self.prefix_cache_disk_size,
                 },
                 scheduler_config: SchedulerConfig {
                     max_num_seqs: self.max_num_seqs,

@@ -21,7 +21,6 @@ use foretoken_text::{LiteralText, ReasoningFormat, Text, ToolFormat, thought_mar
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::cell::Cell;
-use std::hash::RandomState;
 use std::sync::Arc;
 
 /// The state that all handlers share.
@@ -58,7 +57,6 @@ pub struct AppState {
     reasoning_budget: Option<usize>,
     /// Reads chats in which names of special tokens are text; `None` = they are tokens.
     literal: Option<Arc<LiteralText>>,
-    scopes: RandomState,
     created: u64,
 }
 
@@ -91,7 +89,6 @@ impl AppState {
             origins: Arc::default(),
             ui: true,
             strict_max_tokens: false,
-            scopes: RandomState::new(),
             created: reply::now(),
         }
     }
@@ -267,7 +264,7 @@ impl AppState {
             reasoning_budget: self.reasoning_budget,
             literal: self.literal.as_deref(),
             api_key: key.and_then(|KeyIndex(at)| Some(self.api_keys.get(at)?.as_str())),
-            scopes: &self.scopes,
+            cache_key: self.engine.cache_key(),
             strict_max_tokens: self.strict_max_tokens,
         }
     }

@@ -18,9 +18,11 @@ fn paths_are_those_beside_the_file() {
     for name in ["/a/b", "org/name", "org/name/m.gguf", "org/name:Q4_K_M"] {
         assert_eq!(config(&format!("model = '{name}'")).model.name, name);
     }
-    let text = "model = 'o/m'\ntables-corpus = 'c.txt'\ngeneration-config = 'g.json'";
+    let text = "model = 'o/m'\ntables-corpus = 'c.txt'\ngeneration-config = 'g.json'\nprefix-cache-disk = 'p'";
     let read = config(text);
     assert_eq!(read.tables.corpus, Some(at("c.txt").into()));
+    assert_eq!(read.engine.prefix_cache_disk, Some(at("p").into()));
+    assert_eq!(read.engine.prefix_cache_disk_size, 10 << 30);
     let expected = GenerationConfig::Path(at("g.json").into());
     assert_eq!(read.generation.generation_config, expected);
     let read = config("model = 'o/m'\ngeneration-config = 'vllm'");

@@ -1,7 +1,8 @@
 //! Block allocator and block tables. Has no tensors, so it is tested on its own.
 
-use super::prefix::{BlockKey, PrefixCache, PrefixRoot};
+use super::prefix::{BlockKey, BlockName, PrefixCache, PrefixRoot};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// The pool has too few free blocks for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -267,6 +268,28 @@ impl BlockAllocator {
             }
             table.known += 1;
         }
+    }
+
+    /// The name that a known block was given; see [`BlockAllocator::set_name`].
+    pub fn name(&self, block: u32) -> Option<BlockName> {
+        self.prefixes.as_ref()?.name(block)
+    }
+
+    /// Notes under which name the content of a known block is kept outside the pool, too. The block before it has a
+    /// name. The name is forgotten with the content.
+    pub fn set_name(&mut self, block: u32, name: BlockName) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.set_name(block, name);
+        }
+    }
+
+    /// The places of the known blocks of `table` that have no name; none if nobody shares them any more.
+    pub fn nameless(&self, table: &BlockTable) -> Range<usize> {
+        let known = table.known();
+        if table.resets != self.resets {
+            return known.len()..known.len();
+        }
+        known.partition_point(|&block| self.name(block).is_some())..known.len()
     }
 
     /// Forgets what the blocks hold. Tables keep their blocks, but what was computed so far will not be

@@ -2,6 +2,7 @@
 //! ([`KvStore`]).
 
 pub mod blocks;
+mod bytes;
 pub mod prefix;
 
 use crate::error::{Error, Result};
@@ -12,7 +13,7 @@ use half::{bf16, f16};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use blocks::{BlockAllocator, BlockTable, CachedPrefix, OutOfBlocks};
-pub use prefix::{BlockKey, PrefixRoot};
+pub use prefix::{BlockKey, BlockName, PrefixRoot};
 
 /// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
 #[derive(Debug)]

@@ -12,6 +12,10 @@ pub struct PrefixRoot {
     pub first: Option<u32>,
 }
 
+/// The name of a block's content outside its pool: a hash of the tokens up to its end, and of what they depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockName(pub [u8; 16]);
+
 /// What comes before a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Parent {
@@ -51,6 +55,8 @@ struct CachedBlock {
     parent: Parent,
     tokens: Box<[u32]>,
     digest: u64,
+    /// `None` = it is nowhere else. A block with a name comes after one with a name.
+    name: Option<BlockName>,
     /// The block's key in [`PrefixCache::idle`], while no table holds the block.
     idle_since: Option<u64>,
 }
@@ -103,9 +109,22 @@ impl PrefixCache {
             parent: key.parent,
             tokens: key.tokens.into(),
             digest,
+            name: None,
             idle_since: None,
         });
         true
+    }
+
+    /// The name of `block`, if it has one.
+    pub fn name(&self, block: u32) -> Option<BlockName> {
+        self.entries[block as usize].as_ref()?.name
+    }
+
+    /// Gives `block` a name, if it is known.
+    pub fn set_name(&mut self, block: u32, name: BlockName) {
+        if let Some(entry) = &mut self.entries[block as usize] {
+            entry.name = Some(name);
+        }
     }
 
     /// Notes that a table holds `block`.

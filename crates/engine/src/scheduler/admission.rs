@@ -12,7 +12,7 @@
 //! 5. Preemption for memory: when the running sequences outgrow the pool, the youngest is preempted. A preempted
 //!    sequence goes back to its place in the queue. The prefix cache has what it computed.
 
-use super::Scheduler;
+use super::{Beginnings, Scheduler};
 use crate::sequence::{QueueKey, Sequence};
 use crate::spec::SeqId;
 use foretoken_core::kv::{BlockAllocator, CachedPrefix};
@@ -32,14 +32,13 @@ enum Obstacle {
     Backfills,
     /// A running sequence computes what it can share.
     Prefix,
+    /// Blocks with which it can begin are read from a disk. They have a place then, so nobody takes that of the sequence.
+    Disk,
 }
 
 impl Scheduler {
     /// Admits sequences from the queue; returns the preempted ones.
-    pub(super) fn admit(
-        &mut self,
-        mut resume: impl FnMut(&Sequence, usize) -> usize,
-    ) -> Vec<SeqId> {
+    pub(super) fn admit(&mut self, beginnings: &mut impl Beginnings) -> Vec<SeqId> {
         let mut preempted = Vec::new();
         // The head, and requests of which no other sequence can be admitted now.
         let (mut head, mut blocked): (Option<QueueKey>, Vec<u64>) = (None, Vec::new());
@@ -60,7 +59,7 @@ impl Scheduler {
             }
             let is_beside = |head| SMALL_RATIO * cost <= self.waiting.sequences[&head].queue_cost();
             let result = if head.is_none_or(is_beside) {
-                self.admit_or_preempt(key, head, &mut preempted, &mut resume)
+                self.admit_or_preempt(key, head, &mut preempted, beginnings)
             } else {
                 Err(Obstacle::Blocks)
             };
@@ -91,13 +90,13 @@ impl Scheduler {
         key: QueueKey,
         head: Option<QueueKey>,
         preempted: &mut Vec<SeqId>,
-        resume: &mut impl FnMut(&Sequence, usize) -> usize,
+        beginnings: &mut impl Beginnings,
     ) -> Result<(), Obstacle> {
-        while let Err(obstacle) = self.try_admit(key, head, resume) {
+        while let Err(obstacle) = self.try_admit(key, head, beginnings) {
             let victim = match obstacle {
                 Obstacle::Backfills => self.backfills_behind(key).next_back(),
                 Obstacle::BatchFull | Obstacle::Blocks => self.victim(key, head, obstacle),
-                Obstacle::Prefix => None,
+                Obstacle::Prefix | Obstacle::Disk => None,
             };
             preempted.push(self.preempt(victim.ok_or(obstacle)?));
         }
@@ -110,7 +109,7 @@ impl Scheduler {
         &mut self,
         key: QueueKey,
         head: Option<QueueKey>,
-        resume: &mut impl FnMut(&Sequence, usize) -> usize,
+        beginnings: &mut impl Beginnings,
     ) -> Result<(), Obstacle> {
         // Blocks that are free once the backfills behind `key` are preempted.
         let tables = |index: usize| &self.running[index].state.table;
@@ -135,7 +134,8 @@ impl Scheduler {
         if is_computed(blocks, &self.running, sequence, &prefix) {
             return Err(Obstacle::Prefix);
         }
-        let cached = resume(sequence, prefix.blocks().len() * block_size);
+        let found = prefix.blocks().len() * block_size;
+        let cached = beginnings.resume(sequence, found);
         prefix.truncate(cached / block_size);
         let needed = blocks.blocks_after(&prefix, len);
         if needed + others > free {
@@ -143,6 +143,9 @@ impl Scheduler {
         }
         if backfills > 0 && (all >= self.max_num_seqs || needed + all > blocks.num_free()) {
             return Err(Obstacle::Backfills);
+        }
+        if beginnings.awaits(sequence, found, cached) {
+            return Err(Obstacle::Disk);
         }
         let cached = blocks.adopt(&mut sequence.state.table, &prefix);
         if blocks.reserve(&mut sequence.state.table, len).is_err() {

@@ -9,6 +9,15 @@ mod admission;
 
 const DRAFT: usize = 5;
 
+/// Sequences begin after all that is in the prefix cache.
+struct AllCached;
+
+impl Beginnings for AllCached {
+    fn resume(&mut self, _: &Sequence, cached: usize) -> usize {
+        cached
+    }
+}
+
 /// A scheduler, and steps that only count.
 struct Schedule {
     scheduler: Scheduler,
@@ -114,7 +123,7 @@ impl Schedule {
 
     /// One step, in which no draft token is accepted. Tokens differ, so that texts share only prompts.
     fn step(&mut self) -> Vec<ScheduledSequence> {
-        let (plan, preempted) = self.scheduler.schedule(|_, cached| cached);
+        let (plan, preempted) = self.scheduler.schedule(AllCached);
         assert!(!plan.is_empty(), "a step without rows");
         let rows: usize = plan.iter().map(|turn| turn.rows + turn.nodes).sum();
         assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");

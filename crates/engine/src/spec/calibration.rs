@@ -1,7 +1,7 @@
 //! What a model's forwards cost, measured before the first request.
 
 use super::target_cost::MeasuredForward;
-use foretoken_core::error::Result;
+use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken_core::model::{Batch, Model};
 use std::time::{Duration, Instant};
@@ -23,6 +23,9 @@ const RUNS: usize = 4;
 const MAX_TIME: Duration = Duration::from_secs(1);
 /// The same where many numbers of rows are measured.
 const MAX_TIME_OF_MANY: Duration = Duration::from_secs(2);
+/// Rows of a probe: at least so many, in whole blocks, and at most so many.
+const MIN_PROBE: usize = 32;
+const MAX_PROBE: usize = 256;
 
 /// The numbers of rows that a model's forwards are rounded up to, ascending, up to the largest one that is not a
 /// forward's own number; empty if no forward is rounded up. See [`Model::padded_rows`].
@@ -49,6 +52,42 @@ pub fn rows_on_gpu(edges: &[usize], max_rows: usize) -> Vec<usize> {
     rows.sort_unstable();
     rows.dedup();
     rows
+}
+
+/// Number of rows of a [`probe`] of this model.
+pub fn probe_rows(model: &dyn Model, store: &KvStore, num_blocks: usize) -> usize {
+    let rows = MIN_PROBE.next_multiple_of(store.block_size).min(MAX_PROBE);
+    let pool = num_blocks * store.block_size;
+    rows.min(pool).min(model.info().max_position_embeddings)
+}
+
+/// K and V of some tokens, as bytes: they differ where weights, kernels or CPUs do. `prepare` adds to the batch what the
+/// model reads besides tokens. Writes to the pool, which has `num_blocks` blocks and in which no sequence may have any.
+///
+/// # Errors
+/// If the device failed, or its pool is not on the CPU.
+pub fn probe(
+    model: &mut dyn Model,
+    store: &mut KvStore,
+    num_blocks: usize,
+    prepare: impl FnOnce(&mut Batch),
+) -> Result<Vec<u8>> {
+    let rows = probe_rows(model, store, num_blocks);
+    let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
+    let mut table = BlockTable::default();
+    (blocks.reserve(&mut table, rows)).map_err(|_| Error::internal("a pool without blocks"))?;
+    let vocab_size = model.info().vocab_size as u64;
+    let token = |row: usize| (row as u64 * 7919 + 11) % vocab_size;
+    let tokens: Vec<u32> = (0..rows).map(|row| token(row) as u32).collect();
+    let mut batch = Batch::default();
+    batch.push_span(&tokens, &[], 0, &table, store.block_size);
+    prepare(&mut batch);
+    model.forward(&batch, store)?;
+    let mut bytes = Vec::new();
+    for &block in table.blocks() {
+        bytes.extend(store.read_block(block)?);
+    }
+    Ok(bytes)
 }
 
 /// Measures forwards of sequences that begin at position 0, all of whose tokens differ, up to those of steps of `max_rows`

@@ -107,17 +107,18 @@ pub struct DraftContext {
     /// The output that the request expects, as tokens; a hint. May be empty. The choices of a request share
     /// it.
     pub prediction: Arc<[u32]>,
-    /// Whether online learning of the head may use this request.
-    pub may_train: bool,
+    /// Whether something of the request may be kept longer than it runs: by a head that learns from it, and on disk for later
+    /// requests with the same beginning.
+    pub may_persist: bool,
 }
 
 impl DraftContext {
-    /// The context of a request whose rows have the adapter `id`, a random number. It has a scope of its own,
-    /// and a head of the base model does not learn from it.
+    /// The context of a request whose rows have the adapter `id`, a random number. It has a scope of its own that no later
+    /// process has, and a head of the base model does not learn from it.
     pub fn of_adapter(self, id: u64) -> Self {
         Self {
             scope: CacheScope(self.scope.0 ^ id),
-            may_train: false,
+            may_persist: false,
             ..self
         }
     }

@@ -69,7 +69,7 @@ pub trait Drafter: Send {
     }
 
     /// Whether [`Drafter::learn`] wants the hidden states of requests that
-    /// [may train it](super::DraftContext::may_train); it never changes.
+    /// [may persist](super::DraftContext::may_persist); it never changes.
     fn learns(&self) -> bool {
         false
     }

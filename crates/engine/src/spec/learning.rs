@@ -47,7 +47,7 @@ pub struct LearnerLink {
 }
 
 /// The drafter of a head that learns. ExampleBuffer come only from requests that
-/// [may train it](super::DraftContext::may_train), and all from one scope: that of the first.
+/// [may persist](super::DraftContext::may_persist), and all from one scope: that of the first.
 pub struct LearningDrafter {
     inner: Box<dyn Drafter>,
     link: LearnerLink,
@@ -118,7 +118,7 @@ impl LearningDrafter {
 
     /// Keeps the states of a step of a sequence that may train the head.
     fn record(&mut self, committed: &Committed<'_>) -> Result<()> {
-        let Some(hidden) = (committed.hidden.as_ref()).filter(|_| committed.context.may_train)
+        let Some(hidden) = (committed.hidden.as_ref()).filter(|_| committed.context.may_persist)
         else {
             return Ok(());
         };

@@ -1,5 +1,7 @@
 //! What a draft model or a head keeps of each sequence, in a paged pool of its own.
 
+mod disk;
+
 use super::acceptance_model::{AcceptanceModel, History};
 use super::calibration;
 use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, SeqId};

@@ -419,7 +419,7 @@ impl Proposer {
 
     /// Whether the drafter learns from the target's hidden states of this sequence.
     fn learns_from(&self, input: &StepInput<'_>) -> bool {
-        input.may_draft && self.drafter.learns() && input.state.draft_context.may_train
+        input.may_draft && self.drafter.learns() && input.state.draft_context.may_persist
     }
 
     /// Whether the drafter is a head with a pool, which need not read every text.
@@ -429,7 +429,7 @@ impl Proposer {
 
     /// Whether the drafter reads the target's hidden states of this sequence from here on. A sequence that was read is
     /// read on: what follows costs little.
-    fn is_read(&mut self, state: &SequenceState) -> bool {
+    pub fn is_read(&mut self, state: &SequenceState) -> bool {
         let is_sampled = !state.sampler.params().is_greedy();
         let pays = !self.reads_states()
             || state.has_fixed_draft()

@@ -1,5 +1,7 @@
 //! One engine step: `propose -> forward -> verify`.
 
+mod disk;
+
 use super::budget::{BudgetMode, StepCost};
 use super::calibration;
 use super::device;

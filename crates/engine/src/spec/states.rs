@@ -71,6 +71,8 @@ struct StateCopy {
     tokens: Box<[u32]>,
     /// When it was last used.
     used: u64,
+    /// Whether nobody has to keep it elsewhere any more, or nobody may.
+    is_kept: bool,
 }
 
 /// A copy that the step under way makes of the state of `id`.
@@ -218,6 +220,7 @@ impl StateSlots {
                 root: state.prefix_root(),
                 tokens: state.tokens[..len].into(),
                 used: self.clock,
+                is_kept: !state.draft_context.may_persist,
             };
             let id = state.id;
             self.planned.push(PlannedCopy {
@@ -280,6 +283,40 @@ impl StateSlots {
         let last = of_sequences.filter_map(|sequence| sequence.last.take());
         let all = last.chain(others);
         self.free.extend(all.map(|copy: StateCopy| copy.slot));
+    }
+
+    /// Calls `keep` with what each known copy is of, and its slot, unless it was kept before. It returns whether it is.
+    pub fn keep_copies(&mut self, mut keep: impl FnMut(PrefixRoot, &[u32], u32) -> bool) {
+        for copy in self.copies.iter_mut().filter(|copy| !copy.is_kept) {
+            copy.is_kept = keep(copy.root, &copy.tokens, copy.slot);
+        }
+    }
+
+    /// Makes the state after `tokens`, which `write` writes to a slot, known to all sequences. Returns whether it is
+    /// known.
+    pub fn add_copy(
+        &mut self,
+        root: PrefixRoot,
+        tokens: &[u32],
+        write: impl FnOnce(u32) -> bool,
+    ) -> bool {
+        if self.max_copies == 0 {
+            return false;
+        }
+        let slot = self.take_slot();
+        if !write(slot) {
+            self.free.push(slot);
+            return false;
+        }
+        self.clock += 1;
+        self.publish(StateCopy {
+            slot,
+            root,
+            tokens: tokens.into(),
+            used: self.clock,
+            is_kept: true,
+        });
+        true
     }
 
     /// The slots of the copies with which sequences are to begin.

@@ -2,11 +2,10 @@ use super::*;
 use crate::SamplingDefaults;
 use foretoken_core::error::{Error, RequestErrorKind};
 use foretoken_core::sampling::{Acceptance, LossyRule, SamplingParams};
-use foretoken_engine::RequestLimits;
+use foretoken_engine::{CacheKey, RequestLimits};
 use foretoken_text::grammar::Compiler;
 use foretoken_text::{SpecialIds, Text};
 use serde_json::{Map, Value, json};
-use std::hash::RandomState;
 use std::sync::LazyLock;
 use tokenizers::Tokenizer;
 
@@ -61,7 +60,7 @@ fn with_key<T>(api_key: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
 
 /// Calls `f` with the context of a server with these defaults.
 fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> T) -> T {
-    static SCOPES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static CACHE_KEY: LazyLock<CacheKey> = LazyLock::new(CacheKey::random);
     static GRAMMARS: LazyLock<Compiler> = LazyLock::new(|| Compiler::new(text().clone()));
     let limits = RequestLimits {
         max_model_len: 64,
@@ -88,7 +87,7 @@ fn with_defaults<T>(defaults: &SamplingDefaults, f: impl FnOnce(Context<'_>) -> 
         literal: None,
         api_key: None,
         strict_max_tokens: true,
-        scopes: &SCOPES,
+        cache_key: &CACHE_KEY,
         grammars: &GRAMMARS,
         waiter: foretoken_text::grammar::Waiter::default(),
         embeddings: None,

@@ -102,7 +102,7 @@ fn state(id: SeqId, position: usize) -> f32 {
 fn trainable(scope: u64) -> DraftContext {
     DraftContext {
         scope: CacheScope(scope),
-        may_train: true,
+        may_persist: true,
         ..DraftContext::default()
     }
 }
@@ -135,7 +135,7 @@ fn a_text_becomes_examples_with_the_end_of_its_prompt() {
 fn only_one_scope_is_learned_from() {
     let mut bench = Bench::new(16);
     let silent = DraftContext {
-        may_train: false,
+        may_persist: false,
         ..trainable(5)
     };
     bench.text(1, 10, &silent);

@@ -16,7 +16,7 @@ fn scope(scope: u64) -> DraftContext {
     DraftContext {
         scope: CacheScope(scope),
         prediction: [].into(),
-        may_train: false,
+        may_persist: false,
     }
 }
 
@@ -239,7 +239,7 @@ fn a_prediction_is_drafted_for_its_request() {
     let context = DraftContext {
         scope: CacheScope(0),
         prediction: (200..260).collect(),
-        may_train: false,
+        may_persist: false,
     };
     let mut answer: Vec<u32> = (200..260).collect();
     answer[30] = 7;
