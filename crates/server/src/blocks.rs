@@ -78,14 +78,22 @@ impl Blocks {
 
     /// Adds the text of `more` to the last block, if it is of the same kind, or begins a block of its kind.
     fn extend(&mut self, mut more: OutputBlock, changes: &mut Vec<(usize, Change)>) {
-        let text = std::mem::take(more.text());
+        let mut text = std::mem::take(more.text());
         if text.is_empty() {
             return;
         }
         let kind = std::mem::discriminant(&more);
-        let same = |last: &OutputBlock| std::mem::discriminant(last) == kind;
+        let same = |other: &OutputBlock| std::mem::discriminant(other) == kind;
         if !self.list.last().is_some_and(same) {
+            // In a text, a line separates messages of a kind. A block is separate anyway.
+            let is_message = !matches!(more, OutputBlock::Call { .. });
+            if is_message && text.starts_with('\n') && self.list.iter().any(same) {
+                text.remove(0);
+            }
             self.begin(more, changes);
+        }
+        if text.is_empty() {
+            return;
         }
         if let Some(last) = self.list.last_mut() {
             last.text().push_str(&text);
@@ -162,14 +170,14 @@ mod tests {
             };
             let last = Piece {
                 finish: Some(finish.clone()),
-                ..of(vec![text("er"), thought("So")])
+                ..of(vec![text("er"), thought("\nSo")])
             };
             [
                 of(vec![thought("Hm")]),
                 of(vec![thought("."), text("Let")]),
                 of(vec![text(" me"), call(0, Some("a"), "{")]),
                 of(vec![call(0, None, "}"), call(1, Some("b"), "")]),
-                of(vec![call(1, None, "{}"), text("lat")]),
+                of(vec![call(1, None, "{}"), text("\n"), text("lat")]),
                 last,
             ]
         };

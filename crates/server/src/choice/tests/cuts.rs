@@ -152,10 +152,10 @@ fn blocks_come_in_the_models_order_however_a_text_is_cut() {
     let in_channels = [
         ("reasoning", "A"),
         ("text", "B"),
-        ("reasoning", "\nC"),
+        ("reasoning", "C"),
         ("weather", "{\"city\": 1}"),
-        ("reasoning", "\nD"),
-        ("text", "\nE"),
+        ("reasoning", "D"),
+        ("text", "E"),
         ("time", "{}"),
     ];
     let in_marks = [
