@@ -188,7 +188,9 @@ impl Report {
         };
         let per_token = model.kv_shape().bytes_per_token();
         let value = |name: Option<clap::builder::PossibleValue>| Some(name?.get_name().to_owned());
-        let tools = config.http.tool_call_parser.or(text.tool_format());
+        let named = config.http.tool_call_parser;
+        let named = named.map(|format| text.meant_tool_format(format));
+        let tools = named.or(text.tool_format());
         let reasoning = config.http.reasoning_parser.or(text.reasoning_format());
         Self {
             model: config.model.name.clone(),

@@ -12,7 +12,14 @@ const WARNING: &str = "x-foretoken-warning";
 /// The text of a patch, and a call that has it.
 const PATCH: &str = "*** Begin Patch\n*** Update File: calc.py\n-    return a - b\n+    return a + b  # \"ä\" \\ 😀\n*** End Patch\n";
 
-const GRAMMAR: &str = "start: begin_patch hunk+ end_patch";
+const GRAMMAR: &str = r#"start: begin hunk+ end
+begin: "*** Begin Patch" LF
+end: "*** End Patch" LF?
+hunk: "*** Update File: " /(.+)/ LF line+ -> update_file
+line: ("+" | "-" | " ") /(.*)/ LF
+
+%import common.LF
+"#;
 
 fn call(name: &str, arguments: &Value) -> String {
     let call = json!({"name": name, "arguments": arguments});
@@ -281,6 +288,21 @@ async fn custom_tools_take_a_text() {
     chat["tools"][0]["custom"]["format"]["grammar"]["definition"] = "(".into();
     let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
     assert_eq!(told["param"], "tools[0].custom.format");
+
+    // A grammar in Lark that does not compile is refused, whether a call is required or not.
+    for choice in ["auto", "none", "required"] {
+        let grammar = json!({"syntax": "lark", "definition": "start: begin end"});
+        chat["tools"][0]["custom"]["format"]["grammar"] = grammar;
+        chat["tool_choice"] = choice.into();
+        let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+        assert_eq!(told["param"], "tools[0].custom.format.grammar.definition");
+        let message = told["message"].as_str().expect("a message");
+        assert!(message.contains("begin"), "{message}");
+    }
+    let mut wrong = whole(codex());
+    wrong["tools"][1]["format"]["definition"] = "start: begin end".into();
+    let told = error(server.post(RESPONSES, &wrong).await, 400, "invalid_value").await;
+    assert_eq!(told["param"], "tools[1].format.definition");
     server.done().await;
 
     // The next turns are the same.

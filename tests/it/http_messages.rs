@@ -314,14 +314,23 @@ async fn what_a_model_thinks_is_a_block() {
     server.json(COUNT, &body).await;
     server.done().await;
 
+    // A model that marks no thoughts answers without, and the client is told.
     let server = saying("Hello").await;
-    let (_, message) = refused(server.post(MESSAGES, &body).await, 400).await;
-    assert!(
-        message.contains("thinking") && message.contains("--reasoning-parser"),
-        "{message}"
-    );
-    body["thinking"] = json!({"type": "disabled"});
-    server.json(MESSAGES, &body).await;
+    for (asks, is_told) in [
+        (json!({"type": "enabled", "budget_tokens": 50}), true),
+        (json!({"type": "adaptive"}), false),
+        (json!({"type": "disabled"}), false),
+    ] {
+        body["thinking"] = asks;
+        let response = server.post(MESSAGES, &body).await;
+        assert_eq!(response.status(), 200);
+        let warning = response.headers().get("x-foretoken-warning");
+        let warning = warning.map(|value| value.to_str().expect("ASCII").to_owned());
+        assert_eq!(warning.is_some(), is_told, "{warning:?}");
+        assert!(warning.is_none_or(|text| text.contains("--reasoning-parser")));
+        let reply = server.json(MESSAGES, &body).await;
+        assert_eq!(reply["content"][0]["type"], "text");
+    }
     server.done().await;
 }
 
@@ -400,11 +409,6 @@ async fn errors_have_anthropics_shape() {
         ("stop_sequences", json!([""]), "stop_sequences"),
         ("stop_sequences", json!("x"), "stop_sequences"),
         ("temperature", json!(9), "temperature"),
-        (
-            "thinking",
-            json!({"type": "enabled", "budget_tokens": 1}),
-            "thinking",
-        ),
         ("thinking", json!({"type": "maybe"}), "thinking.type"),
         ("tools", json!([{"name": "a"}]), "tools[0].input_schema"),
         (

@@ -4,7 +4,6 @@ use crate::common::scripted::{
     CHAT, PLAIN, TEMPLATE, body, call, saying_as, thinking, thought, tool, with,
 };
 use crate::common::server::{Server, error, joined};
-use foretoken::text::ReasoningFormat;
 use serde_json::{Value, json};
 
 /// What the model would say where the mark is forced, each byte of which is a token.
@@ -280,12 +279,36 @@ async fn a_model_that_marks_no_thoughts_has_no_budget() {
     let told = error(server.post(CHAT, &told).await, 400, "invalid_value").await;
     assert_eq!(told["param"], "thinking_token_budget");
     server.done().await;
-    // No mark closes all channels.
-    let server = saying_as("Yes.", PLAIN, |state| {
-        let state = state.with_reasoning_parser(Some(ReasoningFormat::Harmony));
-        assert!(state.clone().with_reasoning_budget(Some(6)).is_err());
-        state.with_reasoning_budget(None).expect("no limit")
+}
+
+/// In Harmony, the header of the answer closes a thought.
+#[tokio::test]
+async fn a_thought_in_channels_is_closed() {
+    const HEADER: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
+    const CHANNELS: &str = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}\
+        {% if add_generation_prompt %}<|start|>assistant{% endif %}";
+    let unsaid = "x".repeat(HEADER.len());
+    let says = format!("<|channel|>analysis<|message|>Hm, it{unsaid}Yes.");
+    let server = saying_as(&says, CHANNELS, |state| {
+        state.with_reasoning_budget(Some(6)).expect("channels")
     })
     .await;
+    let (choice, _) = answer(&server, &chat(false)).await;
+    assert_eq!(choice["message"]["reasoning_content"], "Hm, it");
+    assert_eq!(choice["message"]["content"], "Yes.");
+    server.done().await;
+
+    // What closes it in good time does not change the answer.
+    let again = "<|end|><|start|>assistant<|channel|>analysis<|message|>";
+    let says = format!("<|channel|>analysis<|message|>Hm.{again}No.{HEADER}Yes, it may rain.");
+    let server = saying_as(&says, CHANNELS, |state| state).await;
+    let mut asked = chat(false);
+    asked["thinking_token_budget"] = (again.len() + 30).into();
+    let (choice, _) = answer(&server, &asked).await;
+    assert_eq!(choice["message"]["reasoning_content"], "Hm.\nNo.");
+    assert_eq!(choice["message"]["content"], "Yes, it may rain.");
+    asked["tools"] = json!([tool("f", json!({}))]);
+    let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+    assert_eq!(told["param"], "thinking_token_budget");
     server.done().await;
 }

@@ -9,8 +9,8 @@ use foretoken_core::error::{Error, FieldPath, Result};
 use foretoken_core::sampling::Grammar;
 use foretoken_text::grammar::{GrammarSource, MAX_SOURCE_BYTES};
 use foretoken_text::{
-    Answer, Calls, Continued, HarmonyParser, ReasoningFormat, RenderedChat, Signature, ToolFormat,
-    answer_grammar,
+    Answer, Calls, Continued, HarmonyParser, InputGrammar, ReasoningFormat, RenderedChat,
+    Signature, ToolFormat, answer_grammar,
 };
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -86,13 +86,17 @@ impl Context<'_> {
     /// where calls are not possible, and one or the other where they are. Reasoning may come first.
     ///
     /// # Errors
-    /// `Invalid`, naming the field, and the place in a schema, if a grammar is not possible.
+    /// `Invalid`, naming the field, and the place in a schema, if a grammar is not possible, also one that only the input
+    /// of a tool follows.
     pub fn answer_grammar(
         &self,
         structured: &Structured,
         tools: &Tools,
         rules: &MessageRules,
     ) -> Result<Option<Grammar>> {
+        for (_, at, definition) in &tools.inputs {
+            self.compile(at.clone(), &GrammarSource::Lark(definition.clone()))?;
+        }
         let asked = structured.asked()?;
         let forced = rules.tools.as_ref().is_some_and(|rules| rules.forced);
         match &asked {
@@ -115,10 +119,19 @@ impl Context<'_> {
             }
             _ => None,
         };
+        let inputs = tools
+            .inputs
+            .iter()
+            .map(|(tool, _, definition)| InputGrammar {
+                tool: tool.clone(),
+                definition: definition.clone(),
+            });
+        let inputs: Vec<InputGrammar> = inputs.collect();
         let calls = rules.tools.as_ref().map(|rules| Calls {
             format: rules.format,
             tools: tools.callable(),
             parallel: rules.max_calls > 1,
+            inputs: &inputs,
         });
         let answer = Answer {
             reasoning: rules.reasoning,

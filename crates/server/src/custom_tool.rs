@@ -80,28 +80,32 @@ impl CustomTool {
         }
     }
 
-    /// The description and the parameters of the function that a model sees. The model is told of a grammar. A required
-    /// call follows a regular expression, as it follows other schemas; no grammar in Lark is enforced.
+    /// The description and the parameters of the function that a model sees, and the grammar in Lark that its input
+    /// follows, if there is one. The model is told of a grammar. A regular expression is a part of the parameters.
     ///
     /// # Errors
     /// `Invalid`, naming the key of the tool `at`.
-    pub fn shown(&self, at: &FieldPath) -> Result<(Option<String>, Value)> {
+    pub fn shown(&self, at: &FieldPath) -> Result<ShownInput> {
         let at = at.key("format");
         let grammar = match &self.format {
             Some(format) => format.grammar(&at)?,
             None => None,
         };
+        let mut lark = None;
         let mut input = Map::from_iter([("type".into(), "string".into())]);
         let mut description = self.description.clone();
-        if let Some((syntax, definition)) = grammar {
+        if let Some((at, syntax, definition)) = grammar {
             let form = match syntax {
                 GrammarSyntax::Lark => "follows this grammar in Lark's syntax",
                 GrammarSyntax::Regex => "matches this regular expression",
             };
             let before = description.map_or_else(String::new, |text| text + "\n\n");
             description = Some(format!("{before}Its input {form}:\n{definition}"));
-            if matches!(syntax, GrammarSyntax::Regex) {
-                input.insert("pattern".into(), format!("^(?:{definition})$").into());
+            match syntax {
+                GrammarSyntax::Lark => lark = Some((at, definition.to_owned())),
+                GrammarSyntax::Regex => {
+                    input.insert("pattern".into(), format!("^(?:{definition})$").into());
+                }
             }
         }
         let parameters = json!({
@@ -110,15 +114,31 @@ impl CustomTool {
             "required": [FREEFORM_PARAMETER],
             "additionalProperties": false,
         });
-        Ok((description, parameters))
+        Ok(ShownInput {
+            description,
+            parameters,
+            lark,
+        })
     }
 }
 
+/// The function that stands for a custom tool.
+pub(super) struct ShownInput {
+    pub description: Option<String>,
+    pub parameters: Value,
+    /// The grammar in Lark that the input follows, and its place in the request.
+    pub lark: Option<(FieldPath, String)>,
+}
+
 impl InputFormat {
-    fn grammar(&self, at: &FieldPath) -> Result<Option<(GrammarSyntax, &str)>> {
+    /// The grammar, and the place of its definition.
+    fn grammar(&self, at: &FieldPath) -> Result<Option<(FieldPath, GrammarSyntax, &str)>> {
         let flat = self.syntax.zip(self.definition.as_deref());
-        let nested = self.grammar.as_ref();
-        let nested = nested.map(|grammar| (grammar.syntax, &*grammar.definition));
+        let flat = flat.map(|(syntax, definition)| (at.key("definition"), syntax, definition));
+        let nested = self.grammar.as_ref().map(|grammar| {
+            let at = at.key("grammar").key("definition");
+            (at, grammar.syntax, &*grammar.definition)
+        });
         let is_given = self.syntax.is_some() || self.definition.is_some() || nested.is_some();
         match (self.kind, nested.or(flat)) {
             (InputFormatKind::Text, _) if is_given => {

@@ -230,7 +230,7 @@ impl Context<'_> {
         plan.rules.message.has_grammar = grammar.is_some();
         plan.template.params.grammar = grammar;
         if plan.beams.is_none() {
-            let limit = self.thought_limit(&thinking_plan, &plan.rules.message);
+            let limit = self.thought_limit(&thinking_plan, &plan.rules.message)?;
             plan.template.params.thought = limit;
         }
         let special = fields.add_special_tokens.unwrap_or(false);
@@ -246,6 +246,7 @@ impl Context<'_> {
         let job = self.job(Api::Chat, plan, prompts, max_tokens);
         let mut job = job.map_err(|e| e.renamed(&[("max_tokens", max_field)]))?;
         job.warnings = tools.warnings;
+        job.warnings.extend(thinking_plan.warning);
         Ok(job)
     }
 

@@ -120,7 +120,8 @@ impl AppState {
 
     /// Sets how the model writes tool calls; `None` = as its chat template says.
     pub fn with_tool_call_parser(mut self, format: Option<ToolFormat>) -> Self {
-        self.tool_format = format.or(self.tool_format);
+        let named = format.map(|format| self.text.meant_tool_format(format));
+        self.tool_format = named.or(self.tool_format);
         self
     }
 

@@ -5,8 +5,9 @@ use super::context::Context;
 use super::wire::{ChatFields, ThinkingField, ThinkingKind, wrong};
 use foretoken_core::error::Result;
 use foretoken_core::sampling::ThoughtLimit;
-use foretoken_text::ReasoningFormat;
+use foretoken_text::HarmonyParser;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// vLLM's field; -1 is no limit.
 const BUDGET: &str = "thinking_token_budget";
@@ -37,7 +38,14 @@ pub(super) struct ThinkingPlan {
     pub max_tokens: Option<usize>,
     /// Whether the limit is for a thought that the prompt has opened alone.
     only_open: bool,
+    /// Whether the request names the limit, which must then be kept.
+    is_named: bool,
+    /// What the client is told of what is left out.
+    pub warning: Option<String>,
 }
+
+/// The warning where a request asks for thoughts and the model marks none. Clients ask every model for them.
+const NO_THOUGHTS: &str = "thinking: thoughts are not available here and were left out; if the model writes them, start the server with --reasoning-parser";
 
 impl ThinkingFields {
     /// Takes what a chat says of it.
@@ -64,23 +72,21 @@ impl Context<'_> {
     /// the template's variables, `enable_thinking`, `thinking`, an effort `none`, a budget of 0.
     ///
     /// # Errors
-    /// `Invalid`, naming the field, if the model does not mark its thoughts.
+    /// `Invalid`, naming the field, if a limit cannot be kept.
     pub(super) fn thinking(&self, asked: ThinkingFields) -> Result<ThinkingPlan> {
         let of_variables = asked.of_variables();
         let of_thinking = match asked.thinking.as_ref().map(|thinking| thinking.kind) {
             None => None,
             Some(ThinkingKind::Disabled) => Some(false),
             // How much the model thinks is left to it.
-            Some(ThinkingKind::Adaptive) => self.reasoning_format.map(|_| true),
-            Some(ThinkingKind::Enabled) if self.reasoning_format.is_none() => {
-                return wrong(
-                    "thinking",
-                    "is not supported by this model: leave it out, or start the server with --reasoning-parser",
-                );
+            Some(ThinkingKind::Adaptive | ThinkingKind::Enabled) => {
+                self.reasoning_format.map(|_| true)
             }
-            Some(ThinkingKind::Enabled) => Some(true),
         };
+        let kind = asked.thinking.as_ref().map(|thinking| thinking.kind);
+        let is_left_out = kind == Some(ThinkingKind::Enabled) && self.reasoning_format.is_none();
         let budget = self.thinking_budget(&asked)?;
+        let is_named = asked.token_budget.is_some_and(|max| max >= 0);
         let has_no_effort = asked.effort.as_deref() == Some(NO_EFFORT);
         let is_zero = budget.unwrap_or(self.reasoning_budget) == Some(0);
         let switch = of_variables
@@ -108,6 +114,8 @@ impl Context<'_> {
                 budget.unwrap_or(default)
             },
             only_open: of_variables == Some(false),
+            is_named,
+            warning: is_left_out.then(|| NO_THOUGHTS.to_owned()),
         })
     }
 
@@ -139,29 +147,44 @@ impl Context<'_> {
             return wrong(BUDGET, what);
         }
         if budget.is_some() && self.thoughts.is_none() {
-            let instead = match self.reasoning_format {
-                Some(ReasoningFormat::Harmony) => "use reasoning_effort",
-                _ => "leave it out, or start the server with --reasoning-parser",
-            };
-            let what = format!("is not supported by this model: {instead}");
+            let what = "is not supported by this model: leave it out, or start the server with --reasoning-parser";
             return wrong(BUDGET, what);
         }
         Ok(Some(budget))
     }
 
     /// The limit on the thoughts of answers with these rules, if the model marks its thoughts.
+    ///
+    /// # Errors
+    /// `Invalid`, if the request names a limit that cannot be kept: in Harmony, what closes a thought is the header of the
+    /// answer, after which there are no calls.
     pub(super) fn thought_limit(
         &self,
         plan: &ThinkingPlan,
         rules: &MessageRules,
-    ) -> Option<ThoughtLimit> {
-        let (_, is_open) = rules.reasoning?;
-        let max_tokens = plan.max_tokens.filter(|_| is_open || !plan.only_open)?;
-        Some(ThoughtLimit {
-            marks: self.thoughts?.clone(),
+    ) -> Result<Option<ThoughtLimit>> {
+        let is_open = match (&rules.harmony, rules.reasoning) {
+            (Some(_), _) if rules.tools.is_some() => {
+                if plan.is_named {
+                    let what = "is not possible together with tools in this model's format: use reasoning_effort";
+                    return wrong(BUDGET, what);
+                }
+                None
+            }
+            (Some(beginning), _) => {
+                Some(HarmonyParser::new(beginning, Arc::new([]), 0).is_reasoning())
+            }
+            (None, reasoning) => reasoning.map(|(_, is_open)| is_open),
+        };
+        let (Some(is_open), Some(marks)) = (is_open, self.thoughts) else {
+            return Ok(None);
+        };
+        let max_tokens = plan.max_tokens.filter(|_| is_open || !plan.only_open);
+        Ok(max_tokens.map(|max_tokens| ThoughtLimit {
+            marks: marks.clone(),
             max_tokens,
             is_open,
-        })
+        }))
     }
 }
 

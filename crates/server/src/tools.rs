@@ -123,6 +123,8 @@ pub(super) struct Tools {
     pub schemas: Vec<FieldPath>,
     /// The names of those whose input is a text.
     pub custom: Vec<String>,
+    /// The grammars in Lark that such inputs follow: the name of the tool, the place in the request, and the grammar.
+    pub inputs: Vec<(String, FieldPath, String)>,
     pub calls: CallMode,
     /// The tools that may be called, if these are not all.
     allowed: Option<Vec<Value>>,
@@ -212,12 +214,15 @@ impl Tools {
             "custom" => {
                 let at = at.key("custom");
                 let custom = required(at.clone(), tool.custom)?;
-                let (description, parameters) = custom.shown(&at)?;
+                let shown = custom.shown(&at)?;
                 self.custom.push(custom.name.clone());
+                let lark = shown.lark.into_iter();
+                self.inputs
+                    .extend(lark.map(|(at, lark)| (custom.name.clone(), at, lark)));
                 let function = Function {
                     name: custom.name,
-                    description,
-                    parameters: Some(parameters),
+                    description: shown.description,
+                    parameters: Some(shown.parameters),
                     ..Function::default()
                 };
                 let schema = at.key("format");

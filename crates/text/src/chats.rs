@@ -88,6 +88,14 @@ impl Text {
         }
     }
 
+    /// The format that `named` means for this model: see [`ToolFormat::in_template`].
+    pub fn meant_tool_format(&self, named: ToolFormat) -> ToolFormat {
+        match self.template_with_tools() {
+            Some(template) => named.in_template(template.source()),
+            None => named,
+        }
+    }
+
     /// [`ReasoningFormat::Harmony`], if the chat template writes its channels.
     pub fn channels(&self) -> Option<ReasoningFormat> {
         let source = self.template_with_tools()?.source();

@@ -25,7 +25,7 @@ pub use compiler::{Compiler, Waiter};
 pub use definitions::{standalone, without_annotations};
 pub use lane::ClientId;
 pub use schema::resolve;
-pub use source::{GrammarSource, MAX_SOURCE_BYTES};
+pub use source::{GrammarSource, MAX_SOURCE_BYTES, regex_literal};
 pub use vocabulary::GrammarTokens;
 
 #[cfg(test)]

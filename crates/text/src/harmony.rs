@@ -264,6 +264,19 @@ pub const THOUGHT: [[&str; 3]; 2] = [
     [ENDS[0], START, "assistant"],
 ];
 
+/// The texts of which any begins, and those of which any ends what the model thinks before its answer. The first of each
+/// is written. One message of reasoning may follow another, so only the header of another message ends it.
+pub const THOUGHT_MARKS: (&[&str], &[&str]) = (
+    &["<|channel|>analysis<|message|>"],
+    &[
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        "<|end|><|start|>assistant<|channel|>final ",
+        "<|end|><|start|>assistant<|channel|>final<|constrain|>",
+        "<|end|><|start|>assistant<|channel|>commentary",
+        "<|end|><|start|>assistant to=",
+    ],
+);
+
 /// The header of a call of the function `name`.
 pub fn call_header(name: &str) -> [String; 5] {
     [

@@ -55,6 +55,12 @@ pub(super) fn write_python_json(
     value.serialize(&mut Serializer::with_formatter(out, formatter))
 }
 
+/// `text` as a part of a JSON text between its quotes.
+pub(super) fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
 /// Adds `text` to the content of a chat's `message`, after `separator` if there is content before it.
 pub(super) fn append_content(message: &mut Value, separator: &str, text: &str) {
     match &mut message["content"] {

@@ -44,8 +44,8 @@ pub use template::{Chat, ChatTemplate};
 pub use thought::ThoughtParser;
 pub use thought_marks::thought_marks;
 pub use tools::{
-    Answer, Calls, FREEFORM_PARAMETER, FreeformInput, Signature, ToolFormat, ToolParser,
-    answer_grammar, close_object,
+    Answer, Calls, FREEFORM_PARAMETER, FreeformInput, InputGrammar, Signature, ToolFormat,
+    ToolParser, answer_grammar, close_object,
 };
 
 use bound::TokenBound;

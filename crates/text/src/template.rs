@@ -58,7 +58,8 @@ struct Variables<'a> {
 const NAME: &str = "chat_template";
 /// Bytes of a template. The largest of known models have 20,000.
 const MAX_SOURCE: usize = 128 << 10;
-/// Instructions of one rendering. A chat of 1,000 messages takes tens of thousands.
+/// Instructions of one rendering; each also pays for 64 bytes that are made, read or written. A chat of 1,000 messages takes
+/// tens of thousands.
 const FUEL: u64 = 5_000_000;
 /// Loops, blocks and, four times, macros in each other.
 const RECURSION: usize = 200;

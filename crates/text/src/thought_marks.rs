@@ -1,6 +1,6 @@
 //! The marks of a thought, for the limit on its tokens.
 
-use super::{ReasoningFormat, Text};
+use super::{ReasoningFormat, Text, harmony};
 use foretoken_core::sampling::{ThoughtMarks, TokenBytes};
 use std::sync::Arc;
 
@@ -20,19 +20,17 @@ impl TokenBytes for ShownTokens {
     }
 }
 
-/// How thoughts in `format` are marked in the tokens of `text`. `None` if the format has no mark that closes them, or
-/// the tokenizer cannot write it.
+/// How thoughts in `format` are marked in the tokens of `text`. `None` if the tokenizer cannot write the mark that closes
+/// them. In Harmony, that is the header of the answer.
 pub fn thought_marks(text: &Arc<Text>, format: ReasoningFormat) -> Option<ThoughtMarks> {
-    let (begin, end) = format.marks_of_thoughts();
+    let ((begin, end), markers) = match format {
+        ReasoningFormat::Harmony => (harmony::THOUGHT_MARKS, harmony::MARKERS),
+        format => (format.marks_of_thoughts(), format.markers()),
+    };
     let closing = text.encode(end.first()?, false).ok()?;
     let shown = ShownTokens {
         text: text.clone(),
-        marks: Vec::from_iter(
-            format
-                .markers()
-                .iter()
-                .filter_map(|mark| text.special_id(mark)),
-        ),
+        marks: Vec::from_iter(markers.iter().filter_map(|mark| text.special_id(mark))),
     };
     ThoughtMarks::new(begin, end, closing, Arc::new(shown))
 }
@@ -100,7 +98,61 @@ mod tests {
                 sampler.push(id);
             }
             assert_eq!(sampler.forced(9), closing);
-            assert!(thought_marks(&text, ReasoningFormat::Harmony).is_none());
+        }
+    }
+
+    /// In Harmony, the header of the answer closes a thought. Another message of reasoning goes on with it.
+    #[test]
+    fn a_thought_in_channels_is_closed_with_the_header_of_the_answer() {
+        let added = harmony::MARKERS.iter().map(|name| (*name, true));
+        let text = text(&added.collect::<Vec<_>>());
+        let encode = |text_: &str| text.encode(text_, false).expect("encodes");
+        let marks = thought_marks(&text, ReasoningFormat::Harmony).expect("marks");
+        let header = "<|end|><|start|>assistant<|channel|>final<|message|>";
+        assert_eq!(marks.closing(), encode(header));
+        let limit = ThoughtLimit {
+            marks: Arc::new(marks),
+            max_tokens: 2,
+            is_open: false,
+        };
+        let again = "<|end|><|start|>assistant<|channel|>analysis<|message|>";
+        for (written, left) in [
+            ("", None),
+            ("a", None),
+            ("a<|end|>", Some(1)),
+            ("ab", Some(0)),
+            (again, Some(0)),
+            ("abc<|end|><|start|>assi", Some(6)),
+            ("abc<|end|><|start|>assistant<|channel|>", Some(12)),
+            (
+                "abc<|end|><|start|>assistant<|channel|>final<|mess",
+                Some(0),
+            ),
+            (header, None),
+            (
+                "a<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>abcd",
+                None,
+            ),
+            (
+                "a<|end|><|start|>assistant<|channel|>commentary<|message|>abcd",
+                None,
+            ),
+            (
+                "a<|end|><|start|>assistant to=functions.f<|channel|>abcd",
+                None,
+            ),
+        ] {
+            let params = SamplingParams {
+                thought: Some(limit.clone()),
+                ..SamplingParams::default()
+            };
+            let mut sampler = Sampler::new(params, &[0]);
+            for id in encode(&format!("<|channel|>analysis<|message|>{written}")) {
+                sampler.push(id);
+            }
+            let closing = limit.marks.closing();
+            let expected = left.map_or(&[][..], |left| &closing[left..]);
+            assert_eq!(sampler.forced(99), expected, "{written}");
         }
     }
 }

@@ -305,8 +305,10 @@ fn the_chats_own_fields_are_checked() {
 fn a_chat_may_say_that_the_model_is_not_to_think() {
     let disabled = json!({"type": "disabled"});
     chat(json!({"thinking": disabled, "reasoning": {}})).expect("accepted");
+    // Thoughts that the model does not mark are left out.
+    let job = chat(json!({"thinking": {"type": "enabled"}})).expect("accepted");
+    assert!(job.warnings[0].contains("--reasoning-parser"));
     for (field, value, instead) in [
-        ("thinking", json!({"type": "enabled"}), "--reasoning-parser"),
         ("thinking_token_budget", json!(9), "--reasoning-parser"),
         ("reasoning", json!({"effort": "low"}), "reasoning_effort"),
     ] {

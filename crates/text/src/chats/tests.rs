@@ -130,6 +130,33 @@ fn templates_write_calls_as_models_do() {
             ),
             ToolFormat::Command,
         ),
+        (
+            each(
+                "",
+                "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}",
+                "",
+                "",
+            ),
+            ToolFormat::MistralArgs,
+        ),
+        (
+            each("{# \"tool_call_name\" #}[", json, ", ", "]"),
+            ToolFormat::Xlam,
+        ),
+        (
+            each(
+                "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'function_calls>' }}\n",
+                &format!(
+                    "{{{{ '<' + dsml + 'invoke name=\"' + f.name + '\">' }}}}\n{}{{{{ '</' + dsml + 'invoke>' }}}}\n",
+                    parameters(
+                        "{{ '<' + dsml + 'parameter name=\"' + k + '\" string=\"' + ('true' if v is string else 'false') + '\">' }}{{ v }}{{ '</' + dsml + 'parameter>' }}\n"
+                    )
+                ),
+                "",
+                "{{ '</' + dsml + 'function_calls>' }}",
+            ),
+            ToolFormat::DeepseekV32,
+        ),
     ] {
         history(&source, format, TURN);
     }

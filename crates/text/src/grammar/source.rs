@@ -69,7 +69,7 @@ impl GrammarSource {
         match self {
             Self::JsonObject => Some(format!("%json {}", object_schema())),
             Self::JsonSchema(schema) => Some(format!("%json {}", styled(schema.clone()))),
-            Self::Regex(regex) => Some(format!("/{}/", without_slashes(regex))),
+            Self::Regex(regex) => Some(regex_literal(regex)),
             Self::Choice(texts) => Some(alternatives(texts)),
             Self::Lark(_) => None,
         }
@@ -123,9 +123,9 @@ impl GrammarSource {
     }
 }
 
-/// The regular expression with its slashes as escapes: a bare one ends a literal.
-fn without_slashes(regex: &str) -> String {
-    let (mut out, mut chars) = (String::new(), regex.chars());
+/// The literal of a regular expression, which has its slashes as escapes: a bare one ends a literal.
+pub fn regex_literal(regex: &str) -> String {
+    let (mut out, mut chars) = (String::from("/"), regex.chars());
     while let Some(c) = chars.next() {
         match (c, c == '\\') {
             ('/', _) => out += "\\x2F",
@@ -136,6 +136,7 @@ fn without_slashes(regex: &str) -> String {
             _ => out.push(c),
         }
     }
+    out.push('/');
     out
 }
 

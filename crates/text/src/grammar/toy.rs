@@ -6,6 +6,7 @@ use super::GrammarTokens;
 pub struct ToyTokens {
     bytes: Vec<Vec<u8>>,
     eos: Vec<u32>,
+    special: Vec<u32>,
 }
 
 impl ToyTokens {
@@ -14,7 +15,14 @@ impl ToyTokens {
         Self {
             bytes: tokens.into_iter().map(Into::into).collect(),
             eos: eos.to_vec(),
+            special: Vec::new(),
         }
+    }
+
+    /// Makes special tokens of these, too.
+    pub fn with_special(mut self, ids: &[u32]) -> Self {
+        self.special = ids.to_vec();
+        self
     }
 }
 
@@ -28,7 +36,7 @@ impl GrammarTokens for ToyTokens {
     }
 
     fn is_special(&self, id: u32) -> bool {
-        self.eos.contains(&id)
+        self.eos.contains(&id) || self.special.contains(&id)
     }
 
     fn eos(&self) -> &[u32] {

@@ -1,22 +1,21 @@
 //! The grammars of calls whose arguments are written one by one, between tags or in a list.
 
 use super::function;
-use super::grammar_parts::{OR, Spelling, joined, literal, schema};
+use super::grammar_parts::{Calls, OR, Spelling, joined, literal, schema};
 use super::python_call::is_key;
 use super::signature::{Kinds, ValueKind};
 use super::syntax::Tags;
-use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, resolve, standalone, without_annotations};
+use super::text_schema::{choices, expressions};
+use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, standalone, without_annotations};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// The rule `rule` of a call of one of `tools` with tags, and the rules that it needs; `None` if they are longer than a
+/// The rule `rule` of one of `calls` with tags, and the rules that it needs; `None` if they are longer than a
 /// grammar may be.
-pub fn tagged(rule: &str, tags: &Tags, tools: &[Value], spelling: Spelling<'_>) -> Option<String> {
+pub fn tagged(rule: &str, tags: &Tags, calls: Calls<'_>, spelling: Spelling<'_>) -> Option<String> {
     let mut values = String::new();
-    let calls = tools
-        .iter()
-        .map(|tool| tagged_call(tags, tool, spelling, &mut values));
-    let calls = joined(calls, OR)?;
+    let call = |tool| tagged_call(tags, calls, tool, spelling, &mut values);
+    let calls = joined(calls.tools.iter().map(call), OR)?;
     let text = spelling.until("text", "", tags.end_parameter, "");
     Some(format!("{rule}: {calls}\n{values}{text}"))
 }
@@ -25,6 +24,7 @@ pub fn tagged(rule: &str, tags: &Tags, tools: &[Value], spelling: Spelling<'_>) 
 /// rules of their values to `rules`.
 fn tagged_call(
     tags: &Tags,
+    calls: Calls<'_>,
     tool: &Value,
     spelling: Spelling<'_>,
     rules: &mut String,
@@ -32,14 +32,24 @@ fn tagged_call(
     let schema = schema(&function(tool)["parameters"]);
     let mut values = Values::new(&schema, rules);
     let end = spelling.text(&format!("{}{}\n", tags.line(), tags.end_parameter));
+    // Where no token ends a value, the end could be read as a part of it.
+    let is_clear = tags.line().is_empty() && (spelling.special)(tags.end_parameter).is_some();
+    let input = calls.input(tool).filter(|_| is_clear);
     let parameters = parameters(&schema).map(|(key, of_key, is_required)| {
-        let head = spelling.text(&tags.before_value(key));
+        let kind = values.kinds.of(of_key);
+        let is_text = matches!(kind, ValueKind::Text { .. });
+        let head = spelling.text(&tags.before_value(key, is_text));
         let optional = if is_required { "" } else { "?" };
-        let value = match values.kinds.of(of_key) {
-            ValueKind::Text { .. } => match choices(of_key, &schema) {
-                Some(texts) => format!("({}) {end}", texts.join(" | ")),
-                // The rule `text` contains the end of the parameter.
-                None => "text \"\\n\"".into(),
+        let value = match kind {
+            ValueKind::Text { or_null } => match (choices(of_key, &schema), input) {
+                (Some(texts), _) => format!("({}) {end}", literals(&texts)),
+                (None, Some(input)) => format!("{} {end}", input.rule()),
+                // The rule contains the end of the parameter.
+                (None, None) if or_null => "text \"\\n\"".into(),
+                (None, None) => {
+                    let rule = values.text(of_key, spelling, tags.line(), tags.end_parameter)?;
+                    format!("{rule} \"\\n\"")
+                }
             },
             ValueKind::Json => format!("{} {end}", values.json(of_key)?),
         };
@@ -85,14 +95,16 @@ impl Listed {
     }
 }
 
-/// The rule `rule` of a call of one of `tools`, and the rules that it needs; `None` if they are longer than a
-/// grammar may be.
-pub fn listed(rule: &str, form: Listed, tools: &[Value], spelling: Spelling<'_>) -> Option<String> {
+/// The rule `rule` of one of `calls`, and the rules that it needs; `None` if they are longer than a grammar may be.
+pub fn listed(
+    rule: &str,
+    form: Listed,
+    calls: Calls<'_>,
+    spelling: Spelling<'_>,
+) -> Option<String> {
     let mut rules = String::new();
-    let calls = tools
-        .iter()
-        .map(|tool| listed_call(form, tool, spelling, &mut rules));
-    let calls = joined(calls, OR)?;
+    let call = |tool| listed_call(form, calls, tool, spelling, &mut rules);
+    let calls = joined(calls.tools.iter().map(call), OR)?;
     let text = form
         .quote
         .map(|quote| spelling.until("text", "", quote, ""));
@@ -104,6 +116,7 @@ pub fn listed(rule: &str, form: Listed, tools: &[Value], spelling: Spelling<'_>)
 /// be written so is left out.
 fn listed_call(
     form: Listed,
+    calls: Calls<'_>,
     tool: &Value,
     spelling: Spelling<'_>,
     rules: &mut String,
@@ -114,17 +127,26 @@ fn listed_call(
     let named = parameters(&schema).filter(|(key, ..)| is_key(key) && !key.contains([':', '<']));
     let arguments = named.map(|(key, of_key, is_required)| {
         let head = literal(&format!("{key}{assign}"));
-        let is_text = matches!(values.kinds.of(of_key), ValueKind::Text { .. });
-        let value = match form.quote.filter(|_| is_text) {
-            Some(quote) => {
-                let quote = spelling.marker(quote);
-                match choices(of_key, &schema) {
-                    Some(texts) => format!("{quote} ({}) {quote}", texts.join(" | ")),
-                    // The rule `text` contains the mark at its end.
-                    None => format!("{quote} text"),
+        let kind = values.kinds.of(of_key);
+        let is_text = matches!(kind, ValueKind::Text { .. });
+        let may_be_null = kind == ValueKind::Text { or_null: true };
+        let value = match (form.quote.filter(|_| is_text), calls.input(tool)) {
+            (Some(mark), input) => {
+                let quote = spelling.marker(mark);
+                // Where the mark is no token, it could be read as a part of the input.
+                let input = input.filter(|_| (spelling.special)(mark).is_some());
+                match (choices(of_key, &schema), input) {
+                    (Some(texts), _) => format!("{quote} ({}) {quote}", literals(&texts)),
+                    (None, Some(input)) => format!("{quote} {} {quote}", input.rule()),
+                    // The rule contains the mark at its end.
+                    (None, None) if may_be_null => format!("{quote} text"),
+                    (None, None) => {
+                        let rule = values.text(of_key, spelling, "", mark)?;
+                        format!("{quote} {rule}")
+                    }
                 }
             }
-            None => values.json(of_key)?,
+            (None, _) => values.json(of_key)?,
         };
         Some((format!("{head} {value}"), is_required))
     });
@@ -172,14 +194,20 @@ fn parameters(schema: &Value) -> impl Iterator<Item = (&String, &Value, bool)> {
     properties.map(move |(key, of_key)| (key, of_key, required.contains(&key.as_str())))
 }
 
+/// One of `texts`.
+fn literals(texts: &[&str]) -> String {
+    let texts = texts.iter().map(|text| literal(text));
+    texts.collect::<Vec<_>>().join(" | ")
+}
+
 /// The values of the parameters of a function.
 struct Values<'a> {
     /// The schema of all arguments, which may define parts of others.
     root: &'a Value,
     kinds: Kinds<'a>,
-    /// The names of the rules of values in JSON, by their schemas.
+    /// The names of the rules of values, by their schemas in JSON or by their expressions.
     known: HashMap<String, String>,
-    /// The text of the rules of values in JSON, including those of other functions.
+    /// The text of the rules of values, including those of other functions.
     rules: &'a mut String,
 }
 
@@ -192,6 +220,32 @@ impl<'a> Values<'a> {
             known: HashMap::new(),
             rules,
         }
+    }
+
+    /// The rule of a text that stands before `line` and `end`: `text`, or one of what the schema says of it.
+    fn text(
+        &mut self,
+        of_key: &Value,
+        spelling: Spelling<'_>,
+        line: &str,
+        end: &str,
+    ) -> Option<String> {
+        let mut expressions = expressions(of_key, self.root);
+        if expressions.is_empty() {
+            return Some("text".into());
+        }
+        for expression in &mut expressions {
+            *expression = format!("(?:{expression}){line}");
+        }
+        let key = format!("{line}{end}{expressions:?}");
+        if let Some(known) = self.known.get(&key) {
+            return Some(known.clone());
+        }
+        // Names differ as the texts before them do in length.
+        let name = format!("text_{}", self.rules.len());
+        *self.rules += &spelling.texts_until(&name, &expressions, "", end, "");
+        self.known.insert(key, name.clone());
+        (self.rules.len() <= MAX_SOURCE_BYTES).then_some(name)
     }
 
     /// The rule of a value in JSON. Equal ones share it, since each comes with the definitions that it reaches.
@@ -214,19 +268,3 @@ impl<'a> Values<'a> {
         (self.rules.len() <= MAX_SOURCE_BYTES).then_some(name)
     }
 }
-
-/// The only texts that a value may be, as literals.
-fn choices(of_key: &Value, root: &Value) -> Option<Vec<String>> {
-    let mut of_key = of_key;
-    for _ in 0..MAX_REFERENCES {
-        let Some(Value::String(reference)) = of_key.get("$ref") else {
-            break;
-        };
-        of_key = resolve(root, reference)?;
-    }
-    let texts = of_key["enum"].as_array()?.iter().map(Value::as_str);
-    texts.map(|text| text.map(literal)).collect()
-}
-
-/// References that are followed from one to the next.
-const MAX_REFERENCES: usize = 8;

@@ -2,7 +2,7 @@
 //! their own.
 
 use super::WrittenCall;
-use super::xml::escaped;
+use crate::json::escaped;
 use crate::part::until_marker;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};

@@ -52,6 +52,29 @@ const DEEPSEEK: Syntax = Syntax {
     ..COMMON
 };
 
+/// The mark in the tags of DeepSeek since V3.2, which is a token.
+const DSML: &str = "｜DSML｜";
+
+/// The tags of DeepSeek since V3.2 say whether a value is a text. Its versions name the tag around calls differently.
+const DEEPSEEK_DSML: Syntax = Syntax {
+    call: "<｜DSML｜invoke name=\"",
+    around: "",
+    separator: "\n",
+    body: Body::Tags(Tags {
+        function: "<｜DSML｜invoke name=\"",
+        after_name: "\">",
+        end_function: "</｜DSML｜invoke>",
+        parameter: ["<｜DSML｜parameter name=\"", "\">"],
+        typed: Some(["\" string=\"true\">", "\" string=\"false\">"]),
+        value: "",
+        end_parameter: "</｜DSML｜parameter>",
+        lines: false,
+        ends_of_values: &[],
+    }),
+    markers: &[DSML],
+    ..COMMON
+};
+
 const GEMMA: Syntax = Syntax {
     around: "",
     each: true,
@@ -63,11 +86,22 @@ const GEMMA: Syntax = Syntax {
     ..COMMON
 };
 
+const MISTRAL: Syntax = Syntax {
+    begin: &["[TOOL_CALLS]"],
+    head: Some(Head {
+        before: &[],
+        ends: &["["],
+    }),
+    markers: &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+    ..COMMON
+};
+
 const QWEN: Tags = Tags {
     function: "<function=",
     after_name: ">",
     end_function: "</function>",
     parameter: ["<parameter=", ">"],
+    typed: None,
     value: "",
     end_parameter: "</parameter>",
     lines: true,
@@ -112,6 +146,26 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             after: CALL[1],
         }),
         ..DEEPSEEK
+    },
+    Syntax {
+        format: ToolFormat::DeepseekV32,
+        name: "deepseek_v32",
+        help: "<｜DSML｜function_calls><｜DSML｜invoke name=\"...\"><｜DSML｜parameter name=\"...\" string=\"true\">, as DeepSeek V3.2",
+        is_taught: |source| source.contains(DSML) && source.contains("function_calls>"),
+        begin: &["<｜DSML｜function_calls>"],
+        end: "</｜DSML｜function_calls>",
+        written: ["<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"],
+        ..DEEPSEEK_DSML
+    },
+    Syntax {
+        format: ToolFormat::DeepseekV4,
+        name: "deepseek_v4",
+        help: "<｜DSML｜tool_calls>, and the tags of deepseek_v32, as DeepSeek V4",
+        is_taught: |source| source.contains(DSML),
+        begin: &["<｜DSML｜tool_calls>"],
+        end: "</｜DSML｜tool_calls>",
+        written: ["<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"],
+        ..DEEPSEEK_DSML
     },
     Syntax {
         format: ToolFormat::KimiK2,
@@ -160,6 +214,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             after_name: "\">",
             end_function: "</invoke>",
             parameter: ["<parameter name=\"", "\">"],
+            typed: None,
             value: "",
             end_parameter: "</parameter>",
             lines: false,
@@ -217,7 +272,12 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         name: "lfm2",
         help: "<|tool_call_start|>[f(a=1)]<|tool_call_end|>, as LFM2",
         is_taught: |source| {
-            source.contains("<|tool_call_start|>") || source.contains("<|tool_list_start|>")
+            let marks = [
+                "<|tool_call_start|>",
+                "<|tool_list_start|>",
+                "<|tool_response_start|>",
+            ];
+            marks.iter().any(|mark| source.contains(mark))
         },
         begin: &["<|tool_call_start|>"],
         end: "<|tool_call_end|>",
@@ -332,6 +392,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             after_name: "",
             end_function: "",
             parameter: ["<arg_key>", "</arg_key>"],
+            typed: None,
             value: "<arg_value>",
             end_parameter: "</arg_value>",
             lines: false,
@@ -380,17 +441,41 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         ..COMMON
     },
     Syntax {
+        format: ToolFormat::MistralArgs,
+        name: "mistral_args",
+        help: "[TOOL_CALLS]NAME[ARGS]{...}, as Mistral since 2025-06; mistral reads it, too",
+        is_taught: |source| source.contains("[TOOL_CALLS]") && source.contains("[ARGS]"),
+        written: ["[TOOL_CALLS]", ""],
+        each: true,
+        separator: "",
+        body: Body::Named(Named {
+            before: "",
+            numbered: false,
+            between: "[ARGS]",
+            after: "",
+        }),
+        ..MISTRAL
+    },
+    Syntax {
         format: ToolFormat::Mistral,
         name: "mistral",
-        help: "[TOOL_CALLS] [{\"name\": ..., \"arguments\": {...}}], or [TOOL_CALLS]NAME[ARGS]{...}, as Mistral",
+        help: "[TOOL_CALLS] [{\"name\": ..., \"arguments\": {...}}], as Mistral; a template with [ARGS] makes it mistral_args",
         is_taught: |source| source.contains("[TOOL_CALLS]"),
-        begin: &["[TOOL_CALLS]"],
         written: ["[TOOL_CALLS] [", "]"],
-        head: Some(Head {
-            before: &[],
-            ends: &["["],
-        }),
-        markers: &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+        ..MISTRAL
+    },
+    Syntax {
+        format: ToolFormat::Xlam,
+        name: "xlam",
+        help: "[{\"name\": ..., \"arguments\": {...}}] alone, in a fence or in <tool_call>, as xLAM",
+        // The example of these templates.
+        is_taught: |source| source.contains("\"tool_call_name\""),
+        begin: &["[TOOL_CALLS]", "<tool_call>", "```json"],
+        end: "</tool_call>",
+        skipped: &["```"],
+        bare: Some('['),
+        written: ["[", "]"],
+        markers: &["[TOOL_CALLS]", "<tool_call>", "</tool_call>"],
         ..COMMON
     },
     Syntax {
@@ -415,7 +500,11 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         name: "llama3_json",
         aliases: &["llama4_json"],
         help: "{\"name\": ..., \"parameters\": {...}} and nothing else, as Llama 3.1 and 3.2",
-        is_taught: |source| source.contains("<|python_tag|>") || source.contains("ipython"),
+        is_taught: |source| {
+            let marks = ["<|python_tag|>", "ipython"];
+            // Functionary's models write calls otherwise.
+            marks.iter().any(|mark| source.contains(mark)) && !source.contains("<function=")
+        },
         begin: &["<|python_tag|>"],
         around: ";,",
         bare: Some('{'),

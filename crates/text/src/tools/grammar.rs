@@ -86,9 +86,9 @@ fn rules(calls: Calls<'_>, special: &dyn Fn(&str) -> Option<u32>) -> Option<Stri
     let call = match &syntax.body {
         Body::Object(keys) => objects(name, keys, calls.tools),
         Body::Named(named) => named_calls(name, named, calls.tools, spelling),
-        Body::Tags(tags) => tagged(name, tags, calls.tools, spelling),
-        Body::Python => listed(name, PYTHON, calls.tools, spelling),
-        Body::Braces(quote) => listed(name, Listed::braces(quote), calls.tools, spelling),
+        Body::Tags(tags) => tagged(name, tags, calls, spelling),
+        Body::Python => listed(name, PYTHON, calls, spelling),
+        Body::Braces(quote) => listed(name, Listed::braces(quote), calls, spelling),
         // Harmony has rules of its own.
         Body::Harmony => Some(String::new()),
     };

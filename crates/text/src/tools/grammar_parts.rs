@@ -1,7 +1,8 @@
 //! The parts that the grammars of tool calls share.
 
+use super::text_schema::ANY;
 use super::{ToolFormat, function};
-use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, standalone};
+use crate::grammar::{GrammarSource, MAX_SOURCE_BYTES, regex_literal, standalone};
 use serde_json::{Map, Value, json};
 
 /// Calls of tools.
@@ -13,6 +14,33 @@ pub struct Calls<'a> {
     pub tools: &'a [Value],
     /// Whether there may be several calls.
     pub parallel: bool,
+    /// The grammars of those whose input is a text. They are followed where the model writes texts as they are and a
+    /// token ends them: anywhere else the end of a text, or an escape in it, could be read as a part of the next.
+    pub inputs: &'a [InputGrammar],
+}
+
+/// The grammar that the input of a custom tool follows, in llguidance's dialect of Lark.
+#[derive(Debug, Clone)]
+pub struct InputGrammar {
+    /// The name of the function that stands for the tool.
+    pub tool: String,
+    /// A grammar that compiles.
+    pub definition: String,
+}
+
+impl InputGrammar {
+    /// The symbol for the input as it is.
+    pub fn rule(&self) -> String {
+        format!("%lark {{\n{}\n}}", self.definition)
+    }
+}
+
+impl<'a> Calls<'a> {
+    /// The grammar of the input of `tool`, if that is a text with one.
+    pub fn input(&self, tool: &Value) -> Option<&'a InputGrammar> {
+        let name = &function(tool)["name"];
+        self.inputs.iter().find(|input| *name == *input.tool)
+    }
 }
 
 /// Calls in an answer at most, so that a model which does not know when to stop stops.
@@ -64,18 +92,49 @@ impl Spelling<'_> {
         symbols.join(" ")
     }
 
-    /// A rule of any text, between `before` and `end`, which is a marker and must not be read as a part of it, and then
-    /// `after`.
+    /// A rule of any text, between `before` and `end`, which must not be read as a part of it, and then `after`.
     pub fn until(self, name: &str, before: &str, end: &str, after: &str) -> String {
-        match (self.special)(end) {
-            Some(id) => format!("{name}: {before} /(?s:.*)/ <[{id}]> {after}\n"),
-            None => {
-                let end = literal(end);
-                format!(
-                    "{name}: {before} {name}_text {after}\n{name}_text[suffix={end}]: /(?s:.*)/\n"
-                )
-            }
-        }
+        self.texts_until(name, &[ANY.into()], before, end, after)
+    }
+
+    /// The same for a text that matches all `expressions`, of which there is at least one.
+    pub fn texts_until(
+        self,
+        name: &str,
+        expressions: &[String],
+        before: &str,
+        end: &str,
+        after: &str,
+    ) -> String {
+        let all = |tail: &str| {
+            let ended = expressions.iter().map(|expression| match tail {
+                "" => regex_literal(expression),
+                tail => regex_literal(&format!("(?:{expression}){tail}")),
+            });
+            ended.collect::<Vec<_>>().join(" & ")
+        };
+        let Some((at, marker, id)) = self.token_in(end) else {
+            let (end, texts) = (literal(end), all(""));
+            return format!(
+                "{name}: {before} {name}_text {after}\n{name}_text[suffix={end}]: {texts}\n"
+            );
+        };
+        // No text has the token. What comes before the token in `end` is the end of the text.
+        let texts = all(&regex_syntax::escape(&end[..at]));
+        let rest = self.text(&end[at + marker.len()..]);
+        let name_of_texts = name.to_uppercase();
+        format!(
+            "{name}: {before} {name_of_texts} <[{id}]> {rest} {after}\n{name_of_texts}: {texts}\n"
+        )
+    }
+
+    /// The first marker in `text` that is a token, after how many bytes it comes, and its id.
+    fn token_in<'t>(self, text: &'t str) -> Option<(usize, &'t str, u32)> {
+        let tokens = self.markers.iter().chain([&text]).filter_map(|marker| {
+            let at = text.find(marker)?;
+            Some((at, &text[at..at + marker.len()], (self.special)(marker)?))
+        });
+        tokens.min()
     }
 }
 

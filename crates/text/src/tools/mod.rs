@@ -16,13 +16,14 @@ mod signature;
 mod syntax;
 #[cfg(test)]
 pub(crate) mod tests;
+mod text_schema;
 mod whole;
 mod xml;
 
 pub use fallback::without_tools;
 pub use freeform::{FREEFORM_PARAMETER, FreeformInput};
 pub use grammar::{Answer, answer_grammar};
-pub use grammar_parts::{Calls, close_object};
+pub use grammar_parts::{Calls, InputGrammar, close_object};
 pub use parser::ToolParser;
 pub use signature::Signature;
 
@@ -40,6 +41,10 @@ pub enum ToolFormat {
     DeepseekV3,
     /// Names and JSON between markers, as DeepSeek V3.1.
     DeepseekV31,
+    /// `<｜DSML｜function_calls><｜DSML｜invoke name="..."><｜DSML｜parameter name="..." string="true">`, as DeepSeek V3.2.
+    DeepseekV32,
+    /// `<｜DSML｜tool_calls>`, and the tags of V3.2, as DeepSeek V4.
+    DeepseekV4,
     /// `functions.NAME:0` and JSON between markers, as Kimi K2.
     KimiK2,
     /// `<minimax:tool_call><invoke name="..."><parameter name="...">`, as MiniMax M2.
@@ -72,9 +77,13 @@ pub enum ToolFormat {
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen 2.5 and 3. A JSON object
     /// that is the whole answer is read as well.
     Hermes,
-    /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, as Mistral; `[TOOL_CALLS]name[ARGS]{...}`, as
-    /// its newer models write it, is read as well.
+    /// `[TOOL_CALLS]name[ARGS]{...}`, as Mistral's models since the middle of 2025. A list of objects is read as well.
+    MistralArgs,
+    /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, as Mistral's older models. A name before its arguments is read
+    /// as well.
     Mistral,
+    /// `[{"name": ..., "arguments": {...}}]` and nothing else, as xLAM.
+    Xlam,
     /// A list of calls in Python and nothing else, as Llama 4 and 3.2.
     Pythonic,
     /// `{"name": ..., "parameters": {...}}` and nothing else, as Llama 3.1 and 3.2.
@@ -90,7 +99,7 @@ struct WrittenCall<'a> {
 
 impl ToolFormat {
     /// Number of formats.
-    const COUNT: usize = 21;
+    const COUNT: usize = 25;
 
     /// All formats, in the order in which a template's is looked for.
     pub const ALL: [Self; Self::COUNT] = {
@@ -118,6 +127,17 @@ impl ToolFormat {
     pub fn of_template(source: &str) -> Option<Self> {
         let taught = |syntax: &&Syntax| (syntax.is_taught)(source);
         FORMATS.iter().find(taught).map(|syntax| syntax.format)
+    }
+
+    /// The format that is meant where this one is named and the chat template is `source`: Mistral's models write calls in
+    /// two ways, which have one name in other servers.
+    pub fn in_template(self, source: &str) -> Self {
+        match self {
+            Self::Mistral if Self::of_template(source) == Some(Self::MistralArgs) => {
+                Self::MistralArgs
+            }
+            other => other,
+        }
     }
 
     /// The format in which a chat template that knows no tools writes the calls of earlier turns; `None` if it writes

@@ -369,6 +369,10 @@ impl ToolParser {
         let of_text = !any || !syntax.end.is_empty();
         let state = match &syntax.body {
             Body::Object(_) | Body::Python if c == '{' => CallState::Object(Box::default()),
+            // Where a name comes first, an object has it within.
+            Body::Named(_) if c == '{' && syntax.call.is_empty() => {
+                CallState::Object(Box::default())
+            }
             Body::Python => CallState::Python(Box::default()),
             // Text after Mistral's calls is content.
             _ if syntax.call.is_empty() && of_text => self.call_state(),

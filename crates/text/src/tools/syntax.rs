@@ -117,6 +117,9 @@ pub struct Tags {
     pub end_function: &'static str,
     /// The texts around the name of a parameter.
     pub parameter: [&'static str; 2],
+    /// The texts after the name of a parameter whose value is a text, and of one whose value is JSON, where the format
+    /// tells them apart.
+    pub typed: Option<[&'static str; 2]>,
     /// The text before a value, after the name; empty if it follows at once.
     pub value: &'static str,
     pub end_parameter: &'static str,
@@ -137,9 +140,12 @@ impl Tags {
         format!("{}\n", self.after_name)
     }
 
-    /// The text before the value of the parameter `key`.
-    pub fn before_value(&self, key: &str) -> String {
+    /// The text before the value of the parameter `key`, which is a text or JSON.
+    pub fn before_value(&self, key: &str, is_text: bool) -> String {
         let [before, after] = self.parameter;
+        let after = self
+            .typed
+            .map_or(after, |[text, json]| if is_text { text } else { json });
         let line = if self.value.is_empty() { "" } else { "\n" };
         format!("{before}{key}{after}{line}{}{}", self.value, self.line())
     }

@@ -1,11 +1,12 @@
 //! Calls whose arguments stand between tags, as Qwen3-Coder writes them (`<function=NAME>`, for each argument
-//! `<parameter=NAME>`, its value on lines of its own, `</parameter>`, and `</function>`), MiniMax M2, Seed-OSS and GLM.
+//! `<parameter=NAME>`, its value on lines of its own, `</parameter>`, and `</function>`), MiniMax M2, Seed-OSS, GLM and DeepSeek
+//! V3.2.
 
 use super::WrittenCall;
 use super::python;
 use super::signature::{Signature, ValueKind};
 use super::syntax::Tags;
-use crate::json::python_json;
+use crate::json::{escaped, python_json};
 use crate::part::until_marker;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -84,11 +85,11 @@ impl XmlCall {
         let tags = self.tags;
         let (bytes, json) = match self.at {
             At::Name => {
-                let signature = |(name, bytes)| {
-                    let found = known.iter().find(|known| known.name == name)?;
-                    Some((found, bytes))
+                let signature = |name: Name<'_>| {
+                    let found = known.iter().find(|known| known.name == name.text)?;
+                    Some((found, name.bytes))
                 };
-                let Some((signature, bytes)) = name(rest, tags.after_name)?.and_then(signature)
+                let Some((signature, bytes)) = name(rest, &[tags.after_name])?.and_then(signature)
                 else {
                     return Some((0, XmlEffect::Reject));
                 };
@@ -97,12 +98,14 @@ impl XmlCall {
                 return Some((bytes, XmlEffect::Begin(signature.name.clone())));
             }
             At::Body => return self.in_body(rest),
-            At::Key => match name(rest, tags.parameter[1])? {
-                Some((key, bytes)) if tags.value.is_empty() => (bytes, self.begin_value(key)),
-                Some((key, bytes)) => {
-                    key.clone_into(&mut self.value);
+            At::Key => match name(rest, &ends_of_names(tags))? {
+                Some(key) if tags.value.is_empty() => {
+                    (key.bytes, self.begin_value(key.text, key.end))
+                }
+                Some(key) => {
+                    key.text.clone_into(&mut self.value);
                     self.at = At::BeforeValue;
-                    (bytes, String::new())
+                    (key.bytes, String::new())
                 }
                 None => {
                     self.at = At::Body;
@@ -115,7 +118,7 @@ impl XmlCall {
                     (space, String::new())
                 } else if rest.starts_with(tags.value) {
                     let key = std::mem::take(&mut self.value);
-                    (tags.value.len(), self.begin_value(&key))
+                    (tags.value.len(), self.begin_value(&key, ""))
                 } else if tags.value.starts_with(rest) {
                     return None;
                 } else {
@@ -160,8 +163,8 @@ impl XmlCall {
         Some((bytes, XmlEffect::Arguments(String::new())))
     }
 
-    /// Begins the value of the parameter `key`. Returns the JSON before the value.
-    fn begin_value(&mut self, key: &str) -> String {
+    /// Begins the value of the parameter `key`, whose name ended with `end`. Returns the JSON before the value.
+    fn begin_value(&mut self, key: &str, end: &str) -> String {
         if self.keys.iter().any(|known| known == key) {
             self.at = At::Dropped;
             return String::new();
@@ -169,6 +172,12 @@ impl XmlCall {
         let comma = if self.keys.is_empty() { "" } else { ", " };
         let signature = self.signature.as_ref();
         let kind = signature.map_or(STREAMED, |signature| signature.kind(key));
+        // A text where only JSON fits is read as JSON, if it is some.
+        let kind = match self.tags.typed {
+            Some([text, _]) if end == text && kind != ValueKind::Json => STREAMED,
+            Some([_, json]) if end == json => ValueKind::Json,
+            _ => kind,
+        };
         self.keys.push(key.to_owned());
         self.at = At::Value { kind, begun: false };
         format!("{comma}{}: ", Value::from(key))
@@ -197,21 +206,42 @@ impl XmlCall {
     }
 }
 
-/// A name, which ends before `end`, and the number of bytes with it; without an `end`, a name ends with its line or
-/// before a tag. `Some(None)` if it is no name, `None` if more text must come first.
-fn name<'t>(rest: &'t str, end: &str) -> Option<Option<(&'t str, usize)>> {
-    let end = if end.is_empty() { "<" } else { end };
-    let (at, found) = until_marker(rest, &[end, "\n"]);
-    let is_end = match found {
+/// The texts of which any ends the name of a parameter.
+fn ends_of_names(tags: &Tags) -> Vec<&'static str> {
+    let typed = tags.typed.into_iter().flatten();
+    typed.chain([tags.parameter[1]]).collect()
+}
+
+/// A name, the number of bytes up to what follows it, and the text that ended it.
+struct Name<'t> {
+    text: &'t str,
+    bytes: usize,
+    end: &'static str,
+}
+
+/// A name, which ends before any of `ends`; an empty one stands for the end of the line, or the beginning of a tag.
+/// `Some(None)` if it is no name, `None` if more text must come first.
+fn name<'t>(rest: &'t str, ends: &[&'static str]) -> Option<Option<Name<'t>>> {
+    let ends_with_tag = ends.contains(&"");
+    let markers = ends
+        .iter()
+        .map(|&end| if end.is_empty() { "<" } else { end });
+    let markers: Vec<&'static str> = markers.chain(["\n"]).collect();
+    let (at, found) = until_marker(rest, &markers);
+    let end = match found {
         // The tag comes next.
-        Some("<") => Some(0),
-        Some("\n") => (end == "<").then_some(1),
-        Some(end) => Some(end.len()),
+        Some("<") if ends_with_tag => Some(("", 0)),
+        Some("\n") => ends_with_tag.then_some(("", 1)),
+        Some(end) => Some((end, end.len())),
         None if at <= MAX_NAME_BYTES => return None,
         None => None,
     };
-    let fits = is_end.filter(|_| at <= MAX_NAME_BYTES);
-    Some(fits.map(|end| (rest[..at].trim(), at + end)))
+    let fits = end.filter(|_| at <= MAX_NAME_BYTES);
+    Some(fits.map(|(end, len)| Name {
+        text: rest[..at].trim(),
+        bytes: at + len,
+        end,
+    }))
 }
 
 /// Returns the text that is certain to belong to a value, and, if the value ends there, the bytes up to the end of
@@ -235,12 +265,6 @@ fn value_text<'t>(rest: &'t str, tags: &Tags) -> Option<(&'t str, Option<usize>)
     }
 }
 
-/// `text` as a part of a JSON text between its quotes.
-pub fn escaped(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
-}
-
 /// The JSON of a value that is complete. What should be JSON and is none is a text.
 fn complete(value: &str, kind: ValueKind) -> String {
     let trimmed = value.trim();
@@ -261,11 +285,13 @@ fn complete(value: &str, kind: ValueKind) -> String {
 pub fn write(tags: &Tags, call: &WrittenCall<'_>) -> String {
     let arguments: Map<String, Value> = serde_json::from_str(call.arguments).unwrap_or_default();
     let parameter = |(key, value): (&String, &Value)| {
+        let is_text = value.is_string();
         let value = match value {
             Value::String(text) => text.clone(),
             value => python_json(value).unwrap_or_default(),
         };
-        let (before, line) = (tags.before_value(key), tags.line());
+        let before = tags.before_value(key, is_text);
+        let line = tags.line();
         format!("{before}{value}{line}{}\n", tags.end_parameter)
     };
     let parameters: String = arguments.iter().map(parameter).collect();

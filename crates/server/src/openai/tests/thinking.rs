@@ -16,7 +16,7 @@ impl TokenBytes for Closing {
 /// Calls `f` with the context of a server whose model marks its thoughts so, and whose `--reasoning-budget` is `budget`.
 fn of<T>(format: ReasoningFormat, budget: Option<usize>, f: impl FnOnce(Context<'_>) -> T) -> T {
     let marks = ThoughtMarks::new(&["<think>"], &["</think>"], vec![3], Arc::new(Closing));
-    let marks = marks.map(Arc::new).filter(|_| format != Harmony);
+    let marks = marks.map(Arc::new);
     with_defaults(&SamplingDefaults::default(), |context| {
         f(Context {
             reasoning_format: Some(format),
@@ -151,7 +151,7 @@ fn a_budget_that_cannot_be_kept_is_refused_by_name() {
     for (format, fields, field, needle) in [
         (
             Harmony,
-            json!({"thinking_token_budget": 9}),
+            json!({"thinking_token_budget": 9, "tools": [{"type": "function", "function": {"name": "f"}}]}),
             "thinking_token_budget",
             "reasoning_effort",
         ),
@@ -188,11 +188,21 @@ fn a_budget_that_cannot_be_kept_is_refused_by_name() {
         );
         assert!(message.contains(needle), "{message}");
     }
-    // The budget of messages is a hint where no mark closes a thought, and nobody wants one there without a switch.
-    for fields in [
-        json!({"thinking": {"type": "enabled", "budget_tokens": 6}}),
-        json!({"thinking_token_budget": -1, "reasoning_effort": "none"}),
+}
+
+/// In Harmony, what closes a thought is the header of the answer, after which there is no call.
+#[test]
+fn a_thought_in_channels_has_a_limit_without_tools() {
+    for (fields, max) in [
+        (json!({}), 40),
+        (json!({"thinking_token_budget": 9}), 9),
+        (
+            json!({"thinking": {"type": "enabled", "budget_tokens": 6}}),
+            6,
+        ),
+        (json!({"reasoning_effort": "none"}), 0),
     ] {
-        assert_eq!(limit(Harmony, None, &fields), None);
+        let found = limit(Harmony, Some(40), &fields).map(|limit| limit.max_tokens);
+        assert_eq!(found, Some(max), "{fields}");
     }
 }

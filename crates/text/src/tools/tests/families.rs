@@ -5,7 +5,7 @@ use super::*;
 const WEATHER: &str = r#"{"a": "Zürich", "n": 3}"#;
 
 /// Two calls as a family writes them, after a sentence.
-const TEXTS: [(ToolFormat, &str); 19] = [
+const TEXTS: [(ToolFormat, &str); 27] = [
     (
         ToolFormat::Gemma4,
         "<|tool_call>call:get_weather{a:<|\"|>Zürich<|\"|>,n:3}<tool_call|><|tool_call>call:f{}<tool_call|>",
@@ -78,6 +78,38 @@ const TEXTS: [(ToolFormat, &str); 19] = [
         ToolFormat::Glm45,
         "<tool_call>get_weather\n<arg_key>a</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
     ),
+    (
+        ToolFormat::DeepseekV32,
+        "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"a\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    (
+        ToolFormat::DeepseekV4,
+        "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"a\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"true\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    ),
+    (
+        ToolFormat::MistralArgs,
+        "[TOOL_CALLS]get_weather[ARGS]{\"a\": \"Zürich\", \"n\": 3}[TOOL_CALLS]f[ARGS]{}",
+    ),
+    (
+        ToolFormat::MistralArgs,
+        "[TOOL_CALLS]get_weather[CALL_ID]abcdefgh1[ARGS]{\"a\": \"Zürich\", \"n\": 3}[TOOL_CALLS]f[CALL_ID]abcdefgh2[ARGS]{}",
+    ),
+    (
+        ToolFormat::MistralArgs,
+        "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\"}]",
+    ),
+    (
+        ToolFormat::Xlam,
+        "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]",
+    ),
+    (
+        ToolFormat::Xlam,
+        "<tool_call>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</tool_call>",
+    ),
+    (
+        ToolFormat::Xlam,
+        "```json\n[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]\n```",
+    ),
     // GLM-4.7.
     (
         ToolFormat::Glm45,
@@ -109,7 +141,10 @@ fn what_only_mentions_a_marker_is_content() {
                 format!("The text {marker} begins a call."),
                 format!("{marker} {marker}"),
                 (*marker).to_owned(),
-                marker[..marker.len() - 1].to_owned(),
+                marker
+                    .strip_suffix(|_: char| true)
+                    .unwrap_or_default()
+                    .to_owned(),
             ] {
                 check(syntax.format, &text, &text, &[]);
             }
@@ -183,6 +218,86 @@ fn values_between_tags_are_as_they_are() {
         "<invoke name=\"f\">\n<parameter name=\"a\">1\n</parameter><parameter name=\"flag\">True</parameter></invoke>",
         "",
         &[("f", r#"{"a": "1\n", "flag": true}"#)],
+    );
+}
+
+/// DeepSeek says whether a value is a text. One that says wrongly is read as what fits the parameter.
+#[test]
+fn tags_may_say_what_a_value_is() {
+    let call = |parameters: &str| {
+        format!(
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n{parameters}</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        )
+    };
+    let parameter = |name: &str, is_text: &str, value: &str| {
+        format!(
+            "<｜DSML｜parameter name=\"{name}\" string=\"{is_text}\">{value}</｜DSML｜parameter>\n"
+        )
+    };
+    for (name, is_text, value, json) in [
+        ("maybe", "true", "null", r#""null""#),
+        ("maybe", "false", "null", "null"),
+        (
+            "a",
+            "true",
+            "</｜DSML｜x> {\"é\"}",
+            r#""</｜DSML｜x> {\"é\"}""#,
+        ),
+        ("a", "false", "[1]", "[1]"),
+        ("n", "true", "7", "7"),
+        ("n", "true", "seven", r#""seven""#),
+        ("other", "false", "{\"x\": [true]}", "{\"x\": [true]}"),
+        ("other", "true", "1", r#""1""#),
+    ] {
+        let text = call(&parameter(name, is_text, value));
+        let arguments = format!("{{\"{name}\": {json}}}");
+        check(ToolFormat::DeepseekV32, &text, "", &[("f", &arguments)]);
+    }
+}
+
+/// xLAM writes a list and nothing else.
+#[test]
+fn a_list_of_calls_may_be_the_whole_answer() {
+    let calls =
+        "[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {}}]";
+    let read = [("f", r#"{"a": 1}"#), ("f", "{}")];
+    check(ToolFormat::Xlam, calls, "", &read);
+    for text in [
+        "[1, 2]",
+        "[{\"name\": \"g\", \"arguments\": {}}]",
+        "[]",
+        "See [f].",
+    ] {
+        check(ToolFormat::Xlam, text, text, &[]);
+    }
+}
+
+/// Mistral's two ways of writing calls have one name in other servers.
+#[test]
+fn the_template_tells_which_of_two_ways_is_meant() {
+    let (old, new) = ("[TOOL_CALLS] [", "[TOOL_CALLS]x[ARGS]{}");
+    assert_eq!(ToolFormat::Mistral.in_template(old), ToolFormat::Mistral);
+    assert_eq!(
+        ToolFormat::Mistral.in_template(new),
+        ToolFormat::MistralArgs
+    );
+    assert_eq!(ToolFormat::Hermes.in_template(new), ToolFormat::Hermes);
+    assert_eq!(ToolFormat::of_template(new), Some(ToolFormat::MistralArgs));
+    let of = ToolFormat::of_template;
+    // Functionary writes what no format has.
+    assert_eq!(of("<|python_tag|>{{ '<function=' + name + '>' }}"), None);
+    assert_eq!(of("<|tool_response_start|>"), Some(ToolFormat::Lfm2));
+    assert_eq!(
+        of("'<' + '｜DSML｜' + 'function_calls>'"),
+        Some(ToolFormat::DeepseekV32)
+    );
+    assert_eq!(
+        of("'<' + '｜DSML｜' + 'tool_calls>'"),
+        Some(ToolFormat::DeepseekV4)
+    );
+    assert_eq!(
+        of("ipython [{\"name\": \"tool_call_name\"}]"),
+        Some(ToolFormat::Xlam)
     );
 }
 

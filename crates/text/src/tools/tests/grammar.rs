@@ -17,6 +17,7 @@ fn grammar(format: ToolFormat, tools: &[Value]) -> Option<String> {
         format,
         tools,
         parallel: true,
+        inputs: &[],
     };
     let answer = Answer {
         reasoning: None,

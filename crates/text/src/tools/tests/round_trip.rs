@@ -3,7 +3,7 @@
 use super::*;
 use crate::grammar::{Compiler, GrammarSource, toy::ToyTokens};
 use crate::json::python_json;
-use crate::tools::{Answer, Calls, answer_grammar};
+use crate::tools::{Answer, Calls, FreeformInput, InputGrammar, answer_grammar};
 use foretoken_core::sampling::{Grammar, mix};
 
 /// The id that ends a text, after the 256 bytes.
@@ -27,10 +27,21 @@ fn functions(text: &Value) -> Vec<Value> {
 }
 
 fn grammar(format: ToolFormat, tools: &[Value]) -> Grammar {
+    grammar_with(format, tools, &[], &[])
+}
+
+/// The grammar of calls where the texts `special` are tokens, whose ids follow [`EOS`].
+fn grammar_with(
+    format: ToolFormat,
+    tools: &[Value],
+    inputs: &[InputGrammar],
+    special: &[&str],
+) -> Grammar {
     let calls = Calls {
         format,
         tools,
         parallel: true,
+        inputs,
     };
     let answer = Answer {
         reasoning: None,
@@ -38,9 +49,13 @@ fn grammar(format: ToolFormat, tools: &[Value]) -> Grammar {
         calls: Some(calls),
         content: None,
     };
-    let source = answer_grammar(answer, |_| None).expect("short enough");
+    let ids: Vec<u32> = (EOS + 1..).take(special.len()).collect();
+    let id = |text: &str| special.iter().zip(&ids).find(|(of, _)| **of == text);
+    let source = answer_grammar(answer, |text| Some(*id(text)?.1)).expect("short enough");
     let bytes = (0..=EOS).map(|id| u8::try_from(id).into_iter().collect::<Vec<u8>>());
-    let compiler = Compiler::new(Arc::new(ToyTokens::new(bytes, &[EOS])));
+    let names = special.iter().map(|text| text.as_bytes().to_vec());
+    let tokens = ToyTokens::new(bytes.chain(names), &[EOS]).with_special(&ids);
+    let compiler = Compiler::new(Arc::new(tokens));
     let compiled = compiler.compile("tools", &GrammarSource::Lark(source.clone()));
     compiled.unwrap_or_else(|e| panic!("{format:?}: {e}: {source}"))
 }
@@ -145,7 +160,7 @@ fn what_the_grammar_allows_is_read_back() {
     for &format in TEXT_FORMATS {
         let grammar = grammar(format, &tools);
         let mut complete = 0;
-        for text in (0..4).filter_map(|seed| walk(&grammar, seed)) {
+        for text in (0..4).filter_map(|seed| walk(&grammar, &[], seed)) {
             complete += 1;
             for (name, arguments) in calls_of(format, &tools, &text) {
                 let tool = tools.iter().find(|tool| tool["function"]["name"] == *name);
@@ -166,7 +181,10 @@ fn what_the_grammar_allows_is_read_back() {
 fn has_type(key: &str, value: &Value) -> bool {
     match key {
         "a" => ["b", "c d", "\"', )"].map(Value::from).contains(value),
-        "n" => value.as_i64().is_some_and(|n| n.abs() <= 20),
+        // `-0` is an integer, too.
+        "n" => value
+            .as_f64()
+            .is_some_and(|n| n.abs() <= 20.0 && n.fract() == 0.0),
         "flag" => value.is_boolean(),
         "maybe" => value.is_null(),
         "list" => value.as_array().is_some_and(|list| list.len() <= 2),
@@ -175,20 +193,141 @@ fn has_type(key: &str, value: &Value) -> bool {
 }
 
 /// A random text of the grammar; `None` if it does not end soon.
-fn walk(grammar: &Grammar, seed: u64) -> Option<String> {
+fn walk(grammar: &Grammar, special: &[&str], seed: u64) -> Option<String> {
     let mut state = grammar.start();
     let mut text = Vec::new();
     for step in 0..3000 {
         let mask = state.mask()?.clone();
-        let allowed: Vec<u32> = (0..=EOS).filter(|&id| mask.allows(id)).collect();
+        let last = EOS + special.len() as u32;
+        let allowed: Vec<u32> = (0..=last).filter(|&id| mask.allows(id)).collect();
         let roll = mix(seed ^ mix(step));
         let token = allowed[roll as usize % allowed.len()];
         if token == EOS || roll >> 32 & 1 == 0 && mask.allows(EOS) {
             return Some(String::from_utf8(text).expect("UTF-8"));
         }
-        text.push(u8::try_from(token).expect("a byte"));
+        match u8::try_from(token) {
+            Ok(byte) => text.push(byte),
+            Err(_) => text.extend(special[(token - EOS - 1) as usize].bytes()),
+        }
         state.push(token);
         state.commit();
     }
     None
+}
+
+/// Where a marker is a token within tags, a text ends only with the whole tag.
+#[test]
+fn tags_may_have_a_token_within() {
+    const DSML: &[&str] = &["｜DSML｜"];
+    let tools = functions(&json!({"type": "string"}));
+    for format in [ToolFormat::DeepseekV32, ToolFormat::DeepseekV4] {
+        let text = text_of(
+            format,
+            &[
+                ("f", json!({"a": "x </b> </", "n": 1})),
+                ("stop", json!({})),
+            ],
+        );
+        let mut state = grammar_with(format, &tools, &[], DSML).start();
+        let mut rest = text.as_str();
+        while let Some(c) = rest.chars().next() {
+            let after = rest.strip_prefix(DSML[0]);
+            let ids: Vec<u32> = match after {
+                Some(_) => vec![EOS + 1],
+                None => c.to_string().bytes().map(u32::from).collect(),
+            };
+            for id in ids {
+                let allowed = state.mask().is_some_and(|mask| mask.allows(id));
+                assert!(allowed, "{format:?}: {rest:?} of {text}");
+                state.push(id);
+                state.commit();
+            }
+            rest = after.unwrap_or(&rest[c.len_utf8()..]);
+        }
+        assert!(state.mask().is_some_and(|mask| mask.allows(EOS)), "{text}");
+    }
+}
+
+/// The input of a custom tool follows its grammar where a token ends texts.
+#[test]
+fn inputs_follow_their_grammars() {
+    const LARK: &str =
+        "start: \"say \\\"\" WORD LF+ \"\\\\\"\nWORD: /[\"<>x]{1,3}/\n%import common.LF";
+    let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]});
+    let tool = json!({"type": "function", "function": {"name": "patch", "parameters": parameters}});
+    let tools = [tool, functions(&json!({"type": "string"})).remove(2)];
+    let is_followed = |input: &str| {
+        let word = input
+            .strip_prefix("say \"")
+            .and_then(|rest| rest.strip_suffix('\\'));
+        word.is_some_and(|word| {
+            let text = word.trim_end_matches('\n');
+            let fits = (1..=3).contains(&text.len()) && text.len() < word.len();
+            fits && text.chars().all(|c| "\"<>x".contains(c))
+        })
+    };
+    let inputs = [InputGrammar {
+        tool: "patch".into(),
+        definition: LARK.into(),
+    }];
+    for (format, special) in [
+        (ToolFormat::Glm45, &["</arg_value>"][..]),
+        (ToolFormat::Gemma4, &["<|\"|>"]),
+        (ToolFormat::FunctionGemma, &["<escape>"]),
+    ] {
+        let grammar = grammar_with(format, &tools, &inputs, special);
+        let mut patches = 0;
+        for text in (0..16).filter_map(|seed| walk(&grammar, special, seed)) {
+            for (name, arguments) in calls_of(format, &tools, &text) {
+                if name != "patch" {
+                    continue;
+                }
+                let mut input = FreeformInput::default();
+                let read = input.push(&arguments.to_string()) + &input.finish();
+                assert!(is_followed(&read), "{format:?}: {read:?} of {text}");
+                patches += 1;
+            }
+        }
+        assert!(patches > 0, "{format:?}");
+    }
+}
+
+/// A text without quotes follows its schema as well.
+#[test]
+fn texts_between_marks_follow_their_schemas() {
+    let properties = json!({
+        "a": {"type": "string", "pattern": "^[b<\n]{2,4}$", "maxLength": 3},
+        "b": {"type": "string", "minLength": 1, "maxLength": 2},
+        "c": {"type": "string", "const": "x y"},
+        "d": {"$ref": "#/$defs/d"},
+    });
+    let parameters = json!({"type": "object", "properties": properties, "required": ["a", "b", "c", "d"],
+        "$defs": {"d": {"type": "string", "pattern": "^q.$"}}});
+    let tools = [json!({"type": "function", "function": {"name": "f", "parameters": parameters}})];
+    for &format in TEXT_FORMATS {
+        let tokens: &[&[&str]] = match format.syntax().body {
+            Body::Tags(_) if format == ToolFormat::Glm45 => &[&[], &["</arg_value>"]],
+            Body::Tags(_) if format.markers().contains(&"｜DSML｜") => &[&[], &["｜DSML｜"]],
+            Body::Braces("<|\"|>") => &[&[], &["<|\"|>"]],
+            Body::Braces(_) | Body::Tags(_) => &[&[]],
+            _ => continue,
+        };
+        for special in tokens {
+            let grammar = grammar_with(format, &tools, &[], special);
+            let mut complete = 0;
+            for text in (0..12).filter_map(|seed| walk(&grammar, special, seed)) {
+                for (_, arguments) in calls_of(format, &tools, &text) {
+                    let of = |key: &str| arguments[key].as_str().expect("a text").to_owned();
+                    let (a, b) = (of("a"), of("b"));
+                    let fits = (2..=3).contains(&a.len()) && a.chars().all(|c| "b<\n".contains(c));
+                    assert!(fits, "{format:?}: {a:?} of {text}");
+                    assert!((1..=2).contains(&b.chars().count()), "{format:?}: {text}");
+                    assert_eq!(of("c"), "x y", "{format:?}: {text}");
+                    assert!(of("d").starts_with('q'), "{format:?}: {text}");
+                    complete += 1;
+                }
+            }
+            assert!(complete > 0, "{format:?} {special:?}");
+        }
+    }
 }
