@@ -8,6 +8,7 @@ pub mod check;
 mod checkpoint;
 mod corpus;
 pub mod defaults;
+mod draft_vocab;
 mod drafts;
 mod head_counts;
 mod known;

@@ -2,6 +2,7 @@
 
 mod chat;
 mod compared;
+mod draft_vocab;
 mod file;
 mod flags;
 mod hints;
@@ -30,6 +31,7 @@ use std::path::Path;
 
 pub use chat::Partner;
 pub use compared::ComparedDrafter;
+pub use draft_vocab::DraftVocab;
 pub use flags::{
     CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, ListenOptions, LoadFlags,
     LogFormat,
@@ -86,6 +88,8 @@ pub struct Config {
     pub compared: Vec<ComparedDrafter>,
     /// The blocks that a draft's safetensors become; `None` = those of `load`.
     pub draft_quantize: Option<BlockType>,
+    /// The ids that a draft may predict; `None` = all that it can.
+    pub draft_vocab: Option<DraftVocab>,
     /// The options of the tables, if the drafter uses them.
     pub tables: TablesOptions,
     /// The options of the head's learning while it serves; `None` = it does not learn.
@@ -282,6 +286,7 @@ impl CommonOptions {
             prefers_mtp: self.speculation.is_unchosen(),
             compared: Vec::new(),
             draft_quantize: self.speculation.draft_quantize,
+            draft_vocab: self.speculation.draft_vocab.clone(),
             tables: self.speculation.tables(),
             lora,
             learn: self.speculation.learning(self.http.listen.api_key.len())?,

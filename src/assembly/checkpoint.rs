@@ -4,8 +4,8 @@ use crate::config::{Config, Dtype, LoadFlags, ModelChoice};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::model::{
-    self, Head, HeadKind, Inventory, LoadFormat, LoadOptions, LoadedModel, ModelConfig,
-    ModelSource, hub,
+    self, DraftVocabulary, Head, HeadKind, Inventory, LoadFormat, LoadOptions, LoadedModel,
+    ModelConfig, ModelSource, hub,
 };
 use crate::text::Text;
 use candle_core::{DType, Device};
@@ -162,12 +162,19 @@ impl Target {
         })
     }
 
-    /// The layer of this checkpoint that predicts further tokens; `None` if it has none.
+    /// The layer of this checkpoint that predicts further tokens, of the ids of `vocabulary`; `None` if it has none.
     ///
     /// # Errors
     /// `Setup`: it cannot be loaded.
-    pub fn further_layer(&self) -> Result<Option<Read<dyn Head>>> {
-        let (source, options) = (&self.checkpoint.source, &self.checkpoint.options);
+    pub fn further_layer(
+        &self,
+        vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<Option<Read<dyn Head>>> {
+        let source = &self.checkpoint.source;
+        let options = &LoadOptions {
+            draft_vocabulary: vocabulary.cloned(),
+            ..self.checkpoint.options.clone()
+        };
         if self.checkpoint.reading == Reading::Headers {
             return model::inspect_mtp(source, options, &*self.model);
         }
@@ -193,6 +200,7 @@ pub fn load_options(flags: &LoadFlags, device: &Device) -> LoadOptions {
         batch_invariant: flags.batch_invariant,
         quantize: flags.quantize,
         tensors: None,
+        draft_vocabulary: None,
     }
 }
 

@@ -1,11 +1,12 @@
 //! Draft models: one beside the target, or the target's own layers.
 
 use super::checkpoint::{Checkpoint, Target};
+use super::draft_vocab;
 use crate::config::DrafterChoice;
 use crate::error::{Error, Result};
 use crate::model::{
-    DraftNetwork, Head, HeadKind, Inventory, KvSource, LayerList, LoadOptions, LoadedModel, Model,
-    ModelConfig, ModelInfo,
+    DraftNetwork, DraftVocabulary, Head, HeadKind, Inventory, KvSource, LayerList, LoadOptions,
+    LoadedModel, Model, ModelConfig, ModelInfo,
 };
 use crate::spec::{
     BlockDrafter, DraftModel, Drafter, JointModel, JointVocabulary, Tokenizer, Translator,
@@ -61,10 +62,11 @@ impl LoadedDraft {
         target: &Target,
         options: LoadOptions,
     ) -> Result<Option<Self>> {
+        let vocabulary = options.draft_vocabulary.as_ref();
         let Some(named) = choice.model() else {
             return match choice {
                 DrafterChoice::Own(layers) => Self::own(&*target.model, layers.as_ref()).map(Some),
-                DrafterChoice::Mtp => match Self::further_layer(target)? {
+                DrafterChoice::Mtp => match Self::further_layer(target, vocabulary)? {
                     None => Err(no_mtp(&target.checkpoint.name)),
                     found => Ok(found),
                 },
@@ -91,6 +93,7 @@ impl LoadedDraft {
         let read = draft.head(kind, &*target.model);
         let (head, inventory) = read.map_err(|e| Error::setup(format!("{name}: {e}")))?;
         tracing::info!("{name}: a head drafts: {}", head.layout());
+        draft_vocab::log(draft.options.draft_vocabulary.as_ref(), name, head.info());
         Ok(Self {
             candidate: Some(Candidate::of(name, Some(kind), &inventory)),
             ..Self::of_head(head)
@@ -114,6 +117,21 @@ impl LoadedDraft {
         }
         let texts = (target.text.as_ref(), draft_text);
         let vocabulary = joint_vocabulary(texts, target.model.info(), model.info(), name)?;
+        let draft_vocabulary = draft.options.draft_vocabulary.as_ref();
+        if vocabulary.is_some() && draft_vocabulary.is_some() {
+            return Err(Error::setup(format!(
+                "--draft-vocab has ids of the target, but {name} has another tokenizer: leave it out"
+            )));
+        }
+        draft_vocab::log(draft_vocabulary, name, model.info());
+        if model.info().mask_token.is_some() {
+            if vocabulary.is_some() {
+                return Err(Error::setup(format!(
+                    "{name} guesses several tokens in one forward (PARD), which needs the target's tokenizer: it has another one"
+                )));
+            }
+            tracing::info!("{name} guesses all tokens of a draft in one forward (PARD)");
+        }
         let model: Box<dyn Model> = match &vocabulary {
             Some(vocabulary) => Box::new(JointModel::new(model, vocabulary)),
             None => model,
@@ -125,16 +143,20 @@ impl LoadedDraft {
         })
     }
 
-    /// The layer of the target's checkpoint that predicts further tokens; `None` if it has none.
+    /// The layer of the target's checkpoint that predicts further tokens, of the ids of `vocabulary`; `None` if it has none.
     ///
     /// # Errors
     /// `Setup`: it cannot be loaded.
-    pub fn further_layer(target: &Target) -> Result<Option<Self>> {
-        let found = target.further_layer();
+    pub fn further_layer(
+        target: &Target,
+        vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<Option<Self>> {
+        let found = target.further_layer(vocabulary);
         let found = found.map_err(|e| Error::setup(format!("--drafter mtp: {e}")))?;
         Ok(found.map(|(head, inventory)| {
             let name = &target.checkpoint.name;
             tracing::info!("{name} drafts for itself: {}", head.layout());
+            draft_vocab::log(vocabulary, "the layer", head.info());
             let candidate = Candidate {
                 kind: "Mtp".into(),
                 ..Candidate::of("mtp", None, &inventory)
@@ -213,6 +235,10 @@ impl LoadedDraft {
             }
             DraftNetwork::Head(head) => {
                 DraftModel::of_head(head, num_blocks, block_size, DRAFT_CHUNK)?
+            }
+            DraftNetwork::Model(model) if model.info().mask_token.is_some() => {
+                let drafter = BlockDrafter::of_model(model, num_blocks, block_size, DRAFT_CHUNK)?;
+                return Ok(Box::new(drafter.with_prefix_cache(prefix_caching)));
             }
             DraftNetwork::Model(model) => {
                 DraftModel::new(model, num_blocks, block_size, DRAFT_CHUNK)?

@@ -2,6 +2,7 @@
 
 use super::adapters;
 use super::checkpoint::{Checkpoint, Reading, Target, draft_options, load_options};
+use super::draft_vocab;
 use super::drafts::{LoadedDraft, tables_instead};
 use super::known;
 use super::learn;
@@ -10,7 +11,9 @@ use crate::config::{Config, DrafterChoice, LoadFlags, ModelChoice};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
 use crate::kernels;
-use crate::model::{self, EmbeddingSpec, LoadedModel, Model, ModelSource, RerankerSpec};
+use crate::model::{
+    self, EmbeddingSpec, LoadOptions, LoadedModel, Model, ModelSource, RerankerSpec,
+};
 use crate::train::learn::Learning;
 use candle_core::Device;
 
@@ -89,7 +92,11 @@ impl Plan {
         }
         let preferred = preferred(&mut config, &target);
         let draft_refused = preferred.as_ref().err().map(tables_instead);
-        let mut learning = learn::open(&config, draft_options(&config, &device), &*target.model)?;
+        let draft_options = LoadOptions {
+            draft_vocabulary: draft_vocab::of(&config, &target)?,
+            ..draft_options(&config, &device)
+        };
+        let mut learning = learn::open(&config, draft_options.clone(), &*target.model)?;
         let learned = learning.as_mut().and_then(|learning| learning.head.take());
         let mut first = learned
             .map(LoadedDraft::of_head)
@@ -116,7 +123,7 @@ impl Plan {
                     }
                     Some(draft)
                 }
-                None => LoadedDraft::open(&choice, &target, draft_options(&config, &device))
+                None => LoadedDraft::open(&choice, &target, draft_options.clone())
                     .map_err(|e| if is_auto { of_auto(&e) } else { e })?,
             };
             if let Some(draft) = &draft {
@@ -236,7 +243,7 @@ fn preferred(config: &mut Config, target: &Target) -> Result<Option<LoadedDraft>
     if !is_open {
         return Ok(None);
     }
-    let found = LoadedDraft::further_layer(target)?;
+    let found = LoadedDraft::further_layer(target, None)?;
     if found.is_some() {
         config.drafter = Some(DrafterChoice::Mtp);
     }

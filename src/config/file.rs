@@ -1,5 +1,6 @@
 //! The TOML file of `--config`, whose keys become flags.
 
+use super::draft_vocab::is_number;
 use super::flags::CommonOptions;
 use super::hints;
 use super::lora;
@@ -122,6 +123,7 @@ pub fn placed(file: &Path, name: &str, value: &str) -> String {
         lora::MODULES => return lora::relative_to(folder, value),
         "generation-config" => !["auto", "vllm"].contains(&value),
         "tables-corpus" | "learn" | "models-dir" | "prefix-cache-disk" => true,
+        "draft-vocab" => !is_number(value),
         "model" | "draft-model" => {
             let first = folder.join(value.split('/').next().unwrap_or_default());
             let names_a_file =

@@ -1,5 +1,6 @@
 //! The drafters, the flags that choose one, and what they mean together.
 
+use super::draft_vocab::DraftVocab;
 use crate::convert;
 use crate::engine::SpecLimits;
 use crate::error::{Error, Result};
@@ -46,6 +47,11 @@ pub struct SpeculationFlags {
     /// --quantize].
     #[arg(long, value_name = "TYPE", value_parser = convert::block_kinds())]
     pub draft_quantize: Option<BlockType>,
+    /// Ids that a draft model, a head or an MTP layer may draft, so that its output layer takes less time: a file of ids
+    /// (a JSON array, or numbers), or the number of ids that --tables-corpus has most often. No text changes [default:
+    /// all].
+    #[arg(long, value_name = "FILE|N")]
+    pub draft_vocab: Option<DraftVocab>,
     /// Maximum depth of a draft in tokens (K) [default: 8].
     #[arg(long, value_name = "K")]
     pub spec_length: Option<usize>,
@@ -305,6 +311,7 @@ impl SpeculationFlags {
         }
         let name = self.chosen().unwrap_or(DrafterName::Tables);
         self.check_particular(name)?;
+        self.check_draft_vocab()?;
         let (drafter, nodes) = (name.choose(self, limits.topk)?, limits.nodes);
         match self.spec_length {
             Some(0) => Err(Error::setup(
@@ -367,7 +374,7 @@ impl SpeculationFlags {
     }
 
     /// The flags that only some drafters read: name, whether it is given, and those drafters.
-    fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 9] {
+    fn particular(&self) -> [(&'static str, bool, &'static [DrafterName]); 10] {
         use DrafterName::{Eagle3, Model, Mtp, Ngram, Own, Parallel, Tables};
         // The tables also continue the draft of a model.
         let tables: &[DrafterName] = &[Tables, Model, Eagle3, Parallel, Own, Mtp];
@@ -376,6 +383,11 @@ impl SpeculationFlags {
             ("draft-model", self.draft_model.is_some(), models),
             ("draft-revision", self.draft_revision.is_some(), models),
             ("draft-quantize", self.draft_quantize.is_some(), models),
+            (
+                "draft-vocab",
+                self.draft_vocab.is_some(),
+                &[Model, Eagle3, Parallel, Mtp],
+            ),
             ("draft-layers", self.draft_layers.is_some(), &[Own]),
             (
                 "prompt-lookup-min",
@@ -393,6 +405,19 @@ impl SpeculationFlags {
         ]
     }
 
+    /// Rejects a number of ids without texts in which they are counted, and a head that learns about others.
+    fn check_draft_vocab(&self) -> Result<()> {
+        match &self.draft_vocab {
+            Some(_) if self.learn.is_some() => Err(Error::setup(
+                "--learn trains the whole output layer of the head: leave out --learn or --draft-vocab",
+            )),
+            Some(DraftVocab::MostFrequent(_)) if self.tables_corpus.is_none() => Err(Error::setup(
+                "--draft-vocab N counts the tokens of a text: add --tables-corpus FILE, or give a file of ids",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Rejects a flag that the drafter `name` does not read.
     fn check_particular(&self, name: DrafterName) -> Result<()> {
         let particular = self.particular().into_iter();
@@ -404,6 +429,7 @@ impl SpeculationFlags {
         let reader = readers[0];
         Err(Error::setup(match flag {
             "draft-revision" | "draft-quantize" => format!("--{flag} needs --draft-model"),
+            "draft-vocab" => format!("--{flag} needs --draft-model or --drafter mtp"),
             _ => format!(
                 "--{flag} has no effect with --drafter {name}: leave it out, or choose --drafter {reader}"
             ),

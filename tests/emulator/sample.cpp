@@ -294,7 +294,7 @@ void test_adjust() {
     CHECK(logits == vector<float>(2 * VOCAB, 3.f), "adjustments change other logits");
 }
 
-// The acceptance rule by its definition; q is empty if no model predicted the draft.
+// Block verification by its definition (Sun et al. 2024, Algorithm 2); q is empty if no model predicted the draft.
 struct Case {
     vector<vector<double>> p, q;
     vector<uint32_t> drafted;
@@ -302,29 +302,58 @@ struct Case {
     double synthetic_acceptance;
 };
 
-std::pair<uint32_t, int> verdict(const Case &c) {
-    size_t kept = 0;
-    for (; kept < c.drafted.size(); kept++) {
-        uint32_t x = c.drafted[kept];
-        double q = c.q[kept].empty() ? 1 : c.q[kept][x], p = c.p[kept][x];
-        if (c.synthetic_acceptance < 0 ? c.accept[kept] * q >= p : c.accept[kept] >= c.synthetic_acceptance) {
-            break;
-        }
-    }
+// What a path of `kept` drafted tokens with this weight leaves of p for the token after it, and its mass.
+vector<double> rest_of(const Case &c, size_t kept, double weight, double &mass) {
     vector<double> rest = c.p[kept];
-    if (kept < c.drafted.size() && c.synthetic_acceptance < 0) {
-        double sum = 0;
-        for (int i = 0; i < VOCAB; i++) {
+    mass = 0;
+    for (int i = 0; i < VOCAB; i++) {
+        double q = 0;
+        if (kept < c.drafted.size()) {
             bool point = c.q[kept].empty();
-            double q = point ? double(i == (int)c.drafted[kept]) : i < (int)c.q[kept].size() ? c.q[kept][i] : 0;
-            rest[i] = std::max(0., rest[i] - q);
-            sum += rest[i];
+            q = point ? double(i == (int)c.drafted[kept]) : i < (int)c.q[kept].size() ? c.q[kept][i] : 0;
         }
-        for (double &x : rest) {
-            x /= sum;
+        rest[i] = std::max(0., weight * rest[i] - q);
+        mass += rest[i];
+    }
+    return rest;
+}
+
+// The verdict if row `broken` has no token; -1 = every row has one.
+std::pair<uint32_t, uint32_t> verdict(const Case &c, size_t broken = -1) {
+    const size_t len = c.drafted.size();
+    size_t kept = 0;
+    vector<double> weights = {1}, rest;
+    if (c.synthetic_acceptance >= 0) {
+        while (kept < len && kept != broken && c.accept[kept] < c.synthetic_acceptance) {
+            kept++;
+        }
+        rest = c.p[kept];
+    } else {
+        for (; kept < len && kept != broken; kept++) {
+            uint32_t x = c.drafted[kept];
+            double q = c.q[kept].empty() ? 1 : c.q[kept][x], p = c.p[kept][x];
+            if (p <= 0) {
+                break;
+            }
+            weights.push_back(std::min(1., weights[kept] * p / q));
+        }
+        for (;; kept--) {
+            double weight = weights[kept], mass;
+            rest = rest_of(c, kept, weight, mass);
+            double stands = kept == broken ? weight : mass / (mass + 1 - weight);
+            if (kept == 0 || weight == 1 || c.accept[kept - 1] < stands) {
+                break;
+            }
         }
     }
-    return {kept, quantile_of(rest, c.draw[kept])};
+    double sum = 0;
+    for (double x : rest) {
+        sum += x;
+    }
+    for (double &x : rest) {
+        x /= sum;
+    }
+    return {kept, kept == broken ? NO_TOKEN : quantile_of(rest, c.draw[kept])};
 }
 
 void test_verify() {
@@ -388,14 +417,14 @@ void test_verify() {
     });
     for (int at = 0; at < CASES; at++) {
         auto want = verdict(cases[at]);
-        CHECK(verdicts[at].accepted == want.first && (int)verdicts[at].next == want.second,
-              "verdict %d: %u kept, then %u, instead of %u and %d", at, verdicts[at].accepted,
+        CHECK(verdicts[at].accepted == want.first && verdicts[at].next == want.second,
+              "verdict %d: %u kept, then %u, instead of %u and %u", at, verdicts[at].accepted,
               verdicts[at].next, want.first, want.second);
         accepted[want.first == LEN] += 1;
     }
     CHECK(accepted[0] > 5 && accepted[1] > 5, "the cases are not various: %d, %d", accepted[0], accepted[1]);
 
-    // If a row is not finite, the verdict is NO_TOKEN if verification reaches it, otherwise unchanged.
+    // If a row is not finite, the draft ends there: the verdict is NO_TOKEN if all tokens before it stand.
     for (int broken = 0; broken < ROWS; broken++) {
         auto odd = logits;
         for (int at = 0; at < CASES; at++) {
@@ -408,9 +437,8 @@ void test_verify() {
                           VOCAB);
         });
         for (int at = 0; at < CASES; at++) {
-            auto [kept, next] = verdicts[at];
-            bool reached = (int)kept >= broken;
-            CHECK(got[at].next == (reached ? NO_TOKEN : next) && got[at].accepted == (reached ? broken : kept),
+            auto [kept, next] = verdict(cases[at], broken);
+            CHECK(got[at].next == next && got[at].accepted == kept,
                   "verdict %d, row %d broken: %u kept, then %u", at, broken, got[at].accepted, got[at].next);
         }
     }

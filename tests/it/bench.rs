@@ -201,6 +201,36 @@ fn a_line_of_prompts_says_what_it_must_hold() {
     );
 }
 
+/// A draft model of PARD guesses a block in one forward. As its weights are the target's, the first token of each block
+/// is right; those at masks are not.
+#[test]
+fn a_draft_model_with_a_mask_token_drafts_blocks() {
+    let pard = r#""pard_token": 95, "spd_type": "pard", "rope_theta""#;
+    let pard = TINY.replace(r#""rope_theta""#, pard);
+    let models = Models::new(&[("target", TINY), ("draft", &pard)]);
+    let (_, report) = models.bench(
+        "--draft-model @draft --spec-length 3 --spec-budget fixed --temperatures 0 \
+         --random-prompts 2 --prompt-tokens 20 --max-tokens 60",
+    );
+    let greedy = &report["temperatures"][0]["overall"];
+    let alpha = greedy["alpha"].as_f64().unwrap();
+    assert!((0.45..0.9).contains(&alpha), "{report}");
+    for (key, value, needle) in [
+        (
+            "pard_token",
+            "96",
+            "pard_token 96 must be an id below vocab_size 96",
+        ),
+        ("spd_type", r#""pard2""#, "only pard is"),
+    ] {
+        let wrong = format!(r#""{key}": {value}, "rope_theta""#);
+        let wrong = TINY.replace(r#""rope_theta""#, &wrong);
+        let models = Models::new(&[("target", TINY), ("draft", &wrong)]);
+        let refused = models.refused("--draft-model @draft");
+        assert!(refused.contains(needle), "{refused}");
+    }
+}
+
 /// A table that cannot be written is an error, and the report is written all the same; a reader that has
 /// gone is none.
 #[test]

@@ -30,6 +30,7 @@ mod distill;
 mod distill_head;
 #[cfg(feature = "train")]
 mod distill_init;
+mod draft_vocab;
 mod drafter_panics;
 mod eagle;
 mod eagle_head;

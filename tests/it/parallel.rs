@@ -385,3 +385,32 @@ fn sampled_tokens_are_distributed_as_the_target() {
     let drafter = BlockDrafter::new(Box::new(head), 256, 4, 64).unwrap();
     assert_distributed_as_the_target(Box::new(drafter), 4, Acceptance::Rejection);
 }
+
+/// A model of its own that guesses a block at masks (PARD): no text changes, whatever the masks make it guess.
+#[test]
+fn a_model_with_a_mask_token_changes_no_text() {
+    let toy = Toy::default();
+    let model = toy_model(0.2).with_mask_token(VOCAB as u32 - 1);
+    let drafter = BlockDrafter::of_model(Box::new(model), toy.num_blocks, 4, 64).unwrap();
+    let target = Box::new(toy_model(0.0));
+    let drafter = Some(Box::new(drafter) as Box<dyn Drafter>);
+    let engine = engine::spawn(target, drafter, toy.num_blocks, 4, toy.options.clone()).unwrap();
+    let mut accepted = 0;
+    for case in 0..40 {
+        let mut dice = Dice(case);
+        let prompt = dice.prompt(150);
+        for request in [greedy(&prompt, 30), sampled(&prompt, 30, case)] {
+            let answer = run(&engine, request.clone());
+            let want = reference(&mut toy_model(0.0), &request);
+            assert_eq!(answer.ids(), want, "case {case}");
+            accepted += answer.spec.accepted;
+        }
+    }
+    assert!(accepted > 300, "{accepted}");
+    assert_idle(&engine);
+    for acceptance in [Acceptance::Coupled, Acceptance::Rejection] {
+        let model = Box::new(few_ids(0.6).with_mask_token(5));
+        let drafter = BlockDrafter::of_model(model, 256, 4, 64).unwrap();
+        assert_distributed_as_the_target(Box::new(drafter), 4, acceptance);
+    }
+}

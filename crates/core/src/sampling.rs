@@ -127,8 +127,9 @@ pub enum Acceptance {
     /// numbers. A text does not depend on drafts.
     #[default]
     Coupled,
-    /// A draft token x stands with probability min(1, p(x) / q(x)) (Leviathan et al. 2023). Sampled
-    /// texts have the target's distribution, but depend on the drafts.
+    /// A chain is verified as a block (Sun et al. 2024, arXiv 2403.10444): as many of its tokens stand as can. In a
+    /// tree, a token x stands with probability min(1, p(x) / q(x)) (Leviathan et al. 2023). Sampled texts have the
+    /// target's distribution, but depend on the drafts.
     Rejection,
 }
 
@@ -160,11 +161,23 @@ impl Dist {
 
     /// `norm(max(0, self - q))`, or `None` if nothing is left (`self == q`).
     pub fn residual(&self, q: &Dist) -> Option<Dist> {
+        self.weighted_residual(1.0, q).0
+    }
+
+    /// `norm(max(0, weight * self - q))`, `None` if nothing is left, and its mass before it is normalized; `weight` is
+    /// from 0 to 1.
+    pub fn weighted_residual(&self, weight: f64, q: &Dist) -> (Option<Dist>, f64) {
         let probs = match self {
-            Self::Point(only) => return (q.prob(*only) < 1.0).then_some(Self::Point(*only)),
+            Self::Point(only) => {
+                let mass = (weight - q.prob(*only)).max(0.0);
+                return ((mass > 0.0).then_some(Self::Point(*only)), mass);
+            }
             Self::Dense(probs) => probs,
         };
         let mut rest = probs.clone();
+        if weight < 1.0 {
+            rest.iter_mut().for_each(|p| *p *= weight as f32);
+        }
         match q {
             Self::Point(only) => {
                 if let Some(p) = rest.get_mut(*only as usize) {
@@ -177,12 +190,12 @@ impl Dist {
                 }
             }
         }
-        let sum = vocab::sum(&rest);
-        if sum <= 0.0 {
-            return None;
+        let mass = vocab::sum(&rest);
+        if mass <= 0.0 {
+            return (None, 0.0);
         }
-        vocab::scale(&mut rest, 1.0 / sum);
-        Some(Self::Dense(rest))
+        vocab::scale(&mut rest, 1.0 / mass);
+        (Some(Self::Dense(rest)), mass)
     }
 }
 
@@ -386,6 +399,9 @@ pub enum Purpose {
 
 /// Random numbers that are addressed, not consumed: each is a pure function of the seed, the position of
 /// the token that it decides and its purpose. So nothing else that runs can change them.
+///
+/// Those of [`Rng::uniform`] also depend on the position at which the step begins. A step that verifies a block looks
+/// at random numbers of positions that it then leaves to the next step, which must not meet them again.
 #[derive(Debug, Clone, Copy)]
 pub struct Rng {
     /// The request's seed.
@@ -395,24 +411,22 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// A number in [0, 1) for the token at [`Rng::position`]` + offset`. `sibling` is the number of a
+    /// A number in [0, 1) for the token at [`Rng::position`]` + offset` in this step. `sibling` is the number of a
     /// draft tree's node among its siblings.
     pub fn uniform(&self, offset: usize, purpose: Purpose, sibling: usize) -> f64 {
-        (self.bits(offset, purpose, sibling) >> 11) as f64 / (1u64 << 53) as f64
+        let address = [self.position, offset, purpose as usize, sibling];
+        (self.bits(address) >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// The key of the random numbers with which [`choose`] and [`guess`] draw the token at
-    /// [`Rng::position`]` + offset`.
+    /// [`Rng::position`]` + offset`, in whichever step.
     pub fn key(&self, offset: usize) -> u64 {
-        self.bits(offset, Purpose::GumbelMax, 0)
+        self.bits([self.position + offset, Purpose::GumbelMax as usize, 0])
     }
 
-    fn bits(&self, offset: usize, purpose: Purpose, sibling: usize) -> u64 {
-        let position = (self.position + offset) as u64;
-        let address = [position, purpose as u64, sibling as u64];
-        address
-            .into_iter()
-            .fold(mix(self.seed), |state, word| mix(state ^ mix(word)))
+    fn bits<const N: usize>(&self, address: [usize; N]) -> u64 {
+        let fold = |state, word| mix(state ^ mix(word as u64));
+        address.into_iter().fold(mix(self.seed), fold)
     }
 }
 

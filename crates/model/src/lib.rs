@@ -38,8 +38,8 @@ pub use heads::config::{HeadConfig, MAX_MARKOV_RANK};
 pub use layers::linear::{Embedding, Linear};
 pub use layers::rope::{RopeScaling, RopeSpec};
 pub use load::{
-    LoadOptions, as_loaded, inspect, inspect_head, inspect_mtp, load, load_head, load_head_of,
-    load_mtp, open_head,
+    DraftVocabulary, LoadOptions, as_loaded, inspect, inspect_head, inspect_mtp, load, load_head,
+    load_head_of, load_mtp, open_head,
 };
 pub use loaded::{Ends, HeadTarget, Layers, LoadedModel};
 pub use lora::LoraTarget;

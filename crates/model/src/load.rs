@@ -4,8 +4,8 @@ use crate::checkpoint::gguf::GgufFile;
 use crate::checkpoint::safetensors_header::TensorHeaders;
 use crate::config::gpu;
 use crate::config::{GGUF_HEADS, ModelConfig, read_json};
-use crate::decoder::Decoder;
 use crate::decoder::graphs::GraphedDecoder;
+use crate::decoder::{Decoder, output_name};
 use crate::heads::HeadKind;
 use crate::heads::assistant::{AssistantConfig, AssistantHead};
 use crate::heads::config::HeadConfig;
@@ -57,6 +57,40 @@ pub struct LoadOptions {
     /// With [`LoadFormat::Dummy`], the tensors that the checkpoint has elsewhere, for [`inspect`] and
     /// [`inspect_head`].
     pub tensors: Option<Arc<TensorHeaders>>,
+    /// The ids that a draft may predict; `None` = all that it can.
+    pub draft_vocabulary: Option<DraftVocabulary>,
+}
+
+/// The ids to which the output layer of a draft is cut while it is loaded. The ids that it lacks are not drafted.
+#[derive(Debug, Clone)]
+pub struct DraftVocabulary {
+    /// The ids, each once.
+    pub ids: Arc<[u32]>,
+    /// The checkpoint of the target, whose output layer a head may share, and how it was loaded.
+    pub target: Box<(ModelSource, LoadOptions)>,
+}
+
+impl DraftVocabulary {
+    /// The `ends` of a target like `config` for a head that shares its output layer: with the rows of these ids alone,
+    /// which are read from the checkpoint.
+    fn cut(
+        &self,
+        ends: &Ends,
+        config: &ModelConfig,
+        inventory: Option<&SharedInventory>,
+    ) -> Result<Ends> {
+        let (source, options) = &*self.target;
+        let config = config.clone().with_output_ids(&self.ids);
+        let config = config.map_err(Error::setup)?;
+        let weights = open(source, options)?.1.with_names(config.spec.names);
+        let mut weights = weights.headers_only(inventory);
+        let linear = weights.output_linear(output_name(&config), &config)?;
+        let output = ends.output.clone();
+        Ok(Ends {
+            output: output.cut_to(linear, &mut weights, &config)?,
+            ..ends.clone()
+        })
+    }
 }
 
 impl Default for LoadOptions {
@@ -71,6 +105,7 @@ impl Default for LoadOptions {
             batch_invariant: false,
             quantize: None,
             tensors: None,
+            draft_vocabulary: None,
         }
     }
 }
@@ -134,18 +169,42 @@ fn load_checked(
     options: &LoadOptions,
     inventory: Option<&SharedInventory>,
 ) -> Result<Box<dyn LoadedModel>> {
+    let (mut config, weights) = open(source, options)?;
+    if GGUF_HEADS.contains(&&*config.architecture) {
+        return Err(Error::setup(
+            "this is a draft head, not a model: give it as --draft-model beside its target",
+        ));
+    }
+    if let Some(vocabulary) = &options.draft_vocabulary {
+        let cut = config.with_output_ids(&vocabulary.ids);
+        config = cut.map_err(Error::setup)?;
+    }
+    if !options.device.is_cpu() {
+        gpu::check(&config)?;
+    }
+    let progress = progress(config.num_layers());
+    let mut decoder = Decoder::load(config, weights.headers_only(inventory), progress)?;
+    if options.device.is_cuda() && options.batch_invariant {
+        decoder = decoder.with_batch_invariance()?;
+    }
+    if options.device.is_cuda() && !options.enforce_eager {
+        return Ok(Box::new(GraphedDecoder::new(decoder, options.one_launch)?));
+    }
+    Ok(Box::new(decoder))
+}
+
+/// The configuration and the open checkpoint of the model of `source`.
+fn open(source: &ModelSource, options: &LoadOptions) -> Result<(ModelConfig, Weights)> {
     let device = &options.device;
-    let (config, weights) = match (source, options.format) {
+    match (source, options.format) {
         (ModelSource::Gguf(source), LoadFormat::Auto) => {
             let file = GgufFile::open(source)?;
             let dtypes = pick_dtypes(options, || Ok(DType::F16))?;
-            (file.config().clone(), Weights::gguf(file, dtypes, device))
+            Ok((file.config().clone(), Weights::gguf(file, dtypes, device)))
         }
-        (ModelSource::Gguf(_), LoadFormat::Dummy) => {
-            return Err(Error::setup(
-                "dummy weights take their shapes from a config.json: give its folder, not a GGUF file",
-            ));
-        }
+        (ModelSource::Gguf(_), LoadFormat::Dummy) => Err(Error::setup(
+            "dummy weights take their shapes from a config.json: give its folder, not a GGUF file",
+        )),
         (ModelSource::Folder(folder), format) => {
             let config = ModelConfig::from_json(folder)?;
             let mut dtypes = pick_dtypes(options, || declared_dtype(folder))?;
@@ -159,26 +218,9 @@ fn load_checked(
                 None => Weights::safetensors(folder, dtypes, device)?,
             };
             let weights = weights.packed(config.packed.clone(), declared_dtype(folder)?);
-            (config, weights)
+            Ok((config, weights))
         }
-    };
-    if GGUF_HEADS.contains(&&*config.architecture) {
-        return Err(Error::setup(
-            "this is a draft head, not a model: give it as --draft-model beside its target",
-        ));
     }
-    if !device.is_cpu() {
-        gpu::check(&config)?;
-    }
-    let progress = progress(config.num_layers());
-    let mut decoder = Decoder::load(config, weights.headers_only(inventory), progress)?;
-    if device.is_cuda() && options.batch_invariant {
-        decoder = decoder.with_batch_invariance()?;
-    }
-    if device.is_cuda() && !options.enforce_eager {
-        return Ok(Box::new(GraphedDecoder::new(decoder, options.one_launch)?));
-    }
-    Ok(Box::new(decoder))
 }
 
 /// Loads the head of kind `kind` in `source`, which drafts for `target`.
@@ -248,6 +290,9 @@ fn load_head_checked(
     let HeadTarget { config, ends, .. } = target;
     let dtypes = dtypes_of_head(options, ends)?;
     if let (HeadKind::Medusa, ModelSource::Folder(folder)) = (kind, source) {
+        if options.draft_vocabulary.is_some() {
+            return Err(no_draft_vocabulary("Medusa heads"));
+        }
         let weights = weights_of_head(folder, dtypes, options, None)?;
         let (weights, (_, json)) = (weights.headers_only(inventory), read_json(folder)?);
         let heads = MedusaHeads::load(&json, weights, config, ends)?;
@@ -276,6 +321,17 @@ fn load_head_checked(
     }
     let weights = weights.headers_only(inventory);
     let taps = head.taps_of(config).map_err(Error::setup)?;
+    let mut cut = None;
+    if let Some(vocabulary) = &options.draft_vocabulary {
+        if head.path.is_any() {
+            return Err(no_draft_vocabulary("heads that draft along paths"));
+        }
+        head.shape = (head.shape.with_output_ids(&vocabulary.ids)).map_err(Error::setup)?;
+        if kind == HeadKind::Eagle || weights.have_head() == Some(false) {
+            cut = Some(vocabulary.cut(ends, config, inventory)?);
+        }
+    }
+    let ends = cut.as_ref().unwrap_or(ends);
     // Rotary positions have no end, and a published limit is often that of the training texts.
     let context = &mut head.shape.max_position_embeddings;
     *context = (*context).max(config.max_position_embeddings);
@@ -334,8 +390,21 @@ fn load_mtp_checked(
     let Some(names) = MtpNames::of(&weights, config) else {
         return Ok(None);
     };
-    let head = DraftHead::load_mtp(&names, weights.headers_only(inventory), config, &ends)?;
+    let vocabulary = options.draft_vocabulary.as_ref();
+    let cut = vocabulary.filter(|_| names.head.is_none());
+    let cut = cut.map(|vocabulary| vocabulary.cut(&ends, config, inventory));
+    let ends = cut.transpose()?.unwrap_or(ends);
+    let weights = weights.headers_only(inventory);
+    let ids = vocabulary.map(|vocabulary| &vocabulary.ids);
+    let head = DraftHead::load_mtp(&names, weights, config, &ends, ids)?;
     Ok(Some(Box::new(head)))
+}
+
+/// The error that `heads` cannot be cut to a part of the vocabulary.
+fn no_draft_vocabulary(heads: &str) -> Error {
+    Error::setup(format!(
+        "--draft-vocab is not supported for {heads}: leave it out"
+    ))
 }
 
 /// The weights of a head in `folder`, whose matrices are packed as `packed` says.

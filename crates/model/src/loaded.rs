@@ -35,6 +35,7 @@ pub trait LoadedModel: Model {
 }
 
 /// The first and the last layer of a model, which draft heads may share.
+#[derive(Clone)]
 pub struct Ends {
     pub(crate) embedding: Embedding,
     /// The norm before the output layer.

@@ -12,6 +12,7 @@ mod chats;
 mod continued;
 mod detokenizer;
 mod folder;
+mod frequent;
 mod gguf;
 pub mod grammar;
 mod growth;
@@ -34,6 +35,7 @@ mod unigram;
 
 pub use continued::{Continued, RenderedChat};
 pub use detokenizer::Detokenizer;
+pub use frequent::most_frequent;
 pub use harmony::HarmonyParser;
 pub use infill::{InfillPrompt, InfillText};
 pub use literal::LiteralText;

@@ -8,6 +8,7 @@ use super::corpus::Row;
 use super::loss::Soft;
 use candle_core::{Device, Tensor};
 use foretoken_core::error::Result;
+use foretoken_text::most_frequent;
 
 /// The draft's vocabulary: some ids of the target's, ascending. A draft with all ids has none.
 pub struct DraftVocabulary {
@@ -25,21 +26,14 @@ impl DraftVocabulary {
         vocab_size: usize,
         device: &Device,
     ) -> Result<Self> {
-        let mut counts: Vec<(u64, u32)> = (0..vocab_size as u32).map(|id| (0, id)).collect();
+        let mut counts = vec![0; vocab_size];
         for row in rows {
             let predicted = row.tokens[1..].iter().zip(&row.counted);
             for (&id, _) in predicted.filter(|(_, counted)| **counted) {
-                counts[id as usize].0 += 1;
+                counts[id as usize] += 1;
             }
         }
-        for &id in always {
-            counts[id as usize].0 = u64::MAX;
-        }
-        // Among equally frequent ids the lower ones are taken, which are the shorter tokens of a BPE.
-        counts.sort_unstable_by_key(|&(count, id)| (std::cmp::Reverse(count), id));
-        let mut ids: Vec<u32> = counts[..size].iter().map(|&(_, id)| id).collect();
-        ids.sort_unstable();
-        Self::of(ids, vocab_size, device)
+        Self::of(most_frequent(&counts, always, size), vocab_size, device)
     }
 
     /// The vocabulary of `ids`, which are ascending and below `vocab_size`.

@@ -18,9 +18,10 @@ fn paths_are_those_beside_the_file() {
     for name in ["/a/b", "org/name", "org/name/m.gguf", "org/name:Q4_K_M"] {
         assert_eq!(config(&format!("model = '{name}'")).model.name, name);
     }
-    let text = "model = 'o/m'\ntables-corpus = 'c.txt'\ngeneration-config = 'g.json'\nprefix-cache-disk = 'p'";
+    let text = "model = 'o/m'\ndraft-model = 'o/d'\ndraft-vocab = 'ids'\ntables-corpus = 'c.txt'\ngeneration-config = 'g.json'\nprefix-cache-disk = 'p'";
     let read = config(text);
     assert_eq!(read.tables.corpus, Some(at("c.txt").into()));
+    assert_eq!(read.draft_vocab, Some(DraftVocab::File(at("ids").into())));
     assert_eq!(read.engine.prefix_cache_disk, Some(at("p").into()));
     assert_eq!(read.engine.prefix_cache_disk_size, 10 << 30);
     let expected = GenerationConfig::Path(at("g.json").into());

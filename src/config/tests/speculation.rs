@@ -97,6 +97,32 @@ fn bad_speculation_is_refused_with_a_remedy() {
 }
 
 #[test]
+fn a_draft_vocabulary_is_a_file_or_a_number() {
+    let of = |flags: &str| accepted(&format!("--model m {flags}")).draft_vocab;
+    assert_eq!(of("--draft-model d"), None);
+    let file = Some(DraftVocab::File("ids.json".into()));
+    assert_eq!(of("--draft-model d --draft-vocab ids.json"), file);
+    assert_eq!(of("--drafter mtp --draft-vocab ids.json"), file);
+    let counted = "--draft-model d --draft-vocab 32768 --tables-corpus c.txt";
+    assert_eq!(of(counted), Some(DraftVocab::MostFrequent(32768)));
+    for (flags, needle) in [
+        ("--draft-vocab f", "needs --draft-model or --drafter mtp"),
+        ("--drafter self --draft-vocab f", "needs --draft-model"),
+        (
+            "--draft-model d --draft-vocab 5",
+            "add --tables-corpus FILE",
+        ),
+        ("--draft-model d --draft-vocab 0", "at least 1"),
+        (
+            "--draft-model d --draft-vocab f --learn l",
+            "leave out --learn or --draft-vocab",
+        ),
+    ] {
+        refused_with(&format!("--model m {flags}"), needle);
+    }
+}
+
+#[test]
 fn lookahead_needs_trees() {
     let config = accepted("--model m --drafter lookahead --spec-topk 4");
     assert_eq!(config.drafter, Some(DrafterChoice::Lookahead));

@@ -66,6 +66,15 @@ pub struct MaskedBlock {
 }
 
 impl MaskedBlock {
+    /// The block of a draft model with this [mask token](super::ModelInfo::mask_token), as its authors' code limits it.
+    pub fn of_model(mask: u32) -> Self {
+        Self {
+            size: 32,
+            mask,
+            from_anchor: true,
+        }
+    }
+
     /// Number of tokens that the largest block predicts.
     pub fn max_depth(&self) -> usize {
         self.size - usize::from(!self.from_anchor)

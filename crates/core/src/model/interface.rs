@@ -18,6 +18,9 @@ pub struct ModelInfo {
     pub max_position_embeddings: usize,
     /// Ids that end a text; zero or more.
     pub eos_token_ids: Vec<u32>,
+    /// The id that stands for tokens to guess, if the model was trained to guess several in one forward (PARD, An et al.
+    /// 2025, arXiv 2504.18583): a row after `i` of them predicts the token `i` places further.
+    pub mask_token: Option<u32>,
     /// For each layer with experts: the number of its experts, and the number of them that a token uses.
     pub experts: Vec<(usize, usize)>,
     /// Multiplications of a token's forward, about.
@@ -216,9 +219,13 @@ impl DraftNetwork {
         }
     }
 
-    /// See [`Head::masked_block`].
+    /// The largest block that it predicts in one forward; `None` = it predicts one token. See [`Head::masked_block`]
+    /// and [`ModelInfo::mask_token`].
     pub fn masked_block(&self) -> Option<MaskedBlock> {
-        self.head().and_then(Head::masked_block)
+        match self {
+            Self::Model(model) => model.info().mask_token.map(MaskedBlock::of_model),
+            Self::Head(head) => head.masked_block(),
+        }
     }
 }
 

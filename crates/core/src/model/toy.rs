@@ -43,6 +43,12 @@ impl ToyModel {
         }
     }
 
+    /// Sets the [mask token](ModelInfo::mask_token) of the model.
+    pub fn with_mask_token(mut self, mask: u32) -> Self {
+        self.info.mask_token = Some(mask);
+        self
+    }
+
     /// Sets the end-of-sequence ids of the model.
     pub fn with_eos(mut self, ids: &[u32]) -> Self {
         self.info.eos_token_ids = ids.to_vec();

@@ -1,6 +1,8 @@
-//! Drafting with a parallel head of the target, which guesses a block of tokens in one forward.
+//! Drafting with a parallel head of the target, or a draft model, which guesses a block of tokens in one forward.
 
 mod product;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use super::acceptance_model::{AcceptanceView, Estimate, Level};
@@ -8,12 +10,14 @@ use super::draft::{Draft, DraftDist, DraftRequest, Forecast};
 use super::drafter::Drafter;
 use super::features::{MAX_NEW_STATES, joined};
 use super::growth::guesses;
-use super::pool::DraftPool;
+use super::pool::{DraftPool, DraftSequence};
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::{Batch, DraftNetwork, ForwardOutput, Head, MaskedBlock};
+use foretoken_core::kv::BlockKey;
+use foretoken_core::model::{Batch, DraftNetwork, ForwardOutput, Head, MaskedBlock, Model};
 use foretoken_kernels::parallel;
 use product::{LevelCandidate, ProductLimits};
+use std::ops::Range;
 use std::time::Instant;
 
 /// Drafts with a parallel head (DFlash, arXiv 2602.06036), whose guesses become a tree: the most
@@ -25,6 +29,10 @@ use std::time::Instant;
 /// of the last token and masks, whose K and V leave it. The rows of a P-EAGLE head are those of EAGLE: the
 /// block begins with the row of the last token. A sequence starts no later than the head's cached
 /// prefix ends, because hidden states are not computed again.
+///
+/// A model of its own with a mask token (PARD, arXiv 2504.18583) reads the tokens that it has not seen, and masks after
+/// them, as one causal span: the rows of the last token and of the masks predict the block. It begins a prompt as
+/// [`DraftModel`](super::DraftModel) does, chunk by chunk.
 pub struct BlockDrafter {
     pool: DraftPool,
     block: MaskedBlock,
@@ -37,7 +45,7 @@ pub struct BlockDrafter {
 pub struct BlockRequest {
     /// Index of the request.
     place: usize,
-    /// Number of tokens that its block predicts.
+    /// Number of tokens that its block predicts; 0 = a model only reads a part of the prompt.
     depth: usize,
 }
 
@@ -69,33 +77,79 @@ impl BlockDrafter {
         Ok(Self { pool, block, mask })
     }
 
+    /// As [`BlockDrafter::new`], but over a `model` that has a [mask token](foretoken_core::model::ModelInfo::mask_token).
+    ///
+    /// # Errors
+    /// If it has none, or the device has no memory for the pool.
+    pub fn of_model(
+        model: Box<dyn Model>,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
+        let draft = DraftNetwork::Model(model);
+        let block = draft.masked_block();
+        let block = block.ok_or_else(|| Error::internal("this model has no mask token"))?;
+        let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
+        Ok(Self {
+            pool,
+            block,
+            mask: None,
+        })
+    }
+
     /// Turns the prefix cache of the drafter's pool on or off. No block may be in use.
     pub fn with_prefix_cache(mut self, enabled: bool) -> Self {
         self.pool.network.blocks.set_prefix_cache(enabled);
         self
     }
 
-    /// Makes room for a block of a request; returns the number of tokens that it predicts. 0 if there is no room, or not
-    /// all states of the tokens before the last are there.
-    fn begin(&mut self, request: &DraftRequest<'_>) -> usize {
-        let (network, sequences) = (&mut self.pool.network, &mut self.pool.sequences);
-        let Some(sequence) = sequences.get_mut(&request.id) else {
-            return 0;
-        };
-        let mut depth = request.model_length.min(self.block.max_depth());
+    /// Number of tokens that the block of a request predicts.
+    fn depth(&self, request: &DraftRequest<'_>) -> usize {
+        let depth = request.model_length.min(self.block.max_depth());
         if request.max_siblings() == 1 {
-            depth = depth.min(request.nodes);
+            depth.min(request.nodes)
+        } else {
+            depth
         }
+    }
+
+    /// Makes room for a block of a request; returns the number of tokens that it predicts. `None` if there is no room, or
+    /// not all states of the tokens before the last are there; `reading` is that of
+    /// [`PagedNetwork::begin`](super::pool::PagedNetwork).
+    fn begin<'t>(
+        &mut self,
+        request: &DraftRequest<'t>,
+        reading: &mut Vec<BlockKey<'t>>,
+    ) -> Option<usize> {
+        let depth = self.depth(request);
+        let (network, sequences) = (&mut self.pool.network, &mut self.pool.sequences);
+        if !network.is_head() {
+            let sequence = sequences.entry(request.id).or_default();
+            if !network.begin(sequence, request, depth - 1, reading) {
+                return None;
+            }
+            let unread = request.tokens.len() - sequence.tokens.len();
+            return Some(if unread > network.chunk { 0 } else { depth });
+        }
+        let sequence = sequences.get_mut(&request.id)?;
         let tokens = network.tokens_of(sequence, request.tokens);
         let has_states = network.has_states(sequence, tokens);
         let vocab_size = network.draft.model().info().vocab_size;
         let is_known = (tokens.last()).is_some_and(|&last| (last as usize) < vocab_size);
         let rows = tokens.len().saturating_sub(1) + self.block.rows(depth);
-        if has_states && is_known && network.blocks.reserve(&mut sequence.table, rows).is_ok() {
-            depth
-        } else {
-            0
+        let may_draft = has_states && is_known;
+        (may_draft && network.blocks.reserve(&mut sequence.table, rows).is_ok()).then_some(depth)
+    }
+
+    /// The rows of a sequence with `tokens` that its round reads.
+    fn unread(&self, sequence: &DraftSequence, tokens: &[u32]) -> Range<usize> {
+        let network = &self.pool.network;
+        if network.is_head() {
+            return sequence.unread();
         }
+        let start = sequence.tokens.len();
+        start..tokens.len().min(start + network.chunk)
     }
 
     /// The logits of all blocks, one round after the other.
@@ -106,7 +160,8 @@ impl BlockDrafter {
     ) -> Result<ForwardOutput> {
         let batch = match &self.mask {
             Some(mask) => self.eagle_batch(requests, rounds, mask)?,
-            None => self.block_batch(requests, rounds)?,
+            None if self.pool.network.is_head() => self.block_batch(requests, rounds)?,
+            None => self.causal_batch(requests, rounds),
         };
         let network = &mut self.pool.network;
         let head = network.draft.model_mut();
@@ -147,32 +202,44 @@ impl BlockDrafter {
         Ok(batch)
     }
 
-    /// The batch of an EAGLE-like head. It has, of each round, the rows that are not read, of which the last
-    /// one predicts the first token, and the rows with masks, whose features are `mask`.
+    /// The batch of causal spans. It has, of each round, the rows that are not read, of which the last one predicts the
+    /// first token, and the rows with masks.
+    fn causal_batch(&self, requests: &[DraftRequest<'_>], rounds: &[BlockRequest]) -> Batch {
+        let (network, sequences) = (&self.pool.network, &self.pool.sequences);
+        let (mut batch, block_size) = (Batch::default(), network.blocks.block_size());
+        for round in rounds {
+            let request = &requests[round.place];
+            let Some(sequence) = sequences.get(&request.id) else {
+                continue;
+            };
+            let all = network.tokens_of(sequence, request.tokens);
+            let rows = self.unread(sequence, all);
+            let mut tokens = all[rows.clone()].to_vec();
+            tokens.resize(rows.len() + round.depth.saturating_sub(1), self.block.mask);
+            batch.push_span(&tokens, &[], rows.start, &sequence.table, block_size);
+            let end = batch.tokens.len() as u32;
+            batch.logits.extend(end - round.depth as u32..end);
+        }
+        batch
+    }
+
+    /// The batch of an EAGLE-like head: causal spans, where the features of rows with masks are `mask`.
     fn eagle_batch(
         &self,
         requests: &[DraftRequest<'_>],
         rounds: &[BlockRequest],
         mask: &Tensor,
     ) -> Result<Batch> {
-        let (network, sequences) = (&self.pool.network, &self.pool.sequences);
-        let (mut batch, block_size) = (Batch::default(), network.blocks.block_size());
+        let mut batch = self.causal_batch(requests, rounds);
         let (mut states, mut counts) = (Vec::new(), Vec::new());
         for round in rounds {
-            let request = &requests[round.place];
-            let Some(sequence) = sequences.get(&request.id) else {
-                continue;
-            };
-            let rows = sequence.unread();
-            let mut tokens = network.tokens_of(sequence, request.tokens)[rows.clone()].to_vec();
-            tokens.resize(rows.len() + round.depth - 1, self.block.mask);
-            batch.push_span(&tokens, &[], rows.start, &sequence.table, block_size);
-            let end = batch.tokens.len() as u32;
-            batch.logits.extend(end - round.depth as u32..end);
-            states.push(sequence.features.of_rows(rows.clone())?);
-            counts.push((rows.len(), round.depth - 1));
+            if let Some(sequence) = self.pool.sequences.get(&requests[round.place].id) {
+                let rows = sequence.unread();
+                states.push(sequence.features.of_rows(rows.clone())?);
+                counts.push((rows.len(), round.depth - 1));
+            }
         }
-        let (read, mut at) = (network.fuse(&joined(states)?)?, 0);
+        let (read, mut at) = (self.pool.network.fuse(&joined(states)?)?, 0);
         let mut features = Vec::new();
         for (rows, masks) in counts {
             features.push(read.narrow(0, at, rows)?);
@@ -302,7 +369,9 @@ impl BlockDrafter {
         let (network, sequences) = (&self.pool.network, &mut self.pool.sequences);
         let drafts = rounds.iter().zip(guessed).map(|(round, guessed)| {
             let request = &requests[round.place];
-            if let Some(sequence) = sequences.get_mut(&request.id) {
+            if let Some(sequence) = sequences.get_mut(&request.id)
+                && round.depth > 0
+            {
                 let tokens = network.tokens_of(sequence, request.tokens);
                 let (history, sampled) = (&mut sequence.history, request.is_sampled());
                 history.propose_levels(tokens, sampled, guessed.levels);
@@ -312,12 +381,21 @@ impl BlockDrafter {
         Ok(drafts.collect())
     }
 
-    /// Learns what a forward cost, if it read few states.
-    fn note_forward(&mut self, rounds: &[BlockRequest], most_states: usize, seconds: f64) {
-        if most_states <= MAX_NEW_STATES {
-            // The rows of states cost little: of each layer only K and V, and no logits.
-            let rows = rounds.iter();
-            let rows = rows.map(|round| self.block.rows(round.depth)).sum();
+    /// Learns what a forward cost, if no sequence read more than `most_unread` rows, which are few; all sequences read
+    /// `unread` rows.
+    fn note_forward(
+        &mut self,
+        rounds: &[BlockRequest],
+        (most_unread, unread): (usize, usize),
+        seconds: f64,
+    ) {
+        if most_unread <= MAX_NEW_STATES {
+            let blocks = rounds.iter().map(|round| self.block.rows(round.depth));
+            let mut rows: usize = blocks.sum();
+            if !self.pool.network.is_head() {
+                // A head's rows of states cost little: of each layer only K and V, and no logits.
+                rows += unread - rounds.len();
+            }
             let network = &mut self.pool.network;
             network.forwards.push((rows, seconds));
             network.cost.steps += 1;
@@ -331,11 +409,11 @@ impl Drafter for BlockDrafter {
         let started = Instant::now();
         let mut drafts = vec![Draft::default(); requests.len()];
         self.pool.network.forwards.clear();
-        let mut rounds = Vec::new();
+        let (mut rounds, mut reading) = (Vec::new(), Vec::new());
         for (place, request) in requests.iter().enumerate() {
             if request.model_length > 0 {
-                let depth = self.begin(request);
-                rounds.extend((depth > 0).then_some(BlockRequest { place, depth }));
+                let depth = self.begin(request, &mut reading);
+                rounds.extend(depth.map(|depth| BlockRequest { place, depth }));
             }
         }
         if rounds.is_empty() {
@@ -348,29 +426,50 @@ impl Drafter for BlockDrafter {
         } else {
             self.guess_rounds(requests, &rounds, &output)?
         };
-        let mut most_states = 0;
+        let (mut most_unread, mut unread) = (0, 0);
         for (round, draft) in rounds.iter().zip(found) {
-            let (network, sequences) = (&mut self.pool.network, &mut self.pool.sequences);
             let request = &requests[round.place];
-            if let Some(sequence) = sequences.get_mut(&request.id) {
-                most_states = most_states.max(sequence.unread().len());
+            let rows = self.pool.sequences.get(&request.id).map(|sequence| {
+                let tokens = self.pool.network.tokens_of(sequence, request.tokens);
+                self.unread(sequence, tokens)
+            });
+            let (network, sequences) = (&mut self.pool.network, &mut self.pool.sequences);
+            if let (Some(rows), Some(sequence)) = (rows, sequences.get_mut(&request.id)) {
+                most_unread = most_unread.max(rows.len());
+                unread += rows.len();
                 let tokens = network.tokens_of(sequence, request.tokens);
-                let read = tokens.len() - 1;
+                let read = if network.is_head() {
+                    tokens.len() - 1
+                } else {
+                    rows.end
+                };
                 sequence.has_read(&tokens[..read]);
                 // The block leaves the pool.
                 network.blocks.truncate_to(&mut sequence.table, read);
             }
             drafts[round.place] = draft;
         }
-        self.note_forward(&rounds, most_states, started.elapsed().as_secs_f64());
+        self.note_forward(
+            &rounds,
+            (most_unread, unread),
+            started.elapsed().as_secs_f64(),
+        );
         Ok(drafts)
     }
 
     fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
         let length = request.length.min(self.block.max_depth());
+        let network = &self.pool.network;
+        let fed = self.pool.sequences.get(&request.id);
+        let fed = fed.map_or(0, |sequence| sequence.tokens.len());
         Some(Forecast {
             path: self.pool.forecast(request, length),
-            pending: 1,
+            pending: if network.is_head() {
+                1
+            } else {
+                let pending = request.tokens.len().saturating_sub(fed);
+                pending.clamp(1, network.chunk)
+            },
             at_once: true,
         })
     }

@@ -6,6 +6,7 @@ use foretoken_core::kv::PrefixRoot;
 use foretoken_core::model::{MAX_TREE_NODES, is_chain};
 use foretoken_core::sampling::{Acceptance, Dist, Purpose, Rng, Sampler};
 use foretoken_kernels::sample::{DeviceRow, TokenChoice};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -140,8 +141,19 @@ pub struct Draft {
     /// [`Acceptance::Rejection`]; empty otherwise, and if no model predicted the tokens.
     pub dists: Vec<DraftDist>,
     /// A node that [`Draft::end_where_invalid`] cut off because the target does not have the id that was
-    /// drawn: its parent, and the distribution. The rejection rule rejects it like any other, without a row.
-    pub rejected: Option<(Option<u16>, DraftDist)>,
+    /// drawn. The rejection rule rejects it like any other, without a row.
+    pub rejected: Option<RejectedNode>,
+}
+
+/// A node whose id the target does not have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RejectedNode {
+    /// The node before it.
+    pub parent: Option<u16>,
+    /// The distribution that its token was drawn from.
+    pub dist: DraftDist,
+    /// Whether the draft was a chain before it was cut.
+    pub of_chain: bool,
 }
 
 impl Draft {
@@ -198,9 +210,9 @@ impl Draft {
     }
 
     /// The distribution that token `node` was drawn from.
-    pub fn dist(&self, node: usize) -> DraftDist {
-        let point = || Dist::Point(self.tokens[node]).into();
-        self.dists.get(node).cloned().unwrap_or_else(point)
+    pub fn dist(&self, node: usize) -> Cow<'_, DraftDist> {
+        let point = || Cow::Owned(Dist::Point(self.tokens[node]).into());
+        self.dists.get(node).map_or_else(point, Cow::Borrowed)
     }
 
     /// The nodes after `node`; `None` = after the sequence's last token.
@@ -223,7 +235,7 @@ impl Draft {
     /// If the device fails.
     pub fn to_host(&self) -> Result<Self> {
         let mut draft = self.clone();
-        let rejected = draft.rejected.as_mut().map(|(_, dist)| dist);
+        let rejected = draft.rejected.as_mut().map(|node| &mut node.dist);
         for dist in draft.dists.iter_mut().chain(rejected) {
             if let DraftDist::Device(row) = dist {
                 *dist = Dist::Dense(row.read()?).into();
@@ -253,8 +265,12 @@ impl Draft {
                 break;
             };
             if id as usize >= vocab_size {
-                let q = self.dists.get(depths.len()).cloned();
-                self.rejected = q.map(|q| (parent, q));
+                let all = &self.parents[..self.len().min(nodes)];
+                self.rejected = (self.dists.get(depths.len())).map(|dist| RejectedNode {
+                    parent,
+                    dist: dist.clone(),
+                    of_chain: is_chain(all),
+                });
                 break;
             }
             depths.push(above + 1);
@@ -290,6 +306,11 @@ impl Draft {
     /// Whether each node follows the one before it.
     pub fn is_chain(&self) -> bool {
         is_chain(&self.parents)
+    }
+
+    /// Whether it was drawn as a chain, which does not depend on the ids that were drawn.
+    pub fn is_drawn_as_chain(&self) -> bool {
+        self.is_chain() && self.rejected.as_ref().is_none_or(|node| node.of_chain)
     }
 }
 

@@ -73,13 +73,14 @@ impl DraftModel {
 }
 
 impl PagedNetwork {
-    /// Makes room for the rows of a request. Returns false if there is no room, or if the model cannot
+    /// Makes room for the rows of a request and for `drafted` rows after them. Returns false if there is no room, or if the model cannot
     /// continue these tokens, or if another request reads the same block in this round, which is then
     /// shared; `reading` has those blocks.
-    fn begin<'t>(
+    pub fn begin<'t>(
         &mut self,
         fed: &mut DraftSequence,
         request: &DraftRequest<'t>,
+        drafted: usize,
         reading: &mut Vec<BlockKey<'t>>,
     ) -> bool {
         let tokens = self.tokens_of(fed, request.tokens);
@@ -108,7 +109,7 @@ impl PagedNetwork {
             fed.reset(&mut self.blocks);
             return false;
         }
-        let rows = len + drafting::max_fed(request);
+        let rows = len + drafted;
         self.blocks.reserve(&mut fed.table, rows).is_ok()
     }
 
@@ -250,7 +251,7 @@ impl Drafter for DraftModel {
         for (place, request) in requests.iter_mut().enumerate() {
             if request.model_length > 0
                 && let Some(fed) = states.remove(&request.id)
-                && network.begin(fed, request, &mut reading)
+                && network.begin(fed, request, drafting::max_fed(request), &mut reading)
             {
                 let tokens = network.tokens_of(fed, request.tokens);
                 let one = Drafting::new(place, request, tokens, fed, acceptance, network.chunk);

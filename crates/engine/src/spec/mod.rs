@@ -38,7 +38,7 @@ pub use cascade::Cascade;
 pub use device::{logits_params, row_adjustments};
 pub use draft::{
     CacheScope, Committed, Draft, DraftContext, DraftCost, DraftDist, DraftRequest, Forecast,
-    Proposal, SeqId, Source,
+    Proposal, RejectedNode, SeqId, Source,
 };
 pub use draft_model::DraftModel;
 pub use drafter::Drafter;

@@ -2,6 +2,7 @@
 
 use super::draft::Draft;
 use foretoken_core::sampling::{Dist, NoToken, Purpose, Rng};
+use std::borrow::Cow;
 use std::hint::black_box;
 
 /// The accepted part of a draft, and the token that the target adds to it.
@@ -91,22 +92,134 @@ fn without_next(draft: &Draft, mut so_far: Verdict) -> Option<Verdict> {
     Some(so_far)
 }
 
-/// Accepts or corrects a draft so that the output has exactly the target's distribution (Leviathan
-/// et al. 2023, Algorithm 1 and Appendix A.1).
+/// Accepts or corrects a draft so that the output has exactly the target's distribution: a chain as a [`Block`], a
+/// tree token by token ([`tree`]). With point distributions both are greedy decoding: exact match.
 ///
-/// `target(path)` is p after the accepted nodes of `path`. It is called with the empty path first,
-/// then with one more node each time, and never for what comes after a rejection. A node x with
-/// draft probability q(x) is accepted with probability `min(1, p(x) / q(x))`. After a rejection, p
-/// becomes `norm(max(0, p - q))` and the next sibling is tried against that (SpecInfer, Miao et al.
-/// 2024, Algorithm 2); if no sibling is left, the token is sampled from it. Siblings drawn without
-/// replacement each have the q that is left after the earlier ones (Sequoia, Chen et al. 2024,
-/// Algorithm 2). With point distributions this is greedy decoding: exact match.
+/// `target(path)` is p after the nodes of `path`. It is called with the empty path first, then with one more node each
+/// time.
 ///
 /// `rng.position` is the position of the token that follows the sequence's last one.
 ///
 /// # Errors
 /// See [`coupled`].
 pub fn rejection(
+    draft: &Draft,
+    target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
+    rng: &Rng,
+) -> Result<Verdict, NoToken> {
+    if !draft.is_drawn_as_chain() {
+        return tree(draft, target, rng);
+    }
+    let block = Block::new(draft, target)?;
+    let mut len = block.weights.len() - 1;
+    let mut end = block.end(len);
+    while len > 0 && rng.uniform(len - 1, Purpose::Accept, 0) >= end.stands {
+        len -= 1;
+        end = block.end(len);
+    }
+    let tested = draft.len().min(len + usize::from(end.next.is_some()));
+    let so_far = Verdict::exact((0..len).collect(), 0, tested);
+    match end.next {
+        None => without_next(draft, so_far).ok_or(NoToken::NotFinite),
+        Some(next) => Ok(Verdict {
+            next: next.sample(rng.uniform(len, Purpose::Sample, 0)),
+            ..so_far
+        }),
+    }
+}
+
+/// Block verification of a chain (Sun et al. 2024, arXiv 2403.10444, Algorithm 2). It accepts at least as many tokens as
+/// verification token by token, on average, and more if the chain has several tokens that were drawn from a model.
+///
+/// Let a path of i tokens have the weight w(i) = min(1, w(i - 1) p(x) / q(x)), with w(0) = 1 and x the path's last
+/// token. The rule lets at least i tokens of a draft stand with probability w(i), given these tokens. The longest path
+/// of which [`End::stands`] says so stands. The token after it is drawn from norm(max(0, w(i) p - q)).
+struct Block<'a> {
+    draft: &'a Draft,
+    /// The weights of the paths of 0, 1, ... tokens, down to the last that is possible.
+    weights: Vec<f64>,
+    /// p after each of them. The last path lacks it if the text can end there, or the step's next round says why not.
+    target: Vec<Dist>,
+}
+
+/// What follows a path if it is the longest that stands.
+struct End {
+    /// Probability that the path stands if no longer one does.
+    stands: f64,
+    /// The distribution of the token after the path; `None` = the target has none there.
+    next: Option<Dist>,
+}
+
+impl<'a> Block<'a> {
+    /// # Errors
+    /// The error of `target` for the empty path.
+    fn new(
+        draft: &'a Draft,
+        mut after: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
+    ) -> Result<Self, NoToken> {
+        let (mut path, mut weights, mut target) = (Vec::new(), vec![1.0], vec![after(&[])?]);
+        for (node, &token) in draft.tokens.iter().enumerate() {
+            let p = target[node].prob(token);
+            if p <= 0.0 {
+                break;
+            }
+            let q = draft.dist(node).on_host().prob(token);
+            weights.push((weights[node] * (p / q)).min(1.0));
+            path.push(node);
+            match after(&path) {
+                Ok(p) => target.push(p),
+                Err(_) => break,
+            }
+        }
+        Ok(Self {
+            draft,
+            weights,
+            target,
+        })
+    }
+
+    /// What follows the path of `len` tokens.
+    fn end(&self, len: usize) -> End {
+        let weight = self.weights[len];
+        let Some(p) = self.target.get(len) else {
+            let (stands, next) = (weight, None);
+            return End { stands, next };
+        };
+        // The distribution that the token after the path was drawn from.
+        let q = if len < self.draft.len() {
+            Some(self.draft.dist(len))
+        } else {
+            let rejected = self.draft.rejected.as_ref();
+            rejected.map(|node| Cow::Borrowed(&node.dist))
+        };
+        let (rest, mass) = match q {
+            None => (None, weight),
+            Some(q) => p.weighted_residual(weight, q.on_host()),
+        };
+        End {
+            // 0 / 0 only where all that was drafted after it stands, too.
+            stands: if weight < 1.0 {
+                mass / (mass + 1.0 - weight)
+            } else {
+                1.0
+            },
+            // If rounding leaves nothing of p - q, p and q are equal: p itself is right.
+            next: Some(rest.unwrap_or_else(|| p.clone())),
+        }
+    }
+}
+
+/// Accepts or corrects a tree token by token (Leviathan et al. 2023, Algorithm 1 and Appendix A.1).
+///
+/// A node x with draft probability q(x) is accepted with probability `min(1, p(x) / q(x))`. After a rejection, p
+/// becomes `norm(max(0, p - q))` and the next sibling is tried against that (SpecInfer, Miao et al.
+/// 2024, Algorithm 2); if no sibling is left, the token is sampled from it. Siblings drawn without
+/// replacement each have the q that is left after the earlier ones (Sequoia, Chen et al. 2024,
+/// Algorithm 2). `target` is never called for what comes after a rejection.
+///
+/// # Errors
+/// See [`coupled`].
+fn tree(
     draft: &Draft,
     mut target: impl FnMut(&[usize]) -> Result<Dist, NoToken>,
     rng: &Rng,
@@ -135,9 +248,9 @@ pub fn rejection(
             }
         }
         // The p of its token is 0.
-        if let Some((parent, q)) = &draft.rejected
-            && parent.map(usize::from) == path.last().copied()
-            && let Some(rest) = p.residual(q.on_host())
+        if let Some(node) = &draft.rejected
+            && node.parent.map(usize::from) == path.last().copied()
+            && let Some(rest) = p.residual(node.dist.on_host())
         {
             p = rest;
         }
@@ -150,7 +263,7 @@ pub fn rejection(
 /// the models say. This measures the speed of a pair at an acceptance rate that its weights do not
 /// reach. The output does *not* have the target's distribution: use it for measurements only.
 ///
-/// Otherwise it takes the same time as [`rejection`]: it calls `target` with the same paths and
+/// Otherwise it takes the same time as verification token by token: it calls `target` with the same paths and
 /// samples the last token from the result (not from the residual of p and q, which is still
 /// computed).
 ///

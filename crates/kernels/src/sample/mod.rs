@@ -262,7 +262,7 @@ impl ProcessedLogits {
         })
     }
 
-    /// Accepts or corrects drafts (Leviathan et al. 2023, Algorithm 1); see `spec::verify`.
+    /// Accepts or corrects drafts (Sun et al. 2024, arXiv 2403.10444, Algorithm 2); see `spec::verify`.
     ///
     /// # Errors
     /// If a row or a token does not exist or a row is raced, or the device fails or is not a GPU.

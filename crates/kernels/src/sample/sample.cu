@@ -358,30 +358,71 @@ extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
     best_of<MAX_BEST>([&](int i) { return found[i].value; }, gridDim.y * count, count, give, scratch);
 }
 
-// The rule of `spec/verify.rs` for chains (Leviathan et al. 2023, Algorithm 1), over the output of
-// `process_logits`; `points` are its tokens. The verdict on a row without a token is NO_TOKEN.
+// The rule of `spec/verify.rs` for chains (Sun et al. 2024, Algorithm 2), over the output of `process_logits`;
+// `points` are its tokens. The verdict on a row without a token is NO_TOKEN.
 extern "C" __global__ void __launch_bounds__(1024)
     verify_chains(const float *probs, const uint32_t *points, const LogitsParams *params, const Node *nodes,
                   const Chain *chains, Verdict *verdicts, int vocab) {
     __shared__ Scratch scratch;
     const Chain chain = chains[blockIdx.x];
     const Node *node = nodes + chain.node;
-    const bool greedy = params[chain.row].temperature == 0.f;
-    uint32_t kept = 0;
-    for (; kept < chain.len; kept++) {
-        const Node &drafted = node[kept];
-        const size_t row = chain.row + kept;
+    const bool greedy = params[chain.row].temperature == 0.f, synthetic = chain.synthetic_acceptance >= 0.;
+    // What the token of a node multiplies the weight of its path with; 0 ends the path.
+    auto ratio = [&](uint32_t at) {
+        const size_t row = chain.row + at;
+        const Node &drafted = node[at];
         if (points[row] == NO_TOKEN) {
-            break;
+            return 0.;
         }
         double p = greedy ? (double)(points[row] == drafted.token)
                           : (double)probs[row * vocab + drafted.token];
-        double q = drafted.q == nullptr ? 1. : (double)drafted.q[drafted.token];
-        bool accepts = chain.synthetic_acceptance < 0. ? drafted.uniform * q < p
-                                                       : drafted.uniform < chain.synthetic_acceptance;
-        if (!accepts) {
-            break;
+        return p / (drafted.q == nullptr ? 1. : (double)drafted.q[drafted.token]);
+    };
+    // The weight of the first `len` nodes. It is computed again for each of them: that reads little.
+    auto path_weight = [&](uint32_t len) {
+        double weight = 1.;
+        for (uint32_t i = 0; i < len; i++) {
+            weight = fmin(weight * ratio(i), 1.);
         }
+        return weight;
+    };
+    // What the path of `len` nodes leaves of p for the token after it, if it is the longest that stands.
+    auto rest_of = [&](uint32_t len, float weight, int i) {
+        float p = __fmul_rn(weight, probs[(chain.row + len) * (size_t)vocab + i]);
+        const Node &after = node[len];
+        if (len == chain.len || (after.q != nullptr && i >= (int)after.q_vocab)) {
+            return p;
+        }
+        if (after.q == nullptr) {
+            return i == (int)after.token ? 0.f : p;
+        }
+        return fmaxf(__fsub_rn(p, after.q[i]), 0.f);
+    };
+    uint32_t kept = 0;
+    double weight = 1.;
+    if (synthetic) {
+        while (kept < chain.len && points[chain.row + kept] != NO_TOKEN &&
+               node[kept].uniform < chain.synthetic_acceptance) {
+            kept++;
+        }
+    } else {
+        while (kept < chain.len && ratio(kept) > 0.) {
+            kept++;
+        }
+        for (; kept > 0; kept--) {
+            weight = path_weight(kept);
+            if (weight >= 1.) {
+                break;
+            }
+            double mass = weight;
+            if (kept < chain.len && points[chain.row + kept] != NO_TOKEN) {
+                mass = sum([&](int i) { return rest_of(kept, (float)weight, i); }, 0, vocab, scratch);
+            }
+            if (node[kept - 1].uniform < mass / (mass + 1. - weight)) {
+                break;
+            }
+        }
+        weight = path_weight(kept);
     }
     const size_t row = chain.row + kept;
     const float *p = probs + row * vocab;
@@ -389,14 +430,8 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (!greedy && next != NO_TOKEN) {
         const double uniform = params[row].uniform;
         double total = 0.;
-        if (kept < chain.len && chain.synthetic_acceptance < 0.) {
-            const Node &rejected = node[kept];
-            auto rest = [&](int i) {
-                if (rejected.q == nullptr) {
-                    return i == (int)rejected.token ? 0.f : p[i];
-                }
-                return i < (int)rejected.q_vocab ? fmaxf(__fsub_rn(p[i], rejected.q[i]), 0.f) : p[i];
-            };
+        if (kept < chain.len && !synthetic) {
+            auto rest = [&](int i) { return rest_of(kept, (float)weight, i); };
             total = sum(rest, 0, vocab, scratch);
             if (total > 0.) {
                 const double scale = 1. / total;

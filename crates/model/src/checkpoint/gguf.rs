@@ -105,7 +105,7 @@ impl GgufFile {
         Some(if is_other { other.to_owned() } else { known })
     }
 
-    /// The matrix `name` (its Hugging Face name without `.weight`), with its rows in this order. It keeps its
+    /// The matrix `name` (its Hugging Face name without `.weight`), with its rows, or some of them, in this order. It keeps its
     /// blocks if a kernel takes them; f32, f16 and bf16 tensors are converted to `dtype`, or kept if that is
     /// `None`.
     ///
@@ -125,7 +125,9 @@ impl GgufFile {
         }
         if let Some(order) = order {
             tensor.data = in_order(&tensor.data, shape.0, order);
+            tensor.dims[0] = order.len();
         }
+        let shape = (tensor.dims[0], shape.1);
         self.matrix_of(tensor, shape, dtype, device)
     }
 
@@ -290,7 +292,7 @@ impl GgufFile {
     }
 }
 
-/// The `data` of so many `rows`, of which row `i` becomes row `order[i]`. Whole rows are moved, so no value changes.
+/// The rows `order` of the `data` of so many `rows`, in this order. Whole rows are moved, so no value changes.
 pub(crate) fn in_order(data: &[u8], rows: usize, order: &[u32]) -> Vec<u8> {
     let bytes = data.len() / rows.max(1);
     let row = |&row: &u32| &data[row as usize * bytes..][..bytes];

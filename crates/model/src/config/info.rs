@@ -16,6 +16,7 @@ impl ModelConfig {
             hidden_size: self.hidden_size,
             max_position_embeddings: self.max_position_embeddings,
             eos_token_ids: self.eos_token_ids.clone(),
+            mask_token: self.mask_token,
             experts: experts
                 .map(|experts| (experts.count, experts.per_token))
                 .collect(),

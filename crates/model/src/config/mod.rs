@@ -20,6 +20,7 @@ use foretoken_core::gguf::Header;
 use foretoken_core::kv::{KvHeads, KvShape};
 use keys::{Keys, ModelShape};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The shapes and constants of a decoder, from `config.json` or GGUF metadata.
 #[derive(Debug, Clone, Default)]
@@ -28,8 +29,11 @@ pub struct ModelConfig {
     pub architecture: String,
     /// Number of ids of the embedding and, in most models, of the output layer.
     pub vocab_size: usize,
-    /// Number of ids of the output layer, if a draft predicts only some ids; the tensor `d2t` says which.
+    /// Number of ids of the output layer, if a draft predicts only some ids: [`output_ids`](Self::output_ids), or
+    /// those of the tensor `d2t`.
     pub draft_vocab_size: Option<usize>,
+    /// The ids of which rows of the output layer are loaded, if a draft is to predict fewer than it could.
+    pub output_ids: Option<Arc<[u32]>>,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP in layers that have no other.
@@ -52,6 +56,8 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// The id that begins a text, if there is one.
     pub bos_token_id: Option<u32>,
+    /// The id that stands for tokens to guess, of a draft model that guesses several in one forward (PARD).
+    pub mask_token: Option<u32>,
     /// How matrices are packed, if they are.
     pub packed: Option<PackedConfig>,
     /// Prefixes of the names of the tensors that a checkpoint has for images. These tensors are not read.
@@ -244,6 +250,7 @@ impl ModelConfig {
             architecture: architecture.to_owned(),
             vocab_size: shape.vocab_size,
             draft_vocab_size: keys.size("draft_vocab_size")?,
+            output_ids: None,
             hidden_size,
             intermediate_size: shape.intermediate_size,
             spec: ModelSpec::default(),
@@ -255,11 +262,13 @@ impl ModelConfig {
             tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             eos_token_ids: Vec::new(),
             bos_token_id: keys.ids("bos_token_id")?.first().copied(),
+            mask_token: None,
             packed: None,
             skipped_tensors: &[],
         };
         config.validate(shape.num_layers)?;
         config.eos_token_ids = end_ids(&mut keys, config.vocab_size)?;
+        config.mask_token = mask_token(&mut keys, config.vocab_size)?;
         config.spec = spec(&mut keys, &shape)?;
         config.packed = PackedConfig::take(&mut keys)?;
         config.validate_layers()?;
@@ -298,6 +307,29 @@ impl ModelConfig {
     pub fn ropes(&self) -> impl Iterator<Item = &RopeSpec> {
         let layers = self.spec.layers.iter();
         layers.filter_map(|layer| layer.rope.as_ref())
+    }
+
+    /// The configuration of a draft of which only the rows `ids` of the output layer are loaded (FR-Spec, Zhao et al.
+    /// 2025, arXiv 2502.14856).
+    ///
+    /// # Errors
+    /// If it predicts only some ids as it is, or does not have one of these.
+    pub(crate) fn with_output_ids(mut self, ids: &Arc<[u32]>) -> Result<Self, String> {
+        let vocab_size = self.vocab_size;
+        let size = self.output_size();
+        if size < vocab_size || self.output_ids.is_some() {
+            return Err(format!(
+                "--draft-vocab: the draft predicts only {size} of {vocab_size} ids as it is: leave it out"
+            ));
+        }
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+            return Err(format!(
+                "--draft-vocab: id {id} is not below the draft's vocab_size {vocab_size}"
+            ));
+        }
+        self.draft_vocab_size = Some(ids.len());
+        self.output_ids = Some(ids.clone());
+        Ok(self)
     }
 
     /// Number of rows of the output layer.
@@ -428,6 +460,21 @@ fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The mask token of a PARD draft model, whose training writes these keys; -1 = there is none.
+fn mask_token(keys: &mut Keys, vocab_size: usize) -> Result<Option<u32>, String> {
+    let name = keys.text("spd_type")?;
+    if let Some(name) = name.filter(|name| name != "pard") {
+        return Err(keys.refused("spd_type", &name.into(), "only pard is"));
+    }
+    match keys.number("pard_token")? {
+        None | Some(-1.0) => Ok(None),
+        Some(id) if id >= 0.0 && id < vocab_size as f64 && id.fract() == 0.0 => Ok(Some(id as u32)),
+        Some(id) => Err(format!(
+            "pard_token {id} must be an id below vocab_size {vocab_size}"
+        )),
+    }
 }
 
 /// Takes the ids that end a text, of a model with `vocab_size` ids.

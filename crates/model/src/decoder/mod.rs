@@ -75,10 +75,10 @@ impl Decoder {
         let norm = Norm::load(&mut weights, names::NORM, hidden, config.spec.norm)?;
         let linear = if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
             Some(embedding.tied_head())
-        } else if weights.are_without_head() {
+        } else if weights.are_without_head() && output_name(&config) == names::HEAD {
             None
         } else {
-            Some(weights.linear(names::HEAD, (config.output_size(), hidden), false)?)
+            Some(weights.output_linear(output_name(&config), &config)?)
         };
         let output = linear.map(|linear| OutputLayer::new(linear, &mut weights, &config));
         let output = output.transpose()?;
@@ -299,6 +299,15 @@ impl Decoder {
         let output = self.output.as_ref();
         let output = output.ok_or_else(|| Error::internal("the model has no output layer"))?;
         output.forward(&self.normed(x, delta)?)
+    }
+}
+
+/// The name of the weight of the output layer of a model like `config`, if it is not the loaded embedding itself.
+pub(crate) fn output_name(config: &ModelConfig) -> &'static str {
+    if config.tie_word_embeddings && config.output_ids.is_some() {
+        names::EMBEDDING
+    } else {
+        names::HEAD
     }
 }
 

@@ -89,6 +89,11 @@ pub struct PathConfig {
 }
 
 impl PathConfig {
+    /// Whether it has any such part.
+    pub fn is_any(&self) -> bool {
+        self.parts().iter().any(Option::is_some)
+    }
+
     /// The name of the layout that has such parts.
     fn name(&self) -> &'static str {
         if self.lilicorr.is_some() {
@@ -246,6 +251,9 @@ impl HeadConfig {
         set_architecture(&mut shape, kind);
         let windows = take_windows(&mut shape)?;
         let mut shape = ModelConfig::parse(&shape.to_string())?;
+        if shape.mask_token.is_some() {
+            return Err("pard_token is not supported for a head: only for a draft model".into());
+        }
         for (layer, window) in shape.spec.layers.iter_mut().zip(windows) {
             layer.window = window;
         }

@@ -39,6 +39,7 @@ use foretoken_core::model::{
     Batch, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput, PathRows, Span,
 };
 use foretoken_kernels::AttentionBatch;
+use std::sync::Arc;
 
 /// A loaded head.
 pub struct DraftHead {
@@ -139,7 +140,8 @@ impl DraftHead {
     }
 
     /// Reads the first layer for further tokens of a checkpoint like `target`. Its parts are called `names`. The parts
-    /// that the layer lacks are shared with the target: they are those of the target's `ends`.
+    /// that the layer lacks are shared with the target: they are those of the target's `ends`. It predicts the ids
+    /// `output_ids`; `None` = all.
     ///
     /// # Errors
     /// Returns the errors of [`DraftHead::load`]. A tensor of the layer that is not read is an error, too.
@@ -148,10 +150,14 @@ impl DraftHead {
         mut weights: Weights,
         target: &ModelConfig,
         ends: &Ends,
+        output_ids: Option<&Arc<[u32]>>,
     ) -> Result<Self> {
         let mtp = (target.spec.mtp.as_ref())
             .ok_or_else(|| Error::internal("a named layer for further tokens has a spec"))?;
-        let head = mtp::config(target, mtp);
+        let mut head = mtp::config(target, mtp);
+        if let Some(ids) = output_ids {
+            head.shape = head.shape.with_output_ids(ids).map_err(Error::setup)?;
+        }
         let config = &head.shape;
         let shape = (config.vocab_size, config.hidden_size);
         let norm = match &names.norm {
@@ -168,7 +174,8 @@ impl DraftHead {
         };
         let mut output = ends.output.clone();
         if let Some(name) = &names.head {
-            output.linear = weights.linear(name, shape, false)?;
+            let linear = weights.output_linear(name, config)?;
+            output = output.cut_to(linear, &mut weights, config)?;
         }
         let start = names.start(&weights);
         let is_own = |name: &str| {

@@ -45,8 +45,7 @@ impl OutputLayer {
         if !weights.has(&format!("{}.weight", names::HEAD)) {
             return Ok(target.clone());
         }
-        let shape = (config.output_size(), config.hidden_size);
-        let linear = weights.linear(names::HEAD, shape, false)?;
+        let linear = weights.output_linear(names::HEAD, config)?;
         Self::new(linear, weights, config)
     }
 
@@ -60,6 +59,24 @@ impl OutputLayer {
             soft_cap: scales.soft_cap.filter(|&cap| cap > 0.),
             ..self
         }
+    }
+
+    /// This layer with the outputs of a model or head like `config` alone, which are those of `linear`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::output_ids`].
+    pub fn cut_to(
+        self,
+        linear: Linear,
+        weights: &mut Weights,
+        config: &ModelConfig,
+    ) -> Result<Self> {
+        let ids = weights.output_ids(config)?;
+        Ok(Self {
+            linear,
+            ids,
+            ..self
+        })
     }
 
     /// Number of outputs.

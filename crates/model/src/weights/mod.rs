@@ -165,7 +165,8 @@ impl Weights {
         self.linear_in_order(name, shape, bias, None)
     }
 
-    /// As [`Weights::linear`], but output `i` is that of row `order[i]` of the checkpoint.
+    /// As [`Weights::linear`], but output `i` is that of row `order[i]` of the checkpoint; there may be fewer outputs than
+    /// rows.
     ///
     /// # Errors
     /// Returns the errors of [`Weights::linear`].
@@ -180,6 +181,16 @@ impl Weights {
         let bias = self.bias(name, shape.0, bias)?;
         let bias = bias.map(|bias| in_order(bias, order)).transpose()?;
         Ok(Linear::new(matrix, bias).named(name, order))
+    }
+
+    /// The output layer `name` (without `.weight`) of a model or head like `config`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub(crate) fn output_linear(&mut self, name: &str, config: &ModelConfig) -> Result<Linear> {
+        let ids = config.output_ids.as_deref();
+        let rows = ids.map_or(config.output_size(), |_| config.vocab_size);
+        self.linear_in_order(name, (rows, config.hidden_size), false, ids)
     }
 
     /// The token embedding `name` (without `.weight`), `[vocab, hidden]`.
@@ -247,6 +258,9 @@ impl Weights {
     /// # Errors
     /// Returns the errors of [`Weights::linear`]. An id that is not below `vocab_size` is an error, too.
     pub fn output_ids(&mut self, config: &ModelConfig) -> Result<Option<Tensor>> {
+        if let Some(ids) = &config.output_ids {
+            return Ok(Some(Tensor::new(&**ids, &self.device)?));
+        }
         let Some(size) = config.draft_vocab_size else {
             return Ok(None);
         };
@@ -394,9 +408,10 @@ impl Weights {
             return Ok(matrix);
         }
         if self.inventory.is_some() {
-            let dims = [shape.0, shape.1];
+            let (dims, shape) = ([shape.0, shape.1], ordered_shape(shape, order));
+            let kept = [shape.0, shape.1];
             let format = self
-                .note(&format!("{name}.weight"), &dims, Some(&dims))?
+                .note(&format!("{name}.weight"), &dims, Some(&kept))?
                 .name();
             return Ok(Arc::new(Unread { shape, format }));
         }
@@ -493,6 +508,11 @@ impl Weights {
         }
         Ok(tensor.to_device(&self.device)?)
     }
+}
+
+/// The shape of a matrix of this `shape` after its rows were taken in this order.
+pub(crate) fn ordered_shape(shape: (usize, usize), order: Option<&[u32]>) -> (usize, usize) {
+    (order.map_or(shape.0, <[u32]>::len), shape.1)
 }
 
 /// `tensor` with its rows in this order.

@@ -1,6 +1,6 @@
 //! Matrices that are packed, as [`PackedConfig`] says.
 
-use super::{TensorSource, Weights, in_order};
+use super::{TensorSource, Weights, in_order, ordered_shape};
 use super::{dummy, requantize};
 use crate::checkpoint::gguf;
 use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
@@ -80,6 +80,7 @@ impl Weights {
                 .blocks
                 .filter(|_| self.device.is_cpu() || !opened.may_reorder);
             let stored = (scheme.label(), parts.bytes);
+            let shape = ordered_shape(shape, order);
             return Ok(Some(self.unread(name, stored, shape, blocks)));
         }
         let unpacked = (opened.unpack)()?;
@@ -135,7 +136,7 @@ impl Weights {
             Some(order) => gguf::in_order(&blocks.data, shape.0, order),
             None => blocks.data,
         };
-        let matrix = matrix::quantized(form, data, shape, &self.device)?;
+        let matrix = matrix::quantized(form, data, ordered_shape(shape, order), &self.device)?;
         match blocks.inputs {
             Some(inputs) => Ok(Arc::new(Reordered::new(matrix, &inputs)?)),
             None => Ok(matrix),
@@ -184,6 +185,7 @@ impl Weights {
         let form = self.form_of(blocks, shape);
         if self.inventory.is_some() {
             let bytes = form.bytes(&[shape.0, shape.1]);
+            let shape = ordered_shape(shape, order);
             return Ok(self.unread(name, (scheme.label(), bytes), shape, blocks));
         }
         let name = format!("{name}.weight");
@@ -191,7 +193,7 @@ impl Weights {
         match blocks.filter(|_| form.blocks() == blocks) {
             Some(kind) => {
                 let data = requantize::blocks(&noise, kind)?;
-                matrix::quantized(form, data, shape, &self.device)
+                matrix::quantized(form, data, ordered_shape(shape, order), &self.device)
             }
             None => self.matrix_of(&noise.to_device(&self.device)?, &name),
         }
@@ -205,10 +207,11 @@ impl Weights {
 fn rows<T: WithDType + Send + Sync>(
     unpacked: &dyn Unpacked,
     name: &str,
-    (outputs, inputs): Shape,
+    shape: Shape,
     order: Option<&[u32]>,
     from: impl Fn(f32) -> T + Sync,
 ) -> Result<Tensor> {
+    let (outputs, inputs) = ordered_shape(shape, order);
     let mut values = Vec::new();
     let failed = |_| {
         Error::setup(format!(

@@ -1,3 +1,5 @@
+mod block;
+
 use super::{
     Dist, Draft, NoToken, Purpose, Rng, Verdict, coupled, rejection, synthetic_acceptance,
 };
@@ -54,7 +56,7 @@ fn round(seed: u64, k: usize) -> Vec<u32> {
     out
 }
 
-/// Leviathan et al. 2023, Appendix A.1: the first output token is distributed as p for every K,
+/// Sun et al. 2024, Theorem 1: the first output token is distributed as p for every K,
 /// and so is the second given the first, whether the first was accepted or the round ended
 /// there. The noise floor at these counts is below 0.003.
 #[test]
@@ -319,7 +321,7 @@ fn by_chance_acceptance_follows_the_rate_alone() {
     }
 }
 
-/// It evaluates the same paths as `rejection`, in the same order, and nothing after a rejection.
+/// It evaluates the paths that it accepts, in their order, and nothing after a rejection.
 #[test]
 fn by_chance_the_target_is_asked_for_what_was_accepted() {
     let mut draft = Draft::default();
