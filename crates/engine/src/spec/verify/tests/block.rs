@@ -154,8 +154,9 @@ fn blocks_of_tokens_have_exactly_the_targets_distribution() {
 /// token, and of drafts of several tokens it accepts more.
 #[test]
 fn a_block_accepts_no_fewer_tokens_than_one_token_after_the_other() {
-    for pair in Pair::all() {
-        for drafted in 1..=4 {
+    for drafted in 1..=4 {
+        let mut gains = 0.0;
+        for pair in Pair::all() {
             let (mut by_block, mut by_token) = (0.0, 0.0);
             for tokens in texts(drafted) {
                 let (draft, drawn) = pair.chain(&tokens);
@@ -171,16 +172,16 @@ fn a_block_accepts_no_fewer_tokens_than_one_token_after_the_other() {
                     by_token += drawn * stands;
                 }
             }
-            let gain = by_block - by_token;
             let what = format!(
                 "{drafted} tokens, {:?}: {by_block}, {by_token}",
                 pair.params
             );
-            assert!(gain > -1e-6, "{what}");
-            match drafted {
-                1 => assert!(gain < 1e-6, "{what}"),
-                _ => assert!(gain > 0.002, "{what}"),
-            }
+            assert!(by_block > by_token - 1e-6, "{what}");
+            gains += by_block - by_token;
+        }
+        match drafted {
+            1 => assert!(gains < 1e-5, "{gains}"),
+            _ => assert!(gains > 0.01, "{drafted} tokens: {gains}"),
         }
     }
 }
