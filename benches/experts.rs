@@ -44,11 +44,12 @@ fn main() {
     for one in &forwards {
         let MeasuredForward {
             rows,
+            context,
             experts_read,
             seconds,
         } = one;
         println!(
-            "{rows} rows, {experts_read} experts: {:.1} ms",
+            "{rows} rows after {context} tokens, {experts_read} experts: {:.1} ms",
             1e3 * seconds
         );
     }
@@ -157,6 +158,8 @@ impl Steps {
         let output = model.forward(&batch, &mut self.store).expect("it runs");
         MeasuredForward {
             rows,
+            // All steps have the same: its attention counts for the rows.
+            context: 0,
             experts_read: output.experts_read,
             seconds: started.elapsed().as_secs_f64(),
         }
@@ -205,8 +208,8 @@ impl Costs {
             of_rows: self.of_rows.seconds(rows, nodes),
             of_experts: self.of_experts.seconds(rows, nodes),
         };
-        self.of_rows.note(rows, nodes, 0, took.seconds);
-        (self.of_experts).note(rows, nodes, took.experts_read, took.seconds);
+        self.of_rows.note(rows, nodes, 0, 0, took.seconds);
+        (self.of_experts).note(rows, nodes, 0, took.experts_read, took.seconds);
         sample
     }
 }

@@ -7,6 +7,7 @@ mod candidates;
 pub mod check;
 mod checkpoint;
 mod corpus;
+mod cost_cache;
 pub mod defaults;
 mod draft_vocab;
 mod drafts;

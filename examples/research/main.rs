@@ -58,12 +58,14 @@ impl Study {
         let args = std::iter::once("research".to_owned()).chain(args);
         let flags = Flags::try_parse_from(args).map_err(|e| Error::setup(e.to_string()))?;
         let bench = ["foretoken".to_owned(), "bench".to_owned()];
-        let (config, options) = match Command::from_args(bench.into_iter().chain(flags.bench)) {
+        let (mut config, options) = match Command::from_args(bench.into_iter().chain(flags.bench)) {
             Ok(Command::Bench(config, options)) => (config, options),
             Ok(_) => return Err(Error::setup("flags of `foretoken bench` are expected")),
             Err(Exit::Wrong(error)) => return Err(error),
             Err(Exit::Text(text)) => return Err(Error::setup(text)),
         };
+        // Another machine's costs, or those of an earlier run, are none of this one's.
+        config.engine.no_cost_cache = true;
         let row_penalty = flags.row_penalty;
         let (loaded, _thread) = load::load_with(&config, None, |target| {
             if row_penalty > 0.0 {

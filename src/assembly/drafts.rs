@@ -6,7 +6,7 @@ use crate::config::DrafterChoice;
 use crate::error::{Error, Result};
 use crate::model::{
     DraftNetwork, DraftVocabulary, Head, HeadKind, Inventory, KvSource, LayerList, LoadOptions,
-    LoadedModel, Model, ModelConfig, ModelInfo,
+    LoadedModel, Model, ModelConfig, ModelInfo, ModelSource,
 };
 use crate::spec::{
     BlockDrafter, DraftModel, Drafter, JointModel, JointVocabulary, Tokenizer, Translator,
@@ -49,6 +49,8 @@ pub struct LoadedDraft {
     vocabulary: Option<JointVocabulary>,
     /// What its headers say; `None` if it has no headers of its own.
     pub candidate: Option<Candidate>,
+    /// The checkpoint; `None` if it is the target's.
+    pub source: Option<ModelSource>,
 }
 
 impl LoadedDraft {
@@ -96,6 +98,7 @@ impl LoadedDraft {
         draft_vocab::log(draft.options.draft_vocabulary.as_ref(), name, head.info());
         Ok(Self {
             candidate: Some(Candidate::of(name, Some(kind), &inventory)),
+            source: Some(draft.source.clone()),
             ..Self::of_head(head)
         })
     }
@@ -139,6 +142,7 @@ impl LoadedDraft {
         Ok(Self {
             vocabulary,
             candidate: Some(Candidate::of(name, None, &inventory)),
+            source: Some(draft.source.clone()),
             ..Self::of_model(model)?
         })
     }
@@ -174,6 +178,7 @@ impl LoadedDraft {
             network: DraftNetwork::Head(head),
             vocabulary: None,
             candidate: None,
+            source: None,
         }
     }
 
@@ -184,6 +189,7 @@ impl LoadedDraft {
             network: DraftNetwork::Model(model),
             vocabulary: None,
             candidate: None,
+            source: None,
         })
     }
 

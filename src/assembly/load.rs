@@ -2,6 +2,7 @@
 
 use super::checkpoint::Reading;
 use super::corpus;
+use super::cost_cache;
 use super::known::KnownDraft;
 use super::learn;
 use super::plan::{Plan, PlannedDraft};
@@ -84,6 +85,8 @@ pub fn load_with(
             known.command
         );
     }
+    // Nothing is known of a drafter of the caller.
+    let cost_cache = cost_cache::of(&plan).filter(|_| own.is_none());
     let (device, config) = (plan.device_name(), &plan.config);
     let (target, text, blocks) = (plan.target.model, plan.target.text, plan.cache.blocks);
     let operations = |planned: &PlannedDraft| {
@@ -105,6 +108,7 @@ pub fn load_with(
         EngineOptions {
             calibrate: true,
             model_identity: model_identity(config, &plan.target.checkpoint.source, device),
+            cost_cache,
             ..config.engine.clone()
         },
     )?;

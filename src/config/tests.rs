@@ -539,6 +539,8 @@ fn prefixes_are_cached_unless_a_flag_or_a_key_says_no() {
     assert!(off(accepted("--model m --no-prefix-caching")));
     let file = |line: &str| off(with_file(line, "--model m").unwrap());
     assert!(file("no-prefix-caching = true") && !file("no_prefix_caching = false"));
+    assert!(!accepted("--model m").engine.no_cost_cache);
+    assert!(accepted("--model m --no-cost-cache").engine.no_cost_cache);
     match command("bench --model m --random-prompts 1") {
         Command::Bench(config, _) => assert!(off(config)),
         other => panic!("{other:?}"),

@@ -174,6 +174,20 @@ fn a_parallel_head_is_learnt_and_serves() {
     })
     .unwrap();
     assert_eq!(accepted(served(&shop, "head/f32.gguf")), of_folder);
+
+    // What the evaluation measured goes with the head into both formats.
+    for out in ["head", "head/f32.gguf"] {
+        let head = served(&shop, out);
+        let rates = head.rates().expect("the rates of the evaluation");
+        let measured: Vec<f64> = report.depths.iter().map(|depth| depth.agreement).collect();
+        let differs = |(rate, measured): (&f32, &f64)| (f64::from(*rate) - measured).abs() > 1e-4;
+        let mut both = rates.greedy.iter().zip(&measured);
+        assert!(
+            both.len() == 3 && !both.any(differs),
+            "{rates:?}, {measured:?}"
+        );
+        assert_eq!(rates.sampled.len(), 3);
+    }
 }
 
 /// How many draft tokens of greedy and of sampled requests `fast` accepts, whose texts are those of `plain`.

@@ -1,6 +1,7 @@
 //! The interface to the engine: checks, the bounded queue, shutdown.
 
 use super::cache_key::CacheKey;
+use super::cost_cache::CostCache;
 use super::events::Events;
 use super::request::{Event, Request, queue_cost};
 use super::stats::Stats;
@@ -90,6 +91,15 @@ pub struct EngineOptions {
         arg(long, value_enum, default_value_t, help_heading = "Speculation")
     )]
     pub spec_budget: BudgetMode,
+    /// Learn anew what drafts cost and how often they are accepted, instead of beginning with what this machine has
+    /// learned of the same models before. No text depends on it.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = clap::ArgAction::Set,
+          help_heading = "Speculation"))]
+    pub no_cost_cache: bool,
+    /// Where to keep what is learned; `None` = nowhere.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub cost_cache: Option<CostCache>,
     /// Whether the costs of steps are measured before the first request.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub calibrate: bool,
@@ -225,6 +235,8 @@ impl Default for EngineOptions {
             spec: SpecLimits::default(),
             acceptance: Acceptance::default(),
             spec_budget: BudgetMode::default(),
+            no_cost_cache: false,
+            cost_cache: None,
             calibrate: false,
             step_limits: StepLimits::default(),
             max_loras: 0,

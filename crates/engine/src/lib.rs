@@ -5,6 +5,7 @@
 mod adapter_stats;
 mod cache_key;
 mod chunk;
+mod cost_cache;
 mod disk;
 mod embedding;
 mod events;
@@ -22,6 +23,7 @@ mod step;
 mod thread;
 
 use crate::spec::{SeqId, SpeculativeRunner, StepResult};
+use cost_cache::CostWriter;
 use disk::EngineBeginnings;
 use foretoken_core::error::{Error, Result, panic_message};
 use foretoken_core::sampling::Acceptance;
@@ -38,6 +40,7 @@ use std::time::Instant;
 use step::{Stepped, committed, emit, no_token, step_inputs};
 
 pub use cache_key::CacheKey;
+pub use cost_cache::CostCache;
 pub use events::{CollectedEvents, Events};
 pub use foretoken_core::sampling::TokenLogprobs;
 pub use handle::{
@@ -69,6 +72,8 @@ struct Engine {
     has_failed: bool,
     /// Whether the pools were checked while idle since the last request arrived.
     checked: bool,
+    /// Keeps what speculation learns.
+    costs: Option<CostWriter>,
 }
 
 /// The error for a panic of `what`.
@@ -83,6 +88,7 @@ impl Engine {
     /// The reason it ends, unless it was asked to end.
     fn run(mut self) -> Result<()> {
         let end = self.work();
+        self.keep_costs(true);
         self.fail_all(&end.clone().err().unwrap_or_else(Error::shutting_down));
         end.and_then(|()| self.check_idle())
     }
@@ -122,10 +128,20 @@ impl Engine {
         let started = Instant::now();
         let mut inputs = step_inputs(&mut self.scheduler.running, &plan);
         let (outputs, target_time) = self.runner.step(&mut inputs)?;
+        self.costs.iter_mut().for_each(CostWriter::note_step);
         self.note_step(&plan, target_time);
         self.note_chunk(&plan, &outputs, started.elapsed());
         self.commit_and_emit(&plan, outputs);
         Ok(())
+    }
+
+    /// Keeps what speculation has learned, now and then and as the thread `ends`.
+    fn keep_costs(&mut self, ends: bool) {
+        if let Some(costs) = self.costs.as_mut().filter(|costs| costs.is_due(ends))
+            && !self.runner.drafter_is_off()
+        {
+            costs.write(self.runner.learned());
+        }
     }
 
     fn schedule(&mut self) -> (Vec<ScheduledSequence>, Vec<SeqId>) {
@@ -355,6 +371,7 @@ impl Engine {
         if self.runner.draft_kv_usage() > 0.0 {
             return Err(Error::internal("draft pool: blocks are held while idle"));
         }
+        self.keep_costs(false);
         Ok(())
     }
 }

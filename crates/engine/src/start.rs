@@ -2,6 +2,7 @@
 
 use super::cache_key::CacheKey;
 use super::chunk::PromptChunk;
+use super::cost_cache::CostWriter;
 use super::handle::{EngineHandle, EngineOptions, EngineShared, RequestLimits};
 use super::prefix_disk::PrefixDisk;
 use super::scheduler::Scheduler;
@@ -81,7 +82,7 @@ pub(super) fn build(
     block_size: usize,
     options: EngineOptions,
 ) -> Result<(Engine, EngineHandle)> {
-    let mut spec = options.spec;
+    let (mut spec, drafts) = (options.spec, drafters.len());
     if drafters.is_empty() {
         spec.length = 0;
     }
@@ -155,6 +156,12 @@ pub(super) fn build(
         let rows = options.max_num_seqs.saturating_add(nodes);
         log_costs(&runner.calibrate(rows.min(options.max_num_batched_tokens))?);
     }
+    let costs = options.cost_cache;
+    let learns = drafts > 0 && options.spec_budget == BudgetMode::Adaptive;
+    let costs = costs.filter(|_| learns);
+    if let Some(cache) = &costs {
+        runner.recall(&cache.read(drafts));
+    }
     let engine = Engine {
         inbox,
         shared: shared.clone(),
@@ -173,6 +180,7 @@ pub(super) fn build(
         concerned: Vec::new(),
         has_failed: false,
         checked: true,
+        costs: costs.map(CostWriter::new),
     };
     Ok((engine, EngineHandle { sender, shared }))
 }
@@ -200,7 +208,15 @@ fn log_costs(measured: &[MeasuredForward]) {
                 0 => String::new(),
                 experts => format!(" with {experts} experts"),
             };
-            format!("{}: {:.2} ms{experts}", one.rows, 1e3 * one.seconds)
+            let context = match one.context {
+                0 => String::new(),
+                context => format!(" after {context} tokens"),
+            };
+            format!(
+                "{}{context}: {:.2} ms{experts}",
+                one.rows,
+                1e3 * one.seconds
+            )
         };
         let costs: Vec<String> = measured.iter().map(cost).collect();
         tracing::info!("a step by its number of rows: {}", costs.join(", "));

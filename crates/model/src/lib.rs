@@ -35,6 +35,7 @@ pub use config::pooling::embedding_spec;
 pub use config::reranker::reranker_spec;
 pub use heads::HeadKind;
 pub use heads::config::{HeadConfig, MAX_MARKOV_RANK};
+pub use heads::rates::{RATES, to_json as rates_json};
 pub use layers::linear::{Embedding, Linear};
 pub use layers::rope::{RopeScaling, RopeSpec};
 pub use load::{

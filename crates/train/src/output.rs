@@ -9,8 +9,9 @@ use super::student::{self, Student};
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result, first_line};
-use foretoken_core::files::folder_of;
-use foretoken_model::ModelSource;
+use foretoken_core::files::{self, folder_of};
+use foretoken_core::model::DepthRates;
+use foretoken_model::{ModelSource, RATES, rates_json};
 use foretoken_text::Text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -160,6 +161,19 @@ impl OutputFolder {
     /// `Setup`, naming the file.
     pub fn save_weights(&self, model: &dyn Student) -> Result<()> {
         save(&self.path.join(WEIGHTS), &model.weights()?)
+    }
+
+    /// Adds how often a head's guesses were right to its `config.json`.
+    ///
+    /// # Errors
+    /// `Setup`, naming the file.
+    pub fn write_rates(&self, rates: &DepthRates) -> Result<()> {
+        let file = self.path.join("config.json");
+        let text = files::read_text(&file)?;
+        let mut config: Value =
+            serde_json::from_str(&text).map_err(|e| Error::in_file(&file, e))?;
+        config[RATES] = rates_json(rates);
+        write_json(&file, &config)
     }
 
     /// Writes everything that serving needs besides the weights: `config`, which is the draft's

@@ -3,6 +3,7 @@
 use super::cost::Costs;
 use super::loss::DraftMetrics;
 use super::{Method, Objective};
+use foretoken_core::model::DepthRates;
 use foretoken_engine::spec::expected_speed_up;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -182,6 +183,19 @@ pub fn best_tree(ranks: &[[f64; RANKS]], nodes: usize, max_depth: usize) -> (f64
 }
 
 impl DistillReport {
+    /// How often a head's guesses were right; `None` = it was not measured.
+    pub fn rates(&self) -> Option<DepthRates> {
+        let is_measured = self.objective == Objective::Kl && !self.depths.is_empty();
+        let rates = |figure: fn(&Evaluation) -> f64| {
+            let rates = self.depths.iter().map(figure);
+            rates.map(|rate| rate as f32).collect()
+        };
+        is_measured.then(|| DepthRates {
+            greedy: rates(|depth| depth.agreement),
+            sampled: rates(|depth| depth.overlap[0]),
+        })
+    }
+
     /// The table of a head. Without a measured cost of its steps there are no speed-ups.
     fn fmt_depths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

@@ -144,7 +144,8 @@ impl<'a> Trainer<'a> {
         self.folder.save_weights(&*self.model)
     }
 
-    /// Returns the figures of the run so far, and writes them to `report.json`.
+    /// Returns the figures of the run so far, and writes them to `report.json`; to a head's `config.json` how often its
+    /// guesses were right.
     ///
     /// # Errors
     /// `Setup`, if the file cannot be written.
@@ -165,6 +166,9 @@ impl<'a> Trainer<'a> {
             costs,
         };
         output::write_json(&self.folder.path().join("report.json"), &report)?;
+        if let Some(rates) = report.rates() {
+            self.folder.write_rates(&rates)?;
+        }
         Ok(report)
     }
 

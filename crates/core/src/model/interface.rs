@@ -136,6 +136,15 @@ pub trait Model: Send {
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput>;
 }
 
+/// How often a head's first guess for a draft token was right, where those for the tokens before it were.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DepthRates {
+    /// In greedy texts: for the first, the second, ... token of a draft. Deeper tokens are like the last one.
+    pub greedy: Vec<f32>,
+    /// In texts at temperature 1, if accepted as often as possible: the overlap of the distributions.
+    pub sampled: Vec<f32>,
+}
+
 /// A draft head: a model that reads, besides tokens, hidden states of its target.
 pub trait Head: Model {
     /// The target's layers whose hidden states it reads, as in [`Taps::layers`].
@@ -177,6 +186,11 @@ pub trait Head: Model {
     /// Values that stand for the target's hidden states in rows with masks, `[1, width as for fuse]`. Only a
     /// P-EAGLE head has them: it predicts a block, and its rows are otherwise EAGLE's.
     fn mask_hidden(&self) -> Option<&Tensor> {
+        None
+    }
+
+    /// How often its guesses were right in its training; `None` = its checkpoint does not say.
+    fn rates(&self) -> Option<&DepthRates> {
         None
     }
 

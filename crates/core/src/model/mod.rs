@@ -11,5 +11,7 @@ pub use adapter::{Adapter, AdapterLoader, AdapterRows};
 pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
 pub use embedding::{EmbeddingSpec, Pooling};
 pub use foretoken_kernels::{KeptState, Span, StateRows, StateStart};
-pub use interface::{DraftNetwork, ForwardOutput, Head, Model, ModelInfo, PathOutput, PathRows};
+pub use interface::{
+    DepthRates, DraftNetwork, ForwardOutput, Head, Model, ModelInfo, PathOutput, PathRows,
+};
 pub use reranker::RerankerSpec;

@@ -2,6 +2,8 @@
 
 use crate::spec::draft::Draft;
 use crate::spec::estimate::{Estimator, RequestBias};
+use crate::spec::learned::LearnedDrafts;
+use foretoken_core::model::DraftNetwork;
 
 /// Upper bounds of the buckets of a guess's probability under the draft model.
 const PROBS: [f32; 13] = [
@@ -13,6 +15,15 @@ const RANKS: usize = 4;
 const PRIOR_WEIGHT: usize = 10;
 /// Probability that a level of the draft has the right token, before anything is known.
 const PRIOR: f32 = 0.7;
+/// What of the guesses of a block remains right from one depth to the next, if nothing else is known: of a head that
+/// guesses along paths, and of one that guesses each token without the others.
+const FOLLOWING: f32 = 0.95;
+const INDEPENDENT: f32 = 0.88;
+/// Levels that a rate of a head's training counts as, and one that is usual.
+const MEASURED_WEIGHT: f32 = 24.0;
+const USUAL_WEIGHT: f32 = 4.0;
+/// The acceptance rate of the coupled rule over the overlap of the distributions, about.
+const COUPLED: f32 = 0.95;
 /// Tokens before a draft that show whether the text before it is still the same.
 const CONTEXT: usize = 8;
 
@@ -111,6 +122,46 @@ impl AcceptanceView<'_> {
 }
 
 impl AcceptanceModel {
+    /// What is known of a network's guesses before the first one: how often they were right in its training, or else what
+    /// is usual of its layout.
+    pub fn of(network: &DraftNetwork) -> Self {
+        let mut model = Self::default();
+        let head = network.head();
+        if let Some(rates) = head.and_then(|head| head.rates()) {
+            model.begin(&rates.greedy, &rates.sampled, MEASURED_WEIGHT);
+        } else if let Some(block) = network.masked_block() {
+            let follows = head.is_some_and(|head| head.follows_paths());
+            let decline = if follows { FOLLOWING } else { INDEPENDENT };
+            let depths = 0..block.max_depth() as i32;
+            let rates: Vec<f32> = depths.map(|depth| PRIOR * decline.powi(depth)).collect();
+            model.begin(&rates, &rates, USUAL_WEIGHT);
+        }
+        model
+    }
+
+    /// Begins with the rates at which levels have the right token, as if so many had been seen of each.
+    fn begin(&mut self, greedy: &[f32], sampled: &[f32], weight: f32) {
+        for (is_sampled, rates, share) in [(false, greedy, 1.0), (true, sampled, COUPLED)] {
+            for (depth, rate) in (1..=u8::MAX).zip(rates) {
+                let hits = share * rate * weight;
+                self.levels
+                    .add(&[u8::from(is_sampled), depth], hits, weight);
+            }
+        }
+    }
+
+    /// Writes what was seen.
+    pub fn learned(&self, to: &mut LearnedDrafts) {
+        to.nodes = self.nodes.learned();
+        to.levels = self.levels.learned();
+    }
+
+    /// Begins with what was seen at another time.
+    pub fn recall(&mut self, learned: &LearnedDrafts) {
+        self.nodes.recall(&learned.nodes);
+        self.levels.recall(&learned.levels);
+    }
+
     /// The estimates for a request with this history.
     pub fn view(&self, history: &History, is_sampled: bool) -> AcceptanceView<'_> {
         AcceptanceView {
@@ -131,6 +182,12 @@ impl AcceptanceModel {
             Some(*path)
         });
         path.collect()
+    }
+
+    /// The highest probability that a draft has the right first token that what is known allows.
+    pub fn hope(&self, history: &History, is_sampled: bool) -> f32 {
+        let hope = self.levels.hope(&[u8::from(is_sampled), 1]);
+        history.levels.adjust(hope)
     }
 
     /// Learns from the tokens that came after the last draft; all `tokens` of the request.
@@ -318,5 +375,35 @@ mod tests {
             acceptance.learn(&mut history, &[7, 8, 9, 5]);
         }
         assert_eq!(acceptance.forecast(&history, true, 1), before);
+    }
+
+    /// A head that was measured in its training is believed, and what is seen is believed more.
+    #[test]
+    fn what_training_measured_is_where_estimates_begin() {
+        let mut acceptance = AcceptanceModel::default();
+        acceptance.begin(&[0.53, 0.48, 0.46], &[0.4, 0.3], MEASURED_WEIGHT);
+        let history = History::default();
+        let close = |path: &[f32], want: &[f32]| {
+            let both = path.iter().zip(want);
+            assert!(both.clone().all(|(a, b)| (a - b).abs() < 0.05), "{path:?}");
+        };
+        let greedy = [0.53, 0.53 * 0.48, 0.53 * 0.48 * 0.46];
+        close(&acceptance.forecast(&history, false, 4), &greedy);
+        close(&acceptance.forecast(&history, true, 2), &[0.38, 0.11]);
+        let hope = acceptance.hope(&history, false);
+        assert!((0.6..0.75).contains(&hope), "{hope}");
+        let mut learned = LearnedDrafts::default();
+        for _ in 0..300 {
+            let mut history = History::default();
+            let estimate = acceptance.view(&history, false).estimate(0, 0.5);
+            history.propose_levels(&[1, 2], false, vec![vec![(3, estimate)]]);
+            acceptance.learn(&mut history, &[1, 2, 9]);
+        }
+        assert!(acceptance.hope(&history, false) < 0.15);
+        acceptance.learned(&mut learned);
+        let mut later = AcceptanceModel::default();
+        later.recall(&learned);
+        assert!(later.forecast(&history, false, 1)[0] < 0.15);
+        assert!(later.hope(&history, false) < 0.25);
     }
 }

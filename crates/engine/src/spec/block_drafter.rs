@@ -458,20 +458,17 @@ impl Drafter for BlockDrafter {
     }
 
     fn forecast(&self, request: &DraftRequest<'_>) -> Option<Forecast> {
-        let length = request.length.min(self.block.max_depth());
         let network = &self.pool.network;
         let fed = self.pool.sequences.get(&request.id);
         let fed = fed.map_or(0, |sequence| sequence.tokens.len());
-        Some(Forecast {
-            path: self.pool.forecast(request, length),
-            pending: if network.is_head() {
-                1
-            } else {
+        let pending = match network.is_head() {
+            true => 1,
+            false => {
                 let pending = request.tokens.len().saturating_sub(fed);
                 pending.clamp(1, network.chunk)
-            },
-            at_once: true,
-        })
+            }
+        };
+        Some(self.pool.forecast(request, request.length, pending))
     }
 
     fn pool(&mut self) -> Option<&mut DraftPool> {

@@ -10,11 +10,17 @@
 //!
 //! Costs are known only of what runs. So a few steps have fewer or more nodes than seems best.
 
+mod exploration;
+mod forecast;
 mod nodes;
 
+use super::attention_cost::Attending;
 use super::cost::{CostCurve, MAX_RATIO};
+use super::learned::Learned;
 use super::target_cost::TargetCost;
-use nodes::{BudgetNode, MIN_SCORE, chain, probability, ranked, tree};
+use exploration::Exploration;
+pub use forecast::DraftForecast;
+use nodes::{BudgetNode, MIN_SCORE, RankedPrefix, best, chain, ranked, tree};
 
 /// Draft rows whose average price [`Budget::min_score`] compares, at least, and of each sequence.
 const MIN_SCORE_ROWS: usize = 16;
@@ -24,11 +30,9 @@ const MIN_SCORE_ROWS_EACH: usize = 4;
 const MARGIN: f64 = 1.1;
 /// The weight of the steps before, at each step, in the estimate of the speed-up.
 const DECAY: f64 = 0.995;
-/// The share of its time that a sequence without drafts may spend on probes.
-const PROBE_SHARE: f64 = 0.0025;
-/// Steps over which the price of feeding a backlog to the draft model is spread: texts are hundreds of
-/// tokens long, but nobody knows how long this one will be.
-const BACKLOG_STEPS: usize = 32;
+/// Time that must be saved to read a text for the sake of its drafts, over the time for reading: drafts take time, too, and
+/// without any nothing is learned.
+const READ_AND_DRAFT: f64 = 4.0;
 /// The share of time that may be lost by steps without drafts that are run to compare with.
 const CONTROL_SHARE: f64 = 0.0025;
 /// One of this many steps may have another number of rows than seems best, to learn its cost: one
@@ -61,6 +65,17 @@ pub struct Budget {
     pruned: u64,
     /// Steps that have run.
     steps: u64,
+    exploration: Exploration,
+}
+
+/// A step without its drafts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Base {
+    /// Sequences that gain a token.
+    pub sequences: usize,
+    pub rows: usize,
+    /// Tokens of each of these sequences, on average.
+    pub context: usize,
 }
 
 /// A sequence's draft: the estimated probability that each node and all its ancestors stand, and
@@ -69,28 +84,6 @@ pub struct Budget {
 pub struct Candidates<'a> {
     pub scores: &'a [f32],
     pub parents: &'a [Option<u16>],
-}
-
-/// What a drafter with a model expects for a sequence before it drafts.
-#[derive(Debug)]
-pub struct DraftForecast<'a> {
-    /// Probability that the first 1, 2, ... tokens of the draft stand. No deeper draft than this.
-    pub path: &'a [f32],
-    pub max_length: usize,
-    /// Rows that the draft model must compute for its first token: 1, and what it has not seen.
-    pub pending: usize,
-    /// Whether one forward of the draft model gives all tokens, with a row for each after the pending ones.
-    pub at_once: bool,
-    /// Kept with the sequence.
-    pub probe: &'a mut Probe,
-}
-
-/// What a sequence without drafts has saved for a look at whether they would pay now.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Probe {
-    seconds: f64,
-    /// The step in which it saved last.
-    step: Option<u64>,
 }
 
 /// What is worth verifying.
@@ -111,6 +104,8 @@ pub struct StepCost {
     /// Rows of the target's forward without draft nodes.
     pub base_rows: usize,
     pub draft_nodes: usize,
+    /// Tokens of a sequence before these rows, on average.
+    pub context: usize,
     /// Experts that the target's forward read; see [`TargetCost`].
     pub experts_read: usize,
     /// New tokens of all sequences, accepted ones included.
@@ -118,15 +113,6 @@ pub struct StepCost {
     pub target_seconds: f64,
     /// Drafting, whether with a model or not.
     pub draft_seconds: f64,
-}
-
-/// The first nodes of a ranking, in tokens.
-#[derive(Debug, Clone, Copy, Default)]
-struct RankedPrefix {
-    /// Expected tokens.
-    gain: f64,
-    /// Tokens that the nodes must gain.
-    cost: f64,
 }
 
 impl Budget {
@@ -140,6 +126,7 @@ impl Budget {
             spent: 1.0,
             pruned: 0,
             steps: 0,
+            exploration: Exploration::default(),
         }
     }
 
@@ -173,6 +160,18 @@ impl Budget {
         self.gained / self.spent
     }
 
+    /// Writes the costs that were learned.
+    pub fn learned(&self, to: &mut Learned) {
+        self.target.learned(to);
+        to.draft = self.draft.learned();
+    }
+
+    /// Begins with costs that were learned at another time, beside those that were measured.
+    pub fn recall(&mut self, learned: &Learned) {
+        self.target.recall(learned);
+        self.draft.recall(&learned.draft);
+    }
+
     /// Draft nodes that were proposed and not verified, since the start.
     pub fn pruned(&self) -> u64 {
         self.pruned
@@ -184,10 +183,18 @@ impl Budget {
         if step.sequences == 0 || step.base_rows != step.sequences {
             return;
         }
+        self.exploration.save(step.target_seconds);
         let (rows, nodes, experts) = (step.base_rows, step.draft_nodes, step.experts_read);
-        self.target.note(rows, nodes, experts, step.target_seconds);
-        let plain = self.target.seconds(step.sequences, 0);
-        let expected = self.target.seconds_of(rows + nodes, experts);
+        let (context, seconds) = (step.context, step.target_seconds);
+        (self.target).note(rows, nodes, context, experts, seconds);
+        let base = Base {
+            sequences: step.sequences,
+            rows,
+            context,
+        };
+        let plain = self.step_seconds(base, 0);
+        let attention = self.target.attention(attending(base, nodes));
+        let expected = self.target.seconds_of(rows + nodes, experts) + attention;
         let ratio = (step.target_seconds + step.draft_seconds) / expected;
         let spent = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO) * expected / plain;
         let gained = step.tokens as f64 / step.sequences as f64;
@@ -197,15 +204,9 @@ impl Budget {
         }
     }
 
-    /// Which nodes of each draft to verify in a step of `sequences` sequences that has `base_rows`
-    /// rows without them. Parents of kept nodes are kept. A score that is no probability counts as
-    /// 0, and one above its parent's as its parent's.
-    pub fn select(
-        &mut self,
-        drafts: &[Candidates<'_>],
-        base_rows: usize,
-        sequences: usize,
-    ) -> Selection {
+    /// Which nodes of each draft to verify in a step that is `base` without them. Parents of kept nodes are kept. A score
+    /// that is no probability counts as 0, and one above its parent's as its parent's.
+    pub fn select(&mut self, drafts: &[Candidates<'_>], base: Base) -> Selection {
         let all = self.is_fixed();
         let keep = drafts.iter().map(|draft| vec![all; draft.scores.len()]);
         let (keep, gains) = (keep.collect(), vec![0.0; drafts.len()]);
@@ -218,8 +219,8 @@ impl Budget {
             nodes.extend(tree(sequence, draft));
         }
         let nodes = ranked(nodes);
-        let price = self.price(sequences);
-        let rows = self.verify_seconds(base_rows, nodes.len());
+        let price = self.price(base);
+        let rows = self.verify_seconds(base, nodes.len());
         let mut offers = vec![RankedPrefix::default()];
         for (node, seconds) in nodes.iter().zip(&rows[1..]) {
             offers.push(RankedPrefix {
@@ -232,8 +233,8 @@ impl Budget {
         for node in &nodes[..best] {
             selection.gains[node.sequence] += share * node.score;
         }
-        if base_rows == sequences {
-            best = self.explore(best, &offers, base_rows);
+        if base.rows == base.sequences {
+            best = self.explore(best, &offers, base.rows);
         }
         for node in &nodes[..best] {
             selection.keep[node.sequence][node.index] = true;
@@ -245,46 +246,92 @@ impl Budget {
 
     /// The depth to draft to for each sequence, before a model drafts. A level is one forward of the draft
     /// model over all sequences that are drafted for that deep, or a row of its only forward for each of them
-    /// ([`DraftForecast::at_once`]). The depth is 0 where drafting does not pay, except for a probe of depth 1
-    /// now and then: its outcome is known even if [`Budget::select`] prunes the node.
+    /// ([`DraftForecast::at_once`]). The depth is 0 where drafting does not pay, except for a look now and then. The
+    /// outcome of a look of depth 1 is known even if [`Budget::select`] prunes the node.
     ///
-    /// Call it at most once per step, with all sequences that may draft: those that do not, save for their
-    /// next probe, also for the steps since the last call.
-    pub fn depths(
-        &self,
-        forecasts: &mut [DraftForecast<'_>],
-        base_rows: usize,
-        sequences: usize,
-    ) -> Vec<usize> {
+    /// Call it at most once per step, with all sequences that may draft.
+    pub fn depths(&mut self, forecasts: &[DraftForecast<'_>], base: Base) -> Vec<usize> {
         if self.is_fixed() {
             return forecasts.iter().map(|one| one.max_length).collect();
         }
-        let (nodes, offers) = self.plan(forecasts, base_rows, sequences);
+        let mut depths = self.best_depths(forecasts, base, base.rows == base.sequences);
+        if depths.contains(&0) {
+            self.look(&mut depths, forecasts, base);
+        }
+        depths
+    }
+
+    /// The depths that pay best; with `explores`, in some steps others nearby.
+    fn best_depths(
+        &self,
+        forecasts: &[DraftForecast<'_>],
+        base: Base,
+        explores: bool,
+    ) -> Vec<usize> {
+        let (nodes, offers) = self.plan(forecasts, base);
         let mut best = best(&offers);
-        if base_rows == sequences {
-            best = self.explore(best, &offers, base_rows);
+        if explores {
+            best = self.explore(best, &offers, base.rows);
         }
         let mut depths = vec![0; forecasts.len()];
         let nodes = nodes.iter().take(best);
         nodes.for_each(|node| depths[node.sequence] += 1);
-        self.probe(&mut depths, forecasts, sequences);
         depths
     }
 
-    /// Seconds that drafts of a model are expected to save each of `sequences` sequences in a step, at the
-    /// depth that pays best; 0 if none pays. `path` and `at_once` are as in [`DraftForecast`].
-    pub fn saved_seconds(&self, path: &[f32], at_once: bool, sequences: usize) -> f64 {
-        let mut probes = vec![Probe::default(); sequences];
-        let forecast = |probe| DraftForecast {
-            path,
-            max_length: path.len(),
-            pending: 1,
-            at_once,
-            probe,
-        };
-        let forecasts: Vec<_> = probes.iter_mut().map(forecast).collect();
-        let (_, offers) = self.plan(&forecasts, sequences, sequences);
-        offers[best(&offers)].value() / self.price(sequences) / sequences.max(1) as f64
+    /// Lets sequences that shall not draft do so after all, as far as time is saved for it: to the depth that would pay
+    /// if the first token were as probable as it may be, or else to depth 1.
+    fn look(&mut self, depths: &mut [usize], forecasts: &[DraftForecast<'_>], base: Base) {
+        let mut hoped = vec![0; depths.len()];
+        if self.exploration.most(true) >= self.draft_seconds(1) {
+            let paths: Vec<_> = forecasts.iter().map(DraftForecast::hoped_path).collect();
+            let forecasts = forecasts.iter().zip(&paths);
+            let forecasts: Vec<_> = forecasts
+                .map(|(one, path)| DraftForecast { path, ..*one })
+                .collect();
+            hoped = self.best_depths(&forecasts, base, false);
+        }
+        let busy = depths.iter().zip(forecasts);
+        let rows = busy.map(|(&depth, one)| (1..=depth).map(move |depth| one.rows_of(depth)));
+        let first = rows.flatten().filter(|(forward, _)| *forward == 0);
+        let mut rows: usize = first.map(|(_, rows)| rows).sum();
+        // Another sequence has the first turn in each step.
+        let turn = self.steps as usize % depths.len();
+        for at in (turn..depths.len()).chain(0..turn) {
+            let one = &forecasts[at];
+            if depths[at] > 0 || one.max_length == 0 {
+                continue;
+            }
+            let (depth, is_hopeful) = (hoped[at].max(1), hoped[at] > 0);
+            let (mut with, mut cost) = (rows + one.pending.max(1), 0.0);
+            if one.at_once {
+                with += depth;
+            } else {
+                cost += (depth - 1) as f64 * self.draft_seconds(1);
+            }
+            cost += self.draft_seconds(with) - self.draft_seconds(rows);
+            if is_hopeful {
+                cost += self.verify_seconds(base, depth)[depth];
+            }
+            if self.exploration.take(cost, is_hopeful) {
+                (depths[at], rows) = (depth, with);
+            }
+        }
+    }
+
+    /// Takes `seconds` for reading a text whose drafts would pay if they were as good as they may be; returns false if
+    /// these and the time for drafts are not saved.
+    pub fn may_read(&mut self, seconds: f64) -> bool {
+        let has_more = self.exploration.most(true) >= READ_AND_DRAFT * seconds;
+        has_more && self.exploration.take(seconds, true)
+    }
+
+    /// Seconds that drafts of a model are expected to save each sequence of a step, at the depth that pays best; 0 if
+    /// none pays.
+    pub fn saved_seconds(&self, forecast: DraftForecast<'_>, base: Base) -> f64 {
+        let forecasts = vec![forecast; base.sequences];
+        let (_, offers) = self.plan(&forecasts, base);
+        offers[best(&offers)].value() / self.price(base) / base.sequences.max(1) as f64
     }
 
     /// The nodes that a draft model may draft, best first, down to the depth that is worth most, and what
@@ -292,17 +339,16 @@ impl Budget {
     fn plan(
         &self,
         forecasts: &[DraftForecast<'_>],
-        base_rows: usize,
-        sequences: usize,
+        base: Base,
     ) -> (Vec<BudgetNode>, Vec<RankedPrefix>) {
-        let price = self.price(sequences);
+        let price = self.price(base);
         let deepest = forecasts.iter().map(|one| one.path.len()).max();
-        let verify = self.verify_seconds(base_rows, deepest.unwrap_or(0));
+        let verify = self.verify_seconds(base, deepest.unwrap_or(0));
         let nodes = forecasts.iter().enumerate();
         // Nodes are ranked by what they gain: one with a long backlog would stand before cheaper ones.
         let nodes = nodes.filter(|(_, one)| self.backlog_pays(one, price, &verify));
         let mut nodes = ranked(nodes.flat_map(|(at, one)| chain(at, one)).collect());
-        let verify = self.verify_seconds(base_rows, nodes.len());
+        let verify = self.verify_seconds(base, nodes.len());
         let deepest = nodes.iter().map(|node| node.depth).max().unwrap_or(0);
         let (mut chosen, mut depth) = (vec![RankedPrefix::default()], 1);
         let mut known = Vec::new();
@@ -352,46 +398,30 @@ impl Budget {
         })
     }
 
-    /// Lets sequences with depth 0 save, and raises the depth to 1 for those that can pay for it.
-    fn probe(&self, depths: &mut [usize], forecasts: &mut [DraftForecast<'_>], sequences: usize) {
-        let share = self.plain_share(sequences);
-        let busy = depths.iter().zip(&*forecasts);
-        let rows = busy.map(|(&depth, one)| (1..=depth).map(move |depth| one.rows_of(depth)));
-        let first = rows.flatten().filter(|(forward, _)| *forward == 0);
-        let mut rows: usize = first.map(|(_, rows)| rows).sum();
-        let idle = depths.iter_mut().zip(forecasts);
-        for (depth, one) in idle.filter(|(depth, one)| **depth == 0 && one.max_length > 0) {
-            let last = one.probe.step.replace(self.steps);
-            let steps = last.map_or(1, |last| self.steps.saturating_sub(last).max(1));
-            one.probe.seconds += PROBE_SHARE * share * steps as f64;
-            let with = rows + one.pending.max(1) + usize::from(one.at_once);
-            let cost = self.draft_seconds(with) - self.draft_seconds(rows);
-            if one.probe.seconds >= cost {
-                one.probe.seconds -= cost;
-                (*depth, rows) = (1, with);
-            }
-        }
-    }
-
-    /// The score below which no node is worth a row of a step of `sequences` sequences that has
-    /// `base_rows` rows without drafts: half the price of a row where several are cheapest, since
-    /// the prices are estimates.
-    pub fn min_score(&self, base_rows: usize, sequences: usize) -> f32 {
+    /// The score below which no node is worth a row of a step that is `base` without drafts: half the price of a row
+    /// where several are cheapest, since the prices are estimates.
+    pub fn min_score(&self, base: Base) -> f32 {
         if self.is_fixed() {
             return 0.0;
         }
-        let rows = MIN_SCORE_ROWS.max(MIN_SCORE_ROWS_EACH * sequences);
-        let seconds = self.verify_seconds(base_rows, rows);
+        let rows = MIN_SCORE_ROWS.max(MIN_SCORE_ROWS_EACH * base.sequences);
+        let seconds = self.verify_seconds(base, rows);
         let each = (1..=rows).map(|rows| seconds[rows] / rows as f64);
         let least = each.fold(f64::INFINITY, f64::min);
-        let price = 0.5 * self.price(sequences) * least;
+        let price = 0.5 * self.price(base) * least;
         (price as f32).clamp(MIN_SCORE, 1.0)
     }
 
-    /// Seconds that 0, 1, ..., `nodes` draft nodes add to a step of `base_rows` rows.
-    fn verify_seconds(&self, base_rows: usize, nodes: usize) -> Vec<f64> {
-        let seconds = |nodes| self.target.seconds(base_rows, nodes);
-        (0..=nodes).map(|node| seconds(node) - seconds(0)).collect()
+    /// Seconds that 0, 1, ..., `nodes` draft nodes add to a step.
+    fn verify_seconds(&self, base: Base, nodes: usize) -> Vec<f64> {
+        let without = self.step_seconds(base, 0);
+        let seconds = |nodes| self.step_seconds(base, nodes) - without;
+        (0..=nodes).map(seconds).collect()
+    }
+
+    /// Expected seconds of a step with so many draft nodes.
+    fn step_seconds(&self, base: Base, nodes: usize) -> f64 {
+        self.target.seconds(base.rows, nodes) + self.target.attention(attending(base, nodes))
     }
 
     /// `best`, or in some steps a number of nodes whose cost is to be learned: none, or one close to
@@ -435,55 +465,31 @@ impl Budget {
         }
     }
 
-    /// Seconds that a sequence's part of a step without drafts takes, in a step of so many.
-    pub fn plain_share(&self, sequences: usize) -> f64 {
-        let sequences = sequences.max(1);
-        self.target.seconds(sequences, 0) / sequences as f64
+    /// Seconds that a sequence's part of a step takes if no sequence has a draft or reads a prompt.
+    pub fn plain_share(&self, base: Base) -> f64 {
+        let sequences = base.sequences.max(1);
+        let plain = Base {
+            sequences,
+            rows: sequences,
+            ..base
+        };
+        self.step_seconds(plain, 0) / sequences as f64
     }
 
     /// The tokens that a second must gain.
-    pub fn price(&self, sequences: usize) -> f64 {
-        MARGIN * self.speed_up().max(1.0) / self.plain_share(sequences)
+    pub fn price(&self, base: Base) -> f64 {
+        MARGIN * self.speed_up().max(1.0) / self.plain_share(base)
     }
 }
 
-impl DraftForecast<'_> {
-    /// The forward of the draft model that gives the token at `depth`, from 1, and the rows that it adds
-    /// there.
-    fn rows_of(&self, depth: usize) -> (usize, usize) {
-        match (self.at_once, depth) {
-            (false, 1) => (0, self.first_rows()),
-            (false, _) => (depth - 1, 1),
-            (true, 1) => (0, self.pending + 1),
-            (true, _) => (0, 1),
-        }
+/// What the rows of a step with so many draft nodes attend to. Rows of prompts count as if they were of other sequences:
+/// the step has them with drafts and without.
+fn attending(base: Base, nodes: usize) -> Attending {
+    Attending {
+        sequences: base.sequences,
+        rows: base.sequences + nodes,
+        context: base.context,
     }
-
-    /// The rows that the first token of a draft costs. A sequence that drafts in each step feeds what the
-    /// step before gained. What is beyond that, such as a prompt, is fed once and serves all later drafts.
-    fn first_rows(&self) -> usize {
-        let expected: f64 = self.path.iter().copied().map(probability).sum();
-        let each = (1 + expected.round() as usize).min(self.pending.max(1));
-        each + self.pending.saturating_sub(each).div_ceil(BACKLOG_STEPS)
-    }
-}
-
-impl RankedPrefix {
-    fn value(&self) -> f64 {
-        self.gain - self.cost
-    }
-}
-
-/// The first number of nodes that has the highest value. All are compared: the costs need not be
-/// convex.
-fn best(offers: &[RankedPrefix]) -> usize {
-    let mut best = 0;
-    for (nodes, offer) in offers.iter().enumerate() {
-        if offer.value() > offers[best].value() {
-            best = nodes;
-        }
-    }
-    best
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ const MAX_SPAN: usize = 16;
 const MANY_ROWS: [usize; 9] = [17, 24, 32, 48, 64, 65, 96, 128, 256];
 /// Most rows that a forward may be rounded up to.
 const MAX_ROUNDED: usize = 1024;
+/// Tokens before the rows of the forwards that tell what attention costs, and the numbers of these rows.
+const CONTEXT: usize = 512;
+const ROWS_AFTER_CONTEXT: [usize; 2] = [1, 8];
 /// Rounds, in each of which every number of rows has its turn; of the same number the fastest forward counts. In
 /// turns, because a shared machine that becomes slower between two of them would make one look dear.
 const RUNS: usize = 4;
@@ -93,9 +96,10 @@ pub fn probe(
 /// Measures forwards of sequences that begin at position 0, all of whose tokens differ, up to those of steps of `max_rows`
 /// rows. Writes to the pool, which has `num_blocks` blocks and in which no sequence may have any.
 ///
-/// If `alike`, and if the model has experts, a forward whose tokens are all the same follows each forward of
-/// several rows. Its rows have the same values, so attention makes the same of them, and all of them choose the
-/// same experts (but for what else a model makes of positions, such as states).
+/// Of a target, which is `verified`, it also measures forwards of few rows after [`CONTEXT`] tokens, if there is room for
+/// them. If the target has experts, a forward whose tokens are all the same follows each forward of several rows. Its
+/// rows have the same values, so attention makes the same of them, and all of them choose the same experts (but for what
+/// else a model makes of positions, such as states).
 ///
 /// # Errors
 /// If the device failed.
@@ -103,7 +107,7 @@ pub fn measure(
     model: &mut dyn Model,
     store: &mut KvStore,
     num_blocks: usize,
-    alike: bool,
+    verified: bool,
     max_rows: usize,
 ) -> Result<Vec<MeasuredForward>> {
     let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
@@ -119,15 +123,18 @@ pub fn measure(
         MAX_TIME
     };
     let vocab_size = model.info().vocab_size as u32;
-    let alike = alike && !model.info().experts.is_empty();
+    let alike = verified && !model.info().experts.is_empty();
+    // A forward in the middle of a text would need a state of the tokens before it.
+    let can_begin_later = !model.kv_shape().is_recurrent()
+        && CONTEXT + MAX_SPAN <= model.info().max_position_embeddings;
     let (started, mut tables) = (Instant::now(), vec![BlockTable::default()]);
-    let mut forward = |rows: usize, step: u32, tables: &[BlockTable]| -> Result<MeasuredForward> {
+    let mut forward = |rows: usize, step: u32, context: usize, tables: &[BlockTable]| {
         let mut batch = Batch::default();
         let token = |row: u32| row * step % vocab_size;
         let tokens: Vec<u32> = (0..rows as u32).map(token).collect();
         let span = if rows <= MAX_SPAN { rows } else { 1 };
         for (tokens, table) in tokens.chunks(span).zip(tables) {
-            batch.push_span(tokens, &[], 0, table, store.block_size);
+            batch.push_span(tokens, &[], context, table, store.block_size);
         }
         batch.logits = (0..rows as u32).collect();
         let started = Instant::now();
@@ -135,8 +142,9 @@ pub fn measure(
         // Waits for the result.
         let one = output.logits.narrow(0, 0, 1)?.narrow(1, 0, 1)?;
         one.flatten_all()?.to_vec1::<f32>()?;
-        Ok(MeasuredForward {
+        Ok::<_, Error>(MeasuredForward {
             rows,
+            context,
             experts_read: output.experts_read,
             seconds: started.elapsed().as_secs_f64(),
         })
@@ -151,14 +159,30 @@ pub fn measure(
         let both = [1, 0].into_iter().take(1 + usize::from(alike && rows > 1));
         for step in both {
             // The first one allocates.
-            let first = forward(rows, step, &tables)?;
+            let first = forward(rows, step, 0, &tables)?;
             let seconds = f64::INFINITY;
             measured.push((step, MeasuredForward { seconds, ..first }));
         }
     }
+    for rows in ROWS_AFTER_CONTEXT {
+        // They tell nothing without the same rows at the start.
+        let is_known = measured.iter().any(|(_, one)| one.rows == rows);
+        let in_time = started.elapsed() <= max_time;
+        if verified
+            && can_begin_later
+            && is_known
+            && in_time
+            && blocks.reserve(&mut tables[0], CONTEXT + rows).is_ok()
+        {
+            let first = forward(rows, 1, CONTEXT, &tables)?;
+            let seconds = f64::INFINITY;
+            measured.push((1, MeasuredForward { seconds, ..first }));
+        }
+    }
     for _ in 0..RUNS {
         for (step, fastest) in &mut measured {
-            let seconds = forward(fastest.rows, *step, &tables)?.seconds;
+            let (rows, context) = (fastest.rows, fastest.context);
+            let seconds = forward(rows, *step, context, &tables)?.seconds;
             fastest.seconds = fastest.seconds.min(seconds);
         }
         if started.elapsed() > 2 * max_time {

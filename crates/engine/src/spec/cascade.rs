@@ -2,6 +2,7 @@
 
 use super::draft::{CacheScope, Committed, Draft, DraftRequest, Forecast, SeqId};
 use super::drafter::Drafter;
+use super::learned::LearnedDrafts;
 use super::pool::DraftPool;
 use super::tables::Tables;
 use foretoken_core::error::Result;
@@ -122,6 +123,16 @@ impl Drafter for Cascade {
         self.tables.end(id);
     }
 
+    fn learned(&mut self, to: &mut LearnedDrafts) {
+        self.first.learned(to);
+        self.tables.learned(to);
+    }
+
+    fn recall(&mut self, learned: &LearnedDrafts) {
+        self.first.recall(learned);
+        self.tables.recall(learned);
+    }
+
     fn check_invariants(&mut self) -> Result<(), String> {
         self.first.check_invariants()?;
         self.tables.check_invariants()
@@ -158,6 +169,7 @@ mod tests {
         fn forecast(&self, _: &DraftRequest<'_>) -> Option<Forecast> {
             Some(Forecast {
                 path: vec![0.5, 0.0, 0.0],
+                hope: 0.5,
                 pending: 1,
                 at_once: false,
             })

@@ -1,6 +1,8 @@
 //! The seconds that a forward takes by its number of rows, learned from the forwards that run. Pure:
 //! the caller measures.
 
+use super::learned::LearnedCost;
+
 /// Numbers of rows up to this have a knot each; above it a knot is for numbers within a quarter.
 const EXACT_ROWS: usize = 16;
 const KNOT_RATIO: f64 = 1.25;
@@ -101,10 +103,10 @@ impl CostCurve {
         self.fit();
     }
 
-    /// Learns from a step of `rows` rows that took `seconds`.
-    pub fn note(&mut self, rows: usize, seconds: f64) {
+    /// Learns from a step of `rows` rows that took `seconds`. Returns whether it tells more than the speed of the machine.
+    pub fn note(&mut self, rows: usize, seconds: f64) -> bool {
         if !is_measured(&(rows, seconds)) {
-            return;
+            return false;
         }
         let rows = self.padded(rows);
         if self.knots.is_empty() {
@@ -116,13 +118,48 @@ impl CostCurve {
         let at = self.knot(rows);
         let knot = &mut self.knots[at];
         if std::mem::replace(&mut self.last, knot.end) == knot.end {
-            return;
+            return false;
         }
         knot.seen = (knot.seen + 1).min((1.0 / KNOT_WEIGHT) as u32);
         // What was expected from the neighbours counts as one observation.
         let weight = 1.0 / f64::from(knot.seen + 1);
         knot.rows += (rows as f64 - knot.rows) * weight;
         knot.cost *= ratio.powf(weight);
+        self.fit();
+        true
+    }
+
+    /// The shape, to [recall](CostCurve::recall) it later.
+    pub fn learned(&self) -> Vec<LearnedCost> {
+        let one = self.interpolate(1.0, |knot| knot.fitted);
+        let knots = self.knots.iter();
+        knots
+            .map(|knot| LearnedCost {
+                rows: knot.rows.round() as usize,
+                cost: knot.fitted / one,
+                seen: knot.seen,
+            })
+            .collect()
+    }
+
+    /// Adds a shape that was learned at another time, with at most the weight of what is measured before the first
+    /// step. Without any such measurement there is no scale for it, and it is left out.
+    pub fn recall(&mut self, learned: &[LearnedCost]) {
+        if self.knots.is_empty() {
+            return;
+        }
+        let one = self.interpolate(1.0, |knot| knot.cost);
+        for known in learned {
+            let rows = self.padded(known.rows);
+            let at = self.knot(rows);
+            let knot = &mut self.knots[at];
+            let weight = known.seen.min(CALIBRATED);
+            let share = f64::from(weight) / f64::from(knot.seen + weight).max(1.0);
+            knot.rows += share * (rows as f64 - knot.rows);
+            knot.cost += share * (one * known.cost - knot.cost);
+            knot.seen += weight;
+        }
+        self.knots.retain(|knot| knot.seen > 0);
         self.fit();
     }
 
@@ -365,6 +402,32 @@ pub(super) mod tests {
             let change = curve.seconds(rows) / before.seconds(rows);
             assert!((change - 1.0).abs() < 0.04, "{change} at {rows} rows");
         }
+    }
+
+    #[test]
+    fn a_shape_is_recalled_at_the_machines_speed() {
+        let mut before = CostCurve::default();
+        for step in 0..2000 {
+            before.note(1 + step % 12, 0.02 * avx2(1 + step % 12));
+        }
+        let learned = before.learned();
+        let mut unknown = CostCurve::default();
+        unknown.recall(&learned);
+        assert!(!unknown.is_known());
+        // Measured on a machine that is twice as slow, with an error of a fifth at 4 rows.
+        let mut after = CostCurve::default();
+        after.calibrate(&[(1, 0.04), (4, 0.04 * 1.2 * avx2(4)), (8, 0.04 * avx2(8))]);
+        let wrong = worst(&after, avx2, 1..=12);
+        after.recall(&learned);
+        assert_monotone(&after);
+        let error = worst(&after, avx2, 1..=12);
+        assert!(error < 0.6 * wrong, "{error} instead of {wrong}");
+        assert!((after.seconds(1) / 0.04 - 1.0).abs() < 0.05);
+        // What is seen now counts more.
+        for step in 0..3000 {
+            after.note(1 + step % 8, 0.02 * (1 + step % 8) as f64);
+        }
+        assert!(worst(&after, |rows| rows as f64, 1..=8) < 0.1);
     }
 
     #[test]

@@ -427,6 +427,8 @@ pub struct Committed<'a> {
 pub struct Forecast {
     /// Estimated probability that a draft has the right tokens down to depth 1, 2, ...
     pub path: Vec<f32>,
+    /// The highest probability of the first token that what is known of it allows.
+    pub hope: f32,
     /// Rows of the first forward: 1, and what the drafter has not seen.
     pub pending: usize,
     /// Whether the first forward drafts all levels, with a row for each after the pending ones; otherwise

@@ -277,11 +277,8 @@ impl Drafter for DraftModel {
         let fed = sequences.get(&request.id).unwrap_or(&unknown);
         let tokens = network.tokens_of(fed, request.tokens);
         let pending = tokens.len().saturating_sub(fed.tokens.len());
-        Some(Forecast {
-            path: self.pool.forecast(request, request.length),
-            pending: pending.clamp(1, network.chunk),
-            at_once: false,
-        })
+        let pending = pending.clamp(1, network.chunk);
+        Some(self.pool.forecast(request, request.length, pending))
     }
 
     fn pool(&mut self) -> Option<&mut DraftPool> {

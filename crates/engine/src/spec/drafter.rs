@@ -1,6 +1,7 @@
 //! The interface of drafters.
 
 use super::draft::{CacheScope, Committed, Draft, DraftRequest, Forecast, SeqId};
+use super::learned::LearnedDrafts;
 use super::pool::DraftPool;
 use foretoken_core::error::Result;
 
@@ -97,6 +98,20 @@ pub trait Drafter: Send {
     /// The request ended: free all state held for its sequence. The drafter may learn from it first.
     fn end(&mut self, id: SeqId) {
         self.forget(id);
+    }
+
+    /// Writes what it has seen of its guesses.
+    fn learned(&mut self, to: &mut LearnedDrafts) {
+        if let Some(pool) = self.pool() {
+            pool.acceptance.learned(to);
+        }
+    }
+
+    /// Begins with what was seen of such guesses at another time; called before the first draft.
+    fn recall(&mut self, learned: &LearnedDrafts) {
+        if let Some(pool) = self.pool() {
+            pool.acceptance.recall(learned);
+        }
     }
 
     /// Checks that it holds exactly what it may.

@@ -1,5 +1,6 @@
 //! How probable it is that a draft token stands: counts of what came true, by features of the token.
 
+use super::learned::LearnedCount;
 use std::collections::HashMap;
 
 /// Most features of a draft token.
@@ -10,6 +11,12 @@ const MAX_COUNT: f32 = 2048.0;
 
 /// Weight of a less specific estimate, in observations.
 const PARENT_WEIGHT: f32 = 4.0;
+
+/// Standard deviations from an estimate to the highest probability that is hoped for.
+const INTERVAL: f32 = 1.64;
+
+/// Tokens of a kind that what was seen at another time counts as, at most.
+const RECALLED: f32 = 64.0;
 
 /// Maximum of an estimate: nothing is certain.
 const MAX_PROBABILITY: f32 = 0.99;
@@ -59,15 +66,67 @@ impl Estimator {
         p.min(MAX_PROBABILITY)
     }
 
+    /// The highest probability that what was seen of such tokens allows: the upper end of a one-sided interval of 95%, by
+    /// the normal approximation.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_FEATURES`].
+    pub fn hope(&self, features: &[u8]) -> f32 {
+        let p = self.probability(features);
+        let key = prefixes(features).last();
+        let n = key
+            .and_then(|key| self.counts.get(&key))
+            .map_or(0.0, |count| count.n);
+        let deviation = (p * (1.0 - p) / (n + PARENT_WEIGHT)).sqrt();
+        (p + INTERVAL * deviation).min(MAX_PROBABILITY)
+    }
+
+    /// What was seen, to [recall](Estimator::recall) it later.
+    pub fn learned(&self) -> Vec<LearnedCount> {
+        let counts = self.counts.iter();
+        let mut learned: Vec<_> = counts
+            .map(|((len, features), count)| LearnedCount {
+                features: features[..usize::from(*len)].to_vec(),
+                hits: count.hits,
+                n: count.n,
+            })
+            .collect();
+        learned.sort_by(|a, b| a.features.cmp(&b.features));
+        learned
+    }
+
+    /// Takes what was seen at another time in the place of what is known: as at most [`RECALLED`] tokens of a kind, so that
+    /// it soon yields to what is seen now.
+    pub fn recall(&mut self, learned: &[LearnedCount]) {
+        for one in learned.iter().filter(|one| one.is_valid(MAX_FEATURES)) {
+            let factor = (RECALLED / one.n).min(1.0);
+            let count = Count {
+                hits: factor * one.hits,
+                n: factor * one.n,
+            };
+            if let Some(key) = prefixes(&one.features).last() {
+                self.counts.insert(key, count);
+            }
+        }
+    }
+
     /// Notes whether a token with these features, whose parent stood, stood.
     ///
     /// # Panics
     /// If there are more than [`MAX_FEATURES`].
     pub fn note(&mut self, features: &[u8], stood: bool) {
+        self.add(features, f32::from(stood), 1.0);
+    }
+
+    /// Notes `n` tokens with these features, of which `hits` stood.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_FEATURES`].
+    pub fn add(&mut self, features: &[u8], hits: f32, n: f32) {
         for key in prefixes(features) {
             let count = self.counts.entry(key).or_default();
-            count.n += 1.0;
-            count.hits += f32::from(stood);
+            count.n += n;
+            count.hits += hits;
             if count.n >= MAX_COUNT {
                 count.n /= 2.0;
                 count.hits /= 2.0;
@@ -138,6 +197,59 @@ mod tests {
             estimator.note(&[1], i % 4 == 0);
         }
         assert!((estimator.probability(&[1]) - 0.25).abs() < 0.01);
+    }
+
+    #[test]
+    fn hope_ends_with_what_is_seen() {
+        let mut estimator = Estimator::new(0.7);
+        assert_eq!(estimator.hope(&[1, 1]), MAX_PROBABILITY);
+        let mut hopes = Vec::new();
+        for _ in 0..5 {
+            estimator.add(&[1, 1], 6.0, 20.0);
+            hopes.push(estimator.hope(&[1, 1]));
+            assert!(
+                hopes
+                    .iter()
+                    .all(|&hope| hope > estimator.probability(&[1, 1]))
+            );
+        }
+        assert!(hopes.is_sorted_by(|a, b| a > b), "{hopes:?}");
+        assert!(hopes[4] < 0.4, "{hopes:?}");
+        assert!(estimator.hope(&[1, 2]) > hopes[4], "what was not seen");
+    }
+
+    #[test]
+    fn what_was_learned_is_recalled_and_yields() {
+        let mut before = Estimator::new(0.15);
+        for i in 0..1000 {
+            before.note(&[1, 2], i % 2 == 0);
+            before.note(&[1, 3], i % 4 == 0);
+        }
+        let mut after = Estimator::new(0.15);
+        after.recall(&before.learned());
+        for features in [&[1, 2][..], &[1, 3], &[1, 9]] {
+            let difference = before.probability(features) - after.probability(features);
+            assert!(difference.abs() < 0.03, "{features:?}: {difference}");
+        }
+        for _ in 0..200 {
+            after.note(&[1, 2], false);
+        }
+        assert!(after.probability(&[1, 2]) < 0.2);
+        let of = |features: &[u8], hits, n| LearnedCount {
+            features: features.to_vec(),
+            hits,
+            n,
+        };
+        let mut same = before.clone();
+        same.recall(&[
+            of(&[], 1.0, 2.0),
+            of(&[1, 2, 3, 4], 1.0, 2.0),
+            of(&[1], 3.0, 2.0),
+            of(&[1], f32::NAN, 2.0),
+            of(&[1], -1.0, f32::INFINITY),
+            of(&[1], 0.0, 0.0),
+        ]);
+        assert_eq!(same.learned(), before.learned());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Speculative decoding: drafters, the acceptance rule, and the runner that combines them.
 
 mod acceptance_model;
+mod attention_cost;
 mod block_drafter;
 mod budget;
 mod calibration;
@@ -14,6 +15,7 @@ mod estimate;
 mod features;
 mod growth;
 mod guard;
+mod learned;
 mod learning;
 mod lookahead;
 mod masks;
@@ -42,6 +44,7 @@ pub use draft::{
 };
 pub use draft_model::DraftModel;
 pub use drafter::Drafter;
+pub use learned::{Learned, LearnedCost, LearnedCount, LearnedDrafts};
 pub use learning::{EXAMPLE_ROWS, LearnerLink, LearningDrafter, TrainingExample};
 pub use lookahead::Lookahead;
 pub use ngram::NgramDrafter;

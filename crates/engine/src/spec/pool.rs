@@ -4,7 +4,7 @@ mod disk;
 
 use super::acceptance_model::{AcceptanceModel, History};
 use super::calibration;
-use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, SeqId};
+use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, Forecast, SeqId};
 use super::features::{Features, MAX_UNREAD};
 use super::target_cost::MeasuredForward;
 use candle_core::Tensor;
@@ -207,6 +207,7 @@ impl DraftPool {
         // The rows of P-EAGLE, which predicts blocks, are EAGLE's, too.
         let is_eagle = (draft.head())
             .is_some_and(|head| head.masked_block().is_none() || head.mask_hidden().is_some());
+        let acceptance = AcceptanceModel::of(&draft);
         Ok(Self {
             network: PagedNetwork {
                 store: draft.model().new_kv(num_blocks, block_size)?,
@@ -219,7 +220,7 @@ impl DraftPool {
                 token_offset: usize::from(is_eagle),
             },
             sequences: HashMap::new(),
-            acceptance: AcceptanceModel::default(),
+            acceptance,
         })
     }
 
@@ -257,25 +258,35 @@ impl DraftPool {
         calibration::measure(model, store, num_blocks, false, max_rows)
     }
 
-    /// Probability that a draft has the right tokens down to depth 1, 2, ..., `length`.
-    pub fn forecast(&self, request: &DraftRequest<'_>, length: usize) -> Vec<f32> {
+    /// The forecast of a draft down to depth `length` for which a forward must compute `pending` rows first.
+    pub fn forecast(&self, request: &DraftRequest<'_>, length: usize, pending: usize) -> Forecast {
         let unknown = History::default();
         let sequence = self.sequences.get(&request.id);
         let history = sequence.map_or(&unknown, |sequence| &sequence.history);
-        self.acceptance
-            .forecast(history, request.is_sampled(), length)
+        self.forecast_by(history, request.is_sampled(), length, pending)
     }
 
-    /// As [`DraftPool::forecast`], but for a request of which nothing is known. Returns the forecast for a
-    /// greedy request, the one for a sampled request, and whether one forward drafts all tokens.
-    pub fn typical(&self, length: usize) -> (Vec<f32>, Vec<f32>, bool) {
+    /// As [`DraftPool::forecast`], but for requests of which nothing is known: a greedy and a sampled one.
+    pub fn typical(&self, length: usize) -> [Forecast; 2] {
+        let unknown = History::default();
+        [false, true].map(|sampled| self.forecast_by(&unknown, sampled, length, 1))
+    }
+
+    fn forecast_by(
+        &self,
+        history: &History,
+        is_sampled: bool,
+        length: usize,
+        pending: usize,
+    ) -> Forecast {
         let block = self.network.draft.masked_block();
         let length = block.map_or(length, |block| length.min(block.max_depth()));
-        let path = |sampled| {
-            let unknown = History::default();
-            self.acceptance.forecast(&unknown, sampled, length)
-        };
-        (path(false), path(true), block.is_some())
+        Forecast {
+            path: self.acceptance.forecast(history, is_sampled, length),
+            hope: self.acceptance.hope(history, is_sampled),
+            pending,
+            at_once: block.is_some(),
+        }
     }
 
     /// See [`Drafter::resume`](super::Drafter::resume).

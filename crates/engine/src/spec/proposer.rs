@@ -1,10 +1,11 @@
 //! From the drafter's guesses to the drafts that a step verifies.
 
-use super::budget::{self, Budget, BudgetMode, Candidates, Probe, StepCost};
+use super::budget::{Base, Budget, BudgetMode, Candidates, DraftForecast, StepCost};
 use super::cost::CostCurve;
 use super::draft::{Committed, Draft, DraftCost, DraftRequest, Forecast, Proposal, SeqId};
 use super::drafter::Drafter;
 use super::guard::Guard;
+use super::learned::Learned;
 use super::masks::{Forced, follow_grammar};
 use super::reading::Reading;
 use super::step::{SequenceState, StepInput};
@@ -25,6 +26,8 @@ pub struct Proposer {
     asked: HashSet<SeqId>,
     /// Steps since all sequences were asked.
     waited: u32,
+    /// Longest draft that a request could have so far.
+    longest: usize,
     /// Steps with requests for drafts, up to [`FIRST_STEPS`].
     noted: u32,
     /// Whether a failure of the drafter was reported.
@@ -38,8 +41,6 @@ struct DraftStats {
     gain: f64,
     /// Steps since the last request for a draft.
     waited: u32,
-    /// Time that the sequence has saved, while it has no drafts, for its next draft by a model.
-    probe: Probe,
     /// Whether the drafter reads the target's hidden states, from some token on.
     is_read: bool,
     /// The first position that the drafter has not observed, if there are any.
@@ -52,7 +53,6 @@ impl DraftStats {
         Self {
             gain,
             waited: 0,
-            probe: Probe::default(),
             is_read: false,
             late: None,
         }
@@ -65,6 +65,8 @@ const DECAY: f64 = 0.9;
 const FIRST_GAIN: f64 = 2.0;
 /// Steps in which all sequences are asked at first: what asking takes is not known after one, when nothing is warm.
 const FIRST_STEPS: u32 = 16;
+/// The longest draft while no request has said more.
+const FIRST_LENGTH: usize = 4;
 /// An interrupted request for drafts counts as at most this many times the average.
 const MAX_RATIO: f64 = 3.0;
 /// Drafters are asked for drafts that gain less than asking takes only now and then, so that looking for them takes
@@ -73,14 +75,6 @@ const MAX_RATIO: f64 = 3.0;
 const LOOK_SHARE: f64 = 0.001;
 /// But at least once in so many steps: the estimate of what it takes may be wrong.
 const MAX_LOOK_EVERY: f64 = 128.0;
-
-/// A step without its drafts.
-#[derive(Debug, Clone, Copy)]
-pub struct Base {
-    /// Sequences that gain a token.
-    pub sequences: usize,
-    pub rows: usize,
-}
 
 impl Proposer {
     /// A proposer that knows no costs yet, for a target without experts.
@@ -96,6 +90,7 @@ impl Proposer {
             gain: FIRST_GAIN,
             asked: HashSet::new(),
             waited: 0,
+            longest: FIRST_LENGTH,
             noted: 0,
             has_failed: false,
         }
@@ -137,16 +132,33 @@ impl Proposer {
         }
     }
 
+    /// What was learned so far, to [recall](Proposer::recall) it after the next start.
+    pub fn learned(&mut self) -> Learned {
+        let mut learned = Learned::default();
+        self.budget.learned(&mut learned);
+        let drafts = &mut learned.drafts;
+        (self.drafter).call("learned", |drafter| drafter.learned(drafts));
+        learned
+    }
+
+    /// Begins with what was learned before an earlier end, beside what was measured since.
+    pub fn recall(&mut self, learned: &Learned) {
+        self.budget.recall(learned);
+        (self.drafter).call("recall", |drafter| drafter.recall(&learned.drafts));
+    }
+
     /// Returns a proposal for each input, of what is worth verifying, with ids below `vocab_size`. If
     /// the drafter fails or panics, the drafts are empty and the step continues.
     pub fn propose(&mut self, inputs: &mut [StepInput<'_>], vocab_size: usize) -> Vec<Proposal> {
-        let base = Base::of(inputs);
-        self.begin_reading(inputs);
+        let base = base_of(inputs);
+        let longest = inputs.iter().map(|input| input.length).max();
+        self.longest = self.longest.max(longest.unwrap_or(0));
+        self.begin_reading(inputs.len(), base.context);
         let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
         let asked = self.whom_to_ask(inputs, base);
         self.observe_asked(inputs, &asked);
         let min_score = if asked.contains(&true) {
-            self.budget.min_score(base.rows, base.sequences)
+            self.budget.min_score(base)
         } else {
             0.0
         };
@@ -210,8 +222,8 @@ impl Proposer {
     /// Whether to ask for a draft of each sequence in this step: where a draft gains more than asking takes, and now
     /// and then of all.
     fn whom_to_ask(&mut self, inputs: &[StepInput<'_>], base: Base) -> Vec<bool> {
-        let ask = self.budget.price(base.sequences) * self.ask_seconds;
-        let share = self.ask_seconds / self.budget.plain_share(base.sequences);
+        let ask = self.budget.price(base) * self.ask_seconds;
+        let share = self.ask_seconds / self.budget.plain_share(base);
         self.waited += 1;
         let look_every = (share / LOOK_SHARE).min(MAX_LOOK_EVERY);
         let looks = self.noted < FIRST_STEPS || f64::from(self.waited) >= look_every;
@@ -238,33 +250,25 @@ impl Proposer {
 
     /// Sets how many levels of each draft may cost forwards.
     fn limit_model_lengths(&mut self, requests: &mut [DraftRequest<'_>], base: Base) {
-        let mut expected: Vec<(usize, Forecast, Probe)> = Vec::new();
+        let mut expected: Vec<(usize, Forecast)> = Vec::new();
         for (place, request) in requests.iter().enumerate() {
             if !request.is_fixed
                 && request.model_length > 0
                 && let Some(Some(forecast)) =
                     (self.drafter).call("forecast", |drafter| drafter.forecast(request))
             {
-                let probe = self.sequence(request.id).probe;
-                expected.push((place, forecast, probe));
+                expected.push((place, forecast));
             }
         }
         if expected.is_empty() {
             return;
         }
-        let mut asked: Vec<budget::DraftForecast<'_>> = (expected.iter_mut())
-            .map(|(place, forecast, probe)| budget::DraftForecast {
-                path: &forecast.path,
-                max_length: requests[*place].length,
-                pending: forecast.pending,
-                at_once: forecast.at_once,
-                probe,
-            })
+        let asked: Vec<_> = (expected.iter())
+            .map(|(place, forecast)| DraftForecast::of(forecast, requests[*place].length))
             .collect();
-        let depths = self.budget.depths(&mut asked, base.rows, base.sequences);
-        for ((place, _, probe), depth) in expected.into_iter().zip(depths) {
+        let depths = self.budget.depths(&asked, base);
+        for ((place, _), depth) in expected.into_iter().zip(depths) {
             requests[place].model_length = depth;
-            self.sequence(requests[place].id).probe = probe;
         }
     }
 
@@ -290,7 +294,7 @@ impl Proposer {
             })
             .collect();
         let rows = base.rows + fixed_rows;
-        let selection = self.budget.select(&candidates, rows, base.sequences);
+        let selection = self.budget.select(&candidates, Base { rows, ..base });
         let selected = selection.keep.into_iter().zip(selection.gains);
         for (((_, draft), gain), (keep, gains)) in open.into_iter().zip(selected) {
             *gain = gains;
@@ -405,15 +409,16 @@ impl Proposer {
         })
     }
 
-    /// Decides now and then which kinds of texts a head reads.
-    fn begin_reading(&mut self, inputs: &[StepInput<'_>]) {
-        if self.reads_states() && self.reading.begin_step(inputs.len()) {
-            let length = inputs.iter().map(|input| input.length).max().unwrap_or(0);
-            let paths = self.drafter.pool(|pool| pool.typical(length));
-            if let Some((greedy, sampled, at_once)) = paths {
-                self.reading
-                    .look(&self.budget, [&greedy, &sampled], at_once);
-            }
+    /// Decides now and then which kinds of texts a head reads, with so many sequences.
+    ///
+    /// A step that reads a prompt, or whose requests want no drafts, has no draft length. It says nothing of the drafts
+    /// of those to come, so that the longest length so far counts.
+    fn begin_reading(&mut self, sequences: usize, context: usize) {
+        if self.reads_states()
+            && self.reading.begin_step(sequences)
+            && let Some(typical) = self.drafter.pool(|pool| pool.typical(self.longest))
+        {
+            self.reading.look(&self.budget, &typical, context);
         }
     }
 
@@ -430,17 +435,30 @@ impl Proposer {
     /// Whether the drafter reads the target's hidden states of this sequence from here on. A sequence that was read is
     /// read on: what follows costs little.
     pub fn is_read(&mut self, state: &SequenceState) -> bool {
+        if self.sequence(state.id).is_read {
+            return true;
+        }
         let is_sampled = !state.sampler.params().is_greedy();
-        let pays = !self.reads_states()
+        let is_read = !self.reads_states()
             || state.has_fixed_draft()
-            || self.reading.pays(state.id, is_sampled);
-        let sequence = self.sequence(state.id);
-        sequence.is_read |= pays;
-        sequence.is_read
+            || self.reading.pays(state.id, is_sampled)
+            || self.hopes(state, is_sampled);
+        self.sequence(state.id).is_read = is_read;
+        is_read
+    }
+
+    /// Whether the drafter reads a text that is about to begin although that is not expected to pay.
+    fn hopes(&mut self, state: &SequenceState, is_sampled: bool) -> bool {
+        let seconds = self.reading.hopes(state.tokens.len(), is_sampled);
+        let seconds = seconds.filter(|_| state.kv_len == 0);
+        seconds.is_some_and(|seconds| self.budget.may_read(seconds))
     }
 
     /// See [`Drafter::resume`].
     pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
+        // Those that begin together are the load of the steps to come.
+        self.sequence(state.id);
+        self.begin_reading(self.sequences.len(), state.tokens.len());
         if !self.is_read(state) {
             return len;
         }
@@ -486,17 +504,23 @@ impl Proposer {
     }
 }
 
-impl Base {
-    /// The step of these inputs.
-    pub fn of(inputs: &[StepInput<'_>]) -> Self {
-        Self {
-            sequences: inputs.iter().filter(|input| input.sample).count(),
-            rows: inputs.iter().map(|input| input.rows).sum(),
-        }
+/// The step of these inputs without drafts.
+pub fn base_of(inputs: &[StepInput<'_>]) -> Base {
+    let gaining = || inputs.iter().filter(|input| input.sample);
+    let sequences = gaining().count();
+    let tokens: usize = gaining().map(|input| input.state.tokens.len()).sum();
+    Base {
+        sequences,
+        rows: inputs.iter().map(|input| input.rows).sum(),
+        context: tokens / sequences.max(1),
     }
 }
 
 #[cfg(test)]
 mod loads;
 #[cfg(test)]
+mod runs;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod traces;

@@ -5,8 +5,8 @@
 //! with many sequences in a step a draft seldom pays for its rows. So a text begins with the head, or goes on
 //! without it until fewer sequences run; the head then starts with the states that come next.
 
-use super::budget::{Budget, StepCost};
-use super::draft::SeqId;
+use super::budget::{Base, Budget, DraftForecast, StepCost};
+use super::draft::{Forecast, SeqId};
 
 /// The share that each step has in the averages.
 const WEIGHT: f64 = 0.02;
@@ -34,8 +34,10 @@ pub struct Reading {
     /// Rows that the head has read ahead of a request, and their seconds.
     rows: f64,
     seconds: f64,
-    /// Whether it pays for greedy and for sampled texts, as of `looked_load`, and steps since then.
+    /// Whether it pays for greedy and for sampled texts, and whether it would if drafts were as good as they may be, as
+    /// of `looked_load`; and steps since then.
     pays: [bool; 2],
+    may_pay: [bool; 2],
     looked_load: f64,
     steps: u32,
 }
@@ -50,6 +52,7 @@ impl Default for Reading {
             rows: 0.0,
             seconds: 0.0,
             pays: [true; 2],
+            may_pay: [true; 2],
             looked_load: 0.0,
             steps: 0,
         }
@@ -72,16 +75,35 @@ impl Reading {
         self.steps >= LOOK_EVERY || !(1.0 / LOAD_CHANGE..LOAD_CHANGE).contains(&change)
     }
 
-    /// Decides for each kind of text. `path` has, for greedy and for sampled texts, the probability that the
-    /// first 1, 2, ... tokens of a draft stand; `at_once` is whether one forward gives them all.
-    pub fn look(&mut self, budget: &Budget, path: [&[f32]; 2], at_once: bool) {
+    /// Whether to read such a text all the same, to learn what drafts are worth, and the seconds that its first
+    /// `rows` rows take.
+    pub fn hopes(&self, rows: usize, is_sampled: bool) -> Option<f64> {
+        self.may_pay[usize::from(is_sampled)].then_some(self.row_seconds() * rows as f64)
+    }
+
+    fn row_seconds(&self) -> f64 {
+        self.seconds / self.rows.max(1.0)
+    }
+
+    /// Decides for each kind of text by what drafts of a greedy and of a sampled text are expected to be, after
+    /// `context` tokens.
+    pub fn look(&mut self, budget: &Budget, typical: &[Forecast; 2], context: usize) {
         (self.steps, self.looked_load) = (0, self.load);
         let sequences = (self.load.round() as usize).clamp(1, MAX_SEQUENCES);
-        let per_row = self.seconds / self.rows.max(1.0);
-        let per_token = per_row * self.prompt_rows / self.tokens;
-        for (pays, path) in self.pays.iter_mut().zip(path) {
-            // A step gives a sequence at least one token, for which the head has read its share.
-            *pays = budget.saved_seconds(path, at_once, sequences) > per_token;
+        let base = Base {
+            sequences,
+            rows: sequences,
+            context,
+        };
+        // A step gives a sequence at least one token, for which the head has read its share.
+        let per_token = self.row_seconds() * self.prompt_rows / self.tokens;
+        for (kind, forecast) in typical.iter().enumerate() {
+            let forecast = DraftForecast::of(forecast, forecast.path.len());
+            let hoped = forecast.hoped_path();
+            let pays =
+                |path| budget.saved_seconds(DraftForecast { path, ..forecast }, base) > per_token;
+            self.pays[kind] = pays(forecast.path);
+            self.may_pay[kind] = self.pays[kind] || pays(&hoped);
         }
     }
 
@@ -118,10 +140,35 @@ mod tests {
     const GOOD: &[f32] = &[0.7, 0.5, 0.3];
     const BAD: &[f32] = &[0.05, 0.02];
 
+    fn typical(paths: [&[f32]; 2]) -> [Forecast; 2] {
+        paths.map(|path| Forecast {
+            path: path.to_vec(),
+            hope: path[0],
+            pending: 1,
+            at_once: false,
+        })
+    }
+
     /// Decides in each step.
-    fn step(reading: &mut Reading, sequences: usize, path: [&[f32]; 2]) {
+    fn step(reading: &mut Reading, sequences: usize, paths: [&[f32]; 2]) {
         reading.begin_step(sequences);
-        reading.look(&budget(), path, false);
+        reading.look(&budget(), &typical(paths), 0);
+    }
+
+    #[test]
+    fn what_is_not_known_yet_is_hoped_for() {
+        let mut reading = Reading::default();
+        reading.begin_step(1);
+        let mut paths = typical([BAD, BAD]);
+        paths[1].hope = 0.6;
+        reading.look(&budget(), &paths, 0);
+        assert!(!reading.pays(1, false) && !reading.pays(1, true));
+        assert_eq!(reading.hopes(100, false), None);
+        assert_eq!(
+            reading.hopes(100, true),
+            Some(0.0),
+            "nothing was read so far"
+        );
     }
 
     #[test]
@@ -147,7 +194,7 @@ mod tests {
         let mut due = |sequences| {
             let due = reading.begin_step(sequences);
             if due {
-                reading.look(&budget, [GOOD; 2], false);
+                reading.look(&budget, &typical([GOOD; 2]), 0);
             }
             due
         };
@@ -165,6 +212,7 @@ mod tests {
                     sequences: 1,
                     base_rows: 1 + prompt_rows,
                     draft_nodes: 0,
+                    context: 0,
                     experts_read: 0,
                     tokens: 10,
                     target_seconds: 1.0,

@@ -8,8 +8,9 @@ use super::device;
 use super::draft::{Committed, DraftCost, Proposal, SeqId};
 use super::drafter::Drafter;
 use super::guard::Guard;
+use super::learned::Learned;
 use super::masks;
-use super::proposer::{Base, Proposer};
+use super::proposer::{Proposer, base_of};
 use super::states::{StateSlots, max_state_copies};
 use super::step::{SequenceState, StepInput, StepResult, decide};
 use super::target_cost::{MeasuredForward, TargetCost};
@@ -97,6 +98,18 @@ impl SpeculativeRunner {
         Ok(measured)
     }
 
+    /// What each drafter and its budget have learned, to [recall](SpeculativeRunner::recall) it after the next start.
+    pub fn learned(&mut self) -> Vec<Learned> {
+        self.proposers.iter_mut().map(Proposer::learned).collect()
+    }
+
+    /// Lets each drafter and its budget begin with what they had learned before an earlier end. Call it after
+    /// [`SpeculativeRunner::calibrate`].
+    pub fn recall(&mut self, learned: &[Learned]) {
+        let both = self.proposers.iter_mut().zip(learned);
+        both.for_each(|(proposer, learned)| proposer.recall(learned));
+    }
+
     /// Lets the drafter of this index draft from the next step on; without it, nothing changes. A drafter
     /// knows of a running text what it observes from then on.
     pub fn use_drafter(&mut self, index: usize) {
@@ -154,13 +167,14 @@ impl SpeculativeRunner {
         if let Some(states) = &output.last_hidden {
             hand_out_last(states, inputs, &mut outputs)?;
         }
-        let base = Base::of(inputs);
+        let base = base_of(inputs);
         let drafting = drafted - started + std::mem::take(&mut self.observed);
         if let Some(proposer) = self.proposer() {
             proposer.note_step(&StepCost {
                 sequences: base.sequences,
                 base_rows: base.rows,
                 draft_nodes: proposals.iter().map(|proposal| proposal.draft.len()).sum(),
+                context: base.context,
                 experts_read: output.experts_read,
                 tokens: outputs
                     .iter()

@@ -17,6 +17,7 @@ mod tree;
 use super::draft::{Committed, Draft, DraftContext, DraftRequest, SeqId};
 use super::drafter::Drafter;
 use super::estimate::{Estimator, RequestBias};
+use super::learned::LearnedDrafts;
 use super::share::WorkShare;
 use answers::Answers;
 use context_table::{ContextTable, Owner};
@@ -258,6 +259,14 @@ impl Drafter for Tables {
 
     fn observes_late(&self) -> bool {
         true
+    }
+
+    fn learned(&mut self, to: &mut LearnedDrafts) {
+        to.tables = self.estimator.learned();
+    }
+
+    fn recall(&mut self, learned: &LearnedDrafts) {
+        self.estimator.recall(&learned.tables);
     }
 
     fn check_invariants(&mut self) -> Result<(), String> {

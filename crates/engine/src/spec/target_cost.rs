@@ -1,5 +1,5 @@
-//! The seconds that a forward of the target takes, by its rows and by the experts that they read, learned from the
-//! forwards that run. Pure: the caller measures.
+//! The seconds that a forward of the target takes, by its rows, by the tokens that they attend to and by the experts
+//! that they read, learned from the forwards that run. Pure: the caller measures.
 //!
 //! In layers with experts, a step reads the weights of the experts that some row chose. So a row that chooses
 //! what others chose is cheap, and one that brings new experts into memory is not: a step takes
@@ -9,7 +9,9 @@
 //! such rows, by a factor for rows that gain a token anyway and another one for draft nodes, both learned from
 //! the numbers of experts that steps read.
 
-use super::cost::CostCurve;
+use super::attention_cost::{Attending, AttentionCost};
+use super::cost::{CostCurve, MAX_RATIO};
+use super::learned::Learned;
 
 /// Number of rows that a draft node counts as while nothing is known: rather too few, since one step with
 /// drafts tells, and without any nothing does.
@@ -23,6 +25,8 @@ const FORGET: f64 = 1.0 / 256.0;
 /// Where so many rows read nearly all experts that one more changes less than this share of what the second row
 /// does, the number of experts tells little of what rows count as.
 const SATURATED: f64 = 0.1;
+/// The share of what was learned at another time in the cost of attention.
+const RECALLED: f64 = 0.5;
 /// The least share of a measured forward that is not for experts.
 const MIN_REST: f64 = 0.05;
 
@@ -31,6 +35,8 @@ const MIN_REST: f64 = 0.05;
 pub struct MeasuredForward {
     /// Number of rows of the forward.
     pub rows: usize,
+    /// Number of tokens before the rows.
+    pub context: usize,
     /// See [`ForwardOutput::experts_read`](foretoken_core::model::ForwardOutput::experts_read).
     pub experts_read: usize,
     /// Wall time of the forward, seconds.
@@ -42,6 +48,8 @@ pub struct MeasuredForward {
 pub struct TargetCost {
     /// Seconds by rows, without those for experts.
     curve: CostCurve,
+    /// In units of the curve's scale.
+    attention: AttentionCost,
     layers: Vec<ExpertLayers>,
     /// Cost of an expert, in units of the curve's scale: a slower machine is slower at both.
     each: f64,
@@ -79,6 +87,7 @@ impl TargetCost {
         }
         Self {
             curve: CostCurve::default(),
+            attention: AttentionCost::default(),
             layers: grouped,
             each: 0.0,
             row: 1.0,
@@ -92,10 +101,12 @@ impl TargetCost {
         Self { curve, ..self }
     }
 
-    /// Starts again from measured forwards. What an expert costs is what those with the same number of rows and
-    /// different numbers of experts say; without such pairs, nothing.
+    /// Starts again from measured forwards of one sequence. What an expert costs is what those with the same number of
+    /// rows and different numbers of experts say; without such pairs, nothing. What attention costs is what forwards
+    /// with tokens before them take longer than those without; without two of them, nothing.
     pub fn calibrate(&mut self, forwards: &[MeasuredForward]) {
-        let mut forwards = forwards.to_vec();
+        let (later, mut forwards): (Vec<_>, Vec<_>) =
+            forwards.iter().copied().partition(|one| one.context > 0);
         forwards.sort_by_key(|one| (one.rows, one.experts_read));
         let by_rows = || forwards.chunk_by(|a, b| a.rows == b.rows);
         let (mut products, mut squares) = (0.0, 0.0);
@@ -119,15 +130,52 @@ impl TargetCost {
         });
         self.curve.calibrate(&rest.collect::<Vec<_>>());
         self.each = each / self.curve.scale();
+        self.attention = self.measured_attention(&later);
     }
 
-    /// Learns from a step of `rows` rows and `nodes` draft nodes that read so many experts and took `seconds`.
-    pub fn note(&mut self, rows: usize, nodes: usize, experts_read: usize, seconds: f64) {
-        // Both parts share what was not expected. If the curve alone had it, what is noise for the sum would be much
-        // for the curve of a model whose time goes to experts.
+    /// The cost of attention by forwards with tokens before them.
+    fn measured_attention(&self, later: &[MeasuredForward]) -> AttentionCost {
+        let few = later.iter().min_by_key(|one| one.rows);
+        let many = later.iter().max_by_key(|one| one.rows);
+        let (Some(few), Some(many)) = (few, many) else {
+            return AttentionCost::default();
+        };
+        let attending = |one: &MeasuredForward| Attending {
+            sequences: 1,
+            rows: one.rows,
+            context: one.context,
+        };
+        let costs = [few, many].map(|one| {
+            let others = self.seconds_of(one.rows, one.experts_read);
+            (one.seconds - others) / self.curve.scale()
+        });
+        AttentionCost::of((attending(few), attending(many)), costs)
+    }
+
+    /// Learns from a step of `rows` sequences with a row each and `nodes` draft nodes, after `context` tokens of each
+    /// sequence, that read so many experts and took `seconds`.
+    pub fn note(
+        &mut self,
+        rows: usize,
+        nodes: usize,
+        context: usize,
+        experts_read: usize,
+        seconds: f64,
+    ) {
+        // All parts share what was not expected. If the curve alone had it, what is noise for the sum would be much
+        // for the curve of a model whose time goes to experts or to attention.
         let own = self.curve.seconds(rows + nodes);
-        let all = self.seconds_of(rows + nodes, experts_read);
-        self.curve.note(rows + nodes, seconds * (own / all));
+        let of = Attending {
+            sequences: rows,
+            rows: rows + nodes,
+            context,
+        };
+        let all = self.seconds_of(rows + nodes, experts_read) + self.attention(of);
+        let expected = all / self.curve.scale();
+        if self.curve.note(rows + nodes, seconds * (own / all)) {
+            let ratio = (seconds / all).clamp(1.0 / MAX_RATIO, MAX_RATIO);
+            self.attention.note(of, expected, ratio);
+        }
         if !self.layers.is_empty() && rows > 0 {
             self.note_experts(rows, nodes, experts_read as f64);
         }
@@ -154,6 +202,21 @@ impl TargetCost {
         }
     }
 
+    /// Writes what was learned.
+    pub fn learned(&self, to: &mut Learned) {
+        let one = self.curve.seconds(1) / self.curve.scale();
+        to.target = self.curve.learned();
+        to.attention = self.attention.costs().map(|cost| cost / one);
+    }
+
+    /// Begins with what was learned at another time, beside what was measured.
+    pub fn recall(&mut self, learned: &Learned) {
+        self.curve.recall(&learned.target);
+        let one = self.curve.seconds(1) / self.curve.scale();
+        let costs = learned.attention.map(|cost| cost * one);
+        self.attention.recall(costs, RECALLED);
+    }
+
     /// Whether any step was measured.
     pub fn is_known(&self) -> bool {
         self.curve.is_known()
@@ -164,12 +227,18 @@ impl TargetCost {
         self.curve.is_settled(rows)
     }
 
-    /// Expected seconds of a step of `rows` rows and `nodes` draft nodes; 0 for none.
+    /// Expected seconds of attention to the tokens before the rows of a step.
+    pub fn attention(&self, of: Attending) -> f64 {
+        self.curve.scale() * self.attention.cost(of)
+    }
+
+    /// Expected seconds of a step of `rows` rows and `nodes` draft nodes, without [`TargetCost::attention`]; 0 for none.
     pub fn seconds(&self, rows: usize, nodes: usize) -> f64 {
         self.curve.seconds(rows + nodes) + self.of_experts(self.expected_experts(rows, nodes))
     }
 
-    /// Expected seconds of a step of `rows` rows, draft nodes included, that read so many experts.
+    /// Expected seconds of a step of `rows` rows, draft nodes included, that read so many experts, without
+    /// [`TargetCost::attention`].
     pub fn seconds_of(&self, rows: usize, experts_read: usize) -> f64 {
         self.curve.seconds(rows) + self.of_experts(experts_read as f64)
     }
@@ -206,198 +275,4 @@ impl TargetCost {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::super::cost::tests::Noise;
-    use super::*;
-
-    /// Forwards of a model without experts, from rows and seconds.
-    pub fn dense(forwards: &[(usize, f64)]) -> Vec<MeasuredForward> {
-        let forward = |&(rows, seconds): &(usize, f64)| MeasuredForward {
-            rows,
-            experts_read: 0,
-            seconds,
-        };
-        forwards.iter().map(forward).collect()
-    }
-
-    /// The layers of Qwen3-30B-A3B.
-    const LAYERS: usize = 48;
-    const EXPERTS: usize = 128;
-    const PER_ROW: usize = 8;
-
-    fn qwen() -> TargetCost {
-        TargetCost::new([(EXPERTS, PER_ROW); LAYERS])
-    }
-
-    /// Expected distinct experts of rows with nothing in common.
-    fn law(rows: f64) -> f64 {
-        let miss = 1.0 - PER_ROW as f64 / EXPERTS as f64;
-        (LAYERS * EXPERTS) as f64 * (1.0 - miss.powf(rows))
-    }
-
-    /// A machine: an expert takes 1/600, rows 1/3 and a 30th for each.
-    fn seconds(rows: usize, experts: f64) -> f64 {
-        (9.0 + rows as f64) / 30.0 + experts / 600.0
-    }
-
-    /// Forwards of rows that are all alike, and of rows that have nothing in common.
-    fn measured(noise: &mut Noise, deviation: f64) -> Vec<MeasuredForward> {
-        let mut forwards = Vec::new();
-        for rows in [1, 2, 4, 6, 8, 16] {
-            for independent in [1, rows] {
-                let experts_read = law(independent as f64).round() as usize;
-                let seconds = seconds(rows, experts_read as f64) * noise.factor(deviation);
-                forwards.push(MeasuredForward {
-                    rows,
-                    experts_read,
-                    seconds,
-                });
-            }
-        }
-        forwards
-    }
-
-    #[test]
-    fn without_experts_it_is_the_curve() {
-        let (mut cost, mut curve) = (TargetCost::new([]), CostCurve::default());
-        let mut noise = Noise(1);
-        for step in 0..500 {
-            let (rows, nodes) = (1 + noise.below(5), noise.below(9));
-            let took = 0.1 * (1.0 + 0.2 * (rows + nodes) as f64) * noise.factor(0.2);
-            cost.note(rows, nodes, 0, took);
-            curve.note(rows + nodes, took);
-            assert_eq!(cost.seconds(rows, nodes), curve.seconds(rows + nodes));
-            assert_eq!(cost.seconds_of(9, 0), curve.seconds(9), "step {step}");
-        }
-        assert_eq!(cost.seconds(0, 0), 0.0);
-        let forwards = [(1, 0.1), (2, 0.15), (8, 0.4)];
-        curve.calibrate(&forwards);
-        cost.calibrate(&dense(&forwards));
-        for rows in 0..40 {
-            assert_eq!(cost.seconds(1, rows), curve.seconds(1 + rows));
-        }
-    }
-
-    #[test]
-    fn a_few_noisy_forwards_tell_what_an_expert_costs() {
-        for seed in 0..20 {
-            let mut cost = qwen();
-            cost.calibrate(&measured(&mut Noise(seed), 0.05));
-            let ratio = cost.expert_seconds() * 600.0;
-            assert!((0.8..1.25).contains(&ratio), "{ratio} with seed {seed}");
-            for rows in [1, 3, 8, 16] {
-                for independent in [1.0, rows as f64] {
-                    let experts = law(independent);
-                    let ratio =
-                        cost.seconds_of(rows, experts as usize) / seconds(rows, experts.floor());
-                    assert!((0.8..1.2).contains(&ratio), "{ratio} of {rows} rows");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn experts_that_seem_to_cost_less_than_nothing_cost_nothing() {
-        let forward = |rows, experts_read, seconds| MeasuredForward {
-            rows,
-            experts_read,
-            seconds,
-        };
-        let mut cost = qwen();
-        cost.calibrate(&[
-            forward(1, 384, 1.0),
-            forward(4, 384, 2.0),
-            forward(4, 1300, 1.5),
-        ]);
-        assert_eq!(cost.expert_seconds(), 0.0);
-        assert_eq!(cost.seconds_of(4, 1300), 1.75);
-        // Or all of the time: then the curve keeps a little.
-        cost.calibrate(&[
-            forward(1, 384, 0.1),
-            forward(4, 384, 0.1),
-            forward(4, 1300, 9.0),
-        ]);
-        assert!(cost.seconds_of(1, 0) > 0.0 && cost.expert_seconds() > 0.0);
-        // What was not measured in pairs says nothing of experts.
-        cost.calibrate(&[forward(1, 384, 1.0), forward(4, 1300, 2.0)]);
-        assert_eq!((cost.expert_seconds(), cost.seconds_of(4, 0)), (0.0, 2.0));
-    }
-
-    /// Steps of request rows and draft nodes together show what the rows have in common. The times of these
-    /// steps are noise, and their machine is slower than the calibrated one.
-    #[test]
-    fn what_rows_have_in_common_is_learned() {
-        for (row, node) in [(1.0, 1.0), (0.9, 0.3), (0.5, 0.6), (0.2, 0.1)] {
-            let (mut cost, mut noise) = (qwen(), Noise(3));
-            cost.calibrate(&measured(&mut noise, 0.0));
-            let truth = |rows: usize, nodes: usize| {
-                law(1.0 + row * (rows as f64 - 1.0) + node * nodes as f64)
-            };
-            for _ in 0..1000 {
-                let (rows, nodes) = (1 + noise.below(4), noise.below(7));
-                let experts = truth(rows, nodes) * noise.factor(0.1);
-                let took = 2.0 * seconds(rows + nodes, experts) * noise.factor(0.1);
-                cost.note(rows, nodes, experts as usize, took);
-            }
-            for (rows, nodes) in [(1, 0), (1, 4), (4, 0), (3, 5)] {
-                let expected = cost.expected_experts(rows, nodes) / truth(rows, nodes);
-                assert!(
-                    (0.9..1.1).contains(&expected),
-                    "{expected} of {rows}, {nodes}"
-                );
-                let truth = 2.0 * seconds(rows + nodes, truth(rows, nodes));
-                let ratio = cost.seconds(rows, nodes) / truth;
-                assert!((0.85..1.15).contains(&ratio), "{ratio} of {rows}, {nodes}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_draft_nodes_have_in_common_is_forgotten_without_drafts() {
-        let mut cost = qwen();
-        for _ in 0..200 {
-            cost.note(1, 4, law(5.0) as usize, 1.0);
-        }
-        let dear = cost.expected_experts(1, 4);
-        assert!((dear / law(5.0) - 1.0).abs() < 0.01);
-        for _ in 0..2000 {
-            cost.note(1, 0, law(1.0) as usize, 1.0);
-        }
-        assert!((cost.expected_experts(1, 4) / law(1.0 + 4.0 * FIRST_NODE) - 1.0).abs() < 0.01);
-    }
-
-    #[test]
-    fn nothing_that_is_noted_makes_a_cost_that_is_no_number() {
-        let mut noise = Noise(5);
-        for layers in [
-            vec![],
-            vec![(4, 4)],
-            vec![(1, 1), (128, 8)],
-            vec![(4096, 1); 3],
-        ] {
-            let all: usize = layers.iter().map(|&(experts, _)| experts).sum();
-            let mut cost = TargetCost::new(layers);
-            // Rows take 1, and all experts together as much.
-            let both = [0, all].map(|experts_read| MeasuredForward {
-                rows: 2,
-                experts_read,
-                seconds: 1.0 + f64::from(u8::from(experts_read > 0)),
-            });
-            cost.calibrate(&both);
-            assert_eq!(cost.expert_seconds() > 0.0, all > 0);
-            for _ in 0..500 {
-                let (rows, nodes) = (noise.below(300), noise.below(3) * noise.below(60));
-                let magnitude = noise.below(14);
-                let experts = noise.below(1 << magnitude);
-                let took = [0.0, f64::NAN, -1.0, 1e9].get(noise.below(9)).copied();
-                cost.note(rows, nodes, experts, took.unwrap_or_else(|| noise.unit()));
-                let expected = cost.seconds(1 + rows, nodes);
-                assert!(expected.is_finite() && expected > 0.0);
-                assert!(cost.seconds(1 + rows, nodes + 1) >= expected * (1.0 - 1e-9));
-                let read = |nodes| cost.expected_experts(1 + rows, nodes);
-                assert!(read(nodes) <= read(nodes + 1) && read(nodes + 1) <= all as f64 + 1e-6);
-                assert!(cost.seconds_of(9, all) >= cost.seconds_of(9, 0));
-            }
-        }
-    }
-}
+pub(super) mod tests;

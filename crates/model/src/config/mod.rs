@@ -91,7 +91,7 @@ pub const HEAD_KEYS: &str = "
     aux_hidden_state_layer_ids bias block_size confidence_head_with_markov conv_group_size
     conv_kernel_size dflash_config eagle_aux_hidden_state_layer_ids eagle_config emb_dim
     embed_requires_grad enable_confidence_head extract_layers fc_norm final_logit_softcapping
-    gru_hidden_dim has_no_defaults_at_init input_embedding_scale is_causal lambda_base_decay_ratio
+    foretoken_acceptance gru_hidden_dim has_no_defaults_at_init input_embedding_scale is_causal lambda_base_decay_ratio
     lambda_base_start logits_correction_emb_dim markov_head_type markov_rank mask_token_id
     norm_before_fc norm_before_residual norm_output num_anchors num_aux_hidden_states
     num_target_layers output_multiplier pure_draft_prefix_len sample_from_anchor selector_rank

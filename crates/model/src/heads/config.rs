@@ -6,12 +6,13 @@ use super::keys::{
     DFLASH2_KEYS, DOMINO_KEYS, END_KEYS, Flags, IS_CAUSAL, SHIFT_LABEL, layers_of, needed,
     refuse_present, set_architecture, shown, size, take_windows,
 };
+use super::rates;
 use crate::config::keys::is_one_of;
 use crate::config::{HEAD_KEYS, ModelConfig, read_json};
 use crate::layers::block_conv::ConvShape;
 use crate::spec::{MixerSpec, QkNorm};
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::{MAX_TREE_NODES, MaskedBlock};
+use foretoken_core::model::{DepthRates, MAX_TREE_NODES, MaskedBlock};
 use serde_json::Value;
 use std::path::Path;
 
@@ -55,6 +56,8 @@ pub struct HeadConfig {
     pub convs: Option<ConvShape>,
     /// What a parallel head has besides its layers.
     pub path: PathConfig,
+    /// How often its guesses were right in its training, if the checkpoint says so.
+    pub rates: Option<DepthRates>,
 }
 
 /// The layers in which rows of a block see only those before them; in the others they see one another.
@@ -222,6 +225,7 @@ impl HeadConfig {
             scales: EndScales::default(),
             convs: None,
             path: PathConfig::default(),
+            rates: None,
         }
     }
 
@@ -257,7 +261,10 @@ impl HeadConfig {
         for (layer, window) in shape.spec.layers.iter_mut().zip(windows) {
             layer.window = window;
         }
-        let head = Self::new(kind, shape);
+        let head = Self {
+            rates: rates::of_json(json)?,
+            ..Self::new(kind, shape)
+        };
         if kind == HeadKind::Parallel {
             head.parse_parallel(json)
         } else {

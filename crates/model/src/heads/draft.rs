@@ -36,7 +36,8 @@ use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore, LayerPool};
 use foretoken_core::model::{
-    Batch, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput, PathRows, Span,
+    Batch, DepthRates, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput, PathRows,
+    Span,
 };
 use foretoken_kernels::AttentionBatch;
 use std::sync::Arc;
@@ -482,6 +483,10 @@ impl Head for DraftHead {
         let path = self.path.as_ref();
         let path = path.ok_or_else(|| Error::internal("this head follows no paths"))?;
         path.step(rows, &self.output)
+    }
+
+    fn rates(&self) -> Option<&DepthRates> {
+        self.head.rates.as_ref()
     }
 
     fn layout(&self) -> String {

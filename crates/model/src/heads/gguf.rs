@@ -5,6 +5,7 @@ use super::config::{
     BLOCK_SIZE, HeadConfig, MASK_TOKEN_ID, MAX_MARKOV_RANK, MarkovConfig, MarkovKind,
     NORM_BEFORE_RESIDUAL, PathConfig, TARGET_HIDDEN_SIZE,
 };
+use super::rates;
 use crate::ModelConfig;
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use foretoken_core::gguf::Header;
@@ -66,6 +67,7 @@ impl HeadConfig {
             norm_before_residual: before.unwrap_or(false),
             block,
             path,
+            rates: rates::of_gguf(|key| header.metadata.get(key))?,
             ..Self::new(kind, shape)
         })
     }
@@ -106,6 +108,7 @@ impl HeadConfig {
         if rank > 0 {
             metadata.push((key(MARKOV_RANK), number(&rank)));
         }
+        metadata.extend(self.rates.iter().flat_map(rates::to_gguf));
         Ok(metadata)
     }
 }

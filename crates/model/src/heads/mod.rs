@@ -20,6 +20,7 @@ pub(crate) mod medusa;
 pub(crate) mod mtp;
 mod parallel;
 mod path;
+pub(crate) mod rates;
 mod states;
 
 use crate::arch::GEMMA4_ASSISTANTS;

@@ -118,16 +118,20 @@ pub(crate) fn offline() -> bool {
     is_yes("HF_HUB_OFFLINE")
 }
 
+/// The user's folder for caches; `None` = there is none.
+pub fn cache_folder() -> Option<PathBuf> {
+    match variable("XDG_CACHE_HOME") {
+        Some(caches) => Some(PathBuf::from(caches)),
+        None => std::env::home_dir().map(|home| home.join(".cache")),
+    }
+}
+
 /// The folder in which the Hub's tools store the cache and the token.
 fn home() -> Result<PathBuf> {
     if let Some(home) = variable("HF_HOME") {
         return Ok(home.into());
     }
-    let caches = match variable("XDG_CACHE_HOME") {
-        Some(caches) => Some(PathBuf::from(caches)),
-        None => std::env::home_dir().map(|home| home.join(".cache")),
-    };
-    match caches {
+    match cache_folder() {
         Some(caches) => Ok(caches.join("huggingface")),
         None => Err(Error::setup(
             "cannot find a home folder for the Hub's cache: set HF_HOME",

@@ -4,7 +4,7 @@
 use super::super::cost::tests::Noise;
 use super::super::target_cost::tests::dense;
 use super::super::target_cost::{MeasuredForward, TargetCost};
-use super::tests::chain_parents;
+use super::tests::{chain_parents, plain};
 use super::*;
 
 const LAYERS: usize = 4;
@@ -73,6 +73,7 @@ impl Machine {
             for rows in [others, vec![first; count_of_rows]] {
                 measured.push(MeasuredForward {
                     rows: count_of_rows,
+                    context: 0,
                     experts_read: count(&rows),
                     seconds: self.seconds(&rows) * noise.factor(0.05),
                 });
@@ -141,7 +142,7 @@ fn rate(seed: u64, policy: Policy) -> f64 {
             parents: &parents,
         });
         let drafts: Vec<_> = drafts.collect();
-        let keep = budget.select(&drafts, texts.len(), texts.len()).keep;
+        let keep = budget.select(&drafts, plain(texts.len())).keep;
         let (mut rows, mut nodes, mut gained) = (Vec::new(), 0, 0);
         for (at, keep) in keep.iter().enumerate() {
             let depth = match policy {
@@ -172,6 +173,7 @@ fn rate(seed: u64, policy: Policy) -> f64 {
             sequences: texts.len(),
             base_rows: texts.len(),
             draft_nodes: nodes,
+            context: 0,
             experts_read: if of_experts { count(&rows) } else { 0 },
             tokens: gained,
             target_seconds: took * speed * spent,

@@ -5,7 +5,7 @@ use super::super::calibration::rows_on_gpu;
 use super::super::cost::tests::Noise;
 use super::super::target_cost::TargetCost;
 use super::super::target_cost::tests::dense;
-use super::tests::{chain_parents, forecasts, kept};
+use super::tests::{chain_parents, forecasts, kept, plain};
 use super::*;
 
 /// Milliseconds of the 3B's forwards of up to 16 rows, replayed as graphs.
@@ -124,6 +124,7 @@ impl Rate {
             sequences: streams,
             base_rows: streams,
             draft_nodes: nodes,
+            context: 0,
             experts_read: 0,
             tokens,
             target_seconds: target * noise.factor(DEVIATION),
@@ -183,10 +184,9 @@ fn with_model(gpu: Gpu, streams: usize, rate: f64, draft_seconds: f64) -> [Rate;
         .map(|depth| rate.powi(depth) as f32)
         .collect();
     let (paths, parents) = (vec![path.clone(); streams], chain_parents(depth));
-    let mut probes = vec![Probe::default(); streams];
     let mut rates = [Rate::default(); 2];
     for step in 0..STEPS {
-        let depths = budget.depths(&mut forecasts(&paths, depth, &mut probes), streams, streams);
+        let depths = budget.depths(&forecasts(&paths, depth), plain(streams));
         let mut drafting = 0.0;
         for level in 0..depths.iter().copied().max().unwrap_or(0) {
             let rows = depths.iter().filter(|&&depth| depth > level).count();
@@ -199,7 +199,7 @@ fn with_model(gpu: Gpu, streams: usize, rate: f64, draft_seconds: f64) -> [Rate;
             parents: &parents[..depth],
         });
         let drafts: Vec<_> = drafts.collect();
-        let keep = budget.select(&drafts, streams, streams).keep;
+        let keep = budget.select(&drafts, plain(streams)).keep;
         let kept = keep.iter().map(|keep| keep.iter().filter(|&&k| k).count());
         let phase = &mut rates[usize::from(step >= WARM_UP)];
         budget.observe(&phase.verify(gpu, (streams, rate), kept, drafting, noise));

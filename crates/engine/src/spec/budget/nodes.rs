@@ -1,6 +1,7 @@
 //! The nodes that compete for the rows of a step.
 
-use super::{Candidates, DraftForecast};
+use super::Candidates;
+use super::forecast::{DraftForecast, probability};
 
 /// Nodes with less probability are never verified.
 pub(super) const MIN_SCORE: f32 = 0.02;
@@ -61,10 +62,29 @@ pub(super) fn ranked(mut nodes: Vec<BudgetNode>) -> Vec<BudgetNode> {
     nodes
 }
 
-pub(super) fn probability(score: f32) -> f64 {
-    if (0.0..=1.0).contains(&score) {
-        f64::from(score)
-    } else {
-        0.0
+/// The first nodes of a ranking, in tokens.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RankedPrefix {
+    /// Expected tokens.
+    pub gain: f64,
+    /// Tokens that the nodes must gain.
+    pub cost: f64,
+}
+
+impl RankedPrefix {
+    pub fn value(&self) -> f64 {
+        self.gain - self.cost
     }
+}
+
+/// The first number of nodes that has the highest value. All are compared: the costs need not be
+/// convex.
+pub(super) fn best(offers: &[RankedPrefix]) -> usize {
+    let mut best = 0;
+    for (nodes, offer) in offers.iter().enumerate() {
+        if offer.value() > offers[best].value() {
+            best = nodes;
+        }
+    }
+    best
 }

@@ -2,7 +2,7 @@
 
 use super::super::cost::tests::Noise;
 use super::super::target_cost::tests::dense;
-use super::tests::{budget, chain_parents, forecasts, kept, monotone, numbered};
+use super::tests::{budget, chain_parents, forecasts, kept, monotone, numbered, plain};
 use super::*;
 
 /// Sequences that never accept anything, in a batch of `streams`: seconds of drafting over those
@@ -15,14 +15,15 @@ fn probing(streams: usize, catch_up: bool) -> (f64, usize) {
     let draft_curve: Vec<f64> = (1..200).map(draft).collect();
     budget.draft_cost().calibrate(&numbered(&draft_curve));
     let paths = vec![vec![0.03f32; 4]; streams];
-    let (mut probes, mut behind) = (vec![Probe::default(); streams], vec![1; streams]);
+    let mut behind = vec![1; streams];
     let (mut drafting, mut decoding, mut count) = (0.0, 0.0, 0);
     for _ in 0..20_000 {
-        let mut all = forecasts(&paths, 4, &mut probes);
+        budget.exploration.save(cost[streams - 1]);
+        let mut all = forecasts(&paths, 4);
         all.iter_mut()
             .zip(&behind)
             .for_each(|(one, &behind)| one.pending = behind);
-        let depths = budget.depths(&mut all, streams, streams);
+        let depths = budget.depths(&all, plain(streams));
         let mut rows = 0;
         for (depth, behind) in depths.into_iter().zip(&mut behind) {
             assert!(depth <= 1);
@@ -79,7 +80,6 @@ fn world(seed: u64) -> (f64, Vec<f64>) {
         })
         .collect();
     budget.target().calibrate(&dense(&measured));
-    let mut probes = vec![Probe::default(); streams];
     let (mut ours, mut fixed) = ((0.0, 0.0), vec![(0.0, 0.0); DEPTH + 1]);
     for step in 0..3000 {
         let rate =
@@ -91,7 +91,7 @@ fn world(seed: u64) -> (f64, Vec<f64>) {
         let mut drafting = 0.0;
         let speed = 1.5 + 0.5 * (step as f64 / 200.0).sin();
         if level > 0.0 {
-            depths = budget.depths(&mut forecasts(&paths, DEPTH, &mut probes), streams, streams);
+            depths = budget.depths(&forecasts(&paths, DEPTH), plain(streams));
             for deeper in 0..DEPTH {
                 let rows = depths.iter().filter(|&&depth| depth > deeper).count();
                 if rows > 0 {
@@ -108,7 +108,7 @@ fn world(seed: u64) -> (f64, Vec<f64>) {
             parents: &parents[..depth],
         });
         let drafts: Vec<_> = drafts.collect();
-        let keep = budget.select(&drafts, streams, streams).keep;
+        let keep = budget.select(&drafts, plain(streams)).keep;
         let (mut expected, mut tokens, mut nodes) = (0.0, 0, 0);
         for ((path, rate), keep) in paths.iter().zip(&rates).zip(&keep) {
             let depth = keep.iter().filter(|&&keep| keep).count();
@@ -123,6 +123,7 @@ fn world(seed: u64) -> (f64, Vec<f64>) {
             sequences: streams,
             base_rows: streams,
             draft_nodes: nodes,
+            context: 0,
             experts_read: 0,
             tokens,
             target_seconds: seconds * speed * noise.factor(0.1),
@@ -175,6 +176,7 @@ fn shares(budget: &mut Budget, scores: &[f32], seconds: &[f64]) -> Vec<f64> {
             sequences: 1,
             base_rows: 1,
             draft_nodes: nodes,
+            context: 0,
             experts_read: 0,
             tokens: 1 + accepted.unwrap_or(nodes),
             target_seconds: seconds[nodes] * noise.factor(0.1),

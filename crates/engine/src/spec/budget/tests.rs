@@ -1,4 +1,5 @@
 use super::super::cost::tests::Noise;
+use super::super::target_cost::MeasuredForward;
 use super::super::target_cost::tests::dense;
 use super::*;
 
@@ -34,7 +35,7 @@ pub(super) fn kept(budget: &mut Budget, scores: &[f32], sequences: usize) -> usi
         parents: &parents,
     };
     let keep = budget
-        .select(&vec![draft; sequences], sequences, sequences)
+        .select(&vec![draft; sequences], plain(sequences))
         .keep;
     keep.concat().iter().filter(|&&keep| keep).count()
 }
@@ -72,7 +73,11 @@ fn no_choice_of_nodes_that_contains_their_ancestors_is_worth_more() {
         let drafts: Vec<_> = drafts
             .map(|(scores, parents)| Candidates { scores, parents })
             .collect();
-        let keep = budget.select(&drafts, base, sequences).keep;
+        let step = Base {
+            rows: base,
+            ..plain(sequences)
+        };
+        let keep = budget.select(&drafts, step).keep;
         let mut of = vec![0; sequences];
         let chosen = nodes.iter().enumerate().filter(|(_, node)| {
             of[node.0] += 1;
@@ -122,8 +127,7 @@ fn no_choice_of_depths_is_worth_more() {
                 (1..=4).map(|depth| rate.powi(depth).max(0.03)).collect()
             })
             .collect();
-        let mut probes = vec![Probe::default(); sequences];
-        let mut forecasts = forecasts(&paths, 4, &mut probes);
+        let mut forecasts = forecasts(&paths, 4);
         (forecasts.iter_mut()).for_each(|one| one.at_once = at_once);
         let value = |depths: &[usize]| {
             let price = MARGIN * sequences as f64 / cost[sequences - 1];
@@ -144,7 +148,7 @@ fn no_choice_of_depths_is_worth_more() {
                 cost[sequences + depths.iter().sum::<usize>() - 1] - cost[sequences - 1];
             gain - price * (verifying + drafting)
         };
-        let ours = value(&budget.depths(&mut forecasts, sequences, sequences));
+        let ours = value(&budget.depths(&forecasts, plain(sequences)));
         for choice in 0..5usize.pow(sequences as u32) {
             let depth = |sequence| choice / 5usize.pow(sequence as u32) % 5;
             let depths: Vec<usize> = (0..sequences).map(depth).collect();
@@ -157,20 +161,27 @@ fn no_choice_of_depths_is_worth_more() {
     }
 }
 
-pub(super) fn forecasts<'a>(
-    paths: &'a [Vec<f32>],
-    max_length: usize,
-    probes: &'a mut [Probe],
-) -> Vec<DraftForecast<'a>> {
-    let both = paths.iter().zip(probes);
-    both.map(|(path, probe)| DraftForecast {
-        path,
-        max_length,
-        pending: 1,
-        at_once: false,
-        probe,
-    })
-    .collect()
+/// Forecasts that hope for no more than they expect.
+pub(super) fn forecasts(paths: &[Vec<f32>], max_length: usize) -> Vec<DraftForecast<'_>> {
+    let paths = paths.iter();
+    paths
+        .map(|path| DraftForecast {
+            path,
+            hope: path[0],
+            max_length,
+            pending: 1,
+            at_once: false,
+        })
+        .collect()
+}
+
+/// A step of so many sequences without drafts, at the start of their texts.
+pub(super) fn plain(sequences: usize) -> Base {
+    Base {
+        sequences,
+        rows: sequences,
+        context: 0,
+    }
 }
 
 #[test]
@@ -199,11 +210,50 @@ fn a_row_that_does_not_pay_is_taken_with_those_that_follow_it() {
             parents: &parents,
         };
         // Four sequences pay a price of four tokens for the second tile.
-        let keep = budget.select(&[draft; 4], 8, 4).keep.concat();
+        let keep = budget
+            .select(
+                &[draft; 4],
+                Base {
+                    rows: 8,
+                    ..plain(4)
+                },
+            )
+            .keep
+            .concat();
         keep.iter().filter(|&&keep| keep).count()
     };
     assert_eq!(keep(&[0.9, 0.8]), 8);
     assert_eq!(keep(&[0.5, 0.4]), 0);
+}
+
+/// Attention makes each row dearer the longer the text is, though products cost the same.
+#[test]
+fn the_longer_the_text_the_dearer_a_row() {
+    let forward = |rows: usize, context: usize| MeasuredForward {
+        rows,
+        context,
+        experts_read: 0,
+        seconds: 1.0 + 0.1 * (rows - 1) as f64 + (1e-4 + 2e-4 * rows as f64) * context as f64,
+    };
+    let mut budget = Budget::new(BudgetMode::Adaptive);
+    let start = (1..=8).map(|rows| forward(rows, 0));
+    let measured: Vec<_> = start.chain([forward(1, 512), forward(8, 512)]).collect();
+    budget.target().calibrate(&measured);
+    let scores = [0.9, 0.7, 0.5, 0.35, 0.2];
+    let parents = chain_parents(scores.len());
+    let draft = Candidates {
+        scores: &scores,
+        parents: &parents,
+    };
+    let mut kept = |context: usize| {
+        let base = Base {
+            context,
+            ..plain(1)
+        };
+        let keep = budget.select(&[draft], base).keep.concat();
+        keep.into_iter().filter(|&keep| keep).count()
+    };
+    assert_eq!([0, 1000, 3000, 8000].map(&mut kept), [5, 4, 3, 2]);
 }
 
 #[test]
@@ -226,6 +276,7 @@ fn what_speculation_gains_elsewhere_raises_the_price_of_a_row() {
             sequences: 1,
             base_rows: 1,
             draft_nodes: 1,
+            context: 0,
             experts_read: 0,
             tokens: 2,
             target_seconds: 1.3,
@@ -247,6 +298,7 @@ fn prompts_and_an_interrupted_step_do_not_disturb_the_estimates() {
         sequences: 1,
         base_rows: 1,
         draft_nodes: 0,
+        context: 0,
         experts_read: 0,
         tokens: 1,
         target_seconds: 1000.0,
@@ -277,13 +329,13 @@ fn prompts_and_an_interrupted_step_do_not_disturb_the_estimates() {
 #[test]
 fn unknown_costs_of_drafting_are_found_out() {
     let mut budget = budget(&[1.0, 1.1, 1.2]);
-    let (paths, mut probes) = ([vec![0.5]], [Probe::default()]);
-    let mut one = forecasts(&paths, 1, &mut probes);
-    assert_eq!(budget.depths(&mut one, 1, 1), [1]);
+    let paths = [vec![0.5]];
+    let one = forecasts(&paths, 1);
+    assert_eq!(budget.depths(&one, plain(1)), [1]);
     budget.draft_cost().note(1, 0.6);
-    assert_eq!(budget.depths(&mut one, 1, 1), [0]);
+    assert_eq!(budget.depths(&one, plain(1)), [0]);
     budget.draft_cost().calibrate(&[(1, 0.3)]);
-    assert_eq!(budget.depths(&mut one, 1, 1), [1]);
+    assert_eq!(budget.depths(&one, plain(1)), [1]);
 }
 
 /// A model that has not seen a prompt is fed it only where its drafts will pay for that.
@@ -293,11 +345,11 @@ fn a_backlog_is_fed_where_it_pays() {
     let mut budget = budget(&cost);
     let draft: Vec<f64> = (0..400).map(|row| 0.01 * f64::from(1 + row)).collect();
     budget.draft_cost().calibrate(&numbered(&draft));
-    let depth = |score: f32, pending: usize| {
-        let (paths, mut probes) = ([vec![score]], [Probe::default()]);
-        let mut one = forecasts(&paths, 1, &mut probes);
+    let mut depth = |score: f32, pending: usize| {
+        let paths = [vec![score]];
+        let mut one = forecasts(&paths, 1);
         one[0].pending = pending;
-        budget.depths(&mut one, 1, 1)[0]
+        budget.depths(&one, plain(1))[0]
     };
     // A row more and one of the draft model's cost 0.11 steps.
     assert_eq!(depth(0.15, 1), 1);
@@ -315,10 +367,10 @@ fn a_backlog_holds_up_nobody() {
     let mut budget = budget(&cost);
     let draft: Vec<f64> = (0..600).map(|row| 0.06 * f64::from(1 + row)).collect();
     budget.draft_cost().calibrate(&numbered(&draft));
-    let (paths, mut probes) = ([vec![0.95], vec![0.9]], [Probe::default(); 2]);
+    let paths = [vec![0.95], vec![0.9]];
     for (pending, want) in [(1, [1, 1]), (512, [0, 1]), (4096, [0, 1])] {
-        let mut both = forecasts(&paths, 1, &mut probes);
+        let mut both = forecasts(&paths, 1);
         both[0].pending = pending;
-        assert_eq!(budget.depths(&mut both, 2, 2), want, "{pending} rows");
+        assert_eq!(budget.depths(&both, plain(2)), want, "{pending} rows");
     }
 }

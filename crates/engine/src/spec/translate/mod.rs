@@ -184,6 +184,7 @@ impl Drafter for Translator {
         });
         Some(Forecast {
             path: path.collect(),
+            hope: inner.hope * overall,
             pending: inner.pending,
             at_once: inner.at_once,
         })

@@ -1,0 +1,434 @@
+//! Whole runs over prompts in random order: what drafters gain, and how surely.
+
+use super::super::cost::tests::Noise;
+use super::super::target_cost::MeasuredForward;
+use super::tests::input;
+use super::traces::{AVX2, H100, Machine, Text, TracedHead, VNNI, XEON, ZEN5, rates};
+use super::*;
+use crate::spec::draft::DraftContext;
+use crate::spec::{Cascade, Tables};
+use foretoken_core::kv::BlockTable;
+use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
+use std::sync::Arc;
+
+/// Runs of each case.
+const RUNS: u64 = 20;
+/// Prompts of a run, two of each category, and tokens of an answer.
+const PROMPTS: usize = 26;
+const ANSWER: usize = 96;
+/// Longest draft.
+const LENGTH: usize = 8;
+/// Standard deviation of a step's time.
+const DEVIATION: f64 = 0.08;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Drafts {
+    Tables,
+    Head,
+    Both,
+}
+
+/// The measured time of something that takes `seconds`: now and then something else runs.
+struct Clock {
+    noise: Noise,
+    /// Steps for which the machine is slow.
+    slow: usize,
+}
+
+impl Clock {
+    fn next(&mut self) {
+        self.slow = self.slow.saturating_sub(1);
+        if self.noise.unit() < 0.002 {
+            self.slow = 5 + self.noise.below(60);
+        }
+    }
+
+    fn measured(&mut self, seconds: f64) -> f64 {
+        let slow = if self.slow > 0 { 1.6 } else { 1.0 };
+        seconds * slow * self.noise.factor(DEVIATION)
+    }
+}
+
+fn proposer(machine: Machine, drafts: Drafts, texts: &[Arc<Text>], seed: u64) -> Proposer {
+    let noise = &mut Noise(seed);
+    let head = || {
+        let noise = Noise(seed + 1000);
+        Box::new(TracedHead::new(
+            texts.to_vec(),
+            machine,
+            noise,
+            Some(rates()),
+        ))
+    };
+    let tables = || Tables::new(1 << 20);
+    let drafter: Box<dyn Drafter> = match drafts {
+        Drafts::Tables => Box::new(tables()),
+        Drafts::Head => head(),
+        Drafts::Both => Box::new(Cascade::new(head(), tables())),
+    };
+    let mut proposer = Proposer::new(drafter, BudgetMode::Adaptive);
+    // The fastest of a few forwards each.
+    let mut fastest = |seconds: f64| {
+        let runs = [(); 4].map(|()| seconds * noise.factor(DEVIATION));
+        runs.into_iter().fold(f64::INFINITY, f64::min)
+    };
+    let rows = [1, 2, 4, 6, 8, 16];
+    let starts = rows.map(|rows| (rows, 0));
+    let forwards = starts.into_iter().chain([(1, 512), (8, 512)]);
+    let forwards = forwards.map(|(rows, context)| MeasuredForward {
+        rows,
+        context,
+        experts_read: 0,
+        seconds: fastest(machine.step(1, rows, context)),
+    });
+    let forwards: Vec<_> = forwards.collect();
+    proposer.budget().target().calibrate(&forwards);
+    if drafts != Drafts::Tables {
+        let draft = rows.map(|rows| (rows, fastest(machine.head(rows))));
+        proposer.budget().draft_cost().calibrate(&draft);
+    }
+    proposer
+}
+
+fn state(id: usize, text: &Text) -> SequenceState {
+    let prompt = text.tokens[..text.prompt_len].to_vec();
+    let params = SamplingParams {
+        temperature: if text.is_sampled { 1.0 } else { 0.0 },
+        ..SamplingParams::default()
+    };
+    SequenceState {
+        id: id as u64,
+        sampler: Sampler::new(params, &prompt),
+        prompt_len: prompt.len(),
+        tokens: prompt,
+        kv_len: 0,
+        table: BlockTable::default(),
+        logprobs: None,
+        prompt_logprobs: None,
+        acceptance: Acceptance::Coupled,
+        lossy: None,
+        draft_context: DraftContext::default(),
+        synthetic_acceptance: None,
+        adapter: None,
+    }
+}
+
+fn observe(proposer: &mut Proposer, states: &[SequenceState], before: &[usize]) {
+    let committed = states.iter().zip(before).map(|(state, &before)| Committed {
+        id: state.id,
+        tokens: &state.tokens,
+        prompt_len: state.prompt_len,
+        new: before..state.kv_len,
+        hidden: None,
+        candidates: &[],
+        parents: &[],
+        context: &state.draft_context,
+    });
+    proposer.observe(&committed.collect::<Vec<_>>());
+}
+
+/// Seconds that the texts take in this order, so many at a time, without those in which the target reads prompts.
+/// Without a proposer nothing is drafted.
+fn seconds(
+    machine: Machine,
+    texts: &[Arc<Text>],
+    streams: usize,
+    mut proposer: Option<Proposer>,
+    seed: u64,
+) -> f64 {
+    let alternates = streams == 1;
+    let mut clock = Clock {
+        noise: Noise(seed),
+        slow: 0,
+    };
+    let (mut total, mut next) = (0.0, 0);
+    let mut states: Vec<SequenceState> = Vec::new();
+    loop {
+        while states.len() < streams && next < texts.len() {
+            let mut first = [state(next, &texts[next])];
+            next += 1;
+            // The order reverses each time.
+            if let Some(proposer) = proposer.as_mut().filter(|_| alternates && next % 2 == 1) {
+                for other in next.max(2) - 1..=next {
+                    run_plain(
+                        machine,
+                        &texts[other - 1],
+                        10_000 + other,
+                        proposer,
+                        &mut clock,
+                    );
+                }
+            }
+            if let Some(proposer) = &mut proposer {
+                total += read_prompt(machine, proposer, &mut first);
+            }
+            let [mut first] = first;
+            first.kv_len = first.prompt_len;
+            first.push(texts[next - 1].tokens[first.prompt_len]);
+            states.push(first);
+        }
+        if states.is_empty() {
+            return total;
+        }
+        clock.next();
+        total += step(machine, texts, &mut states, proposer.as_mut(), &mut clock);
+        let is_done =
+            |state: &SequenceState| state.tokens.len() == texts[state.id as usize].tokens.len();
+        if let Some(proposer) = &mut proposer {
+            states
+                .iter()
+                .filter(|state| is_done(state))
+                .for_each(|state| proposer.end(state));
+        }
+        states.retain(|state| !is_done(state));
+    }
+}
+
+/// Lets a prompt be read; returns the seconds that the head takes for it.
+fn read_prompt(machine: Machine, proposer: &mut Proposer, first: &mut [SequenceState; 1]) -> f64 {
+    let rows = first[0].prompt_len;
+    proposer.resume(&first[0], 0);
+    let mut inputs = [StepInput {
+        rows,
+        ..input(&mut first[0], 0)
+    }];
+    let is_tapped = proposer.propose(&mut inputs, 1 << 20)[0].is_tapped;
+    let mut reading = 0.0;
+    if is_tapped {
+        proposer.drafter.pool(|pool| {
+            reading = machine.reading(rows);
+            pool.network.read = (rows, reading);
+        });
+    }
+    proposer.note_step(&StepCost {
+        sequences: 1,
+        base_rows: rows,
+        draft_nodes: 0,
+        context: 0,
+        experts_read: 0,
+        tokens: 1,
+        target_seconds: machine.one_row * 0.1 * rows as f64,
+        draft_seconds: 0.0,
+    });
+    first[0].kv_len = rows;
+    observe(proposer, first, &[0]);
+    reading
+}
+
+/// Runs a text without drafts in between, as `bench` does.
+fn run_plain(machine: Machine, text: &Text, id: usize, proposer: &mut Proposer, clock: &mut Clock) {
+    let mut plain = state(id, text);
+    for next in text.prompt_len..text.tokens.len() {
+        let rows = plain.tokens.len() - plain.kv_len;
+        let mut inputs = [StepInput {
+            rows,
+            may_draft: false,
+            ..input(&mut plain, 0)
+        }];
+        let proposal = proposer.propose(&mut inputs, 1 << 20).remove(0);
+        assert!(proposal.draft.is_empty() && !proposal.is_tapped);
+        proposer.note_step(&StepCost {
+            sequences: 1,
+            base_rows: rows,
+            draft_nodes: 0,
+            context: next,
+            experts_read: 0,
+            tokens: 1,
+            target_seconds: clock.measured(machine.step(1, rows.min(16), next)),
+            draft_seconds: 0.0,
+        });
+        plain.kv_len = plain.tokens.len();
+        plain.push(text.tokens[next]);
+    }
+    proposer.end(&plain);
+}
+
+/// Runs a step; returns its seconds.
+fn step(
+    machine: Machine,
+    texts: &[Arc<Text>],
+    states: &mut [SequenceState],
+    proposer: Option<&mut Proposer>,
+    clock: &mut Clock,
+) -> f64 {
+    let sequences = states.len();
+    let context = states.iter().map(|state| state.kv_len).sum::<usize>() / sequences;
+    let Some(proposer) = proposer else {
+        for state in states {
+            state.kv_len += 1;
+            let token = texts[state.id as usize].tokens[state.tokens.len()];
+            state.push(token);
+        }
+        return machine.step(sequences, sequences, context);
+    };
+    let mut inputs: Vec<_> = states
+        .iter_mut()
+        .map(|state| input(state, LENGTH))
+        .collect();
+    let proposals = proposer.propose(&mut inputs, 1 << 20);
+    let asked = proposer.asked.len() as f64 * machine.ask;
+    let forwards = proposer.drafter.pool(|pool| pool.network.forwards.clone());
+    // Those of the last request for drafts, if there was none now.
+    let forwards = forwards.filter(|_| asked > 0.0).unwrap_or_default();
+    let exact: f64 = forwards.iter().map(|&(rows, _)| machine.head(rows)).sum();
+    let measured: f64 = forwards.iter().map(|&(_, seconds)| seconds).sum();
+    let (mut nodes, mut tokens, mut before) = (0, 0, Vec::new());
+    for (state, proposal) in states.iter_mut().zip(&proposals) {
+        let text = &texts[state.id as usize].tokens;
+        let draft = &proposal.draft.tokens;
+        let rest = &text[state.tokens.len()..];
+        let accepted = draft
+            .iter()
+            .zip(&rest[..rest.len() - 1])
+            .take_while(|(a, b)| a == b);
+        let new = accepted.count() + 1;
+        before.push(state.kv_len);
+        state.kv_len += new;
+        rest[..new].iter().for_each(|&token| state.push(token));
+        (nodes, tokens) = (nodes + draft.len(), tokens + new);
+    }
+    let target = machine.step(sequences, sequences + nodes, context);
+    proposer.note_step(&StepCost {
+        sequences,
+        base_rows: sequences,
+        draft_nodes: nodes,
+        context,
+        experts_read: 0,
+        tokens,
+        target_seconds: clock.measured(target),
+        draft_seconds: measured + clock.measured(asked),
+    });
+    observe(proposer, states, &before);
+    target + exact + asked
+}
+
+/// The speed-up of each run.
+fn speed_ups(machine: Machine, is_sampled: bool, streams: usize, drafts: Drafts) -> Vec<f64> {
+    let text = |number| Arc::new(Text::new(number, ANSWER, is_sampled));
+    // Of many streams the first and the last steps are few.
+    let count = if streams > 1 { 3 * PROMPTS } else { PROMPTS };
+    let texts: Vec<Arc<Text>> = (0..count).map(text).collect();
+    let run = |seed: u64| {
+        let (mut texts, noise) = (texts.clone(), &mut Noise(seed));
+        for last in (1..texts.len()).rev() {
+            texts.swap(last, noise.below(last + 1));
+        }
+        let plain = seconds(machine, &texts, streams, None, seed);
+        let proposer = proposer(machine, drafts, &texts, seed + 50);
+        plain / seconds(machine, &texts, streams, Some(proposer), seed + 100)
+    };
+    (0..RUNS).map(run).collect()
+}
+
+/// Steps that read a prompt, and those of requests that want no drafts, do not decide that a head is of no use.
+#[test]
+fn a_text_after_others_without_drafts_is_read() {
+    let texts: Vec<_> = (0..3)
+        .map(|number| Arc::new(Text::new(number, ANSWER, false)))
+        .collect();
+    let mut clock = Clock {
+        noise: Noise(1),
+        slow: 0,
+    };
+    let mut proposer = proposer(ZEN5, Drafts::Head, &texts, 1);
+    for id in 1..3 {
+        let mut states = [state(id, &texts[id])];
+        read_prompt(ZEN5, &mut proposer, &mut states);
+        states[0].push(texts[id].tokens[states[0].prompt_len]);
+        step(ZEN5, &texts, &mut states, Some(&mut proposer), &mut clock);
+        assert!(proposer.is_read(&states[0]), "{id}");
+        proposer.end(&states[0]);
+        run_plain(ZEN5, &texts[0], 100 + id, &mut proposer, &mut clock);
+    }
+}
+
+fn mean(of: &[f64]) -> f64 {
+    of.iter().sum::<f64>() / of.len() as f64
+}
+
+fn deviation(of: &[f64]) -> f64 {
+    let mean = mean(of);
+    (of.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / of.len() as f64).sqrt()
+}
+
+fn least(of: impl Iterator<Item = f64>) -> f64 {
+    of.fold(f64::INFINITY, f64::min)
+}
+
+/// Speed-ups of tables, of a head, and of both.
+fn of_each(machine: Machine, is_sampled: bool, streams: usize) -> ([Vec<f64>; 3], String) {
+    let of = |drafts| speed_ups(machine, is_sampled, streams, drafts);
+    let all = [Drafts::Tables, Drafts::Head, Drafts::Both].map(of);
+    let shown = all.each_ref().map(|of| {
+        let (mean, deviation, least) = (mean(of), deviation(of), least(of.iter().copied()));
+        format!("{mean:.3} +- {deviation:.3}, at least {least:.3}")
+    });
+    let [tables, head, both] = shown;
+    let case = format!(
+        "{}, sampled {is_sampled}, {streams} streams: tables {tables}; head {head}; both {both}",
+        machine.name
+    );
+    println!("{case}");
+    (all, case)
+}
+
+/// The least that both gain in a run over the better one of them alone.
+fn of_the_better([tables, head, both]: &[Vec<f64>; 3]) -> f64 {
+    let better = tables
+        .iter()
+        .zip(head)
+        .map(|(tables, head)| tables.max(*head));
+    least(both.iter().zip(better).map(|(both, better)| both / better))
+}
+
+/// Checks what head and tables gain on a machine: in each run about the same, hardly less than head or tables alone, and
+/// no less than plain decoding.
+fn check(machine: Machine) {
+    for is_sampled in [false, true] {
+        let (all, case) = of_each(machine, is_sampled, 1);
+        assert!(all.iter().all(|of| deviation(of) <= 0.02), "{case}");
+        let [tables, head, both] = all.each_ref().map(|of| least(of.iter().copied()));
+        assert!(tables.min(both) >= 0.995 && head >= 0.99, "{case}");
+        // Where a sampled text hardly pays, it is chance in which run a head reads it.
+        let least = if is_sampled { 0.97 } else { 0.99 };
+        let of_better = of_the_better(&all);
+        assert!(of_better >= least, "{case}, {of_better} of the better");
+    }
+}
+
+/// On a CPU the rows of 16 streams leave little room for drafts.
+#[test]
+fn with_many_streams_little_is_lost() {
+    for machine in [ZEN5, VNNI, XEON] {
+        for is_sampled in [false, true] {
+            let (all, case) = of_each(machine, is_sampled, 16);
+            let least = least(all.iter().flatten().copied());
+            assert!(least >= 0.96, "{case}");
+        }
+    }
+}
+
+#[test]
+fn drafts_gain_surely_on_zen_5() {
+    check(ZEN5);
+}
+
+#[test]
+fn drafts_gain_surely_where_rows_are_dear() {
+    check(VNNI);
+}
+
+#[test]
+fn drafts_gain_surely_where_attention_is_dear() {
+    check(XEON);
+}
+
+#[test]
+fn drafts_gain_surely_with_avx2() {
+    check(AVX2);
+}
+
+#[test]
+fn drafts_gain_surely_on_a_gpu() {
+    check(H100);
+}
