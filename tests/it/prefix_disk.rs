@@ -305,7 +305,10 @@ fn what_cannot_be_is_refused_in_one_line() {
             "--prefix-cache-disk-size 1GiB".into(),
             "--prefix-cache-disk",
         ),
-        (format!("bench --prefix-cache-disk {root}"), "bench"),
+        (
+            format!("bench --random-prompts 1 --prefix-cache-disk {root}"),
+            "bench never caches",
+        ),
     ] {
         let command = foretoken().args(flags.split_whitespace()).output();
         let output = command.unwrap();

@@ -8,7 +8,7 @@ use foretoken_core::kv::BlockName;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// The name of the key's file.
@@ -32,6 +32,8 @@ pub struct Folder {
     /// Distinguish the files that this process writes from those of others, and from each other.
     writer: u64,
     written: AtomicU64,
+    /// Whether the log has a line about a damaged file. A broken disk damages many.
+    has_warned: AtomicBool,
 }
 
 /// A file in the folder.
@@ -61,6 +63,7 @@ impl Folder {
             key,
             writer: rand::random(),
             written: AtomicU64::new(0),
+            has_warned: AtomicBool::new(false),
         };
         let (mut file, path) = folder
             .partial(root)
@@ -113,7 +116,7 @@ impl Folder {
     }
 
     /// The contents of an entry's file, of `bytes` bytes, which is then as young as if it were just written; `None` if
-    /// there is no such file. A file that is damaged is removed, and the log says so.
+    /// there is no such file. A file that is damaged is removed, and the log says so of the first one.
     pub fn read(&self, entry: &Entry, bytes: usize) -> Option<Vec<u8>> {
         let path = self.path(entry);
         let contents = || -> io::Result<Vec<u8>> {
@@ -129,7 +132,11 @@ impl Folder {
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(damage) => {
                 let name = path.display();
-                tracing::warn!("prefix cache: {name} is removed: {damage}");
+                if self.has_warned.swap(true, Ordering::Relaxed) {
+                    tracing::debug!("prefix cache: {name} is removed: {damage}");
+                } else {
+                    tracing::warn!("prefix cache: {name} is removed, and others like it: {damage}");
+                }
                 let _ = fs::remove_file(&path);
                 None
             }
