@@ -127,9 +127,7 @@ fn listed_call(
     let named = parameters(&schema).filter(|(key, ..)| is_key(key) && !key.contains([':', '<']));
     let arguments = named.map(|(key, of_key, is_required)| {
         let head = literal(&format!("{key}{assign}"));
-        let kind = values.kinds.of(of_key);
-        let is_text = matches!(kind, ValueKind::Text { .. });
-        let may_be_null = kind == ValueKind::Text { or_null: true };
+        let is_text = matches!(values.kinds.of(of_key), ValueKind::Text { .. });
         let value = match (form.quote.filter(|_| is_text), calls.input(tool)) {
             (Some(mark), input) => {
                 let quote = spelling.marker(mark);
@@ -138,12 +136,8 @@ fn listed_call(
                 match (choices(of_key, &schema), input) {
                     (Some(texts), _) => format!("{quote} ({}) {quote}", literals(&texts)),
                     (None, Some(input)) => format!("{quote} {} {quote}", input.rule()),
-                    // The rule contains the mark at its end.
-                    (None, None) if may_be_null => format!("{quote} text"),
-                    (None, None) => {
-                        let rule = values.text(of_key, spelling, "", mark)?;
-                        format!("{quote} {rule}")
-                    }
+                    // The rule `text` contains the mark at its end.
+                    (None, None) => format!("{quote} text"),
                 }
             }
             (None, _) => values.json(of_key)?,
@@ -222,7 +216,8 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// The rule of a text that stands before `line` and `end`: `text`, or one of what the schema says of it.
+    /// The rule of a text that stands before `line` and `end`: `text`, or one of what the schema says of it if no token
+    /// ends it.
     fn text(
         &mut self,
         of_key: &Value,
@@ -231,7 +226,7 @@ impl<'a> Values<'a> {
         end: &str,
     ) -> Option<String> {
         let mut expressions = expressions(of_key, self.root);
-        if expressions.is_empty() {
+        if expressions.is_empty() || (spelling.special)(end).is_some() {
             return Some("text".into());
         }
         for expression in &mut expressions {

@@ -292,9 +292,9 @@ fn inputs_follow_their_grammars() {
     }
 }
 
-/// A text without quotes follows its schema as well.
+/// A text between tags follows its schema as well.
 #[test]
-fn texts_between_marks_follow_their_schemas() {
+fn texts_between_tags_follow_their_schemas() {
     let properties = json!({
         "a": {"type": "string", "pattern": "^[b<\n]{2,4}$", "maxLength": 3},
         "b": {"type": "string", "minLength": 1, "maxLength": 2},
@@ -306,10 +306,8 @@ fn texts_between_marks_follow_their_schemas() {
     let tools = [json!({"type": "function", "function": {"name": "f", "parameters": parameters}})];
     for &format in TEXT_FORMATS {
         let tokens: &[&[&str]] = match format.syntax().body {
-            Body::Tags(_) if format == ToolFormat::Glm45 => &[&[], &["</arg_value>"]],
             Body::Tags(_) if format.markers().contains(&"｜DSML｜") => &[&[], &["｜DSML｜"]],
-            Body::Braces("<|\"|>") => &[&[], &["<|\"|>"]],
-            Body::Braces(_) | Body::Tags(_) => &[&[]],
+            Body::Tags(_) => &[&[]],
             _ => continue,
         };
         for special in tokens {
