@@ -109,7 +109,7 @@ impl Plan {
                 is_open,
             } = wanted;
             let own = if is_open {
-                LoadedDraft::further_layer(&target)
+                LoadedDraft::further_layer(&target, draft_options.draft_vocabulary.as_ref())
             } else {
                 Ok(None)
             };
