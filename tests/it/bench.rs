@@ -226,7 +226,7 @@ fn a_draft_model_with_a_mask_token_drafts_blocks() {
         let wrong = format!(r#""{key}": {value}, "rope_theta""#);
         let wrong = TINY.replace(r#""rope_theta""#, &wrong);
         let models = Models::new(&[("target", TINY), ("draft", &wrong)]);
-        let refused = models.refused("--draft-model @draft");
+        let refused = models.refused("--draft-model @draft --random-prompts 1");
         assert!(refused.contains(needle), "{refused}");
     }
 }
