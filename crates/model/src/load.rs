@@ -299,6 +299,9 @@ fn load_head_checked(
         return Ok(Box::new(heads));
     }
     if let (HeadKind::Assistant, ModelSource::Folder(folder)) = (kind, source) {
+        if options.draft_vocabulary.is_some() {
+            return Err(no_draft_vocabulary("assistants of Gemma 4"));
+        }
         let (file, json) = read_json(folder)?;
         let head = AssistantConfig::parse(&json).map_err(|e| Error::in_file(&file, e))?;
         if !options.device.is_cpu() {

@@ -2,6 +2,8 @@
 
 /// How far what is learned may be from what was measured, as a factor.
 const MAX_CHANGE: f64 = 8.0;
+/// The least cost that two forwards tell: noise can hide what a few hundred tokens cost, but none cost nothing.
+const LEAST: f64 = 1e-6;
 /// The weight of a step in what is learned, if all of the step were attention.
 const WEIGHT: f64 = 0.05;
 
@@ -36,7 +38,7 @@ impl AttentionCost {
         // One row costs something, and several cost no less.
         let row = ((high - low) / rows).clamp(0.0, high / many.rows.max(1) as f64);
         let sequence = (low - row * few.rows as f64).max(0.0);
-        let costs = [sequence, row];
+        let costs = [sequence, row].map(|cost| cost.max(LEAST));
         Self {
             costs,
             measured: costs,
@@ -72,10 +74,10 @@ impl AttentionCost {
     }
 
     /// Moves the costs towards those that were learned at another time, which count as `share` of both. What was not
-    /// measured now still costs nothing.
+    /// measured now or then stays as it is.
     pub fn recall(&mut self, costs: [f64; 2], share: f64) {
         for ((cost, measured), known) in self.costs.iter_mut().zip(&mut self.measured).zip(costs) {
-            if *measured > 0.0 {
+            if *measured > 0.0 && known > 0.0 {
                 *cost += share * (known - *cost);
                 *measured = *cost;
             }

@@ -1,5 +1,6 @@
 //! What a model's forwards cost, measured before the first request.
 
+use super::cost::CALIBRATED;
 use super::target_cost::MeasuredForward;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{BlockAllocator, BlockTable, KvStore};
@@ -22,6 +23,10 @@ const ROWS_AFTER_CONTEXT: [usize; 2] = [1, 8];
 /// Rounds, in each of which every number of rows has its turn; of the same number the fastest forward counts. In
 /// turns, because a shared machine that becomes slower between two of them would make one look dear.
 const RUNS: usize = 4;
+/// How much longer than the fastest forward the median of the same number of rows may take, as a share, while all
+/// observations count. Of four forwards on a machine that does nothing else it takes a twentieth longer; beside other
+/// work that needs the same cores, half as long again.
+const STEADY: f64 = 0.1;
 /// After this time no other number of rows is begun, and after twice this time no further round.
 const MAX_TIME: Duration = Duration::from_secs(1);
 /// The same where many numbers of rows are measured.
@@ -29,6 +34,15 @@ const MAX_TIME_OF_MANY: Duration = Duration::from_secs(2);
 /// Rows of a probe: at least so many, in whole blocks, and at most so many.
 const MIN_PROBE: usize = 32;
 const MAX_PROBE: usize = 256;
+
+/// What a model's forwards cost.
+#[derive(Debug, Clone)]
+pub struct Calibration {
+    /// The fastest forward of each number of rows.
+    pub forwards: Vec<MeasuredForward>,
+    /// The number of observations of steps that each of them is worth: fewer if other work disturbed them.
+    pub observations: u32,
+}
 
 /// The numbers of rows that a model's forwards are rounded up to, ascending, up to the largest one that is not a
 /// forward's own number; empty if no forward is rounded up. See [`Model::padded_rows`].
@@ -109,7 +123,7 @@ pub fn measure(
     num_blocks: usize,
     verified: bool,
     max_rows: usize,
-) -> Result<Vec<MeasuredForward>> {
+) -> Result<Calibration> {
     let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
     let edges = edges(model);
     let rows = if edges.is_empty() && !model.device().is_cuda() {
@@ -149,8 +163,8 @@ pub fn measure(
             seconds: started.elapsed().as_secs_f64(),
         })
     };
-    // The step from token to token, and the fastest forward.
-    let mut measured: Vec<(u32, MeasuredForward)> = Vec::new();
+    // The step from token to token, the fastest forward, and the seconds of all.
+    let mut measured: Vec<(u32, MeasuredForward, Vec<f64>)> = Vec::new();
     for rows in rows {
         let is_reserved = reserve(&mut blocks, &mut tables, rows);
         if started.elapsed() > max_time || !is_reserved {
@@ -161,12 +175,12 @@ pub fn measure(
             // The first one allocates.
             let first = forward(rows, step, 0, &tables)?;
             let seconds = f64::INFINITY;
-            measured.push((step, MeasuredForward { seconds, ..first }));
+            measured.push((step, MeasuredForward { seconds, ..first }, Vec::new()));
         }
     }
     for rows in ROWS_AFTER_CONTEXT {
         // They tell nothing without the same rows at the start.
-        let is_known = measured.iter().any(|(_, one)| one.rows == rows);
+        let is_known = measured.iter().any(|(_, one, _)| one.rows == rows);
         let in_time = started.elapsed() <= max_time;
         if verified
             && can_begin_later
@@ -176,21 +190,39 @@ pub fn measure(
         {
             let first = forward(rows, 1, CONTEXT, &tables)?;
             let seconds = f64::INFINITY;
-            measured.push((1, MeasuredForward { seconds, ..first }));
+            measured.push((1, MeasuredForward { seconds, ..first }, Vec::new()));
         }
     }
     for _ in 0..RUNS {
-        for (step, fastest) in &mut measured {
+        for (step, fastest, all) in &mut measured {
             let (rows, context) = (fastest.rows, fastest.context);
             let seconds = forward(rows, *step, context, &tables)?.seconds;
             fastest.seconds = fastest.seconds.min(seconds);
+            all.push(seconds);
         }
         if started.elapsed() > 2 * max_time {
             break;
         }
     }
     tables.iter_mut().for_each(|table| blocks.release(table));
-    Ok(measured.into_iter().map(|(_, fastest)| fastest).collect())
+    let observations = observations(measured.iter_mut().map(|(.., all)| &mut **all));
+    let forwards = measured.into_iter().map(|(_, fastest, _)| fastest);
+    Ok(Calibration {
+        forwards: forwards.collect(),
+        observations,
+    })
+}
+
+/// The observations that the fastest of such forwards are worth, by how much longer the median of each takes.
+fn observations<'a>(seconds: impl Iterator<Item = &'a mut [f64]>) -> u32 {
+    let median = |all: &mut [f64]| {
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied()
+    };
+    let longer = seconds.filter_map(|all| Some(median(all)? / all[0] - 1.0));
+    let mut longer: Vec<f64> = longer.collect();
+    let share = STEADY / median(&mut longer).unwrap_or(0.0);
+    (f64::from(CALIBRATED) * share.min(1.0)).max(1.0) as u32
 }
 
 /// Makes room for a forward of `rows` rows; returns whether there is any.
@@ -240,6 +272,19 @@ mod tests {
     }
 
     #[test]
+    fn forwards_beside_other_work_are_worth_less() {
+        let of = |all: &[&[f64]]| {
+            let mut all: Vec<Vec<f64>> = all.iter().map(|all| all.to_vec()).collect();
+            observations(all.iter_mut().map(|all| &mut **all))
+        };
+        let steady: [&[f64]; 3] = [&[1.0, 1.02, 1.05], &[2.1, 2.0, 2.1], &[3.0, 9.0, 3.1]];
+        assert_eq!(of(&steady), CALIBRATED);
+        assert_eq!(of(&[&[1.0, 1.2, 1.2], &[1.5, 1.0, 1.2]]), CALIBRATED / 2);
+        assert_eq!(of(&[&[1.0, 2.0, 2.2], &[3.0, 2.0, 4.0]]), 1);
+        assert_eq!(of(&[]), CALIBRATED);
+    }
+
+    #[test]
     fn both_sides_of_each_edge_are_measured() {
         let mut model = Rounding(ToyModel::new(512, 64, 1, 0.0));
         assert_eq!(edges(&model), [1, 2, 3, 4, 8, 16, 24, 32]);
@@ -247,7 +292,7 @@ mod tests {
         let mut rows = |num_blocks, max_rows| -> Vec<usize> {
             let mut store = model.new_kv(num_blocks, 4).unwrap();
             let measured = measure(&mut model, &mut store, num_blocks, true, max_rows).unwrap();
-            measured.iter().map(|one| one.rows).collect()
+            measured.forwards.iter().map(|one| one.rows).collect()
         };
         let few = [1, 2, 3, 4, 8, 16, 24, 32, 33, 48, 64];
         assert_eq!(rows(80, 64), few);

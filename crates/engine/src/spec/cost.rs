@@ -11,7 +11,7 @@ const SCALE_WEIGHT: f64 = 0.25;
 /// The least weight of an observation in its knot.
 const KNOT_WEIGHT: f64 = 0.02;
 /// Observations that a knot is worth if it is measured before the first step.
-const CALIBRATED: u32 = 8;
+pub(super) const CALIBRATED: u32 = 8;
 /// Observations after which a knot is believed.
 const SETTLED: u32 = 16;
 /// A step may be interrupted: an observation counts as at most this many times what was expected,
@@ -56,6 +56,8 @@ struct Knot {
     fitted: f64,
     /// Number of observations learned from, up to where more would not change their weight.
     seen: u32,
+    /// How many of them were measured before the first step.
+    calibrated: u32,
 }
 
 impl Default for CostCurve {
@@ -97,8 +99,18 @@ impl CostCurve {
             let knot = &mut self.knots[at];
             let count = f64::from(knot.seen / CALIBRATED + 1);
             knot.seen += CALIBRATED;
+            knot.calibrated = knot.seen;
             knot.rows += (rows as f64 - knot.rows) / count;
             knot.cost += (seconds / scale - knot.cost) / count;
+        }
+        self.fit();
+    }
+
+    /// Lets each knot count as at most so many observations: the next ones change it sooner.
+    pub fn believe(&mut self, observations: u32) {
+        for knot in &mut self.knots {
+            knot.seen = knot.seen.min(observations.max(1));
+            knot.calibrated = knot.calibrated.min(knot.seen);
         }
         self.fit();
     }
@@ -129,15 +141,16 @@ impl CostCurve {
         true
     }
 
-    /// The shape, to [recall](CostCurve::recall) it later.
+    /// The shape as far as steps have told it, to [recall](CostCurve::recall) it later.
     pub fn learned(&self) -> Vec<LearnedCost> {
         let one = self.interpolate(1.0, |knot| knot.fitted);
         let knots = self.knots.iter();
-        knots
+        let of_steps = knots.filter(|knot| knot.seen > knot.calibrated);
+        of_steps
             .map(|knot| LearnedCost {
                 rows: knot.rows.round() as usize,
                 cost: knot.fitted / one,
-                seen: knot.seen,
+                seen: knot.seen - knot.calibrated,
             })
             .collect()
     }
@@ -157,7 +170,8 @@ impl CostCurve {
             let share = f64::from(weight) / f64::from(knot.seen + weight).max(1.0);
             knot.rows += share * (rows as f64 - knot.rows);
             knot.cost += share * (one * known.cost - knot.cost);
-            knot.seen += weight;
+            // Of what was never tried since the start, steps may try more or less.
+            knot.seen = (knot.seen + weight).min(SETTLED - 1);
         }
         self.knots.retain(|knot| knot.seen > 0);
         self.fit();
@@ -218,6 +232,7 @@ impl CostCurve {
                 cost,
                 fitted: cost,
                 seen: 0,
+                calibrated: 0,
             };
             self.knots.insert(at, knot);
         }
@@ -286,6 +301,35 @@ fn prior(rows: f64) -> f64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+
+    /// What was measured beside other work is soon corrected by steps, also where the numbers of rows are others.
+    #[test]
+    fn a_doubted_curve_recovers() {
+        let error = |observations: u32| {
+            let (mut curve, mut noise, mut worst_of_all) = (CostCurve::default(), Noise(3), 0f64);
+            for seed in 0..20 {
+                let mut start = Noise(seed);
+                let wrong = [1, 2, 4, 6, 8, 16];
+                let wrong = wrong.map(|rows| (rows, avx2(rows) * (0.8 + 2.2 * start.unit())));
+                curve.calibrate(&wrong);
+                curve.believe(observations);
+                for _ in 0..100 {
+                    let rows = 8 + noise.below(14);
+                    curve.note(rows, 0.01 * avx2(rows) * noise.factor(0.05));
+                }
+                let relative =
+                    |rows| curve.seconds(rows) / curve.seconds(8) / (avx2(rows) / avx2(8));
+                let worst = (8..22).map(|rows| (relative(rows) - 1.0).abs());
+                worst_of_all = worst_of_all.max(worst.fold(0.0, f64::max));
+            }
+            worst_of_all
+        };
+        let (doubted, believed) = (error(1), error(CALIBRATED));
+        assert!(
+            doubted < 0.15 && believed > 1.5 * doubted,
+            "{doubted} {believed}"
+        );
+    }
 
     /// Reproducible noise (SplitMix64).
     pub(in crate::spec) struct Noise(pub u64);

@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn calibration_measures_the_model_and_leaves_nothing() {
         let mut drafter = drafter(16);
-        let measured = drafter.pool.calibrate(16).unwrap();
+        let measured = drafter.pool.calibrate(16).unwrap().forwards;
         let rows: Vec<usize> = measured.iter().map(|one| one.rows).collect();
         assert_eq!(rows, [1, 2, 4, 6, 8, 16]);
         assert!(measured.iter().all(|one| one.seconds > 0.0));

@@ -3,10 +3,9 @@
 mod disk;
 
 use super::acceptance_model::{AcceptanceModel, History};
-use super::calibration;
+use super::calibration::{self, Calibration};
 use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, Forecast, SeqId};
 use super::features::{Features, MAX_UNREAD};
-use super::target_cost::MeasuredForward;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{BlockAllocator, BlockTable, KvStore, PrefixRoot};
@@ -250,7 +249,7 @@ impl DraftPool {
     ///
     /// # Errors
     /// If the device failed.
-    pub fn calibrate(&mut self, max_rows: usize) -> Result<Vec<MeasuredForward>> {
+    pub fn calibrate(&mut self, max_rows: usize) -> Result<Calibration> {
         let network = &mut self.network;
         let num_blocks = network.blocks.num_blocks();
         let (model, store) = (network.draft.model_mut(), &mut network.store);

@@ -123,10 +123,10 @@ impl Proposer {
         match self.drafter.pool(|pool| pool.calibrate(max_rows)) {
             None => (),
             Some(Ok(measured)) => {
-                let rows = measured.iter().map(|one| (one.rows, one.seconds));
-                self.budget
-                    .draft_cost()
-                    .calibrate(&rows.collect::<Vec<_>>());
+                let rows = measured.forwards.iter().map(|one| (one.rows, one.seconds));
+                let cost = self.budget.draft_cost();
+                cost.calibrate(&rows.collect::<Vec<_>>());
+                cost.believe(measured.observations);
             }
             Some(Err(error)) => tracing::warn!("the draft model was not measured: {error}"),
         }

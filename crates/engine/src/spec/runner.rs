@@ -92,10 +92,13 @@ impl SpeculativeRunner {
         let (target, store) = (&mut *self.target, &mut self.store);
         let measured = calibration::measure(target, store, self.num_blocks, true, max_rows)?;
         for proposer in &mut self.proposers {
-            proposer.budget().target().calibrate(&measured);
+            let cost = proposer.budget().target();
+            cost.calibrate(&measured.forwards);
+            cost.believe(measured.observations);
             proposer.calibrate(max_rows);
         }
-        Ok(measured)
+        tracing::debug!(observations = measured.observations, "steps were measured");
+        Ok(measured.forwards)
     }
 
     /// What each drafter and its budget have learned, to [recall](SpeculativeRunner::recall) it after the next start.

@@ -133,6 +133,11 @@ impl TargetCost {
         self.attention = self.measured_attention(&later);
     }
 
+    /// See [`CostCurve::believe`].
+    pub fn believe(&mut self, observations: u32) {
+        self.curve.believe(observations);
+    }
+
     /// The cost of attention by forwards with tokens before them.
     fn measured_attention(&self, later: &[MeasuredForward]) -> AttentionCost {
         let few = later.iter().min_by_key(|one| one.rows);

@@ -18,6 +18,8 @@ use serde_json::Value;
 /// Maximum number of candidates of a position and of layers in LiLiCorr's layout; servers take no more candidates.
 const MAX_CANDIDATES: usize = 16;
 const MAX_LAYERS: usize = 64;
+/// Maximum number of LiLiCorr's attention heads: each has a number for every two candidates of a block.
+const MAX_HEADS: usize = 128;
 const PROJECTOR_TYPE: &str = "projector_type";
 const SAMPLE_FROM_ANCHOR: &str = "sample_from_anchor";
 const NON_CAUSAL: &str = "sliding_window_non_causal";
@@ -410,9 +412,9 @@ fn lilicorr(source: &ParallelJson<'_>, head: &HeadConfig) -> Result<LiLiCorrConf
     let given = count(width, (0, MAX_MARKOV_RANK))?;
     let width = if given == 0 { hidden } else { given };
     let of_heads = count(heads, (1, width))?;
-    if !width.is_multiple_of(of_heads) {
+    if !width.is_multiple_of(of_heads) || of_heads > MAX_HEADS {
         return Err(format!(
-            "{heads} {of_heads} does not divide the width {width}"
+            "{heads} {of_heads} is not supported: only divisors of the width {width} up to {MAX_HEADS} are"
         ));
     }
     let mlp_width = (width as f32 * above_0(ratio)?) as usize;

@@ -7,7 +7,7 @@ const HOPELESS: f64 = 0.0025;
 /// Steps whose time may be spent on hopeful drafts from the first one on: without luck, the first few drafts of a good
 /// drafter fail.
 const FIRST_STEPS: f64 = 8.0;
-/// The time of so many steps is saved for hopeful drafts at most, so that what was saved long ago is not spent at once.
+/// The time of so many steps is saved for drafts of either kind at most, so that what was saved long ago is not spent at once.
 const MAX_STEPS: f64 = 16.0;
 
 /// Seconds that are saved for such drafts, a share of each step.
@@ -26,9 +26,11 @@ impl Exploration {
             if !std::mem::replace(&mut self.has_begun, true) {
                 self.hopeful = FIRST_STEPS * seconds;
             }
-            let most = self.hopeful.max(MAX_STEPS * seconds);
-            self.hopeful = (self.hopeful + HOPEFUL * seconds).min(most);
-            self.hopeless += HOPELESS * seconds;
+            let saved = [(&mut self.hopeful, HOPEFUL), (&mut self.hopeless, HOPELESS)];
+            for (saved, share) in saved {
+                let most = saved.max(MAX_STEPS * seconds);
+                *saved = (*saved + share * seconds).min(most);
+            }
         }
     }
 

@@ -26,8 +26,8 @@ struct Shapes {
 }
 
 impl Shapes {
-    /// Tiles 0 and 1 are sums, 2 and 3 the inputs of `rows` rows, 4 and 5 weights. `blocks_a_tile` is 1, or 2 if each half
-    /// of a block has sums of its own.
+    /// Tile 0 has sums of `rows` rows, tile 1 their inputs, tile 2 weights: those of a block, or of one of two `halves` if
+    /// each of these has sums of its own.
     const fn new(rows: u8, halves: usize) -> Self {
         let mut shapes = Self {
             palette: 1,
@@ -36,16 +36,12 @@ impl Shapes {
             columns: [0; 16],
             rows: [0; 16],
         };
-        let mut tile = 0;
-        while tile < 2 {
-            shapes.columns[tile] = VECTOR as u16;
-            shapes.rows[tile] = rows;
-            shapes.columns[2 + tile] = (BLOCK / halves) as u16;
-            shapes.rows[2 + tile] = rows;
-            shapes.columns[4 + tile] = VECTOR as u16;
-            shapes.rows[4 + tile] = (VECTORS / halves) as u8;
-            tile += 1;
-        }
+        shapes.columns[0] = VECTOR as u16;
+        shapes.rows[0] = rows;
+        shapes.columns[1] = (BLOCK / halves) as u16;
+        shapes.rows[1] = rows;
+        shapes.columns[2] = VECTOR as u16;
+        shapes.rows[2] = (VECTORS / halves) as u8;
         shapes
     }
 }
@@ -75,15 +71,18 @@ unsafe fn multiply<const R: usize>(x: *const i8, w: *const [u8; VECTOR]) -> [__m
     unsafe {
         asm!(
             "tilezero tmm0",
-            "tileloadd tmm2, [{x} + {block}]",
-            "tileloadd tmm4, [{w} + {vector}]",
-            "tdpbsud tmm0, tmm2, tmm4",
+            "tileloadd tmm1, [{x} + {block}]",
+            "tileloadd tmm2, [{w} + {vector}]",
+            "tdpbsud tmm0, tmm1, tmm2",
             "tilestored [{sums} + {vector}], tmm0",
             x = in(reg) x,
             block = in(reg) BLOCK,
             w = in(reg) w,
             vector = in(reg) VECTOR,
             sums = in(reg) sums.0.as_mut_ptr(),
+            out("tmm0") _,
+            out("tmm1") _,
+            out("tmm2") _,
             options(nostack, preserves_flags),
         );
         let mut vectors = [Zmm::zero(); R];

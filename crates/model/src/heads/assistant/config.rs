@@ -8,6 +8,8 @@ use serde_json::Value;
 
 /// Maximum number of groups of ids, checked before anything of that size is allocated.
 const MAX_CENTROIDS: usize = 1 << 16;
+/// Maximum number of ids that have logits where groups of them do.
+const MAX_SCORED_IDS: usize = 1 << 16;
 
 /// The configuration of such a head.
 pub struct AssistantConfig {
@@ -60,9 +62,11 @@ impl AssistantConfig {
                     "num_centroids {count} is not supported: only a divisor of vocab_size {vocab_size} up to {MAX_CENTROIDS} is"
                 ));
             }
-            if !(1..=count).contains(&top_k) {
+            // So many ids are scored for each row.
+            let most = (MAX_SCORED_IDS / (vocab_size / count)).min(count);
+            if !(1..=most).contains(&top_k) {
                 return Err(format!(
-                    "centroid_intermediate_top_k {top_k} is not supported: only 1 to {count} are"
+                    "centroid_intermediate_top_k {top_k} is not supported: only 1 to {most} are"
                 ));
             }
         }
