@@ -15,11 +15,6 @@ pub struct Avx512Vnni(Avx2);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Avx512Bf16(Avx512Vnni);
 
-/// Proof that this CPU has AMX's tiles of bytes (`amx_tile`, `amx_int8`), that this process may use them, and
-/// everything that [`Avx512Bf16`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AmxInt8(Avx512Bf16);
-
 /// Proof that this CPU has AVX-VNNI (on vectors of 256 bits), and everything that [`Avx2`] proves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AvxVnni(Avx2);
@@ -71,49 +66,6 @@ impl Avx512Bf16 {
     }
 }
 
-impl AmxInt8 {
-    fn detect() -> Option<Self> {
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if tiles::are_usable() {
-            return Avx512Bf16::detect().map(Self);
-        }
-        None
-    }
-
-    /// The proof of AVX-512 VNNI that this proof includes.
-    pub fn avx512(self) -> Avx512Vnni {
-        self.0.0
-    }
-}
-
-/// The registers of AMX, which a process must ask its kernel for.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod tiles {
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
-    use std::sync::OnceLock;
-
-    /// `ARCH_REQ_XCOMP_PERM` of `arch_prctl`, and the state that it asks for: that of the tiles' contents.
-    const REQUEST: libc::c_long = 0x1023;
-    const TILE_DATA: libc::c_long = 18;
-
-    /// Whether the CPU has `amx_tile` and `amx_int8`, and the kernel lets this process use them.
-    pub fn are_usable() -> bool {
-        static USABLE: OnceLock<bool> = OnceLock::new();
-        *USABLE.get_or_init(|| has_bytes() && is_permitted())
-    }
-
-    fn has_bytes() -> bool {
-        const TILE: u32 = 1 << 24;
-        const INT8: u32 = 1 << 25;
-        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (TILE | INT8) == TILE | INT8
-    }
-
-    fn is_permitted() -> bool {
-        // SAFETY: the call reads two numbers and changes nothing but the process's permission.
-        unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) == 0 }
-    }
-}
-
 /// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products and
 /// attention have the same bits with all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,8 +80,6 @@ pub enum Isa {
     Avx512Vnni(Avx512Vnni),
     /// AVX512-BF16, in addition to the above.
     Avx512Bf16(Avx512Bf16),
-    /// AMX's tiles of bytes, in addition to the above.
-    AmxInt8(AmxInt8),
 }
 
 /// The environment variable that overrides the choice, for tests and comparisons. Its value is one of
@@ -138,14 +88,8 @@ pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
     /// The names that [`VARIABLE`] accepts, from slowest to fastest.
-    pub const NAMES: [&'static str; 6] = [
-        "portable",
-        "avx2",
-        "avxvnni",
-        "avx512vnni",
-        "avx512bf16",
-        "amxint8",
-    ];
+    pub const NAMES: [&'static str; 5] =
+        ["portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16"];
 
     /// The instruction set called `name`, if it exists and this CPU has it.
     pub fn detect(name: &str) -> Option<Self> {
@@ -155,7 +99,6 @@ impl Isa {
             "avxvnni" => AvxVnni::detect().map(Self::AvxVnni),
             "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
             "avx512bf16" => Avx512Bf16::detect().map(Self::Avx512Bf16),
-            "amxint8" => AmxInt8::detect().map(Self::AmxInt8),
             _ => None,
         }
     }
@@ -173,7 +116,6 @@ impl Isa {
             Self::AvxVnni(_) => Self::NAMES[2],
             Self::Avx512Vnni(_) => Self::NAMES[3],
             Self::Avx512Bf16(_) => Self::NAMES[4],
-            Self::AmxInt8(_) => Self::NAMES[5],
         }
     }
 
@@ -181,25 +123,17 @@ impl Isa {
     pub fn avx2(self) -> Option<Avx2> {
         match self {
             Self::Portable => None,
-            Self::Avx2(proof) | Self::AvxVnni(AvxVnni(proof)) => Some(proof),
-            Self::Avx512Vnni(_) | Self::Avx512Bf16(_) | Self::AmxInt8(_) => {
-                self.avx512().map(|Avx512Vnni(proof)| proof)
-            }
+            Self::Avx2(proof)
+            | Self::AvxVnni(AvxVnni(proof))
+            | Self::Avx512Vnni(Avx512Vnni(proof))
+            | Self::Avx512Bf16(Avx512Bf16(Avx512Vnni(proof))) => Some(proof),
         }
     }
 
     /// The proof that this CPU has AVX512-VNNI, if this instruction set includes it.
     pub fn avx512(self) -> Option<Avx512Vnni> {
         match self {
-            Self::Avx512Vnni(proof) => Some(proof),
-            _ => self.avx512_bf16().map(|Avx512Bf16(proof)| proof),
-        }
-    }
-
-    /// The proof that this CPU has AVX512-BF16, if this instruction set includes it.
-    pub fn avx512_bf16(self) -> Option<Avx512Bf16> {
-        match self {
-            Self::Avx512Bf16(proof) | Self::AmxInt8(AmxInt8(proof)) => Some(proof),
+            Self::Avx512Vnni(proof) | Self::Avx512Bf16(Avx512Bf16(proof)) => Some(proof),
             _ => None,
         }
     }

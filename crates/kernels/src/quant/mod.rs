@@ -67,10 +67,6 @@ fn product<F: x86::VectorFormat>(
     turns: &[Turn],
     store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
-    if let Isa::AmxInt8(proof) = isa {
-        // SAFETY: the CPU has the instructions, which `proof` is the proof of.
-        return unsafe { x86::product_amx(proof, strip, x, turns, store) };
-    }
     match (isa.avx512(), isa) {
         // SAFETY: the CPU has the instructions, which `proof` is the proof of.
         (Some(proof), _) => unsafe { x86::product_avx512(proof, strip, x, turns, store) },

@@ -1,6 +1,5 @@
 //! The products with AVX-512 VNNI (512 bits), AVX-VNNI and AVX2 (256 bits).
 
-mod amx;
 mod lanes;
 mod multiply;
 mod vectors;
@@ -10,7 +9,6 @@ use super::formats::{BLOCK, ScaleLayout, VECTOR, WIDTH};
 use super::tiles::Strip;
 use crate::cpu::{self, Isa};
 use crate::simd::prefetch;
-use amx::Amx;
 use lanes::Lanes;
 use multiply::{Avx2Ymm, Avx512, Avx512Ymm, AvxVnni, Multiply, RecordWeights, Rows};
 pub(super) use vectors::VectorFormat;
@@ -92,7 +90,6 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
     assert!(from + V * count <= WIDTH);
     // SAFETY: blocks are in range of strip and rows; the CPU has the instructions by the caller's contract.
     unsafe {
-        M::begin::<F, R>();
         let mut x = Rows {
             q: q.as_ptr().add(first * BLOCK),
             sums: block_sums.as_ptr().add(first),
@@ -145,7 +142,7 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
 /// Maximum number of rows of a turn.
 pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
     match isa {
-        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) | Isa::AmxInt8(_) => Avx512::max_rows(F::BITS),
+        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) => Avx512::max_rows(F::BITS),
         Isa::AvxVnni(_) => AvxVnni::max_rows(F::BITS),
         Isa::Avx2(_) => Avx2Ymm::max_rows(F::BITS),
         Isa::Portable => ROWS,
@@ -256,29 +253,5 @@ pub(super) fn product_avx512<F: VectorFormat>(
         product!(Avx512, F, strip, x, turns, store;
             [1 x 1] [2 x 1] [3 x 1] [4 x 1] [5 x 1] [6 x 1]
             [7 x 1] [8 x 1] [9 x 1] [10 x 1] [11 x 1] [12 x 1]);
-    };
-}
-
-/// Number of rows from which tiles of AMX pay (measured on a Xeon of the fourth generation).
-const MIN_TILE_ROWS: usize = 12;
-
-/// As [`product_avx512`]. Few rows are computed without tiles, with the same bits.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn product_amx<F: VectorFormat>(
-    proof: cpu::AmxInt8,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    if turns.iter().map(|turn| turn.rows).sum::<usize>() < MIN_TILE_ROWS {
-        return product_avx512(proof.avx512(), strip, x, turns, store);
-    }
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(Amx, F, strip, x, turns, store;
-            [1 x 1] [2 x 1] [3 x 1] [4 x 1] [5 x 1] [6 x 1]
-            [7 x 1] [8 x 1] [9 x 1] [10 x 1] [11 x 1] [12 x 1]);
-        amx::release();
     };
 }

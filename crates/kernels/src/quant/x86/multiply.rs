@@ -16,13 +16,6 @@ pub(super) trait Multiply {
     /// The most rows that are multiplied together, so that what they need stays in registers.
     fn max_rows(bits: usize) -> usize;
 
-    /// Prepares [`Multiply::dots`] for `R` rows.
-    ///
-    /// # Safety
-    /// The CPU has the instructions.
-    #[inline(always)]
-    unsafe fn begin<F: VectorFormat, const R: usize>() {}
-
     /// For each of `R` rows, the exact `sum(factor * (quant - bias) * x)` of a block for the outputs of a
     /// vector.
     ///
