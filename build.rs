@@ -27,6 +27,11 @@ fn commit(git: &Path) -> Option<String> {
         Some(text)
     };
     let head = read("HEAD")?;
+    // Each commit is noted there, also if the branch has no file yet since its commits were packed.
+    let log = git.join("logs/HEAD");
+    if log.exists() {
+        println!("cargo:rerun-if-changed={}", log.display());
+    }
     let commit = match head.trim().strip_prefix("ref: ") {
         None => head.trim().to_owned(),
         Some(branch) => match read(branch) {

@@ -205,6 +205,8 @@ impl Command {
                 }
                 // It runs the same prompts again and again, and each run must cost the same.
                 config.engine.no_prefix_caching = true;
+                // What it learns is of modes that nobody serves, as of synthetic acceptance.
+                config.engine.no_cost_cache = true;
                 let mut bench = bench.validate(&config.engine, config.load.seed)?;
                 let flags = args.iter().skip(2);
                 bench.flags = flags.map(|flag| flag.to_string_lossy().into()).collect();

@@ -13,11 +13,14 @@ use std::path::Path;
 /// Maximum size in bytes of a file of ids.
 const MAX_FILE: u64 = 64 << 20;
 
-/// What the flag asks for, in ids of `target`.
+/// What the flag asks for, in ids of `target`; `None` if it asks for nothing, or nothing drafts.
 ///
 /// # Errors
 /// `Setup`, in one line that names the flag or the file.
 pub fn of(config: &Config, target: &Target) -> Result<Option<DraftVocabulary>> {
+    if config.drafter.is_none() && config.compared.is_empty() {
+        return Ok(None);
+    }
     let vocab_size = target.model.info().vocab_size;
     let ids = match &config.draft_vocab {
         None => return Ok(None),
@@ -29,6 +32,15 @@ pub fn of(config: &Config, target: &Target) -> Result<Option<DraftVocabulary>> {
         ids: ids.into(),
         target: Box::new((checkpoint.source.clone(), checkpoint.options.clone())),
     }))
+}
+
+/// The error that nothing has an output layer that could be cut. `why` says why a layer of the target is not used, if it
+/// has one.
+pub fn no_network(why: Option<&str>) -> Error {
+    let why = why.map_or(String::new(), |why| format!(" ({why})"));
+    Error::setup(format!(
+        "--draft-vocab needs a draft model, a head or an MTP layer, and none drafts here{why}: leave it out, or name one with --draft-model"
+    ))
 }
 
 /// Says what `vocabulary` saves of a draft like `draft`, which is called `name`.

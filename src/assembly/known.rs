@@ -62,13 +62,14 @@ impl KnownDraft {
         })
     }
 
-    /// The draft for a target that is served without a draft model; `None` = there is none, or the operator chose one.
+    /// The draft for a target that is served without a draft model; `None` = there is none, or the operator chose
+    /// a drafter.
     pub fn unused(config: &Config, device: &Device, target: &Target) -> Option<Self> {
         let is_open = config
             .drafter
             .as_ref()
             .is_some_and(|choice| matches!(choice, DrafterChoice::Tables | DrafterChoice::Mtp));
-        is_open.then(|| Self::find(config, device, target, |_| true))?
+        (is_open && config.prefers_mtp).then(|| Self::find(config, device, target, |_| true))?
     }
 }
 

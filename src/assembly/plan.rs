@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::http::Adapters;
 use crate::kernels;
 use crate::model::{
-    self, EmbeddingSpec, LoadOptions, LoadedModel, Model, ModelSource, RerankerSpec,
+    self, DraftVocabulary, EmbeddingSpec, LoadOptions, LoadedModel, Model, ModelSource,
+    RerankerSpec,
 };
 use crate::train::learn::Learning;
 use candle_core::Device;
@@ -33,6 +34,8 @@ pub struct Plan {
     pub drafts: Vec<PlannedDraft>,
     /// Why the checkpoint's own layer will not draft, although no flag chose another drafter.
     pub draft_refused: Option<String>,
+    /// The ids that a draft may predict; `None` = all that it can.
+    pub draft_vocabulary: Option<DraftVocabulary>,
     pub learning: Option<Learning>,
     pub cache: Cache,
     /// The uses of a GPU's memory; `None` on a CPU.
@@ -90,12 +93,13 @@ impl Plan {
             known::resolve(&mut config, &device, &target)?;
             check_quantize(&config, &target.checkpoint.source)?;
         }
-        let preferred = preferred(&mut config, &target);
-        let draft_refused = preferred.as_ref().err().map(tables_instead);
         let draft_options = LoadOptions {
             draft_vocabulary: draft_vocab::of(&config, &target)?,
             ..draft_options(&config, &device)
         };
+        let vocabulary = draft_options.draft_vocabulary.as_ref();
+        let preferred = preferred(&mut config, &target, vocabulary);
+        let draft_refused = preferred.as_ref().err().map(tables_instead);
         let mut learning = learn::open(&config, draft_options.clone(), &*target.model)?;
         let learned = learning.as_mut().and_then(|learning| learning.head.take());
         let mut first = learned
@@ -109,7 +113,7 @@ impl Plan {
                 is_open,
             } = wanted;
             let own = if is_open {
-                LoadedDraft::further_layer(&target, draft_options.draft_vocabulary.as_ref())
+                LoadedDraft::further_layer(&target, vocabulary)
             } else {
                 Ok(None)
             };
@@ -135,6 +139,9 @@ impl Plan {
                 draft,
             });
         }
+        if vocabulary.is_some() && drafts.iter().all(|planned| planned.draft.is_none()) {
+            return Err(draft_vocab::no_network(draft_refused.as_deref()));
+        }
         let with_pools = drafts.iter().filter_map(|planned| planned.draft.as_ref());
         let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
         let cache = memory::cache(&config, &*target.model, &with_pools, memory.as_mut())?;
@@ -150,6 +157,7 @@ impl Plan {
             learning,
             cache,
             memory,
+            draft_vocabulary: draft_options.draft_vocabulary,
         })
     }
 
@@ -237,13 +245,18 @@ fn reranker(config: &Config, target: &Target) -> Result<Option<RerankerSpec>> {
     Ok(spec)
 }
 
-/// Makes the target's layer for further tokens the drafter, if there is one and no flag chose another.
-fn preferred(config: &mut Config, target: &Target) -> Result<Option<LoadedDraft>> {
+/// Makes the target's layer for further tokens the drafter, if there is one and no flag chose another. It predicts the ids
+/// of `vocabulary`.
+fn preferred(
+    config: &mut Config,
+    target: &Target,
+    vocabulary: Option<&DraftVocabulary>,
+) -> Result<Option<LoadedDraft>> {
     let is_open = config.prefers_mtp && config.drafter.is_some() && config.compared.is_empty();
     if !is_open {
         return Ok(None);
     }
-    let found = LoadedDraft::further_layer(target, None)?;
+    let found = LoadedDraft::further_layer(target, vocabulary)?;
     if found.is_some() {
         config.drafter = Some(DrafterChoice::Mtp);
     }

@@ -6,15 +6,20 @@ use std::ops::AddAssign;
 
 /// Share of errors of all intervals of a report's temperature together.
 pub const ERROR: f64 = 0.05;
-/// The smallest number of pairs that have an interval: of fewer, all can agree by chance. If nothing differs, six
-/// pairs do in one of 32 runs.
-pub const MIN_PAIRS: usize = 6;
 /// Resamples of an interval: fewer if they have more draws together than this.
 const RESAMPLES: usize = 10_000;
 const MAX_DRAWS: usize = 20_000_000;
 const MIN_RESAMPLES: usize = 1_000;
 /// The seed of all resamples: the same measurements have the same interval.
 const SEED: u64 = 0x666f_7265_746f_6b65;
+
+/// The smallest number of pairs that have an interval which misses with probability `error`: of fewer, all can agree by
+/// chance. If nothing differs, n pairs do in 2 of 2^n runs.
+pub fn min_pairs(error: f64) -> usize {
+    let pairs = (2.0 / error).log2().ceil() as usize;
+    // One pair has no variance.
+    pairs.max(2)
+}
 
 /// A range of values, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -44,7 +49,7 @@ impl AddAssign for Work {
 }
 
 /// The same prompt, or group of prompts, decoded in two ways, one shortly after the other.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pair {
     pub plain: Work,
     pub speculative: Work,
@@ -71,14 +76,14 @@ impl Interval {
     }
 
     /// The interval that misses the speed-up of such pairs with probability `error`, about; `None` if there are fewer
-    /// than [`MIN_PAIRS`], or one was not measured.
+    /// than [`min_pairs`], or one was not measured.
     ///
     /// Whole pairs are drawn with replacement, so what one prompt costs in both ways stays together. The percentiles
     /// are those of the expanded percentile interval, since plain ones are too narrow for few pairs (Hesterberg 2014,
     /// What teachers should know about the bootstrap).
     pub fn of(pairs: &[Pair], error: f64) -> Option<Self> {
         let count = pairs.len();
-        if count < MIN_PAIRS {
+        if count < min_pairs(error) {
             return None;
         }
         let resamples = (MAX_DRAWS / count).clamp(MIN_RESAMPLES, RESAMPLES);

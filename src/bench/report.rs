@@ -7,7 +7,7 @@ mod subject;
 mod table;
 
 use super::BenchMode;
-use super::interval::{ERROR, Interval, MIN_PAIRS, Pair, Verdict, Work};
+use super::interval::{ERROR, Interval, Pair, Verdict, Work, min_pairs};
 use super::measure::{Cost, Sample};
 use crate::engine::{RankCount, SpecUsage};
 use crate::error::{Error, Result};
@@ -170,8 +170,7 @@ pub struct GroupFigures {
     /// The speed-ups of the slowest and of the fastest prompt; `None` = one was not measured.
     pub spread: Option<Interval>,
     pub verdict: Verdict,
-    /// Speculative over plain rate, with prompt processing included. All runs of a prompt except the first hit the
-    /// prefix cache; the order alternates.
+    /// Speculative over plain rate, with prompt processing included.
     pub total_speed_up: f64,
     /// Tokens per target step of the speculative runs.
     pub tokens_per_step: f64,
@@ -286,10 +285,14 @@ pub struct IntervalMethod {
 
 impl IntervalMethod {
     fn new(modes: usize) -> Self {
-        Self {
+        let method = Self {
             error: ERROR,
             modes,
-            min_pairs: MIN_PAIRS,
+            min_pairs: 0,
+        };
+        Self {
+            min_pairs: min_pairs(method.error_of_each()),
+            ..method
         }
     }
 

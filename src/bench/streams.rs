@@ -109,7 +109,8 @@ impl Bench<'_> {
         speculative: &GroupRun,
     ) {
         load.requests += group.len();
-        load.add(plain.busy, speculative.busy);
+        // All groups have the same size.
+        load.add(group.start / group.len(), plain.busy, speculative.busy);
         for completion in &speculative.completions {
             load.spec = load.spec + completion.spec;
         }

@@ -307,6 +307,7 @@ fn bench_needs_no_flag() {
     };
     assert_eq!((bench.prompts, bench.random_prompts), (None, None));
     assert_eq!(bench.flags, ["m", "--api-key=k"]);
+    assert!(config.engine.no_prefix_caching && config.engine.no_cost_cache);
     assert!(config.compared.is_empty());
     refused_with(
         "bench m --csv f --streams 2",

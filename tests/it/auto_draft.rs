@@ -85,6 +85,9 @@ fn a_head_beside_the_model_is_found_and_taken() {
     let table = run(&["check", SMOLLM2], nowhere, home.path()).stdout;
     let table = String::from_utf8(table).unwrap();
     assert!(table.contains(&command), "{table}");
+    // Who chose a drafter is told of no other.
+    let (found, _) = check(&[SMOLLM2, "--drafter", "tables"], nowhere, home.path());
+    assert!(found["known_draft"].is_null(), "{found}");
     // It is taken, and what is taken is no longer told.
     for drafter in [&[][..], &["--drafter", "eagle3"]] {
         let flags = [&[SMOLLM2, "--draft-model", "auto"], drafter].concat();
@@ -178,6 +181,18 @@ fn without_a_known_draft_tables_draft_and_a_line_says_so() {
         lines[0].contains(&format!(
             "--draft-model auto: no draft is known for {model}"
         )),
+        "{said}"
+    );
+    // Tables draft any id.
+    let ids = home.path().join("ids");
+    std::fs::write(&ids, "1 2 3").unwrap();
+    let vocabulary = ["--draft-vocab", ids.to_str().unwrap()];
+    let args = [&["check"], &args[..], &vocabulary].concat();
+    let output = run(&args, nowhere, home.path());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("error: --draft-vocab needs a draft model, a head or an MTP layer"),
         "{said}"
     );
     // The name that a checkpoint had is enough.

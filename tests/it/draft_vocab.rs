@@ -311,6 +311,12 @@ fn the_program_cuts_a_draft_model() {
     let line = format!("{check} --draft-vocab 100 --tables-corpus FILE");
     let (ok, said, log) = run_program(&line, &corpus);
     assert!(ok && said.contains("(model, 134.6 M, "), "{said} {log}");
+    // Nothing drafts, so nothing is counted.
+    let plain = format!("check --model {model} --num-blocks 64 --speculative-decoding=false");
+    for vocabulary in ["100", "100 --tables-corpus /no/such/corpus", "/no/such/ids"] {
+        let (ok, _, log) = run_program(&format!("{plain} --draft-vocab {vocabulary}"), &ids);
+        assert!(ok, "{vocabulary}: {log}");
+    }
     std::fs::write(&ids, "[49152]").unwrap();
     let (ok, _, log) = run_program(&format!("{check} --draft-vocab FILE"), &ids);
     assert!(

@@ -1,8 +1,8 @@
 //! The file in which what speculation has learned on a machine is kept over restarts.
 
 use crate::spec::Learned;
-use foretoken_core::sampling::mix;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::{Path, PathBuf};
@@ -33,6 +33,7 @@ pub struct CostCache {
 #[serde(deny_unknown_fields)]
 struct Content {
     format: String,
+    /// SHA-256 of the key, in hexadecimal: names and paths of models are not kept.
     key: String,
     /// Of each drafter, in order.
     learned: Vec<Learned>,
@@ -41,9 +42,13 @@ struct Content {
 impl CostCache {
     /// The file.
     pub fn file(&self) -> PathBuf {
-        let bytes = self.key.bytes();
-        let hash = bytes.fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
-        self.folder.join(format!("costs-{hash:016x}.json"))
+        let hash = &self.hash()[..16];
+        self.folder.join(format!("costs-{hash}.json"))
+    }
+
+    /// SHA-256 of the key, in hexadecimal.
+    fn hash(&self) -> String {
+        format!("{:x}", Sha256::digest(self.key.as_bytes()))
     }
 
     /// What was learned of so many drafters; nothing if there is no file, or none of this key. A file that is damaged is
@@ -70,7 +75,7 @@ impl CostCache {
             return Err(Error::other(format!("it has more than {MAX_BYTES} bytes")));
         }
         let content: Content = serde_json::from_str(&text)?;
-        if content.format != FORMAT || content.key != self.key {
+        if content.format != FORMAT || content.key != self.hash() {
             return Err(ErrorKind::NotFound.into());
         }
         let is_valid =
@@ -89,7 +94,7 @@ impl CostCache {
     pub fn write(&self, learned: Vec<Learned>) -> Result<()> {
         let content = Content {
             format: FORMAT.into(),
-            key: self.key.clone(),
+            key: self.hash(),
             learned,
         };
         let json = serde_json::to_vec(&content)?;
@@ -184,6 +189,8 @@ mod tests {
         assert_eq!(cache.read(1), [], "other drafters");
         let files = std::fs::read_dir(&cache.folder).unwrap().count();
         assert_eq!(files, 1, "no unfinished file is left");
+        let text = std::fs::read_to_string(cache.file()).unwrap();
+        assert!(!text.contains("model drafter"), "{text}");
     }
 
     #[test]

@@ -84,6 +84,19 @@ fn a_width_is_that_of_the_noise() {
     close((interval.high - interval.low) / wanted, 1.0, 0.15);
 }
 
+/// Of 20 modes, each has a part of the error, so that more pairs must agree.
+#[test]
+fn many_modes_need_more_pairs() {
+    for (modes, wanted) in [(1.0, 6), (2.0, 7), (8.0, 9), (20.0, 10)] {
+        let error = ERROR / modes;
+        assert_eq!(min_pairs(error), wanted, "{modes} modes");
+        assert!(0.5f64.powi(wanted as i32 - 1) <= error);
+        let measured = pairs(wanted, 2.0, 0.1, &mut Normal(5));
+        assert!(Interval::of(&measured, error).is_some());
+        assert!(Interval::of(&measured[1..], error).is_none());
+    }
+}
+
 #[test]
 fn the_same_measurements_have_the_same_interval() {
     let measured = pairs(20, 1.1, 0.1, &mut Normal(3));

@@ -15,7 +15,7 @@ pub struct StreamLoad {
     pub requests: usize,
     pub plain: Throughput,
     pub speculative: Throughput,
-    /// Both throughputs of each group and repeat.
+    /// Both throughputs of each group, over its repeats.
     pub pairs: Vec<Pair>,
     pub spec: SpecUsage,
     pub differing: Vec<Difference>,
@@ -63,14 +63,16 @@ impl StreamLoad {
         }
     }
 
-    /// Adds a group that was run in both ways.
-    pub fn add(&mut self, plain: Throughput, speculative: Throughput) {
+    /// Adds a run of the `group`-th group in both ways. The repeats of a group are one pair, since they are not
+    /// independent.
+    pub fn add(&mut self, group: usize, plain: Throughput, speculative: Throughput) {
         self.plain += plain;
         self.speculative += speculative;
-        self.pairs.push(Pair {
-            plain: plain.work(),
-            speculative: speculative.work(),
-        });
+        let groups = self.pairs.len().max(group + 1);
+        self.pairs.resize(groups, Pair::default());
+        let pair = &mut self.pairs[group];
+        pair.plain += plain.work();
+        pair.speculative += speculative.work();
     }
 }
 
@@ -89,7 +91,7 @@ pub struct LoadFigures {
     pub spec_tokens_per_second: f64,
     /// Speculative over plain rate.
     pub speed_up: f64,
-    /// The interval of `speed_up` over groups of requests and repeats; `None` = there were too few.
+    /// The interval of `speed_up` over groups of requests; `None` = there were too few.
     pub interval: Option<Interval>,
     pub verdict: Verdict,
     pub alpha: f64,

@@ -106,22 +106,22 @@ impl BenchReport {
     /// Says what intervals are, and what would decide.
     fn fmt_method(&self, f: &mut fmt::Formatter<'_>, claims: &[Claim]) -> fmt::Result {
         let method = &self.intervals;
-        let (units, more) = if self.loads.is_empty() {
-            ("prompts", "more prompts")
+        let units = if self.loads.is_empty() {
+            "prompts"
         } else {
-            ("groups of requests", "more prompts or --repeat")
+            "groups of requests"
         };
         if claims.iter().any(|claim| claim.interval.is_none()) {
             let few = method.min_pairs;
             writeln!(
                 f,
-                "fewer than {few} {units} have no interval, and decide nothing: {more} do"
+                "fewer than {few} {units} have no interval, and decide nothing: more prompts do"
             )?;
         } else if claims
             .iter()
             .any(|claim| claim.verdict == Verdict::Undecided)
         {
-            writeln!(f, "undecided: {more}, or an idle machine, say more")?;
+            writeln!(f, "undecided: more prompts, or an idle machine, say more")?;
         }
         if claims.iter().any(|claim| claim.interval.is_some()) {
             let level = 100.0 * (1.0 - method.error);

@@ -164,7 +164,7 @@ fn compared_of(sizes: [usize; 2], drafters: &[(&str, [f64; 2])], accepted: usize
 }
 
 fn compared(drafters: &[(&str, [f64; 2])], accepted: usize) -> BenchReport {
-    compared_of([3, 3], drafters, accepted)
+    compared_of([4, 4], drafters, accepted)
 }
 
 /// The fastest is not recommended if it slows a category down.
@@ -475,9 +475,14 @@ fn loads_have_a_line_each() {
             tokens: 50,
             seconds,
         };
-        for _ in 0..2 {
-            load.add(run(2.0), run(seconds));
+        for group in [0, 0, 1] {
+            load.add(group, run(2.0), run(seconds));
         }
+        // The repeats of a group are one pair.
+        assert_eq!(load.pairs.len(), 2);
+        close(load.pairs[0].plain.seconds, 4.0);
+        close(load.pairs[0].speculative.tokens, 100.0);
+        close(load.pairs[1].plain.seconds, 2.0);
         load
     };
     let mut report = BenchReport::of_loads(subject(), vec![load(1, 1.0), load(16, 2.0)]);
