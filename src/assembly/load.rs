@@ -150,7 +150,8 @@ fn model_identity(config: &Config, source: &ModelSource, device: &str) -> String
         load.batch_invariant,
         load.quantize,
     );
-    format!("{:016x} {how}", model::fingerprint(source, &how))
+    let (samples, version) = (model::fingerprint(source, &how), model::version(source));
+    format!("{samples:016x} {version:016x} {how}")
 }
 
 /// Describes the model that is served, and the options that it is served with.

@@ -25,7 +25,7 @@ mod source;
 mod spec;
 mod weights;
 
-pub use checkpoint::fingerprint::fingerprint;
+pub use checkpoint::fingerprint::{fingerprint, version};
 pub use checkpoint::safetensors_header::TensorHeaders;
 pub use checkpoint::shards::safetensors_files;
 pub use checkpoint::{pickle, safetensors_header};

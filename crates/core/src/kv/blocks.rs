@@ -283,6 +283,13 @@ impl BlockAllocator {
         }
     }
 
+    /// Forgets the names of all blocks, unless the last call had the same `epoch`; the first one is 0.
+    pub fn forget_names_before(&mut self, epoch: u64) {
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.forget_names_before(epoch);
+        }
+    }
+
     /// The places of the known blocks of `table` that have no name; none if nobody shares them any more.
     pub fn nameless(&self, table: &BlockTable) -> Range<usize> {
         let known = table.known();

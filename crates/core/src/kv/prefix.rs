@@ -76,6 +76,8 @@ pub struct PrefixCache {
     idle: BTreeMap<u64, u32>,
     /// Number of releases so far.
     clock: u64,
+    /// See [`PrefixCache::forget_names_before`].
+    epoch: u64,
 }
 
 impl PrefixCache {
@@ -87,6 +89,7 @@ impl PrefixCache {
             entries: (0..num_blocks).map(|_| None).collect(),
             idle: BTreeMap::new(),
             clock: 0,
+            epoch: 0,
         }
     }
 
@@ -124,6 +127,15 @@ impl PrefixCache {
     pub fn set_name(&mut self, block: u32, name: BlockName) {
         if let Some(entry) = &mut self.entries[block as usize] {
             entry.name = Some(name);
+        }
+    }
+
+    /// Forgets all names, unless the last call had the same `epoch`.
+    pub fn forget_names_before(&mut self, epoch: u64) {
+        if std::mem::replace(&mut self.epoch, epoch) != epoch {
+            for entry in self.entries.iter_mut().flatten() {
+                entry.name = None;
+            }
         }
     }
 

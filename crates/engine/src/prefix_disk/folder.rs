@@ -68,12 +68,13 @@ impl Folder {
         let (mut file, path) = folder
             .partial(root)
             .map_err(|e| failed("no file can be written", e))?;
+        let owned = check_uid(root, &file);
         let written = file.write_all(&[0]);
         let removed = fs::remove_file(&path);
         written
             .and(removed)
             .map_err(|e| failed("no file can be written", e))?;
-        Ok(folder)
+        owned.map(|()| folder)
     }
 
     /// The key of the folder's names.
@@ -316,6 +317,25 @@ fn check_owner(root: &Path) -> Result<()> {
         "--prefix-cache-disk {root}: other users may write to this folder (mode {:03o}): chmod go-w it, or name a new folder in it",
         mode & 0o777
     )))
+}
+
+/// Checks that the folder is this user's, as `file` in it is, or root's: its owner may put files into it.
+#[cfg(unix)]
+fn check_uid(root: &Path, file: &File) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let uids = fs::metadata(root).and_then(|found| Ok((found.uid(), file.metadata()?.uid())));
+    match uids {
+        Ok((owner, own)) if owner == 0 || owner == own => Ok(()),
+        _ => Err(Error::setup(format!(
+            "--prefix-cache-disk {}: the folder is another user's: name one of your own",
+            root.display()
+        ))),
+    }
+}
+
+#[cfg(not(unix))]
+fn check_uid(_: &Path, _: &File) -> Result<()> {
+    Ok(())
 }
 
 #[cfg(not(unix))]

@@ -21,7 +21,7 @@ use reader::Reader;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use writer::Writer;
 
 pub use reader::{Chain, ChainStates, Found, Wanted};
@@ -29,6 +29,8 @@ pub use reader::{Chain, ChainStates, Found, Wanted};
 /// Time that the engine waits to learn that there is nothing of a text, as nearly always. Then the request begins in the
 /// same step.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
+/// Time without an answer of the disk after which a sequence goes on without it.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
 
 /// What makes the contents of a pool usable by another process: bytes that differ where these do.
 #[derive(Debug)]
@@ -65,6 +67,8 @@ struct Load {
     found: Receiver<Found>,
     /// What was received and not taken.
     arrived: Option<Found>,
+    /// When something arrived last, or the load began.
+    heard: Instant,
     is_over: bool,
 }
 
@@ -72,6 +76,8 @@ struct Load {
 pub struct PrefixDisk {
     /// What is read; one sequence at a time. Dropped first, so that the reader does not wait for it to be taken.
     load: Option<Load>,
+    /// Where a load that took too long will answer. Until then nothing else is read. Dropped before the reader, too.
+    late: Option<Receiver<Found>>,
     folder: Arc<Folder>,
     writer: Writer,
     reader: Reader,
@@ -129,6 +135,7 @@ impl PrefixDisk {
             draft,
             block_size,
             load: None,
+            late: None,
         })
     }
 
@@ -163,6 +170,8 @@ impl PrefixDisk {
         root: PrefixRoot,
         tokens: &[u32],
     ) {
+        // What was not written is offered again, and so is what comes after it, which cannot be found without it.
+        blocks.forget_names_before(self.writer.losses());
         for depth in blocks.nameless(table) {
             if !self.writer.has_room(pool.bytes) {
                 return;
@@ -269,26 +278,30 @@ impl PrefixDisk {
         self.key().name("state", &[&block.0])
     }
 
-    /// Whether the sequence `id` waits for what is on disk. If it `has_looked`, it does not begin to; otherwise it does,
-    /// as soon as no other one is read, and what it wants is read.
+    /// Whether the sequence `id` waits for what is on disk. If it `has_looked`, it does not begin to; otherwise it does
+    /// if nothing is read for another one, and what it wants is read. It waits no more once nothing arrived for
+    /// `MAX_SILENCE`.
     pub fn is_awaited(
         &mut self,
         id: SeqId,
         has_looked: &mut bool,
         wanted: impl FnOnce(&Self) -> Wanted,
     ) -> bool {
+        self.drop_late();
         if let Some(load) = &self.load {
-            return load.id == id || !*has_looked;
+            return load.id == id;
         }
-        if std::mem::replace(has_looked, true) {
+        if *has_looked || self.late.is_some() {
             return false;
         }
+        *has_looked = true;
         let wanted = wanted(self);
         self.load = Some(Load {
             id,
             found: self.reader.read(wanted.clone()),
             wanted,
             arrived: None,
+            heard: Instant::now(),
             is_over: false,
         });
         self.wait(FIRST_WAIT);
@@ -296,11 +309,27 @@ impl PrefixDisk {
         self.load.take_if(|load| is_empty(load)).is_none()
     }
 
+    /// Drops a load that takes too long. Notes whether the reader has answered since.
+    fn drop_late(&mut self) {
+        self.late
+            .take_if(|late| !matches!(late.try_recv(), Err(TryRecvError::Empty)));
+        // In a long step, parts arrive that nobody has looked at.
+        self.wait(Duration::ZERO);
+        let is_late = |load: &mut Load| {
+            let is_silent = load.arrived.is_none() && !load.is_over;
+            is_silent && load.heard.elapsed() >= MAX_SILENCE
+        };
+        if let Some(load) = self.load.take_if(is_late) {
+            tracing::debug!("the prefix cache on disk does not answer: nothing is read for now");
+            self.late = Some(load.found);
+        }
+    }
+
     /// Waits until something was read, or nothing more is, up to `time`. Returns at once if nothing is read.
     pub fn wait(&mut self, time: Duration) {
         if let Some(load) = self.load.as_mut().filter(|load| load.arrived.is_none()) {
             match load.found.recv_timeout(time) {
-                Ok(found) => load.arrived = Some(found),
+                Ok(found) => (load.arrived, load.heard) = (Some(found), Instant::now()),
                 Err(RecvTimeoutError::Disconnected) => load.is_over = true,
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -315,6 +344,9 @@ impl PrefixDisk {
             load.is_over = matches!(received, Err(TryRecvError::Disconnected));
             received.ok()
         });
+        if found.is_some() {
+            load.heard = Instant::now();
+        }
         let wanted = load.wanted.clone();
         if found.is_none() {
             self.load.take_if(|load| load.is_over);

@@ -278,7 +278,10 @@ fn one_sequence_is_read_at_a_time() {
     let mut has_looked = [false; 2];
     assert!(disk.is_awaited(1, &mut has_looked[0], wanted));
     assert!(disk.is_awaited(1, &mut has_looked[0], wanted));
-    assert!(disk.is_awaited(2, &mut has_looked[1], wanted));
+    assert!(
+        !disk.is_awaited(2, &mut has_looked[1], wanted),
+        "it goes on"
+    );
     assert_eq!(has_looked, [true, false]);
     assert!(
         !disk.is_awaited(3, &mut true, wanted),
@@ -290,6 +293,66 @@ fn one_sequence_is_read_at_a_time() {
     disk.wait(Duration::from_secs(10));
     let (_, found) = disk.take().unwrap();
     assert_eq!(found.bytes(), 10 * 32);
+}
+
+/// The test answers in the reader's place, and late.
+#[test]
+fn a_reader_that_does_not_answer_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut disk = Rig::new(folder.path()).disk;
+    let tokens = text(40);
+    let wanted = |disk: &PrefixDisk| Wanted {
+        target: Arc::new(disk.chain(disk.target(), ROOT, &tokens)),
+        known: 0,
+        states: None,
+        draft: None,
+    };
+    let (answer, found) = std::sync::mpsc::sync_channel(1);
+    disk.load = Some(Load {
+        id: 1,
+        wanted: wanted(&disk),
+        found,
+        arrived: None,
+        heard: Instant::now(),
+        is_over: false,
+    });
+    assert!(disk.is_awaited(1, &mut true, wanted));
+    std::thread::sleep(MAX_SILENCE);
+    let mut has_looked = false;
+    assert!(!disk.is_awaited(1, &mut true, wanted));
+    assert!(!disk.is_awaited(2, &mut has_looked, wanted));
+    assert!(disk.late.is_some() && !has_looked);
+    drop(answer);
+    disk.is_awaited(2, &mut has_looked, wanted);
+    assert!(disk.late.is_none() && has_looked);
+}
+
+/// A file is removed before those after it are written: all blocks are offered again.
+#[test]
+fn what_comes_after_a_lost_block_is_written_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = text(40);
+    let mut rig = Rig::new(folder.path());
+    let until = |is_done: &dyn Fn() -> bool| {
+        let started = Instant::now();
+        while !is_done() {
+            assert!(started.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let stats = rig.stats.clone();
+    rig.compute(ROOT, &tokens[..20]);
+    until(&|| stats.prefix_cache_disk_written_bytes.get() == 5 * 32);
+    for file in files(folder.path()) {
+        if file.extension().is_some_and(|end| end == "kv") {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+    rig.compute(ROOT, &tokens);
+    until(&|| stats.prefix_cache_disk_dropped.get() > 0);
+    rig.compute(ROOT, &tokens);
+    drop(rig);
+    assert_eq!(Rig::new(folder.path()).read(ROOT, &tokens), 10);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::format::Entry;
 use crate::stats::Stats;
 use foretoken_core::error::{Error, Result};
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -32,11 +32,24 @@ enum Job {
     Touch(Vec<Entry>),
 }
 
+impl Job {
+    /// Bytes of what waits.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Write { contents, .. } => contents.len(),
+            Self::Touch(entries) => size_of_val(&entries[..]),
+        }
+    }
+}
+
 /// What both threads know.
 #[derive(Default)]
 struct Shared {
     /// Bytes that wait.
     queued: AtomicUsize,
+    /// Grows when files could not be written, at most once in [`PAUSE`]: what comes after a lost file is lost, too, so
+    /// that a later loss tells of it.
+    losses: AtomicU64,
     /// When files are written again, after one could not be.
     paused_until: Mutex<Option<Instant>>,
     /// When the rest is dropped, once the engine has ended.
@@ -66,6 +79,7 @@ impl Writer {
             shared: shared.clone(),
             used: 0,
             unseen: 0,
+            told: None,
             has_failed: false,
         };
         let thread = std::thread::Builder::new()
@@ -87,11 +101,13 @@ impl Writer {
             && paused.is_none_or(|until| Instant::now() >= until)
     }
 
+    /// A number that grows when files were lost that should have been written.
+    pub fn losses(&self) -> u64 {
+        self.shared.losses.load(Ordering::Relaxed)
+    }
+
     /// Has the file of `entry` written, if its parent has one.
     pub fn write(&self, entry: Entry, parent: Option<Entry>, contents: Vec<u8>) {
-        self.shared
-            .queued
-            .fetch_add(contents.len(), Ordering::Relaxed);
         self.send(Job::Write {
             entry,
             parent,
@@ -99,14 +115,17 @@ impl Writer {
         });
     }
 
-    /// Notes that these entries were used.
+    /// Notes that these entries were used, if that can wait, too.
     pub fn touch(&self, entries: Vec<Entry>) {
-        if !entries.is_empty() {
-            self.send(Job::Touch(entries));
+        let job = Job::Touch(entries);
+        let bytes = job.bytes();
+        if bytes > 0 && self.shared.queued.load(Ordering::Relaxed) + bytes <= MAX_QUEUED {
+            self.send(job);
         }
     }
 
     fn send(&self, job: Job) {
+        (self.shared.queued).fetch_add(job.bytes(), Ordering::Relaxed);
         // If the thread has panicked, nothing is kept any more.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
@@ -136,6 +155,8 @@ struct Writing {
     /// Bytes of all files when they were last looked at, and of those that this thread has written since.
     used: u64,
     unseen: u64,
+    /// When `losses` has grown.
+    told: Option<Instant>,
     has_failed: bool,
 }
 
@@ -143,23 +164,40 @@ impl Writing {
     fn run(&mut self, jobs: &Receiver<Job>) {
         self.look();
         for job in jobs {
+            (self.shared.queued).fetch_sub(job.bytes(), Ordering::Relaxed);
             match job {
                 Job::Write {
                     entry,
                     parent,
                     contents,
                 } => {
-                    self.shared
-                        .queued
-                        .fetch_sub(contents.len(), Ordering::Relaxed);
-                    let is_over = lock(&self.shared.end).is_some_and(|end| Instant::now() > end);
-                    let is_lost = is_over || self.is_paused();
+                    let is_lost = self.is_over() || self.is_paused();
                     if is_lost || !self.write(&entry, parent.as_ref(), &contents) {
+                        self.tell_loss();
                         self.stats.prefix_cache_disk_dropped.inc();
                     }
                 }
-                Job::Touch(entries) => entries.iter().for_each(|entry| self.folder.touch(entry)),
+                Job::Touch(entries) => {
+                    for entry in entries {
+                        if self.is_over() {
+                            break;
+                        }
+                        self.folder.touch(&entry);
+                    }
+                }
             }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.shared.end).is_some_and(|end| Instant::now() > end)
+    }
+
+    /// Has blocks offered again. Not after each loss: where the limit has no room for a text, something is always lost.
+    fn tell_loss(&mut self) {
+        if self.told.is_none_or(|told| told.elapsed() >= PAUSE) {
+            self.told = Some(Instant::now());
+            self.shared.losses.fetch_add(1, Ordering::Relaxed);
         }
     }
 

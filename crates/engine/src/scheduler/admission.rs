@@ -32,7 +32,7 @@ enum Obstacle {
     Backfills,
     /// A running sequence computes what it can share.
     Prefix,
-    /// Blocks with which it can begin are read from a disk. They have a place then, so nobody takes that of the sequence.
+    /// Blocks with which it can begin are read from a disk. Nobody else waits for that.
     Disk,
 }
 
@@ -73,7 +73,8 @@ impl Scheduler {
             };
             looks += 1;
             blocked.push(group);
-            if obstacle != Obstacle::Prefix && !self.runs(group) {
+            let waits = matches!(obstacle, Obstacle::Prefix | Obstacle::Disk);
+            if !waits && !self.runs(group) {
                 // Nobody makes way for it, so nobody would for another one that needs a place.
                 if obstacle == Obstacle::BatchFull {
                     break;

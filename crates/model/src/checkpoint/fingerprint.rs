@@ -5,6 +5,7 @@ use foretoken_core::gguf::GgufSource;
 use std::fs::File;
 use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 /// Number of samples of a file, and bytes of each.
 const SAMPLES: u64 = 64;
@@ -44,6 +45,23 @@ pub fn fingerprint(source: &ModelSource, how: &str) -> u64 {
                 add_file(&file, &mut hash);
             }
         }
+    }
+    hash.0
+}
+
+/// A hash of the sizes and the times of modification of a checkpoint's files, which differs once they are replaced.
+pub fn version(source: &ModelSource) -> u64 {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    let files = match source {
+        ModelSource::Gguf(source) => source.files().unwrap_or_default(),
+        ModelSource::Folder(path) => files(path),
+    };
+    for found in files.iter().filter_map(|file| file.metadata().ok()) {
+        hash.add(&found.len().to_le_bytes());
+        let since = found.modified().ok();
+        let since = since.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let since = since.unwrap_or_default();
+        hash.add(&since.as_nanos().to_le_bytes());
     }
     hash.0
 }
@@ -92,6 +110,21 @@ fn add(file: &mut (impl Read + Seek), hash: &mut Fnv) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_replaced_in_place_is_another_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, [7; 100]).unwrap();
+        let source = ModelSource::Folder(folder.path().to_owned());
+        let (same, first) = (fingerprint(&source, ""), version(&source));
+        assert_eq!(version(&source), first);
+        let file = File::options().append(true).open(&path).unwrap();
+        let time = UNIX_EPOCH + std::time::Duration::from_nanos(1_000_000_100);
+        file.set_modified(time).unwrap();
+        assert_ne!(version(&source), first);
+        assert_eq!(fingerprint(&source, ""), same);
+    }
 
     #[test]
     fn it_differs_where_files_or_flags_do() {
