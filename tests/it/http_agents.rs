@@ -289,8 +289,8 @@ async fn custom_tools_take_a_text() {
     let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
     assert_eq!(told["param"], "tools[0].custom.format");
 
-    // A grammar in Lark that does not compile is refused, whether a call is required or not.
-    for choice in ["auto", "none", "required"] {
+    // A grammar in Lark that does not compile is refused, whether a call is required or not, if one is possible.
+    for choice in ["auto", "required"] {
         let grammar = json!({"syntax": "lark", "definition": "start: begin end"});
         chat["tools"][0]["custom"]["format"]["grammar"] = grammar;
         chat["tool_choice"] = choice.into();
@@ -299,6 +299,17 @@ async fn custom_tools_take_a_text() {
         let message = told["message"].as_str().expect("a message");
         assert!(message.contains("begin"), "{message}");
     }
+    chat["tool_choice"] = "none".into();
+    server.json(CHAT, &chat).await;
+    let tool = |i: usize| {
+        let mut tool = chat["tools"][0].clone();
+        tool["custom"]["name"] = format!("patch_{i}").into();
+        tool
+    };
+    let many: Vec<Value> = (0..9).map(tool).collect();
+    chat["tools"] = many.into();
+    let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+    assert_eq!(told["param"], "tools");
     let mut wrong = whole(codex());
     wrong["tools"][1]["format"]["definition"] = "start: begin end".into();
     let told = error(server.post(RESPONSES, &wrong).await, 400, "invalid_value").await;

@@ -94,9 +94,7 @@ impl Context<'_> {
         tools: &Tools,
         rules: &MessageRules,
     ) -> Result<Option<Grammar>> {
-        for (_, at, definition) in &tools.inputs {
-            self.compile(at.clone(), &GrammarSource::Lark(definition.clone()))?;
-        }
+        self.check_inputs(tools)?;
         let asked = structured.asked()?;
         let forced = rules.tools.as_ref().is_some_and(|rules| rules.forced);
         match &asked {
@@ -166,7 +164,32 @@ impl Context<'_> {
                 .unwrap_or(error)
         })
     }
+
+    /// Compiles the grammars that inputs of tools follow, if tools may be called.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the grammar's field, or `tools` if they take too long together.
+    fn check_inputs(&self, tools: &Tools) -> Result<()> {
+        if tools.calls == CallMode::None {
+            return Ok(());
+        }
+        let started = Instant::now();
+        for (_, at, definition) in &tools.inputs {
+            if started.elapsed() > MAX_INPUTS {
+                let seconds = MAX_INPUTS.as_secs();
+                let what = format!(
+                    " have grammars that take more than {seconds} seconds to compile: give fewer"
+                );
+                return Err(Error::field("tools", what));
+            }
+            self.compile(at.clone(), &GrammarSource::Lark(definition.clone()))?;
+        }
+        Ok(())
+    }
 }
+
+/// Time after which no further grammar of a tool's input is compiled, which is that of one source.
+const MAX_INPUTS: Duration = Duration::from_secs(10);
 
 /// Time after which no further part of an answer's grammar is compiled to find out where an error is.
 const MAX_SEARCH: Duration = Duration::from_millis(500);

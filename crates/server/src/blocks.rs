@@ -29,11 +29,21 @@ pub(super) enum Change {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     list: Vec<OutputBlock>,
+    /// Whether the API joins blocks of a kind, so that the line between messages stays.
+    joins: bool,
     /// How the answer ended.
     pub finish: Option<Finish>,
 }
 
 impl Blocks {
+    /// The blocks of an API that joins those of a kind to one text.
+    pub fn joined() -> Self {
+        Self {
+            joins: true,
+            ..Self::default()
+        }
+    }
+
     /// Adds a piece; an answer that ends without any block gets an empty text. Returns the changes, each with the
     /// index of its block.
     pub fn push(&mut self, piece: Piece) -> Vec<(usize, Change)> {
@@ -87,7 +97,7 @@ impl Blocks {
         if !self.list.last().is_some_and(same) {
             // In a text, a line separates messages of a kind. A block is separate anyway.
             let is_message = !matches!(more, OutputBlock::Call { .. });
-            if is_message && text.starts_with('\n') && self.list.iter().any(same) {
+            if is_message && !self.joins && text.starts_with('\n') && self.list.iter().any(same) {
                 text.remove(0);
             }
             self.begin(more, changes);
@@ -216,5 +226,33 @@ mod tests {
         assert_eq!(changes, expected);
         assert_eq!(at_once.list, blocks.list);
         assert!(blocks.calls());
+    }
+
+    #[test]
+    fn joined_blocks_keep_the_line_between_messages() {
+        let parts = || {
+            vec![
+                thought("Hm"),
+                text("Let me check."),
+                thought("\nSo"),
+                text("\nIt is 5"),
+            ]
+        };
+        let written = |mut blocks: Blocks| {
+            blocks.push(Piece {
+                parts: parts(),
+                ..Piece::default()
+            });
+            let written = blocks.list.iter().map(|block| block.written().to_owned());
+            written.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            written(Blocks::joined()),
+            ["Hm", "Let me check.", "\nSo", "\nIt is 5"]
+        );
+        assert_eq!(
+            written(Blocks::default()),
+            ["Hm", "Let me check.", "So", "It is 5"]
+        );
     }
 }

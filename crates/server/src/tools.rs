@@ -17,6 +17,9 @@ pub(super) const MAX_NAME_BYTES: usize = 128;
 /// Maximum bytes of the JSON of all tools.
 const MAX_TOOLS_BYTES: usize = 256 * 1024;
 
+/// Maximum number of grammars in Lark, of which each may take seconds to compile.
+const MAX_INPUT_GRAMMARS: usize = 8;
+
 /// Maximum characters of a type in a warning.
 const MAX_TYPE_CHARS: usize = 64;
 
@@ -191,6 +194,12 @@ impl Tools {
                 &at.unwrap_or_else(|| FieldPath::from("tools").index(i)),
                 tool,
             )?;
+        }
+        let grammars = tools.inputs.len();
+        if grammars > MAX_INPUT_GRAMMARS {
+            let what =
+                format!("may have at most {MAX_INPUT_GRAMMARS} grammars in Lark, not {grammars}");
+            return wrong("tools", what);
         }
         let bytes: usize = tools.list.iter().map(|tool| tool.to_string().len()).sum();
         if bytes > MAX_TOOLS_BYTES {

@@ -83,6 +83,11 @@ impl Selector {
         if let Some(name) = &self.model {
             let untagged = name.strip_suffix(ollama::LATEST);
             let untagged = untagged.filter(|_| self.may_have_tag);
+            // A name that is known needs no look for new models.
+            let known = |name: &str| catalog.place(name);
+            if let Some(place) = known(name).or_else(|| untagged.and_then(known)) {
+                return Ok(place);
+            }
             return match (fleet.find(name).await, untagged) {
                 (Err(_), Some(untagged)) => catalog.find(untagged),
                 (found, _) => found,
@@ -156,7 +161,7 @@ fn hex(digit: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fleet::tests::fleet;
+    use super::super::fleet::tests::{Folder, fleet};
     use super::*;
     use axum::http::Request;
 
@@ -237,6 +242,19 @@ mod tests {
             let error = choose(path, name).await.unwrap_err();
             assert!(error.contains("does not exist; served: m0, m1"), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_known_name_with_a_tag_needs_no_look_for_new_models() {
+        let folder = Arc::new(Folder::default());
+        folder.set(&["a"]);
+        let fleet = folder.fleet();
+        let tagged = of("/api/chat", r#"{"model": "a:latest"}"#).unwrap();
+        assert_eq!(tagged.choose(&fleet).await.unwrap(), 0);
+        assert_eq!(folder.looks(), 0);
+        let other = of("/api/chat", r#"{"model": "b:latest"}"#).unwrap();
+        assert!(other.choose(&fleet).await.is_err());
+        assert_eq!(folder.looks(), 1);
     }
 
     #[test]

@@ -203,7 +203,7 @@ impl OllamaReply {
             model,
             header: header.clone(),
             started,
-            blocks: Blocks::default(),
+            blocks: Blocks::joined(),
             scored: Vec::new(),
         }
     }
@@ -376,5 +376,43 @@ impl Shape for OllamaReply {
 
     fn sent(lines: impl Stream<Item = String> + Send + 'static) -> Response {
         sent(lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::piece::MessagePart;
+    use crate::reply::Api;
+
+    #[test]
+    fn messages_of_a_kind_stay_on_lines_of_their_own() {
+        let header = ReplyHeader {
+            api: Api::Chat,
+            id: String::new(),
+            created: 0,
+            model: String::new(),
+            fingerprint: None,
+            speculates: false,
+            lossy: None,
+            prompt_tokens: 1,
+            choices_per_prompt: 1,
+            shown_per_prompt: 1,
+            prompt_ids: None,
+            logprobs: None,
+        };
+        let mut reply = OllamaReply::new(Form::Chat, "m".into(), &header, Instant::now());
+        reply.blocks.push(Piece {
+            parts: vec![
+                MessagePart::Reasoning("Hm.".into()),
+                MessagePart::Text("Let me check.".into()),
+                MessagePart::Reasoning("\n5?".into()),
+                MessagePart::Text("\nIt is 5".into()),
+            ],
+            ..Piece::default()
+        });
+        let all = reply.all();
+        assert_eq!(all.text, "Let me check.\nIt is 5");
+        assert_eq!(all.thinking, "Hm.\n5?");
     }
 }

@@ -3,11 +3,14 @@
 use crate::grammar::resolve;
 use regex_syntax::hir::{Hir, HirKind, Look};
 use serde_json::Value;
+use std::fmt::{self, Write};
 
 /// References that are followed from one to the next.
 const MAX_REFERENCES: usize = 8;
 /// Maximum bytes of a pattern that is looked into.
 const MAX_PATTERN_BYTES: usize = 4096;
+/// Maximum bytes of a pattern's expression, in which classes are lists of ranges: `\w` has some thousands.
+const MAX_EXPRESSION_BYTES: usize = 16 << 10;
 /// The expression of any text.
 pub const ANY: &str = "(?s:.*)";
 
@@ -33,15 +36,20 @@ pub fn choices<'s>(schema: &'s Value, root: &'s Value) -> Option<Vec<&'s str>> {
     texts.collect()
 }
 
-/// The expressions that a text matches as a whole; none if the schema says nothing of it. An expression that cannot be
-/// read stays what it is, so that its grammar tells what is wrong.
+/// The expressions that a text matches as a whole; none if the schema says nothing of it. A pattern that cannot be
+/// written so (with lookarounds, anchors in its middle, or too long) is left out.
 pub fn expressions(schema: &Value, root: &Value) -> Vec<String> {
     let Some(schema) = referred(schema, root) else {
         return Vec::new();
     };
-    let pattern = schema["pattern"].as_str().map(|pattern| {
+    let pattern = schema["pattern"].as_str().and_then(|pattern| {
         let whole = (pattern.len() <= MAX_PATTERN_BYTES).then(|| searched(pattern));
-        whole.flatten().unwrap_or_else(|| pattern.to_owned())
+        let whole = whole.flatten();
+        if whole.is_none() {
+            let bytes = pattern.len();
+            tracing::debug!("a required call need not match a tool's pattern of {bytes} bytes");
+        }
+        whole
     });
     let length = |key: &str| schema[key].as_u64();
     let lengths = match (length("minLength"), length("maxLength")) {
@@ -54,31 +62,86 @@ pub fn expressions(schema: &Value, root: &Value) -> Vec<String> {
     pattern.into_iter().chain(lengths).collect()
 }
 
-/// The expression of whole texts in which `pattern` is found; `None` if it is none, or anchors stand within it.
+/// The expression of whole texts in which `pattern` is found; `None` if it is none, anchors stand within it, or the
+/// expression is too long.
 fn searched(pattern: &str) -> Option<String> {
     let hir = regex_syntax::parse(pattern).ok()?;
-    let alternatives = match hir.kind() {
-        HirKind::Alternation(alternatives) => alternatives.as_slice(),
-        _ => std::slice::from_ref(&hir),
+    if let Some(inner) = between_anchors(pattern, &hir) {
+        return Some(inner);
+    }
+    let mut whole = Expression::default();
+    whole.write_str("(?:").ok()?;
+    write_whole(&hir, true, true, &mut whole).ok()?;
+    whole.write_str(")").ok()?;
+    Some(whole.0)
+}
+
+/// The expression of `pattern` as it is written, which is short, if it only has one anchor at each end.
+fn between_anchors(pattern: &str, hir: &Hir) -> Option<String> {
+    let inner = pattern.strip_prefix('^')?.strip_suffix('$')?;
+    let inner = format!("(?:{inner})");
+    let HirKind::Concat(parts) = hir.kind() else {
+        return None;
     };
-    let whole = alternatives.iter().map(|hir| {
-        let parts = match hir.kind() {
-            HirKind::Concat(parts) => parts.as_slice(),
-            HirKind::Look(_) | HirKind::Empty => return Some(ANY.to_owned()),
-            _ => std::slice::from_ref(hir),
-        };
-        let is = |part: Option<&Hir>, look| part.map(Hir::kind) == Some(&HirKind::Look(look));
-        let (begins, ends) = (is(parts.first(), Look::Start), is(parts.last(), Look::End));
-        let parts = &parts[usize::from(begins)..parts.len() - usize::from(ends)];
-        let inner = Hir::concat(parts.to_vec());
-        if !inner.properties().look_set().is_empty() {
-            return None;
+    let [first, parts @ .., last] = parts.as_slice() else {
+        return None;
+    };
+    let is = |part: &Hir, look| *part.kind() == HirKind::Look(look);
+    let is_free = parts.iter().all(has_no_anchor);
+    let is_anchored = is(first, Look::Start) && is(last, Look::End) && is_free;
+    // The text may mean something else on its own.
+    let is_same = || regex_syntax::parse(&inner).ok() == Some(Hir::concat(parts.to_vec()));
+    (is_anchored && is_same()).then_some(inner)
+}
+
+fn has_no_anchor(hir: &Hir) -> bool {
+    hir.properties().look_set().is_empty()
+}
+
+/// Writes the expression of whole texts in which `hir` is found. Other text may come before it if `is_first`, and after
+/// it if `is_last`.
+///
+/// # Errors
+/// If anchors stand where other text never comes, or if the expression is too long.
+fn write_whole(hir: &Hir, is_first: bool, is_last: bool, to: &mut Expression) -> fmt::Result {
+    let any = |is_there: bool| if is_there { ANY } else { "" };
+    if has_no_anchor(hir) {
+        return write!(to, "{}(?:{hir}){}", any(is_first), any(is_last));
+    }
+    match hir.kind() {
+        HirKind::Look(Look::Start) if is_first => to.write_str(any(is_last)),
+        HirKind::Look(Look::End) if is_last => to.write_str(any(is_first)),
+        HirKind::Capture(capture) => write_whole(&capture.sub, is_first, is_last, to),
+        HirKind::Concat(parts) => {
+            let last = parts.len().saturating_sub(1);
+            for (i, part) in parts.iter().enumerate() {
+                write_whole(part, is_first && i == 0, is_last && i == last, to)?;
+            }
+            Ok(())
         }
-        let [before, after] = [begins, ends].map(|is_anchored| if is_anchored { "" } else { ANY });
-        Some(format!("{before}(?:{inner}){after}"))
-    });
-    let whole = whole.collect::<Option<Vec<_>>>()?;
-    Some(format!("(?:{})", whole.join("|")))
+        HirKind::Alternation(alternatives) => {
+            for (i, alternative) in alternatives.iter().enumerate() {
+                to.write_str(if i == 0 { "(?:" } else { "|" })?;
+                write_whole(alternative, is_first, is_last, to)?;
+            }
+            to.write_str(")")
+        }
+        _ => Err(fmt::Error),
+    }
+}
+
+/// An expression that is not written further than it may be long.
+#[derive(Default)]
+struct Expression(String);
+
+impl Write for Expression {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len() + text.len() > MAX_EXPRESSION_BYTES {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +164,17 @@ mod tests {
             ("^a", &["a", "ab\n"], &["ba"]),
             ("^a|b$", &["ax", "xb"], &["xax", "xbx"]),
             ("^(?:a|bc)$", &["a", "bc"], &["abc", "b"]),
-            ("^$|x", &["", "x"], &[]),
+            ("^$|x", &["", "x"], &["y"]),
+            (
+                "^$|^https?://",
+                &["", "http://", "https://a.b/c"],
+                &["a", "xhttps://"],
+            ),
+            ("(^/|^~)", &["/", "/a\nb", "~a"], &["", "a/", "a~"]),
+            ("(/|~)$", &["/", "a/", "b~"], &["", "/a"]),
+            ("(?:^|x)y", &["y", "yz", "axyb"], &["", "ay"]),
+            (r"^\$", &["$"], &["", "a"]),
+            ("^a(?x) b #c$", &["ab", "abc"], &["a b"]),
         ] {
             for text in texts {
                 assert!(whole(pattern, text), "{pattern}: {text:?}");
@@ -120,12 +193,25 @@ mod tests {
         assert_eq!(of(json!({"minLength": 1})), ["(?s:.{1,})"]);
         assert_eq!(of(json!({"maxLength": 0})), ["(?s:.{0,0})"]);
         assert_eq!(of(json!({"minLength": 0})), [""; 0]);
-        assert_eq!(
-            of(json!({"pattern": "(", "maxLength": 4})),
-            ["(", "(?s:.{0,4})"]
-        );
-        assert_eq!(of(json!({"pattern": r"a\bc"})), [r"a\bc"]);
+        assert_eq!(of(json!({"pattern": "(", "maxLength": 4})), ["(?s:.{0,4})"]);
+        // A class stays as it is written between anchors.
+        assert_eq!(of(json!({"pattern": r"^\w+$"})), [r"(?:\w+)"]);
         assert_eq!(choices(&json!({"const": "x"}), &root), Some(vec!["x"]));
         assert_eq!(choices(&json!({"enum": ["x", 1]}), &root), None);
+    }
+
+    #[test]
+    fn patterns_that_cannot_be_followed_are_left_out() {
+        for pattern in [
+            r"a\bc",
+            "a?^b",
+            "(?:^a)+",
+            r"^(?!\.)(?!.*\.\.)[a-z]+@[a-z]+$",
+            &"x".repeat(MAX_PATTERN_BYTES + 1),
+            &r"\w".repeat(MAX_PATTERN_BYTES / 2),
+        ] {
+            let found = expressions(&json!({"pattern": pattern}), &Value::Null);
+            assert_eq!(found, [""; 0], "{pattern}");
+        }
     }
 }

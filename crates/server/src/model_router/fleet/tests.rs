@@ -107,18 +107,18 @@ async fn a_model_is_loaded_once_and_ahead_of_its_requests() {
 
 /// Models that come and go, and how often somebody looks for them.
 #[derive(Default)]
-struct Folder {
+pub struct Folder {
     names: Mutex<Vec<&'static str>>,
     looks: AtomicUsize,
 }
 
 impl Folder {
-    fn set(&self, names: &[&'static str]) {
+    pub fn set(&self, names: &[&'static str]) {
         *self.names.lock().unwrap() = names.to_vec();
     }
 
     /// A fleet of shells, one for each name; `broken` is a folder that cannot be read.
-    fn fleet(self: &Arc<Self>) -> Arc<Fleet> {
+    pub fn fleet(self: &Arc<Self>) -> Arc<Fleet> {
         let folder = self.clone();
         let source: ModelSource = Arc::new(move || {
             folder.looks.fetch_add(1, Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl Folder {
         fleet.refreshed.lock().await.at = at;
     }
 
-    fn looks(&self) -> usize {
+    pub fn looks(&self) -> usize {
         self.looks.load(Ordering::Relaxed)
     }
 }
