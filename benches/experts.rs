@@ -39,7 +39,8 @@ fn main() {
     let requests = ROWS[ROWS.len() - 1];
     let num_blocks = requests * (context + requests).div_ceil(BLOCK_SIZE);
     let mut store = model.new_kv(num_blocks, BLOCK_SIZE).expect("memory");
-    let forwards = measure(&mut *model, &mut store, num_blocks, true, 16).expect("it runs");
+    let measured = measure(&mut *model, &mut store, num_blocks, true, 16).expect("it runs");
+    let forwards = measured.forwards;
     println!("measured before the first step:");
     for one in &forwards {
         let MeasuredForward {

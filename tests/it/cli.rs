@@ -98,7 +98,10 @@ fn wrong_flags() {
     refused_with("--model x --max-num-batched-tokens 0", "at least 1");
     refused_with("--model x --device gpu", "gpu");
     refused_with("--config no/such/file.toml", "no/such/file.toml");
-    refused_with("bench --model x --prompts p --random-prompts 1", "--prompts");
+    refused_with(
+        "bench --model x --prompts p --random-prompts 1",
+        "--prompts",
+    );
     refused_with("generate --model x --prompts p.jsonl", "--out");
     refused_with("convert --model x --out x.gguf --type q9", "q9");
     refused_with("convert --model ./none --out x.gguf", "none");

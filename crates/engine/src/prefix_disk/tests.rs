@@ -80,7 +80,7 @@ impl Rig {
             states: None,
             draft: None,
         };
-        while self.disk.is_awaited(1, &mut has_looked, &mut wanted) {
+        while self.disk.is_awaited(1, &mut has_looked, wanted) {
             self.disk.wait(Duration::from_secs(10));
             while let Some((wanted, Found::Target { first, blocks })) = self.disk.take() {
                 let (pool, store) = (&mut self.blocks, &mut self.store);

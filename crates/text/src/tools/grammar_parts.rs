@@ -129,7 +129,7 @@ impl Spelling<'_> {
     }
 
     /// The first marker in `text` that is a token, after how many bytes it comes, and its id.
-    fn token_in<'t>(self, text: &'t str) -> Option<(usize, &'t str, u32)> {
+    fn token_in(self, text: &str) -> Option<(usize, &str, u32)> {
         let tokens = self.markers.iter().chain([&text]).filter_map(|marker| {
             let at = text.find(marker)?;
             Some((at, &text[at..at + marker.len()], (self.special)(marker)?))
