@@ -74,7 +74,7 @@ impl Rig {
     fn read(&mut self, root: PrefixRoot, tokens: &[u32]) -> usize {
         let known = self.blocks.find(root, tokens).blocks().len();
         let mut has_looked = false;
-        let mut wanted = |disk: &PrefixDisk| Wanted {
+        let wanted = |disk: &PrefixDisk| Wanted {
             target: Arc::new(disk.chain(disk.target(), root, tokens)),
             known,
             states: None,
