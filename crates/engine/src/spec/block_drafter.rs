@@ -68,13 +68,7 @@ impl BlockDrafter {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        let block = head.masked_block();
-        let block = block.ok_or_else(|| Error::internal("only a parallel head predicts blocks"))?;
-        let mask = head.mask_hidden().map(|hidden| head.fuse(hidden));
-        let mask = mask.transpose()?;
-        let draft = DraftNetwork::Head(head);
-        let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
-        Ok(Self { pool, block, mask })
+        Self::over(DraftNetwork::Head(head), num_blocks, block_size, chunk)
     }
 
     /// As [`BlockDrafter::new`], but over a `model` that has a [mask token](foretoken_core::model::ModelInfo::mask_token).
@@ -87,15 +81,23 @@ impl BlockDrafter {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self> {
-        let draft = DraftNetwork::Model(model);
+        Self::over(DraftNetwork::Model(model), num_blocks, block_size, chunk)
+    }
+
+    fn over(
+        draft: DraftNetwork,
+        num_blocks: usize,
+        block_size: usize,
+        chunk: usize,
+    ) -> Result<Self> {
         let block = draft.masked_block();
-        let block = block.ok_or_else(|| Error::internal("this model has no mask token"))?;
+        let block = block.ok_or_else(|| Error::internal("this draft predicts no blocks"))?;
+        let mask = draft
+            .head()
+            .and_then(|head| Some(head.fuse(head.mask_hidden()?)));
+        let mask = mask.transpose()?;
         let pool = DraftPool::new(draft, num_blocks, block_size, chunk)?;
-        Ok(Self {
-            pool,
-            block,
-            mask: None,
-        })
+        Ok(Self { pool, block, mask })
     }
 
     /// Turns the prefix cache of the drafter's pool on or off. No block may be in use.
