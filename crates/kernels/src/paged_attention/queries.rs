@@ -17,8 +17,9 @@ use std::ops::Range;
 /// Maximum number of keys of a tile, or of a row's tree and the key before it, in whole vectors.
 const MAX_KEYS: usize = 64 + LANES;
 
-/// Up to this many queries read K and V as they are, if these are not pairs; for more, a tile is first widened.
-const MAX_DIRECT: usize = 3;
+/// Up to this many queries read K and V as they are, if these are not pairs; for more, a tile is first widened: then
+/// several passes over it cost more than a copy.
+const MAX_DIRECT: usize = 24;
 
 /// Up to this many queries read keys side by side; for more, they are first transposed.
 const MAX_DOTS: usize = 6;

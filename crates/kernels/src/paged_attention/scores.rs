@@ -17,6 +17,8 @@ use std::marker::PhantomData;
 
 /// Partial sums of a score, and lanes of a vector that has them.
 const PARTS: usize = Single::PARTS;
+/// Vectors of sums that are enough to hide the latency of additions.
+const FEW_SUMS: usize = 6;
 
 /// The dot products of queries with keys as they are in memory.
 pub(super) struct Dots<'a, E> {
@@ -24,90 +26,110 @@ pub(super) struct Dots<'a, E> {
     pub queries: &'a [f32],
     /// Of `width` numbers, whole vectors of eight.
     pub keys: Vectors<'a, E>,
-    /// The scores of query `i` begin at `i * STRIDE`; up to seven elements after the last are overwritten.
+    /// The scores of query `i` begin at `i * STRIDE`; up to 15 elements after the last are overwritten.
     pub scores: &'a mut [f32],
 }
 
 impl<E: Element> Loop for Dots<'_, E> {
     type Output = ();
 
-    /// Takes four keys with three or two queries, or eight with one: enough sums to hide the latency of
-    /// additions.
+    /// Takes as many keys and queries at a time as have enough sums to hide the latency of additions, and fit in registers.
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let all = self.queries.len() / self.keys.width();
+        // With registers for 12 vectors of sums and those that they are the sums of.
+        let has_many = S::SUMS >= 2 * FEW_SUMS;
+        match all {
+            0 => {}
+            1 if has_many => self.blocks::<S, 1, 8>(s),
+            1 => self.blocks::<S, 1, 4>(s),
+            2 | 3 if has_many => self.blocks::<S, 3, 4>(s),
+            4.. if has_many => self.blocks::<S, 6, 2>(s),
+            _ => self.blocks::<S, 3, 2>(s),
+        }
+    }
+}
+
+impl<E: Element> Dots<'_, E> {
+    /// Takes `2 * C` keys at a time, with up to `R` queries.
+    #[inline(always)]
+    fn blocks<S: Simd, const R: usize, const C: usize>(self, s: S) {
         let (keys, width) = (self.keys, self.keys.width());
         let all = self.queries.len() / width;
-        if all == 1 {
-            let scores = self.scores.chunks_mut(8);
-            for (i, (places, scores)) in keys.places().chunks(8).zip(scores).enumerate() {
-                for j in 0..8 {
-                    keys.prefetch(8 * i + j, 0..width);
-                }
-                dots::<S, E, 1, 8>(s, self.queries, keys.rows(places), width, scores);
+        for (i, places) in keys.places().chunks(2 * C).enumerate() {
+            for j in 0..2 * C {
+                keys.prefetch(2 * C * i + j, 0..width);
             }
-            return;
-        }
-        for (i, places) in keys.places().chunks(4).enumerate() {
-            for j in 0..4 {
-                keys.prefetch(4 * i + j, 0..width);
-            }
-            let rows = keys.rows::<4>(places);
+            let pairs = pairs::<E, C>(&keys, places);
             let mut query = 0;
             while query < all {
                 let queries = &self.queries[query * width..];
-                let scores = &mut self.scores[query * STRIDE + i * 4..];
-                match all - query {
-                    1 => dots::<S, E, 1, 4>(s, queries, rows, width, scores),
-                    2 | 4 => dots::<S, E, 2, 4>(s, queries, rows, width, scores),
-                    _ => dots::<S, E, 3, 4>(s, queries, rows, width, scores),
-                }
+                let scores = &mut self.scores[query * STRIDE + i * 2 * C..];
                 query += match all - query {
-                    1 => 1,
-                    2 | 4 => 2,
-                    _ => 3,
+                    6.. if R >= 6 => dots::<S, E, 6, C>(s, queries, pairs, width, scores),
+                    3.. if R >= 3 => dots::<S, E, 3, C>(s, queries, pairs, width, scores),
+                    2 if R >= 2 => dots::<S, E, 2, C>(s, queries, pairs, width, scores),
+                    _ => dots::<S, E, 1, C>(s, queries, pairs, width, scores),
                 };
             }
         }
     }
 }
 
-/// `N` queries with `K` keys, 4 or 8, each of `width` numbers.
+/// The keys at `places`, `2 * C` of them, each two of which share a vector; missing ones are replaced by the first.
 #[inline(always)]
-fn dots<S: Simd, E: Element, const N: usize, const K: usize>(
+fn pairs<'a, E: Element, const C: usize>(
+    keys: &Vectors<'a, E>,
+    places: &[usize],
+) -> [[&'a [E]; 2]; C] {
+    let mut pairs = [keys.rows::<2>(&places[..1]); C];
+    for (pair, places) in pairs.iter_mut().zip(places.chunks(2)) {
+        *pair = keys.rows::<2>(places);
+    }
+    pairs
+}
+
+/// `R` queries with `2 * C` keys, `C` even, each of `width` numbers; returns `R`.
+#[inline(always)]
+fn dots<S: Simd, E: Element, const R: usize, const C: usize>(
     s: S,
     queries: &[f32],
-    keys: [&[E]; K],
+    keys: [[&[E]; 2]; C],
     width: usize,
     scores: &mut [f32],
-) {
-    assert!(width.is_multiple_of(PARTS));
-    for key in keys {
-        assert!(key.len() == width);
+) -> usize {
+    assert!(width.is_multiple_of(PARTS) && C.is_multiple_of(2));
+    for [low, high] in keys {
+        assert!(low.len() == width && high.len() == width);
     }
-    assert!(queries.len() >= N * width && scores.len() >= (N - 1) * STRIDE + K);
-    let mut sums = [[s.zero_eight(); K]; N];
+    assert!(queries.len() >= R * width && scores.len() >= (R - 1) * STRIDE + 2 * C);
+    let mut sums = [[s.splat(0.0); C]; R];
     let mut at = 0;
     while at < width {
-        let mut q = [s.zero_eight(); N];
-        for i in 0..N {
-            // SAFETY: there are N queries, each of whole vectors.
-            q[i] = unsafe { s.load_eight(queries.as_ptr().add(i * width + at)) };
-        }
-        for j in 0..K {
-            // SAFETY: keys are whole vectors, as asserted.
-            let k = unsafe { E::load_eight(s, keys[j].as_ptr().add(at)) };
-            for i in 0..N {
-                sums[i][j] = s.fma_eight(q[i], k, sums[i][j]);
+        // SAFETY: keys and queries are whole vectors of eight, as asserted.
+        unsafe {
+            let mut key = [s.splat(0.0); C];
+            for c in 0..C {
+                let [low, high] = keys[c];
+                key[c] = E::load_halves(s, [low.as_ptr().add(at), high.as_ptr().add(at)]);
+            }
+            for r in 0..R {
+                let query = queries.as_ptr().add(r * width + at);
+                let query = s.load_halves([query, query]);
+                for c in 0..C {
+                    sums[r][c] = s.fma(query, key[c], sums[r][c]);
+                }
             }
         }
         at += PARTS;
     }
-    for i in 0..N {
-        for j in (0..K).step_by(4) {
-            let four = [sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]];
-            scores[i * STRIDE + j..][..4].copy_from_slice(&s.sums_of(four));
+    for r in 0..R {
+        for c in (0..C).step_by(2) {
+            let four = s.sums_of_halves([sums[r][c], sums[r][c + 1]]);
+            scores[r * STRIDE + 2 * c..][..4].copy_from_slice(&four);
         }
     }
+    R
 }
 
 /// Transposes keys.

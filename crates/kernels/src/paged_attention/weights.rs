@@ -290,6 +290,7 @@ impl<E: Element, N: Number> Tile<'_, E, N> {
             }
             for (number, &place) in values.places().iter().enumerate() {
                 let value = data.add(place);
+                values.prefetch(number, at..at + C * LANES);
                 if R > 3 || N::COUNT > 1 {
                     let mut vectors = [s.splat(0.0); C];
                     for c in 0..C {
@@ -302,8 +303,6 @@ impl<E: Element, N: Number> Tile<'_, E, N> {
                         }
                     }
                 } else {
-                    // More queries have copies, which are in the caches.
-                    values.prefetch(number, at..at + C * LANES);
                     // Fewer registers: of up to three weights, where vectors may be two registers each.
                     let mut splat = [s.splat(0.0); R];
                     for r in 0..R {

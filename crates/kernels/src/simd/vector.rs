@@ -15,8 +15,6 @@ pub(crate) const BELOW_HALF: u32 = 0x7FFF;
 /// An instruction set. Its value proves that the CPU has the instructions.
 pub(crate) trait Simd: Copy {
     type Vector: Copy;
-    /// Eight floats, for sums over what is adjacent in memory.
-    type Eight: Copy;
     /// How many sums stay in registers while two more vectors are used.
     const SUMS: usize;
 
@@ -37,11 +35,8 @@ pub(crate) trait Simd: Copy {
     /// The sum of all lanes: halves are added until one lane is left.
     fn sum_of(self, x: Self::Vector) -> f32;
 
-    fn zero_eight(self) -> Self::Eight;
-    /// `a * b + c`, rounded once.
-    fn fma_eight(self, a: Self::Eight, b: Self::Eight, c: Self::Eight) -> Self::Eight;
-    /// The sum of each: `(((x0 + x1) + x2) + x3) + (((x4 + x5) + x6) + x7)`.
-    fn sums_of(self, x: [Self::Eight; 4]) -> [f32; 4];
+    /// The sum of each half: `(((x0 + x1) + x2) + x3) + (((x4 + x5) + x6) + x7)`.
+    fn sums_of_halves(self, x: [Self::Vector; 2]) -> [f32; 4];
 
     /// # Safety
     /// 16 numbers can be read at `from`, which need not be aligned.
@@ -58,14 +53,14 @@ pub(crate) trait Simd: Copy {
     /// 16 numbers can be read at `from`.
     unsafe fn load_apart(self, from: *const bf16) -> Self::Vector;
     /// # Safety
-    /// Eight numbers can be read at `from`.
-    unsafe fn load_eight(self, from: *const f32) -> Self::Eight;
+    /// Eight numbers can be read at each of `from`.
+    unsafe fn load_halves(self, from: [*const f32; 2]) -> Self::Vector;
     /// # Safety
-    /// Eight numbers can be read at `from`.
-    unsafe fn load_eight_f16(self, from: *const f16) -> Self::Eight;
+    /// Eight numbers can be read at each of `from`.
+    unsafe fn load_halves_f16(self, from: [*const f16; 2]) -> Self::Vector;
     /// # Safety
-    /// Eight numbers can be read at `from`.
-    unsafe fn load_eight_bf16(self, from: *const bf16) -> Self::Eight;
+    /// Eight numbers can be read at each of `from`.
+    unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> Self::Vector;
     /// Pairs of bf16, one in 32 bits each: the upper halves of the lanes of both, the first in the lower half.
     fn pair(self, first: Self::Vector, second: Self::Vector) -> Self::Vector;
     /// The first of each pair.
@@ -113,15 +108,15 @@ pub(crate) trait Element: WithDType {
     /// They can be read at `from`.
     unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::Vector;
 
-    /// Loads eight numbers.
+    /// Loads eight numbers for each half of a vector.
     ///
     /// # Safety
-    /// They can be read at `from`.
-    unsafe fn load_eight<S: Simd>(s: S, from: *const Self) -> S::Eight;
+    /// They can be read at each of `from`.
+    unsafe fn load_halves<S: Simd>(s: S, from: [*const Self; 2]) -> S::Vector;
 }
 
 macro_rules! element {
-    ($type:ty, $to_f32:expr, $load:ident, $load_eight:ident) => {
+    ($type:ty, $to_f32:expr, $load:ident, $load_halves:ident) => {
         impl Element for $type {
             #[inline(always)]
             fn to_f32(self) -> f32 {
@@ -135,16 +130,16 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            unsafe fn load_eight<S: Simd>(s: S, from: *const Self) -> S::Eight {
+            unsafe fn load_halves<S: Simd>(s: S, from: [*const Self; 2]) -> S::Vector {
                 // SAFETY: the caller's contract.
-                unsafe { s.$load_eight(from) }
+                unsafe { s.$load_halves(from) }
             }
         }
     };
 }
-element!(f32, std::convert::identity, load, load_eight);
-element!(f16, f16::to_f32, load_f16, load_eight_f16);
-element!(bf16, bf16::to_f32, load_bf16, load_eight_bf16);
+element!(f32, std::convert::identity, load, load_halves);
+element!(f16, f16::to_f32, load_f16, load_halves_f16);
+element!(bf16, bf16::to_f32, load_bf16, load_halves_bf16);
 
 /// `2^x` within 1.2 units in the last place, for numbers up to 127; 0 for those below -125. NaN stays NaN.
 ///
@@ -203,9 +198,20 @@ macro_rules! lanes {
     }};
 }
 
+/// Lanes of half a vector.
+const HALF: usize = LANES / 2;
+
+/// # Safety
+/// Eight numbers can be read at each of `from`.
+#[inline(always)]
+unsafe fn halves<E: Element>(from: [*const E; 2]) -> [f32; LANES] {
+    // SAFETY: the caller's contract.
+    let x = unsafe { from.map(|from| from.cast::<[E; HALF]>().read_unaligned()) };
+    lanes!(i => x[i / HALF][i % HALF].to_f32())
+}
+
 impl Simd for Portable {
     type Vector = [f32; LANES];
-    type Eight = [f32; 8];
     const SUMS: usize = 6;
 
     #[inline(always)]
@@ -265,20 +271,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn zero_eight(self) -> [f32; 8] {
-        [0.0; 8]
-    }
-
-    #[inline(always)]
-    fn fma_eight(self, a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
-        lanes!(8, i => a[i].mul_add(b[i], c[i]))
-    }
-
-    #[inline(always)]
-    fn sums_of(self, x: [[f32; 8]; 4]) -> [f32; 4] {
+    fn sums_of_halves(self, x: [[f32; LANES]; 2]) -> [f32; 4] {
         lanes!(4, i => {
-            let [a, b, c, d, e, f, g, h] = x[i];
-            (((a + b) + c) + d) + (((e + f) + g) + h)
+            let x = &x[i / 2][i % 2 * HALF..];
+            (((x[0] + x[1]) + x[2]) + x[3]) + (((x[4] + x[5]) + x[6]) + x[7])
         })
     }
 
@@ -310,23 +306,21 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_eight(self, from: *const f32) -> [f32; 8] {
+    unsafe fn load_halves(self, from: [*const f32; 2]) -> [f32; LANES] {
         // SAFETY: the caller's contract.
-        unsafe { from.cast::<[f32; 8]>().read() }
+        unsafe { halves(from) }
     }
 
     #[inline(always)]
-    unsafe fn load_eight_f16(self, from: *const f16) -> [f32; 8] {
+    unsafe fn load_halves_f16(self, from: [*const f16; 2]) -> [f32; LANES] {
         // SAFETY: the caller's contract.
-        let x = unsafe { from.cast::<[f16; 8]>().read() };
-        lanes!(8, i => x[i].to_f32())
+        unsafe { halves(from) }
     }
 
     #[inline(always)]
-    unsafe fn load_eight_bf16(self, from: *const bf16) -> [f32; 8] {
+    unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> [f32; LANES] {
         // SAFETY: the caller's contract.
-        let x = unsafe { from.cast::<[bf16; 8]>().read() };
-        lanes!(8, i => x[i].to_f32())
+        unsafe { halves(from) }
     }
 
     #[inline(always)]

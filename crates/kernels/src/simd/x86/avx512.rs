@@ -1,6 +1,6 @@
 //! [`Simd`] with AVX-512.
 
-use super::{eight_bf16, eight_f16, eights, max_of, on_registers, sum_of, sums_of};
+use super::{max_of, on_registers, sum_of, sums_of};
 use crate::cpu::{Avx512Bf16, Avx512Vnni};
 use crate::simd::vector::{BELOW_HALF, Element, LANES, Simd, UPPER};
 use half::{bf16, f16};
@@ -40,8 +40,6 @@ macro_rules! avx512 {
                 };
             }
 
-            eights!();
-
             #[inline(always)]
             fn splat(self, x: f32) -> __m512 {
                 // SAFETY: `self` proves that the CPU has AVX-512 F.
@@ -68,6 +66,36 @@ macro_rules! avx512 {
             fn sum_of(self, x: __m512) -> f32 {
                 // SAFETY: `self` proves that the CPU has AVX-512 F and AVX2.
                 unsafe { sum_of(_mm256_add_ps(low(x), high(x))) }
+            }
+
+            #[inline(always)]
+            fn sums_of_halves(self, [a, b]: [__m512; 2]) -> [f32; 4] {
+                // SAFETY: `self` proves that the CPU has AVX-512 F and AVX2.
+                unsafe { sums_of([low(a), high(a), low(b), high(b)]) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_halves(self, [low, high]: [*const f32; 2]) -> __m512 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that eight floats can be read at each.
+                unsafe {
+                    let low = _mm512_castpd256_pd512(_mm256_loadu_pd(low.cast()));
+                    _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_loadu_pd(high.cast())))
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn load_halves_f16(self, from: [*const f16; 2]) -> __m512 {
+                // SAFETY: as for `load_halves`, with halves.
+                unsafe { _mm512_cvtph_ps(both(from)) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> __m512 {
+                // SAFETY: as for `load_halves`, with halves.
+                unsafe {
+                    let wide = _mm512_cvtepu16_epi32(both(from));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+                }
             }
 
             #[inline(always)]
@@ -184,6 +212,16 @@ avx512!(
         unsafe { to.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(x)) }
     }
 );
+
+/// 128 bits from each.
+///
+/// # Safety
+/// The CPU has AVX2, and they can be read.
+#[inline(always)]
+unsafe fn both<E>([low, high]: [*const E; 2]) -> __m256i {
+    // SAFETY: the caller's contract.
+    unsafe { _mm256_loadu2_m128i(high.cast(), low.cast()) }
+}
 
 #[inline(always)]
 fn as_pairs(x: __m512) -> __m512bh {

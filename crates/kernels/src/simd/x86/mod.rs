@@ -36,50 +36,6 @@ macro_rules! on_registers {
 }
 use on_registers;
 
-/// What AVX2 and AVX-512 have in one register of 256 bits.
-macro_rules! eights {
-    () => {
-        type Eight = __m256;
-
-        #[inline(always)]
-        fn zero_eight(self) -> __m256 {
-            // SAFETY: `self` proves that the CPU has AVX2.
-            unsafe { _mm256_setzero_ps() }
-        }
-
-        #[inline(always)]
-        fn fma_eight(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-            // SAFETY: `self` proves that the CPU has AVX2 and FMA.
-            unsafe { _mm256_fmadd_ps(a, b, c) }
-        }
-
-        #[inline(always)]
-        fn sums_of(self, x: [__m256; 4]) -> [f32; 4] {
-            // SAFETY: `self` proves that the CPU has AVX2.
-            unsafe { sums_of(x) }
-        }
-
-        #[inline(always)]
-        unsafe fn load_eight(self, from: *const f32) -> __m256 {
-            // SAFETY: `self` proves that the CPU has AVX2; the caller, that eight floats can be read.
-            unsafe { _mm256_loadu_ps(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn load_eight_f16(self, from: *const f16) -> __m256 {
-            // SAFETY: `self` proves that the CPU has F16C; the caller, that eight halves can be read.
-            unsafe { eight_f16(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn load_eight_bf16(self, from: *const bf16) -> __m256 {
-            // SAFETY: `self` proves that the CPU has AVX2; the caller, that eight halves can be read.
-            unsafe { eight_bf16(from) }
-        }
-    };
-}
-use eights;
-
 /// Two registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair(__m256, __m256);
@@ -99,8 +55,6 @@ impl Simd for Avx2 {
         first(pairs) => Pair(first(pairs.0), first(pairs.1));
         second(pairs) => Pair(second(pairs.0), second(pairs.1));
     }
-
-    eights!();
 
     #[inline(always)]
     fn splat(self, x: f32) -> Pair {
@@ -125,6 +79,30 @@ impl Simd for Avx2 {
     fn sum_of(self, x: Pair) -> f32 {
         // SAFETY: `self` proves that the CPU has AVX2.
         unsafe { sum_of(_mm256_add_ps(x.0, x.1)) }
+    }
+
+    #[inline(always)]
+    fn sums_of_halves(self, [a, b]: [Pair; 2]) -> [f32; 4] {
+        // SAFETY: `self` proves that the CPU has AVX2.
+        unsafe { sums_of([a.0, a.1, b.0, b.1]) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(self, [low, high]: [*const f32; 2]) -> Pair {
+        // SAFETY: `self` proves that the CPU has AVX2; the caller, that eight floats can be read at each.
+        unsafe { Pair(_mm256_loadu_ps(low), _mm256_loadu_ps(high)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves_f16(self, [low, high]: [*const f16; 2]) -> Pair {
+        // SAFETY: `self` proves that the CPU has F16C; the caller, that eight halves can be read at each.
+        unsafe { Pair(eight_f16(low), eight_f16(high)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves_bf16(self, [low, high]: [*const bf16; 2]) -> Pair {
+        // SAFETY: `self` proves that the CPU has AVX2; the caller, that eight halves can be read at each.
+        unsafe { Pair(eight_bf16(low), eight_bf16(high)) }
     }
 
     #[inline(always)]
@@ -182,8 +160,11 @@ impl Simd for Avx2 {
                 // read, and all vectors be written, of which these are the halves `j` of eight.
                 unsafe {
                     let mut rows = [_mm256_setzero_ps(); 8];
-                    for (row, from) in rows.iter_mut().zip(&from[j..j + 8]) {
-                        *row = E::load_eight(self, from.add(i));
+                    let from = from[j..j + 8].as_chunks::<2>().0;
+                    for (two, from) in rows.as_chunks_mut::<2>().0.iter_mut().zip(from) {
+                        let Pair(first, second) =
+                            E::load_halves(self, [from[0].add(i), from[1].add(i)]);
+                        *two = [first, second];
                     }
                     let mut to = to.add(i / 8 * LANES + j);
                     for column in transposed(rows) {
