@@ -14,7 +14,7 @@ use super::tiles::Strip;
 use crate::cpu::Isa;
 use crate::simd::prefetch;
 use lanes::Lanes;
-use multiply::{Multiply, RecordWeights, Rows};
+use multiply::{Float, Multiply, RecordWeights, Rows, each};
 pub(super) use vectors::VectorFormat;
 use vectors::VectorScales;
 
@@ -73,6 +73,35 @@ impl Ahead {
     }
 }
 
+/// Adds the products of a block to the sums of a vector's outputs, for `R` rows.
+///
+/// # Safety
+/// As [`Multiply::dots`].
+#[inline(always)]
+unsafe fn add_block<M: Multiply, F: VectorFormat, const R: usize>(
+    w: &RecordWeights,
+    x: &Rows,
+    sums: &mut [Float<M>; R],
+) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let dots = M::dots::<F, R>(w, x);
+        let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
+            let scale = M::Lanes::float_mul(d, scale);
+            *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
+        }
+        if F::Scales::OFFSET {
+            let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let x = M::Lanes::float_broadcast(&x.sums(i).sum);
+                *sum = M::Lanes::fma(m, x, *sum);
+            }
+        }
+    }
+}
+
 /// Multiplies the `R` rows of a turn with the outputs of `V` vectors of a strip, from output `from`.
 ///
 /// # Safety
@@ -106,26 +135,18 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
             let mut tile = record.add(F::SCALES + 4 * from);
             for sub in 0..blocks {
                 ahead.step::<F>();
-                for (v, sums) in sums.iter_mut().enumerate() {
-                    let w = RecordWeights {
-                        scales: record,
-                        sub,
-                        first: from + v * count,
-                        tile: tile.add(4 * v * count),
-                    };
-                    let dots = M::dots::<F, R>(&w, &x);
-                    let d = F::Scales::scales::<M::Lanes>(w.scales, sub, w.first);
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
-                        let scale = M::Lanes::float_mul(d, scale);
-                        *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
-                    }
-                    if F::Scales::OFFSET {
-                        let m = F::Scales::offsets::<M::Lanes>(w.scales, sub, w.first);
-                        for (i, sum) in sums.iter_mut().enumerate() {
-                            let x = M::Lanes::float_broadcast(&x.sums(i).sum);
-                            *sum = M::Lanes::fma(m, x, *sum);
-                        }
+                let w = |v: usize| RecordWeights {
+                    scales: record,
+                    sub,
+                    first: from + v * count,
+                    tile: tile.add(4 * v * count),
+                };
+                if V == 4 {
+                    // Otherwise the compiler keeps the sums in memory.
+                    each!(v in 0 1 2 3 => { add_block::<M, F, R>(&w(v), &x, &mut sums[v]) });
+                } else {
+                    for (v, sums) in sums.iter_mut().enumerate() {
+                        add_block::<M, F, R>(&w(v), &x, sums);
                     }
                 }
                 tile = tile.wrapping_add(F::TILE);

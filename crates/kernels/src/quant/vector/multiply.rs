@@ -78,3 +78,6 @@ pub(super) use each;
 
 /// The integers of a way to multiply.
 pub(super) type Int<M> = <<M as Multiply>::Lanes as Lanes>::I;
+
+/// The floats of a way to multiply.
+pub(super) type Float<M> = <<M as Multiply>::Lanes as Lanes>::F;

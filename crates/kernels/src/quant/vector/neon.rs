@@ -96,7 +96,7 @@ unsafe fn unbiased<F: VectorFormat>(x: &Rows, i: usize, half: usize) -> int32x4_
     }
 }
 
-/// The sum over both halves, each with its factor.
+/// The sum over both halves, each with its factor; without factors, the first has both.
 ///
 /// # Safety
 /// The CPU has NEON; `w` is in range.
@@ -104,15 +104,12 @@ unsafe fn unbiased<F: VectorFormat>(x: &Rows, i: usize, half: usize) -> int32x4_
 unsafe fn join<F: VectorFormat>(w: &RecordWeights, halves: [int32x4_t; 2]) -> uint8x16_t {
     // SAFETY: by the caller's contract.
     unsafe {
-        let [mut low, mut high] = halves.map(|half| vreinterpretq_u8_s32(half));
-        if F::BITS == 6 {
-            low = Quad::mul(low, F::Scales::factors::<Quad>(w.scales, w.sub, w.first, 0));
-            high = Quad::mul(
-                high,
-                F::Scales::factors::<Quad>(w.scales, w.sub, w.first, 1),
-            );
+        let [low, high] = halves.map(|half| vreinterpretq_u8_s32(half));
+        if F::BITS != 6 {
+            return low;
         }
-        Quad::add(low, high)
+        let factors = |half| F::Scales::factors::<Quad>(w.scales, w.sub, w.first, half);
+        Quad::add(Quad::mul(low, factors(0)), Quad::mul(high, factors(1)))
     }
 }
 
@@ -137,10 +134,12 @@ impl Multiply for Dots {
                 each!(half in 0 1 => {
                     let w = &weights[4 * half..];
                     let x = vld1q_s8(x.inputs(i, 4 * half).cast());
-                    let sum = sdot::<0>(halves[half], w[0], x);
-                    let sum = sdot::<1>(sum, w[1], x);
-                    let sum = sdot::<2>(sum, w[2], x);
-                    halves[half] = sdot::<3>(sum, w[3], x);
+                    // One sum if no half has a factor.
+                    let sum = &mut halves[if F::BITS == 6 { half } else { 0 }];
+                    *sum = sdot::<0>(*sum, w[0], x);
+                    *sum = sdot::<1>(*sum, w[1], x);
+                    *sum = sdot::<2>(*sum, w[2], x);
+                    *sum = sdot::<3>(*sum, w[3], x);
                 });
                 *dot = join::<F>(w, halves);
             }
@@ -196,7 +195,7 @@ impl Multiply for Widening {
                 // Each number of 16 bits gets one product of each vector: of quants of 6 bits at most 4 * 63 * 127, of
                 // values 2 * 128 * 127.
                 each!(half in 0 1 => {
-                    let sum = &mut halves[half];
+                    let sum = &mut halves[if F::BITS == 6 { half } else { 0 }];
                     let mut products = [vdupq_n_s16(0); 2];
                     each!(v in 0 1 2 3 => {
                         let v = 4 * half + v;
@@ -238,7 +237,7 @@ pub(in super::super) fn product_neon<F: VectorFormat>(
     // SAFETY: the CPU has the instructions, by the proof.
     unsafe {
         product!(Widening, F, strip, x, turns, store;
-            [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 2] [6 x 2])
+            [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 1] [6 x 1])
     };
 }
 
@@ -254,6 +253,6 @@ pub(in super::super) fn product_dotprod<F: VectorFormat>(
     // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
     unsafe {
         product!(Dots, F, strip, x, turns, store;
-            [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 2] [6 x 2])
+            [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 1] [6 x 1])
     };
 }
