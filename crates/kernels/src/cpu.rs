@@ -19,6 +19,34 @@ pub struct Avx512Bf16(Avx512Vnni);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AvxVnni(Avx2);
 
+/// Proof that this CPU has NEON. All CPUs of 64-bit ARM have it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Neon(());
+
+/// Proof that this CPU has the dot products of bytes of ARMv8.2, and everything that [`Neon`] proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Dotprod(Neon);
+
+impl Neon {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            return Some(Self(()));
+        }
+        None
+    }
+}
+
+impl Dotprod {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("dotprod") {
+            return Neon::detect().map(Self);
+        }
+        None
+    }
+}
+
 impl Avx2 {
     fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
@@ -80,6 +108,10 @@ pub enum Isa {
     Avx512Vnni(Avx512Vnni),
     /// AVX512-BF16, in addition to the above.
     Avx512Bf16(Avx512Bf16),
+    /// NEON of 64-bit ARM.
+    Neon(Neon),
+    /// Dot products of bytes (ARMv8.2), in addition to NEON.
+    Dotprod(Dotprod),
 }
 
 /// The environment variable that overrides the choice, for tests and comparisons. Its value is one of
@@ -87,9 +119,16 @@ pub enum Isa {
 pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
-    /// The names that [`VARIABLE`] accepts, from slowest to fastest.
-    pub const NAMES: [&'static str; 5] =
-        ["portable", "avx2", "avxvnni", "avx512vnni", "avx512bf16"];
+    /// The names that [`VARIABLE`] accepts, from slowest to fastest: those of x86-64, then those of 64-bit ARM.
+    pub const NAMES: [&'static str; 7] = [
+        "portable",
+        "avx2",
+        "avxvnni",
+        "avx512vnni",
+        "avx512bf16",
+        "neon",
+        "dotprod",
+    ];
 
     /// The instruction set called `name`, if it exists and this CPU has it.
     pub fn detect(name: &str) -> Option<Self> {
@@ -99,6 +138,8 @@ impl Isa {
             "avxvnni" => AvxVnni::detect().map(Self::AvxVnni),
             "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
             "avx512bf16" => Avx512Bf16::detect().map(Self::Avx512Bf16),
+            "neon" => Neon::detect().map(Self::Neon),
+            "dotprod" => Dotprod::detect().map(Self::Dotprod),
             _ => None,
         }
     }
@@ -116,13 +157,15 @@ impl Isa {
             Self::AvxVnni(_) => Self::NAMES[2],
             Self::Avx512Vnni(_) => Self::NAMES[3],
             Self::Avx512Bf16(_) => Self::NAMES[4],
+            Self::Neon(_) => Self::NAMES[5],
+            Self::Dotprod(_) => Self::NAMES[6],
         }
     }
 
     /// The proof that this CPU has AVX2, if this instruction set includes it.
     pub fn avx2(self) -> Option<Avx2> {
         match self {
-            Self::Portable => None,
+            Self::Portable | Self::Neon(_) | Self::Dotprod(_) => None,
             Self::Avx2(proof)
             | Self::AvxVnni(AvxVnni(proof))
             | Self::Avx512Vnni(Avx512Vnni(proof))
@@ -134,6 +177,14 @@ impl Isa {
     pub fn avx512(self) -> Option<Avx512Vnni> {
         match self {
             Self::Avx512Vnni(proof) | Self::Avx512Bf16(Avx512Bf16(proof)) => Some(proof),
+            _ => None,
+        }
+    }
+
+    /// The proof that this CPU has NEON, if this instruction set includes it.
+    pub fn neon(self) -> Option<Neon> {
+        match self {
+            Self::Neon(proof) | Self::Dotprod(Dotprod(proof)) => Some(proof),
             _ => None,
         }
     }

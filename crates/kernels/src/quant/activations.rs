@@ -208,7 +208,12 @@ fn quantize_row(
             return unsafe { x86::quantize_row_avx2(proof, x, row, rows, q, sums) };
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    if let Some(proof) = isa.neon() {
+        // SAFETY: `proof` proves that the CPU has the instructions.
+        return unsafe { neon::quantize_row(proof, x, row, rows, q, sums) };
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = isa;
     for (i, x) in x.iter().enumerate() {
         sums[i * rows + row] = quantize_block(x, &mut q[i * rows + row]);
@@ -363,5 +368,60 @@ mod x86 {
         let v = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
         let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b1110>(v));
         _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<1>(v))) as u32
+    }
+}
+
+/// Quantization with NEON, with the bits of the portable functions.
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::{BLOCK, BlockSums, Scales};
+    use crate::cpu::Neon;
+    use std::arch::aarch64::*;
+
+    /// As the function above, for blocks `x`.
+    #[target_feature(enable = "neon")]
+    pub(super) fn quantize_row(
+        _: Neon,
+        x: &[[f32; BLOCK]],
+        row: usize,
+        rows: usize,
+        q: &mut [[i8; BLOCK]],
+        sums: &mut [BlockSums],
+    ) {
+        let mut place = row;
+        for x in x {
+            sums[place] = block(x, &mut q[place]);
+            place += rows;
+        }
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    fn block(x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> BlockSums {
+        let (quads, _) = x.as_chunks::<4>();
+        let mut max = vdupq_n_u32(0);
+        for quad in quads {
+            // SAFETY: there are four floats.
+            let quad = unsafe { vld1q_f32(quad.as_ptr()) };
+            max = vmaxq_u32(max, vreinterpretq_u32_f32(vabsq_f32(quad)));
+        }
+        let Some(Scales { max, inverse }) = Scales::of(vmaxvq_u32(max)) else {
+            return BlockSums::not_finite(q);
+        };
+        let round = |at: usize| {
+            // SAFETY: there are 32 floats, and `at` is at most 28.
+            let quad = unsafe { vld1q_f32(x.as_ptr().add(at)) };
+            vqmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(quad, inverse)))
+        };
+        let mut halves = [0; 2];
+        for (half, sum) in halves.iter_mut().enumerate() {
+            let at = half * BLOCK / 2;
+            let eights = [at, at + 8].map(|at| vqmovn_s16(vcombine_s16(round(at), round(at + 4))));
+            let bytes = vcombine_s8(eights[0], eights[1]);
+            *sum = vaddlvq_s8(bytes);
+            // SAFETY: there are 32 bytes.
+            unsafe { vst1q_s8(q.as_mut_ptr().add(at), bytes) };
+        }
+        BlockSums::new(max / 127., halves)
     }
 }

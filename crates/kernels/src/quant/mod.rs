@@ -22,16 +22,20 @@ mod portable;
 #[cfg(test)]
 mod tests;
 mod tiles;
-#[cfg(target_arch = "x86_64")]
-mod x86;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod vector;
 
 use super::cpu::Isa;
 use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
 use super::storage::{Place, output, write};
 use activations::{Activations, ROWS, Turn, turns};
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use formats::Format as VectorFormat;
 use formats::{TileFormat, WIDTH, with_format};
 use tiles::Strip;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use vector::VectorFormat;
 
 pub use block_type::{BlockType, Floats};
 pub use device::matmul_quantized;
@@ -59,47 +63,54 @@ impl QuantMatrix {
 }
 
 /// Multiplies the rows of `turns` with a strip.
-#[cfg(target_arch = "x86_64")]
-fn product<F: x86::VectorFormat>(
+fn product<F: VectorFormat>(
     isa: Isa,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    match (isa.avx512(), isa) {
-        // SAFETY: the CPU has the instructions, which `proof` is the proof of.
-        (Some(proof), _) => unsafe { x86::product_avx512(proof, strip, x, turns, store) },
-        // SAFETY: as above.
-        (_, Isa::AvxVnni(proof)) => unsafe { x86::product_avx_vnni(proof, strip, x, turns, store) },
-        // SAFETY: as above.
-        (_, Isa::Avx2(proof)) => unsafe { x86::product_avx2(proof, strip, x, turns, store) },
-        _ => product_portable(strip, x, turns, store),
-    }
-}
-
-/// Maximum number of rows of a turn.
-fn max_rows(isa: Isa, format: TileFormat) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    return with_format!(format, F => x86::max_rows::<F>(isa));
-    #[cfg(not(target_arch = "x86_64"))]
-    ROWS
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-use product_portable as product;
-
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-fn product_portable<F: formats::Format>(
-    #[cfg(not(target_arch = "x86_64"))] isa: Isa,
     strip: Strip<'_, F>,
     x: &Activations,
     turns: &[Turn],
     mut store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
+    #[cfg(target_arch = "x86_64")]
+    match (isa.avx512(), isa) {
+        (Some(proof), _) => {
+            // SAFETY: the CPU has the instructions, which `proof` is the proof of.
+            return unsafe { vector::x86::product_avx512(proof, strip, x, turns, store) };
+        }
+        (_, Isa::AvxVnni(proof)) => {
+            // SAFETY: as above.
+            return unsafe { vector::x86::product_avx_vnni(proof, strip, x, turns, store) };
+        }
+        (_, Isa::Avx2(proof)) => {
+            // SAFETY: as above.
+            return unsafe { vector::x86::product_avx2(proof, strip, x, turns, store) };
+        }
+        _ => {}
+    }
+    #[cfg(target_arch = "aarch64")]
+    match isa {
+        // SAFETY: the CPU has the instructions, which `proof` is the proof of.
+        Isa::Dotprod(proof) => {
+            return unsafe { vector::neon::product_dotprod(proof, strip, x, turns, store) };
+        }
+        Isa::Neon(proof) => return vector::neon::product_neon(proof, strip, x, turns, store),
+        _ => {}
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = isa;
     let first = turns[0].pass.first + turns[0].first;
     for (i, sums) in portable::product(strip, x, turns).iter().enumerate() {
         store(first + i, sums);
+    }
+}
+
+/// Maximum number of rows of a turn.
+fn max_rows(isa: Isa, format: TileFormat) -> usize {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    return with_format!(format, F => vector::max_rows::<F>(isa));
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        let _ = (isa, format);
+        ROWS
     }
 }
 

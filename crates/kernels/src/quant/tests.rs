@@ -245,15 +245,15 @@ fn the_smallest_values_do_not_overflow() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn avx_vnni_gives_the_same_bits_with_the_instruction_of_avx_512() {
-    fn product<F: x86::VectorFormat>(
+    fn product<F: VectorFormat>(
         proof: crate::cpu::Avx512Vnni,
         strip: Strip<'_, F>,
         x: &Activations,
         store: impl FnMut(usize, &[f32; WIDTH]),
     ) {
-        let turns = turns(x.passes(), x86::max_rows_avx_vnni::<F>());
+        let turns = turns(x.passes(), vector::x86::max_rows_avx_vnni::<F>());
         // SAFETY: `proof` proves that the CPU has the instructions.
-        unsafe { x86::product_avx512_ymm(proof, strip, x, &turns, store) };
+        unsafe { vector::x86::product_avx512_ymm(proof, strip, x, &turns, store) };
     }
     let Some(proof) = Isa::detect("avx512vnni").and_then(Isa::avx512) else {
         return;

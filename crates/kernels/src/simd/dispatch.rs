@@ -22,7 +22,11 @@ pub(crate) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
             return unsafe { x86::run_avx2(avx2, work) };
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    if let Some(neon) = isa.neon() {
+        return work.run(neon);
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = isa;
     work.run(Portable)
 }

@@ -1,11 +1,15 @@
 //! Vectors, and loops over them that are compiled for each instruction set.
 
 mod dispatch;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod prefetch;
 mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(super) use dispatch::run;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::widen_f16;
 pub(super) use prefetch::prefetch;
 pub(super) use vector::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};

@@ -16,6 +16,15 @@ pub(crate) fn prefetch<T, const NEAR: bool>(at: *const T) {
             }
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint that reads nothing and faults at no address.
+    unsafe {
+        if NEAR {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, preserves_flags));
+        } else {
+            std::arch::asm!("prfm pldl2keep, [{}]", in(reg) at, options(nostack, preserves_flags));
+        }
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;
 }

@@ -55,10 +55,6 @@ impl WeightForm {
                 Self::Dense(dtype)
             };
         }
-        // candle has NEON kernels; on aarch64, ours would be plain Rust.
-        if cfg!(target_arch = "aarch64") && kind.candles().is_some() {
-            return Self::Blocks(kind);
-        }
         if QuantMatrix::keeps(kind, inputs) {
             Self::Tiles(kind)
         } else {

@@ -1,16 +1,20 @@
-//! The products with AVX-512 VNNI (512 bits), AVX-VNNI and AVX2 (256 bits).
+//! The products with vectors: what all instruction sets have in common, and those of x86-64 and of aarch64.
 
 mod lanes;
 mod multiply;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 mod vectors;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod x86;
 
 use super::activations::{Activations, ROWS, Turn};
 use super::formats::{BLOCK, ScaleLayout, VECTOR, WIDTH};
 use super::tiles::Strip;
-use crate::cpu::{self, Isa};
+use crate::cpu::Isa;
 use crate::simd::prefetch;
 use lanes::Lanes;
-use multiply::{Avx2Ymm, Avx512, Avx512Ymm, AvxVnni, Multiply, RecordWeights, Rows};
+use multiply::{Float, Multiply, RecordWeights, Rows, each};
 pub(super) use vectors::VectorFormat;
 use vectors::VectorScales;
 
@@ -69,6 +73,35 @@ impl Ahead {
     }
 }
 
+/// Adds the products of a block to the sums of a vector's outputs, for `R` rows.
+///
+/// # Safety
+/// As [`Multiply::dots`].
+#[inline(always)]
+unsafe fn add_block<M: Multiply, F: VectorFormat, const R: usize>(
+    w: &RecordWeights,
+    x: &Rows,
+    sums: &mut [Float<M>; R],
+) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let dots = M::dots::<F, R>(w, x);
+        let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
+            let scale = M::Lanes::float_mul(d, scale);
+            *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
+        }
+        if F::Scales::OFFSET {
+            let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let x = M::Lanes::float_broadcast(&x.sums(i).sum);
+                *sum = M::Lanes::fma(m, x, *sum);
+            }
+        }
+    }
+}
+
 /// Multiplies the `R` rows of a turn with the outputs of `V` vectors of a strip, from output `from`.
 ///
 /// # Safety
@@ -102,26 +135,18 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
             let mut tile = record.add(F::SCALES + 4 * from);
             for sub in 0..blocks {
                 ahead.step::<F>();
-                for (v, sums) in sums.iter_mut().enumerate() {
-                    let w = RecordWeights {
-                        scales: record,
-                        sub,
-                        first: from + v * count,
-                        tile: tile.add(4 * v * count),
-                    };
-                    let dots = M::dots::<F, R>(&w, &x);
-                    let d = F::Scales::scales::<M::Lanes>(w.scales, sub, w.first);
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
-                        let scale = M::Lanes::float_mul(d, scale);
-                        *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
-                    }
-                    if F::Scales::OFFSET {
-                        let m = F::Scales::offsets::<M::Lanes>(w.scales, sub, w.first);
-                        for (i, sum) in sums.iter_mut().enumerate() {
-                            let x = M::Lanes::float_broadcast(&x.sums(i).sum);
-                            *sum = M::Lanes::fma(m, x, *sum);
-                        }
+                let w = |v: usize| RecordWeights {
+                    scales: record,
+                    sub,
+                    first: from + v * count,
+                    tile: tile.add(4 * v * count),
+                };
+                if V == 4 {
+                    // Otherwise the compiler keeps the sums in memory.
+                    each!(v in 0 1 2 3 => { add_block::<M, F, R>(&w(v), &x, &mut sums[v]) });
+                } else {
+                    for (v, sums) in sums.iter_mut().enumerate() {
+                        add_block::<M, F, R>(&w(v), &x, sums);
                     }
                 }
                 tile = tile.wrapping_add(F::TILE);
@@ -142,16 +167,18 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
 /// Maximum number of rows of a turn.
 pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
     match isa {
-        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) => Avx512::max_rows(F::BITS),
-        Isa::AvxVnni(_) => AvxVnni::max_rows(F::BITS),
-        Isa::Avx2(_) => Avx2Ymm::max_rows(F::BITS),
-        Isa::Portable => ROWS,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) => x86::Avx512::max_rows(F::BITS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni(_) => x86::AvxVnni::max_rows(F::BITS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => x86::Avx2Ymm::max_rows(F::BITS),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon(_) => neon::Widening::max_rows(F::BITS),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(_) => neon::Dots::max_rows(F::BITS),
+        _ => ROWS,
     }
-}
-
-#[cfg(test)]
-pub(super) fn max_rows_avx_vnni<F: VectorFormat>() -> usize {
-    AvxVnni::max_rows(F::BITS)
 }
 
 /// Calls `rows` for each turn, and passes each row's outputs to `store`. Numbers in brackets: rows, and the
@@ -185,73 +212,4 @@ macro_rules! product {
         }
     }};
 }
-
-/// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn product_avx2<F: VectorFormat>(
-    _: cpu::Avx2,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(Avx2Ymm, F, strip, x, turns, store;
-            [1 x 2] [2 x 2] [3 x 2] [4 x 2] [5 x 2] [6 x 2] [7 x 2] [8 x 2])
-    };
-}
-
-/// As [`product_avx2`].
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) fn product_avx_vnni<F: VectorFormat>(
-    _: cpu::AvxVnni,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(AvxVnni, F, strip, x, turns, store;
-            [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1])
-    };
-}
-
-/// The code of [`product_avx_vnni`], for CPUs that have AVX-512 instead.
-#[cfg(test)]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn product_avx512_ymm<F: VectorFormat>(
-    _: cpu::Avx512Vnni,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(Avx512Ymm, F, strip, x, turns, store;
-            [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1])
-    };
-}
-
-/// As [`product_avx2`].
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn product_avx512<F: VectorFormat>(
-    _: cpu::Avx512Vnni,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        if let [Turn { rows: 1, .. }] = turns {
-            // Weights of 8 bits come from memory up to a sixth faster with 256 bits (measured).
-            return product!(Avx512Ymm, F, strip, x, turns, store; [1 x 2]);
-        }
-        product!(Avx512, F, strip, x, turns, store;
-            [1 x 1] [2 x 1] [3 x 1] [4 x 1] [5 x 1] [6 x 1]
-            [7 x 1] [8 x 1] [9 x 1] [10 x 1] [11 x 1] [12 x 1]);
-    };
-}
+use product;

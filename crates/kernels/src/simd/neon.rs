@@ -1,0 +1,314 @@
+//! [`Simd`] with NEON: a vector is four registers.
+
+use super::vector::{BELOW_HALF, Element, LANES, Simd, UPPER};
+use crate::cpu::Neon;
+use half::{bf16, f16};
+use std::arch::aarch64::*;
+
+/// Four registers of four floats.
+#[derive(Clone, Copy)]
+pub(crate) struct Quads([float32x4_t; 4]);
+
+/// `f` of each register.
+macro_rules! quads {
+    ($i:ident => $value:expr) => {{
+        // SAFETY: `Neon` proves that the CPU has the instructions, none of which reads or writes memory.
+        unsafe {
+            let mut out = [vdupq_n_f32(0.0); 4];
+            for ($i, out) in out.iter_mut().enumerate() {
+                *out = $value;
+            }
+            out
+        }
+    }};
+}
+
+impl Simd for Neon {
+    type Vector = Quads;
+    /// Of eight vectors in 32 registers.
+    const SUMS: usize = 6;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Quads {
+        Quads(quads!(_i => vdupq_n_f32(x)))
+    }
+
+    #[inline(always)]
+    fn add(self, a: Quads, b: Quads) -> Quads {
+        Quads(quads!(i => vaddq_f32(a.0[i], b.0[i])))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Quads, b: Quads) -> Quads {
+        Quads(quads!(i => vsubq_f32(a.0[i], b.0[i])))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Quads, b: Quads) -> Quads {
+        Quads(quads!(i => vmulq_f32(a.0[i], b.0[i])))
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Quads, b: Quads, c: Quads) -> Quads {
+        Quads(quads!(i => vfmaq_f32(c.0[i], a.0[i], b.0[i])))
+    }
+
+    /// NaN in either lets the second stand, unlike `fmax`.
+    #[inline(always)]
+    fn max(self, a: Quads, b: Quads) -> Quads {
+        Quads(quads!(i => vbslq_f32(vcgtq_f32(a.0[i], b.0[i]), a.0[i], b.0[i])))
+    }
+
+    #[inline(always)]
+    fn scale(self, x: Quads, n: Quads) -> Quads {
+        Quads(quads!(i => {
+            let n = vshlq_n_u32::<23>(vreinterpretq_u32_f32(n.0[i]));
+            vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x.0[i]), n))
+        }))
+    }
+
+    #[inline(always)]
+    fn zero_below(self, limit: f32, x: Quads, y: Quads) -> Quads {
+        Quads(quads!(i => {
+            let below = vcltq_f32(x.0[i], vdupq_n_f32(limit));
+            vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y.0[i]), below))
+        }))
+    }
+
+    #[inline(always)]
+    fn max_of(self, Quads([a, b, c, d]): Quads) -> f32 {
+        // SAFETY: `self` proves that the CPU has NEON.
+        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(a, b), vmaxnmq_f32(c, d))) }
+    }
+
+    #[inline(always)]
+    fn sum_of(self, Quads([a, b, c, d]): Quads) -> f32 {
+        // SAFETY: `self` proves that the CPU has NEON.
+        unsafe {
+            let x = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
+            vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)))
+        }
+    }
+
+    #[inline(always)]
+    fn sums_of_halves(self, [x, y]: [Quads; 2]) -> [f32; 4] {
+        let (low, high) = (
+            [x.0[0], x.0[2], y.0[0], y.0[2]],
+            [x.0[1], x.0[3], y.0[1], y.0[3]],
+        );
+        // SAFETY: `self` proves that the CPU has NEON.
+        unsafe { sums_of(low, high) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Quads {
+        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 floats can be read.
+        Quads(quads!(i => vld1q_f32(from.add(4 * i))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> Quads {
+        // SAFETY: as for `load`, with 16 halves.
+        Quads(quads!(i => quad_f16(from.add(4 * i))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> Quads {
+        // SAFETY: as for `load`, with 16 halves.
+        Quads(quads!(i => quad_bf16(from.add(4 * i))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_apart(self, from: *const bf16) -> Quads {
+        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 halves can be read.
+        unsafe {
+            let (low, high) = (quad_pairs(from), quad_pairs(from.add(8)));
+            Quads([first(low), first(high), second(low), second(high)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(self, from: [*const f32; 2]) -> Quads {
+        // SAFETY: `self` proves that the CPU has NEON; the caller, that eight floats can be read at each.
+        Quads(quads!(i => vld1q_f32(from[i / 2].add(i % 2 * 4))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves_f16(self, from: [*const f16; 2]) -> Quads {
+        // SAFETY: as for `load_halves`, with eight halves each.
+        Quads(quads!(i => quad_f16(from[i / 2].add(i % 2 * 4))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> Quads {
+        // SAFETY: as for `load_halves`, with eight halves each.
+        Quads(quads!(i => quad_bf16(from[i / 2].add(i % 2 * 4))))
+    }
+
+    #[inline(always)]
+    fn pair(self, first: Quads, second: Quads) -> Quads {
+        Quads(quads!(i => {
+            let (first, second) = (vreinterpretq_u32_f32(first.0[i]), vreinterpretq_u32_f32(second.0[i]));
+            vreinterpretq_f32_u32(vsriq_n_u32::<16>(second, first))
+        }))
+    }
+
+    #[inline(always)]
+    fn first(self, pairs: Quads) -> Quads {
+        Quads(quads!(i => first(pairs.0[i])))
+    }
+
+    #[inline(always)]
+    fn second(self, pairs: Quads) -> Quads {
+        Quads(quads!(i => second(pairs.0[i])))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, x: Quads) {
+        for (i, x) in x.0.into_iter().enumerate() {
+            // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 halves can be written.
+            unsafe {
+                let x = vreinterpretq_u32_f32(x);
+                let odd = vandq_u32(vshrq_n_u32::<16>(x), vdupq_n_u32(1));
+                let rounded = vaddq_u32(x, vaddq_u32(odd, vdupq_n_u32(BELOW_HALF)));
+                vst1_u16(to.add(4 * i).cast(), vshrn_n_u32::<16>(rounded));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: Quads) {
+        for (i, x) in x.0.into_iter().enumerate() {
+            // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 floats can be written.
+            unsafe { vst1q_f32(to.add(4 * i), x) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize) {
+        for j in (0..LANES).step_by(4) {
+            // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 numbers of each row can be read, and
+            // all 16 vectors be written, of which these are the quarters `j`.
+            unsafe {
+                let rows = [
+                    E::load(self, from[j]),
+                    E::load(self, from[j + 1]),
+                    E::load(self, from[j + 2]),
+                    E::load(self, from[j + 3]),
+                ];
+                for quarter in 0..4 {
+                    let [a, b, c, d] = rows;
+                    let rows = [a.0[quarter], b.0[quarter], c.0[quarter], d.0[quarter]];
+                    for (i, column) in transposed(rows).into_iter().enumerate() {
+                        let i = 4 * quarter + i;
+                        vst1q_f32(to.wrapping_add(i % 8 * step + i / 8 * LANES + j), column);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Four halves as floats. The intrinsic for it needs a type that compilers before Rust 1.94 do not have.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+pub(crate) unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: the caller's contract.
+    unsafe {
+        std::arch::asm!(
+            "fcvtl {wide:v}.4s, {halves:v}.4h",
+            wide = lateout(vreg) wide,
+            halves = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    wide
+}
+
+/// # Safety
+/// The CPU has NEON, and four numbers can be read at `from`.
+#[inline(always)]
+unsafe fn quad_f16(from: *const f16) -> float32x4_t {
+    // SAFETY: the caller's contract.
+    unsafe { widen_f16(vld1_u16(from.cast())) }
+}
+
+/// A bf16 is the upper half of an f32.
+///
+/// # Safety
+/// The CPU has NEON, and four numbers can be read at `from`.
+#[inline(always)]
+unsafe fn quad_bf16(from: *const bf16) -> float32x4_t {
+    // SAFETY: the caller's contract.
+    unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast()))) }
+}
+
+/// # Safety
+/// The CPU has NEON, and four pairs can be read at `from`.
+#[inline(always)]
+unsafe fn quad_pairs(from: *const bf16) -> float32x4_t {
+    // SAFETY: the caller's contract.
+    unsafe { vreinterpretq_f32_u16(vld1q_u16(from.cast())) }
+}
+
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn first(pairs: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller's contract.
+    unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs))) }
+}
+
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn second(pairs: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller's contract.
+    unsafe { vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(UPPER))) }
+}
+
+/// The sums of four times eight floats, of which `low` has the first four each and `high` the others.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn sums_of(low: [float32x4_t; 4], high: [float32x4_t; 4]) -> [f32; 4] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let [a, b, c, d] = transposed(low);
+        let [e, f, g, h] = transposed(high);
+        let low = vaddq_f32(vaddq_f32(vaddq_f32(a, b), c), d);
+        let high = vaddq_f32(vaddq_f32(vaddq_f32(e, f), g), h);
+        let mut sums = [0f32; 4];
+        vst1q_f32(sums.as_mut_ptr(), vaddq_f32(low, high));
+        sums
+    }
+}
+
+/// Four rows of four as columns.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn transposed([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        // Numbers 0 and 2 of two rows, and numbers 1 and 3.
+        let pairs = |a, b| {
+            [
+                vreinterpretq_f64_f32(vtrn1q_f32(a, b)),
+                vreinterpretq_f64_f32(vtrn2q_f32(a, b)),
+            ]
+        };
+        let ([ab_even, ab_odd], [cd_even, cd_odd]) = (pairs(a, b), pairs(c, d));
+        [
+            vreinterpretq_f32_f64(vzip1q_f64(ab_even, cd_even)),
+            vreinterpretq_f32_f64(vzip1q_f64(ab_odd, cd_odd)),
+            vreinterpretq_f32_f64(vzip2q_f64(ab_even, cd_even)),
+            vreinterpretq_f32_f64(vzip2q_f64(ab_odd, cd_odd)),
+        ]
+    }
+}
