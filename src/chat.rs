@@ -1,15 +1,19 @@
 //! `foretoken chat`: a conversation in the terminal, with a server of OpenAI's API.
 
 mod client;
+mod command;
 mod input;
 mod paint;
+mod parameters;
 
 use crate::error::{Error, Result, clipped};
 use crate::parse::{at_least_one, temperature};
 use clap::Args;
 use client::{AnswerPart, ChatClient, ChatTurn, SpeculationRound};
+use command::{Action, HELP};
 use input::{Input, TypedLine};
 use paint::{Painter, Style};
+use parameters::AnswerParameters;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,12 +22,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use client::Endpoint;
 
-const HELP: &str = "\
-/clear         forgets the conversation
-/exit, /bye    ends the chat, as Ctrl-D does
-/help          says this
-Ctrl-C         stops an answer; what came of it stays in the conversation
-";
+/// The role of the message before a conversation.
+const SYSTEM: &str = "system";
 
 /// The flags of `foretoken chat`, without those of the engine.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
@@ -60,41 +60,12 @@ pub fn run(endpoint: &Endpoint, options: &ChatOptions) -> Result<()> {
     result
 }
 
-/// The action that a line asks for.
-#[derive(Debug, PartialEq)]
-enum Action<'a> {
-    Ask(&'a str),
-    Clear,
-    Help,
-    Exit,
-    Unknown(&'a str),
-    Nothing,
-}
-
-impl<'a> Action<'a> {
-    fn of(line: &'a str) -> Self {
-        let line = line.trim();
-        match line {
-            "" => Self::Nothing,
-            "/clear" => Self::Clear,
-            "/help" | "/?" => Self::Help,
-            "/exit" | "/bye" | "/quit" => Self::Exit,
-            // A path, for example, is no command.
-            _ if is_command(line) => Self::Unknown(line),
-            _ => Self::Ask(line),
-        }
-    }
-}
-
-fn is_command(line: &str) -> bool {
-    let name = line.strip_prefix('/');
-    name.is_some_and(|name| name.chars().all(|c| c.is_ascii_lowercase()))
-}
-
 /// A conversation.
 struct TerminalChat {
     client: Arc<ChatClient>,
-    options: ChatOptions,
+    /// The message of role system before the conversation.
+    system: Option<String>,
+    parameters: AnswerParameters,
     messages: Vec<ChatTurn>,
     painter: Painter,
     /// Whether stdout is a terminal.
@@ -122,7 +93,8 @@ impl TerminalChat {
         let colours = set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb");
         let mut chat = Self {
             client,
-            options,
+            system: options.system,
+            parameters: AnswerParameters::new(options.temperature, options.max_tokens),
             messages: Vec::new(),
             painter: Painter::new(terminal, colours),
             terminal,
@@ -133,11 +105,33 @@ impl TerminalChat {
 
     /// Begins the conversation anew.
     fn clear(&mut self) {
-        let system = self.options.system.iter().map(|text| ChatTurn {
-            role: "system",
+        self.messages.clear();
+        self.begin_with_system();
+    }
+
+    /// Puts the system message before the conversation, in place of one that is there.
+    fn begin_with_system(&mut self) {
+        self.messages.retain(|turn| turn.role != SYSTEM);
+        let system = self.system.iter().map(|text| ChatTurn {
+            role: SYSTEM,
             content: text.clone(),
         });
-        self.messages = system.collect();
+        self.messages.splice(0..0, system);
+    }
+
+    /// Sets the system message; an empty one is none.
+    fn set_system(&mut self, text: &str) {
+        self.system = Some(text.to_owned()).filter(|text| !text.is_empty());
+        self.begin_with_system();
+    }
+
+    /// The model, the system message and the parameters, for people.
+    fn state(&self) -> String {
+        let (model, url) = (clipped(self.client.model()), self.client.url());
+        let system = self.system.as_deref().unwrap_or("none");
+        let parameters = self.parameters.lines();
+        let parameters = parameters.unwrap_or("the server's\n".into());
+        format!("{model} at {url}\n\nsystem message: {system}\n\nparameters:\n{parameters}")
     }
 
     fn run(&mut self, input: &mut Input, runtime: &Runtime) -> Result<()> {
@@ -162,6 +156,14 @@ impl TerminalChat {
                 Action::Exit => return Ok(()),
                 Action::Clear => self.clear(),
                 Action::Help => eprint!("{HELP}"),
+                Action::Show => eprint!("{}", self.state()),
+                Action::System(text) => self.set_system(text),
+                Action::Parameter(name, value) => match self.parameters.set(name, value) {
+                    Err(why) if !input.is_terminal() => return Err(Error::setup(why)),
+                    Err(why) => eprintln!("{why}"),
+                    Ok(()) => {}
+                },
+                Action::Wrong(usage) => eprintln!("It is written {usage}: see /help."),
                 Action::Unknown(name) => eprintln!("There is no command {name}: see /help."),
                 Action::Ask(question) => match runtime.block_on(self.ask(question, &mut interrupt))
                 {
@@ -225,8 +227,7 @@ impl TerminalChat {
         interrupt: &mut Signal,
     ) -> Result<(), Stop> {
         let started = Instant::now();
-        let (temperature, max_tokens) = (self.options.temperature, self.options.max_tokens);
-        let mut parts = self.client.ask(&self.messages, temperature, max_tokens);
+        let mut parts = self.client.ask(&self.messages, &self.parameters);
         self.painter.begin();
         let mut result = Ok(());
         loop {
@@ -324,17 +325,6 @@ fn write(text: &str) -> Result<(), Stop> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_slash_and_a_word_are_a_command() {
-        assert_eq!(Action::of(" /bye\n"), Action::Exit);
-        assert_eq!(Action::of("/clear"), Action::Clear);
-        assert_eq!(Action::of("/set"), Action::Unknown("/set"));
-        assert_eq!(Action::of("  \n"), Action::Nothing);
-        for question in ["hi", "/etc/hosts: what is it?", "/help me", "a /bye"] {
-            assert_eq!(Action::of(question), Action::Ask(question));
-        }
-    }
 
     #[test]
     fn figures_say_what_is_known() {

@@ -5,9 +5,11 @@ mod compared;
 mod draft_vocab;
 mod file;
 mod flags;
+mod generated;
 mod hints;
 mod lora;
 mod router;
+mod service;
 mod speculation;
 #[cfg(test)]
 mod tests;
@@ -19,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::generate;
 use crate::gguf::EMBEDDED;
 use crate::kernels::quant::BlockType;
-use crate::model::Pooling;
+use crate::model::{Pooling, only_gguf};
 use crate::train;
 use crate::train::learn::LearnOptions;
 use clap::Parser;
@@ -29,7 +31,7 @@ use speculation::AUTO_DRAFT;
 use std::ffi::OsString;
 use std::path::Path;
 
-pub use chat::Partner;
+pub use chat::{Partner, UnnamedModel};
 pub use compared::ComparedDrafter;
 pub use draft_vocab::DraftVocab;
 pub use flags::{
@@ -38,6 +40,7 @@ pub use flags::{
 };
 pub use lora::{LoraModule, LoraOptions};
 pub use router::{ModelList, RouterConfig};
+pub use service::{InstallOptions, ServiceCommand};
 pub use speculation::{DrafterChoice, ModelChoice, TablesOptions};
 
 /// A validated command.
@@ -61,6 +64,8 @@ pub enum Command {
     Convert(convert::ConvertOptions),
     /// Trains a tokenizer.
     Tokenizer(train::tokenizer::TokenizerOptions),
+    /// Runs the program as a service of systemd.
+    Service(ServiceCommand),
 }
 
 /// The configuration of an engine and its server.
@@ -127,13 +132,20 @@ impl Command {
     /// Parses the command line and the TOML file of `--config`.
     ///
     /// # Errors
-    /// [`Exit`]: a one-line error that says what to change, or the text of `--help` or `--version`.
+    /// [`Exit`]: a one-line error that says what to change, or the text of `--help`, `--version`, `completions` or `man`.
     pub fn from_args(args: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, Exit> {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         check_foreign(&args)?;
         let cli = Cli::try_parse_from(&args).map_err(|e| explain(&args, &e))?;
-        if let Some(CliCommand::Router(flags)) = &cli.command {
-            return router::command((**flags).clone(), &args);
+        match &cli.command {
+            Some(CliCommand::Router(flags)) => return router::command((**flags).clone(), &args),
+            Some(CliCommand::Completions { shell }) => {
+                return Err(Exit::Text(generated::completions(*shell)));
+            }
+            Some(CliCommand::Man { name }) => {
+                return Err(Exit::Text(generated::manual(name.as_deref())?));
+            }
+            _ => {}
         }
         let written = cli.options();
         written.check_conflicts()?;
@@ -162,11 +174,13 @@ impl Command {
             | Self::Generate(config, _)
             | Self::Check(config, _) => config.log_format,
             Self::Chat(Partner::Model(config), _) => config.log_format,
+            Self::Chat(Partner::Unnamed(unnamed), _) => unnamed.log_format(),
             Self::Router(config) => config.log_format,
             Self::Chat(Partner::Server(_), _)
             | Self::Distill(_)
             | Self::Convert(_)
-            | Self::Tokenizer(_) => LogFormat::Text,
+            | Self::Tokenizer(_)
+            | Self::Service(_) => LogFormat::Text,
         }
     }
 
@@ -183,11 +197,7 @@ impl Command {
                 "adapters (--enable-lora, --lora-modules) belong to serve and chat: leave them out with bench and generate",
             ));
         }
-        if not_served.learn.is_some() {
-            return Err(Error::setup(
-                "--learn belongs to serve: leave it out with bench, generate, check and chat",
-            ));
-        }
+        refuse_learning(not_served)?;
         Ok(command)
     }
 
@@ -208,8 +218,7 @@ impl Command {
                 // What it learns is of modes that nobody serves, as of synthetic acceptance.
                 config.engine.no_cost_cache = true;
                 let mut bench = bench.validate(&config.engine, config.load.seed)?;
-                let flags = args.iter().skip(2);
-                bench.flags = flags.map(|flag| flag.to_string_lossy().into()).collect();
+                bench.flags = flags(args);
                 config.compared = ComparedDrafter::all(&bench.drafters, &config)?;
                 Self::Bench(config, Box::new(bench))
             }
@@ -223,13 +232,23 @@ impl Command {
                 };
                 Self::Generate(config, generate)
             }
-            Some(CliCommand::Check { check, options }) => Self::Check(options.validate()?, check),
-            Some(CliCommand::Chat { options, chat }) => {
+            Some(CliCommand::Check { check, options }) => {
+                let check = CheckOptions {
+                    args: flags(args),
+                    ..check
+                };
+                Self::Check(options.validate()?, check)
+            }
+            Some(CliCommand::Chat { chat, options }) => {
                 Self::Chat(chat::partner(*options, args)?, chat)
             }
             Some(CliCommand::Convert(options)) => Self::Convert(options),
             Some(CliCommand::Distill(options)) => Self::Distill(*options),
             Some(CliCommand::Tokenizer(options)) => Self::Tokenizer(options),
+            Some(CliCommand::Service(command)) => Self::Service(command),
+            Some(CliCommand::Completions { .. } | CliCommand::Man { .. }) => {
+                return Err(Error::internal("a text is no command"));
+            }
         })
     }
 }
@@ -384,9 +403,26 @@ impl KvBudget {
     }
 }
 
-/// The file stem of a GGUF file, otherwise `model` itself.
+/// The arguments after the name of the command.
+fn flags(args: &[OsString]) -> Vec<String> {
+    let flags = args.iter().skip(2);
+    flags.map(|flag| flag.to_string_lossy().into()).collect()
+}
+
+/// Refuses a head that learns in a command that does not serve.
+fn refuse_learning(config: &Config) -> Result<()> {
+    if config.learn.is_some() {
+        return Err(Error::setup(
+            "--learn belongs to serve: leave it out with bench, generate, check and chat",
+        ));
+    }
+    Ok(())
+}
+
+/// The file stem of a GGUF file, also of the only one in a folder; otherwise `model` itself.
 fn default_served_name(model: &str) -> String {
-    let path = Path::new(model);
+    let only = only_gguf(Path::new(model));
+    let path = only.as_deref().unwrap_or(Path::new(model));
     match (path.extension(), path.file_stem()) {
         (Some(ext), Some(stem)) if ext == "gguf" => stem.to_string_lossy().into_owned(),
         _ => model.to_owned(),
@@ -409,7 +445,7 @@ impl CommonOptions {
 /// The reason why parsing returned no [`Command`].
 #[derive(Debug)]
 pub enum Exit {
-    /// The text of `--help` or `--version`: print it to stdout and exit with 0.
+    /// The text of `--help`, `--version`, `completions` or `man`: print it to stdout and exit with 0.
     Text(String),
     /// An invalid flag, file or combination of them: exit with 2.
     Wrong(Error),
@@ -439,7 +475,14 @@ impl From<clap::Error> for Exit {
 
 /// Whether `args` are those of serving, with its model and its engine.
 fn has_options(args: &[OsString]) -> bool {
-    let others = ["convert", "distill", "tokenizer"];
+    let others = [
+        "convert",
+        "distill",
+        "tokenizer",
+        "service",
+        "completions",
+        "man",
+    ];
     !args
         .get(1)
         .is_some_and(|first| others.iter().any(|other| first == other))

@@ -4,6 +4,8 @@
 mod allocator;
 #[path = "main/chat.rs"]
 mod chat;
+#[path = "main/choose.rs"]
+mod choose;
 #[cfg(all(test, feature = "embedded-model"))]
 #[path = "main/engine_crash.rs"]
 mod engine_crash;
@@ -19,13 +21,15 @@ mod log;
 mod router;
 #[path = "main/serve.rs"]
 mod serve;
+#[path = "main/service.rs"]
+mod service;
 #[path = "main/stdin.rs"]
 mod stdin;
 
 use foretoken::assembly::load::{self, Loaded};
 use foretoken::assembly::{self, check, defaults};
 use foretoken::bench;
-use foretoken::config::{Command, Config, Exit, LogFormat, Partner};
+use foretoken::config::{Command, Config, Exit, LogFormat, Partner, ServiceCommand};
 use foretoken::console;
 use foretoken::convert;
 use foretoken::engine::EngineThread;
@@ -37,6 +41,7 @@ use foretoken::kernels;
 use foretoken::text::Text;
 use foretoken::train;
 use log::LineWriter;
+use serve::Entrance;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
@@ -84,9 +89,9 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
     match command {
         Command::Serve(config) => {
             let stdin = StdinEnd::watch(config.http.exit_on_stdin_end)?;
-            let socket = serve::bind(&config.http.listen)?;
+            let entrance = Entrance::open(&config.http.listen)?;
             let (loaded, _thread) = load::load(config)?;
-            serve::serve(config, socket, loaded, log, stdin)
+            serve::serve(config, entrance, loaded, log, stdin)
         }
         Command::Router(config) => router::run(config, log),
         Command::Bench(config, options) => {
@@ -106,12 +111,14 @@ fn run(command: &Command, log: &LineWriter) -> Result<()> {
         }
         Command::Check(config, options) => check::run(config, options),
         Command::Chat(Partner::Model(config), options) => chat::run(config, options),
+        Command::Chat(Partner::Unnamed(unnamed), options) => chat::run_unnamed(unnamed, options),
         Command::Chat(Partner::Server(endpoint), options) => {
             foretoken::chat::run(endpoint, options)
         }
         Command::Distill(options) => train::run(options).map(drop),
         Command::Convert(options) => convert::run(options),
         Command::Tokenizer(options) => train::tokenizer::run(options),
+        Command::Service(ServiceCommand::Install(options)) => service::install(options),
     }
 }
 

@@ -6,21 +6,24 @@ use super::checkpoint::Reading;
 use super::defaults;
 use super::drafts::Candidate;
 use super::head_counts::HeadCounts;
-use super::known::KnownDraft;
+use super::known::{KnownDraft, quoted};
 use super::memory;
 use super::plan::Plan;
-use crate::config::{CheckOptions, Config};
+use crate::config::{CheckOptions, Config, DrafterChoice};
 use crate::console;
 use crate::error::{Error, Result};
 use crate::gguf::GgufSource;
 use crate::kernels;
-use crate::model::{Inventory, LayerSpec, LoadFormat, LoadedModel, ModelSource, TensorEntry};
+use crate::model::{
+    Inventory, LayerSpec, LoadFormat, LoadedModel, ModelSource, TensorEntry, known,
+};
 use crate::text::Text;
 use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
+use std::path::Path;
 
 /// A model that can be served. Sizes are in bytes, lengths in tokens.
 #[derive(Debug, Serialize)]
@@ -87,6 +90,8 @@ struct Report {
     known_draft: Option<KnownDraft>,
     /// The models and heads on this machine that could draft.
     drafts: Vec<Candidate>,
+    /// The command that serves the model as it was checked, with the best drafter that is known here.
+    command: String,
 }
 
 /// An estimate of the speed of plain decoding: each token reads the weights once.
@@ -103,7 +108,7 @@ struct Decode {
 /// # Errors
 /// `Setup`: why it cannot be served, or stdout cannot be written to.
 pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
-    let result = report(config);
+    let result = report(config, options);
     if !options.json {
         return console::print(result?);
     }
@@ -120,7 +125,7 @@ pub fn run(config: &Config, options: &CheckOptions) -> Result<()> {
     result.map(drop)
 }
 
-fn report(config: &Config) -> Result<Report> {
+fn report(config: &Config, options: &CheckOptions) -> Result<Report> {
     let plan = Plan::of(config, Reading::Headers)?;
     let text = plan.target.text.as_deref().ok_or_else(|| {
         Error::setup(
@@ -128,7 +133,7 @@ fn report(config: &Config) -> Result<Report> {
         )
     })?;
     defaults::of(&config.generation, &plan.target.checkpoint.source)?;
-    Ok(Report::of(&plan, text))
+    Ok(Report::of(&plan, text, &options.args))
 }
 
 /// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer,
@@ -163,8 +168,8 @@ impl Decode {
 }
 
 impl Report {
-    /// Describes `plan`, with the model's tokenizer.
-    fn of(plan: &Plan, text: &Text) -> Self {
+    /// Describes `plan`, which `args` ask for, with the model's tokenizer.
+    fn of(plan: &Plan, text: &Text, args: &[String]) -> Self {
         let (config, target, cache) = (&plan.config, &plan.target, &plan.cache);
         let (model, inventory) = (&*target.model, &target.inventory);
         let (source, options) = (&target.checkpoint.source, &target.checkpoint.options);
@@ -192,6 +197,13 @@ impl Report {
         let named = named.map(|format| text.meant_tool_format(format));
         let tools = named.or(text.tool_format());
         let reasoning = config.http.reasoning_parser.or(text.reasoning_format());
+        let known_draft = KnownDraft::unused(config, &plan.device, target);
+        let fitting = candidates::fitting(plan, text);
+        let draft = drafts.next().and_then(|draft| draft.candidate.clone());
+        let best = match draft {
+            Some(_) => None,
+            None => best_draft(config, known_draft.as_ref(), &fitting),
+        };
         Self {
             model: config.model.name.clone(),
             servable: true,
@@ -235,10 +247,11 @@ impl Report {
             memory_bytes: memory::total_memory(),
             free_memory_bytes: memory::free_memory(),
             decode: (plan.device.is_cpu() && model.generates()).then(estimate),
-            draft: drafts.next().and_then(|draft| draft.candidate.clone()),
+            draft,
             draft_refused: plan.draft_refused.clone(),
-            known_draft: KnownDraft::unused(config, &plan.device, target),
-            drafts: candidates::fitting(plan, text),
+            command: command(args, best),
+            known_draft,
+            drafts: fitting,
         }
     }
 
@@ -258,6 +271,33 @@ impl Report {
             tools + "; system messages become part of the user's"
         }
     }
+}
+
+/// The draft to serve with, where neither a flag nor the checkpoint itself chooses a drafter: the known draft, or else a head
+/// of this machine that fits, or else a model.
+fn best_draft<'a>(
+    config: &Config,
+    known: Option<&'a KnownDraft>,
+    fitting: &'a [Candidate],
+) -> Option<&'a str> {
+    if let Some(known) = known {
+        return Some(&known.name);
+    }
+    let is_open = config.prefers_mtp && matches!(config.drafter, Some(DrafterChoice::Tables));
+    let head = fitting.iter().find(|draft| draft.kind != Candidate::MODEL);
+    let best = head.or(fitting.first()).filter(|_| is_open);
+    best.map(|draft| draft.name.as_str())
+}
+
+/// The command that serves what `check` was asked about with `args`, with a `draft` if they have none.
+fn command(args: &[String], draft: Option<&str>) -> String {
+    let args = args.iter().filter(|arg| *arg != "--json");
+    let mut words: Vec<String> = ["foretoken", "serve"].map(str::to_owned).to_vec();
+    words.extend(args.map(|arg| quoted(arg)));
+    if let Some(draft) = draft {
+        words.extend(["--draft-model".to_owned(), quoted(draft)]);
+    }
+    words.join(" ")
 }
 
 /// A size for people: `98.1 MB`.
@@ -296,7 +336,11 @@ impl fmt::Display for Candidate {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
-        row("model", self.model.clone())?;
+        let file = known::find(&self.model).filter(|_| !Path::new(&self.model).exists());
+        let file = file.map_or(String::new(), |known| {
+            format!(" ({}, {})", known.file, known.licence)
+        });
+        row("model", format!("{}{file}", self.model))?;
         row("architecture", self.architecture.clone())?;
         let heads = match self.attention.as_slice() {
             [all] => all.to_string(),
@@ -364,7 +408,8 @@ impl fmt::Display for Report {
         let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
         row("memory here", format!("{total}, {free} free"))?;
         if !self.generates {
-            return row("texts", "none: it has no output layer".into());
+            row("texts", "none: it has no output layer".into())?;
+            return row("serve it", self.command.clone());
         }
         let decode = match &self.decode {
             Some(decode) => format!(
@@ -384,15 +429,31 @@ impl fmt::Display for Report {
         }
         if let Some(known) = &self.known_draft {
             row("known draft", known.to_string())?;
-            row("", known.command.clone())?;
         }
         if self.drafts.is_empty() {
-            return row("drafts that fit", "none in the cache".into());
+            row("drafts that fit", "none in the cache".into())?;
         }
         for (i, draft) in self.drafts.iter().enumerate() {
             let title = if i == 0 { "drafts that fit" } else { "" };
             row(title, draft.to_string())?;
         }
-        Ok(())
+        row("serve it", self.command.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_serves_what_was_checked() {
+        let args = |line: &str| -> Vec<String> { line.split(' ').map(str::to_owned).collect() };
+        assert_eq!(
+            command(&args("qwen3:4b --json --max-model-len 4096"), Some("o/h")),
+            "foretoken serve qwen3:4b --max-model-len 4096 --draft-model o/h"
+        );
+        assert_eq!(command(&[], None), "foretoken serve");
+        let spaced = ["my models/a.gguf".to_owned()];
+        assert_eq!(command(&spaced, None), "foretoken serve 'my models/a.gguf'");
     }
 }

@@ -31,11 +31,14 @@ pub struct Candidate {
 }
 
 impl Candidate {
+    /// The kind of a small model.
+    pub const MODEL: &str = "model";
+
     /// `kind` is `None` for a model.
     pub fn of(name: &str, kind: Option<HeadKind>, inventory: &Inventory) -> Self {
         Self {
             name: name.into(),
-            kind: kind.map_or("model".into(), |kind| format!("{kind:?}")),
+            kind: kind.map_or(Self::MODEL.into(), |kind| format!("{kind:?}")),
             parameters: inventory.sum(|entry| entry.elements),
             bytes: inventory.sum(|entry| entry.loaded_bytes),
         }

@@ -6,10 +6,11 @@ use super::pairs::{self, Layout, Pair};
 use crate::config::{Config, DrafterChoice, ModelChoice};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::model::{HeadKind, ModelSource};
+use crate::model::{HeadKind, ModelSource, known};
 use candle_core::Device;
 use serde::Serialize;
 use std::fmt;
+use std::path::Path;
 
 /// A draft that is known for a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -52,7 +53,11 @@ impl KnownDraft {
         let of_name = |name: &String| pairs::of_target(name).find(fits);
         // The files are opened only if the name says nothing.
         let within = || names_within(&target.checkpoint.source);
-        let found = of_name(&config.model.name).or_else(|| within().iter().find_map(of_name));
+        // A name of the list of models says less than the name of its file.
+        let listed =
+            known::find(&config.model.name).filter(|listed| !Path::new(&listed.name).exists());
+        let name = listed.map_or(&config.model.name, |listed| &listed.file);
+        let found = of_name(name).or_else(|| within().iter().find_map(of_name));
         found.map(|pair| {
             let layout = match pair.layout {
                 Layout::Model => "a small model".into(),
@@ -110,7 +115,7 @@ fn command(model: &ModelChoice, name: &str) -> String {
 }
 
 /// A word of a command line, in quotes if a shell would change it.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         word.to_owned()

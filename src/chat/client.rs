@@ -1,5 +1,6 @@
 //! A client of `/v1/chat/completions`, streamed, of any server that speaks OpenAI's API.
 
+use super::parameters::AnswerParameters;
 use crate::error::{Error, Result, clipped};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read};
@@ -42,10 +43,8 @@ pub struct ChatTurn {
 struct Question<'a> {
     model: &'a str,
     messages: &'a [ChatTurn],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    temperature: Option<f32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_tokens: Option<usize>,
+    #[serde(flatten)]
+    parameters: &'a AnswerParameters,
     stream: bool,
     stream_options: AskedOptions,
 }
@@ -231,14 +230,12 @@ impl ChatClient {
     pub fn ask(
         self: &Arc<Self>,
         messages: &[ChatTurn],
-        temperature: Option<f32>,
-        max_tokens: Option<usize>,
+        parameters: &AnswerParameters,
     ) -> Receiver<Result<AnswerPart, String>> {
         let question = Question {
             model: &self.model,
             messages,
-            temperature,
-            max_tokens,
+            parameters,
             stream: true,
             stream_options: AskedOptions {
                 include_usage: true,

@@ -1,9 +1,10 @@
 //! The flags of `foretoken chat`: with a URL, only those of a client.
 
-use super::Config;
-use super::flags::{Cli, CommonOptions};
+use super::flags::{Cli, CommonOptions, LogFormat};
+use super::{Config, refuse_learning};
 use crate::chat::Endpoint;
 use crate::error::{Error, Result};
+use crate::gguf::EMBEDDED;
 use clap::CommandFactory;
 use clap::parser::ValueSource;
 use std::ffi::OsString;
@@ -15,6 +16,33 @@ pub enum Partner {
     Server(Endpoint),
     /// A model that this process serves, for the chat alone.
     Model(Box<Config>),
+    /// The same, but no flag and no file names the model.
+    Unnamed(UnnamedModel),
+}
+
+/// The flags of a chat with a model that none of them names.
+#[derive(Debug, Clone)]
+pub struct UnnamedModel(Box<CommonOptions>);
+
+impl UnnamedModel {
+    /// The configuration with the model `name`; `None` = the model that is part of the program.
+    ///
+    /// # Errors
+    /// `Setup`, if a flag does not go with it, or no model is part of the program.
+    pub fn named(&self, name: Option<String>) -> Result<Config> {
+        let options = CommonOptions {
+            name,
+            ..(*self.0).clone()
+        };
+        let config = of_model(options)?;
+        refuse_learning(&config)?;
+        Ok(config)
+    }
+
+    /// The form of the lines on stderr.
+    pub fn log_format(&self) -> LogFormat {
+        self.0.log_format
+    }
 }
 
 /// Flags that a chat with a server at a URL knows.
@@ -27,7 +55,14 @@ const OF_A_CLIENT: [&str; 6] = [
     "max_tokens",
 ];
 /// Flags of a server for others.
-const OF_A_SERVER: [&str; 4] = ["host", "port", "exit_on_stdin_end", "otlp_traces_endpoint"];
+const OF_A_SERVER: [&str; 6] = [
+    "host",
+    "port",
+    "tls_cert",
+    "tls_key",
+    "exit_on_stdin_end",
+    "otlp_traces_endpoint",
+];
 
 /// Whether the model is the address of a server.
 pub fn is_url(name: &str) -> bool {
@@ -53,11 +88,15 @@ pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
         }
     }
     let Some(url) = url else {
-        let mut config = options.validate()?;
-        config.http.listen.host = "127.0.0.1".into();
-        config.http.listen.port = 0;
-        config.http.listen.no_ui = true;
-        return Ok(Partner::Model(Box::new(config)));
+        if options.name.is_some() || options.model.is_some() {
+            return Ok(Partner::Model(Box::new(of_model(options)?)));
+        }
+        let unnamed = UnnamedModel(Box::new(options));
+        // What is wrong is told before somebody chooses.
+        if !EMBEDDED.is_empty() {
+            unnamed.named(None)?;
+        }
+        return Ok(Partner::Unnamed(unnamed));
     };
     let mut keys = options.http.listen.api_key.into_iter();
     let key = keys.next();
@@ -72,6 +111,15 @@ pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
         api_key: (key.or_else(from_environment)).filter(|key| !key.is_empty()),
         model: options.model,
     }))
+}
+
+/// The configuration of a server for one chat.
+fn of_model(options: CommonOptions) -> Result<Config> {
+    let mut config = options.validate()?;
+    config.http.listen.host = "127.0.0.1".into();
+    config.http.listen.port = 0;
+    config.http.listen.no_ui = true;
+    Ok(config)
 }
 
 /// The flags of `args` after `chat`, each with its id.

@@ -122,7 +122,9 @@ pub fn placed(file: &Path, name: &str, value: &str) -> String {
     let is_path = match name {
         lora::MODULES => return lora::relative_to(folder, value),
         "generation-config" => !["auto", "vllm"].contains(&value),
-        "tables-corpus" | "learn" | "models-dir" | "prefix-cache-disk" => true,
+        "tables-corpus" | "learn" | "models-dir" | "prefix-cache-disk" | "tls-cert" | "tls-key" => {
+            true
+        }
         "draft-vocab" => !is_number(value),
         "model" | "draft-model" => {
             let first = folder.join(value.split('/').next().unwrap_or_default());

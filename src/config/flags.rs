@@ -1,20 +1,23 @@
 //! The flags of the command line. Each is checked on its own, not against others.
 
 use super::lora::LoraFlags;
+use super::service::ServiceCommand;
 use super::speculation::SpeculationFlags;
 use crate::bench;
 use crate::chat;
 use crate::convert;
 use crate::engine::EngineOptions;
+use crate::error::{Error, Result};
 use crate::generate;
 use crate::http::model_router::API_KEY_VARIABLE;
-use crate::http::{HttpLimits, OriginOptions, SamplingDefaults};
+use crate::http::{HttpLimits, OriginOptions, SamplingDefaults, Tls};
 use crate::kernels::quant::BlockType;
 use crate::model::{LoadFormat, Pooling};
 use crate::parse::{at_least_one, bytes, number, seconds, seed, threads};
 use crate::text::{ReasoningFormat, ToolFormat};
 use crate::train;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -48,13 +51,14 @@ pub enum CliCommand {
     Router(#[command(flatten)] Box<RouterFlags>),
     /// Chat in the terminal: with MODEL, which this process serves for it, or, if MODEL is a URL (http://...),
     /// with a server of OpenAI's API there. --model then names one of its models [default: the first], and the
-    /// API key is --api-key or OPENAI_API_KEY.
+    /// API key is --api-key or OPENAI_API_KEY. Without MODEL, a terminal offers the models that fit this machine.
     #[command(args_override_self = true)]
     Chat {
-        #[command(flatten)]
-        options: Box<CommonOptions>,
+        // Its few flags come first in the help.
         #[command(flatten)]
         chat: chat::ChatOptions,
+        #[command(flatten)]
+        options: Box<CommonOptions>,
     },
     /// Compare speculative with plain decoding, one request at a time.
     #[command(args_override_self = true)]
@@ -91,6 +95,20 @@ pub enum CliCommand {
     /// Train a tokenizer for a model that is trained from scratch.
     #[command(args_override_self = true)]
     Tokenizer(#[command(flatten)] train::tokenizer::TokenizerOptions),
+    /// Run as a service of systemd.
+    #[command(subcommand)]
+    Service(ServiceCommand),
+    /// Write the script with which a shell completes commands and flags.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write the manual page, or that of a command, in roff: foretoken man | man -l -
+    Man {
+        /// A command, such as chat.
+        #[arg(value_name = "COMMAND")]
+        name: Option<String>,
+    },
 }
 
 /// The flags of `foretoken check`.
@@ -99,6 +117,9 @@ pub struct CheckOptions {
     /// Print a JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// The arguments after `check`.
+    #[arg(skip)]
+    pub args: Vec<String>,
 }
 
 /// The flags of `foretoken router`.
@@ -144,15 +165,15 @@ pub struct CommonOptions {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Model: a Hugging Face id, a folder with config.json and safetensors, or a .gguf file
-    /// [default: foretoken-demo, a small model that is part of the program, with its draft].
+    /// Model: a Hugging Face id, a folder with config.json and safetensors, a .gguf file, or a name of Ollama's that
+    /// docs/models.md lists, such as qwen3:4b [default: foretoken-demo, a small model that is part of the program, with its draft].
     #[arg(short, long, help_heading = "Model")]
     pub model: Option<String>,
     /// Branch, tag or commit of a Hugging Face model. A gated model needs HF_TOKEN.
     #[arg(long, help_heading = "Model")]
     pub revision: Option<String>,
-    /// Names that clients may use; answers have the first [default: --model; for a .gguf file, its file name
-    /// without .gguf].
+    /// Names that clients may use; answers have the first [default: --model; for a .gguf file, or a
+    /// folder with a single one, the file's name without .gguf].
     #[arg(long, value_name = "NAME", num_args = 1.., action = ArgAction::Set, help_heading = "Model")]
     pub served_model_name: Vec<String>,
     /// Which hidden states make an embedding: that of the last token, or the mean of all [default: what the
@@ -361,6 +382,13 @@ pub struct ListenOptions {
         value_parser = api_key
     )]
     pub api_key: Vec<String>,
+    /// Certificate in PEM with which clients speak HTTPS (HTTP/1.1 and HTTP/2), before those that signed it. Needs
+    /// --tls-key.
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert in PEM.
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
     /// Seconds in which running requests may finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value = "30",
           value_parser = seconds)]
@@ -375,6 +403,22 @@ pub struct ListenOptions {
     #[command(flatten)]
     #[allow(missing_docs, reason = "its flags have docs")]
     pub origins: OriginOptions,
+}
+
+impl ListenOptions {
+    /// With what clients speak TLS; `None` = without.
+    ///
+    /// # Errors
+    /// `Setup`: one of the two files is not named, or cannot be used.
+    pub fn tls(&self) -> Result<Option<Tls>> {
+        match (&self.tls_cert, &self.tls_key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => Tls::from_files(certificate, key).map(Some),
+            _ => Err(Error::setup(
+                "--tls-cert and --tls-key belong together: give both, or neither",
+            )),
+        }
+    }
 }
 
 /// Form of the log.

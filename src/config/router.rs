@@ -54,13 +54,15 @@ struct FileModel {
 }
 
 /// Flags of `serve` that the router sets, or that are its own.
-const OF_THE_ROUTER: [&str; 12] = [
+const OF_THE_ROUTER: [&str; 14] = [
     "--model",
     "-m",
     "--served-model-name",
     "--host",
     "--port",
     "--api-key",
+    "--tls-cert",
+    "--tls-key",
     "--max-body-bytes",
     "--shutdown-timeout",
     "--allowed-hosts",

@@ -207,6 +207,7 @@ fn a_chat_is_with_a_model_or_a_server() {
         other => panic!("{other:?}"),
     }
     refused_with("chat o/m --host 0.0.0.0", "--host is not for chat");
+    refused_with("chat o/m --tls-cert c.pem", "--tls-cert is not for chat");
     refused_with("chat https://h --dtype f32", "--dtype is for a model");
     // The port of a file is for serving.
     let file = file("port = 8000");
@@ -214,6 +215,44 @@ fn a_chat_is_with_a_model_or_a_server() {
         Command::Chat(Partner::Model(config), _) => assert_eq!(config.http.listen.port, 0),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_chat_without_a_model_takes_one_later() {
+    let Command::Chat(Partner::Unnamed(unnamed), options) =
+        command("chat --temperature 0.5 --max-model-len 64")
+    else {
+        panic!("a model was named");
+    };
+    assert_eq!(options.temperature, Some(0.5));
+    let config = unnamed.named(Some("qwen3:4b".into())).unwrap();
+    assert_eq!(
+        (config.model.name.as_str(), config.http.listen.port),
+        ("qwen3:4b", 0)
+    );
+    assert_eq!(config.served_model_name, "qwen3:4b");
+    assert_eq!(config.engine.max_model_len, Some(64));
+    match unnamed.named(None) {
+        Ok(config) => assert_eq!(config.model.name, EMBEDDED[0].name),
+        Err(e) => assert!(EMBEDDED.is_empty() && e.to_string().contains("--model is missing")),
+    }
+    // A file can name it, too.
+    let file = file("model = \"o/m\"");
+    let named = command(&format!("chat --config {}", file.path().display()));
+    assert!(matches!(named, Command::Chat(Partner::Model(_), _)));
+    #[cfg(all(feature = "embedded-model", feature = "train"))]
+    refused_with("chat --learn folder", "--learn");
+}
+
+#[test]
+fn the_only_gguf_file_of_a_folder_gives_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = || accepted(&format!("--model {}", folder.path().display())).served_model_name;
+    assert_eq!(name(), folder.path().to_str().unwrap());
+    std::fs::write(folder.path().join("tiny-Q4_0.gguf"), "").unwrap();
+    assert_eq!(name(), "tiny-Q4_0");
+    std::fs::write(folder.path().join("other.gguf"), "").unwrap();
+    assert_eq!(name(), folder.path().to_str().unwrap());
 }
 
 #[test]

@@ -1,23 +1,46 @@
 //! `foretoken chat MODEL`: a server for one conversation, in the same process.
 
+use crate::choose::{self, Choice};
 use crate::serve;
 use foretoken::assembly;
 use foretoken::assembly::defaults;
 use foretoken::assembly::load;
 use foretoken::chat::{self, Endpoint};
-use foretoken::config::Config;
+use foretoken::config::{Config, UnnamedModel};
 use foretoken::error::{Error, Result};
 use foretoken::http;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Maximum time for the server to notice that nobody waits for its last answer any more.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// Talks to a model that no flag names: on a terminal to the one that is chosen there, else to the one that is part of the
+/// program.
+///
+/// # Errors
+/// Those of [`run`], and `Setup` if there is no model.
+pub fn run_unnamed(unnamed: &UnnamedModel, options: &chat::ChatOptions) -> Result<()> {
+    let is_typed = io::stdin().is_terminal() && io::stderr().is_terminal();
+    let choice = if is_typed {
+        let (mut typed, mut shown) = (io::stdin().lock(), io::stderr().lock());
+        let chosen = choose::model(assembly::free_memory(), &mut typed, &mut shown);
+        chosen.map_err(|e| Error::setup(format!("cannot ask for a model: {e}")))?
+    } else {
+        Choice::Demonstration
+    };
+    let name = match choice {
+        Choice::Nothing => return Ok(()),
+        Choice::Demonstration => None,
+        Choice::Named(name) => Some(name),
+    };
+    run(&unnamed.named(name)?, options)
+}
+
 /// Loads the model, serves it on a loopback port and talks to it.
 pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
-    if std::io::stdin().is_terminal() {
+    if io::stdin().is_terminal() {
         eprintln!("loading {}", config.served_model_name);
     }
     let socket = serve::bind(&config.http.listen)?;

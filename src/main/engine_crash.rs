@@ -7,7 +7,7 @@
 use crate::finish;
 use crate::hooked;
 use crate::log::LineWriter;
-use crate::serve;
+use crate::serve::{self, Entrance};
 use crate::start_log;
 use crate::stdin::StdinEnd;
 use foretoken::assembly::load::Loaded;
@@ -94,9 +94,9 @@ fn serve_until_crash() -> u8 {
         reranker: None,
         adapters: None,
     };
-    let served = serve::bind(&config.http.listen).and_then(|socket| {
+    let served = Entrance::open(&config.http.listen).and_then(|entrance| {
         let stdin = StdinEnd::watch(false)?;
-        serve::serve(&config, socket, loaded, &log, stdin)
+        serve::serve(&config, entrance, loaded, &log, stdin)
     });
     finish(served, &log)
 }

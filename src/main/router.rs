@@ -1,10 +1,10 @@
 //! `foretoken router`: the listener, the signals and the log of several models.
 
 use crate::log::LineWriter;
-use crate::serve::{self, StopSignals};
+use crate::serve::{self, Entrance, StopSignals};
 use foretoken::config::{LogFormat, RouterConfig};
 use foretoken::error::{Error, Result};
-use foretoken::http::model_router::{self, ModelLog, ModelSource, RouterOptions, SERVES};
+use foretoken::http::model_router::{self, ModelLog, ModelSource, RouterOptions};
 use prometheus::Registry;
 use serde_json::Value;
 use std::future::pending;
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 /// Serves until a signal arrives. The start-up line goes to stdout, the log of all processes to `log`.
 pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
-    let socket = serve::bind(&config.listen)?;
+    let Entrance { socket, tls } = Entrance::open(&config.listen)?;
     let program = std::env::current_exe()
         .map_err(|e| Error::setup(format!("the program does not find itself: {e}")))?;
     let registry = Registry::new();
@@ -30,6 +30,7 @@ pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
         idle: config.idle,
         api_keys: listen.api_key.clone(),
         limits: listen.limits.clone(),
+        tls,
         origins: listen.origins.clone(),
         host: listen.host.clone(),
         ui: !listen.no_ui,
@@ -90,5 +91,6 @@ fn startup_line(config: &RouterConfig, address: SocketAddr) -> String {
         .map(|model| model.name.as_str())
         .collect();
     let (count, names) = (names.len(), names.join(", "));
-    format!("{SERVES}{address} - {count} models, each loaded by the first request for it: {names}")
+    let serves = serve::serves(&config.listen);
+    format!("{serves}{address} - {count} models, each loaded by the first request for it: {names}")
 }

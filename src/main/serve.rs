@@ -8,8 +8,8 @@ use foretoken::assembly::load::Loaded;
 use foretoken::config::{Config, ListenOptions};
 use foretoken::error::{Error, Result};
 use foretoken::gguf::EMBEDDED;
-use foretoken::http;
 use foretoken::http::model_router::SERVES;
+use foretoken::http::{self, Tls};
 use foretoken::otel::Traces;
 use foretoken::text::Text;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,11 +17,32 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Serves on `socket` until a signal arrives, or `stdin` ends. Start-up lines go to stdout, all others to `log`, whose dropped
+/// What a server has of the machine before it has a model, so that what is wrong with it is told at once.
+pub struct Entrance {
+    /// Where it will listen.
+    pub socket: TcpSocket,
+    /// With what clients speak TLS; `None` = without.
+    pub tls: Option<Tls>,
+}
+
+impl Entrance {
+    /// Takes the port, and reads the certificate.
+    ///
+    /// # Errors
+    /// `Setup`, if there is no having them.
+    pub fn open(options: &ListenOptions) -> Result<Self> {
+        Ok(Self {
+            tls: options.tls()?,
+            socket: bind(options)?,
+        })
+    }
+}
+
+/// Serves at `entrance` until a signal arrives, or `stdin` ends. Start-up lines go to stdout, all others to `log`, whose dropped
 /// lines the metrics count.
 pub fn serve(
     config: &Config,
-    socket: TcpSocket,
+    entrance: Entrance,
     loaded: Loaded,
     log: &LineWriter,
     stdin: StdinEnd,
@@ -42,13 +63,15 @@ pub fn serve(
     let thread = |e| Error::setup(format!("cannot start a thread for stdout: {e}"));
     let stdout = LineWriter::new(std::io::stdout()).map_err(thread)?;
     let served = runtime.block_on(async {
-        let (listener, address) = listen(&config.http.listen, socket)?;
+        let (listener, address) = listen(&config.http.listen, entrance.socket)?;
         let signals = StopSignals::new()?;
         // What the operator did not ask for, the model is made for.
         let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
             || !engine.limits().generates;
         let state = assembly::state(config, loaded, text.clone(), sampling)?;
-        let state = state.with_observer(traces.observer());
+        let state = state
+            .with_observer(traces.observer())
+            .with_tls(entrance.tls);
         if EMBEDDED.iter().any(|m| m.name == config.model.name) {
             stdout.line(&format!(
                 "{} is a small demonstration model that is part of this program; for a real one, set --model: a Hugging Face id, a folder or a .gguf file",
@@ -147,6 +170,18 @@ fn cannot_listen(http: &ListenOptions, e: &std::io::Error) -> Error {
     Error::setup(format!("cannot listen on {host}, port {port}: {what}"))
 }
 
+/// The beginning of a server's last line at start, before its address.
+pub fn serves(options: &ListenOptions) -> String {
+    SERVES.replace("http:", &format!("{}:", scheme(options)))
+}
+
+fn scheme(options: &ListenOptions) -> &'static str {
+    match options.tls_cert {
+        Some(_) => "https",
+        None => "http",
+    }
+}
+
 /// The last start-up line: the address and an example command.
 fn startup_line(config: &Config, text: &Text, embeds: bool, mut address: SocketAddr) -> String {
     if address.ip().is_unspecified() {
@@ -169,8 +204,10 @@ fn startup_line(config: &Config, text: &Text, embeds: bool, mut address: SocketA
     } else {
         " -H \"Authorization: Bearer $FORETOKEN_API_KEY\""
     };
+    let serves = serves(&config.http.listen);
+    let scheme = scheme(&config.http.listen);
     format!(
-        "{SERVES}{address} - try: curl http://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{}{more}}}'",
+        "{serves}{address} - try: curl {scheme}://{address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\":{model},\"{}\":{}{more}}}'",
         prompt.0, prompt.1
     )
 }
@@ -199,9 +236,10 @@ impl StopSignals {
         }
     }
 
-    /// Completes at the first signal, and calls `second` at a second one.
+    /// Completes at the first signal, and calls `second` at a second one. A line of the log says that there may be one.
     pub async fn first_then(mut self, second: impl FnOnce() + Send + 'static) {
         self.next().await;
+        tracing::info!("press Ctrl-C again to stop at once");
         tokio::spawn(async move {
             self.next().await;
             second();

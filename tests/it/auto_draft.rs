@@ -84,10 +84,15 @@ fn a_head_beside_the_model_is_found_and_taken() {
     assert_eq!(known["command"], command);
     let table = run(&["check", SMOLLM2], nowhere, home.path()).stdout;
     let table = String::from_utf8(table).unwrap();
-    assert!(table.contains(&command), "{table}");
+    let last = table.lines().last().unwrap();
+    let command = format!("foretoken serve {SMOLLM2} --draft-model {HEAD}");
+    assert!(last.ends_with(&command), "{table}");
+    assert_eq!(found["command"], command);
     // Who chose a drafter is told of no other.
     let (found, _) = check(&[SMOLLM2, "--drafter", "tables"], nowhere, home.path());
     assert!(found["known_draft"].is_null(), "{found}");
+    let command = format!("foretoken serve {SMOLLM2} --drafter tables");
+    assert_eq!(found["command"], command);
     // It is taken, and what is taken is no longer told.
     for drafter in [&[][..], &["--drafter", "eagle3"]] {
         let flags = [&[SMOLLM2, "--draft-model", "auto"], drafter].concat();

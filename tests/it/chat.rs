@@ -200,6 +200,42 @@ fn other_servers_are_asked_for_nothing_but_the_api() {
 }
 
 #[test]
+fn settings_of_a_chat_go_into_its_requests() {
+    let server = Foreign::start(vec![
+        Reply::Text("Hi"),
+        Reply::Text("Yes"),
+        Reply::Text("No"),
+    ]);
+    let typed = "/set parameter temperature 0.2\n/set parameter num_predict 8\n/set system Be brief.\n\
+        Hello?\n/set system \"Be long.\"\nSure?\n/show\n/clear\n/set system\nWhat?\n/set parameter top_p 3\nNever.\n";
+    let output = run(chat(&server.url), typed);
+    // A program that sets what cannot be set ends, as with a wrong flag.
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "Hi\nYes\nNo\n");
+    let said = String::from_utf8_lossy(&output.stderr);
+    for part in [
+        "system message: Be long.",
+        "temperature 0.2",
+        "max_tokens 8",
+        "error: top_p must be a number between 0 and 1, not 3",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let first = server.request().body;
+    assert_eq!(
+        (&first["temperature"], &first["max_tokens"]),
+        (&json!(0.2), &json!(8))
+    );
+    let brief = message("system", "Be brief.");
+    assert_eq!(first["messages"], json!([brief, message("user", "Hello?")]));
+    let second = server.request().body;
+    assert_eq!(second["messages"][0], message("system", "Be long."));
+    assert_eq!(second["messages"].as_array().unwrap().len(), 4);
+    let third = server.request().body;
+    assert_eq!(third["messages"], json!([message("user", "What?")]));
+}
+
+#[test]
 fn ctrl_c_stops_an_answer_but_not_the_chat() {
     let server = Foreign::start(vec![Reply::Endless("Once"), Reply::Text("Yes")]);
     let mut child = chat(&format!("{} --model m", server.url)).spawn().unwrap();

@@ -65,6 +65,85 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
+fn completions_and_manual_pages_are_written() {
+    for (line, needle) in [
+        ("completions bash", "max-num-seqs"),
+        ("completions zsh", "#compdef foretoken"),
+        ("completions fish", "draft-model"),
+        ("man", ".TH foretoken"),
+        ("man router", "models\\-dir"),
+    ] {
+        let output = run(line);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(
+            output.status.success() && text.contains(needle),
+            "`{line}`: {text}"
+        );
+    }
+    refused_with("completions cmd", "cmd");
+    refused_with("man no-such", "there is no command no-such");
+}
+
+/// The few flags of a chat come before those of serving.
+#[test]
+fn the_help_of_chat_begins_with_its_own_flags() {
+    let text = String::from_utf8(run("chat -h").stdout).unwrap();
+    let at = |flag: &str| text.find(flag).unwrap_or_else(|| panic!("{flag}: {text}"));
+    for own in ["--system", "--temperature", "--max-tokens"] {
+        assert!(
+            at(own) < at("--model ") && at(own) < at("--config"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_service_of_the_user_is_written_and_started_only_if_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    // A systemctl that tells what it is asked.
+    let (bin, asked) = (folder.path().join("bin"), folder.path().join("asked"));
+    std::fs::create_dir(&bin).unwrap();
+    let script = format!("#!/bin/sh\necho \"$@\" >> '{}'\n", asked.display());
+    std::fs::write(bin.join("systemctl"), script).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(bin.join("systemctl"), mode).unwrap();
+    let install = |args: &str| {
+        let path = format!("{}:/usr/bin:/bin", bin.display());
+        let output = foretoken()
+            .args(["service", "install"])
+            .args(args.split_whitespace())
+            .env("XDG_CONFIG_HOME", folder.path())
+            .env("PATH", path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = install("o/m");
+    assert!(said.contains("systemctl --user enable foretoken"), "{said}");
+    assert!(!asked.exists());
+    let unit = folder.path().join("systemd/user/foretoken.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    let config = folder.path().join("foretoken/foretoken.toml");
+    assert!(
+        unit.contains(&format!("serve --config \"{}\"", config.display())),
+        "{unit}"
+    );
+    assert!(
+        std::fs::read_to_string(config)
+            .unwrap()
+            .contains("model = \"o/m\"")
+    );
+    install("--now");
+    let asked = std::fs::read_to_string(asked).unwrap();
+    assert_eq!(
+        asked,
+        "--user daemon-reload\n--user enable foretoken\n--user restart foretoken\n"
+    );
+}
+
+#[test]
 fn wrong_flags() {
     if cfg!(not(feature = "embedded-model")) {
         refused_with("", "--model is missing");
@@ -116,6 +195,10 @@ fn wrong_models() {
     refused_with("--model ./no/such/model.gguf", "no/such/model.gguf");
     refused_with("--model tests/no/model.gguf", "does not exist");
     refused_with("--model ./no-such-folder", "no-such-folder");
+    // Names of the list have no owner.
+    refused_with("--model qwen3:5b", "near it are qwen3:");
+    refused_with("check lama3.2", "llama3.2:3b");
+    refused_with("chat zzzzz", "the list of models has no such name");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.gguf");
     std::fs::write(&path, "no GGUF").unwrap();

@@ -81,6 +81,7 @@ mod http_responses;
 mod http_speculation;
 mod http_stops;
 mod http_templates;
+mod http_tls;
 mod http_tools;
 mod kv;
 mod latent;

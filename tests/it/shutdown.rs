@@ -162,4 +162,8 @@ fn a_server_waits_for_its_engine() {
     log.rewind().unwrap();
     log.read_to_string(&mut said).unwrap();
     assert!(said.contains(ENDED), "{said}");
+    assert!(
+        said.contains("press Ctrl-C again to stop at once"),
+        "{said}"
+    );
 }

@@ -13,6 +13,7 @@ mod config;
 mod decoder;
 mod heads;
 pub mod hub;
+pub mod known;
 mod layers;
 mod load;
 mod loaded;
@@ -45,7 +46,7 @@ pub use load::{
 pub use loaded::{Ends, HeadTarget, Layers, LoadedModel};
 pub use lora::LoraTarget;
 pub use matrix::{Matrix, Packed, Quantized, unquantized};
-pub use source::{LoadFormat, ModelSource};
+pub use source::{LoadFormat, ModelSource, only_gguf};
 pub use spec::latent::LatentSpec;
 pub use spec::mamba::MambaSpec;
 pub use spec::{

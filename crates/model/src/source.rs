@@ -1,6 +1,7 @@
 //! Resolves the model that the operator names to files on disk.
 
 use crate::hub::{self, gguf::HubFile};
+use crate::known;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::gguf::{GgufSource, PartName};
 use std::path::{Path, PathBuf};
@@ -26,8 +27,8 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Resolves `spec`: a GGUF file, a folder, a `config.json`, the name of an embedded model, or else a
-    /// Hugging Face id, or a [file](HubFile) of one, which is fetched into the usual cache (with `HF_HOME`,
+    /// Resolves `spec`: a GGUF file, a folder, a `config.json`, the name of an embedded model or of the
+    /// [list](known), or else a Hugging Face id, or a [file](HubFile) of one, which is fetched into the usual cache (with `HF_HOME`,
     /// `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE`). `revision` is only used for the Hub. With [`LoadFormat::Dummy`]
     /// no weights are fetched.
     ///
@@ -37,6 +38,7 @@ impl ModelSource {
         if let Some(found) = Self::local(spec, format)? {
             return Ok(found);
         }
+        let spec = known::location(spec)?;
         match HubFile::of(spec) {
             Some(file) => file.fetch(revision).map(|path| Self::Gguf(path.into())),
             None => match hub::fetch(spec, revision, format == LoadFormat::Auto) {
@@ -66,6 +68,7 @@ impl ModelSource {
         if let Some(found) = Self::local(spec, format)? {
             return Ok((found, format));
         }
+        let spec = known::location(spec)?;
         let headers_of = |file: HubFile| -> Result<(Self, LoadFormat)> {
             Ok((Self::Gguf(file.headers(revision)?), format))
         };
@@ -82,7 +85,8 @@ impl ModelSource {
         Ok((Self::Folder(folder), LoadFormat::Dummy))
     }
 
-    /// What `spec` names on this machine or in this program; `None` if it can only be an id of the Hub.
+    /// What `spec` names on this machine or in this program; `None` if it can only be an id of the Hub, or a name of the
+    /// list.
     fn local(spec: &str, format: LoadFormat) -> Result<Option<Self>> {
         let path = Path::new(spec);
         if path.is_dir() {
@@ -94,7 +98,7 @@ impl ModelSource {
         // `models/m/x.gguf` is a path where there is a folder `models`.
         let first = spec.split('/').next().unwrap_or(spec);
         let is_file_of_hub = HubFile::of(spec).is_some() && !Path::new(first).is_dir();
-        if looks_like_a_path(spec) && !is_file_of_hub {
+        if looks_like_a_path(spec) && !is_file_of_hub && !known::is_bare(spec) {
             return Err(Error::setup(format!("model '{spec}' does not exist")));
         }
         Ok(GgufSource::embedded(spec).map(Self::Gguf))
@@ -116,19 +120,9 @@ fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
     if path.join("config.json").is_file() {
         return Ok(ModelSource::Folder(path.to_owned()));
     }
-    let unreadable = |e| Error::in_file(path, e);
-    let mut ggufs = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(unreadable)? {
-        let file = entry.map_err(unreadable)?.path();
-        let name = file.file_name().and_then(|name| name.to_str());
-        let part = name.and_then(PartName::of);
-        let is_first = part.is_none_or(|part| part.number == 1);
-        if is_first && file.extension().is_some_and(|e| e == "gguf") {
-            ggufs.push(file);
-        }
-    }
+    let ggufs = ggufs(path).map_err(|e| Error::in_file(path, e))?;
     match ggufs.as_slice() {
-        [only] if format == LoadFormat::Auto => Ok(ModelSource::Gguf(only.into())),
+        [only] if format == LoadFormat::Auto => Ok(ModelSource::Gguf(only.as_path().into())),
         [] => Err(Error::setup(format!(
             "{} has no config.json and no .gguf file",
             path.display()
@@ -138,6 +132,29 @@ fn folder(path: &Path, format: LoadFormat) -> Result<ModelSource> {
             path.display(),
             ggufs.len()
         ))),
+    }
+}
+
+/// The GGUF models in `folder`; of one in parts, the first part.
+fn ggufs(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let file = entry?.path();
+        let name = file.file_name().and_then(|name| name.to_str());
+        let part = name.and_then(PartName::of);
+        let is_first = part.is_none_or(|part| part.number == 1);
+        if is_first && file.extension().is_some_and(|e| e == "gguf") {
+            found.push(file);
+        }
+    }
+    Ok(found)
+}
+
+/// The only GGUF model in `folder`, if it is a folder that is served as this model.
+pub fn only_gguf(folder: &Path) -> Option<PathBuf> {
+    match self::folder(folder, LoadFormat::Auto).ok()? {
+        ModelSource::Gguf(GgufSource::File(path)) => Some(path),
+        _ => None,
     }
 }
 
@@ -191,8 +208,11 @@ mod tests {
             resolve(dir.path()).unwrap(),
             ModelSource::Gguf(gguf.as_path().into())
         );
+        assert_eq!(only_gguf(dir.path()), Some(gguf.clone()));
+        assert_eq!(only_gguf(&gguf), None);
         assert_eq!(resolve(&gguf).unwrap(), ModelSource::Gguf(gguf.into()));
         std::fs::write(dir.path().join("two.gguf"), "").unwrap();
+        assert_eq!(only_gguf(dir.path()), None);
         let error = resolve(dir.path()).unwrap_err().to_string();
         assert!(error.contains("name one of its 2"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! One connection: HTTP/1.1 with limits on the time that a client may take for each part of it.
+//! One connection: HTTP/1.1, or with TLS also HTTP/2, with limits on the time that a client may take for each part of it.
 //!
 //! hyper knows the protocol, and drops what it runs for a client that has closed its side. What it does not
 //! do is here: its own limit for headers counts the silence between two requests, too, and closes without
@@ -10,24 +10,26 @@ use super::error;
 use super::limits::HttpLimits;
 use super::reply::json_text;
 use super::request_id::RequestId;
+use super::taken::{ReplyBody, Waiting};
+use super::tls::{Accepted, Tls};
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::{Request, Response};
 use foretoken_core::error::{Error, RequestErrorKind};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::server::conn::{http1, http2};
+use hyper::service::Service;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use std::convert::Infallible;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, interval, sleep, timeout};
 
 /// Maximum size of the headers of a request. A reply that is being written takes as much.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
@@ -41,41 +43,89 @@ const LINGER_BYTES: usize = 64 * 1024 * 1024;
 /// An answer in HTTP/2: empty settings, and GOAWAY with HTTP_1_1_REQUIRED (RFC 9113, 7).
 const HTTP_1_1_REQUIRED: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0d";
 
-/// Serves the requests of a connection until either side ends it. Once `closing` is true or its sender is
-/// gone, it ends after the reply that is being written.
+/// Maximum number of requests at a time on a connection of HTTP/2.
+const MAX_STREAMS: u32 = 128;
+
+/// Time between two looks at whether a client of HTTP/2 takes its replies.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+
+/// The answer to a client that does not speak TLS.
+const TLS_REQUIRED: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 41\r\nConnection: close\r\n\r\nthis server speaks TLS: its URL is https\n";
+
+/// Serves the requests of a connection until either side ends it, with `tls` if there is any. Once `closing` is true or
+/// its sender is gone, it ends after the reply that is being written.
 pub(super) async fn serve(
     stream: TcpStream,
+    tls: Option<Tls>,
     router: Router,
     limits: &HttpLimits,
     mut closing: watch::Receiver<bool>,
 ) {
     let peer = stream.peer_addr().map(|address| Peer::new(address.ip()));
-    let io = Io::new(stream, limits);
-    let requests = io.requests.clone();
-    let service = TowerToHyperService::new(router);
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        let guard = requests.subscribe();
-        if let Ok(peer) = &peer {
-            request.extensions_mut().insert(*peer);
+    let replies = Replies {
+        router: TowerToHyperService::new(router),
+        peer: peer.ok(),
+        requests: watch::Sender::new(()),
+        waiting: Waiting::default(),
+    };
+    let Some(tls) = tls else {
+        return http1(stream, replies, limits, closing).await;
+    };
+    let accepted = tokio::select! {
+        accepted = timeout(limits.timeout_headers, tls.accept(stream)) => accepted,
+        _ = closing.wait_for(|&closing| closing) => return,
+    };
+    match accepted.unwrap_or(Err(io::ErrorKind::TimedOut.into())) {
+        Ok(Accepted::Http1(stream)) => http1(stream, replies, limits, closing).await,
+        Ok(Accepted::Http2(stream)) => http2(stream, replies, limits, closing).await,
+        Ok(Accepted::Plain(stream)) => end_with(stream, TLS_REQUIRED).await,
+        Err(e) => tracing::debug!("TLS: {e}"),
+    }
+}
+
+/// What answers the requests of a connection.
+#[derive(Clone)]
+struct Replies {
+    router: TowerToHyperService<Router>,
+    peer: Option<Peer>,
+    /// Has a receiver while a request is being read or answered.
+    requests: watch::Sender<()>,
+    waiting: Waiting,
+}
+
+impl Service<Request<Incoming>> for Replies {
+    type Response = Response<ReplyBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        let guard = self.requests.subscribe();
+        if let Some(peer) = self.peer {
+            request.extensions_mut().insert(peer);
         }
-        let reply = service.call(request.map(Body::new));
+        let reply = self.router.call(request.map(Body::new));
+        let waiting = self.waiting.clone();
         Box::pin(async move {
             let reply = reply.await?;
             // The reply keeps the guard until all of it is written.
-            Ok::<_, std::convert::Infallible>(reply.map(|body| {
-                body.map_err(move |e| {
-                    let _ = &guard;
-                    e
-                })
-            }))
+            Ok(reply.map(|body| ReplyBody::new(body, guard, waiting)))
         })
-    });
+    }
+}
+
+async fn http1<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    stream: S,
+    replies: Replies,
+    limits: &HttpLimits,
+    mut closing: watch::Receiver<bool>,
+) {
+    let io = Io::new(stream, replies.requests.clone(), limits);
     let mut connection = http1::Builder::new()
         // Lets hyper read while the client is idle, which starts the limits of `Io`: they end sooner.
         .timer(TokioTimer::new())
         .header_read_timeout(limits.timeout_keep_alive + limits.timeout_headers)
         .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(io), service);
+        .serve_connection(TokioIo::new(io), replies);
     let end = tokio::select! {
         end = &mut connection => Some(end),
         _ = closing.wait_for(|&closing| closing) => None,
@@ -87,7 +137,7 @@ pub(super) async fn serve(
             (&mut connection).await
         }
     };
-    let mut io = connection.into_parts().io.into_inner();
+    let io = connection.into_parts().io.into_inner();
     let last_words = match end {
         Err(e) if e.is_parse_version_h2() => HTTP_1_1_REQUIRED.to_vec(),
         Err(_) if io.stalled_in_headers => timed_out(),
@@ -97,9 +147,56 @@ pub(super) async fn serve(
         }
         Ok(()) => Vec::new(),
     };
+    end_with(io.stream, &last_words).await;
+}
+
+async fn http2<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    stream: S,
+    replies: Replies,
+    limits: &HttpLimits,
+    mut closing: watch::Receiver<bool>,
+) {
+    // Between requests a client sends frames that nothing answers: they are not the beginning of headers.
+    let for_frames = HttpLimits {
+        timeout_headers: limits.timeout_keep_alive,
+        ..limits.clone()
+    };
+    let io = Io::new(stream, replies.requests.clone(), &for_frames);
+    let waiting = replies.waiting.clone();
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADER_BYTES as u32)
+        .serve_connection(TokioIo::new(io), replies);
+    let mut connection = pin!(connection);
+    let (mut looks, mut is_closing) = (interval(BETWEEN_LOOKS), false);
+    loop {
+        tokio::select! {
+            end = &mut connection => {
+                if let Err(e) = end {
+                    tracing::debug!("connection: {e}");
+                }
+                return;
+            }
+            _ = closing.wait_for(|&closing| closing), if !is_closing => {
+                is_closing = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            _ = looks.tick() => {
+                if waiting.longest() > limits.timeout_write {
+                    tracing::debug!("connection: the client takes nothing of a reply");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Writes `last_words`, and reads what the client still sends.
+async fn end_with(mut stream: impl AsyncRead + AsyncWrite + Unpin, last_words: &[u8]) {
     // An error means that the client has closed already.
-    let _ = timeout(LINGER, io.stream.write_all(&last_words)).await;
-    let _ = timeout(LINGER, linger(&mut io.stream)).await;
+    let _ = timeout(LINGER, stream.write_all(last_words)).await;
+    let _ = timeout(LINGER, linger(&mut stream)).await;
 }
 
 /// The response to a request whose headers did not arrive.
@@ -115,7 +212,7 @@ fn timed_out() -> Vec<u8> {
 }
 
 /// Ends the sending side and reads what the client still sends, within bounds.
-async fn linger(stream: &mut TcpStream) -> io::Result<()> {
+async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
     stream.shutdown().await?;
     let (mut left, mut scratch) = (LINGER_BYTES, [0; 4096]);
     while left > 0 {
@@ -127,9 +224,9 @@ async fn linger(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// The socket as hyper reads and writes it.
-struct Io {
-    stream: TcpStream,
+/// The socket, or TLS on it, as hyper reads and writes it.
+struct Io<S> {
+    stream: S,
     timeout_headers: Duration,
     timeout_keep_alive: Duration,
     timeout_write: Duration,
@@ -145,14 +242,14 @@ struct Io {
     writing: Option<Pin<Box<Sleep>>>,
 }
 
-impl Io {
-    fn new(stream: TcpStream, limits: &HttpLimits) -> Self {
+impl<S> Io<S> {
+    fn new(stream: S, requests: watch::Sender<()>, limits: &HttpLimits) -> Self {
         Self {
             stream,
             timeout_headers: limits.timeout_headers,
             timeout_keep_alive: limits.timeout_keep_alive,
             timeout_write: limits.timeout_write,
-            requests: watch::Sender::new(()),
+            requests,
             in_headers: false,
             stalled_in_headers: false,
             // A client connects because it has something to send.
@@ -187,7 +284,7 @@ fn expired<T>(
     (timer.as_mut().poll(cx)).map(|()| Err(io::ErrorKind::TimedOut.into()))
 }
 
-impl AsyncRead for Io {
+impl<S: AsyncRead + Unpin> AsyncRead for Io<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -210,7 +307,7 @@ impl AsyncRead for Io {
     }
 }
 
-impl AsyncWrite for Io {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -230,7 +327,7 @@ impl AsyncWrite for Io {
     }
 
     fn is_write_vectored(&self) -> bool {
-        true
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -63,7 +63,9 @@ mod state;
 mod stop;
 mod stream;
 mod structured;
+mod taken;
 mod thinking;
+mod tls;
 mod tokenize;
 mod tool_choice;
 mod tools;
@@ -106,6 +108,7 @@ pub use limits::HttpLimits;
 pub use origin::OriginOptions;
 pub use server_info::{ModelFiles, ServerInfo};
 pub use state::AppState;
+pub use tls::Tls;
 pub use trace::{ChoiceRecord, JobRecord, Observer, RequestRecord};
 
 /// Time that finished replies have to reach their clients after the engine has ended.
@@ -238,11 +241,11 @@ pub async fn serve(
 ) -> Result<()> {
     let engine = state.engine.clone();
     let (close, closing) = watch::channel(false);
-    let limits = state.limits.clone();
+    let (limits, tls) = (state.limits.clone(), state.tls.clone());
     let address = listener.local_addr();
     let state = state.on_loopback(address.is_ok_and(|address| address.ip().is_loopback()));
     let full = full(state.observer.clone());
-    let connections = listener::run(listener, router(state), full, limits, closing);
+    let connections = listener::run(listener, tls, router(state), full, limits, closing);
     let mut connections = tokio::spawn(connections);
     let end = tokio::select! {
         Err(e) = &mut connections => {

@@ -2,6 +2,7 @@
 
 use super::connection;
 use super::limits::HttpLimits;
+use super::tls::Tls;
 use axum::Router;
 use std::io;
 use std::sync::Arc;
@@ -22,10 +23,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The minimum time between two log lines about such errors.
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 
-/// Serves all connections until `closing` becomes true, and then those that have a request. Those over the
-/// limit are answered by `full`. Dropping the future closes them all.
+/// Serves all connections, with `tls` if there is any, until `closing` becomes true, and then those that have a request.
+/// Those over the limit are answered by `full`. Dropping the future closes them all.
 pub(super) async fn run(
     listener: TcpListener,
+    tls: Option<Tls>,
     router: Router,
     full: Router,
     limits: HttpLimits,
@@ -73,10 +75,10 @@ pub(super) async fn run(
                 Err(_) => continue,
             }
         };
-        let (router, limits) = (router.clone(), limits.clone());
+        let (router, limits, tls) = (router.clone(), limits.clone(), tls.clone());
         let closing = closing.clone();
         connections.spawn(async move {
-            connection::serve(stream, router, &limits, closing).await;
+            connection::serve(stream, tls, router, &limits, closing).await;
             drop(place);
         });
     }

@@ -11,6 +11,7 @@ use super::load::RequestsInFlight;
 use super::origin::{OriginOptions, Origins};
 use super::reply;
 use super::server_info::ServerInfo;
+use super::tls::Tls;
 use super::trace::Observer;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::{EmbeddingSpec, RerankerSpec};
@@ -34,6 +35,7 @@ pub struct AppState {
     /// Any of which is accepted; empty = none is needed.
     pub(super) api_keys: Arc<[String]>,
     pub(super) limits: HttpLimits,
+    pub(super) tls: Option<Tls>,
     pub(super) origins: Arc<Origins>,
     pub(super) info: Arc<ServerInfo>,
     pub(super) load: RequestsInFlight,
@@ -86,6 +88,7 @@ impl AppState {
             defaults: Arc::default(),
             bodies: Arc::new(Bodies::new(&limits)),
             limits,
+            tls: None,
             origins: Arc::default(),
             ui: true,
             strict_max_tokens: false,
@@ -169,6 +172,12 @@ impl AppState {
     /// Sets how the model judges whether a document answers a query; `None`, the default = it does not.
     pub fn with_reranker(mut self, spec: Option<RerankerSpec>) -> Self {
         self.reranker = spec;
+        self
+    }
+
+    /// Sets with what clients speak TLS; `None`, the default = without.
+    pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
+        self.tls = tls;
         self
     }
 

@@ -21,6 +21,7 @@ use super::error::Refused;
 use super::listener;
 use super::ollama;
 use super::origin::{OriginOptions, Origins};
+use super::tls::Tls;
 use super::{HEALTHY, Health, HttpLimits, full, identified, info, method_not_allowed, page, reply};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Path, Request, State};
@@ -60,6 +61,8 @@ pub struct RouterOptions {
     pub api_keys: Vec<String>,
     /// The limits of connections and request bodies.
     pub limits: HttpLimits,
+    /// With what clients speak TLS; `None` = without.
+    pub tls: Option<Tls>,
     /// The allowed hosts and origins.
     pub origins: OriginOptions,
     /// The host that the operator chose to listen on.
@@ -96,7 +99,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
     abort: impl Future<Output = ()>,
 ) -> Result<()> {
-    let limits = options.limits.clone();
+    let (limits, tls) = (options.limits.clone(), options.tls.clone());
     let loopback = listener
         .local_addr()
         .is_ok_and(|address| address.ip().is_loopback());
@@ -105,7 +108,7 @@ pub async fn serve(
     let fleet = state.fleet.clone();
     let (close, closing) = watch::channel(false);
     let router = router(state, Arc::new(origins));
-    let connections = listener::run(listener, router, full(None), limits, closing);
+    let connections = listener::run(listener, tls, router, full(None), limits, closing);
     let mut connections = tokio::spawn(connections);
     let time = tokio::spawn(fleet.clone().keep_time());
     let end = tokio::select! {

@@ -1,0 +1,352 @@
+//! `foretoken service install`: a unit of systemd, for this user or for the system.
+
+use foretoken::config::{Command, Exit, InstallOptions};
+use foretoken::console;
+use foretoken::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// The unit of the system, with which deploy/README.md installs by hand, too.
+const UNIT: &str = include_str!("../../deploy/systemd/foretoken.service");
+/// What the unit runs, which is replaced.
+const EXEC: &str =
+    "ExecStart=/usr/local/bin/foretoken serve --config /etc/foretoken/foretoken.toml";
+/// The beginning of a block of the unit that a user's systemd cannot do.
+const SYSTEM_ONLY: &str = "# System only";
+/// The first line of a unit that may be overwritten.
+const MARK: &str = "# Written by `foretoken service install`, which overwrites it. Changes belong in `systemctl edit`.";
+/// The model of a configuration for which none is named.
+const MODEL: &str = "foretoken-demo";
+
+/// Where the parts of the service are.
+struct Places {
+    unit: PathBuf,
+    config: PathBuf,
+    program: PathBuf,
+}
+
+/// Writes the unit, and its configuration if it is missing. Starts the service if that is asked for, and otherwise says how
+/// it is started.
+///
+/// # Errors
+/// `Setup`: a file cannot be written or is somebody else's, the configuration is wrong, or systemctl fails.
+pub fn install(options: &InstallOptions) -> Result<()> {
+    let places = Places::of(options)?;
+    console::print(write(options, &places)?)?;
+    if !options.now {
+        return console::print(next_steps(options.system));
+    }
+    for args in commands(options.system) {
+        console::print(format!("systemctl {}\n", args.join(" ")))?;
+        let status = std::process::Command::new("systemctl").args(&args).status();
+        let status = status.map_err(|e| Error::setup(format!("cannot run systemctl: {e}")))?;
+        if !status.success() {
+            return Err(Error::setup(format!(
+                "systemctl {} failed ({status})",
+                args.join(" ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Places {
+    fn of(options: &InstallOptions) -> Result<Self> {
+        let program = std::env::current_exe().and_then(|program| program.canonicalize());
+        let program =
+            program.map_err(|e| Error::setup(format!("the program does not find itself: {e}")))?;
+        let (units, configs) = if options.system {
+            ("/etc/systemd/system".into(), "/etc".into())
+        } else {
+            let configs = user_configs()?;
+            (configs.join("systemd/user"), configs)
+        };
+        let config = match &options.config {
+            None => configs.join("foretoken/foretoken.toml"),
+            Some(file) => file.canonicalize().map_err(|e| Error::in_file(file, e))?,
+        };
+        Ok(Self {
+            unit: units.join("foretoken.service"),
+            config,
+            program,
+        })
+    }
+}
+
+/// The user's folder for configurations.
+fn user_configs() -> Result<PathBuf> {
+    let set = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
+    let set = set.filter(|folder| folder.is_absolute());
+    let home = || Some(std::env::home_dir()?.join(".config"));
+    set.or_else(home).ok_or_else(|| {
+        Error::setup("there is no home folder: set XDG_CONFIG_HOME, or install with --system")
+    })
+}
+
+/// Writes both files, and returns what to say of them.
+fn write(options: &InstallOptions, places: &Places) -> Result<String> {
+    let Places {
+        unit,
+        config,
+        program,
+    } = places;
+    if options.system && is_in_a_home(program) {
+        let program = program.display();
+        return Err(Error::setup(format!(
+            "a unit of the system cannot read {program}, which is in a home folder: copy it with `install -m 755 {program} /usr/local/bin/`, and run /usr/local/bin/foretoken"
+        )));
+    }
+    let old = std::fs::read_to_string(unit).unwrap_or_default();
+    if !old.is_empty() && !old.starts_with(MARK) {
+        return Err(Error::setup(format!(
+            "{} was not written by this command: remove it first",
+            unit.display()
+        )));
+    }
+    let mut said = String::new();
+    if !config.exists() {
+        let model = options.model.as_deref().unwrap_or(MODEL);
+        write_file(config, &configuration(model)?)?;
+        said = format!("Wrote {}, with the model {model}.\n", config.display());
+    } else if options.model.is_some() {
+        return Err(Error::setup(format!(
+            "{} is there already: change its model, or leave the model out",
+            config.display()
+        )));
+    }
+    check(config)?;
+    write_file(unit, &unit_text(program, config, options.system)?)?;
+    Ok(said + &format!("Wrote {}.\n", unit.display()))
+}
+
+/// Whether ProtectHome= hides the file from a unit of the system.
+fn is_in_a_home(file: &Path) -> bool {
+    ["/home", "/root", "/run/user"]
+        .iter()
+        .any(|home| file.starts_with(home))
+}
+
+/// A configuration that serves `model`, which is a path if there is such a file or folder.
+fn configuration(model: &str) -> Result<String> {
+    let path = Path::new(model);
+    let model = if path.exists() {
+        let path = path.canonicalize().map_err(|e| Error::in_file(path, e))?;
+        path.display().to_string()
+    } else {
+        model.to_owned()
+    };
+    let model = toml::Value::String(model);
+    Ok(format!(
+        "# The keys are the long flags of `foretoken serve --help`.\nmodel = {model}\n"
+    ))
+}
+
+/// Reads the configuration as the service will.
+fn check(config: &Path) -> Result<()> {
+    let args = ["foretoken", "serve", "--config"].map(std::ffi::OsString::from);
+    match Command::from_args(args.into_iter().chain([config.into()])) {
+        Err(Exit::Wrong(e)) => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// The unit that runs `program` with `config`.
+fn unit_text(program: &Path, config: &Path, is_system: bool) -> Result<String> {
+    let exec = format!(
+        "ExecStart={} serve --config {}",
+        word(program)?,
+        word(config)?
+    );
+    let blocks = UNIT.split("\n\n");
+    let blocks = blocks.filter(|block| is_system || !block.starts_with(SYSTEM_ONLY));
+    let unit = blocks.collect::<Vec<_>>().join("\n\n");
+    let unit = unit.replace(EXEC, &exec);
+    let unit = if is_system {
+        unit
+    } else {
+        unit.replace("WantedBy=multi-user.target", "WantedBy=default.target")
+    };
+    // The comment before it says how the file is installed by hand.
+    let lines = unit.lines().skip_while(|line| line.starts_with('#'));
+    let lines: Vec<&str> = std::iter::once(MARK).chain(lines).collect();
+    Ok(lines.join("\n") + "\n")
+}
+
+/// A path as a word of ExecStart=.
+fn word(path: &Path) -> Result<String> {
+    let text = path
+        .to_str()
+        .filter(|text| !text.contains(char::is_control));
+    let text = text.ok_or_else(|| {
+        Error::setup(format!(
+            "systemd cannot name {}: it is no plain text",
+            path.display()
+        ))
+    })?;
+    let escaped = text.replace('\\', r"\\").replace('"', "\\\"");
+    Ok(format!(
+        "\"{}\"",
+        escaped.replace('%', "%%").replace('$', "$$")
+    ))
+}
+
+fn write_file(file: &Path, text: &str) -> Result<()> {
+    let written = std::fs::create_dir_all(file.parent().unwrap_or(file))
+        .and_then(|()| std::fs::write(file, text));
+    written.map_err(|e| match e.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            Error::in_file(file, format!("{e} (--system is for root)"))
+        }
+        _ => Error::in_file(file, e),
+    })
+}
+
+/// The arguments of systemctl that start the service, also in place of one that runs.
+fn commands(is_system: bool) -> Vec<Vec<&'static str>> {
+    let user: &[&str] = if is_system { &[] } else { &["--user"] };
+    let steps: [&[&str]; 3] = [
+        &["daemon-reload"],
+        &["enable", "foretoken"],
+        &["restart", "foretoken"],
+    ];
+    steps.map(|step| [user, step].concat()).to_vec()
+}
+
+fn next_steps(is_system: bool) -> String {
+    let mut said = String::from("To start the service, now and later:\n");
+    for args in commands(is_system) {
+        said += &format!("  systemctl {}\n", args.join(" "));
+    }
+    if is_system {
+        said + "Its log: journalctl -u foretoken\n"
+    } else {
+        said + "So that it runs while you are logged out:\n  loginctl enable-linger\nIts log: journalctl --user -u foretoken\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(model: Option<&str>, system: bool) -> InstallOptions {
+        InstallOptions {
+            model: model.map(str::to_owned),
+            system,
+            config: None,
+            now: false,
+        }
+    }
+
+    fn places(folder: &Path) -> Places {
+        Places {
+            unit: folder.join("units/foretoken.service"),
+            config: folder.join("foretoken/foretoken.toml"),
+            program: "/opt/fore token/foretoken".into(),
+        }
+    }
+
+    #[test]
+    fn both_units_are_one_text() {
+        assert_eq!(UNIT.matches(EXEC).count(), 1);
+        let config = Path::new("/etc/100%/f.toml");
+        let system = unit_text(Path::new("/usr/bin/foretoken"), config, true).unwrap();
+        let exec = "ExecStart=\"/usr/bin/foretoken\" serve --config \"/etc/100%%/f.toml\"\n";
+        assert!(
+            system.starts_with(&format!("{MARK}\n[Unit]\n")) && system.contains(exec),
+            "{system}"
+        );
+        // All settings of the unit in the repository, but what it runs.
+        let settings = |text: &str| -> Vec<String> {
+            let lines = text
+                .lines()
+                .filter(|line| !line.starts_with(['#', 'E']) && !line.is_empty());
+            lines.map(str::to_owned).collect()
+        };
+        assert_eq!(settings(&system), settings(UNIT));
+
+        let user = unit_text(Path::new("/usr/bin/foretoken"), config, false).unwrap();
+        assert!(
+            user.contains(exec) && user.ends_with("WantedBy=default.target\n"),
+            "{user}"
+        );
+        let kept = settings(&user);
+        let is_of_both =
+            |line: &String| line == "WantedBy=default.target" || settings(UNIT).contains(line);
+        assert!(kept.iter().all(is_of_both), "{user}");
+        for section in [
+            "[Unit]",
+            "[Service]",
+            "[Install]",
+            "NoNewPrivileges=yes",
+            "Restart=on-failure",
+        ] {
+            assert!(kept.iter().any(|line| line == section), "{section}");
+        }
+        // A user's systemd has no right to do these.
+        for refused in [
+            "DynamicUser",
+            "CapabilityBoundingSet",
+            "ProtectKernel",
+            "network-online",
+            "HF_HOME",
+        ] {
+            assert!(!user.contains(refused), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_service_is_written_once_and_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = places(folder.path());
+        let said = write(&options(Some("qwen3:4b"), false), &places).unwrap();
+        assert!(
+            said.contains("foretoken.toml, with the model qwen3:4b"),
+            "{said}"
+        );
+        let config = std::fs::read_to_string(&places.config).unwrap();
+        assert!(config.ends_with("model = \"qwen3:4b\"\n"), "{config}");
+        let unit = std::fs::read_to_string(&places.unit).unwrap();
+        assert!(
+            unit.contains("\"/opt/fore token/foretoken\" serve"),
+            "{unit}"
+        );
+        // The configuration is the user's from now on; the unit is not.
+        std::fs::write(&places.config, "model = \"o/m\"\n").unwrap();
+        let said = write(&options(None, false), &places).unwrap();
+        assert_eq!(said, format!("Wrote {}.\n", places.unit.display()));
+        let refused = |model: Option<&str>, is_system: bool, places: &Places| {
+            let error = write(&options(model, is_system), places).unwrap_err();
+            assert!(matches!(error, Error::Setup(_)), "{error}");
+            error.to_string()
+        };
+        let error = refused(Some("o/m"), false, &places);
+        assert!(error.contains("is there already"), "{error}");
+        std::fs::write(&places.config, "modle = \"o/m\"\n").unwrap();
+        let error = refused(None, false, &places);
+        assert!(error.contains("did you mean `model`"), "{error}");
+        std::fs::write(&places.config, "model = \"o/m\"\n").unwrap();
+        std::fs::write(&places.unit, "[Unit]\nDescription=mine\n").unwrap();
+        let error = refused(None, false, &places);
+        assert!(error.contains("was not written by this command"), "{error}");
+        let of_cargo = Places {
+            program: "/root/.cargo/bin/foretoken".into(),
+            ..places
+        };
+        let error = refused(None, true, &of_cargo);
+        assert!(error.contains("/usr/local/bin"), "{error}");
+    }
+
+    #[test]
+    fn what_is_run_next_is_told() {
+        let said = next_steps(false);
+        assert!(
+            said.contains("  systemctl --user enable foretoken\n"),
+            "{said}"
+        );
+        assert!(said.contains("loginctl enable-linger"), "{said}");
+        let said = next_steps(true);
+        assert!(
+            said.contains("  systemctl restart foretoken\n") && !said.contains("--user"),
+            "{said}"
+        );
+    }
+}
