@@ -95,6 +95,8 @@ fn models_come_from_the_hub_once() {
     for (name, text) in ggufs {
         all.insert(format!("org/gguf/{name}"), text.into());
     }
+    let listed = "bartowski/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct-Q8_0.gguf";
+    all.insert(listed.into(), "of the list".into());
     all.insert(
         "org/huge/config.json".into(),
         " ".repeat((4 << 20) + 1).into(),
@@ -216,6 +218,12 @@ fn models_come_from_the_hub_once() {
     assert_eq!(text(parts[3].clone()), "two of two");
     let named = resolve_gguf("org/gguf/Q4/m-Q4_K_M-00001-of-00002.gguf");
     assert_eq!(named.unwrap(), parts[2]);
+    // A name without an owner is one of the list of models, or none.
+    for name in ["smollm2:135m", "SmolLM2:135M"] {
+        assert_eq!(text(resolve_gguf(name).unwrap()), "of the list");
+    }
+    let error = resolve_gguf("smollm2:136m").unwrap_err();
+    assert!(error.contains("near it are smollm2:135m"), "{error}");
     for (spec, needle) in [
         ("org/gguf:Q5_0", "no GGUF file of it ends with Q5_0: it has"),
         ("org/gguf:Q2_K", "no GGUF file of it ends with Q2_K"),

@@ -158,11 +158,12 @@ pub struct RouterFlags {
 /// The flags that `serve`, `chat`, `bench`, `generate` and `check` share.
 #[derive(Debug, Clone, Args)]
 pub struct CommonOptions {
+    // The heading of flags before these is not theirs.
     /// The model, as for --model.
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", help_heading = None::<&str>)]
     pub name: Option<String>,
     /// TOML file whose keys are these flags' long names, with - or _. Paths in it are relative to its folder.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = None::<&str>)]
     pub config: Option<PathBuf>,
 
     /// Model: a Hugging Face id, a folder with config.json and safetensors, a .gguf file, or a name of Ollama's that

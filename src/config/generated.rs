@@ -36,7 +36,9 @@ pub fn manual(name: Option<&str>) -> Result<String> {
         },
     };
     let mut page = Vec::new();
-    let rendered = Man::new(command).render(&mut page);
+    // Subcommands have no version.
+    let page_of = Man::new(command).source(concat!("foretoken ", env!("CARGO_PKG_VERSION")));
+    let rendered = page_of.render(&mut page);
     rendered.map_err(|e| Error::internal(format!("the manual page: {e}")))?;
     Ok(String::from_utf8_lossy(&page).into_owned())
 }

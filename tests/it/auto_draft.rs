@@ -87,11 +87,12 @@ fn a_head_beside_the_model_is_found_and_taken() {
     let last = table.lines().last().unwrap();
     let command = format!("foretoken serve {SMOLLM2} --draft-model {HEAD}");
     assert!(last.ends_with(&command), "{table}");
+    let command = format!("foretoken serve {SMOLLM2} --num-blocks 64 --draft-model {HEAD}");
     assert_eq!(found["command"], command);
     // Who chose a drafter is told of no other.
     let (found, _) = check(&[SMOLLM2, "--drafter", "tables"], nowhere, home.path());
     assert!(found["known_draft"].is_null(), "{found}");
-    let command = format!("foretoken serve {SMOLLM2} --drafter tables");
+    let command = format!("foretoken serve {SMOLLM2} --drafter tables --num-blocks 64");
     assert_eq!(found["command"], command);
     // It is taken, and what is taken is no longer told.
     for drafter in [&[][..], &["--drafter", "eagle3"]] {

@@ -90,10 +90,13 @@ fn the_help_of_chat_begins_with_its_own_flags() {
     let text = String::from_utf8(run("chat -h").stdout).unwrap();
     let at = |flag: &str| text.find(flag).unwrap_or_else(|| panic!("{flag}: {text}"));
     for own in ["--system", "--temperature", "--max-tokens"] {
-        assert!(
-            at(own) < at("--model ") && at(own) < at("--config"),
-            "{text}"
-        );
+        assert!(at(own) < at("-m, --model"), "{text}");
+    }
+    let own = text.split_once("\nChat:\n").unwrap().1;
+    let own = own.split("\n\n").next().unwrap();
+    assert_eq!(own.lines().count(), 3, "{text}");
+    for common in ["[MODEL]", "--config"] {
+        assert!(at(common) < at("\nChat:"), "{text}");
     }
 }
 

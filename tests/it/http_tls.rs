@@ -143,6 +143,7 @@ async fn both_versions_of_http_have_the_same_texts() {
         let (mut sender, connection) = client::conn::http1::handshake(io).await.unwrap();
         tokio::spawn(connection);
         for stream in [false, true] {
+            sender.ready().await.unwrap();
             let reply = sender.send_request(question(stream)).await.unwrap();
             assert_eq!(reply.version(), Version::HTTP_11);
             let text = text(reply).await;
