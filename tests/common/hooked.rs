@@ -4,7 +4,8 @@ use candle_core::{Device, Tensor};
 use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{Batch, ForwardOutput, Model, ModelInfo};
+use foretoken::model::{Batch, ForwardOutput, GiveUp, Model, ModelInfo};
+use foretoken::sampling::mix;
 
 struct Hooked<F> {
     toy: ToyModel,
@@ -69,4 +70,57 @@ pub fn edited(
         let logits = Tensor::new(rows, toy.device())?;
         Ok(ForwardOutput { logits, ..output })
     })
+}
+
+/// A model of which every second forward that may be given up is given up somewhere, whoever waits.
+struct Interrupted {
+    model: Box<dyn Model>,
+    dice: u64,
+}
+
+impl Model for Interrupted {
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.model.kv_shape()
+    }
+
+    fn device(&self) -> &Device {
+        self.model.device()
+    }
+
+    fn generates(&self) -> bool {
+        self.model.generates()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
+        self.model.forward(batch, kv)
+    }
+
+    fn is_interruptible(&self) -> bool {
+        true
+    }
+
+    fn forward_unless(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvStore,
+        _: &GiveUp<'_>,
+    ) -> Result<Option<ForwardOutput>> {
+        self.dice = mix(self.dice);
+        if self.dice.is_multiple_of(2) {
+            return self.model.forward(batch, kv).map(Some);
+        }
+        // Beyond all layers it has computed all.
+        let share = (self.dice >> 8) as f64 / (u64::MAX >> 8) as f64;
+        self.model.forward_unless(batch, kv, &|done| done > share)?;
+        Ok(None)
+    }
+}
+
+/// `model`, of which every second forward that may be given up is, where `seed` says.
+pub fn interrupted(model: Box<dyn Model>, seed: u64) -> Box<dyn Model> {
+    Box::new(Interrupted { model, dice: seed })
 }

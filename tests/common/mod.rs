@@ -52,6 +52,8 @@ pub struct Toy {
     pub num_blocks: usize,
     pub block_size: usize,
     pub eos: Vec<u32>,
+    /// Seed of the interruptions of steps that may be interrupted; `None` = there are none.
+    pub interruptions: Option<u64>,
     pub options: EngineOptions,
 }
 
@@ -62,6 +64,7 @@ impl Default for Toy {
             num_blocks: 256,
             block_size: 4,
             eos: Vec::new(),
+            interruptions: None,
             options: EngineOptions {
                 max_num_seqs: 16,
                 max_num_batched_tokens: 128,
@@ -79,6 +82,20 @@ pub fn toy_model(noise: f32) -> ToyModel {
 }
 
 impl Toy {
+    /// Lets prompts be read in the shortest chunks, so that those of a request alone grow, and interrupts these.
+    pub fn interrupt(&mut self, seed: u64) {
+        self.options.max_prompt_wait = std::time::Duration::ZERO;
+        self.interruptions = Some(seed);
+    }
+
+    /// `model`, interrupted if this engine is to be.
+    pub fn interrupting(&self, model: Box<dyn Model>) -> Box<dyn Model> {
+        match self.interruptions {
+            Some(seed) => hooked::interrupted(model, seed),
+            None => model,
+        }
+    }
+
     pub fn start(&self) -> EngineHandle {
         self.start_with(toy_model(0.0))
     }
@@ -99,7 +116,7 @@ impl Toy {
         };
         let options = self.options.clone();
         engine::spawn(
-            Box::new(target),
+            self.interrupting(Box::new(target)),
             drafter,
             self.num_blocks,
             self.block_size,

@@ -1,8 +1,9 @@
 //! Every architecture against transformers: tiny random checkpoints, made by scripts/make-arch-fixtures.py.
 
+use crate::common::hooked::interrupted;
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::open;
-use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, sampled};
+use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, run, sampled};
 use crate::trees::RandomTrees;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -13,6 +14,7 @@ use foretoken::model::{LoadOptions, Model, ModelSource, inspect};
 use foretoken::spec::{BudgetMode, Drafter, Tables};
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Maximum difference of a log-probability.
 pub const TOLERANCE: f32 = 1e-4;
@@ -321,6 +323,31 @@ fn requests(fixture: &Fixture) -> Vec<Request> {
 fn the_engine_changes_no_text() {
     for fixture in fixtures() {
         fixture.drive_engine();
+    }
+}
+
+/// A prompt is read in chunks of which some are given up after some layers, with recurrent states and without: the text
+/// is that of the model alone, also when it begins after what was cached then.
+#[test]
+fn chunks_that_are_given_up_change_no_text() {
+    for fixture in fixtures() {
+        let (what, mut interrupted_tokens) = (fixture.name(), 0);
+        for seed in 1..4 {
+            let options = EngineOptions {
+                max_prompt_wait: Duration::ZERO,
+                ..EngineOptions::default()
+            };
+            let model = interrupted(fixture.open(), seed);
+            let engine = engine::spawn(model, None, 64, 4, options).unwrap();
+            for _ in 0..2 {
+                let answer = run(&engine, greedy(&fixture.prompt, 6));
+                assert_eq!(answer.ids(), fixture.greedy[..6], "{what}");
+            }
+            assert_idle(&engine);
+            assert!(engine.stats().prefix_cache_hits.get() > 0, "{what}");
+            interrupted_tokens += engine.stats().interrupted_tokens.get();
+        }
+        assert!(interrupted_tokens > 0, "{what}: no chunk was given up");
     }
 }
 

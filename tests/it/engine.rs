@@ -109,6 +109,7 @@ impl Dice {
             num_blocks: (70 + self.roll(100)).div_ceil(block_size),
             block_size,
             eos: vec![5],
+            interruptions: None,
             options: EngineOptions {
                 max_num_seqs,
                 max_num_batched_tokens: 1 + self.roll(50),
@@ -152,16 +153,19 @@ pub fn submit_in_groups(
 }
 
 /// Promises 1, 2, 3 and 6 over random schedules of thousands of requests: whatever is admitted,
-/// chunked, drafted, rejected, preempted and cancelled around it, a request, greedy or sampled,
+/// chunked, interrupted, drafted, rejected, preempted and cancelled around it, a request, greedy or sampled,
 /// generates the tokens of the reference, which uses no engine; and in the end every block is free.
 /// (In debug builds the engine checks its invariants after every step.) Sampled requests under the
 /// rejection rule, and those with synthetic acceptance, have texts that depend on the drafts.
 #[test]
 fn random_schedules_are_lossless_and_leak_nothing() {
-    let mut preemptions = 0;
+    let (mut preemptions, mut interrupted) = (0, 0);
     for case in 0..400 {
         let mut dice = Dice(case);
-        let toy = dice.toy();
+        let mut toy = dice.toy();
+        if case % 3 == 0 {
+            toy.interrupt(case);
+        }
         let engine = toy.start();
         // Runs each request alone, with the same drafter, for what the reference does not have.
         let roomy = Toy {
@@ -196,10 +200,16 @@ fn random_schedules_are_lossless_and_leak_nothing() {
         assert_idle(&engine);
         assert_idle(&roomy);
         preemptions += engine.stats().preemptions.get();
+        let both = [&engine, &roomy].map(|engine| engine.stats().interrupted_tokens.get());
+        interrupted += both.iter().sum::<u64>();
     }
     assert!(
         preemptions > 100,
         "only {preemptions} preemptions: the pools were too roomy"
+    );
+    assert!(
+        interrupted > 1000,
+        "only {interrupted} tokens were interrupted"
     );
 }
 

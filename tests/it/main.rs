@@ -83,6 +83,7 @@ mod http_stops;
 mod http_templates;
 mod http_tls;
 mod http_tools;
+mod interruptions;
 mod kv;
 mod latent;
 #[cfg(all(feature = "embedded-model", feature = "train"))]

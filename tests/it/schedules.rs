@@ -70,6 +70,7 @@ fn prediction(dice: &mut Dice, answer: &[u32]) -> Vec<u32> {
 #[derive(Debug, Default)]
 struct Seen {
     preemptions: u64,
+    interrupted: u64,
     cached: u64,
     /// Accepted draft tokens by their source.
     accepted: HashMap<&'static str, u64>,
@@ -93,7 +94,8 @@ impl Seen {
     ) {
         let (blocks, size) = (toy.num_blocks, toy.block_size);
         let options = toy.options.clone();
-        let engine = engine::spawn(target(), Some(drafter), blocks, size, options).unwrap();
+        let model = toy.interrupting(target());
+        let engine = engine::spawn(model, Some(drafter), blocks, size, options).unwrap();
         let mut options = Toy::default().options;
         options.no_prefix_caching = true;
         let plain = engine::spawn(target(), None, 512, size, options).unwrap();
@@ -133,6 +135,7 @@ impl Seen {
         assert_idle(&plain);
         let stats = engine.stats();
         self.preemptions += stats.preemptions.get();
+        self.interrupted += stats.interrupted_tokens.get();
         self.cached += stats.prefix_cache_hits.get();
         for source in [
             "model",
@@ -165,6 +168,7 @@ impl Seen {
     fn assert_all_happened(&self, sources: &[&str]) {
         println!("{self:?}");
         assert!(self.preemptions > 20 && self.cached > 200, "{self:?}");
+        assert!(self.interrupted > 20, "{self:?}");
         assert!(self.closed > 50, "{self:?}");
         let accepted = |source: &&str| self.accepted[source];
         assert!(sources.iter().map(accepted).all(|n| n > 10), "{self:?}");
@@ -204,7 +208,10 @@ fn tables(dice: &mut Dice) -> Tables {
 
 /// A toy with room for little more than one of the longest requests.
 fn tight(dice: &mut Dice) -> Toy {
-    let toy = dice.toy();
+    let mut toy = dice.toy();
+    if dice.0.is_multiple_of(2) {
+        toy.interrupt(dice.0);
+    }
     Toy {
         num_blocks: (70 + dice.roll(20)).div_ceil(toy.block_size),
         ..toy

@@ -8,9 +8,13 @@ const FIRST_ROWS: f64 = 32.0;
 /// Minimum number of rows. Without it, a prompt would never be read on a machine where even these
 /// rows take longer than allowed.
 const MIN_ROWS: f64 = 16.0;
+/// Maximum number of rows of a chunk that others can interrupt. A row of a chunk of 64 rows costs 1.3 times as much in
+/// matrix products as one of a chunk of 512 rows, and one of 256 rows is within a few percent of it.
+const MAX_INTERRUPTIBLE_ROWS: usize = 256;
 
 /// Chooses the chunk so that the prompts' share of a step takes no longer than other sequences may
-/// wait: those that decode in the step, and those that arrive during it.
+/// wait: those that decode in the step, and those that arrive during it. A chunk that those can
+/// interrupt may take longer.
 ///
 /// It keeps one number: the seconds per row of the steps that carried prompts. Each new step enters
 /// this average with a weight of one half. So a chunk is at most twice the previous one, one slow
@@ -23,6 +27,8 @@ pub struct PromptChunk {
     /// Seconds.
     max_wait: f64,
     seconds_per_row: f64,
+    /// Rows of the last chunk, if nobody but its request was there; otherwise 0.
+    undisturbed: usize,
 }
 
 impl PromptChunk {
@@ -33,6 +39,7 @@ impl PromptChunk {
         Self {
             max_wait,
             seconds_per_row: max_wait / FIRST_ROWS,
+            undisturbed: 0,
         }
     }
 
@@ -46,6 +53,27 @@ impl PromptChunk {
     /// reads their prompt.
     pub fn rows_alone(&self) -> usize {
         self.rows().div_ceil(2)
+    }
+
+    /// Maximum number of prompt rows in the next step if nobody but their request is there. The first such chunk has
+    /// [`PromptChunk::rows_alone`] rows, for which those who arrive wait. Each further one has twice as many rows as the one
+    /// before, and who arrives interrupts it. So every prompt is read, whoever arrives, and an interruption discards at most
+    /// twice the rows that were read since the last one.
+    pub fn next_undisturbed(&mut self) -> usize {
+        let grown = (2 * self.undisturbed).min(MAX_INTERRUPTIBLE_ROWS);
+        self.undisturbed = grown.max(self.rows_alone());
+        self.undisturbed
+    }
+
+    /// Notes that the last step was interrupted, or that others are there in the next one.
+    pub fn note_others(&mut self) {
+        self.undisturbed = 0;
+    }
+
+    /// Seconds that those who arrive wait for the rest of a step rather than interrupt it: half of what
+    /// [`PromptChunk::rows_alone`] rows take.
+    pub fn patience(&self) -> f64 {
+        self.max_wait / 4.0
     }
 
     /// Learns from a step that took `seconds` and had `rows` rows: `prompt_rows` of prompts, the
@@ -176,6 +204,35 @@ mod tests {
             chunk.note(rows, rows, Duration::from_secs_f64(seconds));
             read += rows;
         }
+    }
+
+    #[test]
+    fn undisturbed_chunks_grow_and_an_interruption_costs_what_was_read_at_most_twice() {
+        let mut chunk = PromptChunk::new(MAX_WAIT);
+        let grown: Vec<usize> = (0..7).map(|_| chunk.next_undisturbed()).collect();
+        assert_eq!(grown, [16, 32, 64, 128, 256, 256, 256]);
+        chunk.note_others();
+        assert_eq!(chunk.next_undisturbed(), 16);
+        // Interruptions at any times.
+        for every in 1..20 {
+            let (mut read, mut lost) = (0, 0);
+            chunk.note_others();
+            for step in 0..400 {
+                let rows = chunk.next_undisturbed();
+                if step % every == 0 && rows > chunk.rows_alone() {
+                    lost += rows;
+                    chunk.note_others();
+                } else {
+                    read += rows;
+                }
+            }
+            assert!(lost <= 2 * read, "every {every}: {lost} of {read}");
+        }
+        // A fast machine reads more in the time that others may wait.
+        for _ in 0..20 {
+            chunk.note(2048, 2048, Duration::from_millis(50));
+        }
+        assert_eq!(chunk.next_undisturbed(), chunk.rows_alone());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use foretoken_core::{
 };
 use foretoken_kernels as kernels;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -303,6 +303,8 @@ pub(super) struct EngineShared {
     pub cache_key: CacheKey,
     /// The number of the next request.
     pub next_group: AtomicU64,
+    /// Number of messages that were sent to the thread and that it has not received.
+    pub unread: AtomicUsize,
     /// The rights to wait in the queue. A request holds one until it is first admitted, or ends.
     pub permits: Arc<Semaphore>,
     /// Refuses new requests; the thread ends when the accepted ones are done.
@@ -390,9 +392,7 @@ impl EngineHandle {
                     tokens_before,
                 };
                 tokens_before += cost;
-                self.sender
-                    .send(EngineMessage::Submit(Box::new(submission)))
-                    .map_err(|_| self.gone())?;
+                self.send(EngineMessage::Submit(Box::new(submission)))?;
                 Ok(Events::new(receiver, shared.stats.clone(), text_tokens))
             })
             .collect()
@@ -405,7 +405,7 @@ impl EngineHandle {
     /// `ShuttingDown`, or the reason why the thread has ended.
     pub async fn reset_prefix_cache(&self) -> Result<()> {
         let (done, is_done) = oneshot::channel();
-        (self.sender.send(EngineMessage::ResetPrefixCache(done))).map_err(|_| self.gone())?;
+        self.send(EngineMessage::ResetPrefixCache(done))?;
         is_done.await.map_err(|_| self.gone())
     }
 
@@ -414,7 +414,7 @@ impl EngineHandle {
     /// # Errors
     /// `ShuttingDown`, or the reason why the thread has ended.
     pub fn use_drafter(&self, index: usize) -> Result<()> {
-        (self.sender.send(EngineMessage::UseDrafter(index))).map_err(|_| self.gone())
+        self.send(EngineMessage::UseDrafter(index))
     }
 
     /// The limits that requests are checked against.
@@ -446,7 +446,7 @@ impl EngineHandle {
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
         // The thread may be idle and asleep. If it has ended, the send fails harmlessly.
-        let _ = self.sender.send(EngineMessage::Wake);
+        let _ = self.send(EngineMessage::Wake);
     }
 
     /// Ends the thread after the step in flight; running requests receive `Failed`.
@@ -493,6 +493,13 @@ impl EngineHandle {
             // Cannot happen while this handle is alive.
             Err(_) => Ok(()),
         }
+    }
+
+    /// Sends a message to the thread.
+    fn send(&self, message: EngineMessage) -> Result<()> {
+        // Before it is there: the thread that stops for it must not miss it.
+        self.shared.unread.fetch_add(1, Ordering::SeqCst);
+        self.sender.send(message).map_err(|_| self.gone())
     }
 
     /// The error for a request that arrives after the end.

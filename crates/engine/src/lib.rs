@@ -10,6 +10,7 @@ mod disk;
 mod embedding;
 mod events;
 mod handle;
+mod interruption;
 mod prefix_disk;
 mod queue;
 mod records;
@@ -26,6 +27,7 @@ use crate::spec::{SeqId, SpeculativeRunner, StepResult};
 use cost_cache::CostWriter;
 use disk::EngineBeginnings;
 use foretoken_core::error::{Error, Result, panic_message};
+use foretoken_core::model::GiveUp;
 use foretoken_core::sampling::Acceptance;
 use handle::{EngineMessage, EngineShared, Submission};
 use prefix_disk::PrefixDisk;
@@ -126,8 +128,14 @@ impl Engine {
             return Ok(());
         }
         let started = Instant::now();
+        let interruption = self.interruption(&plan);
+        let is_due = interruption.map(|interruption| move |done| interruption.is_due(done));
         let mut inputs = step_inputs(&mut self.scheduler.running, &plan);
-        let (outputs, target_time) = self.runner.step(&mut inputs)?;
+        let gives_up = is_due.as_ref().map(|is_due| is_due as &GiveUp<'_>);
+        let Some((outputs, target_time)) = self.runner.step(&mut inputs, gives_up)? else {
+            self.note_interruption(&plan);
+            return Ok(());
+        };
         self.costs.iter_mut().for_each(CostWriter::note_step);
         self.note_step(&plan, target_time);
         self.note_chunk(&plan, &outputs, started.elapsed());
@@ -176,6 +184,9 @@ impl Engine {
                 Err(TryRecvError::Disconnected) => None,
                 Ok(message) => Some(message),
             };
+            if message.is_some() {
+                self.shared.unread.fetch_sub(1, Ordering::SeqCst);
+            }
             match message {
                 Some(EngineMessage::Submit(submission)) => self.enqueue(*submission),
                 Some(EngineMessage::Wake) => {}

@@ -44,6 +44,10 @@ pub struct Scheduler {
     blocks: BlockAllocator,
     /// Limits the prompt rows of a step in which other sequences decode.
     pub prompt_chunk: PromptChunk,
+    /// Maximum number of sequences that run in a step that can be interrupted by those who arrive; 0 = no step can.
+    max_interruptible: usize,
+    /// Whether the last plan is a chunk that takes longer than others may wait for it: it is to be interrupted for them.
+    pub may_be_interrupted: bool,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
     limits: StepLimits,
@@ -70,10 +74,21 @@ impl Scheduler {
             waiting: Queue::default(),
             running: Vec::new(),
             prompt_chunk,
+            max_interruptible: 0,
+            may_be_interrupted: false,
             max_num_seqs,
             max_num_batched_tokens,
             limits,
             next: 0,
+        }
+    }
+
+    /// Lets steps that only read prompts of one request take longer while no other request is there and at most
+    /// `max_interruptible` sequences run, because such steps can be interrupted.
+    pub fn with_interruptions(self, max_interruptible: usize) -> Self {
+        Self {
+            max_interruptible,
+            ..self
         }
     }
 
@@ -103,7 +118,9 @@ impl Scheduler {
             preempted = self.admit(&mut beginnings);
         }
         let mut plan = self.share_budget();
-        self.extend_drafts(&mut plan);
+        if !self.may_be_interrupted {
+            self.extend_drafts(&mut plan);
+        }
         (plan, preempted)
     }
 
@@ -182,10 +199,19 @@ impl Scheduler {
         id
     }
 
+    /// Whether all sequences are of one request, and steps that read its prompts can be interrupted.
+    fn is_one_request(&self) -> bool {
+        let mut all = (self.running.iter()).chain(self.waiting.sequences.values());
+        let group = self.running.first().map(|first| first.group);
+        self.running.len() <= self.max_interruptible
+            && all.all(|sequence| Some(sequence.group) == group && sequence.has_simple_prompt())
+    }
+
     /// Divides the rows of a step: first among decoding sequences, then among prompts, in chunks that
     /// nobody waits for long. When the rows run out, the first sequence without any comes first in the
     /// next step, so every sequence gets its turn, prompts included.
     fn share_budget(&mut self) -> Vec<ScheduledSequence> {
+        let is_one_request = self.is_one_request();
         let running = &self.running;
         let (decoding, prompts): (Vec<usize>, Vec<usize>) =
             (0..running.len()).partition(|&i| running[i].pending() == 1);
@@ -193,14 +219,23 @@ impl Scheduler {
             decoding.split_at(decoding.partition_point(|&i| running[i].state.id < self.next));
         let chunk = self.prompt_chunk.rows();
         let is_short = |&index: &usize| running[index].pending() <= chunk;
-        let chunk = if !decoding.is_empty() {
+        let are_short = prompts.iter().all(is_short);
+        let is_undisturbed = is_one_request && decoding.is_empty() && !are_short;
+        let alone = self.prompt_chunk.rows_alone();
+        let chunk = if is_undisturbed {
+            self.prompt_chunk.next_undisturbed()
+        } else if !decoding.is_empty() {
             chunk
-        } else if prompts.iter().all(is_short) {
+        } else if are_short {
             // None of them waits for more than others like it, and together they make a full batch.
             self.max_num_batched_tokens
         } else {
-            self.prompt_chunk.rows_alone()
+            alone
         };
+        if !is_undisturbed {
+            self.prompt_chunk.note_others();
+        }
+        self.may_be_interrupted = is_undisturbed && chunk > alone;
         let mut share = StepRows {
             running,
             rows: self.max_num_batched_tokens,

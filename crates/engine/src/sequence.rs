@@ -200,6 +200,17 @@ impl Sequence {
         self.max_tokens > 0
     }
 
+    /// Whether a step that reads its prompt computes nothing for long besides the layers, and needs no drafts. So the step
+    /// can be interrupted at nearly any time, and run again.
+    pub fn has_simple_prompt(&self) -> bool {
+        !self.single_round && self.state.prompt_logprobs.is_none()
+    }
+
+    /// The channel to its receiver.
+    pub fn events(&self) -> UnboundedSender<Event> {
+        self.events.clone()
+    }
+
     /// Maximum depth of the next draft: 0 before the first token, which a draft would delay, unless there is no
     /// other round; never more tokens than could be used.
     pub fn draft_length(&self) -> usize {

@@ -13,7 +13,7 @@ use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::BlockAllocator;
 use foretoken_core::model::Model;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Semaphore, watch};
@@ -139,6 +139,7 @@ pub(super) fn build(
         stats,
         cache_key: (disk.as_ref()).map_or_else(CacheKey::random, |disk| disk.key().clone()),
         next_group: AtomicU64::new(0),
+        unread: AtomicUsize::new(0),
         permits: Arc::new(Semaphore::new(max_waiting)),
         draining: AtomicBool::new(false),
         aborting: AtomicBool::new(false),
@@ -171,7 +172,8 @@ pub(super) fn build(
             options.max_num_batched_tokens,
             PromptChunk::new(options.max_prompt_wait),
             options.step_limits,
-        ),
+        )
+        .with_interruptions(runner.max_interruptible()),
         runner,
         disk,
         spec,

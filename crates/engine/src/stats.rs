@@ -51,6 +51,10 @@ metrics! {
         ),
         /// Prompt tokens admitted.
         pub prompt_tokens: IntCounter = make.counter("prompt_tokens_total", "Prompt tokens admitted"),
+        /// Prompt tokens of steps that were interrupted, and that are computed again.
+        pub interrupted_tokens: IntCounter = make.counter(
+            "prompt_tokens_interrupted_total", "Prompt tokens of steps that were interrupted for other requests",
+        ),
         /// Prompt tokens that were looked up in the target's prefix cache.
         pub prefix_cache_queries: IntCounter = make.counter(
             "prefix_cache_queries_total", "Prompt tokens looked up in the target's prefix cache",

@@ -92,6 +92,9 @@ impl ForwardOutput {
     }
 }
 
+/// Whether to give up a forward of which this share, more than 0 and less than 1, is done.
+pub type GiveUp<'a> = dyn Fn(f64) -> bool + 'a;
+
 /// A causal language model over a paged pool.
 ///
 /// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
@@ -134,6 +137,25 @@ pub trait Model: Send {
 
     /// One ragged forward. The trait's documentation says what it may read and write.
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput>;
+
+    /// Whether [`Model::forward_unless`] may be given up between layers.
+    fn is_interruptible(&self) -> bool {
+        false
+    }
+
+    /// As [`Model::forward`], but given up as soon as `gives_up`, which gets the share of the forward that is done, returns
+    /// true: `None`. The slots and states that the batch writes then hold anything, and nothing else has changed.
+    ///
+    /// # Errors
+    /// See [`Model::forward`].
+    fn forward_unless(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvStore,
+        _gives_up: &GiveUp<'_>,
+    ) -> Result<Option<ForwardOutput>> {
+        self.forward(batch, kv).map(Some)
+    }
 }
 
 /// How often a head's first guess for a draft token was right, where those for the tokens before it were.

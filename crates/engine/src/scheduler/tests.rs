@@ -275,6 +275,35 @@ fn short_prompts_alone_are_read_together() {
     }
 }
 
+/// The prompts of a request that is alone are read in growing chunks, which are to be interrupted, until another one
+/// arrives; those with scores are not.
+#[test]
+fn the_prompts_of_one_request_alone_are_read_in_large_chunks() {
+    let rows = |plan: Vec<ScheduledSequence>| plan.iter().map(|turn| turn.rows).sum::<usize>();
+    for max_interruptible in [0, 1, 2] {
+        let mut schedule = Schedule::new(500);
+        schedule.scheduler.max_interruptible = max_interruptible;
+        schedule.request(2, 1500, 100);
+        let is_large = max_interruptible == 2;
+        for want in [16, 32, 64, 128, 256, 256] {
+            assert_eq!(rows(schedule.step()), if is_large { want } else { 16 });
+            let may_be_interrupted = schedule.scheduler.may_be_interrupted;
+            assert_eq!(may_be_interrupted, is_large && want > 16);
+        }
+        schedule.add(5);
+        assert_eq!(rows(schedule.step()), 16);
+        assert!(!schedule.scheduler.may_be_interrupted);
+        schedule.finish();
+    }
+    let mut schedule = Schedule::new(500);
+    schedule.scheduler.max_interruptible = 1;
+    schedule.score(1500);
+    for _ in 0..5 {
+        assert_eq!(rows(schedule.step()), 16);
+        assert!(!schedule.scheduler.may_be_interrupted);
+    }
+}
+
 /// Prompts with scores that end in a step: their last rows score nothing, and are no reason for more rows that
 /// do.
 #[test]

@@ -17,7 +17,7 @@ use super::target_cost::{MeasuredForward, TargetCost};
 use candle_core::Tensor;
 use foretoken_core::error::Result;
 use foretoken_core::kv::{AcceptedPath, KvStore};
-use foretoken_core::model::{Batch, ForwardOutput, Model, Taps};
+use foretoken_core::model::{Batch, ForwardOutput, GiveUp, Model, Taps};
 use foretoken_core::sampling::NoToken;
 use foretoken_kernels::parallel;
 use std::ops::Range;
@@ -133,9 +133,16 @@ impl SpeculativeRunner {
     /// If no token can be chosen for a sequence, only its own result is an error. The second value
     /// is the wall time of the target's forward and of the verification.
     ///
+    /// With `gives_up`, the forward may be [given up](Model::forward_unless): `None`, and the inputs
+    /// may come again as if there had been no step. They must be without drafts.
+    ///
     /// # Errors
     /// If the device failed; no sequence has a result then.
-    pub fn step(&mut self, inputs: &mut [StepInput<'_>]) -> Result<(Vec<StepResult>, Duration)> {
+    pub fn step(
+        &mut self,
+        inputs: &mut [StepInput<'_>],
+        gives_up: Option<&GiveUp<'_>>,
+    ) -> Result<Option<(Vec<StepResult>, Duration)>> {
         let started = Instant::now();
         let vocab_size = self.target.info().vocab_size;
         let proposals = match self.proposer() {
@@ -143,10 +150,17 @@ impl SpeculativeRunner {
             None => vec![Proposal::default(); inputs.len()],
         };
         let drafted = Instant::now();
-        let (batch, rows) = self.batch(inputs, &proposals)?;
+        let (batch, rows) = self.batch(inputs, &proposals, gives_up.is_some())?;
         let masks = masks::of_step(inputs, &proposals);
-        let output =
-            masks::overlap_with_forward(masks, || self.target.forward(&batch, &mut self.store))?;
+        let (target, store) = (&mut self.target, &mut self.store);
+        let output = masks::overlap_with_forward(masks, || match gives_up {
+            Some(gives_up) => target.forward_unless(&batch, store, gives_up),
+            None => target.forward(&batch, store).map(Some),
+        })?;
+        let Some(output) = output else {
+            self.states.iter_mut().for_each(StateSlots::take_back);
+            return Ok(None);
+        };
         self.experts_read += output.experts_read as u64;
         if let Some(proposer) = self.proposer() {
             // A GPU computes meanwhile.
@@ -193,7 +207,7 @@ impl SpeculativeRunner {
                 output.draft = proposal.draft.without_dists();
             }
         }
-        Ok((outputs, target_time))
+        Ok(Some((outputs, target_time)))
     }
 
     /// Passes the committed tokens to the drafter; see [`Drafter::observe`].
@@ -291,6 +305,16 @@ impl SpeculativeRunner {
         })
     }
 
+    /// Maximum number of sequences of a step that can be [given up](Model::forward_unless). If it has recurrent states,
+    /// one, because it needs another state of each sequence.
+    pub fn max_interruptible(&self) -> usize {
+        match (self.target.is_interruptible(), &self.states) {
+            (false, _) => 0,
+            (true, Some(_)) => 1,
+            (true, None) => usize::MAX,
+        }
+    }
+
     /// Number of sequences that have a recurrent state.
     pub fn num_states(&self) -> usize {
         self.states.as_ref().map_or(0, StateSlots::num_sequences)
@@ -338,7 +362,8 @@ impl SpeculativeRunner {
         self.store.commit(accepted)
     }
 
-    /// The batch with all rows of the step, and each input's range of logits rows.
+    /// The batch with all rows of the step, which may be given up if it `is_tentative`, and each input's range of logits
+    /// rows.
     ///
     /// # Errors
     /// If a sequence lacks its recurrent state.
@@ -346,9 +371,11 @@ impl SpeculativeRunner {
         &mut self,
         inputs: &[StepInput<'_>],
         proposals: &[Proposal],
+        is_tentative: bool,
     ) -> Result<(Batch, Vec<Range<usize>>)> {
         let mut batch = Batch::default();
-        let states = self.states.as_mut().map(|states| states.plan(inputs));
+        let states = self.states.as_mut();
+        let states = states.map(|states| states.plan(inputs, is_tentative));
         let mut states = states.transpose()?.into_iter().flatten();
         let mut ranges = Vec::with_capacity(inputs.len());
         let layers = self.drafter().map_or(&[][..], Guard::taps);

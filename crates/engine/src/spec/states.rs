@@ -38,6 +38,8 @@ pub struct StateSlots {
     beginnings: HashMap<SeqId, Beginning>,
     /// The copies that the step under way makes. A step that fails leaves them.
     planned: Vec<PlannedCopy>,
+    /// What the sequences of the step under way had before it, if it may be taken back.
+    before: Vec<(SeqId, Before)>,
     clock: u64,
 }
 
@@ -55,8 +57,17 @@ struct SequenceSlots {
     last: Option<StateCopy>,
 }
 
+/// What a sequence had before a step that may be taken back.
+#[derive(Debug, Clone, Copy)]
+enum Before {
+    /// Another slot, which the step does not change.
+    Slot(u32),
+    /// No slot: it begins with the step.
+    Nothing(Option<Beginning>),
+}
+
 /// How a sequence is to begin.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Beginning {
     /// Slot and number of tokens of the copy with which the sequence begins.
     copy: Option<(u32, usize)>,
@@ -84,6 +95,16 @@ struct PlannedCopy {
     is_shared: bool,
 }
 
+impl Before {
+    /// The slot before.
+    fn slot(self) -> Option<u32> {
+        match self {
+            Self::Slot(slot) => Some(slot),
+            Self::Nothing(_) => None,
+        }
+    }
+}
+
 impl StateCopy {
     /// Whether it is that after all of `tokens`.
     fn is_of(&self, root: PrefixRoot, tokens: &[u32]) -> bool {
@@ -104,6 +125,7 @@ impl StateSlots {
             copies: Vec::new(),
             beginnings: HashMap::new(),
             planned: Vec::new(),
+            before: Vec::new(),
             clock: 0,
         }
     }
@@ -130,22 +152,44 @@ impl StateSlots {
         known
     }
 
-    /// The states of the inputs of a step. After it, call [`StateSlots::finish`].
+    /// The states of the inputs of a step. After it, call [`StateSlots::finish`], or [`StateSlots::take_back`] if the step
+    /// `is_tentative`: then it leaves the states before it as they are.
     ///
     /// # Errors
-    /// If a sequence begins where there is no state.
-    pub fn plan(&mut self, inputs: &[StepInput<'_>]) -> Result<Vec<KeptState>> {
-        self.abandon();
-        let starts = inputs.iter().map(|input| self.start(input.state));
+    /// If a sequence begins where there is no state, or a tentative step comes after one with drafts.
+    pub fn plan(&mut self, inputs: &[StepInput<'_>], is_tentative: bool) -> Result<Vec<KeptState>> {
+        // What a step that failed has left.
+        self.take_back();
+        let starts = inputs.iter().map(|input| {
+            let start = self.start(input.state, is_tentative)?;
+            if is_tentative && start == StateStart::Kept {
+                return self.in_another_slot(input.state.id);
+            }
+            Ok(start)
+        });
         let starts = starts.collect::<Result<Vec<_>>>()?;
         let states = inputs.iter().zip(starts);
         states
-            .map(|(input, start)| self.kept(input, start))
+            .map(|(input, start)| self.kept(input, start, is_tentative))
             .collect()
     }
 
+    /// Lets a sequence go on in another slot, with a copy of its state.
+    fn in_another_slot(&mut self, id: SeqId) -> Result<StateStart> {
+        let slot = self.take_slot();
+        let sequence = self.sequences.get_mut(&id);
+        // A copy has no nodes.
+        let Some(sequence) = sequence.filter(|sequence| sequence.accepted.is_empty()) else {
+            self.free.push(slot);
+            return Err(Error::internal("a tentative step after one with drafts"));
+        };
+        let before = std::mem::replace(&mut sequence.slot, slot);
+        self.before.push((id, Before::Slot(before)));
+        Ok(StateStart::CopyOf(before))
+    }
+
     /// Where the state of a sequence comes from; gives a slot to one that begins.
-    fn start(&mut self, state: &SequenceState) -> Result<StateStart> {
+    fn start(&mut self, state: &SequenceState, is_tentative: bool) -> Result<StateStart> {
         if let Some(sequence) = self.sequences.get_mut(&state.id) {
             let count = state.kv_len.checked_sub(sequence.len);
             let count = count.filter(|&count| count <= sequence.accepted.len());
@@ -171,11 +215,19 @@ impl StateSlots {
             last: None,
         };
         self.sequences.insert(state.id, sequence);
+        if is_tentative {
+            self.before.push((state.id, Before::Nothing(beginning)));
+        }
         Ok(start)
     }
 
     /// The state of an input, and which copies are made of it.
-    fn kept(&mut self, input: &StepInput<'_>, start: StateStart) -> Result<KeptState> {
+    fn kept(
+        &mut self,
+        input: &StepInput<'_>,
+        start: StateStart,
+        is_tentative: bool,
+    ) -> Result<KeptState> {
         let (state, block_size) = (&*input.state, self.block_size);
         let end = state.kv_len + input.rows;
         let sequence = self.sequences.get_mut(&state.id);
@@ -201,13 +253,13 @@ impl StateSlots {
             accepted: std::mem::take(&mut sequence.accepted),
             copies: Vec::new(),
         };
-        // The copy at an earlier block makes room for that of a later one.
+        // The copy at an earlier block makes room for that of a later one. A tentative step makes room when it is done.
         let before = sequence
             .last
-            .take_if(|_| copies.iter().any(|(_, is_shared)| !is_shared));
+            .take_if(|_| !is_tentative && copies.iter().any(|(_, is_shared)| !is_shared));
         self.free.extend(before.map(|copy| copy.slot));
         for (len, is_shared) in copies {
-            if is_shared && self.copies.len() >= self.max_copies {
+            if is_shared && !is_tentative && self.copies.len() >= self.max_copies {
                 let oldest = self
                     .oldest()
                     .map(|oldest| self.copies.swap_remove(oldest).slot);
@@ -234,6 +286,9 @@ impl StateSlots {
 
     /// Notes what a planned step has done.
     pub fn finish(&mut self, inputs: &[StepInput<'_>], outputs: &[StepResult]) {
+        let before = self.before.drain(..);
+        self.free
+            .extend(before.filter_map(|(_, before)| before.slot()));
         for (input, output) in inputs.iter().zip(outputs) {
             if let Some(sequence) = self.sequences.get_mut(&input.state.id) {
                 sequence.len = input.state.kv_len + input.rows;
@@ -257,10 +312,27 @@ impl StateSlots {
         }
     }
 
-    /// Frees the slots of a step that failed.
-    fn abandon(&mut self) {
+    /// Takes back a planned step: frees the slots of its copies, and gives sequences what they had if it was tentative.
+    pub fn take_back(&mut self) {
         let planned = self.planned.drain(..);
         self.free.extend(planned.map(|planned| planned.copy.slot));
+        for (id, before) in std::mem::take(&mut self.before) {
+            let freed = match (self.sequences.remove(&id), before) {
+                (Some(mut sequence), Before::Slot(slot)) => {
+                    let freed = std::mem::replace(&mut sequence.slot, slot);
+                    self.sequences.insert(id, sequence);
+                    Some(freed)
+                }
+                (Some(sequence), Before::Nothing(beginning)) => {
+                    self.beginnings
+                        .extend(beginning.map(|beginning| (id, beginning)));
+                    Some(sequence.slot)
+                }
+                // It has ended since.
+                (None, before) => before.slot(),
+            };
+            self.free.extend(freed);
+        }
     }
 
     /// Frees the state of a sequence that ended, or was preempted; the copy after its last whole block becomes known.
@@ -369,6 +441,8 @@ impl StateSlots {
             last.chain([sequence.slot])
         });
         let planned = self.planned.iter().map(|planned| planned.copy.slot);
+        let before = self.before.iter().filter_map(|(_, before)| before.slot());
+        let planned = planned.chain(before);
         let copies = self.copies.iter().map(|copy| copy.slot);
         let others = planned.chain(copies).chain(self.free.iter().copied());
         let mut all: Vec<u32> = own.chain(others).collect();

@@ -21,7 +21,7 @@ use crate::{Ends, Layers, LoadedModel, names};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore};
-use foretoken_core::model::{Batch, ForwardOutput, Model, ModelInfo, Taps};
+use foretoken_core::model::{Batch, ForwardOutput, GiveUp, Model, ModelInfo, Taps};
 use foretoken_kernels::{AttentionBatch, Span};
 
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
@@ -234,6 +234,18 @@ impl Decoder {
         few: Option<&AttentionBatch<'_>>,
         kv: &KvStore,
     ) -> Result<ForwardOutput> {
+        completed(self.run_unless(inputs, (spans, few), kv, &|_| false)?)
+    }
+
+    /// As [`Decoder::run`] with `spans` and `few`, but asks `gives_up` before each layer but the first; `None` = it was
+    /// given up.
+    fn run_unless(
+        &self,
+        inputs: &Inputs,
+        (spans, few): (&AttentionBatch<'_>, Option<&AttentionBatch<'_>>),
+        kv: &KvStore,
+        gives_up: &GiveUp<'_>,
+    ) -> Result<Option<ForwardOutput>> {
         let config = &self.config;
         let mut x = self.embedding.forward(&inputs.tokens)?;
         let own = self.layer_inputs.as_ref().map(|own| {
@@ -247,6 +259,9 @@ impl Decoder {
         let last_with_kv = self.last_with_kv();
         let layers = self.layers.iter().zip(config.spec.pool_places());
         for (i, (layer, place)) in layers.enumerate() {
+            if i > 0 && gives_up(i as f64 / self.layers.len() as f64) {
+                return Ok(None);
+            }
             inputs.tap(i, &x, &delta, &mut tapped)?;
             let pool = kv.pool(place)?;
             let few = few.filter(|_| i == last_with_kv);
@@ -279,12 +294,12 @@ impl Decoder {
             let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
             Ok(self.normed(&x, &delta)?.to_dtype(DType::F32)?)
         });
-        Ok(ForwardOutput {
+        Ok(Some(ForwardOutput {
             tapped: tapped.transpose()?,
             last_hidden: last_hidden.transpose()?,
             experts_read: inputs.experts_read.take(),
             ..ForwardOutput::of(logits)
-        })
+        }))
     }
 
     /// What the output layer reads of the rows whose residual stream is `x`, with `delta` still to be added
@@ -300,6 +315,11 @@ impl Decoder {
         let output = output.ok_or_else(|| Error::internal("the model has no output layer"))?;
         output.forward(&self.normed(x, delta)?)
     }
+}
+
+/// The output of a forward that nobody could give up.
+fn completed(output: Option<ForwardOutput>) -> Result<ForwardOutput> {
+    output.ok_or_else(|| Error::internal("a forward was given up"))
 }
 
 /// The name of the weight of the output layer of a model like `config`, if it is not the loaded embedding itself.
@@ -376,12 +396,27 @@ impl Model for Decoder {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
+        completed(self.forward_unless(batch, kv, &|_| false)?)
+    }
+
+    /// A GPU computes layers later than they are asked for, so it cannot be told to stop.
+    fn is_interruptible(&self) -> bool {
+        self.device.is_cpu()
+    }
+
+    fn forward_unless(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvStore,
+        gives_up: &GiveUp<'_>,
+    ) -> Result<Option<ForwardOutput>> {
         let inputs = self.inputs(batch, kv)?;
         let spans = self.spans(batch, kv)?;
         let few = self.spans_with_logits(batch);
         let few = few
             .as_deref()
             .map(|few| AttentionBatch::new(few, kv.block_size, kv.num_slots()));
-        self.run(&inputs, &spans, few.transpose()?.as_ref(), kv)
+        let few = few.transpose()?;
+        self.run_unless(&inputs, (&spans, few.as_ref()), kv, gives_up)
     }
 }

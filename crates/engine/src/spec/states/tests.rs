@@ -47,7 +47,7 @@ fn step(
     path: &[usize],
 ) -> KeptState {
     let inputs = [input(state, rows)];
-    let mut kept = slots.plan(&inputs).unwrap();
+    let mut kept = slots.plan(&inputs, false).unwrap();
     let output = StepOutput {
         path: path.to_vec(),
         ..StepOutput::default()
@@ -156,7 +156,7 @@ fn a_sequence_begins_with_the_copy_that_it_has_chosen() {
     let mut five = state(5, &[8; 9]);
     five.kv_len = 4;
     let input = input(&mut five, 5);
-    slots.plan(&[input]).unwrap_err();
+    slots.plan(&[input], false).unwrap_err();
     slots.check_invariants().unwrap();
 }
 
@@ -179,11 +179,82 @@ fn where_texts_part_a_copy_is_made() {
     let mut four = state(4, &prompt(4));
     slots.resume(&four, 0);
     let input = input(&mut four, 17);
-    slots.plan(&[input]).unwrap();
+    slots.plan(&[input], false).unwrap();
     slots.release(4);
     slots.check_invariants().unwrap();
     slots.share_nothing();
     let mut five = state(5, &prompt(5));
     slots.resume(&five, 0);
     assert!(copied(&step(&mut slots, &mut five, 17, &[])).is_empty());
+}
+
+/// Whatever tentative steps are taken back, the steps that stand are those of a text without them, and no slot is lost.
+#[test]
+fn a_step_that_is_taken_back_changes_nothing() {
+    let prompt: Vec<u32> = (0..22).collect();
+    let text = |tries: usize| {
+        let mut slots = StateSlots::new(BLOCK, 2);
+        let mut first = state(1, &prompt[..9]);
+        step(&mut slots, &mut first, 9, &[]);
+        slots.release(1);
+        // It begins with the copy of the first one.
+        let mut one = state(2, &prompt);
+        one.kv_len = slots.resume(&one, 8);
+        assert_eq!(one.kv_len, 8);
+        let mut starts = Vec::new();
+        for _ in 0..2 {
+            for _ in 0..tries {
+                let inputs = [input(&mut one, 7)];
+                let kept = slots.plan(&inputs, true).unwrap();
+                slots.check_invariants().unwrap();
+                let StateStart::CopyOf(from) = kept[0].start else {
+                    panic!("{kept:?}")
+                };
+                let written = kept[0].copies.iter().map(|(_, slot)| *slot);
+                assert!(!written.chain([kept[0].slot]).any(|slot| slot == from));
+                slots.take_back();
+                slots.check_invariants().unwrap();
+            }
+            let kept = step(&mut slots, &mut one, 7, &[]);
+            starts.push((kept.start == StateStart::Kept, copied(&kept)));
+        }
+        slots.release(2);
+        slots.check_invariants().unwrap();
+        let again = state(3, &prompt);
+        (starts, slots.resume(&again, 20))
+    };
+    let plain = text(0);
+    assert_eq!(plain.1, 20);
+    assert_eq!(text(3), plain);
+}
+
+/// A tentative step that stands gives its slot back, and so does one that failed; where there were drafts there is none.
+#[test]
+fn a_tentative_step_that_stands_loses_no_slot() {
+    let mut slots = StateSlots::new(BLOCK, 8);
+    let mut one = state(1, &[3; 40]);
+    let tentative = |slots: &mut StateSlots, one: &mut SequenceState| {
+        let inputs = [input(one, 10)];
+        let kept = slots.plan(&inputs, true).unwrap();
+        slots.finish(&inputs, &[Ok(StepOutput::default())]);
+        slots.check_invariants().unwrap();
+        one.kv_len += 10;
+        (kept[0].start, kept[0].slot)
+    };
+    let (start, mut slot) = tentative(&mut slots, &mut one);
+    assert_eq!(start, StateStart::Empty);
+    for _ in 0..2 {
+        let (start, next) = tentative(&mut slots, &mut one);
+        assert_eq!(start, StateStart::CopyOf(slot));
+        slot = next;
+    }
+    assert!(slots.num_slots < 6, "{slots:?}");
+    slots.plan(&[input(&mut one, 10)], true).unwrap();
+    slots.release(1);
+    slots.check_invariants().unwrap();
+    let mut two = state(2, &[4; 5]);
+    step(&mut slots, &mut two, 5, &[]);
+    step(&mut slots, &mut two, 1, &[0]);
+    slots.plan(&[input(&mut two, 1)], true).unwrap_err();
+    slots.check_invariants().unwrap();
 }
