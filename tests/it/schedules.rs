@@ -130,6 +130,14 @@ impl Seen {
                 let found = outcome(events);
                 self.compare(case, request, alone, &found);
             }
+            if toy.interruptions.is_some() {
+                // Alone, so that it is interrupted however fast the others were.
+                assert_idle(&engine);
+                reset(&engine);
+                let (request, alone) = &wanted[0];
+                let found = outcome(engine.submit(request.clone()).unwrap());
+                self.compare(case, request, alone, &found);
+            }
         }
         assert_idle(&engine);
         assert_idle(&plain);
@@ -237,7 +245,7 @@ fn schedules(
 
 #[test]
 fn lookahead_is_lossless() {
-    let seen = schedules(9_000_000, 60, |_, _| Box::new(Lookahead::default()));
+    let seen = schedules(9_000_000, 100, |_, _| Box::new(Lookahead::default()));
     seen.assert_all_happened(&["lookahead", "grammar"]);
 }
 
