@@ -1,5 +1,5 @@
-//! Notes the commit of a release in `FORETOKEN_COMMIT`, which reports of `bench` cite. A development build notes none,
-//! since it would have to be built anew after each commit.
+//! Notes the commit of a release in `FORETOKEN_COMMIT`, which reports of `bench` cite, and what `--version` says in
+//! `FORETOKEN_VERSION`. A development build notes no commit, since it would have to be built anew after each one.
 
 use std::env;
 use std::fs;
@@ -10,11 +10,40 @@ fn main() {
     println!("cargo:rerun-if-env-changed=FORETOKEN_COMMIT");
     let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
     // Whoever builds without a repository, as in a container, may say it.
-    if env::var_os("FORETOKEN_COMMIT").is_none()
-        && is_release
-        && let Some(commit) = commit(Path::new(".git"))
-    {
+    let named = env::var("FORETOKEN_COMMIT")
+        .ok()
+        .filter(|name| !name.is_empty());
+    let found = if named.is_none() && is_release {
+        commit(Path::new(".git"))
+    } else {
+        None
+    };
+    if let Some(commit) = &found {
         println!("cargo:rustc-env=FORETOKEN_COMMIT={commit}");
+    }
+    let version = version(named.or(found).as_deref());
+    println!("cargo:rustc-env=FORETOKEN_VERSION={version}");
+}
+
+/// The version, and in brackets the commit, if it is known, and the features of this build.
+fn version(commit: Option<&str>) -> String {
+    let variables = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut features: Vec<_> = variables
+        .filter_map(|name| {
+            let feature = name.strip_prefix("CARGO_FEATURE_")?;
+            Some(feature.to_lowercase().replace('_', "-"))
+        })
+        .filter(|feature| feature != "default")
+        .collect();
+    features.sort();
+    let features = match features.as_slice() {
+        [] => "no features".to_owned(),
+        some => format!("features: {}", some.join(", ")),
+    };
+    let number = env::var("CARGO_PKG_VERSION").unwrap_or_default();
+    match commit {
+        None => format!("{number} ({features})"),
+        Some(commit) => format!("{number} (commit {commit}; {features})"),
     }
 }
 

@@ -29,6 +29,7 @@ use std::time::Duration;
 #[command(
     name = "foretoken",
     version,
+    long_version = env!("FORETOKEN_VERSION"),
     args_conflicts_with_subcommands = true,
     args_override_self = true
 )]

@@ -568,7 +568,25 @@ fn the_page_can_be_switched_off() {
 #[test]
 fn help_is_not_an_error() {
     assert!(matches!(parse("--help"), Err(Exit::Text(text)) if text.contains("--spec-length")));
-    assert!(matches!(parse("--version"), Err(Exit::Text(_))));
+    let number = env!("CARGO_PKG_VERSION");
+    let text = |flag: &str| match parse(flag) {
+        Err(Exit::Text(text)) => text,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(text("-V").trim(), format!("foretoken {number}"));
+    let version = text("--version");
+    assert!(
+        version.starts_with(&format!("foretoken {number} (")),
+        "{version}"
+    );
+    for (feature, is_on) in [
+        ("embedded-model", cfg!(feature = "embedded-model")),
+        ("otel", cfg!(feature = "otel")),
+        ("train", cfg!(feature = "train")),
+    ] {
+        assert_eq!(version.contains(feature), is_on, "{version}");
+    }
+    assert_eq!(version.lines().count(), 1, "{version}");
 }
 
 /// `bench` runs its prompts again and again, and computes them each time.

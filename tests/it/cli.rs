@@ -53,7 +53,8 @@ fn help_and_version_are_no_errors() {
     let version = run("--version");
     let text = String::from_utf8(version.stdout).unwrap();
     assert!(
-        version.status.success() && text.starts_with("foretoken "),
+        version.status.success()
+            && text.trim_end() == concat!("foretoken ", env!("FORETOKEN_VERSION")),
         "{text}"
     );
     let help = run("bench --help");

@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# Makes the artefacts of a release from this checkout: release.sh [--targets LIST] [--out DIR] [--repository URL]
+#                                                                [--allow-dirty]
+#   LIST        targets, separated by commas; the default is DEFAULT_TARGETS below. "cuda" is a build with
+#               --features cuda for this machine's target, and needs nvcc. "none" builds nothing: only the checksums,
+#               the inventory and the packaging of what is already in DIR are made, as for artefacts of other machines.
+#   DIR         [default: target/release-artefacts]
+#   URL         where releases are published, for the packaging files [default: repository of Cargo.toml]
+# Needs rustup, git, python3 with venv, and dpkg-deb for Debian packages. The network is used for crates, for the tools
+# of scripts/release/requirements.txt and for rustup's targets only. Two runs on one commit give the same bytes.
+# docs/release.md describes the artefacts.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+DEFAULT_TARGETS=x86_64-unknown-linux-musl,aarch64-unknown-linux-musl,x86_64-unknown-linux-gnu,aarch64-unknown-linux-gnu
+# The oldest C libraries that the wheels and the binaries of *-gnu run with.
+GLIBC=manylinux_2_17
+MUSL=musllinux_1_2
+
+targets=$DEFAULT_TARGETS out=target/release-artefacts repository='' dirty=0
+fail() { echo "release.sh: $*" >&2 && exit 2; }
+while [ $# != 0 ]; do
+    case $1 in
+    --targets) targets=${2?} && shift ;;
+    --out) out=${2?} && shift ;;
+    --repository) repository=${2?} && shift ;;
+    --allow-dirty) dirty=1 ;;
+    *) fail "$1 is not known: --targets, --out, --repository and --allow-dirty are" ;;
+    esac
+    shift
+done
+
+[ "$dirty" = 1 ] || git diff --quiet HEAD -- || fail "files differ from the commit: commit them, or pass --allow-dirty"
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+build=${CARGO_TARGET_DIR:-$PWD/target}
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+case $PWD$cargo_home$build in *[[:space:]]*) fail "a path with spaces cannot be removed from the binaries: $PWD, $cargo_home" ;; esac
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
+
+# What would differ between two machines: times, folders, and who asks.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+FORETOKEN_COMMIT=$(git rev-parse HEAD)
+export SOURCE_DATE_EPOCH FORETOKEN_COMMIT
+export RUSTFLAGS="--remap-path-prefix=$cargo_home/registry/src=/registry --remap-path-prefix=$PWD=/foretoken"
+export CFLAGS="-ffile-prefix-map=$cargo_home/registry/src=/registry"
+export LC_ALL=C TZ=UTC
+umask 022
+
+step() { printf '\n== %s\n' "$*"; }
+
+tools=$build/release-tools
+install_tools() {
+    [ -x "$tools/bin/python" ] || python3 -m venv "$tools"
+    "$tools/bin/pip" install --quiet --disable-pip-version-check -r scripts/release/requirements.txt
+    export PATH=$tools/bin:$PATH
+}
+
+# maturin TARGET COMPATIBILITY [FLAG...]: builds the program, and its wheel in $out.
+build_wheel() {
+    local target=$1 compatibility=$2
+    shift 2
+    [ -d "$(rustc --print target-libdir --target "$target")" ] || rustup target add "$target"
+    maturin build --release --locked --target "$target" --compatibility "$compatibility" --out "$out" "$@"
+}
+
+# archive NAME BINARY: packs what a user of the program gets.
+archive() {
+    local name=$1 binary=$2
+    python3 scripts/release/pack.py "$out/$name" "$SOURCE_DATE_EPOCH" \
+        "$binary" README.md CHANGELOG.md LICENSE LICENSE-APACHE LICENSE-MIT LICENSE-THIRD-PARTY
+}
+
+# debian ARCHITECTURE BINARY: the static binary, so that no version of Debian is too old for it.
+debian() {
+    local architecture=$1 binary=$2 root
+    root=$(mktemp -d)
+    # Its mode becomes that of / where the package is installed.
+    chmod 755 "$root"
+    install -D -m 755 "$binary" "$root/usr/bin/foretoken"
+    install -D -m 644 /dev/stdin "$root/usr/lib/systemd/system/foretoken.service" < <(
+        # The first lines say how to install it by hand.
+        sed -e '/^# .*Install:$/,/systemctl daemon-reload/d' -e 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/foretoken.service
+    )
+    # Only this machine's own names are allowed until somebody names another.
+    install -D -m 644 /dev/stdin "$root/etc/foretoken/foretoken.toml" < <(
+        sed -e '/^# Only nginx/d' -e 's/^allowed-hosts/# For a reverse proxy with another name:\n# allowed-hosts/' deploy/systemd/foretoken.toml
+    )
+    install -D -m 644 -t "$root/usr/share/doc/foretoken" README.md CHANGELOG.md LICENSE-THIRD-PARTY
+    cat LICENSE LICENSE-MIT LICENSE-APACHE | install -D -m 644 /dev/stdin "$root/usr/share/doc/foretoken/copyright"
+    mkdir "$root/DEBIAN"
+    sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$architecture/" \
+        -e "s/@SIZE@/$(find "$root" -type f -printf '%s\n' | awk '{ size += int(($1 + 1023) / 1024) } END { print size }')/" \
+        deploy/packaging/debian/control >"$root/DEBIAN/control"
+    install -m 755 -t "$root/DEBIAN" deploy/packaging/debian/{postinst,prerm}
+    echo /etc/foretoken/foretoken.toml >"$root/DEBIAN/conffiles"
+    find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+    # With one thread: otherwise the number of cores changes the bytes.
+    dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$root" "$out/foretoken_${version}-1_$architecture.deb"
+    rm -r "$root"
+}
+
+# In this place it becomes a part of the wheels, by the pattern of licences in pyproject.toml.
+trap 'rm -f LICENSE-THIRD-PARTY' EXIT
+licences() { python3 scripts/release/inventory.py licences --target "$1" "${@:2}" >LICENSE-THIRD-PARTY; }
+
+make_target() {
+    local target=$1 name=foretoken-$version-$1 host
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    step "$target"
+    case $target in
+    *-linux-musl)
+        licences "$target"
+        build_wheel "$target" $MUSL --zig
+        archive "$name.tar.gz" "$build/$target/release/foretoken"
+        if ! command -v dpkg-deb >/dev/null; then
+            echo "not made here: the Debian package, without dpkg-deb"
+        else
+            case $target in
+            x86_64-*) debian amd64 "$build/$target/release/foretoken" ;;
+            aarch64-*) debian arm64 "$build/$target/release/foretoken" ;;
+            esac
+        fi
+        ;;
+    *-linux-gnu)
+        licences "$target"
+        build_wheel "$target" $GLIBC --zig
+        archive "$name.tar.gz" "$build/$target/release/foretoken"
+        ;;
+    *-apple-darwin)
+        [[ $host = *-apple-darwin ]] || fail "$target can be built on macOS only"
+        licences "$target"
+        build_wheel "$target" pypi
+        archive "$name.tar.gz" "$build/$target/release/foretoken"
+        ;;
+    *-windows-gnu)
+        licences "$target"
+        build_wheel "$target" pypi --zig
+        archive "$name.zip" "$build/$target/release/foretoken.exe"
+        ;;
+    cuda)
+        if ! command -v nvcc >/dev/null; then
+            echo "not made here: the program for CUDA, without nvcc"
+            return
+        fi
+        licences "$host" --features cuda
+        # With this machine's C compiler: CUDA's libraries need its C library. The release of CUDA is in the name.
+        cargo build --release --locked --target "$host" --features cuda
+        archive "foretoken-$version-$host-cuda$(nvcc --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p').tar.gz" \
+            "$build/$host/release/foretoken"
+        ;;
+    *) fail "$target has no recipe here: *-linux-musl, *-linux-gnu, *-apple-darwin, *-windows-gnu, cuda and none have" ;;
+    esac
+}
+
+if [ "$targets" != none ]; then
+    step "tools"
+    install_tools
+    maturin --version
+    for target in ${targets//,/ }; do make_target "$target"; done
+fi
+
+step "inventory, checksums, packaging"
+python3 scripts/release/inventory.py sbom >"$out/foretoken-$version.cdx.json"
+python3 scripts/release/packaging.py "$out" --version "$version" --repository "$repository"
+cat "$out/SHA256SUMS"
