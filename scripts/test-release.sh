@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs each artefact of a release that this machine can run: test-release.sh [DIR]    (default: target/release-artefacts)
 # Archives and Debian packages are unpacked into an empty root, with the C library alone where the program is not
-# static; wheels are installed in an empty virtual environment. Each program serves the demonstration model there, and
+# static; wheels for glibc are installed in an empty virtual environment. Each program serves the demonstration model there, and
 # answers a request by HTTP, all with the same text. Needs root, for chroot; curl, and python3 with venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,7 +27,7 @@ wrong() { echo "FAILED: $*" && failed=$((failed + 1)); }
 serves() {
     local name=$1 url said start first log=$folder/log
     shift
-    said=$("$@" --version)
+    said=$("$@" --version) || true
     [[ $said = "foretoken $version (commit "* ]] || { wrong "$name: --version says $said" && return; }
     start=$(date +%s%N)
     "$@" serve --host 127.0.0.1 --port 0 --threads 2 "${flags[@]}" >"$log" 2>&1 &
@@ -67,7 +67,7 @@ in_root() {
         done
     fi
     mount -t proc proc "$root/proc"
-    serves "$name" env -i HF_HOME=/models chroot --userspec=65532:65532 "$root" "$program"
+    serves "$name" env -i HF_HOME=/models "$(command -v chroot)" --userspec=65532:65532 "$root" "$program"
     umount "$root/proc"
 }
 
@@ -99,7 +99,14 @@ for artefact in "$artefacts"/*; do
         in_root "$name" "$root" /usr/bin/foretoken
         flags=()
         ;;
-    foretoken-*linux*"_$machine.whl")
+    foretoken-*musllinux*"_$machine.whl")
+        # pip installs it only where the C library is musl.
+        mkdir "$root"
+        python3 -m zipfile -e "$artefact" "$root"
+        install -m 755 "$root/foretoken-$version.data/scripts/foretoken" "$root/foretoken"
+        in_root "$name" "$root" /foretoken
+        ;;
+    foretoken-*manylinux*"_$machine.whl")
         python3 -m venv "$root"
         "$root/bin/pip" install --quiet --no-index --disable-pip-version-check "$artefact"
         serves "$name" "$root/bin/foretoken"
