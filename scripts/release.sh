@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the artefacts of a release from this checkout: release.sh [--targets LIST] [--out DIR] [--repository URL]
-#                                                                [--allow-dirty]
+#                                                                  [--allow-dirty]
 #   LIST        targets, separated by commas; the default is DEFAULT_TARGETS below. "cuda" is a build with
 #               --features cuda for this machine's target, and needs nvcc. "none" builds nothing: only the checksums,
 #               the inventory and the packaging of what is already in DIR are made, as for artefacts of other machines.
@@ -30,7 +30,11 @@ while [ $# != 0 ]; do
     shift
 done
 
-[ "$dirty" = 1 ] || git diff --quiet HEAD -- || fail "files differ from the commit: commit them, or pass --allow-dirty"
+FORETOKEN_COMMIT=$(git rev-parse HEAD)
+if ! git diff --quiet HEAD --; then
+    [ "$dirty" = 1 ] || fail "files differ from the commit: commit them, or pass --allow-dirty"
+    FORETOKEN_COMMIT+=-dirty
+fi
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 build=${CARGO_TARGET_DIR:-$PWD/target}
@@ -40,7 +44,6 @@ version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"$/\1/p' Carg
 
 # What would differ between two machines: times, folders, and who asks.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
-FORETOKEN_COMMIT=$(git rev-parse HEAD)
 export SOURCE_DATE_EPOCH FORETOKEN_COMMIT
 export RUSTFLAGS="--remap-path-prefix=$cargo_home/registry/src=/registry --remap-path-prefix=$PWD=/foretoken"
 export CFLAGS="-ffile-prefix-map=$cargo_home/registry/src=/registry"

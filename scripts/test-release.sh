@@ -20,7 +20,7 @@ trap cleanup EXIT
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
 machine=$(uname -m)
 failed=0 passed=0
-text= flags=()
+text='' flags=()
 wrong() { echo "FAILED: $*" && failed=$((failed + 1)); }
 
 # serves NAME PROGRAM...: starts it with $flags on a free port, asks for a completion, and ends it.
