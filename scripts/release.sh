@@ -7,8 +7,8 @@
 #   DIR         [default: target/release-artefacts]
 #   URL         where releases are published, for the packaging files [default: repository of Cargo.toml]
 # Needs rustup, git, python3 with venv, and dpkg-deb for Debian packages. The network is used for crates, for the tools
-# of scripts/release/requirements.txt and for rustup's targets only. Two runs on one commit give the same bytes.
-# docs/release.md describes the artefacts.
+# of scripts/release/requirements.txt and for rustup's targets only. Two runs on one commit are to
+# give the same bytes. docs/release.md describes the artefacts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
