@@ -30,7 +30,8 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn splat(self, x: f32) -> Quads {
-        Quads(quads!(_i => vdupq_n_f32(x)))
+        // SAFETY: `self` proves that the CPU has NEON.
+        Quads([unsafe { vdupq_n_f32(x) }; 4])
     }
 
     #[inline(always)]
