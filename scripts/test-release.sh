@@ -36,6 +36,9 @@ serves() {
     server=$!
     until url=$(grep -o 'http://127[0-9.:]*' "$log" | tail -n 1) && [ -n "$url" ]; do
         if ! kill -0 $server 2>/dev/null || [ $(($(date +%s%N) - start)) -gt 120000000000 ]; then
+            kill -KILL $server 2>/dev/null || true
+            wait $server || true
+            server=
             wrong "$name does not serve: $(tail -n 3 "$log")" && return
         fi
         sleep 0.05

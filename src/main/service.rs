@@ -95,8 +95,27 @@ fn write(options: &InstallOptions, places: &Places) -> Result<String> {
             "a unit of the system cannot read {program}, which is in a home folder: copy it with `install -m 755 {program} /usr/local/bin/`, and run /usr/local/bin/foretoken"
         )));
     }
-    let old = std::fs::read_to_string(unit).unwrap_or_default();
-    if !old.is_empty() && !old.starts_with(MARK) {
+    if options.system {
+        let model = options.model.as_deref().map(Path::new);
+        let model = model.and_then(|model| model.canonicalize().ok());
+        for file in model.iter().chain([config]) {
+            if is_in_a_home(file) || file.starts_with("/tmp") {
+                return Err(Error::setup(format!(
+                    "a unit of the system cannot read {}: move it, for example to /etc/foretoken or /srv",
+                    file.display()
+                )));
+            }
+        }
+    }
+    // Also what cannot be read, and a link such as that of a masked unit.
+    let is_free = match std::fs::symlink_metadata(unit) {
+        Ok(found) => {
+            let old = std::fs::read_to_string(unit).unwrap_or_default();
+            found.is_file() && old.starts_with(MARK)
+        }
+        Err(e) => e.kind() == std::io::ErrorKind::NotFound,
+    };
+    if !is_free {
         return Err(Error::setup(format!(
             "{} was not written by this command: remove it first",
             unit.display()
@@ -153,8 +172,9 @@ fn check(config: &Path) -> Result<()> {
 fn unit_text(program: &Path, config: &Path, is_system: bool) -> Result<String> {
     let exec = format!(
         "ExecStart={} serve --config {}",
+        // In the program's own path systemd expands no variables.
         word(program)?,
-        word(config)?
+        word(config)?.replace('$', "$$")
     );
     let blocks = UNIT.split("\n\n");
     let blocks = blocks.filter(|block| is_system || !block.starts_with(SYSTEM_ONLY));
@@ -183,10 +203,7 @@ fn word(path: &Path) -> Result<String> {
         ))
     })?;
     let escaped = text.replace('\\', r"\\").replace('"', "\\\"");
-    Ok(format!(
-        "\"{}\"",
-        escaped.replace('%', "%%").replace('$', "$$")
-    ))
+    Ok(format!("\"{}\"", escaped.replace('%', "%%")))
 }
 
 fn write_file(file: &Path, text: &str) -> Result<()> {
@@ -333,6 +350,25 @@ mod tests {
         };
         let error = refused(None, true, &of_cargo);
         assert!(error.contains("/usr/local/bin"), "{error}");
+        let of_root = Places {
+            program: "/usr/local/bin/foretoken".into(),
+            config: "/root/foretoken.toml".into(),
+            ..of_cargo
+        };
+        let error = refused(None, true, &of_root);
+        assert!(
+            error.contains("cannot read /root/foretoken.toml"),
+            "{error}"
+        );
+        // The link of a masked unit.
+        std::fs::remove_file(&of_root.unit).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &of_root.unit).unwrap();
+        let free = Places {
+            config: folder.path().join("foretoken/foretoken.toml"),
+            ..of_root
+        };
+        let error = refused(None, false, &free);
+        assert!(error.contains("was not written by this command"), "{error}");
     }
 
     #[test]

@@ -44,7 +44,10 @@ const LINGER_BYTES: usize = 64 * 1024 * 1024;
 const HTTP_1_1_REQUIRED: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0d";
 
 /// Maximum number of requests at a time on a connection of HTTP/2.
-const MAX_STREAMS: u32 = 128;
+const MAX_STREAMS: u32 = 64;
+
+/// Bytes of all requests of a connection of HTTP/2 that may come before they are read.
+const WINDOW: u32 = 128 * 1024;
 
 /// Time between two looks at whether a client of HTTP/2 takes its replies.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
@@ -166,6 +169,8 @@ async fn http2<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
+        .initial_connection_window_size(WINDOW)
+        .initial_stream_window_size(WINDOW)
         .max_header_list_size(MAX_HEADER_BYTES as u32)
         .serve_connection(TokioIo::new(io), replies);
     let mut connection = pin!(connection);
@@ -258,12 +263,13 @@ impl<S> Io<S> {
         }
     }
 
-    /// The result of a write, which fails where it is pending for too long.
-    fn written(
+    /// The result of a write, which fails where it is pending for too long: TLS writes what it has taken only when it is
+    /// flushed.
+    fn written<T>(
         &mut self,
         cx: &mut Context<'_>,
-        result: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
+        result: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         // It may be the end of a reply that hyper has finished already: the client is not idle yet.
         (self.in_headers, self.awaiting) = (false, None);
         if result.is_ready() {
@@ -331,10 +337,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let result = Pin::new(&mut self.stream).poll_flush(cx);
+        match result.is_ready() {
+            // It says nothing of what the client takes if there was nothing to write.
+            true => result,
+            false => self.written(cx, result),
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let result = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.written(cx, result)
     }
 }

@@ -35,6 +35,8 @@ pub(super) async fn run(
 ) {
     let refusal_limits = Arc::new(HttpLimits {
         timeout_headers: PATIENCE,
+        // In HTTP/2 a reply does not end the connection.
+        timeout_keep_alive: PATIENCE,
         ..limits.clone()
     });
     let limits = Arc::new(limits);
