@@ -350,3 +350,45 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
         self.written(cx, result)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes bytes as TLS does, and never gets rid of them.
+    struct Stuck;
+
+    impl AsyncWrite for Stuck {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_taken_and_is_not_sent_ends_the_connection() {
+        let limits = HttpLimits {
+            timeout_write: Duration::from_millis(20),
+            ..HttpLimits::default()
+        };
+        let soon = Duration::from_secs(5);
+        let mut io = Io::new(Stuck, watch::Sender::new(()), &limits);
+        io.write_all(b"bytes").await.unwrap();
+        let flushed = timeout(soon, io.flush()).await.expect("it ends");
+        assert_eq!(flushed.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let mut io = Io::new(Stuck, watch::Sender::new(()), &limits);
+        let ended = timeout(soon, io.shutdown()).await.expect("it ends");
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}
