@@ -287,7 +287,8 @@ pub(super) struct Submission {
 
 /// A message to the engine thread.
 pub(super) enum EngineMessage {
-    Submit(Box<Submission>),
+    /// Requests that belong together: all of them are queued, or none.
+    Submit(Vec<Submission>),
     /// A flag in [`EngineShared`] has changed: look.
     Wake,
     /// Forget the cached prefixes, then say so.
@@ -373,7 +374,7 @@ impl EngineHandle {
         let arrived = Instant::now();
         let group = shared.next_group.fetch_add(1, Ordering::Relaxed);
         let mut tokens_before = 0;
-        requests
+        let (submissions, receivers): (Vec<_>, Vec<_>) = requests
             .into_iter()
             .map(|request| {
                 let (events, receiver) = unbounded_channel();
@@ -392,10 +393,14 @@ impl EngineHandle {
                     tokens_before,
                 };
                 tokens_before += cost;
-                self.send(EngineMessage::Submit(Box::new(submission)))?;
-                Ok(Events::new(receiver, shared.stats.clone(), text_tokens))
+                (submission, (receiver, text_tokens))
             })
-            .collect()
+            .unzip();
+        self.send(EngineMessage::Submit(submissions))?;
+        let events = receivers.into_iter().map(|(receiver, text_tokens)| {
+            Events::new(receiver, shared.stats.clone(), text_tokens)
+        });
+        Ok(events.collect())
     }
 
     /// Forgets all cached prefixes, of the target and of the drafter, before the next step. Running requests

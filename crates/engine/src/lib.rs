@@ -188,7 +188,9 @@ impl Engine {
                 self.shared.unread.fetch_sub(1, Ordering::SeqCst);
             }
             match message {
-                Some(EngineMessage::Submit(submission)) => self.enqueue(*submission),
+                Some(EngineMessage::Submit(submissions)) => {
+                    submissions.into_iter().for_each(|one| self.enqueue(one));
+                }
                 Some(EngineMessage::Wake) => {}
                 Some(EngineMessage::ResetPrefixCache(done)) => {
                     self.reset_prefix_cache();
