@@ -82,11 +82,12 @@ fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
         return Ok(());
     }
     let sequences = config.engine.max_num_seqs;
-    // Its own, with a prefix cache the copy after its last whole block, and one of a step that may be interrupted.
+    // Its own, with a prefix cache the copy after its last whole block; and what a step has beside them that may be
+    // interrupted: the state before it, with a prefix cache also those of two blocks that it may end.
     let count = if config.engine.no_prefix_caching {
         sequences + 1
     } else {
-        2 * sequences + 1 + max_state_copies(per_state)
+        2 * sequences + 3 + max_state_copies(per_state)
     };
     let bytes = (per_state as u64).saturating_mul(count as u64);
     let memory = total_memory();

@@ -84,7 +84,15 @@ impl PromptChunk {
         // cost of a step.
         let uninformative = 2 * prompt_rows < self.rows() && seconds < self.max_wait;
         if prompt_rows > 0 && !uninformative {
-            self.seconds_per_row = (self.seconds_per_row + seconds / rows as f64) / 2.0;
+            let average = (self.seconds_per_row + seconds / rows as f64) / 2.0;
+            // A chunk that can be interrupted may be longer than others may wait for. Its rows have hardly any of the fixed
+            // cost, which is most of what a short step costs: they only tell that rows grow more expensive.
+            let is_long = prompt_rows > self.rows();
+            self.seconds_per_row = if is_long {
+                average.max(self.seconds_per_row)
+            } else {
+                average
+            };
         }
     }
 }
@@ -229,10 +237,33 @@ mod tests {
             assert!(lost <= 2 * read, "every {every}: {lost} of {read}");
         }
         // A fast machine reads more in the time that others may wait.
-        for _ in 0..20 {
-            chunk.note(2048, 2048, Duration::from_millis(50));
-        }
+        FAST.read(&mut chunk, 20_000, 2048);
         assert_eq!(chunk.next_undisturbed(), chunk.rows_alone());
+    }
+
+    #[test]
+    fn long_chunks_do_not_hide_the_fixed_cost_of_a_step() {
+        let machine = Machine {
+            step: 0.06,
+            row: 0.0013,
+            attention: 0.000_1,
+        };
+        let mut chunk = PromptChunk::new(MAX_WAIT);
+        let mut read = 0;
+        for _ in 0..60 {
+            let rows = chunk.next_undisturbed();
+            let seconds = machine.seconds(rows, read);
+            chunk.note(rows, rows, Duration::from_secs_f64(seconds));
+            read += rows;
+        }
+        let waited = machine.seconds(chunk.rows(), 0);
+        assert!(waited < 0.13, "{} rows in {waited} s", chunk.rows());
+        // Nor do they hide that rows grow more expensive.
+        let before = chunk.rows();
+        for _ in 0..10 {
+            chunk.note(256, 256, Duration::from_secs(2));
+        }
+        assert!(chunk.rows() < before, "{before}");
     }
 
     #[test]

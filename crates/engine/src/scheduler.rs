@@ -235,7 +235,6 @@ impl Scheduler {
         if !is_undisturbed {
             self.prompt_chunk.note_others();
         }
-        self.may_be_interrupted = is_undisturbed && chunk > alone;
         let mut share = StepRows {
             running,
             rows: self.max_num_batched_tokens,
@@ -247,7 +246,10 @@ impl Scheduler {
             .or_else(|| share.prompts(&prompts, chunk))
             .or_else(|| share.decoding(later))
             .unwrap_or(0);
-        share.plan
+        let plan = share.plan;
+        let rows: usize = plan.iter().map(|planned| planned.rows).sum();
+        self.may_be_interrupted = is_undisturbed && rows > alone;
+        plan
     }
 
     /// Gives sequences room for drafts from the remaining rows and blocks, in equal shares.

@@ -237,7 +237,7 @@ impl Decoder {
         completed(self.run_unless(inputs, (spans, few), kv, &|_| false)?)
     }
 
-    /// As [`Decoder::run`] with `spans` and `few`, but asks `gives_up` before each layer but the first; `None` = it was
+    /// As [`Decoder::run`] with `spans` and `few`, but asks `gives_up` before each layer with all rows but the first; `None` = it was
     /// given up.
     fn run_unless(
         &self,
@@ -257,9 +257,11 @@ impl Decoder {
         let mut delta = x.zeros_like()?;
         let mut tapped = Vec::new();
         let last_with_kv = self.last_with_kv();
+        // Layers after the last with K/V have few rows, if any.
+        let most = few.map_or(self.layers.len(), |_| last_with_kv + 1);
         let layers = self.layers.iter().zip(config.spec.pool_places());
         for (i, (layer, place)) in layers.enumerate() {
-            if i > 0 && gives_up(i as f64 / self.layers.len() as f64) {
+            if (1..most).contains(&i) && gives_up(i as f64 / most as f64) {
                 return Ok(None);
             }
             inputs.tap(i, &x, &delta, &mut tapped)?;
