@@ -15,6 +15,11 @@ pub struct Avx512Vnni(Avx2);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Avx512Bf16(Avx512Vnni);
 
+/// Proof that this CPU has AMX's tiles of bf16 (`amx_tile`, `amx_bf16`), that this process may use them, and everything
+/// that [`Avx512Bf16`] proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AmxBf16(Avx512Bf16);
+
 /// Proof that this CPU has AVX-VNNI (on vectors of 256 bits), and everything that [`Avx2`] proves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AvxVnni(Avx2);
@@ -94,8 +99,46 @@ impl Avx512Bf16 {
     }
 }
 
+impl AmxBf16 {
+    fn detect() -> Option<Self> {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if tiles::are_usable() {
+            return Avx512Bf16::detect().map(Self);
+        }
+        None
+    }
+}
+
+/// The registers of AMX, which a process must ask its kernel for.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod tiles {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    use std::sync::OnceLock;
+
+    /// `ARCH_REQ_XCOMP_PERM` of `arch_prctl`, and the state that it asks for: that of the tiles' contents.
+    const REQUEST: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+
+    /// Whether the CPU has `amx_tile` and `amx_bf16`, and the kernel lets this process use them.
+    pub fn are_usable() -> bool {
+        static USABLE: OnceLock<bool> = OnceLock::new();
+        *USABLE.get_or_init(|| has_bf16() && is_permitted())
+    }
+
+    fn has_bf16() -> bool {
+        const BF16: u32 = 1 << 22;
+        const TILE: u32 = 1 << 24;
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (TILE | BF16) == TILE | BF16
+    }
+
+    fn is_permitted() -> bool {
+        // SAFETY: the call reads two numbers and changes nothing but the process's permission.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) == 0 }
+    }
+}
+
 /// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products and
-/// attention have the same bits with all of them.
+/// attention have the same bits with all of them, but for attention over pools in f16 and bf16 with AMX.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust.
@@ -108,6 +151,8 @@ pub enum Isa {
     Avx512Vnni(Avx512Vnni),
     /// AVX512-BF16, in addition to the above.
     Avx512Bf16(Avx512Bf16),
+    /// AMX's tiles of bf16, in addition to the above.
+    AmxBf16(AmxBf16),
     /// NEON of 64-bit ARM.
     Neon(Neon),
     /// Dot products of bytes (ARMv8.2), in addition to NEON.
@@ -120,12 +165,13 @@ pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
     /// The names that [`VARIABLE`] accepts, from slowest to fastest: those of x86-64, then those of 64-bit ARM.
-    pub const NAMES: [&'static str; 7] = [
+    pub const NAMES: [&'static str; 8] = [
         "portable",
         "avx2",
         "avxvnni",
         "avx512vnni",
         "avx512bf16",
+        "amxbf16",
         "neon",
         "dotprod",
     ];
@@ -138,6 +184,7 @@ impl Isa {
             "avxvnni" => AvxVnni::detect().map(Self::AvxVnni),
             "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
             "avx512bf16" => Avx512Bf16::detect().map(Self::Avx512Bf16),
+            "amxbf16" => AmxBf16::detect().map(Self::AmxBf16),
             "neon" => Neon::detect().map(Self::Neon),
             "dotprod" => Dotprod::detect().map(Self::Dotprod),
             _ => None,
@@ -157,8 +204,9 @@ impl Isa {
             Self::AvxVnni(_) => Self::NAMES[2],
             Self::Avx512Vnni(_) => Self::NAMES[3],
             Self::Avx512Bf16(_) => Self::NAMES[4],
-            Self::Neon(_) => Self::NAMES[5],
-            Self::Dotprod(_) => Self::NAMES[6],
+            Self::AmxBf16(_) => Self::NAMES[5],
+            Self::Neon(_) => Self::NAMES[6],
+            Self::Dotprod(_) => Self::NAMES[7],
         }
     }
 
@@ -169,14 +217,25 @@ impl Isa {
             Self::Avx2(proof)
             | Self::AvxVnni(AvxVnni(proof))
             | Self::Avx512Vnni(Avx512Vnni(proof))
-            | Self::Avx512Bf16(Avx512Bf16(Avx512Vnni(proof))) => Some(proof),
+            | Self::Avx512Bf16(Avx512Bf16(Avx512Vnni(proof)))
+            | Self::AmxBf16(AmxBf16(Avx512Bf16(Avx512Vnni(proof)))) => Some(proof),
         }
     }
 
     /// The proof that this CPU has AVX512-VNNI, if this instruction set includes it.
     pub fn avx512(self) -> Option<Avx512Vnni> {
         match self {
-            Self::Avx512Vnni(proof) | Self::Avx512Bf16(Avx512Bf16(proof)) => Some(proof),
+            Self::Avx512Vnni(proof)
+            | Self::Avx512Bf16(Avx512Bf16(proof))
+            | Self::AmxBf16(AmxBf16(Avx512Bf16(proof))) => Some(proof),
+            _ => None,
+        }
+    }
+
+    /// The proof that this CPU has AVX512-BF16, if this instruction set includes it.
+    pub fn avx512_bf16(self) -> Option<Avx512Bf16> {
+        match self {
+            Self::Avx512Bf16(proof) | Self::AmxBf16(AmxBf16(proof)) => Some(proof),
             _ => None,
         }
     }
@@ -189,8 +248,10 @@ impl Isa {
         }
     }
 
+    /// The best one at everything. AMX is not: prompts gain, but a single row takes longer with it.
     fn best() -> Self {
-        Self::available().next_back().unwrap_or(Self::Portable)
+        let best = Self::available().rfind(|isa| !matches!(isa, Self::AmxBf16(_)));
+        best.unwrap_or(Self::Portable)
     }
 
     fn choose(wanted: Option<&str>) -> Result<Self, String> {

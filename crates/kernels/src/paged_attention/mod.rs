@@ -7,7 +7,8 @@
 //! neighbours, on how its sequence is divided into calls, on which blocks hold it, or on branches of a
 //! draft tree that it does not see. A window hides the first keys of a row, which keep their numbers.
 //!
-//! On the CPU, pools in bf16 have products of bf16 with bf16 ([`numbers`]), others products of f32.
+//! On the CPU, pools in bf16 have products of bf16 with bf16 ([`numbers`]), others products of f32. With AMX, numbers of pools
+//! in f16 are sums of two bf16, and their products have relative errors of about 2^-16.
 //!
 //! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
 //! 64 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
@@ -28,6 +29,10 @@ mod scratch;
 mod tables;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod vectors;
 mod weights;
 

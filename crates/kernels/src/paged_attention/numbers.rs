@@ -1,5 +1,5 @@
 //! How numbers are multiplied: as f32 or, for pools in bf16, as pairs of bf16, of which AVX512-BF16 multiplies two
-//! where f32 has one product.
+//! where f32 has one product. AMX has an order of its own (`tiles.rs`).
 //!
 //! With pairs, queries and softmax weights are rounded to bf16 as well. A sum takes the second product of a pair,
 //! then the first, each by a fused multiply-add, as `vdpbf16ps` does by Intel's manual and on Zen 4
@@ -141,6 +141,10 @@ pub(super) trait Pool: Element {
     type Number: Number;
     /// What a lane is loaded from: as many bytes as [`Number::COUNT`] elements.
     type Lane: Element;
+    /// Whether AMX's tiles multiply such elements, as one bf16 or two.
+    const IN_TILES: bool = false;
+    /// Whether it takes two.
+    const HAS_RESTS: bool = false;
 }
 
 impl Pool for f32 {
@@ -151,11 +155,14 @@ impl Pool for f32 {
 impl Pool for f16 {
     type Number = Single;
     type Lane = f16;
+    const IN_TILES: bool = true;
+    const HAS_RESTS: bool = true;
 }
 
 impl Pool for bf16 {
     type Number = Paired;
     type Lane = f32;
+    const IN_TILES: bool = true;
 }
 
 /// Writes a query: see [`Number::load_query`].

@@ -7,15 +7,15 @@ use super::scores::{Dots, Pack, Scores};
 use super::scratch::Scratch;
 use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors, Widen, prefetch_all};
 use super::weights::{AddWeighted, Soften, Weigh};
-use crate::cpu::Isa;
+use crate::cpu::{AmxBf16, Isa};
 use crate::simd::{LANES, run};
 use std::f32::consts::LOG2_E;
 use std::iter::repeat_n;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Maximum number of keys of a tile, or of a row's tree and the key before it, in whole vectors.
-const MAX_KEYS: usize = 64 + LANES;
+/// Maximum number of keys of a tile, or of a row's tree and the keys before it in a tile, in whole vectors.
+const MAX_KEYS: usize = 64 + TILE;
 
 /// Up to this many queries read K and V as they are, if these are not pairs; for more, a tile is first widened: then
 /// several passes over it cost more than a copy.
@@ -77,7 +77,11 @@ impl<E: Pool> QueryGroup<'_, E> {
 
     /// Computes one chunk.
     pub fn one(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
-        self.load(scratch);
+        match self.amx() {
+            #[cfg(target_arch = "x86_64")]
+            Some(_) => self.load_in_tiles(scratch),
+            _ => self.load(scratch),
+        }
         self.chunk(chunk, scratch, into);
     }
 
@@ -107,12 +111,24 @@ impl<E: Pool> QueryGroup<'_, E> {
     }
 
     /// The keys of a chunk that a row sees.
-    fn seen(&self, chunk: usize, row: usize) -> Range<usize> {
+    pub(super) fn seen(&self, chunk: usize, row: usize) -> Range<usize> {
         self.item.hidden_keys(chunk, row)..self.item.visible_keys(chunk, row)
+    }
+
+    /// The proof that tiles multiply, where they do.
+    fn amx(&self) -> Option<AmxBf16> {
+        match self.isa {
+            Isa::AmxBf16(proof) if E::IN_TILES => Some(proof),
+            _ => None,
+        }
     }
 
     /// Computes the softmax of one chunk, of queries that are loaded.
     fn chunk(&self, chunk: usize, scratch: &mut Scratch, into: &mut Partial<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(amx) = self.amx() {
+            return self.chunk_in_tiles(amx, chunk, scratch, into);
+        }
         let group = self.dims.group();
         let mut places = [[0; CHUNK]; 2];
         // The last row sees every key that any row shares with the rows after it.
@@ -130,7 +146,7 @@ impl<E: Pool> QueryGroup<'_, E> {
             let query = self.first_sharing_row(chunk, start) * group;
             self.score(places, query..self.count(), start, scratch);
         }
-        self.for_private_keys(chunk, |row, start, places| {
+        self.for_private_keys(chunk, 0..self.item.rows.len(), |row, start, places| {
             self.score(places, row * group..(row + 1) * group, start, scratch);
         });
         self.weigh(chunk, scratch, into);
@@ -140,7 +156,7 @@ impl<E: Pool> QueryGroup<'_, E> {
             let query = self.first_sharing_row(chunk, start) * group;
             self.add(places, query..self.count(), start, scratch, into.acc);
         }
-        self.for_private_keys(chunk, |row, start, places| {
+        self.for_private_keys(chunk, 0..self.item.rows.len(), |row, start, places| {
             let queries = row * group..(row + 1) * group;
             self.add(places, queries, start, scratch, into.acc);
         });
@@ -149,7 +165,7 @@ impl<E: Pool> QueryGroup<'_, E> {
     /// Prefetches a chunk, unless that was done during the last one: if chunks are separate tasks also that of the K/V
     /// heads after this one, which this thread is likely to process next. `places` are those of its keys, `next` is
     /// that of the next chunk's first.
-    fn warm_up(&self, places: &[usize], next: usize, scratch: &mut Scratch) {
+    pub(super) fn warm_up(&self, places: &[usize], next: usize, scratch: &mut Scratch) {
         let Some(&first) = places.first() else {
             return;
         };
@@ -292,13 +308,7 @@ impl<E: Pool> QueryGroup<'_, E> {
             let seen = self.seen(chunk, row);
             scratch.seen.extend(repeat_n(seen, group));
         }
-        if let Some(cap) = self.soft_cap {
-            for (scores, seen) in scores.chunks_exact_mut(STRIDE).zip(&scratch.seen) {
-                if let Some(scores) = scores.get_mut(seen.clone()) {
-                    run(self.isa, Soften { scores, cap });
-                }
-            }
-        }
+        self.soften(scores, &scratch.seen);
         let weigh = Weigh {
             scores,
             seen: &scratch.seen,
@@ -309,12 +319,28 @@ impl<E: Pool> QueryGroup<'_, E> {
         run(self.isa, weigh);
     }
 
-    /// As [`Item::shared_keys`]. Those of a tree that come in pairs end with a whole one: the key after it belongs
-    /// with a row's first private key.
-    fn shared_keys(&self, chunk: usize, row: usize) -> usize {
+    /// Caps the scores that queries see, if they are to be capped: `[queries, STRIDE]`.
+    pub(super) fn soften(&self, scores: &mut [f32], seen: &[Range<usize>]) {
+        let Some(cap) = self.soft_cap else {
+            return;
+        };
+        for (scores, seen) in scores.chunks_exact_mut(STRIDE).zip(seen) {
+            if let Some(scores) = scores.get_mut(seen.clone()) {
+                run(self.isa, Soften { scores, cap });
+            }
+        }
+    }
+
+    /// As [`Item::shared_keys`]. Those of a tree that are added together, in pairs or tiles, end with whole ones: the keys
+    /// after them belong with a row's first private key.
+    pub(super) fn shared_keys(&self, chunk: usize, row: usize) -> usize {
         let shared = self.item.shared_keys(chunk, row);
+        let together = match self.amx() {
+            Some(_) => TILE,
+            None => Self::COUNT,
+        };
         match self.item.span.tree {
-            Some(_) => shared / Self::COUNT * Self::COUNT,
+            Some(_) => shared / together * together,
             None => shared,
         }
     }
@@ -326,13 +352,18 @@ impl<E: Pool> QueryGroup<'_, E> {
             .unwrap_or(rows.end)
     }
 
-    /// Calls `work` for each row that has private keys in the chunk, with the row, the first of these
+    /// Calls `work` for each of `rows` that has private keys in the chunk, with the row, the first of these
     /// keys' number in the chunk, and the places of all of them.
-    fn for_private_keys(&self, chunk: usize, mut work: impl FnMut(usize, usize, Places<'_>)) {
+    pub(super) fn for_private_keys(
+        &self,
+        chunk: usize,
+        rows: Range<usize>,
+        mut work: impl FnMut(usize, usize, Places<'_>),
+    ) {
         if self.item.span.tree.is_none() {
             return;
         }
-        for row in 0..self.item.rows.len() {
+        for row in rows {
             let (mut places, mut count) = ([0; MAX_KEYS], 0);
             let first = self.shared_keys(chunk, row);
             for number in first..self.item.shared_keys(chunk, row) {
@@ -350,7 +381,7 @@ impl<E: Pool> QueryGroup<'_, E> {
     }
 
     /// The indices in the pools of K and V of the sequence's positions from `position` on.
-    fn places(&self, mut position: usize, mut places: &mut [usize]) {
+    pub(super) fn places(&self, mut position: usize, mut places: &mut [usize]) {
         let (size, stride) = (self.block_size, self.dims.kv_heads * self.dims.head_dim);
         // Block by block: a division per key would cost more than its scores.
         while !places.is_empty() {
@@ -370,24 +401,32 @@ impl<E: Pool> QueryGroup<'_, E> {
 
     /// Scales the queries, so that scores are multiples of log2(e), unless they are still to be capped.
     fn load(&self, scratch: &mut Scratch) {
-        let (d, group) = (self.dims.head_dim, self.dims.group());
-        let lanes = E::Number::lanes(d);
-        let factor = match self.soft_cap {
-            None => self.scale * LOG2_E,
-            Some(_) => self.scale,
-        };
+        let lanes = E::Number::lanes(self.dims.head_dim);
         let queries = scratch.queries.room(self.count() * lanes);
         for (number, to) in queries.chunks_exact_mut(lanes).enumerate() {
-            let (row, head) = (number / group, number % group);
-            let row = self.row_of(row) * self.q.stride;
             let load = LoadQuery {
-                from: &self.q.q[row + (self.item.kv_head * group + head) * d..][..d],
-                factor,
+                from: self.query(number),
+                factor: self.factor(),
                 to,
                 number: PhantomData::<E::Number>,
             };
             run(self.isa, load);
         }
+    }
+
+    /// What queries are multiplied by.
+    pub(super) fn factor(&self) -> f32 {
+        match self.soft_cap {
+            None => self.scale * LOG2_E,
+            Some(_) => self.scale,
+        }
+    }
+
+    /// A query as it came.
+    pub(super) fn query(&self, number: usize) -> &[f32] {
+        let (d, group) = (self.dims.head_dim, self.dims.group());
+        let (row, head) = (number / group, self.item.kv_head * group + number % group);
+        &self.q.q[self.row_of(row) * self.q.stride + head * d..][..d]
     }
 
     fn store<'o>(&self, so_far: &Partial<'_>, out: impl Fn(usize) -> &'o mut [f32]) {

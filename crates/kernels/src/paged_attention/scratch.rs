@@ -15,6 +15,10 @@ pub(super) struct Scratch {
     pub values: Buffer,
     /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`](super::weights::Weigh).
     pub scores: Buffer,
+    /// Weights in tiles.
+    pub weights: Buffer,
+    /// Keys or values in tiles that only one row of a tree sees.
+    pub own: Buffer,
     /// The keys of the chunk that each query sees.
     pub seen: Vec<Range<usize>>,
     /// Addresses of the first keys of two chunks, the last one and that which it prefetched.

@@ -9,7 +9,7 @@ use crate::cpu::Isa;
 pub(crate) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
     #[cfg(target_arch = "x86_64")]
     {
-        if let Isa::Avx512Bf16(bf16) = isa {
+        if let Some(bf16) = isa.avx512_bf16() {
             // SAFETY: `bf16` proves that the CPU has the instructions.
             return unsafe { x86::run_avx512_bf16(bf16, work) };
         }

@@ -13,3 +13,5 @@ pub(super) use dispatch::run;
 pub(super) use neon::widen_f16;
 pub(super) use prefetch::prefetch;
 pub(super) use vector::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::amx;

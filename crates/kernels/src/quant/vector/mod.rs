@@ -168,7 +168,7 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
 pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) => x86::Avx512::max_rows(F::BITS),
+        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) | Isa::AmxBf16(_) => x86::Avx512::max_rows(F::BITS),
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni(_) => x86::AvxVnni::max_rows(F::BITS),
         #[cfg(target_arch = "x86_64")]

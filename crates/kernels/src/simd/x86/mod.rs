@@ -1,5 +1,6 @@
 //! [`Simd`] with AVX-512 and with AVX2, FMA and F16C.
 
+pub(crate) mod amx;
 mod avx512;
 
 use super::vector::{BELOW_HALF, Element, LANES, Loop, Simd, UPPER};
