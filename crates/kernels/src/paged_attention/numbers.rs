@@ -144,6 +144,7 @@ pub(super) trait Pool: Element {
     /// Whether AMX's tiles multiply such elements, as one bf16 or two.
     const IN_TILES: bool = false;
     /// Whether it takes two.
+    #[cfg(target_arch = "x86_64")]
     const HAS_RESTS: bool = false;
 }
 
@@ -156,6 +157,7 @@ impl Pool for f16 {
     type Number = Single;
     type Lane = f16;
     const IN_TILES: bool = true;
+    #[cfg(target_arch = "x86_64")]
     const HAS_RESTS: bool = true;
 }
 

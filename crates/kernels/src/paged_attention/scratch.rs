@@ -16,8 +16,10 @@ pub(super) struct Scratch {
     /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`](super::weights::Weigh).
     pub scores: Buffer,
     /// Weights in tiles.
+    #[cfg(target_arch = "x86_64")]
     pub weights: Buffer,
     /// Keys or values in tiles that only one row of a tree sees.
+    #[cfg(target_arch = "x86_64")]
     pub own: Buffer,
     /// The keys of the chunk that each query sees.
     pub seen: Vec<Range<usize>>,

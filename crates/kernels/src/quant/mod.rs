@@ -88,8 +88,8 @@ fn product<F: VectorFormat>(
     }
     #[cfg(target_arch = "aarch64")]
     match isa {
-        // SAFETY: the CPU has the instructions, which `proof` is the proof of.
         Isa::Dotprod(proof) => {
+            // SAFETY: the CPU has the instructions, which `proof` is the proof of.
             return unsafe { vector::neon::product_dotprod(proof, strip, x, turns, store) };
         }
         Isa::Neon(proof) => return vector::neon::product_neon(proof, strip, x, turns, store),
