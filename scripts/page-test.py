@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Tests the page at / in headless Chromium against running servers, and makes its screenshot.
+"""Tests the page at / in headless Chromium against running servers, and makes its pictures.
 
     apt-get install chromium; pip install playwright
     scripts/page-test.py [--binary target/release/foretoken] [--chromium /usr/bin/chromium] [--screenshot docs/page.png]
+                         [--looks FOLDER]
 
 Prints a line per check; the exit code is 1 if one failed. The servers run the embedded demonstration pair.
 """
@@ -63,7 +64,7 @@ class Server:
 class Page:
     """A tab, with what it asked for and complained about."""
 
-    def __init__(self, browser, server, **context):
+    def __init__(self, browser, server, tokens=True, **context):
         self.context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **context})
         self.tab = self.context.new_page()
         self.server, self.requests, self.complaints, self.answers = server, [], [], []
@@ -71,6 +72,8 @@ class Page:
         self.tab.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
         self.tab.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(f"{m.text} {m.location.get('url')}"))
         self.tab.goto(server.url + "/")
+        if tokens:
+            self.tab.check("#tokens")
 
     def until(self, expression, argument=None):
         """Waits until it is true. (Playwright's own wait needs eval, which the page's policy forbids.)"""
@@ -89,6 +92,12 @@ class Page:
         done = "#log .answer[aria-busy=false]"
         self.until(f"document.querySelectorAll('{done}').length >= {count}")
         return self.tab.locator(done).nth(count - 1).locator(".tokens").text_content()
+
+    def tell(self, text, size=3):
+        """Has the next answers be this text, in chunks of so many characters."""
+        chunks = [{"delta": {"content": text[at:at + size]}} for at in range(0, len(text), size)] + [{"delta": {}, "finish_reason": "stop"}]
+        body = "".join(f"data: {json.dumps({'choices': [chunk]})}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        self.tab.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
 
     def last_stream(self):
         """What the page last asked for, and the chunks it got."""
@@ -127,7 +136,7 @@ class Page:
     def overflow(self):
         """By how many pixels the page is wider than the window, and what sticks out."""
         return self.tab.evaluate("""() => [document.documentElement.scrollWidth - innerWidth,
-          [...document.querySelectorAll('body *')].filter((e) => e.offsetParent && !e.closest('.only-read')
+          [...document.querySelectorAll('body *')].filter((e) => e.offsetParent && !e.closest('.only-read, pre, table')
             && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.tagName + '.' + e.className)]""")
 
     def close(self, expected=()):
@@ -210,12 +219,175 @@ def tooltip(browser, server, _):
     return text.split(" accepted")[0] + " accepted"
 
 
+# What a model may write, with what is easily read wrongly.
+DOCUMENT = """# Owls *at* night
+
+Two **bold words**, `a*b*c`, 5*3*2, snake_case_name and ***both***. ~~Gone~~, \\*kept\\*.
+A second line, <b>no tag</b> &amp; see [the page](https://example.com/a_(b)?c=1&d=2 "t"), https://example.com/x.
+
+## Steps
+
+1. First:
+   - deep `one`
+   - deep two
+
+     with more
+2. Second
+   ```py
+   def owl():
+   \tprint("**hoo**")
+
+   owl()
+   ```
+3. Third
+
+- [click](javascript:alert(1)) ![picture](https://example.com/p.png)
+- 中文**强调**文字
+
+| Name | Price \\| each |  |
+|:-----|----:|---|
+| `a` | **1** | x |
+| b | 2 |
+
+> quoted
+> more
+
+---
+The *end*."""
+
+
+def markdown(browser, server, _):
+    """answers are Markdown, of elements that do no harm, and code can be copied"""
+    page = Page(browser, server, tokens=False, permissions=["clipboard-read", "clipboard-write"])
+    page.tell(DOCUMENT)
+    page.ask("Tell me")
+    page.answered()
+    texts = lambda which: page.tab.locator(f".prose {which}").all_text_contents()
+    assert texts("h3") == ["Owls at night"] and texts("h4") == ["Steps"]
+    assert texts("strong") == ["bold words", "both", "强调", "1"] and texts("em") == ["at", "both", "end"], (texts("strong"), texts("em"))
+    assert texts("p")[0].startswith("Two bold words, a*b*c, 5*3*2, snake_case_name and both. Gone, *kept*.\nA second line, <b>no tag</b> &amp; see"), texts("p")
+    assert texts("del") == ["Gone"] and texts("p code")[0] == "a*b*c" and texts("blockquote") == ["quoted\nmore"]
+    assert texts("> ol > li > ul > li") == ["deep one", "deep twowith more"], texts("> ol > li > ul > li")
+    assert len(texts("> ol > li")) == 3 and len(texts("> ol")) == 1 and len(texts("hr")) == 1
+    code = 'def owl():\n\tprint("**hoo**")\n\nowl()'
+    assert texts("pre") == [code], texts("pre")
+    rows = [page.tab.locator(".prose tr").nth(i).locator("th, td").all_text_contents() for i in range(3)]
+    assert rows == [["Name", "Price | each", ""], ["a", "1", "x"], ["b", "2", ""]], rows
+    links = page.tab.evaluate("[...document.querySelectorAll('.prose a')].map((a) => [a.textContent, a.getAttribute('href'), a.rel, a.target])")
+    how = ["noopener noreferrer", "_blank"]
+    addresses = [("the page", "https://example.com/a_(b)?c=1&d=2"), ("https://example.com/x",) * 2, ("picture", "https://example.com/p.png")]
+    assert links == [[*address, *how] for address in addresses], links
+    tags = set(page.tab.evaluate("[...document.querySelectorAll('.prose *')].map((e) => e.localName)"))
+    assert not tags & {"b", "img", "script", "iframe", "style"}, tags
+    page.tab.click(".copy")
+    page.until("document.querySelector('.copy').textContent === 'Copied'")
+    assert page.tab.evaluate("navigator.clipboard.readText()") == code
+    page.ask("And then?")
+    page.answered(2)
+    # What the model reads again is what it wrote.
+    assert json.loads([r for r in page.requests if r.method == "POST"][-1].post_data)["messages"][1]["content"] == DOCUMENT
+    page.close()
+    return f"{len(tags)} elements, {len(links)} links"
+
+
+def steady(browser, server, _):
+    """while an answer arrives, nothing of it that was shown goes away or is made anew"""
+    page = Page(browser, server, tokens=False)
+    worst = page.tab.evaluate("""(text) => {
+      const [box, seen] = [document.createElement('div'), []];
+      // The head of a code block is beside the text.
+      const words = (e) => [...e.childNodes].map((c) => c.className === 'head' ? '' : c.nodeType === 3 ? c.data : words(c)).join('');
+      let [shown, first] = ['', null];
+      for (let end = 1; end <= text.length; end += 1) {
+        morph(box, markdown(text.slice(0, end), end < text.length));
+        if (!words(box).startsWith(shown)) seen.push([text.slice(0, end).slice(-20), shown.slice(-30), words(box).slice(-30)]);
+        shown = words(box);
+        first ??= box.querySelector('p')?.firstChild;
+      }
+      const fresh = document.createElement('div');
+      morph(fresh, markdown(text));
+      return [seen, first === box.querySelector('p').firstChild, fresh.innerHTML === box.innerHTML];
+    }""", DOCUMENT)
+    assert worst == [[], True, True], worst
+    # Texts that were made to take long.
+    took = page.tab.evaluate("""(texts) => texts.map((text) => {
+      const start = performance.now();
+      morph(document.createElement('div'), markdown(text));
+      return performance.now() - start;
+    })""", [piece * 10_000 for piece in ("*a ", "[", "`` ` ", "> ", "- ", "| ", "**a_b", "# #", "[a](", "\\", "_a*", "1. \n")] + ["*a " * 10_000 + "a* " * 10_000, "*" * 10_000 + "a" + "*" * 10_000])
+    assert max(took) < 2000, took
+    page.close()
+    return f"{len(DOCUMENT)} steps; {max(took):.0f} ms for the worst of {len(took)} hostile texts"
+
+
+def temperature(browser, server, _):
+    """the temperature beside the question is the one that is sent, in the chat and in the race"""
+    page = Page(browser, server, tokens=False)
+    page.tab.fill("#max_tokens", "8")
+    sent = []
+    for value in ("0", "0.7", ""):
+        page.tab.fill("#temperature", value)
+        page.ask("Hi")
+        page.answered(len(sent) + 1)
+        sent.append(page.last_stream()[0].get("temperature"))
+        foot = page.tab.locator("#log .foot").last.text_content()
+        assert (f"temperature\u00a0{value} ·" in foot) == (value != ""), foot
+    assert sent == [0, 0.7, None], sent
+    page.tab.click("#tab-race")
+    page.tab.fill("#start .temperature input", "1.2")
+    page.race()
+    assert page.last_stream()[0]["temperature"] == 1.2
+    page.tab.click("#tab-chat")
+    assert page.tab.input_value("#temperature") == "1.2"
+    page.close()
+    return ", ".join(map(str, sent))
+
+
+def thoughts(browser, server, _):
+    """what a model thinks is there to be opened"""
+    page = Page(browser, server, tokens=False)
+    deltas = [{"reasoning_content": "Owls *think*. "}, {"reasoning_content": "Long."}, {"content": "Hoo."}]
+    body = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas) + "data: [DONE]\n\n"
+    page.tab.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.ask("Hi")
+    page.answered()
+    assert page.tab.is_hidden(".thoughts p") and page.tab.text_content(".prose > p") == "Hoo."
+    page.tab.click(".thoughts summary")
+    assert page.tab.text_content(".thoughts p") == "Owls think. Long." and page.tab.is_visible(".thoughts em")
+    page.close()
+    return "closed at first"
+
+
+def announced(browser, server, _):
+    """a screen reader is told what there is: names, roles, states, and an answer when it is whole"""
+    page = Page(browser, server, tokens=False)
+    nameless = page.tab.evaluate("""[...document.querySelectorAll('button, input, textarea, select, [role=region], [role=tab]')]
+        .filter((e) => !(e.labels?.length || e.getAttribute('aria-label') || e.textContent.trim())).map((e) => e.outerHTML)""")
+    assert nameless == [], nameless
+    page.tell(DOCUMENT)
+    page.ask("Tell me")
+    page.answered()
+    log = page.tab.get_by_role("log", name="Conversation")
+    assert log.get_attribute("aria-live") == "polite"
+    assert log.get_by_role("article", name="Answer").get_attribute("aria-busy") == "false"
+    for role, name in (("heading", "Owls at night"), ("link", "the page"), ("button", "Copy"), ("region", "Code, py"), ("region", "Table"), ("columnheader", "Name")):
+        assert log.get_by_role(role, name=name).count() == 1, (role, name)
+    assert page.tab.get_by_role("textbox", name="Message").get_attribute("aria-describedby") == "keys"
+    assert page.tab.get_by_role("spinbutton", name="Temperature").count() == 1
+    switch = page.tab.get_by_role("switch", name="Tokens")
+    assert not switch.is_checked() and page.tab.is_hidden("#log .tokens")
+    switch.check()
+    assert page.tab.is_hidden("#log .prose") and page.tab.locator("#log .tokens").count() == 1
+    page.close()
+    return "log, article, switch, regions"
+
+
 def stopping(browser, server, _):
     """an answer can be stopped, by button and key, and goes into the next turn; a new chat forgets all"""
     page = Page(browser, server)
     page.never_end(400)
     texts = []
-    for turn, stop in enumerate((lambda: page.tab.click("#stop", force=True), lambda: page.tab.press("#question", "Escape")), 1):
+    for turn, stop in enumerate((lambda: page.tab.click("#stop", force=True), lambda: page.tab.press("#question", "Escape"), lambda: page.tab.press("#clear", "Escape")), 1):
         page.ask(OWL)
         page.until(f"document.querySelectorAll('#log .answer').length === {turn} && document.querySelector('#log .answer:last-of-type .t')")
         stop()
@@ -228,7 +400,7 @@ def stopping(browser, server, _):
     sent = json.loads([r for r in page.requests if r.method == "POST"][-1].post_data)["messages"]
     assert sent[1] == {"role": "assistant", "content": texts[0]}, sent
     page.ask(OWL)
-    page.until("document.querySelectorAll('#log .answer').length === 3")
+    page.until("document.querySelectorAll('#log .answer').length === 4")
     page.tab.click("#clear")
     assert page.tab.locator("#log .answer").count() == 0 and page.tab.is_visible(".welcome")
     page.tab.fill("#max_tokens", "5")
@@ -377,8 +549,8 @@ def hold(server, seconds):
 
 
 def narrow(browser, server, _):
-    """at 400 px nothing is wider than the window"""
-    page = Page(browser, server, viewport={"width": 400, "height": 800}, has_touch=True)
+    """at 360 px nothing is wider than the window"""
+    page = Page(browser, server, viewport={"width": 360, "height": 740}, has_touch=True)
     seen = [page.overflow()]
     page.ask("x" * 300)
     page.answered()
@@ -387,6 +559,12 @@ def narrow(browser, server, _):
         page.tab.wait_for_selector("#round:not([hidden])")
         page.check_round_is_in_view()
     seen.append(page.overflow())
+    page.tab.uncheck("#tokens")
+    page.tell(DOCUMENT + "\n\n```\n" + "x" * 300 + "\n```\n" + "| wide " * 30 + "|\n" + "|---" * 30 + "|\n")
+    page.ask("Tell me")
+    page.answered(2)
+    seen.append(page.overflow())
+    page.tab.unroute("**/v1/chat/completions")
     page.tab.click("#settings summary")
     seen.append(page.overflow())
     page.race()
@@ -398,7 +576,7 @@ def narrow(browser, server, _):
 
 def keyboard(browser, server, _):
     """everything can be done by keyboard alone"""
-    page = Page(browser, server)
+    page = Page(browser, server, tokens=False)
     tab, keys = page.tab, page.tab.keyboard
 
     def tab_to(selector, key="Tab", most=40):
@@ -408,11 +586,24 @@ def keyboard(browser, server, _):
                 return
         raise AssertionError(f"no {key} leads to {selector}")
 
-    tab_to("#tab-chat")
+    tab_to(".skip")
+    keys.press("Enter")
+    assert tab.evaluate("document.activeElement.id") == "question"
+    tab_to("#tab-chat", "Shift+Tab")
     tab_to("#question")
     keys.type(OWL)
+    keys.press("Shift+Enter")
+    keys.type("Go on.")
+    tab_to("#send")
     keys.press("Enter")
+    # Its button took the place of the one that had the focus.
+    assert tab.evaluate("document.activeElement.id") == "stop"
     page.answered()
+    page.until("document.activeElement.id === 'send'")
+    assert page.last_stream()[0]["messages"][0]["content"] == f"{OWL}\nGo on."
+    tab_to("#temperature")
+    tab_to("#tokens")
+    keys.press("Space")
     tab_to(".t", "Shift+Tab")
     ring = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert ring == "solid", ring
@@ -445,6 +636,10 @@ def schemes(browser, server, _):
         page = Page(browser, server, color_scheme=scheme, reduced_motion="reduce")
         page.ask(OWL)
         page.answered()
+        page.tab.uncheck("#tokens")
+        page.tell(DOCUMENT)
+        page.ask("Tell me")
+        page.answered(2)
         lowest = page.tab.evaluate("""() => {
           const part = (colour) => colour.match(/[\\d.]+/g).map(Number);
           const light = (colour) => part(colour).slice(0, 3).map((c) => c / 255)
@@ -466,8 +661,9 @@ def schemes(browser, server, _):
         paper = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", paper))) > 384) == (scheme == "light"), paper
         page.tab.evaluate("document.querySelector('.answer').setAttribute('aria-busy', 'true')")
-        motion = page.tab.evaluate("getComputedStyle(document.querySelector('.tokens'), '::after').animationName")
-        assert motion == "none", motion
+        for which in (".tokens", ".prose > :last-child"):
+            shown, motion = page.tab.evaluate("(s) => ['content', 'animationName'].map((p) => getComputedStyle(document.querySelector(s), '::after')[p])", which)
+            assert (shown, motion) == ('"▍"', "none"), (which, shown, motion)
         page.close()
     return ", ".join(f"{scheme} {ratio:.1f}" for scheme, ratio in worst.items())
 
@@ -522,23 +718,48 @@ def picture(page, path):
     return f"{path}, {size // 1000} kB"
 
 
+def looks(browser, server, options):
+    """pictures of the page, narrow and wide, light and dark, to look at"""
+    os.makedirs(options.looks, exist_ok=True)
+    for width, height in ((360, 740), (1280, 800)):
+        for scheme in ("light", "dark"):
+            page = Page(browser, server, tokens=False, viewport={"width": width, "height": height}, color_scheme=scheme)
+            picture_of = lambda name: page.tab.screenshot(path=f"{options.looks}/{name}-{width}-{scheme}.png", full_page=name == "markdown")
+            picture_of("welcome")
+            page.ask(OWL)
+            page.answered()
+            page.tab.check("#tokens")
+            picture_of("tokens")
+            page.tab.uncheck("#tokens")
+            page.tell(DOCUMENT)
+            page.ask("Tell me about owls, with all that Markdown has.")
+            page.answered(2)
+            picture_of("markdown")
+            page.tab.unroute("**/v1/chat/completions")
+            page.race()
+            picture_of("race")
+            page.close()
+    return options.looks
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--binary", default="target/release/foretoken")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--screenshot", help="write the README's picture to this file")
+    parser.add_argument("--looks", help="write pictures of the page's states to this folder")
     parser.add_argument("--only", help="the name of one check")
     options = parser.parse_args()
-    checks = [chat, tooltip, stopping, continuing, race, several, errors, narrow, keyboard, schemes, untrusted]
+    checks = [chat, tooltip, markdown, steady, thoughts, temperature, announced, stopping, continuing, race, several, errors, narrow, keyboard, schemes, untrusted]
     failed = 0
     # Chromium's sandbox does not work for root; the pages here are ours.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright, Server(options.binary, *DRAFTS, "--spec-topk", "4") as server:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=flags)
-        for check in checks + ([screenshot] if options.screenshot else []):
+        for check in checks + [screenshot] * bool(options.screenshot) + [looks] * bool(options.looks):
             if options.only not in (None, check.__name__):
                 continue
-            argument = options if check is screenshot else options.binary
+            argument = options if check in (screenshot, looks) else options.binary
             try:
                 print(f"ok   {check.__doc__}: {check(browser, server, argument)}", flush=True)
             except Exception:

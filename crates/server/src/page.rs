@@ -16,6 +16,8 @@ static PAGE: LazyLock<String> = LazyLock::new(|| {
             concat!(
                 include_str!("page/answer.js"),
                 "\n",
+                include_str!("page/markdown.js"),
+                "\n",
                 include_str!("page/chat.js")
             ),
         )

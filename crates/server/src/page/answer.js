@@ -139,14 +139,17 @@ function request(messages, more = {}) {
 /** The round of each token that is shown. */
 const roundOf = new WeakMap();
 
-/** An answer as it arrives: its tokens on the page, and what is counted of them. */
+/** An answer as it arrives: its text and its tokens on the page, and what is counted of them. */
 class Answer {
-  constructor(label) {
+  /** With `prose`, its text is shown as Markdown, too. */
+  constructor(label, prose) {
+    this.prose = prose ? el("div", { className: "prose" }) : null;
     this.text = el("div", { className: "tokens" });
     this.text.setAttribute("role", "group");
     this.text.setAttribute("aria-label", `${label}. Arrow keys go from token to token.`);
     this.foot = el("p", { className: "foot soft" });
-    this.root = el("article", { className: "answer" }, this.text, this.foot);
+    this.root = el("article", { className: "answer" }, ...(prose ? [this.prose] : []), this.text, this.foot);
+    this.root.setAttribute("aria-label", label);
     this.clear();
   }
 
@@ -158,7 +161,8 @@ class Answer {
 
   /** Asks for an answer and shows it. Its times are in milliseconds from the request. */
   async run(body, signal, changed) {
-    Object.assign(this, { content: "", finish: null, arrivals: [], seed: body.seed, total: null, waiting: null });
+    const { seed, temperature } = body;
+    Object.assign(this, { content: "", thoughts: "", continues: false, finish: null, arrivals: [], seed, temperature, total: null, waiting: null });
     this.clear();
     this.root.setAttribute("aria-busy", "true");
     this.started = performance.now();
@@ -167,7 +171,9 @@ class Answer {
         const at = performance.now() - this.started;
         this.waiting = chunk.waiting;
         for (const choice of chunk.choices) {
+          this.continues ||= choice.text !== undefined;
           this.content += choice.text ?? choice.delta?.content ?? "";
+          this.thoughts += choice.delta?.reasoning_content ?? "";
           this.finish = choice.finish_reason ?? this.finish;
           if (choice.speculation) {
             this.arrivals.push([at, choice.speculation]);
@@ -178,9 +184,18 @@ class Answer {
       }
     } finally {
       this.total = performance.now() - this.started;
-      this.root.setAttribute("aria-busy", "false");
       changed();
+      // What is announced now is whole.
+      this.root.setAttribute("aria-busy", "false");
     }
+  }
+
+  /** Shows what has arrived as Markdown; a text that a model only continues is shown as it is. */
+  draw() {
+    const open = this.total === null;
+    const thinking = ["details", { class: "thoughts" }, ["summary", {}, "Thoughts"], ...markdown(this.thoughts, open && !this.content)];
+    const text = this.continues ? [["p", { class: "as-is" }, this.content]] : markdown(this.content, open);
+    morph(this.prose, this.thoughts ? [thinking, ...text] : text);
   }
 
   show(at, rounds) {
@@ -235,7 +250,8 @@ class Answer {
     if (this.drafted) parts.push(`${this.accepted} of ${this.drafted} draft tokens accepted`);
     if (this.finish === "length") parts.push("cut off at the maximum");
     if (this.total !== null && !this.finish) parts.push("stopped");
-    return [...parts, `seed ${this.seed}`].join(" · ");
+    if (this.temperature !== undefined) parts.push(`temperature\u00a0${this.temperature}`);
+    return [...parts, `seed\u00a0${this.seed}`].join(" · ");
   }
 }
 
@@ -330,12 +346,14 @@ function describe(round) {
 
 let shown = null;
 
+/** Whether there was a round to hide. */
 function hideRound() {
-  if (!shown) return;
+  if (!shown) return false;
   shown.round.spans.forEach((span) => span.classList.remove("same"));
   shown.token.removeAttribute("aria-describedby");
   shown = null;
   $("round").hidden = true;
+  return true;
 }
 
 function showRound({ target }) {
@@ -368,7 +386,6 @@ document.addEventListener("scroll", placeRound, { passive: true });
 
 /** Arrow keys, Home and End go from token to token; only one of an answer is a tab stop. */
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") hideRound();
   const token = event.target;
   if (!roundOf.has(token)) return;
   const { firstElementChild: first, lastElementChild: last } = token.parentElement;

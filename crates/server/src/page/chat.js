@@ -20,8 +20,8 @@ function welcome() {
   const ask = (text) => el("button", { type: "button", textContent: text, onclick: () => { $("question").value = text; $("ask").requestSubmit(); } });
   const kind = CHAT ? "" : " This model has no chat template: it continues your text.";
   $("log").replaceChildren(el("div", { className: "welcome" },
-    el("p", {}, "See drafts being accepted."),
-    el("p", { className: "soft" }, "A draft guesses several tokens, the model checks them in one round, and those that it would have written itself stay. The colours say where each token came from. Point at one, or tab to it and use the arrow keys, to see its round." + kind),
+    el("p", {}, "Ask the model, and see drafts being accepted."),
+    el("p", { className: "soft" }, "A draft guesses several tokens, the model checks them in one round, and those that it would have written itself stay. “Tokens” shows where each token of an answer came from. Point at one, or tab to it and use the arrow keys, to see its round." + kind),
     ...EXAMPLES.map(ask)));
 }
 
@@ -34,12 +34,15 @@ function follow(change) {
 }
 
 function busy(is) {
-  $("send").hidden = is;
-  $("stop").hidden = !is;
+  const [hide, show] = is ? ["send", "stop"] : ["stop", "send"];
+  const focused = document.activeElement === $(hide);
+  $(hide).hidden = true;
+  $(show).hidden = false;
+  if (focused) $(show).focus();
 }
 
 async function answer() {
-  const reply = new Answer("Answer");
+  const reply = new Answer("Answer", true);
   const abort = (running = new AbortController());
   const asked = messages;
   busy(true);
@@ -47,6 +50,7 @@ async function answer() {
   try {
     await reply.run(request(asked), abort.signal, () => follow(() => {
       if (messages !== asked) return;
+      reply.draw();
       reply.foot.textContent = reply.summary;
       figures(reply);
     }));
@@ -83,7 +87,11 @@ $("question").addEventListener("keydown", (event) => {
     event.preventDefault();
     $("ask").requestSubmit();
   }
-  if (event.key === "Escape") running?.abort();
+});
+// Escape hides what is shown of a round first, but in the question it always stops.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.isComposing) return;
+  if (!hideRound() || event.target === $("question")) (running ?? race)?.abort();
 });
 $("stop").addEventListener("click", () => { running?.abort(); $("question").focus(); });
 $("clear").addEventListener("click", () => {
@@ -93,10 +101,40 @@ $("clear").addEventListener("click", () => {
   $("question").focus();
 });
 
+/** Shows answers as tokens, or as text. */
+function showTokens() {
+  hideRound();
+  $("log").classList.toggle("as-tokens", $("tokens").checked);
+}
+$("tokens").addEventListener("change", showTokens);
+
+/** Copies the code below a button, also where browsers trust a page too little for a clipboard. */
+async function copyCode(button) {
+  const code = button.closest(".code").querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+  } catch {
+    getSelection().selectAllChildren(code);
+    if (!document.execCommand("copy")) return;
+    getSelection().removeAllRanges();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+}
+$("log").addEventListener("click", ({ target }) => {
+  if (target.matches(".copy")) copyCode(target);
+});
+
+// The temperature stands in the chat and in the race; both show and change the same.
+const temperatures = [...document.querySelectorAll(".temperature input")];
+for (const input of temperatures) {
+  input.addEventListener("input", () => temperatures.forEach((other) => { if (other !== input) other.value = input.value; }));
+}
+
 // ---- The race --------------------------------------------------------------------------------
 
 const LANES = [["With speculation", {}], ["Without", { spec_length: 0 }]].map(([name, fields]) => {
-  const lane = { name, fields, answer: new Answer(name), clock: el("p", { className: "clock", textContent: seconds(0) }) };
+  const lane = { name, fields, answer: new Answer(name, false), clock: el("p", { className: "clock", textContent: seconds(0) }) };
   $("lanes").append(el("div", {}, el("h3", { textContent: name }), lane.clock, lane.answer.root));
   return lane;
 });
@@ -141,7 +179,7 @@ function verdict([fast, plain]) {
 
 $("start").addEventListener("submit", async (event) => {
   event.preventDefault();
-  if (race) return;
+  if (race || !$("prompt").value.trim()) return;
   const abort = (race = new AbortController());
   $("go").disabled = true;
   $("halt").hidden = false;
@@ -227,5 +265,8 @@ function start() {
 }
 $("key").addEventListener("change", start);
 if (matchMedia("(max-width: 820px)").matches) $("settings").open = false;
+// Browsers may remember it.
+showTokens();
+temperatures[1].value = temperatures[0].value;
 welcome();
 start();
