@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes the artefacts of a release from this checkout: release.sh [--targets LIST] [--out DIR] [--repository URL]
-#                                                                  [--allow-dirty]
+#                                                                  [--program FILE] [--allow-dirty]
 #   LIST        targets, separated by commas; the default is DEFAULT_TARGETS below. "cuda" is a build with
 #               --features cuda for this machine's target, and needs nvcc. "none" builds nothing: only the checksums,
 #               the inventory and the packaging of what is already in DIR are made, as for artefacts of other machines.
 #   DIR         [default: target/release-artefacts]
 #   URL         where releases are published, for the packaging files [default: repository of Cargo.toml]
+#   FILE        a ready program of the one target: it is packed, nothing is built, and there is no wheel
 # Needs rustup, git, python3 with venv, and dpkg-deb for Debian packages. The network is used for crates, for the tools
 # of scripts/release/requirements.txt and for rustup's targets only. Two runs on one commit are to
 # give the same bytes. docs/release.md describes the artefacts.
@@ -17,18 +18,20 @@ DEFAULT_TARGETS=x86_64-unknown-linux-musl,aarch64-unknown-linux-musl,x86_64-unkn
 GLIBC=manylinux_2_17
 MUSL=musllinux_1_2
 
-targets=$DEFAULT_TARGETS out=target/release-artefacts repository='' dirty=0
+targets=$DEFAULT_TARGETS out=target/release-artefacts repository='' dirty=0 ready=''
 fail() { echo "release.sh: $*" >&2 && exit 2; }
 while [ $# != 0 ]; do
     case $1 in
     --targets) targets=${2?} && shift ;;
     --out) out=${2?} && shift ;;
     --repository) repository=${2?} && shift ;;
+    --program) ready=$(realpath "${2?}") && shift ;;
     --allow-dirty) dirty=1 ;;
-    *) fail "$1 is not known: --targets, --out, --repository and --allow-dirty are" ;;
+    *) fail "$1 is not known: --targets, --out, --repository, --program and --allow-dirty are" ;;
     esac
     shift
 done
+case $ready$targets in /*,*) fail "--program needs --targets with the one target of the program" ;; esac
 
 FORETOKEN_COMMIT=$(git rev-parse HEAD)
 if ! git diff --quiet HEAD --; then
@@ -59,19 +62,44 @@ install_tools() {
     export PATH=$tools/bin:$PATH
 }
 
-# maturin TARGET COMPATIBILITY [FLAG...]: builds the program, and its wheel in $out.
+# build_wheel PROGRAM TARGET COMPATIBILITY [FLAG...]: builds PROGRAM, writes its documents, and makes its wheel in $out.
 build_wheel() {
-    local target=$1 compatibility=$2
-    shift 2
+    local program=$1 target=$2 compatibility=$3
+    shift 3
     [ -d "$(rustc --print target-libdir --target "$target")" ] || rustup target add "$target"
-    maturin build --release --locked --target "$target" --compatibility "$compatibility" --out "$out" "$@"
+    local make=(maturin build --release --locked --target "$target" --compatibility "$compatibility" --out "$out" "$@")
+    # The program is built once; the wheel is made again with its documents.
+    "${make[@]}"
+    documents "$program"
+    "${make[@]}"
+}
+
+# documents PROGRAM: writes completions and manual pages to $share, by PROGRAM, or by one that is built for this machine
+# where PROGRAM does not run.
+share=foretoken.data/data/share
+documents() {
+    local program=$1 command shell
+    if ! "$program" --version >/dev/null 2>&1; then
+        cargo build --release --locked
+        program=$build/release/foretoken
+    fi
+    rm -rf foretoken.data
+    mkdir -p "$share"/{bash-completion/completions,fish/vendor_completions.d,zsh/site-functions,man/man1}
+    "$program" completions bash >"$share/bash-completion/completions/foretoken"
+    "$program" completions fish >"$share/fish/vendor_completions.d/foretoken.fish"
+    "$program" completions zsh >"$share/zsh/site-functions/_foretoken"
+    "$program" man >"$share/man/man1/foretoken.1"
+    # The page of the program names those of its commands.
+    for command in $(sed -n 's/^foretoken\\-\([a-z-]*\)(1)$/\1/p' "$share/man/man1/foretoken.1"); do
+        "$program" man "$command" >"$share/man/man1/foretoken-$command.1"
+    done
 }
 
 # archive NAME BINARY: packs what a user of the program gets.
 archive() {
     local name=$1 binary=$2
     python3 scripts/release/pack.py "$out/$name" "$SOURCE_DATE_EPOCH" \
-        "$binary" README.md CHANGELOG.md LICENSE LICENSE-APACHE LICENSE-MIT LICENSE-THIRD-PARTY
+        "$binary" README.md CHANGELOG.md LICENSE LICENSE-APACHE LICENSE-MIT LICENSE-THIRD-PARTY "$share"
 }
 
 # debian ARCHITECTURE BINARY: the static binary, so that no version of Debian is too old for it.
@@ -91,6 +119,10 @@ debian() {
     )
     install -D -m 644 -t "$root/usr/share/doc/foretoken" README.md CHANGELOG.md LICENSE-THIRD-PARTY
     cat LICENSE LICENSE-MIT LICENSE-APACHE | install -D -m 644 /dev/stdin "$root/usr/share/doc/foretoken/copyright"
+    cp -r "$share" "$root/usr/"
+    # Where Debian's zsh looks for those of packages.
+    mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
+    gzip -9n "$root"/usr/share/man/man1/*
     mkdir "$root/DEBIAN"
     sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$architecture/" \
         -e "s/@SIZE@/$(find "$root" -type f -printf '%s\n' | awk '{ size += int(($1 + 1023) / 1024) } END { print size }')/" \
@@ -103,43 +135,55 @@ debian() {
     rm -r "$root"
 }
 
-# In this place it becomes a part of the wheels, by the pattern of licences in pyproject.toml.
-trap 'rm -f LICENSE-THIRD-PARTY' EXIT
+# In these places they become parts of the wheels: by the pattern of licences in pyproject.toml, and by maturin's folder of data.
+trap 'rm -rf LICENSE-THIRD-PARTY foretoken.data' EXIT
 licences() { python3 scripts/release/inventory.py licences --target "$1" "${@:2}" >LICENSE-THIRD-PARTY; }
 
+# program TARGET COMPATIBILITY [FLAG...]: sets $program to what is packed, and writes its documents.
+program() {
+    local target=$1
+    program=${ready:-$build/$target/release/foretoken}
+    case $target in *-windows-*) [ -n "$ready" ] || program+=.exe ;; esac
+    if [ -n "$ready" ]; then
+        documents "$program"
+    else
+        build_wheel "$program" "$@"
+    fi
+}
+
 make_target() {
-    local target=$1 name=foretoken-$version-$1 host
+    local target=$1 name=foretoken-$version-$1 host program
     host=$(rustc -vV | sed -n 's/^host: //p')
     step "$target"
     case $target in
     *-linux-musl)
         licences "$target"
-        build_wheel "$target" $MUSL --zig
-        archive "$name.tar.gz" "$build/$target/release/foretoken"
+        program "$target" $MUSL --zig
+        archive "$name.tar.gz" "$program"
         if ! command -v dpkg-deb >/dev/null; then
             echo "not made here: the Debian package, without dpkg-deb"
         else
             case $target in
-            x86_64-*) debian amd64 "$build/$target/release/foretoken" ;;
-            aarch64-*) debian arm64 "$build/$target/release/foretoken" ;;
+            x86_64-*) debian amd64 "$program" ;;
+            aarch64-*) debian arm64 "$program" ;;
             esac
         fi
         ;;
     *-linux-gnu)
         licences "$target"
-        build_wheel "$target" $GLIBC --zig
-        archive "$name.tar.gz" "$build/$target/release/foretoken"
+        program "$target" $GLIBC --zig
+        archive "$name.tar.gz" "$program"
         ;;
     *-apple-darwin)
         [[ $host = *-apple-darwin ]] || fail "$target can be built on macOS only"
         licences "$target"
-        build_wheel "$target" pypi
-        archive "$name.tar.gz" "$build/$target/release/foretoken"
+        program "$target" pypi
+        archive "$name.tar.gz" "$program"
         ;;
     *-windows-gnu)
         licences "$target"
-        build_wheel "$target" pypi --zig
-        archive "$name.zip" "$build/$target/release/foretoken.exe"
+        program "$target" pypi --zig
+        archive "$name.zip" "$program"
         ;;
     cuda)
         if ! command -v nvcc >/dev/null; then
@@ -149,6 +193,7 @@ make_target() {
         licences "$host" --features cuda
         # With this machine's C compiler: CUDA's libraries need its C library. The release of CUDA is in the name.
         cargo build --release --locked --target "$host" --features cuda
+        documents "$build/$host/release/foretoken"
         archive "foretoken-$version-$host-cuda$(nvcc --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p').tar.gz" \
             "$build/$host/release/foretoken"
         ;;
@@ -157,9 +202,11 @@ make_target() {
 }
 
 if [ "$targets" != none ]; then
-    step "tools"
-    install_tools
-    maturin --version
+    if [ -z "$ready" ]; then
+        step "tools"
+        install_tools
+        maturin --version
+    fi
     for target in ${targets//,/ }; do make_target "$target"; done
 fi
 

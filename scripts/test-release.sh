@@ -76,6 +76,17 @@ in_root() {
     umount "$root/proc"
 }
 
+# documented NAME PROGRAM SHARE: SHARE has the completions and manual pages of the program.
+documented() {
+    local name=$1 program=$2 share=$3
+    cmp -s <("$program" completions bash) "$share/bash-completion/completions/foretoken" || wrong "$name: completions for bash"
+    cmp -s <("$program" completions fish) "$share/fish/vendor_completions.d/foretoken.fish" || wrong "$name: completions for fish"
+    cmp -s <("$program" completions zsh) "$share"/zsh/*/_foretoken || wrong "$name: completions for zsh"
+    # gzip passes on what is not compressed.
+    cmp -s <("$program" man) <(gzip -cdf "$share"/man/man1/foretoken.1*) || wrong "$name: the manual page"
+    cmp -s <("$program" man serve) <(gzip -cdf "$share"/man/man1/foretoken-serve.1*) || wrong "$name: the manual page of serve"
+}
+
 (cd "$artefacts" && sha256sum --quiet --check SHA256SUMS) || wrong "SHA256SUMS"
 for artefact in "$artefacts"/*; do
     name=$(basename "$artefact")
@@ -88,6 +99,7 @@ for artefact in "$artefacts"/*; do
         for file in README.md CHANGELOG.md LICENSE LICENSE-APACHE LICENSE-MIT LICENSE-THIRD-PARTY; do
             [ -s "$root/$file" ] || wrong "$name lacks $file"
         done
+        documented "$name" "$root/foretoken" "$root/share"
         in_root "$name" "$root" /foretoken
         ;;
     foretoken_*.deb)
@@ -100,6 +112,8 @@ for artefact in "$artefacts"/*; do
         unit=$root/usr/lib/systemd/system/foretoken.service
         grep -qx 'ExecStart=/usr/bin/foretoken serve --config /etc/foretoken/foretoken.toml' "$unit" || wrong "$name: its unit"
         [ -s "$root/etc/foretoken/foretoken.toml" ] || wrong "$name: its configuration"
+        documented "$name" "$root/usr/bin/foretoken" "$root/usr/share"
+        [ -s "$root/usr/share/zsh/vendor-completions/_foretoken" ] || wrong "$name: the place of the completions for zsh"
         flags=(--config /etc/foretoken/foretoken.toml)
         in_root "$name" "$root" /usr/bin/foretoken
         flags=()
@@ -109,11 +123,13 @@ for artefact in "$artefacts"/*; do
         mkdir "$root"
         python3 -m zipfile -e "$artefact" "$root"
         install -m 755 "$root/foretoken-$version.data/scripts/foretoken" "$root/foretoken"
+        documented "$name" "$root/foretoken" "$root/foretoken-$version.data/data/share"
         in_root "$name" "$root" /foretoken
         ;;
     foretoken-*manylinux*"_$machine.whl")
         python3 -m venv "$root"
         "$root/bin/pip" install --quiet --no-index --disable-pip-version-check "$artefact"
+        documented "$name" "$root/bin/foretoken" "$root/share"
         serves "$name" "$root/bin/foretoken"
         ;;
     *.tar.gz | *.whl | *.zip) echo "not run here: $name" ;;

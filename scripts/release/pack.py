@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Packs files into a folder of a .tar.gz or .zip whose bytes depend on nothing but them: pack.py ARCHIVE TIME FILE...
 
-The folder has the archive's name. The first file is the program, which stays executable. All files get the TIME, in
-seconds since 1970.
+The folder has the archive's name. The first file is the program, which stays executable and is called foretoken, with
+its suffix. Of a FILE that is a folder, all files are packed under its name. All files get the TIME, in seconds since 1970.
 """
 
 import gzip
@@ -35,8 +35,11 @@ def pack_zip(archive, folder, files, seconds):
 
 def main():
     archive, seconds, *paths = sys.argv[1:]
-    program = Path(paths[0])
-    files = [(path.name, path.read_bytes(), 0o755 if path == program else 0o644) for path in map(Path, paths)]
+    program, *others = map(Path, paths)
+    files = [(f"foretoken{program.suffix}", program.read_bytes(), 0o755)]
+    for path in others:
+        inside = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+        files += [(file.relative_to(path.parent).as_posix(), file.read_bytes(), 0o644) for file in inside]
     files.sort()
     for suffix, pack in ((".tar.gz", tar), (".zip", pack_zip)):
         if archive.endswith(suffix):

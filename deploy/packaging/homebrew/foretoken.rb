@@ -24,6 +24,7 @@ class Foretoken < Formula
 
   def install
     bin.install "foretoken"
+    share.install Dir["share/*"]
   end
 
   test do
