@@ -36,6 +36,9 @@ async fn the_page_is_there_unless_it_is_switched_off() {
         "https://",
         "@import",
         "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
         " onclick=",
         " style=",
     ] {
