@@ -522,9 +522,11 @@ def errors(browser, server, binary):
         page.ask(OWL)
         page.tab.wait_for_selector("#stop:not([hidden])")
         page.close(expected=["status of 429"])
-    with Server(binary) as dying:
+    with Server(binary, "--threads", "1") as dying:
         page = Page(browser, dying)
         page.never_end(900)
+        # The text shall not be whole before the server dies.
+        page.tab.fill("#spec_length", "0")
         page.ask(OWL)
         page.tab.wait_for_selector(".tokens .t")
         dying.kill()

@@ -159,8 +159,8 @@ class Answer {
     this.text.replaceChildren();
   }
 
-  /** Asks for an answer and shows it. Its times are in milliseconds from the request. */
-  async run(body, signal, changed) {
+  /** Asks for an answer and shows it; `update` makes each change of it. Its times are in milliseconds from the request. */
+  async run(body, signal, update) {
     const { seed, temperature } = body;
     Object.assign(this, { content: "", thoughts: "", continues: false, finish: null, arrivals: [], seed, temperature, total: null, waiting: null });
     this.clear();
@@ -168,25 +168,26 @@ class Answer {
     this.started = performance.now();
     try {
       for await (const chunk of stream(body, signal)) {
-        const at = performance.now() - this.started;
-        this.waiting = chunk.waiting;
-        for (const choice of chunk.choices) {
-          this.continues ||= choice.text !== undefined;
-          this.content += choice.text ?? choice.delta?.content ?? "";
-          this.thoughts += choice.delta?.reasoning_content ?? "";
-          this.finish = choice.finish_reason ?? this.finish;
-          if (choice.speculation) {
-            this.arrivals.push([at, choice.speculation]);
-            this.show(at, choice.speculation);
-          }
-        }
-        changed();
+        update(() => this.take(performance.now() - this.started, chunk));
       }
     } finally {
-      this.total = performance.now() - this.started;
-      changed();
+      update(() => { this.total = performance.now() - this.started; });
       // What is announced now is whole.
       this.root.setAttribute("aria-busy", "false");
+    }
+  }
+
+  take(at, chunk) {
+    this.waiting = chunk.waiting;
+    for (const choice of chunk.choices) {
+      this.continues ||= choice.text !== undefined;
+      this.content += choice.text ?? choice.delta?.content ?? "";
+      this.thoughts += choice.delta?.reasoning_content ?? "";
+      this.finish = choice.finish_reason ?? this.finish;
+      if (choice.speculation) {
+        this.arrivals.push([at, choice.speculation]);
+        this.show(at, choice.speculation);
+      }
     }
   }
 

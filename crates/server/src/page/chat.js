@@ -48,7 +48,8 @@ async function answer() {
   busy(true);
   follow(() => $("log").append(reply.root));
   try {
-    await reply.run(request(asked), abort.signal, () => follow(() => {
+    await reply.run(request(asked), abort.signal, (change) => follow(() => {
+      change();
       if (messages !== asked) return;
       reply.draw();
       reply.foot.textContent = reply.summary;
@@ -157,7 +158,8 @@ async function warmUp(signal) {
 
 async function drive(lane, body, signal) {
   const { answer, clock } = lane;
-  const run = answer.run({ ...body, ...lane.fields, ...salt() }, signal, () => {
+  const run = answer.run({ ...body, ...lane.fields, ...salt() }, signal, (change) => {
+    change();
     answer.foot.textContent = answer.summary;
   });
   animate(() => {

@@ -159,7 +159,8 @@ function table(lines, at, open) {
   const row = (number, tag, attributes) => {
     const texts = cells(lines[number]);
     const goesOn = (i) => open && number + 1 === lines.length && i + 1 === texts.length;
-    const cell = (_, i) => [tag, { class: whole ? sides[i] : "left", ...attributes }, ...inline(texts[i] ?? "", goesOn(i))];
+    // A header without a text is none.
+    const cell = (_, i) => [texts[i] ? tag : "td", { class: whole ? sides[i] : "left", ...(texts[i] ? attributes : {}) }, ...inline(texts[i] ?? "", goesOn(i))];
     return ["tr", {}, ...head.map(cell)];
   };
   const body = Array.from({ length: Math.max(0, end - at - 2) }, (_, i) => row(at + 2 + i, "td", {}));
@@ -169,7 +170,8 @@ function table(lines, at, open) {
 
 // ---- Markdown within a line -------------------------------------------------------------------
 
-const SPECIAL = /\\[!-/:-@[-`{-~]|\\(?=\n)|`+|\*+|_+|~~|!?\[|<?\bhttps?:\/\/[^\s<>]+>?/g;
+// An address ends before marks of Chinese and Japanese sentences, too.
+const SPECIAL = /\\[!-/:-@[-`{-~]|\\(?=\n)|`+|\*+|_+|~~|!?\[|<?\bhttps?:\/\/[^\s<>\u3000-\u303f\uff00-\uffef]+>?/g;
 
 /** The nodes of a text within a block; no links within links. */
 function inline(text, open, linked = false) {
@@ -231,7 +233,9 @@ function link(source, at, mark, open, linked) {
   if (linked || middle < 0 || source[middle + 1] !== "(") return literal;
   const words = inline(source.slice(label + 1, middle), false, true);
   const end = closing(source, middle + 1);
-  if (end < 0) return open ? { part: ["span", {}, ...words], end: source.length } : literal;
+  // An address that is not whole is not shown, but what is too long for one is.
+  const arriving = open && /^.{0,300}$/.test(source.slice(middle + 1));
+  if (end < 0) return arriving ? { part: ["span", {}, ...words], end: source.length } : literal;
   const [, bracketed, bare] = /^\s*(?:<([^<>]*)>|(\S*))/.exec(source.slice(middle + 2, end));
   return { part: anchor(bracketed ?? bare, words), end: end + 1 };
 }
@@ -253,7 +257,8 @@ function anchor(address, words) {
   return ["a", { href: address, title: address, target: "_blank", rel: "noopener noreferrer" }, ...words];
 }
 
-/** A run of marks, which may open and close emphasis: several, next to whatever is no space. After a letter or digit it may be a product, too. */
+/** A run of marks, which may open and close emphasis: several, next to whatever is no space. After a letter or a digit it
+    is not certain to be closed, since it may be a product or a power. */
 function emphasis(source, at, mark) {
   const [before, after] = [source[at - 1] ?? " ", source[at + mark.length] ?? " "];
   const space = (c) => /\s/.test(c);
