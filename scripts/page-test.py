@@ -525,10 +525,10 @@ def errors(browser, server, binary):
     with Server(binary, "--threads", "1") as dying:
         page = Page(browser, dying)
         page.never_end(900)
-        # The text shall not be whole before the server dies.
+        # Some of the text shall be there before the server dies, but not all of it.
         page.tab.fill("#spec_length", "0")
         page.ask(OWL)
-        page.tab.wait_for_selector(".tokens .t")
+        time.sleep(0.4)
         dying.kill()
         assert "connection broke" in page.alert()
         assert page.tab.locator(".tokens .t").count() > 0

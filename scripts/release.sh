@@ -31,6 +31,7 @@ while [ $# != 0 ]; do
     esac
     shift
 done
+[ -z "$ready" ] || [ -x "$ready" ] || fail "$ready is no program"
 case $ready$targets in /*,*) fail "--program needs --targets with the one target of the program" ;; esac
 
 FORETOKEN_COMMIT=$(git rev-parse HEAD)
@@ -78,7 +79,7 @@ build_wheel() {
 # where PROGRAM does not run.
 share=foretoken.data/data/share
 documents() {
-    local program=$1 command shell
+    local program=$1 command
     if ! "$program" --version >/dev/null 2>&1; then
         cargo build --release --locked
         program=$build/release/foretoken
