@@ -1,5 +1,5 @@
 //! `foretoken bench`: compares speculative with plain decoding through the engine, in one process: of
-//! single requests, or of many at a time ([`streams`]). The decoding modes alternate on each prompt, so that other
+//! single requests, or of many at a time (`streams`). The decoding modes alternate on each prompt, so that other
 //! load on the machine affects all of them equally, and intervals over the prompts say what was decided.
 
 mod interval;

@@ -104,7 +104,7 @@ impl Traces {
         Some(Arc::new(Spans(provider.tracer("foretoken"))))
     }
 
-    /// Sends what is left, and waits for at most [`FLUSH`].
+    /// Sends what is left, and waits for at most `FLUSH`.
     pub fn shut_down(&self) {
         if let Some(provider) = &self.0
             && let Err(e) = provider.shutdown_with_timeout(FLUSH)

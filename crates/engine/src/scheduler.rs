@@ -32,7 +32,7 @@ pub struct ScheduledSequence {
     pub nodes: usize,
 }
 
-/// Requests come in turn, over one pool of blocks (see [`Queue`] and `admission.rs`). A draft pool with as many
+/// Requests come in turn, over one pool of blocks (see `Queue` and `admission.rs`). A draft pool with as many
 /// blocks needs no scheduling of its own: a sequence never drafts more than it has blocks for here.
 #[derive(Debug)]
 pub struct Scheduler {

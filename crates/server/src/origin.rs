@@ -34,6 +34,8 @@ pub struct OriginOptions {
     pub allowed_hosts: Vec<String>,
     /// Origins of web pages, separated by commas, that may use the server from a browser, such as
     /// https://chat.example.com; * = any.
+    // It is the text of a flag's help, too.
+    #[allow(rustdoc::bare_urls)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "ORIGINS", value_delimiter = ',', value_parser = Self::origin))]
     pub allowed_origins: Vec<String>,
 }

@@ -3,7 +3,7 @@
 //!
 //! A position takes `6 k + 4` bytes, little endian: k ids (u32), k natural logarithms of their
 //! probabilities (f16), and the mass of all other ids (f32). A JSON file beside it stores their
-//! [`Identity`]. The file grows only by whole rows, so a stopped run continues where it was.
+//! `Identity`. The file grows only by whole rows, so a stopped run continues where it was.
 
 use super::corpus::Row;
 use super::features::FeatureStore;

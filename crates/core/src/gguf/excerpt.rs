@@ -48,8 +48,8 @@ const MAX_STEP: u64 = 4 << 20;
 
 /// Reads a file, and fetches what it does not have.
 ///
-/// From the start of the file on, a step is as long as all steps before it, from [`MIN_STEP`] to [`MAX_STEP`]. So what
-/// is fetched is less than [`MIN_STEP`] and twice what is read. Elsewhere, exactly what is read is fetched.
+/// From the start of the file on, a step is as long as all steps before it, from `MIN_STEP` to `MAX_STEP`. So what
+/// is fetched is less than `MIN_STEP` and twice what is read. Elsewhere, exactly what is read is fetched.
 pub struct ExcerptReader<F> {
     excerpt: Excerpt,
     at: u64,

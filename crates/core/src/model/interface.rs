@@ -169,7 +169,7 @@ pub struct DepthRates {
 
 /// A draft head: a model that reads, besides tokens, hidden states of its target.
 pub trait Head: Model {
-    /// The target's layers whose hidden states it reads, as in [`Taps::layers`].
+    /// The target's layers whose hidden states it reads, as in [`Taps::layers`](super::Taps::layers).
     fn reads(&self) -> &[usize];
 
     /// The features, `[rows, hidden_size]`, that it makes of the target's hidden states,

@@ -110,7 +110,7 @@ pub fn probe(
 /// Measures forwards of sequences that begin at position 0, all of whose tokens differ, up to those of steps of `max_rows`
 /// rows. Writes to the pool, which has `num_blocks` blocks and in which no sequence may have any.
 ///
-/// Of a target, which is `verified`, it also measures forwards of few rows after [`CONTEXT`] tokens, if there is room for
+/// Of a target, which is `verified`, it also measures forwards of few rows after `CONTEXT` tokens, if there is room for
 /// them. If the target has experts, a forward whose tokens are all the same follows each forward of several rows. Its
 /// rows have the same values, so attention makes the same of them, and all of them choose the same experts (but for what
 /// else a model makes of positions, such as states).

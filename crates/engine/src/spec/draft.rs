@@ -407,7 +407,7 @@ pub struct Committed<'a> {
     /// accepted ones. The token that the step added itself is not included: it is pending.
     pub new: Range<usize>,
     /// The target's hidden states there, `[new.len(), taps * hidden_size]`, if the drafter reads or learns; see
-    /// [`Output::hidden`](foretoken_core::model::ForwardOutput::hidden). `None` if
+    /// [`ForwardOutput::tapped`](foretoken_core::model::ForwardOutput::tapped). `None` if
     /// [`Drafter::taps`](super::Drafter::taps) is empty, or reading does not pay. It may be a view of a
     /// larger tensor: copy what is kept for long.
     pub hidden: Option<Tensor>,

@@ -43,7 +43,7 @@ pub struct MeasuredForward {
     pub seconds: f64,
 }
 
-/// The cost of a target's steps. Without experts it is a [`CostCurve`].
+/// The cost of a target's steps. Without experts it is a `CostCurve`.
 #[derive(Debug, Clone)]
 pub struct TargetCost {
     /// Seconds by rows, without those for experts.
@@ -95,7 +95,7 @@ impl TargetCost {
         }
     }
 
-    /// The cost of a model whose forwards are rounded up to the next one of `edges`; see [`CostCurve::with_edges`].
+    /// The cost of a model whose forwards are rounded up to the next one of `edges`; see `CostCurve::with_edges`.
     pub fn with_edges(self, edges: Vec<usize>) -> Self {
         let curve = CostCurve::with_edges(edges);
         Self { curve, ..self }
@@ -133,7 +133,7 @@ impl TargetCost {
         self.attention = self.measured_attention(&later);
     }
 
-    /// See [`CostCurve::believe`].
+    /// See `CostCurve::believe`.
     pub fn believe(&mut self, observations: u32) {
         self.curve.believe(observations);
     }
@@ -227,7 +227,7 @@ impl TargetCost {
         self.curve.is_known()
     }
 
-    /// Whether the curve is settled at `rows` rows; see [`CostCurve::is_settled`].
+    /// Whether the curve is settled at `rows` rows; see `CostCurve::is_settled`.
     pub fn is_settled(&self, rows: usize) -> bool {
         self.curve.is_settled(rows)
     }

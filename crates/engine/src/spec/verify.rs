@@ -92,8 +92,8 @@ fn without_next(draft: &Draft, mut so_far: Verdict) -> Option<Verdict> {
     Some(so_far)
 }
 
-/// Accepts or corrects a draft so that the output has exactly the target's distribution: a chain as a [`Block`], a
-/// tree token by token ([`tree`]). With point distributions both are greedy decoding: exact match.
+/// Accepts or corrects a draft so that the output has exactly the target's distribution: a chain as a `Block`, a
+/// tree token by token (`tree`). With point distributions both are greedy decoding: exact match.
 ///
 /// `target(path)` is p after the nodes of `path`. It is called with the empty path first, then with one more node each
 /// time.

@@ -7,7 +7,7 @@
 //! neighbours, on how its sequence is divided into calls, on which blocks hold it, or on branches of a
 //! draft tree that it does not see. A window hides the first keys of a row, which keep their numbers.
 //!
-//! On the CPU, pools in bf16 have products of bf16 with bf16 ([`numbers`]), others products of f32. With AMX, numbers of pools
+//! On the CPU, pools in bf16 have products of bf16 with bf16 (`numbers`), others products of f32. With AMX, numbers of pools
 //! in f16 are sums of two bf16, and their products have relative errors of about 2^-16.
 //!
 //! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than

@@ -64,8 +64,8 @@ impl TableCapacity {
     }
 }
 
-/// The rows of a call, in GPU memory, divided into tiles. A tile has at most [`MAX_QUERIES`] (row, head)
-/// pairs of one K/V head, or [`MAX_LONG_QUERIES`] in a long span.
+/// The rows of a call, in GPU memory, divided into tiles. A tile has at most `MAX_QUERIES` (row, head)
+/// pairs of one K/V head, or `MAX_LONG_QUERIES` in a long span.
 ///
 /// The contents come only from an [`AttentionBatch`](super::AttentionBatch), which has checked them.
 pub struct AttentionTables {

@@ -1,6 +1,6 @@
 //! Products with quantized weights on the CPU, with the same bits for any number of rows.
 //!
-//! Weights keep their blocks ([`formats`]); only their layout changes, to tiles of 16 outputs by 32
+//! Weights keep their blocks (`formats`); only their layout changes, to tiles of 16 outputs by 32
 //! inputs, so that one vector holds four inputs of 16 outputs and is multiplied with four broadcast
 //! activations. Activations are quantized to 8 bits in blocks of 32, as in llama.cpp. The sum within a
 //! block is an exact integer; blocks are added in ascending order with one fused multiply-add each, or

@@ -1,7 +1,7 @@
 //! `pytorch_model.bin` and the like, in which older heads are published: a zip file with the values of tensors, and a
 //! pickle that names them. Nothing of the pickle is executed.
 //!
-//! The pickle is bounded in bytes and [in objects](objects). No entry is compressed, as `torch.save` compresses none,
+//! The pickle is bounded in bytes and in objects. No entry is compressed, as `torch.save` compresses none,
 //! and together they are no larger than the file: so a file needs about as much memory as it has bytes.
 
 mod objects;

@@ -10,7 +10,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 /// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
-/// [`Linear::set_batch_invariant`]). Layers with the same input can be joined into one, with their
+/// `Linear::set_batch_invariant`). Layers with the same input can be joined into one, with their
 /// outputs side by side. A clone shares the weights.
 #[derive(Clone)]
 pub struct Linear {

@@ -138,7 +138,7 @@ pub trait Matrix: Any + Send + Sync {
         Ok(None)
     }
 
-    /// [`forward_chosen`] for `groups` of consecutive rows of `x` with their matrices, if it takes less time
+    /// `forward_chosen` for `groups` of consecutive rows of `x` with their matrices, if it takes less time
     /// than one product per group; otherwise `None`.
     ///
     /// # Errors

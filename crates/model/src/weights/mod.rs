@@ -61,7 +61,7 @@ impl Weights {
         })
     }
 
-    /// The weights of a head's folder: safetensors, otherwise a [pickle](pickle::FILES).
+    /// The weights of a head's folder: safetensors, otherwise a pickle.
     ///
     /// # Errors
     /// A setup error that names the missing or broken file.
@@ -99,7 +99,7 @@ impl Weights {
         Self::new(TensorSource::Gguf(Box::new(file)), dtypes, device)
     }
 
-    /// The tensors of safetensors that are not on this machine, for [`Weights::headers_only`].
+    /// The tensors of safetensors that are not on this machine, for `Weights::headers_only`.
     pub fn headers(tensors: Arc<TensorHeaders>, dtypes: Dtypes, device: &Device) -> Self {
         let source = TensorSource::Headers(tensors);
         Self {

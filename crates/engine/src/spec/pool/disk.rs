@@ -74,7 +74,7 @@ impl DraftPool {
         Some((disk.chain(disk.draft()?, root, rows), known))
     }
 
-    /// Makes blocks known; see [`take_in()`].
+    /// Makes blocks known; see `take_in()`.
     pub fn take_in(&mut self, chain: &Chain, first: usize, contents: &[Vec<u8>]) -> bool {
         let network = &mut self.network;
         take_in(

@@ -79,7 +79,7 @@ impl SpeculativeRunner {
         drafter.pool(|pool| pool.chain(disk, scope, &state.tokens))?
     }
 
-    /// Makes blocks of the draft network known; see [`take_in`](crate::prefix_disk::take_in).
+    /// Makes blocks of the draft network known; see `take_in`.
     pub fn take_in_draft(&self, chain: &Chain, first: usize, blocks: &[Vec<u8>]) -> bool {
         let drafter = self.kept_drafter();
         let taken =
