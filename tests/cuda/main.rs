@@ -5,6 +5,7 @@ mod architectures;
 #[path = "../common/mod.rs"]
 mod common;
 mod exits;
+mod heads;
 mod one_launch;
 mod quantized;
 mod texts;
@@ -139,6 +140,8 @@ fn logits_are_those_of_the_cpu() {
         shape(folder.path(), "llama", 64, &[]),
         shape(folder.path(), "qwen2", 64, &[("draft_vocab_size", 200)]),
         shape(folder.path(), "qwen3", 128, &[]),
+        shape(folder.path(), "qwen3", 80, &[]),
+        shape(folder.path(), "llama", 256, &[]),
     ];
     let tokens = tokens(200);
     let cuts = [150, 40, 1, 6, 1, 2];
@@ -180,6 +183,14 @@ fn attention_is_that_of_the_cpu() {
         (long, 6, 128),
         (long, 2, 64),
         (prompts, 6, 64),
+        (short, 6, 80),
+        (prompts, 4, 96),
+        (long, 2, 112),
+        (prompts, 6, 192),
+        (short, 6, 256),
+        (prompts, 2, 256),
+        (long, 4, 512),
+        (prompts, 4, 512),
     ] {
         let (mut spans, mut rows, mut used) = (Vec::new(), 0, 0);
         for &(count, context, tree) in parts {

@@ -94,6 +94,15 @@ struct Exp {
 struct Sqr {
     float operator()(float x) { return x * x; }
 };
+struct Relu {
+    float operator()(float x) { return std::max(x, 0.f); }
+};
+struct Gelu {
+    float operator()(float x) { return 0.5f * x * (1 + std::tanh(0.79788456f * (x + 0.044715f * x * x * x))); }
+};
+struct GeluErf {
+    float operator()(float x) { return x * std::erfc(-x * 0.70710678f) / 2; }
+};
 
 // What training needs besides.
 struct Neg {
@@ -110,9 +119,6 @@ struct Sqrt {
 };
 struct Silu {
     float operator()(float x) { return x / (1.f + std::exp(-x)); }
-};
-struct Relu {
-    float operator()(float x) { return std::max(x, 0.f); }
 };
 struct Abs {
     float operator()(float x) { return std::fabs(x); }
@@ -235,7 +241,6 @@ template <typename T> void add_for_training(const std::string &type) {
     gpu::add("ulog_" + type, unary<T, Log>);
     gpu::add("usqrt_" + type, unary<T, Sqrt>);
     gpu::add("usilu_" + type, unary<T, Silu>);
-    gpu::add("urelu_" + type, unary<T, Relu>);
     gpu::add("uabs_" + type, unary<T, Abs>);
     gpu::add("bmaximum_" + type, binary<T, Maximum>);
     gpu::add("fast_sum_" + type, reduce<T, std::plus<>>);
@@ -277,6 +282,9 @@ template <typename T> void add_floats(const std::string &type) {
     gpu::add("utanh_" + type, unary<T, Tanh>);
     gpu::add("uexp_" + type, unary<T, Exp>);
     gpu::add("usqr_" + type, unary<T, Sqr>);
+    gpu::add("urelu_" + type, unary<T, Relu>);
+    gpu::add("ugelu_" + type, unary<T, Gelu>);
+    gpu::add("ugelu_erf_" + type, unary<T, GeluErf>);
     gpu::add("bminimum_" + type, binary<T, Minimum>);
     gpu::add("gt_" + type, binary<T, std::greater<>, uint8_t>);
     gpu::add("where_u8_" + type, where<T>);

@@ -15,6 +15,12 @@
 using emulator::launch;
 using std::vector;
 
+ATTEND_KERNELS(float, f32_to_128, 128, true)
+ATTEND_KERNELS(bf16, bf16_to_128, 128, true)
+ATTEND_KERNELS(float, f32_to_256, 256, true)
+ATTEND_KERNELS(f16, f16_to_256, 256, true)
+ATTEND_KERNELS(bf16, bf16_to_512, 512, true)
+
 namespace {
 
 // Kernels for 8, 16 and any number of rows, the last ones with blocks of three shapes.
@@ -158,7 +164,7 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
             launch({(int)call.tiles.size(), kv_heads, kernel == split ? chunks : 1}, THREADS, [&] {
                 kernel(q, k, v, out, call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
                        heads, kv_heads, Call::BLOCK, chunks, scale, variant.window, variant.cap,
-                       variant.sinks ? sinks.data() : nullptr);
+                       variant.sinks ? sinks.data() : nullptr, D);
             });
         };
         vector<T> out(q.size());
@@ -259,25 +265,49 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
     }
 }
 
+enum class NormKind { RMS, LAYER, LAYER_WITH_BIAS };
+
 // Widths of whole packs, of incomplete ones, and of more than the threads keep.
-void test_norm() {
+void test_norm(NormKind kind) {
     const int rows = 3;
     for (int width : {75, 64, 300, 1024}) {
         auto x = noise<float>(rows * width), delta = noise<float>(rows * width), weight = noise<float>(width);
-        vector<float> out(2 * rows * width);
-        launch({rows, 1, 1}, 96, [&] { add_norm_f32(x.data(), delta.data(), weight.data(), out.data(), width, 1e-5f); });
+        auto bias = noise<float>(width);
+        // The mean is not 0.
+        for (float &value : x) {
+            value += 1.5f;
+        }
+        const bool centers = kind != NormKind::RMS, has_bias = kind == NormKind::LAYER_WITH_BIAS;
+        auto run = [&](int first, int rows, vector<float> &out) {
+            const float *from = x.data() + first * width, *more = delta.data() + first * width;
+            const float *plus = has_bias ? bias.data() : nullptr;
+            launch({rows, 1, 1}, 96, [&] {
+                if (centers) {
+                    add_layer_norm_f32(from, more, weight.data(), plus, out.data(), width, 1e-5f);
+                } else {
+                    add_norm_f32(from, more, weight.data(), out.data(), width, 1e-5f);
+                }
+            });
+        };
+        vector<float> out(2 * rows * width), alone(2 * width);
+        run(0, rows, out);
         for (int row = 0; row < rows; row++) {
-            double square = 0, worst = 0;
+            double mean = 0, square = 0, worst = 0;
             auto sum = [&](int i) { return (double)x[row * width + i] + delta[row * width + i]; };
+            for (int i = 0; i < width && centers; i++) {
+                mean += sum(i) / width;
+            }
             for (int i = 0; i < width; i++) {
-                square += sum(i) * sum(i);
+                square += (sum(i) - mean) * (sum(i) - mean);
             }
             for (int i = 0; i < width; i++) {
                 worst = std::max(worst, off(out[row * width + i], sum(i)));
-                double want = sum(i) / std::sqrt(square / width + 1e-5) * weight[i];
+                double want = (sum(i) - mean) / std::sqrt(square / width + 1e-5) * weight[i] + (has_bias ? bias[i] : 0);
                 worst = std::max(worst, off(out[(rows + row) * width + i], want));
             }
-            CHECK(worst < precision<float>(), "norm of %d is off by %g", width, worst);
+            CHECK(worst < precision<float>(), "norm %d of %d is off by %g", (int)kind, width, worst);
+            run(row, 1, alone);
+            CHECK(same(&alone[width], &out[(rows + row) * width], width), "norm %d of row %d alone", (int)kind, row);
         }
     }
 }
@@ -312,37 +342,58 @@ template <typename T, typename Kernel> void test_widen(Kernel kernel) {
     }
 }
 
+// The heads of keys and values besides plain ones: norms after the rotation, values that are keys, norms of values.
+struct HeadKind {
+    bool rotated = false, keys = false, values = false;
+};
+
 // All of a head's values are rotated, a part, or none; each head has a norm, or all have one.
-void test_rope_kv_write(int half, bool normed, bool whole) {
+void test_rope_kv_write(int half, bool normed, bool whole, HeadKind kind = HeadKind()) {
     const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads, num_slots = 5;
-    auto qkv = noise<float>(rows * all * d), cos = noise<float>(rows * half), sin = noise<float>(rows * half);
+    const int stored = kind.keys ? all - kv_heads : all;
+    auto qkv = noise<float>(rows * stored * d), cos = noise<float>(rows * half), sin = noise<float>(rows * half);
     auto q_norm = noise<float>(heads * d), k_norm = noise<float>(kv_heads * d);
     const uint32_t slots[rows] = {4, 1, 2};
     vector<float> q(rows * heads * d), k(num_slots * kv_heads * d), v = k;
     launch({(rows * all + 3) / 4, 1, 1}, 128, [&] {
         rope_kv_write_f32(qkv.data(), half > 0 ? cos.data() : nullptr, half > 0 ? sin.data() : nullptr,
                           normed ? q_norm.data() : nullptr, normed ? k_norm.data() : nullptr, slots, q.data(),
-                          k.data(), v.data(), rows, heads, all, d, half, whole, 1e-5f);
+                          k.data(), v.data(), rows, heads, all, d, half, whole, 1e-5f, kind.rotated, kind.keys,
+                          kind.values, 1e-2f);
     });
     double worst = 0;
-    for (int at = 0; at < rows * all; at++) {
-        int row = at / all, head = at % all, kv_head = (head - heads) % kv_heads;
+    for (int i = 0; i < rows * all; i++) {
+        const int row = i / all, head = i % all, kv_head = (head - heads) % kv_heads;
+        const bool value = head >= heads + kv_heads;
+        const int at = row * stored + (value && kind.keys ? head - kv_heads : head);
         vector<double> want(qkv.begin() + at * d, qkv.begin() + (at + 1) * d);
         float *pool = head < heads + kv_heads ? k.data() : v.data();
         float *got = head < heads ? &q[(row * heads + head) * d] : pool + (slots[row] * kv_heads + kv_head) * d;
         if (head < heads + kv_heads) {
             const bool key = head >= heads;
             const int number = key ? kv_head : head, together = whole ? (key ? kv_heads : heads) : 1;
-            const auto from = qkv.begin() + (whole ? row * all + (key ? heads : 0) : at) * d;
-            const double square = std::inner_product(from, from + together * d, from, 0.);
-            for (int i = 0; i < d && normed; i++) {
-                want[i] *= (key ? k_norm : q_norm)[(whole ? number * d : 0) + i];
-                want[i] /= std::sqrt(square / (together * d) + 1e-5);
+            const auto from = qkv.begin() + (whole ? row * stored + (key ? heads : 0) : at) * d;
+            auto norm = [&](double square) {
+                for (int i = 0; i < d && normed; i++) {
+                    want[i] *= (key ? k_norm : q_norm)[(whole ? number * d : 0) + i];
+                    want[i] /= std::sqrt(square / (together * d) + 1e-5);
+                }
+            };
+            if (!kind.rotated) {
+                norm(std::inner_product(from, from + together * d, from, 0.));
             }
             for (int i = 0; i < half; i++) {
                 double a = want[i], b = want[i + half], c = cos[row * half + i], s = sin[row * half + i];
                 want[i] = a * c - b * s;
                 want[i + half] = a * s + b * c;
+            }
+            if (kind.rotated) {
+                norm(std::inner_product(want.begin(), want.end(), want.begin(), 0.));
+            }
+        } else if (kind.values) {
+            const double square = std::inner_product(want.begin(), want.end(), want.begin(), 0.);
+            for (double &value : want) {
+                value /= std::sqrt(square / d + 1e-2);
             }
         }
         for (int i = 0; i < d; i++) {
@@ -372,6 +423,7 @@ template <typename Kernel> void test_glu(const char *name, Kernel kernel, double
 
 void test_glu() {
     test_glu("silu", glu_silu_f32, [](double x) { return x / (1 + std::exp(-x)); });
+    test_glu("relu2", glu_relu2_f32, [](double x) { return x > 0 ? x * x : 0; });
     test_glu("gelu", glu_gelu_f32, [](double x) { return x * std::erfc(-x / std::sqrt(2.)) / 2; });
     test_glu("gelu_tanh", glu_gelu_tanh_f32, [](double x) {
         return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
@@ -403,7 +455,15 @@ int main() {
         test_attention<f16, 64>(attend_whole_f16_64, attend_split_f16_64, variant);
     }
     test_attention<bf16, 128>(attend_whole_bf16_128, attend_split_bf16_128, {});
-    test_norm();
+    const Variant &all_at_once = VARIANTS[4];
+    test_attention<bf16, 80>(attend_whole_bf16_to_128, attend_split_bf16_to_128, all_at_once);
+    test_attention<float, 112>(attend_whole_f32_to_128, attend_split_f32_to_128, {});
+    test_attention<float, 192>(attend_whole_f32_to_256, attend_split_f32_to_256, all_at_once);
+    test_attention<f16, 256>(attend_whole_f16_to_256, attend_split_f16_to_256, {});
+    test_attention<bf16, 320>(attend_whole_bf16_to_512, attend_split_bf16_to_512, all_at_once);
+    for (NormKind kind : {NormKind::RMS, NormKind::LAYER, NormKind::LAYER_WITH_BIAS}) {
+        test_norm(kind);
+    }
     test_kv_move();
     test_widen<float>(widen_f32);
     test_widen<f16>(widen_f16);
@@ -412,6 +472,10 @@ int main() {
         test_rope_kv_write(half, false, false);
         test_rope_kv_write(half, true, false);
         test_rope_kv_write(half, true, true);
+        test_rope_kv_write(half, true, false, {.rotated = true});
+        test_rope_kv_write(half, true, false, {.values = true});
+        test_rope_kv_write(half, true, false, {.keys = true, .values = true});
+        test_rope_kv_write(half, false, false, {.keys = true});
     }
     test_glu();
     test_prefill();

@@ -4,6 +4,9 @@
 #include "glu.cu"
 #include "kv_move.cu"
 #include "norm.cu"
+#include "paged_attention/padded_128.cu"
+#include "paged_attention/padded_256.cu"
+#include "paged_attention/padded_512.cu"
 #include "paged_attention/paged_attention.cu"
 #include "paged_attention/prefill.cu"
 #include "rope_kv_write.cu"
@@ -16,19 +19,30 @@
 namespace {
 
 #define ADD(NAME) gpu::add(#NAME, NAME);
-#define ADD_WIDTH(NAME, D)                                                                         \
-    ADD(attend_whole_##NAME##_##D)                                                                 \
-    ADD(attend_split_##NAME##_##D)
+#define ADD_WIDTH(NAME)                                                                            \
+    ADD(attend_whole_##NAME)                                                                       \
+    ADD(attend_split_##NAME)
+#define ADD_LONG(NAME)                                                                             \
+    ADD(prefill_##NAME##_64)                                                                       \
+    ADD(prefill_##NAME##_128)                                                                      \
+    ADD(prefill_##NAME##_to_128)                                                                   \
+    ADD(prefill_##NAME##_to_256)                                                                   \
+    ADD(prefill_##NAME##_to_512)
 #define ADD_FLOAT(T, NAME)                                                                         \
     ADD(kv_move_##NAME)                                                                            \
     ADD(widen_##NAME)                                                                              \
     ADD(add_norm_##NAME)                                                                           \
+    ADD(add_layer_norm_##NAME)                                                                     \
     ADD(rope_kv_write_##NAME)                                                                      \
     ADD(glu_silu_##NAME)                                                                           \
     ADD(glu_gelu_##NAME)                                                                           \
     ADD(glu_gelu_tanh_##NAME)                                                                      \
-    ADD_WIDTH(NAME, 64)                                                                            \
-    ADD_WIDTH(NAME, 128)
+    ADD(glu_relu2_##NAME)                                                                          \
+    ADD_WIDTH(NAME##_64)                                                                           \
+    ADD_WIDTH(NAME##_128)                                                                          \
+    ADD_WIDTH(NAME##_to_128)                                                                       \
+    ADD_WIDTH(NAME##_to_256)                                                                       \
+    ADD_WIDTH(NAME##_to_512)
 
 [[maybe_unused]] const bool added = [] {
     FOR_FLOATS(ADD_FLOAT)
@@ -46,10 +60,8 @@ namespace {
     ADD(tiles_small_bf16)
     ADD(tiles_wide_bf16)
     ADD(tiles_large_bf16)
-    ADD(prefill_f16_64)
-    ADD(prefill_f16_128)
-    ADD(prefill_bf16_64)
-    ADD(prefill_bf16_128)
+    ADD_LONG(f16)
+    ADD_LONG(bf16)
     ADD(adjust_logits)
     ADD(best_logits)
     ADD(largest_logits)

@@ -6,6 +6,11 @@
 using emulator::launch;
 using std::vector;
 
+PREFILL_KERNEL(f16, f16_to_128, 128, true)
+PREFILL_KERNEL(bf16, bf16_to_128, 128, true)
+PREFILL_KERNEL(f16, f16_to_256, 256, true)
+PREFILL_KERNEL(bf16, bf16_to_512, 512, true)
+
 namespace {
 
 constexpr int BLOCK = 16;
@@ -15,9 +20,10 @@ struct Span {
     int first, rows, context, sequence;
 };
 
-template <typename T, int D> struct Attention {
+// For a kernel that computes with heads of WIDTH values.
+template <typename T, int D, int WIDTH> struct Attention {
     using Kernel = void (*)(const T *, const T *, const T *, T *, const Tile *, const uint32_t *, int, int, int,
-                            float, int, float, const float *);
+                            float, int, float, const float *, int);
     static constexpr int KV_HEADS = 2;
     static constexpr float SCALE = 0.12f;
     Kernel kernel;
@@ -73,12 +79,13 @@ template <typename T, int D> struct Attention {
                 tiles.push_back({span.first + start, std::min(max_rows, span.rows - start), span.context, start, table, -1, 0});
             }
         }
-        launch({(int)tiles.size(), KV_HEADS, 1}, prefill::THREADS,
+        const int depth = WIDTH / prefill::Shared<T, WIDTH>::VALUES;
+        launch({(int)tiles.size(), KV_HEADS, depth}, prefill::THREADS,
                [&] {
                    kernel(q.data(), k.data(), v.data(), out.data(), tiles.data(), blocks.data(), heads(), KV_HEADS,
-                          BLOCK, SCALE, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr);
+                          BLOCK, SCALE, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr, D);
                },
-               sizeof(prefill::Shared<T, D>));
+               sizeof(prefill::Shared<T, WIDTH>));
     }
 
     // The largest error of a span's rows.
@@ -124,8 +131,9 @@ template <typename T, int D> struct Attention {
     }
 };
 
-template <typename T, int D> void test(typename Attention<T, D>::Kernel kernel, int group, Variant variant = Variant()) {
-    Attention<T, D> of{kernel, variant, group};
+template <typename T, int D, int WIDTH = D>
+void test(typename Attention<T, D, WIDTH>::Kernel kernel, int group, Variant variant = Variant()) {
+    Attention<T, D, WIDTH> of{kernel, variant, group};
     for (int context : {0, 1, 63, 64, 100}) {
         for (int rows : {17, 64, 65, 130}) {
             of.add(rows, context);
@@ -163,6 +171,11 @@ void test_prefill() {
         test<f16, 64>(prefill_f16_64, group);
         test<bf16, 128>(prefill_bf16_128, group);
     }
+    test<bf16, 80, 128>(prefill_bf16_to_128, 4, VARIANTS[4]);
+    test<f16, 112, 128>(prefill_f16_to_128, 3);
+    test<f16, 192, 256>(prefill_f16_to_256, 3, VARIANTS[4]);
+    test<f16, 256, 256>(prefill_f16_to_256, 1);
+    test<bf16, 320, 512>(prefill_bf16_to_512, 3, VARIANTS[4]);
     for (int group : {3, 4}) {
         test<f16, 128>(prefill_f16_128, group);
         test<bf16, 64>(prefill_bf16_64, group);

@@ -36,7 +36,8 @@ __device__ void glu(const T *gate_up, T *out, int width, uint32_t count) {
 #define KERNEL(T, NAME)                                                                            \
     ACTIVATED(silu, T, NAME)                                                                       \
     ACTIVATED(gelu, T, NAME)                                                                       \
-    ACTIVATED(gelu_tanh, T, NAME)
+    ACTIVATED(gelu_tanh, T, NAME)                                                                  \
+    ACTIVATED(relu2, T, NAME)
 FOR_FLOATS(KERNEL)
 #undef KERNEL
 #undef ACTIVATED

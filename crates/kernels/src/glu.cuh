@@ -10,6 +10,11 @@ __device__ __forceinline__ float gelu_tanh(float x) {
     return 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
 }
 
+__device__ __forceinline__ float relu2(float x) {
+    const float positive = fmaxf(x, 0.f);
+    return positive * positive;
+}
+
 template <float (*ACTIVATION)(float), typename T> __device__ __forceinline__ T gated(T gate, T up) {
     return narrow<T>(ACTIVATION(widen(gate)) * widen(up));
 }

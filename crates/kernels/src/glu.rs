@@ -73,11 +73,6 @@ impl Xielu {
 }
 
 impl Activation {
-    /// Whether a GPU has a kernel for a gate of it.
-    pub fn has_gated_gpu_kernel(self) -> bool {
-        matches!(self, Self::Silu | Self::Gelu | Self::GeluTanh)
-    }
-
     /// The function of each value of `x`, by candle's own ops.
     ///
     /// # Errors
@@ -109,18 +104,27 @@ impl Activation {
 /// `activation(gate) * up`, `[rows, width]` ([`Activation::ClampedSwish`] changes `up`, too), for contiguous `gate_up` `[rows, 2 * width]`, whose rows hold
 /// first `gate` and then `up` (Shazeer 2020, "GLU Variants Improve Transformer").
 ///
-/// f32 on the CPU and f32, f16 and bf16 on CUDA take one pass; other cases use candle's own ops.
+/// f32 on the CPU and f32, f16 and bf16 on CUDA take one pass; other cases, on CUDA also [`Activation::Xielu`] and
+/// [`Activation::ClampedSwish`], use candle's own ops.
 ///
 /// # Errors
 /// If the width is odd.
 pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if gate_up.device().is_cuda() {
-        return cuda::launch(gate_up, activation);
+        if let Some(name) = cuda::kernel(activation) {
+            return cuda::launch(gate_up, name);
+        }
+        return by_parts(gate_up, activation);
     }
     if gate_up.dtype() == DType::F32 {
         return gate_up.apply_op1_no_bwd(&Glu(activation));
     }
+    by_parts(gate_up, activation)
+}
+
+/// The same by candle's own ops.
+fn by_parts(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     let width = gate_up.dim(1)? / 2;
     let gate = gate_up.narrow(1, 0, width)?;
     activation.apply(&gate)? * activation.gated(gate_up.narrow(1, width, width)?)?
@@ -177,19 +181,22 @@ mod cuda {
     /// Values of a thread.
     const VALUES: usize = 2;
 
-    /// Launches the kernel.
-    pub fn launch(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
+    /// The name of the kernel for a gate of `activation`, if there is one.
+    pub fn kernel(activation: Activation) -> Option<&'static str> {
+        match activation {
+            Activation::Silu => Some("silu"),
+            Activation::Gelu => Some("gelu"),
+            Activation::GeluTanh => Some("gelu_tanh"),
+            Activation::Relu2 => Some("relu2"),
+            Activation::Xielu(_) | Activation::ClampedSwish => None,
+        }
+    }
+
+    /// Launches the kernel called `name`.
+    pub fn launch(gate_up: &Tensor, name: &str) -> Result<Tensor> {
         let (rows, both) = dims(gate_up.layout())?;
         let (width, count) = (both / 2, rows * both / 2);
         let (device, dtype) = (gate_up.device().as_cuda_device()?, gate_up.dtype());
-        let name = match activation {
-            Activation::Silu => "silu",
-            Activation::Gelu => "gelu",
-            Activation::GeluTanh => "gelu_tanh",
-            Activation::Relu2 | Activation::Xielu(_) | Activation::ClampedSwish => {
-                candle_core::bail!("glu: no CUDA kernel for {activation:?}")
-            }
-        };
         let kernel = format!("glu_{name}_{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "glu", gpu::GLU, &kernel)?;
         let out = gpu::output(device, dtype, (rows, width))?;

@@ -64,15 +64,15 @@ pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::{kv_write, kv_write_to};
 pub use mamba::{MambaShape, MambaWeights, mamba};
 pub use mix::mix;
-pub use norm::add_norm;
+pub use norm::{add_layer_norm, add_norm};
 pub use paged_attention::{
-    AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD,
-    TableCapacity, paged_attention,
+    AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM,
+    MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity, paged_attention,
 };
 pub use pair_product::{Factor, pair_product};
 pub use parallel::{default_threads, max_threads, set_threads, threads};
 pub use rope::{HeadNorms, rope};
-pub use rope_kv_write::{Pools, rope_kv_write};
+pub use rope_kv_write::{Pools, ValueHeads, ValueNorm, rope_kv_write, rope_queries};
 pub use short_conv::{short_conv, short_conv_write};
 pub use slots::Slots;
 pub use span::Span;

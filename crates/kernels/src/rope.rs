@@ -20,7 +20,7 @@ pub struct HeadNorms {
     pub k: Tensor,
     /// Added to the mean square of both norms.
     pub eps: f32,
-    /// Whether they come after the rotation, as in Hunyuan; only on the CPU.
+    /// Whether they come after the rotation, as in Hunyuan.
     pub after_rotation: bool,
 }
 

@@ -3,14 +3,25 @@
 #include "cuda/common.cuh"
 
 // The heads of rows, and what becomes of them. qkv: [rows, all, d]: first `heads` queries, then the keys, then as many
-// values. cos, sin: [rows, half], or null if half is 0; values of a head from 2 * half on are not rotated. q_norm and
-// k_norm: [d], or with `whole` [heads, d] and [kv_heads, d], or null.
+// values; or [rows, all - kv_heads, d] if `values_are_keys`: the values are the keys without norm and rotation. cos, sin: [rows, half], or null if half is 0; values of a head from 2 * half on are not rotated. q_norm and
+// k_norm: [d], or with `whole` [heads, d] and [kv_heads, d], or null. The norm of a head is that of the rotated head with
+// `norms_rotated`. Values have a norm without weights with `norms_values`, with an eps of its own.
 template <typename T> struct Heads {
     const T *qkv, *cos, *sin, *q_norm, *k_norm;
     int heads, all, d, half, whole;
     float eps;
+    int norms_rotated = 0, values_are_keys = 0, norms_values = 0;
+    float value_eps = 0.f;
 
     __device__ __forceinline__ int kv_heads() const { return (all - heads) / 2; }
+
+    // The two values of a pair, rotated.
+    static __device__ __forceinline__ float rotated(float a, float b, T cos, T sin) {
+        return __fsub_rn(__fmul_rn(a, widen(cos)), __fmul_rn(b, widen(sin)));
+    }
+    static __device__ __forceinline__ float rotated_other(float a, float b, T cos, T sin) {
+        return __fadd_rn(__fmul_rn(a, widen(sin)), __fmul_rn(b, widen(cos)));
+    }
 
     // Writes a head of a row to `to`. Calls `wait` before it reads anything of qkv, and after it has begun to read the rest.
     template <typename Wait> __device__ __forceinline__ void write(int row, int head, T *to, Wait wait) const {
@@ -18,12 +29,13 @@ template <typename T> struct Heads {
         // reads what was stored.
         constexpr int PAIRS = 2, VALUES = 4;
         const int lane = threadIdx.x % 32;
-        const T *x = qkv + ((size_t)row * all + head) * d;
         const bool key = head >= heads, value = head >= heads + kv_heads();
+        const int stored = values_are_keys ? all - kv_heads() : all;
+        const T *x = qkv + ((size_t)row * stored + (value && values_are_keys ? head - kv_heads() : head)) * d;
         const int pairs = value ? 0 : half;
         const T *norm = value ? nullptr : key ? k_norm : q_norm;
         // All heads together have one norm, or each has its own.
-        const T *from = whole ? qkv + ((size_t)row * all + (key ? heads : 0)) * d : x;
+        const T *from = whole ? qkv + ((size_t)row * stored + (key ? heads : 0)) * d : x;
         const int width = whole ? (key ? kv_heads() : heads) * d : d;
         if (norm != nullptr) {
             norm += x - from;
@@ -46,12 +58,27 @@ template <typename T> struct Heads {
         load_factors(lane);
         wait();
         float scale = 1.f;
-        if (norm != nullptr) {
+        const bool normed_value = value && norms_values;
+        if (norm != nullptr && norms_rotated) {
             float square = 0.f;
-            for (int i = lane; i < width; i += 32) {
-                square = fmaf(widen(from[i]), widen(from[i]), square);
+            for (int i = lane; i < pairs; i += 32) {
+                const float a = widen(x[i]), b = widen(x[i + half]);
+                const float first = rotated(a, b, cos[row * half + i], sin[row * half + i]);
+                const float second = rotated_other(a, b, cos[row * half + i], sin[row * half + i]);
+                square = fmaf(second, second, fmaf(first, first, square));
             }
-            scale = rsqrtf(warp_sum(square) / width + eps);
+            for (int i = 2 * pairs + lane; i < d; i += 32) {
+                square = fmaf(widen(x[i]), widen(x[i]), square);
+            }
+            scale = rsqrtf(warp_sum(square) / d + eps);
+        } else if (norm != nullptr || normed_value) {
+            const int width_of_norm = value ? d : width;
+            const T *values = value ? x : from;
+            float square = 0.f;
+            for (int i = lane; i < width_of_norm; i += 32) {
+                square = fmaf(widen(values[i]), widen(values[i]), square);
+            }
+            scale = rsqrtf(warp_sum(square) / width_of_norm + (value ? value_eps : eps));
         }
         for (int first = lane; first < pairs; first += 32 * PAIRS) {
             if (first > lane) {
@@ -71,12 +98,17 @@ template <typename T> struct Heads {
                 const int i = first + 32 * n;
                 if (i < pairs) {
                     float a = widen(left[n]), b = widen(right[n]);
-                    if (norm != nullptr) {
+                    if (norm != nullptr && !norms_rotated) {
                         a = a * scale * widen(by_a[n]);
                         b = b * scale * widen(by_b[n]);
                     }
-                    to[i] = narrow<T>(__fsub_rn(__fmul_rn(a, widen(c[n])), __fmul_rn(b, widen(s[n]))));
-                    to[i + half] = narrow<T>(__fadd_rn(__fmul_rn(a, widen(s[n])), __fmul_rn(b, widen(c[n]))));
+                    float first = rotated(a, b, c[n], s[n]), second = rotated_other(a, b, c[n], s[n]);
+                    if (norm != nullptr && norms_rotated) {
+                        first = first * scale * widen(by_a[n]);
+                        second = second * scale * widen(by_b[n]);
+                    }
+                    to[i] = narrow<T>(first);
+                    to[i + half] = narrow<T>(second);
                 }
             }
         }
@@ -92,7 +124,9 @@ template <typename T> struct Heads {
             for (int n = 0; n < VALUES; n++) {
                 const int i = first + 32 * n;
                 if (i < d) {
-                    to[i] = norm != nullptr ? narrow<T>(widen(values[n]) * scale * widen(norm[i])) : values[n];
+                    to[i] = norm != nullptr  ? narrow<T>(widen(values[n]) * scale * widen(norm[i]))
+                            : normed_value ? narrow<T>(widen(values[n]) * scale)
+                                           : values[n];
                 }
             }
         }

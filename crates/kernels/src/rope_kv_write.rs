@@ -1,9 +1,11 @@
 //! Rotary position embedding of queries and keys, and the write of keys and values to their slots.
 
 use super::kv_write::kv_write;
+use super::norm::add_norm;
 use super::rope::{HeadNorms, rope};
 use super::slots::Slots;
 use candle_core::{Result, Tensor};
+use std::borrow::Cow;
 
 /// The pools and slots that the keys and values of a layer are written to.
 #[derive(Debug, Clone, Copy)]
@@ -16,12 +18,54 @@ pub struct Pools<'a> {
     pub slots: &'a Slots,
 }
 
-/// Rotates queries and keys as [`rope`] does, writes keys and values to the pools as [`kv_write`] does,
-/// and returns the queries, `[rows, num_heads, head_dim]`, on the CPU as a part of `qkv`. The contents of `qkv`
-/// afterwards are not specified.
+/// What the values of a layer are; by default heads of their own, as they are.
+#[derive(Debug, Clone, Default)]
+pub struct ValueHeads {
+    /// Whether values are the keys before norms and rotation, as in some layers of Gemma 4.
+    pub are_keys: bool,
+    /// The RMSNorm of each head, without weights; `None` = there is no norm.
+    pub norm: Option<ValueNorm>,
+}
+
+/// An RMSNorm of values, which multiplies with nothing.
+#[derive(Debug, Clone)]
+pub struct ValueNorm {
+    /// `[head_dim]`: ones.
+    pub ones: Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl ValueHeads {
+    /// `[rows, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys, and the values as these are.
+    fn complete<'a>(&self, qkv: &'a Tensor, num_heads: usize) -> Result<Cow<'a, Tensor>> {
+        if !self.are_keys && self.norm.is_none() {
+            return Ok(Cow::Borrowed(qkv));
+        }
+        let (_, stored, d) = qkv.dims3()?;
+        let kv_heads = kv_heads((num_heads, stored), self.are_keys);
+        let mut v = qkv.narrow(1, stored - kv_heads, kv_heads)?.contiguous()?;
+        if let Some(ValueNorm { ones, eps }) = &self.norm {
+            let heads = v.reshape(((), d))?;
+            let (_, normed) = add_norm(&heads, &heads.zeros_like()?, ones, *eps)?;
+            v = normed.reshape(v.dims())?;
+        }
+        let others = qkv.narrow(1, 0, num_heads + kv_heads)?;
+        Ok(Cow::Owned(Tensor::cat(&[&others, &v], 1)?))
+    }
+}
+
+/// The number of heads of keys, if `stored` heads of queries, keys and values are stored.
+fn kv_heads((num_heads, stored): (usize, usize), values_are_keys: bool) -> usize {
+    stored.saturating_sub(num_heads) / if values_are_keys { 1 } else { 2 }
+}
+
+/// Rotates queries and keys as [`rope`] does, writes keys and `values` to the pools as [`kv_write`] does,
+/// and returns the queries, `[rows, num_heads, head_dim]`, on the CPU as a part of a larger tensor. The contents of
+/// `qkv` afterwards are not specified.
 ///
-/// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`, and `angles` are as in [`rope`]; all are
-/// contiguous. On CUDA the pools have the dtype of `qkv`, and a single
+/// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`, without the last `num_kv_heads` heads if values are keys,
+/// and `angles` are as in [`rope`]; all are contiguous. On CUDA the pools have the dtype of `qkv`, and a single
 /// kernel does everything.
 ///
 /// # Errors
@@ -31,6 +75,7 @@ pub fn rope_kv_write(
     num_heads: usize,
     angles: Option<(&Tensor, &Tensor)>,
     norms: Option<&HeadNorms>,
+    values: &ValueHeads,
     pools: Pools<'_>,
 ) -> Result<Tensor> {
     let needed = pools.slots.num_slots();
@@ -44,8 +89,9 @@ pub fn rope_kv_write(
     }
     #[cfg(feature = "cuda")]
     if qkv.device().is_cuda() {
-        return cuda::launch(qkv, num_heads, angles, norms, pools);
+        return cuda::launch(qkv, num_heads, (angles, norms), values, Some(pools));
     }
+    let qkv = &*values.complete(qkv, num_heads)?;
     rope(qkv, num_heads, angles, norms)?;
     let kv_heads = (qkv.dim(1)? - num_heads) / 2;
     let keys = qkv.narrow(1, num_heads, kv_heads)?;
@@ -55,51 +101,76 @@ pub fn rope_kv_write(
     qkv.narrow(1, 0, num_heads)
 }
 
+/// Rotates the queries `q`, `[rows, num_heads, head_dim]`, as [`rope`] does, and returns them: of a layer that reads the
+/// keys and values of another one. The contents of `q` afterwards are not specified.
+///
+/// # Errors
+/// If the shapes or dtypes do not match.
+pub fn rope_queries(
+    q: &Tensor,
+    angles: Option<(&Tensor, &Tensor)>,
+    norms: Option<&HeadNorms>,
+) -> Result<Tensor> {
+    let num_heads = q.dim(1)?;
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        return cuda::launch(q, num_heads, (angles, norms), &ValueHeads::default(), None);
+    }
+    rope(q, num_heads, angles, norms)?;
+    Ok(q.clone())
+}
+
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::super::gpu;
     use super::super::rope::pairs;
-    use super::{HeadNorms, Pools};
+    use super::{HeadNorms, Pools, ValueHeads, kv_heads};
     use candle_core::{Result, Tensor};
 
     const NAME: &str = "rope-kv-write";
     const THREADS: usize = 128;
 
-    /// Launches the kernel.
+    type Angles<'a> = Option<(&'a Tensor, &'a Tensor)>;
+
+    /// Launches the kernel. Without pools, all heads are queries.
     pub fn launch(
         qkv: &Tensor,
         num_heads: usize,
-        angles: Option<(&Tensor, &Tensor)>,
-        norms: Option<&HeadNorms>,
-        pools: Pools<'_>,
+        (angles, norms): (Angles<'_>, Option<&HeadNorms>),
+        values: &ValueHeads,
+        pools: Option<Pools<'_>>,
     ) -> Result<Tensor> {
-        let (rows, all, d) = qkv.dims3()?;
-        let kv_heads = all.saturating_sub(num_heads) / 2;
-        let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
+        let (rows, stored, d) = qkv.dims3()?;
+        let kv_heads = kv_heads((num_heads, stored), values.are_keys);
+        let all = num_heads + 2 * kv_heads;
         let half = pairs(rows, d, angles.map(|(cos, sin)| (cos.dims(), sin.dims())))?;
         let whole = match norms {
-            Some(norms) if norms.after_rotation => {
-                candle_core::bail!("{NAME}: no CUDA kernel for norms after the rotation")
-            }
+            // Heads without keys have no norm of keys.
+            Some(norms) if pools.is_none() => norms.q.dims() != [d],
             Some(norms) => norms.are_whole((num_heads, kv_heads), d)?,
             None => false,
         };
-        if num_heads + 2 * kv_heads != all
-            || pools.slots.len() != rows
-            || !fits(pools.k)
-            || !fits(pools.v)
+        let norms_rotated = norms.is_some_and(|norms| norms.after_rotation);
+        let of_values = if values.are_keys { 1 } else { 2 };
+        let fits = |pools: &Pools<'_>| {
+            let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
+            pools.slots.len() == rows && fits(pools.k) && fits(pools.v)
+        };
+        if num_heads + of_values * kv_heads != stored
+            || !pools.as_ref().map_or(kv_heads == 0, fits)
+            || (whole && norms_rotated)
+            || (whole && norms.is_some_and(|norms| norms.q.elem_count() != num_heads * d))
         {
             candle_core::bail!(
-                "{NAME}: {:?} does not match {:?} slots and pools {:?}",
+                "{NAME}: {num_heads} queries in {:?} with {norms:?} do not match {pools:?}",
                 qkv.dims(),
-                pools.slots.len(),
-                pools.k.dims()
             );
         }
         let (device, dtype) = (qkv.device().as_cuda_device()?, qkv.dtype());
         let (cos, sin) = angles.unzip();
         let angles = cos.into_iter().chain(sin);
-        gpu::expect_dtype(NAME, dtype, angles.chain([pools.k, pools.v]))?;
+        let both = pools.iter().flat_map(|pools| [pools.k, pools.v]);
+        gpu::expect_dtype(NAME, dtype, angles.chain(both))?;
         let (q_norm, k_norm) = (norms.map(|n| &n.q), norms.map(|n| &n.k));
         gpu::expect_dtype(NAME, dtype, q_norm.into_iter().chain(k_norm))?;
         let kernel = format!("rope_kv_write_{}", gpu::suffix(dtype));
@@ -108,11 +179,18 @@ mod cuda {
         let launch = kernel.launch().tensor(qkv)?;
         let launch = launch.optional(cos)?.optional(sin)?;
         let launch = launch.optional(q_norm)?.optional(k_norm)?;
-        let launch = launch.tensor(pools.slots.tensor())?.tensor(&q)?;
-        let launch = launch.tensor(pools.k)?.tensor(pools.v)?;
+        let launch = launch.optional(pools.map(|pools| pools.slots.tensor()))?;
+        let launch = launch.tensor(&q)?;
+        let launch = launch.optional(pools.map(|pools| pools.k))?;
+        let launch = launch.optional(pools.map(|pools| pools.v))?;
         let launch = launch.int(rows).int(num_heads).int(all).int(d);
         let launch = launch.int(half).int(usize::from(whole));
         let launch = launch.float(norms.map_or(0., |n| n.eps));
+        let launch = launch
+            .int(usize::from(norms_rotated))
+            .int(usize::from(values.are_keys))
+            .int(usize::from(values.norm.is_some()))
+            .float(values.norm.as_ref().map_or(0., |norm| norm.eps));
         let blocks = (rows * all * 32).div_ceil(THREADS);
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
         // writes: the pools contain every slot of `Slots`. All work runs in the order of one stream, so
@@ -141,7 +219,8 @@ mod tests {
                 v: &v,
                 slots: &slots,
             };
-            rope_kv_write(&ones((2, 4, 8)), 2, Some((&angles, &angles)), None, pools)
+            let (angles, values) = (Some((&angles, &angles)), ValueHeads::default());
+            rope_kv_write(&ones((2, 4, 8)), 2, angles, None, &values, pools)
         };
         assert_eq!(run(5, 6).unwrap().dims(), [2, 2, 8]);
         run(4, 5).unwrap_err();

@@ -2,7 +2,7 @@
 
 use super::{ForwardLayer, ForwardLinear, ForwardModel, ForwardWeight};
 use crate::gpu::{STRIP, address, warps};
-use crate::paged_attention::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
+use crate::paged_attention::MAX_GPU_HEADS_PER_KV_HEAD;
 use crate::{Activation, AttentionParams};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Result, Tensor};
@@ -21,6 +21,8 @@ const DENSE_INPUTS: usize = 32;
 const DENSE_ROW: usize = HALF_UNITS * 2 * DENSE_INPUTS + 64;
 /// The widest row that the kernel for norms keeps in registers.
 const MAX_HIDDEN: usize = 16_384;
+/// Values of a head that the kernel is built for.
+const HEAD_DIMS: [usize; 2] = [64, 128];
 
 /// The kinds of phases, in the order of `Kind`.
 #[derive(Clone, Copy, PartialEq)]
@@ -106,7 +108,7 @@ fn check(model: &ForwardModel<'_>) -> Result<()> {
     if kv_heads == 0 || heads % kv_heads > 0 || heads / kv_heads > MAX_GPU_HEADS_PER_KV_HEAD {
         candle_core::bail!("{heads} query heads for {kv_heads} heads of keys");
     }
-    if !GPU_HEAD_DIMS.contains(&head_dim) {
+    if !HEAD_DIMS.contains(&head_dim) {
         candle_core::bail!("heads of {head_dim} values");
     }
     Ok(())

@@ -12,6 +12,8 @@
 //
 // With a window, a row sees only its last keys up to its own position: those before have no weight, and chunks
 // without any key that a tile sees are left out.
+//
+// A kernel computes with heads of D values. Heads that have fewer are PADDED with zeros in shared memory.
 #pragma once
 #include "../cuda/tensor.cuh"
 #include "paged_attention.cuh"
@@ -33,7 +35,18 @@ struct Args {
     float *partials;
     int heads, kv_heads, block_size, chunks;
     Scores scores;
+    // Values of a head, a multiple of 8, for kernels of heads that are PADDED.
+    int values = 0;
 };
+
+// The values of a head: D, which the compiler knows, or, if they are PADDED, what the call says.
+template <int D, bool PADDED> __device__ __forceinline__ int values_of(const Args &args) {
+    if constexpr (PADDED) {
+        return args.values;
+    } else {
+        return D;
+    }
+}
 
 // The keys of a row of a tree: the context, and the keys of its span that are in `mask`.
 struct TreeRow {
@@ -105,42 +118,78 @@ template <typename T, int D> struct Shared {
     // Rows are padded against bank conflicts: of the threads that read 16 bytes of adjacent rows, and of
     // those that read the matrices of values.
     static constexpr int KEY = D + (sizeof(T) == 2 ? 32 : 4), VALUE = D + 8;
-    T keys[CHUNK * KEY];
-    T values[CHUNK * VALUE];
+    // Keys and values of wide heads take turns.
+    static constexpr bool TAKES_TURNS = IS_WIDE<D>;
+    T keys_and_values[CHUNK * (TAKES_TURNS ? (KEY > VALUE ? KEY : VALUE) : KEY + VALUE)];
     // [query][key]: scores, then weights.
     float weights[MAX_QUERIES * WEIGHTS];
     float max[MAX_QUERIES], sum[MAX_QUERIES];
     // The pool slots of the keys; -1 = beyond the last key.
     int slots[CHUNK];
+
+    __device__ __forceinline__ T *keys() { return keys_and_values; }
+    __device__ __forceinline__ T *values() { return keys_and_values + (TAKES_TURNS ? 0 : CHUNK * KEY); }
 };
 
 // Two of a warp's queries, eight apart, and their products with keys and values.
-template <typename T, int D> struct Queries {
+template <typename T, int D, bool PADDED> struct Queries {
     // Values of a head that four threads multiply, 8 consecutive ones each. Which value goes to which
     // place in the instruction does not matter, as long as both sides agree.
-    static constexpr int STEP = 32;
-    uint4 packs[D / STEP][2];
+    static constexpr int STEP = 32, KEY = Shared<T, D>::KEY;
+    // Registers have no room for wide heads: they are read again for each chunk.
+    static constexpr bool KEPT = !IS_WIDE<D>;
+    uint4 packs[KEPT ? D / STEP : 1][2];
+    const T *rows[2];
+    // Values of a head.
+    int d;
 
     // Null = there is no such query.
     __device__ __forceinline__ void load(int half, const T *from) {
+        rows[half] = from;
+        if constexpr (KEPT) {
 #pragma unroll
-        for (int step = 0; step < D / STEP; step++) {
-            const T *pack = from + step * STEP + threadIdx.x % 4 * 8;
-            packs[step][half] = from == nullptr ? make_uint4(0, 0, 0, 0) : *reinterpret_cast<const uint4 *>(pack);
+            for (int step = 0; step < D / STEP; step++) {
+                packs[step][half] = pack(half, step);
+            }
         }
     }
 
-    // Scores of eight keys, whose first is at `keys`.
-    __device__ __forceinline__ void scores(float (&s)[4], const T *keys) const {
-        const int thread = threadIdx.x % 32;
-        const T *row = keys + thread / 4 * Shared<T, D>::KEY + thread % 4 * 8;
+    __device__ __forceinline__ uint4 pack(int half, int step) const {
+        const int at = step * STEP + threadIdx.x % 4 * 8;
+        const bool exists = rows[half] != nullptr && (!PADDED || at < d);
+        return exists ? *reinterpret_cast<const uint4 *>(rows[half] + at) : make_uint4(0, 0, 0, 0);
+    }
+
+    // Adds the products of some values with a key.
+    static __device__ __forceinline__ void add(float (&s)[4], uint4 a, uint4 b, const T *key) {
+        const uint4 c = *reinterpret_cast<const uint4 *>(key);
+        const uint32_t one[4] = {a.x, b.x, a.y, b.y}, two[4] = {a.z, b.z, a.w, b.w};
+        multiply<T>(s, one, c.x, c.y);
+        multiply<T>(s, two, c.z, c.w);
+    }
+
+    // Scores of some times eight keys, whose first is at `keys`.
+    template <int EIGHTS> __device__ __forceinline__ void scores(float (&s)[EIGHTS][4], const T *keys) const {
+        const T *row = keys + threadIdx.x % 32 / 4 * KEY + threadIdx.x % 4 * 8;
+        if constexpr (KEPT) {
 #pragma unroll
-        for (int step = 0; step < D / STEP; step++) {
-            const uint4 a = packs[step][0], b = packs[step][1];
-            const uint4 c = *reinterpret_cast<const uint4 *>(row + step * STEP);
-            const uint32_t one[4] = {a.x, b.x, a.y, b.y}, two[4] = {a.z, b.z, a.w, b.w};
-            multiply<T>(s, one, c.x, c.y);
-            multiply<T>(s, two, c.z, c.w);
+            for (int n = 0; n < EIGHTS; n++) {
+#pragma unroll
+                for (int step = 0; step < D / STEP; step++) {
+                    if (!PADDED || step * STEP < d) {
+                        add(s[n], packs[step][0], packs[step][1], row + n * 8 * KEY + step * STEP);
+                    }
+                }
+            }
+        } else {
+#pragma unroll 2
+            for (int step = 0; step < (d + STEP - 1) / STEP; step++) {
+                const uint4 a = pack(0, step), b = pack(1, step);
+#pragma unroll
+                for (int n = 0; n < EIGHTS; n++) {
+                    add(s[n], a, b, row + n * 8 * KEY + step * STEP);
+                }
+            }
         }
     }
 
@@ -168,16 +217,20 @@ template <typename T, int D> struct Queries {
 };
 
 // Tensor cores do not take f32: the same sums, one value at a time.
-template <int D> struct Queries<float, D> {
+template <int D, bool PADDED> struct Queries<float, D, PADDED> {
     const float *rows[2];
+    int d;
 
     __device__ __forceinline__ void load(int half, const float *from) { rows[half] = from; }
 
-    __device__ __forceinline__ void scores(float (&s)[4], const float *keys) const {
-        for (int i = 0; i < 4; i++) {
-            const float *key = keys + (threadIdx.x % 4 * 2 + i % 2) * Shared<float, D>::KEY;
-            for (int at = 0; at < D && rows[i / 2] != nullptr; at++) {
-                s[i] = fmaf(rows[i / 2][at], key[at], s[i]);
+    template <int EIGHTS> __device__ __forceinline__ void scores(float (&s)[EIGHTS][4], const float *keys) const {
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n++) {
+            for (int i = 0; i < 4; i++) {
+                const float *key = keys + (n * 8 + threadIdx.x % 4 * 2 + i % 2) * Shared<float, D>::KEY;
+                for (int at = 0; at < d && rows[i / 2] != nullptr; at++) {
+                    s[n][i] = fmaf(rows[i / 2][at], key[at], s[n][i]);
+                }
             }
         }
     }
@@ -215,11 +268,11 @@ __device__ __forceinline__ size_t place_of(const Tile &tile, const Args &args, i
 //   read, and before the queries are;
 // - query(tile, kv_head, i): the values of the item's i-th query.
 // False: the item has no keys.
-template <typename T, int D, bool SPLIT, typename Team>
+template <typename T, int D, bool SPLIT, bool PADDED = false, typename Team>
 __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, Item item, const T *k, const T *v, T *out,
                                        const Args &args) {
     const Tile tile = args.tiles[item.tile];
-    const int kv_head = item.kv_head, group = args.heads / args.kv_heads;
+    const int kv_head = item.kv_head, group = args.heads / args.kv_heads, d = values_of<D, PADDED>(args);
     const int queries = tile.rows * group, keys = keys_of(tile, args.trees);
     const int before = first_key_of(tile, args.scores.window) / CHUNK;
     const int first = SPLIT ? item.chunk : before;
@@ -238,7 +291,10 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         rows[half] = query / group;
         positions[half] = query < queries ? position_of(tile, args.trees, rows[half]) : 0;
     }
-    Queries<T, D> pair;
+    // Whether the head has the eight values from a place on.
+    auto has = [&](int value) { return !PADDED || value < d; };
+    Queries<T, D, PADDED> pair;
+    pair.d = d;
     float o[D / PARTS / 8][4];
     Running all[2] = {{-INFINITY, 0.f}, {-INFINITY, 0.f}};
 #pragma unroll
@@ -276,12 +332,16 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
                 const int key = i * KEYS + first, slot = shared.slots[key];
                 // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would
                 // not hide.
-                copy_async(to + key * pitch + at, pool + ((size_t)max(slot, 0) * args.kv_heads + kv_head) * D + at, slot >= 0);
+                copy_async(to + key * pitch + at, pool + ((size_t)max(slot, 0) * args.kv_heads + kv_head) * d + at,
+                           slot >= 0 && has(at));
             }
             end_of_copies();
         };
-        load(shared.keys, Shared<T, D>::KEY, k);
-        load(shared.values, Shared<T, D>::VALUE, v);
+        constexpr bool TAKES_TURNS = Shared<T, D>::TAKES_TURNS;
+        load(shared.keys(), Shared<T, D>::KEY, k);
+        if (!TAKES_TURNS) {
+            load(shared.values(), Shared<T, D>::VALUE, v);
+        }
         if (is_begin) {
             team.prepare_queries(tile, item);
         }
@@ -290,15 +350,12 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             pair.load(0, own < queries ? team.query(tile, kv_head, own) : nullptr);
             pair.load(1, own + 8 < queries ? team.query(tile, kv_head, own + 8) : nullptr);
         }
-        wait_for_copies<1>();
+        wait_for_copies<TAKES_TURNS ? 0 : 1>();
         team.sync();
         if (warp % 2 * 16 < to_query) {
             constexpr int EIGHTS = CHUNK / PARTS / 8;
             float s[EIGHTS][4] = {};
-#pragma unroll
-            for (int n = 0; n < EIGHTS; n++) {
-                pair.scores(s[n], shared.keys + (part * EIGHTS + n) * 8 * Shared<T, D>::KEY);
-            }
+            pair.scores(s, shared.keys() + part * EIGHTS * 8 * Shared<T, D>::KEY);
 #pragma unroll
             for (int n = 0; n < EIGHTS; n++) {
 #pragma unroll
@@ -312,6 +369,9 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             }
         }
         team.sync();
+        if (TAKES_TURNS) {
+            load(shared.values(), Shared<T, D>::VALUE, v);
+        }
         // Weights: a warp takes two queries at a time, and each of its threads two keys of both.
         constexpr int WARPS = THREADS / 32, AT_A_TIME = 2;
         for (int query = from_query + warp; query < to_query; query += AT_A_TIME * WARPS) {
@@ -363,8 +423,8 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         for (int n = 0; n < D / PARTS / 8; n++) {
             dots[n][0] = dots[n][1] = dots[n][2] = dots[n][3] = 0.f;
         }
-        if (warp % 2 * 16 < to_query) {
-            pair.weigh(dots, shared.weights + own * WEIGHTS, shared.values + part * (D / PARTS), count);
+        if (warp % 2 * 16 < to_query && has(part * (D / PARTS))) {
+            pair.weigh(dots, shared.weights + own * WEIGHTS, shared.values() + part * (D / PARTS), count);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -376,13 +436,16 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             if constexpr (SPLIT) {
                 const int head = kv_head * group + query - rows[half] * group;
                 size_t pair = (size_t)(tile.partial + rows[half]) * args.heads + head;
-                float *to = args.partials + (pair * args.chunks + chunk) * (D + 2);
+                float *to = args.partials + (pair * args.chunks + chunk) * (d + 2);
 #pragma unroll
                 for (int n = 0; n < D / PARTS / 8; n++) {
-                    *reinterpret_cast<float2 *>(to + value + n * 8) = make_float2(dots[n][2 * half], dots[n][2 * half + 1]);
+                    if (has(value + n * 8)) {
+                        *reinterpret_cast<float2 *>(to + value + n * 8) =
+                            make_float2(dots[n][2 * half], dots[n][2 * half + 1]);
+                    }
                 }
                 if (value == 0) {
-                    *reinterpret_cast<float2 *>(to + D) = make_float2(now.max, now.sum);
+                    *reinterpret_cast<float2 *>(to + d) = make_float2(now.max, now.sum);
                 }
             } else {
                 float to_all, to_now;
@@ -404,12 +467,14 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         for (int half = 0; half < 2; half++) {
             int query = own + half * 8;
             if (query < queries) {
-                T *to = out + place_of(tile, args, kv_head, query, D) + value;
+                T *to = out + place_of(tile, args, kv_head, query, d) + value;
                 const float by = add_sink(all[half], args.scores, kv_head * group + query % group);
 #pragma unroll
                 for (int n = 0; n < D / PARTS / 8; n++) {
-                    to[n * 8] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half], by), all[half].sum));
-                    to[n * 8 + 1] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half + 1], by), all[half].sum));
+                    if (has(value + n * 8)) {
+                        to[n * 8] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half], by), all[half].sum));
+                        to[n * 8 + 1] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half + 1], by), all[half].sum));
+                    }
                 }
             }
         }
@@ -428,11 +493,12 @@ __device__ __forceinline__ Chunks chunks_of(const Tile &tile, const Args &args) 
 
 // Merges these chunks of a row of a tile and a head: VALUES values of the head, 32 apart, from `dim` on. The threads of a
 // warp do it together, with consecutive `dim`; each finds the factors of other chunks.
-template <typename T, int D, int VALUES>
+template <typename T, int D, int VALUES, bool PADDED = false>
 __device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Tile &tile, Chunks chunks, int row, int head,
                                              int dim) {
-    const int end = chunks.end, lane = threadIdx.x % 32;
-    const float *from = args.partials + ((size_t)(tile.partial + row) * args.heads + head) * args.chunks * (D + 2);
+    const int end = chunks.end, lane = threadIdx.x % 32, d = values_of<D, PADDED>(args);
+    const float *from = args.partials + ((size_t)(tile.partial + row) * args.heads + head) * args.chunks * (d + 2);
+    auto has = [&](int n) { return !PADDED || dim + n * 32 < d; };
     Running all = {-INFINITY, 0.f};
     // Chunks that are loaded together.
     constexpr int AHEAD = 16;
@@ -440,17 +506,17 @@ __device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Til
     auto load = [&](int chunk) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const float *part = from + (size_t)(chunk + i) * (D + 2) + dim;
+            const float *part = from + (size_t)(chunk + i) * (d + 2) + dim;
 #pragma unroll
             for (int n = 0; n < VALUES; n++) {
-                dots[i][n] = chunk + i < end ? part[n * 32] : 0.f;
+                dots[i][n] = chunk + i < end && has(n) ? part[n * 32] : 0.f;
             }
         }
     };
     for (int base = chunks.first; base < end; base += 32) {
         Running chunk = {-INFINITY, 0.f};
         if (base + lane < end) {
-            const float *part = from + (size_t)(base + lane) * (D + 2) + D;
+            const float *part = from + (size_t)(base + lane) * (d + 2) + d;
             chunk = {part[0], part[1]};
         }
         load(base);
@@ -486,10 +552,12 @@ __device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Til
         }
     }
     const float by = add_sink(all, args.scores, head);
-    T *to = out + ((size_t)(tile.first + row) * args.heads + head) * D + dim;
+    T *to = out + ((size_t)(tile.first + row) * args.heads + head) * d + dim;
 #pragma unroll
     for (int n = 0; n < VALUES; n++) {
-        to[n * 32] = narrow<T>(__fdividef(__fmul_rn(o[n], by), all.sum));
+        if (has(n)) {
+            to[n * 32] = narrow<T>(__fdividef(__fmul_rn(o[n], by), all.sum));
+        }
     }
 }
 

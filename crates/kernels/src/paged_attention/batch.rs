@@ -17,6 +17,8 @@ pub struct AttentionBatch<'a> {
     block_size: usize,
     num_slots: usize,
     batch_invariant: bool,
+    /// The largest number of query heads per K/V head that was named.
+    max_group: usize,
     /// What a GPU needs of the spans, sent there once.
     tables: OnceLock<AttentionTables>,
 }
@@ -42,8 +44,16 @@ impl<'a> AttentionBatch<'a> {
             block_size,
             num_slots,
             batch_invariant: false,
+            max_group: 1,
             tables: OnceLock::new(),
         })
+    }
+
+    /// For layers of up to `max_group` query heads per K/V head. On a GPU all layers share tables, which are for the
+    /// layers with the most.
+    pub fn with_max_group(mut self, max_group: usize) -> Self {
+        self.max_group = max_group;
+        self
     }
 
     /// With `batch_invariant`, all rows use one kernel on a GPU, also those of prompts, so that no bit
@@ -86,6 +96,7 @@ impl<'a> AttentionBatch<'a> {
     /// The capacity for up to `rows` rows that are similar to these, rounded up to powers of two, if no span is long.
     /// `group` is the number of query heads per K/V head.
     pub fn capacity(&self, group: usize, rows: usize) -> TableCapacity {
+        let group = group.max(self.max_group);
         TableCapacity::of(self.spans, group, false).rounded_up(rows)
     }
 
@@ -106,6 +117,7 @@ impl<'a> AttentionBatch<'a> {
             return Ok(tables);
         }
         let pool = (self.block_size, self.num_slots);
+        let group = group.max(self.max_group);
         let tables = AttentionTables::send(self.spans, pool, device, group, prefill, capacity)?;
         Ok(self.tables.get_or_init(|| tables))
     }

@@ -5,9 +5,9 @@ use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
 use super::tables::{
-    AttentionTables, CHUNK, GPU_HEAD_DIMS, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity,
+    AttentionTables, CHUNK, GPU_HEAD_DIM_STEP, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity,
 };
-use candle_core::{DType, Result, Tensor};
+use candle_core::{CudaDevice, DType, Result, Tensor};
 
 /// Sizes that the kernels have under the same names.
 const THREADS: usize = 256;
@@ -17,17 +17,77 @@ const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;
 /// multiprocessor of a large GPU. The kernels have so many counters of chunks.
 const FULL: usize = 264;
 
-/// Bytes of shared memory that a block of the kernel for prompts needs.
-fn shared_by_long(head_dim: usize, dtype: DType) -> usize {
-    CHUNK * ((2 * head_dim + 32 + 8) * dtype.size_in_bytes() + 4)
+/// Values of a head that a block of the kernel for prompts sums up, at most.
+const MAX_LONG_VALUES: usize = 256;
+
+/// The kernels for heads of a size.
+#[derive(Clone, Copy)]
+struct Kernels {
+    /// The values of a head that they compute with.
+    width: usize,
+    /// The module and the PTX of kernels that pad heads to the width.
+    padded: Option<(&'static str, &'static str)>,
+}
+
+impl Kernels {
+    /// The kernels for heads of `head_dim` values, if there are any.
+    fn of(head_dim: usize) -> Option<Self> {
+        let padded = |width, module, ptx| Self {
+            width,
+            padded: Some((module, ptx)),
+        };
+        match head_dim {
+            64 | 128 => Some(Self {
+                width: head_dim,
+                padded: None,
+            }),
+            _ if !head_dim.is_multiple_of(GPU_HEAD_DIM_STEP) => None,
+            1..128 => Some(padded(128, "padded-128", gpu::PADDED_128)),
+            129..=256 => Some(padded(256, "padded-256", gpu::PADDED_256)),
+            257..=512 => Some(padded(512, "padded-512", gpu::PADDED_512)),
+            _ => None,
+        }
+    }
+
+    /// The kernel `part`, whose module and PTX are `exact` if heads are not padded.
+    fn load(
+        self,
+        device: &CudaDevice,
+        part: &str,
+        exact: (&str, &str),
+        dtype: DType,
+    ) -> Result<gpu::Kernel> {
+        let (to, dtype) = (
+            if self.padded.is_some() { "to_" } else { "" },
+            gpu::suffix(dtype),
+        );
+        let (module, ptx) = self.padded.unwrap_or(exact);
+        let name = format!("{part}_{dtype}_{to}{}", self.width);
+        gpu::function(device, module, ptx, &name)
+    }
+}
+
+/// Bytes of shared memory for the keys and values of a chunk, with so many values from one to the next. Those of wide
+/// heads take turns, as `IS_WIDE` in `paged_attention.cuh` says.
+fn shared_by_chunk(width: usize, (key, value): (usize, usize), dtype: DType) -> usize {
+    let values = match width > 128 {
+        true => key.max(value),
+        false => key + value,
+    };
+    CHUNK * (values * dtype.size_in_bytes() + size_of::<i32>())
+}
+
+/// Bytes of shared memory that a block of the kernel for prompts needs, which computes with heads of `width` values.
+fn shared_by_long(width: usize, dtype: DType) -> usize {
+    let rows = (width + 32, width.min(MAX_LONG_VALUES) + 8);
+    shared_by_chunk(width, rows, dtype)
 }
 
 /// Bytes of shared memory that a block of the kernel for all other rows needs.
-pub(crate) fn shared_of_attention(head_dim: usize, dtype: DType) -> usize {
-    let key = head_dim + if dtype == DType::F32 { 4 } else { 32 };
-    let value = head_dim + 8;
+pub(crate) fn shared_of_attention(width: usize, dtype: DType) -> usize {
+    let key = width + if dtype == DType::F32 { 4 } else { 32 };
     let weights = MAX_QUERIES * (WEIGHTS + 2);
-    CHUNK * (key + value) * dtype.size_in_bytes() + 4 * (weights + CHUNK)
+    shared_by_chunk(width, (key, width + 8), dtype) + 4 * weights
 }
 
 /// What the kernels for short spans take after q, pools and output.
@@ -56,7 +116,8 @@ impl Args<'_> {
             .int(self.dims.heads)
             .int(self.dims.kv_heads)
             .int(self.block_size);
-        add_params(launch.int(self.tables.capacity.chunks), self.params)
+        let launch = launch.int(self.tables.capacity.chunks);
+        Ok(add_params(launch, self.params)?.int(self.dims.head_dim))
     }
 }
 
@@ -81,21 +142,23 @@ pub(super) fn launch(
 ) -> Result<Tensor> {
     let name = "paged-attention";
     let (dtype, d) = (q.dtype(), dims.head_dim);
-    if k.dtype() != dtype || !GPU_HEAD_DIMS.contains(&d) || dims.group() > MAX_QUERIES {
+    let kernels = Kernels::of(d).filter(|_| k.dtype() == dtype && dims.group() <= MAX_QUERIES);
+    let Some(kernels) = kernels else {
         candle_core::bail!(
             "{name}: no CUDA kernel for heads of {d} values in {dtype:?} with {} query heads per K/V head and pools in {:?}",
             dims.group(),
             k.dtype()
         );
-    }
+    };
     gpu::expect_dtype(name, dtype, [v])?;
     let device = q.device().as_cuda_device()?;
     // The kernel for prompts uses tensor cores, which do not take f32.
     let prefill = dtype != DType::F32 && !batch.is_batch_invariant();
     let tables = batch.send(q.device(), dims.group(), prefill, None)?;
-    if tables.group() != dims.group() {
+    // Tiles have room for the rows of fewer query heads.
+    if tables.group() < dims.group() {
         candle_core::bail!(
-            "{name}: the tables are for {} query heads per K/V head, not {}",
+            "{name}: the tables are for up to {} query heads per K/V head, not {}",
             tables.group(),
             dims.group()
         );
@@ -106,7 +169,6 @@ pub(super) fn launch(
         rows,
     } = tables.capacity;
     let split = chunks > 1 && tiles * dims.kv_heads < FULL;
-    let named = |part: &str| format!("{part}_{}_{d}", gpu::suffix(dtype));
     let floats = match split {
         true => rows * dims.heads * chunks * (d + 2),
         false => 1,
@@ -121,13 +183,13 @@ pub(super) fn launch(
         params,
     };
     if tiles > 0 {
-        let kernel = named(if split {
+        let part = if split {
             "attend_split"
         } else {
             "attend_whole"
-        });
-        let attend = gpu::function(device, name, gpu::PAGED_ATTENTION, &kernel)?;
-        let bytes = shared_of_attention(d, dtype);
+        };
+        let attend = kernels.load(device, part, (name, gpu::PAGED_ATTENTION), dtype)?;
+        let bytes = shared_of_attention(kernels.width, dtype);
         let attend = attend.with_shared(bytes)?;
         let launch = attend
             .launch()
@@ -142,7 +204,9 @@ pub(super) fn launch(
         unsafe { args.add_to(launch)?.run(grid)? };
     }
     if tables.long > 0 {
-        let prefill = gpu::function(device, "prefill", gpu::PREFILL, &named("prefill"))?;
+        let prefill = kernels.load(device, "prefill", ("prefill", gpu::PREFILL), dtype)?;
+        let bytes = shared_by_long(kernels.width, dtype);
+        let prefill = prefill.with_shared(bytes)?;
         let long = tables.tiles.narrow(0, tiles * TILE, tables.long * TILE)?;
         let launch = prefill
             .launch()
@@ -155,13 +219,11 @@ pub(super) fn launch(
             .int(dims.heads)
             .int(dims.kv_heads)
             .int(batch.block_size());
-        let grid = gpu::grid(
-            (tables.long, dims.kv_heads, 1),
-            LONG_THREADS,
-            shared_by_long(d, dtype),
-        );
+        let launch = add_params(launch, params)?.int(d);
+        let depth = kernels.width.div_ceil(MAX_LONG_VALUES);
+        let grid = gpu::grid((tables.long, dims.kv_heads, depth), LONG_THREADS, bytes);
         // SAFETY: as above; this kernel writes the rows that the other one does not.
-        unsafe { add_params(launch, params)?.run(grid)? };
+        unsafe { launch.run(grid)? };
     }
     Ok(out)
 }

@@ -55,7 +55,9 @@ pub use batch::AttentionBatch;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::shared_of_attention;
 pub use params::AttentionParams;
-pub use tables::{AttentionTables, GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity};
+pub use tables::{
+    AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity,
+};
 
 /// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 16;
@@ -71,7 +73,8 @@ thread_local! {
 /// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]`, where `kv_heads`
 /// divides `heads`; all are contiguous, except that f32 rows of `q` may be parts of longer ones on the CPU. The pools have one dtype: f32, f16 or bf16. `q` has the same
 /// dtype or, on the CPU, f32. Sums are in f32. On the CPU, q and the weights are rounded to bf16 if the pools are
-/// in bf16: relative errors of the output are about 2e-3 then. On CUDA a head has 64 or 128 values.
+/// in bf16: relative errors of the output are about 2e-3 then. On CUDA the number of a head's values
+/// is a multiple of 8, up to 512.
 ///
 /// # Errors
 /// If the shapes do not match, `params` do not fit `q`, the pools have fewer slots than `batch` was checked

@@ -6,6 +6,10 @@
 // or the tile.
 constexpr int CHUNK = 64;
 
+// Whether heads of so many values are wide: a thread does not keep those of its queries in registers, and shared memory
+// has either keys or values of a chunk; the same as in cuda.rs.
+template <int VALUES> constexpr bool IS_WIDE = VALUES > 128;
+
 // Some rows of one sequence.
 struct Tile {
     // First row of the call, and number of rows.

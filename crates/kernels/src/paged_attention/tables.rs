@@ -4,8 +4,10 @@ use crate::graph::{Values, overwrite};
 use crate::span::Span;
 use candle_core::{Device, Result, Tensor};
 
-/// Values of a head that the kernels of a GPU are built for.
-pub const GPU_HEAD_DIMS: [usize; 2] = [64, 128];
+/// Maximum number of values of a head on a GPU.
+pub const MAX_GPU_HEAD_DIM: usize = 512;
+/// The number of values of a head on a GPU is a multiple of this: 16 bytes in f16 and bf16.
+pub const GPU_HEAD_DIM_STEP: usize = 8;
 /// Maximum number of query heads for each K/V head on a GPU: one row of them is a tile.
 pub const MAX_GPU_HEADS_PER_KV_HEAD: usize = 32;
 /// Keys per chunk, as in the kernels.

@@ -2,25 +2,17 @@
 
 use super::ModelConfig;
 use crate::mixers;
-use crate::spec::{LayerSpec, MlpSpec, QkNorm};
+use crate::spec::{LayerSpec, MlpSpec};
 use foretoken_core::error::{Error, Result};
-use foretoken_kernels::{GPU_HEAD_DIMS, MAX_GPU_HEADS_PER_KV_HEAD};
+use foretoken_kernels::{GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD};
 
 /// Checks that a GPU has kernels for all of the model.
 ///
 /// # Errors
 /// `Setup`, in one line: what it has none for, and what it takes instead.
 pub fn check(config: &ModelConfig) -> Result<()> {
-    let layers = config.spec.layers.iter();
-    let norm = if config.spec.norm.is_centered {
-        Err("LayerNorm is not supported on a GPU: only RMSNorm is".to_owned())
-    } else {
-        Ok(())
-    };
-    let checked = norm.and_then(|()| {
-        let mut results = layers.map(|layer| check_layer(config, layer));
-        results.find(Result::is_err).unwrap_or(Ok(()))
-    });
+    let mut results = (config.spec.layers.iter()).map(|layer| check_layer(config, layer));
+    let checked = results.find(Result::is_err).unwrap_or(Ok(()));
     checked.map_err(|what| Error::setup(format!("{what}; --device cpu serves this model")))
 }
 
@@ -31,9 +23,9 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
         return refuse(what, instead);
     }
     let kv = layer.kv_heads.unwrap_or(config.kv_heads());
-    if !GPU_HEAD_DIMS.contains(&kv.dim) {
-        let [small, large] = GPU_HEAD_DIMS;
-        let instead = format!("only those of {small} and {large} are");
+    if !kv.dim.is_multiple_of(GPU_HEAD_DIM_STEP) || kv.dim > MAX_GPU_HEAD_DIM {
+        let instead =
+            format!("multiples of {GPU_HEAD_DIM_STEP} up to {MAX_GPU_HEAD_DIM} values are");
         return refuse(&format!("heads of {} values are", kv.dim), &instead);
     }
     let group = config.num_heads / kv.count;
@@ -43,26 +35,9 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
             &format!("up to {MAX_GPU_HEADS_PER_KV_HEAD} are"),
         );
     }
-    if layer.qk_norm == Some(QkNorm::RotatedHead) {
-        return refuse(
-            "norms of heads after the position embedding are",
-            "only those before it are",
-        );
-    }
-    if layer.v_norm {
-        return refuse("norms of values are", "only those of queries and keys are");
-    }
     match layer.mlp {
         MlpSpec::Experts(_) => refuse("experts are", "only layers with one MLP are"),
         MlpSpec::None => refuse("layers without an MLP are", "only those with one are"),
-        MlpSpec::Gated(activation) | MlpSpec::Fused { activation, .. }
-            if !activation.has_gated_gpu_kernel() =>
-        {
-            refuse(
-                &format!("a gate of {activation:?} is"),
-                "only SiLU and GELU are",
-            )
-        }
         _ => Ok(()),
     }
 }
@@ -87,35 +62,38 @@ mod tests {
     #[test]
     fn what_a_gpu_takes_passes() {
         checked(json!({})).unwrap();
-        checked(json!({"head_dim": 128})).unwrap();
+        for dim in [8, 80, 96, 112, 128, 192, 256, 512] {
+            checked(json!({"head_dim": dim})).unwrap();
+        }
         checked(json!({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 1})).unwrap();
-        checked(json!({"architectures": ["Phi3ForCausalLM"]})).unwrap();
+        checked(json!({"hidden_act": "relu2"})).unwrap();
+        for class in [
+            "Phi3ForCausalLM",
+            "CohereForCausalLM",
+            "StableLmForCausalLM",
+            "Starcoder2ForCausalLM",
+            "NemotronForCausalLM",
+            "HunYuanDenseV1ForCausalLM",
+            "Gemma4ForCausalLM",
+        ] {
+            checked(json!({ "architectures": [class] })).unwrap();
+        }
     }
 
     #[test]
     fn what_it_does_not_take_is_named_in_one_line() {
         let class = |name: &str| json!({ "architectures": [name] });
         let cases = [
-            (json!({"head_dim": 80}), "heads of 80 values", "64 and 128"),
+            (
+                json!({"head_dim": 100}),
+                "heads of 100 values",
+                "multiples of 8",
+            ),
+            (json!({"head_dim": 640}), "heads of 640 values", "up to 512"),
             (
                 json!({"num_attention_heads": 66, "num_key_value_heads": 2}),
                 "33 query heads",
                 "up to 32",
-            ),
-            (class("CohereForCausalLM"), "LayerNorm", "RMSNorm"),
-            (class("StableLmForCausalLM"), "LayerNorm", "RMSNorm"),
-            (class("Starcoder2ForCausalLM"), "LayerNorm", "RMSNorm"),
-            (class("NemotronForCausalLM"), "LayerNorm", "RMSNorm"),
-            (
-                class("HunYuanDenseV1ForCausalLM"),
-                "after the position",
-                "before it",
-            ),
-            // Its layers without a window have heads of 512 values.
-            (
-                class("Gemma4ForCausalLM"),
-                "not supported on a GPU",
-                "only those of",
             ),
             (class("Qwen3MoeForCausalLM"), "experts", "one MLP"),
             (
@@ -142,11 +120,6 @@ mod tests {
                 json!({"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "head_dim": 64}),
                 "multi-head latent attention",
                 "only attention over",
-            ),
-            (
-                json!({"hidden_act": "relu2"}),
-                "a gate of Relu2",
-                "SiLU and GELU",
             ),
         ];
         for (change, what, instead) in cases {

@@ -293,6 +293,14 @@ impl ModelConfig {
         KvHeads::new(self.num_kv_heads, self.head_dim)
     }
 
+    /// Query heads for each head of keys and values, in the layer with the most.
+    pub(crate) fn max_query_heads_a_key(&self) -> usize {
+        let own = self.kv_heads().count;
+        let layers = self.spec.layers.iter();
+        let counts = layers.filter_map(|layer| Some(layer.kv_heads?.count));
+        self.num_heads / counts.fold(own, usize::min).max(1)
+    }
+
     /// Whether it is the decoder of a model for images and texts.
     pub(crate) fn is_part(&self) -> bool {
         !self.skipped_tensors.is_empty()

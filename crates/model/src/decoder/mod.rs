@@ -165,9 +165,9 @@ impl Decoder {
         self.dtypes.activations
     }
 
-    /// Query heads per key head.
+    /// Query heads per key head, of the layer with the most.
     pub(crate) fn query_heads_a_key(&self) -> usize {
-        self.config.num_heads / self.config.num_kv_heads
+        self.config.max_query_heads_a_key()
     }
 
     /// The batch's spans in the form that attention takes, checked.
@@ -176,6 +176,7 @@ impl Decoder {
     /// If a span reaches outside the pool.
     pub(crate) fn spans<'a>(&self, batch: &'a Batch, kv: &KvStore) -> Result<AttentionBatch<'a>> {
         let spans = AttentionBatch::new(&batch.spans, kv.block_size, kv.num_slots())?;
+        let spans = spans.with_max_group(self.query_heads_a_key());
         Ok(spans.with_batch_invariance(self.batch_invariant))
     }
 

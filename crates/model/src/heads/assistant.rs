@@ -214,7 +214,8 @@ impl AssistantHead {
         let spans = Span::of_rows(&batch.spans, &batch.logits);
         let spans = spans.as_deref().unwrap_or(&batch.spans);
         let (count, slots) = (batch.logits.len(), kv.num_slots());
-        let attention = AttentionBatch::new(spans, kv.block_size, slots)?;
+        let attention = AttentionBatch::new(spans, kv.block_size, slots)?
+            .with_max_group(self.shape.max_query_heads_a_key());
         if attention.rows() != count {
             return Err(Error::internal("a head that drafts in place has no trees"));
         }

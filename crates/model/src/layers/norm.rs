@@ -4,9 +4,9 @@ use crate::spec::NormSpec;
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::add_norm;
+use foretoken_kernels::{add_layer_norm, add_norm};
 
-/// A norm of rows: RMSNorm, or LayerNorm (Ba et al. 2016, arXiv 1607.06450), which subtracts the mean before it.
+/// A norm of rows: RMSNorm or LayerNorm.
 #[derive(Clone)]
 pub struct Norm {
     /// `[width]`.
@@ -59,17 +59,12 @@ impl Norm {
     /// # Errors
     /// Returns the errors of [`Norm::forward`].
     pub fn add(&self, x: &Tensor, delta: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        let (sum, normed) = if self.is_centered {
-            let sum = (x + delta)?;
-            let centered = sum.broadcast_sub(&sum.mean_keepdim(1)?)?;
-            // Its mean square is the variance.
-            let zeros = centered.zeros_like()?;
-            let (_, normed) = add_norm(&centered, &zeros, &self.weight, eps)?;
-            (sum, normed)
-        } else {
-            add_norm(x, delta, &self.weight, eps)?
-        };
-        match &self.bias {
+        let bias = self.bias.as_ref();
+        if self.is_centered {
+            return Ok(add_layer_norm(x, delta, &self.weight, bias, eps)?);
+        }
+        let (sum, normed) = add_norm(x, delta, &self.weight, eps)?;
+        match bias {
             Some(bias) => Ok((sum, normed.broadcast_add(bias)?)),
             None => Ok((sum, normed)),
         }

@@ -10,7 +10,8 @@ use candle_nn::ops::sigmoid;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvHeads;
 use foretoken_kernels::{
-    AttentionParams, HeadNorms, Pools, add_norm, paged_attention, rope, rope_kv_write,
+    AttentionParams, HeadNorms, Pools, ValueHeads, ValueNorm, paged_attention, rope_kv_write,
+    rope_queries,
 };
 
 /// What attention has besides its products.
@@ -22,8 +23,7 @@ pub(crate) struct Attention {
     /// The heads of K and V. The heads of queries have the same `dim`.
     kv_heads: KvHeads,
     head_norms: Option<HeadNorms>,
-    /// `[head_dim]`: ones, if heads of v have a norm.
-    v_norm: Option<Tensor>,
+    values: ValueHeads,
     /// `[num_heads]` f32.
     sinks: Option<Tensor>,
 }
@@ -48,9 +48,17 @@ impl Attention {
             Ok(sinks.to_dtype(DType::F32)?)
         });
         let sinks = sinks.transpose()?;
-        let ones = || Tensor::ones(d, weights.dtypes().activations, weights.device());
+        let v_norm = (spec.v_norm).then(|| -> Result<ValueNorm> {
+            Ok(ValueNorm {
+                ones: Tensor::ones(d, weights.dtypes().activations, weights.device())?,
+                eps: config.rms_norm_eps as f32,
+            })
+        });
         let mixer = Self {
-            v_norm: spec.v_norm.then(ones).transpose()?,
+            values: ValueHeads {
+                are_keys: spec.kv == KvSource::Keys,
+                norm: v_norm.transpose()?,
+            },
             kv_heads,
             spec: spec.clone(),
             rope: parts.rope()?,
@@ -68,7 +76,7 @@ impl Attention {
         let (k, v) = rows.pool.tokens()?;
         let (products, step) = (&rows.products, rows.step);
         let heads = step.config.num_heads;
-        let KvHeads { count, dim, .. } = self.kv_heads;
+        let dim = self.kv_heads.dim;
         let (gate, qkv) = if self.spec.has_gate {
             let (width, gates) = (products.dim(1)?, heads * dim);
             let others = products.narrow(1, gates, width - gates)?.contiguous()?;
@@ -85,21 +93,10 @@ impl Attention {
         let own_angles = self.rope.map(|rope| &step.angles[rope]);
         let angles = own_angles.map(|angles| (&angles.cos, &angles.sin));
         let norms = self.head_norms.as_ref();
-        let q = match (self.spec.kv, &self.v_norm) {
-            (KvSource::Layer(_), _) => {
-                rope(&qkv, heads, angles, norms)?;
-                qkv
-            }
-            (KvSource::Own, None) => rope_kv_write(&qkv, heads, angles, norms, pools)?,
-            (_, v_norm) => {
-                let mut v = qkv.narrow(1, qkv.dim(1)? - count, count)?.contiguous()?;
-                if let Some(ones) = v_norm {
-                    let heads = v.reshape(((), dim))?;
-                    let (_, normed) = add_norm(&heads, &heads.zeros_like()?, ones, step.eps())?;
-                    v = normed.reshape(v.dims())?;
-                }
-                let qkv = Tensor::cat(&[&qkv.narrow(1, 0, heads + count)?, &v], 1)?;
-                rope_kv_write(&qkv, heads, angles, norms, pools)?
+        let q = match self.spec.kv {
+            KvSource::Layer(_) => rope_queries(&qkv, angles, norms)?,
+            KvSource::Own | KvSource::Keys => {
+                rope_kv_write(&qkv, heads, angles, norms, &self.values, pools)?
             }
         };
         match own_angles.and_then(|rope| rope.query_scale.as_ref()) {
@@ -128,7 +125,7 @@ impl Mixer for Attention {
 
     fn attention(&self) -> Option<AttentionParts<'_>> {
         let spec = &self.spec;
-        let is_plain = spec.kv == KvSource::Own && !spec.has_gate && self.v_norm.is_none();
+        let is_plain = spec.kv == KvSource::Own && !spec.has_gate && !spec.v_norm;
         is_plain.then(|| AttentionParts {
             kv_heads: self.kv_heads,
             rope: self.rope,

@@ -1,0 +1,100 @@
+// Attention over a paged pool, a block for each item.
+#pragma once
+#include "attend.cuh"
+
+// Maximum number of pairs of a tile and a K/V head whose chunks have a block each; FULL in cuda.rs.
+constexpr int MAX_PAIRS = 264;
+// Blocks of chunks that a multiprocessor has at a time, if its shared memory has room for them: most of their time, they
+// wait for memory and for one another. Wide heads need more registers.
+template <int D> constexpr int BLOCKS = IS_WIDE<D> ? 2 : 4;
+// The blocks that have computed a chunk of a pair; 0 between kernels. Each module has its own, and its kernels follow one
+// another in one stream, which each thread of the host has for itself: one thread uses a device.
+static __device__ uint32_t arrived[MAX_PAIRS];
+
+// A block, which takes an item; the queries are in global memory.
+template <typename T, int D, bool PADDED> struct WholeBlock {
+    const T *q, *k, *v;
+    // The slots of the chunk's keys.
+    const int *slots;
+    const Args &args;
+
+    __device__ __forceinline__ int thread() const { return threadIdx.x; }
+    __device__ __forceinline__ void sync() const { __syncthreads(); }
+    // Most keys are older than the previous kernel, which writes the newest ones.
+    __device__ __forceinline__ void prepare_keys(const Tile &, Item item) const {
+        constexpr int LINE = 128 / sizeof(T), LINES = D / LINE;
+        const int d = values_of<D, PADDED>(args);
+#pragma unroll
+        for (int first = 0; first < CHUNK * LINES; first += THREADS) {
+            const int i = first + threadIdx.x, value = i % LINES * LINE;
+            if (i < CHUNK * LINES && (!PADDED || value < d)) {
+                const int slot = slots[i / LINES];
+                if (slot >= 0) {
+                    const size_t at = ((size_t)slot * args.kv_heads + item.kv_head) * d + value;
+                    prefetch_line(k + at);
+                    prefetch_line(v + at);
+                }
+            }
+        }
+        wait_for_previous();
+    }
+    __device__ __forceinline__ void prepare_queries(const Tile &, Item) const {}
+    __device__ __forceinline__ const T *query(const Tile &tile, int kv_head, int i) const {
+        return q + place_of(tile, args, kv_head, i, values_of<D, PADDED>(args));
+    }
+};
+
+// Merges the chunks of the item's tile and head, if all others have been computed.
+template <typename T, int D, bool PADDED> __device__ __forceinline__ void merge_if_last(T *out, const Args &args, Item item) {
+    __shared__ bool is_last;
+    const Tile tile = args.tiles[item.tile];
+    const Chunks chunks = chunks_of(tile, args);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = is_last_of(&arrived[item.kv_head * gridDim.x + item.tile], chunks.end - chunks.first);
+    }
+    __syncthreads();
+    if (!is_last) {
+        return;
+    }
+    constexpr int VALUES = 2;
+    const int group = args.heads / args.kv_heads, pieces = (values_of<D, PADDED>(args) + 32 * VALUES - 1) / (32 * VALUES);
+    for (int i = threadIdx.x / 32; i < tile.rows * group * pieces; i += THREADS / 32) {
+        const int query = i / pieces, dim = i % pieces * 32 * VALUES + threadIdx.x % 32;
+        merge_chunks<T, D, VALUES, PADDED>(out, args, tile, chunks, query / group, item.kv_head * group + query % group, dim);
+    }
+}
+
+// A block takes a tile, a K/V head and, with SPLIT, one chunk; otherwise all chunks.
+template <typename T, int D, bool SPLIT, bool PADDED = false>
+__device__ void attend_by_blocks(const T *q, const T *k, const T *v, T *out, const Args &args) {
+    DYNAMIC_SHARED(memory);
+    Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
+    const Item item = {(int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z};
+    const WholeBlock<T, D, PADDED> team{q, k, v, shared.slots, args};
+    if (!attend<T, D, SPLIT, PADDED>(team, shared, item, k, v, out, args)) {
+        wait_for_previous();
+    } else if (SPLIT) {
+        merge_if_last<T, D, PADDED>(out, args, item);
+    }
+}
+
+// Kernels of heads of D values, and kernels of heads of up to D.
+#define ATTEND_PARAMETERS                                                                          \
+    const Tile *tiles, const uint32_t *blocks, const uint64_t *trees, float *partials, int heads,  \
+        int kv_heads, int block_size, int chunks, float scale, int window, float cap,              \
+        const float *sinks, int values
+#define ATTEND_ARGS                                                                                \
+    Args {                                                                                         \
+        tiles, blocks, trees, partials, heads, kv_heads, block_size, chunks,                       \
+            Scores{scale, window, cap, sinks}, values                                              \
+    }
+#define ATTEND_KERNELS(T, NAME, D, PADDED)                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        attend_whole_##NAME(const T *q, const T *k, const T *v, T *out, ATTEND_PARAMETERS) {       \
+        attend_by_blocks<T, D, false, PADDED>(q, k, v, out, ATTEND_ARGS);                          \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
+        attend_split_##NAME(const T *q, const T *k, const T *v, T *out, ATTEND_PARAMETERS) {       \
+        attend_by_blocks<T, D, true, PADDED>(q, k, v, out, ATTEND_ARGS);                           \
+    }

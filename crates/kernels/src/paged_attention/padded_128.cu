@@ -1,0 +1,4 @@
+// Attention of heads of up to 128 values.
+#include "padded.cuh"
+
+PADDED_KERNELS(128)

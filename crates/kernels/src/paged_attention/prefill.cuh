@@ -1,0 +1,323 @@
+// Attention of a prompt's rows over a paged pool, on tensor cores (Dao 2023, "FlashAttention-2:
+// faster attention with better parallelism and work partitioning").
+//
+// A query is a (row, query head) pair; the queries of one K/V head share the keys and values that are
+// read from the pool. A query sees the keys up to its own row, or the last of them if there is a window. All
+// queries of a tile go through the same chunks of keys, which begin at multiples of their length in the
+// sequence; a chunk of which a query sees no key does not change its result.
+// So a row's bits depend neither on its tile nor on the call that it is in, but they differ from those
+// of attend.cuh.
+//
+// A kernel computes with heads of D values. Heads that have fewer are PADDED with zeros in shared memory.
+#pragma once
+#include "../cuda/tensor.cuh"
+#include "paged_attention.cuh"
+
+namespace prefill {
+
+// Maximum number of queries per block, as MAX_LONG_QUERIES in tables.rs; a warp has 16, the rows of a
+// matrix.
+constexpr int MAX_QUERIES = 64, THREADS = MAX_QUERIES / 16 * 32;
+// Values of a head that four threads multiply, 8 consecutive ones each. Which value goes to which place
+// in the instruction does not matter, as long as both sides agree.
+constexpr int STEP = 32;
+// Values of a head that a block sums up, at most: registers have no room for more. The blocks of a wider head compute
+// the same weights.
+constexpr int MAX_VALUES = 256;
+
+template <typename T, int D> struct Shared {
+    // Rows are padded against bank conflicts: of the threads that read 16 bytes of adjacent rows, and of
+    // those that read the matrices of values.
+    // Values of the head that a block sums up.
+    static constexpr int VALUES = D < MAX_VALUES ? D : MAX_VALUES;
+    static constexpr int KEY = D + 32, VALUE = VALUES + 8;
+    // Keys and values of wide heads take turns.
+    static constexpr bool TAKES_TURNS = IS_WIDE<D>;
+    T keys_and_values[CHUNK * (TAKES_TURNS ? KEY : KEY + VALUE)];
+    // The pool slots of the keys; -1 = beyond the last key.
+    int slots[CHUNK];
+
+    __device__ __forceinline__ T *keys() { return keys_and_values; }
+    __device__ __forceinline__ T *values() { return keys_and_values + (TAKES_TURNS ? 0 : CHUNK * KEY); }
+};
+
+struct Args {
+    const Tile *tiles;
+    const uint32_t *blocks;
+    int heads, kv_heads, block_size;
+    Scores scores;
+    // Values of a head, a multiple of 8, for kernels of heads that are PADDED.
+    int values;
+};
+
+// A number that the compiler knows.
+template <int N> struct Count {
+    static constexpr int value = N;
+};
+
+__device__ __forceinline__ float max_of_four(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float sum_of_four(float x) {
+    x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// A block takes a tile, a K/V head and some of its values. A thread holds parts of two of its warp's 16 queries: `half` 0
+// and 1 in its registers.
+template <typename T, int D, bool PADDED>
+__device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &args) {
+    DYNAMIC_SHARED(memory);
+    Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
+    constexpr int KEY = Shared<T, D>::KEY, VALUE = Shared<T, D>::VALUE, VALUES = Shared<T, D>::VALUES;
+    constexpr bool TAKES_TURNS = Shared<T, D>::TAKES_TURNS;
+    const int d = PADDED ? args.values : D, first_value = VALUES < D ? blockIdx.z * VALUES : 0;
+    // Whether the head has the eight values from a place on.
+    auto has = [&](int value) { return !PADDED || value < d; };
+    wait_for_previous();
+    // Tiles at the end of a prompt have the most work, so they start first.
+    const Tile tile = args.tiles[gridDim.x - 1 - blockIdx.x];
+    const int kv_head = blockIdx.y, group = args.heads / args.kv_heads;
+    const int keys = keys_of(tile), begin = tile.context + tile.start;
+    const int thread = threadIdx.x % 32, quarter = thread % 4;
+    const int first_query = threadIdx.x / 32 * 16 + thread / 4;
+
+    // Registers have no room for queries of wide heads, which are read again for each chunk.
+    constexpr bool KEPT = !IS_WIDE<D>;
+    uint4 queries[KEPT ? D / STEP : 1][2];
+    // The position of the query's row in its sequence.
+    int own[2];
+    // The index of its head in `q` and `out`; -1 = there is no such query.
+    long long at[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int query = first_query + 8 * half, row = query / group;
+        own[half] = begin + row;
+        at[half] = -1;
+        if (row < tile.rows) {
+            at[half] = ((long long)(tile.first + row) * args.heads + kv_head * group + query % group) * d;
+        }
+    }
+    auto pack = [&](int half, int step) {
+        const int value = step * STEP + quarter * 8;
+        const bool exists = at[half] >= 0 && has(value);
+        return exists ? *reinterpret_cast<const uint4 *>(q + at[half] + value) : make_uint4(0, 0, 0, 0);
+    };
+    if constexpr (KEPT) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int step = 0; step < D / STEP; step++) {
+                queries[step][half] = pack(half, step);
+            }
+        }
+    }
+
+    auto find = [&](int base) {
+        int place = base + threadIdx.x;
+        if (threadIdx.x < CHUNK) {
+            int slot = -1;
+            if (place < keys) {
+                uint32_t block = args.blocks[tile.blocks + place / args.block_size];
+                slot = block * args.block_size + place % args.block_size;
+            }
+            shared.slots[threadIdx.x] = slot;
+        }
+    };
+    // Copies COUNT values of the chunk's keys, from one of the head's values on, from a pool to shared memory.
+    auto load = [&](auto count, T *to, int pitch, const T *pool, int from) {
+        constexpr int PACKS = decltype(count)::value / Pack<T>::LEN;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
+            const int key = i / PACKS, value = i % PACKS * Pack<T>::LEN, slot = shared.slots[key];
+            Pack<T> pack;
+            pack.bits = make_uint4(0, 0, 0, 0);
+            if (slot >= 0 && has(from + value)) {
+                pack.load(pool + ((size_t)slot * args.kv_heads + kv_head) * d + from + value);
+            }
+            *reinterpret_cast<uint4 *>(to + key * pitch + value) = pack.bits;
+        }
+    };
+    // Scores are scaled by log2(e): powers of two are cheaper than powers of e.
+    constexpr float LOG2_E = 1.44269504f;
+    const bool capped = args.scores.cap != 0.f;
+    const float scale = capped ? LOG2_E : __fmul_rn(args.scores.scale, LOG2_E);
+    const int window = args.scores.window;
+    float o[VALUES / 8][4];
+#pragma unroll
+    for (int n = 0; n < VALUES / 8; n++) {
+        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
+    }
+    // The largest score, and the thread's part of the sum of weights.
+    float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {0.f, 0.f};
+    const int start = first_key_of(tile, window) / CHUNK * CHUNK;
+    find(start);
+    for (int base = start; base < keys; base += CHUNK) {
+        __syncthreads();
+        // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would not hide.
+        if constexpr (TAKES_TURNS) {
+            load(Count<D>(), shared.keys(), KEY, k, 0);
+        } else {
+            constexpr int PACKS = D / Pack<T>::LEN;
+#pragma unroll 4
+            for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
+                int key = i / PACKS, value = i % PACKS * Pack<T>::LEN, slot = shared.slots[key];
+                Pack<T> ks, vs;
+                ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
+                if (slot >= 0 && has(value)) {
+                    size_t from = ((size_t)slot * args.kv_heads + kv_head) * d + value;
+                    ks.load(k + from);
+                    vs.load(v + from);
+                }
+                *reinterpret_cast<uint4 *>(shared.keys() + key * KEY + value) = ks.bits;
+                *reinterpret_cast<uint4 *>(shared.values() + key * VALUE + value) = vs.bits;
+            }
+        }
+        __syncthreads();
+        if (!TAKES_TURNS) {
+            find(base + CHUNK);
+        }
+
+        // Scores, eight keys at a time: s[n][i] is key 8 * n + 2 * quarter + i % 2 of half i / 2.
+        float s[CHUNK / 8][4];
+#pragma unroll
+        for (int n = 0; n < CHUNK / 8; n++) {
+            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
+        }
+        auto add = [&](float(&s)[4], int n, int step, uint4 a, uint4 b) {
+            const T *row = shared.keys() + (n * 8 + thread / 4) * KEY + quarter * 8;
+            const uint4 c = *reinterpret_cast<const uint4 *>(row + step * STEP);
+            const uint32_t one[4] = {a.x, b.x, a.y, b.y}, two[4] = {a.z, b.z, a.w, b.w};
+            multiply<T>(s, one, c.x, c.y);
+            multiply<T>(s, two, c.z, c.w);
+        };
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) {
+#pragma unroll
+                for (int step = 0; step < D / STEP; step++) {
+                    if (has(step * STEP)) {
+                        add(s[n], n, step, queries[step][0], queries[step][1]);
+                    }
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int step = 0; step < (d + STEP - 1) / STEP; step++) {
+                const uint4 a = pack(0, step), b = pack(1, step);
+#pragma unroll
+                for (int n = 0; n < CHUNK / 8; n++) {
+                    add(s[n], n, step, a, b);
+                }
+            }
+            // Values take the place of the keys.
+            __syncthreads();
+            load(Count<VALUES>(), shared.values(), VALUE, v, first_value);
+        }
+        // Whether some query does not see the whole chunk.
+        const bool cut = base + CHUNK - 1 > begin || base <= begin + tile.rows - 1 - window;
+        if (capped) {
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    s[n][i] = args.scores.of(s[n][i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < CHUNK / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key = base + n * 8 + quarter * 2 + i % 2;
+                bool hidden = cut && (key > own[i / 2] || key <= own[i / 2] - window);
+                s[n][i] = hidden ? -INFINITY : __fmul_rn(s[n][i], scale);
+            }
+        }
+        // Weights. Earlier sums are scaled down if the largest score grew; otherwise the factor is
+        // exactly one.
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float max = largest[half];
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) {
+                max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+            }
+            max = max_of_four(max);
+            const float scaled = max == -INFINITY ? 0.f : exp2f(__fsub_rn(largest[half], max));
+            largest[half] = max;
+            // The query has not seen any key yet.
+            max = max == -INFINITY ? 0.f : max;
+            sums[half] = __fmul_rn(sums[half], scaled);
+#pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++) {
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++) {
+                    s[n][i] = exp2f(__fsub_rn(s[n][i], max));
+                    sums[half] = __fadd_rn(sums[half], s[n][i]);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < VALUES / 8; n++) {
+                o[n][2 * half] = __fmul_rn(o[n][2 * half], scaled);
+                o[n][2 * half + 1] = __fmul_rn(o[n][2 * half + 1], scaled);
+            }
+        }
+        if (TAKES_TURNS) {
+            __syncthreads();
+            find(base + CHUNK);
+        }
+        // Weighted values: the scores are in the registers in which the product expects the weights.
+#pragma unroll
+        for (int step = 0; step < CHUNK / 16; step++) {
+            const float(&left)[4] = s[2 * step], (&right)[4] = s[2 * step + 1];
+            const uint32_t weights[4] = {narrow_pair<T>(left[0], left[1]), narrow_pair<T>(left[2], left[3]),
+                                         narrow_pair<T>(right[0], right[1]), narrow_pair<T>(right[2], right[3])};
+            const T *row = shared.values() + (step * 16 + thread % 16) * VALUE + thread / 16 * 8;
+#pragma unroll
+            for (int n = 0; n < VALUES / 16; n++) {
+                if (has(first_value + n * 16)) {
+                    uint32_t b[4];
+                    load_transposed(b, row + n * 16);
+                    multiply<T>(o[2 * n], weights, b[0], b[1]);
+                    multiply<T>(o[2 * n + 1], weights, b[2], b[3]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = sum_of_four(sums[half]), by = 1.f;
+        if (at[half] >= 0) {
+            if (args.scores.sinks != nullptr) {
+                const int head = kv_head * group + (first_query + 8 * half) % group;
+                const float sink = __fmul_rn(args.scores.sinks[head], LOG2_E), max = fmaxf(largest[half], sink);
+                by = exp2f(__fsub_rn(largest[half], max));
+                sum = fmaf(sum, by, exp2f(__fsub_rn(sink, max)));
+            }
+            T *to = out + at[half] + first_value + quarter * 2;
+#pragma unroll
+            for (int n = 0; n < VALUES / 8; n++) {
+                if (has(first_value + n * 8)) {
+                    *reinterpret_cast<uint32_t *>(to + n * 8) =
+                        narrow_pair<T>(__fdividef(__fmul_rn(o[n][2 * half], by), sum),
+                                       __fdividef(__fmul_rn(o[n][2 * half + 1], by), sum));
+                }
+            }
+        }
+    }
+}
+
+} // namespace prefill
+
+// A kernel of heads of D values, or of up to D.
+#define PREFILL_KERNEL(T, NAME, D, PADDED)                                                         \
+    extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \
+        prefill_##NAME(const T *q, const T *k, const T *v, T *out, const Tile *tiles,              \
+                       const uint32_t *blocks, int heads, int kv_heads, int block_size,            \
+                       float scale, int window, float cap, const float *sinks, int values) {       \
+        prefill::attend<T, D, PADDED>(q, k, v, out, {tiles, blocks, heads, kv_heads, block_size,   \
+                                                     {scale, window, cap, sinks}, values});        \
+    }

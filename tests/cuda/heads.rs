@@ -1,0 +1,106 @@
+//! Heads of other sizes than 64 and 128 values, of several sizes in one model, LayerNorm, and norms of rotated heads and of
+//! values: texts do not depend on drafts, trees, preemption, the prefix cache or other requests.
+
+use super::architectures::fixture;
+use super::{BLOCK_SIZE, gpu, model};
+use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
+use candle_core::DType;
+use foretoken::engine::{self, EngineOptions, EngineThread, Request, SpecLimits};
+use foretoken::sampling::SamplingParams;
+use foretoken::spec::{BudgetMode, DraftModel, Drafter};
+
+/// Maximum rows per step.
+const STEP: usize = 64;
+/// Blocks for a few of the requests.
+const FEW_BLOCKS: usize = 14;
+/// The architectures, and values of a head: Gemma 4 has twice as many in layers without a window, LayerNorm is in
+/// parallel blocks and in sequence, and Hunyuan has norms of rotated heads.
+const MODELS: [(&str, usize); 5] = [
+    ("gemma4", 96),
+    ("gemma4_large", 256),
+    ("cohere2", 80),
+    ("starcoder2", 192),
+    ("hunyuan", 112),
+];
+
+/// Requests of which most begin alike.
+fn requests() -> Vec<Request> {
+    let prompt = |len: u32, kept: u32| -> Vec<u32> {
+        let token = |i| if i < kept { i * 37 } else { i * 53 + len };
+        (0..len).map(|i| token(i) % 251).collect()
+    };
+    let sampled = |prompt: &[u32], seed| Request {
+        params: SamplingParams {
+            seed,
+            ..SamplingParams::default()
+        },
+        ..greedy(prompt, 20)
+    };
+    vec![
+        greedy(&prompt(50, 40), 20),
+        greedy(&prompt(60, 40), 20),
+        sampled(&prompt(41, 38), 1),
+        greedy(&prompt(7, 0), 20),
+        sampled(&prompt(50, 40), 2),
+        greedy(&prompt(33, 32), 20),
+    ]
+}
+
+#[test]
+fn texts_depend_on_nothing_but_the_request() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    for (name, dim) in MODELS {
+        let Some(source) = fixture(folder.path(), name, dim) else {
+            return;
+        };
+        let target = || model(&source, &gpu, Some(DType::BF16), 3);
+        let start = |blocks: usize, spec: SpecLimits| {
+            let drafter = (spec.length > 0).then(|| {
+                let draft = DraftModel::new(target(), blocks, BLOCK_SIZE, STEP).unwrap();
+                Box::new(draft) as Box<dyn Drafter>
+            });
+            let options = EngineOptions {
+                max_num_seqs: 4,
+                max_num_batched_tokens: STEP,
+                spec,
+                spec_budget: BudgetMode::Fixed,
+                // Prompts are read at once on an emulated GPU, too, so that all texts grow together.
+                max_prompt_wait: PROMPT_WAIT,
+                ..EngineOptions::default()
+            };
+            let engine = engine::spawn(target(), drafter, blocks, BLOCK_SIZE, options).unwrap();
+            EngineThread::new(engine, EngineThread::PATIENCE)
+        };
+        let plain = start(64, chains(0));
+        let alone: Vec<Vec<u32>> = (requests().into_iter())
+            .map(|request| run(&plain, request).ids())
+            .collect();
+        assert_idle(&plain);
+        let trees = SpecLimits {
+            length: 4,
+            nodes: 8,
+            topk: 3,
+        };
+        for spec in [chains(0), trees] {
+            let drafted = spec.length > 0;
+            let engine = start(FEW_BLOCKS, spec);
+            let mut accepted = 0;
+            for _ in 0..2 {
+                let events = engine.submit_all(requests()).unwrap();
+                for (i, events) in events.into_iter().enumerate() {
+                    let answer = collect(events);
+                    assert_eq!(answer.ids(), alone[i], "{name}, request {i}, {drafted}");
+                    accepted += answer.spec.accepted;
+                }
+            }
+            let stats = engine.stats();
+            let (preempted, cached) = (stats.preemptions.get(), stats.prefix_cache_hits.get());
+            assert!(
+                preempted > 0 && cached > 0 && (accepted > 0) == drafted,
+                "{name}: {preempted} preemptions, {cached} cached tokens, {accepted} accepted"
+            );
+            assert_idle(&engine);
+        }
+    }
+}
