@@ -2,22 +2,25 @@
 //! values: texts do not depend on drafts, trees, preemption, the prefix cache or other requests.
 
 use super::architectures::fixture;
-use super::{BLOCK_SIZE, gpu, model};
+use super::texts::start_with;
+use super::{BLOCK_SIZE, BLOCKS, gpu, model};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
 use candle_core::DType;
 use foretoken::engine::{self, EngineOptions, EngineThread, Request, SpecLimits};
+use foretoken::model::{HeadKind, LoadFormat, LoadOptions, load_head};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 
 /// Maximum rows per step.
 const STEP: usize = 64;
-/// Blocks for a few of the requests.
-const FEW_BLOCKS: usize = 14;
+/// Slots of a block, and blocks for a few of the requests.
+const FEW_SLOTS: usize = 4;
+const FEW_BLOCKS: usize = 34;
 /// The architectures, and values of a head: Gemma 4 has twice as many in layers without a window, LayerNorm is in
 /// parallel blocks and in sequence, and Hunyuan has norms of rotated heads.
 const MODELS: [(&str, usize); 5] = [
     ("gemma4", 96),
-    ("gemma4_large", 256),
+    ("gemma4_large", 160),
     ("cohere2", 80),
     ("starcoder2", 192),
     ("hunyuan", 112),
@@ -51,13 +54,13 @@ fn texts_depend_on_nothing_but_the_request() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     for (name, dim) in MODELS {
-        let Some(source) = fixture(folder.path(), name, dim) else {
+        let Some(source) = fixture(folder.path(), &format!("architectures/{name}"), dim) else {
             return;
         };
         let target = || model(&source, &gpu, Some(DType::BF16), 3);
         let start = |blocks: usize, spec: SpecLimits| {
             let drafter = (spec.length > 0).then(|| {
-                let draft = DraftModel::new(target(), blocks, BLOCK_SIZE, STEP).unwrap();
+                let draft = DraftModel::new(target(), blocks, FEW_SLOTS, STEP).unwrap();
                 Box::new(draft) as Box<dyn Drafter>
             });
             let options = EngineOptions {
@@ -69,10 +72,10 @@ fn texts_depend_on_nothing_but_the_request() {
                 max_prompt_wait: PROMPT_WAIT,
                 ..EngineOptions::default()
             };
-            let engine = engine::spawn(target(), drafter, blocks, BLOCK_SIZE, options).unwrap();
+            let engine = engine::spawn(target(), drafter, blocks, FEW_SLOTS, options).unwrap();
             EngineThread::new(engine, EngineThread::PATIENCE)
         };
-        let plain = start(64, chains(0));
+        let plain = start(4 * FEW_BLOCKS, chains(0));
         let alone: Vec<Vec<u32>> = (requests().into_iter())
             .map(|request| run(&plain, request).ids())
             .collect();
@@ -103,4 +106,34 @@ fn texts_depend_on_nothing_but_the_request() {
             assert_idle(&engine);
         }
     }
+}
+
+/// Gemma 4's assistants read K and V of layers whose heads have different sizes.
+#[test]
+fn texts_do_not_depend_on_an_assistant() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = |kind: &str| fixture(folder.path(), &format!("{kind}/gemma4_large"), 40);
+    let (Some(of_target), Some(of_head)) = (source("architectures"), source("assistants")) else {
+        return;
+    };
+    let target = || model(&of_target, &gpu, Some(DType::BF16), 3);
+    let options = LoadOptions {
+        device: gpu.clone(),
+        format: LoadFormat::Dummy,
+        seed: 4,
+        ..LoadOptions::default()
+    };
+    let head = load_head(&of_head, HeadKind::Assistant, &options, &*target()).unwrap();
+    let draft = DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, STEP).unwrap();
+    let plain = start_with(target(), None, chains(0), BudgetMode::Fixed);
+    let drafter = Some(Box::new(draft) as Box<dyn Drafter>);
+    let engine = start_with(target(), drafter, chains(3), BudgetMode::Fixed);
+    for request in requests() {
+        let (want, got) = (run(&plain, request.clone()), run(&engine, request));
+        assert_eq!(got.ids(), want.ids());
+        assert!(got.spec.drafted > 0, "{:?}", got.spec);
+    }
+    assert_idle(&plain);
+    assert_idle(&engine);
 }

@@ -25,7 +25,7 @@ pub(super) fn start(
     start_with(target, drafter, chains(k), BudgetMode::Fixed)
 }
 
-fn start_with(
+pub(super) fn start_with(
     target: Box<dyn Model>,
     drafter: Option<Box<dyn Drafter>>,
     spec: SpecLimits,
