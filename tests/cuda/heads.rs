@@ -19,11 +19,11 @@ const FEW_BLOCKS: usize = 34;
 /// The architectures, and values of a head: Gemma 4 has twice as many in layers without a window, LayerNorm is in
 /// parallel blocks and in sequence, and Hunyuan has norms of rotated heads.
 const MODELS: [(&str, usize); 5] = [
-    ("gemma4", 96),
+    ("gemma4", 40),
     ("gemma4_large", 160),
     ("cohere2", 80),
-    ("starcoder2", 192),
-    ("hunyuan", 112),
+    ("starcoder2", 64),
+    ("hunyuan", 48),
 ];
 
 /// Requests of which most begin alike.
