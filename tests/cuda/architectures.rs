@@ -15,37 +15,24 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 32] = [
+const REFUSED: [(&str, &str); 19] = [
     ("bamba", "Mamba"),
     ("deepseek_v2", "latent attention"),
     ("deepseek_v2_groups", "latent attention"),
     ("deepseek_v3", "latent attention"),
     ("deepseek_v3_plain", "latent attention"),
-    ("ernie4_5_moe", "experts"),
-    ("ernie4_5_moe_mixed", "experts"),
-    ("glm4_moe", "experts"),
     ("glm4_moe_lite", "latent attention"),
-    ("glm4_moe_plain", "experts"),
-    ("gpt_oss", "experts"),
-    ("gpt_oss_mxfp4", "experts"),
     ("granite4_hybrid", "Mamba"),
     ("granite4_hybrid_moe", "Mamba"),
-    ("granite_moe", "experts"),
     ("lfm2", "convolutions"),
     ("lfm2_bias", "convolutions"),
     ("lfm2_moe", "convolutions"),
-    ("mixtral", "experts"),
     ("nemotron_h", "Mamba"),
     ("nemotron_h_moe", "Mamba"),
     ("nemotron_h_plain", "Mamba"),
-    ("olmoe", "experts"),
-    ("qwen2_moe", "experts"),
-    ("qwen2_moe_mixed", "experts"),
     ("qwen3_5", "linear attention"),
     ("qwen3_5_moe", "linear attention"),
     ("qwen3_5_vision", "linear attention"),
-    ("qwen3_moe", "experts"),
-    ("qwen3_moe_mixed", "experts"),
     ("qwen3_next", "linear attention"),
     ("qwen3_next_mixed", "linear attention"),
 ];

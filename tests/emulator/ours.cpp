@@ -1,6 +1,7 @@
 // Our kernels, for the emulated GPU.
 #include "dense/gemv.cu"
 #include "dense/tiles.cu"
+#include "experts/experts.cu"
 #include "glu.cu"
 #include "kv_move.cu"
 #include "norm.cu"
@@ -42,7 +43,12 @@ namespace {
     ADD_WIDTH(NAME##_128)                                                                          \
     ADD_WIDTH(NAME##_to_128)                                                                       \
     ADD_WIDTH(NAME##_to_256)                                                                       \
-    ADD_WIDTH(NAME##_to_512)
+    ADD_WIDTH(NAME##_to_512)                                                                       \
+    ADD(score_experts_##NAME)                                                                      \
+    ADD(experts_any_##NAME)                                                                        \
+    ADD(gather_experts_##NAME)                                                                     \
+    ADD(activate_experts_##NAME)                                                                   \
+    ADD(combine_experts_##NAME)
 
 [[maybe_unused]] const bool added = [] {
     FOR_FLOATS(ADD_FLOAT)
@@ -62,6 +68,16 @@ namespace {
     ADD(tiles_large_bf16)
     ADD_LONG(f16)
     ADD_LONG(bf16)
+    ADD(experts_gemv_8_f16)
+    ADD(experts_gemv_16_f16)
+    ADD(experts_gemv_8_bf16)
+    ADD(experts_gemv_16_bf16)
+    ADD(experts_tiles_small_f16)
+    ADD(experts_tiles_wide_f16)
+    ADD(experts_tiles_small_bf16)
+    ADD(experts_tiles_wide_bf16)
+    ADD(choose_experts)
+    ADD(sort_experts)
     ADD(adjust_logits)
     ADD(best_logits)
     ADD(largest_logits)

@@ -26,7 +26,8 @@ void by_blocks(const vector<Weight> &all, const vector<T> &x, vector<T> &y, int 
     const size_t shared = S::STAGES * S::GROUPS * (S::ROWS * 128 + S::STRIPS * unit);
     CHECK(shared <= 99 << 10, "%zu bytes of shared memory", shared);
     auto run = [&] {
-        many::product<F, T, S>(weights, x.data(), y.data(), all[0].inputs, rows, width, column, all[0].warps);
+        many::product<F, T, S>(weights, x.data(), y.data(), all[0].inputs, rows, width, column, all[0].warps,
+                               blockIdx.x * S::ROWS);
     };
     launch({parts(rows, S::ROWS), blocks, 1}, S::THREADS, run, shared);
 }

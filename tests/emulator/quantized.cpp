@@ -19,7 +19,10 @@ namespace {
     ADD(product_##F##_low_##T)                                                                     \
     ADD(product_##F##_small_##T)                                                                   \
     ADD(product_##F##_medium_##T)                                                                  \
-    ADD(product_##F##_large_##T)
+    ADD(product_##F##_large_##T)                                                                   \
+    ADD(experts_##F##_8_##T)                                                                       \
+    ADD(experts_##F##_16_##T)                                                                      \
+    ADD(experts_##F##_large_##T)
 #define ADD_FORMAT(F)                                                                              \
     ADD_PRODUCTS(F, f16)                                                                           \
     ADD_PRODUCTS(F, bf16)                                                                          \

@@ -463,6 +463,26 @@ impl Division {
     }
 }
 
+/// Groups of consecutive rows, each of which has the weight of one expert.
+pub(super) struct Groups<'a> {
+    /// In device memory, as `experts/groups.cuh` says; only the device knows how many groups have rows.
+    pub table: &'a Tensor,
+    /// Places of the table.
+    pub max: usize,
+    /// Maximum number of rows of a group: [`TILE`], or 64.
+    pub rows: usize,
+}
+
+impl Groups<'_> {
+    /// The grid for all groups, for one whose blocks in the first dimension have the rows of one group.
+    pub fn grid(&self, of_one: LaunchConfig) -> LaunchConfig {
+        LaunchConfig {
+            grid_dim: (self.max as u32, of_one.grid_dim.1, of_one.grid_dim.2),
+            ..of_one
+        }
+    }
+}
+
 /// Checks the number of blocks in the second dimension of a grid.
 ///
 /// # Errors

@@ -17,6 +17,7 @@ pub mod cpu;
 mod delta_net;
 pub mod dense;
 mod device;
+mod experts;
 pub mod float;
 mod forward;
 pub mod glu;
@@ -55,6 +56,9 @@ pub const EXACT_ROWS: usize = 256;
 pub use bandwidth::read_bandwidth;
 pub use delta_net::{DeltaShape, DeltaWeights, delta_net};
 pub use device::{device, device_memory, keep_freed_memory};
+pub use experts::{
+    ChosenGroups, DeviceExperts, ExpertChoice, ExpertWeights, has_expert_gpu_kernel,
+};
 pub use forward::{
     ForwardLayer, ForwardLinear, ForwardModel, ForwardPlan, ForwardRows, ForwardWeight,
     MAX_FORWARD_ROWS,

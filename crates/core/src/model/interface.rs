@@ -48,7 +48,8 @@ pub struct ForwardOutput {
     /// stream after the final norm, Hugging Face's `last_hidden_state`. `None` if no row was requested.
     pub last_hidden: Option<Tensor>,
     /// Number of experts whose weights it read, over all layers with experts: an expert that several rows of a
-    /// layer chose counts once. Those of all rows do not count. 0 without experts, and of draft heads.
+    /// layer chose counts once. Those of all rows do not count. 0 without experts, of draft heads, and on a GPU, whose
+    /// choices the host does not know.
     pub experts_read: usize,
 }
 

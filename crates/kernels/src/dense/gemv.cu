@@ -8,6 +8,7 @@
 // A block computes 16 outputs. Each of its WARPS warps takes every WARPS-th step of 32 inputs, and their
 // sums are added in the order of the warps. So WARPS must depend on the weight alone.
 #include "../cuda/tensor.cuh"
+#include "../experts/groups.cuh"
 
 constexpr int OUTPUTS = 16;
 constexpr int STEP = 32;
@@ -89,12 +90,27 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
                                        int rows) {                                                 \
         gemv<T, TILES, WARPS>(w, x, y, outputs, inputs, rows);                                     \
     }
+// Groups of up to 8 rows times the weights of their experts.
+#define OF_EXPERTS(T, NAME, WARPS)                                                                 \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                       \
+        experts_gemv_##WARPS##_##NAME(const uint64_t *weights, const experts::Group *groups,       \
+                                      const T *x, T *y, int outputs, int inputs) {                 \
+        wait_for_previous();                                                                       \
+        const experts::Group group = groups[blockIdx.x];                                           \
+        if (group.rows > 0) {                                                                      \
+            gemv<T, 1, WARPS>(experts::weight_of<T>(weights, group), x + (size_t)group.first * inputs, \
+                              y + (size_t)group.first * outputs, outputs, inputs, group.rows);     \
+        }                                                                                          \
+    }
 #define KERNELS(T, NAME)                                                                           \
     KERNEL(T, NAME, 1, 8)                                                                          \
     KERNEL(T, NAME, 2, 8)                                                                          \
     KERNEL(T, NAME, 1, 16)                                                                         \
-    KERNEL(T, NAME, 2, 16)
+    KERNEL(T, NAME, 2, 16)                                                                         \
+    OF_EXPERTS(T, NAME, 8)                                                                         \
+    OF_EXPERTS(T, NAME, 16)
 KERNELS(f16, f16)
 KERNELS(bf16, bf16)
 #undef KERNELS
+#undef OF_EXPERTS
 #undef KERNEL

@@ -27,6 +27,8 @@ use pass::{max_rows, pass};
 use std::ops::Range;
 use tiles::{ROWS, TILES, TileRow, Tiles, WIDTH};
 
+#[cfg(feature = "cuda")]
+pub(crate) use on_device::{multiply_groups, takes};
 pub use tiles::DenseMatrix;
 
 /// Inputs that all passes process before the next block of inputs: the weights of [`TILES`] tiles stay

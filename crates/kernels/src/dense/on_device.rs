@@ -8,7 +8,7 @@ use candle_core::{DType, Result, Tensor};
 const STEP: usize = 32;
 
 /// Whether there is a kernel for `inputs` inputs in `dtype`.
-pub(super) fn takes(inputs: usize, dtype: DType) -> bool {
+pub(crate) fn takes(inputs: usize, dtype: DType) -> bool {
     inputs.is_multiple_of(STEP) && matches!(dtype, DType::F16 | DType::BF16)
 }
 
@@ -47,6 +47,40 @@ pub(super) fn product(w: &Tensor, x: &Tensor) -> Result<Tensor> {
     // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
     unsafe { launch.run_in_clusters(grid, cluster)? };
     Ok(y)
+}
+
+/// Multiplies groups of rows with weights `[outputs, inputs]`, which [`takes`] accepts and which are at `addresses`. `y`
+/// gets the bits that [`product`] gives its rows.
+pub(crate) fn multiply_groups(
+    (outputs, inputs): (usize, usize),
+    addresses: &Tensor,
+    groups: &gpu::Groups<'_>,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<()> {
+    let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
+    let (warps, suffix) = (gpu::warps(outputs), gpu::suffix(dtype));
+    let is_few = groups.rows <= gpu::TILE;
+    let (kernel, grid) = if is_few {
+        let few = gpu::Division::new(groups.rows, [outputs])?;
+        let name = format!("experts_gemv_{warps}_{suffix}");
+        (gpu::function(device, "gemv", gpu::GEMV, &name)?, few.grid)
+    } else {
+        let (_, shared) = gpu::size(device.cuda_stream().context())?;
+        let block = Block::of(groups.rows, shared);
+        let name = format!("experts_tiles_{}_{suffix}", block.name);
+        let kernel = gpu::function(device, "tiles", gpu::TILES, &name)?;
+        let grid = block.grid(groups.rows, outputs, 1)?;
+        (kernel.with_shared(block.shared())?, grid)
+    };
+    let launch = kernel.launch().tensor(addresses)?.tensor(groups.table)?;
+    let mut launch = launch.tensor(x)?.tensor(y)?.int(outputs).int(inputs);
+    if !is_few {
+        launch = launch.int(warps);
+    }
+    // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes; groups have
+    // rows of `x`, and numbers of weights.
+    unsafe { launch.run(groups.grid(grid)) }
 }
 
 /// The size of a block of `tiles.cu`, where it is called `Shape`. All give the same bits.

@@ -13,6 +13,7 @@
 // fewer chains, the less of them.
 #include "../cuda/cluster.cuh"
 #include "../cuda/tensor.cuh"
+#include "../experts/groups.cuh"
 
 namespace tiles {
 
@@ -133,13 +134,14 @@ __device__ __forceinline__ void add_chains(unsigned char *memory, T *y, Place pl
     }
 }
 
-// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs]. blockIdx.x selects rows, blockIdx.y outputs and, if the
-// blocks of a cluster share them, chains: blocks that read the same weights run at the same time.
+// w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs], of which the block computes those from first_row on.
+// blockIdx.x selects rows, blockIdx.y outputs and, if the blocks of a cluster share them, chains: blocks that read the
+// same weights run at the same time.
 template <typename T, typename S>
-__device__ void product(const T *w, const T *x, T *y, int outputs, int inputs, int rows, int chains) {
+__device__ void product(const T *w, const T *x, T *y, int outputs, int inputs, int rows, int chains, int first_row) {
     DYNAMIC_SHARED(memory);
     const int blocks = blocks_of_cluster(), block = block_of_cluster();
-    const int first_row = blockIdx.x * S::ROWS, first_output = blockIdx.y / blocks * S::OUTPUTS;
+    const int first_output = blockIdx.y / blocks * S::OUTPUTS;
     const int steps = inputs / STEP, row_tiles = (min(rows - first_row, S::ROWS) + 7) / 8;
     const int team = threadIdx.x / S::TEAM, own = threadIdx.x % S::TEAM;
     // The compiler would compute these again for each copy.
@@ -237,13 +239,28 @@ __device__ void product(const T *w, const T *x, T *y, int outputs, int inputs, i
 #define KERNEL(T, NAME, S, SHAPE)                                                                              \
     extern "C" __global__ void __launch_bounds__(tiles::S::THREADS, 1)                                         \
         tiles_##SHAPE##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs, int rows, int chains) {  \
-        tiles::product<T, tiles::S>(w, x, y, outputs, inputs, rows, chains);                                   \
+        tiles::product<T, tiles::S>(w, x, y, outputs, inputs, rows, chains, blockIdx.x * tiles::S::ROWS);      \
+    }
+// Groups of up to S::ROWS rows times the weights of their experts.
+#define OF_EXPERTS(T, NAME, S, SHAPE)                                                                          \
+    extern "C" __global__ void __launch_bounds__(tiles::S::THREADS, 1)                                         \
+        experts_tiles_##SHAPE##_##NAME(const uint64_t *weights, const experts::Group *groups, const T *x,      \
+                                       T *y, int outputs, int inputs, int chains) {                            \
+        wait_for_previous();                                                                                   \
+        const experts::Group group = groups[blockIdx.x];                                                       \
+        if (group.rows > 0) {                                                                                  \
+            tiles::product<T, tiles::S>(experts::weight_of<T>(weights, group), x + (size_t)group.first * inputs, \
+                                        y + (size_t)group.first * outputs, outputs, inputs, group.rows, chains, 0); \
+        }                                                                                                      \
     }
 #define KERNELS(T, NAME)                                                                                       \
     KERNEL(T, NAME, Small, small)                                                                              \
     KERNEL(T, NAME, Wide, wide)                                                                                \
-    KERNEL(T, NAME, Large, large)
+    KERNEL(T, NAME, Large, large)                                                                              \
+    OF_EXPERTS(T, NAME, Small, small)                                                                          \
+    OF_EXPERTS(T, NAME, Wide, wide)
 KERNELS(f16, f16)
 KERNELS(bf16, bf16)
 #undef KERNELS
+#undef OF_EXPERTS
 #undef KERNEL

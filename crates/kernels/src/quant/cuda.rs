@@ -85,6 +85,39 @@ fn launch_product(
     unsafe { launch.run(grid) }
 }
 
+/// Multiplies groups of rows with weights like `like`, which are at `addresses`. `y` gets the bits that [`product`] gives
+/// its rows.
+pub(crate) fn multiply_groups(
+    like: &DeviceQuantMatrix,
+    addresses: &Tensor,
+    groups: &gpu::Groups<'_>,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<()> {
+    let (device, outputs) = (x.device().as_cuda_device()?, like.outputs);
+    let (warps, suffix) = (gpu::warps(outputs), gpu::suffix(x.dtype()));
+    let is_few = groups.rows <= gpu::TILE;
+    let (kind, grid) = if is_few {
+        let few = Division::new(groups.rows, [outputs])?;
+        (warps.to_string(), few.grid)
+    } else {
+        let unit = like.layout.stage_bytes();
+        let grid = Shape::LARGE.grid(groups.rows, [outputs].into_iter(), unit)?;
+        ("large".to_owned(), grid)
+    };
+    let kernel = kernel(device, like, ["experts", &format!("{kind}_{suffix}")])?;
+    let kernel = kernel.with_shared(grid.shared_mem_bytes as usize)?;
+    let launch = kernel.launch().tensor(addresses)?.tensor(groups.table)?;
+    let launch = launch.tensor(x)?.tensor(y)?;
+    let mut launch = launch.int(outputs).int(like.inputs);
+    if !is_few {
+        launch = launch.int(warps);
+    }
+    // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes; groups have
+    // rows of `x`, and numbers of weights.
+    unsafe { launch.run(groups.grid(grid)) }
+}
+
 /// The size of a block of `many.cuh`.
 struct Shape {
     name: &'static str,

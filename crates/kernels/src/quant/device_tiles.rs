@@ -18,7 +18,8 @@ const GROUPS: usize = WIDTH / 2;
 /// Where the bits above the fourth begin in a unit.
 const HIGH: usize = UNIT_INPUTS * WIDTH / 2;
 
-/// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own.
+/// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own. A clone shares its memory.
+#[derive(Clone)]
 pub struct DeviceQuantMatrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,

@@ -38,6 +38,8 @@ use tiles::Strip;
 use vector::VectorFormat;
 
 pub use block_type::{BlockType, Floats};
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::multiply_groups;
 pub use device::matmul_quantized;
 pub use device_tiles::DeviceQuantMatrix;
 pub use formats::BLOCK;

@@ -2,9 +2,11 @@
 
 use super::ModelConfig;
 use crate::mixers;
-use crate::spec::{LayerSpec, MlpSpec};
+use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec};
 use foretoken_core::error::{Error, Result};
-use foretoken_kernels::{GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD};
+use foretoken_kernels::{
+    GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD, has_expert_gpu_kernel,
+};
 
 /// Checks that a GPU has kernels for all of the model.
 ///
@@ -36,10 +38,20 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
         );
     }
     match layer.mlp {
-        MlpSpec::Experts(_) => refuse("experts are", "only layers with one MLP are"),
+        MlpSpec::Experts(experts) => check_experts(&experts),
         MlpSpec::None => refuse("layers without an MLP are", "only those with one are"),
         _ => Ok(()),
     }
+}
+
+fn check_experts(experts: &ExpertsSpec) -> std::result::Result<(), String> {
+    let activation = experts.activation;
+    if !has_expert_gpu_kernel(activation) {
+        return Err(format!(
+            "experts with {activation:?} are not supported on a GPU: only those with SiLU, GELU, squared ReLU and gpt-oss's are"
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -75,6 +87,7 @@ mod tests {
             "NemotronForCausalLM",
             "HunYuanDenseV1ForCausalLM",
             "Gemma4ForCausalLM",
+            "Qwen3MoeForCausalLM",
         ] {
             checked(json!({ "architectures": [class] })).unwrap();
         }
@@ -95,7 +108,6 @@ mod tests {
                 "33 query heads",
                 "up to 32",
             ),
-            (class("Qwen3MoeForCausalLM"), "experts", "one MLP"),
             (
                 json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]}),
                 "short convolutions",

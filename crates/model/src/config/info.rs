@@ -50,5 +50,9 @@ fn row_values(model: &ModelConfig) -> usize {
     let mlp = layers.iter().filter_map(|layer| layer.mlp_width).max();
     let mlp = mlp.unwrap_or(0).max(model.intermediate_size);
     let inputs = model.spec.layer_input_width.unwrap_or(0) * layers.len();
-    4 * model.hidden_size + 2 * heads + 3 * mlp + 2 * inputs
+    let experts = layers.iter().filter_map(LayerSpec::experts);
+    let experts =
+        experts.map(|of| of.per_token * (2 * model.hidden_size + 3 * of.width) + of.count);
+    let experts = experts.max().unwrap_or(0);
+    4 * model.hidden_size + 2 * heads + 3 * mlp + experts + 2 * inputs
 }

@@ -1,25 +1,26 @@
 //! The experts of a layer, as an [`ExpertsSpec`] says.
 //!
-//! What a row gets depends on the row alone: the host chooses its experts from its own router logits, rows are grouped
-//! by expert only to share a pass over the weights, and the outputs of a row's experts are added in the order of the
-//! experts, that of all rows last. Experts that no row chose are not read.
+//! What a row gets depends on the row alone: its experts are chosen from its own router logits, rows are grouped by
+//! expert only to share a pass over the weights, and the outputs of a row's experts are added in one order, that of all
+//! rows last. Experts that no row chose are not read.
 
 mod layout;
+mod on_host;
 mod routing;
 
 use super::linear::Linear;
 use super::mlp::Mlp;
 use super::rope::halves_from_pairs;
 use crate::config::ModelConfig;
-use crate::matrix::{Matrix, forward_chosen, join, unquantized};
-use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, SharedExpert};
+use crate::matrix::{Matrix, device_weights, join, unquantized};
+use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert};
 use crate::weights::{Stack, Weights};
 use candle_core::{DType, Tensor};
-use foretoken_core::error::Result;
+use foretoken_core::error::{Error, Result};
 use foretoken_core::model::AdapterRows;
-use foretoken_kernels::glu;
+use foretoken_kernels::{ChosenGroups, DeviceExperts, ExpertChoice, ExpertWeights, ForwardWeight};
 use layout::Layout;
-use routing::choose;
+use on_host::HostExperts;
 use std::sync::Arc;
 
 /// A matrix of each expert.
@@ -28,24 +29,41 @@ type Matrices = Vec<Arc<dyn Matrix>>;
 /// The experts of a layer and their router.
 #[derive(Clone)]
 pub(crate) struct Experts {
+    chosen: ChosenExperts,
+    /// The expert of all rows.
+    shared: Option<Mlp>,
+}
+
+/// The experts that rows choose.
+#[derive(Clone)]
+enum ChosenExperts {
+    /// Those of the CPU. Of a GPU if only headers were read, which nothing is multiplied with.
+    Host(HostExperts),
+    /// Those of a GPU, on which also the choices are made.
+    Device(DeviceExperts),
+}
+
+/// What is read of the experts of a layer.
+struct ReadExperts {
     spec: ExpertsSpec,
-    router: Linear,
+    router: ExactProduct,
     /// Gate and up of each expert as one matrix; or gates, then ups, if their formats cannot be joined; or ups without
     /// gates.
     gate_up: Vec<Matrices>,
     down: Matrices,
     biases: Option<Biases>,
     /// Values that are added to the scores of the router where the scores are compared.
-    correction: Option<Vec<f32>>,
-    /// The expert of all rows. If it has a factor, the factor is the sigmoid of the second product.
-    shared: Option<(Mlp, Option<Linear>)>,
+    correction: Option<Tensor>,
+    /// The factor of what the expert of all rows adds is the sigmoid of this product.
+    shared_factor: Option<ExactProduct>,
 }
 
 impl Experts {
     /// Reads the experts of a layer; `at` names the layer's parts.
     ///
     /// # Errors
-    /// A setup error that names a tensor that is missing or has a wrong shape.
+    /// A setup error that names a tensor that is missing or has a wrong shape, or says that a GPU has no kernels for
+    /// them.
     pub fn load(
         config: &ModelConfig,
         (layer, spec): (&LayerSpec, ExpertsSpec),
@@ -79,102 +97,106 @@ impl Experts {
             .map(|name| correction(weights, &at(name), spec.count));
         let shared =
             (spec.shared).map(|shared| load_shared(config, (layer, &spec, shared), weights, &at));
-        Ok(Self {
+        let (shared, shared_factor) = shared.transpose()?.unzip();
+        let read = ReadExperts {
             router,
             gate_up,
             down,
             biases: biases.transpose()?,
             correction: correction.transpose()?,
-            shared: shared.transpose()?,
+            shared_factor: shared_factor.flatten(),
             spec,
-        })
+        };
+        let is_on_device = weights.device().is_cuda() && !weights.are_headers();
+        let chosen = if is_on_device {
+            ChosenExperts::Device(read.on_device(weights.dtypes().activations)?)
+        } else {
+            ChosenExperts::Host(HostExperts::new(read)?)
+        };
+        Ok(Self { chosen, shared })
     }
 
-    /// The products that all rows use: the router and the shared expert.
+    /// The products that all rows use: the router and the shared expert. On a GPU the router has one order of additions
+    /// for any number of rows.
     pub fn linears(&mut self) -> Vec<&mut Linear> {
-        let shared = self.shared.iter_mut();
-        let shared = shared.flat_map(|(mlp, gate)| mlp.linears().into_iter().chain(gate));
-        [&mut self.router].into_iter().chain(shared).collect()
+        let shared = self.shared.iter_mut().flat_map(Mlp::linears);
+        let router = match &mut self.chosen {
+            ChosenExperts::Host(experts) => experts.linears(),
+            ChosenExperts::Device(_) => Vec::new(),
+        };
+        router.into_iter().chain(shared).collect()
     }
 
     /// The products that adapters can change: those of the shared expert.
     pub fn adapted_linears(&mut self) -> Vec<&mut Linear> {
-        let shared = self.shared.iter_mut();
-        shared.flat_map(|(mlp, _)| mlp.linears()).collect()
+        self.shared.iter_mut().flat_map(Mlp::linears).collect()
     }
 
     /// The output of the experts, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters; and
-    /// the number of experts that some row chose.
+    /// the number of experts that some row chose, 0 if only a GPU knows it.
     ///
     /// # Errors
     /// If the device fails.
     pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<(Tensor, usize)> {
-        let (rows, hidden) = x.dims2()?;
-        if rows == 0 {
+        if x.dim(0)? == 0 {
             return Ok((x.clone(), 0));
         }
-        let mut uses = Vec::with_capacity(rows * self.spec.per_token);
-        for (row, logits) in (0..).zip(self.router.forward(x)?.to_vec2::<f32>()?) {
-            let of_row = choose(&logits, self.correction.as_deref(), &self.spec);
-            uses.extend(of_row.into_iter().map(|(expert, weight)| Use {
-                expert,
-                row,
-                weight,
-            }));
+        let shared = self.shared.as_ref().map(|mlp| mlp.forward(x, adapters));
+        let shared = shared.transpose()?;
+        match &self.chosen {
+            ChosenExperts::Host(experts) => experts.forward(x, shared.as_ref()),
+            ChosenExperts::Device(experts) => Ok((experts.forward(x, shared.as_ref())?, 0)),
         }
-        uses.sort_by_key(|used| (used.expert, used.row));
-        let y = self.outputs(x, &uses)?;
-        let mut sums = vec![0f32; rows * hidden];
-        for (used, y) in uses.iter().zip(y.chunks_exact(hidden)) {
-            let sum = &mut sums[used.row as usize * hidden..][..hidden];
-            for (sum, y) in sum.iter_mut().zip(y) {
-                *sum += used.weight * y;
-            }
-        }
-        if let Some((mlp, gate)) = &self.shared {
-            let y = mlp.forward(x, adapters)?.flatten_all()?.to_vec1::<f32>()?;
-            let factors = match gate {
-                Some(gate) => {
-                    let gates = gate.forward(x)?.flatten_all()?.to_vec1::<f32>()?;
-                    gates.iter().map(|gate| 1. / (1. + (-gate).exp())).collect()
-                }
-                None => vec![1.; rows],
-            };
-            let rows = sums.chunks_exact_mut(hidden).zip(y.chunks_exact(hidden));
-            for ((sums, y), factor) in rows.zip(factors) {
-                for (sum, y) in sums.iter_mut().zip(y) {
-                    *sum += factor * y;
-                }
-            }
-        }
-        let read = uses.chunk_by(|a, b| a.expert == b.expert).count();
-        Ok((Tensor::from_vec(sums, (rows, hidden), x.device())?, read))
     }
+}
 
-    /// The output of the expert of each of `uses`, one after another.
-    fn outputs(&self, x: &Tensor, uses: &[Use]) -> Result<Vec<f32>> {
-        let rows: Vec<u32> = uses.iter().map(|used| used.row).collect();
-        let chosen: Vec<u32> = uses.iter().map(|used| used.expert).collect();
-        let x = x.index_select(&Tensor::new(rows, x.device())?, 0)?;
-        let parts = self.gate_up.iter();
-        let parts = parts.map(|experts| forward_chosen(experts, &x, &chosen));
-        let wide = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?;
-        let biases = |of: fn(&Biases) -> &Tensor| {
-            let ids = Tensor::new(&*chosen, x.device())?;
-            (self.biases.as_ref())
-                .map(|biases| of(biases).index_select(&ids, 0))
-                .transpose()
+impl ReadExperts {
+    /// The experts on their GPU, with activations in `dtype`.
+    fn on_device(&self, dtype: DType) -> Result<DeviceExperts> {
+        let spec = &self.spec;
+        let no_kernel = || Error::setup("experts in this format are not supported on a GPU");
+        let gate_up = self.gate_up.iter().map(sides);
+        let gate_up = gate_up.collect::<Option<Vec<_>>>();
+        let down = sides(&self.down).filter(|sides| sides.len() == 1);
+        let choice = ExpertChoice {
+            count: spec.count,
+            per_token: spec.per_token,
+            is_softmax: spec.scores == RouterScores::Softmax,
+            groups: spec.groups.map(|groups| ChosenGroups {
+                count: groups.count,
+                per_token: groups.per_token,
+                best: groups.best,
+            }),
+            is_normalized: spec.is_normalized,
+            min_sum: spec.min_sum,
+            scale: spec.scale,
         };
-        let wide = plus(wide, biases(|biases| &biases.gate_up)?)?;
-        let wide = if self.spec.is_gated {
-            glu(&wide, self.spec.activation)?
-        } else {
-            self.spec.activation.apply(&wide)?
+        let biases = self.biases.as_ref();
+        let weights = ExpertWeights {
+            dtype,
+            router: &self.router.weight,
+            router_bias: self.router.bias.as_ref(),
+            correction: self.correction.as_ref(),
+            shared_factor: self.shared_factor.as_ref().map(|factor| &factor.weight),
+            gate_up: gate_up.ok_or_else(no_kernel)?.concat(),
+            down: down.ok_or_else(no_kernel)?.concat(),
+            biases: biases.map(|biases| (&biases.gate_up, &biases.down)),
+            activation: spec.activation,
+            is_gated: spec.is_gated,
         };
-        let y = forward_chosen(&self.down, &wide, &chosen)?;
-        let y = plus(y, biases(|biases| &biases.down)?)?;
-        Ok(y.flatten_all()?.to_vec1()?)
+        Ok(DeviceExperts::new(choice, &weights)?)
     }
+}
+
+/// The weights of experts on a GPU: those that are first in the outputs of each, then those that are next to them; `None`
+/// if there are no kernels for them.
+fn sides(experts: &Matrices) -> Option<Vec<Vec<ForwardWeight<'_>>>> {
+    let experts = experts.iter().map(|matrix| device_weights(&**matrix));
+    let experts = experts.collect::<Option<Vec<_>>>()?;
+    let count = experts.first()?.len();
+    let is_even = experts.iter().all(|expert| expert.len() == count);
+    let side = |i: usize| experts.iter().map(|expert| expert[i]).collect();
+    is_even.then(|| (0..count).map(side).collect())
 }
 
 /// The biases of the products of experts, a row for each expert.
@@ -208,21 +230,12 @@ impl Biases {
     }
 }
 
-/// `y` and its biases, if there are any.
-fn plus(y: Tensor, biases: Option<Tensor>) -> Result<Tensor> {
-    match biases {
-        Some(biases) => Ok((y + biases)?),
-        None => Ok(y),
-    }
-}
-
 /// The tensor `name` of a value for each expert, which may be a matrix of one row, in f32.
-fn correction(weights: &mut Weights, name: &str, count: usize) -> Result<Vec<f32>> {
+fn correction(weights: &mut Weights, name: &str, count: usize) -> Result<Tensor> {
     let is_matrix = name.contains("moe_statics") && !weights.are_gguf();
     let dims = [1, count];
     let stored = if is_matrix { &dims[..] } else { &dims[1..] };
-    let values = weights.tensor(name, stored)?.to_dtype(DType::F32)?;
-    Ok(values.flatten_all()?.to_vec1()?)
+    Ok(weights.tensor_f32(name, stored)?.flatten_all()?)
 }
 
 /// Reads the expert of all rows of a layer, and what its factor is the sigmoid of.
@@ -231,7 +244,7 @@ fn load_shared(
     (layer, spec, shared): (&LayerSpec, &ExpertsSpec, SharedExpert),
     weights: &mut Weights,
     at: impl Fn(&str) -> String,
-) -> Result<(Mlp, Option<Linear>)> {
+) -> Result<(Mlp, Option<ExactProduct>)> {
     let activation = spec.activation;
     let mlp = match (spec.is_gated, shared.is_fused) {
         (true, true) => MlpSpec::fused(activation),
@@ -278,29 +291,38 @@ fn read(
         .collect()
 }
 
-/// The product `name` (without `.weight`) in f32, whatever the other weights become: an error of a router would give
-/// rows other experts.
+/// A product in f32, whatever the other weights become: an error of a router would give rows other experts.
+struct ExactProduct {
+    /// `[outputs, inputs]`.
+    weight: Tensor,
+    /// `[outputs]`.
+    bias: Option<Tensor>,
+}
+
+impl ExactProduct {
+    /// The product on the CPU.
+    fn linear(self) -> Result<Linear> {
+        Ok(Linear::new(unquantized(&self.weight, None)?, self.bias))
+    }
+}
+
+/// The product `name` (without `.weight`).
 fn exact(
     weights: &mut Weights,
     name: &str,
     shape: (usize, usize),
     has_bias: bool,
-) -> Result<Linear> {
+) -> Result<ExactProduct> {
     let dims = [shape.0, shape.1];
     // llama.cpp's conversion makes a vector of a matrix of one row.
     let is_vector = shape.0 == 1 && weights.are_gguf();
     let stored = if is_vector { &dims[1..] } else { &dims };
-    let weight = weights.tensor(&format!("{name}.weight"), stored)?;
-    let bias = weights.bias(name, shape.0, has_bias)?;
-    let matrix = unquantized(&weight.reshape(shape)?, None)?;
-    Ok(Linear::new(matrix, bias))
-}
-
-/// An expert of a row.
-struct Use {
-    expert: u32,
-    row: u32,
-    weight: f32,
+    let weight = weights.tensor_f32(&format!("{name}.weight"), stored)?;
+    let bias = has_bias.then(|| weights.tensor_f32(&format!("{name}.bias"), &dims[..1]));
+    Ok(ExactProduct {
+        weight: weight.reshape(shape)?,
+        bias: bias.transpose()?,
+    })
 }
 
 /// Gate and up of each expert as one matrix, if all can be joined.
@@ -316,11 +338,8 @@ fn joined(gates: Matrices, ups: Matrices) -> Result<Vec<Matrices>> {
 }
 
 #[cfg(test)]
-mod tests {
+mod testing {
     use super::*;
-    use crate::matrix::Unread;
-    use crate::spec::RouterScores;
-    use crate::weights::dummy;
     use foretoken_kernels::Activation;
 
     pub(crate) const SPEC: ExpertsSpec = ExpertsSpec {
@@ -338,98 +357,4 @@ mod tests {
         has_bias: false,
         shared: None,
     };
-
-    /// Noise of variance `1 / inputs`.
-    fn noise(name: &str, shape: (usize, usize)) -> Tensor {
-        dummy::tensor(7, name, &[shape.0, shape.1]).unwrap()
-    }
-
-    fn matrix(name: &str, shape: (usize, usize)) -> Arc<dyn Matrix> {
-        unquantized(&noise(name, shape), None).unwrap()
-    }
-
-    /// Experts of width 24 with 32 inputs. Those that are not in `read` have no values.
-    fn random(spec: ExpertsSpec, read: &[usize]) -> Experts {
-        let each = |part: &str, shape| -> Matrices {
-            let one = |i: usize| -> Arc<dyn Matrix> {
-                if read.contains(&i) {
-                    matrix(&format!("{part} {i}"), shape)
-                } else {
-                    let format = "f32".into();
-                    Arc::new(Unread { shape, format })
-                }
-            };
-            (0..spec.count).map(one).collect()
-        };
-        Experts {
-            router: Linear::new(matrix("router", (spec.count, 32)), None),
-            gate_up: vec![each("gate and up", (48, 32))],
-            down: each("down", (32, 24)),
-            biases: None,
-            correction: None,
-            shared: None,
-            spec,
-        }
-    }
-
-    const MANY: ExpertsSpec = ExpertsSpec {
-        count: 16,
-        per_token: 4,
-        width: 24,
-        is_normalized: true,
-        ..SPEC
-    };
-
-    fn outputs(experts: &Experts, x: &Tensor) -> Vec<Vec<f32>> {
-        experts.forward(x, &[]).unwrap().0.to_vec2().unwrap()
-    }
-
-    #[test]
-    fn an_expert_that_several_rows_chose_counts_once() {
-        let experts = random(MANY, &(0..MANY.count).collect::<Vec<_>>());
-        let read = |x: &Tensor| experts.forward(x, &[]).unwrap().1;
-        let x = noise("x", (6, 32));
-        let first = x.narrow(0, 0, 1).unwrap();
-        assert_eq!(read(&first), MANY.per_token);
-        assert_eq!(read(&Tensor::cat(&[&first; 5], 0).unwrap()), MANY.per_token);
-        let logits = experts
-            .router
-            .forward(&x)
-            .unwrap()
-            .to_vec2::<f32>()
-            .unwrap();
-        let chosen = logits.iter().flat_map(|row| choose(row, None, &MANY));
-        let distinct: std::collections::HashSet<u32> = chosen.map(|(expert, _)| expert).collect();
-        assert!(distinct.len() > MANY.per_token);
-        assert_eq!(read(&x), distinct.len());
-    }
-
-    /// Whatever the other rows chose.
-    #[test]
-    fn a_row_has_the_bits_that_it_has_alone() {
-        let all: Vec<usize> = (0..MANY.count).collect();
-        let experts = random(MANY, &all);
-        for rows in [2, 5, 17, 40] {
-            let x = noise("x", (rows, 32));
-            let together = outputs(&experts, &x);
-            for (i, row) in together.iter().enumerate() {
-                let own = x.narrow(0, i, 1).unwrap().contiguous().unwrap();
-                let alone = outputs(&experts, &own);
-                assert_eq!(*row, alone[0], "row {i} of {rows}");
-            }
-        }
-    }
-
-    #[test]
-    fn only_experts_in_use_are_read() {
-        let all: Vec<usize> = (0..MANY.count).collect();
-        let full = random(MANY, &all);
-        let x = noise("x", (1, 32));
-        let logits = full.router.forward(&x).unwrap().to_vec2::<f32>().unwrap();
-        let used = choose(&logits[0], None, &MANY).into_iter();
-        let mut used: Vec<usize> = used.map(|(expert, _)| expert as usize).collect();
-        assert_eq!(outputs(&random(MANY, &used), &x), outputs(&full, &x));
-        used.pop();
-        assert!(random(MANY, &used).forward(&x, &[]).is_err());
-    }
 }

@@ -1,12 +1,11 @@
 //! The two uses of a weight matrix: products and embedding lookups.
 
 use crate::lora::{self, LinearPart};
-use crate::matrix::{Dense, Matrix, OnDevice, join};
+use crate::matrix::{Matrix, device_weights, join};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
 use foretoken_core::model::AdapterRows;
-use foretoken_kernels::{ForwardLinear, ForwardWeight};
-use std::any::Any;
+use foretoken_kernels::ForwardLinear;
 use std::sync::Arc;
 
 /// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
@@ -115,13 +114,7 @@ impl Linear {
     pub(crate) fn in_one_launch(&self) -> Option<ForwardLinear<'_>> {
         let mut weights = Vec::new();
         for matrix in &self.matrices {
-            let matrix = &**matrix as &dyn Any;
-            if let Some(dense) = matrix.downcast_ref::<Dense>() {
-                weights.push(ForwardWeight::Dense(dense.weight()));
-            } else {
-                let on_device = matrix.downcast_ref::<OnDevice>()?;
-                weights.extend(on_device.weights().map(ForwardWeight::Quantized));
-            }
+            weights.extend(device_weights(&**matrix)?);
         }
         Some(ForwardLinear {
             weights,

@@ -13,6 +13,7 @@ mod unread;
 use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
+use foretoken_kernels::ForwardWeight;
 use foretoken_kernels::dense::DenseMatrix;
 use foretoken_kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix};
 use std::any::Any;
@@ -90,6 +91,9 @@ impl WeightForm {
             // A matrix for each expert.
             (Self::Tiles(kind), &[experts, outputs, inputs]) => {
                 experts * QuantMatrix::bytes(kind, outputs, inputs)
+            }
+            (Self::DeviceTiles(kind), &[experts, outputs, inputs]) => {
+                experts * DeviceQuantMatrix::bytes(kind, outputs, inputs)
             }
             (Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind), _) => {
                 elements / kind.block_size() * kind.type_size()
@@ -208,6 +212,17 @@ pub fn quantized(
             Arc::new(Quantized::new(QTensor::new(storage, (outputs, inputs))?)?)
         }
     })
+}
+
+/// The weights of `matrix`, whose outputs are side by side, for kernels of a GPU that take several at once; `None` if they
+/// are neither quantized nor dense in its memory.
+pub(crate) fn device_weights(matrix: &dyn Matrix) -> Option<Vec<ForwardWeight<'_>>> {
+    let matrix = matrix as &dyn Any;
+    if let Some(dense) = matrix.downcast_ref::<Dense>() {
+        return Some(vec![ForwardWeight::Dense(dense.weight())]);
+    }
+    let on_device = matrix.downcast_ref::<OnDevice>()?;
+    Some(on_device.weights().map(ForwardWeight::Quantized).collect())
 }
 
 /// Joins `matrices` into as few as [`Matrix::join`] allows. The outputs and their order stay the same.

@@ -389,6 +389,11 @@ impl Weights {
         }
     }
 
+    /// Whether only headers are read.
+    pub(crate) fn are_headers(&self) -> bool {
+        self.inventory.is_some()
+    }
+
     /// Whether they are those of a GGUF file.
     pub(crate) fn are_gguf(&self) -> bool {
         matches!(self.source, TensorSource::Gguf(_))
@@ -411,7 +416,12 @@ impl Weights {
             let (dims, shape) = ([shape.0, shape.1], ordered_shape(shape, order));
             let kept = [shape.0, shape.1];
             let format = self
-                .note(&format!("{name}.weight"), &dims, Some(&kept))?
+                .note(
+                    &format!("{name}.weight"),
+                    &dims,
+                    Some(&kept),
+                    self.dtypes.activations,
+                )?
                 .name();
             return Ok(Arc::new(Unread { shape, format }));
         }
@@ -449,12 +459,25 @@ impl Weights {
         Ok(tensor.to_dtype(self.dtypes.activations)?)
     }
 
+    /// As [`Weights::tensor`], but in f32.
+    pub(crate) fn tensor_f32(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        Ok(self
+            .stored_for(name, dims, DType::F32)?
+            .to_dtype(DType::F32)?)
+    }
+
     /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as: matrices of the
-    /// shape `matrix`, or a tensor of activations.
-    fn note(&mut self, name: &str, dims: &[usize], matrix: Option<&[usize]>) -> Result<WeightForm> {
+    /// shape `matrix`, or a tensor in `dtype`.
+    fn note(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        matrix: Option<&[usize]>,
+        dtype: DType,
+    ) -> Result<WeightForm> {
         let name = &*self.stored_name(name);
         let (device, matrices) = (&self.device, self.dtypes.matrices);
-        let mut dense = WeightForm::Dense(self.dtypes.activations);
+        let mut dense = WeightForm::Dense(dtype);
         let (found, (format, form)) = match &mut self.source {
             TensorSource::Gguf(file) => {
                 let (kind, found) = file.describe(name)?;
@@ -490,10 +513,15 @@ impl Weights {
         }
     }
 
-    /// A tensor in the dtype in which the source stores it.
+    /// A tensor in the dtype in which the source stores it, which becomes one of activations.
     fn stored(&mut self, name: &str, dims: &[usize]) -> Result<Tensor> {
+        self.stored_for(name, dims, self.dtypes.activations)
+    }
+
+    /// A tensor in the dtype in which the source stores it, which becomes one in `dtype`.
+    fn stored_for(&mut self, name: &str, dims: &[usize], dtype: DType) -> Result<Tensor> {
         if self.inventory.is_some() {
-            self.note(name, dims, None)?;
+            self.note(name, dims, None, dtype)?;
             return Ok(Tensor::zeros(dims, DType::F32, &self.device)?);
         }
         let name = &*self.stored_name(name);

@@ -75,7 +75,8 @@ impl Weights {
     fn note_stack(&mut self, stack: &Stack<'_>) -> Result<String> {
         let dims = [stack.count, stack.shape.0, stack.shape.1];
         if stack.form != StackForm::Mxfp4 {
-            let form = self.note(stack.name, &stored_dims(stack), Some(&dims))?;
+            let dtype = self.dtypes.activations;
+            let form = self.note(stack.name, &stored_dims(stack), Some(&dims), dtype)?;
             return Ok(form.name());
         }
         let names = self.names_of_blocks(stack);

@@ -1,5 +1,6 @@
 // The kernels of a format: products of few and of more rows, and dequantization.
 #pragma once
+#include "../../experts/groups.cuh"
 #include "many.cuh"
 
 // Warps of a block that dequantizes.
@@ -59,7 +60,34 @@ constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps 
 #define PRODUCT_OF_MANY(F, NAME, T, SUFFIX, SHAPE, SHAPE_NAME)                                                \
     extern "C" __global__ void __launch_bounds__(many::SHAPE::THREADS, many::SHAPE::BLOCKS)                   \
         product_##NAME##_##SHAPE_NAME##_##SUFFIX(PARAMETERS(T), int chains) {                                 \
-        many::product<F, T, many::SHAPE>(WEIGHTS, x, y, inputs, rows, width, column, chains);                 \
+        many::product<F, T, many::SHAPE>(WEIGHTS, x, y, inputs, rows, width, column, chains,                  \
+                                         blockIdx.x * many::SHAPE::ROWS);                                     \
+    }
+// Groups of rows times the weights of their experts: of up to 8 rows, or of up to 64.
+#define EXPERTS(F, NAME, T, SUFFIX, WARPS)                                                                    \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, min_blocks(1, WARPS))                            \
+        experts_##NAME##_##WARPS##_##SUFFIX(const uint64_t *weights, const experts::Group *groups, const T *x, \
+                                            T *y, int outputs, int inputs) {                                  \
+        wait_for_previous();                                                                                  \
+        const experts::Group group = groups[blockIdx.x];                                                      \
+        if (group.rows > 0) {                                                                                 \
+            product<F, T, 1, WARPS>({{experts::weight_of<unsigned char>(weights, group)}, {outputs}},         \
+                                    x + (size_t)group.first * inputs, y + (size_t)group.first * outputs, inputs, \
+                                    group.rows, outputs, 0);                                                  \
+        }                                                                                                     \
+    }
+#define EXPERTS_OF_MANY(F, NAME, T, SUFFIX)                                                                   \
+    extern "C" __global__ void __launch_bounds__(many::Large::THREADS, many::Large::BLOCKS)                   \
+        experts_##NAME##_large_##SUFFIX(const uint64_t *weights, const experts::Group *groups, const T *x,    \
+                                        T *y, int outputs, int inputs, int chains) {                          \
+        wait_for_previous();                                                                                  \
+        const experts::Group group = groups[blockIdx.x];                                                      \
+        if (group.rows > 0) {                                                                                 \
+            many::product<F, T, many::Large>({{experts::weight_of<unsigned char>(weights, group)}, {outputs}}, \
+                                             x + (size_t)group.first * inputs,                                \
+                                             y + (size_t)group.first * outputs, inputs, group.rows, outputs, 0, \
+                                             chains, 0);                                                      \
+        }                                                                                                     \
     }
 #define PRODUCTS(F, NAME, T, SUFFIX)                                                                          \
     PRODUCT(F, NAME, T, SUFFIX, 1, 8)                                                                         \
@@ -68,7 +96,10 @@ constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps 
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Low, low)                                                             \
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Small, small)                                                         \
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Medium, medium)                                                       \
-    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Large, large)
+    PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Large, large)                                                         \
+    EXPERTS(F, NAME, T, SUFFIX, 8)                                                                            \
+    EXPERTS(F, NAME, T, SUFFIX, 16)                                                                           \
+    EXPERTS_OF_MANY(F, NAME, T, SUFFIX)
 #define DEQUANTIZE(F, NAME, T, SUFFIX)                                                                        \
     extern "C" __global__ void __launch_bounds__(DEQUANTIZING_WARPS * 32)                                     \
         dequantize_##NAME##_##SUFFIX(const unsigned char *w, const uint32_t *ids, T *y, int outputs,          \

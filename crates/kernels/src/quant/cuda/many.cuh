@@ -109,10 +109,11 @@ struct SharedRows {
     }
 };
 
-// x: [rows, inputs]; y: [rows, width], of which the outputs of these weights begin at `column`. blockIdx.x selects rows.
+// x: [rows, inputs]; y: [rows, width], of which the outputs of these weights begin at `column`. The block computes rows from
+// `before` on.
 template <typename F, typename T, typename S>
 __device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column,
-                        int chains) {
+                        int chains, int before) {
     constexpr int STRIP = F::UNIT + F::SUPER, STRIPS_AT = S::ROWS * ROW_BYTES;
     constexpr int GROUP = STRIPS_AT + S::STRIPS * STRIP, STAGE = S::GROUPS * GROUP;
     static_assert(STRIP % 16 == 0, "copies have 16 bytes");
@@ -121,7 +122,6 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
     DYNAMIC_SHARED(memory);
     __shared__ __align__(16) unsigned char row_sums[S::GROUPS * SUMS];
 
-    const int before = blockIdx.x * S::ROWS;
     x += (size_t)before * inputs;
     y += (size_t)before * width;
     rows = min(rows - before, S::ROWS);

@@ -67,7 +67,7 @@ fn keep_groups(ranks: &mut [f32], groups: ExpertGroups) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::SPEC;
+    use super::super::testing::SPEC;
     use super::*;
 
     #[test]
