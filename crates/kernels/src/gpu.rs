@@ -471,6 +471,8 @@ pub(super) struct Groups<'a> {
     pub max: usize,
     /// Maximum number of rows of a group: [`TILE`], or 64.
     pub rows: usize,
+    /// The dtype of the rows, and of their products.
+    pub dtype: DType,
 }
 
 impl Groups<'_> {

@@ -49,8 +49,7 @@ pub(super) fn product(w: &Tensor, x: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// Multiplies groups of rows with weights `[outputs, inputs]`, which [`takes`] accepts and which are at `addresses`. `y`
-/// gets the bits that [`product`] gives its rows.
+/// Multiplies groups of rows with weights `[outputs, inputs]`, which [`takes`] accepts and which are at `addresses`. `y` gets the bits that [`product`] gives its rows.
 pub(crate) fn multiply_groups(
     (outputs, inputs): (usize, usize),
     addresses: &Tensor,
@@ -58,8 +57,8 @@ pub(crate) fn multiply_groups(
     x: &Tensor,
     y: &Tensor,
 ) -> Result<()> {
-    let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
-    let (warps, suffix) = (gpu::warps(outputs), gpu::suffix(dtype));
+    let device = x.device().as_cuda_device()?;
+    let (warps, suffix) = (gpu::warps(outputs), gpu::suffix(groups.dtype));
     let is_few = groups.rows <= gpu::TILE;
     let (kernel, grid) = if is_few {
         let few = gpu::Division::new(groups.rows, [outputs])?;

@@ -1,6 +1,6 @@
 //! Launches the kernels of layers with experts.
 
-use super::plan::{Part, Plan, Room};
+use super::plan::{Plan, Widths};
 use super::{ExpertChoice, ExpertWeights};
 use crate::gpu::Groups;
 use crate::quant::DeviceQuantMatrix;
@@ -126,20 +126,27 @@ impl Experts {
 
     /// See [`DeviceExperts::choose`](super::DeviceExperts::choose).
     pub fn choose(&self, x: &Tensor) -> Result<Vec<Vec<(u32, f32)>>> {
-        let plan = Plan::new(&self.choice, self.check(x)?, self.shared_factor.is_some());
-        let numbers = gpu::output(self.device.as_cuda_device()?, DType::F32, plan.words)?;
-        self.route(&plan, &numbers, x)?;
-        let ids = plan.ids.of(&numbers)?.to_vec1::<f32>()?;
-        let weights = plan.weights.of(&numbers)?.to_vec1::<f32>()?;
-        let chosen = ids
-            .iter()
-            .zip(weights)
-            .map(|(id, weight)| (id.to_bits(), weight));
+        let plan = self.plan(self.check(x)?);
+        let memory = gpu::scratch(self.device.as_cuda_device()?, plan.words)?;
+        self.route(&plan, &memory, x)?;
+        let ids = plan.ids.of(&memory)?.to_vec1::<f32>()?;
+        let weights = plan.weights.of(&memory)?.to_vec1::<f32>()?;
+        let chosen = ids.iter().zip(weights);
+        let chosen = chosen.map(|(id, weight)| (id.to_bits(), weight));
         let chosen: Vec<(u32, f32)> = chosen.collect();
-        Ok(chosen
-            .chunks(self.choice.per_token)
-            .map(<[_]>::to_vec)
-            .collect())
+        let rows = chosen.chunks(self.choice.per_token);
+        Ok(rows.map(<[_]>::to_vec).collect())
+    }
+
+    fn plan(&self, rows: usize) -> Plan {
+        let wide: Vec<usize> = self.gate_up.iter().map(|part| part.outputs).collect();
+        let widths = Widths {
+            hidden: self.hidden,
+            wide: &wide,
+            narrow: self.width,
+            bytes: self.dtype.size_in_bytes(),
+        };
+        Plan::new(&self.choice, rows, &widths)
     }
 
     /// The rows of `x`, if it fits.
@@ -155,53 +162,38 @@ impl Experts {
     }
 
     /// Computes the rows of `out`, up to [`MAX_ROWS`].
-    ///
-    /// All memory that it needs besides is one output of numbers and one of activations, as few outputs of ops may lie
-    /// between an output and its last use.
     fn pass(&self, x: &Tensor, shared: Option<&Tensor>, out: &Tensor) -> Result<()> {
-        let device = self.device.as_cuda_device()?;
-        let plan = Plan::new(&self.choice, x.dim(0)?, self.shared_factor.is_some());
-        let numbers = gpu::output(device, DType::F32, plan.words)?;
-        self.route(&plan, &numbers, x)?;
-        let uses = plan.uses.of(&numbers)?;
-        let ids = plan.ids.of(&numbers)?;
-        let table = plan.table.of(&numbers)?;
+        let plan = self.plan(x.dim(0)?);
+        let memory = gpu::scratch(self.device.as_cuda_device()?, plan.words)?;
+        self.route(&plan, &memory, x)?;
+        let (uses, table) = (plan.uses.of(&memory)?, plan.table.of(&memory)?);
         let groups = Groups {
             table: &table,
             max: plan.max_groups,
             rows: plan.group_rows,
+            dtype: self.dtype,
         };
-
-        let mut room = Room::default();
-        let of_rows = |room: &mut Room, width| room.take(plan.count * width);
-        let own = of_rows(&mut room, self.hidden);
-        let wide: Vec<Part> = (self.gate_up.iter())
-            .map(|part| of_rows(&mut room, part.outputs))
-            .collect();
-        let narrow = of_rows(&mut room, self.width);
-        let last = of_rows(&mut room, self.hidden);
-        let values = gpu::output(device, self.dtype, room.len)?;
-        let (own, narrow, last) = (own.of(&values)?, narrow.of(&values)?, last.of(&values)?);
-        let wide = wide.iter().map(|part| part.of(&values));
+        let inputs = plan.inputs.of(&memory)?;
+        let wide = plan.wide.iter().map(|part| part.of(&memory));
         let wide = wide.collect::<Result<Vec<_>>>()?;
-
-        self.gather(x, &uses, &own)?;
+        let (narrow, last) = (plan.narrow.of(&memory)?, plan.last.of(&memory)?);
+        self.gather(x, &uses, &inputs)?;
         for (part, wide) in self.gate_up.iter().zip(&wide) {
-            part.multiply(&groups, &own, wide)?;
+            part.multiply(&groups, &inputs, wide)?;
         }
-        self.activate(&wide, &uses, &ids, &narrow)?;
+        self.activate(&wide, &uses, &plan.ids.of(&memory)?, &narrow)?;
         self.down.multiply(&groups, &narrow, &last)?;
-        self.combine(&plan, &numbers, &last, shared, out)
+        self.combine(&plan, &memory, shared, out)
     }
 
-    /// Chooses and sorts: fills `numbers`, as `plan` divides them.
-    fn route(&self, plan: &Plan, numbers: &Tensor, x: &Tensor) -> Result<()> {
+    /// Chooses the experts of the rows of `x`, and sorts their uses.
+    fn route(&self, plan: &Plan, memory: &Tensor, x: &Tensor) -> Result<()> {
         let device = self.device.as_cuda_device()?;
         let choice = &self.choice;
-        let (logits, ids) = (plan.logits.of(numbers)?, plan.ids.of(numbers)?);
+        let (logits, ids) = (plan.logits.of(memory)?, plan.ids.of(memory)?);
         self.score(&self.router, self.router_bias.as_ref(), x, &logits)?;
         if let Some(factor) = &self.shared_factor {
-            self.score(factor, None, x, &plan.factors.of(numbers)?)?;
+            self.score(factor, None, x, &plan.factors.of(memory)?)?;
         }
         // The order of a softmax's additions depends on the number of threads.
         let threads = choice.count.next_multiple_of(32).min(THREADS);
@@ -209,7 +201,7 @@ impl Experts {
         let kernel_of_choice = kernel(device, "choose_experts")?.with_shared(shared)?;
         let launch = kernel_of_choice.launch().tensor(&logits)?;
         let launch = launch.optional(self.correction.as_ref())?.tensor(&ids)?;
-        let launch = launch.tensor(&plan.weights.of(numbers)?)?;
+        let launch = launch.tensor(&plan.weights.of(memory)?)?;
         let launch = launch.int(choice.count).int(choice.per_token);
         let launch = launch.int(usize::from(choice.is_softmax));
         let groups = choice
@@ -226,9 +218,9 @@ impl Experts {
         let shared = (choice.count + 1) * size_of::<u32>();
         let kernel_of_sort = kernel(device, "sort_experts")?.with_shared(shared)?;
         let launch = kernel_of_sort.launch().tensor(&ids)?;
-        let launch = launch.tensor(&plan.uses.of(numbers)?)?;
-        let launch = launch.tensor(&plan.places.of(numbers)?)?;
-        let launch = launch.tensor(&plan.table.of(numbers)?)?;
+        let launch = launch.tensor(&plan.uses.of(memory)?)?;
+        let launch = launch.tensor(&plan.places.of(memory)?)?;
+        let launch = launch.tensor(&plan.table.of(memory)?)?;
         let launch = launch.int(plan.count).int(choice.count);
         let launch = launch.int(plan.group_rows).int(plan.max_groups);
         let grid = gpu::grid((1, 1, 1), SORTING_THREADS, shared);
@@ -250,10 +242,10 @@ impl Experts {
     }
 
     /// The rows of the sorted uses.
-    fn gather(&self, x: &Tensor, uses: &Tensor, own: &Tensor) -> Result<()> {
+    fn gather(&self, x: &Tensor, uses: &Tensor, y: &Tensor) -> Result<()> {
         let name = format!("gather_experts_{}", gpu::suffix(self.dtype));
         let kernel = kernel(self.device.as_cuda_device()?, &name)?;
-        let launch = kernel.launch().tensor(x)?.tensor(uses)?.tensor(own)?;
+        let launch = kernel.launch().tensor(x)?.tensor(uses)?.tensor(y)?;
         let launch = launch.int(self.hidden).int(self.choice.per_token);
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes; uses are
         // numbers below those of the rows' choices.
@@ -264,15 +256,12 @@ impl Experts {
         let name = format!("activate_experts_{}", gpu::suffix(self.dtype));
         let kernel = kernel(self.device.as_cuda_device()?, &name)?;
         let (gate, up, stride) = match wide {
-            [gate, up] => (gate.clone(), Some(up.clone()), self.width),
-            [both, ..] if self.is_gated => {
-                let up = both.narrow(0, self.width, both.dim(0)? - self.width)?;
-                (both.clone(), Some(up), 2 * self.width)
-            }
-            [up, ..] => (up.clone(), None, self.width),
-            [] => candle_core::bail!("experts: there are no products"),
+            [gate, up] => (gate, Some(up), self.width),
+            [both] if self.is_gated => (both, None, 2 * self.width),
+            [up] => (up, None, self.width),
+            _ => candle_core::bail!("experts: {} products before an activation", wide.len()),
         };
-        let launch = kernel.launch().tensor(&gate)?.optional(up.as_ref())?;
+        let launch = kernel.launch().tensor(gate)?.optional(up)?;
         let bias = self.biases.as_ref().map(|(wider, _)| wider);
         let launch = launch
             .optional(bias)?
@@ -285,11 +274,11 @@ impl Experts {
         unsafe { launch.run(grid) }
     }
 
+    /// Adds the products of the experts to `out`.
     fn combine(
         &self,
         plan: &Plan,
-        numbers: &Tensor,
-        last: &Tensor,
+        memory: &Tensor,
         shared: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
@@ -297,15 +286,12 @@ impl Experts {
         let kernel = kernel(self.device.as_cuda_device()?, &name)?;
         let launch = kernel
             .launch()
-            .tensor(last)?
-            .tensor(&plan.places.of(numbers)?)?;
-        let launch = launch.tensor(&plan.ids.of(numbers)?)?;
-        let launch = launch.tensor(&plan.weights.of(numbers)?)?;
+            .tensor(&plan.last.of(memory)?)?
+            .tensor(&plan.places.of(memory)?)?;
+        let launch = launch.tensor(&plan.ids.of(memory)?)?;
+        let launch = launch.tensor(&plan.weights.of(memory)?)?;
         let launch = launch.optional(self.biases.as_ref().map(|(_, last)| last))?;
-        let factors = self
-            .shared_factor
-            .as_ref()
-            .map(|_| plan.factors.of(numbers));
+        let factors = self.shared_factor.as_ref().map(|_| plan.factors.of(memory));
         let launch = launch
             .optional(shared)?
             .optional(factors.transpose()?.as_ref())?;
@@ -399,7 +385,7 @@ impl GroupedWeights {
 
     /// Multiplies groups of the rows of `x` with the weights of their experts.
     fn multiply(&self, groups: &Groups<'_>, x: &Tensor, y: &Tensor) -> Result<()> {
-        let (dtype, shape) = (x.dtype(), (self.outputs, self.inputs));
+        let (dtype, shape) = (groups.dtype, (self.outputs, self.inputs));
         if let Some(like) = &self.quantized {
             return quant::multiply_groups(like, &self.addresses, groups, x, y);
         }

@@ -307,8 +307,9 @@ __device__ __forceinline__ float activated(int activation, float gate, float up)
     }
 }
 
-// The activations of the sorted uses, [uses, width]. The rows of gate and up are `stride` values apart; up may be null.
-// bias: those of gate, then those of up, [experts, ...], or null.
+// The activations of the sorted uses, [uses, width]. The rows of gate and up are `stride` values apart. Without `up`, a
+// longer row has the values of up after those of gate; otherwise there is no up. bias: those of gate, then those of up,
+// [experts, ...], or null.
 template <typename T>
 __device__ void activate(const T *gate, const T *up, const T *bias, const int *uses, const int *ids, T *y, int width,
                          int stride, int activation) {
@@ -317,6 +318,7 @@ __device__ void activate(const T *gate, const T *up, const T *bias, const int *u
     if (i >= width) {
         return;
     }
+    up = !up && stride > width ? gate + width : up;
     const size_t at = (size_t)blockIdx.x * stride + i;
     float of_gate = widen(gate[at]), of_up = up ? widen(up[at]) : 1.f;
     if (bias) {

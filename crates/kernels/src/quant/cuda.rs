@@ -95,7 +95,7 @@ pub(crate) fn multiply_groups(
     y: &Tensor,
 ) -> Result<()> {
     let (device, outputs) = (x.device().as_cuda_device()?, like.outputs);
-    let (warps, suffix) = (gpu::warps(outputs), gpu::suffix(x.dtype()));
+    let (warps, suffix) = (gpu::warps(outputs), gpu::suffix(groups.dtype));
     let is_few = groups.rows <= gpu::TILE;
     let (kind, grid) = if is_few {
         let few = Division::new(groups.rows, [outputs])?;
