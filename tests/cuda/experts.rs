@@ -1,7 +1,7 @@
 //! Layers with experts on a GPU: choices and products by our own kernels, and texts.
 
 use super::texts::start;
-use super::{BLOCK_SIZE, difference, gpu, logits, model_by, tokens};
+use super::{BLOCK_SIZE, Log, difference, gpu, logits, model_by, tokens};
 use crate::common::{assert_idle, collect, greedy, run};
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
@@ -532,7 +532,8 @@ fn models_with_experts_have_the_logits_of_the_cpu() {
     }
 }
 
-/// With weights in bf16 and quantized, with and without graphs, and for prompts with batch invariance.
+/// With weights in bf16 and quantized, with graphs (kernel by kernel, also if one launch is asked for) and without, and
+/// for prompts with batch invariance.
 #[test]
 fn models_with_experts_verify_with_the_bits_of_plain_decoding() {
     let gpu = gpu();
@@ -545,8 +546,10 @@ fn models_with_experts_verify_with_the_bits_of_plain_decoding() {
                 device: gpu.clone(),
                 seed: 2,
                 quantize,
+                one_launch: true,
                 ..LoadOptions::default()
             };
+            let before = Log::of_this_thread().len();
             let mut model = loaded(&source, options.clone());
             let plain = logits(&mut *model, &tokens, &[vec![30], vec![1; 30]].concat());
             for rows in [2, 5, 15] {
@@ -554,6 +557,11 @@ fn models_with_experts_verify_with_the_bits_of_plain_decoding() {
                 let verified = logits(&mut *model, &tokens, &cuts);
                 assert!(verified == plain, "{source:?}, {quantize:?}: {rows} rows");
             }
+            let log = Log::of_this_thread().split_off(before).join("\n");
+            // Of 1, 2, 5 and 15 rows.
+            assert!(log.matches("is recorded").count() >= 3, "{log}");
+            assert!(!log.contains("not recorded"), "{log}");
+            assert!(log.contains("are not in one launch"), "{log}");
             let eager = LoadOptions {
                 enforce_eager: true,
                 ..options.clone()
