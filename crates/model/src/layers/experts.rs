@@ -38,9 +38,9 @@ pub(crate) struct Experts {
 #[derive(Clone)]
 enum ChosenExperts {
     /// Those of the CPU. Of a GPU if only headers were read, which nothing is multiplied with.
-    Host(HostExperts),
+    Host(Box<HostExperts>),
     /// Those of a GPU, on which also the choices are made.
-    Device(DeviceExperts),
+    Device(Box<DeviceExperts>),
 }
 
 /// What is read of the experts of a layer.
@@ -109,9 +109,9 @@ impl Experts {
         };
         let is_on_device = weights.device().is_cuda() && !weights.are_headers();
         let chosen = if is_on_device {
-            ChosenExperts::Device(read.on_device(weights.dtypes().activations)?)
+            ChosenExperts::Device(Box::new(read.on_device(weights.dtypes().activations)?))
         } else {
-            ChosenExperts::Host(HostExperts::new(read)?)
+            ChosenExperts::Host(Box::new(HostExperts::new(read)?))
         };
         Ok(Self { chosen, shared })
     }
