@@ -414,7 +414,7 @@ fn choices_are_those_of_the_definitions() {
 #[test]
 fn weights_that_do_not_fit_are_an_error() {
     let gpu = gpu();
-    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &*gpu).unwrap();
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &gpu).unwrap();
     let (router, square, wide) = (zeros(&[COUNT, 32]), zeros(&[32, 32]), zeros(&[64, 32]));
     let make = |gate_up: &Tensor, count: usize, choice| {
         let weights = ExpertWeights {

@@ -150,8 +150,9 @@ __device__ void add_layer_norm(const T *x, const T *delta, const T *weight, cons
                                                T *out, int width, float eps) {                     \
         add_norm(x, delta, weight, out, width, eps);                                               \
     }                                                                                              \
-    extern "C" __global__ void add_layer_norm_##NAME(const T *x, const T *delta, const T *weight,  \
-                                                     const T *bias, T *out, int width, float eps) { \
+    extern "C" __global__ void __launch_bounds__(1024)                                             \
+        add_layer_norm_##NAME(const T *x, const T *delta, const T *weight, const T *bias, T *out,  \
+                              int width, float eps) {                                              \
         add_layer_norm(x, delta, weight, bias, out, width, eps);                                   \
     }
 FOR_FLOATS(KERNEL)

@@ -16,6 +16,8 @@ const LONG_THREADS: usize = MAX_LONG_QUERIES / 16 * 32;
 /// With fewer thread blocks than this, each chunk of a sequence gets its own block: two blocks per
 /// multiprocessor of a large GPU. The kernels have so many counters of chunks.
 const FULL: usize = 264;
+/// Maximum number of floats of partial results: 256 MiB, of the memory that is kept free for libraries.
+const MAX_PARTIALS: usize = 64 << 20;
 
 /// Values of a head that a block of the kernel for prompts sums up, at most.
 const MAX_LONG_VALUES: usize = 256;
@@ -168,11 +170,10 @@ pub(super) fn launch(
         chunks,
         rows,
     } = tables.capacity;
-    let split = chunks > 1 && tiles * dims.kv_heads < FULL;
-    let floats = match split {
-        true => rows * dims.heads * chunks * (d + 2),
-        false => 1,
-    };
+    let partials = rows * dims.heads * chunks * (d + 2);
+    // Both ways have the same bits.
+    let split = chunks > 1 && tiles * dims.kv_heads < FULL && partials <= MAX_PARTIALS;
+    let floats = if split { partials } else { 1 };
     let partials = gpu::scratch(device, floats)?;
     let out = gpu::output(device, dtype, q.shape())?;
     let args = Args {

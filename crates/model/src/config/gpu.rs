@@ -95,7 +95,6 @@ mod tests {
 
     #[test]
     fn what_it_does_not_take_is_named_in_one_line() {
-        let class = |name: &str| json!({ "architectures": [name] });
         let cases = [
             (
                 json!({"head_dim": 100}),

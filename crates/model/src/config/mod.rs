@@ -297,8 +297,8 @@ impl ModelConfig {
     pub(crate) fn max_query_heads_a_key(&self) -> usize {
         let own = self.kv_heads().count;
         let layers = self.spec.layers.iter();
-        let counts = layers.filter_map(|layer| Some(layer.kv_heads?.count));
-        self.num_heads / counts.fold(own, usize::min).max(1)
+        let counts = layers.map(|layer| layer.kv_heads.map_or(own, |heads| heads.count));
+        self.num_heads / counts.min().unwrap_or(own).max(1)
     }
 
     /// Whether it is the decoder of a model for images and texts.
