@@ -22,6 +22,8 @@ from pathlib import Path
 limit, metadata = int(sys.argv[1]), json.loads(sys.argv[2])
 for package in metadata["packages"]:
     crate = Path(metadata["target_directory"]) / "package" / f"{package['name']}-{package['version']}.crate"
+    if not crate.exists():
+        continue
     size = crate.stat().st_size
     note = "" if size <= limit else f"; crates.io takes {limit:,} unless it was asked for more"
     print(f"{crate.name}: {size:,} bytes{note}")

@@ -92,7 +92,9 @@ $("question").addEventListener("keydown", (event) => {
 // Escape hides what is shown of a round first, but in the question it always stops.
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.isComposing) return;
-  if (!hideRound() || event.target === $("question")) (running ?? race)?.abort();
+  if (hideRound() && event.target !== $("question")) return;
+  running?.abort();
+  race?.abort();
 });
 $("stop").addEventListener("click", () => { running?.abort(); $("question").focus(); });
 $("clear").addEventListener("click", () => {

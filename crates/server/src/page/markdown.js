@@ -8,7 +8,7 @@ const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?=\s|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( {0,3})(?:[-+*]|(\d{1,9})[.)])(?: +|$)/;
+const ITEM = /^( {0,3})(?:[-+*]|(\d{1,9})[.)])(?:[ \t]+|$)/;
 const DELIMITERS = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 // Quotes and lists within each other, and emphasis; what is deeper is text.
 const MAX_DEPTH = 16;
@@ -20,7 +20,8 @@ const UNDECIDED_MARKS = /([*_~`\\]+|!?\[[^\]\n]{0,80}\]?|(?<!\S)!)$/;
 /** The nodes of a text. Those at the top have the text that they were made of, as `raw`. */
 function markdown(text, open = false) {
   const lines = text.split(/\r?\n/);
-  if (open && UNDECIDED_LINE.test(lines.at(-1))) lines.pop();
+  // What follows an empty last line decides whether it ends a paragraph.
+  if (open && (lines.at(-1) === "" || UNDECIDED_LINE.test(lines.at(-1)))) lines.pop();
   return blocks(lines, open, 0);
 }
 
@@ -57,7 +58,8 @@ const begins = (line) => [RULE, FENCE, HEADING, QUOTE, ITEM].some((block) => blo
 
 function paragraph(lines, at, open, depth) {
   let end = at + 1;
-  while (end < lines.length && lines[end].trim() && !(depth < MAX_DEPTH && begins(lines[end]))) end += 1;
+  const isNext = (line) => depth < MAX_DEPTH && (begins(lines[line]) || table(lines, line, open));
+  while (end < lines.length && lines[end].trim() && !isNext(end)) end += 1;
   return { node: ["p", {}, ...inline(lines.slice(at, end).join("\n").trim(), open && end === lines.length)], end };
 }
 
@@ -155,6 +157,8 @@ function table(lines, at, open) {
   if (!whole && !begun) return null;
   let end = Math.min(at + 2, lines.length);
   while (end < lines.length && lines[end].trim() && !begins(lines[end])) end += 1;
+  // Short rows are filled up: a table of a few characters could have a million cells.
+  if (head.length * (end - at) > 50_000) return null;
   const sides = cells(delimiters).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left"));
   const row = (number, tag, attributes) => {
     const texts = cells(lines[number]);
@@ -245,7 +249,7 @@ function address(source, at, mark, open, linked) {
   const bracketed = mark.startsWith("<") && mark.endsWith(">");
   if (mark.startsWith("<") && !bracketed) return { part: "<", end: at + 1 };
   let url = bracketed ? mark.slice(1, -1) : mark.replace(/>$/, "");
-  while (!bracketed && (/[.,;:!?'"*_~`\]]$/.test(url) || (url.endsWith(")") && !url.includes("(")))) url = url.slice(0, -1);
+  while (!bracketed && (/[.,;:!?'"*_~`\]]$/.test(url) || (url.endsWith(")") && url.split(")").length > url.split("(").length))) url = url.slice(0, -1);
   const end = at + (bracketed ? mark.length : url.length);
   return { part: linked ? url : anchor(url, [url]), end };
 }
