@@ -8,6 +8,7 @@ mod parameters;
 
 use crate::error::{Error, Result, clipped};
 use crate::parse::{at_least_one, temperature};
+use crate::signals::{self, Interrupt};
 use clap::Args;
 use client::{AnswerPart, ChatClient, ChatTurn, SpeculationRound};
 use command::{Action, HELP};
@@ -18,7 +19,6 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use client::Endpoint;
 
@@ -136,9 +136,7 @@ impl TerminalChat {
 
     fn run(&mut self, input: &mut Input, runtime: &Runtime) -> Result<()> {
         // One listener for all, so that no signal is lost between a line and its answer.
-        let listening = runtime.block_on(async { signal(SignalKind::interrupt()) });
-        let mut interrupt =
-            listening.map_err(|e| Error::setup(format!("cannot listen for signals: {e}")))?;
+        let mut interrupt = runtime.block_on(async { signals::interrupt() })?;
         if input.is_terminal() {
             eprintln!("{}", self.greeting());
         }
@@ -201,7 +199,7 @@ impl TerminalChat {
     }
 
     /// Asks, shows the answer and adds both to the conversation. A question without an answer is forgotten.
-    async fn ask(&mut self, question: &str, interrupt: &mut Signal) -> Result<(), Stop> {
+    async fn ask(&mut self, question: &str, interrupt: &mut Interrupt) -> Result<(), Stop> {
         let asked = self.messages.len();
         self.messages.push(ChatTurn {
             role: "user",
@@ -224,7 +222,7 @@ impl TerminalChat {
     async fn show(
         &mut self,
         answer: &mut StreamedAnswer,
-        interrupt: &mut Signal,
+        interrupt: &mut Interrupt,
     ) -> Result<(), Stop> {
         let started = Instant::now();
         let mut parts = self.client.ask(&self.messages, &self.parameters);

@@ -33,6 +33,8 @@ pub mod otel;
 #[cfg(not(feature = "otel"))]
 #[path = "otel/absent.rs"]
 pub mod otel;
+#[doc(hidden)]
+pub mod signals;
 #[cfg(not(feature = "train"))]
 #[path = "train/absent.rs"]
 pub mod train;

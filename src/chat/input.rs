@@ -1,12 +1,12 @@
 //! The user's input: an edited line of a terminal, or a line of anything else.
 
 use crate::error::{Error, Result};
+use crate::signals::Interrupt;
 use futures_util::FutureExt;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::io::{self, IsTerminal};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::Signal;
 
 const PROMPT: &str = ">>> ";
 
@@ -44,7 +44,7 @@ impl Input {
     ///
     /// # Errors
     /// `Setup`, if there is no reading it.
-    pub fn next(&mut self, runtime: &Runtime, interrupt: &mut Signal) -> Result<TypedLine> {
+    pub fn next(&mut self, runtime: &Runtime, interrupt: &mut Interrupt) -> Result<TypedLine> {
         match self {
             // While a line is edited, Ctrl-C is a key and no signal.
             Self::Terminal(editor) => match editor.readline(PROMPT) {

@@ -11,11 +11,11 @@ use foretoken::gguf::EMBEDDED;
 use foretoken::http::model_router::SERVES;
 use foretoken::http::{self, Tls};
 use foretoken::otel::Traces;
+use foretoken::signals::{self, Interrupt, Terminate};
 use foretoken::text::Text;
 use std::net::{SocketAddr, ToSocketAddrs};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What a server has of the machine before it has a model, so that what is wrong with it is told at once.
 pub struct Entrance {
@@ -142,8 +142,9 @@ pub fn bind(http: &ListenOptions) -> Result<TcpSocket> {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
-        // A port can be used again at once after a server has ended.
-        socket.set_reuseaddr(true)?;
+        // A port can be used again at once after a server has ended. On Windows it always can, and this flag would share
+        // it with another program.
+        socket.set_reuseaddr(cfg!(not(windows)))?;
         socket.bind(address)?;
         Ok(socket)
     };
@@ -212,20 +213,18 @@ fn startup_line(config: &Config, text: &Text, embeds: bool, mut address: SocketA
     )
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT, or what Windows has in their place.
 pub struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
+    terminate: Terminate,
+    interrupt: Interrupt,
 }
 
 impl StopSignals {
     /// Installs the handlers; from now on the signals do not end the process.
     pub fn new() -> Result<Self> {
-        let listen =
-            |kind| signal(kind).map_err(|e| Error::setup(format!("cannot wait for signals: {e}")));
         Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
+            terminate: signals::terminate()?,
+            interrupt: signals::interrupt()?,
         })
     }
 

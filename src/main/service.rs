@@ -30,6 +30,11 @@ struct Places {
 /// # Errors
 /// `Setup`: a file cannot be written or is somebody else's, the configuration is wrong, or systemctl fails.
 pub fn install(options: &InstallOptions) -> Result<()> {
+    if cfg!(not(target_os = "linux")) {
+        return Err(Error::setup(
+            "service install writes a unit of systemd, which only Linux has: here, let the system's own services run `foretoken serve`",
+        ));
+    }
     let places = Places::of(options)?;
     console::print(write(options, &places)?)?;
     if !options.now {
@@ -240,7 +245,8 @@ fn next_steps(is_system: bool) -> String {
     }
 }
 
-#[cfg(test)]
+// Windows has no such paths.
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

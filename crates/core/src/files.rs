@@ -31,10 +31,19 @@ pub fn max_bytes(name: &str) -> u64 {
 /// # Errors
 /// A setup error that names the file, if it cannot be read, is not UTF-8, or is over [`max_bytes`].
 pub fn read_text(file: &Path) -> Result<String> {
+    let opened = File::open(file).map_err(|e| Error::in_file(file, e))?;
+    read_opened(opened, file)
+}
+
+/// Like [`read_text`], of a file that is open already: on Windows, what is locked can be read only there.
+///
+/// # Errors
+/// Returns the errors of [`read_text`].
+pub fn read_opened(opened: impl Read, file: &Path) -> Result<String> {
     let limit = max_bytes(&file.file_name().unwrap_or_default().to_string_lossy());
     let mut text = String::new();
-    File::open(file)
-        .and_then(|opened| opened.take(limit + 1).read_to_string(&mut text))
+    (opened.take(limit + 1))
+        .read_to_string(&mut text)
         .map_err(|e| Error::in_file(file, e))?;
     if text.len() as u64 > limit {
         let what = format!("it is over the limit of {limit} bytes");
@@ -63,6 +72,25 @@ pub fn is_inside(name: &str) -> bool {
     !name.is_empty()
         && !name.contains(['\\', '\0'])
         && parts.all(|part| matches!(part, Component::Normal(_)))
+        && (cfg!(not(windows)) || name.split('/').all(is_name_on_windows))
+}
+
+/// Whether Windows takes `part` as the name of a file of its folder: some names are devices in every folder, a colon names
+/// a stream of a file, and dots and spaces at the end do not count.
+fn is_name_on_windows(part: &str) -> bool {
+    const DEVICES: [&str; 6] = ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"];
+    let stem = part.split('.').next().unwrap_or(part).trim_end();
+    let stem = stem.to_ascii_uppercase();
+    let port = (stem.strip_prefix("COM")).or_else(|| stem.strip_prefix("LPT"));
+    let is_port = port.is_some_and(|number| {
+        let mut digits = number.chars();
+        let is_digit = |c: char| c.is_ascii_digit() || "¹²³".contains(c);
+        digits.next().is_some_and(is_digit) && digits.next().is_none()
+    });
+    !part.contains([':', '<', '>', '"', '|', '?', '*'])
+        && !part.ends_with(['.', ' '])
+        && !DEVICES.contains(&stem.as_str())
+        && !is_port
 }
 
 /// Whether `name` can be the name of a single file or folder.
@@ -171,6 +199,19 @@ mod tests {
             assert!(!is_inside(name), "{name}");
         }
         assert!(is_name("0123ab") && !is_name("a/b") && !is_name(&"a".repeat(300)));
+    }
+
+    #[test]
+    fn names_that_windows_reads_otherwise_are_detected() {
+        for name in "a config.json com com10.json lpta null a.nul .b".split(' ') {
+            assert!(is_name_on_windows(name), "{name}");
+        }
+        for name in [
+            "nul", "NUL.json", "con .a.b", "COM1", "lpt9.bin", "com²", "a:b", "C:", "a.", ".. ",
+            "a?",
+        ] {
+            assert!(!is_name_on_windows(name), "{name}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use super::identity::Identity;
 pub use super::options::Precision;
 use super::output::{open_kept, write_json};
+use super::positioned::FileExt;
 use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::parallel;
@@ -16,7 +17,6 @@ use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum bytes of a file.

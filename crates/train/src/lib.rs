@@ -35,6 +35,7 @@ mod plain;
 #[cfg(test)]
 #[path = "../../../tests/common/plain_parallel.rs"]
 mod plain_parallel;
+mod positioned;
 #[cfg(test)]
 mod reference;
 pub mod report;

@@ -268,7 +268,14 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
     part.push(".part");
     let part = PathBuf::from(part);
     write(&part)
-        .and_then(|()| File::open(&part)?.sync_all())
+        .and_then(|()| {
+            // Windows puts on the disk only what is open for writing.
+            let file = File::options()
+                .read(true)
+                .write(cfg!(windows))
+                .open(&part)?;
+            file.sync_all()
+        })
         .and_then(|()| std::fs::rename(&part, path))
         .map_err(|e| {
             // An incomplete file would take up disk space.

@@ -11,6 +11,7 @@ use super::identity::Identity;
 use super::loss::Soft;
 use super::output::{open_kept, write_json};
 use super::pass::{TargetPass, Wanted, tokens_of_a_forward};
+use super::positioned::FileExt;
 use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::Model;
@@ -19,7 +20,6 @@ use foretoken_kernels::sample::TopRow;
 use half::f16;
 use rayon::prelude::*;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// An open file of distributions.

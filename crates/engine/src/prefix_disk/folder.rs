@@ -123,13 +123,13 @@ impl Folder {
         let contents = || -> io::Result<Vec<u8>> {
             let mut file = open_regular(&path)?;
             let length = file.metadata()?.len();
-            let contents = format::read(&mut file, length, entry, bytes)?;
-            // It may be another user's, who decides how old it is.
-            let _ = file.set_modified(time_of(entry));
-            Ok(contents)
+            format::read(&mut file, length, entry, bytes)
         };
         match contents() {
-            Ok(contents) => Some(contents),
+            Ok(contents) => {
+                self.touch(entry);
+                Some(contents)
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(damage) => {
                 let name = path.display();
@@ -146,7 +146,7 @@ impl Folder {
 
     /// Makes an entry's file as young as if it were just written.
     pub fn touch(&self, entry: &Entry) {
-        // It may be gone by now.
+        // It may be gone by now, or another user's, who decides how old it is.
         let file = OpenOptions::new().append(true).open(self.path(entry));
         let _ = file.and_then(|file| file.set_modified(time_of(entry)));
     }
@@ -338,8 +338,13 @@ fn check_uid(_: &Path, _: &File) -> Result<()> {
     Ok(())
 }
 
+/// Says that nothing is checked.
 #[cfg(not(unix))]
-fn check_owner(_: &Path) -> Result<()> {
+fn check_owner(root: &Path) -> Result<()> {
+    let root = root.display();
+    tracing::warn!(
+        "--prefix-cache-disk {root}: on this system, it is not checked whether other users may write to this folder, which they must not"
+    );
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use crate::hub;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files::is_inside;
 use foretoken_core::gguf::{GgufSource, PartName};
-use std::path::{Path, PathBuf};
+use std::path::{MAIN_SEPARATOR, Path, PathBuf};
 use std::sync::Arc;
 
 /// A file of a repository.
@@ -265,7 +265,7 @@ fn names_within(folder: &Path) -> Vec<String> {
         let relative = within
             .iter()
             .filter_map(|file| file.strip_prefix(folder).ok());
-        names.extend(relative.filter_map(|name| Some(name.to_str()?.to_owned())));
+        names.extend(relative.filter_map(|name| Some(name.to_str()?.replace(MAIN_SEPARATOR, "/"))));
     }
     names.sort();
     names

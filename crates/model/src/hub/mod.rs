@@ -3,6 +3,7 @@
 mod download;
 pub mod gguf;
 pub mod headers;
+mod link;
 
 use crate::checkpoint::pickle;
 use crate::checkpoint::shards::{SINGLE, shards};
@@ -11,6 +12,7 @@ use foretoken_core::console;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files::{is_inside, is_name, max_bytes, parse_json, read_text};
 use hf_hub::{Cache, CacheRepo, RepoType};
+use link::{link, make_folder_of};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -347,33 +349,6 @@ pub(crate) fn is_head(config: &Path) -> bool {
     let text = read_text(config).unwrap_or_default();
     let json = parse_json(&text).unwrap_or_default();
     json["num_hidden_layers"] == 1 || !json["medusa_num_heads"].is_null()
-}
-
-fn make_folder_of(file: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(file.parent().unwrap_or(file))
-}
-
-/// Creates `pointer`, which is `name` in a commit's folder, as a link to `blob`.
-fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<()> {
-    make_folder_of(pointer)?;
-    if pointer.is_symlink() {
-        // A dangling link: its target is gone.
-        std::fs::remove_file(pointer)?;
-    }
-    #[cfg(unix)]
-    {
-        // Up from the folders in `name` and from `snapshots/COMMIT/`.
-        let up = 1 + Path::new(name).components().count();
-        let mut target: PathBuf = std::iter::repeat_n("..", up).collect();
-        target.push("blobs");
-        target.push(blob.file_name().unwrap_or_default());
-        std::os::unix::fs::symlink(target, pointer)
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = name;
-        std::fs::copy(blob, pointer).map(|_| ())
-    }
 }
 
 /// Downloads `file`, which is called `name`, to `part`, and shows the progress: a bar on a terminal, otherwise a log

@@ -455,5 +455,6 @@ impl Drop for Lease {
     }
 }
 
-#[cfg(test)]
+// The processes of the tests are shells.
+#[cfg(all(test, unix))]
 pub(super) mod tests;

@@ -191,7 +191,8 @@ async fn told(answer: Response<Body>) -> Error {
     Error::request(kind, value["error"]["param"].as_str(), message)
 }
 
-#[cfg(test)]
+// The processes of the tests are shells.
+#[cfg(all(test, unix))]
 mod tests {
     use super::super::fleet::tests::fleet;
     use super::*;

@@ -11,6 +11,7 @@ mod policy;
 mod process;
 mod proxy;
 mod selector;
+mod system;
 
 pub use process::{API_KEY_VARIABLE, ModelLog, ModelSource, ModelSpec, SERVES};
 
@@ -361,5 +362,6 @@ async fn metrics(State(state): State<RouterState>, request: Request) -> Result<R
     text.await.map_err(|error| Refusal { path, error })
 }
 
-#[cfg(test)]
+// The processes of the tests are shells.
+#[cfg(all(test, unix))]
 mod tests;

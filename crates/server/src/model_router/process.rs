@@ -1,12 +1,13 @@
 //! The process that serves a model, its log, and its end.
 
+use super::system::{how, without_ctrl_c};
 use foretoken_core::error::{Result, clipped};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -98,13 +99,11 @@ impl Process {
     /// It cannot be started.
     pub fn start(spec: &ModelSpec, launcher: &Launcher, last: LastLines) -> io::Result<Self> {
         let mut command = Command::new(&launcher.program);
-        command
+        without_ctrl_c(&mut command)
             .args(&spec.args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C is for the router, which lets running requests finish.
-            .process_group(0)
             .kill_on_drop(true);
         if launcher.api_keys.is_empty() {
             command.env_remove(API_KEY_VARIABLE);
@@ -189,17 +188,8 @@ fn each_line(
     })
 }
 
-/// How a process ended.
-fn how(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => status.to_string(),
-    }
-}
-
-#[cfg(test)]
+// The processes of the tests are shells.
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

@@ -293,7 +293,8 @@ fn failed_line(error: &Error, in_line: bool) -> Bytes {
     format!("{begin}{line}\n").into()
 }
 
-#[cfg(test)]
+// The processes of the tests are shells.
+#[cfg(all(test, unix))]
 mod tests {
     use super::super::fleet::tests::fleet_at;
     use super::*;

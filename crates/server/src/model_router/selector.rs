@@ -159,7 +159,8 @@ fn hex(digit: u8) -> Option<u8> {
     u8::try_from(value).ok()
 }
 
-#[cfg(test)]
+// The processes of the tests are shells.
+#[cfg(all(test, unix))]
 mod tests {
     use super::super::fleet::tests::{Folder, fleet};
     use super::*;

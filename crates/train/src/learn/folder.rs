@@ -71,7 +71,7 @@ impl LearnFolder {
             }
             Err(TryLockError::Error(e)) => return Err(wrong(&e)),
         }
-        let text = files::read_text(&note)?;
+        let text = files::read_opened(&lock, &note)?;
         if text.is_empty() && other.is_none() {
             let json = serde_json::to_vec(&LearnNote::new(rand::random(), api_key));
             let json = json.map_err(|e| Error::internal(e.to_string()))?;
