@@ -264,11 +264,16 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
     let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec)), LONG).await;
     let body = json!({"input": vec![vec![5; 100]; 2000]});
     let request = server.client.post(server.url.clone() + PATH).json(&body);
-    let gone = tokio::time::timeout(Duration::from_secs(1), request.send());
-    assert!(gone.await.is_err(), "it has not left");
-    server.idle().await;
     let stats = server.engine.stats();
     let ended = |reason| stats.requests_finished.with_label_values(&[reason]).get();
+    let request = tokio::spawn(request.send());
+    // It leaves in the middle of them, however slow this machine is.
+    while ended("stop") == 0 {
+        assert!(!request.is_finished(), "it has ended");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    request.abort();
+    server.idle().await;
     let (done, aborted) = (ended("stop"), ended("abort"));
     assert!(done > 0 && (1..=4).contains(&aborted), "{done}, {aborted}");
     let reply = server.get("/load").await.json::<Value>().await;
