@@ -150,7 +150,7 @@ template <typename T> class Model {
         const int rows = x.size() / shape.hidden, packs = (shape.hidden + 7) / 8;
         vector<T> both(2 * x.size());
         launch({rows, 1, 1}, std::clamp((packs + 31) / 32 * 32, 32, 1024),
-               [&] { add_norm(x.data(), delta.data(), weight.data(), both.data(), shape.hidden, 1e-5f); });
+               [&] { add_norm<false, T>(x.data(), delta.data(), weight.data(), nullptr, both.data(), shape.hidden, 1e-5f); });
         return both;
     }
 

@@ -30,6 +30,8 @@ mod tables;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
+mod tile_products;
+#[cfg(target_arch = "x86_64")]
 mod tiled;
 #[cfg(target_arch = "x86_64")]
 mod tiles;

@@ -4,9 +4,10 @@ use super::numbers::Pool;
 use super::partial::Partial;
 use super::queries::QueryGroup;
 use super::scratch::Scratch;
+use super::tile_products::{TileScores, TileSums};
 use super::tiles::{
     LANES_OF_WEIGHTS, NUMBERS, QUERIES, SplitKeys, SplitQueries, SplitValues, SplitWeights,
-    TileScores, TileSums, lanes_of_keys, lanes_of_queries, lanes_of_values,
+    lanes_of_keys, lanes_of_queries, lanes_of_values,
 };
 use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors};
 use super::weights::Weigh;

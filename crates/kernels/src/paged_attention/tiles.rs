@@ -1,11 +1,11 @@
-//! Attention over a pool in f16 or bf16 with AMX's tiles, which multiply bf16.
+//! Numbers of a pool in f16 or bf16 in AMX's tiles, which multiply bf16.
 //!
 //! A number in f16 is the sum of two bf16: that of its upper eight bits, and the rest, which are exact. So are a query and a
 //! weight, whose parts are rounded: their relative error is at most 2^-18. A product is the sum of three: that of both upper
 //! parts, then those of an upper part and a rest; that of both rests, at most 2^-16 of it, is left out. With a pool in bf16
 //! there are no rests, and queries and weights are rounded to bf16.
 //!
-//! A score adds products for each 32 numbers of a head in that order ([`Tiles::dot`] says how), a weighted sum for each 32 keys
+//! A score adds products for each 32 numbers of a head in that order ([`Tiles::dot`](crate::simd::amx::Tiles::dot) says how), a weighted sum for each 32 keys
 //! of a chunk. So only the numbers of keys matter, as in the other loops, and all rows have these bits, those of prompts and
 //! those of answers.
 //!
@@ -13,7 +13,7 @@
 
 use super::numbers::Pool;
 use super::vectors::{CHUNK, STRIDE, TILE, Vectors};
-use crate::simd::amx::{LANES_OF_TILE, ROWS, Tiles};
+use crate::simd::amx::{LANES_OF_TILE, ROWS};
 use crate::simd::{Element, LANES, Loop, Simd};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,18 +25,16 @@ pub(super) const QUERIES: usize = 2 * ROWS;
 /// Keys in tiles that are multiplied together.
 const KEYS: usize = 4 * ROWS;
 /// Columns of values in tiles that are multiplied together.
-const WIDTH: usize = 4 * LANES;
+pub(super) const WIDTH: usize = 4 * LANES;
 /// Lanes of a query's weights for a chunk, if they have two parts.
-const WEIGHTS: usize = CHUNK;
-/// Bytes from a query's weights to the next one's.
-const NEXT: usize = WEIGHTS * size_of::<f32>();
+pub(super) const WEIGHTS: usize = CHUNK;
 /// Lanes of the upper parts and the rests of a tile.
-const BOTH: usize = 2 * LANES_OF_TILE;
+pub(super) const BOTH: usize = 2 * LANES_OF_TILE;
 
 const _: () = assert!(TILE.is_multiple_of(NUMBERS) && CHUNK.is_multiple_of(KEYS));
 
 /// Steps of 32 numbers that a head of `head_dim` has.
-fn steps(head_dim: usize) -> usize {
+pub(super) fn steps(head_dim: usize) -> usize {
     head_dim.div_ceil(NUMBERS)
 }
 
@@ -159,7 +157,7 @@ impl<E: Pool> Loop for SplitQueries<'_, E> {
 
 /// The columns of a tile: column `i` is at [`place`] of `i`.
 #[inline(always)]
-fn transposed<S: Simd>(s: S, tile: &[f32]) -> [[f32; LANES]; ROWS] {
+pub(super) fn transposed<S: Simd>(s: S, tile: &[f32]) -> [[f32; LANES]; ROWS] {
     assert!(tile.len() >= LANES_OF_TILE);
     let mut rows = [tile.as_ptr(); ROWS];
     for (i, row) in rows.iter_mut().enumerate() {
@@ -173,7 +171,7 @@ fn transposed<S: Simd>(s: S, tile: &[f32]) -> [[f32; LANES]; ROWS] {
 
 /// See [`transposed`].
 #[inline(always)]
-fn place(column: usize) -> usize {
+pub(super) fn place(column: usize) -> usize {
     column % 8 * 2 + column / 8
 }
 
@@ -305,373 +303,4 @@ impl<E: Pool> Loop for SplitWeights<'_, E> {
         let end = self.seen.len().next_multiple_of(ROWS) * WEIGHTS;
         self.to[self.seen.len() * WEIGHTS..end].fill(0.0);
     }
-}
-
-/// The dot products of queries with split keys.
-pub(super) struct TileScores<'a, E> {
-    pub tiles: &'a Tiles,
-    /// One or two tiles of [`SplitQueries`].
-    pub queries: &'a [f32],
-    /// Those of them that are wanted.
-    pub wanted: Range<usize>,
-    /// [`SplitKeys`].
-    pub keys: &'a [f32],
-    /// How many there are.
-    pub count: usize,
-    pub head_dim: usize,
-    /// The score of query `i` and key `k` is at `i * STRIDE + k`; up to 15 elements after the last are overwritten.
-    pub scores: &'a mut [f32],
-    pub element: PhantomData<E>,
-}
-
-impl<E: Pool> Loop for TileScores<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let lanes = steps(self.head_dim) * BOTH;
-        let count = self.queries.len() / lanes;
-        assert!((1..=2).contains(&count) && self.queries.len() == count * lanes);
-        assert_eq!(self.keys.len(), lanes_of_keys(self.count, self.head_dim));
-        let mut sums = Sums::default();
-        let group = 4 / count;
-        for (i, keys) in self.keys.chunks_exact(group * lanes).enumerate() {
-            if i * group * ROWS >= self.count {
-                break;
-            }
-            // SAFETY: so many tiles of keys and queries, as asserted.
-            unsafe {
-                match count {
-                    1 => one_by_four::<E>(self.tiles, self.queries, keys, lanes, &mut sums),
-                    _ => two_by_two::<E>(self.tiles, self.queries, keys, lanes, &mut sums),
-                }
-            }
-            for (j, sums) in sums.0.iter().enumerate() {
-                let (tile, first) = (j % count, (i * group + j / count) * ROWS);
-                if first < self.count {
-                    self.store(s, sums, tile * ROWS, first);
-                }
-            }
-        }
-    }
-}
-
-impl<E: Pool> TileScores<'_, E> {
-    /// Stores the scores of 16 queries from `query` on and 16 keys from `key` on, which have a row each.
-    #[inline(always)]
-    fn store<S: Simd>(&mut self, s: S, sums: &[f32; LANES_OF_TILE], query: usize, key: usize) {
-        let columns = transposed(s, sums);
-        let wanted = self.wanted.start.max(query)..self.wanted.end.min(query + ROWS);
-        for i in wanted {
-            let to = &mut self.scores[i * STRIDE + key..][..LANES];
-            to.copy_from_slice(&columns[place(i - query)]);
-        }
-    }
-}
-
-/// Four tiles of sums.
-#[repr(C, align(64))]
-struct Sums([[f32; LANES_OF_TILE]; 4]);
-
-impl Default for Sums {
-    fn default() -> Self {
-        Self([[0.0; LANES_OF_TILE]; 4])
-    }
-}
-
-impl Sums {
-    /// Stores the sums of tiles 0 to 3.
-    #[inline(always)]
-    fn store(&mut self, tiles: &Tiles) {
-        let [a, b, c, d] = &mut self.0;
-        // SAFETY: 16 rows of 16 numbers each.
-        unsafe {
-            tiles.store::<0>(a.as_mut_ptr());
-            tiles.store::<1>(b.as_mut_ptr());
-            tiles.store::<2>(c.as_mut_ptr());
-            tiles.store::<3>(d.as_mut_ptr());
-        }
-    }
-
-    /// Loads the sums of tiles 0 to 3.
-    #[inline(always)]
-    fn load(&self, tiles: &Tiles) {
-        let [a, b, c, d] = &self.0;
-        // SAFETY: 16 rows of 16 numbers each.
-        unsafe {
-            tiles.load::<0>(a.as_ptr(), ROW);
-            tiles.load::<1>(b.as_ptr(), ROW);
-            tiles.load::<2>(c.as_ptr(), ROW);
-            tiles.load::<3>(d.as_ptr(), ROW);
-        }
-    }
-}
-
-/// Bytes of a tile's row.
-const ROW: usize = LANES * size_of::<f32>();
-
-#[inline(always)]
-fn clear(tiles: &Tiles) {
-    tiles.clear::<0>();
-    tiles.clear::<1>();
-    tiles.clear::<2>();
-    tiles.clear::<3>();
-}
-
-/// The sums of four tiles of keys with one of queries.
-///
-/// # Safety
-/// `lanes` lanes can be read of each, [`BOTH`] a step.
-#[inline(always)]
-unsafe fn one_by_four<E: Pool>(
-    tiles: &Tiles,
-    queries: &[f32],
-    keys: &[f32],
-    lanes: usize,
-    sums: &mut Sums,
-) {
-    clear(tiles);
-    // SAFETY: the caller's contract.
-    unsafe {
-        for at in (0..lanes).step_by(BOTH) {
-            let (query, key) = (queries.as_ptr().add(at), keys.as_ptr().add(at));
-            load_parts::<E, 4, 5>(tiles, query, ROW, LANES_OF_TILE);
-            load_parts::<E, 6, 7>(tiles, key, ROW, LANES_OF_TILE);
-            add_scores::<E, 0>(tiles);
-            load_parts::<E, 6, 7>(tiles, key.add(lanes), ROW, LANES_OF_TILE);
-            add_scores::<E, 1>(tiles);
-            load_parts::<E, 6, 7>(tiles, key.add(2 * lanes), ROW, LANES_OF_TILE);
-            add_scores::<E, 2>(tiles);
-            load_parts::<E, 6, 7>(tiles, key.add(3 * lanes), ROW, LANES_OF_TILE);
-            add_scores::<E, 3>(tiles);
-        }
-    }
-    sums.store(tiles);
-}
-
-/// Loads a tile of upper parts and, if there are some, one of rests, `apart` lanes later.
-///
-/// # Safety
-/// They can be read, in rows `stride` bytes apart.
-#[inline(always)]
-unsafe fn load_parts<E: Pool, const UPPER: u8, const REST: u8>(
-    tiles: &Tiles,
-    from: *const f32,
-    stride: usize,
-    apart: usize,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        tiles.load::<UPPER>(from, stride);
-        if E::HAS_RESTS {
-            tiles.load::<REST>(from.add(apart), stride);
-        }
-    }
-}
-
-/// Adds the products of keys in tiles 6 and 7 with queries in tiles 4 and 5.
-#[inline(always)]
-fn add_scores<E: Pool, const SUMS: u8>(tiles: &Tiles) {
-    tiles.dot::<SUMS, 6, 4>();
-    if E::HAS_RESTS {
-        tiles.dot::<SUMS, 6, 5>();
-        tiles.dot::<SUMS, 7, 4>();
-    }
-}
-
-/// The sums of two tiles of keys with two of queries: those of the first keys come first.
-///
-/// # Safety
-/// As for [`one_by_four`].
-#[inline(always)]
-unsafe fn two_by_two<E: Pool>(
-    tiles: &Tiles,
-    queries: &[f32],
-    keys: &[f32],
-    lanes: usize,
-    sums: &mut Sums,
-) {
-    clear(tiles);
-    // SAFETY: the caller's contract.
-    unsafe {
-        for at in (0..lanes).step_by(BOTH) {
-            let (query, key) = (queries.as_ptr().add(at), keys.as_ptr().add(at));
-            tiles.load::<4>(query, ROW);
-            tiles.load::<5>(query.add(lanes), ROW);
-            tiles.load::<6>(key, ROW);
-            tiles.load::<7>(key.add(lanes), ROW);
-            four::<6, 7, 4, 5>(tiles);
-            if !E::HAS_RESTS {
-                continue;
-            }
-            tiles.load::<4>(query.add(LANES_OF_TILE), ROW);
-            tiles.load::<5>(query.add(lanes + LANES_OF_TILE), ROW);
-            four::<6, 7, 4, 5>(tiles);
-            tiles.load::<4>(query, ROW);
-            tiles.load::<5>(query.add(lanes), ROW);
-            tiles.load::<6>(key.add(LANES_OF_TILE), ROW);
-            tiles.load::<7>(key.add(lanes + LANES_OF_TILE), ROW);
-            four::<6, 7, 4, 5>(tiles);
-        }
-    }
-    sums.store(tiles);
-}
-
-/// Adds the products of the first two tiles with the others.
-#[inline(always)]
-fn four<const A: u8, const B: u8, const C: u8, const D: u8>(tiles: &Tiles) {
-    tiles.dot::<0, A, C>();
-    tiles.dot::<1, A, D>();
-    tiles.dot::<2, B, C>();
-    tiles.dot::<3, B, D>();
-}
-
-/// Adds weighted values to sums.
-pub(super) struct TileSums<'a, E> {
-    pub tiles: &'a Tiles,
-    /// [`SplitWeights`], from the block of the first value on.
-    pub weights: &'a [f32],
-    /// Those of up to 32 queries that are wanted.
-    pub wanted: Range<usize>,
-    /// [`SplitValues`].
-    pub values: &'a [f32],
-    /// `[queries, width]`.
-    pub sums: &'a mut [f32],
-    pub width: usize,
-    pub element: PhantomData<E>,
-}
-
-impl<E: Pool> Loop for TileSums<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, _: S) {
-        if self.wanted.is_empty() {
-            return;
-        }
-        let columns = self.width.next_multiple_of(WIDTH) / LANES;
-        let blocks = self.values.len() / (columns * BOTH);
-        let (first, last) = (self.wanted.start / ROWS, (self.wanted.end - 1) / ROWS);
-        assert!(last < 2 && self.values.len() == blocks * columns * BOTH);
-        assert!(
-            blocks == 0
-                || self.weights.len() >= (last * ROWS + ROWS - 1) * WEIGHTS + blocks * 2 * LANES
-        );
-        let mut sums = Sums::default();
-        let both = first != last;
-        let group = if both { 2 } else { 4 };
-        for column in (0..self.width.div_ceil(LANES)).step_by(group) {
-            self.copy::<true>(&mut sums, (column, both));
-            sums.load(self.tiles);
-            for block in 0..blocks {
-                // SAFETY: as asserted, so many tiles of values and of weights.
-                unsafe {
-                    let values = self.values.as_ptr().add((block * columns + column) * BOTH);
-                    let weights = self
-                        .weights
-                        .as_ptr()
-                        .add(first * ROWS * WEIGHTS + block * 2 * LANES);
-                    match both {
-                        false => weighted_by_four::<E>(self.tiles, weights, values),
-                        true => weighted_two_by_two::<E>(self.tiles, weights, values),
-                    }
-                }
-            }
-            sums.store(self.tiles);
-            self.copy::<false>(&mut sums, (column, both));
-        }
-    }
-}
-
-impl<E: Pool> TileSums<'_, E> {
-    /// Copies the wanted rows of the sums from a column of 16 on to tiles, or back.
-    #[inline(always)]
-    fn copy<const TO_TILES: bool>(&mut self, sums: &mut Sums, (column, both): (usize, bool)) {
-        for (i, tile) in sums.0.iter_mut().enumerate() {
-            let (column, query) = match both {
-                true => (column + i / 2, i % 2 * ROWS),
-                false => (column + i, self.wanted.start / ROWS * ROWS),
-            };
-            if column * LANES >= self.width {
-                continue;
-            }
-            for (row, query) in tile.chunks_exact_mut(LANES).zip(query..) {
-                if query < self.wanted.start || query >= self.wanted.end {
-                    continue;
-                }
-                let own = &mut self.sums[query * self.width + column * LANES..][..LANES];
-                match TO_TILES {
-                    true => row.copy_from_slice(own),
-                    false => own.copy_from_slice(row),
-                }
-            }
-        }
-    }
-}
-
-/// Adds 32 values in four tiles of columns, for one of weights.
-///
-/// # Safety
-/// They can be read.
-#[inline(always)]
-unsafe fn weighted_by_four<E: Pool>(tiles: &Tiles, weights: *const f32, values: *const f32) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        load_parts::<E, 4, 5>(tiles, weights, NEXT, LANES);
-        load_parts::<E, 6, 7>(tiles, values, ROW, LANES_OF_TILE);
-        add_weighted::<E, 0>(tiles);
-        load_parts::<E, 6, 7>(tiles, values.add(BOTH), ROW, LANES_OF_TILE);
-        add_weighted::<E, 1>(tiles);
-        load_parts::<E, 6, 7>(tiles, values.add(2 * BOTH), ROW, LANES_OF_TILE);
-        add_weighted::<E, 2>(tiles);
-        load_parts::<E, 6, 7>(tiles, values.add(3 * BOTH), ROW, LANES_OF_TILE);
-        add_weighted::<E, 3>(tiles);
-    }
-}
-
-/// Adds the products of weights in tiles 4 and 5 with values in tiles 6 and 7.
-#[inline(always)]
-fn add_weighted<E: Pool, const SUMS: u8>(tiles: &Tiles) {
-    tiles.dot::<SUMS, 4, 6>();
-    if E::HAS_RESTS {
-        tiles.dot::<SUMS, 5, 6>();
-        tiles.dot::<SUMS, 4, 7>();
-    }
-}
-
-/// Adds 32 values in two tiles of columns, for two of weights: the sums of the first column come first.
-///
-/// # Safety
-/// They can be read.
-#[inline(always)]
-unsafe fn weighted_two_by_two<E: Pool>(tiles: &Tiles, weights: *const f32, values: *const f32) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let second = weights.add(ROWS * WEIGHTS);
-        tiles.load::<4>(weights, NEXT);
-        tiles.load::<5>(second, NEXT);
-        tiles.load::<6>(values, ROW);
-        tiles.load::<7>(values.add(BOTH), ROW);
-        four_sums(tiles);
-        if !E::HAS_RESTS {
-            return;
-        }
-        tiles.load::<4>(weights.add(LANES), NEXT);
-        tiles.load::<5>(second.add(LANES), NEXT);
-        four_sums(tiles);
-        tiles.load::<4>(weights, NEXT);
-        tiles.load::<5>(second, NEXT);
-        tiles.load::<6>(values.add(LANES_OF_TILE), ROW);
-        tiles.load::<7>(values.add(BOTH + LANES_OF_TILE), ROW);
-        four_sums(tiles);
-    }
-}
-
-/// Adds the products of both tiles of weights with both of values.
-#[inline(always)]
-fn four_sums(tiles: &Tiles) {
-    tiles.dot::<0, 4, 6>();
-    tiles.dot::<1, 5, 6>();
-    tiles.dot::<2, 4, 7>();
-    tiles.dot::<3, 5, 7>();
 }
