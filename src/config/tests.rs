@@ -1,4 +1,6 @@
 mod file;
+mod measuring;
+mod models;
 mod router;
 mod speculation;
 #[cfg(feature = "train")]
@@ -152,110 +154,6 @@ fn defaults() {
 }
 
 #[test]
-fn the_serve_subcommand_is_optional() {
-    assert_eq!(accepted("serve --model m --port 7").http.listen.port, 7);
-    refused_with("--model m serve", "serve");
-}
-
-#[test]
-fn the_model_needs_no_flag() {
-    for line in ["o/m", "serve o/m", "-m o/m", "serve -m o/m", "--port 7 o/m"] {
-        assert_eq!(accepted(line).model.name, "o/m", "{line}");
-    }
-    match command("bench o/m --random-prompts 1") {
-        Command::Bench(config, _) => assert_eq!(config.model.name, "o/m"),
-        other => panic!("{other:?}"),
-    }
-    refused_with("o/m --model o/n", "named twice, as o/m and as --model o/n");
-    let named = "model = 'a'\nserved-model-name = ['x', 'y']";
-    let config = with_file(named, "o/m").expect("the command line wins");
-    assert_eq!(
-        (
-            config.model.name.as_str(),
-            config.served_model_name.as_str()
-        ),
-        ("o/m", "x")
-    );
-    assert_eq!(config.served_model_aliases, ["y"]);
-    refused_with("run o/m", "`foretoken serve MODEL`");
-    refused_with("run", "there is no command run");
-    refused_with("pull o/m", "`foretoken check MODEL`");
-}
-
-#[test]
-fn a_chat_is_with_a_model_or_a_server() {
-    let server = |line: &str| match command(line) {
-        Command::Chat(Partner::Server(endpoint), _) => endpoint,
-        other => panic!("{other:?}"),
-    };
-    let endpoint = server("chat http://h:1 --model m --api-key k --system s --max-tokens 3");
-    assert_eq!(
-        (endpoint.url.as_str(), endpoint.model.as_deref()),
-        ("http://h:1", Some("m"))
-    );
-    assert_eq!(endpoint.api_key.as_deref(), Some("k"));
-    match command("chat o/m --draft-model o/d --temperature 0.5") {
-        Command::Chat(Partner::Model(config), options) => {
-            assert_eq!(config.model.name, "o/m");
-            assert_eq!(
-                (config.http.listen.host.as_str(), config.http.listen.port),
-                ("127.0.0.1", 0)
-            );
-            assert!(config.drafter.is_some());
-            assert_eq!(options.temperature, Some(0.5));
-        }
-        other => panic!("{other:?}"),
-    }
-    refused_with("chat o/m --host 0.0.0.0", "--host is not for chat");
-    refused_with("chat o/m --tls-cert c.pem", "--tls-cert is not for chat");
-    refused_with("chat https://h --dtype f32", "--dtype is for a model");
-    // The port of a file is for serving.
-    let file = file("port = 8000");
-    match command(&format!("chat --config {} o/m", file.path().display())) {
-        Command::Chat(Partner::Model(config), _) => assert_eq!(config.http.listen.port, 0),
-        other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn a_chat_without_a_model_takes_one_later() {
-    let Command::Chat(Partner::Unnamed(unnamed), options) =
-        command("chat --temperature 0.5 --max-model-len 64")
-    else {
-        panic!("a model was named");
-    };
-    assert_eq!(options.temperature, Some(0.5));
-    let config = unnamed.named(Some("qwen3:4b".into())).unwrap();
-    assert_eq!(
-        (config.model.name.as_str(), config.http.listen.port),
-        ("qwen3:4b", 0)
-    );
-    assert_eq!(config.served_model_name, "qwen3:4b");
-    assert_eq!(config.engine.max_model_len, Some(64));
-    match unnamed.named(None) {
-        Ok(config) => assert_eq!(config.model.name, EMBEDDED[0].name),
-        Err(e) => assert!(EMBEDDED.is_empty() && e.to_string().contains("--model is missing")),
-    }
-    // A file can name it, too.
-    let file = file("model = \"o/m\"");
-    let named = command(&format!("chat --config {}", file.path().display()));
-    assert!(matches!(named, Command::Chat(Partner::Model(_), _)));
-    #[cfg(all(feature = "embedded-model", feature = "train"))]
-    refused_with("chat --learn folder", "--learn");
-}
-
-#[test]
-fn the_only_gguf_file_of_a_folder_gives_its_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let name = || accepted(&format!("--model {}", folder.path().display())).served_model_name;
-    assert_eq!(name(), folder.path().to_str().unwrap());
-    std::fs::write(folder.path().join("tiny-Q4_0.gguf"), "").unwrap();
-    assert_eq!(name(), "tiny-Q4_0");
-    std::fs::write(folder.path().join("other.gguf"), "").unwrap();
-    assert_eq!(name(), folder.path().to_str().unwrap());
-}
-
-#[test]
 fn flags_of_other_servers_have_a_hint() {
     for (line, needle) in [
         (
@@ -301,135 +199,6 @@ fn there_may_be_several_keys() {
         ["a"]
     );
     file_refused_with("api-key = ['a', '']", "API key is empty");
-}
-
-#[test]
-fn a_model_can_have_several_names() {
-    let names =
-        |config: Config| [vec![config.served_model_name], config.served_model_aliases].concat();
-    let config = accepted("--model m --served-model-name a b c --port 1");
-    assert_eq!(names(config), ["a", "b", "c"]);
-    assert_eq!(names(accepted("--model m --served-model-name=a")), ["a"]);
-    let file = "model = 'm'\nserved-model-name = ['a', 'b']";
-    assert_eq!(names(with_file(file, "--port 1").unwrap()), ["a", "b"]);
-    assert_eq!(
-        names(with_file(file, "--served-model-name c").unwrap()),
-        ["c"]
-    );
-    let one = "model = 'm'\nserved-model-name = 'a'";
-    assert_eq!(names(with_file(one, "").unwrap()), ["a"]);
-    for wrong in [
-        "served-model-name = []",
-        "served-model-name = [1]",
-        "model = ['a']",
-    ] {
-        file_refused_with(wrong, "must be a string");
-    }
-    refused_with("--model m --served-model-name", "--served-model-name");
-}
-
-#[test]
-fn a_gguf_file_is_served_by_its_stem() {
-    let config = accepted("--model models/Some.Q4_1.gguf");
-    assert_eq!(config.served_model_name, "Some.Q4_1");
-    let config = accepted("--model a.gguf --served-model-name mine");
-    assert_eq!(
-        (config.served_model_name, config.engine.model_name),
-        ("mine".into(), "mine".into())
-    );
-}
-
-#[test]
-fn bench_needs_no_flag() {
-    let Command::Bench(config, bench) = command("bench m --api-key=k") else {
-        panic!("expected `bench`");
-    };
-    assert_eq!((bench.prompts, bench.random_prompts), (None, None));
-    assert_eq!(bench.flags, ["m", "--api-key=k"]);
-    assert!(config.engine.no_prefix_caching && config.engine.no_cost_cache);
-    assert!(config.compared.is_empty());
-    refused_with(
-        "bench m --csv f --streams 2",
-        "--csv has a line for each prompt",
-    );
-}
-
-/// `--drafters` takes the names of `--drafter`, and a few more.
-#[test]
-fn names_of_drafters_are_those_of_one() {
-    let choices = |line: &str| {
-        let Command::Bench(config, bench) = command(line) else {
-            panic!("expected `bench`");
-        };
-        assert_eq!(bench.drafters.len(), config.compared.len());
-        let all = config.compared.into_iter();
-        all.map(|one| (one.choice, one.is_open)).collect::<Vec<_>>()
-    };
-    let head = || ModelChoice {
-        name: "o/h".into(),
-        revision: None,
-    };
-    let line = "bench m --draft-model o/h --drafters eagle3,parallel,model,head,auto,none,self,mtp";
-    let ngram = DrafterChoice::Ngram { min: 2, max: 4 };
-    let wanted = [
-        (DrafterChoice::Eagle3(head()), false),
-        (DrafterChoice::Parallel(head()), false),
-        (DrafterChoice::Model(head()), false),
-        (DrafterChoice::Model(head()), false),
-        (DrafterChoice::Model(head()), false),
-        (ngram.clone(), false),
-        (DrafterChoice::Own(None), false),
-        (DrafterChoice::Mtp, false),
-    ];
-    assert_eq!(choices(line), wanted);
-    // Without flags, the target's checkpoint decides.
-    assert_eq!(
-        choices("bench m --drafters auto,ngram,lookahead,tables --spec-topk 4"),
-        [
-            (DrafterChoice::Tables, true),
-            (ngram, false),
-            (DrafterChoice::Lookahead, false),
-            (DrafterChoice::Tables, false)
-        ]
-    );
-    for name in ["eagle3", "parallel"] {
-        refused_with(
-            &format!("bench m --drafters {name}"),
-            "needs a model: add --draft-model",
-        );
-    }
-}
-
-#[test]
-fn bench_takes_several_lengths_and_acceptances() {
-    let line = "bench --model m --random-prompts 1 --spec-length 6 --spec-lengths 1,6 --synthetic-acceptance 0,0.8,1";
-    let Command::Bench(_, bench) = command(line) else {
-        panic!("expected `bench`");
-    };
-    assert_eq!(bench.spec_lengths, [1, 6]);
-    assert_eq!(bench.synthetic_acceptance, [0.0, 0.8, 1.0]);
-    let refused = |flags: &str, needle: &str| {
-        refused_with(
-            &format!("bench --model m --random-prompts 1 {flags}"),
-            needle,
-        );
-    };
-    refused(
-        "--spec-lengths 0",
-        "between 1 and --spec-length, which is 8: one is 0",
-    );
-    refused("--spec-length 3 --spec-lengths 2,4", "which is 3: one is 4");
-    refused("--spec-lengths=", "--spec-lengths");
-    refused("--spec-lengths 1,x", "--spec-lengths");
-    let needle = "'1.5' for '--synthetic-acceptance <A,A>': must be a number between 0 and 1";
-    refused("--synthetic-acceptance 0.5,1.5", needle);
-    refused("--synthetic-acceptance=-0.1", "between 0 and 1");
-    refused("--synthetic-acceptance nan", "between 0 and 1");
-    refused("--synthetic-acceptance=", "--synthetic-acceptance");
-    refused_with(
-        "--model m --synthetic-acceptance 0.5",
-        "--synthetic-acceptance",
-    );
 }
 
 #[test]
@@ -609,37 +378,6 @@ fn prefixes_are_cached_unless_a_flag_or_a_key_says_no() {
     }
 }
 
-/// As vLLM's users call it.
-#[test]
-fn a_batch_has_two_files_and_no_prompts() {
-    for line in [
-        "run-batch --model m -i a -o b",
-        "generate --model m --input-file a --output-file b",
-        "generate m --input-file a --out b",
-    ] {
-        match command(line) {
-            Command::Generate(config, options) => {
-                assert_eq!(config.model.name, "m");
-                assert_eq!(options.input_file.as_deref(), Some(Path::new("a")));
-                assert_eq!((options.prompts, options.out.to_str()), (None, Some("b")));
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    refused_with("generate --model m -o b", "--prompts");
-    refused_with("generate --model m -i a", "--out");
-    for flag in [
-        "--prompts p",
-        "--samples 2",
-        "--temperature 0",
-        "--top-p 1",
-        "--max-tokens 9",
-    ] {
-        let name = flag.split(' ').next().unwrap();
-        refused_with(&format!("generate --model m -i a -o b {flag}"), name);
-    }
-}
-
 #[test]
 fn enforce_eager_is_a_flag_and_a_key() {
     assert!(!accepted("--model m").load.enforce_eager);
@@ -671,35 +409,6 @@ fn both_pools_share_the_memory() {
     assert_eq!(blocks(KvBudget::Default, u64::MAX).unwrap(), 63);
     assert_eq!(blocks(KvBudget::Default, 5 * 2048 + 1).unwrap(), 5);
     assert!(blocks(KvBudget::Default, 2047).is_err());
-}
-
-#[cfg(feature = "embedded-model")]
-#[test]
-fn without_a_model_the_embedded_pair_is_served() {
-    let [target, draft] = EMBEDDED else {
-        panic!("a pair is embedded");
-    };
-    let draft = ModelChoice {
-        name: draft.name.into(),
-        revision: None,
-    };
-    let config = accepted("");
-    assert_eq!(config.model.name, target.name);
-    assert_eq!(config.served_model_name, target.name);
-    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft.clone())));
-    assert_eq!(config.engine.spec.length, 8);
-    let config = accepted("--spec-length 4 --port 3");
-    assert_eq!(config.drafter, Some(DrafterChoice::Model(draft)));
-    assert_eq!((config.engine.spec.length, config.http.listen.port), (4, 3));
-    assert_eq!(accepted(OFF).drafter, None);
-    assert_eq!(
-        accepted("--drafter tables").drafter,
-        Some(DrafterChoice::Tables)
-    );
-    // A model that the user names has no draft of its own.
-    for line in ["--model m".to_owned(), format!("--model {}", target.name)] {
-        assert_eq!(accepted(&line).drafter, Some(DrafterChoice::Tables));
-    }
 }
 
 #[test]
