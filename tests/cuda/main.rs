@@ -5,6 +5,7 @@ mod architectures;
 #[path = "../common/mod.rs"]
 mod common;
 mod exits;
+mod expert_models;
 mod experts;
 mod heads;
 mod one_launch;
