@@ -15,10 +15,14 @@ pub struct Avx512Vnni(Avx2);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Avx512Bf16(Avx512Vnni);
 
-/// Proof that this CPU has AMX's tiles of bf16 (`amx_tile`, `amx_bf16`), that this process may use them, and everything
+/// Proof that this CPU has AMX's tiles of bytes (`amx_tile`, `amx_int8`), that this process may use them, and everything
 /// that [`Avx512Bf16`] proves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AmxBf16(Avx512Bf16);
+pub struct AmxInt8(Avx512Bf16);
+
+/// Proof that this CPU has AMX's tiles of bf16 (`amx_bf16`), and everything that [`AmxInt8`] proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AmxBf16(AmxInt8);
 
 /// Proof that this CPU has AVX-VNNI (on vectors of 256 bits), and everything that [`Avx2`] proves.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,11 +103,21 @@ impl Avx512Bf16 {
     }
 }
 
+impl AmxInt8 {
+    fn detect() -> Option<Self> {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if tiles::has(tiles::INT8) && tiles::are_permitted() {
+            return Avx512Bf16::detect().map(Self);
+        }
+        None
+    }
+}
+
 impl AmxBf16 {
     fn detect() -> Option<Self> {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if tiles::are_usable() {
-            return Avx512Bf16::detect().map(Self);
+        if tiles::has(tiles::BF16) {
+            return AmxInt8::detect().map(Self);
         }
         None
     }
@@ -119,19 +133,24 @@ mod tiles {
     const REQUEST: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
 
-    /// Whether the CPU has `amx_tile` and `amx_bf16`, and the kernel lets this process use them.
-    pub fn are_usable() -> bool {
-        static USABLE: OnceLock<bool> = OnceLock::new();
-        *USABLE.get_or_init(|| has_bf16() && is_permitted())
-    }
+    /// Bits of what tiles may hold.
+    pub const BF16: u32 = 1 << 22;
+    pub const INT8: u32 = 1 << 25;
 
-    fn has_bf16() -> bool {
-        const BF16: u32 = 1 << 22;
+    /// Whether the CPU has `amx_tile`, and these products.
+    pub fn has(products: u32) -> bool {
         const TILE: u32 = 1 << 24;
-        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (TILE | BF16) == TILE | BF16
+        let wanted = TILE | products;
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted
     }
 
-    fn is_permitted() -> bool {
+    /// Whether the kernel lets this process use tiles.
+    pub fn are_permitted() -> bool {
+        static PERMITTED: OnceLock<bool> = OnceLock::new();
+        *PERMITTED.get_or_init(ask)
+    }
+
+    fn ask() -> bool {
         // SAFETY: the call reads two numbers and changes nothing but the process's permission.
         unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) == 0 }
     }
@@ -151,6 +170,8 @@ pub enum Isa {
     Avx512Vnni(Avx512Vnni),
     /// AVX512-BF16, in addition to the above.
     Avx512Bf16(Avx512Bf16),
+    /// AMX's tiles of bytes, in addition to the above.
+    AmxInt8(AmxInt8),
     /// AMX's tiles of bf16, in addition to the above.
     AmxBf16(AmxBf16),
     /// NEON of 64-bit ARM.
@@ -165,12 +186,13 @@ pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
     /// The names that [`VARIABLE`] accepts, from slowest to fastest: those of x86-64, then those of 64-bit ARM.
-    pub const NAMES: [&'static str; 8] = [
+    pub const NAMES: [&'static str; 9] = [
         "portable",
         "avx2",
         "avxvnni",
         "avx512vnni",
         "avx512bf16",
+        "amxint8",
         "amxbf16",
         "neon",
         "dotprod",
@@ -184,6 +206,7 @@ impl Isa {
             "avxvnni" => AvxVnni::detect().map(Self::AvxVnni),
             "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
             "avx512bf16" => Avx512Bf16::detect().map(Self::Avx512Bf16),
+            "amxint8" => AmxInt8::detect().map(Self::AmxInt8),
             "amxbf16" => AmxBf16::detect().map(Self::AmxBf16),
             "neon" => Neon::detect().map(Self::Neon),
             "dotprod" => Dotprod::detect().map(Self::Dotprod),
@@ -204,38 +227,41 @@ impl Isa {
             Self::AvxVnni(_) => Self::NAMES[2],
             Self::Avx512Vnni(_) => Self::NAMES[3],
             Self::Avx512Bf16(_) => Self::NAMES[4],
-            Self::AmxBf16(_) => Self::NAMES[5],
-            Self::Neon(_) => Self::NAMES[6],
-            Self::Dotprod(_) => Self::NAMES[7],
+            Self::AmxInt8(_) => Self::NAMES[5],
+            Self::AmxBf16(_) => Self::NAMES[6],
+            Self::Neon(_) => Self::NAMES[7],
+            Self::Dotprod(_) => Self::NAMES[8],
         }
     }
 
     /// The proof that this CPU has AVX2, if this instruction set includes it.
     pub fn avx2(self) -> Option<Avx2> {
         match self {
-            Self::Portable | Self::Neon(_) | Self::Dotprod(_) => None,
-            Self::Avx2(proof)
-            | Self::AvxVnni(AvxVnni(proof))
-            | Self::Avx512Vnni(Avx512Vnni(proof))
-            | Self::Avx512Bf16(Avx512Bf16(Avx512Vnni(proof)))
-            | Self::AmxBf16(AmxBf16(Avx512Bf16(Avx512Vnni(proof)))) => Some(proof),
+            Self::Avx2(proof) | Self::AvxVnni(AvxVnni(proof)) => Some(proof),
+            _ => self.avx512().map(|Avx512Vnni(proof)| proof),
         }
     }
 
     /// The proof that this CPU has AVX512-VNNI, if this instruction set includes it.
     pub fn avx512(self) -> Option<Avx512Vnni> {
         match self {
-            Self::Avx512Vnni(proof)
-            | Self::Avx512Bf16(Avx512Bf16(proof))
-            | Self::AmxBf16(AmxBf16(Avx512Bf16(proof))) => Some(proof),
-            _ => None,
+            Self::Avx512Vnni(proof) => Some(proof),
+            _ => self.avx512_bf16().map(|Avx512Bf16(proof)| proof),
         }
     }
 
     /// The proof that this CPU has AVX512-BF16, if this instruction set includes it.
     pub fn avx512_bf16(self) -> Option<Avx512Bf16> {
         match self {
-            Self::Avx512Bf16(proof) | Self::AmxBf16(AmxBf16(proof)) => Some(proof),
+            Self::Avx512Bf16(proof) => Some(proof),
+            _ => self.amx_int8().map(|AmxInt8(proof)| proof),
+        }
+    }
+
+    /// The proof that this CPU has AMX's tiles of bytes, if this instruction set includes it.
+    pub fn amx_int8(self) -> Option<AmxInt8> {
+        match self {
+            Self::AmxInt8(proof) | Self::AmxBf16(AmxBf16(proof)) => Some(proof),
             _ => None,
         }
     }
@@ -248,7 +274,7 @@ impl Isa {
         }
     }
 
-    /// The best one at everything. AMX is not: prompts gain, but a single row takes longer with it.
+    /// The best one at everything. AMX's tiles of bf16 are not: prompts gain, but a single row takes longer with them.
     fn best() -> Self {
         let best = Self::available().rfind(|isa| !matches!(isa, Self::AmxBf16(_)));
         best.unwrap_or(Self::Portable)

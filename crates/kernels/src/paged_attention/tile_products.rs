@@ -3,14 +3,14 @@
 use super::numbers::Pool;
 use super::tiles::{BOTH, WEIGHTS, WIDTH, lanes_of_keys, place, steps, transposed};
 use super::vectors::STRIDE;
-use crate::simd::amx::{LANES_OF_TILE, ROWS, Tiles};
+use crate::simd::amx::{LANES_OF_TILE, Pairs, ROWS, Tiles};
 use crate::simd::{LANES, Loop, Simd};
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// The dot products of queries with split keys.
 pub(super) struct TileScores<'a, E> {
-    pub tiles: &'a Tiles,
+    pub tiles: &'a Tiles<Pairs>,
     /// One or two tiles of [`SplitQueries`].
     pub queries: &'a [f32],
     /// Those of them that are wanted.
@@ -89,7 +89,7 @@ impl Default for Sums {
 impl Sums {
     /// Stores the sums of tiles 0 to 3.
     #[inline(always)]
-    fn store(&mut self, tiles: &Tiles) {
+    fn store(&mut self, tiles: &Tiles<Pairs>) {
         let [a, b, c, d] = &mut self.0;
         // SAFETY: 16 rows of 16 numbers each.
         unsafe {
@@ -102,7 +102,7 @@ impl Sums {
 
     /// Loads the sums of tiles 0 to 3.
     #[inline(always)]
-    fn load(&self, tiles: &Tiles) {
+    fn load(&self, tiles: &Tiles<Pairs>) {
         let [a, b, c, d] = &self.0;
         // SAFETY: 16 rows of 16 numbers each.
         unsafe {
@@ -118,7 +118,7 @@ impl Sums {
 const ROW: usize = LANES * size_of::<f32>();
 
 #[inline(always)]
-fn clear(tiles: &Tiles) {
+fn clear(tiles: &Tiles<Pairs>) {
     tiles.clear::<0>();
     tiles.clear::<1>();
     tiles.clear::<2>();
@@ -150,7 +150,7 @@ impl Parts {
     /// # Safety
     /// There is a tile `number`.
     #[inline(always)]
-    unsafe fn load_upper<const TO: u8>(self, tiles: &Tiles, number: usize) {
+    unsafe fn load_upper<const TO: u8>(self, tiles: &Tiles<Pairs>, number: usize) {
         // SAFETY: the caller's contract.
         unsafe { tiles.load::<TO>(self.from.add(number * self.next), self.stride) }
     }
@@ -158,7 +158,7 @@ impl Parts {
     /// # Safety
     /// There is a tile `number`, with rests.
     #[inline(always)]
-    unsafe fn load_rest<const TO: u8>(self, tiles: &Tiles, number: usize) {
+    unsafe fn load_rest<const TO: u8>(self, tiles: &Tiles<Pairs>, number: usize) {
         let from = self.from.wrapping_add(number * self.next + self.rests);
         // SAFETY: the caller's contract.
         unsafe { tiles.load::<TO>(from, self.stride) }
@@ -167,7 +167,11 @@ impl Parts {
     /// # Safety
     /// There is a tile `number`.
     #[inline(always)]
-    unsafe fn load<E: Pool, const UPPER: u8, const REST: u8>(self, tiles: &Tiles, number: usize) {
+    unsafe fn load<E: Pool, const UPPER: u8, const REST: u8>(
+        self,
+        tiles: &Tiles<Pairs>,
+        number: usize,
+    ) {
         // SAFETY: the caller's contract.
         unsafe {
             self.load_upper::<UPPER>(tiles, number);
@@ -184,7 +188,7 @@ impl Parts {
 /// # Safety
 /// There are so many.
 #[inline(always)]
-unsafe fn two_by_two<E: Pool>(tiles: &Tiles, rows: Parts, columns: Parts) {
+unsafe fn two_by_two<E: Pool>(tiles: &Tiles<Pairs>, rows: Parts, columns: Parts) {
     // SAFETY: the caller's contract.
     unsafe {
         rows.load_upper::<4>(tiles, 0);
@@ -208,7 +212,7 @@ unsafe fn two_by_two<E: Pool>(tiles: &Tiles, rows: Parts, columns: Parts) {
 
 /// Adds the products of tiles 4 and 5 with tiles 6 and 7.
 #[inline(always)]
-fn four_products(tiles: &Tiles) {
+fn four_products(tiles: &Tiles<Pairs>) {
     tiles.dot::<0, 4, 6>();
     tiles.dot::<1, 4, 7>();
     tiles.dot::<2, 5, 6>();
@@ -220,7 +224,7 @@ fn four_products(tiles: &Tiles) {
 /// # Safety
 /// There are so many.
 #[inline(always)]
-unsafe fn four_by_one<E: Pool>(tiles: &Tiles, rows: Parts, column: Parts) {
+unsafe fn four_by_one<E: Pool>(tiles: &Tiles<Pairs>, rows: Parts, column: Parts) {
     // SAFETY: the caller's contract.
     unsafe {
         column.load::<E, 6, 7>(tiles, 0);
@@ -240,7 +244,7 @@ unsafe fn four_by_one<E: Pool>(tiles: &Tiles, rows: Parts, column: Parts) {
 /// # Safety
 /// There are so many.
 #[inline(always)]
-unsafe fn one_by_four<E: Pool>(tiles: &Tiles, row: Parts, columns: Parts) {
+unsafe fn one_by_four<E: Pool>(tiles: &Tiles<Pairs>, row: Parts, columns: Parts) {
     // SAFETY: the caller's contract.
     unsafe {
         row.load::<E, 4, 5>(tiles, 0);
@@ -257,7 +261,7 @@ unsafe fn one_by_four<E: Pool>(tiles: &Tiles, row: Parts, columns: Parts) {
 
 /// Adds the products of the parts in tiles 4 and 5 with those in tiles 6 and 7, in the order of [`two_by_two`].
 #[inline(always)]
-fn three_products<E: Pool, const SUMS: u8>(tiles: &Tiles) {
+fn three_products<E: Pool, const SUMS: u8>(tiles: &Tiles<Pairs>) {
     tiles.dot::<SUMS, 4, 6>();
     if E::HAS_RESTS {
         tiles.dot::<SUMS, 4, 7>();
@@ -267,7 +271,7 @@ fn three_products<E: Pool, const SUMS: u8>(tiles: &Tiles) {
 
 /// Adds weighted values to sums.
 pub(super) struct TileSums<'a, E> {
-    pub tiles: &'a Tiles,
+    pub tiles: &'a Tiles<Pairs>,
     /// [`SplitWeights`], from the block of the first value on.
     pub weights: &'a [f32],
     /// Those of up to 32 queries that are wanted.

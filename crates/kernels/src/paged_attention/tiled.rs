@@ -12,7 +12,7 @@ use super::tiles::{
 use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors};
 use super::weights::Weigh;
 use crate::cpu::AmxBf16;
-use crate::simd::amx::{ROWS, Tiles};
+use crate::simd::amx::{Pairs, ROWS, Tiles};
 use crate::simd::{LANES, run};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -30,7 +30,7 @@ struct Values<'a> {
 
 /// Up to 32 queries that are processed together.
 struct Block<'a> {
-    tiles: &'a Tiles,
+    tiles: &'a Tiles<Pairs>,
     /// Their numbers among all.
     queries: Range<usize>,
     /// In tiles.
@@ -95,7 +95,7 @@ impl<E: Pool> QueryGroup<'_, E> {
         self.split_keys(shared, keys);
         let values = scratch.values.room(lanes_of_values(shared.at.len(), d));
         let values = self.split_values(shared, first, values);
-        let tiles = Tiles::new(amx);
+        let tiles = Tiles::pairs(amx);
         into.acc.fill(0.0);
         for start in (0..self.count()).step_by(QUERIES) {
             let queries = start..self.count().min(start + QUERIES);

@@ -5,8 +5,8 @@
 //! parts, then those of an upper part and a rest; that of both rests, at most 2^-16 of it, is left out. With a pool in bf16
 //! there are no rests, and queries and weights are rounded to bf16.
 //!
-//! A score adds products for each 32 numbers of a head in that order ([`Tiles::dot`](crate::simd::amx::Tiles::dot) says how), a weighted sum for each 32 keys
-//! of a chunk. So only the numbers of keys matter, as in the other loops, and all rows have these bits, those of prompts and
+//! A score adds products for each 32 numbers of a head in that order (`dot` of [`Tiles`](crate::simd::amx::Tiles) says
+//! how), a weighted sum for each 32 keys of a chunk. So only the numbers of keys matter, as in the other loops, and all rows have these bits, those of prompts and
 //! those of answers.
 //!
 //! Pairs of a lane are the numbers `i` and `i + 16` of each 32: those that two vectors have in the same place.

@@ -1,6 +1,6 @@
 //! The inputs of a product, quantized to 8 bits.
 
-use super::super::cpu::Isa;
+use super::super::cpu::{AmxInt8, Isa};
 use super::super::parallel::{Shared, for_each};
 use super::formats::BLOCK;
 use std::cell::Cell;
@@ -9,6 +9,10 @@ use std::mem::take;
 /// Maximum number of rows that are stored together, and that share one pass over a strip if the CPU has
 /// enough registers: two vectors of 16 outputs for each row.
 pub(super) const ROWS: usize = 12;
+/// Maximum number of rows that are stored together, and multiplied together, where tiles multiply.
+pub(super) const TILE_ROWS: usize = 16;
+/// Number of rows from which tiles multiply: unpacking weights for fewer costs more than it saves.
+const MIN_TILE_ROWS: usize = 64;
 
 /// Number of blocks from which quantizing them with other threads pays.
 const MIN_PARALLEL_BLOCKS: usize = 1024;
@@ -76,8 +80,10 @@ impl Drop for Activations {
 pub(super) struct Activations {
     /// Blocks per row.
     blocks: usize,
+    /// The proof that tiles multiply, where they do.
+    tiles: Option<AmxInt8>,
     passes: Vec<Pass>,
-    /// For each pass: `[inputs / 32][rows of the pass][32]`.
+    /// For each pass: `[inputs / 32][rows of the pass][32]`. Then 16 rows of a block, which tiles may read but do not use.
     q: Vec<i8>,
     /// For each pass: `[inputs / 32][rows of the pass]`.
     sums: Vec<BlockSums>,
@@ -131,11 +137,14 @@ impl Activations {
     pub fn quantize(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let (rows, blocks) = (x.len() / inputs, inputs / BLOCK);
         let Buffers { mut q, mut sums } = SPARE.take();
-        q.resize(x.len(), 0);
+        let tiles = isa.amx_int8().filter(|_| rows >= MIN_TILE_ROWS);
+        let most = tiles.map_or(ROWS, |_| TILE_ROWS);
+        q.resize(x.len() + TILE_ROWS * BLOCK, 0);
         sums.resize(rows * blocks, BlockSums::default());
         let mut this = Self {
             blocks,
-            passes: divide(rows, ROWS).collect(),
+            tiles,
+            passes: divide(rows, most).collect(),
             q,
             sums,
         };
@@ -165,6 +174,12 @@ impl Activations {
         this
     }
 
+    /// The proof that tiles multiply weights of `bits` bits, where they do: a pass in one turn. With 6 bits, half a block has a
+    /// sum of its own, and vectors are faster (measured).
+    pub fn tiles(&self, bits: usize) -> Option<AmxInt8> {
+        self.tiles.filter(|_| bits != 6)
+    }
+
     /// The passes, which cover all rows in order.
     pub fn passes(&self) -> &[Pass] {
         &self.passes
@@ -173,6 +188,16 @@ impl Activations {
     /// The values of a pass: `[inputs / 32][rows][32]`.
     pub fn q(&self, pass: Pass) -> &[i8] {
         &self.q[pass.first * self.blocks * BLOCK..][..pass.rows * self.blocks * BLOCK]
+    }
+
+    /// Values of a block: those of 16 rows of a pass, or those of all its rows and then others.
+    #[cfg(target_arch = "x86_64")]
+    pub fn tile(&self, pass: Pass, block: usize) -> &[i8; TILE_ROWS * BLOCK] {
+        let at = (pass.first * self.blocks + block * pass.rows) * BLOCK;
+        let (tile, _) = self.q[at..]
+            .split_first_chunk()
+            .expect("16 rows follow the last block");
+        tile
     }
 
     /// The sums of a pass: `[inputs / 32][rows]`.

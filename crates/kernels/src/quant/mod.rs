@@ -29,10 +29,10 @@ use super::cpu::Isa;
 use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
 use super::storage::{Place, output, write};
-use activations::{Activations, ROWS, Turn, turns};
+use activations::{Activations, TILE_ROWS, Turn, turns};
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 use formats::Format as VectorFormat;
-use formats::{TileFormat, WIDTH, with_format};
+use formats::{Format as _, TileFormat, WIDTH, with_format};
 use tiles::Strip;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use vector::VectorFormat;
@@ -45,8 +45,8 @@ pub use device_tiles::DeviceQuantMatrix;
 pub use formats::BLOCK;
 pub use tiles::QuantMatrix;
 
-/// Rows that are processed before the next tiles: their activations stay in the cache.
-const PANEL: usize = 8 * ROWS;
+/// Passes of rows that are processed before the next tiles: their activations stay in the cache.
+const PANEL: usize = 8;
 /// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 15;
 
@@ -73,9 +73,14 @@ fn product<F: VectorFormat>(
     mut store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
     #[cfg(target_arch = "x86_64")]
+    if let Some(proof) = x.tiles(F::BITS) {
+        // SAFETY: the CPU has the instructions, which `proof` is the proof of.
+        return unsafe { vector::amx::product_amx(proof, strip, x, turns, store) };
+    }
+    #[cfg(target_arch = "x86_64")]
     match (isa.avx512(), isa) {
         (Some(proof), _) => {
-            // SAFETY: the CPU has the instructions, which `proof` is the proof of.
+            // SAFETY: as above.
             return unsafe { vector::x86::product_avx512(proof, strip, x, turns, store) };
         }
         (_, Isa::AvxVnni(proof)) => {
@@ -106,13 +111,16 @@ fn product<F: VectorFormat>(
 }
 
 /// Maximum number of rows of a turn.
-fn max_rows(isa: Isa, format: TileFormat) -> usize {
+fn max_rows(isa: Isa, x: &Activations, format: TileFormat) -> usize {
+    if with_format!(format, F => x.tiles(F::BITS)).is_some() {
+        return TILE_ROWS;
+    }
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     return with_format!(format, F => vector::max_rows::<F>(isa));
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         let _ = (isa, format);
-        ROWS
+        activations::ROWS
     }
 }
 
@@ -178,7 +186,7 @@ fn parts<'a>(
 ) -> (Vec<ProductPart<'a>>, usize) {
     let (mut parts, mut strips) = (Vec::new(), 0);
     for (group, x) in groups {
-        let Some(passes) = x.passes().chunks(PANEL / ROWS).nth(panel) else {
+        let Some(passes) = x.passes().chunks(PANEL).nth(panel) else {
             continue;
         };
         let (row, mut column) = (group.rows.start, 0);
@@ -186,7 +194,7 @@ fn parts<'a>(
             parts.push(ProductPart {
                 weight,
                 x,
-                turns: turns(passes, max_rows(isa, weight.format)),
+                turns: turns(passes, max_rows(isa, x, weight.format)),
                 row,
                 column,
                 first: strips,

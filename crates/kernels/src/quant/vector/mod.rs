@@ -1,5 +1,7 @@
 //! The products with vectors: what all instruction sets have in common, and those of x86-64 and of aarch64.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
 mod lanes;
 mod multiply;
 #[cfg(target_arch = "aarch64")]
@@ -168,7 +170,7 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
 pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni(_) | Isa::Avx512Bf16(_) | Isa::AmxBf16(_) => x86::Avx512::max_rows(F::BITS),
+        isa if isa.avx512().is_some() => x86::Avx512::max_rows(F::BITS),
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni(_) => x86::AvxVnni::max_rows(F::BITS),
         #[cfg(target_arch = "x86_64")]
