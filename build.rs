@@ -1,5 +1,6 @@
 //! Notes the commit of a release in `FORETOKEN_COMMIT`, which reports of `bench` cite, and what `--version` says in
 //! `FORETOKEN_VERSION`. A development build notes no commit, since it would have to be built anew after each one.
+//! On Windows, it gives the main thread the stack that it has elsewhere.
 
 use std::env;
 use std::fs;
@@ -23,6 +24,20 @@ fn main() {
     }
     let version = version(named.or(found).as_deref());
     println!("cargo:rustc-env=FORETOKEN_VERSION={version}");
+    stack();
+}
+
+/// Windows gives the main thread 1 MiB unless the program says otherwise.
+fn stack() {
+    const BYTES: u32 = 8 << 20;
+    let target = |what: &str| env::var(format!("CARGO_CFG_TARGET_{what}")).unwrap_or_default();
+    if target("OS") == "windows" {
+        let flag = match target("ENV").as_str() {
+            "msvc" => format!("/STACK:{BYTES}"),
+            _ => format!("-Wl,--stack,{BYTES}"),
+        };
+        println!("cargo:rustc-link-arg-bins={flag}");
+    }
 }
 
 /// The version, and in brackets the commit, if it is known, and the features of this build.

@@ -75,14 +75,20 @@ build_wheel() {
     "${make[@]}"
 }
 
-# documents PROGRAM: writes completions and manual pages to $share, by PROGRAM, or by one that is built for this machine
-# where PROGRAM does not run.
+# documents PROGRAM: writes completions and manual pages to $share, by PROGRAM, or where it does not run by one of this commit
+# that does; if there is none, it is built.
 share=foretoken.data/data/share
 documents() {
-    local program=$1 command
+    local program=$1 other command
     if ! "$program" --version >/dev/null 2>&1; then
-        cargo build --release --locked
-        program=$build/release/foretoken
+        program=
+        for other in "$build"/*-linux-*/release/foretoken; do
+            [[ $("$other" --version 2>/dev/null) != *"(commit $FORETOKEN_COMMIT;"* ]] || program=$other
+        done
+        if [ -z "$program" ]; then
+            cargo build --release --locked
+            program=$build/release/foretoken
+        fi
     fi
     rm -rf foretoken.data
     mkdir -p "$share"/{bash-completion/completions,fish/vendor_completions.d,zsh/site-functions,man/man1}

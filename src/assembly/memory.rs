@@ -319,9 +319,7 @@ mod tests {
     use super::*;
     use crate::config::Command;
     use crate::engine::StepLimits;
-    use crate::kv::{KvHeads, KvShape, KvStore};
     use crate::model::ModelConfig;
-    use candle_core::DType;
     use std::path::Path;
 
     /// Bytes of the weights in bf16, without norms.
@@ -402,6 +400,9 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_kv_pool_takes_no_memory_before_it_is_used() {
+        use crate::kv::{KvHeads, KvShape, KvStore};
+        use candle_core::DType;
+
         // Kept: what another pool has left is no longer the system's.
         let mut pools = Vec::new();
         for dtype in [DType::F16, DType::BF16, DType::F32] {

@@ -2,6 +2,7 @@
 
 use crate::model::HeadKind;
 use serde::{Deserialize, Serialize};
+use std::path::MAIN_SEPARATOR;
 use std::sync::LazyLock;
 
 /// The list, which is a part of the program.
@@ -92,7 +93,8 @@ pub fn of_target(name: &str) -> impl Iterator<Item = &'static Pair> {
 /// The words of a model's name without its owner, folder and quantization: those of `unsloth/Qwen3-8B-GGUF:Q4_K_M` and
 /// of `models/Qwen3-8B.Q8_0.gguf` are `qwen3` and `8b`.
 fn family(name: &str) -> Vec<String> {
-    let last = name.trim_end_matches('/').rsplit('/').next();
+    let separators = ['/', MAIN_SEPARATOR];
+    let last = name.trim_end_matches(separators).rsplit(separators).next();
     let last = last.unwrap_or_default().split(':').next();
     let lower = last.unwrap_or_default().to_ascii_lowercase();
     let words = lower.split(['-', '_', ' ', '.']);
@@ -164,6 +166,8 @@ mod tests {
         ] {
             assert_eq!(first(name), wanted, "{name}");
         }
+        let path = std::path::Path::new("a").join("Qwen3-8B.Q8_0.gguf");
+        assert_eq!(first(path.to_str().unwrap()), wanted);
         assert_eq!(
             first("Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf"),
             Some("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3")

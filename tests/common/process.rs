@@ -19,9 +19,12 @@ pub fn foretoken() -> Command {
     command
 }
 
-/// The same with at most `bytes` of address space.
+/// The same with at most `bytes` of address space, where it can be limited: on Linux.
 pub fn foretoken_within(bytes: u64) -> Command {
     let whole = foretoken();
+    if cfg!(not(target_os = "linux")) {
+        return whole;
+    }
     let mut command = Command::new("prlimit");
     command
         .arg(format!("--as={bytes}"))
@@ -36,7 +39,8 @@ pub fn foretoken_within(bytes: u64) -> Command {
     command
 }
 
-/// A file to which no byte can be written.
+/// A file to which no byte can be written. Only Linux has one.
+#[cfg(target_os = "linux")]
 pub fn full_disk() -> File {
     File::options().write(true).open("/dev/full").unwrap()
 }
@@ -104,7 +108,8 @@ impl Server {
         self.child.id()
     }
 
-    /// Lets the running process have at most `count` files open.
+    /// Lets the running process have at most `count` files open. Only Linux can be asked this from outside.
+    #[cfg(target_os = "linux")]
     pub fn limit_files(&self, count: usize) {
         let (pid, limit) = (self.child.id(), format!("--nofile={count}:{count}"));
         let mut prlimit = Command::new("prlimit");
@@ -113,6 +118,7 @@ impl Server {
     }
 
     /// The most memory that it has had so far, in bytes.
+    #[cfg(target_os = "linux")]
     pub fn peak_memory(&self) -> usize {
         peak_memory(&self.child.id().to_string())
     }
@@ -184,6 +190,7 @@ impl Drop for Server {
 }
 
 /// The most memory that the process `pid` (or "self") has had, in bytes.
+#[cfg(target_os = "linux")]
 pub fn peak_memory(pid: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

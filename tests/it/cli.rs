@@ -1,6 +1,8 @@
 //! The binary: one readable line for every user error, and one run from flags to SIGTERM.
 
-use crate::common::process::{Server, foretoken, full_disk};
+#[cfg(target_os = "linux")]
+use crate::common::process::full_disk;
+use crate::common::process::{Server, foretoken};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -101,6 +103,8 @@ fn the_help_of_chat_begins_with_its_own_flags() {
     }
 }
 
+/// Only Linux has systemd.
+#[cfg(target_os = "linux")]
 #[test]
 fn a_service_of_the_user_is_written_and_started_only_if_asked() {
     let folder = tempfile::tempdir().unwrap();
@@ -424,6 +428,7 @@ fn works(mut server: Server) {
     assert_eq!(server.stop("TERM", Duration::from_secs(20)), Some(0));
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn serves_while_the_disk_of_the_log_is_full() {
     let model = format!("--model {}", smollm2().display());
@@ -434,6 +439,7 @@ fn serves_while_the_disk_of_the_log_is_full() {
     assert_eq!(status.unwrap().code(), Some(2));
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn help_that_cannot_be_written_is_an_error() {
     let output = foretoken().arg("--help").stdout(full_disk()).output();

@@ -4,6 +4,7 @@ use crate::common::distill_workshop::{
     EOS, VOCAB, Workshop, assert_same_weights, config, load_f32, refused, refused_with,
     served_logits, weights,
 };
+#[cfg(target_os = "linux")]
 use crate::common::process::full_disk;
 use crate::common::rig::distance;
 use candle_core::{Device, Tensor};

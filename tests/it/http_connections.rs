@@ -313,7 +313,7 @@ async fn http_2_is_refused_in_its_own_words() {
     server.done().await;
 }
 
-#[cfg(feature = "embedded-model")]
+#[cfg(all(feature = "embedded-model", target_os = "linux"))]
 #[test]
 fn the_end_of_file_descriptors_is_logged_once_and_survived() {
     let folder = tempfile::tempdir().unwrap();

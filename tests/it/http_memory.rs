@@ -1,6 +1,6 @@
 //! Requests of which many, or a large one, would take all memory or time: on a real server, because what
-//! the system gives a process is what counts.
-#![cfg(feature = "embedded-model")]
+//! the system gives a process is what counts, and Linux says how much that is.
+#![cfg(all(feature = "embedded-model", target_os = "linux"))]
 
 use crate::common::process::Server;
 use std::time::Instant;

@@ -5,7 +5,6 @@ use crate::common::tiny_folder::{byte_level, tiny_adapter, tiny_folder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -131,21 +130,25 @@ fn wait(mut done: impl FnMut() -> bool, what: &str) {
     }
 }
 
+/// The processes that have not ended, each with its parent.
+fn processes() -> Vec<(u32, u32)> {
+    let mut ps = std::process::Command::new("ps");
+    let output = ps.args(["-A", "-o", "pid=,ppid=,stat="]).output().unwrap();
+    assert!(output.status.success());
+    let process = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let (pid, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        // What has ended, but nobody has waited for.
+        (!fields.next()?.starts_with('Z')).then_some((pid, parent))
+    };
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().filter_map(process).collect()
+}
+
 /// The processes that `parent` has started.
 fn children(parent: u32) -> Vec<u32> {
-    let parent_of = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name before may have spaces.
-        let (_, rest) = stat.rsplit_once(") ")?;
-        let mut fields = rest.split(' ');
-        let state = fields.next()?;
-        let parent: u32 = fields.next()?.parse().ok()?;
-        (state != "Z").then_some(parent)
-    };
-    let entries = std::fs::read_dir("/proc").unwrap();
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let pids = names.filter_map(|name| name.parse().ok());
-    pids.filter(|&pid| parent_of(pid) == Some(parent)).collect()
+    let is_child = |&(pid, of): &(u32, u32)| (of == parent).then_some(pid);
+    processes().iter().filter_map(is_child).collect()
 }
 
 fn kill(pid: u32) {
@@ -434,7 +437,6 @@ fn adapters_are_answered_by_the_process_of_their_model() {
 
 #[test]
 fn processes_end_with_the_router() {
-    let exists = |pid: &u32| Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok();
     for signal in ["TERM", "KILL"] {
         let mut router = Router::start("max-loaded = 2", "--shutdown-timeout 1");
         assert_eq!(router.complete("small").0, 200);
@@ -443,7 +445,8 @@ fn processes_end_with_the_router() {
         assert_eq!(pids.len(), 2, "{pids:?}");
         let code = router.server.stop(signal, LONG);
         assert_eq!(code, (signal == "TERM").then_some(0));
-        wait(|| !pids.iter().any(exists), "the processes have ended");
+        let have_ended = || !processes().iter().any(|(pid, _)| pids.contains(pid));
+        wait(have_ended, "the processes have ended");
         drop(stream);
     }
 }

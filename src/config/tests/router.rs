@@ -1,7 +1,7 @@
 //! `foretoken router`: its flags, its file and its folder.
 
 use super::*;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 #[track_caller]
@@ -12,11 +12,12 @@ fn router(line: &str) -> RouterConfig {
     }
 }
 
-/// The names of a router's models, and what is behind `--model`.
-fn models(config: &RouterConfig) -> Vec<(&str, &str)> {
+/// The names of a router's models, and what is behind `--model`. As paths, which are equal with any separators.
+fn models(config: &RouterConfig) -> Vec<(&str, &Path)> {
     let models = config.models.iter().map(|spec| {
         let model = spec.args[1].to_str().unwrap();
-        (spec.name.as_str(), model.strip_prefix("--model=").unwrap())
+        let model = model.strip_prefix("--model=").unwrap();
+        (spec.name.as_str(), Path::new(model))
     });
     models.collect()
 }
@@ -55,7 +56,7 @@ fn a_folder_has_a_model_for_each_file_and_folder() {
         "adapter/adapter_config.json",
     ]);
     let config = router(&format!("--models-dir {}", folder.path().display()));
-    let at = |name: &str| folder.path().join(name).display().to_string();
+    let at = |name: &str| folder.path().join(name);
     let found = [
         ("a", at("a.gguf")),
         ("big", at("big-00001-of-00002.gguf")),
@@ -66,7 +67,7 @@ fn a_folder_has_a_model_for_each_file_and_folder() {
     ];
     let expected: Vec<_> = found
         .iter()
-        .map(|(name, path)| (*name, path.as_str()))
+        .map(|(name, path)| (*name, path.as_path()))
         .collect();
     assert_eq!(models(&config), expected);
     assert_eq!(config.max_loaded, 1);
@@ -86,12 +87,12 @@ fn a_file_names_models_and_flags() {
         "--config {} --port 2 -- --block-size 32",
         file.display()
     ));
-    let at = |name: &str| folder.path().join(name).display().to_string();
+    let at = |name: &str| folder.path().join(name);
     let (other, a) = (at("./other.gguf"), at("dir/a.gguf"));
     let expected = [
-        ("b", other.as_str()),
-        ("hub", "org/name:Q4_K_M"),
-        ("a", a.as_str()),
+        ("b", other.as_path()),
+        ("hub", Path::new("org/name:Q4_K_M")),
+        ("a", a.as_path()),
     ];
     assert_eq!(models(&config), expected);
     assert_eq!((config.max_loaded, config.idle), (3, None));
@@ -130,7 +131,10 @@ fn adapters_are_names_of_their_models() {
         .iter()
         .map(|module| module.path.clone())
         .collect();
-    assert_eq!(paths, [folder.path().join("adapters/x"), "/y".into()]);
+    assert_eq!(
+        paths,
+        ["adapters/x", "/y"].map(|path| folder.path().join(path))
+    );
 }
 
 #[test]

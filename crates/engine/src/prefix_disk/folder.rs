@@ -106,9 +106,14 @@ impl Folder {
             }
             found => found?,
         };
+        let rename = || match fs::rename(&partial, &path) {
+            // Windows may refuse to replace a file that somebody reads: it has the same contents.
+            Err(_) if cfg!(windows) && self.has(entry) => fs::remove_file(&partial),
+            renamed => renamed,
+        };
         let written = format::write(&mut file, entry, contents)
             .and_then(|()| file.set_modified(time_of(entry)))
-            .and_then(|()| fs::rename(&partial, &path));
+            .and_then(|()| rename());
         if written.is_err() {
             // Otherwise it would stay for an hour.
             let _ = fs::remove_file(&partial);

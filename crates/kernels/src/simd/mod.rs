@@ -1,6 +1,8 @@
 //! Vectors, and loops over them that are compiled for each instruction set.
 
 mod dispatch;
+#[cfg(any(test, all(windows, target_env = "gnu")))]
+mod fmaf;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod prefetch;
