@@ -86,6 +86,7 @@ target_of() {
     *.tar.gz | *.zip) target=${target%.tar.gz} && echo "${target%.zip}" ;;
     *_amd64.deb) echo x86_64-unknown-linux-musl ;;
     *_arm64.deb) echo aarch64-unknown-linux-musl ;;
+    *-win_amd64.whl) echo x86_64-pc-windows-gnu ;;
     *musllinux*.whl) [[ $1 =~ _(x86_64|aarch64)\.whl ]] && echo "${BASH_REMATCH[1]}-unknown-linux-musl" ;;
     *manylinux*.whl) [[ $1 =~ _(x86_64|aarch64)\.whl ]] && echo "${BASH_REMATCH[1]}-unknown-linux-gnu" ;;
     esac
@@ -146,6 +147,12 @@ for artefact in "$artefacts"/*; do
         install -m 755 "$root/foretoken-$version.data/scripts/foretoken" "$root/foretoken"
         documented "$name" "$root/foretoken" "$root/foretoken-$version.data/data/share"
         in_root "$name" "$root" /foretoken
+        ;;
+    *-win_amd64.whl)
+        python3 -m zipfile -e "$artefact" "$root"
+        root+=/foretoken-$version.data
+        documented "$name" "$root/scripts/foretoken.exe" "$root/data/share"
+        serves "$name" "${through[@]}" "$root/scripts/foretoken.exe"
         ;;
     *manylinux*.whl)
         python3 -m venv "$root"

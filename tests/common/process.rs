@@ -1,7 +1,6 @@
 //! Runs the binary as a process.
 
 use super::project::{program, root};
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -41,8 +40,11 @@ pub fn foretoken_within(bytes: u64) -> Command {
 
 /// A file to which no byte can be written. Only Linux has one.
 #[cfg(target_os = "linux")]
-pub fn full_disk() -> File {
-    File::options().write(true).open("/dev/full").unwrap()
+pub fn full_disk() -> std::fs::File {
+    std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap()
 }
 
 /// A running server; killed if a test fails.

@@ -7,7 +7,6 @@ use crate::common::server::{LONG, STEP, Server, greedy, joined, slow};
 use foretoken::engine::EngineOptions;
 use foretoken::http::HttpLimits;
 use serde_json::Value;
-use std::net::TcpStream as BlockingStream;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -321,8 +320,8 @@ fn the_end_of_file_descriptors_is_logged_once_and_survived() {
     let file = std::fs::File::create(&log).unwrap();
     let server = process::Server::start_logging("--max-num-seqs 2", "warn", file);
     server.limit_files(40);
-    let connect = || BlockingStream::connect(server.address()).unwrap();
-    let open: Vec<BlockingStream> = (0..60).map(|_| connect()).collect();
+    let connect = |_| std::net::TcpStream::connect(server.address()).unwrap();
+    let open: Vec<_> = (0..60).map(connect).collect();
     std::thread::sleep(Duration::from_millis(500));
     drop(open);
     let reply = server.get("/health");
