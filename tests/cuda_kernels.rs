@@ -37,6 +37,7 @@ fn run(sources: &[&str]) {
 fn kernels_agree_with_f64_and_with_themselves() {
     run(&[
         "kernels.cpp",
+        "latent.cpp",
         "prefill.cpp",
         "products.cpp",
         "sample.cpp",

@@ -15,13 +15,8 @@ const TOKENS: usize = 60;
 const CUTS: [usize; 6] = [34, 17, 1, 5, 1, 2];
 
 /// What a GPU has no kernels for, and the word of the refusal.
-const REFUSED: [(&str, &str); 19] = [
+const REFUSED: [(&str, &str); 14] = [
     ("bamba", "Mamba"),
-    ("deepseek_v2", "latent attention"),
-    ("deepseek_v2_groups", "latent attention"),
-    ("deepseek_v3", "latent attention"),
-    ("deepseek_v3_plain", "latent attention"),
-    ("glm4_moe_lite", "latent attention"),
     ("granite4_hybrid", "Mamba"),
     ("granite4_hybrid_moe", "Mamba"),
     ("lfm2", "convolutions"),
@@ -101,7 +96,14 @@ fn widen(config: &mut Value, dim: usize) {
     config["head_dim"] = dim.into();
     if config.get("qk_rope_head_dim").is_some() {
         config["qk_rope_head_dim"] = dim.into();
+        config["kv_lora_rank"] = (2 * dim).into();
         config.as_object_mut().unwrap().remove("qk_head_dim");
+        // Products of other widths are a library's.
+        config["qk_nope_head_dim"] = 32.into();
+        config["v_head_dim"] = 32.into();
+        if config["q_lora_rank"].is_u64() {
+            config["q_lora_rank"] = 64.into();
+        }
     }
     config["intermediate_size"] = 192.into();
     // Products of other widths are a library's.

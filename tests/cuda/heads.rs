@@ -51,9 +51,15 @@ fn requests() -> Vec<Request> {
 
 #[test]
 fn texts_depend_on_nothing_but_the_request() {
+    test_texts(&MODELS);
+}
+
+/// Texts of these architectures, with heads of so many values, depend neither on trees of drafts nor on preemption, the
+/// prefix cache or other requests.
+pub(super) fn test_texts(models: &[(&str, usize)]) {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
-    for (name, dim) in MODELS {
+    for &(name, dim) in models {
         let Some(source) = fixture(folder.path(), &format!("architectures/{name}"), dim) else {
             return;
         };

@@ -8,6 +8,7 @@ mod exits;
 mod expert_models;
 mod experts;
 mod heads;
+mod latent;
 mod one_launch;
 mod quantized;
 mod texts;

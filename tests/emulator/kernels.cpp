@@ -20,6 +20,9 @@ ATTEND_KERNELS(bf16, bf16_to_128, 128, true)
 ATTEND_KERNELS(float, f32_to_256, 256, true)
 ATTEND_KERNELS(f16, f16_to_256, 256, true)
 ATTEND_KERNELS(bf16, bf16_to_512, 512, true)
+ATTEND_KERNELS(float, f32_latent, LATENT_KEY, true)
+ATTEND_KERNELS(f16, f16_latent, LATENT_KEY, true)
+ATTEND_KERNELS(bf16, bf16_latent, LATENT_KEY, true)
 
 namespace {
 
@@ -142,9 +145,12 @@ struct Call {
     }
 };
 
-template <typename T, int D, typename Kernel> void test_attention(Kernel whole, Kernel split, Variant variant) {
+// LATENT > 0: the first values of the keys, of which the pool has one for all heads, are the values.
+template <typename T, int D, int LATENT = 0, typename Kernel>
+void test_attention(Kernel whole, Kernel split, Variant variant) {
+    constexpr int SUMS = LATENT > 0 ? LATENT : D;
     for (int group : {4, 3}) {
-        const int kv_heads = 2, heads = kv_heads * group;
+        const int kv_heads = 2, heads = kv_heads * group, stored = LATENT > 0 ? 1 : kv_heads;
         vector<uint32_t> pool(144);
         std::iota(pool.begin(), pool.end(), 0);
         std::shuffle(pool.begin(), pool.end(), rng);
@@ -153,24 +159,24 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
             call.add(pool, s, group);
         }
         const vector<float> sinks = noise<float>(heads);
-        const size_t values = pool.size() * Call::BLOCK * kv_heads * D;
-        auto k = noise<T>(values), v = noise<T>(values);
+        const size_t values = pool.size() * Call::BLOCK * stored * D;
+        auto k = noise<T>(values), v = LATENT > 0 ? k : noise<T>(values);
         auto q = noise<T>((size_t)call.rows * heads * D);
         const float scale = 1 / std::sqrt((float)D);
         // Runs one of the kernels for the tiles of a call, with room for more chunks.
         auto run = [&](Kernel kernel, const Call &call, const T *q, const T *k, const T *v, T *out, int room = 0) {
             const int chunks = (call.keys + CHUNK - 1) / CHUNK + room;
-            vector<float> partials((size_t)call.rows * heads * chunks * (D + 2), NAN);
+            vector<float> partials((size_t)call.rows * heads * chunks * (SUMS + 2), NAN);
             launch({(int)call.tiles.size(), kv_heads, kernel == split ? chunks : 1}, THREADS, [&] {
-                kernel(q, k, v, out, call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
+                kernel(q, k, LATENT > 0 ? nullptr : v, out, call.tiles.data(), call.blocks.data(), call.trees.data(), partials.data(),
                        heads, kv_heads, Call::BLOCK, chunks, scale, variant.window, variant.cap,
-                       variant.sinks ? sinks.data() : nullptr, D);
+                       variant.sinks ? sinks.data() : nullptr, D, LATENT);
             });
         };
-        vector<T> out(q.size());
+        vector<T> out((size_t)call.rows * heads * SUMS);
         run(whole, call, q.data(), k.data(), v.data(), out.data());
         auto test_split = [&](const Call &call, const T *want, int room) {
-            vector<T> parted((size_t)call.rows * heads * D);
+            vector<T> parted((size_t)call.rows * heads * SUMS);
             run(split, call, q.data(), k.data(), v.data(), parted.data(), room);
             CHECK(same(want, parted.data(), parted.size()), "in one block or in many, heads of %d, %d rows", D, call.rows);
             for (uint32_t count : arrived) {
@@ -185,7 +191,7 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
         // More chunks than a warp has threads.
         Call many;
         many.add(pool, {3, 2170, false}, group);
-        vector<T> of_many((size_t)many.rows * heads * D);
+        vector<T> of_many((size_t)many.rows * heads * SUMS);
         run(whole, many, q.data(), k.data(), v.data(), of_many.data());
         test_split(many, of_many.data(), 1);
 
@@ -193,14 +199,14 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
         for (int row = 0; row < call.rows; row++) {
             const Call::Row &of = call.all[row];
             for (int head = 0; head < heads; head++) {
-                const size_t at = ((size_t)row * heads + head) * D;
-                double want[D] = {}, sum = variant.sinks ? std::exp((double)sinks[head]) : 0;
+                const size_t at = ((size_t)row * heads + head) * D, to = ((size_t)row * heads + head) * SUMS;
+                double want[SUMS] = {}, sum = variant.sinks ? std::exp((double)sinks[head]) : 0;
                 for (int place = 0; place < of.sequence.context + of.sequence.rows; place++) {
                     if (!call.sees(of, place, variant.window)) {
                         continue;
                     }
                     size_t slot = call.blocks[of.blocks + place / Call::BLOCK] * Call::BLOCK + place % Call::BLOCK;
-                    const size_t key = (slot * kv_heads + head / group) * D;
+                    const size_t key = (slot * stored + head / group % stored) * D;
                     double score = 0;
                     for (int i = 0; i < D; i++) {
                         score += (double)widen(q[at + i]) * widen(k[key + i]);
@@ -211,12 +217,12 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
                     }
                     double weight = std::exp(score);
                     sum += weight;
-                    for (int i = 0; i < D; i++) {
+                    for (int i = 0; i < SUMS; i++) {
                         want[i] += weight * widen(v[key + i]);
                     }
                 }
-                for (int i = 0; i < D; i++) {
-                    worst = std::max(worst, off(widen(out[at + i]), want[i] / sum));
+                for (int i = 0; i < SUMS; i++) {
+                    worst = std::max(worst, off(widen(out[to + i]), want[i] / sum));
                 }
             }
         }
@@ -229,10 +235,10 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
             Call alone;
             alone.used = 3;
             alone.add(pool, {1, 60 + i, false}, group);
-            vector<T> one((size_t)heads * D);
-            const size_t at = (size_t)(1 + i) * heads * D;
-            run(whole, alone, q.data() + at, k.data(), v.data(), one.data());
-            CHECK(same(one.data(), out.data() + at, one.size()), "row %d alone, heads of %d", i, D);
+            vector<T> one((size_t)heads * SUMS);
+            const size_t row = (size_t)(1 + i) * heads;
+            run(whole, alone, q.data() + row * D, k.data(), v.data(), one.data());
+            CHECK(same(one.data(), out.data() + row * SUMS, one.size()), "row %d alone, heads of %d", i, D);
         }
         // The rows of trees as plain decoding would compute them, after a copy of the keys that they see.
         for (int row = 0; row < call.rows; row++) {
@@ -250,16 +256,16 @@ template <typename T, int D, typename Kernel> void test_attention(Kernel whole, 
             auto copied_k = k, copied_v = v;
             for (size_t place = 0; place < seen.size(); place++) {
                 auto slot = [&](const uint32_t *blocks, int place) {
-                    return (size_t)(blocks[place / Call::BLOCK] * Call::BLOCK + place % Call::BLOCK) * kv_heads * D;
+                    return (size_t)(blocks[place / Call::BLOCK] * Call::BLOCK + place % Call::BLOCK) * stored * D;
                 };
                 size_t from = slot(&call.blocks[of.blocks], seen[place]), to = slot(alone.blocks.data(), place);
-                std::copy_n(&k[from], kv_heads * D, &copied_k[to]);
-                std::copy_n(&v[from], kv_heads * D, &copied_v[to]);
+                std::copy_n(&k[from], stored * D, &copied_k[to]);
+                std::copy_n(&v[from], stored * D, &copied_v[to]);
             }
-            vector<T> one((size_t)heads * D);
-            const size_t at = (size_t)row * heads * D;
-            run(whole, alone, q.data() + at, copied_k.data(), copied_v.data(), one.data());
-            CHECK(same(one.data(), out.data() + at, one.size()), "row %d of a tree after %d, heads of %d",
+            vector<T> one((size_t)heads * SUMS);
+            const size_t at = (size_t)row * heads;
+            run(whole, alone, q.data() + at * D, copied_k.data(), copied_v.data(), one.data());
+            CHECK(same(one.data(), out.data() + at * SUMS, one.size()), "row %d of a tree after %d, heads of %d",
                   of.number, of.sequence.context, D);
         }
     }
@@ -461,6 +467,10 @@ int main() {
     test_attention<float, 192>(attend_whole_f32_to_256, attend_split_f32_to_256, all_at_once);
     test_attention<f16, 256>(attend_whole_f16_to_256, attend_split_f16_to_256, {});
     test_attention<bf16, 320>(attend_whole_bf16_to_512, attend_split_bf16_to_512, all_at_once);
+    test_attention<bf16, 576, 512>(attend_whole_bf16_latent, attend_split_bf16_latent, {});
+    test_attention<f16, 104, 24>(attend_whole_f16_latent, attend_split_f16_latent, all_at_once);
+    test_attention<float, 328, 264>(attend_whole_f32_latent, attend_split_f32_latent, {});
+    test_latent();
     for (NormKind kind : {NormKind::RMS, NormKind::LAYER, NormKind::LAYER_WITH_BIAS}) {
         test_norm(kind);
     }

@@ -4,7 +4,10 @@
 #include "experts/experts.cu"
 #include "glu.cu"
 #include "kv_move.cu"
+#include "latent/head_products.cu"
+#include "latent/latent_rows.cu"
 #include "norm.cu"
+#include "paged_attention/latent.cu"
 #include "paged_attention/padded_128.cu"
 #include "paged_attention/padded_256.cu"
 #include "paged_attention/padded_512.cu"
@@ -44,6 +47,10 @@ namespace {
     ADD_WIDTH(NAME##_to_128)                                                                       \
     ADD_WIDTH(NAME##_to_256)                                                                       \
     ADD_WIDTH(NAME##_to_512)                                                                       \
+    ADD_WIDTH(NAME##_latent)                                                                       \
+    ADD(norm_part_##NAME)                                                                          \
+    ADD(latent_write_##NAME)                                                                       \
+    ADD(head_products_any_##NAME)                                                                  \
     ADD(score_experts_##NAME)                                                                      \
     ADD(experts_any_##NAME)                                                                        \
     ADD(gather_experts_##NAME)                                                                     \
@@ -76,6 +83,12 @@ namespace {
     ADD(experts_tiles_wide_f16)
     ADD(experts_tiles_small_bf16)
     ADD(experts_tiles_wide_bf16)
+    ADD(head_products_1_f16)
+    ADD(head_products_2_f16)
+    ADD(head_products_many_f16)
+    ADD(head_products_1_bf16)
+    ADD(head_products_2_bf16)
+    ADD(head_products_many_bf16)
     ADD(choose_experts)
     ADD(sort_experts)
     ADD(adjust_logits)

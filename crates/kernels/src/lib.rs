@@ -26,6 +26,7 @@ mod gpu;
 pub mod graph;
 pub mod kv_move;
 pub mod kv_write;
+mod latent;
 mod mamba;
 pub mod matmul;
 mod mix;
@@ -66,12 +67,14 @@ pub use forward::{
 pub use glu::{Activation, Xielu, glu};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::{kv_write, kv_write_to};
+pub use latent::{DeviceLatent, LatentRows, LatentShape, LatentWeights, norm_part};
 pub use mamba::{MambaShape, MambaWeights, mamba};
 pub use mix::mix;
 pub use norm::{add_layer_norm, add_norm};
 pub use paged_attention::{
     AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM,
-    MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity, paged_attention,
+    MAX_GPU_HEADS_PER_KV_HEAD, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK, TableCapacity,
+    latent_group, paged_attention,
 };
 pub use pair_product::{Factor, pair_product};
 pub use parallel::{default_threads, max_threads, set_threads, threads};

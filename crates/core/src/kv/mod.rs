@@ -159,8 +159,13 @@ impl KvStore {
         let layers = (shape.layers.iter())
             .map(|heads| {
                 let slots = num_blocks * block_size;
-                let of = |dim| zeros((slots, heads.count, dim), shape.dtype, device);
-                Ok((of(heads.dim)?, of(heads.value_dim())?))
+                let k = zeros((slots, heads.count, heads.dim), shape.dtype, device)?;
+                // A GPU cannot allocate an empty buffer.
+                let v = match heads.has_values {
+                    true => zeros(k.dims3()?, shape.dtype, device)?,
+                    false => k.narrow(2, 0, 0)?,
+                };
+                Ok((k, v))
             })
             .collect::<Result<_>>()?;
         // As with weights: zeros written late would overwrite keys.

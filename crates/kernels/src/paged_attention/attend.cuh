@@ -13,7 +13,8 @@
 // With a window, a row sees only its last keys up to its own position: those before have no weight, and chunks
 // without any key that a tile sees are left out.
 //
-// A kernel computes with heads of D values. Heads that have fewer are PADDED with zeros in shared memory.
+// A kernel computes with heads of D values. Heads that have fewer are PADDED with zeros in shared memory. Keys of latent
+// attention (MLA) are read once: their first values are the values, too.
 #pragma once
 #include "../cuda/tensor.cuh"
 #include "paged_attention.cuh"
@@ -37,6 +38,8 @@ struct Args {
     Scores scores;
     // Values of a head, a multiple of 8, for kernels of heads that are PADDED.
     int values = 0;
+    // Of latent keys: those values that are summed up, a multiple of 8. `kv_heads` then are groups of query heads.
+    int latent = 0;
 };
 
 // The values of a head: D, which the compiler knows, or, if they are PADDED, what the call says.
@@ -46,6 +49,20 @@ template <int D, bool PADDED> __device__ __forceinline__ int values_of(const Arg
     } else {
         return D;
     }
+}
+
+// The values of a head that are summed up.
+template <int D, bool PADDED> __device__ __forceinline__ int summed_of(const Args &args) {
+    if constexpr (IS_LATENT<D>) {
+        return args.latent;
+    } else {
+        return values_of<D, PADDED>(args);
+    }
+}
+
+// The place of a key of `d` values in its pool.
+template <int D> __device__ __forceinline__ size_t place_in_pool(const Args &args, int slot, int kv_head, int d) {
+    return (IS_LATENT<D> ? (size_t)slot : (size_t)slot * args.kv_heads + kv_head) * d;
 }
 
 // The keys of a row of a tree: the context, and the keys of its span that are in `mask`.
@@ -115,12 +132,13 @@ __device__ __forceinline__ float add_sink(Running &all, const Scores &scores, in
 }
 
 template <typename T, int D> struct Shared {
+    static constexpr bool SHARES = IS_LATENT<D>;
     // Rows are padded against bank conflicts: of the threads that read 16 bytes of adjacent rows, and of
-    // those that read the matrices of values.
-    static constexpr int KEY = D + (sizeof(T) == 2 ? 32 : 4), VALUE = D + 8;
+    // those that read the matrices of values. Where the keys are the values, no padding is good for both: see `place`.
+    static constexpr int KEY = SHARES ? D : D + (sizeof(T) == 2 ? 32 : 4), VALUE = SHARES ? D : D + 8;
     // Keys and values of wide heads take turns.
-    static constexpr bool TAKES_TURNS = IS_WIDE<D>;
-    T keys_and_values[CHUNK * (TAKES_TURNS ? (KEY > VALUE ? KEY : VALUE) : KEY + VALUE)];
+    static constexpr bool TAKES_TURNS = IS_WIDE<D> && !SHARES;
+    T keys_and_values[CHUNK * (TAKES_TURNS ? (KEY > VALUE ? KEY : VALUE) : SHARES ? KEY : KEY + VALUE)];
     // [query][key]: scores, then weights.
     float weights[MAX_QUERIES * WEIGHTS];
     float max[MAX_QUERIES], sum[MAX_QUERIES];
@@ -128,7 +146,19 @@ template <typename T, int D> struct Shared {
     int slots[CHUNK];
 
     __device__ __forceinline__ T *keys() { return keys_and_values; }
-    __device__ __forceinline__ T *values() { return keys_and_values + (TAKES_TURNS ? 0 : CHUNK * KEY); }
+    __device__ __forceinline__ T *values() { return keys_and_values + (TAKES_TURNS || SHARES ? 0 : CHUNK * KEY); }
+
+    // The place of a value within the row of a key. In rows that are not padded, parts of 16 bytes change places, in
+    // eights: eight keys have the same part in eight groups of banks, and two neighbours four parts in all of them.
+    static __device__ __forceinline__ int place(int key, int value) {
+        if constexpr (SHARES) {
+            constexpr int LEN = Pack<T>::LEN;
+            static_assert(D % (8 * LEN) == 0, "parts stay within the row");
+            return (value / LEN ^ ((key & 1) << 2 | (key >> 1 & 3))) * LEN + value % LEN;
+        } else {
+            return value;
+        }
+    }
 };
 
 // Two of a warp's queries, eight apart, and their products with keys and values.
@@ -136,6 +166,8 @@ template <typename T, int D, bool PADDED> struct Queries {
     // Values of a head that four threads multiply, 8 consecutive ones each. Which value goes to which
     // place in the instruction does not matter, as long as both sides agree.
     static constexpr int STEP = 32, KEY = Shared<T, D>::KEY;
+    // Values that the warp sums up.
+    static constexpr int VALUES = SUMMED<D> / PARTS;
     // Registers have no room for wide heads: they are read again for each chunk.
     static constexpr bool KEPT = !IS_WIDE<D>;
     uint4 packs[KEPT ? D / STEP : 1][2];
@@ -170,14 +202,17 @@ template <typename T, int D, bool PADDED> struct Queries {
 
     // Scores of some times eight keys, whose first is at `keys`.
     template <int EIGHTS> __device__ __forceinline__ void scores(float (&s)[EIGHTS][4], const T *keys) const {
-        const T *row = keys + threadIdx.x % 32 / 4 * KEY + threadIdx.x % 4 * 8;
+        const int key = threadIdx.x % 32 / 4, at = threadIdx.x % 4 * 8;
+        auto place = [&](int n, int step) {
+            return keys + (n * 8 + key) * KEY + Shared<T, D>::place(key, step * STEP + at);
+        };
         if constexpr (KEPT) {
 #pragma unroll
             for (int n = 0; n < EIGHTS; n++) {
 #pragma unroll
                 for (int step = 0; step < D / STEP; step++) {
                     if (!PADDED || step * STEP < d) {
-                        add(s[n], packs[step][0], packs[step][1], row + n * 8 * KEY + step * STEP);
+                        add(s[n], packs[step][0], packs[step][1], place(n, step));
                     }
                 }
             }
@@ -187,15 +222,16 @@ template <typename T, int D, bool PADDED> struct Queries {
                 const uint4 a = pack(0, step), b = pack(1, step);
 #pragma unroll
                 for (int n = 0; n < EIGHTS; n++) {
-                    add(s[n], a, b, row + n * 8 * KEY + step * STEP);
+                    add(s[n], a, b, place(n, step));
                 }
             }
         }
     }
 
-    // Adds the weighted values of all keys; `weights` are those of the thread's first query, and `values`
-    // begin with the warp's part of a head.
-    __device__ __forceinline__ void weigh(float (&dots)[D / PARTS / 8][4], const float *weights, const T *values, int) const {
+    // Adds the weighted values of all keys, from the head's value `first` on; `weights` are those of the thread's first
+    // query.
+    __device__ __forceinline__ void weigh(float (&dots)[VALUES / 8][4], const float *weights, const T *values, int first,
+                                          int) const {
         const int thread = threadIdx.x % 32;
         auto pair = [&](int query, int key) {
             const float2 two = *reinterpret_cast<const float2 *>(weights + query * WEIGHTS + key + thread % 4 * 2);
@@ -204,11 +240,11 @@ template <typename T, int D, bool PADDED> struct Queries {
 #pragma unroll
         for (int key = 0; key < CHUNK; key += 16) {
             const uint32_t a[4] = {pair(0, key), pair(8, key), pair(0, key + 8), pair(8, key + 8)};
-            const T *row = values + (key + thread % 16) * Shared<T, D>::VALUE + thread / 16 * 8;
+            const T *row = values + (key + thread % 16) * Shared<T, D>::VALUE;
 #pragma unroll
-            for (int n = 0; n < D / PARTS / 8; n += 2) {
+            for (int n = 0; n < VALUES / 8; n += 2) {
                 uint32_t b[4];
-                load_transposed(b, row + n * 8);
+                load_transposed(b, row + Shared<T, D>::place(thread % 16, first + thread / 16 * 8 + n * 8));
                 multiply<T>(dots[n], a, b[0], b[1]);
                 multiply<T>(dots[n + 1], a, b[2], b[3]);
             }
@@ -218,6 +254,7 @@ template <typename T, int D, bool PADDED> struct Queries {
 
 // Tensor cores do not take f32: the same sums, one value at a time.
 template <int D, bool PADDED> struct Queries<float, D, PADDED> {
+    static constexpr int VALUES = SUMMED<D> / PARTS;
     const float *rows[2];
     int d;
 
@@ -227,22 +264,24 @@ template <int D, bool PADDED> struct Queries<float, D, PADDED> {
 #pragma unroll
         for (int n = 0; n < EIGHTS; n++) {
             for (int i = 0; i < 4; i++) {
-                const float *key = keys + (n * 8 + threadIdx.x % 4 * 2 + i % 2) * Shared<float, D>::KEY;
+                const int number = n * 8 + threadIdx.x % 4 * 2 + i % 2;
+                const float *key = keys + number * Shared<float, D>::KEY;
                 for (int at = 0; at < d && rows[i / 2] != nullptr; at++) {
-                    s[n][i] = fmaf(rows[i / 2][at], key[at], s[n][i]);
+                    s[n][i] = fmaf(rows[i / 2][at], key[Shared<float, D>::place(number, at)], s[n][i]);
                 }
             }
         }
     }
 
-    __device__ __forceinline__ void weigh(float (&dots)[D / PARTS / 8][4], const float *weights, const float *values,
+    __device__ __forceinline__ void weigh(float (&dots)[VALUES / 8][4], const float *weights, const float *values, int first,
                                           int count) const {
         for (int key = 0; key < count; key++) {
 #pragma unroll
-            for (int n = 0; n < D / PARTS / 8; n++) {
+            for (int n = 0; n < VALUES / 8; n++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float value = values[key * Shared<float, D>::VALUE + n * 8 + threadIdx.x % 4 * 2 + i % 2];
+                    const int at = first + n * 8 + threadIdx.x % 4 * 2 + i % 2;
+                    const float value = values[key * Shared<float, D>::VALUE + Shared<float, D>::place(key, at)];
                     dots[n][i] = fmaf(weights[i / 2 * 8 * WEIGHTS + key], value, dots[n][i]);
                 }
             }
@@ -273,6 +312,9 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
                                        const Args &args) {
     const Tile tile = args.tiles[item.tile];
     const int kv_head = item.kv_head, group = args.heads / args.kv_heads, d = values_of<D, PADDED>(args);
+    // The values that are summed up; a warp has VALUES of them.
+    const int summed = summed_of<D, PADDED>(args);
+    constexpr int VALUES = SUMMED<D> / PARTS;
     const int queries = tile.rows * group, keys = keys_of(tile, args.trees);
     const int before = first_key_of(tile, args.scores.window) / CHUNK;
     const int first = SPLIT ? item.chunk : before;
@@ -282,7 +324,7 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
     }
     const int warp = team.thread() / 32, part = warp / 2;
     // The thread's first query, and values of a head: two of every eight from `value`.
-    const int own = warp % 2 * 16 + threadIdx.x % 32 / 4, value = part * (D / PARTS) + threadIdx.x % 4 * 2;
+    const int own = warp % 2 * 16 + threadIdx.x % 32 / 4, value = part * VALUES + threadIdx.x % 4 * 2;
     // The rows of its two queries, and their positions.
     int rows[2], positions[2];
 #pragma unroll
@@ -293,12 +335,13 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
     }
     // Whether the head has the eight values from a place on.
     auto has = [&](int value) { return !PADDED || value < d; };
+    auto sums = [&](int value) { return !PADDED || value < summed; };
     Queries<T, D, PADDED> pair;
     pair.d = d;
-    float o[D / PARTS / 8][4];
+    float o[VALUES / 8][4];
     Running all[2] = {{-INFINITY, 0.f}, {-INFINITY, 0.f}};
 #pragma unroll
-    for (int n = 0; n < D / PARTS / 8; n++) {
+    for (int n = 0; n < VALUES / 8; n++) {
         o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.f;
     }
     int chunk = first, pass = 0;
@@ -324,22 +367,33 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             team.prepare_keys(tile, item);
         }
         auto load = [&](T *to, int pitch, const T *pool) {
-            // Keys that the threads copy at a time.
-            constexpr int PACKS = D / Pack<T>::LEN, KEYS = THREADS / PACKS;
-            const int first = team.thread() / PACKS, at = team.thread() % PACKS * Pack<T>::LEN;
-#pragma unroll
-            for (int i = 0; i < CHUNK / KEYS; i++) {
-                const int key = i * KEYS + first, slot = shared.slots[key];
+            constexpr int PACKS = D / Pack<T>::LEN;
+            auto copy = [&](int key, int at) {
+                const int slot = shared.slots[key];
                 // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would
                 // not hide.
-                copy_async(to + key * pitch + at, pool + ((size_t)max(slot, 0) * args.kv_heads + kv_head) * d + at,
-                           slot >= 0 && has(at));
+                copy_async(to + key * pitch + Shared<T, D>::place(key, at),
+                           pool + place_in_pool<D>(args, max(slot, 0), kv_head, d) + at, slot >= 0 && has(at));
+            };
+            if constexpr (THREADS % PACKS == 0) {
+                // Keys that the threads copy at a time.
+                constexpr int KEYS = THREADS / PACKS;
+                const int first = team.thread() / PACKS, at = team.thread() % PACKS * Pack<T>::LEN;
+#pragma unroll
+                for (int i = 0; i < CHUNK / KEYS; i++) {
+                    copy(i * KEYS + first, at);
+                }
+            } else {
+#pragma unroll 6
+                for (int i = team.thread(); i < CHUNK * PACKS; i += THREADS) {
+                    copy(i / PACKS, i % PACKS * Pack<T>::LEN);
+                }
             }
             end_of_copies();
         };
-        constexpr bool TAKES_TURNS = Shared<T, D>::TAKES_TURNS;
+        constexpr bool TAKES_TURNS = Shared<T, D>::TAKES_TURNS, SHARES = Shared<T, D>::SHARES;
         load(shared.keys(), Shared<T, D>::KEY, k);
-        if (!TAKES_TURNS) {
+        if (!TAKES_TURNS && !SHARES) {
             load(shared.values(), Shared<T, D>::VALUE, v);
         }
         if (is_begin) {
@@ -350,7 +404,7 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             pair.load(0, own < queries ? team.query(tile, kv_head, own) : nullptr);
             pair.load(1, own + 8 < queries ? team.query(tile, kv_head, own + 8) : nullptr);
         }
-        wait_for_copies<TAKES_TURNS ? 0 : 1>();
+        wait_for_copies<TAKES_TURNS || SHARES ? 0 : 1>();
         team.sync();
         if (warp % 2 * 16 < to_query) {
             constexpr int EIGHTS = CHUNK / PARTS / 8;
@@ -418,13 +472,13 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         }
         wait_for_copies<0>();
         team.sync();
-        float dots[D / PARTS / 8][4];
+        float dots[VALUES / 8][4];
 #pragma unroll
-        for (int n = 0; n < D / PARTS / 8; n++) {
+        for (int n = 0; n < VALUES / 8; n++) {
             dots[n][0] = dots[n][1] = dots[n][2] = dots[n][3] = 0.f;
         }
-        if (warp % 2 * 16 < to_query && has(part * (D / PARTS))) {
-            pair.weigh(dots, shared.weights + own * WEIGHTS, shared.values() + part * (D / PARTS), count);
+        if (warp % 2 * 16 < to_query && sums(part * VALUES)) {
+            pair.weigh(dots, shared.weights + own * WEIGHTS, shared.values(), part * VALUES, count);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -436,22 +490,22 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             if constexpr (SPLIT) {
                 const int head = kv_head * group + query - rows[half] * group;
                 size_t pair = (size_t)(tile.partial + rows[half]) * args.heads + head;
-                float *to = args.partials + (pair * args.chunks + chunk) * (d + 2);
+                float *to = args.partials + (pair * args.chunks + chunk) * (summed + 2);
 #pragma unroll
-                for (int n = 0; n < D / PARTS / 8; n++) {
-                    if (has(value + n * 8)) {
+                for (int n = 0; n < VALUES / 8; n++) {
+                    if (sums(value + n * 8)) {
                         *reinterpret_cast<float2 *>(to + value + n * 8) =
                             make_float2(dots[n][2 * half], dots[n][2 * half + 1]);
                     }
                 }
                 if (value == 0) {
-                    *reinterpret_cast<float2 *>(to + d) = make_float2(now.max, now.sum);
+                    *reinterpret_cast<float2 *>(to + summed) = make_float2(now.max, now.sum);
                 }
             } else {
                 float to_all, to_now;
                 merge(all[half], now, to_all, to_now);
 #pragma unroll
-                for (int n = 0; n < D / PARTS / 8; n++) {
+                for (int n = 0; n < VALUES / 8; n++) {
 #pragma unroll
                     for (int i = 2 * half; i < 2 * half + 2; i++) {
                         o[n][i] = fmaf(o[n][i], to_all, __fmul_rn(dots[n][i], to_now));
@@ -467,11 +521,11 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         for (int half = 0; half < 2; half++) {
             int query = own + half * 8;
             if (query < queries) {
-                T *to = out + place_of(tile, args, kv_head, query, d) + value;
+                T *to = out + place_of(tile, args, kv_head, query, summed) + value;
                 const float by = add_sink(all[half], args.scores, kv_head * group + query % group);
 #pragma unroll
-                for (int n = 0; n < D / PARTS / 8; n++) {
-                    if (has(value + n * 8)) {
+                for (int n = 0; n < VALUES / 8; n++) {
+                    if (sums(value + n * 8)) {
                         to[n * 8] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half], by), all[half].sum));
                         to[n * 8 + 1] = narrow<T>(__fdividef(__fmul_rn(o[n][2 * half + 1], by), all[half].sum));
                     }
@@ -496,7 +550,7 @@ __device__ __forceinline__ Chunks chunks_of(const Tile &tile, const Args &args) 
 template <typename T, int D, int VALUES, bool PADDED = false>
 __device__ __forceinline__ void merge_chunks(T *out, const Args &args, const Tile &tile, Chunks chunks, int row, int head,
                                              int dim) {
-    const int end = chunks.end, lane = threadIdx.x % 32, d = values_of<D, PADDED>(args);
+    const int end = chunks.end, lane = threadIdx.x % 32, d = summed_of<D, PADDED>(args);
     const float *from = args.partials + ((size_t)(tile.partial + row) * args.heads + head) * args.chunks * (d + 2);
     auto has = [&](int n) { return !PADDED || dim + n * 32 < d; };
     Running all = {-INFINITY, 0.f};

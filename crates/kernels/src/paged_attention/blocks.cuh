@@ -30,9 +30,11 @@ template <typename T, int D, bool PADDED> struct WholeBlock {
             if (i < CHUNK * LINES && (!PADDED || value < d)) {
                 const int slot = slots[i / LINES];
                 if (slot >= 0) {
-                    const size_t at = ((size_t)slot * args.kv_heads + item.kv_head) * d + value;
+                    const size_t at = place_in_pool<D>(args, slot, item.kv_head, d) + value;
                     prefetch_line(k + at);
-                    prefetch_line(v + at);
+                    if (!IS_LATENT<D>) {
+                        prefetch_line(v + at);
+                    }
                 }
             }
         }
@@ -58,7 +60,7 @@ template <typename T, int D, bool PADDED> __device__ __forceinline__ void merge_
         return;
     }
     constexpr int VALUES = 2;
-    const int group = args.heads / args.kv_heads, pieces = (values_of<D, PADDED>(args) + 32 * VALUES - 1) / (32 * VALUES);
+    const int group = args.heads / args.kv_heads, pieces = (summed_of<D, PADDED>(args) + 32 * VALUES - 1) / (32 * VALUES);
     for (int i = threadIdx.x / 32; i < tile.rows * group * pieces; i += THREADS / 32) {
         const int query = i / pieces, dim = i % pieces * 32 * VALUES + threadIdx.x % 32;
         merge_chunks<T, D, VALUES, PADDED>(out, args, tile, chunks, query / group, item.kv_head * group + query % group, dim);
@@ -83,11 +85,11 @@ __device__ void attend_by_blocks(const T *q, const T *k, const T *v, T *out, con
 #define ATTEND_PARAMETERS                                                                          \
     const Tile *tiles, const uint32_t *blocks, const uint64_t *trees, float *partials, int heads,  \
         int kv_heads, int block_size, int chunks, float scale, int window, float cap,              \
-        const float *sinks, int values
+        const float *sinks, int values, int latent
 #define ATTEND_ARGS                                                                                \
     Args {                                                                                         \
         tiles, blocks, trees, partials, heads, kv_heads, block_size, chunks,                       \
-            Scores{scale, window, cap, sinks}, values                                              \
+            Scores{scale, window, cap, sinks}, values, latent                                      \
     }
 #define ATTEND_KERNELS(T, NAME, D, PADDED)                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \

@@ -5,7 +5,8 @@ use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
 use super::tables::{
-    AttentionTables, CHUNK, GPU_HEAD_DIM_STEP, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity,
+    AttentionTables, CHUNK, GPU_HEAD_DIM_STEP, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK,
+    MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, latent_group,
 };
 use candle_core::{CudaDevice, DType, Result, Tensor};
 
@@ -27,6 +28,8 @@ const MAX_LONG_VALUES: usize = 256;
 struct Kernels {
     /// The values of a head that they compute with.
     width: usize,
+    /// The end of their names.
+    heads: &'static str,
     /// The module and the PTX of kernels that pad heads to the width.
     padded: Option<(&'static str, &'static str)>,
 }
@@ -34,22 +37,33 @@ struct Kernels {
 impl Kernels {
     /// The kernels for heads of `head_dim` values, if there are any.
     fn of(head_dim: usize) -> Option<Self> {
-        let padded = |width, module, ptx| Self {
+        let exact = |width, heads| Self {
             width,
+            heads,
+            padded: None,
+        };
+        let padded = |width, heads, module, ptx| Self {
+            width,
+            heads,
             padded: Some((module, ptx)),
         };
         match head_dim {
-            64 | 128 => Some(Self {
-                width: head_dim,
-                padded: None,
-            }),
+            64 => Some(exact(64, "64")),
+            128 => Some(exact(128, "128")),
             _ if !head_dim.is_multiple_of(GPU_HEAD_DIM_STEP) => None,
-            1..128 => Some(padded(128, "padded-128", gpu::PADDED_128)),
-            129..=256 => Some(padded(256, "padded-256", gpu::PADDED_256)),
-            257..=512 => Some(padded(512, "padded-512", gpu::PADDED_512)),
+            1..128 => Some(padded(128, "to_128", "padded-128", gpu::PADDED_128)),
+            129..=256 => Some(padded(256, "to_256", "padded-256", gpu::PADDED_256)),
+            257..=512 => Some(padded(512, "to_512", "padded-512", gpu::PADDED_512)),
             _ => None,
         }
     }
+
+    /// The kernels for latent attention.
+    const LATENT: Self = Self {
+        width: MAX_GPU_LATENT_KEY,
+        heads: "latent",
+        padded: Some(("latent", gpu::LATENT)),
+    };
 
     /// The kernel `part`, whose module and PTX are `exact` if heads are not padded.
     fn load(
@@ -59,12 +73,8 @@ impl Kernels {
         exact: (&str, &str),
         dtype: DType,
     ) -> Result<gpu::Kernel> {
-        let (to, dtype) = (
-            if self.padded.is_some() { "to_" } else { "" },
-            gpu::suffix(dtype),
-        );
         let (module, ptx) = self.padded.unwrap_or(exact);
-        let name = format!("{part}_{dtype}_{to}{}", self.width);
+        let name = format!("{part}_{}_{}", gpu::suffix(dtype), self.heads);
         gpu::function(device, module, ptx, &name)
     }
 }
@@ -92,6 +102,13 @@ pub(crate) fn shared_of_attention(width: usize, dtype: DType) -> usize {
     shared_by_chunk(width, (key, width + 8), dtype) + 4 * weights
 }
 
+/// Bytes of shared memory that a block of the kernel for latent attention needs: keys are values and not padded, see
+/// `Shared` in `attend.cuh`.
+fn shared_of_latent(dtype: DType) -> usize {
+    let keys = CHUNK * (MAX_GPU_LATENT_KEY * dtype.size_in_bytes() + size_of::<i32>());
+    keys + 4 * MAX_QUERIES * (WEIGHTS + 2)
+}
+
 /// What the kernels for short spans take after q, pools and output.
 struct Args<'a> {
     tables: &'a AttentionTables,
@@ -99,9 +116,70 @@ struct Args<'a> {
     dims: Dims,
     block_size: usize,
     params: AttentionParams<'a>,
+    /// The values that latent attention sums up; 0 = those of heads.
+    latent: usize,
 }
 
-impl Args<'_> {
+impl<'a> Args<'a> {
+    /// Whether each chunk of a sequence gets its own block, and the arguments with memory for their results. Both ways
+    /// have the same bits.
+    fn new(
+        batch: &AttentionBatch<'_>,
+        tables: &'a AttentionTables,
+        (dims, latent): (Dims, usize),
+        params: AttentionParams<'a>,
+        device: &CudaDevice,
+    ) -> Result<(bool, Self)> {
+        let TableCapacity {
+            tiles,
+            chunks,
+            rows,
+        } = tables.capacity;
+        let summed = if latent > 0 { latent } else { dims.head_dim };
+        let partials = rows * dims.heads * chunks * (summed + 2);
+        let split = chunks > 1 && tiles * dims.kv_heads < FULL && partials <= MAX_PARTIALS;
+        let floats = if split { partials } else { 1 };
+        let args = Self {
+            tables,
+            partials: gpu::scratch(device, floats)?,
+            dims,
+            block_size: batch.block_size(),
+            params,
+            latent,
+        };
+        Ok((split, args))
+    }
+
+    /// Launches the kernel for the tiles of short spans, which has `bytes` bytes of shared memory.
+    fn run(
+        &self,
+        split: bool,
+        kernels: Kernels,
+        bytes: usize,
+        [q, k, v, out]: [&Tensor; 4],
+    ) -> Result<()> {
+        let TableCapacity { tiles, chunks, .. } = self.tables.capacity;
+        if tiles == 0 {
+            return Ok(());
+        }
+        let part = if split {
+            "attend_split"
+        } else {
+            "attend_whole"
+        };
+        let device = q.device().as_cuda_device()?;
+        let exact = ("paged-attention", gpu::PAGED_ATTENTION);
+        let attend = kernels.load(device, part, exact, q.dtype())?;
+        let attend = attend.with_shared(bytes)?;
+        let launch = attend.launch().tensor(q)?.tensor(k)?;
+        let launch = launch.tensor(v)?.tensor(out)?;
+        let depth = if split { chunks } else { 1 };
+        let grid = gpu::grid((tiles, self.dims.kv_heads, depth), THREADS, bytes);
+        // SAFETY: the arguments match the kernel's parameters. `AttentionBatch` and the callers have checked that rows
+        // and blocks are inside q and the pools.
+        unsafe { self.add_to(launch)?.run(grid) }
+    }
+
     fn add_to<'l>(&self, launch: Launch<'l>) -> Result<Launch<'l>> {
         let AttentionTables {
             tiles,
@@ -119,7 +197,8 @@ impl Args<'_> {
             .int(self.dims.kv_heads)
             .int(self.block_size);
         let launch = launch.int(self.tables.capacity.chunks);
-        Ok(add_params(launch, self.params)?.int(self.dims.head_dim))
+        let launch = add_params(launch, self.params)?;
+        Ok(launch.int(self.dims.head_dim).int(self.latent))
     }
 }
 
@@ -131,6 +210,71 @@ fn add_params<'l>(launch: Launch<'l>, params: AttentionParams<'_>) -> Result<Lau
         .int(params.window.map_or(all, |window| window.min(all)))
         .float(params.soft_cap.unwrap_or(0.))
         .optional(params.sinks)
+}
+
+/// The tables of `batch` on the device of `q`, for layers like `dims`.
+fn tables<'a>(
+    batch: &'a AttentionBatch<'_>,
+    q: &Tensor,
+    dims: Dims,
+    prefill: bool,
+) -> Result<&'a AttentionTables> {
+    let tables = batch.send(q.device(), dims.group(), prefill, None)?;
+    // Tiles have room for the rows of fewer query heads.
+    if tables.group() < dims.group() {
+        candle_core::bail!(
+            "paged-attention: the tables are for up to {} query heads per K/V head, not {}",
+            tables.group(),
+            dims.group()
+        );
+    }
+    Ok(tables)
+}
+
+/// Attention of `q`, `[rows, heads, kept]`, over `pool`, `[num_slots, 1, kept]`, whose first `rank` values are the values,
+/// too: `[rows, heads, rank]`. Both widths are multiples of 8, up to 576 and 512. All rows use one kernel, prompts
+/// included.
+///
+/// # Errors
+/// If the shapes or dtypes do not match, the pool has fewer slots than `batch` was checked for, or the device fails.
+pub(crate) fn latent_attention(
+    q: &Tensor,
+    pool: &Tensor,
+    rank: usize,
+    batch: &AttentionBatch<'_>,
+    params: AttentionParams<'_>,
+) -> Result<Tensor> {
+    let name = "latent attention";
+    let ((rows, heads, kept), (slots, count, width)) = (q.dims3()?, pool.dims3()?);
+    let steps = [kept, rank].map(|width| width.is_multiple_of(GPU_HEAD_DIM_STEP));
+    let is_known = steps == [true; 2] && kept <= MAX_GPU_LATENT_KEY && rank <= MAX_GPU_LATENT_RANK;
+    let fits = count == 1 && width == kept && rank <= kept && heads > 0;
+    let has_room = rows >= batch.rows() && slots >= batch.num_slots();
+    if !is_known || !fits || !has_room {
+        candle_core::bail!(
+            "{name}: no kernel for q {:?} with {rank} values, pool {:?} and a batch of {} rows over {} slots",
+            q.dims(),
+            pool.dims(),
+            batch.rows(),
+            batch.num_slots()
+        );
+    }
+    gpu::expect_dtype(name, q.dtype(), [pool])?;
+    let dims = Dims {
+        heads,
+        kv_heads: heads / latent_group(heads),
+        head_dim: kept,
+    };
+    let tables = tables(batch, q, dims, false)?;
+    if tables.long > 0 {
+        candle_core::bail!("{name}: the tables have tiles of prompts apart");
+    }
+    let device = q.device().as_cuda_device()?;
+    let out = gpu::output(device, q.dtype(), (rows, heads, rank))?;
+    let (split, args) = Args::new(batch, tables, (dims, rank), params, device)?;
+    let bytes = shared_of_latent(q.dtype());
+    args.run(split, Kernels::LATENT, bytes, [q, pool, pool, &out])?;
+    Ok(out)
 }
 
 /// Does the same as the CPU side, except for the order of additions.
@@ -156,59 +300,17 @@ pub(super) fn launch(
     let device = q.device().as_cuda_device()?;
     // The kernel for prompts uses tensor cores, which do not take f32.
     let prefill = dtype != DType::F32 && !batch.is_batch_invariant();
-    let tables = batch.send(q.device(), dims.group(), prefill, None)?;
-    // Tiles have room for the rows of fewer query heads.
-    if tables.group() < dims.group() {
-        candle_core::bail!(
-            "{name}: the tables are for up to {} query heads per K/V head, not {}",
-            tables.group(),
-            dims.group()
-        );
-    }
-    let TableCapacity {
-        tiles,
-        chunks,
-        rows,
-    } = tables.capacity;
-    let partials = rows * dims.heads * chunks * (d + 2);
-    // Both ways have the same bits.
-    let split = chunks > 1 && tiles * dims.kv_heads < FULL && partials <= MAX_PARTIALS;
-    let floats = if split { partials } else { 1 };
-    let partials = gpu::scratch(device, floats)?;
+    let tables = tables(batch, q, dims, prefill)?;
     let out = gpu::output(device, dtype, q.shape())?;
-    let args = Args {
-        tables,
-        partials,
-        dims,
-        block_size: batch.block_size(),
-        params,
-    };
-    if tiles > 0 {
-        let part = if split {
-            "attend_split"
-        } else {
-            "attend_whole"
-        };
-        let attend = kernels.load(device, part, (name, gpu::PAGED_ATTENTION), dtype)?;
-        let bytes = shared_of_attention(kernels.width, dtype);
-        let attend = attend.with_shared(bytes)?;
-        let launch = attend
-            .launch()
-            .tensor(q)?
-            .tensor(k)?
-            .tensor(v)?
-            .tensor(&out)?;
-        let depth = if split { chunks } else { 1 };
-        let grid = gpu::grid((tiles, dims.kv_heads, depth), THREADS, bytes);
-        // SAFETY: the arguments match the kernel's parameters. `AttentionBatch` and `PagedAttention::dims`
-        // have checked that rows and blocks are inside q and the pools.
-        unsafe { args.add_to(launch)?.run(grid)? };
-    }
+    let (split, args) = Args::new(batch, tables, (dims, 0), params, device)?;
+    let bytes = shared_of_attention(kernels.width, dtype);
+    args.run(split, kernels, bytes, [q, k, v, &out])?;
     if tables.long > 0 {
         let prefill = kernels.load(device, "prefill", ("prefill", gpu::PREFILL), dtype)?;
         let bytes = shared_by_long(kernels.width, dtype);
         let prefill = prefill.with_shared(bytes)?;
-        let long = tables.tiles.narrow(0, tiles * TILE, tables.long * TILE)?;
+        let first = tables.capacity.tiles * TILE;
+        let long = tables.tiles.narrow(0, first, tables.long * TILE)?;
         let launch = prefill
             .launch()
             .tensor(q)?

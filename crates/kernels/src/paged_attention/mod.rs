@@ -55,10 +55,11 @@ use tracing::trace_span;
 
 pub use batch::AttentionBatch;
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::shared_of_attention;
+pub(crate) use cuda::{latent_attention, shared_of_attention};
 pub use params::AttentionParams;
 pub use tables::{
-    AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD, TableCapacity,
+    AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD,
+    MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK, TableCapacity, latent_group,
 };
 
 /// Number of multiply-adds from which waking other threads pays.

@@ -10,6 +10,13 @@ constexpr int CHUNK = 64;
 // has either keys or values of a chunk; the same as in cuda.rs.
 template <int VALUES> constexpr bool IS_WIDE = VALUES > 128;
 
+// Keys of latent attention have up to so many values, of which up to LATENT_VALUES, the first, are the values, too. All
+// heads share them: a pool has one key a token. The same as in tables.rs.
+constexpr int LATENT_KEY = 576, LATENT_VALUES = 512;
+template <int D> constexpr bool IS_LATENT = D == LATENT_KEY;
+// The values that are summed up, at most, if keys have D.
+template <int D> constexpr int SUMMED = IS_LATENT<D> ? LATENT_VALUES : D;
+
 // Some rows of one sequence.
 struct Tile {
     // First row of the call, and number of rows.

@@ -10,6 +10,10 @@ pub const MAX_GPU_HEAD_DIM: usize = 512;
 pub const GPU_HEAD_DIM_STEP: usize = 8;
 /// Maximum number of query heads for each K/V head on a GPU: one row of them is a tile.
 pub const MAX_GPU_HEADS_PER_KV_HEAD: usize = 32;
+/// Maximum number of values that latent attention keeps of a token on a GPU, as in the kernels.
+pub const MAX_GPU_LATENT_KEY: usize = 576;
+/// Maximum width of a latent vector on a GPU, as in the kernels.
+pub const MAX_GPU_LATENT_RANK: usize = 512;
 /// Keys per chunk, as in the kernels.
 pub(super) const CHUNK: usize = 64;
 /// Maximum number of (row, head) pairs in a tile, as in the kernels: of a short span, and of a long one.
@@ -92,6 +96,16 @@ struct Parts {
     long: Vec<u32>,
     blocks: Vec<u32>,
     trees: Vec<i64>,
+}
+
+/// Number of query heads of a row that share a tile of latent attention on a GPU, of `heads` heads over the same keys: as
+/// many as a tile has room for, and so many that all tiles have as many.
+pub fn latent_group(heads: usize) -> usize {
+    let groups = 1..=MAX_GPU_HEADS_PER_KV_HEAD.min(heads);
+    groups
+        .rev()
+        .find(|&group| heads.is_multiple_of(group))
+        .unwrap_or(1)
 }
 
 /// Maximum number of rows in a tile of a short span, with `group` query heads per K/V head.
@@ -256,6 +270,12 @@ mod tests {
     }
 
     const POOL: (usize, usize) = (16, 1024);
+
+    #[test]
+    fn heads_of_latent_attention_fill_tiles() {
+        let groups = [4, 16, 20, 64, 128, 40, 37].map(latent_group);
+        assert_eq!(groups, [4, 16, 20, 32, 32, 20, 1]);
+    }
 
     #[test]
     fn tiles_hold_no_more_than_the_kernels_take() {

@@ -2,7 +2,7 @@
 
 use super::ModelConfig;
 use crate::mixers;
-use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec};
+use crate::spec::{ExpertsSpec, LayerSpec, MixerSpec, MlpSpec};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::{
     GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD, has_expert_gpu_kernel,
@@ -19,11 +19,25 @@ pub fn check(config: &ModelConfig) -> Result<()> {
 }
 
 fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
-    let refuse =
-        |what: &str, instead: &str| Err(format!("{what} not supported on a GPU: {instead}"));
     if let Some((what, instead)) = mixers::lack_on_gpu(layer) {
         return refuse(what, instead);
     }
+    if !matches!(layer.mixer, MixerSpec::Latent(_)) {
+        check_heads(config, layer)?;
+    }
+    match layer.mlp {
+        MlpSpec::Experts(experts) => check_experts(&experts),
+        MlpSpec::None => refuse("layers without an MLP are", "only those with one are"),
+        _ => Ok(()),
+    }
+}
+
+/// The error of what is not supported, and what is.
+fn refuse(what: &str, instead: &str) -> std::result::Result<(), String> {
+    Err(format!("{what} not supported on a GPU: {instead}"))
+}
+
+fn check_heads(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
     let kv = layer.kv_heads.unwrap_or(config.kv_heads());
     if !kv.dim.is_multiple_of(GPU_HEAD_DIM_STEP) || kv.dim > MAX_GPU_HEAD_DIM {
         let instead =
@@ -37,11 +51,7 @@ fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(
             &format!("up to {MAX_GPU_HEADS_PER_KV_HEAD} are"),
         );
     }
-    match layer.mlp {
-        MlpSpec::Experts(experts) => check_experts(&experts),
-        MlpSpec::None => refuse("layers without an MLP are", "only those with one are"),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 fn check_experts(experts: &ExpertsSpec) -> std::result::Result<(), String> {
@@ -71,6 +81,18 @@ mod tests {
         check(&config).map_err(|e| e.to_string())
     }
 
+    /// DeepSeek-V3's latent attention, with this change.
+    fn latent(change: Value) -> Value {
+        let mut all = json!({
+            "architectures": ["DeepseekV3ForCausalLM"], "num_attention_heads": 4, "num_key_value_heads": 4,
+            "head_dim": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64
+        });
+        for (key, value) in change.as_object().unwrap() {
+            all[key] = value.clone();
+        }
+        all
+    }
+
     #[test]
     fn what_a_gpu_takes_passes() {
         checked(json!({})).unwrap();
@@ -91,6 +113,8 @@ mod tests {
         ] {
             checked(json!({ "architectures": [class] })).unwrap();
         }
+        checked(latent(json!({}))).unwrap();
+        checked(latent(json!({"num_attention_heads": 128}))).unwrap();
     }
 
     #[test]
@@ -128,9 +152,9 @@ mod tests {
                 "those with one",
             ),
             (
-                json!({"architectures": ["DeepseekV3ForCausalLM"], "num_key_value_heads": 4, "head_dim": 64}),
-                "multi-head latent attention",
-                "only attention over",
+                latent(json!({"kv_lora_rank": 516})),
+                "latent attention of this shape",
+                "up to 512 values",
             ),
         ];
         for (change, what, instead) in cases {

@@ -11,13 +11,14 @@ pub(crate) mod reranker;
 use crate::arch::{self, ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
 use crate::layers::rope::{RopeScaling, RopeSpec};
 use crate::packed::PackedConfig;
-use crate::spec::{LayerSpec, ModelSpec, QkNorm, RopeRows};
+use crate::spec::{LayerSpec, MixerSpec, ModelSpec, QkNorm, RopeRows};
 use candle_core::DType;
 use candle_core::quantized::gguf_file::Value;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::files;
 use foretoken_core::gguf::Header;
 use foretoken_core::kv::{KvHeads, KvShape};
+use foretoken_kernels::latent_group;
 use keys::{Keys, ModelShape};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -293,12 +294,15 @@ impl ModelConfig {
         KvHeads::new(self.num_kv_heads, self.head_dim)
     }
 
-    /// Query heads for each head of keys and values, in the layer with the most.
+    /// Query heads that are computed together, because they have the same head of keys, in the layer with the most.
     pub(crate) fn max_query_heads_a_key(&self) -> usize {
-        let own = self.kv_heads().count;
-        let layers = self.spec.layers.iter();
-        let counts = layers.map(|layer| layer.kv_heads.map_or(own, |heads| heads.count));
-        self.num_heads / counts.min().unwrap_or(own).max(1)
+        let (own, heads) = (self.kv_heads().count, self.num_heads);
+        let of_layer = |layer: &LayerSpec| match layer.mixer {
+            MixerSpec::Latent(_) => latent_group(heads),
+            _ => heads / layer.kv_heads.map_or(own, |heads| heads.count).max(1),
+        };
+        let layers = self.spec.layers.iter().map(of_layer);
+        layers.max().unwrap_or(heads / own.max(1))
     }
 
     /// Whether it is the decoder of a model for images and texts.

@@ -3,7 +3,7 @@
 //!
 //! The products that would make these of a latent vector are computed with queries and outputs instead, as in the
 //! paper: a head's score is `q (W_uk c) = (W_uk^T q) c`, and its output `W_uv (sum of weights times c)`. So all heads
-//! attend over the same rows, and values are the first part of keys.
+//! attend over the same rows, and values are the first part of keys. On a GPU the same is computed by [`DeviceLatent`].
 
 use super::attention::params;
 use super::mixer::{Mixer, MixerLayer, MixerParts, MixerRows};
@@ -14,9 +14,12 @@ use crate::matrix::{Matrix, forward_chosen};
 use crate::spec::latent::LatentSpec;
 use crate::spec::{LayerSpec, RopeRows};
 use crate::weights::{Stack, StackForm, Weights};
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
-use foretoken_kernels::{kv_write_to, paged_attention, rope};
+use foretoken_kernels::{
+    DeviceLatent, LatentRows, LatentShape, LatentWeights, kv_write_to, norm_part, paged_attention,
+    rope,
+};
 use std::iter::repeat_n;
 use std::sync::Arc;
 
@@ -32,6 +35,22 @@ pub(crate) struct LatentAttention {
     rope: usize,
     /// The norm of latent queries, and the product that makes queries of them.
     queries: Option<(Norm, Linear)>,
+    /// Number of query heads.
+    heads: usize,
+    of_heads: OfHeads,
+}
+
+/// What has weights of single heads, and the norm of latent vectors.
+#[derive(Clone)]
+enum OfHeads {
+    /// On the CPU. On a GPU if only headers were read, which nothing is multiplied with.
+    Host(HostHeads),
+    /// On a GPU.
+    Device(DeviceLatent),
+}
+
+#[derive(Clone)]
+struct HostHeads {
     /// The norm of latent vectors.
     norm: Norm,
     /// For each head, the matrix that makes `[rank]` of a query without position.
@@ -61,6 +80,108 @@ impl LatentAttention {
         });
         let queries = queries.transpose()?;
         let norm = Norm::rms(weights, &parts.at("self_attn.kv_a_layernorm"), spec.rank)?;
+        let host = HostHeads::load(parts, weights, spec, norm)?;
+        let of_heads = match weights.device().is_cuda() && !weights.are_headers() {
+            true => OfHeads::Device(host.on_device(spec, weights.dtypes().activations)?),
+            false => OfHeads::Host(host),
+        };
+        let rope = parts.rope()?;
+        let mixer = Self {
+            spec,
+            layer: layer.clone(),
+            rope: rope.ok_or_else(|| Error::internal("latent attention without a RoPE"))?,
+            queries,
+            heads,
+            of_heads,
+        };
+        let in_proj = products(parts, weights, spec)?;
+        let out_proj = ("self_attn.o_proj", heads * spec.value, layer.o_bias);
+        parts.layer(weights, (in_proj, mixer), out_proj)
+    }
+
+    /// The queries of all rows, as parts of rows that may be longer: `[rows, width]`, of which a row begins with `[heads,
+    /// nope + rope]`.
+    fn queries(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
+        match &self.queries {
+            None => Ok(rows.products.clone()),
+            Some((norm, linear)) => {
+                let weight = norm.plain();
+                let weight = weight.ok_or_else(|| Error::internal("a latent norm has a bias"))?;
+                let latents = norm_part(&rows.products, 0, weight, EPS)?;
+                linear.forward_adapted(&latents, rows.step.adapters)
+            }
+        }
+    }
+
+    /// Writes what is kept of all rows on a GPU; returns their queries, and what [`DeviceLatent::attend`] takes beside them.
+    fn write_on_device(
+        &self,
+        latent: &DeviceLatent,
+        rows: &MixerRows<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let q = self.queries(rows)?;
+        let angles = &rows.step.angles[self.rope];
+        let rotated = latent.write(&LatentRows {
+            products: &rows.products,
+            first: self.first_latent(&rows.products)?,
+            q: &q,
+            angles: (&angles.cos, &angles.sin),
+            slots: rows.step.slots,
+            pool: &rows.pool.tokens()?.0,
+        })?;
+        Ok((q, rotated))
+    }
+
+    /// The place of the latent vector in a row of the layer's products.
+    fn first_latent(&self, products: &Tensor) -> Result<usize> {
+        Ok(products.dim(1)? - self.spec.kept())
+    }
+
+    /// Writes what is kept of all rows; returns their queries, `[rows, heads, nope + rope]`.
+    fn write_on_host(&self, host: &HostHeads, rows: &MixerRows<'_>) -> Result<Tensor> {
+        let LatentSpec { rank, nope, .. } = self.spec;
+        let (products, step, heads) = (&rows.products, rows.step, self.heads);
+        let angles = &step.angles[self.rope];
+        let own = self.first_latent(products)?;
+        let q = self.queries(rows)?.narrow(1, 0, heads * self.spec.key())?;
+        let q = q.contiguous()?.reshape(((), heads, self.spec.key()))?;
+        let latent = products.narrow(1, own, rank)?.contiguous()?;
+        let latent = host.norm.forward(&latent, EPS)?.unsqueeze(1)?;
+        let key = products.narrow(1, own + rank, self.spec.rope)?;
+        let rotated = [&q.narrow(2, nope, self.spec.rope)?, &key.unsqueeze(1)?];
+        let rotated = Tensor::cat(&rotated, 1)?.contiguous()?;
+        rope(&rotated, heads + 1, Some((&angles.cos, &angles.sin)), None)?;
+        let kept = Tensor::cat(&[&latent, &rotated.narrow(1, heads, 1)?], 2)?;
+        kv_write_to(&rows.pool.tokens()?.0, &kept.contiguous()?, step.slots)?;
+        let turned = rotated.narrow(1, 0, heads)?;
+        Ok(Tensor::cat(&[&q.narrow(2, 0, nope)?, &turned], 2)?.contiguous()?)
+    }
+
+    /// The outputs of the heads of the rows that attend, `[attending, heads * value]`.
+    fn attend_on_host(&self, host: &HostHeads, rows: &MixerRows<'_>) -> Result<Tensor> {
+        let LatentSpec {
+            rank, nope, rope, ..
+        } = self.spec;
+        let q = rows.pick(&self.write_on_host(host, rows)?)?;
+        let absorbed = of_each_head(&host.keys, &q.narrow(2, 0, nope)?)?;
+        let q = Tensor::cat(&[&absorbed, &q.narrow(2, nope, rope)?], 2)?.contiguous()?;
+        let (pool, _) = rows.pool.tokens()?;
+        // What it computes of the rotated key as a value is left out.
+        let y = paged_attention(&q, pool, pool, rows.step.spans, params(&self.layer, None))?;
+        let y = of_each_head(&host.values, &y.narrow(2, 0, rank)?)?;
+        Ok(y.flatten_from(1)?)
+    }
+}
+
+impl HostHeads {
+    /// Reads the two halves of `kv_b_proj` for each head.
+    fn load(
+        parts: &MixerParts<'_>,
+        weights: &mut Weights,
+        spec: LatentSpec,
+        norm: Norm,
+    ) -> Result<Self> {
+        let heads = parts.config.num_heads;
         let (keys, values) = if weights.are_gguf() {
             let mut read = |part: &str, shape| {
                 weights.matrices(&Stack {
@@ -77,67 +198,54 @@ impl LatentAttention {
             let widths = (spec.nope, spec.value);
             weights.matrices_of_heads(&parts.at("self_attn.kv_b_proj"), heads, widths, spec.rank)?
         };
-        let rope = parts.rope()?;
-        let mixer = Self {
-            spec,
-            layer: layer.clone(),
-            rope: rope.ok_or_else(|| Error::internal("latent attention without a RoPE"))?,
-            queries,
-            norm,
-            keys,
-            values,
-        };
-        let in_proj = products(parts, weights, spec)?;
-        let out_proj = ("self_attn.o_proj", heads * spec.value, layer.o_bias);
-        parts.layer(weights, (in_proj, mixer), out_proj)
+        Ok(Self { norm, keys, values })
     }
 
-    /// Writes what is kept of all rows; returns their queries, `[rows, heads, nope + rope]`.
-    fn write(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
-        let LatentSpec { rank, nope, .. } = self.spec;
-        let (products, step) = (&rows.products, rows.step);
-        let angles = &step.angles[self.rope];
-        let (count, width) = products.dims2()?;
-        let own = width - self.spec.kept();
-        let q = products.narrow(1, 0, own)?.contiguous()?;
-        let q = match &self.queries {
-            Some((norm, linear)) => {
-                linear.forward_adapted(&norm.forward(&q, EPS)?, step.adapters)?
-            }
-            None => q,
+    /// The same on a GPU, with dense matrices in `dtype`, that of activations.
+    fn on_device(&self, spec: LatentSpec, dtype: DType) -> Result<DeviceLatent> {
+        let shape = LatentShape {
+            heads: self.keys.len(),
+            nope: spec.nope,
+            rope: spec.rope,
+            rank: spec.rank,
+            value: spec.value,
         };
-        let heads = self.keys.len();
-        let q = q.reshape((count, heads, self.spec.key()))?;
-        let latent = products.narrow(1, own, rank)?.contiguous()?;
-        let latent = self.norm.forward(&latent, EPS)?.unsqueeze(1)?;
-        let key = products.narrow(1, own + rank, self.spec.rope)?;
-        let rotated = [&q.narrow(2, nope, self.spec.rope)?, &key.unsqueeze(1)?];
-        let rotated = Tensor::cat(&rotated, 1)?.contiguous()?;
-        rope(&rotated, heads + 1, Some((&angles.cos, &angles.sin)), None)?;
-        let kept = Tensor::cat(&[&latent, &rotated.narrow(1, heads, 1)?], 2)?;
-        kv_write_to(&rows.pool.tokens()?.0, &kept.contiguous()?, step.slots)?;
-        let turned = rotated.narrow(1, 0, heads)?;
-        Ok(Tensor::cat(&[&q.narrow(2, 0, nope)?, &turned], 2)?.contiguous()?)
+        let stacked = |matrices: &[Arc<dyn Matrix>]| -> Result<Tensor> {
+            let dense = matrices.iter().map(|matrix| {
+                let dense = matrix.dequantize()?.to_dtype(dtype)?;
+                Ok::<_, Error>(dense)
+            });
+            Ok(Tensor::stack(&dense.collect::<Result<Vec<_>>>()?, 0)?)
+        };
+        let norm = self.norm.plain();
+        let weights = LatentWeights {
+            keys: &stacked(&self.keys)?,
+            values: &stacked(&self.values)?,
+            norm: norm.ok_or_else(|| Error::internal("a latent norm has a bias"))?,
+            eps: EPS,
+        };
+        Ok(DeviceLatent::new(shape, &weights)?)
     }
 }
 
 impl Mixer for LatentAttention {
     fn attend(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
-        let LatentSpec {
-            rank, nope, rope, ..
-        } = self.spec;
-        let q = rows.pick(&self.write(rows)?)?;
-        let absorbed = of_each_head(&self.keys, &q.narrow(2, 0, nope)?)?;
-        let q = Tensor::cat(&[&absorbed, &q.narrow(2, nope, rope)?], 2)?.contiguous()?;
+        let latent = match &self.of_heads {
+            OfHeads::Host(host) => return self.attend_on_host(host, rows),
+            OfHeads::Device(latent) => latent,
+        };
+        let (q, rotated) = self.write_on_device(latent, rows)?;
+        let queries = (&rows.pick(&q)?, &rows.pick(&rotated)?);
         let (pool, _) = rows.pool.tokens()?;
-        // What it computes of the rotated key as a value is left out.
-        let y = paged_attention(&q, pool, pool, rows.step.spans, params(&self.layer, None))?;
-        let y = of_each_head(&self.values, &y.narrow(2, 0, rank)?)?;
-        Ok(y.flatten_from(1)?)
+        let params = params(&self.layer, None);
+        Ok(latent.attend(queries, pool, rows.step.spans, params)?)
     }
 
     fn write_kv(&self, rows: &MixerRows<'_>) -> Result<()> {
-        self.write(rows).map(drop)
+        match &self.of_heads {
+            OfHeads::Host(host) => self.write_on_host(host, rows).map(drop),
+            OfHeads::Device(latent) => self.write_on_device(latent, rows).map(drop),
+        }
     }
 
     fn linears(&mut self) -> Vec<&mut Linear> {

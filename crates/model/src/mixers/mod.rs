@@ -56,9 +56,9 @@ pub fn lack_on_gpu(layer: &LayerSpec) -> Option<(&'static str, &'static str)> {
             "linear attention and gates of attention are",
             "only softmax attention without gates is",
         )),
-        MixerSpec::Latent(_) => Some((
-            "multi-head latent attention is",
-            "only attention over keys and values of heads is",
+        MixerSpec::Latent(latent) => (!latent.fits_gpu()).then_some((
+            "latent attention of this shape is",
+            "only latent vectors of up to 512 values and up to 576 values of a token are, both in multiples of 8",
         )),
         MixerSpec::ShortConv(_) => Some(("short convolutions are", "only attention is")),
         MixerSpec::Mamba(_) => Some(("Mamba layers are", "only attention is")),

@@ -1,5 +1,7 @@
 //! What distinguishes layers with multi-head latent attention.
 
+use foretoken_kernels::{GPU_HEAD_DIM_STEP, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK};
+
 /// Maximum width of queries before their heads are made of them.
 const MAX_Q_RANK: usize = 1 << 16;
 /// Maximum width of a part of a head.
@@ -42,6 +44,16 @@ impl LatentSpec {
         let of_hidden = self.products(heads) + heads * self.value;
         let of_queries = self.q_rank.unwrap_or(0) * heads * self.key();
         hidden * of_hidden + of_queries + heads * (self.nope + self.value) * self.rank
+    }
+
+    /// Whether a GPU has kernels for these widths.
+    pub(crate) fn fits_gpu(&self) -> bool {
+        let widths = [self.rank, self.kept()];
+        self.rank <= MAX_GPU_LATENT_RANK
+            && self.kept() <= MAX_GPU_LATENT_KEY
+            && widths
+                .iter()
+                .all(|width| width.is_multiple_of(GPU_HEAD_DIM_STEP))
     }
 
     /// Checks that no product of them overflows.
