@@ -3,10 +3,13 @@
 use super::heads::test_texts;
 use super::texts::start_with;
 use super::{BLOCK_SIZE, BLOCKS, Log, difference, gpu, logits, model_by, tokens};
+use crate::common::project::file;
 use crate::common::{assert_idle, chains, greedy, run};
 use candle_core::{DType, Device};
 use foretoken::kernels::quant::BlockType;
-use foretoken::model::{LoadFormat, LoadOptions, LoadedModel, ModelSource, load_mtp};
+use foretoken::model::{
+    HeadKind, LoadFormat, LoadOptions, LoadedModel, ModelSource, load_head, load_mtp,
+};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -125,9 +128,27 @@ fn texts_of_models_with_latent_attention_depend_on_nothing_but_the_request() {
     test_texts(&[("deepseek_v2_groups", 64), ("glm4_moe_lite", 16)]);
 }
 
-/// The layer for further tokens of a model with latent attention drafts on a GPU, too.
+/// The config of a published EAGLE-3 head with latent attention, for a target like the second of [`sources`]; `None`: it
+/// was not packed.
+fn eagle3(folder: &Path) -> Option<ModelSource> {
+    let path = file("tests/fixtures/heads/eagle3_latent/config.json")?;
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let sizes = json!({
+        "vocab_size": 512, "hidden_size": 128, "intermediate_size": 192, "q_lora_rank": 64, "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "max_position_embeddings": 1024
+    });
+    for (key, value) in sizes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    let folder = folder.join("eagle3");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    Some(ModelSource::Folder(folder))
+}
+
+/// The layer for further tokens of a model with latent attention drafts on a GPU, and so does an EAGLE-3 head.
 #[test]
-fn a_layer_for_further_tokens_with_latent_attention_changes_no_text() {
+fn heads_with_latent_attention_change_no_text() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = &sources(folder.path())[1];
@@ -139,17 +160,23 @@ fn a_layer_for_further_tokens_with_latent_attention_changes_no_text() {
         ..LoadOptions::default()
     };
     let target = || loaded(source, options.clone());
-    let head = load_mtp(source, &options, &*target()).unwrap().unwrap();
-    let draft = DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, 64).unwrap();
-    let plain = start_with(target(), None, chains(0), BudgetMode::Fixed);
-    let drafter = Some(Box::new(draft) as Box<dyn Drafter>);
-    let engine = start_with(target(), drafter, chains(3), BudgetMode::Fixed);
-    for prompt in [4, 60, 90].map(tokens) {
-        let request = greedy(&prompt, 20);
-        let (want, got) = (run(&plain, request.clone()), run(&engine, request));
-        assert_eq!(got.ids(), want.ids());
-        assert!(got.spec.drafted > 0, "{:?}", got.spec);
+    let mut heads = vec![load_mtp(source, &options, &*target()).unwrap().unwrap()];
+    if let Some(eagle3) = eagle3(folder.path()) {
+        heads.push(load_head(&eagle3, HeadKind::Eagle3, &options, &*target()).unwrap());
     }
+    let plain = start_with(target(), None, chains(0), BudgetMode::Fixed);
+    let requests = [4, 60, 90].map(|len| greedy(&tokens(len), 20));
+    let texts = requests.clone().map(|request| run(&plain, request).ids());
     assert_idle(&plain);
-    assert_idle(&engine);
+    for head in heads {
+        let draft = DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, 64).unwrap();
+        let drafter = Some(Box::new(draft) as Box<dyn Drafter>);
+        let engine = start_with(target(), drafter, chains(3), BudgetMode::Fixed);
+        for (request, want) in requests.iter().zip(&texts) {
+            let got = run(&engine, request.clone());
+            assert_eq!(got.ids(), *want);
+            assert!(got.spec.drafted > 0, "{:?}", got.spec);
+        }
+        assert_idle(&engine);
+    }
 }
