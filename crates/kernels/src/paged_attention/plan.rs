@@ -87,7 +87,7 @@ impl<'a> Plan<'a> {
         let all: usize = spans.iter().map(|span| span.rows.len()).sum();
         // Eight tasks or more for each thread, if there are enough queries.
         let share = all * dims.heads / (8 * threads);
-        let most = MAX_QUERIES * WIDTH / dims.width().max(WIDTH);
+        let most = (MAX_QUERIES * WIDTH / dims.width().max(WIDTH)).max(MIN_QUERIES);
         let mut items = Vec::with_capacity(dims.kv_heads * spans.len());
         for span in spans {
             // Few items of a long context suffice, as their chunks are tasks: the more queries share a pass over

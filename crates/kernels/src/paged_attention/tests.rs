@@ -284,7 +284,16 @@ fn each_isa_agrees_with_f64_in_every_form() {
 }
 
 fn same_bits_for_any_division<E: Pool>(narrow: fn(f32) -> E) {
-    let shapes = [(1, 64), (3, 64), (4, 40), (8, 13), (2, 128), (1, 256)];
+    // The last are those of latent attention.
+    let shapes = [
+        (1, 64),
+        (3, 64),
+        (4, 40),
+        (8, 13),
+        (2, 128),
+        (1, 256),
+        (4, 576),
+    ];
     let plain = shapes.map(|shape| (shape, Form::default()));
     let others = forms().into_iter().zip([40, 64].into_iter().cycle());
     let others = others.map(|(form, head_dim)| ((3, head_dim), form));

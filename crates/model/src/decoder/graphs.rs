@@ -12,9 +12,6 @@ use foretoken_kernels::graph::{Graph, Recorder};
 use foretoken_kernels::{AttentionBatch, AttentionTables, EXACT_ROWS, TableCapacity, widen_to};
 use std::collections::HashMap;
 
-/// Maximum number of rows for which the number of query heads for each key may be so large that a row of them fills
-/// a tile of attention.
-const MAX_QUERIES: usize = 16;
 /// Up to this many rows, each number of rows has its own graph.
 const FEW_ROWS: usize = 16;
 /// Maximum number of graphs: each takes some megabytes. A new one takes the place of the one that was used longest ago.
@@ -114,7 +111,6 @@ impl GraphedDecoder {
             && !batch.logits.is_empty()
             && batch.last_hidden.is_empty()
             && !spans.has_long_spans()
-            && self.decoder.query_heads_a_key() <= MAX_QUERIES
     }
 
     /// The output of a graph, if one exists for such batches or should be recorded now; `None` if it has
