@@ -49,6 +49,7 @@ enum OfHeads {
     Device(DeviceLatent),
 }
 
+/// The weights as they are read.
 #[derive(Clone)]
 struct HostHeads {
     /// The norm of latent vectors.
