@@ -161,9 +161,10 @@ impl KvStore {
                 let slots = num_blocks * block_size;
                 let k = zeros((slots, heads.count, heads.dim), shape.dtype, device)?;
                 // A GPU cannot allocate an empty buffer.
-                let v = match heads.has_values {
-                    true => zeros(k.dims3()?, shape.dtype, device)?,
-                    false => k.narrow(2, 0, 0)?,
+                let v = if heads.has_values {
+                    zeros(k.dims3()?, shape.dtype, device)?
+                } else {
+                    k.narrow(2, 0, 0)?
                 };
                 Ok((k, v))
             })

@@ -170,13 +170,14 @@ impl Latent {
         let (heads, outputs, inputs) = w.dims3()?;
         let rows = y.dim(0)?;
         gpu::expect_dtype(NAME, self.dtype, [w, x, y])?;
-        let is_aligned = [
+        // Tensor cores take whole steps, and rows and heads in whole packs.
+        let rests = [
             inputs % STEP,
             of_x.head % PACK,
             of_x.row % PACK,
             start(x) % PACK,
         ];
-        let (name, blocks) = if self.dtype == DType::F32 || is_aligned != [0; 4] {
+        let (name, blocks) = if self.dtype == DType::F32 || rests != [0; 4] {
             let blocks = (rows.div_ceil(ANY_ROWS), outputs.div_ceil(WARPS));
             ("head_products_any", blocks)
         } else if rows > gpu::FEW_ROWS {

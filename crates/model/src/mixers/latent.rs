@@ -82,9 +82,10 @@ impl LatentAttention {
         let queries = queries.transpose()?;
         let norm = Norm::rms(weights, &parts.at("self_attn.kv_a_layernorm"), spec.rank)?;
         let host = HostHeads::load(parts, weights, spec, norm)?;
-        let of_heads = match weights.device().is_cuda() && !weights.are_headers() {
-            true => OfHeads::Device(host.on_device(spec, weights.dtypes().activations)?),
-            false => OfHeads::Host(host),
+        let of_heads = if weights.device().is_cuda() && !weights.are_headers() {
+            OfHeads::Device(host.on_device(spec, weights.dtypes().activations)?)
+        } else {
+            OfHeads::Host(host)
         };
         let rope = parts.rope()?;
         let mixer = Self {
