@@ -40,6 +40,7 @@ fn kernels_agree_with_f64_and_with_themselves() {
         "latent.cpp",
         "prefill.cpp",
         "products.cpp",
+        "recurrent.cpp",
         "sample.cpp",
         "emulator.cpp",
     ]);

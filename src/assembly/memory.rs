@@ -46,11 +46,16 @@ pub fn cache(
         .map(|model| model.kv_shape().bytes_per_token())
         .collect();
     let wanted = longest.saturating_mul(config.engine.max_num_seqs);
+    let per_state = target.kv_shape().bytes_per_state();
+    let states = bytes_of_states(config, per_state);
     let room = match &mut gpu {
         None => MAX_CPU_KV_BYTES.min(free_memory() / 4),
         Some(budget) => {
             let needs = models().map(|model| workspace(model.info(), config));
             budget.add("workspace", LIBRARY_BYTES + needs.max().unwrap_or(0));
+            if states > 0 {
+                budget.add("recurrent states", states);
+            }
             budget.left(config)?
         }
     };
@@ -58,8 +63,9 @@ pub fn cache(
         .kv
         .blocks(config.block_size, &per_token, wanted, room)?;
     let tokens = check_cache(blocks, config, &per_token, gpu.is_none())?;
-    let per_state = target.kv_shape().bytes_per_state();
-    check_states(config, per_state, tokens * per_token.iter().sum::<usize>())?;
+    let memory = gpu.map_or_else(total_memory, |budget| budget.total);
+    let cache = tokens * per_token.iter().sum::<usize>();
+    check_states(config, (per_state, states), cache, memory)?;
     if tokens < longest && config.engine.max_model_len.is_some() {
         let remedy = remedy(config);
         return Err(Error::setup(format!(
@@ -75,11 +81,10 @@ pub fn cache(
     })
 }
 
-/// Checks that this machine has the memory for the recurrent states of all sequences, of `per_state` bytes each, beside
-/// a KV cache of so many bytes.
-fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
+/// Bytes of the recurrent states of all sequences, of `per_state` bytes each.
+fn bytes_of_states(config: &Config, per_state: usize) -> u64 {
     if per_state == 0 {
-        return Ok(());
+        return 0;
     }
     let sequences = config.engine.max_num_seqs;
     // Its own, with a prefix cache the copy after its last whole block; and what a step has beside them that may be
@@ -89,11 +94,21 @@ fn check_states(config: &Config, per_state: usize, cache: usize) -> Result<()> {
     } else {
         2 * sequences + 3 + max_state_copies(per_state)
     };
-    let bytes = (per_state as u64).saturating_mul(count as u64);
-    let memory = total_memory();
-    if bytes.saturating_add(cache as u64) <= memory {
+    (per_state as u64).saturating_mul(count as u64)
+}
+
+/// Checks that there is memory for recurrent states, of `per_state` bytes each and `bytes` bytes together, beside a KV cache
+/// of so many bytes.
+fn check_states(
+    config: &Config,
+    (per_state, bytes): (usize, u64),
+    cache: usize,
+    memory: u64,
+) -> Result<()> {
+    if per_state == 0 || bytes.saturating_add(cache as u64) <= memory {
         return Ok(());
     }
+    let sequences = config.engine.max_num_seqs;
     Err(Error::setup(format!(
         "the recurrent states of {sequences} sequences take {bytes} bytes, {per_state} each, beside a KV cache of {cache}, and this machine has {memory}: lower --max-num-seqs"
     )))

@@ -12,10 +12,10 @@ use foretoken::sampling::SamplingParams;
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 
 /// Maximum rows per step.
-const STEP: usize = 64;
+pub(super) const STEP: usize = 64;
 /// Slots of a block, and blocks for a few of the requests.
-const FEW_SLOTS: usize = 4;
-const FEW_BLOCKS: usize = 34;
+pub(super) const FEW_SLOTS: usize = 4;
+pub(super) const FEW_BLOCKS: usize = 34;
 /// The architectures, and values of a head: Gemma 4 has twice as many in layers without a window, LayerNorm is in
 /// parallel blocks and in sequence, and Hunyuan has norms of rotated heads.
 const MODELS: [(&str, usize); 5] = [
@@ -27,7 +27,7 @@ const MODELS: [(&str, usize); 5] = [
 ];
 
 /// Requests of which most begin alike.
-fn requests() -> Vec<Request> {
+pub(super) fn requests() -> Vec<Request> {
     let prompt = |len: u32, kept: u32| -> Vec<u32> {
         let token = |i| if i < kept { i * 37 } else { i * 53 + len };
         (0..len).map(|i| token(i) % 251).collect()

@@ -12,6 +12,7 @@ mod heads;
 mod latent;
 mod one_launch;
 mod quantized;
+mod recurrent;
 mod texts;
 mod training;
 
@@ -20,7 +21,9 @@ use common::project::file;
 use foretoken::error::Error;
 use foretoken::kernels::{self, AttentionBatch, AttentionParams, Span, paged_attention};
 use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{Batch, LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load};
+use foretoken::model::{
+    Batch, KeptState, LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load,
+};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -110,6 +113,9 @@ fn logits(model: &mut dyn Model, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>
         let mut batch = Batch::default();
         batch.push_span(&tokens[at..at + rows], &[], at, &table, BLOCK_SIZE);
         batch.logits = (0..rows as u32).collect();
+        if model.kv_shape().is_recurrent() {
+            batch.keep_state(rows, &[], KeptState::of_chunk(3, at == 0));
+        }
         let output = model.forward(&batch, &mut kv).unwrap();
         let vocab = model.info().vocab_size;
         let rows_of = |logits: &[f32]| logits.chunks(vocab).map(<[f32]>::to_vec).collect();
@@ -262,7 +268,7 @@ fn rounds(model: &mut dyn Model, rows: &[Vec<usize>], together: bool) -> Vec<Vec
     let mut free = BlockAllocator::new(blocks, BLOCK_SIZE);
     let mut tables: Vec<BlockTable> = (0..sequences).map(|_| BlockTable::default()).collect();
     let mut lengths = vec![0; sequences];
-    let vocab = model.info().vocab_size;
+    let (vocab, is_recurrent) = (model.info().vocab_size, model.kv_shape().is_recurrent());
     let mut out = Vec::new();
     let mut forward = |batch: &mut Batch| {
         batch.logits = (0..batch.tokens.len() as u32).collect();
@@ -271,7 +277,8 @@ fn rounds(model: &mut dyn Model, rows: &[Vec<usize>], together: bool) -> Vec<Vec
         let read: Vec<Vec<f32>> = output.read(rows_of).unwrap();
         out.extend(read);
     };
-    let tokens = tokens(1000);
+    let tokens = tokens(1000).into_iter();
+    let tokens: Vec<u32> = tokens.map(|id| id % vocab as u32).collect();
     for round in rows {
         let mut batch = Batch::default();
         for (i, &rows) in round.iter().enumerate() {
@@ -279,6 +286,9 @@ fn rounds(model: &mut dyn Model, rows: &[Vec<usize>], together: bool) -> Vec<Vec
             free.reserve(table, context + rows).unwrap();
             let own = &tokens[i * 7 + context..][..rows];
             batch.push_span(own, &[], context, table, BLOCK_SIZE);
+            if is_recurrent {
+                batch.keep_state(rows, &[], KeptState::of_chunk(i as u32, context == 0));
+            }
             lengths[i] += rows;
             if !together {
                 forward(&mut std::mem::take(&mut batch));

@@ -260,14 +260,15 @@ fn texts_do_not_depend_on_a_head() {
 }
 
 /// As in [`Committed::candidates`].
-type Candidates = Vec<(u32, Vec<u32>)>;
+pub(super) type Candidates = Vec<(u32, Vec<u32>)>;
 
 /// Drafts trees around texts that are known: most levels have the right token after wrong ones, and wrong
 /// ones have children.
-struct Trees {
-    texts: Vec<Vec<u32>>,
+pub(super) struct Trees {
+    pub texts: Vec<Vec<u32>>,
+    pub vocab: u32,
     /// What the target's best next tokens were.
-    candidates: Arc<Mutex<Candidates>>,
+    pub candidates: Arc<Mutex<Candidates>>,
 }
 
 const DEPTH: usize = 4;
@@ -278,7 +279,7 @@ impl Trees {
         let next = text.map_or(&[][..], |text| &text[known.len()..]);
         let (mut draft, mut right, mut wrong) = (Draft::default(), None, None);
         for (depth, &token) in next.iter().take(DEPTH).enumerate() {
-            let other = |by: usize| (token + 1 + (known.len() + by) as u32 % 9) % 512;
+            let other = |by: usize| (token + 1 + (known.len() + by) as u32 % 9) % self.vocab;
             let stray = draft.add(other(depth), wrong, 0.1, Source::Own);
             let sibling = draft.add(other(depth + 3), right, 0.1, Source::Pool);
             wrong = Some(if depth % 2 == 0 { stray } else { sibling });
@@ -326,6 +327,7 @@ fn seeded_texts_do_not_depend_on_trees() {
     let candidates = Arc::default();
     let trees = Trees {
         texts: texts.clone(),
+        vocab: 512,
         candidates: Arc::clone(&candidates),
     };
     let spec = SpecLimits {

@@ -53,4 +53,5 @@ constexpr Variant VARIANTS[] = {{}, {.window = 3}, {.window = 70}, {.cap = .7f},
 void test_latent();
 void test_prefill();
 void test_quantized_products();
+void test_recurrent();
 void test_sample();

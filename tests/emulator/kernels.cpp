@@ -357,7 +357,9 @@ struct HeadKind {
 void test_rope_kv_write(int half, bool normed, bool whole, HeadKind kind = HeadKind()) {
     const int rows = 3, heads = 4, kv_heads = 2, d = 16, all = heads + 2 * kv_heads, num_slots = 5;
     const int stored = kind.keys ? all - kv_heads : all;
-    auto qkv = noise<float>(rows * stored * d), cos = noise<float>(rows * half), sin = noise<float>(rows * half);
+    // Something else is after the heads of a row.
+    const int stride = stored * d + 6;
+    auto qkv = noise<float>(rows * stride), cos = noise<float>(rows * half), sin = noise<float>(rows * half);
     auto q_norm = noise<float>(heads * d), k_norm = noise<float>(kv_heads * d);
     const uint32_t slots[rows] = {4, 1, 2};
     vector<float> q(rows * heads * d), k(num_slots * kv_heads * d), v = k;
@@ -365,20 +367,20 @@ void test_rope_kv_write(int half, bool normed, bool whole, HeadKind kind = HeadK
         rope_kv_write_f32(qkv.data(), half > 0 ? cos.data() : nullptr, half > 0 ? sin.data() : nullptr,
                           normed ? q_norm.data() : nullptr, normed ? k_norm.data() : nullptr, slots, q.data(),
                           k.data(), v.data(), rows, heads, all, d, half, whole, 1e-5f, kind.rotated, kind.keys,
-                          kind.values, 1e-2f);
+                          kind.values, 1e-2f, stride);
     });
     double worst = 0;
     for (int i = 0; i < rows * all; i++) {
         const int row = i / all, head = i % all, kv_head = (head - heads) % kv_heads;
         const bool value = head >= heads + kv_heads;
-        const int at = row * stored + (value && kind.keys ? head - kv_heads : head);
-        vector<double> want(qkv.begin() + at * d, qkv.begin() + (at + 1) * d);
+        const auto of_row = qkv.begin() + row * stride, own = of_row + (value && kind.keys ? head - kv_heads : head) * d;
+        vector<double> want(own, own + d);
         float *pool = head < heads + kv_heads ? k.data() : v.data();
         float *got = head < heads ? &q[(row * heads + head) * d] : pool + (slots[row] * kv_heads + kv_head) * d;
         if (head < heads + kv_heads) {
             const bool key = head >= heads;
             const int number = key ? kv_head : head, together = whole ? (key ? kv_heads : heads) : 1;
-            const auto from = qkv.begin() + (whole ? row * stored + (key ? heads : 0) : at) * d;
+            const auto from = whole ? of_row + (key ? heads : 0) * d : own;
             auto norm = [&](double square) {
                 for (int i = 0; i < d && normed; i++) {
                     want[i] *= (key ? k_norm : q_norm)[(whole ? number * d : 0) + i];
@@ -418,7 +420,9 @@ template <typename Kernel> void test_glu(const char *name, Kernel kernel, double
     for (int width : {33, 34}) {
         auto both = noise<float>(rows * 2 * width);
         vector<float> out(rows * width);
-        launch({1, 1, 1}, 256, [&] { kernel(both.data(), out.data(), width, rows * width); });
+        launch({1, 1, 1}, 256, [&] {
+            kernel(both.data(), both.data() + width, out.data(), width, 2 * width, 2 * width, rows * width);
+        });
         for (int i = 0; i < rows * width; i++) {
             const float *of = &both[i / width * 2 * width + i % width];
             double want = activation(of[0]) * of[width];
@@ -428,6 +432,7 @@ template <typename Kernel> void test_glu(const char *name, Kernel kernel, double
 }
 
 void test_glu() {
+    test_glu("sigmoid", glu_sigmoid_f32, [](double x) { return 1 / (1 + std::exp(-x)); });
     test_glu("silu", glu_silu_f32, [](double x) { return x / (1 + std::exp(-x)); });
     test_glu("relu2", glu_relu2_f32, [](double x) { return x > 0 ? x * x : 0; });
     test_glu("gelu", glu_gelu_f32, [](double x) { return x * std::erfc(-x / std::sqrt(2.)) / 2; });
@@ -490,6 +495,7 @@ int main() {
     test_glu();
     test_prefill();
     test_quantized_products();
+    test_recurrent();
     test_sample();
     printf("%d failures\n", failures);
     return std::min(failures, 255);

@@ -13,9 +13,11 @@
 #include "paged_attention/padded_512.cu"
 #include "paged_attention/paged_attention.cu"
 #include "paged_attention/prefill.cu"
+#include "recurrent/recurrent.cu"
 #include "rope_kv_write.cu"
 #include "sample/sample.cu"
 #include "sample/top_logits.cu"
+#include "short_conv.cu"
 #include "widen.cu"
 
 #include "gpu.h"
@@ -42,6 +44,12 @@ namespace {
     ADD(glu_gelu_##NAME)                                                                           \
     ADD(glu_gelu_tanh_##NAME)                                                                      \
     ADD(glu_relu2_##NAME)                                                                          \
+    ADD(glu_sigmoid_##NAME)                                                                        \
+    ADD(recurrent_mix_##NAME)                                                                      \
+    ADD(recurrent_finish_##NAME)                                                                   \
+    ADD(recurrent_keep_##NAME)                                                                     \
+    ADD(short_conv_##NAME)                                                                         \
+    ADD(short_conv_write_##NAME)                                                                   \
     ADD_WIDTH(NAME##_64)                                                                           \
     ADD_WIDTH(NAME##_128)                                                                          \
     ADD_WIDTH(NAME##_to_128)                                                                       \
@@ -89,6 +97,10 @@ namespace {
     ADD(head_products_1_bf16)
     ADD(head_products_2_bf16)
     ADD(head_products_many_bf16)
+    ADD(recurrent_delta_4)
+    ADD(recurrent_delta_8)
+    ADD(recurrent_mamba_4)
+    ADD(recurrent_mamba_8)
     ADD(choose_experts)
     ADD(sort_experts)
     ADD(adjust_logits)

@@ -1,15 +1,18 @@
 //! The gated delta rule (Yang et al. 2024, arXiv 2412.06464, section 3) after a short convolution, as Qwen3-Next and
-//! Qwen3.5 have it. CPU only.
+//! Qwen3.5 have it.
 
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "cuda")]
+use super::recurrent::cuda;
 use super::recurrent::{
-    Convolution, Recurrence, Sizes, TokenInputs, recurrent, sigmoid, softplus, square_sum,
+    Convolution, Recurrence, RecurrentVectors, Sizes, StateBatch, TokenInputs, recurrent, sigmoid,
+    softplus, square_sum,
 };
-use super::states::{StatePool, StateRows, StateShape};
+use super::states::{StatePool, StateShape};
 use crate::float;
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 /// Added to the squared length of q and of k.
 const LENGTH_EPS: f32 = 1e-6;
@@ -93,9 +96,11 @@ pub struct DeltaWeights {
     pub norm: Vec<f32>,
     /// Added to the mean square in the norm of the output.
     pub eps: f32,
+    /// Those of a layer on a GPU, which [`DeltaWeights::on`] sends there.
+    pub on_device: Option<RecurrentVectors>,
 }
 
-/// The outputs of rows `x`, `[rows, width]` f32, contiguous: of each `z`, q, k, v, `b` and `a`. They are
+/// The outputs of rows `x`, `[rows, width]`, contiguous, f32 on the CPU: of each `z`, q, k, v, `b` and `a`. They are
 /// `[rows, values]`: the heads of v, normalized, times `silu(z)`.
 ///
 /// q, k and v are mixed with those of the tokens before and pass a SiLU; q and k become unit vectors, q divided by the
@@ -104,14 +109,35 @@ pub struct DeltaWeights {
 /// with one order of additions, whatever the forwards into which a text is divided.
 ///
 /// # Errors
-/// If the shapes do not match, or `rows` are not the rows of `x`.
+/// If the shapes do not match, or `batch` does not have the rows of `x`.
 pub fn delta_net(
     x: &Tensor,
     weights: &DeltaWeights,
-    rows: &[StateRows],
+    batch: &StateBatch,
     pool: &mut StatePool,
 ) -> Result<Tensor> {
-    recurrent(weights, x, rows, pool)
+    recurrent(weights, x, batch, pool)
+}
+
+impl DeltaWeights {
+    /// These weights for a layer on `device`.
+    ///
+    /// # Errors
+    /// If the device has no memory.
+    pub fn on(mut self, device: &Device) -> Result<Self> {
+        if !device.is_cpu() {
+            let send = |values: &[f32]| Tensor::new(values, device);
+            self.on_device = Some(RecurrentVectors {
+                conv: send(&self.conv)?,
+                conv_bias: None,
+                decay: send(&self.decay)?,
+                dt_bias: send(&self.dt_bias)?,
+                skip: None,
+                norm: send(&self.norm)?,
+            });
+        }
+        Ok(self)
+    }
 }
 
 /// What one head keeps while it works.
@@ -190,6 +216,23 @@ impl Recurrence for DeltaWeights {
                 *out = x * scale * norm * (z * sigmoid(*z));
             }
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self) -> Option<cuda::Rule<'_>> {
+        let shape = &self.shape;
+        Some(cuda::Rule {
+            name: "delta",
+            vectors: self.on_device.as_ref()?,
+            shared: shape.key_heads,
+            last: cuda::Last::IsTiled(shape.is_tiled),
+            output: cuda::Output {
+                width: shape.value_dim,
+                is_of_each: true,
+                gates_first: false,
+                eps: self.eps,
+            },
+        })
     }
 }
 

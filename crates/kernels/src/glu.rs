@@ -113,7 +113,9 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if gate_up.device().is_cuda() {
         if let Some(name) = cuda::kernel(activation) {
-            return cuda::launch(gate_up, name);
+            let (_, both) = dims(gate_up.layout())?;
+            let part = |i| gate_up.narrow(1, i * both / 2, both / 2);
+            return cuda::launch(&part(0)?, &part(1)?, name);
         }
         return by_parts(gate_up, activation);
     }
@@ -121,6 +123,19 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
         return gate_up.apply_op1_no_bwd(&Glu(activation));
     }
     by_parts(gate_up, activation)
+}
+
+/// `sigmoid(gate) * y`, `[rows, width]`: the output of attention with gates. `gate`, of the same shape, may be a part of
+/// wider rows.
+///
+/// # Errors
+/// If the shapes or dtypes do not match.
+pub fn sigmoid_gate(gate: &Tensor, y: &Tensor) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if y.device().is_cuda() {
+        return cuda::launch(gate, y, "sigmoid");
+    }
+    y * candle_nn::ops::sigmoid(gate)?
 }
 
 /// The same by candle's own ops.
@@ -174,7 +189,7 @@ impl CustomOp1 for Glu {
 #[cfg(feature = "cuda")]
 mod cuda {
     use super::super::gpu;
-    use super::{Activation, dims};
+    use super::Activation;
     use candle_core::{Result, Tensor};
 
     const THREADS: usize = 256;
@@ -193,19 +208,21 @@ mod cuda {
     }
 
     /// Launches the kernel called `name`.
-    pub fn launch(gate_up: &Tensor, name: &str) -> Result<Tensor> {
-        let (rows, both) = dims(gate_up.layout())?;
-        let (width, count) = (both / 2, rows * both / 2);
-        let (device, dtype) = (gate_up.device().as_cuda_device()?, gate_up.dtype());
+    pub fn launch(gate: &Tensor, up: &Tensor, name: &str) -> Result<Tensor> {
+        let (rows, width) = up.dims2()?;
+        let count = rows * width;
+        if gate.dims() != up.dims() {
+            candle_core::bail!("glu: {:?} gates for {:?} values", gate.dims(), up.dims());
+        }
+        let (device, dtype) = (up.device().as_cuda_device()?, up.dtype());
+        gpu::expect_dtype("glu", dtype, [gate])?;
         let kernel = format!("glu_{name}_{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "glu", gpu::GLU, &kernel)?;
         let out = gpu::output(device, dtype, (rows, width))?;
-        let launch = kernel
-            .launch()
-            .tensor(gate_up)?
-            .tensor(&out)?
-            .int(width)
-            .int(count);
+        let (launch, gate_stride) = kernel.launch().rows(gate)?;
+        let (launch, up_stride) = launch.rows(up)?;
+        let launch = launch.tensor(&out)?.int(width);
+        let launch = launch.int(gate_stride).int(up_stride).int(count);
         let blocks = count.div_ceil(THREADS * VALUES);
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
         // writes.

@@ -115,6 +115,31 @@ impl Launch<'_> {
         Ok(self)
     }
 
+    /// Adds the address of a tensor whose rows are each contiguous, and returns the number of values from one to the next.
+    /// Rows begin at even places if that number is even.
+    ///
+    /// # Errors
+    /// If its last dimension is not contiguous, it begins at an odd place, or it is not on the GPU.
+    pub fn rows(mut self, tensor: &Tensor) -> Result<(Self, usize)> {
+        let (start, strides) = (tensor.layout().start_offset(), tensor.stride());
+        let [row, inner @ ..] = strides else {
+            candle_core::bail!("a kernel needs rows, got {tensor:?}");
+        };
+        let packed = tensor.dims()[1..].iter().rev().scan(1, |next, &len| {
+            let stride = *next;
+            *next *= len;
+            Some((len, stride))
+        });
+        let is_packed = (packed.zip(inner.iter().rev()))
+            .all(|((len, packed), &stride)| len == 1 || stride == packed);
+        if !is_packed || !start.is_multiple_of(2) {
+            candle_core::bail!("a kernel needs contiguous rows, got {:?}", tensor.layout());
+        }
+        self.args
+            .push(address_of_first(tensor, &self.kernel.stream)?);
+        Ok((self, *row))
+    }
+
     /// Adds the address of a tensor, or a null pointer.
     ///
     /// # Errors
@@ -265,11 +290,23 @@ fn attribute(id: sys::CUlaunchAttributeID) -> sys::CUlaunchAttribute {
 }
 
 /// The address of a contiguous tensor's first element.
+///
+/// # Errors
+/// If it is not contiguous, or not on the GPU.
 pub(super) fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
+    if !tensor.is_contiguous() {
+        let layout = tensor.layout();
+        candle_core::bail!("a kernel needs contiguous tensors, got {layout:?}");
+    }
+    address_of_first(tensor, stream)
+}
+
+/// The address of a tensor's first element.
+fn address_of_first(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
-    let (Storage::Cuda(storage), Some((start, _))) = (&*storage, layout.contiguous_offsets())
-    else {
-        candle_core::bail!("a kernel needs contiguous tensors on the GPU, got {layout:?}");
+    let start = layout.start_offset();
+    let Storage::Cuda(storage) = &*storage else {
+        candle_core::bail!("a kernel needs tensors on the GPU, got {layout:?}");
     };
     fn of<T: CudaDType>(storage: &CudaStorage, stream: &CudaStream) -> Result<u64> {
         Ok(storage.as_cuda_slice::<T>()?.device_ptr(stream).0)

@@ -64,7 +64,7 @@ pub use forward::{
     ForwardLayer, ForwardLinear, ForwardModel, ForwardPlan, ForwardRows, ForwardWeight,
     MAX_FORWARD_ROWS,
 };
-pub use glu::{Activation, Xielu, glu};
+pub use glu::{Activation, Xielu, glu, sigmoid_gate};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::{kv_write, kv_write_to};
 pub use latent::{DeviceLatent, LatentRows, LatentShape, LatentWeights, norm_part};
@@ -78,9 +78,10 @@ pub use paged_attention::{
 };
 pub use pair_product::{Factor, pair_product};
 pub use parallel::{default_threads, max_threads, set_threads, threads};
+pub use recurrent::{MAX_GPU_STATE_ROWS, RecurrentVectors, StateBatch, StateCapacity, StateTables};
 pub use rope::{HeadNorms, rope};
 pub use rope_kv_write::{Pools, ValueHeads, ValueNorm, rope_kv_write, rope_queries};
-pub use short_conv::{short_conv, short_conv_write};
+pub use short_conv::{ConvWeights, short_conv, short_conv_write};
 pub use slots::Slots;
 pub use span::Span;
 pub use states::{KeptState, StatePool, StateRows, StateShape, StateStart};

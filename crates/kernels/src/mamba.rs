@@ -1,15 +1,18 @@
 //! Mamba 2 (Dao and Gu 2024, arXiv 2405.21060, sections 2 and 7): a state space layer whose matrices decay by one factor
-//! for each head. CPU only.
+//! for each head.
 
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "cuda")]
+use super::recurrent::cuda;
 use super::recurrent::{
-    Convolution, Recurrence, Sizes, TokenInputs, recurrent, sigmoid, softplus, square_sum,
+    Convolution, Recurrence, RecurrentVectors, Sizes, StateBatch, TokenInputs, recurrent, sigmoid,
+    softplus, square_sum,
 };
-use super::states::{StatePool, StateRows, StateShape};
+use super::states::{StatePool, StateShape};
 use crate::float;
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 /// Sizes of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,9 +83,11 @@ pub struct MambaWeights {
     pub norm: Vec<f32>,
     /// Added to the mean square in the norm of the output.
     pub eps: f32,
+    /// Those of a layer on a GPU, which [`MambaWeights::on`] sends there.
+    pub on_device: Option<RecurrentVectors>,
 }
 
-/// The outputs of rows `x`, `[rows, width]` f32, contiguous: of each `z`, x, B, C and `dt`. They are `[rows, values]`: the
+/// The outputs of rows `x`, `[rows, width]`, contiguous, f32 on the CPU: of each `z`, x, B, C and `dt`. They are `[rows, values]`: the
 /// heads of x times `silu(z)`, normalized group by group.
 ///
 /// x, B and C are mixed with those of the tokens before and pass a SiLU. `dt` becomes a step, `softplus(dt + dt_bias)`
@@ -91,14 +96,35 @@ pub struct MambaWeights {
 /// forwards into which a text is divided.
 ///
 /// # Errors
-/// If the shapes do not match, or `rows` are not the rows of `x`.
+/// If the shapes do not match, or `batch` does not have the rows of `x`.
 pub fn mamba(
     x: &Tensor,
     weights: &MambaWeights,
-    rows: &[StateRows],
+    batch: &StateBatch,
     pool: &mut StatePool,
 ) -> Result<Tensor> {
-    recurrent(weights, x, rows, pool)
+    recurrent(weights, x, batch, pool)
+}
+
+impl MambaWeights {
+    /// These weights for a layer on `device`.
+    ///
+    /// # Errors
+    /// If the device has no memory.
+    pub fn on(mut self, device: &Device) -> Result<Self> {
+        if !device.is_cpu() {
+            let send = |values: &[f32]| Tensor::new(values, device);
+            self.on_device = Some(RecurrentVectors {
+                conv: send(&self.conv)?,
+                conv_bias: self.conv_bias.as_deref().map(send).transpose()?,
+                decay: send(&self.decay)?,
+                dt_bias: send(&self.dt_bias)?,
+                skip: Some(send(&self.skip)?),
+                norm: send(&self.norm)?,
+            });
+        }
+        Ok(self)
+    }
 }
 
 /// What one head keeps while it works.
@@ -187,5 +213,22 @@ impl Recurrence for MambaWeights {
                 *x = *x * scale * norm;
             }
         }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self) -> Option<cuda::Rule<'_>> {
+        let (least, most) = self.step_limits;
+        Some(cuda::Rule {
+            name: "mamba",
+            vectors: self.on_device.as_ref()?,
+            shared: self.shape.groups,
+            last: cuda::Last::Limits(least, most),
+            output: cuda::Output {
+                width: self.shape.values() / self.shape.groups,
+                is_of_each: false,
+                gates_first: true,
+                eps: self.eps,
+            },
+        })
     }
 }

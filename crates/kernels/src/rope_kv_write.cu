@@ -1,9 +1,7 @@
 // Head norms, rotary position embedding, and the scatter of keys and values into their pools. Each warp
 // takes one head.
 #include "rope_kv_write.cuh"
-
-// The slot of rows that have none, as in slots.rs.
-constexpr uint32_t NO_SLOT = 0xffffffffu;
+#include "slots.cuh"
 
 // Heads has the arguments' meanings. q: [rows, heads, d]; pools: [num_slots, kv_heads, d]. Of rows without a slot,
 // nothing is written to the pools. Without heads of keys, slots and pools may be null.
@@ -29,11 +27,11 @@ __device__ void rope_kv_write(const Heads<T> &all, const uint32_t *slots, T *q, 
         const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,                \
         const uint32_t *slots, T *q, T *k_pool, T *v_pool, int rows, int heads, int all, int d,    \
         int half, int whole, float eps, int norms_rotated, int values_are_keys, int norms_values,  \
-        float value_eps) {                                                                         \
+        float value_eps, int stride) {                                                             \
         const Heads<T> all_heads{qkv,   cos, sin,           q_norm,          k_norm,               \
                                  heads, all, d,             half,            whole,                \
                                  eps,   norms_rotated,      values_are_keys, norms_values,         \
-                                 value_eps};                                                       \
+                                 value_eps, stride};                                               \
         rope_kv_write(all_heads, slots, q, k_pool, v_pool, rows);                                  \
     }
 FOR_FLOATS(KERNEL)

@@ -3,8 +3,9 @@
 #include "cuda/common.cuh"
 
 // The heads of rows, and what becomes of them. qkv: [rows, all, d]: first `heads` queries, then the keys, then as many
-// values; or [rows, all - kv_heads, d] if `values_are_keys`: the values are the keys without norm and rotation. cos, sin: [rows, half], or null if half is 0; values of a head from 2 * half on are not rotated. q_norm and
-// k_norm: [d], or with `whole` [heads, d] and [kv_heads, d], or null. The norm of a head is that of the rotated head with
+// values; or [rows, all - kv_heads, d] if `values_are_keys`: the values are the keys without norm and rotation. A row begins
+// `stride` values after the one before; 0 = these are all. cos, sin: [rows, half], or null if half is 0; values of a head
+// from 2 * half on are not rotated. q_norm and k_norm: [d], or with `whole` [heads, d] and [kv_heads, d], or null. The norm of a head is that of the rotated head with
 // `norms_rotated`. Values have a norm without weights with `norms_values`, with an eps of its own.
 template <typename T> struct Heads {
     const T *qkv, *cos, *sin, *q_norm, *k_norm;
@@ -12,6 +13,7 @@ template <typename T> struct Heads {
     float eps;
     int norms_rotated = 0, values_are_keys = 0, norms_values = 0;
     float value_eps = 0.f;
+    int stride = 0;
 
     __device__ __forceinline__ int kv_heads() const { return (all - heads) / 2; }
 
@@ -31,11 +33,12 @@ template <typename T> struct Heads {
         const int lane = threadIdx.x % 32;
         const bool key = head >= heads, value = head >= heads + kv_heads();
         const int stored = values_are_keys ? all - kv_heads() : all;
-        const T *x = qkv + ((size_t)row * stored + (value && values_are_keys ? head - kv_heads() : head)) * d;
+        const T *heads_of_row = qkv + (size_t)row * (stride > 0 ? stride : stored * d);
+        const T *x = heads_of_row + (value && values_are_keys ? head - kv_heads() : head) * d;
         const int pairs = value ? 0 : half;
         const T *norm = value ? nullptr : key ? k_norm : q_norm;
         // All heads together have one norm, or each has its own.
-        const T *from = whole ? qkv + ((size_t)row * stored + (key ? heads : 0)) * d : x;
+        const T *from = whole ? heads_of_row + (key ? heads : 0) * d : x;
         const int width = whole ? (key ? kv_heads() : heads) * d : d;
         if (norm != nullptr) {
             norm += x - from;

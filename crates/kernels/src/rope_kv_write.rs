@@ -65,8 +65,8 @@ fn kv_heads((num_heads, stored): (usize, usize), values_are_keys: bool) -> usize
 /// `qkv` afterwards are not specified.
 ///
 /// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`, without the last `num_kv_heads` heads if values are keys,
-/// and `angles` are as in [`rope`]; all are contiguous. On CUDA the pools have the dtype of `qkv`, and a single
-/// kernel does everything.
+/// and `angles` are as in [`rope`]; all are contiguous, but `qkv` may be a part of wider rows. On CUDA the pools have the
+/// dtype of `qkv`, and a single kernel does everything.
 ///
 /// # Errors
 /// If the shapes or dtypes do not match, or the pools have fewer slots than [`Slots`] were checked for.
@@ -91,6 +91,7 @@ pub fn rope_kv_write(
     if qkv.device().is_cuda() {
         return cuda::launch(qkv, num_heads, (angles, norms), values, Some(pools));
     }
+    let qkv = &qkv.contiguous()?;
     let qkv = &*values.complete(qkv, num_heads)?;
     rope(qkv, num_heads, angles, norms)?;
     let kv_heads = (qkv.dim(1)? - num_heads) / 2;
@@ -101,8 +102,8 @@ pub fn rope_kv_write(
     qkv.narrow(1, 0, num_heads)
 }
 
-/// Rotates the queries `q`, `[rows, num_heads, head_dim]`, as [`rope`] does, and returns them: of a layer that reads the
-/// keys and values of another one. The contents of `q` afterwards are not specified.
+/// Rotates the queries `q`, `[rows, num_heads, head_dim]`, which may be a part of wider rows, as [`rope`] does, and returns
+/// them: of a layer that reads the keys and values of another one. The contents of `q` afterwards are not specified.
 ///
 /// # Errors
 /// If the shapes or dtypes do not match.
@@ -116,8 +117,9 @@ pub fn rope_queries(
     if q.device().is_cuda() {
         return cuda::launch(q, num_heads, (angles, norms), &ValueHeads::default(), None);
     }
-    rope(q, num_heads, angles, norms)?;
-    Ok(q.clone())
+    let q = q.contiguous()?;
+    rope(&q, num_heads, angles, norms)?;
+    Ok(q)
 }
 
 #[cfg(feature = "cuda")]
@@ -176,7 +178,7 @@ mod cuda {
         let kernel = format!("rope_kv_write_{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
         let q = gpu::output(device, dtype, (rows, num_heads, d))?;
-        let launch = kernel.launch().tensor(qkv)?;
+        let (launch, stride) = kernel.launch().rows(qkv)?;
         let launch = launch.optional(cos)?.optional(sin)?;
         let launch = launch.optional(q_norm)?.optional(k_norm)?;
         let launch = launch.optional(pools.map(|pools| pools.slots.tensor()))?;
@@ -190,7 +192,8 @@ mod cuda {
             .int(usize::from(norms_rotated))
             .int(usize::from(values.are_keys))
             .int(usize::from(values.norm.is_some()))
-            .float(values.norm.as_ref().map_or(0., |norm| norm.eps));
+            .float(values.norm.as_ref().map_or(0., |norm| norm.eps))
+            .int(stride);
         let blocks = (rows * all * 32).div_ceil(THREADS);
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
         // writes: the pools contain every slot of `Slots`. All work runs in the order of one stream, so

@@ -1,4 +1,4 @@
-//! Short causal convolutions over the paged pool of a layer, one of each channel. CPU only.
+//! Short causal convolutions over the paged pool of a layer, one of each channel (LFM2).
 //!
 //! What a convolution reads of earlier tokens is kept by token, as K and V are. So it is rolled back, shared by
 //! prefixes, preempted and moved to an accepted path as they are, and nothing else knows of it.
@@ -16,36 +16,63 @@ use tracing::trace_span;
 /// Number of multiply-adds from which waking other threads pays.
 const MIN_PARALLEL_WORK: usize = 1 << 16;
 
-/// Writes the inputs `x`, `[rows, channels]` f32, to the slots of the rows: the first half of the channels to the pool
-/// of K, the other half to that of V, each `[num_slots, 1, channels / 2]`.
+/// The weights of a layer's convolutions.
+#[derive(Debug, Clone)]
+pub struct ConvWeights {
+    /// `[taps, channels]` f32, that of the row's own token first. On a GPU there are up to 16 taps.
+    pub taps: Tensor,
+    /// `[channels]` f32.
+    pub bias: Option<Tensor>,
+}
+
+/// Writes `B * x` of rows `[B, C, x]`, `[rows, 3 * channels]`, to the slots of the rows: the first half of the channels to
+/// the pool of K, the other half to that of V, each `[num_slots, 1, channels / 2]`. On a GPU the pools have the dtype of
+/// the rows.
 ///
 /// # Errors
-/// As [`kv_write`], and if the number of channels is odd.
-pub fn short_conv_write(x: &Tensor, pools: Pools<'_>) -> Result<()> {
-    let (rows, channels) = x.dims2()?;
-    let half = channels / 2;
-    let x = x.reshape((rows, 2, half))?;
+/// As [`kv_write`], and if the rows do not have three parts of an even number of channels.
+pub fn short_conv_write(products: &Tensor, pools: Pools<'_>) -> Result<()> {
+    let (rows, width) = products.dims2()?;
+    let (channels, half) = (width / 3, width / 6);
+    if half * 6 != width {
+        candle_core::bail!("short-conv: rows of {width} values");
+    }
+    #[cfg(feature = "cuda")]
+    if products.device().is_cuda() {
+        return cuda::write(products, pools, half);
+    }
+    let part = |i| products.narrow(1, i * channels, channels);
+    let x = (part(0)? * part(2)?)?.reshape((rows, 2, half))?;
     for (i, pool) in [pools.k, pools.v].into_iter().enumerate() {
         kv_write(pool, &x.narrow(1, i, 1)?, pools.slots.tensor())?;
     }
     Ok(())
 }
 
-/// The convolutions of the rows of `batch`, `[rows, channels]` f32: the sum over `i` of `weights[i]` times the input of
-/// the token `i` before the row's own, in its sequence or up its branch of a draft; there is none before the first.
+/// The convolutions of the rows of `batch`, each channel times that of `c`, `[rows, channels]`, which may be a part of
+/// wider rows: the sum over `i` of tap `i` times the input of the token `i` before the row's own, in its sequence or up its
+/// branch of a draft; there is none before the first.
 ///
-/// `k` and `v` are the pools that [`short_conv_write`] wrote the inputs of these tokens to, in f32, f16 or bf16; `weights`
-/// is `[taps, channels]` f32. A row's sum is in one order, from the token that is furthest away.
+/// `k` and `v` are the pools that [`short_conv_write`] wrote the inputs of these tokens to, in f32, f16 or bf16. A row's sum
+/// is in one order, from the token that is furthest away.
 ///
 /// # Errors
 /// If the shapes or dtypes do not match, or the pools have fewer slots than `batch` was checked for.
 pub fn short_conv(
-    k: &Tensor,
-    v: &Tensor,
-    weights: &Tensor,
+    c: &Tensor,
+    (k, v): (&Tensor, &Tensor),
+    weights: &ConvWeights,
     batch: &AttentionBatch<'_>,
 ) -> Result<Tensor> {
-    k.apply_op3_no_bwd(v, weights, &ShortConv { batch })
+    #[cfg(feature = "cuda")]
+    if c.device().is_cuda() {
+        return cuda::convolve(c, (k, v), weights, batch);
+    }
+    let mixed = k.apply_op3_no_bwd(v, &weights.taps, &ShortConv { batch })?;
+    c * match &weights.bias {
+        Some(bias) => mixed.broadcast_add(bias)?,
+        None => mixed,
+    }
 }
 
 struct ShortConv<'a> {
@@ -168,6 +195,99 @@ impl CustomOp3 for ShortConv<'_> {
     }
 }
 
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::{ConvWeights, Pools};
+    use crate::gpu;
+    use crate::paged_attention::{AttentionBatch, tables};
+    use candle_core::{CudaDevice, DType, Result, Tensor};
+
+    const NAME: &str = "short-conv";
+    const THREADS: usize = 256;
+    /// As in `short_conv.cu`.
+    const MAX_TAPS: usize = 16;
+
+    fn kernel(device: &CudaDevice, part: &str, dtype: DType) -> Result<gpu::Kernel> {
+        let name = format!("short_conv{part}_{}", gpu::suffix(dtype));
+        gpu::function(device, NAME, gpu::SHORT_CONV, &name)
+    }
+
+    /// Checks that the pools have `half` channels each, in `dtype`, and the slots.
+    fn check(pools: [&Tensor; 2], half: usize, slots: usize, dtype: DType) -> Result<()> {
+        gpu::expect_dtype(NAME, dtype, pools)?;
+        for pool in pools {
+            if pool.dims().get(1..) != Some(&[1, half][..]) || pool.dim(0)? < slots {
+                candle_core::bail!("{NAME}: {half} channels and {slots} slots for {pool:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`super::short_conv_write`].
+    pub fn write(products: &Tensor, pools: Pools<'_>, half: usize) -> Result<()> {
+        let (rows, dtype) = (products.dim(0)?, products.dtype());
+        check([pools.k, pools.v], half, pools.slots.num_slots(), dtype)?;
+        if pools.slots.len() != rows {
+            candle_core::bail!("{NAME}: {rows} rows for {pools:?}");
+        }
+        let kernel = kernel(products.device().as_cuda_device()?, "_write", dtype)?;
+        let launch = kernel.launch().tensor(products)?;
+        let launch = launch.tensor(pools.slots.tensor())?;
+        let launch = launch.tensor(pools.k)?.tensor(pools.v)?;
+        let count = rows * 2 * half;
+        let launch = launch.int(half).int(count);
+        let grid = gpu::grid((count.div_ceil(THREADS), 1, 1), THREADS, 0);
+        // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes: the pools
+        // contain every slot of `Slots`.
+        unsafe { launch.run(grid) }
+    }
+
+    /// See [`super::short_conv`].
+    pub fn convolve(
+        c: &Tensor,
+        (k, v): (&Tensor, &Tensor),
+        weights: &ConvWeights,
+        batch: &AttentionBatch<'_>,
+    ) -> Result<Tensor> {
+        let ((rows, channels), dtype) = (c.dims2()?, c.dtype());
+        let (taps, width) = weights.taps.dims2()?;
+        check([k, v], channels / 2, batch.num_slots(), dtype)?;
+        gpu::expect_dtype(
+            NAME,
+            DType::F32,
+            [&weights.taps].into_iter().chain(&weights.bias),
+        )?;
+        let bias_fits = (weights.bias.as_ref()).is_none_or(|bias| bias.dims() == [channels]);
+        if width != channels
+            || channels % 2 == 1
+            || !(1..=MAX_TAPS).contains(&taps)
+            || rows < batch.rows()
+            || !bias_fits
+        {
+            candle_core::bail!("{NAME}: {weights:?} of {c:?} for {} rows", batch.rows());
+        }
+        let tables = tables(batch, c.device(), 1, dtype)?;
+        let [tiles, blocks, trees] = tables.tensors();
+        let device = c.device().as_cuda_device()?;
+        let out = gpu::output(device, dtype, (rows, channels))?;
+        let kernel = kernel(device, "", dtype)?;
+        let (launch, stride) = kernel.launch().rows(c)?;
+        let launch = launch.tensor(k)?.tensor(v)?;
+        let launch = launch.tensor(&weights.taps)?;
+        let launch = launch.optional(weights.bias.as_ref())?.tensor(&out)?;
+        let launch = launch.tensor(tiles)?.tensor(blocks)?.tensor(trees)?;
+        let launch = launch.int(channels / 2).int(taps);
+        let launch = launch.int(batch.block_size()).int(stride);
+        let count = tables.num_tiles();
+        gpu::check_blocks(count)?;
+        let grid = gpu::grid((channels.div_ceil(THREADS), count, 1), THREADS, 0);
+        // SAFETY: the arguments match the kernel's parameters. `AttentionBatch` has checked that the rows and blocks of
+        // its tables are inside its rows, of which `c` has as many, and inside the pools. A tile has up to 64 rows.
+        unsafe { launch.run(grid)? };
+        Ok(out)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,7 +313,10 @@ mod tests {
                     .unwrap()
             };
             let weights: Vec<f32> = [1., 2., 4.].into_iter().flat_map(|w| [w; 4]).collect();
-            let weights = Tensor::from_vec(weights, (3, channels), &cpu).unwrap();
+            let weights = ConvWeights {
+                taps: Tensor::from_vec(weights, (3, channels), &cpu).unwrap(),
+                bias: None,
+            };
             // Blocks of two slots, the pool's in another order than the sequence's.
             let blocks = vec![5, 2, 7, 1, 3];
             let slot = |position: usize| blocks[position / 2] * 2 + (position % 2) as u32;
@@ -205,7 +328,10 @@ mod tests {
                     v: &v,
                     slots: &slots,
                 };
-                short_conv_write(&inputs(tokens), pools).unwrap();
+                let x = inputs(tokens);
+                let ones = x.ones_like().unwrap();
+                let products = Tensor::cat(&[&ones, &ones, &x], 1).unwrap();
+                short_conv_write(&products, pools).unwrap();
                 let spans = [Span {
                     rows: 0..tokens.len(),
                     context,
@@ -213,7 +339,7 @@ mod tests {
                     tree,
                 }];
                 let batch = AttentionBatch::new(&spans, 2, 16).unwrap();
-                let out = short_conv(&k, &v, &weights, &batch).unwrap();
+                let out = short_conv(&ones, (&k, &v), &weights, &batch).unwrap();
                 out.to_vec2::<f32>().unwrap()
             };
             let want = |path: &[u32]| -> Vec<f32> {
@@ -243,10 +369,14 @@ mod tests {
             tree: None,
         }];
         let batch = AttentionBatch::new(&spans, 2, 16).unwrap();
-        let weights = Tensor::zeros((3, 4), DType::F32, &cpu).unwrap();
+        let c = Tensor::zeros((1, 4), DType::F32, &cpu).unwrap();
+        let weights = ConvWeights {
+            taps: Tensor::zeros((3, 4), DType::F32, &cpu).unwrap(),
+            bias: None,
+        };
         for (slots, width) in [(15, 2), (16, 3)] {
             let pool = Tensor::zeros((slots, 1, width), DType::F16, &cpu).unwrap();
-            short_conv(&pool, &pool, &weights, &batch).unwrap_err();
+            short_conv(&c, (&pool, &pool), &weights, &batch).unwrap_err();
         }
     }
 }

@@ -1,7 +1,16 @@
 //! Recurrent states: which rows of a forward read and write which, and where they are kept.
 
-use candle_core::Result;
+#[cfg(feature = "cuda")]
+mod device;
+
+use candle_core::{DType, Device, Result};
+#[cfg(feature = "cuda")]
+use device::DeviceStates;
 use std::ops::Range;
+
+/// Maximum number of states of a layer on a GPU.
+#[cfg(feature = "cuda")]
+const MAX_GPU_STATES: usize = 1 << 14;
 
 /// The rows of one sequence in a forward, for layers that keep a state of the whole text instead of K and V of its
 /// tokens.
@@ -64,11 +73,12 @@ impl StateRows {
         self.rows.len() - self.parents.len()
     }
 
-    /// Checks that `all` have each of `rows` rows once, in order, and no slot twice.
+    /// Checks that `all` have the first rows of a forward once each, in order, and no slot twice. Returns the number of
+    /// rows.
     ///
     /// # Errors
     /// What is wrong.
-    pub(super) fn check(all: &[Self], rows: usize) -> Result<()> {
+    pub(super) fn check(all: &[Self]) -> Result<usize> {
         let mut end = 0;
         let mut slots = Vec::new();
         for part in all {
@@ -88,10 +98,10 @@ impl StateRows {
             }
         }
         slots.sort_unstable();
-        if end != rows || slots.windows(2).any(|pair| pair[0] == pair[1]) {
-            candle_core::bail!("states: {all:?} of {rows} rows, or a slot has two writers");
+        if slots.windows(2).any(|pair| pair[0] == pair[1]) {
+            candle_core::bail!("states: a slot has two writers in {all:?}");
         }
-        Ok(())
+        Ok(end)
     }
 }
 
@@ -102,6 +112,8 @@ pub struct StateShape {
     pub matrices: usize,
     /// Values of the last tokens that a convolution reads.
     pub window: usize,
+    /// Values that a state takes in of a token.
+    pub inputs: usize,
 }
 
 impl StateShape {
@@ -115,8 +127,16 @@ impl StateShape {
 #[derive(Debug)]
 pub struct StatePool {
     shape: StateShape,
+    memory: Memory,
+}
+
+/// Where states are.
+#[derive(Debug)]
+enum Memory {
     /// So many as were used so far.
-    slots: Vec<StateBuffers>,
+    Host(Vec<StateBuffers>),
+    #[cfg(feature = "cuda")]
+    Device(DeviceStates),
 }
 
 /// One state.
@@ -130,11 +150,48 @@ pub(super) struct StateBuffers {
 }
 
 impl StatePool {
-    /// Makes an empty pool of states with this shape; slots are allocated when they are first used.
+    /// Makes an empty pool of states with this shape on the CPU; slots are allocated when they are first used.
     pub fn new(shape: StateShape) -> Self {
         Self {
             shape,
-            slots: Vec::new(),
+            memory: Memory::Host(Vec::new()),
+        }
+    }
+
+    /// As [`StatePool::new`], on `device`. On a GPU, `dtype` is that of activations.
+    ///
+    /// # Errors
+    /// If the device has no memory.
+    pub fn on(shape: StateShape, dtype: DType, device: &Device) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if device.is_cuda() {
+            let memory = Memory::Device(DeviceStates::new(shape, dtype, device)?);
+            return Ok(Self { shape, memory });
+        }
+        let _ = (dtype, device);
+        Ok(Self::new(shape))
+    }
+
+    /// Makes a GPU ready for a forward with these rows: allocates slots, and copies the states that sequences begin with.
+    /// To be called once before each forward; the CPU does that in the forward.
+    ///
+    /// # Errors
+    /// If an accepted node was not in the forward before, or the device has no memory.
+    pub fn prepare(&mut self, rows: &[StateRows]) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(states) = &mut self.memory {
+            return states.prepare(rows);
+        }
+        let _ = rows;
+        Ok(())
+    }
+
+    /// The states of a GPU.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_device(&self) -> Option<&DeviceStates> {
+        match &self.memory {
+            Memory::Host(_) => None,
+            Memory::Device(states) => Some(states),
         }
     }
 
@@ -144,37 +201,53 @@ impl StatePool {
     }
 
     /// The matrices and the window of the state in `slot`, zeros if it was never used.
-    pub fn state_mut(&mut self, slot: u32) -> (&mut [f32], &mut [f32]) {
-        self.allocate(slot as usize + 1);
-        let state = &mut self.slots[slot as usize];
-        (&mut state.matrices, &mut state.window)
+    ///
+    /// # Errors
+    /// If the states are not on the CPU.
+    pub fn state_mut(&mut self, slot: u32) -> Result<(&mut [f32], &mut [f32])> {
+        let state = &mut self.allocate(slot as usize + 1)?[slot as usize];
+        Ok((&mut state.matrices, &mut state.window))
     }
 
-    /// Makes states until there are `count`.
-    fn allocate(&mut self, count: usize) {
-        while self.slots.len() < count {
-            self.slots.push(StateBuffers {
-                matrices: vec![0.; self.shape.matrices],
-                window: vec![0.; self.shape.window],
-                nodes: Vec::new(),
-            });
+    /// The states, of which there are at least `count`.
+    fn allocate(&mut self, count: usize) -> Result<&mut [StateBuffers]> {
+        match &mut self.memory {
+            Memory::Host(slots) => {
+                while slots.len() < count {
+                    slots.push(StateBuffers {
+                        matrices: vec![0.; self.shape.matrices],
+                        window: vec![0.; self.shape.window],
+                        nodes: Vec::new(),
+                    });
+                }
+                Ok(slots)
+            }
+            #[cfg(feature = "cuda")]
+            Memory::Device(_) => candle_core::bail!("states: they are not on the CPU"),
         }
     }
 
     /// The states in these slots, each of which is named once, those that were never used included.
-    pub(super) fn get_mut(&mut self, slots: &[u32]) -> Vec<&mut StateBuffers> {
+    ///
+    /// # Errors
+    /// If the states are not on the CPU.
+    pub(super) fn get_mut(&mut self, slots: &[u32]) -> Result<Vec<&mut StateBuffers>> {
         let wanted = slots.iter().map(|&slot| slot as usize + 1).max();
-        self.allocate(wanted.unwrap_or(0));
-        let mut all: Vec<_> = self.slots.iter_mut().map(Some).collect();
+        let all = self.allocate(wanted.unwrap_or(0))?;
+        let mut all: Vec<_> = all.iter_mut().map(Some).collect();
         let found = slots.iter().filter_map(|&slot| all[slot as usize].take());
-        found.collect()
+        Ok(found.collect())
     }
 
     /// Makes slot `to` like slot `from`.
-    pub(super) fn copy(&mut self, from: u32, to: u32) {
-        if let [from, to] = &mut self.get_mut(&[from, to])[..] {
+    ///
+    /// # Errors
+    /// If the states are not on the CPU.
+    pub(super) fn copy(&mut self, from: u32, to: u32) -> Result<()> {
+        if let [from, to] = &mut self.get_mut(&[from, to])?[..] {
             to.matrices.copy_from_slice(&from.matrices);
             to.window.copy_from_slice(&from.window);
         }
+        Ok(())
     }
 }

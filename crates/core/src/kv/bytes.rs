@@ -47,20 +47,23 @@ impl KvStore {
     }
 
     /// The recurrent state in `slot`, layer after layer.
-    pub fn read_state(&self, slot: u32) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// If the states are not on the CPU.
+    pub fn read_state(&self, slot: u32) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         for mut pool in self.state_pools() {
-            let (matrices, window) = pool.state_mut(slot);
+            let (matrices, window) = pool.state_mut(slot)?;
             put(matrices, &mut bytes, f32::to_ne_bytes);
             put(window, &mut bytes, f32::to_ne_bytes);
         }
-        bytes
+        Ok(bytes)
     }
 
     /// Overwrites the recurrent state in `slot` with what [`KvStore::read_state`] has returned.
     ///
     /// # Errors
-    /// If the bytes are those of another shape; then nothing changes.
+    /// If the bytes are those of another shape, or the states are not on the CPU; then nothing changes.
     pub fn write_state(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {
         const FLOAT: usize = size_of::<f32>();
         let length: usize = self.state_pools().map(|pool| pool.shape().bytes()).sum();
@@ -70,7 +73,7 @@ impl KvStore {
         let floats = bytes.chunks_exact(FLOAT).filter_map(<[u8]>::first_chunk);
         let mut floats = floats.map(|&bytes| f32::from_ne_bytes(bytes));
         for mut pool in self.state_pools() {
-            let (matrices, window) = pool.state_mut(slot);
+            let (matrices, window) = pool.state_mut(slot)?;
             let places = matrices.iter_mut().chain(window);
             places
                 .zip(&mut floats)
@@ -149,6 +152,7 @@ mod tests {
             states: vec![StateShape {
                 matrices: 4,
                 window: 2,
+                inputs: 1,
             }],
         };
         KvStore::new(shape, 3, 4, &Device::Cpu).unwrap()
@@ -179,14 +183,14 @@ mod tests {
         let (from, mut to) = (store(DType::F32), store(DType::F32));
         {
             let mut pool = from.states[0].lock().unwrap();
-            let (matrices, window) = pool.state_mut(2);
+            let (matrices, window) = pool.state_mut(2).unwrap();
             matrices.copy_from_slice(&[1., 2., 3., 4.]);
             window.copy_from_slice(&[5., 6.]);
         }
-        let bytes = from.read_state(2);
+        let bytes = from.read_state(2).unwrap();
         assert!(to.write_state(1, &bytes[4..]).is_err());
         to.write_state(1, &bytes).unwrap();
-        assert_eq!(to.read_state(1), bytes);
-        assert_ne!(to.read_state(0), bytes);
+        assert_eq!(to.read_state(1).unwrap(), bytes);
+        assert_ne!(to.read_state(0).unwrap(), bytes);
     }
 }

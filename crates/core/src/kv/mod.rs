@@ -7,7 +7,7 @@ pub mod prefix;
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
-use foretoken_kernels::{KvMoves, StatePool, StateShape, kv_move};
+use foretoken_kernels::{KvMoves, StatePool, StateRows, StateShape, kv_move};
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -169,12 +169,14 @@ impl KvStore {
                 Ok((k, v))
             })
             .collect::<Result<_>>()?;
+        let states = (shape.states.into_iter())
+            .map(|states| Ok(Mutex::new(StatePool::on(states, shape.dtype, device)?)))
+            .collect::<Result<_>>()?;
         // As with weights: zeros written late would overwrite keys.
         device.synchronize()?;
-        let states = shape.states.into_iter().map(StatePool::new);
         Ok(Self {
             layers,
-            states: states.map(Mutex::new).collect(),
+            states,
             block_size,
             num_slots: num_blocks * block_size,
         })
@@ -196,6 +198,17 @@ impl KvStore {
             PoolPlace::Nothing => Some(LayerPool::Nothing),
         };
         pool.ok_or_else(|| Error::internal("the pool has too few layers"))
+    }
+
+    /// Makes the states ready for a forward with these rows: see [`StatePool::prepare`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`StatePool::prepare`].
+    pub fn prepare_states(&self, rows: &[StateRows]) -> Result<()> {
+        for pool in &self.states {
+            LayerPool::States(pool).states()?.prepare(rows)?;
+        }
+        Ok(())
     }
 
     /// Moves K and V of accepted nodes to the positions of their depths: the first to that of node

@@ -207,7 +207,7 @@ impl PrefixDisk {
         &self,
         root: PrefixRoot,
         tokens: &[u32],
-        state: impl FnOnce() -> Vec<u8>,
+        state: impl FnOnce() -> Result<Vec<u8>>,
     ) -> bool {
         let Some(states) = self.states else {
             return true;
@@ -217,6 +217,13 @@ impl PrefixDisk {
         }
         let names = self.names(self.target, root, tokens);
         if let Some(&last) = names.last() {
+            let contents = match state() {
+                Ok(contents) => contents,
+                Err(error) => {
+                    tracing::debug!("a state is not kept on disk: {error}");
+                    return true;
+                }
+            };
             let depth = names.len();
             let parent = Entry {
                 pool: self.target.name,
@@ -228,7 +235,7 @@ impl PrefixDisk {
                 name: self.state_name(last),
                 depth,
             };
-            self.writer.write(entry, Some(parent), state());
+            self.writer.write(entry, Some(parent), contents);
         }
         true
     }

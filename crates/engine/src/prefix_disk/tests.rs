@@ -34,6 +34,7 @@ impl Rig {
             states: vec![StateShape {
                 matrices: 1,
                 window: 1,
+                inputs: 1,
             }],
         };
         let stats = Arc::new(Stats::new("m"));

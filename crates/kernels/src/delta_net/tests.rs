@@ -21,6 +21,7 @@ fn weights() -> DeltaWeights {
         dt_bias: random(SHAPE.value_heads, 1.),
         norm: random(SHAPE.value_dim, 1.),
         eps: 1e-6,
+        on_device: None,
     }
 }
 
@@ -82,7 +83,7 @@ fn defined(weights: &DeltaWeights, rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
 fn check(check: impl Fn(&DeltaWeights, &Case<'_>)) {
     let weights = weights();
     let run =
-        |x: &Tensor, rows: &[StateRows], pool: &mut StatePool| delta_net(x, &weights, rows, pool);
+        |x: &Tensor, rows: &StateBatch, pool: &mut StatePool| delta_net(x, &weights, rows, pool);
     let case = Case {
         width: SHAPE.width(),
         states: SHAPE.states(),

@@ -23,6 +23,7 @@ fn weights() -> MambaWeights {
         step_limits: LIMITS,
         norm: random(SHAPE.values(), 1.),
         eps: 1e-6,
+        on_device: None,
     }
 }
 
@@ -77,7 +78,7 @@ fn defined(weights: &MambaWeights, rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
 
 fn check(check: impl Fn(&MambaWeights, &Case<'_>)) {
     let weights = weights();
-    let run = |x: &Tensor, rows: &[StateRows], pool: &mut StatePool| mamba(x, &weights, rows, pool);
+    let run = |x: &Tensor, rows: &StateBatch, pool: &mut StatePool| mamba(x, &weights, rows, pool);
     let case = Case {
         width: SHAPE.width(),
         states: SHAPE.states(),

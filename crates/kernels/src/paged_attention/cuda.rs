@@ -8,7 +8,7 @@ use super::tables::{
     AttentionTables, CHUNK, GPU_HEAD_DIM_STEP, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK,
     MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, latent_group,
 };
-use candle_core::{CudaDevice, DType, Result, Tensor};
+use candle_core::{CudaDevice, DType, Device, Result, Tensor};
 
 /// Sizes that the kernels have under the same names.
 const THREADS: usize = 256;
@@ -212,20 +212,31 @@ fn add_params<'l>(launch: Launch<'l>, params: AttentionParams<'_>) -> Result<Lau
         .optional(params.sinks)
 }
 
-/// The tables of `batch` on the device of `q`, for layers like `dims`.
-fn tables<'a>(
+/// The tables of a batch whose activations have this dtype, for `group` query heads per K/V head.
+pub(crate) fn tables<'a>(
     batch: &'a AttentionBatch<'_>,
-    q: &Tensor,
-    dims: Dims,
+    device: &Device,
+    group: usize,
+    dtype: DType,
+) -> Result<&'a AttentionTables> {
+    // The kernel for prompts uses tensor cores, which do not take f32.
+    let prefill = dtype != DType::F32 && !batch.is_batch_invariant();
+    tables_for(batch, device, group, prefill)
+}
+
+/// As [`tables`]; `prefill` says whether prompts have tiles apart.
+fn tables_for<'a>(
+    batch: &'a AttentionBatch<'_>,
+    device: &Device,
+    group: usize,
     prefill: bool,
 ) -> Result<&'a AttentionTables> {
-    let tables = batch.send(q.device(), dims.group(), prefill, None)?;
+    let tables = batch.send(device, group, prefill, None)?;
     // Tiles have room for the rows of fewer query heads.
-    if tables.group() < dims.group() {
+    if tables.group() < group {
         candle_core::bail!(
-            "paged-attention: the tables are for up to {} query heads per K/V head, not {}",
-            tables.group(),
-            dims.group()
+            "paged-attention: the tables are for up to {} query heads per K/V head, not {group}",
+            tables.group()
         );
     }
     Ok(tables)
@@ -265,7 +276,7 @@ pub(crate) fn latent_attention(
         kv_heads: heads / latent_group(heads),
         head_dim: kept,
     };
-    let tables = tables(batch, q, dims, false)?;
+    let tables = tables_for(batch, q.device(), dims.group(), false)?;
     if tables.long > 0 {
         candle_core::bail!("{name}: the tables have tiles of prompts apart");
     }
@@ -298,9 +309,7 @@ pub(super) fn launch(
     };
     gpu::expect_dtype(name, dtype, [v])?;
     let device = q.device().as_cuda_device()?;
-    // The kernel for prompts uses tensor cores, which do not take f32.
-    let prefill = dtype != DType::F32 && !batch.is_batch_invariant();
-    let tables = tables(batch, q, dims, prefill)?;
+    let tables = tables(batch, q.device(), dims.group(), dtype)?;
     let out = gpu::output(device, dtype, q.shape())?;
     let (split, args) = Args::new(batch, tables, (dims, 0), params, device)?;
     let bytes = shared_of_attention(kernels.width, dtype);

@@ -207,6 +207,12 @@ impl AttentionTables {
         [&self.tiles, &self.blocks, &self.trees]
     }
 
+    /// Number of tiles of all spans, those without rows included.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn num_tiles(&self) -> usize {
+        self.capacity.tiles + self.long
+    }
+
     /// How many tiles and chunks they have room for.
     #[cfg(feature = "cuda")]
     pub(crate) fn capacity(&self) -> TableCapacity {

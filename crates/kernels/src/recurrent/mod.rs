@@ -1,10 +1,14 @@
 //! Layers that read a text one token after another: a short convolution, after which each head has a matrix that takes
-//! in the token and gives an output. CPU only.
+//! in the token and gives an output.
 //!
 //! One order of additions for each token, whatever the forwards into which a text is divided, and whatever drafts and
-//! other sequences are beside it.
+//! other sequences are beside it. A GPU has an order of its own.
 
+#[cfg(feature = "cuda")]
+pub(super) mod cuda;
 mod head;
+mod plan;
+mod tables;
 #[cfg(test)]
 pub(super) mod testing;
 mod tokens;
@@ -19,6 +23,10 @@ use head::{Head, Matrices};
 use tokens::{Left, Mixing, Tokens};
 use tracing::trace_span;
 
+pub use tables::{StateBatch, StateCapacity, StateTables};
+
+/// Maximum number of rows of a head's matrix on a GPU: the width of q and k, or of B and C.
+pub const MAX_GPU_STATE_ROWS: usize = 256;
 /// Number of values of matrices, for each token, from which waking other threads pays.
 const MIN_PARALLEL: usize = 1 << 15;
 /// SIMD lanes: partial sums of a sum of squares.
@@ -61,6 +69,7 @@ impl Sizes {
         StateShape {
             matrices: self.heads * self.matrix,
             window: (self.taps - 1) * self.channels,
+            inputs: self.inputs(),
         }
     }
 }
@@ -78,6 +87,23 @@ pub(super) struct TokenInputs<'a> {
     /// All channels, mixed.
     pub mixed: &'a [f32],
     pub scalars: &'a [f32],
+}
+
+/// The vectors of a layer in the memory of a GPU, all f32.
+#[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "only CUDA reads it")
+)]
+pub struct RecurrentVectors {
+    /// As in [`Convolution`].
+    pub(super) conv: Tensor,
+    pub(super) conv_bias: Option<Tensor>,
+    /// `[heads]` each.
+    pub(super) decay: Tensor,
+    pub(super) dt_bias: Tensor,
+    pub(super) skip: Option<Tensor>,
+    pub(super) norm: Tensor,
 }
 
 /// What such a layer computes.
@@ -110,17 +136,22 @@ pub(super) trait Recurrence: Sync {
 
     /// What is done with the outputs of all heads of a row.
     fn finish(&self, _row: &mut [f32]) {}
+
+    /// How a GPU computes it, if its vectors are there.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self) -> Option<cuda::Rule<'_>>;
 }
 
-/// The outputs of rows `x`, `[rows, width]` f32, contiguous: of each the gate, the channels before the convolution and the
-/// scalars. They are `[rows, values]`.
+/// The outputs of rows `x`, `[rows, width]`, contiguous, f32 on the CPU: of each the gate, the channels before the
+/// convolution and the scalars. They are `[rows, values]`. On a GPU the last rows may be padding, and the pool
+/// [was prepared](StatePool::prepare).
 ///
 /// # Errors
-/// If the shapes do not match, or `rows` are not the rows of `x`.
+/// If the shapes do not match, or `batch` does not have the rows of `x`.
 pub(super) fn recurrent<R: Recurrence>(
     layer: &R,
     x: &Tensor,
-    rows: &[StateRows],
+    batch: &StateBatch,
     pool: &mut StatePool,
 ) -> Result<Tensor> {
     let (count, width) = x.dims2()?;
@@ -128,10 +159,17 @@ pub(super) fn recurrent<R: Recurrence>(
     if width != sizes.width() {
         candle_core::bail!("{}: rows of {width} values, not {}", R::NAME, sizes.width());
     }
-    StateRows::check(rows, count)?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::run(layer, x, batch, pool);
+    }
+    let rows = batch.rows();
+    if StateRows::check(rows)? != count {
+        candle_core::bail!("states: {rows:?} are not {count} rows");
+    }
     let (storage, layout) = x.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else {
-        candle_core::bail!("{}: only the CPU has this kernel", R::NAME);
+        candle_core::bail!("{}: this build has no kernel for {:?}", R::NAME, x.device());
     };
     let x = contiguous::<f32>(R::NAME, storage, layout)?;
     let out = trace_span!("attention").in_scope(|| run(layer, x, rows, pool))?;
@@ -148,12 +186,12 @@ fn run<R: Recurrence>(
     let mut slots = Vec::new();
     for kept in rows.iter().filter_map(|part| part.kept.as_ref()) {
         if let StateStart::CopyOf(from) = kept.start {
-            pool.copy(from, kept.slot);
+            pool.copy(from, kept.slot)?;
         }
         slots.push(kept.slot);
         slots.extend(kept.copies.iter().map(|(_, slot)| slot));
     }
-    let mut buffers = pool.get_mut(&slots);
+    let mut buffers = pool.get_mut(&slots)?;
     let empty = vec![0.; sizes.states().window];
     let (mut tokens, mut matrices) = (Vec::new(), Vec::new());
     let mut left = buffers.iter_mut();

@@ -1,11 +1,12 @@
 //! What the tests of all recurrent layers check.
 
+use super::StateBatch;
 use crate::states::{KeptState, StatePool, StateRows, StateShape, StateStart};
 use candle_core::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
 /// The outputs of rows, which go on with states.
-type Run<'a> = dyn Fn(&Tensor, &[StateRows], &mut StatePool) -> Result<Tensor> + 'a;
+type Run<'a> = dyn Fn(&Tensor, &StateBatch, &mut StatePool) -> Result<Tensor> + 'a;
 
 /// A layer under test.
 pub struct Case<'a> {
@@ -63,7 +64,10 @@ impl Case<'_> {
     ) -> Vec<Vec<f32>> {
         let flat: Vec<f32> = rows.iter().flat_map(|row| row.iter().copied()).collect();
         let x = Tensor::from_vec(flat, (rows.len(), self.width), &Device::Cpu).unwrap();
-        (self.run)(&x, parts, pool).unwrap().to_vec2().unwrap()
+        (self.run)(&x, &StateBatch::new(parts.to_vec()), pool)
+            .unwrap()
+            .to_vec2()
+            .unwrap()
     }
 
     /// Checks outputs against what a definition says in f64.
@@ -144,10 +148,11 @@ impl Case<'_> {
             vec![part(0..4, &[Some(0)], own(&[]))],
             vec![part(0..4, &[], kept(1, StateStart::Empty, &[], &[(5, 2)]))],
         ] {
+            let parts = StateBatch::new(parts);
             (self.run)(&x, &parts, &mut StatePool::new(self.states)).unwrap_err();
         }
         let x = Tensor::zeros((4, self.width + 1), DType::F32, &Device::Cpu).unwrap();
-        let all = [part(0..4, &[], None)];
+        let all = StateBatch::new(vec![part(0..4, &[], None)]);
         (self.run)(&x, &all, &mut StatePool::new(self.states)).unwrap_err();
     }
 }

@@ -18,23 +18,21 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     checked.map_err(|what| Error::setup(format!("{what}; --device cpu serves this model")))
 }
 
+fn refuse(what: &str, instead: &str) -> std::result::Result<(), String> {
+    Err(format!("{what} not supported on a GPU: {instead}"))
+}
+
 fn check_layer(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
     if let Some((what, instead)) = mixers::lack_on_gpu(layer) {
-        return refuse(what, instead);
+        return refuse(&what, &instead);
     }
-    if !matches!(layer.mixer, MixerSpec::Latent(_)) {
+    if layer.mixer == MixerSpec::Attention {
         check_heads(config, layer)?;
     }
     match layer.mlp {
         MlpSpec::Experts(experts) => check_experts(&experts),
-        MlpSpec::None => refuse("layers without an MLP are", "only those with one are"),
         _ => Ok(()),
     }
-}
-
-/// The error of what is not supported, and what is.
-fn refuse(what: &str, instead: &str) -> std::result::Result<(), String> {
-    Err(format!("{what} not supported on a GPU: {instead}"))
 }
 
 fn check_heads(config: &ModelConfig, layer: &LayerSpec) -> std::result::Result<(), String> {
@@ -115,6 +113,11 @@ mod tests {
         }
         checked(latent(json!({}))).unwrap();
         checked(latent(json!({"num_attention_heads": 128}))).unwrap();
+        checked(json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]})).unwrap();
+        checked(json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba", "mamba"]})).unwrap();
+        for layers in ["-*", "*-M"] {
+            checked(json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": layers})).unwrap();
+        }
     }
 
     #[test]
@@ -132,24 +135,9 @@ mod tests {
                 "up to 32",
             ),
             (
-                json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]}),
-                "short convolutions",
-                "only attention",
-            ),
-            (
-                json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba", "mamba"]}),
-                "Mamba layers",
-                "only attention",
-            ),
-            (
-                json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "-*"}),
-                "layers without attention",
-                "those with it",
-            ),
-            (
-                json!({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "*-M"}),
-                "layers without an MLP",
-                "those with one",
+                json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "mamba_d_state": 512, "layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+                "states of heads with 512 rows",
+                "up to 256",
             ),
             (
                 latent(json!({"kv_lora_rank": 516})),

@@ -298,10 +298,13 @@ impl ModelConfig {
     pub(crate) fn max_query_heads_a_key(&self) -> usize {
         let (own, heads) = (self.kv_heads().count, self.num_heads);
         let of_layer = |layer: &LayerSpec| match layer.mixer {
-            MixerSpec::Latent(_) => latent_group(heads),
-            _ => heads / layer.kv_heads.map_or(own, |heads| heads.count).max(1),
+            MixerSpec::Latent(_) => Some(latent_group(heads)),
+            MixerSpec::Attention => {
+                Some(heads / layer.kv_heads.map_or(own, |heads| heads.count).max(1))
+            }
+            _ => None,
         };
-        let layers = self.spec.layers.iter().map(of_layer);
+        let layers = self.spec.layers.iter().filter_map(of_layer);
         layers.max().unwrap_or(heads / own.max(1))
     }
 

@@ -9,7 +9,9 @@ use foretoken_core::error::Result;
 use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, Model, ModelInfo};
 use foretoken_kernels::graph::{Graph, Recorder};
-use foretoken_kernels::{AttentionBatch, AttentionTables, EXACT_ROWS, TableCapacity, widen_to};
+use foretoken_kernels::{
+    AttentionBatch, AttentionTables, EXACT_ROWS, StateBatch, StateCapacity, TableCapacity, widen_to,
+};
 use std::collections::HashMap;
 
 /// Up to this many rows, each number of rows has its own graph.
@@ -38,6 +40,7 @@ struct Key {
     /// Rows whose hidden states are requested. Their layers are always the same.
     taps: usize,
     capacity: TableCapacity,
+    states: StateCapacity,
     /// Whether all layers are in one launch.
     in_one: bool,
 }
@@ -123,7 +126,8 @@ impl GraphedDecoder {
         if !self.may_be_recorded(batch, &spans) {
             return Ok(None);
         }
-        let padded = padded(batch, graph_rows(batch.tokens.len()))?;
+        let mut padded = padded(batch, graph_rows(batch.tokens.len()))?;
+        padded.states = self.decoder.state_rows(batch)?;
         let rows = padded.tokens.len();
         let capacity = spans.capacity(self.decoder.query_heads_a_key(), rows);
         let key = Key {
@@ -132,12 +136,14 @@ impl GraphedDecoder {
             logits: padded.logits.len(),
             taps: padded.taps.as_ref().map_or(0, |taps| taps.rows.len()),
             capacity,
+            states: StateBatch::capacity_of(&padded.states, rows),
             in_one: self.in_one_launch(kv, pool.id(), &padded, capacity),
         };
         self.forwards += 1;
         let output = match self.seen.get_mut(&key) {
             Some(Some(recorded)) => {
                 recorded.used = self.forwards;
+                kv.prepare_states(&padded.states)?;
                 recorded.replay(&self.decoder, &padded, &spans)?;
                 recorded.output()?
             }
@@ -182,6 +188,11 @@ impl GraphedDecoder {
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
         let inputs = decoder.inputs(batch, kv)?;
         spans.send(device, group, false, Some(key.capacity))?;
+        let is_recurrent = !batch.states.is_empty();
+        if is_recurrent {
+            inputs.states.send(device, key.rows, Some(key.states))?;
+            kv.prepare_states(&batch.states)?;
+        }
         let in_one = self.in_one.get(&key.pool).and_then(Option::as_ref);
         let in_one = in_one.filter(|_| key.in_one);
         let run = || match in_one {
@@ -196,15 +207,21 @@ impl GraphedDecoder {
             }
             (output, _) => output?,
         };
+        if is_recurrent {
+            // Recording computes the forward once more, and states must not take in its tokens twice.
+            inputs.write_nothing()?;
+        }
+        // Recording overwrites the hidden states of the graph, and those of this forward are still to be read.
+        let tapped = output.tapped.as_ref().map(Tensor::copy).transpose()?;
         let work = || -> Result<()> {
             let again = run()?;
             widen_to(&logits, &again.logits)?;
-            if let (Some(tapped), Some(again)) = (&output.tapped, &again.tapped) {
+            if let (Some(tapped), Some(again)) = (&tapped, &again.tapped) {
                 tapped.slice_set(again, 0, 0)?;
             }
             Ok(())
         };
-        // SAFETY: `run` reads and writes its arguments, the weights and `output`. All but the weights
+        // SAFETY: `run` reads and writes its arguments, the weights, `logits` and `tapped`. All but the weights
         // go to `Recorded`, which drops the graph first, and the weights are dropped after it.
         let graph = unsafe { self.recorder.record(device, work) };
         match (graph, spans.into_tables()) {
@@ -215,7 +232,7 @@ impl GraphedDecoder {
                     inputs,
                     tables,
                     logits,
-                    tapped: output.tapped.clone(),
+                    tapped,
                     used: self.forwards,
                     _pools: kv.layers.clone(),
                 };

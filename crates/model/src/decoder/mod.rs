@@ -22,7 +22,7 @@ use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, GiveUp, Model, ModelInfo, Taps};
-use foretoken_kernels::{AttentionBatch, Span};
+use foretoken_kernels::{AttentionBatch, Span, StateBatch, StateRows};
 
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
 pub struct Decoder {
@@ -189,10 +189,19 @@ impl Decoder {
         let slots = kv.num_slots();
         let ropes = self.ropes.tables();
         let mut inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
-        if self.config.spec.is_recurrent() {
-            inputs.states = batch.state_rows()?;
-        }
+        inputs.states = StateBatch::new(self.state_rows(batch)?);
         inputs.with_taps(batch.taps.as_ref(), self.layers.len())
+    }
+
+    /// The rows of `batch` by sequence, if layers have states.
+    ///
+    /// # Errors
+    /// If a sequence goes on and nobody said with which state.
+    pub(crate) fn state_rows(&self, batch: &Batch) -> Result<Vec<StateRows>> {
+        match self.config.spec.is_recurrent() {
+            true => batch.state_rows(),
+            false => Ok(Vec::new()),
+        }
     }
 
     /// Overwrites `inputs` with another batch of the same size.
@@ -420,6 +429,7 @@ impl Model for Decoder {
             .as_deref()
             .map(|few| AttentionBatch::new(few, kv.block_size, kv.num_slots()));
         let few = few.transpose()?;
+        kv.prepare_states(inputs.states.rows())?;
         self.run_unless(&inputs, (&spans, few.as_ref()), kv, gives_up)
     }
 }

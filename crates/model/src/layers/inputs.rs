@@ -6,7 +6,7 @@ use foretoken_core::error::{Error, Result};
 use foretoken_core::model::AdapterRows;
 use foretoken_core::model::{Batch, Taps};
 use foretoken_kernels::graph::{Values, overwrite};
-use foretoken_kernels::{Slots, StateRows};
+use foretoken_kernels::{Slots, StateBatch};
 use std::cell::Cell;
 
 /// See the module; every value that indexes memory was checked on the host.
@@ -23,7 +23,7 @@ pub(crate) struct Inputs {
     /// Layers and rows whose hidden states are requested; the rows are u32.
     taps: Option<(Vec<usize>, Tensor)>,
     /// All rows by their sequences, if layers have states.
-    pub states: Vec<StateRows>,
+    pub states: StateBatch,
     /// The adapters of all rows. A GPU has none.
     pub adapters: Vec<AdapterRows>,
     /// The adapters of the rows in `wanted`. A GPU has none.
@@ -85,7 +85,7 @@ impl Inputs {
             wanted: rows_of(&batch.logits)?,
             last_hidden: rows_of(&batch.last_hidden)?,
             taps: None,
-            states: Vec::new(),
+            states: StateBatch::new(Vec::new()),
             adapters: batch.adapters.clone(),
             wanted_adapters: AdapterRows::of_picked(&batch.adapters, &batch.logits),
             experts_read: Cell::new(0),
@@ -139,6 +139,15 @@ impl Inputs {
         Ok(())
     }
 
+    /// Lets a forward with these inputs write neither K and V nor states: all rows are padding, until they are replaced.
+    ///
+    /// # Errors
+    /// If the device fails, or is the CPU.
+    pub fn write_nothing(&self) -> Result<()> {
+        self.slots.replace(&[])?;
+        Ok(self.states.replace(&[])?)
+    }
+
     /// Overwrites the inputs with those of another batch of the same size.
     ///
     /// # Errors
@@ -173,6 +182,7 @@ impl Inputs {
             overwrite(rows, Values::U32(new))?;
         }
         self.slots.replace(&batch.slots)?;
+        self.states.replace(&batch.states)?;
         match &batch.drawn {
             None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
             Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,

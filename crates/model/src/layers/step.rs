@@ -6,7 +6,7 @@ use crate::config::ModelConfig;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
 use foretoken_core::model::AdapterRows;
-use foretoken_kernels::{AttentionBatch, Slots, StateRows};
+use foretoken_kernels::{AttentionBatch, Slots, StateBatch};
 use std::cell::Cell;
 
 /// The inputs that all layers of one forward share.
@@ -23,7 +23,7 @@ pub(crate) struct Step<'a> {
     /// The inputs of all layers, which [`LayerInputs`](super::input::LayerInputs) computes.
     pub layer_inputs: Option<Tensor>,
     /// All rows by their sequences, if layers have states.
-    pub states: &'a [StateRows],
+    pub states: &'a StateBatch,
     /// The places of the rows that attend in their blocks, if layers have convolutions.
     pub places: Option<&'a BlockPlaces>,
     /// The adapters of all rows.
@@ -123,7 +123,7 @@ impl<'a> Step<'a> {
             spans,
             attending: None,
             layer_inputs: self.layer_inputs.as_ref().map(pick).transpose()?,
-            states: &[],
+            states: self.states,
             places: None,
             adapters,
             attending_adapters: adapters,

@@ -6,12 +6,11 @@ use crate::layers::rope::halves_from_pairs;
 use crate::spec::{KvSource, LayerSpec, QkNorm, RopeRows};
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
-use candle_nn::ops::sigmoid;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvHeads;
 use foretoken_kernels::{
     AttentionParams, HeadNorms, Pools, ValueHeads, ValueNorm, paged_attention, rope_kv_write,
-    rope_queries,
+    rope_queries, sigmoid_gate,
 };
 
 /// What attention has besides its products.
@@ -77,14 +76,10 @@ impl Attention {
         let (products, step) = (&rows.products, rows.step);
         let heads = step.config.num_heads;
         let dim = self.kv_heads.dim;
-        let (gate, qkv) = if self.spec.has_gate {
-            let (width, gates) = (products.dim(1)?, heads * dim);
-            let others = products.narrow(1, gates, width - gates)?.contiguous()?;
-            (Some(products.narrow(1, 0, gates)?), others)
-        } else {
-            (None, products.clone())
-        };
-        let qkv = qkv.reshape((products.dim(0)?, (), dim))?;
+        let gates = if self.spec.has_gate { heads } else { 0 };
+        let all = products.reshape((products.dim(0)?, (), dim))?;
+        let qkv = all.narrow(1, gates, all.dim(1)? - gates)?;
+        let gate = (gates > 0).then(|| products.narrow(1, 0, gates * dim));
         let pools = Pools {
             k,
             v,
@@ -100,8 +95,8 @@ impl Attention {
             }
         };
         match own_angles.and_then(|rope| rope.query_scale.as_ref()) {
-            Some(scale) => Ok((q.broadcast_mul(scale)?, gate)),
-            None => Ok((q, gate)),
+            Some(scale) => Ok((q.broadcast_mul(scale)?, gate.transpose()?)),
+            None => Ok((q, gate.transpose()?)),
         }
     }
 }
@@ -115,7 +110,7 @@ impl Mixer for Attention {
         let y = y.flatten_from(1)?;
         Ok(match gate {
             None => y,
-            Some(gate) => (y * sigmoid(&rows.pick(&gate)?)?)?,
+            Some(gate) => sigmoid_gate(&rows.pick(&gate)?, &y)?,
         })
     }
 

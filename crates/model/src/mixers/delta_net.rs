@@ -18,14 +18,16 @@ pub fn load(parts: &MixerParts<'_>, weights: &mut Weights, spec: DeltaSpec) -> R
     let (channels, heads) = (shape.channels(), shape.value_heads);
     let at = |part: &str| parts.at(&format!("linear_attn.{part}"));
     let conv = weights.convolution(&at("conv1d"), channels, shape.taps)?;
-    let mixer = Arc::new(DeltaWeights {
+    let mixer = DeltaWeights {
         shape,
         conv: conv.flatten_all()?.to_vec1()?,
         decay: weights.decay(&at("A_log"), heads)?,
         dt_bias: weights.vector(&at("dt_bias"), heads)?,
         norm: weights.vector(&at("norm.weight"), shape.value_dim)?,
         eps: parts.config.rms_norm_eps as f32,
-    });
+        on_device: None,
+    };
+    let mixer = Arc::new(mixer.on(weights.device())?);
     let in_proj = products(weights, at, &spec, parts.inputs)?;
     let out_proj = ("linear_attn.out_proj", shape.values(), false);
     parts.layer(weights, (in_proj, mixer), out_proj)

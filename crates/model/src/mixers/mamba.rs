@@ -20,7 +20,7 @@ pub fn load(parts: &MixerParts<'_>, weights: &mut Weights, spec: MambaSpec) -> R
     let conv_bias = (spec.has_conv_bias)
         .then(|| weights.vector(&at("conv1d.bias"), channels))
         .transpose()?;
-    let mixer = Arc::new(MambaWeights {
+    let mixer = MambaWeights {
         shape,
         conv: conv.flatten_all()?.to_vec1()?,
         conv_bias,
@@ -30,7 +30,9 @@ pub fn load(parts: &MixerParts<'_>, weights: &mut Weights, spec: MambaSpec) -> R
         step_limits: spec.step_limits,
         norm: weights.vector(&at("norm.weight"), values)?,
         eps: parts.config.rms_norm_eps as f32,
-    });
+        on_device: None,
+    };
+    let mixer = Arc::new(mixer.on(weights.device())?);
     let in_proj = weights.linear(&at("in_proj"), (shape.width(), parts.inputs), spec.has_bias)?;
     let out_proj = ("mamba.out_proj", values, spec.has_bias);
     parts.layer(weights, (in_proj, mixer), out_proj)

@@ -12,9 +12,9 @@ use crate::spec::{LayerSpec, MixerSpec};
 use crate::weights::Weights;
 use attention::Attention;
 use foretoken_core::error::Result;
+use foretoken_kernels::MAX_GPU_STATE_ROWS;
 use latent::LatentAttention;
 use mixer::{MixerLayer, MixerParts};
-use short_conv::ShortConv;
 
 /// Reads the first half of a layer. `None` = it has none.
 ///
@@ -24,7 +24,7 @@ pub fn load(parts: &MixerParts<'_>, weights: &mut Weights) -> Result<Option<Mixe
     let layer = match parts.spec.mixer {
         MixerSpec::Attention => Attention::load(parts, weights),
         MixerSpec::Latent(latent) => LatentAttention::load(parts, weights, latent),
-        MixerSpec::ShortConv(conv) => ShortConv::load(parts, weights, conv),
+        MixerSpec::ShortConv(conv) => short_conv::load(parts, weights, conv),
         MixerSpec::Delta(delta) => delta_net::load(parts, weights, delta),
         MixerSpec::Mamba(mamba) => mamba::load(parts, weights, mamba),
         MixerSpec::None => return Ok(None),
@@ -49,19 +49,24 @@ pub fn cost(config: &ModelConfig, layer: &LayerSpec) -> usize {
 }
 
 /// What a GPU has no kernels for in the first half of a layer, and what it takes instead.
-pub fn lack_on_gpu(layer: &LayerSpec) -> Option<(&'static str, &'static str)> {
-    match layer.mixer {
-        MixerSpec::Attention if !layer.has_gate => None,
-        MixerSpec::Attention | MixerSpec::Delta(_) => Some((
-            "linear attention and gates of attention are",
-            "only softmax attention without gates is",
-        )),
-        MixerSpec::Latent(latent) => (!latent.fits_gpu()).then_some((
-            "latent attention of this shape is",
-            "only latent vectors of up to 512 values and up to 576 values of a token are, both in multiples of 8",
-        )),
-        MixerSpec::ShortConv(_) => Some(("short convolutions are", "only attention is")),
-        MixerSpec::Mamba(_) => Some(("Mamba layers are", "only attention is")),
-        MixerSpec::None => Some(("layers without attention are", "only those with it are")),
-    }
+pub fn lack_on_gpu(layer: &LayerSpec) -> Option<(String, String)> {
+    let state_rows = match layer.mixer {
+        MixerSpec::Latent(latent) if !latent.fits_gpu() => {
+            return Some((
+                "latent attention of this shape is".into(),
+                "only latent vectors of up to 512 values and up to 576 values of a token are, both in multiples of 8".into(),
+            ));
+        }
+        MixerSpec::Delta(delta) => delta.shape.key_dim,
+        MixerSpec::Mamba(mamba) => mamba.shape.state_dim,
+        MixerSpec::Attention | MixerSpec::Latent(_) | MixerSpec::ShortConv(_) | MixerSpec::None => {
+            0
+        }
+    };
+    (state_rows > MAX_GPU_STATE_ROWS).then(|| {
+        (
+            format!("states of heads with {state_rows} rows are"),
+            format!("up to {MAX_GPU_STATE_ROWS} rows are"),
+        )
+    })
 }

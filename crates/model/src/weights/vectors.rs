@@ -1,7 +1,7 @@
 //! Reads small tensors: biases, numbers, and those of layers with convolutions and states.
 
 use super::{TensorSource, Weights};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 
 impl Weights {
@@ -70,7 +70,9 @@ impl Weights {
         };
         let stored = self.tensor(&format!("{name}.weight"), dims)?;
         let stored = stored.reshape((channels, taps))?.to_dtype(DType::F32)?;
+        let stored = stored.to_device(&Device::Cpu)?;
         // The last one is of the row's own token.
-        Ok(stored.t()?.contiguous()?.flip(&[0])?.contiguous()?)
+        let turned = stored.t()?.contiguous()?.flip(&[0])?.contiguous()?;
+        Ok(turned.to_device(self.device())?)
     }
 }
