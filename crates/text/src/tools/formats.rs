@@ -1,78 +1,14 @@
 //! The formats of tool calls, a row each.
 
-use super::ToolFormat;
 use super::syntax::{Body, Head, Keys, Named, Syntax, Tags};
+use super::{ToolFormat, deepseek};
 use crate::harmony;
 
-/// A row with what most formats have in common.
-const COMMON: Syntax = Syntax {
-    format: ToolFormat::Hermes,
-    name: "",
-    aliases: &[],
-    help: "",
-    is_taught: |_| false,
-    begin: &[],
-    end: "",
-    call: "",
-    around: "[,]",
-    skipped: &[],
-    bare: None,
-    single: false,
-    written: ["", ""],
-    each: false,
-    separator: ", ",
-    body: Body::Object(NAME_AND_ARGUMENTS),
-    head: None,
-    markers: &[],
-};
-
-const NAME_AND_ARGUMENTS: Keys = Keys {
-    number: None,
-    name: "name",
-    arguments: "arguments",
-};
-
-/// DeepSeek's markers: around calls, around a call, and after what a call is of or its name.
-const CALLS: [&str; 2] = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];
-const CALL: [&str; 2] = ["<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"];
-const SEPARATOR: &str = "<｜tool▁sep｜>";
-
-const DEEPSEEK: Syntax = Syntax {
-    begin: &[CALLS[0]],
-    end: CALLS[1],
-    call: CALL[0],
-    around: "",
-    skipped: &["```", CALL[1]],
-    written: CALLS,
-    head: Some(Head {
-        before: &[CALL[0], "function<｜tool▁sep｜>"],
-        ends: &[SEPARATOR, "\n", "```"],
-    }),
-    markers: &[CALLS[0], CALLS[1], CALL[0], CALL[1], SEPARATOR],
-    ..COMMON
-};
-
-/// The mark in the tags of DeepSeek since V3.2, which is a token.
-const DSML: &str = "｜DSML｜";
-
-/// The tags of DeepSeek since V3.2 say whether a value is a text. Its versions name the tag around calls differently.
-const DEEPSEEK_DSML: Syntax = Syntax {
-    call: "<｜DSML｜invoke name=\"",
-    around: "",
-    separator: "\n",
-    body: Body::Tags(Tags {
-        function: "<｜DSML｜invoke name=\"",
-        after_name: "\">",
-        end_function: "</｜DSML｜invoke>",
-        parameter: ["<｜DSML｜parameter name=\"", "\">"],
-        typed: Some(["\" string=\"true\">", "\" string=\"false\">"]),
-        value: "",
-        end_parameter: "</｜DSML｜parameter>",
-        lines: false,
-        ends_of_values: &[],
-    }),
-    markers: &[DSML],
-    ..COMMON
+/// Cohere's keys.
+const COMMAND: Keys = Keys {
+    number: Some("tool_call_id"),
+    name: "tool_name",
+    arguments: "parameters",
 };
 
 const GEMMA: Syntax = Syntax {
@@ -83,7 +19,24 @@ const GEMMA: Syntax = Syntax {
         before: &["call:"],
         ends: &[],
     }),
-    ..COMMON
+    ..Syntax::COMMON
+};
+
+/// A message of another role follows the assistant's, or a marker begins a call.
+const GIGACHAT: Syntax = Syntax {
+    begin: &[
+        "<|message_sep|>\n\nfunction call<|role_sep|>",
+        "function call<|role_sep|>",
+        "<|function_call|>",
+    ],
+    around: "",
+    skipped: &["<|message_sep|>"],
+    // Templates write one call of a turn.
+    single: true,
+    each: true,
+    separator: "",
+    markers: &["<|message_sep|>", "<|role_sep|>", "<|function_call|>"],
+    ..Syntax::COMMON
 };
 
 const MISTRAL: Syntax = Syntax {
@@ -93,7 +46,7 @@ const MISTRAL: Syntax = Syntax {
         ends: &["["],
     }),
     markers: &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
-    ..COMMON
+    ..Syntax::COMMON
 };
 
 const QWEN: Tags = Tags {
@@ -117,56 +70,12 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         is_taught: harmony::is_template,
         body: Body::Harmony,
         markers: harmony::MARKERS,
-        ..COMMON
+        ..Syntax::COMMON
     },
-    Syntax {
-        format: ToolFormat::DeepseekV3,
-        name: "deepseek_v3",
-        help: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME and JSON in a fence, as DeepSeek V3 and R1",
-        is_taught: |source| source.contains(CALLS[0]) && source.contains("```json"),
-        separator: "\n",
-        body: Body::Named(Named {
-            before: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-            numbered: false,
-            between: "\n```json\n",
-            after: "\n```<｜tool▁call▁end｜>",
-        }),
-        ..DEEPSEEK
-    },
-    Syntax {
-        format: ToolFormat::DeepseekV31,
-        name: "deepseek_v31",
-        help: "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}, as DeepSeek V3.1",
-        is_taught: |source| source.contains(CALLS[0]),
-        separator: "",
-        body: Body::Named(Named {
-            before: CALL[0],
-            numbered: false,
-            between: SEPARATOR,
-            after: CALL[1],
-        }),
-        ..DEEPSEEK
-    },
-    Syntax {
-        format: ToolFormat::DeepseekV32,
-        name: "deepseek_v32",
-        help: "<｜DSML｜function_calls><｜DSML｜invoke name=\"...\"><｜DSML｜parameter name=\"...\" string=\"true\">, as DeepSeek V3.2",
-        is_taught: |source| source.contains(DSML) && source.contains("function_calls>"),
-        begin: &["<｜DSML｜function_calls>"],
-        end: "</｜DSML｜function_calls>",
-        written: ["<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"],
-        ..DEEPSEEK_DSML
-    },
-    Syntax {
-        format: ToolFormat::DeepseekV4,
-        name: "deepseek_v4",
-        help: "<｜DSML｜tool_calls>, and the tags of deepseek_v32, as DeepSeek V4",
-        is_taught: |source| source.contains(DSML),
-        begin: &["<｜DSML｜tool_calls>"],
-        end: "</｜DSML｜tool_calls>",
-        written: ["<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>"],
-        ..DEEPSEEK_DSML
-    },
+    deepseek::V3,
+    deepseek::V31,
+    deepseek::V32,
+    deepseek::V4,
     Syntax {
         format: ToolFormat::KimiK2,
         name: "kimi_k2",
@@ -196,7 +105,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             "<|tool_call_argument_begin|>",
             "<|tool_call_end|>",
         ],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::MinimaxM2,
@@ -221,7 +130,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             ends_of_values: &[],
         }),
         markers: &["<minimax:tool_call>", "</minimax:tool_call>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Gemma4,
@@ -265,7 +174,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             ..QWEN
         }),
         markers: &["<seed:tool_call>", "</seed:tool_call>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Lfm2,
@@ -284,7 +193,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         written: ["<|tool_call_start|>[", "]<|tool_call_end|>"],
         body: Body::Python,
         markers: &["<|tool_call_start|>", "<|tool_call_end|>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Olmo3,
@@ -297,7 +206,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         separator: "\n",
         body: Body::Python,
         markers: &["<function_calls>", "</function_calls>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Command,
@@ -308,13 +217,66 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         end: "<|END_ACTION|>",
         written: ["<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"],
         separator: ",\n    ",
-        body: Body::Object(Keys {
-            number: Some("tool_call_id"),
-            name: "tool_name",
-            arguments: "parameters",
-        }),
+        body: Body::Object(COMMAND),
         markers: &["<|START_ACTION|>", "<|END_ACTION|>"],
-        ..COMMON
+        ..Syntax::COMMON
+    },
+    Syntax {
+        format: ToolFormat::CommandR,
+        name: "cohere_command_r",
+        help: "Action: and [{\"tool_name\": ..., \"parameters\": {...}}] in a fence, as Command R and R+",
+        is_taught: |source| {
+            let marks = ["Action:", "```json", "tool_name"];
+            marks.iter().all(|mark| source.contains(mark))
+        },
+        begin: &["Action: ```json", "Action:```json", "Action:\n```json"],
+        skipped: &["```"],
+        written: ["Action: ```json\n[\n    ", "\n]```"],
+        separator: ",\n    ",
+        body: Body::Object(Keys {
+            number: None,
+            ..COMMAND
+        }),
+        ..Syntax::COMMON
+    },
+    Syntax {
+        format: ToolFormat::Apertus,
+        name: "apertus",
+        help: "<|tools_prefix|>[{NAME: {...}}]<|tools_suffix|>, as Apertus",
+        is_taught: |source| source.contains("<|tools_prefix|>"),
+        begin: &["<|tools_prefix|>"],
+        end: "<|tools_suffix|>",
+        // Each call is an object with the name as its only key.
+        around: "[{,}]",
+        written: ["<|tools_prefix|>[", "]<|tools_suffix|>"],
+        body: Body::Named(Named {
+            before: "{\"",
+            numbered: false,
+            between: "\": ",
+            after: "}",
+        }),
+        head: Some(Head {
+            before: &["\""],
+            ends: &["\""],
+        }),
+        markers: &["<|tools_prefix|>", "<|tools_suffix|>"],
+        ..Syntax::COMMON
+    },
+    Syntax {
+        format: ToolFormat::Gigachat31,
+        name: "gigachat31",
+        help: "<|function_call|>{\"name\": ..., \"arguments\": {...}}, as GigaChat 3.1; gigachat3 reads it, too",
+        is_taught: |source| source.contains("<|function_call|>") && source.contains("<|role_sep|>"),
+        written: ["<|function_call|>", ""],
+        ..GIGACHAT
+    },
+    Syntax {
+        format: ToolFormat::Gigachat3,
+        name: "gigachat3",
+        help: "The message function call<|role_sep|> of {\"name\": ..., \"arguments\": {...}}, as GigaChat 3; a template with <|function_call|> makes it gigachat31",
+        is_taught: |source| source.contains("function call") && source.contains("<|role_sep|>"),
+        written: ["<|message_sep|>\n\nfunction call<|role_sep|>\n", ""],
+        ..GIGACHAT
     },
     Syntax {
         format: ToolFormat::Phi4Mini,
@@ -328,7 +290,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         end: "<|/tool_call|>",
         written: ["<|tool_call|>[", "]<|/tool_call|>"],
         markers: &["<|tool_call|>", "<|/tool_call|>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Granite,
@@ -338,7 +300,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         begin: &["<|tool_call|>", "<tool_call>"],
         written: ["<|tool_call|>[", "]"],
         markers: &["<|tool_call|>", "<tool_call>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Nemotron,
@@ -349,7 +311,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         end: "</TOOLCALL>",
         written: ["<TOOLCALL>[", "]</TOOLCALL>"],
         markers: &["<TOOLCALL>", "</TOOLCALL>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Hunyuan,
@@ -373,7 +335,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             "</tool_call>",
             "<tool_sep>",
         ],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Glm45,
@@ -406,7 +368,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             "<arg_value>",
             "</arg_value>",
         ],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Qwen3Coder,
@@ -424,7 +386,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         separator: "\n",
         body: Body::Tags(QWEN),
         markers: &["<tool_call>", "</tool_call>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Hermes,
@@ -438,7 +400,28 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         each: true,
         separator: "\n",
         markers: &["<tool_call>", "</tool_call>"],
-        ..COMMON
+        ..Syntax::COMMON
+    },
+    Syntax {
+        format: ToolFormat::Functionary31,
+        name: "functionary_v31",
+        help: "<function=NAME>{...}</function>, as Functionary 3.1",
+        is_taught: |source| source.contains(QWEN.function),
+        call: QWEN.function,
+        around: "",
+        skipped: &[QWEN.end_function],
+        separator: "",
+        body: Body::Named(Named {
+            before: QWEN.function,
+            numbered: false,
+            between: QWEN.after_name,
+            after: QWEN.end_function,
+        }),
+        head: Some(Head {
+            before: &[QWEN.function],
+            ends: &[QWEN.after_name],
+        }),
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::MistralArgs,
@@ -476,7 +459,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         bare: Some('['),
         written: ["[", "]"],
         markers: &["[TOOL_CALLS]", "<tool_call>", "</tool_call>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Pythonic,
@@ -493,7 +476,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         written: ["[", "]"],
         body: Body::Python,
         markers: &["<|python_start|>", "<|python_end|>", "<|python_tag|>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
     Syntax {
         format: ToolFormat::Llama3Json,
@@ -502,8 +485,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         help: "{\"name\": ..., \"parameters\": {...}} and nothing else, as Llama 3.1 and 3.2",
         is_taught: |source| {
             let marks = ["<|python_tag|>", "ipython"];
-            // Functionary's models write calls otherwise.
-            marks.iter().any(|mark| source.contains(mark)) && !source.contains("<function=")
+            marks.iter().any(|mark| source.contains(mark))
         },
         begin: &["<|python_tag|>"],
         around: ";,",
@@ -513,9 +495,9 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         separator: "; ",
         body: Body::Object(Keys {
             arguments: "parameters",
-            ..NAME_AND_ARGUMENTS
+            ..Keys::COMMON
         }),
         markers: &["<|python_tag|>"],
-        ..COMMON
+        ..Syntax::COMMON
     },
 ];

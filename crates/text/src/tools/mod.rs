@@ -3,6 +3,7 @@
 
 mod arguments_grammar;
 mod braces;
+mod deepseek;
 mod fallback;
 mod formats;
 mod freeform;
@@ -61,6 +62,14 @@ pub enum ToolFormat {
     Olmo3,
     /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>`, as Cohere's Command A and R7B.
     Command,
+    /// `Action:` and a list of objects in a fence, as Cohere's Command R and R+.
+    CommandR,
+    /// `<|tools_prefix|>[{"NAME": {...}}]<|tools_suffix|>`, as Apertus.
+    Apertus,
+    /// `<|function_call|>{"name": ..., "arguments": {...}}`, as GigaChat 3.1. The form of GigaChat 3 is read as well.
+    Gigachat31,
+    /// A message `function call` with `{"name": ..., "arguments": {...}}`, as GigaChat 3. That of 3.1 is read as well.
+    Gigachat3,
     /// `<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>`, as Phi-4-mini.
     Phi4Mini,
     /// `<|tool_call|>[{"name": ..., "arguments": {...}}]`, as Granite 3.
@@ -77,6 +86,8 @@ pub enum ToolFormat {
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen 2.5 and 3. A JSON object
     /// that is the whole answer is read as well.
     Hermes,
+    /// `<function=NAME>{...}</function>`, as Functionary 3.1.
+    Functionary31,
     /// `[TOOL_CALLS]name[ARGS]{...}`, as Mistral's models since the middle of 2025. A list of objects is read as well.
     MistralArgs,
     /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, as Mistral's older models. A name before its arguments is read
@@ -99,7 +110,7 @@ struct WrittenCall<'a> {
 
 impl ToolFormat {
     /// Number of formats.
-    const COUNT: usize = 25;
+    const COUNT: usize = 30;
 
     /// All formats, in the order in which a template's is looked for.
     pub const ALL: [Self; Self::COUNT] = {
@@ -129,14 +140,13 @@ impl ToolFormat {
         FORMATS.iter().find(taught).map(|syntax| syntax.format)
     }
 
-    /// The format that is meant where this one is named and the chat template is `source`: Mistral's models write calls in
-    /// two ways, which have one name in other servers.
+    /// The format that is meant where this one is named and the chat template is `source`: the models of Mistral and
+    /// GigaChat write calls in two ways, which have one name in other servers.
     pub fn in_template(self, source: &str) -> Self {
-        match self {
-            Self::Mistral if Self::of_template(source) == Some(Self::MistralArgs) => {
-                Self::MistralArgs
-            }
-            other => other,
+        match (self, Self::of_template(source)) {
+            (Self::Mistral, Some(other @ Self::MistralArgs))
+            | (Self::Gigachat3, Some(other @ Self::Gigachat31)) => other,
+            _ => self,
         }
     }
 

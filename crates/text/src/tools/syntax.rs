@@ -51,6 +51,30 @@ pub struct Syntax {
     pub markers: &'static [&'static str],
 }
 
+impl Syntax {
+    /// A row with what most formats have in common.
+    pub const COMMON: Self = Self {
+        format: ToolFormat::Hermes,
+        name: "",
+        aliases: &[],
+        help: "",
+        is_taught: |_| false,
+        begin: &[],
+        end: "",
+        call: "",
+        around: "[,]",
+        skipped: &[],
+        bare: None,
+        single: false,
+        written: ["", ""],
+        each: false,
+        separator: ", ",
+        body: Body::Object(Keys::COMMON),
+        head: None,
+        markers: &[],
+    };
+}
+
 /// How a call is written.
 #[derive(Debug)]
 pub enum Body {
@@ -75,6 +99,15 @@ pub struct Keys {
     pub number: Option<&'static str>,
     pub name: &'static str,
     pub arguments: &'static str,
+}
+
+impl Keys {
+    /// The keys of most formats.
+    pub const COMMON: Self = Self {
+        number: None,
+        name: "name",
+        arguments: "arguments",
+    };
 }
 
 /// The texts around a name and the arguments after it.

@@ -5,7 +5,31 @@ use super::*;
 const WEATHER: &str = r#"{"a": "Zürich", "n": 3}"#;
 
 /// Two calls as a family writes them, after a sentence.
-const TEXTS: [(ToolFormat, &str); 27] = [
+const TEXTS: [(ToolFormat, &str); 33] = [
+    (
+        ToolFormat::CommandR,
+        "Action: ```json\n[\n    {\n        \"tool_name\": \"get_weather\",\n        \"parameters\": {\"a\": \"Zürich\", \"n\": 3}\n    },\n    {\n        \"tool_name\": \"f\",\n        \"parameters\": {}\n    }\n]```",
+    ),
+    (
+        ToolFormat::Apertus,
+        "<|tools_prefix|>[{\"get_weather\": {\"a\": \"Zürich\", \"n\": 3}}, {\"f\": {}}]<|tools_suffix|>",
+    ),
+    (
+        ToolFormat::Gigachat31,
+        "<|function_call|>{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|message_sep|>\n\n<|function_call|>{\"name\": \"f\", \"arguments\": {}}<|message_sep|>\n\n",
+    ),
+    (
+        ToolFormat::Gigachat3,
+        "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"f\", \"arguments\": {}}",
+    ),
+    (
+        ToolFormat::Gigachat3,
+        "function call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|function_call|>{\"name\": \"f\"}",
+    ),
+    (
+        ToolFormat::Functionary31,
+        "<function=get_weather>{\"a\": \"Zürich\", \"n\": 3}</function><function=f>{}</function>",
+    ),
     (
         ToolFormat::Gemma4,
         "<|tool_call>call:get_weather{a:<|\"|>Zürich<|\"|>,n:3}<tool_call|><|tool_call>call:f{}<tool_call|>",
@@ -284,8 +308,31 @@ fn the_template_tells_which_of_two_ways_is_meant() {
     assert_eq!(ToolFormat::Hermes.in_template(new), ToolFormat::Hermes);
     assert_eq!(ToolFormat::of_template(new), Some(ToolFormat::MistralArgs));
     let of = ToolFormat::of_template;
-    // Functionary writes what no format has.
-    assert_eq!(of("<|python_tag|>{{ '<function=' + name + '>' }}"), None);
+    assert_eq!(
+        of("<|python_tag|>{{ '<function=' + name + '>' }}"),
+        Some(ToolFormat::Functionary31)
+    );
+    let (old, new) = (
+        "{{ 'function call' + '<|role_sep|>' }}",
+        "{{ '<|role_sep|>' + '<|function_call|>' }}",
+    );
+    assert_eq!(of(old), Some(ToolFormat::Gigachat3));
+    assert_eq!(
+        ToolFormat::Gigachat3.in_template(old),
+        ToolFormat::Gigachat3
+    );
+    assert_eq!(
+        ToolFormat::Gigachat3.in_template(new),
+        ToolFormat::Gigachat31
+    );
+    assert_eq!(
+        of("{% set tool_calls_token = '<|tools_prefix|>' %}"),
+        Some(ToolFormat::Apertus)
+    );
+    assert_eq!(
+        of("Write 'Action:' and a list:\n```json\n[{\"tool_name\": title}]"),
+        Some(ToolFormat::CommandR)
+    );
     assert_eq!(of("<|tool_response_start|>"), Some(ToolFormat::Lfm2));
     assert_eq!(
         of("'<' + '｜DSML｜' + 'function_calls>'"),
