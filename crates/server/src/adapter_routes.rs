@@ -7,7 +7,7 @@ use super::state::AppState;
 use super::wire::required;
 use crate::error::Refused;
 use axum::extract::State;
-use foretoken_core::error::{Error, RequestErrorKind, Result};
+use foretoken_core::error::{Error, RequestErrorKind, Result, clipped};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "LoadLoraAdapterRequest")]
 pub(super) struct LoadAdapter {
+    /// The name of the base model, which a router of several needs.
+    pub model: Option<String>,
     /// What requests will call it.
     #[schemars(required)]
     pub lora_name: Option<String>,
@@ -31,6 +33,8 @@ pub(super) struct LoadAdapter {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "UnloadLoraAdapterRequest")]
 pub(super) struct UnloadAdapter {
+    /// The name of the base model, which a router of several needs.
+    pub model: Option<String>,
     #[schemars(required)]
     pub lora_name: Option<String>,
 }
@@ -40,6 +44,7 @@ pub(super) async fn load(State(state): State<AppState>, body: SentBody) -> Resul
     let adapters = updatable(&state)?;
     let read = state.read(body, |_, body| read_body::<LoadAdapter>(body));
     let fields = read.await?;
+    check_model(&state, fields.model.as_deref())?;
     let name = required(NAME, fields.lora_name)?;
     let folder = PathBuf::from(required(PATH, fields.lora_path)?);
     let in_place = fields.load_inplace.unwrap_or(false);
@@ -65,11 +70,27 @@ pub(super) async fn unload(
     let adapters = updatable(&state)?;
     let read = state.read(body, |_, body| read_body::<UnloadAdapter>(body));
     let fields = read.await?;
+    check_model(&state, fields.model.as_deref())?;
     let name = required(NAME, fields.lora_name)?;
     adapters.unload(&name)?;
     Ok(format!(
         "Success: LoRA adapter '{name}' removed successfully."
     ))
+}
+
+/// Checks that `model`, if it is given, is a name of the base model.
+fn check_model(state: &AppState, model: Option<&str>) -> Result<()> {
+    let names = &state.model_names;
+    let Some(other) = model.filter(|model| names.iter().all(|name| name != model)) else {
+        return Ok(());
+    };
+    let message = format!(
+        "the base model is not `{}`; its names are {}",
+        clipped(other),
+        names.join(", ")
+    );
+    let kind = RequestErrorKind::NotFound;
+    Err(Error::request(kind, Some("model"), message))
 }
 
 /// The adapters, if clients may load and unload them.

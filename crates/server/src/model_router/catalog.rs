@@ -9,6 +9,8 @@ pub(super) struct Catalog(RwLock<Vec<Entry>>);
 
 struct Entry {
     spec: Arc<ModelSpec>,
+    /// The adapters that clients have loaded into its process.
+    loaded: Vec<String>,
     /// Whether it is gone.
     is_gone: bool,
 }
@@ -16,7 +18,10 @@ struct Entry {
 /// A model that there is.
 pub(super) struct Served {
     pub place: usize,
-    pub spec: Arc<ModelSpec>,
+    /// The model's own name.
+    pub base: String,
+    /// All names: its own, and those of its adapters.
+    pub names: Vec<String>,
 }
 
 impl Catalog {
@@ -42,7 +47,11 @@ impl Catalog {
             if entry.is_gone {
                 tracing::info!("{} is a model again", spec.name);
             }
-            *entry = Entry::new(spec);
+            let loaded = std::mem::take(&mut entry.loaded);
+            *entry = Entry {
+                loaded,
+                ..Entry::new(spec)
+            };
             is_there[place] = true;
         }
         for (entry, is_there) in entries.iter_mut().zip(is_there) {
@@ -58,11 +67,28 @@ impl Catalog {
     pub fn served(&self) -> Vec<Served> {
         let entries = self.entries();
         let served = entries.iter().enumerate().filter(|(_, e)| !e.is_gone);
-        let served = served.map(|(place, entry)| Served {
-            place,
-            spec: entry.spec.clone(),
-        });
-        served.collect()
+        served.map(|(place, entry)| entry.served(place)).collect()
+    }
+
+    /// The names of the model at a place, which may be gone.
+    pub fn at(&self, place: usize) -> Served {
+        self.entries()[place].served(place)
+    }
+
+    /// Notes that clients have loaded an adapter into the process of the model at a place, or unloaded one.
+    pub fn set_adapter(&self, place: usize, name: String, is_loaded: bool) {
+        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let entry = &mut entries[place];
+        entry.loaded.retain(|known| *known != name);
+        if is_loaded && entry.spec.names().all(|known| known != name) {
+            entry.loaded.push(name);
+        }
+    }
+
+    /// Forgets the adapters that clients have loaded into a process that has ended.
+    pub fn forget_adapters(&self, place: usize) {
+        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        entries[place].loaded.clear();
     }
 
     /// The model at a place, which may be gone.
@@ -70,11 +96,16 @@ impl Catalog {
         self.entries()[place].spec.clone()
     }
 
-    /// The place of the model that serves `name`, which is its own or that of an adapter.
+    /// The place of the model that serves `name`, which is its own or that of an adapter. An adapter that a client has
+    /// loaded comes after all models, since one of its name may come later.
     pub fn place(&self, name: &str) -> Option<usize> {
         let entries = self.entries();
-        let mut entries = entries.iter();
-        entries.position(|entry| !entry.is_gone && entry.spec.names().any(|known| known == name))
+        let find = |is_named: &dyn Fn(&Entry) -> bool| {
+            let mut entries = entries.iter();
+            entries.position(|entry| !entry.is_gone && is_named(entry))
+        };
+        let is_loaded = |entry: &Entry| entry.loaded.iter().any(|known| known == name);
+        find(&|entry| entry.spec.names().any(|known| known == name)).or_else(|| find(&is_loaded))
     }
 
     /// The same.
@@ -97,7 +128,7 @@ impl Catalog {
     /// All names, for a message.
     pub fn names(&self) -> String {
         let served = self.served();
-        let names = served.iter().flat_map(|model| model.spec.names());
+        let names = served.into_iter().flat_map(|model| model.names);
         names.collect::<Vec<_>>().join(", ")
     }
 
@@ -110,7 +141,17 @@ impl Entry {
     fn new(spec: ModelSpec) -> Self {
         Self {
             spec: Arc::new(spec),
+            loaded: Vec::new(),
             is_gone: false,
+        }
+    }
+
+    fn served(&self, place: usize) -> Served {
+        let of_spec = self.spec.names().map(str::to_owned);
+        Served {
+            place,
+            base: self.spec.name.clone(),
+            names: of_spec.chain(self.loaded.iter().cloned()).collect(),
         }
     }
 }
@@ -153,5 +194,27 @@ mod tests {
         assert_eq!((served.len(), served[0].place), (1, 0));
         assert_eq!(catalog.replace(Vec::new()), [true; 3]);
         assert_eq!(catalog.names(), "");
+    }
+    #[test]
+    fn adapters_are_found_while_their_process_runs() {
+        let catalog = Catalog::new(vec![spec("a", &["x"]), spec("b", &[])]);
+        let load = |place: usize, name: &str| catalog.set_adapter(place, name.into(), true);
+        load(1, "y");
+        load(1, "z");
+        // Loaded again in its place, and one of the start.
+        load(1, "y");
+        load(0, "x");
+        assert_eq!(catalog.names(), "a, x, b, z, y");
+        assert_eq!(catalog.place("y"), Some(1));
+        catalog.set_adapter(1, "z".into(), false);
+        assert_eq!(catalog.place("z"), None);
+        // A model that comes later has its name.
+        catalog.replace(vec![spec("b", &[]), spec("y", &[])]);
+        assert_eq!(catalog.place("y"), Some(2));
+        catalog.replace(vec![spec("b", &[])]);
+        assert_eq!(catalog.place("y"), Some(1));
+        assert_eq!(catalog.at(1).names, ["b", "y"]);
+        catalog.forget_adapters(1);
+        assert_eq!((catalog.place("y"), catalog.names()), (None, "b".into()));
     }
 }

@@ -27,6 +27,8 @@ pub(super) struct Fleet {
     /// Reads which models there are; `None` = they stay.
     source: Option<ModelSource>,
     refreshed: tokio::sync::Mutex<Refreshed>,
+    /// The right to load or unload an adapter.
+    pub adapter_turn: tokio::sync::Mutex<()>,
     launcher: Launcher,
     /// Maximum time from asking a process to end to its end.
     patience: Duration,
@@ -114,6 +116,7 @@ impl Fleet {
             catalog: Catalog::new(specs),
             source,
             refreshed: tokio::sync::Mutex::default(),
+            adapter_turn: tokio::sync::Mutex::default(),
             launcher,
             patience: limits.shutdown_timeout + END_TIMEOUT,
             runtime: Handle::current(),
@@ -237,6 +240,15 @@ impl Fleet {
     /// Asks the process of this model to end, and refuses those who wait for it.
     pub fn unload(self: &Arc<Self>, model: usize) {
         self.change(|state, _| state.policy.unload(model));
+    }
+
+    /// Notes that a client has loaded the adapter `name` into the process of this model, or unloaded it; nothing if that
+    /// process, the one of `generation`, has ended.
+    pub fn note_adapter(&self, model: usize, generation: u64, name: String, is_loaded: bool) {
+        let state = self.lock();
+        if state.policy.generation(model) == generation {
+            self.catalog.set_adapter(model, name, is_loaded);
+        }
     }
 
     /// What is known of a model.
@@ -374,6 +386,7 @@ impl Fleet {
                     failure,
                     ..Run::default()
                 };
+                fleet.catalog.forget_adapters(model);
                 state.policy.ended(model, now);
             });
         });
@@ -434,6 +447,11 @@ impl Lease {
     /// Where the process listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Which of the model's processes it is.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The error of an answer that broke off, with what the process said last if it has ended.

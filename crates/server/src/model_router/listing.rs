@@ -72,10 +72,8 @@ pub(super) async fn model(
         let gone = |what: String| Error::request(RequestErrorKind::NotFound, Some("model"), what);
         let Path(id) = id.map_err(|e| gone(e.body_text()))?;
         let place = state.fleet.find(&id).await?;
-        let spec = state.fleet.catalog.spec(place);
-        let mut listed = listed(&state, &Served { place, spec }, &parts)
-            .await
-            .into_iter();
+        let served = state.fleet.catalog.at(place);
+        let mut listed = listed(&state, &served, &parts).await.into_iter();
         let named = listed.find(|listed| listed.model["id"] == *id);
         named.ok_or_else(|| gone(format!("the model `{id}` does not exist any more")))
     };
@@ -92,9 +90,10 @@ async fn listed(state: &RouterState, model: &Served, parts: &Parts) -> Vec<Liste
         Some(address) => OPENAI.entries(address, parts).await,
         None => Vec::new(),
     };
-    let base = &model.spec.name;
-    let listed = model.spec.names().map(|name| {
-        let own = described.iter().find(|one| one.get("id").is_some_and(|id| id == name));
+    let base = &model.base;
+    let listed = model.names.iter().map(|name| {
+        let is_own = |one: &&Map<String, Value>| one.get("id").is_some_and(|id| *id == **name);
+        let own = described.iter().find(is_own);
         let plain = || {
             let parent = Some(base).filter(|base| *base != name);
             let fields = json!({
@@ -170,13 +169,13 @@ impl ProcessList {
             Some(address) => self.entries(address, parts).await,
             None => Vec::new(),
         };
-        let tagged = model.spec.names().map(|name| {
+        let tagged = model.names.iter().map(|name| {
             let tagged = ollama::tagged(name);
             let of_name = |entry: &&Map<String, Value>| {
                 entry.get("name").is_some_and(|name| *name == *tagged)
             };
             let entry = entries.iter().find(of_name).cloned();
-            (name.to_owned(), entry.map(Value::Object))
+            (name.clone(), entry.map(Value::Object))
         });
         tagged.collect()
     }

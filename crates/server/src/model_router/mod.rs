@@ -2,6 +2,7 @@
 //!
 //! `policy` decides which processes run, `fleet` starts and ends them, and `proxy` passes requests and answers on.
 
+mod adapters;
 mod catalog;
 mod fleet;
 mod listing;
@@ -165,12 +166,14 @@ impl RouterState {
 
 /// Path and handler of each route that the router answers itself. All of [`OPEN`] are here, because what is passed on may
 /// start a process, for which a key is needed.
-fn routes() -> [(&'static str, MethodRouter<RouterState>); 15] {
+fn routes() -> [(&'static str, MethodRouter<RouterState>); 17] {
     [
         ("/v1/models", get(listing::models)),
         ("/v1/models/{*id}", get(listing::model)),
         ("/v1/models/load", post(load).get(model_named_load)),
         ("/v1/models/unload", post(unload).get(model_named_unload)),
+        ("/v1/load_lora_adapter", post(adapters::load)),
+        ("/v1/unload_lora_adapter", post(adapters::unload)),
         ("/api/tags", get(listing::tags)),
         ("/api/ps", get(listing::ps)),
         (OLLAMA_VERSION, get(ollama::version)),

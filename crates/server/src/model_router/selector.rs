@@ -74,6 +74,11 @@ impl Selector {
         })
     }
 
+    /// Whether the request names its model.
+    pub fn names_model(&self) -> bool {
+        self.model.is_some()
+    }
+
     /// The place of the model. A request without a name is for the only one.
     ///
     /// # Errors
