@@ -33,7 +33,7 @@ pub struct Loaded {
     pub source: ModelSource,
     /// The way in which texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<EmbeddingSpec>,
-    /// The way in which documents are judged; `None` = the model is no reranker that generates.
+    /// The way in which documents are judged; `None` = the model is no reranker.
     pub reranker: Option<RerankerSpec>,
     /// The adapters that are served; `None` = there are none.
     pub adapters: Option<Arc<Adapters>>,

@@ -26,7 +26,7 @@ pub struct Plan {
     pub target: Target,
     /// How texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<EmbeddingSpec>,
-    /// How documents are judged; `None` = the model is no reranker that generates.
+    /// How documents are judged; `None` = the model is no reranker.
     pub reranker: Option<RerankerSpec>,
     /// The adapters that are served; `None` = there are none.
     pub adapters: Option<Adapters>,
@@ -216,6 +216,9 @@ const RERANKER: &str = "reranker";
 fn reranker(config: &Config, target: &Target) -> Result<Option<RerankerSpec>> {
     let source = &target.checkpoint.source;
     let of_files = model::reranker_spec(source)?;
+    if let Some(RerankerSpec::Classifier(_)) = of_files {
+        return Ok(of_files);
+    }
     let is_named = config.model.name.to_ascii_lowercase().contains(RERANKER);
     if of_files.is_none() && !is_named && !config.reranker {
         return Ok(None);
@@ -232,11 +235,14 @@ fn reranker(config: &Config, target: &Target) -> Result<Option<RerankerSpec>> {
         Some(spec) => Some(spec),
         None => token("yes")?
             .zip(token("no")?)
-            .map(|(yes, no)| RerankerSpec { yes, no }),
+            .map(|(yes, no)| RerankerSpec::Answer { yes, no }),
     };
     let size = target.model.config().vocab_size;
     let is_known = |id: u32| (id as usize) < size;
-    let spec = spec.filter(|spec| generates && is_known(spec.yes) && is_known(spec.no));
+    let spec = spec.filter(|spec| match spec {
+        RerankerSpec::Answer { yes, no } => generates && is_known(*yes) && is_known(*no),
+        RerankerSpec::Classifier(_) => true,
+    });
     if spec.is_none() && config.reranker {
         return Err(Error::setup(
             "--reranker needs a model that generates, with a tokenizer in which yes and no are one token each",

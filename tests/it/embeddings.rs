@@ -340,7 +340,8 @@ fn without_an_output_layer_the_pooling_must_be_known() {
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
 }
 
-/// llama.cpp's key: 1 is the mean, 3 the last hidden state; 2, that of a first token, is refused at once.
+/// llama.cpp's key: 1 is the mean, 3 the last hidden state; 2, that of a first token, is refused at once, and so is 4, a layer
+/// for classification, but of a Qwen3.
 #[test]
 fn gguf_files_say_how_they_pool() {
     let folder = tempfile::tempdir().unwrap();
@@ -355,12 +356,16 @@ fn gguf_files_say_how_they_pool() {
         (1, spec(Pooling::Mean)),
         (2, None),
         (3, spec(Pooling::Last)),
+        (4, None),
     ] {
         let more = [("llama.pooling_type", gguf_file::Value::U32(kind))];
         write_gguf_with(&file, &tensors, GgmlDType::F32, &[1.; 8], &more);
         let opened = open(&file).map(drop).map_err(|e| e.to_string());
         match kind {
-            2 => assert!(opened.unwrap_err().contains("pooling_type 2")),
+            2 | 4 => {
+                let named = format!("pooling_type {kind}");
+                assert!(opened.unwrap_err().contains(&named));
+            }
             _ => opened.unwrap(),
         }
         let source = ModelSource::Gguf(file.as_path().into());

@@ -1,14 +1,20 @@
 //! `/v1/rerank` and `/v1/score`: embedding models, models that answer yes or no, refusals.
 
+use crate::architectures::{fixture, write_gguf};
 use crate::common::hooked::edited;
 use crate::common::scripted::{self, MAX_LEN, PLAIN, VOCAB, serve, start};
 use crate::common::server::{LONG, Server, error};
-use crate::common::tiny::open;
+use crate::common::tiny::{noise, open};
 use crate::embeddings::folder;
 use foretoken::engine::{self, EngineOptions};
+use foretoken::http::AppState;
 use foretoken::model::toy::ToyModel;
-use foretoken::model::{EmbeddingSpec, Model, Pooling, RerankerSpec};
+use foretoken::model::{EmbeddingSpec, Model, ModelSource, Pooling, RerankerSpec, reranker_spec};
+use foretoken::text::Text;
 use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 const RERANK: &str = "/v1/rerank";
 const SCORE: &str = "/v1/score";
@@ -205,28 +211,24 @@ async fn what_cannot_be_ranked_is_refused_by_name() {
 }
 
 /// The tokens of the two answers.
-fn spec() -> RerankerSpec {
+fn answers() -> [u32; 2] {
     let text = scripted::text(PLAIN);
-    let token = |word: &str| text.encode(word, false).expect("encodes")[0];
-    RerankerSpec {
-        yes: token("y"),
-        no: token("n"),
-    }
+    ["y", "n"].map(|word| text.encode(word, false).expect("encodes")[0])
 }
 
 /// A server over a model of bytes that judges. If `sure`, both answers are among its most probable tokens; otherwise they
 /// are anywhere.
 async fn judge(template: &str, sure: bool) -> Server {
-    let spec = spec();
+    let [yes, no] = answers();
     let toy = ToyModel::new(VOCAB, MAX_LEN, 1, 0.0);
     let model: Box<dyn Model> = edited(toy, move |_, _, logits| {
         if sure {
-            logits[spec.yes as usize] += 20.0;
-            logits[spec.no as usize] += 20.0;
+            logits[yes as usize] += 20.0;
+            logits[no as usize] += 20.0;
         }
     });
     serve(start(model, None), template, |s| {
-        s.with_reranker(Some(spec))
+        s.with_reranker(Some(RerankerSpec::Answer { yes, no }))
     })
     .await
 }
@@ -234,7 +236,7 @@ async fn judge(template: &str, sure: bool) -> Server {
 /// The softmax of the two answers' logits after `prompt`, as completions tell them.
 async fn expected(server: &Server, prompt: &str) -> f64 {
     let mut logprobs = Vec::new();
-    for token in [spec().yes, spec().no] {
+    for token in answers() {
         let body = json!({"prompt": prompt, "max_tokens": 1, "logprobs": 0, "temperature": 0,
             "allowed_token_ids": [token], "add_special_tokens": false});
         let reply = server.json("/v1/completions", &body).await;
@@ -321,4 +323,106 @@ async fn a_template_with_the_roles_of_a_pair_makes_the_prompt() {
     .await;
     assert_eq!(refused["param"], "text_2");
     server.done().await;
+}
+
+/// The values of the layer for classification of [`write_ranker`].
+fn classifier() -> Vec<Vec<f32>> {
+    let values = noise("cls.output.weight", &[2, 32]);
+    values.to_vec2().expect("a matrix")
+}
+
+/// Writes a Qwen3 with a layer for classification as llama.cpp's conversion does, with a tokenizer of bytes.
+fn write_ranker(file: &Path, template: &str, has_layer: bool) {
+    let fixture = fixture("qwen3");
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).expect("a file");
+    let mut how: Value = serde_json::from_str(&how).expect("JSON");
+    let mut tokens: Vec<String> = ByteLevel::alphabet()
+        .into_iter()
+        .map(String::from)
+        .collect();
+    tokens.sort_unstable();
+    tokens[255] = "ab".into();
+    let more = json!({
+        "qwen3.pooling_type": 4, "qwen3.classifier.output_labels": ["yes", "no"],
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": vec![1; 256], "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 0, "tokenizer.chat_template.rerank": template,
+    });
+    let metadata = how["metadata"].as_object_mut().expect("an object");
+    metadata.extend(more.as_object().expect("an object").clone());
+    write_gguf(
+        &fixture,
+        &how,
+        file,
+        if has_layer {
+            |all| {
+                let layer = (
+                    "cls.output.weight".to_owned(),
+                    noise("cls.output.weight", &[2, 32]),
+                );
+                // The conversion leaves the output layer out.
+                let others = all.into_iter().filter(|(name, _)| name != "output.weight");
+                others.chain([layer]).collect()
+            }
+        } else {
+            |all| all
+        },
+    );
+}
+
+#[tokio::test]
+async fn a_gguf_file_with_a_layer_for_classification_ranks_by_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("ranker.gguf");
+    let source = ModelSource::Gguf(file.as_path().into());
+    write_ranker(&file, "", false);
+    let error = reranker_spec(&source).expect_err("no layer").to_string();
+    assert!(error.contains("cls.output.weight"), "{error}");
+
+    write_ranker(&file, "Q {query} D {document} A", true);
+    let spec = reranker_spec(&source).expect("reads").expect("it ranks");
+    let text = Text::from_gguf(file.as_path()).expect("a tokenizer");
+    let options = EngineOptions::default();
+    let engine = engine::spawn(open(&file).expect("opens"), None, 64, 4, options).expect("starts");
+    let state = AppState::new(engine.clone(), Arc::new(text), vec!["toy".into()]);
+    let raw = EmbeddingSpec::new(Pooling::Last, false);
+    let state = state.with_reranker(Some(spec)).with_embeddings(Some(raw));
+    let server = Server::over(engine, |_| state, LONG).await;
+    // The softmax of the layer's outputs after the last hidden state.
+    let expected = async |prompt: &str| {
+        let hidden = embedded(&server, prompt).await;
+        let output = |row: &Vec<f32>| -> f64 {
+            let products = row.iter().zip(&hidden).map(|(w, x)| f64::from(*w) * x);
+            products.sum::<f64>().exp()
+        };
+        let [yes, no] = &classifier()[..] else {
+            panic!("two outputs");
+        };
+        output(yes) / (output(yes) + output(no))
+    };
+    let documents = ["abc", "{query}", "zz top", "\u{e9}"];
+    let body = json!({"text_1": "where {document}", "text_2": documents});
+    let reply = server.json(SCORE, &body).await;
+    let mut scores = Vec::new();
+    for (at, document) in documents.iter().enumerate() {
+        let prompt = format!("Q where {{document}} D {document} A");
+        let score = expected(&prompt).await;
+        near(&reply["data"][at]["score"], score);
+        scores.push(score);
+    }
+    assert!(scores.iter().all(|score| (0.0..1.0).contains(score)));
+    let body = json!({"query": "where {document}", "documents": documents});
+    let ranking = server.json(RERANK, &body).await;
+    let best = scores.iter().copied().fold(f64::MIN, f64::max);
+    near(&ranking["results"][0]["relevance_score"], best);
+    let body = json!({"query": "a", "documents": ["b"], "instruction": "c"});
+    let refused = error_of(&server, &body).await;
+    assert_eq!(refused, "instruction");
+    server.done().await;
+}
+
+/// The field that a refused ranking names.
+async fn error_of(server: &Server, body: &Value) -> Value {
+    let refused = error(server.post(RERANK, body).await, 400, "invalid_value").await;
+    refused["param"].clone()
 }

@@ -70,8 +70,8 @@ pub(super) struct Context<'a> {
     pub waiter: Waiter<'a>,
     /// The way in which texts are embedded; `None` = they are not embedded.
     pub embeddings: Option<&'a EmbeddingSpec>,
-    /// The way in which the model judges documents; `None` = it is no reranker that generates.
-    pub reranker: Option<RerankerSpec>,
+    /// The way in which the model judges documents; `None` = it is no reranker.
+    pub reranker: Option<&'a RerankerSpec>,
     /// Whether a `max_tokens` that the context has no room for is refused, and not cut to what fits.
     pub strict_max_tokens: bool,
 }

@@ -7,7 +7,7 @@ use super::request_id::RequestId;
 use super::state::AppState;
 use super::wire::{PromptInput, wrong};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_core::model::{EmbeddingSpec, RerankerSpec};
+use foretoken_core::model::{Classifier, EmbeddingSpec, Pooling, RerankerSpec};
 use foretoken_core::sampling::{Mask, SamplingParams};
 use foretoken_engine::spec::DraftContext;
 use foretoken_engine::{CollectedEvents, Request};
@@ -60,8 +60,10 @@ pub(super) struct RelevanceJob {
 enum Measure {
     /// Embeddings of so many queries, and then of the documents.
     Cosine { queries: usize },
-    /// The next token of each pair.
-    Answer(RerankerSpec),
+    /// The next token of each pair: yes or no.
+    Answer([u32; 2]),
+    /// The last hidden state of each pair.
+    Classifier(Arc<Classifier>),
 }
 
 impl RelevanceJob {
@@ -75,12 +77,15 @@ impl RelevanceJob {
             Measure::Cosine { queries } => {
                 queries * state.engine.limits().embedding_size * size_of::<f32>()
             }
-            Measure::Answer(_) => 0,
+            Measure::Answer(_) | Measure::Classifier(_) => 0,
         };
         let _room = state.embedding_turns.room(kept).await?;
         match self.measure {
             Measure::Cosine { queries } => cosines(state, id, self.requests, queries).await,
-            Measure::Answer(spec) => answers(state, id, self.requests, spec).await,
+            Measure::Answer(tokens) => answers(state, id, self.requests, tokens).await,
+            Measure::Classifier(classifier) => {
+                classified(state, id, self.requests, &classifier).await
+            }
         }
     }
 }
@@ -119,15 +124,31 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / lengths
 }
 
+/// The score of each pair by its last hidden state.
+async fn classified(
+    state: &AppState,
+    id: &RequestId,
+    requests: Vec<Request>,
+    classifier: &Classifier,
+) -> Result<Vec<f64>> {
+    let mut scores = Vec::with_capacity(requests.len());
+    let note = |computed: CollectedEvents| {
+        scores.push(classifier.score(&computed.embedding));
+        Ok(())
+    };
+    let turns = &state.embedding_turns;
+    turns.run(&state.engine, requests, &id.0, note).await?;
+    Ok(scores)
+}
+
 /// The probability of yes for each pair. The answer has its log-probability, and mostly the other one is among the most
 /// probable tokens. Where it is not, it is asked for alone, after a prompt that is cached then.
 async fn answers(
     state: &AppState,
     id: &RequestId,
     requests: Vec<Request>,
-    spec: RerankerSpec,
+    [yes, no]: [u32; 2],
 ) -> Result<Vec<f64>> {
-    let RerankerSpec { yes, no } = spec;
     let mut found = Vec::with_capacity(requests.len());
     let note = |computed: CollectedEvents| {
         found.push([yes, no].map(|token| logprob(&computed, token)));
@@ -261,27 +282,41 @@ impl Context<'_> {
 
     fn judgements(
         &self,
-        spec: RerankerSpec,
+        spec: &RerankerSpec,
         model: ServedModel,
         pairs: &Pairs,
         options: &RelevanceOptions,
     ) -> Result<RelevanceJob> {
+        let (asked, measure) = match spec {
+            RerankerSpec::Answer { yes, no } => {
+                let tokens = [*yes, *no];
+                let params = SamplingParams {
+                    temperature: 0.0,
+                    allowed: Some(Arc::new(Mask::of(&tokens))),
+                    ..SamplingParams::default()
+                };
+                let asked = Request {
+                    params,
+                    max_tokens: Some(1),
+                    logprobs: Some(TOP.min(self.limits.max_logprobs)),
+                    spec_length: Some(0),
+                    ..Request::default()
+                };
+                (asked, Measure::Answer(tokens))
+            }
+            RerankerSpec::Classifier(classifier) => {
+                let asked = Request::embedding(Vec::new(), Pooling::Last);
+                (asked, Measure::Classifier(classifier.clone()))
+            }
+        };
         let template = Request {
-            params: SamplingParams {
-                temperature: 0.0,
-                allowed: Some(Arc::new(Mask::of(&[spec.yes, spec.no]))),
-                ..SamplingParams::default()
-            },
             adapter: model.adapter,
-            max_tokens: Some(1),
-            logprobs: Some(TOP.min(self.limits.max_logprobs)),
-            spec_length: Some(0),
             draft_context: DraftContext {
                 scope: self.scope(salt(options.cache_salt.as_deref())?),
                 prediction: Arc::default(),
                 may_persist: false,
             },
-            ..Request::default()
+            ..asked
         };
         let field = pairs.fields[1];
         let mut requests = Vec::with_capacity(pairs.documents.len());
@@ -310,7 +345,7 @@ impl Context<'_> {
             model: model.name,
             tokens,
             requests,
-            measure: Measure::Answer(spec),
+            measure,
         })
     }
 
@@ -367,16 +402,25 @@ impl Context<'_> {
         Ok(ids.len())
     }
 
-    /// The text after which the model answers. The chat template makes it, if it knows the roles of a query and a
-    /// document; otherwise it is that of Qwen3-Reranker.
+    /// The text after which the model answers. It is that of the reranker's own template, or else a chat template's, if
+    /// that knows the roles of a query and a document, or else that of Qwen3-Reranker.
     fn judgement_prompt(
         &self,
         query: &str,
         document: &str,
         instruction: Option<&str>,
     ) -> Result<String> {
+        let own = self.text.rerank_template();
+        let is_fixed = own.is_some_and(|template| !template.contains(INSTRUCTION));
+        if is_fixed && instruction.is_some() {
+            return wrong(
+                "instruction",
+                "is not possible: the prompt of this model has a fixed one; leave it out",
+            );
+        }
         let knows_pairs = self.text.knows_pairs();
-        let instruction = instruction.or((!knows_pairs).then_some(INSTRUCTION));
+        let has_default = own.is_some() || !knows_pairs;
+        let instruction = instruction.or(has_default.then_some(INSTRUCTION));
         let texts = [
             ("system", instruction),
             ("query", Some(query)),
@@ -391,19 +435,33 @@ impl Context<'_> {
             }
             messages.push(json!({"role": role, "content": text}));
         }
-        if knows_pairs {
+        if knows_pairs && own.is_none() {
             return self.text.render_pair(&messages);
         }
         let text = |at: usize| messages[at]["content"].as_str().unwrap_or_default();
-        Ok(qwen_prompt(text(0), text(1), text(2)))
+        let texts = [text(0), text(1), text(2)];
+        Ok(filled(own.unwrap_or(QWEN), texts))
     }
 }
 
 /// The prompt that Qwen3-Reranker was trained with.
-fn qwen_prompt(instruction: &str, query: &str, document: &str) -> String {
-    format!(
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
+const QWEN: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+
+/// `template` with these texts in the places of [`INSTRUCTION`], `{query}` and `{document}`.
+fn filled(template: &str, texts: [&str; 3]) -> String {
+    let (mut prompt, mut rest) = (String::new(), template);
+    let places = [INSTRUCTION, "{query}", "{document}"];
+    let next = |rest: &str| {
+        let found = places.iter().zip(texts);
+        let found = found.filter_map(|(place, text)| Some((rest.find(place)?, place.len(), text)));
+        found.min()
+    };
+    while let Some((at, len, text)) = next(rest) {
+        prompt.push_str(&rest[..at]);
+        prompt.push_str(text);
+        rest = &rest[at + len..];
+    }
+    prompt + rest
 }
 
 #[cfg(test)]
@@ -419,6 +477,21 @@ mod tests {
         assert!((probability(-0.5, -0.5) - 0.5).abs() < 1e-12);
         assert!(probability(f32::NEG_INFINITY, -0.1) < 1e-12);
         assert!((probability(-0.1, f32::NEG_INFINITY) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn templates_are_filled_once() {
+        let texts = ["Find {query}", "{document}?", "a {query} é"];
+        let filled = |template| filled(template, texts);
+        assert_eq!(
+            filled("Q: {query} D: {document}!"),
+            "Q: {document}? D: a {query} é!"
+        );
+        assert_eq!(filled("{document}{query}{"), "a {query} é{document}?{");
+        let prompt = filled(QWEN);
+        let asked =
+            "<Instruct>: Find {query}\n<Query>: {document}?\n<Document>: a {query} é<|im_end|>";
+        assert!(prompt.contains(asked), "{prompt}");
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub struct AppState {
     grammars: Arc<Compiler>,
     /// The way in which texts are embedded; `None` = they are not embedded.
     embeddings: Option<EmbeddingSpec>,
-    /// The way in which the model judges documents; `None` = it is no reranker that generates.
+    /// The way in which the model judges documents; `None` = it is no reranker.
     reranker: Option<RerankerSpec>,
     pub(super) embedding_turns: Arc<Turns>,
     tool_format: Option<ToolFormat>,
@@ -267,7 +267,7 @@ impl AppState {
             grammars: &self.grammars,
             waiter: Waiter::default(),
             embeddings: self.embeddings.as_ref(),
-            reranker: self.reranker,
+            reranker: self.reranker.as_ref(),
             tool_format: self.tool_format,
             reasoning_format: self.reasoning_format,
             thoughts: self.thoughts.as_ref(),

@@ -131,6 +131,11 @@ impl Text {
         has("query") && has("document")
     }
 
+    /// The prompt with which a reranker was converted, which is no Jinja: `{query}` and `{document}` stand for these.
+    pub fn rerank_template(&self) -> Option<&str> {
+        self.rerank_template.as_deref()
+    }
+
     /// Renders a query and a document, messages of these roles, perhaps after one of `system`, to the prompt of a reranker.
     ///
     /// # Errors

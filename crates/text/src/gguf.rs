@@ -43,8 +43,10 @@ pub(super) fn of_header(header: Header, file: &str) -> Result<Text> {
     let template = string(content, "tokenizer.chat_template");
     let text = Text::new(tokenizer, special, template)?;
     let tool_template = string(content, "tokenizer.chat_template.tool_use");
+    let rerank_template = string(content, "tokenizer.chat_template.rerank");
     Ok(Text {
         pad,
+        rerank_template: rerank_template.map(str::to_owned),
         tool_template: text.compile_template(tool_template)?,
         ..text
     })

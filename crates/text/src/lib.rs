@@ -72,6 +72,8 @@ pub struct Text {
     template: Option<ChatTemplate>,
     /// The template for chats with tools, where it is another one.
     tool_template: Option<ChatTemplate>,
+    /// The prompt of a reranker, with `{query}` and `{document}` in the places of these.
+    rerank_template: Option<String>,
     /// For parts of texts; made when it is first needed.
     part_tokenizer: OnceLock<Tokenizer>,
 }
@@ -117,6 +119,7 @@ impl Text {
             pad: None,
             template: None,
             tool_template: None,
+            rerank_template: None,
             part_tokenizer: OnceLock::new(),
         };
         let template = text.compile_template(chat_template)?;

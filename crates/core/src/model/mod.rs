@@ -14,4 +14,4 @@ pub use foretoken_kernels::{KeptState, Span, StateRows, StateStart};
 pub use interface::{
     DepthRates, DraftNetwork, ForwardOutput, GiveUp, Head, Model, ModelInfo, PathOutput, PathRows,
 };
-pub use reranker::RerankerSpec;
+pub use reranker::{Classifier, RerankerSpec};

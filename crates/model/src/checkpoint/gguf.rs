@@ -67,6 +67,21 @@ impl GgufFile {
         Ok(found)
     }
 
+    /// The shape of the tensor that llama.cpp calls `name`, if there is one.
+    pub fn dims(&self, name: &str) -> Option<&[usize]> {
+        let place = self.header.tensors.get(name)?;
+        Some(&place.dims)
+    }
+
+    /// The values of the tensor that llama.cpp calls `name`, row after row.
+    ///
+    /// # Errors
+    /// A setup error if it is missing, cannot be read, or is not finite.
+    pub fn values(&mut self, name: &str) -> Result<Vec<f32>> {
+        let tensor = self.raw(name)?.floats(&Device::Cpu)?;
+        Ok(tensor.flatten_all()?.to_vec1()?)
+    }
+
     /// Counts the tensor `name` (its full Hugging Face name) as read.
     pub fn skip(&mut self, name: &str) {
         self.read.extend(self.gguf_name(name));

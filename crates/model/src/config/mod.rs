@@ -23,6 +23,13 @@ use keys::{Keys, ModelShape};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// llama.cpp's pooling type of models with a layer for classification after the last hidden state.
+const RANK: u64 = 4;
+/// The only architecture whose files of that type are read: llama.cpp takes the softmax of its outputs.
+const RANKS: &str = "qwen3";
+/// llama.cpp's name of that layer.
+const CLASSIFIER: &str = "cls.output";
+
 /// The shapes and constants of a decoder, from `config.json` or GGUF metadata.
 #[derive(Debug, Clone, Default)]
 pub struct ModelConfig {
@@ -193,7 +200,15 @@ impl ModelConfig {
             "bos_token_id",
             gguf_id(header, "tokenizer.ggml.bos_token_id"),
         );
+        let ranks = known.name == RANKS && keys.peek("pooling_type") == RANK;
+        if ranks {
+            keys.ignore("pooling_type classifier.output_labels");
+        }
         let mut config = Self::read(keys, architecture, known.spec)?;
+        if ranks {
+            // `reranker_spec` reads it.
+            config.spec.unread.push(format!("{CLASSIFIER}."));
+        }
         if is_head {
             // Their rows have Hugging Face's order, also where they are like a Llama's.
             for layer in &mut config.spec.layers {

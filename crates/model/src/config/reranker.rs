@@ -1,14 +1,21 @@
-//! Which tokens a reranker judges with, as a repository in the layout of sentence-transformers says it.
+//! What a reranker judges with, as a repository in the layout of sentence-transformers says it, or a GGUF file.
 
 use super::modules::{CONFIG, MODULES, Module, folder_of, kinds, parse};
+use super::{CLASSIFIER, RANK};
+use crate::checkpoint::gguf::GgufFile;
 use crate::source::ModelSource;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::files;
-use foretoken_core::model::RerankerSpec;
+use foretoken_core::gguf::GgufSource;
+use foretoken_core::model::{Classifier, RerankerSpec};
 use serde::Deserialize;
+use std::sync::Arc;
 
 /// The module that makes a score of two tokens' logits.
 const LOGIT_SCORE: &str = "LogitScore";
+
+/// Maximum number of outputs of a layer for classification.
+const MAX_OUTPUTS: usize = 1024;
 
 /// The configuration of such a module.
 #[derive(Deserialize)]
@@ -22,13 +29,18 @@ pub(super) fn is_reranker(modules: &[Module]) -> bool {
     matches!(kinds(modules).as_slice(), ["Transformer", LOGIT_SCORE])
 }
 
-/// The tokens that the model of `source` judges with, as its files say it; `None` = they do not say it.
+/// What the model of `source` judges with, as its files say it; `None` = they do not say it.
 ///
 /// # Errors
-/// A setup error that names the file, if the score is not that of two tokens.
+/// A setup error that names the file, if the score is neither that of two tokens nor that of a layer for classification.
 pub fn reranker_spec(source: &ModelSource) -> Result<Option<RerankerSpec>> {
-    let ModelSource::Folder(path) = source else {
-        return Ok(None);
+    let path = match source {
+        ModelSource::Folder(path) => path,
+        ModelSource::Gguf(file) if file.pooling_type()? == Some(RANK) => {
+            let classifier = Arc::new(classifier(file)?);
+            return Ok(Some(RerankerSpec::Classifier(classifier)));
+        }
+        ModelSource::Gguf(_) => return Ok(None),
     };
     let folder = files::folder_of(path);
     let file = folder.join(MODULES);
@@ -49,10 +61,45 @@ pub fn reranker_spec(source: &ModelSource) -> Result<Option<RerankerSpec>> {
         let what = "a score without false_token_id is not supported: it must be that of two tokens";
         Error::in_file(&file, what)
     })?;
-    Ok(Some(RerankerSpec {
+    Ok(Some(RerankerSpec::Answer {
         yes: score.true_token_id,
         no,
     }))
+}
+
+/// The layer for classification of a file; its values are 0 where only headers are read.
+fn classifier(file: &GgufSource) -> Result<Classifier> {
+    let wrong = |what: String| Err(Error::in_file(file.path(), what));
+    let mut opened = GgufFile::open(file)?;
+    let hidden = opened.config().hidden_size;
+    let names = ["weight", "bias"].map(|part| format!("{CLASSIFIER}.{part}"));
+    let [weights, bias] = names
+        .each_ref()
+        .map(|name| opened.dims(name).unwrap_or(&[]));
+    let outputs = match *weights {
+        [outputs, inputs] if inputs == hidden && (1..=MAX_OUTPUTS).contains(&outputs) => outputs,
+        _ => {
+            return wrong(format!(
+                "a model of pooling type {RANK} (rank) needs the tensor {} of 1 to {MAX_OUTPUTS} rows of {hidden}, and has {weights:?}",
+                names[0]
+            ));
+        }
+    };
+    if ![&[][..], &[outputs]].contains(&bias) {
+        return wrong(format!("{} is {bias:?}, not [{outputs}]", names[1]));
+    }
+    let lens =
+        [weights, bias].map(|dims| dims.iter().product::<usize>() * usize::from(!dims.is_empty()));
+    let is_header = matches!(file, GgufSource::Headers(_));
+    let mut values = |at: usize| match lens[at] {
+        len if is_header || len == 0 => Ok(vec![0.0; len]),
+        _ => opened.values(&names[at]),
+    };
+    let (weights, bias) = (values(0)?, values(1)?);
+    Ok(Classifier {
+        weights: weights.chunks_exact(hidden).map(<[f32]>::to_vec).collect(),
+        bias,
+    })
 }
 
 #[cfg(test)]
@@ -82,7 +129,7 @@ mod tests {
             {"idx": 1, "name": "1", "path": "1_LogitScore",
              "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}]"#;
         let both = r#"{"true_token_id": 9693, "false_token_id": 2152}"#;
-        let expected = RerankerSpec {
+        let expected = RerankerSpec::Answer {
             yes: 9693,
             no: 2152,
         };
