@@ -19,7 +19,7 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     let of_c = sum - product;
     let rest = (product - (sum - of_c)) + (c - of_c);
     let bits = sum.to_bits();
-    let odd = if bits & 1 == 1 || !(rest > 0.0 || rest < 0.0) {
+    let odd = if bits & 1 == 1 || rest == 0.0 || rest.is_nan() {
         bits
     } else if (rest > 0.0) == (sum > 0.0) {
         bits + 1
