@@ -51,6 +51,8 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH FORETOKEN_COMMIT
 export RUSTFLAGS="--remap-path-prefix=$cargo_home/registry/src=/registry --remap-path-prefix=$PWD=/foretoken"
 export CFLAGS="-ffile-prefix-map=$cargo_home/registry/src=/registry"
+# mimalloc notes there when it was compiled, which zig takes for an error; by SOURCE_DATE_EPOCH it is the time of the commit.
+export CFLAGS_x86_64_pc_windows_gnu="$CFLAGS -Wno-date-time"
 export LC_ALL=C TZ=UTC
 umask 022
 
