@@ -107,8 +107,8 @@ impl Folder {
             found => found?,
         };
         let rename = || match fs::rename(&partial, &path) {
-            // Windows may refuse to replace a file that somebody reads: it has the same contents.
-            Err(_) if cfg!(windows) && self.has(entry) => fs::remove_file(&partial),
+            // It has the same contents, or is written again when it is needed.
+            Err(e) if is_held(&e) => fs::remove_file(&partial),
             renamed => renamed,
         };
         let written = format::write(&mut file, entry, contents)
@@ -135,7 +135,7 @@ impl Folder {
                 self.touch(entry);
                 Some(contents)
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) if e.kind() == io::ErrorKind::NotFound || is_held(&e) => None,
             Err(damage) => {
                 let name = path.display();
                 if self.has_warned.swap(true, Ordering::Relaxed) {
@@ -173,7 +173,7 @@ impl Folder {
                 break;
             }
             match fs::remove_file(&file.path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                Err(e) if e.kind() != io::ErrorKind::NotFound && !is_held(&e) => return Err(e),
                 _ => sum -= file.bytes,
             }
         }
@@ -234,6 +234,11 @@ impl Folder {
             path,
         ))
     }
+}
+
+/// Whether `e` is what Windows says of a file that somebody has open, or that goes when they close it.
+fn is_held(e: &io::Error) -> bool {
+    cfg!(windows) && e.kind() == io::ErrorKind::PermissionDenied
 }
 
 /// The time that an entry's file has when it was just used.
