@@ -48,7 +48,7 @@ struct Layer {
         // A sequence without steps comes first.
         const Part parts[] = {{0, 0, 0, 0}, {0, (int)forward.steps.size(), 0, (int)forward.keeps.size()}};
         vector<float> mixed(tokens * inputs), raw(count * values), out(count * values);
-        launch({1, 2, 1}, 256, [&] {
+        launch({(inputs + 255) / 256, 2, 1}, 256, [&] {
             recurrent_mix_f32(x.data(), addresses, forward.tokens.data(), conv.data(), bias.data(), mixed.data(), heads,
                               columns, rows, channels, scalars, taps, tokens);
         });

@@ -112,7 +112,8 @@ mod tests {
             checked(json!({ "architectures": [class] })).unwrap();
         }
         checked(latent(json!({}))).unwrap();
-        checked(latent(json!({"num_attention_heads": 128}))).unwrap();
+        let heads = json!({"num_attention_heads": 128, "num_key_value_heads": 128});
+        checked(latent(heads)).unwrap();
         checked(json!({"architectures": ["Lfm2ForCausalLM"], "full_attn_idxs": [1]})).unwrap();
         checked(json!({"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8, "layer_types": ["mamba", "attention", "mamba", "mamba"]})).unwrap();
         for layers in ["-*", "*-M"] {
