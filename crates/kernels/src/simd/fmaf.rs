@@ -18,8 +18,9 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     // What the sum lacks, exactly (Knuth's TwoSum); not a number if the sum is infinite or none.
     let of_c = sum - product;
     let rest = (product - (sum - of_c)) + (c - of_c);
+    let is_exact = rest == 0.0 || rest.is_nan();
     let bits = sum.to_bits();
-    let odd = if bits & 1 == 1 || rest == 0.0 || rest.is_nan() {
+    let odd = if bits & 1 == 1 || is_exact {
         bits
     } else if (rest > 0.0) == (sum > 0.0) {
         bits + 1
