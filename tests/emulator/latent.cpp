@@ -62,7 +62,7 @@ template <typename T, typename Norm, typename Write> void test_rows(const char *
     const int slots = 5, q_row = heads * key + 8, first = q_row, stride = q_row + kept + 16;
     const float eps = 1e-3f;
     const auto products = noise<T>(rows * stride), weight = noise<T>(rank), cos = noise<T>(rows * half), sin = noise<T>(rows * half);
-    const vector<uint32_t> places = {4, latent::NO_SLOT, 1};
+    const vector<uint32_t> places = {4, NO_SLOT, 1};
     const T untouched = narrow<T>(7.f);
     vector<T> pool(slots * kept, untouched), queries(rows * heads * kept, untouched);
     // Two blocks of queries, so that a warp has one head; one block, so that it has two.
@@ -89,7 +89,7 @@ template <typename T, typename Norm, typename Write> void test_rows(const char *
                 test_rotated(to + rank, &products[row * stride + head * key + nope], row);
                 is_whole &= std::all_of(to, to + rank, [&](T value) { return same(&value, &untouched, 1); });
             }
-            if (places[row] == latent::NO_SLOT) {
+            if (places[row] == NO_SLOT) {
                 continue;
             }
             written[places[row]] = true;

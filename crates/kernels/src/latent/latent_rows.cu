@@ -1,11 +1,9 @@
 // What latent attention computes of rows beside products and attention: norms of latent vectors, rotations of keys and of
 // queries, and the write of keys to their pool.
 #include "../norm.cuh"
+#include "../slots.cuh"
 
 namespace latent {
-
-// The slot of rows that have none, as in slots.rs.
-constexpr uint32_t NO_SLOT = 0xffffffffu;
 
 // The RMSNorm of `width` values, by all threads of a block.
 template <typename T> __device__ void norm(const T *x, const T *weight, T *y, int width, float eps) {
