@@ -186,9 +186,9 @@ fn every_architecture_verifies_with_the_bits_of_plain_decoding() {
     let tokens = tokens();
     for (name, source) in all {
         let mut model = model(&source, &gpu, Some(DType::BF16), 2);
-        let plain = logits(&mut *model, &tokens, &[vec![30], vec![1; 20]].concat());
-        for rows in [2, 5, 10] {
-            let cuts = [vec![30], vec![rows; 20 / rows]].concat();
+        let plain = logits(&mut *model, &tokens, &[vec![20], vec![1; 10]].concat());
+        for rows in [5, 10] {
+            let cuts = [vec![20], vec![rows; 10 / rows]].concat();
             let verified = logits(&mut *model, &tokens, &cuts);
             assert!(verified == plain, "{name}: {rows} rows at a time");
         }

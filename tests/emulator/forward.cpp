@@ -234,7 +234,7 @@ template <typename T> class Model {
             multiply_by(layer.gate_up[1], &both[x.size()], wide.data(), rows, 2 * shape.inner, shape.inner);
             launch({(int)(gated.size() + 255) / 256, 1, 1}, 256, [&] {
                 auto kernel = layer.activation == 0 ? glu<silu, T> : layer.activation == 1 ? glu<gelu, T> : glu<gelu_tanh, T>;
-                kernel(wide.data(), gated.data(), shape.inner, gated.size());
+                kernel(wide.data(), &wide[shape.inner], gated.data(), shape.inner, 2 * shape.inner, 2 * shape.inner, gated.size());
             });
             multiply_by(layer.down, gated.data(), delta.data(), rows, hidden, 0);
         }
