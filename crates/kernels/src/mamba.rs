@@ -87,8 +87,8 @@ pub struct MambaWeights {
     pub on_device: Option<RecurrentVectors>,
 }
 
-/// The outputs of rows `x`, `[rows, width]`, contiguous, f32 on the CPU: of each `z`, x, B, C and `dt`. They are `[rows, values]`: the
-/// heads of x times `silu(z)`, normalized group by group.
+/// The outputs of rows `x`, `[rows, width]`, contiguous, f32 on the CPU: of each `z`, x, B, C and `dt`. They are
+/// `[rows, values]`: the heads of x times `silu(z)`, normalized group by group.
 ///
 /// x, B and C are mixed with those of the tokens before and pass a SiLU. `dt` becomes a step, `softplus(dt + dt_bias)`
 /// within its limits. Each head's matrix S, `[state_dim, head_dim]`, decays by `exp(decay * step)`, takes in `B x step`, and

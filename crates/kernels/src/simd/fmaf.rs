@@ -1,5 +1,5 @@
-//! The C function `fmaf`, which `f32::mul_add` calls where the CPU need not have the instruction. That of mingw-w64 rounds more than
-//! once, so that portable code would have other bits than vector code, and than it has on Linux.
+//! The C function `fmaf`, which `f32::mul_add` calls where the CPU need not have the instruction. That of mingw-w64 rounds
+//! more than once, so that portable code would have other bits than vector code, and than it has on Linux.
 
 /// The function that the program is linked with, in place of that of the C library.
 #[cfg(all(windows, target_env = "gnu"))]
