@@ -1,11 +1,11 @@
 //! Models with experts on a GPU: their logits, and texts.
 
 use super::texts::start;
-use super::{BLOCK_SIZE, Log, difference, gpu, logits, model_by, tokens};
+use super::{BLOCK_SIZE, Log, configured, difference, gpu, loaded, logits, members, tokens};
 use crate::common::{assert_idle, collect, greedy, run};
 use candle_core::{DType, Device};
 use foretoken::kernels::quant::BlockType;
-use foretoken::model::{LoadOptions, LoadedModel, ModelSource};
+use foretoken::model::{LoadOptions, ModelSource};
 use serde_json::json;
 use std::path::Path;
 
@@ -39,25 +39,15 @@ fn sources(folder: &Path) -> Vec<ModelSource> {
             "max_position_embeddings": 1024, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
             "tie_word_embeddings": false, "torch_dtype": "bfloat16", "hidden_act": "silu"
         });
-        for (key, value) in own.as_object().unwrap() {
-            config[key] = value.clone();
-        }
-        if config["architectures"][0] == "GptOssForCausalLM" {
+        if own["architectures"][0] == "GptOssForCausalLM" {
             config
                 .as_object_mut()
                 .unwrap()
                 .remove("moe_intermediate_size");
         }
-        let folder = folder.join(i.to_string());
-        std::fs::create_dir(&folder).unwrap();
-        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-        ModelSource::Folder(folder)
+        configured(&folder.join(i.to_string()), config, members(&own))
     };
     configs.into_iter().enumerate().map(write).collect()
-}
-
-fn loaded(source: &ModelSource, options: LoadOptions) -> Box<dyn LoadedModel> {
-    model_by(source, &options).unwrap()
 }
 
 /// In f32, in which a row has the experts that it has on the CPU.

@@ -7,15 +7,15 @@ use super::{BLOCK_SIZE, BLOCKS, gpu, model};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
 use candle_core::DType;
 use foretoken::engine::{self, EngineOptions, EngineThread, Request, SpecLimits};
-use foretoken::model::{HeadKind, LoadFormat, LoadOptions, load_head};
+use foretoken::model::{HeadKind, LoadFormat, LoadOptions, LoadedModel, load_head};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 
 /// Maximum rows per step.
-pub(super) const STEP: usize = 64;
+const STEP: usize = 64;
 /// Slots of a block, and blocks for a few of the requests.
-pub(super) const FEW_SLOTS: usize = 4;
-pub(super) const FEW_BLOCKS: usize = 34;
+const FEW_SLOTS: usize = 4;
+const FEW_BLOCKS: usize = 34;
 /// The architectures, and values of a head: Gemma 4 has twice as many in layers without a window, LayerNorm is in
 /// parallel blocks and in sequence, and Hunyuan has norms of rotated heads.
 const MODELS: [(&str, usize); 5] = [
@@ -27,7 +27,7 @@ const MODELS: [(&str, usize); 5] = [
 ];
 
 /// Requests of which most begin alike.
-pub(super) fn requests() -> Vec<Request> {
+fn requests() -> Vec<Request> {
     let prompt = |len: u32, kept: u32| -> Vec<u32> {
         let token = |i| if i < kept { i * 37 } else { i * 53 + len };
         (0..len).map(|i| token(i) % 251).collect()
@@ -49,26 +49,31 @@ pub(super) fn requests() -> Vec<Request> {
     ]
 }
 
+/// Makes the drafter of a model, which the function loads, by its texts.
+type MakeDrafter = fn(&dyn Fn() -> Box<dyn LoadedModel>, &[Vec<u32>]) -> Box<dyn Drafter>;
+
+/// The model itself drafts.
+pub(super) const ITSELF: MakeDrafter = |load, _| {
+    let draft = DraftModel::new(load(), FEW_BLOCKS, FEW_SLOTS, STEP).unwrap();
+    Box::new(draft)
+};
+
 #[test]
 fn texts_depend_on_nothing_but_the_request() {
-    test_texts(&MODELS);
+    test_texts(&MODELS, ITSELF);
 }
 
 /// Texts of these architectures, with heads of so many values, depend neither on trees of drafts nor on preemption, the
 /// prefix cache or other requests.
-pub(super) fn test_texts(models: &[(&str, usize)]) {
+pub(super) fn test_texts(models: &[(&str, usize)], make_drafter: MakeDrafter) {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     for &(name, dim) in models {
         let Some(source) = fixture(folder.path(), &format!("architectures/{name}"), dim) else {
             return;
         };
-        let target = || model(&source, &gpu, Some(DType::BF16), 3);
-        let start = |blocks: usize, spec: SpecLimits| {
-            let drafter = (spec.length > 0).then(|| {
-                let draft = DraftModel::new(target(), blocks, FEW_SLOTS, STEP).unwrap();
-                Box::new(draft) as Box<dyn Drafter>
-            });
+        let target = || -> Box<dyn LoadedModel> { model(&source, &gpu, Some(DType::BF16), 3) };
+        let start = |blocks: usize, spec: SpecLimits, drafter: Option<Box<dyn Drafter>>| {
             let options = EngineOptions {
                 max_num_seqs: 4,
                 max_num_batched_tokens: STEP,
@@ -81,19 +86,24 @@ pub(super) fn test_texts(models: &[(&str, usize)]) {
             let engine = engine::spawn(target(), drafter, blocks, FEW_SLOTS, options).unwrap();
             EngineThread::new(engine, EngineThread::PATIENCE)
         };
-        let plain = start(4 * FEW_BLOCKS, chains(0));
+        let plain = start(4 * FEW_BLOCKS, chains(0), None);
         let alone: Vec<Vec<u32>> = (requests().into_iter())
             .map(|request| run(&plain, request).ids())
             .collect();
         assert_idle(&plain);
+        let texts = requests().into_iter().zip(&alone);
+        let texts: Vec<Vec<u32>> = texts
+            .map(|(request, text)| [&request.prompt[..], text].concat())
+            .collect();
         let trees = SpecLimits {
             length: 4,
-            nodes: 8,
+            nodes: 12,
             topk: 3,
         };
         for spec in [chains(0), trees] {
             let drafted = spec.length > 0;
-            let engine = start(FEW_BLOCKS, spec);
+            let drafter = drafted.then(|| make_drafter(&target, &texts));
+            let engine = start(FEW_BLOCKS, spec, drafter);
             let mut accepted = 0;
             for _ in 0..2 {
                 let events = engine.submit_all(requests()).unwrap();

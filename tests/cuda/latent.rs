@@ -1,15 +1,15 @@
 //! Latent attention on a GPU: logits, bits and texts, and the layer for further tokens of such a model.
 
-use super::heads::test_texts;
+use super::heads::{ITSELF, test_texts};
 use super::texts::start_with;
-use super::{BLOCK_SIZE, BLOCKS, Log, difference, gpu, logits, model_by, tokens};
+use super::{
+    BLOCK_SIZE, BLOCKS, Log, configured, difference, gpu, loaded, logits, members, tokens,
+};
 use crate::common::project::file;
 use crate::common::{assert_idle, chains, greedy, run};
 use candle_core::{DType, Device};
 use foretoken::kernels::quant::BlockType;
-use foretoken::model::{
-    HeadKind, LoadFormat, LoadOptions, LoadedModel, ModelSource, load_head, load_mtp,
-};
+use foretoken::model::{HeadKind, LoadFormat, LoadOptions, ModelSource, load_head, load_mtp};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -33,24 +33,14 @@ fn sources(folder: &Path) -> Vec<ModelSource> {
         }),
     ];
     let write = |(i, own): (usize, Value)| {
-        let mut config = json!({
+        let config = json!({
             "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 192,
             "max_position_embeddings": 1024, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
             "tie_word_embeddings": false, "torch_dtype": "bfloat16"
         });
-        for (key, value) in own.as_object().unwrap() {
-            config[key] = value.clone();
-        }
-        let folder = folder.join(i.to_string());
-        std::fs::create_dir(&folder).unwrap();
-        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-        ModelSource::Folder(folder)
+        configured(&folder.join(i.to_string()), config, members(&own))
     };
     configs.into_iter().enumerate().map(write).collect()
-}
-
-fn loaded(source: &ModelSource, options: LoadOptions) -> Box<dyn LoadedModel> {
-    model_by(source, &options).unwrap()
 }
 
 /// With a prompt of more rows than a graph has and one that is continued, verification and plain decoding.
@@ -125,25 +115,19 @@ fn models_with_latent_attention_verify_with_the_bits_of_plain_decoding() {
 
 #[test]
 fn texts_of_models_with_latent_attention_depend_on_nothing_but_the_request() {
-    test_texts(&[("deepseek_v2_groups", 64), ("glm4_moe_lite", 16)]);
+    test_texts(&[("deepseek_v2_groups", 64), ("glm4_moe_lite", 16)], ITSELF);
 }
 
 /// The config of a published EAGLE-3 head with latent attention, for a target like the second of [`sources`]; `None`: it
 /// was not packed.
 fn eagle3(folder: &Path) -> Option<ModelSource> {
     let path = file("tests/fixtures/heads/eagle3_latent/config.json")?;
-    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let sizes = json!({
         "vocab_size": 512, "hidden_size": 128, "intermediate_size": 192, "q_lora_rank": 64, "kv_lora_rank": 64,
         "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "max_position_embeddings": 1024
     });
-    for (key, value) in sizes.as_object().unwrap() {
-        config[key] = value.clone();
-    }
-    let folder = folder.join("eagle3");
-    std::fs::create_dir(&folder).unwrap();
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    Some(ModelSource::Folder(folder))
+    Some(configured(&folder.join("eagle3"), config, members(&sizes)))
 }
 
 /// The layer for further tokens of a model with latent attention drafts on a GPU, and so does an EAGLE-3 head.

@@ -24,6 +24,7 @@ use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::{
     Batch, KeptState, LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load,
 };
+use serde_json::Value;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -59,20 +60,35 @@ fn gpu() -> Gpu {
 
 /// The shape of a small model with heads that the kernels support; `more` is added to its config.
 fn shape(folder: &Path, kind: &str, head_dim: usize, more: &[(&str, usize)]) -> ModelSource {
-    let mut config = serde_json::json!({
+    let config = serde_json::json!({
         "model_type": kind, "vocab_size": 512, "hidden_size": 4 * head_dim,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": head_dim, "intermediate_size": 384, "max_position_embeddings": 1024,
         "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
         "torch_dtype": "bfloat16"
     });
+    let more = more.iter().map(|&(key, value)| (key, value.into()));
+    configured(&folder.join(format!("{kind}-{head_dim}")), config, more)
+}
+
+/// A folder with this config, in which `more` is set.
+fn configured<'k>(
+    folder: &Path,
+    mut config: Value,
+    more: impl IntoIterator<Item = (&'k str, Value)>,
+) -> ModelSource {
     for (key, value) in more {
-        config[key] = (*value).into();
+        config[key] = value;
     }
-    let folder = folder.join(format!("{kind}-{head_dim}"));
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    ModelSource::Folder(folder)
+    ModelSource::Folder(folder.to_owned())
+}
+
+/// The members of an object, for [`configured`].
+fn members(object: &Value) -> impl Iterator<Item = (&str, Value)> {
+    let members = object.as_object().unwrap().iter();
+    members.map(|(key, value)| (key.as_str(), value.clone()))
 }
 
 fn model(
@@ -87,6 +103,10 @@ fn model(
         seed,
         ..LoadOptions::default()
     };
+    loaded(source, options)
+}
+
+fn loaded(source: &ModelSource, options: LoadOptions) -> Box<dyn LoadedModel> {
     model_by(source, &options).unwrap()
 }
 

@@ -1,15 +1,12 @@
 //! Layers that read a text one token after another: short convolutions, gated delta nets and Mamba 2.
 
 use super::architectures::fixture;
-use super::heads::{FEW_BLOCKS, FEW_SLOTS, STEP, requests};
+use super::heads::test_texts;
 use super::texts::Trees;
 use super::{BLOCK_SIZE, BLOCKS, Log, gpu, model, rounds};
-use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, run};
 use candle_core::DType;
-use foretoken::engine::{self, EngineOptions, EngineThread, SpecLimits};
 use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable};
 use foretoken::model::{Batch, KeptState, Model, ModelSource, StateStart};
-use foretoken::spec::{BudgetMode, Drafter};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,77 +20,22 @@ const MODELS: [&str; 5] = [
     "nemotron_h_moe",
 ];
 const VOCAB: u32 = 256;
+const HEAD_DIM: usize = 64;
 
 fn source(folder: &Path, name: &str) -> Option<ModelSource> {
-    fixture(folder, &format!("architectures/{name}"), 64)
+    fixture(folder, &format!("architectures/{name}"), HEAD_DIM)
 }
 
-/// With chains and trees of drafts that are often right, preemption, the prefix cache and other requests.
+/// With trees of drafts that are often right.
 #[test]
 fn texts_depend_on_nothing_but_the_request() {
-    let gpu = gpu();
-    let folder = tempfile::tempdir().unwrap();
-    for name in MODELS {
-        let Some(source) = source(folder.path(), name) else {
-            return;
-        };
-        let start = |blocks: usize, spec: SpecLimits, texts: &[Vec<u32>]| {
-            let trees = Trees {
-                texts: texts.to_vec(),
-                vocab: VOCAB,
-                candidates: Arc::default(),
-            };
-            let drafter = (spec.length > 0).then(|| Box::new(trees) as Box<dyn Drafter>);
-            let options = EngineOptions {
-                max_num_seqs: 4,
-                max_num_batched_tokens: STEP,
-                spec,
-                spec_budget: BudgetMode::Fixed,
-                max_prompt_wait: PROMPT_WAIT,
-                ..EngineOptions::default()
-            };
-            let target = model(&source, &gpu, Some(DType::BF16), 3);
-            let engine = engine::spawn(target, drafter, blocks, FEW_SLOTS, options).unwrap();
-            EngineThread::new(engine, EngineThread::PATIENCE)
-        };
-        let plain = start(4 * FEW_BLOCKS, chains(0), &[]);
-        let alone: Vec<Vec<u32>> = (requests().into_iter())
-            .map(|request| run(&plain, request).ids())
-            .collect();
-        assert_idle(&plain);
-        let texts = requests().into_iter().zip(&alone);
-        let texts: Vec<Vec<u32>> = texts
-            .map(|(request, text)| [&request.prompt[..], text].concat())
-            .collect();
-        let trees = SpecLimits {
-            length: 4,
-            nodes: 12,
-            topk: 3,
-        };
-        for spec in [chains(0), trees] {
-            let drafted = spec.length > 0;
-            let engine = start(FEW_BLOCKS, spec, &texts);
-            let mut accepted = 0;
-            for _ in 0..2 {
-                let events = engine.submit_all(requests()).unwrap();
-                for (i, events) in events.into_iter().enumerate() {
-                    let answer = collect(events);
-                    assert_eq!(answer.ids(), alone[i], "{name}, request {i}, {drafted}");
-                    accepted += answer.spec.accepted;
-                }
-            }
-            let stats = engine.stats();
-            let (preempted, cached) = (stats.preemptions.get(), stats.prefix_cache_hits.get());
-            println!(
-                "{name}: {preempted} preemptions, {cached} cached tokens, {accepted} accepted"
-            );
-            assert!(
-                preempted > 0 && cached > 0 && (accepted > 0) == drafted,
-                "{name}: {preempted} preemptions, {cached} cached tokens, {accepted} accepted"
-            );
-            assert_idle(&engine);
-        }
-    }
+    test_texts(&MODELS.map(|name| (name, HEAD_DIM)), |_, texts| {
+        Box::new(Trees {
+            texts: texts.to_vec(),
+            vocab: VOCAB,
+            candidates: Arc::default(),
+        })
+    });
 }
 
 /// Steps are recorded as graphs, which take in each token once.
