@@ -4,7 +4,8 @@
 //! so that one pass reads memory from front to back. Each result is one chain of fused multiply-adds in
 //! f32, over inputs 0, 1, 2 and so on. Every pass (of any instruction set, with 1 row or 500) computes
 //! exactly that chain, so all give the same bits. They only differ in how many chains run side by side,
-//! and in when a partial sum is stored in memory.
+//! and in when a partial sum is stored in memory. With weights of FP8 there is a chain for each [`BLOCK`] of inputs with
+//! one scale, and one of these chains times their scales.
 //!
 //! Why not candle's own kernels: those for one row, for few results and for many rows add in different
 //! orders, and with bf16 and f16 they are many times slower than reading the weights from memory.
@@ -16,16 +17,18 @@ mod pass;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod value;
 
 use super::cpu::Isa;
 use super::matmul::{CpuMatrix, Product};
 use super::parallel::{Shared, for_each, threads};
 use super::storage::{Place, output, write, written};
 use candle_core::{Result, Tensor};
-use pack::Value;
+pub use pack::Float8;
 use pass::{max_rows, pass};
 use std::ops::Range;
-use tiles::{ROWS, TILES, TileRow, Tiles, WIDTH};
+use tiles::{ROWS, Scales, TILES, TileRow, Tiles, WIDTH};
+use value::{E4m3, Value};
 
 #[cfg(feature = "cuda")]
 pub(crate) use on_device::{multiply_groups, takes};
@@ -57,15 +60,23 @@ impl CpuMatrix for DenseMatrix {
     fn multiply(product: &Product<'_, Self>, isa: Isa) -> Vec<f32> {
         let (x, width) = (product.x, product.outputs);
         let pieces = cut(product);
+        let is_scaled = |task: &DenseTask<'_>| matches!(task.matrix.tiles, Tiles::F8(..));
+        let scaled = pieces.iter().any(is_scaled);
+        let scaled = scaled.then(|| x.iter().map(|x| x * E4m3::INPUT).collect::<Vec<f32>>());
         let parallelize = x.len() * width > MIN_PARALLEL_WORK;
         let work = |out: &Shared<'_, Place>| {
             for_each(pieces.len(), parallelize, |i| {
                 let DenseTask { matrix, tiles, .. } = &pieces[i];
                 let range = tiles.start * matrix.inputs..tiles.end * matrix.inputs;
+                let (task, result) = (&pieces[i], (out, width));
                 match &matrix.tiles {
-                    Tiles::F32(all) => pieces[i].run(isa, &all[range], x, out, width),
-                    Tiles::F16(all) => pieces[i].run(isa, &all[range], x, out, width),
-                    Tiles::BF16(all) => pieces[i].run(isa, &all[range], x, out, width),
+                    Tiles::F32(all) => task.run(isa, &all[range], None, x, result),
+                    Tiles::F16(all) => task.run(isa, &all[range], None, x, result),
+                    Tiles::BF16(all) => task.run(isa, &all[range], None, x, result),
+                    Tiles::F8(all, scales) => {
+                        let x = scaled.as_deref().unwrap_or_default();
+                        task.run(isa, &all[range], Some(scales), x, result);
+                    }
                 }
             });
         };
@@ -149,17 +160,18 @@ impl DenseTask<'_> {
         &self,
         isa: Isa,
         all: &[TileRow<V>],
+        scales: Option<&Scales>,
         x: &[f32],
-        out: &Shared<'_, Place>,
-        width: usize,
+        (out, width): (&Shared<'_, Place>, usize),
     ) {
         let inputs = self.matrix.inputs;
         let (first, count) = (self.rows.start, self.rows.len());
         let passes = count.div_ceil(max_rows(isa));
-        let block = if passes > 1 { BLOCK } else { inputs.max(1) };
-        // Without inputs, one pass writes zeros.
-        for start in (0..inputs.max(1)).step_by(block) {
-            let range = start..inputs.min(start + block);
+        // The blocks of scaled numbers are part of their arithmetic.
+        let is_cut = passes > 1 || V::IS_SCALED;
+        let block = if is_cut { BLOCK } else { inputs.max(1) };
+        for range in blocks(inputs, block, scales.map(|scales| scales.run)) {
+            let start = range.start;
             for number in 0..passes {
                 let rows = first + count * number / passes..first + count * (number + 1) / passes;
                 let mut x_rows = [[].as_slice(); ROWS];
@@ -176,6 +188,10 @@ impl DenseTask<'_> {
                     for (place, tile) in weights.iter_mut().zip(now.clone()) {
                         *place = &all[(tile - self.tiles.start) * inputs..][range.clone()];
                     }
+                    let mut factors = [&[0.; WIDTH]; TILES];
+                    for (place, tile) in factors.iter_mut().zip(now.clone()) {
+                        *place = scales.map_or(*place, |scales| scales.of(tile, start));
+                    }
                     for tile in &mut sums[..count] {
                         tile[..rows.len()].fill([0.; WIDTH]);
                     }
@@ -188,7 +204,8 @@ impl DenseTask<'_> {
                             sums[t][r][..len].copy_from_slice(so_far);
                         }
                     }
-                    pass(isa, &weights[..count], x_rows, &mut sums);
+                    let factors = &factors[..count];
+                    pass(isa, &weights[..count], factors, x_rows, &mut sums);
                     for (t, r, at, len) in places() {
                         // SAFETY: no two (row, tile) pairs share an element, and a tile is in one piece.
                         write(unsafe { out.slice(at, len) }, &sums[t][r][..len]);
@@ -216,6 +233,18 @@ impl DenseTask<'_> {
             places.map(move |(r, row)| (t, r, row * width + at, len))
         })
     }
+}
+
+/// The inputs cut into blocks, of which none has inputs of two runs. Without inputs one block, so that a pass writes zeros.
+fn blocks(inputs: usize, block: usize, run: Option<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = move |start: usize| {
+        let of_run = run.map_or(inputs, |run| (start / run + 1) * run);
+        inputs.min(start + block).min(of_run)
+    };
+    let first = Some(0..end(0));
+    std::iter::successors(first, move |last| {
+        (last.end < inputs).then(|| last.end..end(last.end))
+    })
 }
 
 /// The number of tiles of a pass over `rows` rows, if `left` tiles are left: enough chains to fill the

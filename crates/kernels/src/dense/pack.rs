@@ -2,43 +2,9 @@
 
 use super::super::parallel::{Shared, for_each};
 use super::super::storage::contiguous;
-use super::tiles::{DenseMatrix, TileRow, Tiles, WIDTH};
-use crate::simd::{Element, Simd};
+use super::tiles::{DenseMatrix, Scales, TileRow, Tiles, WIDTH};
+use super::value::{E4m3, Value};
 use candle_core::{Result, Storage, Tensor};
-use half::{bf16, f16};
-
-/// A stored weight.
-pub(super) trait Value: Element {
-    /// The index of the tile's output `c` in a [`TileRow`].
-    fn place(c: usize) -> usize {
-        c
-    }
-
-    /// The weights of a tile's outputs, in order.
-    #[inline(always)]
-    fn load_row<S: Simd>(s: S, row: &TileRow<Self>) -> S::Vector {
-        // SAFETY: a row has 16 numbers.
-        unsafe { Self::load(s, row.0.as_ptr()) }
-    }
-}
-
-impl Value for f32 {}
-
-impl Value for f16 {}
-
-impl Value for bf16 {
-    /// Output `c` is next to output `8 + c`: one is the low half of 32 bits and the other the high half,
-    /// so that a shift and a mask make two vectors of f32.
-    fn place(c: usize) -> usize {
-        2 * (c % (WIDTH / 2)) + c / (WIDTH / 2)
-    }
-
-    #[inline(always)]
-    fn load_row<S: Simd>(s: S, row: &TileRow<Self>) -> S::Vector {
-        // SAFETY: a row has 16 numbers.
-        unsafe { s.load_apart(row.0.as_ptr()) }
-    }
-}
 
 /// Inputs that are laid out at a time: they stay in the first-level cache.
 const STRIP: usize = 64;
@@ -55,16 +21,16 @@ impl DenseMatrix {
         let Storage::Cpu(storage) = &*storage else {
             candle_core::bail!("dense-matmul: the weight is not on the CPU");
         };
-        let op = "dense-matmul";
+        let (op, shape) = ("dense-matmul", (outputs, inputs));
         let tiles = match weight.dtype() {
             candle_core::DType::F32 => {
-                Tiles::F32(pack(contiguous(op, storage, layout)?, outputs, inputs))
+                Tiles::F32(pack(contiguous(op, storage, layout)?, shape, |v| v))
             }
             candle_core::DType::F16 => {
-                Tiles::F16(pack(contiguous(op, storage, layout)?, outputs, inputs))
+                Tiles::F16(pack(contiguous(op, storage, layout)?, shape, |v| v))
             }
             candle_core::DType::BF16 => {
-                Tiles::BF16(pack(contiguous(op, storage, layout)?, outputs, inputs))
+                Tiles::BF16(pack(contiguous(op, storage, layout)?, shape, |v| v))
             }
             other => candle_core::bail!("dense-matmul: no weights of {other:?}"),
         };
@@ -75,6 +41,50 @@ impl DenseMatrix {
         })
     }
 
+    /// Lays out a weight of FP8. Of each run of inputs with one scale, up to 512 at a time, the numbers are multiplied with
+    /// the inputs as they are, and the sum with the scale.
+    ///
+    /// # Errors
+    /// If the numbers or scales are not those of the shape, or a number is not finite, or [`Float8::can_hold`] says no.
+    pub fn of_float8(weight: &Float8<'_>) -> Result<Self> {
+        let Float8 {
+            shape: (outputs, inputs),
+            numbers,
+            scales,
+            block: (rows, run),
+        } = *weight;
+        if rows == 0 || run == 0 || numbers.len() != outputs * inputs {
+            candle_core::bail!("dense-matmul: no FP8 of [{outputs}, {inputs}]");
+        }
+        let runs = inputs.div_ceil(run);
+        if scales.len() != outputs.div_ceil(rows) * runs {
+            candle_core::bail!("dense-matmul: {} scales of FP8", scales.len());
+        }
+        if !Float8::can_hold(scales) || numbers.iter().any(|number| number & 0x7f == 0x7f) {
+            candle_core::bail!("dense-matmul: numbers of FP8 are not finite");
+        }
+        let mut factors = vec![[0.0; WIDTH]; outputs.div_ceil(WIDTH) * runs];
+        for output in 0..outputs {
+            let of_output = &scales[output / rows * runs..][..runs];
+            let of_tile = &mut factors[output / WIDTH * runs..][..runs];
+            for (factors, scale) in of_tile.iter_mut().zip(of_output) {
+                factors[output % WIDTH] = scale * E4m3::SCALE;
+            }
+        }
+        let scales = Scales { factors, run, runs };
+        Ok(Self {
+            outputs,
+            inputs,
+            tiles: Tiles::F8(pack(numbers, (outputs, inputs), E4m3), scales),
+        })
+    }
+
+    /// Bytes of a weight of FP8 whose scales are those of `run` inputs each.
+    pub fn float8_bytes(outputs: usize, inputs: usize, run: usize) -> usize {
+        let runs = inputs.div_ceil(run.max(1));
+        outputs.div_ceil(WIDTH) * WIDTH * (inputs + runs * size_of::<f32>())
+    }
+
     /// See [`CpuMatrix::read_row`](super::CpuMatrix::read_row).
     pub(super) fn row(&self, output: usize, row: &mut [f32]) {
         assert!(output < self.outputs, "output {output} of {}", self.outputs);
@@ -83,14 +93,49 @@ impl DenseMatrix {
             Tiles::F32(all) => unpack(all, output, row),
             Tiles::F16(all) => unpack(all, output, row),
             Tiles::BF16(all) => unpack(all, output, row),
+            Tiles::F8(all, scales) => {
+                unpack(all, output, row);
+                let (tile, place) = (output / WIDTH, output % WIDTH);
+                for (run, row) in row.chunks_mut(scales.run).enumerate() {
+                    let factor = scales.of(tile, run * scales.run)[place];
+                    for value in row {
+                        *value = *value * factor * E4m3::INPUT;
+                    }
+                }
+            }
         }
     }
 }
 
-/// Tiles of `weight` `[outputs, inputs]`; missing outputs are zeros.
-fn pack<V: Value>(weight: &[V], outputs: usize, inputs: usize) -> Vec<TileRow<V>> {
+/// A weight `[outputs, inputs]` of FP8 with an exponent of 4 bits (E4M3) and a scale for each block.
+#[derive(Debug, Clone, Copy)]
+pub struct Float8<'a> {
+    /// Outputs and inputs.
+    pub shape: (usize, usize),
+    /// `[outputs, inputs]`
+    pub numbers: &'a [u8],
+    /// `[outputs / block.0, inputs / block.1]`, rounded up: factors of the numbers.
+    pub scales: &'a [f32],
+    /// Outputs and inputs of a block.
+    pub block: (usize, usize),
+}
+
+impl Float8<'_> {
+    /// Whether a [`DenseMatrix`] takes these scales: all up to 2^60.
+    pub fn can_hold(scales: &[f32]) -> bool {
+        let most = 2f32.powi(60);
+        scales.iter().all(|scale| scale.abs() <= most)
+    }
+}
+
+/// Tiles of `weight` `[outputs, inputs]`, of which each is stored as what `of` makes of it; missing outputs are zeros.
+fn pack<T: Copy + Sync, V: Value>(
+    weight: &[T],
+    (outputs, inputs): (usize, usize),
+    of: impl Fn(T) -> V + Sync,
+) -> Vec<TileRow<V>> {
     let count = outputs.div_ceil(WIDTH);
-    let mut tiles = vec![TileRow([V::zero(); WIDTH]); count * inputs];
+    let mut tiles = vec![TileRow([V::default(); WIDTH], []); count * inputs];
     let shared = Shared::new(&mut tiles);
     for_each(count, true, |tile| {
         // SAFETY: tiles do not overlap.
@@ -100,7 +145,7 @@ fn pack<V: Value>(weight: &[V], outputs: usize, inputs: usize) -> Vec<TileRow<V>
             for c in 0..WIDTH.min(outputs - first) {
                 let from = &weight[(first + c) * inputs + strip * STRIP..][..tile_rows.len()];
                 for (row, &value) in tile_rows.iter_mut().zip(from) {
-                    row.0[V::place(c)] = value;
+                    row.0[V::place(c)] = of(value);
                 }
             }
         }

@@ -5,8 +5,8 @@
     reason = "indices of registers: loops over R and T are unrolled"
 )]
 
-use super::pack::Value;
-use super::tiles::{ROWS, Sums, TILES, TileRow};
+use super::tiles::{ROWS, Sums, TILES, TileRow, WIDTH};
+use super::value::Value;
 use crate::cpu::Isa;
 use crate::simd::{Loop, Simd, prefetch, run};
 
@@ -26,17 +26,31 @@ pub(super) fn max_rows(isa: Isa) -> usize {
 }
 
 /// Adds the products of `tiles` (a count that `at_once` returns) with the rows `x` (1 to [`max_rows`]) to `sums`. All
-/// slices have the same length and cover the same inputs.
-pub(super) fn pass<V: Value>(isa: Isa, tiles: &[&[TileRow<V>]], x: &[&[f32]], sums: &mut Sums) {
+/// slices have the same length and cover the same inputs. If numbers are [scaled](Value::IS_SCALED), the products are added
+/// to one another first, and their sum times the factors of each tile's outputs in `scales` is added to `sums`.
+pub(super) fn pass<V: Value>(
+    isa: Isa,
+    tiles: &[&[TileRow<V>]],
+    scales: &[&[f32; WIDTH]],
+    x: &[&[f32]],
+    sums: &mut Sums,
+) {
     let isa = match isa.avx2() {
         Some(avx2) if x.len() < MIN_WIDE_ROWS => Isa::Avx2(avx2),
         _ => isa,
     };
-    run(isa, Pass { tiles, x, sums });
+    let pass = Pass {
+        tiles,
+        scales,
+        x,
+        sums,
+    };
+    run(isa, pass);
 }
 
-struct Pass<'a, V> {
+struct Pass<'a, V: Value> {
     tiles: &'a [&'a [TileRow<V>]],
+    scales: &'a [&'a [f32; WIDTH]],
     x: &'a [&'a [f32]],
     sums: &'a mut Sums,
 }
@@ -89,8 +103,10 @@ impl<V: Value> Pass<'_, V> {
         let mut chains = [[s.splat(0.); R]; T];
         for t in 0..T {
             for r in 0..R {
-                // SAFETY: the sums of a row and a tile are 16 floats.
-                chains[t][r] = unsafe { s.load(self.sums[t][r].as_ptr()) };
+                if !V::IS_SCALED {
+                    // SAFETY: the sums of a row and a tile are 16 floats.
+                    chains[t][r] = unsafe { s.load(self.sums[t][r].as_ptr()) };
+                }
             }
         }
         for k in 0..len {
@@ -99,7 +115,7 @@ impl<V: Value> Pass<'_, V> {
                     prefetch::<_, true>(tile_at[t].wrapping_add(k + AHEAD));
                 }
                 // SAFETY: `k` is below the length of every tile, all of which were set: there are `T`.
-                let weights = V::load_row(s, unsafe { &*tile_at[t].add(k) });
+                let weights = V::load_row(s, unsafe { &(*tile_at[t].add(k)).0 });
                 for r in 0..R {
                     // SAFETY: `k` is below the length of every row, all of which were set: there are `R`.
                     let x = s.splat(unsafe { *x_at[r].add(k) });
@@ -109,6 +125,14 @@ impl<V: Value> Pass<'_, V> {
         }
         for t in 0..T {
             for r in 0..R {
+                if V::IS_SCALED {
+                    // SAFETY: the factors of a tile are 16 floats, and so are its sums.
+                    let (factor, sum) = unsafe {
+                        let sum = self.sums[t][r].as_ptr();
+                        (s.load(self.scales[t].as_ptr()), s.load(sum))
+                    };
+                    chains[t][r] = s.fma(factor, chains[t][r], sum);
+                }
                 // SAFETY: as for loading.
                 unsafe { s.store(self.sums[t][r].as_mut_ptr(), chains[t][r]) };
             }

@@ -7,7 +7,7 @@ use crate::matmul::{Group, matmul};
 use candle_core::{DType, Device};
 use half::{bf16, f16};
 
-const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+const DTYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3];
 const OUTPUTS: [usize; 5] = [1, 7, 31, 33, 100];
 const INPUTS: [usize; 5] = [1, 5, 64, 333, 576];
 
@@ -21,8 +21,87 @@ fn floats(t: &Tensor) -> Vec<f32> {
 }
 
 fn matrix(outputs: usize, inputs: usize, dtype: DType) -> (Vec<f32>, DenseMatrix) {
+    if dtype == DType::F8E4M3 {
+        let parts = Float8Parts::random(outputs, inputs, (13, 150));
+        return (parts.values(), parts.matrix());
+    }
     let weight = noise((outputs, inputs)).to_dtype(dtype).unwrap();
     (floats(&weight), DenseMatrix::new(&weight).unwrap())
+}
+
+/// From the definition: 3 bits of a fraction, an exponent with a bias of 7, and numbers below the smallest power.
+fn of_byte(byte: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
+    let size = match exponent {
+        0 => fraction / 8. * 2f32.powi(-6),
+        _ => (1. + fraction / 8.) * 2f32.powi(exponent - 7),
+    };
+    if byte < 128 { size } else { -size }
+}
+
+/// A matrix of FP8 whose blocks have scales with all bits of an f32.
+struct Float8Parts {
+    shape: (usize, usize),
+    numbers: Vec<u8>,
+    scales: Vec<f32>,
+    block: (usize, usize),
+}
+
+impl Float8Parts {
+    fn random(outputs: usize, inputs: usize, block: (usize, usize)) -> Self {
+        let random = |count: usize| floats(&noise((1, count.max(1))))[..count].to_vec();
+        let byte = |x: f32| Some((x * 1e4) as i32 as u8).filter(|byte| byte & 0x7f != 0x7f);
+        let numbers = random(outputs * inputs).into_iter();
+        Self {
+            shape: (outputs, inputs),
+            numbers: numbers.map(|x| byte(x).unwrap_or(0x7e)).collect(),
+            scales: random(outputs.div_ceil(block.0) * inputs.div_ceil(block.1)),
+            block,
+        }
+    }
+
+    fn matrix(&self) -> DenseMatrix {
+        let float8 = Float8 {
+            shape: self.shape,
+            numbers: &self.numbers,
+            scales: &self.scales,
+            block: self.block,
+        };
+        DenseMatrix::of_float8(&float8).unwrap()
+    }
+
+    fn scale(&self, output: usize, input: usize) -> f32 {
+        let runs = self.shape.1.div_ceil(self.block.1);
+        self.scales[output / self.block.0 * runs + input / self.block.1]
+    }
+
+    /// All weights, each rounded once.
+    fn values(&self) -> Vec<f32> {
+        let inputs = self.shape.1;
+        let value = |(i, &byte): (usize, &u8)| of_byte(byte) * self.scale(i / inputs, i % inputs);
+        self.numbers.iter().enumerate().map(value).collect()
+    }
+
+    /// The product of a row and an output: the chains of blocks, and one of these times their scales.
+    fn product(&self, output: usize, x: &[f32]) -> f32 {
+        let inputs = self.shape.1;
+        let numbers = &self.numbers[output * inputs..][..inputs];
+        let mut sum = 0f32;
+        for run in (0..inputs).step_by(self.block.1) {
+            let end = inputs.min(run + self.block.1);
+            let mut at = run;
+            while at < end {
+                // Blocks are counted from where the last one ended.
+                let to = end.min(at + BLOCK);
+                let weights = numbers[at..to].iter().map(|&byte| of_byte(byte));
+                sum = self
+                    .scale(output, at)
+                    .mul_add(chain(0., weights, &x[at..to]), sum);
+                at = to;
+            }
+        }
+        sum
+    }
 }
 
 fn product(matrix: &DenseMatrix, x: &[f32]) -> Vec<f32> {
@@ -136,7 +215,7 @@ fn chain(sum: f32, weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
 /// Every instruction set computes one chain in ascending order.
 #[test]
 fn every_isa_has_the_bits_of_one_chain() {
-    for dtype in DTYPES {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
         let (outputs, inputs) = (81, 2 * BLOCK + 3);
         let (weight, matrix) = matrix(outputs, inputs, dtype);
         for rows in 1..=2 * ROWS + 2 {
@@ -158,6 +237,7 @@ fn every_isa_has_the_bits_of_one_chain() {
 fn vector_code_has_the_bits_of_portable_code() {
     fn check<V: Value>(isa: Isa, weights: &[TileRow<V>], inputs: usize) {
         let tiles: Vec<&[TileRow<V>]> = weights.chunks_exact(inputs).collect();
+        let factors: [f32; WIDTH] = std::array::from_fn(|c| 0.7 + c as f32);
         let x = floats(&noise((max_rows(isa), inputs)));
         let x: Vec<&[f32]> = x.chunks_exact(inputs).collect();
         for rows in 1..=max_rows(isa) {
@@ -165,12 +245,21 @@ fn vector_code_has_the_bits_of_portable_code() {
                 let count = at_once(rows, left);
                 let mut fast = [[[0.25; WIDTH]; ROWS]; TILES];
                 let mut plain = fast;
-                pass(isa, &tiles[..count], &x[..rows], &mut fast);
+                pass(
+                    isa,
+                    &tiles[..count],
+                    &[&factors; TILES][..count],
+                    &x[..rows],
+                    &mut fast,
+                );
                 for (tile, sums) in tiles[..count].iter().zip(&mut plain) {
                     for (x, sums) in x[..rows].iter().zip(sums) {
                         for (c, sum) in sums.iter_mut().enumerate() {
                             let weights = tile.iter().map(|row| row.0[V::place(c)].to_f32());
-                            *sum = chain(*sum, weights, x);
+                            *sum = match V::IS_SCALED {
+                                true => factors[c].mul_add(chain(0., weights, x), *sum),
+                                false => chain(*sum, weights, x),
+                            };
                         }
                     }
                 }
@@ -184,6 +273,7 @@ fn vector_code_has_the_bits_of_portable_code() {
                 Tiles::F32(weights) => check(isa, &weights, inputs),
                 Tiles::F16(weights) => check(isa, &weights, inputs),
                 Tiles::BF16(weights) => check(isa, &weights, inputs),
+                Tiles::F8(weights, _) => check(isa, &weights, inputs),
             }
         }
     }
@@ -204,6 +294,54 @@ fn every_finite_half_is_widened_exactly() {
         let matrix = DenseMatrix::new(&weight.to_dtype(dtype).unwrap()).unwrap();
         assert_eq!(product(&matrix, &[1.]), all, "{dtype:?}");
     }
+}
+
+/// Blocks that end within tiles of outputs and within the inputs that passes read at a time.
+#[test]
+fn every_isa_has_the_bits_of_float8s_chains() {
+    for block in [(1, 5000), (5000, 5000), (128, 128), (3, 700), (40, 1)] {
+        let (outputs, inputs) = (145, 1300);
+        let parts = Float8Parts::random(outputs, inputs, block);
+        let (matrix, mut row) = (parts.matrix(), vec![0f32; inputs]);
+        for (output, want) in parts.values().chunks_exact(inputs).enumerate() {
+            matrix.row(output, &mut row);
+            assert_eq!(row, want, "{block:?}");
+        }
+        for rows in [1, 2, 5, 30] {
+            // Small and large inputs, whose products with the smallest numbers keep their bits.
+            for size in [1., 1e-12, 1e9] {
+                let x = floats(&(noise((rows, inputs)) * size).unwrap());
+                let want = (0..rows * outputs)
+                    .map(|i| parts.product(i % outputs, &x[i / outputs * inputs..][..inputs]));
+                let want: Vec<f32> = want.collect();
+                for isa in Isa::available() {
+                    let got = product_with(isa, &matrix, &x);
+                    assert!(got == want, "{block:?}: {rows} rows of {size}, {isa:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_float8_is_refused() {
+    let numbers = [1u8, 2, 3, 4, 5, 6];
+    let of = |numbers, scales, block| {
+        let shape = (2, 3);
+        DenseMatrix::of_float8(&Float8 {
+            shape,
+            numbers,
+            scales,
+            block,
+        })
+    };
+    assert!(of(&numbers, &[1.0, 2.0], (1, 3)).is_ok());
+    assert!(of(&numbers, &[1.0], (1, 3)).is_err());
+    assert!(of(&numbers[1..], &[1.0, 2.0], (1, 3)).is_err());
+    assert!(of(&numbers, &[], (0, 3)).is_err());
+    assert!(of(&numbers, &[1.0, f32::NAN], (1, 3)).is_err());
+    assert!(of(&numbers, &[1.0, 1e38], (1, 3)).is_err());
+    assert!(of(&[1, 2, 0xff, 4, 5, 6], &[1.0, 2.0], (1, 3)).is_err());
 }
 
 #[test]

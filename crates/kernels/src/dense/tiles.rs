@@ -1,5 +1,6 @@
 //! The memory layout of weights.
 
+use super::value::{E4m3, Value};
 use crate::simd::LANES;
 use candle_core::DType;
 use half::{bf16, f16};
@@ -11,20 +12,37 @@ pub(super) const ROWS: usize = 12;
 /// Maximum tiles of a pass, which has one row then: eight multiply-adds can be started in the time that
 /// one takes, and reading from four places at once keeps the memory busy.
 pub(super) const TILES: usize = 4;
-/// The weights of one input for the outputs of a tile, in the order of the dtype's `Value::place`. The
-/// alignment keeps a row of halves from crossing a cache line.
-#[repr(C, align(32))]
+/// The weights of one input for the outputs of a tile, in the order of the dtype's `Value::place`, with its alignment.
+#[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct TileRow<V>(pub [V; WIDTH]);
+pub(super) struct TileRow<V: Value>(pub [V; WIDTH], pub [V::Align; 0]);
 
 /// `[outputs / 16 rounded up][inputs]`.
 pub(super) enum Tiles {
     F32(Vec<TileRow<f32>>),
     F16(Vec<TileRow<f16>>),
     BF16(Vec<TileRow<bf16>>),
+    F8(Vec<TileRow<E4m3>>, Scales),
 }
 
-/// A weight `[outputs, inputs]` of f32, f16 or bf16, laid out for this CPU.
+/// The factors of FP8: of each tile and run of inputs, those of its outputs.
+pub(super) struct Scales {
+    /// `[outputs / 16 rounded up][runs]`, times [`E4m3::SCALE`].
+    pub(super) factors: Vec<[f32; WIDTH]>,
+    /// Inputs of a run, but for the last.
+    pub(super) run: usize,
+    /// Number of runs.
+    pub(super) runs: usize,
+}
+
+impl Scales {
+    /// The factors of a tile's outputs for the run that has this input.
+    pub(super) fn of(&self, tile: usize, input: usize) -> &[f32; WIDTH] {
+        &self.factors[tile * self.runs + input / self.run]
+    }
+}
+
+/// A weight `[outputs, inputs]` of f32, f16, bf16 or FP8 with scales, laid out for this CPU.
 pub struct DenseMatrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
@@ -41,6 +59,7 @@ impl DenseMatrix {
             Tiles::F32(_) => DType::F32,
             Tiles::F16(_) => DType::F16,
             Tiles::BF16(_) => DType::BF16,
+            Tiles::F8(..) => DType::F8E4M3,
         }
     }
 }

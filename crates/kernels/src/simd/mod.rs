@@ -14,6 +14,6 @@ pub(super) use dispatch::run;
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon::widen_f16;
 pub(super) use prefetch::prefetch;
-pub(super) use vector::{Element, LANES, Loop, Simd, exp2, exp2_for_bf16};
+pub(super) use vector::{Element, LANES, Loop, Simd, e4m3, exp2, exp2_for_bf16};
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::amx;

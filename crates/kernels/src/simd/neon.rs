@@ -1,6 +1,6 @@
 //! [`Simd`] with NEON: a vector is four registers.
 
-use super::vector::{BELOW_HALF, Element, LANES, Simd, UPPER};
+use super::vector::{BELOW_HALF, E4M3_BITS, Element, LANES, Simd, UPPER};
 use crate::cpu::Neon;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -120,6 +120,21 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> Quads {
+        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 bytes can be read.
+        unsafe {
+            // Each quad has another byte of the four words as its highest.
+            let words = vreinterpretq_s32_u8(vld1q_u8(from));
+            Quads([
+                quad_e4m3(words),
+                quad_e4m3(vshlq_n_s32::<8>(words)),
+                quad_e4m3(vshlq_n_s32::<16>(words)),
+                quad_e4m3(vshlq_n_s32::<24>(words)),
+            ])
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_apart(self, from: *const bf16) -> Quads {
         // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 halves can be read.
         unsafe {
@@ -235,6 +250,19 @@ pub(crate) unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
 unsafe fn quad_f16(from: *const f16) -> float32x4_t {
     // SAFETY: the caller's contract.
     unsafe { widen_f16(vld1_u16(from.cast())) }
+}
+
+/// The numbers of E4M3 in the highest byte of each lane.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn quad_e4m3(lanes: int32x4_t) -> float32x4_t {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let moved = vreinterpretq_u32_s32(vshrq_n_s32::<4>(lanes));
+        vreinterpretq_f32_u32(vandq_u32(moved, vdupq_n_u32(E4M3_BITS)))
+    }
 }
 
 /// A bf16 is the upper half of an f32.

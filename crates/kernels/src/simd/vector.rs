@@ -9,6 +9,8 @@ pub(crate) const LANES: usize = 16;
 
 /// The half of an f32 that is a bf16.
 pub(crate) const UPPER: u32 = 0xFFFF_0000;
+/// The bits of a float that those of an E4M3 become: the sign, the lower four of the exponent, the upper three of the fraction.
+pub(crate) const E4M3_BITS: u32 = 0x87F0_0000;
 /// Just below half a unit of it: adding this, and 1 if the unit is odd, rounds to it.
 pub(crate) const BELOW_HALF: u32 = 0x7FFF;
 
@@ -47,6 +49,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// 16 numbers can be read at `from`.
     unsafe fn load_bf16(self, from: *const bf16) -> Self::Vector;
+    /// Loads the numbers that [`e4m3`] makes of bytes: number `i` of byte `4 (i % 4) + 3 - i / 4`.
+    ///
+    /// # Safety
+    /// 16 bytes can be read at `from`.
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::Vector;
     /// Loads eight pairs: the first of each, then the second of each.
     ///
     /// # Safety
@@ -140,6 +147,14 @@ macro_rules! element {
 element!(f32, std::convert::identity, load, load_halves);
 element!(f16, f16::to_f32, load_f16, load_halves_f16);
 element!(bf16, bf16::to_f32, load_bf16, load_halves_bf16);
+
+/// A finite number of FP8 with an exponent of 4 bits (E4M3), over 2^120: that is what the exponents' zeros are apart. Numbers
+/// below the smallest power are such of f32, too.
+#[inline(always)]
+pub(crate) fn e4m3(byte: u8) -> f32 {
+    let moved = (u32::from(byte) << 24).cast_signed() >> 4;
+    f32::from_bits(moved.cast_unsigned() & E4M3_BITS)
+}
 
 /// `2^x` within 1.2 units in the last place, for numbers up to 127; 0 for those below -125. NaN stays NaN.
 ///
@@ -296,6 +311,13 @@ impl Simd for Portable {
         // SAFETY: the caller's contract.
         let x = unsafe { from.cast::<[bf16; LANES]>().read() };
         lanes!(i => x[i].to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> [f32; LANES] {
+        // SAFETY: the caller's contract.
+        let x = unsafe { from.cast::<[u8; LANES]>().read() };
+        lanes!(i => e4m3(x[4 * (i % 4) + 3 - i / 4]))
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use super::{max_of, on_registers, sum_of, sums_of};
 use crate::cpu::{Avx512Bf16, Avx512Vnni};
-use crate::simd::vector::{BELOW_HALF, Element, LANES, Simd, UPPER};
+use crate::simd::vector::{BELOW_HALF, E4M3_BITS, Element, LANES, Simd, UPPER};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -117,6 +117,21 @@ macro_rules! avx512 {
                 unsafe {
                     let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
                     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 bytes can be read.
+                unsafe {
+                    // Each four lanes have another byte of the four words as their highest.
+                    let words = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
+                    let places = _mm512_setr_epi32(
+                        0, 0, 0, 0, 8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24,
+                    );
+                    let moved = _mm512_srai_epi32::<4>(_mm512_sllv_epi32(words, places));
+                    let bits = _mm512_set1_epi32(E4M3_BITS.cast_signed());
+                    _mm512_castsi512_ps(_mm512_and_si512(moved, bits))
                 }
             }
 

@@ -3,7 +3,7 @@
 pub(crate) mod amx;
 mod avx512;
 
-use super::vector::{BELOW_HALF, Element, LANES, Loop, Simd, UPPER};
+use super::vector::{BELOW_HALF, E4M3_BITS, Element, LANES, Loop, Simd, UPPER};
 use crate::cpu::{Avx2, Avx512Bf16, Avx512Vnni};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -122,6 +122,18 @@ impl Simd for Avx2 {
     unsafe fn load_bf16(self, from: *const bf16) -> Pair {
         // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 halves can be read.
         unsafe { Pair(eight_bf16(from), eight_bf16(from.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> Pair {
+        // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 bytes can be read.
+        unsafe {
+            // Each four lanes have another byte of the four words as their highest.
+            let words = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
+            let low = _mm256_sllv_epi32(words, _mm256_setr_epi32(0, 0, 0, 0, 8, 8, 8, 8));
+            let high = _mm256_sllv_epi32(words, _mm256_setr_epi32(16, 16, 16, 16, 24, 24, 24, 24));
+            Pair(eight_e4m3(low), eight_e4m3(high))
+        }
     }
 
     #[inline(always)]
@@ -273,6 +285,19 @@ unsafe fn sum_of(x: __m256) -> f32 {
 unsafe fn eight_f16(from: *const f16) -> __m256 {
     // SAFETY: the caller's contract.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+}
+
+/// The numbers of E4M3 in the highest byte of each lane.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn eight_e4m3(lanes: __m256i) -> __m256 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let bits = _mm256_set1_epi32(E4M3_BITS.cast_signed());
+        _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32::<4>(lanes), bits))
+    }
 }
 
 /// A bf16 is the upper half of an f32.
