@@ -64,7 +64,7 @@ fn the_engine_changes_no_text() {
     }
 }
 
-/// What the server does if nothing is asked for: dense matrices are bf16.
+/// What the server does if nothing is asked for: dense matrices are bf16, and FP8 stays as it is.
 #[test]
 fn the_servers_defaults_load_every_format() {
     for fixture in fixtures_in(&folder()) {
@@ -120,7 +120,7 @@ fn headers_tell_what_is_stored_and_loaded() {
     assert_eq!(of("awq", &usual), texts("AWQ", "Q5_0"));
     assert_eq!(of("gptq", &usual), texts("GPTQ4", "Q4_0"));
     assert_eq!(of("w8a8", &usual), texts("INT8", "Q8_0"));
-    assert_eq!(of("fp8_tensor", &usual), texts("FP8", "bf16"));
+    assert_eq!(of("fp8_tensor", &usual), texts("FP8", "f8e4m3"));
     // What is dense becomes what --quantize says, and blocks stay.
     let quantized = LoadOptions {
         quantize: Some(GgmlDType::Q4_1.into()),

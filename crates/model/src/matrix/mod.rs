@@ -33,6 +33,8 @@ pub use unread::Unread;
 pub enum WeightForm {
     /// Unquantized.
     Dense(DType),
+    /// FP8 with scales of so many inputs, on the CPU.
+    Float8(usize),
     /// Our tiles of such blocks, on the CPU.
     Tiles(BlockType),
     /// Our tiles of such blocks, on a GPU.
@@ -66,7 +68,7 @@ impl WeightForm {
     /// The type of its blocks; `None` = it is dense.
     pub fn blocks(self) -> Option<BlockType> {
         match self {
-            Self::Dense(_) => None,
+            Self::Dense(_) | Self::Float8(_) => None,
             Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => Some(kind),
         }
     }
@@ -75,6 +77,7 @@ impl WeightForm {
     pub fn name(self) -> String {
         match self {
             Self::Dense(dtype) => dtype.as_str().to_owned(),
+            Self::Float8(_) => DType::F8E4M3.as_str().to_owned(),
             Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => kind.to_string(),
         }
     }
@@ -84,6 +87,10 @@ impl WeightForm {
         let elements: usize = dims.iter().product();
         let bytes = match (self, dims) {
             (Self::Dense(dtype), _) => elements * dtype.size_in_bytes(),
+            (Self::Float8(run), &[outputs, inputs]) => {
+                DenseMatrix::float8_bytes(outputs, inputs, run)
+            }
+            (Self::Float8(_), _) => elements,
             (Self::Tiles(kind), &[outputs, inputs]) => QuantMatrix::bytes(kind, outputs, inputs),
             (Self::DeviceTiles(kind), &[outputs, inputs]) => {
                 DeviceQuantMatrix::bytes(kind, outputs, inputs)
@@ -194,7 +201,9 @@ pub fn quantized(
     device: &Device,
 ) -> Result<Arc<dyn Matrix>> {
     Ok(match form {
-        WeightForm::Dense(_) => return Err(Error::internal("a dense form has no blocks")),
+        WeightForm::Dense(_) | WeightForm::Float8(_) => {
+            return Err(Error::internal("a dense form has no blocks"));
+        }
         WeightForm::Tiles(kind) => {
             let tiles = QuantMatrix::from_blocks(kind, &data, outputs, inputs)?;
             Arc::new(Packed::new(tiles))

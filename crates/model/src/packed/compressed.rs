@@ -230,6 +230,10 @@ impl Scheme for Compressed {
             _ => usual_blocks(self.bits_in_blocks(), self.is_symmetric),
         }
     }
+
+    fn float8(&self, shape: (usize, usize)) -> Option<usize> {
+        matches!(self.storage, Storage::Fp8).then(|| self.tile(shape).1)
+    }
 }
 
 /// Takes what shares a scale.

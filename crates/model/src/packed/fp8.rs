@@ -1,11 +1,12 @@
-//! FP8: floats of 8 bits with 4 of an exponent (E4M3), and scales of tiles. No format of blocks holds them, so they
-//! become dense.
+//! FP8: floats of 8 bits with 4 of an exponent (E4M3), and scales of tiles. On the CPU they stay as they are; no format of
+//! blocks holds them, so that they become dense elsewhere.
 
 use super::parts::{FLOATS, Part, Parts};
 use super::scheme::{Opened, Scheme, Unpacked};
 use crate::config::keys::Keys;
 use float8::F8E4M3;
 use foretoken_core::error::Result;
+use foretoken_kernels::dense::Float8;
 use foretoken_kernels::quant::BlockType;
 
 /// The dtype of the floats.
@@ -74,6 +75,10 @@ impl Scheme for Fp8 {
     fn usual_blocks(&self) -> Option<BlockType> {
         None
     }
+
+    fn float8(&self, (_, inputs): (usize, usize)) -> Option<usize> {
+        Some(self.tile.map_or(inputs, |tile| tile.1))
+    }
 }
 
 /// Checks a matrix of FP8 whose part `scale` has a factor for each tile of outputs and inputs.
@@ -90,17 +95,30 @@ pub fn open<'a>(
     let numbers = parts.get("weight", &[outputs, inputs], &[E4M3])?;
     let columns = inputs.div_ceil(tile.1);
     let scales = parts.scales(scale, &[outputs.div_ceil(tile.0), columns], &SCALES)?;
-    Ok(Opened::new(None, move || {
+    let opened = Opened::new(None, move || {
         Ok(Floats {
             table: table(),
             numbers: finite(&numbers)?,
-            inputs,
+            shape,
             scales: scales.scales()?,
             tile,
             columns,
         })
-    }))
+    });
+    Ok(Opened {
+        float8: Some(tile.1),
+        ..opened
+    })
 }
+
+/// The numbers of values times 1 over `scale`, each rounded to the nearest.
+pub fn rounded(values: &[f32], scale: f32) -> Vec<u8> {
+    let number = |value: &f32| F8E4M3::from_f32(value / scale).to_bits();
+    values.iter().map(number).collect()
+}
+
+/// The largest number.
+pub const MAX: f32 = 448.0;
 
 /// The value of each byte.
 pub fn table() -> [f32; 256] {
@@ -122,7 +140,7 @@ pub fn finite<'a>(part: &Part<'a>) -> Result<&'a [u8]> {
 struct Floats<'a> {
     table: [f32; 256],
     numbers: &'a [u8],
-    inputs: usize,
+    shape: (usize, usize),
     /// `[outputs / tile, columns]`.
     scales: Vec<f32>,
     tile: (usize, usize),
@@ -131,7 +149,8 @@ struct Floats<'a> {
 
 impl Unpacked for Floats<'_> {
     fn row(&self, output: usize, row: &mut [f32]) {
-        let numbers = &self.numbers[output * self.inputs..][..self.inputs];
+        let inputs = self.shape.1;
+        let numbers = &self.numbers[output * inputs..][..inputs];
         let scales = &self.scales[output / self.tile.0 * self.columns..][..self.columns];
         let tiles = row.chunks_mut(self.tile.1).zip(numbers.chunks(self.tile.1));
         for ((row, numbers), scale) in tiles.zip(scales) {
@@ -139,6 +158,15 @@ impl Unpacked for Floats<'_> {
                 *value = scale * self.table[usize::from(number)];
             }
         }
+    }
+
+    fn float8(&self) -> Option<Float8<'_>> {
+        Float8::can_hold(&self.scales).then_some(Float8 {
+            shape: self.shape,
+            numbers: self.numbers,
+            scales: &self.scales,
+            block: self.tile,
+        })
     }
 }
 

@@ -5,7 +5,7 @@ mod awq;
 mod compressed;
 mod config;
 mod fp4;
-mod fp8;
+pub(crate) mod fp8;
 mod gptq;
 mod integers;
 mod listed;

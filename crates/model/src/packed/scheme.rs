@@ -2,6 +2,7 @@
 
 use super::parts::Parts;
 use foretoken_core::error::Result;
+use foretoken_kernels::dense::Float8;
 use foretoken_kernels::quant::BlockType;
 use std::fmt;
 
@@ -21,12 +22,19 @@ pub trait Scheme: fmt::Debug + Send + Sync {
 
     /// The blocks that its matrices become, if scales are as usual; `None` = they become dense.
     fn usual_blocks(&self) -> Option<BlockType>;
+
+    /// If its matrices of outputs and inputs are FP8, the inputs that have a scale in common.
+    fn float8(&self, _shape: (usize, usize)) -> Option<usize> {
+        None
+    }
 }
 
 /// A matrix whose headers were checked.
 pub struct Opened<'a> {
     /// The blocks that it becomes, as far as headers tell; `None` = it becomes dense.
     pub blocks: Option<BlockType>,
+    /// If it is FP8, the inputs that have a scale in common.
+    pub float8: Option<usize>,
     /// Whether its inputs may have to be in another order then.
     pub may_reorder: bool,
     /// Reads its values; not if only headers are here.
@@ -41,6 +49,7 @@ impl<'a> Opened<'a> {
     ) -> Self {
         Self {
             blocks,
+            float8: None,
             may_reorder: false,
             unpack: Box::new(|| Ok(Box::new(unpack()?))),
         }
@@ -54,6 +63,11 @@ pub trait Unpacked: Sync {
 
     /// The blocks that hold the matrix exactly, if there are such.
     fn blocks(&self) -> Option<Blocks> {
+        None
+    }
+
+    /// The matrix as it is, if it is FP8 that a product of the CPU takes.
+    fn float8(&self) -> Option<Float8<'_>> {
         None
     }
 }

@@ -3,10 +3,11 @@
 use super::{TensorSource, Weights, in_order, ordered_shape};
 use super::{dummy, requantize};
 use crate::checkpoint::gguf;
-use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
-use crate::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked};
+use crate::matrix::{self, Matrix, Packed, Reordered, Unread, WeightForm};
+use crate::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked, fp8};
 use candle_core::{DType, Device, Tensor, WithDType};
 use foretoken_core::error::{Error, Result};
+use foretoken_kernels::dense::{DenseMatrix, Float8};
 use foretoken_kernels::quant::{BLOCK, BlockType};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -81,16 +82,33 @@ impl Weights {
                 .filter(|_| self.device.is_cpu() || !opened.may_reorder);
             let stored = (scheme.label(), parts.bytes);
             let shape = ordered_shape(shape, order);
-            return Ok(Some(self.unread(name, stored, shape, blocks)));
+            let form = self.form_of(blocks, opened.float8, shape);
+            return Ok(Some(self.unread(name, stored, shape, form)));
         }
         let unpacked = (opened.unpack)()?;
         let name = format!("{stored}.weight");
+        if let Some(float8) = unpacked.float8().filter(|_| self.keeps_float8()) {
+            let matrix = match order {
+                Some(order) => in_order_float8(&float8, order)?,
+                None => DenseMatrix::of_float8(&float8)?,
+            };
+            return Ok(Some(Arc::new(Packed::new(matrix))));
+        }
         self.matrix_of_packed(&*unpacked, &name, shape, order)
             .map(Some)
     }
 
-    /// The form that a matrix gets when it is loaded. `blocks` are those that hold it exactly; `None` = no blocks do.
-    fn form_of(&self, blocks: Option<BlockType>, (outputs, inputs): Shape) -> WeightForm {
+    /// The form that a matrix gets when it is loaded. `blocks` are those that hold it exactly; `None` = no blocks do. If it
+    /// is FP8, `float8` are the inputs that have a scale in common.
+    fn form_of(
+        &self,
+        blocks: Option<BlockType>,
+        float8: Option<usize>,
+        (outputs, inputs): Shape,
+    ) -> WeightForm {
+        if let Some(run) = float8.filter(|_| self.keeps_float8()) {
+            return WeightForm::Float8(run);
+        }
         let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, &self.device);
         let form = blocks.map(of).filter(|form| form.blocks() == blocks);
         form.unwrap_or_else(|| {
@@ -99,15 +117,19 @@ impl Weights {
         })
     }
 
-    /// Adds a matrix to the inventory that becomes `blocks`, or dense.
+    /// Whether matrices of FP8 stay so: where a product takes them, if no blocks are asked for.
+    fn keeps_float8(&self) -> bool {
+        self.device.is_cpu() && self.dtypes.blocks.is_none()
+    }
+
+    /// Adds a matrix to the inventory that is loaded in this form.
     fn unread(
         &self,
         name: &str,
         stored: (String, u64),
         shape: Shape,
-        blocks: Option<BlockType>,
+        form: WeightForm,
     ) -> Arc<dyn Matrix> {
-        let form = self.form_of(blocks, shape);
         let name = self.stored_matrix_name(name) + ".weight";
         self.list(name, &[shape.0, shape.1], stored, form);
         let format = form.name();
@@ -122,7 +144,7 @@ impl Weights {
         order: Option<&[u32]>,
     ) -> Result<Arc<dyn Matrix>> {
         let kept = |blocks: &Blocks| {
-            let form = self.form_of(Some(blocks.kind), shape);
+            let form = self.form_of(Some(blocks.kind), None, shape);
             let fits = form.blocks() == Some(blocks.kind);
             fits && (self.device.is_cpu() || blocks.inputs.is_none())
         };
@@ -131,7 +153,7 @@ impl Weights {
             let dense = self.dense_of_packed(unpacked, name, shape, order)?;
             return self.matrix_of(&dense.to_device(&self.device)?, name);
         };
-        let form = self.form_of(Some(blocks.kind), shape);
+        let form = self.form_of(Some(blocks.kind), None, shape);
         let data = match order {
             Some(order) => gguf::in_order(&blocks.data, shape.0, order),
             None => blocks.data,
@@ -182,14 +204,17 @@ impl Weights {
         let can_be_made =
             |kind: &BlockType| shape.1.is_multiple_of(BLOCK) && kind.candles().is_some();
         let blocks = scheme.usual_blocks().filter(can_be_made);
-        let form = self.form_of(blocks, shape);
+        let form = self.form_of(blocks, scheme.float8(shape), shape);
         if self.inventory.is_some() {
             let bytes = form.bytes(&[shape.0, shape.1]);
             let shape = ordered_shape(shape, order);
-            return Ok(self.unread(name, (scheme.label(), bytes), shape, blocks));
+            return Ok(self.unread(name, (scheme.label(), bytes), shape, form));
         }
         let name = format!("{name}.weight");
         let noise = in_order(dummy::tensor(seed, &name, &[shape.0, shape.1])?, order)?;
+        if let WeightForm::Float8(run) = form {
+            return random_float8(&noise, run);
+        }
         match blocks.filter(|_| form.blocks() == blocks) {
             Some(kind) => {
                 let data = requantize::blocks(&noise, kind)?;
@@ -198,6 +223,44 @@ impl Weights {
             None => self.matrix_of(&noise.to_device(&self.device)?, &name),
         }
     }
+}
+
+/// The FP8 that is nearest to `weight`, with one scale but as many as there are runs of so many inputs.
+fn random_float8(weight: &Tensor, run: usize) -> Result<Arc<dyn Matrix>> {
+    let shape = weight.dims2()?;
+    let values = weight
+        .to_dtype(DType::F32)?
+        .flatten_all()?
+        .to_vec1::<f32>()?;
+    let most = values
+        .iter()
+        .fold(0f32, |most, value| most.max(value.abs()));
+    let scale = (most / fp8::MAX).max(f32::MIN_POSITIVE);
+    let matrix = DenseMatrix::of_float8(&Float8 {
+        shape,
+        numbers: &fp8::rounded(&values, scale),
+        scales: &vec![scale; shape.1.div_ceil(run)],
+        block: (shape.0, run),
+    })?;
+    Ok(Arc::new(Packed::new(matrix)))
+}
+
+/// The matrix with its outputs in this order.
+fn in_order_float8(matrix: &Float8<'_>, order: &[u32]) -> Result<DenseMatrix> {
+    let ((_, inputs), (rows, run)) = (matrix.shape, matrix.block);
+    let runs = inputs.div_ceil(run);
+    let (mut numbers, mut scales) = (Vec::new(), Vec::new());
+    for &output in order {
+        let output = output as usize;
+        numbers.extend_from_slice(&matrix.numbers[output * inputs..][..inputs]);
+        scales.extend_from_slice(&matrix.scales[output / rows * runs..][..runs]);
+    }
+    Ok(DenseMatrix::of_float8(&Float8 {
+        shape: (order.len(), inputs),
+        numbers: &numbers,
+        scales: &scales,
+        block: (1, run),
+    })?)
 }
 
 /// All values, each made of f32 by `from`, with the rows in this order.

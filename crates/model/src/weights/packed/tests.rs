@@ -107,7 +107,7 @@ fn headers_tell_the_form_of_every_matrix() {
     for (name, want) in [
         ("awq", "Q5_0"),
         ("awq_groups_of_16", "bf16"),
-        ("fp8_blocks", "bf16"),
+        ("fp8_blocks", "f8e4m3"),
         ("gptq", "Q4_0"),
         ("gptq_8_bits", "Q8_0"),
         ("gptq_asymmetric", "Q5_0"),
