@@ -77,30 +77,31 @@ build_wheel() {
     "${make[@]}"
 }
 
-# documents PROGRAM: writes completions and manual pages to $share, by PROGRAM, or where it does not run by one of this commit
-# that does; if there is none, it is built.
+# documents PROGRAM: writes completions and manual pages to $share, by PROGRAM, also through qemu, or where it does not run
+# by one of this commit that does; if there is none, it is built.
 share=foretoken.data/data/share
 documents() {
-    local program=$1 other command
-    if ! "$program" --version >/dev/null 2>&1; then
-        program=
+    local run=("$1") other command
+    "${run[@]}" --version >/dev/null 2>&1 || run=(qemu-aarch64-static "$1")
+    if ! "${run[@]}" --version >/dev/null 2>&1; then
+        run=()
         for other in "$build"/*-linux-*/release/foretoken; do
-            [[ $("$other" --version 2>/dev/null) != *"(commit $FORETOKEN_COMMIT;"* ]] || program=$other
+            [[ $("$other" --version 2>/dev/null) != *"(commit $FORETOKEN_COMMIT;"* ]] || run=("$other")
         done
-        if [ -z "$program" ]; then
+        if [ ${#run[@]} = 0 ]; then
             cargo build --release --locked
-            program=$build/release/foretoken
+            run=("$build/release/foretoken")
         fi
     fi
     rm -rf foretoken.data
     mkdir -p "$share"/{bash-completion/completions,fish/vendor_completions.d,zsh/site-functions,man/man1}
-    "$program" completions bash >"$share/bash-completion/completions/foretoken"
-    "$program" completions fish >"$share/fish/vendor_completions.d/foretoken.fish"
-    "$program" completions zsh >"$share/zsh/site-functions/_foretoken"
-    "$program" man >"$share/man/man1/foretoken.1"
+    "${run[@]}" completions bash >"$share/bash-completion/completions/foretoken"
+    "${run[@]}" completions fish >"$share/fish/vendor_completions.d/foretoken.fish"
+    "${run[@]}" completions zsh >"$share/zsh/site-functions/_foretoken"
+    "${run[@]}" man >"$share/man/man1/foretoken.1"
     # The page of the program names those of its commands.
     for command in $(sed -n 's/^foretoken\\-\([a-z-]*\)(1)$/\1/p' "$share/man/man1/foretoken.1"); do
-        "$program" man "$command" >"$share/man/man1/foretoken-$command.1"
+        "${run[@]}" man "$command" >"$share/man/man1/foretoken-$command.1"
     done
 }
 
