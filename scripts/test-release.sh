@@ -44,7 +44,8 @@ in_root() {
     local name=$1 root=$2 program=$3 library
     mkdir -p "$root/proc"
     if ldd "$root$program" >"$folder/libraries" 2>&1; then
-        grep -o '/[^ ]*' "$folder/libraries" | while read -r library; do
+        # ldd knows static programs that may be loaded anywhere, and names no library of theirs.
+        { grep -o '/[^ ]*' "$folder/libraries" || true; } | while read -r library; do
             case $(basename "$library") in
             libc.so* | libm.so* | libdl.so* | libpthread.so* | librt.so* | ld-linux*)
                 install -D "$library" "$root$library"
