@@ -27,6 +27,21 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { e_r * scale }
 }
 
+/// The value of an f16 with these bits, exactly. The library's function asks each time what the CPU can do.
+#[inline(always)]
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
+    /// 2^112, the ratio of values with the same bits of exponent.
+    const RATIO: f32 = f32::from_bits(0x7780_0000);
+    let magnitude = u32::from(bits & 0x7FFF) << 13;
+    let sign = u32::from(bits & 0x8000) << 16;
+    let value = if magnitude < 0x0F80_0000 {
+        f32::from_bits(magnitude) * RATIO
+    } else {
+        f32::from_bits(magnitude | 0x7F80_0000)
+    };
+    f32::from_bits(value.to_bits() | sign)
+}
+
 /// `tanh(x)` within 2e-7: Cephes' polynomial for small `x`, so that the error is relative to the result.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
@@ -56,6 +71,17 @@ pub fn erfc(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_f16_has_its_value() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
+            assert!(
+                got == want && got.is_sign_negative() == want.is_sign_negative()
+                    || want.is_nan() && got.is_nan()
+            );
+        }
+    }
 
     #[test]
     fn tanh_and_erfc_agree_with_f64() {

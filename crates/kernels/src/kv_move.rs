@@ -43,8 +43,8 @@ impl KvMoves {
     }
 }
 
-/// Does the moves one by one, in place, in `pool`, `[num_slots, kv_heads, head_dim]` in f32, f16 or
-/// bf16, contiguous. No other slot is touched.
+/// Does the moves one by one, in place, in `pool`, `[num_slots, kv_heads, head_dim]` in f32, f16, bf16 or, on the CPU, u8
+/// (bytes of blocks), contiguous. No other slot is touched.
 ///
 /// # Errors
 /// If the pool has fewer slots than the moves were made for, another dtype or layout, or is not on
@@ -97,7 +97,8 @@ impl InplaceOp1 for Move<'_> {
                 CpuStorage::F32(pool) => copy(&mut pool[start..end], moves, width),
                 CpuStorage::F16(pool) => copy(&mut pool[start..end], moves, width),
                 CpuStorage::BF16(pool) => copy(&mut pool[start..end], moves, width),
-                _ => candle_core::bail!("{NAME}: the pool must be f32, f16 or bf16"),
+                CpuStorage::U8(pool) => copy(&mut pool[start..end], moves, width),
+                _ => candle_core::bail!("{NAME}: the pool must be f32, f16, bf16 or blocks"),
             }
             Ok(())
         })
@@ -140,7 +141,7 @@ mod tests {
     /// of its depth, and the second overwrites the first one's old slot.
     #[test]
     fn slots_move_in_order_and_no_other_changes() {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for dtype in [DType::F32, DType::F16, DType::BF16, DType::U8] {
             let pool = Tensor::arange(0f32, 48., &Device::Cpu).unwrap();
             let pool = pool.reshape((8, 2, 3)).unwrap().to_dtype(dtype).unwrap();
             let moves = vec![(3, 2), (5, 3), (6, 4)];

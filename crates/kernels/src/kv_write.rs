@@ -1,5 +1,8 @@
 //! Scatters new keys or values into a pool.
 
+use super::cpu;
+use super::q8_blocks::{self, Quantize};
+use super::simd::run;
 use super::slots::{self, Slots};
 use super::storage::contiguous;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor, WithDType};
@@ -10,7 +13,8 @@ use tracing::trace_span;
 ///
 /// `pool` is `[num_slots, kv_heads, head_dim]` in f32, f16 or bf16, contiguous; `rows`
 /// `[n, kv_heads, head_dim]` of the same dtype or f32, each row contiguous; `slots` `[n]` u32. No
-/// other slot is touched.
+/// other slot is touched. On the CPU `pool` may also be u8, `[num_slots, kv_heads, head_dim / 32 * 34]`, and `rows` f32:
+/// each 32 values of a head become a block of `Q8_0`, which depends on nothing else.
 ///
 /// # Errors
 /// If the shapes or dtypes do not match, or a slot is outside the pool.
@@ -42,21 +46,28 @@ impl InplaceOp3 for KvWrite {
         slots: &CpuStorage,
         slots_layout: &Layout,
     ) -> Result<()> {
-        let width = width(pool_layout, rows_layout, slots_layout)?;
+        let is_blocks = matches!(pool, CpuStorage::U8(_));
+        let width = width(pool_layout, rows_layout, slots_layout, is_blocks)?;
         let slots = contiguous::<u32>(self.name(), slots, slots_layout)?;
         trace_span!("kv_write").in_scope(|| match pool {
             CpuStorage::F32(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             CpuStorage::F16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
             CpuStorage::BF16(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
-            _ => candle_core::bail!("kv-write: the pool must be f32, f16 or bf16"),
+            CpuStorage::U8(pool) => scatter(pool, pool_layout, rows, rows_layout, slots, width),
+            _ => candle_core::bail!("kv-write: the pool must be f32, f16, bf16 or blocks"),
         })
     }
 }
 
-/// Values per slot.
-fn width(pool: &Layout, rows: &Layout, slots: &Layout) -> Result<usize> {
+/// Values, and elements of the pool, per slot.
+fn width(pool: &Layout, rows: &Layout, slots: &Layout, is_blocks: bool) -> Result<(usize, usize)> {
     let (rows_dims, pool_dims) = (rows.dims(), pool.dims());
-    if rows_dims.get(1..) != pool_dims.get(1..) || rows_dims[0] != slots.shape().elem_count() {
+    let mut stored = rows_dims.get(1..).map(<[usize]>::to_vec);
+    if let (true, Some(head)) = (is_blocks, stored.as_mut().and_then(|dims| dims.last_mut())) {
+        // No head has so many elements as those that are not whole blocks.
+        *head = q8_blocks::bytes(*head).unwrap_or(usize::MAX);
+    }
+    if stored.as_deref() != pool_dims.get(1..) || rows_dims[0] != slots.shape().elem_count() {
         candle_core::bail!(
             "kv-write: rows {rows_dims:?} do not fit slots {:?} of pool {pool_dims:?}",
             slots.dims()
@@ -65,7 +76,8 @@ fn width(pool: &Layout, rows: &Layout, slots: &Layout) -> Result<usize> {
     if !rows.narrow(0, 0, rows_dims[0].min(1))?.is_contiguous() {
         candle_core::bail!("kv-write: each row must be contiguous");
     }
-    Ok(pool_dims[1..].iter().product())
+    let per_slot = |dims: &[usize]| dims[1..].iter().product();
+    Ok((per_slot(rows_dims), per_slot(pool_dims)))
 }
 
 fn scatter<T: WithDType + FromF32>(
@@ -74,22 +86,25 @@ fn scatter<T: WithDType + FromF32>(
     rows: &CpuStorage,
     rows_layout: &Layout,
     slots: &[u32],
-    width: usize,
+    (values, elements): (usize, usize),
 ) -> Result<()> {
     let Some((start, end)) = pool_layout.contiguous_offsets() else {
         candle_core::bail!("kv-write: the pool must be contiguous");
     };
     let pool = &mut pool[start..end];
     // Checked before the first write, so that an error changes nothing.
-    slots::check(slots, pool.len() / width.max(1))?;
+    slots::check(slots, pool.len() / elements.max(1))?;
     let stride = rows_layout.stride()[0];
     for (i, &slot) in slots.iter().enumerate() {
         let from = rows_layout.start_offset() + i * stride;
-        let at = slot as usize * width;
-        let place = &mut pool[at..at + width];
+        let at = slot as usize * elements;
+        let place = &mut pool[at..at + elements];
         match rows {
-            CpuStorage::F32(rows) => T::narrow(&rows[from..from + width], place),
-            rows => place.copy_from_slice(&rows.as_slice::<T>()?[from..from + width]),
+            CpuStorage::F32(rows) => T::narrow(&rows[from..from + values], place),
+            rows if values == elements => {
+                place.copy_from_slice(&rows.as_slice::<T>()?[from..from + values]);
+            }
+            _ => candle_core::bail!("kv-write: rows for a pool of blocks must be f32"),
         }
     }
     Ok(())
@@ -97,7 +112,7 @@ fn scatter<T: WithDType + FromF32>(
 
 /// An element type of a pool.
 trait FromF32: Sized {
-    /// Rounds values to the pool's dtype: to nearest, ties to even.
+    /// Rounds values to the pool's dtype, to nearest, ties to even; or to blocks.
     fn narrow(from: &[f32], to: &mut [Self]);
 }
 
@@ -116,6 +131,13 @@ impl FromF32 for half::f16 {
 impl FromF32 for half::bf16 {
     fn narrow(from: &[f32], to: &mut [Self]) {
         to.convert_from_f32_slice(from);
+    }
+}
+
+/// Blocks of `Q8_0`.
+impl FromF32 for u8 {
+    fn narrow(from: &[f32], to: &mut [u8]) {
+        run(cpu::isa(), Quantize { from, to });
     }
 }
 

@@ -34,6 +34,7 @@ pub mod norm;
 pub mod paged_attention;
 mod pair_product;
 pub mod parallel;
+mod q8_blocks;
 pub mod quant;
 mod recurrent;
 pub mod rope;

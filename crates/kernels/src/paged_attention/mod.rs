@@ -8,7 +8,8 @@
 //! draft tree that it does not see. A window hides the first keys of a row, which keep their numbers.
 //!
 //! On the CPU, pools in bf16 have products of bf16 with bf16 (`numbers`), others products of f32. With AMX, numbers of pools
-//! in f16 are sums of two bf16, and their products have relative errors of about 2^-16.
+//! in f16 are sums of two bf16, and their products have relative errors of about 2^-16. Pools in blocks of `Q8_0` have the
+//! products of f32, of what the blocks hold (`stored`).
 //!
 //! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
 //! 64 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
@@ -26,6 +27,7 @@ mod plan;
 mod queries;
 mod scores;
 mod scratch;
+mod stored;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -45,12 +47,12 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use numbers::Pool;
 use partial::Partial;
 use plan::{Dims, Plan};
 use queries::{Queries, QueryGroup};
 use scratch::with_scratch;
 use std::cell::RefCell;
+use stored::Stored;
 use tracing::trace_span;
 
 pub use batch::AttentionBatch;
@@ -75,7 +77,8 @@ thread_local! {
 ///
 /// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]`, where `kv_heads`
 /// divides `heads`; all are contiguous, except that f32 rows of `q` may be parts of longer ones on the CPU. The pools have one dtype: f32, f16 or bf16. `q` has the same
-/// dtype or, on the CPU, f32. Sums are in f32. On the CPU, q and the weights are rounded to bf16 if the pools are
+/// dtype or, on the CPU, f32. On the CPU pools may also be in u8: `[num_slots, kv_heads, head_dim / 32 * 34]`, blocks of
+/// `Q8_0`, which [`kv_write`](super::kv_write()) makes. Sums are in f32. On the CPU, q and the weights are rounded to bf16 if the pools are
 /// in bf16: relative errors of the output are about 2e-3 then. On CUDA the number of a head's values
 /// is a multiple of 8, up to 512.
 ///
@@ -92,7 +95,7 @@ pub fn paged_attention(
     params.check(q.dim(1)?)?;
     #[cfg(feature = "cuda")]
     if q.device().is_cuda() {
-        let dims = dims(batch, q.layout(), k.layout(), v.layout())?;
+        let dims = dims(batch, q.layout(), k.layout(), v.layout(), Some)?;
         return cuda::launch(batch, dims, params, q, k, v);
     }
     let op = PagedAttention {
@@ -130,12 +133,17 @@ impl CustomOp3 for PagedAttention<'_> {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let dims = dims(self.batch, q_layout, k_layout, v_layout)?;
+        let elements = match k {
+            CpuStorage::U8(_) => u8::elements,
+            _ => Some,
+        };
+        let dims = dims(self.batch, q_layout, k_layout, v_layout, elements)?;
         if q_layout.dims()[0] != self.batch.rows() {
             candle_core::bail!("paged-attention: rows of q that belong to no span");
         }
         let dtypes = [k.dtype(), v.dtype()];
-        if dtypes[0] != dtypes[1] || ![dtypes[0], DType::F32].contains(&q.dtype()) {
+        let is_wide = [dtypes[0], DType::F32].contains(&q.dtype()) && q.dtype().is_float();
+        if dtypes[0] != dtypes[1] || !is_wide {
             candle_core::bail!(
                 "paged-attention: q in {:?} and pools in {dtypes:?}",
                 q.dtype()
@@ -146,16 +154,24 @@ impl CustomOp3 for PagedAttention<'_> {
             CpuStorage::F32(_) => self.wide::<f32>(dims, (q, q_layout), pools),
             CpuStorage::F16(_) => self.wide::<f16>(dims, (q, q_layout), pools),
             CpuStorage::BF16(_) => self.wide::<bf16>(dims, (q, q_layout), pools),
-            _ => candle_core::bail!("paged-attention: pools must be f32, f16 or bf16"),
+            CpuStorage::U8(_) => self.wide::<u8>(dims, (q, q_layout), pools),
+            _ => candle_core::bail!("paged-attention: pools must be f32, f16, bf16 or blocks"),
         })?;
         Ok((out, q_layout.shape().clone()))
     }
 }
 
-fn dims(batch: &AttentionBatch<'_>, q: &Layout, k: &Layout, v: &Layout) -> Result<Dims> {
+/// `elements` are those that a pool has of a head.
+fn dims(
+    batch: &AttentionBatch<'_>,
+    q: &Layout,
+    k: &Layout,
+    v: &Layout,
+    elements: impl Fn(usize) -> Option<usize>,
+) -> Result<Dims> {
     let (rows, heads, head_dim) = q.shape().dims3()?;
-    let (slots, kv_heads, kv_dim) = k.shape().dims3()?;
-    let fits = k.dims() == v.dims() && kv_dim == head_dim;
+    let (slots, kv_heads, kv_elements) = k.shape().dims3()?;
+    let fits = k.dims() == v.dims() && elements(head_dim) == Some(kv_elements);
     if !fits || kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
         candle_core::bail!(
             "paged-attention: q {:?}, k {:?} and v {:?} do not match",
@@ -179,7 +195,7 @@ fn dims(batch: &AttentionBatch<'_>, q: &Layout, k: &Layout, v: &Layout) -> Resul
 
 impl PagedAttention<'_> {
     /// Converts q to f32, and the result back to q's dtype.
-    fn wide<E: Pool>(
+    fn wide<E: Stored>(
         &self,
         dims: Dims,
         (q, q_layout): (&CpuStorage, &Layout),
@@ -215,7 +231,7 @@ impl PagedAttention<'_> {
         })
     }
 
-    fn run<E: Pool>(&self, dims: Dims, q: Queries<'_>, [k, v]: [&[E]; 2]) -> Vec<f32> {
+    fn run<E: Stored>(&self, dims: Dims, q: Queries<'_>, [k, v]: [&[E]; 2]) -> Vec<f32> {
         let window = self.params.window.unwrap_or(usize::MAX);
         let plan = Plan::new(self.batch.spans(), dims, window, self.threads);
         let floats = Partial::floats(dims.width());

@@ -5,6 +5,7 @@ use super::partial::{Merge, Normalize, Partial};
 use super::plan::{Dims, Item};
 use super::scores::{Dots, Pack, Scores};
 use super::scratch::Scratch;
+use super::stored::Stored;
 use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors, Widen, prefetch_all};
 use super::weights::{AddWeighted, Soften, Weigh};
 use crate::cpu::{AmxBf16, Isa};
@@ -42,15 +43,18 @@ pub(super) struct QueryGroup<'a, E> {
     pub block_size: usize,
     pub item: &'a Item<'a>,
     pub q: Queries<'a>,
-    /// The pools, `[num_slots, kv_heads, head_dim]`.
+    /// The pools, `[num_slots, kv_heads, head]`, with the [elements](Stored::elements) of a head.
     pub k: &'a [E],
     pub v: &'a [E],
     pub dims: Dims,
 }
 
-impl<E: Pool> QueryGroup<'_, E> {
+/// How the numbers of a pool are multiplied.
+type NumberOf<E> = <<E as Stored>::Numbers as Pool>::Number;
+
+impl<E: Stored> QueryGroup<'_, E> {
     /// Numbers per lane.
-    const COUNT: usize = E::Number::COUNT;
+    const COUNT: usize = NumberOf::<E>::COUNT;
 
     /// Number of queries.
     pub fn count(&self) -> usize {
@@ -118,7 +122,7 @@ impl<E: Pool> QueryGroup<'_, E> {
     /// The proof that tiles multiply, where they do.
     fn amx(&self) -> Option<AmxBf16> {
         match self.isa {
-            Isa::AmxBf16(proof) if E::IN_TILES => Some(proof),
+            Isa::AmxBf16(proof) if E::Numbers::IN_TILES => Some(proof),
             _ => None,
         }
     }
@@ -169,7 +173,7 @@ impl<E: Pool> QueryGroup<'_, E> {
         let Some(&first) = places.first() else {
             return;
         };
-        let (d, head) = (self.dims.head_dim, self.item.kv_head);
+        let (d, head) = (self.elements(), self.item.kv_head);
         let slot = |place: usize| self.k.as_ptr().wrapping_add(place).wrapping_sub(head * d);
         let slots = [slot(first).addr(), slot(next).addr()];
         if !scratch.warm.contains(&slots[0]) {
@@ -183,7 +187,7 @@ impl<E: Pool> QueryGroup<'_, E> {
 
     /// Number of keys that are processed together: all of a chunk if they need no room of their own.
     fn tile(&self) -> usize {
-        if self.is_direct(self.count()) {
+        if !E::IS_COPIED && self.is_direct(self.count()) {
             CHUNK
         } else {
             TILE
@@ -199,15 +203,18 @@ impl<E: Pool> QueryGroup<'_, E> {
         start: usize,
         scratch: &mut Scratch,
     ) {
-        let (d, lanes) = (self.dims.head_dim, E::Number::lanes(self.dims.head_dim));
+        let (d, lanes) = (self.dims.head_dim, NumberOf::<E>::lanes(self.dims.head_dim));
         let scores = scratch.scores.room(self.count() * STRIDE);
         let scores = &mut scores[queries.start * STRIDE + start..];
         let all = scratch.queries.room(self.count() * lanes);
         let own = &all[queries.start * lanes..queries.end * lanes];
+        let count = places.at.len();
+        let keys = E::vectors(self.isa, self.k, places, d, &mut scratch.copies);
         if self.is_direct(queries.len()) {
+            let queries = own;
             let dots = Dots {
-                queries: own,
-                keys: Vectors::new(self.k, places, d),
+                queries,
+                keys,
                 scores,
             };
             return run(self.isa, dots);
@@ -215,27 +222,23 @@ impl<E: Pool> QueryGroup<'_, E> {
         let few = queries.len() <= MAX_DOTS || !start.is_multiple_of(LANES);
         if Self::COUNT == 1 && few {
             let values = scratch.values.room(MAX_KEYS * lanes);
-            let at = self.widen(self.k, places, values);
+            let at = self.widen(keys, values);
             let dots = Dots {
                 queries: own,
-                keys: Vectors::new(values, Places::cached(&at[..places.at.len()]), lanes),
+                keys: Vectors::new(values, Places::cached(&at[..count]), lanes),
                 scores,
             };
             return run(self.isa, dots);
         }
-        let keys = scratch.keys.room(MAX_KEYS * lanes);
-        let pack = Pack {
-            keys: Vectors::new(self.k, places, d),
-            to: keys,
-        };
-        run(self.isa, pack);
+        let packed = scratch.keys.room(MAX_KEYS * lanes);
+        run(self.isa, Pack { keys, to: packed });
         let scores = Scores {
             queries: own,
             width: lanes,
-            keys,
-            count: places.at.len(),
+            keys: packed,
+            count,
             scores,
-            number: PhantomData::<E::Number>,
+            number: PhantomData::<NumberOf<E>>,
         };
         run(self.isa, scores);
     }
@@ -255,21 +258,23 @@ impl<E: Pool> QueryGroup<'_, E> {
         let weights = scratch.scores.room(self.count() * STRIDE);
         let weights = &weights[queries.start * STRIDE + first / Self::COUNT..];
         let seen = &scratch.seen[queries.clone()];
-        let (count, number) = (places.at.len(), PhantomData::<E::Number>);
-        if self.is_direct(queries.len()) {
+        let (count, number) = (places.at.len(), PhantomData::<NumberOf<E>>);
+        let d = self.dims.head_dim;
+        let read = E::vectors(self.isa, self.v, places, d, &mut scratch.copies);
+        if self.is_direct(if E::IS_COPIED { 0 } else { queries.len() }) {
             let add = AddWeighted {
                 sums,
                 weights,
                 seen,
                 first,
                 count,
-                values: Vectors::new(self.v, places, width),
+                values: read,
                 number,
             };
             return run(self.isa, add);
         }
         let values = scratch.values.room(MAX_KEYS * width);
-        let at = self.widen(self.v, places, values);
+        let at = self.widen(read, values);
         let at = Places::cached(&at[..count.div_ceil(Self::COUNT)]);
         let add = AddWeighted {
             sums,
@@ -283,19 +288,15 @@ impl<E: Pool> QueryGroup<'_, E> {
         run(self.isa, add);
     }
 
-    /// Whether K and V are read from the pools, without a copy.
+    /// Whether so many queries read K and V as they are, without another copy.
     fn is_direct(&self, queries: usize) -> bool {
         Self::COUNT == 1 && queries <= MAX_DIRECT && self.dims.head_dim == self.dims.width()
     }
 
-    /// Copies vectors at `places` as lanes, padded with zeros, and returns where those of each begin.
-    fn widen(&self, pool: &[E], places: Places<'_>, to: &mut [f32]) -> [usize; MAX_KEYS] {
+    /// Copies `vectors` as lanes, padded with zeros, and returns where those of each begin.
+    fn widen(&self, vectors: Vectors<'_, E::Numbers>, to: &mut [f32]) -> [usize; MAX_KEYS] {
         let width = self.dims.width();
-        let widen = Widen {
-            vectors: Vectors::new(pool, places, self.dims.head_dim),
-            to,
-        };
-        run(self.isa, widen);
+        run(self.isa, Widen { vectors, to });
         std::array::from_fn(|i| i * width)
     }
 
@@ -382,12 +383,13 @@ impl<E: Pool> QueryGroup<'_, E> {
 
     /// The indices in the pools of K and V of the sequence's positions from `position` on.
     pub(super) fn places(&self, mut position: usize, mut places: &mut [usize]) {
-        let (size, stride) = (self.block_size, self.dims.kv_heads * self.dims.head_dim);
+        let (size, head) = (self.block_size, self.elements());
+        let stride = self.dims.kv_heads * head;
         // Block by block: a division per key would cost more than its scores.
         while !places.is_empty() {
             let (block, offset) = (position / size, position % size);
             let slot = self.item.span.blocks[block] as usize * size + offset;
-            let start = slot * stride + self.item.kv_head * self.dims.head_dim;
+            let start = slot * stride + self.item.kv_head * head;
             let (inside, rest) = places.split_at_mut(places.len().min(size - offset));
             let mut next = start;
             for place in inside.iter_mut() {
@@ -399,16 +401,21 @@ impl<E: Pool> QueryGroup<'_, E> {
         }
     }
 
+    /// Elements of a head in the pools.
+    fn elements(&self) -> usize {
+        E::elements(self.dims.head_dim).unwrap_or_default()
+    }
+
     /// Scales the queries, so that scores are multiples of log2(e), unless they are still to be capped.
     fn load(&self, scratch: &mut Scratch) {
-        let lanes = E::Number::lanes(self.dims.head_dim);
+        let lanes = NumberOf::<E>::lanes(self.dims.head_dim);
         let queries = scratch.queries.room(self.count() * lanes);
         for (number, to) in queries.chunks_exact_mut(lanes).enumerate() {
             let load = LoadQuery {
                 from: self.query(number),
                 factor: self.factor(),
                 to,
-                number: PhantomData::<E::Number>,
+                number: PhantomData::<NumberOf<E>>,
             };
             run(self.isa, load);
         }

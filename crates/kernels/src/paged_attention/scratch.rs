@@ -13,6 +13,8 @@ pub(super) struct Scratch {
     pub keys: Buffer,
     /// A tile of values, or of keys of few queries, see [`Widen`](super::vectors::Widen).
     pub values: Buffer,
+    /// A tile of keys or values of blocks, in f32.
+    pub copies: Copies,
     /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`](super::weights::Weigh).
     pub scores: Buffer,
     /// Weights in tiles.
@@ -41,6 +43,22 @@ impl Buffer {
         }
         let skip = self.0.as_ptr().align_offset(64).min(LANES);
         &mut self.0[skip..skip + len]
+    }
+}
+
+/// Heads that are copied one after the other.
+#[derive(Default)]
+pub(super) struct Copies {
+    floats: Buffer,
+    at: Vec<usize>,
+}
+
+impl Copies {
+    /// Room for `count` heads of `head_dim` floats, and where each begins.
+    pub fn room(&mut self, count: usize, head_dim: usize) -> (&mut [f32], &[usize]) {
+        self.at.clear();
+        self.at.extend((0..count).map(|i| i * head_dim));
+        (self.floats.room(count * head_dim), &self.at)
     }
 }
 

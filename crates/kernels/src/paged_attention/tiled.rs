@@ -1,9 +1,9 @@
 //! A chunk of an item by AMX's tiles: 32 queries after the other, over keys and values that are split once.
 
-use super::numbers::Pool;
 use super::partial::Partial;
 use super::queries::QueryGroup;
 use super::scratch::Scratch;
+use super::stored::Stored;
 use super::tile_products::{TileScores, TileSums};
 use super::tiles::{
     LANES_OF_WEIGHTS, NUMBERS, QUERIES, SplitKeys, SplitQueries, SplitValues, SplitWeights,
@@ -13,7 +13,8 @@ use super::vectors::{CHUNK, Places, STRIDE, TILE, Vectors};
 use super::weights::Weigh;
 use crate::cpu::AmxBf16;
 use crate::simd::amx::{Pairs, ROWS, Tiles};
-use crate::simd::{LANES, run};
+use crate::simd::{Element, LANES, run};
+use candle_core::WithDType;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -51,7 +52,7 @@ impl Block<'_> {
     }
 }
 
-impl<E: Pool> QueryGroup<'_, E> {
+impl<E: Stored> QueryGroup<'_, E> {
     /// Splits the queries, scaled so that scores are multiples of log2(e), unless they are still to be capped.
     pub(super) fn load_in_tiles(&self, scratch: &mut Scratch) {
         let d = self.dims.head_dim;
@@ -67,7 +68,7 @@ impl<E: Pool> QueryGroup<'_, E> {
                 queries: &queries[..count],
                 factor: self.factor(),
                 to,
-                element: PhantomData::<E>,
+                element: PhantomData::<E::Numbers>,
             };
             run(self.isa, split);
         }
@@ -148,25 +149,22 @@ impl<E: Pool> QueryGroup<'_, E> {
     }
 
     fn split_keys(&self, places: Places<'_>, to: &mut [f32]) {
-        let keys = Vectors::new(self.k, places, self.dims.head_dim);
+        let keys = Vectors::new(E::numbers(self.k), places, self.dims.head_dim);
         run(self.isa, SplitKeys { keys, to });
     }
 
     fn split_values<'v>(&self, places: Places<'v>, first: usize, to: &'v mut [f32]) -> Values<'v> {
-        let d = self.dims.head_dim;
-        let values = Vectors::new(self.v, places, d);
+        let (d, pool) = (self.dims.head_dim, E::numbers(self.v));
+        let values = Vectors::new(pool, places, d);
         let are_finite = run(self.isa, SplitValues { values, to });
         if !are_finite {
             // In a tile, a weight of zero would not hide them.
-            let rows = places
-                .at
-                .iter()
-                .flat_map(|&place| &self.v[place..place + d]);
-            let finite = |x: &E| match x.to_f32().is_finite() {
+            let rows = places.at.iter().flat_map(|&place| &pool[place..place + d]);
+            let finite = |x: &E::Numbers| match x.to_f32().is_finite() {
                 true => *x,
-                false => E::zero(),
+                false => E::Numbers::from_f64(0.0),
             };
-            let copy: Vec<E> = rows.map(finite).collect();
+            let copy: Vec<E::Numbers> = rows.map(finite).collect();
             let at: Vec<usize> = (0..places.at.len()).map(|i| i * d).collect();
             let values = Vectors::new(&copy, Places::cached(&at), d);
             run(self.isa, SplitValues { values, to });
@@ -194,7 +192,7 @@ impl<E: Pool> QueryGroup<'_, E> {
             count,
             head_dim: self.dims.head_dim,
             scores: &mut block.scores[first..],
-            element: PhantomData::<E>,
+            element: PhantomData::<E::Numbers>,
         };
         run(self.isa, scores);
     }
@@ -214,7 +212,7 @@ impl<E: Pool> QueryGroup<'_, E> {
             weights: block.scores,
             seen: block.seen,
             to: block.weights,
-            element: PhantomData::<E>,
+            element: PhantomData::<E::Numbers>,
         };
         run(self.isa, split);
     }
@@ -235,7 +233,7 @@ impl<E: Pool> QueryGroup<'_, E> {
             values: values.split,
             sums,
             width,
-            element: PhantomData::<E>,
+            element: PhantomData::<E::Numbers>,
         };
         run(self.isa, add);
         if values.are_finite {
@@ -248,7 +246,7 @@ impl<E: Pool> QueryGroup<'_, E> {
                 }
                 let weight = block.scores[query * STRIDE + number];
                 let sums = &mut sums[query * width..][..d];
-                for (sum, value) in sums.iter_mut().zip(&self.v[place..place + d]) {
+                for (sum, value) in sums.iter_mut().zip(&E::numbers(self.v)[place..place + d]) {
                     let value = value.to_f32();
                     if !value.is_finite() {
                         *sum += weight * value;
