@@ -192,6 +192,7 @@ pub fn load_options(flags: &LoadFlags, device: &Device) -> LoadOptions {
             Dtype::Bf16 => Some(DType::BF16),
             Dtype::F16 => Some(DType::F16),
         },
+        kv_cache_dtype: flags.kv_cache_dtype,
         device: device.clone(),
         format: flags.load_format,
         seed: flags.seed,

@@ -70,8 +70,9 @@ fn vocabulary(ids: Option<&[u32]>) -> String {
 fn settings(config: &Config) -> String {
     let (load, engine) = (&config.load, &config.engine);
     format!(
-        "dtype {:?}, quantize {:?}, draft-quantize {:?}, enforce-eager {}, one-launch {}, batch-invariant {}, acceptance {:?}, spec-topk {}",
+        "dtype {:?}, kv-cache-dtype {:?}, quantize {:?}, draft-quantize {:?}, enforce-eager {}, one-launch {}, batch-invariant {}, acceptance {:?}, spec-topk {}",
         load.dtype,
+        load.kv_cache_dtype,
         load.quantize,
         config.draft_quantize,
         load.enforce_eager,
@@ -115,6 +116,7 @@ mod tests {
         let plain = settings_of("");
         for flags in [
             "--dtype bf16",
+            "--kv-cache-dtype q8_0",
             "--quantize q8_0",
             "--draft-quantize q8_0",
             "--enforce-eager",

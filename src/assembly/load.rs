@@ -143,9 +143,10 @@ fn model_identity(config: &Config, source: &ModelSource, device: &str) -> String
     let load = &config.load;
     let seed = (load.load_format == LoadFormat::Dummy).then_some(load.seed);
     let how = format!(
-        "{} {device} {:?} {:?} {seed:?} {} {:?}",
+        "{} {device} {:?} {:?} {:?} {seed:?} {} {:?}",
         env!("CARGO_PKG_VERSION"),
         load.dtype,
+        load.kv_cache_dtype,
         load.load_format,
         load.batch_invariant,
         load.quantize,
@@ -160,9 +161,10 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     let acceptance = format!("{:?}", engine.acceptance).to_lowercase();
     // All on which a text depends besides its request.
     let how = format!(
-        "{} {device} {acceptance} {:?} {:?} {} {} {:?} {} {}",
+        "{} {device} {acceptance} {:?} {:?} {:?} {} {} {:?} {} {}",
         env!("CARGO_PKG_VERSION"),
         load.dtype,
+        load.kv_cache_dtype,
         load.load_format,
         load.seed,
         load.batch_invariant,

@@ -415,14 +415,21 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_kv_pool_takes_no_memory_before_it_is_used() {
+        use crate::kernels::quant::BlockType;
         use crate::kv::{KvHeads, KvShape, KvStore};
         use candle_core::DType;
 
         // Kept: what another pool has left is no longer the system's.
         let mut pools = Vec::new();
-        for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let floats = [DType::F16, DType::BF16, DType::F32].map(|dtype| (dtype, None, 128));
+        let blocks = (DType::F16, Some(BlockType::Q8_0), 136);
+        for (dtype, blocks, elements) in floats.into_iter().chain([blocks]) {
+            let heads = KvHeads {
+                blocks,
+                ..KvHeads::new(8, 128)
+            };
             let shape = KvShape {
-                layers: vec![KvHeads::new(8, 128); 4],
+                layers: vec![heads; 4],
                 dtype,
                 states: Vec::new(),
             };
@@ -431,10 +438,11 @@ mod tests {
             let store = KvStore::new(shape, blocks, 16, &Device::Cpu).unwrap();
             let grown = resident_bytes().saturating_sub(before) >> 20;
             let (k, _) = &store.layers[3];
-            assert_eq!(k.dims(), [16 * blocks, 8, 128]);
+            assert_eq!(k.dims(), [16 * blocks, 8, elements]);
             let last = k.get(16 * blocks - 1).unwrap().to_dtype(DType::F32);
-            assert_eq!(last.unwrap().to_vec2::<f32>().unwrap(), [[0.; 128]; 8]);
-            assert!(grown < 256, "{dtype:?}: {grown} MiB of 1536");
+            let last = last.unwrap().to_vec2::<f32>().unwrap();
+            assert_eq!(last, vec![vec![0.; elements]; 8]);
+            assert!(grown < 256, "{:?}: {grown} MiB of 1536", k.dtype());
             pools.push(store);
         }
     }

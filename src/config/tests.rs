@@ -8,6 +8,7 @@ mod training;
 
 use super::*;
 use crate::http::HttpLimits;
+use crate::kv::KvCacheDtype;
 use crate::sampling::Acceptance;
 use crate::spec::BudgetMode;
 use crate::text::{ReasoningFormat, ToolFormat};
@@ -215,6 +216,31 @@ fn types_have_long_names() {
         );
     }
     refused_with("--model m --dtype f8", "f8");
+}
+
+#[test]
+fn the_kv_cache_has_a_type_of_its_own() {
+    for (flags, dtype) in [
+        ("", KvCacheDtype::Auto),
+        ("--dtype bf16", KvCacheDtype::Auto),
+        ("--kv-cache-dtype auto", KvCacheDtype::Auto),
+        ("--kv-cache-dtype q8_0", KvCacheDtype::Q8_0),
+        ("--kv-cache-dtype f16", KvCacheDtype::F16),
+        ("--kv-cache-dtype bfloat16", KvCacheDtype::Bf16),
+        ("--kv-cache-dtype float32", KvCacheDtype::F32),
+    ] {
+        let config = accepted(&format!("--model m {flags}"));
+        assert_eq!(config.load.kv_cache_dtype, dtype, "{flags}");
+    }
+    let config = with_file("model = 'm'\nkv-cache-dtype = 'q8_0'", "").unwrap();
+    assert_eq!(config.load.kv_cache_dtype, KvCacheDtype::Q8_0);
+    for other in ["fp8", "q4_0"] {
+        refused_with(&format!("--model m --kv-cache-dtype {other}"), "q8_0");
+        file_refused_with(&format!("model = 'm'\nkv-cache-dtype = '{other}'"), other);
+    }
+    // The flags of llama.cpp.
+    refused_with("--model m -ctk q8_0", "--kv-cache-dtype");
+    refused_with("--model m --cache-type-v q8_0", "--kv-cache-dtype");
 }
 
 #[test]

@@ -51,6 +51,8 @@ struct Case {
     v: Tensor,
     q: Tensor,
     form: Form,
+    /// Whether pools are of blocks of `Q8_0`.
+    in_blocks: bool,
 }
 
 const SLOTS_FACTOR: usize = 3;
@@ -74,6 +76,7 @@ impl Case {
             v: noise.tensor((len, kv_heads, d), dtype),
             q: noise.tensor((len, heads, d), dtype),
             form: Form::default(),
+            in_blocks: false,
         }
     }
 
@@ -97,8 +100,13 @@ impl Case {
             .collect();
         let slots = Tensor::new(slots, &Device::Cpu).unwrap();
         let pool = |rows: &Tensor| {
-            let pool = Tensor::full(f32::NAN, dims, &Device::Cpu).unwrap();
-            let pool = pool.to_dtype(rows.dtype()).unwrap();
+            let pool = if self.in_blocks {
+                let blocks = (dims.0, dims.1, dims.2 / 32 * 34);
+                Tensor::full(u8::MAX, blocks, &Device::Cpu).unwrap()
+            } else {
+                let pool = Tensor::full(f32::NAN, dims, &Device::Cpu).unwrap();
+                pool.to_dtype(rows.dtype()).unwrap()
+            };
             kv_write(&pool, rows, &slots).unwrap();
             pool
         };
@@ -380,6 +388,67 @@ fn queries_may_be_wider_than_pools() {
         let out = paged_attention(&both.q, &k, &v, &batch, AttentionParams::scaled(1.)).unwrap();
         assert_eq!(out.dtype(), DType::F32);
     }
+}
+
+/// Values of up to 1.08 are off by up to half of 1.08 / 127, so a score of 64 products by 0.0015 (rms), and the output by
+/// the 0.0043 of a value and a few times the 0.0015.
+#[test]
+fn blocks_of_8_bits_are_near_f64() {
+    let noise = &mut Noise(11);
+    for (len, shape, window) in [
+        (1, (1, 1, 64), None),
+        (40, (2, 3, 64), None),
+        (300, (2, 7, 64), Some(70)),
+        (700, (1, 4, 128), None),
+    ] {
+        let case = Case::new(noise, len, shape, 4, DType::F32);
+        let form = Form {
+            window,
+            soft_cap: None,
+        };
+        let case = Case {
+            in_blocks: true,
+            ..case.with(form)
+        };
+        let blocks = case.blocks(noise);
+        let start = len - len.min(33);
+        let mut worst = 0f64;
+        for (row, got) in case.rows(&blocks, start, len).iter().enumerate() {
+            for (got, want) in got.iter().zip(case.reference(start + row)) {
+                worst = worst.max((f64::from(*got) - want).abs());
+            }
+        }
+        assert!(0. < worst && worst < 0.015, "{len} keys: {worst}");
+    }
+}
+
+/// Blocks are of whole heads, and of f32.
+#[test]
+fn pools_of_blocks_have_whole_ones() {
+    let cpu = Device::Cpu;
+    let pool = |width| Tensor::zeros((8, 2, width), DType::U8, &cpu).unwrap();
+    let rows = |d, dtype| Tensor::ones((1, 2, d), dtype, &cpu).unwrap();
+    let slots = Tensor::new(&[3u32], &cpu).unwrap();
+    let write = |width, d, dtype| kv_write(&pool(width), &rows(d, dtype), &slots).is_ok();
+    assert!(write(68, 64, DType::F32));
+    assert!(!write(64, 64, DType::F32), "no room for scales");
+    assert!(!write(34, 40, DType::F32), "a part of a block");
+    assert!(!write(68, 64, DType::F16));
+    let spans = [Span {
+        rows: 0..1,
+        context: 3,
+        blocks: vec![0],
+        tree: None,
+    }];
+    let batch = AttentionBatch::new(&spans, 4, 8).unwrap();
+    let attend = |width, d, dtype| {
+        let (q, pool) = (Tensor::ones((1, 4, d), dtype, &cpu).unwrap(), pool(width));
+        paged_attention(&q, &pool, &pool, &batch, AttentionParams::scaled(1.)).is_ok()
+    };
+    assert!(attend(68, 64, DType::F32));
+    assert!(!attend(64, 64, DType::F32));
+    assert!(!attend(34, 40, DType::F32));
+    assert!(!attend(68, 64, DType::U8));
 }
 
 #[test]

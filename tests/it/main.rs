@@ -85,6 +85,7 @@ mod http_tls;
 mod http_tools;
 mod interruptions;
 mod kv;
+mod kv_cache_dtype;
 mod latent;
 #[cfg(all(feature = "embedded-model", feature = "train"))]
 mod learn;

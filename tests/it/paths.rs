@@ -2,37 +2,56 @@
 //! with the environment variable that operators use.
 
 use crate::common::rig::{Rig, Rows, Seq};
-use crate::common::tiny::{llama_config, open_as, short_prompt, tensors};
+use crate::common::tiny::{llama_config, short_prompt, tensors, write_config, write_shards};
 use crate::common::tiny_gguf::{llama3_factors, write_gguf};
 use crate::common::{assert_idle, collect, greedy, run, sampled};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::kernels::cpu::{Isa, VARIABLE};
-use foretoken::model::Model;
+use foretoken::kv::KvCacheDtype;
+use foretoken::model::{LoadOptions, Model, ModelSource, load};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter, NgramDrafter};
 use std::process::Command;
 
 const BLOCKS: usize = 256;
 const BLOCK_SIZE: usize = 4;
 const TOKENS: usize = 40;
-const KINDS: [GgmlDType; 4] = [
-    GgmlDType::Q4_1,
-    GgmlDType::Q8_0,
-    GgmlDType::Q4K,
-    GgmlDType::F16,
+/// Weights, and K and V.
+type Kind = (GgmlDType, KvCacheDtype);
+const KINDS: [Kind; 6] = [
+    (GgmlDType::Q4_1, KvCacheDtype::Auto),
+    (GgmlDType::Q8_0, KvCacheDtype::Auto),
+    (GgmlDType::Q4K, KvCacheDtype::Auto),
+    (GgmlDType::F16, KvCacheDtype::Auto),
+    (GgmlDType::Q4_1, KvCacheDtype::Q8_0),
+    (GgmlDType::Q8_0, KvCacheDtype::Bf16),
 ];
 
-fn model(kind: GgmlDType) -> Box<dyn Model> {
+pub fn model((weights, kv_cache_dtype): Kind) -> Box<dyn Model> {
     let folder = tempfile::tempdir().unwrap();
+    let options = LoadOptions {
+        kv_cache_dtype,
+        ..LoadOptions::default()
+    };
+    if kv_cache_dtype == KvCacheDtype::Q8_0 {
+        // Blocks have 32 values of a head, which is wider than the heads of these GGUF files.
+        write_config(folder.path(), &llama_config(32));
+        write_shards(folder.path(), &tensors(32, DType::BF16));
+        let options = LoadOptions {
+            quantize: Some(weights.into()),
+            ..options
+        };
+        return load(&ModelSource::Folder(folder.path().into()), &options).unwrap();
+    }
     let file = folder.path().join("model.gguf");
     let factors = llama3_factors(&llama_config(16));
-    write_gguf(&file, &tensors(16, DType::F32), kind, &factors);
-    open_as(&file, None).unwrap()
+    write_gguf(&file, &tensors(16, DType::F32), weights, &factors);
+    load(&ModelSource::Gguf(file.into()), &options).unwrap()
 }
 
 /// An engine that reads prompts in chunks and drafts with `drafter`.
-fn start(kind: GgmlDType, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
+fn start(kind: Kind, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
     let options = EngineOptions {
         max_num_seqs: 8,
         max_num_batched_tokens: 40,
@@ -43,7 +62,7 @@ fn start(kind: GgmlDType, drafter: Option<Box<dyn Drafter>>) -> EngineHandle {
     engine::spawn(model(kind), drafter, BLOCKS, BLOCK_SIZE, options).unwrap()
 }
 
-fn drafters(kind: GgmlDType) -> [Option<Box<dyn Drafter>>; 3] {
+fn drafters(kind: Kind) -> [Option<Box<dyn Drafter>>; 3] {
     let draft = DraftModel::new(model(kind), BLOCKS, BLOCK_SIZE, 40).unwrap();
     [
         None,
@@ -81,19 +100,20 @@ fn greedy_text_is_the_same_with_every_drafter_alone_and_at_once() {
 
 #[test]
 fn a_seed_gives_the_same_text_in_a_batch() {
-    let kind = GgmlDType::Q4K;
-    let [_, draft, _] = drafters(kind);
-    let engine = start(kind, draft);
-    let requests: Vec<_> = (0..6)
-        .map(|i| sampled(&short_prompt(9 + i), TOKENS, i as u64))
-        .collect();
-    let alone: Vec<_> = requests
-        .iter()
-        .map(|r| run(&engine, r.clone()).ids())
-        .collect();
-    let together = engine.submit_all(requests).unwrap();
-    for (receiver, alone) in together.into_iter().zip(alone) {
-        assert_eq!(collect(receiver).ids(), alone);
+    for kind in [KINDS[2], KINDS[4]] {
+        let [_, draft, _] = drafters(kind);
+        let engine = start(kind, draft);
+        let requests: Vec<_> = (0..6)
+            .map(|i| sampled(&short_prompt(9 + i), TOKENS, i as u64))
+            .collect();
+        let alone: Vec<_> = requests
+            .iter()
+            .map(|r| run(&engine, r.clone()).ids())
+            .collect();
+        let together = engine.submit_all(requests).unwrap();
+        for (receiver, alone) in together.into_iter().zip(alone) {
+            assert_eq!(collect(receiver).ids(), alone, "{kind:?}");
+        }
     }
 }
 

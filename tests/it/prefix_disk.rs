@@ -239,7 +239,7 @@ fn states_are_found_after_a_restart() {
 }
 
 /// The number of cached tokens, and the text.
-fn answer(server: &Server, key: &str, salt: Option<&str>) -> (u64, String) {
+pub fn answer(server: &Server, key: &str, salt: Option<&str>) -> (u64, String) {
     let prompt = "A long story of a fox, an owl and a rabbit in the garden. ".repeat(12);
     let mut body = json!({"prompt": prompt, "max_tokens": 24, "temperature": 0});
     if let Some(salt) = salt {

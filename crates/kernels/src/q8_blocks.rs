@@ -21,7 +21,7 @@ pub(super) fn bytes(values: usize) -> Option<usize> {
 
 /// Rounds values to blocks. The scale is rounded first, so a value is off by at most half of it, or by 4e-6 in blocks
 /// of such small values that an f16 does not have all bits of the scale. A block with NaN, infinity or a value
-/// above 8,000,000 becomes NaN.
+/// of more than 8.3 million becomes NaN.
 pub(super) struct Quantize<'a> {
     pub from: &'a [f32],
     /// [`bytes`] of them.

@@ -23,6 +23,7 @@ use foretoken_core::console;
 use foretoken_core::error::{Error, Result, caught};
 use foretoken_core::files;
 use foretoken_core::gguf::GgufSource;
+use foretoken_core::kv::KvCacheDtype;
 use foretoken_core::model::Head;
 use foretoken_kernels::quant::BlockType;
 use std::io::IsTerminal;
@@ -36,6 +37,8 @@ pub struct LoadOptions {
     /// Dtype of unquantized weights, of K and V and, on a GPU, of activations (on the CPU these are f32).
     /// `None` = the checkpoint's dtype; K and V are then f16 on the CPU, unless the checkpoint is in f32.
     pub dtype: Option<DType>,
+    /// What K and V are kept as instead, on the CPU.
+    pub kv_cache_dtype: KvCacheDtype,
     /// The device that the weights are loaded to.
     pub device: Device,
     /// Where the weights come from: the files, or random values.
@@ -97,6 +100,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             dtype: None,
+            kv_cache_dtype: KvCacheDtype::Auto,
             device: Device::Cpu,
             format: LoadFormat::Auto,
             seed: 0,
@@ -449,17 +453,30 @@ fn open_gguf_head(
 /// f32.
 fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<Dtypes> {
     let is_cpu = options.device.is_cpu();
-    let kv = match options.dtype.map_or_else(declared, Ok)? {
+    if !is_cpu && options.kv_cache_dtype != KvCacheDtype::Auto {
+        return Err(Error::setup(
+            "--kv-cache-dtype is for --device cpu: on a GPU only auto is accepted, and keys and values have the type of --dtype",
+        ));
+    }
+    let own = match options.dtype.map_or_else(declared, Ok)? {
         // Precise enough, and half the memory to read of f32.
         own if is_cpu && options.dtype.is_none() && own != DType::F32 => DType::F16,
         own => own,
     };
-    match kv {
+    let (kv, kv_blocks) = match options.kv_cache_dtype {
+        KvCacheDtype::Auto => (own, None),
+        KvCacheDtype::F32 => (DType::F32, None),
+        KvCacheDtype::Bf16 => (DType::BF16, None),
+        KvCacheDtype::F16 => (DType::F16, None),
+        KvCacheDtype::Q8_0 => (own, Some(BlockType::Q8_0)),
+    };
+    match own {
         DType::F32 | DType::F16 | DType::BF16 => Ok(Dtypes {
-            activations: if is_cpu { DType::F32 } else { kv },
-            matrices: if is_cpu { options.dtype } else { Some(kv) },
+            activations: if is_cpu { DType::F32 } else { own },
+            matrices: if is_cpu { options.dtype } else { Some(own) },
             blocks: options.quantize,
             kv,
+            kv_blocks,
         }),
         other => Err(Error::setup(format!(
             "dtype {} is not supported: only f32, f16 and bf16 are",

@@ -117,7 +117,8 @@ fn append(tensor: &Tensor, bytes: &mut Vec<u8>) -> Result<()> {
         CpuStorage::F32(values) => put(&values[start..end], bytes, f32::to_ne_bytes),
         CpuStorage::F16(values) => put(&values[start..end], bytes, half::f16::to_ne_bytes),
         CpuStorage::BF16(values) => put(&values[start..end], bytes, half::bf16::to_ne_bytes),
-        _ => return Err(Error::internal("a pool is not of f32, f16 or bf16")),
+        CpuStorage::U8(blocks) => bytes.extend_from_slice(&blocks[start..end]),
+        _ => return Err(Error::internal("a pool is not of f32, f16, bf16 or blocks")),
     }
     Ok(())
 }
@@ -137,6 +138,7 @@ mod tests {
     use crate::kv::{KvHeads, KvShape, KvStore};
     use candle_core::{DType, Device, Tensor};
     use foretoken_kernels::StateShape;
+    use foretoken_kernels::quant::BlockType;
 
     fn store(dtype: DType) -> KvStore {
         let shape = KvShape {
@@ -146,6 +148,10 @@ mod tests {
                 KvHeads {
                     has_values: false,
                     ..KvHeads::new(1, 5)
+                },
+                KvHeads {
+                    blocks: Some(BlockType::Q8_0),
+                    ..KvHeads::new(2, 64)
                 },
             ],
             dtype,
@@ -163,12 +169,13 @@ mod tests {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let (from, mut to) = (store(dtype), store(dtype));
             for pool in from.parts() {
-                let values = Tensor::rand(-9f32, 9., pool.dims(), &Device::Cpu).unwrap();
-                pool.slice_set(&values.to_dtype(dtype).unwrap(), 0, 0)
+                let values = Tensor::rand(1f32, 9., pool.dims(), &Device::Cpu).unwrap();
+                pool.slice_set(&values.to_dtype(pool.dtype()).unwrap(), 0, 0)
                     .unwrap();
             }
             let bytes = from.read_block(1).unwrap();
-            assert_eq!(bytes.len(), 4 * (2 * 2 * 3 + 5) * dtype.size_in_bytes());
+            let floats = (2 * 2 * 3 + 5) * dtype.size_in_bytes();
+            assert_eq!(bytes.len(), 4 * (floats + 2 * 2 * 68));
             to.write_block(2, &bytes).unwrap();
             assert_eq!(to.read_block(2).unwrap(), bytes);
             assert!(to.read_block(1).unwrap().iter().all(|&byte| byte == 0));

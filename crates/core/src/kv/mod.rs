@@ -7,6 +7,7 @@ pub mod prefix;
 
 use crate::error::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use foretoken_kernels::quant::BlockType;
 use foretoken_kernels::{KvMoves, StatePool, StateRows, StateShape, kv_move};
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
@@ -18,8 +19,8 @@ pub use prefix::{BlockKey, BlockName, PrefixRoot};
 /// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
 #[derive(Debug)]
 pub struct KvStore {
-    /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`; V is `[num_slots, heads, 0]` where it
-    /// is a part of K.
+    /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`, or `[num_slots, heads, bytes]` u8 where
+    /// they are in blocks; V is `[num_slots, heads, 0]` where it is a part of K.
     pub layers: Vec<(Tensor, Tensor)>,
     /// The states of each layer that has these instead.
     pub states: Vec<Mutex<StatePool>>,
@@ -91,10 +92,30 @@ pub struct AcceptedPath<'a> {
 pub struct KvShape {
     /// Heads of each layer that keeps K and V.
     pub layers: Vec<KvHeads>,
-    /// Element type of K and V.
+    /// Element type of K and V that are not in blocks.
     pub dtype: DType,
     /// Shape of the state of each layer that keeps a state instead.
     pub states: Vec<StateShape>,
+}
+
+/// What K and V of attention are kept as. Whatever else a layer keeps of its tokens has the type of [`Auto`](Self::Auto) if
+/// this is of blocks.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[allow(missing_docs, reason = "the names of values say it")]
+pub enum KvCacheDtype {
+    /// What the checkpoint and the device suggest.
+    #[default]
+    Auto,
+    #[cfg_attr(feature = "clap", value(alias = "float32"))]
+    F32,
+    #[cfg_attr(feature = "clap", value(alias = "bfloat16"))]
+    Bf16,
+    #[cfg_attr(feature = "clap", value(alias = "float16"))]
+    F16,
+    /// Blocks of 32 values of a head, of 8 bits each, with an f16 scale.
+    #[cfg_attr(feature = "clap", value(name = "q8_0"))]
+    Q8_0,
 }
 
 /// The key/value heads of a layer.
@@ -106,6 +127,8 @@ pub struct KvHeads {
     pub dim: usize,
     /// Whether V is kept beside K, in heads as wide; otherwise it is a part of K.
     pub has_values: bool,
+    /// The blocks that K and V of a head are kept in, which are whole ones; `None` = they are floats.
+    pub blocks: Option<BlockType>,
 }
 
 impl KvHeads {
@@ -115,6 +138,20 @@ impl KvHeads {
             count,
             dim,
             has_values: true,
+            blocks: None,
+        }
+    }
+
+    /// The dtype of a pool whose floats are in `dtype`.
+    fn dtype(self, dtype: DType) -> DType {
+        self.blocks.map_or(dtype, |_| DType::U8)
+    }
+
+    /// The elements of such a pool that `values` values of a head are kept in.
+    fn elements(self, values: usize) -> usize {
+        match self.blocks {
+            Some(blocks) => values / blocks.block_size() * blocks.type_size(),
+            None => values,
         }
     }
 
@@ -127,10 +164,11 @@ impl KvHeads {
 impl KvShape {
     /// Bytes of K and V for one token over all layers.
     pub fn bytes_per_token(&self) -> usize {
-        let values: usize = (self.layers.iter())
-            .map(|heads| heads.count * (heads.dim + heads.value_dim()))
-            .sum();
-        values * self.dtype.size_in_bytes()
+        let of_layer = |heads: &KvHeads| {
+            let elements = [heads.dim, heads.value_dim()].map(|dim| heads.elements(dim));
+            heads.count * (elements[0] + elements[1]) * heads.dtype(self.dtype).size_in_bytes()
+        };
+        self.layers.iter().map(of_layer).sum()
     }
 
     /// Whether a layer keeps a state of a whole text.
@@ -159,10 +197,11 @@ impl KvStore {
         let layers = (shape.layers.iter())
             .map(|heads| {
                 let slots = num_blocks * block_size;
-                let k = zeros((slots, heads.count, heads.dim), shape.dtype, device)?;
+                let (dtype, elements) = (heads.dtype(shape.dtype), heads.elements(heads.dim));
+                let k = zeros((slots, heads.count, elements), dtype, device)?;
                 // A GPU cannot allocate an empty buffer.
                 let v = if heads.has_values {
-                    zeros(k.dims3()?, shape.dtype, device)?
+                    zeros(k.dims3()?, dtype, device)?
                 } else {
                     k.narrow(2, 0, 0)?
                 };

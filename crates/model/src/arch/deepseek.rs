@@ -208,9 +208,8 @@ fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     let layer = LayerSpec {
         mixer: MixerSpec::Latent(latent),
         kv_heads: Some(KvHeads {
-            count: 1,
-            dim: latent.kept(),
             has_values: false,
+            ..KvHeads::new(1, latent.kept())
         }),
         rope_rows: if is_interleaved {
             RopeRows::Neighbours

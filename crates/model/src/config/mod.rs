@@ -19,6 +19,7 @@ use foretoken_core::files;
 use foretoken_core::gguf::Header;
 use foretoken_core::kv::{KvHeads, KvShape};
 use foretoken_kernels::latent_group;
+use foretoken_kernels::quant::BlockType;
 use keys::{Keys, ModelShape};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -297,8 +298,13 @@ impl ModelConfig {
 
     /// The shape of a pool with K and V in `dtype`.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
+        self.kv_shape_in(None, dtype)
+    }
+
+    /// The shape of a pool with K and V of attention in `blocks`, and all else in `dtype`.
+    pub(crate) fn kv_shape_in(&self, blocks: Option<BlockType>, dtype: DType) -> KvShape {
         KvShape {
-            layers: self.spec.pool_heads(self.kv_heads()),
+            layers: self.spec.pool_heads(self.kv_heads(), blocks),
             dtype,
             states: self.spec.states(),
         }

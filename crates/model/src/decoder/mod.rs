@@ -396,7 +396,8 @@ impl Model for Decoder {
     }
 
     fn kv_shape(&self) -> KvShape {
-        self.config.kv_shape(self.dtypes.kv)
+        let Dtypes { kv, kv_blocks, .. } = self.dtypes;
+        self.config.kv_shape_in(kv_blocks, kv)
     }
 
     fn device(&self) -> &Device {

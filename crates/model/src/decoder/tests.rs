@@ -162,6 +162,7 @@ fn decoder(config: &ModelConfig, tensors: &Tensors) -> Decoder {
         activations: DType::F32,
         matrices: Some(DType::F32),
         kv: DType::F32,
+        kv_blocks: None,
     };
     let weights = Weights::safetensors(folder.path(), dtypes, &Device::Cpu).unwrap();
     Decoder::load(config.clone(), weights, || ()).unwrap()

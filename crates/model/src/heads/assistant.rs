@@ -27,7 +27,7 @@ use crate::weights::dtypes::Dtypes;
 use candle_core::{DType, Device, Tensor};
 pub(crate) use config::AssistantConfig;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::kv::{KvShape, KvStore, LayerPool};
+use foretoken_core::kv::{KvHeads, KvShape, KvStore, LayerPool};
 use foretoken_core::model::{Batch, ForwardOutput, Head, Model, ModelInfo};
 use foretoken_kernels::{AttentionBatch, Span, widened};
 
@@ -273,7 +273,10 @@ impl Model for AssistantHead {
     fn kv_shape(&self) -> KvShape {
         let of = |&read: &usize| {
             let layer = &self.target.spec.layers[read];
-            layer.kv_heads.unwrap_or(self.target.kv_heads())
+            KvHeads {
+                blocks: self.dtypes.kv_blocks,
+                ..layer.kv_heads.unwrap_or(self.target.kv_heads())
+            }
         };
         let owners = &self.reads[..self.owners.len()];
         KvShape {

@@ -378,7 +378,8 @@ impl Model for DraftHead {
     }
 
     fn kv_shape(&self) -> KvShape {
-        let mut shape = self.head.shape.kv_shape(self.dtypes.kv);
+        let Dtypes { kv, kv_blocks, .. } = self.dtypes;
+        let mut shape = self.head.shape.kv_shape_in(kv_blocks, kv);
         if self.head.path.lilicorr.is_some() {
             shape.layers.push(states::shape(self.info.hidden_size));
         }

@@ -12,6 +12,7 @@ use conv::ShortConvSpec;
 use delta::DeltaSpec;
 pub use experts::{ExpertGroups, ExpertsSpec, RouterScores, SharedExpert};
 use foretoken_core::kv::{KvHeads, PoolPlace};
+use foretoken_kernels::quant::BlockType;
 use foretoken_kernels::{Activation, StateShape, Xielu};
 use latent::LatentSpec;
 use mamba::MambaSpec;
@@ -232,12 +233,14 @@ impl ModelSpec {
         layers.filter(|layer| layer.has_own_kv())
     }
 
-    /// The key/value heads of the layers that have their own K and V; `heads` are those of the model.
-    pub(crate) fn pool_heads(&self, heads: KvHeads) -> Vec<KvHeads> {
-        let layers = self.with_kv(self.layers.len());
-        layers
-            .map(|layer| layer.kv_heads.unwrap_or(heads))
-            .collect()
+    /// The key/value heads of the layers that have their own K and V, which are in `blocks` where the layer is attention;
+    /// `heads` are those of the model.
+    pub(crate) fn pool_heads(&self, heads: KvHeads, blocks: Option<BlockType>) -> Vec<KvHeads> {
+        let of = |layer: &LayerSpec| KvHeads {
+            blocks: blocks.filter(|_| layer.mixer == MixerSpec::Attention),
+            ..layer.kv_heads.unwrap_or(heads)
+        };
+        self.with_kv(self.layers.len()).map(of).collect()
     }
 
     /// The sizes of the states of the layers that keep some.

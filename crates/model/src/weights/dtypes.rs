@@ -2,6 +2,8 @@
 
 use crate::matrix::{self, WeightForm};
 use candle_core::{DType, Device};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::kv::KvHeads;
 use foretoken_kernels::quant::BlockType;
 
 /// The dtypes that tensors are converted to. Quantized weights keep their blocks.
@@ -13,11 +15,33 @@ pub struct Dtypes {
     pub matrices: Option<DType>,
     /// The blocks that unquantized matrices become, if they fit; not those of GGUF files.
     pub blocks: Option<BlockType>,
-    /// K and V.
+    /// K and V that are not in blocks, and whatever else is kept of tokens.
     pub kv: DType,
+    /// The blocks that K and V of attention are kept in, if they are.
+    pub kv_blocks: Option<BlockType>,
 }
 
 impl Dtypes {
+    /// Checks that K and V of a layer's attention can be in their blocks: in `heads`, or in latent vectors if these are
+    /// `None`.
+    ///
+    /// # Errors
+    /// A setup error, which says what would be accepted.
+    pub(crate) fn check_kv(&self, heads: Option<KvHeads>) -> Result<()> {
+        let Some(blocks) = self.kv_blocks else {
+            return Ok(());
+        };
+        let size = blocks.block_size();
+        let found = match heads {
+            Some(heads) if heads.dim.is_multiple_of(size) => return Ok(()),
+            Some(heads) => format!("heads of {} values", heads.dim),
+            None => "latent vectors".into(),
+        };
+        Err(Error::setup(format!(
+            "--kv-cache-dtype q8_0 needs keys and values in heads of a multiple of {size} values, and the model has {found}: auto, f32, bf16 and f16 are accepted"
+        )))
+    }
+
     /// What a matrix that is not from a GGUF file becomes.
     pub(crate) fn form(&self, own: DType, dims: &[usize], device: &Device) -> WeightForm {
         let inputs = dims.last().copied().unwrap_or_default();

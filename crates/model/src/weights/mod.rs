@@ -85,6 +85,7 @@ impl Weights {
             matrices: Some(DType::F32),
             blocks: None,
             kv: DType::F32,
+            kv_blocks: None,
         };
         match source {
             ModelSource::Gguf(file) => Ok(Self::gguf(GgufFile::open(file)?, dtypes, &Device::Cpu)),

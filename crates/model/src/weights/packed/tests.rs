@@ -25,6 +25,7 @@ fn open(folder: &Path, matrices: Option<DType>) -> (ModelConfig, Weights) {
         activations: DType::F32,
         matrices,
         kv: DType::F32,
+        kv_blocks: None,
     };
     let config = ModelConfig::from_json(folder).unwrap();
     let weights = Weights::safetensors(folder, dtypes, &Device::Cpu).unwrap();
