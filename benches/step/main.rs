@@ -3,13 +3,15 @@
 //!
 //! `FORETOKEN_BENCH_MODEL` is a GGUF file or a folder; `FORETOKEN_BENCH_CONTEXT` is the number of tokens in
 //! the pool before the step (256); `FORETOKEN_BENCH_ROWS` are other numbers of rows, such as `8,64,512`: more
-//! than 64 are a prompt, of which only the last row has logits; `FORETOKEN_BENCH_DTYPE` is that of `--dtype`. Prints a table of medians, in milliseconds.
+//! than 64 are a prompt, of which only the last row has logits; `FORETOKEN_BENCH_DTYPE` is that of `--dtype`, and
+//! `FORETOKEN_BENCH_KV_CACHE_DTYPE` that of `--kv-cache-dtype`. Prints a table of medians, in milliseconds.
 
 mod clock;
 
+use clap::ValueEnum;
 use clock::PARTS;
 use criterion::Criterion;
-use foretoken::kv::{BlockAllocator, BlockTable};
+use foretoken::kv::{BlockAllocator, BlockTable, KvCacheDtype};
 use foretoken::model::{Batch, LoadOptions, MAX_TREE_NODES, Model, ModelSource, load};
 use foretoken::sampling::{Sampler, SamplingParams, distribution};
 use std::path::Path;
@@ -38,8 +40,11 @@ fn main() {
         false => ModelSource::Gguf(path.into()),
     };
     let dtype = std::env::var("FORETOKEN_BENCH_DTYPE").ok();
+    let of_cache = std::env::var("FORETOKEN_BENCH_KV_CACHE_DTYPE").unwrap_or("auto".into());
+    let of_cache = KvCacheDtype::from_str(&of_cache, false);
     let options = LoadOptions {
         dtype: dtype.map(|name| name.parse().expect("f32, f16 or bf16")),
+        kv_cache_dtype: of_cache.expect("a value of --kv-cache-dtype"),
         ..LoadOptions::default()
     };
     let mut model = load(&source, &options).expect("the model loads");
