@@ -25,10 +25,11 @@ use super::parallel::{Shared, for_each, threads};
 use super::storage::{Place, output, write, written};
 use candle_core::{Result, Tensor};
 pub use pack::Float8;
+use pack::unpacked;
 use pass::{max_rows, pass};
 use std::ops::Range;
 use tiles::{ROWS, Scales, TILES, TileRow, Tiles, WIDTH};
-use value::{E4m3, Value};
+use value::{E4m3, Unpacked, Value};
 
 #[cfg(feature = "cuda")]
 pub(crate) use on_device::{multiply_groups, takes};
@@ -37,6 +38,8 @@ pub use tiles::DenseMatrix;
 /// Inputs that all passes process before the next block of inputs: the weights of [`TILES`] tiles stay
 /// in the second-level cache and the activations of a pass in the first-level cache.
 const BLOCK: usize = 512;
+/// Number of passes from which FP8 is unpacked once for all of them.
+const MIN_UNPACKED_PASSES: usize = 3;
 /// Minimum number of pieces per thread that a product is divided into, if it has enough tiles.
 const PIECES: usize = 4;
 /// Number of multiply-adds from which waking other threads pays.
@@ -123,6 +126,15 @@ pub fn has_kernel_on_device(weight: &Tensor) -> Result<bool> {
     }
 }
 
+/// The inputs that all passes of a task process before the next ones.
+struct DenseBlock<'a> {
+    isa: Isa,
+    inputs: Range<usize>,
+    /// Number of passes over the rows.
+    passes: usize,
+    scales: Option<&'a Scales>,
+}
+
 /// Some tiles of one matrix, and the rows that they are multiplied with: what a thread computes at a time.
 struct DenseTask<'a> {
     matrix: &'a DenseMatrix,
@@ -165,53 +177,77 @@ impl DenseTask<'_> {
         (out, width): (&Shared<'_, Place>, usize),
     ) {
         let inputs = self.matrix.inputs;
-        let (first, count) = (self.rows.start, self.rows.len());
-        let passes = count.div_ceil(max_rows(isa));
+        let passes = self.rows.len().div_ceil(max_rows(isa));
         // The blocks of scaled numbers are part of their arithmetic.
         let is_cut = passes > 1 || V::IS_SCALED;
         let block = if is_cut { BLOCK } else { inputs.max(1) };
         for range in blocks(inputs, block, scales.map(|scales| scales.run)) {
-            let start = range.start;
-            for number in 0..passes {
-                let rows = first + count * number / passes..first + count * (number + 1) / passes;
-                let mut x_rows = [[].as_slice(); ROWS];
-                for (place, row) in x_rows.iter_mut().zip(rows.clone()) {
-                    *place = &x[row * inputs..][range.clone()];
+            let of_tile = |tile: usize| &all[(tile - self.tiles.start) * inputs..][range.clone()];
+            let block = DenseBlock {
+                isa,
+                inputs: range.clone(),
+                passes,
+                scales,
+            };
+            if V::IS_SCALED && passes >= MIN_UNPACKED_PASSES {
+                let tiles = self.tiles.clone().map(|tile| unpacked(of_tile(tile)));
+                let tiles: Vec<Vec<TileRow<Unpacked>>> = tiles.collect();
+                let of_tile = |tile: usize| &tiles[tile - self.tiles.start][..];
+                self.run_block(&block, of_tile, x, (out, width));
+            } else {
+                self.run_block(&block, of_tile, x, (out, width));
+            }
+        }
+    }
+
+    /// Adds the products with a block of inputs to the results. `of_tile` has the weights of a tile for these inputs.
+    fn run_block<'w, V: Value>(
+        &self,
+        block: &DenseBlock<'_>,
+        of_tile: impl Fn(usize) -> &'w [TileRow<V>],
+        x: &[f32],
+        (out, width): (&Shared<'_, Place>, usize),
+    ) {
+        let (first, count, passes) = (self.rows.start, self.rows.len(), block.passes);
+        for number in 0..passes {
+            let rows = first + count * number / passes..first + count * (number + 1) / passes;
+            let mut x_rows = [[].as_slice(); ROWS];
+            for (place, row) in x_rows.iter_mut().zip(rows.clone()) {
+                *place = &x[row * self.matrix.inputs..][block.inputs.clone()];
+            }
+            let x_rows = &x_rows[..rows.len()];
+            let mut tiles = self.tiles.clone();
+            let mut sums = [[[0.; WIDTH]; ROWS]; TILES];
+            while !tiles.is_empty() {
+                let count = at_once(rows.len(), tiles.len());
+                let now = tiles.start..tiles.start + count;
+                let mut weights = [[].as_slice(); TILES];
+                let mut factors = [&[0.; WIDTH]; TILES];
+                for (place, tile) in now.clone().enumerate() {
+                    weights[place] = of_tile(tile);
+                    if let Some(scales) = block.scales {
+                        factors[place] = scales.of(tile, block.inputs.start);
+                    }
                 }
-                let x_rows = &x_rows[..rows.len()];
-                let mut tiles = self.tiles.clone();
-                let mut sums = [[[0.; WIDTH]; ROWS]; TILES];
-                while !tiles.is_empty() {
-                    let count = at_once(rows.len(), tiles.len());
-                    let now = tiles.start..tiles.start + count;
-                    let mut weights = [[].as_slice(); TILES];
-                    for (place, tile) in weights.iter_mut().zip(now.clone()) {
-                        *place = &all[(tile - self.tiles.start) * inputs..][range.clone()];
-                    }
-                    let mut factors = [&[0.; WIDTH]; TILES];
-                    for (place, tile) in factors.iter_mut().zip(now.clone()) {
-                        *place = scales.map_or(*place, |scales| scales.of(tile, start));
-                    }
-                    for tile in &mut sums[..count] {
-                        tile[..rows.len()].fill([0.; WIDTH]);
-                    }
-                    let places = || self.places(&now, &rows, width);
-                    if start > 0 {
-                        for (t, r, at, len) in places() {
-                            // SAFETY: as below; no other slice of `out` is alive here, and the pass over
-                            // the block before has written this one.
-                            let so_far = unsafe { written(out.slice(at, len)) };
-                            sums[t][r][..len].copy_from_slice(so_far);
-                        }
-                    }
-                    let factors = &factors[..count];
-                    pass(isa, &weights[..count], factors, x_rows, &mut sums);
+                for tile in &mut sums[..count] {
+                    tile[..rows.len()].fill([0.; WIDTH]);
+                }
+                let places = || self.places(&now, &rows, width);
+                if block.inputs.start > 0 {
                     for (t, r, at, len) in places() {
-                        // SAFETY: no two (row, tile) pairs share an element, and a tile is in one piece.
-                        write(unsafe { out.slice(at, len) }, &sums[t][r][..len]);
+                        // SAFETY: as below; no other slice of `out` is alive here, and the pass over
+                        // the block before has written this one.
+                        let so_far = unsafe { written(out.slice(at, len)) };
+                        sums[t][r][..len].copy_from_slice(so_far);
                     }
-                    tiles.start += count;
                 }
+                let (weights, factors) = (&weights[..count], &factors[..count]);
+                pass(block.isa, weights, factors, x_rows, &mut sums);
+                for (t, r, at, len) in places() {
+                    // SAFETY: no two (row, tile) pairs share an element, and a tile is in one piece.
+                    write(unsafe { out.slice(at, len) }, &sums[t][r][..len]);
+                }
+                tiles.start += count;
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::super::parallel::{Shared, for_each};
 use super::super::storage::contiguous;
 use super::tiles::{DenseMatrix, Scales, TileRow, Tiles, WIDTH};
-use super::value::{E4m3, Value};
+use super::value::{E4m3, Unpacked, Value};
 use candle_core::{Result, Storage, Tensor};
 
 /// Inputs that are laid out at a time: they stay in the first-level cache.
@@ -159,4 +159,13 @@ fn unpack<V: Value>(tiles: &[TileRow<V>], output: usize, row: &mut [f32]) {
     for (value, tile_row) in row.iter_mut().zip(tile_rows) {
         *value = tile_row.0[place].to_f32();
     }
+}
+
+/// The same rows as floats.
+pub(super) fn unpacked<V: Value>(rows: &[TileRow<V>]) -> Vec<TileRow<Unpacked>> {
+    let of_row = |row: &TileRow<V>| {
+        let of_output = |c| Unpacked(row.0[V::place(c)].to_f32());
+        TileRow(std::array::from_fn(of_output), [])
+    };
+    rows.iter().map(of_row).collect()
 }

@@ -114,3 +114,24 @@ impl Value for E4m3 {
         unsafe { s.load_e4m3(row.as_ptr().cast()) }
     }
 }
+
+/// The float of a scaled number.
+#[repr(transparent)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct Unpacked(pub f32);
+
+impl Value for Unpacked {
+    type Align = Align32;
+    const IS_SCALED: bool = true;
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self.0
+    }
+
+    #[inline(always)]
+    fn load_row<S: Simd>(s: S, row: &[Self; LANES]) -> S::Vector {
+        // SAFETY: a row has 16 numbers, which are floats.
+        unsafe { s.load(row.as_ptr().cast()) }
+    }
+}
