@@ -77,13 +77,17 @@ fn quantize(from: &[f32; BLOCK], to: &mut [u8; BYTES]) {
 
 /// The values of blocks.
 #[inline(always)]
-pub(super) fn dequantize(from: &[u8], to: &mut [f32]) {
+pub(super) fn dequantize<S: Simd>(s: S, from: &[u8], to: &mut [f32]) {
     let (from, to) = (from.as_chunks::<BYTES>().0, to.as_chunks_mut::<BLOCK>().0);
     assert!(from.len() == to.len());
     for (from, to) in from.iter().zip(to) {
-        let scale = f16_to_f32(u16::from_le_bytes([from[0], from[1]]));
-        for (to, from) in to.iter_mut().zip(&from[2..]) {
-            *to = f32::from(from.cast_signed()) * scale;
+        let scale = s.splat(f16_to_f32(u16::from_le_bytes([from[0], from[1]])));
+        for half in [0, BLOCK / 2] {
+            // SAFETY: a block has 32 bytes after its scale, and 32 values.
+            unsafe {
+                let values = s.load_i8(from.as_ptr().add(2 + half).cast());
+                s.store(to.as_mut_ptr().add(half), s.mul(values, scale));
+            }
         }
     }
 }
@@ -92,7 +96,7 @@ pub(super) fn dequantize(from: &[u8], to: &mut [f32]) {
 mod tests {
     use super::*;
     use crate::cpu::Isa;
-    use crate::simd::run;
+    use crate::simd::{Portable, run};
     use candle_core::quantized::{GgmlDType, QTensor};
     use candle_core::{Device, Tensor};
 
@@ -104,7 +108,7 @@ mod tests {
 
     fn values(blocks: &[u8]) -> Vec<f32> {
         let mut to = vec![0.; blocks.len() / BYTES * BLOCK];
-        dequantize(blocks, &mut to);
+        dequantize(Portable, blocks, &mut to);
         to
     }
 

@@ -103,13 +103,13 @@ impl Loop for Dequantize<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, s: S) {
         let (data, bytes) = (self.heads.data(), self.heads.width());
         let places = self.heads.places().iter();
         let heads = places.zip(self.to.chunks_exact_mut(self.head_dim));
         for (number, (&place, to)) in heads.enumerate() {
             self.heads.prefetch(number, 0..bytes);
-            q8_blocks::dequantize(&data[place..place + bytes], to);
+            q8_blocks::dequantize(s, &data[place..place + bytes], to);
         }
     }
 }

@@ -120,6 +120,21 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Quads {
+        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 bytes can be read.
+        unsafe {
+            let bytes = vld1q_s8(from);
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            Quads([
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            ])
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_e4m3(self, from: *const u8) -> Quads {
         // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 bytes can be read.
         unsafe {

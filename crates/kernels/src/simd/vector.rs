@@ -49,6 +49,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// 16 numbers can be read at `from`.
     unsafe fn load_bf16(self, from: *const bf16) -> Self::Vector;
+    /// Loads signed bytes.
+    ///
+    /// # Safety
+    /// 16 bytes can be read at `from`.
+    unsafe fn load_i8(self, from: *const i8) -> Self::Vector;
     /// Loads the numbers that [`e4m3`] makes of bytes: number `i` of byte `4 (i % 4) + 3 - i / 4`.
     ///
     /// # Safety
@@ -311,6 +316,13 @@ impl Simd for Portable {
         // SAFETY: the caller's contract.
         let x = unsafe { from.cast::<[bf16; LANES]>().read() };
         lanes!(i => x[i].to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> [f32; LANES] {
+        // SAFETY: the caller's contract.
+        let x = unsafe { from.cast::<[i8; LANES]>().read() };
+        lanes!(i => f32::from(x[i]))
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use super::super::numbers::{Number, Pool};
 use super::super::vectors::CHUNK;
 use super::super::*;
 use crate::q8_blocks::{self, Quantize};
-use crate::simd::{Element, run};
+use crate::simd::{Element, Portable, run};
 use crate::span::Span;
 use half::{bf16, f16};
 use std::f32::consts::LOG2_E;
@@ -62,7 +62,7 @@ impl Sample for u8 {
 
     fn wide(head: &[u8]) -> Vec<f32> {
         let mut numbers = vec![0.0; head.len() / q8_blocks::BYTES * q8_blocks::BLOCK];
-        q8_blocks::dequantize(head, &mut numbers);
+        q8_blocks::dequantize(Portable, head, &mut numbers);
         numbers
     }
 }

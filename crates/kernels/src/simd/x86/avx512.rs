@@ -121,6 +121,15 @@ macro_rules! avx512 {
             }
 
             #[inline(always)]
+            unsafe fn load_i8(self, from: *const i8) -> __m512 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 bytes can be read.
+                unsafe {
+                    let bytes = _mm_loadu_si128(from.cast());
+                    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+                }
+            }
+
+            #[inline(always)]
             unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
                 // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 bytes can be read.
                 unsafe {

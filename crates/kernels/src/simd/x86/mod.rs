@@ -125,6 +125,18 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Pair {
+        // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 bytes can be read.
+        unsafe {
+            let [low, high] = [from, from.add(8)].map(|from| _mm_loadl_epi64(from.cast()));
+            Pair(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_e4m3(self, from: *const u8) -> Pair {
         // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 bytes can be read.
         unsafe {
