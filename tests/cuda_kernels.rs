@@ -38,6 +38,7 @@ fn kernels_agree_with_f64_and_with_themselves() {
     run(&[
         "kernels.cpp",
         "latent.cpp",
+        "lora.cpp",
         "prefill.cpp",
         "products.cpp",
         "recurrent.cpp",

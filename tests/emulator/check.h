@@ -51,6 +51,7 @@ constexpr Variant VARIANTS[] = {{}, {.window = 3}, {.window = 70}, {.cap = .7f},
 
 // Defined in separate files.
 void test_latent();
+void test_lora();
 void test_prefill();
 void test_quantized_products();
 void test_recurrent();

@@ -6,6 +6,7 @@
 #include "kv_move.cu"
 #include "latent/head_products.cu"
 #include "latent/latent_rows.cu"
+#include "lora/lora.cu"
 #include "norm.cu"
 #include "paged_attention/latent.cu"
 #include "paged_attention/padded_128.cu"
@@ -59,6 +60,8 @@ namespace {
     ADD(norm_part_##NAME)                                                                          \
     ADD(latent_write_##NAME)                                                                       \
     ADD(head_products_any_##NAME)                                                                  \
+    ADD(lora_shrink_##NAME)                                                                        \
+    ADD(lora_expand_##NAME)                                                                        \
     ADD(score_experts_##NAME)                                                                      \
     ADD(experts_any_##NAME)                                                                        \
     ADD(gather_experts_##NAME)                                                                     \
