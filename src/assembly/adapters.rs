@@ -1,10 +1,11 @@
 //! Loads the adapters that the flags name.
 
 use super::memory;
-use crate::config::Config;
+use crate::config::{Config, LoraOptions};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
-use crate::model::LoadedModel;
+use crate::kernels;
+use crate::model::{LoadedModel, LoraTarget};
 use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
@@ -18,19 +19,17 @@ pub fn load(config: &Config, target: &dyn LoadedModel) -> Result<Option<Adapters
         return Ok(None);
     };
     let found = target.lora_target().ok_or_else(|| {
-        Error::setup(if target.device().is_cpu() {
-            "this model takes no LoRA adapters: leave out --enable-lora and --lora-modules"
-        } else {
-            "LoRA adapters are not supported on a GPU: leave out --enable-lora and --lora-modules; --device cpu serves them"
-        })
+        let what = "this model takes no LoRA adapters: leave out --enable-lora and --lora-modules";
+        Error::setup(what)
     })?;
-    // Nothing else is known of what clients will load.
-    let each = found.max_bytes(lora.limits.max_rank);
-    let most = each.saturating_mul(lora.limits.max_loras as u64);
-    let memory = memory::total_memory();
+    let most = max_bytes(lora, found);
+    let (memory, owner) = match kernels::device_memory(target.device()).map_err(Error::setup)? {
+        Some((_, total)) => (total, "the GPU"),
+        None => (memory::total_memory(), "this machine"),
+    };
     if lora.limits.may_update && most > memory {
         return Err(Error::setup(format!(
-            "{} adapters of rank {} take up to {most} bytes and this machine has {memory}: lower --max-loras or --max-lora-rank",
+            "{} adapters of rank {} take up to {most} bytes and {owner} has {memory}: lower --max-loras or --max-lora-rank",
             lora.limits.max_loras, lora.limits.max_rank
         )));
     }
@@ -49,6 +48,24 @@ pub fn load(config: &Config, target: &dyn LoadedModel) -> Result<Option<Adapters
         loaded.map_err(|e| named(e.to_string()))?;
     }
     Ok(Some(adapters))
+}
+
+/// The bytes of as many adapters as may be loaded. Nothing else is known of what clients will load.
+fn max_bytes(lora: &LoraOptions, target: &LoraTarget) -> u64 {
+    let each = target.max_bytes(lora.limits.max_rank);
+    each.saturating_mul(lora.limits.max_loras as u64)
+}
+
+/// The bytes that the adapters of a server of `target` take: of those that are `loaded`; if clients load more, the most
+/// that they can take.
+pub fn bytes(config: &Config, target: &dyn LoadedModel, loaded: Option<&Adapters>) -> u64 {
+    let loaded = loaded.map(Adapters::loaded).unwrap_or_default();
+    let loaded: u64 = loaded.iter().map(|adapter| adapter.bytes()).sum();
+    let updated = config.lora.as_ref().filter(|lora| lora.limits.may_update);
+    match updated.zip(target.lora_target()) {
+        Some((lora, target)) => loaded.max(max_bytes(lora, target)),
+        None => loaded,
+    }
 }
 
 /// The entry of an adapter in the report of `foretoken check`.

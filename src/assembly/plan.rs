@@ -72,15 +72,19 @@ impl Plan {
         let target = Target::open(checkpoint)?;
         let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
         let reranker = reranker(config, &target)?;
+        let bytes = target.inventory.sum(|entry| entry.loaded_bytes);
+        DeviceMemory::note(&mut memory, "target weights", &device, bytes)?;
         let adapters = adapters::load(config, &*target.model)?;
+        if config.lora.is_some() {
+            let bytes = adapters::bytes(config, &*target.model, adapters.as_ref());
+            DeviceMemory::note(&mut memory, "adapters", &device, bytes)?;
+        }
         if let Some(spec) = &embeddings {
             tracing::info!("embeddings: {spec}");
         }
         if let Some(spec) = &reranker {
             tracing::info!("reranker: {spec}");
         }
-        let bytes = target.inventory.sum(|entry| entry.loaded_bytes);
-        DeviceMemory::note(&mut memory, "target weights", &device, bytes)?;
         let mut config = config.clone();
         if !target.model.generates() {
             tracing::info!(

@@ -14,7 +14,7 @@ pub const MODULES: &str = "lora-modules";
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Adapters")]
 pub struct LoraFlags {
-    /// Take LoRA adapters; --lora-modules does so, too. On the CPU only.
+    /// Take LoRA adapters; --lora-modules does so, too.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub enable_lora: bool,

@@ -10,6 +10,8 @@ mod expert_models;
 mod experts;
 mod heads;
 mod latent;
+mod lora;
+mod lora_http;
 mod one_launch;
 mod quantized;
 mod recurrent;

@@ -16,7 +16,7 @@ pub trait LoadedModel: Model {
     /// Shapes, layers, special ids and limits.
     fn config(&self) -> &ModelConfig;
 
-    /// What adapters can change of the model; `None` if it takes no adapters, as on a GPU.
+    /// What adapters can change of the model; `None` if it takes no adapters.
     fn lora_target(&self) -> Option<&LoraTarget> {
         None
     }

@@ -3,6 +3,7 @@
 use super::Decoder;
 use super::one_launch::OneLaunch;
 use crate::layers::inputs::Inputs;
+use crate::lora::{LoraTarget, RowAdapters};
 use crate::{Ends, Layers, LoadedModel, ModelConfig};
 use candle_core::{DType, Device, Tensor, TensorId};
 use foretoken_core::error::Result;
@@ -41,6 +42,9 @@ struct Key {
     taps: usize,
     capacity: TableCapacity,
     states: StateCapacity,
+    /// What there is room for of the ranks of adapters; 0 = no row has one, and nothing is computed for them. Which rows
+    /// have which adapters is an input, so graphs outlive adapters and take in those that are loaded later.
+    adapters: usize,
     /// Whether all layers are in one launch.
     in_one: bool,
 }
@@ -137,6 +141,7 @@ impl GraphedDecoder {
             taps: padded.taps.as_ref().map_or(0, |taps| taps.rows.len()),
             capacity,
             states: StateBatch::capacity_of(&padded.states, rows),
+            adapters: RowAdapters::room(&padded.adapters)?,
             in_one: self.in_one_launch(kv, pool.id(), &padded, capacity),
         };
         self.forwards += 1;
@@ -222,7 +227,8 @@ impl GraphedDecoder {
             Ok(())
         };
         // SAFETY: `run` reads and writes its arguments, the weights, `logits` and `tapped`. All but the weights
-        // go to `Recorded`, which drops the graph first, and the weights are dropped after it.
+        // go to `Recorded`, which drops the graph first, and the weights are dropped after it. Adapters are read by the
+        // addresses of rows, which are replaced before each replay by those of a batch that has them.
         let graph = unsafe { self.recorder.record(device, work) };
         match (graph, spans.into_tables()) {
             (Ok(graph), Some(tables)) => {
@@ -361,6 +367,10 @@ impl LoadedModel for GraphedDecoder {
         self.decoder.config()
     }
 
+    fn lora_target(&self) -> Option<&LoraTarget> {
+        self.decoder.lora_target()
+    }
+
     fn ends(&self) -> Option<Ends> {
         self.decoder.ends()
     }
@@ -378,6 +388,10 @@ impl LoadedModel for GraphedDecoder {
 impl Model for GraphedDecoder {
     fn info(&self) -> &ModelInfo {
         self.decoder.info()
+    }
+
+    fn takes_adapters(&self) -> bool {
+        self.decoder.takes_adapters()
     }
 
     fn kv_shape(&self) -> KvShape {

@@ -70,7 +70,8 @@ impl Decoder {
             layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
             done();
         }
-        let lora = number_sites(&mut layers, &config);
+        let place = (weights.device(), weights.dtypes().activations);
+        let lora = number_sites(&mut layers, &config, place);
         let hidden = config.hidden_size;
         let norm = Norm::load(&mut weights, names::NORM, hidden, config.spec.norm)?;
         let linear = if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
@@ -185,6 +186,7 @@ impl Decoder {
     /// # Errors
     /// See [`Inputs::new`].
     pub(crate) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
+        self.lora.free_unused();
         let vocab_size = self.config.vocab_size;
         let slots = kv.num_slots();
         let ropes = self.ropes.tables();
@@ -209,6 +211,7 @@ impl Decoder {
     /// # Errors
     /// See [`Inputs::replace`].
     pub(crate) fn replace_inputs(&self, inputs: &Inputs, batch: &Batch) -> Result<()> {
+        self.lora.free_unused();
         inputs.replace(batch, self.ropes.tables())
     }
 
@@ -284,7 +287,7 @@ impl Decoder {
                     break;
                 }
                 (Some(few), Some(wanted)) => {
-                    let rows = (wanted, few, &*inputs.wanted_adapters);
+                    let rows = (wanted, few, &inputs.wanted_adapters);
                     (x, delta) = layer.forward_rows(rows, (&x, &delta), &step, pool)?;
                     if i + 1 < self.layers.len() {
                         step = step.only(wanted, few, &inputs.wanted_adapters)?;
@@ -343,8 +346,13 @@ pub(crate) fn output_name(config: &ModelConfig) -> &'static str {
     }
 }
 
-/// Numbers the linear layers that adapters can change, and says which they are, by the names that Hugging Face has.
-fn number_sites(layers: &mut [Layer], config: &ModelConfig) -> LoraTarget {
+/// Numbers the linear layers that adapters can change, and says which they are, by the names that Hugging Face has. They
+/// are on `device`, with activations in `dtype`.
+fn number_sites(
+    layers: &mut [Layer],
+    config: &ModelConfig,
+    (device, dtype): (&Device, DType),
+) -> LoraTarget {
     let linears = layers.iter_mut().flat_map(Layer::adapted_linears);
     let sites = linears.enumerate().map(|(site, linear)| {
         let parts = linear.set_site(site).iter().cloned();
@@ -354,7 +362,7 @@ fn number_sites(layers: &mut [Layer], config: &ModelConfig) -> LoraTarget {
         });
         named.collect()
     });
-    LoraTarget::new(sites.collect())
+    LoraTarget::new(sites.collect(), device.clone(), dtype)
 }
 
 impl LoadedModel for Decoder {
@@ -363,7 +371,7 @@ impl LoadedModel for Decoder {
     }
 
     fn lora_target(&self) -> Option<&LoraTarget> {
-        self.device.is_cpu().then_some(&self.lora)
+        Some(&self.lora)
     }
 
     fn ends(&self) -> Option<Ends> {
@@ -392,7 +400,7 @@ impl Model for Decoder {
     }
 
     fn takes_adapters(&self) -> bool {
-        self.lora_target().is_some()
+        true
     }
 
     fn kv_shape(&self) -> KvShape {

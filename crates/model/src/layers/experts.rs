@@ -12,12 +12,12 @@ use super::linear::Linear;
 use super::mlp::Mlp;
 use super::rope::halves_from_pairs;
 use crate::config::ModelConfig;
+use crate::lora::RowAdapters;
 use crate::matrix::{Matrix, device_weights, join, unquantized};
 use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, RouterScores, SharedExpert};
 use crate::weights::{Stack, Weights};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::AdapterRows;
 use foretoken_kernels::{ChosenGroups, DeviceExperts, ExpertChoice, ExpertWeights, ForwardWeight};
 use layout::Layout;
 use on_host::HostExperts;
@@ -137,7 +137,7 @@ impl Experts {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<(Tensor, usize)> {
+    pub fn forward(&self, x: &Tensor, adapters: &RowAdapters) -> Result<(Tensor, usize)> {
         if x.dim(0)? == 0 {
             return Ok((x.clone(), 0));
         }

@@ -1,6 +1,7 @@
 //! The part of a batch that a forward reads, in device memory.
 
 use super::rope::RopeTable;
+use crate::lora::RowAdapters;
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::AdapterRows;
@@ -24,10 +25,10 @@ pub(crate) struct Inputs {
     taps: Option<(Vec<usize>, Tensor)>,
     /// All rows by their sequences, if layers have states.
     pub states: StateBatch,
-    /// The adapters of all rows. A GPU has none.
-    pub adapters: Vec<AdapterRows>,
-    /// The adapters of the rows in `wanted`. A GPU has none.
-    pub wanted_adapters: Vec<AdapterRows>,
+    /// The adapters of all rows.
+    pub adapters: RowAdapters,
+    /// The adapters of the rows in `wanted`, on the CPU. The last layers of a GPU compute all rows.
+    pub wanted_adapters: RowAdapters,
     /// Counts what [`ForwardOutput::experts_read`](foretoken_core::model::ForwardOutput::experts_read) says.
     pub experts_read: Cell<usize>,
     vocab_size: usize,
@@ -70,6 +71,11 @@ impl Inputs {
                 query_scale: scales.transpose()?,
             })
         };
+        let wanted_adapters = if device.is_cpu() {
+            RowAdapters::Host(AdapterRows::of_picked(&batch.adapters, &batch.logits))
+        } else {
+            RowAdapters::none()
+        };
         let rows_of = |rows: &[u32]| match rows {
             [] => Ok(None),
             rows => Tensor::new(rows, device).map(Some),
@@ -86,8 +92,8 @@ impl Inputs {
             last_hidden: rows_of(&batch.last_hidden)?,
             taps: None,
             states: StateBatch::new(Vec::new()),
-            adapters: batch.adapters.clone(),
-            wanted_adapters: AdapterRows::of_picked(&batch.adapters, &batch.logits),
+            adapters: RowAdapters::new(&batch.adapters, rows, device)?,
+            wanted_adapters,
             experts_read: Cell::new(0),
             vocab_size,
         })
@@ -154,9 +160,6 @@ impl Inputs {
     /// Returns the errors of [`Inputs::new`]. A batch of another size is an error, too.
     pub fn replace(&self, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
         check(batch, self.vocab_size)?;
-        if !self.adapters.is_empty() || !batch.adapters.is_empty() {
-            return Err(Error::internal("rows with adapters are not replaced"));
-        }
         if self.last_hidden.is_some() || !batch.last_hidden.is_empty() {
             return Err(Error::internal("last hidden states are not replaced"));
         }
@@ -181,6 +184,7 @@ impl Inputs {
             }
             overwrite(rows, Values::U32(new))?;
         }
+        self.adapters.replace(&batch.adapters)?;
         self.slots.replace(&batch.slots)?;
         self.states.replace(&batch.states)?;
         match &batch.drawn {

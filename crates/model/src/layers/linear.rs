@@ -1,10 +1,9 @@
 //! The two uses of a weight matrix: products and embedding lookups.
 
-use crate::lora::{self, LinearPart};
+use crate::lora::{LinearPart, RowAdapters};
 use crate::matrix::{Matrix, device_weights, join};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_core::model::AdapterRows;
 use foretoken_kernels::ForwardLinear;
 use std::sync::Arc;
 
@@ -153,10 +152,10 @@ impl Linear {
     ///
     /// # Errors
     /// Returns the errors of [`Linear::forward`].
-    pub(crate) fn forward_adapted(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+    pub(crate) fn forward_adapted(&self, x: &Tensor, adapters: &RowAdapters) -> Result<Tensor> {
         let y = self.forward(x)?;
         if let Some(site) = self.site {
-            lora::add(adapters, site, x, &y)?;
+            adapters.add(site, x, &y)?;
         }
         Ok(y)
     }

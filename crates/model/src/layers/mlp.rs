@@ -2,11 +2,11 @@
 
 use super::linear::Linear;
 use crate::config::ModelConfig;
+use crate::lora::RowAdapters;
 use crate::spec::{LayerSpec, MlpSpec};
 use crate::weights::Weights;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::AdapterRows;
 use foretoken_kernels::{Activation, Xielu, glu};
 
 /// An MLP.
@@ -92,7 +92,7 @@ impl Mlp {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor, adapters: &[AdapterRows]) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, adapters: &RowAdapters) -> Result<Tensor> {
         let wide = self.gate_up.forward_adapted(x, adapters)?;
         let wide = if self.is_gated {
             glu(&wide, self.activation)?

@@ -13,6 +13,7 @@ pub(crate) mod rope;
 pub(crate) mod step;
 
 use crate::config::ModelConfig;
+use crate::lora::RowAdapters;
 use crate::mixers;
 use crate::mixers::mixer::{MixerLayer, MixerParts};
 use crate::spec::LayerSpec;
@@ -22,7 +23,6 @@ use candle_core::Tensor;
 use feed_forward::FeedForward;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvHeads, LayerPool};
-use foretoken_core::model::AdapterRows;
 use foretoken_kernels::{AttentionBatch, ForwardLayer};
 use input::LayerInput;
 use linear::Linear;
@@ -233,7 +233,7 @@ impl Layer {
     /// V are computed.
     pub fn forward_rows(
         &self,
-        (rows, spans, adapters): (&Tensor, &AttentionBatch<'_>, &[AdapterRows]),
+        (rows, spans, adapters): (&Tensor, &AttentionBatch<'_>, &RowAdapters),
         (x, delta): (&Tensor, &Tensor),
         step: &Step<'_>,
         pool: LayerPool<'_>,

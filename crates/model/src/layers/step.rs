@@ -3,9 +3,9 @@
 use super::block_conv::BlockPlaces;
 use super::inputs::{Angles, Inputs};
 use crate::config::ModelConfig;
+use crate::lora::RowAdapters;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_core::model::AdapterRows;
 use foretoken_kernels::{AttentionBatch, Slots, StateBatch};
 use std::cell::Cell;
 
@@ -27,9 +27,9 @@ pub(crate) struct Step<'a> {
     /// The places of the rows that attend in their blocks, if layers have convolutions.
     pub places: Option<&'a BlockPlaces>,
     /// The adapters of all rows.
-    pub adapters: &'a [AdapterRows],
+    pub adapters: &'a RowAdapters,
     /// The adapters of the rows that attend.
-    pub attending_adapters: &'a [AdapterRows],
+    pub attending_adapters: &'a RowAdapters,
     pub experts_read: &'a Cell<usize>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Step<'a> {
         &self,
         rows: &'a Tensor,
         spans: &'a AttentionBatch<'a>,
-        adapters: &'a [AdapterRows],
+        adapters: &'a RowAdapters,
     ) -> Self {
         Self {
             spans,
@@ -106,7 +106,7 @@ impl<'a> Step<'a> {
         &self,
         rows: &Tensor,
         spans: &'a AttentionBatch<'a>,
-        adapters: &'a [AdapterRows],
+        adapters: &'a RowAdapters,
     ) -> Result<Self> {
         let pick = |all: &Tensor| all.index_select(rows, 0);
         let angles = self.angles.iter().map(|angles| {

@@ -1,13 +1,14 @@
 //! Reads adapters in PEFT's layout, checked against the base model.
 
 use super::config::LoraConfig;
-use super::low_rank::{LowRank, Pair};
+use super::place::{AdapterWeights, Place};
 use super::{LinearPart, LoraAdapter};
 use crate::checkpoint::finite;
 use crate::checkpoint::safetensors_header::{self, TensorHeaders};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result, caught, clipped};
 use foretoken_core::model::{Adapter, AdapterLoader};
+use foretoken_kernels::{LoraPair, LoraPart};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -28,14 +29,15 @@ const LAYERS: [&str; 4] = [
 ];
 const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
-/// Maximum bytes of a value.
-const MAX_VALUE_BYTES: u64 = 4;
+/// Maximum bytes of a value in a file.
+const MAX_VALUE_BYTES: usize = 4;
 
 /// What adapters can change of a base model. Clones share it.
 #[derive(Debug, Clone)]
 pub struct LoraTarget {
     /// The weights of each linear layer.
     sites: Arc<[Vec<LinearPart>]>,
+    place: Place,
 }
 
 impl AdapterLoader for LoraTarget {
@@ -44,12 +46,12 @@ impl AdapterLoader for LoraTarget {
             let config = LoraConfig::read(folder)?;
             let file = folder.join(FILE);
             let found = self.read(&config, &file, max_rank);
-            let (sites, rank, bytes) = found.map_err(|e| Error::in_file(&file, e))?;
+            let (weights, rank, bytes) = found.map_err(|e| Error::in_file(&file, e))?;
             Ok(Arc::new(LoraAdapter {
                 name: name.to_owned(),
                 folder: folder.to_owned(),
                 id: RandomState::new().hash_one(name),
-                sites,
+                weights,
                 rank,
                 bytes,
             }) as Arc<dyn Adapter>)
@@ -58,29 +60,43 @@ impl AdapterLoader for LoraTarget {
 }
 
 impl LoraTarget {
-    /// The target of a model with these linear layers. Their weights have the names of Hugging Face.
-    pub(crate) fn new(sites: Vec<Vec<LinearPart>>) -> Self {
+    /// The target of a model with these linear layers, on `device`, with activations in `dtype`. Their weights have the
+    /// names of Hugging Face.
+    pub(crate) fn new(sites: Vec<Vec<LinearPart>>, device: Device, dtype: DType) -> Self {
         Self {
             sites: sites.into(),
+            place: Place::new(device, dtype),
         }
     }
 
-    /// The largest size of an adapter of this rank in memory, in bytes.
+    /// Frees the memory on a GPU of adapters that nobody has any more. The thread that computes with the model calls it
+    /// before each forward.
+    pub(crate) fn free_unused(&self) {
+        self.place.free_unused();
+    }
+
+    /// The weights that adapters can change: their names without `.weight`, outputs and inputs.
+    pub fn weights(&self) -> impl Iterator<Item = (&str, usize, usize)> {
+        let parts = self.sites.iter().flatten();
+        parts.map(|part| (part.name.as_str(), part.outputs, part.inputs))
+    }
+
+    /// The largest size of an adapter of this rank in the memory of the model's device, in bytes.
     pub fn max_bytes(&self, rank: usize) -> u64 {
         let parts = self.sites.iter().flatten();
         let sums = parts.map(|part| (part.outputs + part.inputs) as u64);
         sums.sum::<u64>()
             .saturating_mul(rank as u64)
-            .saturating_mul(MAX_VALUE_BYTES)
+            .saturating_mul(self.place.value_bytes(MAX_VALUE_BYTES) as u64)
     }
 
-    /// The products of each linear layer, the largest rank, and the size of all.
+    /// The weights, the largest rank, and the size of all.
     fn read(
         &self,
         config: &LoraConfig,
         file: &Path,
         max_rank: usize,
-    ) -> Result<(Vec<Option<LowRank>>, usize, u64)> {
+    ) -> Result<(AdapterWeights, usize, u64)> {
         if !file.is_file() {
             return Err(Error::setup(format!(
                 "it is missing, or not a file: adapters are read from {FILE}"
@@ -92,18 +108,26 @@ impl LoraTarget {
         let wanted = self.check(config, &headers, max_rank)?;
         // All tensors are as large as they may be, and their bytes are in the file.
         let tensors = read_tensors(&mut opened, &headers)?;
-        let mut sites = Vec::with_capacity(self.sites.len());
-        for (index, parts) in self.sites.iter().enumerate() {
-            let pairs = parts.iter().enumerate().map(|(place, part)| {
+        let sites = self.sites.iter().enumerate().map(|(index, parts)| {
+            let parts = parts.iter().enumerate().map(|(place, part)| {
                 let pair = wanted.get(&(index, place));
                 let pair = pair.map(|found| found.pair(part, &tensors));
-                Ok((part.outputs, pair.transpose()?))
+                Ok::<_, Error>(LoraPart {
+                    outputs: part.outputs,
+                    inputs: part.inputs,
+                    pair: pair.transpose()?,
+                })
             });
-            sites.push(LowRank::new(pairs.collect::<Result<_>>()?)?);
-        }
+            parts.collect::<Result<Vec<_>>>()
+        });
+        let sites = sites.collect::<Result<Vec<_>>>()?;
         let rank = wanted.values().map(|found| found.rank).max();
-        let bytes = headers.values().map(|header| header.bytes()).sum();
-        Ok((sites, rank.unwrap_or_default(), bytes))
+        let bytes = tensors.values().map(|tensor| {
+            let own = tensor.dtype().size_in_bytes();
+            (tensor.elem_count() * self.place.value_bytes(own)) as u64
+        });
+        let bytes = bytes.sum();
+        Ok((self.place.put(sites)?, rank.unwrap_or_default(), bytes))
     }
 
     /// Which part of which layer each pair of tensors is for; every tensor is one of a pair.
@@ -181,19 +205,19 @@ struct Found {
 
 impl Found {
     /// The two tensors of a weight, with the rows of `B` in the order of the layer's outputs.
-    fn pair(&self, part: &LinearPart, tensors: &HashMap<String, Tensor>) -> Result<Pair> {
+    fn pair(&self, part: &LinearPart, tensors: &HashMap<String, Tensor>) -> Result<LoraPair> {
         let get = |name: &str| {
             let tensor = tensors.get(name);
             tensor.ok_or_else(|| Error::setup(format!("tensor {} is missing", clipped(name))))
         };
         let b = get(&self.b)?;
-        Ok(Pair {
-            a: get(&self.a)?.clone(),
-            b: match &part.order {
+        Ok(LoraPair {
+            down: get(&self.a)?.clone(),
+            up: match &part.order {
                 None => b.clone(),
                 Some(order) => b.index_select(&Tensor::new(&**order, &Device::Cpu)?, 0)?,
             },
-            scale: self.scale,
+            scale: self.scale as f32,
         })
     }
 }

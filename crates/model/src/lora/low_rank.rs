@@ -3,6 +3,7 @@
 use crate::matrix::{Matrix, unquantized};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
+use foretoken_kernels::LoraPart;
 use std::sync::Arc;
 
 /// `scale * B (A x)` for each of the weights that are side by side in a layer.
@@ -19,24 +20,14 @@ struct Up {
     product: Option<(Arc<dyn Matrix>, f64)>,
 }
 
-/// The tensors of one weight.
-pub(super) struct Pair {
-    /// `[rank, inputs]`
-    pub a: Tensor,
-    /// `[outputs, rank]`
-    pub b: Tensor,
-    pub scale: f64,
-}
-
 impl LowRank {
-    /// Joins the pairs of weights that are side by side in a layer, each with its number of outputs. `None` = no weight
-    /// has a pair.
+    /// Joins the pairs of weights that are side by side in a layer. `None` = no weight has a pair.
     ///
     /// # Errors
     /// If the tensors are no matrices with the same inputs.
-    pub fn new(parts: Vec<(usize, Option<Pair>)>) -> Result<Option<Self>> {
+    pub fn new(parts: Vec<LoraPart>) -> Result<Option<Self>> {
         let of_parts: Vec<&Tensor> = (parts.iter())
-            .filter_map(|(_, pair)| Some(&pair.as_ref()?.a))
+            .filter_map(|part| Some(&part.pair.as_ref()?.down))
             .collect();
         let Some(first) = of_parts.first() else {
             return Ok(None);
@@ -48,11 +39,12 @@ impl LowRank {
             let wide = of_parts.iter().map(|a| a.to_dtype(DType::F32));
             Tensor::cat(&wide.collect::<candle_core::Result<Vec<_>>>()?, 0)?
         };
-        let ups = parts.into_iter().map(|(outputs, pair)| {
-            let product = match pair {
-                Some(pair) => Some((unquantized(&pair.b, None)?, pair.scale)),
+        let ups = parts.into_iter().map(|part| {
+            let product = match part.pair {
+                Some(pair) => Some((unquantized(&pair.up, None)?, f64::from(pair.scale))),
                 None => None,
             };
+            let outputs = part.outputs;
             Ok(Up { outputs, product })
         });
         Ok(Some(Self {

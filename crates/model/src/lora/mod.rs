@@ -5,18 +5,17 @@
 mod config;
 mod load;
 mod low_rank;
+mod place;
+mod rows;
 
 pub use load::LoraTarget;
+pub(crate) use rows::RowAdapters;
 
-use foretoken_core::error::{Error, Result};
-use foretoken_core::model::{Adapter, AdapterRows};
-use low_rank::LowRank;
-use std::any::Any;
+use foretoken_core::model::Adapter;
+use place::AdapterWeights;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-use candle_core::Tensor;
 
 /// A weight of the base model, `[outputs, inputs]`, as one of those side by side in a linear layer.
 #[derive(Debug, Clone)]
@@ -36,7 +35,7 @@ pub struct LoraAdapter {
     /// Random, so that no two loads share one, not even of the same folder.
     id: u64,
     /// What is added to the outputs of each of the base model's linear layers.
-    sites: Vec<Option<LowRank>>,
+    weights: AdapterWeights,
     rank: usize,
     bytes: u64,
 }
@@ -68,26 +67,6 @@ impl fmt::Debug for LoraAdapter {
         let Self { name, id, .. } = self;
         write!(f, "LoraAdapter({name} {id:016x})")
     }
-}
-
-/// Adds to `y`, `[rows, outputs]`, which nobody else holds, what the adapters of `all` rows add to the outputs of the
-/// linear layer `site` for `x`, `[rows, inputs]`.
-///
-/// # Errors
-/// If a shape differs from that of the layer, or an adapter is of another kind of model.
-pub(super) fn add(all: &[AdapterRows], site: usize, x: &Tensor, y: &Tensor) -> Result<()> {
-    for AdapterRows { rows, adapter } in all {
-        let adapter: &dyn Any = &**adapter;
-        let adapter = adapter.downcast_ref::<LoraAdapter>();
-        let adapter = adapter.ok_or_else(|| Error::internal("an adapter of another model"))?;
-        let Some(Some(low_rank)) = adapter.sites.get(site) else {
-            continue;
-        };
-        let of_rows = |all: &Tensor| all.narrow(0, rows.start, rows.len());
-        let added = low_rank.forward(&of_rows(x)?.contiguous()?)?;
-        y.slice_set(&(of_rows(y)? + added)?, 0, rows.start)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

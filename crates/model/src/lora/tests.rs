@@ -1,6 +1,7 @@
 //! Which rows have which adapter.
 
 use super::*;
+use foretoken_core::model::AdapterRows;
 use std::ops::Range;
 
 fn rows(ranges: &[(usize, usize)]) -> Vec<AdapterRows> {
@@ -8,7 +9,7 @@ fn rows(ranges: &[(usize, usize)]) -> Vec<AdapterRows> {
         name: "a".into(),
         folder: PathBuf::new(),
         id: 1,
-        sites: Vec::new(),
+        weights: AdapterWeights::Host(Vec::new()),
         rank: 1,
         bytes: 0,
     });

@@ -1,0 +1,116 @@
+//! Which rows of a forward have which adapters, and what these add.
+
+use super::LoraAdapter;
+use super::place::AdapterWeights;
+use candle_core::{Device, Tensor};
+use foretoken_core::error::{Error, Result};
+use foretoken_core::model::AdapterRows;
+use foretoken_kernels::{LoraRows, RowsOfLora};
+use std::any::Any;
+
+/// The adapters of the rows of a forward.
+pub(crate) enum RowAdapters {
+    /// Of rows on the CPU, or of none.
+    Host(Vec<AdapterRows>),
+    /// Of rows on a GPU.
+    Device(LoraRows),
+}
+
+impl RowAdapters {
+    /// Those of a forward of `count` rows on `device`.
+    ///
+    /// # Errors
+    /// If an adapter is of another model or device, or the device fails.
+    pub fn new(adapters: &[AdapterRows], count: usize, device: &Device) -> Result<Self> {
+        if device.is_cpu() || adapters.is_empty() {
+            return Ok(Self::Host(adapters.to_vec()));
+        }
+        let rows = on_device(adapters)?;
+        Ok(Self::Device(LoraRows::new(&rows, count, device)?))
+    }
+
+    /// Of rows without any.
+    pub fn none() -> Self {
+        Self::Host(Vec::new())
+    }
+
+    /// What graphs of forwards with these adapters must have room for; 0 on the CPU, and without adapters.
+    ///
+    /// # Errors
+    /// If an adapter is of another model.
+    pub fn room(adapters: &[AdapterRows]) -> Result<usize> {
+        let is_on_device = |one: &AdapterRows| {
+            let of = adapter(one)?;
+            Ok::<_, Error>(matches!(of.weights, AdapterWeights::Device(_)))
+        };
+        match adapters.first().map(is_on_device).transpose()? {
+            Some(true) => Ok(LoraRows::room(&on_device(adapters)?)),
+            _ => Ok(0),
+        }
+    }
+
+    /// Overwrites them with those of another forward of as many rows.
+    ///
+    /// # Errors
+    /// If there were none, an adapter needs more room or is of another model, or the device fails.
+    pub fn replace(&self, adapters: &[AdapterRows]) -> Result<()> {
+        match self {
+            Self::Device(rows) => {
+                rows.replace(&on_device(adapters)?)?;
+                Ok(())
+            }
+            Self::Host(own) if own.is_empty() && adapters.is_empty() => Ok(()),
+            Self::Host(_) => Err(Error::internal("rows with adapters are not replaced")),
+        }
+    }
+
+    /// Adds to `y`, `[rows, outputs]`, which nobody else holds, what the adapters of the rows add to the outputs of the
+    /// linear layer `site` for `x`, `[rows, inputs]`.
+    ///
+    /// # Errors
+    /// If a shape differs from that of the layer, or an adapter is of another kind of model.
+    pub fn add(&self, site: usize, x: &Tensor, y: &Tensor) -> Result<()> {
+        match self {
+            Self::Host(all) => add_on_host(all, site, x, y),
+            Self::Device(rows) => {
+                let x = x.contiguous()?;
+                // SAFETY: the batch of this forward has the adapters. `LoraTarget` frees them on the thread that computes.
+                unsafe { rows.add(site, &x, y) }?;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn adapter(rows: &AdapterRows) -> Result<&LoraAdapter> {
+    let adapter: &dyn Any = &*rows.adapter;
+    let adapter = adapter.downcast_ref::<LoraAdapter>();
+    adapter.ok_or_else(|| Error::internal("an adapter of another model"))
+}
+
+/// The adapters, which are on a GPU.
+fn on_device(adapters: &[AdapterRows]) -> Result<Vec<RowsOfLora<'_>>> {
+    fn of(one: &AdapterRows) -> Result<RowsOfLora<'_>> {
+        match &adapter(one)?.weights {
+            AdapterWeights::Device(own) => Ok((one.rows.clone(), own.lora())),
+            AdapterWeights::Host(_) => Err(Error::internal("an adapter on the CPU")),
+        }
+    }
+    adapters.iter().map(of).collect()
+}
+
+fn add_on_host(all: &[AdapterRows], site: usize, x: &Tensor, y: &Tensor) -> Result<()> {
+    for one in all {
+        let AdapterWeights::Host(sites) = &adapter(one)?.weights else {
+            return Err(Error::internal("an adapter on a GPU"));
+        };
+        let Some(Some(low_rank)) = sites.get(site) else {
+            continue;
+        };
+        let rows = &one.rows;
+        let of_rows = |all: &Tensor| all.narrow(0, rows.start, rows.len());
+        let added = low_rank.forward(&of_rows(x)?.contiguous()?)?;
+        y.slice_set(&(of_rows(y)? + added)?, 0, rows.start)?;
+    }
+    Ok(())
+}
