@@ -95,7 +95,7 @@ pub fn open<'a>(
     let numbers = parts.get("weight", &[outputs, inputs], &[E4M3])?;
     let columns = inputs.div_ceil(tile.1);
     let scales = parts.scales(scale, &[outputs.div_ceil(tile.0), columns], &SCALES)?;
-    let opened = Opened::new(None, move || {
+    Ok(Opened::new(None, move || {
         Ok(Floats {
             table: table(),
             numbers: finite(&numbers)?,
@@ -104,11 +104,7 @@ pub fn open<'a>(
             tile,
             columns,
         })
-    });
-    Ok(Opened {
-        float8: Some(tile.1),
-        ..opened
-    })
+    }))
 }
 
 /// The numbers of values times 1 over `scale`, each rounded to the nearest.

@@ -33,8 +33,6 @@ pub trait Scheme: fmt::Debug + Send + Sync {
 pub struct Opened<'a> {
     /// The blocks that it becomes, as far as headers tell; `None` = it becomes dense.
     pub blocks: Option<BlockType>,
-    /// If it is FP8, the inputs that have a scale in common.
-    pub float8: Option<usize>,
     /// Whether its inputs may have to be in another order then.
     pub may_reorder: bool,
     /// Reads its values; not if only headers are here.
@@ -49,7 +47,6 @@ impl<'a> Opened<'a> {
     ) -> Self {
         Self {
             blocks,
-            float8: None,
             may_reorder: false,
             unpack: Box::new(|| Ok(Box::new(unpack()?))),
         }

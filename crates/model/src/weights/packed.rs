@@ -82,7 +82,7 @@ impl Weights {
                 .filter(|_| self.device.is_cpu() || !opened.may_reorder);
             let stored = (scheme.label(), parts.bytes);
             let shape = ordered_shape(shape, order);
-            let form = self.form_of(blocks, opened.float8, shape);
+            let form = self.form_of(blocks, scheme.float8(shape), shape);
             return Ok(Some(self.unread(name, stored, shape, form)));
         }
         let unpacked = (opened.unpack)()?;
