@@ -116,6 +116,37 @@ impl Rig {
         layers.flat_map(|(k, v)| [read(k), read(v)]).collect()
     }
 
+    /// Feeds a text with each of `adapters`, which share forwards of `chunks` rows of each; the last of these is a tree of
+    /// four nodes. Returns the logits of each text.
+    pub fn in_company(
+        &mut self,
+        adapters: impl Iterator<Item = Option<Arc<dyn Adapter>>>,
+        tokens: &[u32],
+        chunks: &[usize],
+    ) -> Vec<Vec<Vec<f32>>> {
+        const TREE: [Option<u16>; 4] = [None, Some(0), Some(0), Some(1)];
+        let mut seqs: Vec<Seq> = adapters.map(Seq::of_adapter).collect();
+        let mut logits = vec![Vec::new(); seqs.len()];
+        let mut rest = tokens;
+        for (i, &chunk) in chunks.iter().enumerate() {
+            let (tokens, others) = rest.split_at(chunk);
+            rest = others;
+            let is_last = i + 1 == chunks.len();
+            let parents = if is_last { &TREE[..] } else { &[] };
+            let of_seq = |seq| Rows {
+                seq,
+                tokens,
+                parents,
+            };
+            let mut parts: Vec<Rows<'_>> = seqs.iter_mut().map(of_seq).collect();
+            let rows = self.forward(&mut parts);
+            for (all, rows) in logits.iter_mut().zip(rows.chunks_exact(chunk)) {
+                all.extend(rows.to_vec());
+            }
+        }
+        logits
+    }
+
     /// One forward; the logits of every row.
     pub fn forward(&mut self, parts: &mut [Rows<'_>]) -> Vec<Vec<f32>> {
         let mut batch = Batch::default();

@@ -64,48 +64,37 @@ pub(super) fn two(folder: &Path, model: &dyn LoadedModel) -> [PathBuf; 2] {
     ]
 }
 
-/// The logits of texts that share forwards of `chunks` rows of each, the last of which is a tree; `which` are the folders of
-/// their adapters.
+/// See [`Rig::in_company`]; `which` are the folders of the adapters.
 fn in_company(
     model: Box<dyn LoadedModel>,
     chunks: &[usize],
     which: &[Option<&Path>],
 ) -> Vec<Vec<Vec<f32>>> {
-    let adapters = which
+    let adapters: Vec<_> = which
         .iter()
-        .map(|folder| folder.map(|folder| adapter(&*model, folder)));
-    let mut seqs: Vec<Seq> = adapters.map(Seq::of_adapter).collect();
-    let vocab = model.info().vocab_size as u32;
-    let prompt: Vec<u32> = tokens(chunks.iter().sum())
-        .into_iter()
-        .map(|id| id % vocab)
+        .map(|folder| folder.map(|folder| adapter(&*model, folder)))
         .collect();
-    let mut rig = Rig::new(model, BLOCKS, BLOCK_SIZE);
-    let mut logits = vec![Vec::new(); seqs.len()];
-    let mut start = 0;
-    for (i, &chunk) in chunks.iter().enumerate() {
-        let tree = [None, Some(0), Some(0), Some(1)];
-        let parents = if i + 1 == chunks.len() {
-            &tree[..]
-        } else {
-            &[]
-        };
-        let tokens = &prompt[start..start + chunk];
-        start += chunk;
-        let seqs = seqs.iter_mut();
-        let mut parts: Vec<Rows<'_>> = seqs
-            .map(|seq| Rows {
-                seq,
-                tokens,
-                parents,
-            })
-            .collect();
-        let rows = rig.forward(&mut parts);
-        for (all, rows) in logits.iter_mut().zip(rows.chunks_exact(chunk)) {
-            all.extend(rows.to_vec());
-        }
-    }
-    logits
+    let vocab = model.info().vocab_size as u32;
+    let prompt = tokens(chunks.iter().sum());
+    let prompt: Vec<u32> = prompt.into_iter().map(|id| id % vocab).collect();
+    Rig::new(model, BLOCKS, BLOCK_SIZE).in_company(adapters.into_iter(), &prompt, chunks)
+}
+
+/// `source` on the emulated GPU in bf16.
+fn on_gpu(
+    source: &ModelSource,
+    gpu: &Device,
+    seed: u64,
+    enforce_eager: bool,
+) -> Box<dyn LoadedModel> {
+    let options = LoadOptions {
+        dtype: Some(DType::BF16),
+        device: gpu.clone(),
+        seed,
+        enforce_eager,
+        ..LoadOptions::default()
+    };
+    loaded(source, options)
 }
 
 /// Of attention, of Mamba with an MLP, of shared experts, and of latent attention.
@@ -164,16 +153,7 @@ fn rows_have_the_same_bits_whatever_adapters_their_neighbours_have() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
-    let open = |enforce_eager| {
-        let options = LoadOptions {
-            dtype: Some(DType::BF16),
-            device: gpu.clone(),
-            seed: 2,
-            enforce_eager,
-            ..LoadOptions::default()
-        };
-        loaded(&source, options)
-    };
+    let open = |enforce_eager| on_gpu(&source, &gpu, 2, enforce_eager);
     let [one, two] = two(folder.path(), &*open(true));
     let chunks = [vec![9, 1, 1, 1, 1], vec![2; 4], vec![16, 4]].concat();
     let alone = |folder| in_company(open(true), &chunks, &[folder]).remove(0);
@@ -209,14 +189,7 @@ fn graphs_take_in_adapters_that_are_loaded_later() {
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let run = |enforce_eager| {
-        let options = LoadOptions {
-            dtype: Some(DType::BF16),
-            device: gpu.clone(),
-            seed: 4,
-            enforce_eager,
-            ..LoadOptions::default()
-        };
-        let model = loaded(&source, options);
+        let model = on_gpu(&source, &gpu, 4, enforce_eager);
         let [one, two] = two(folder.path(), &*model);
         let target = model.lora_target().unwrap().clone();
         let load = |folder: &Path| target.load("a", folder, 16).unwrap();

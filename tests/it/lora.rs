@@ -2,7 +2,7 @@
 //! scripts/make-lora-fixtures.py.
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
-use crate::common::rig::{Rig, Rows, Seq};
+use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::open;
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, run, sampled};
 use crate::trees::RandomTrees;
@@ -74,41 +74,16 @@ fn an_adapter_computes_the_same_over_a_gguf_file() {
     assert!(count >= 4, "{count}");
 }
 
-/// Feeds texts of the base and of two adapters in forwards that they share, divided like `chunks`; the last rows are a
-/// tree. Returns the logits of each text.
+/// See [`Rig::in_company`].
 fn in_company(chunks: &[usize], which: &[Option<&str>]) -> Vec<Vec<Vec<f32>>> {
     let base = fixture("llama");
     let model = base.open();
-    let adapters = which
+    let adapters: Vec<_> = which
         .iter()
-        .map(|name| name.map(|name| adapter(&*model, name)));
-    let seqs = adapters.map(Seq::of_adapter);
-    let mut seqs: Vec<Seq> = seqs.collect();
+        .map(|name| name.map(|name| adapter(&*model, name)))
+        .collect();
     let mut rig = Rig::new(model, 64, 4);
-    let mut logits = vec![Vec::new(); seqs.len()];
-    let tree = [None, Some(0), Some(0), Some(1)];
-    let mut start = 0;
-    for (i, &chunk) in chunks.iter().enumerate() {
-        let parents = if i + 1 == chunks.len() {
-            &tree[..]
-        } else {
-            &[]
-        };
-        let tokens = &base.prompt[start..start + chunk];
-        start += chunk;
-        let mut parts: Vec<Rows<'_>> = (seqs.iter_mut())
-            .map(|seq| Rows {
-                seq,
-                tokens,
-                parents,
-            })
-            .collect();
-        let rows = rig.forward(&mut parts);
-        for (all, rows) in logits.iter_mut().zip(rows.chunks_exact(chunk)) {
-            all.extend(rows.to_vec());
-        }
-    }
-    logits
+    rig.in_company(adapters.into_iter(), &base.prompt, chunks)
 }
 
 /// Bit for bit, whoever shares the forward, and however a text is divided; the base's rows have those bits that they have
