@@ -292,7 +292,10 @@ fn pack_lines<S: Simd>(
         rows[i] = pairs[i].as_ptr();
     }
     // SAFETY: 16 pairs of each line, and 16 vectors of the group.
-    unsafe { s.transpose(&rows, group.as_mut_ptr(), 2 * LANES) };
+    unsafe {
+        let to = group.as_mut_ptr();
+        s.transpose(&rows, [to, to.add(LANES)], 2 * LANES);
+    }
 }
 
 /// `count` lines from `line` on, which are side by side at each of `numbers` depths from `depth` on.

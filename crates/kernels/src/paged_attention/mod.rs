@@ -8,8 +8,8 @@
 //! draft tree that it does not see. A window hides the first keys of a row, which keep their numbers.
 //!
 //! On the CPU, pools in bf16 have products of bf16 with bf16 (`numbers`), others products of f32. With AMX, numbers of pools
-//! in f16 are sums of two bf16, and their products have relative errors of about 2^-16. Pools in blocks of `Q8_0` have the
-//! products of f32, of what the blocks hold (`stored`).
+//! in f16 are sums of two bf16, and their products have relative errors of about 2^-16. Keys in blocks of `Q8_0` are
+//! multiplied as bytes, by queries rounded to bytes, and values as f32 (`stored`).
 //!
 //! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
 //! 64 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
@@ -18,6 +18,7 @@
 //! [batch-invariant](AttentionBatch::with_batch_invariance).
 
 mod batch;
+mod byte_scores;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod numbers;

@@ -187,7 +187,7 @@ impl<E: Stored> QueryGroup<'_, E> {
 
     /// Number of keys that are processed together: all of a chunk if they need no room of their own.
     fn tile(&self) -> usize {
-        if !E::IS_COPIED && self.is_direct(self.count()) {
+        if !E::IN_BLOCKS && self.is_direct(self.count()) {
             CHUNK
         } else {
             TILE
@@ -203,6 +203,9 @@ impl<E: Stored> QueryGroup<'_, E> {
         start: usize,
         scratch: &mut Scratch,
     ) {
+        if E::IN_BLOCKS {
+            return self.score_bytes(places, &queries, start, scratch);
+        }
         let (d, lanes) = (self.dims.head_dim, NumberOf::<E>::lanes(self.dims.head_dim));
         let scores = scratch.scores.room(self.count() * STRIDE);
         let scores = &mut scores[queries.start * STRIDE + start..];
@@ -261,7 +264,7 @@ impl<E: Stored> QueryGroup<'_, E> {
         let (count, number) = (places.at.len(), PhantomData::<NumberOf<E>>);
         let d = self.dims.head_dim;
         let read = E::vectors(self.isa, self.v, places, d, &mut scratch.copies);
-        if self.is_direct(if E::IS_COPIED { 0 } else { queries.len() }) {
+        if self.is_direct(if E::IN_BLOCKS { 0 } else { queries.len() }) {
             let add = AddWeighted {
                 sums,
                 weights,
@@ -402,7 +405,7 @@ impl<E: Stored> QueryGroup<'_, E> {
     }
 
     /// Elements of a head in the pools.
-    fn elements(&self) -> usize {
+    pub(super) fn elements(&self) -> usize {
         E::elements(self.dims.head_dim).unwrap_or_default()
     }
 
@@ -418,6 +421,9 @@ impl<E: Stored> QueryGroup<'_, E> {
                 number: PhantomData::<NumberOf<E>>,
             };
             run(self.isa, load);
+        }
+        if E::IN_BLOCKS {
+            self.round_queries(scratch);
         }
     }
 

@@ -171,7 +171,7 @@ impl<E: Pool> Loop for Pack<'_, E> {
             // to themselves, the last of which is within `width`.
             unsafe {
                 for _ in 0..whole / (count * LANES) {
-                    s.transpose(&from, to, step);
+                    s.transpose(&from, [to, to.add(LANES)], step);
                     for from in &mut from {
                         *from = from.add(LANES);
                     }
@@ -185,7 +185,7 @@ impl<E: Pool> Loop for Pack<'_, E> {
                     *from = padded.as_ptr().cast();
                 }
                 // SAFETY: `padded` has 16 lanes for each row, and the strip has the last 16 vectors left.
-                unsafe { s.transpose(&from, to, step) };
+                unsafe { s.transpose(&from, [to, to.add(LANES)], step) };
             }
         }
     }

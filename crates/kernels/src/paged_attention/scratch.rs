@@ -1,5 +1,6 @@
 //! Memory of a thread for the items that it computes.
 
+use crate::quant::{ByteRows, Line};
 use crate::simd::LANES;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,7 +14,11 @@ pub(super) struct Scratch {
     pub keys: Buffer,
     /// A tile of values, or of keys of few queries, see [`Widen`](super::vectors::Widen).
     pub values: Buffer,
-    /// A tile of keys or values of blocks, in f32.
+    /// Queries for keys of blocks.
+    pub byte_queries: Option<ByteRows>,
+    /// A tile of keys of blocks, in strips of 16.
+    pub strips: Vec<Line>,
+    /// A tile of values of blocks, in f32.
     pub copies: Copies,
     /// Scores of the chunk, later its weights: `[queries, STRIDE]`, see [`Weigh`](super::weights::Weigh).
     pub scores: Buffer,
@@ -50,15 +55,19 @@ impl Buffer {
 #[derive(Default)]
 pub(super) struct Copies {
     floats: Buffer,
+    /// Where each begins, if it has `head_dim` floats.
     at: Vec<usize>,
+    head_dim: usize,
 }
 
 impl Copies {
     /// Room for `count` heads of `head_dim` floats, and where each begins.
     pub fn room(&mut self, count: usize, head_dim: usize) -> (&mut [f32], &[usize]) {
-        self.at.clear();
-        self.at.extend((0..count).map(|i| i * head_dim));
-        (self.floats.room(count * head_dim), &self.at)
+        if self.head_dim != head_dim || self.at.len() < count {
+            self.at = (0..count).map(|i| i * head_dim).collect();
+            self.head_dim = head_dim;
+        }
+        (self.floats.room(count * head_dim), &self.at[..count])
     }
 }
 

@@ -1,5 +1,6 @@
-//! What a pool is an array of: numbers, which are read where they are, or blocks of them, of which a tile at a time is
-//! copied to the caches in f32. So attention over blocks has the bits of attention over a pool of their values in f32.
+//! What a pool is an array of: numbers, which are read where they are, or blocks of bytes. Of blocks, keys are multiplied
+//! as bytes, by queries that are rounded to such blocks too, with the bits of a product with quantized weights; values are
+//! copied to the caches in f32, a tile at a time.
 
 use super::numbers::Pool;
 use super::scratch::Copies;
@@ -11,10 +12,10 @@ use candle_core::WithDType;
 
 /// What a pool is an array of.
 pub(super) trait Stored: WithDType {
-    /// What products read.
+    /// What products with values read, and those with keys unless these are multiplied as bytes.
     type Numbers: Pool;
-    /// Whether they read a copy in the caches.
-    const IS_COPIED: bool;
+    /// Whether keys are multiplied as bytes, and values copied.
+    const IN_BLOCKS: bool;
 
     /// Elements of a head of `head_dim` numbers; `None` if there is no such head.
     fn elements(head_dim: usize) -> Option<usize>;
@@ -22,6 +23,9 @@ pub(super) trait Stored: WithDType {
     /// The numbers of a pool that has no blocks. Tiles read no others.
     #[cfg(target_arch = "x86_64")]
     fn numbers(pool: &[Self]) -> &[Self::Numbers];
+
+    /// The bytes of a pool that has blocks.
+    fn bytes(pool: &[Self]) -> &[u8];
 
     /// The heads at `places`, of `head_dim` numbers each.
     fn vectors<'a>(
@@ -35,7 +39,7 @@ pub(super) trait Stored: WithDType {
 
 impl<E: Pool> Stored for E {
     type Numbers = E;
-    const IS_COPIED: bool = false;
+    const IN_BLOCKS: bool = false;
 
     fn elements(head_dim: usize) -> Option<usize> {
         Some(head_dim)
@@ -44,6 +48,10 @@ impl<E: Pool> Stored for E {
     #[cfg(target_arch = "x86_64")]
     fn numbers(pool: &[E]) -> &[E] {
         pool
+    }
+
+    fn bytes(_: &[E]) -> &[u8] {
+        &[]
     }
 
     fn vectors<'a>(
@@ -60,7 +68,7 @@ impl<E: Pool> Stored for E {
 /// Bytes of blocks of `Q8_0`.
 impl Stored for u8 {
     type Numbers = f32;
-    const IS_COPIED: bool = true;
+    const IN_BLOCKS: bool = true;
 
     fn elements(head_dim: usize) -> Option<usize> {
         q8_blocks::bytes(head_dim)
@@ -69,6 +77,10 @@ impl Stored for u8 {
     #[cfg(target_arch = "x86_64")]
     fn numbers(_: &[u8]) -> &[f32] {
         &[]
+    }
+
+    fn bytes(pool: &[u8]) -> &[u8] {
+        pool
     }
 
     fn vectors<'a>(

@@ -5,7 +5,7 @@ mod case;
 use super::vectors::CHUNK;
 use super::*;
 use crate::span::Span;
-use case::{BLOCK_SIZE, Case, Form, Sample, elements, forms};
+use case::{BLOCK_SIZE, Case, Form, Sample, forms};
 use half::{bf16, f16};
 
 fn bits(out: Vec<f32>) -> Vec<u32> {
@@ -301,33 +301,6 @@ fn ignore_hidden_values<E: Sample>() {
             let want = bits(case().run(isa, 1, 0..rows, None));
             let got = bits(broken.run(isa, 1, 0..rows, None));
             assert_eq!(got[row.clone()], want[row.clone()], "{isa:?}, {len} keys");
-        }
-    }
-}
-
-/// A pool of blocks has the bits of a pool of what the blocks hold, so what holds for f32 holds for blocks.
-#[test]
-fn blocks_have_the_bits_of_their_values() {
-    for (group, head_dim, rows) in [(1, 64, 1), (3, 64, 2), (9, 32, 7), (4, 96, 30), (2, 128, 1)] {
-        for (form, keys) in forms().into_iter().zip([40, CHUNK, CHUNK + 9, 300, 512]) {
-            let blocks = Case::<u8>::new(keys, rows, group, head_dim).with(form);
-            let wide = |pool: &[u8]| {
-                let heads = pool.chunks(elements::<u8>(head_dim));
-                heads.flat_map(u8::wide).collect::<Vec<f32>>()
-            };
-            let floats = Case {
-                q: blocks.q.clone(),
-                k: wide(&blocks.k),
-                v: wide(&blocks.v),
-                blocks: blocks.blocks.clone(),
-                form: blocks.form.clone(),
-                dims: blocks.dims,
-                len: blocks.len,
-            };
-            for isa in Isa::available() {
-                let want = bits(floats.run(isa, 2, 0..rows, None));
-                assert_eq!(bits(blocks.run(isa, 2, 0..rows, None)), want, "{isa:?}");
-            }
         }
     }
 }

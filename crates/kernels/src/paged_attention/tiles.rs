@@ -165,7 +165,10 @@ pub(super) fn transposed<S: Simd>(s: S, tile: &[f32]) -> [[f32; LANES]; ROWS] {
     }
     let mut columns = [[0.0; LANES]; ROWS];
     // SAFETY: 16 vectors of 16 numbers are read, as asserted, and written.
-    unsafe { s.transpose(&rows, columns.as_mut_ptr().cast(), 2 * LANES) };
+    unsafe {
+        let to: *mut f32 = columns.as_mut_ptr().cast();
+        s.transpose(&rows, [to, to.add(LANES)], 2 * LANES);
+    }
     columns
 }
 

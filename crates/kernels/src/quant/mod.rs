@@ -12,6 +12,7 @@
 
 mod activations;
 mod block_type;
+mod byte_rows;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
@@ -38,11 +39,13 @@ use tiles::Strip;
 use vector::VectorFormat;
 
 pub use block_type::{BlockType, Floats};
+pub(crate) use byte_rows::{ByteRows, lines_of_16, pack_16};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::multiply_groups;
 pub use device::matmul_quantized;
 pub use device_tiles::DeviceQuantMatrix;
 pub use formats::BLOCK;
+pub(crate) use tiles::Line;
 pub use tiles::QuantMatrix;
 
 /// Passes of rows that are processed before the next tiles: their activations stay in the cache.

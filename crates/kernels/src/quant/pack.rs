@@ -3,7 +3,7 @@
 use super::activations::largest;
 use super::block_type::BlockType;
 use super::formats::{BLOCK, Format, ScaleLayout, TileFormat, WIDTH, with_format};
-use super::tiles::{Line, QuantMatrix, quant, set_block, strip_lines};
+use super::tiles::{Line, QuantMatrix, bytes_mut, quant, set_block, strip_lines};
 use candle_core::Result;
 use half::f16;
 use std::borrow::Cow;
@@ -93,10 +93,8 @@ fn pack<F: Format>(data: &[u8], size: usize, together: usize, blocks: usize) -> 
     let per_row = blocks / together;
     let outputs = data.len() / (size * per_row).max(1);
     let strip_lines = strip_lines::<F>(blocks);
-    let mut lines = vec![Line([0; _]); outputs.div_ceil(WIDTH) * strip_lines];
-    let len = size_of_val(lines.as_slice());
-    // SAFETY: lines consist of bytes, without padding.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<u8>(), len) };
+    let mut lines = vec![Line::ZERO; outputs.div_ceil(WIDTH) * strip_lines];
+    let bytes = bytes_mut(&mut lines);
     for (at, data) in data.chunks_exact(size).enumerate() {
         let (output, first) = (at / per_row, at % per_row * together);
         let strip = output / WIDTH * size_of::<Line>() * strip_lines;

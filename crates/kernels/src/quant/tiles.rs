@@ -7,7 +7,18 @@ use std::marker::PhantomData;
 /// A vector's bytes, aligned.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Line(pub [u8; VECTOR]);
+pub(crate) struct Line(pub(super) [u8; VECTOR]);
+
+impl Line {
+    pub const ZERO: Self = Self([0; VECTOR]);
+}
+
+/// The bytes of lines.
+pub(super) fn bytes_mut(lines: &mut [Line]) -> &mut [u8] {
+    let len = size_of_val(lines);
+    // SAFETY: lines consist of bytes, without padding.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), len) }
+}
 
 /// A quantized weight `[outputs, inputs]`, laid out for the kernels.
 pub struct QuantMatrix {
@@ -62,15 +73,21 @@ impl QuantMatrix {
     pub(super) fn strip<F: Format>(&self, strip: usize) -> Strip<'_, F> {
         let blocks = self.inputs / BLOCK;
         let count = strip_lines::<F>(blocks);
-        Strip {
-            lines: &self.lines[strip * count..][..count],
-            blocks,
-            format: PhantomData,
-        }
+        Strip::new(&self.lines[strip * count..][..count], blocks)
     }
 }
 
 impl<'a, F: Format> Strip<'a, F> {
+    /// The strip of `blocks` blocks in `lines`.
+    pub fn new(lines: &'a [Line], blocks: usize) -> Self {
+        assert_eq!(lines.len(), strip_lines::<F>(blocks), "lines of a strip");
+        Self {
+            lines,
+            blocks,
+            format: PhantomData,
+        }
+    }
+
     pub fn blocks(self) -> usize {
         self.blocks
     }

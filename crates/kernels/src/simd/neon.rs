@@ -1,6 +1,6 @@
 //! [`Simd`] with NEON: a vector is four registers.
 
-use super::vector::{BELOW_HALF, E4M3_BITS, Element, LANES, Simd, UPPER};
+use super::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Simd, UPPER};
 use crate::cpu::Neon;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -74,6 +74,19 @@ impl Simd for Neon {
             let below = vcltq_f32(x.0[i], vdupq_n_f32(limit));
             vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y.0[i]), below))
         }))
+    }
+
+    #[inline(always)]
+    fn flip_bytes(self, Quads(quads): Quads) -> Quads {
+        // SAFETY: `self` proves that the CPU has NEON.
+        unsafe {
+            let signs = vdupq_n_u32(BYTE_SIGNS);
+            let mut flipped = quads;
+            for quad in &mut flipped {
+                *quad = vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(*quad), signs));
+            }
+            Quads(flipped)
+        }
     }
 
     #[inline(always)]
@@ -216,7 +229,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize) {
+    unsafe fn transpose<E: Element>(
+        self,
+        from: &[*const E; LANES],
+        to: [*mut f32; 2],
+        step: usize,
+    ) {
         for j in (0..LANES).step_by(4) {
             // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 numbers of each row can be read, and
             // all 16 vectors be written, of which these are the quarters `j`.
@@ -232,7 +250,7 @@ impl Simd for Neon {
                     let rows = [a.0[quarter], b.0[quarter], c.0[quarter], d.0[quarter]];
                     for (i, column) in transposed(rows).into_iter().enumerate() {
                         let i = 4 * quarter + i;
-                        vst1q_f32(to.wrapping_add(i % 8 * step + i / 8 * LANES + j), column);
+                        vst1q_f32(to[i / 8].wrapping_add(i % 8 * step + j), column);
                     }
                 }
             }

@@ -11,6 +11,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) const UPPER: u32 = 0xFFFF_0000;
 /// The bits of a float that those of an E4M3 become: the sign, the lower four of the exponent, the upper three of the fraction.
 pub(crate) const E4M3_BITS: u32 = 0x87F0_0000;
+/// The signs of the bytes of a lane.
+pub(crate) const BYTE_SIGNS: u32 = 0x8080_8080;
 /// Just below half a unit of it: adding this, and 1 if the unit is odd, rounds to it.
 pub(crate) const BELOW_HALF: u32 = 0x7FFF;
 
@@ -73,6 +75,8 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// Eight numbers can be read at each of `from`.
     unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> Self::Vector;
+    /// Changes the sign of each of the four bytes of a lane: a signed byte becomes the unsigned byte that is 128 more.
+    fn flip_bytes(self, x: Self::Vector) -> Self::Vector;
     /// Pairs of bf16, one in 32 bits each: the upper halves of the lanes of both, the first in the lower half.
     fn pair(self, first: Self::Vector, second: Self::Vector) -> Self::Vector;
     /// The first of each pair.
@@ -94,11 +98,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// 16 numbers can be written at `to`.
     unsafe fn store(self, to: *mut f32, x: Self::Vector);
-    /// Writes 16 vectors: the numbers `i` of all `from` at `to + i % 8 * step + i / 8 * 16`.
+    /// Writes 16 vectors: the numbers `i` of all `from` at `to[i / 8] + i % 8 * step`.
     ///
     /// # Safety
     /// 16 numbers can be read at each of `from`, and the vectors be written.
-    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize);
+    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: [*mut f32; 2], step: usize);
 }
 
 /// Work that is compiled for each instruction set.
@@ -275,6 +279,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn flip_bytes(self, x: [f32; LANES]) -> [f32; LANES] {
+        lanes!(i => f32::from_bits(x[i].to_bits() ^ BYTE_SIGNS))
+    }
+
+    #[inline(always)]
     fn max_of(self, x: [f32; LANES]) -> f32 {
         x.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
@@ -389,10 +398,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize) {
+    unsafe fn transpose<E: Element>(
+        self,
+        from: &[*const E; LANES],
+        to: [*mut f32; 2],
+        step: usize,
+    ) {
         for (j, from) in from.iter().enumerate() {
             for i in 0..LANES {
-                let to = to.wrapping_add(i % 8 * step + i / 8 * LANES + j);
+                let to = to[i / 8].wrapping_add(i % 8 * step + j);
                 // SAFETY: the caller's contract, which does not ask for alignment.
                 unsafe { *to = from.add(i).read_unaligned().to_f32() };
             }

@@ -31,10 +31,13 @@ pub(super) trait Sample: Stored {
 
     /// The numbers of a head.
     fn wide(head: &[Self]) -> Vec<f32>;
+
+    /// A scaled query as it is multiplied.
+    fn query(scaled: Vec<f32>) -> Vec<f32>;
 }
 
 macro_rules! sample {
-    ($($number:ty, $from_f32:expr;)*) => {
+    ($($number:ty, $from_f32:expr, $query:expr;)*) => {
         $(impl Sample for $number {
             fn narrow(head: &[f32]) -> Vec<Self> {
                 head.iter().map(|&x| $from_f32(x)).collect()
@@ -43,13 +46,17 @@ macro_rules! sample {
             fn wide(head: &[Self]) -> Vec<f32> {
                 head.iter().map(|x| x.to_f32()).collect()
             }
+
+            fn query(scaled: Vec<f32>) -> Vec<f32> {
+                scaled.into_iter().map($query).collect()
+            }
         })*
     };
 }
 sample! {
-    f32, std::convert::identity;
-    f16, f16::from_f32;
-    bf16, bf16::from_f32;
+    f32, std::convert::identity, std::convert::identity;
+    f16, f16::from_f32, std::convert::identity;
+    bf16, bf16::from_f32, |q| bf16::from_f32(q).to_f32();
 }
 
 impl Sample for u8 {
@@ -64,6 +71,16 @@ impl Sample for u8 {
         let mut numbers = vec![0.0; head.len() / q8_blocks::BYTES * q8_blocks::BLOCK];
         q8_blocks::dequantize(Portable, head, &mut numbers);
         numbers
+    }
+
+    fn query(mut scaled: Vec<f32>) -> Vec<f32> {
+        for block in scaled.chunks_mut(q8_blocks::BLOCK) {
+            let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
+            for x in block {
+                *x = (*x * (127. / largest)).round_ties_even() * (largest / 127.);
+            }
+        }
+        scaled
     }
 }
 
@@ -236,16 +253,14 @@ impl<E: Sample> Case<E> {
     pub fn reference_of(&self, sees: Range<usize>, row: usize, head: usize) -> Vec<f64> {
         let (d, kv_head) = (self.dims.head_dim, head / self.dims.group());
         let query = &self.q[row * self.row_floats() + head * d..][..d];
-        // Where products are those of bf16, the kernel rounds queries after it scaled them.
+        // The kernel may round queries, after it scaled them.
         let base = self.form.soft_cap.map_or(LOG2_E, |_| 1.0);
-        let scaled = |q: f32| match NumberOf::<E>::COUNT {
-            2 => f64::from(bf16::from_f32(q * (0.3 * base))) / f64::from(base),
-            _ => f64::from(q * 0.3),
-        };
+        let scaled = query.iter().map(|q| q * (0.3 * base)).collect();
+        let scaled = E::query(scaled);
         let score = |position| {
             let key = self.wide(&self.k, position, kv_head);
-            let products = query.iter().zip(key).map(|(&q, k)| scaled(q) * k);
-            let score = products.sum::<f64>();
+            let products = scaled.iter().zip(key).map(|(&q, k)| f64::from(q) * k);
+            let score = products.sum::<f64>() / f64::from(base);
             match self.form.soft_cap.map(f64::from) {
                 Some(cap) => cap * (score / cap).tanh(),
                 None => score,

@@ -2,7 +2,7 @@
 
 use super::{max_of, on_registers, sum_of, sums_of};
 use crate::cpu::{Avx512Bf16, Avx512Vnni};
-use crate::simd::vector::{BELOW_HALF, E4M3_BITS, Element, LANES, Simd, UPPER};
+use crate::simd::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Simd, UPPER};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -72,6 +72,15 @@ macro_rules! avx512 {
             fn sums_of_halves(self, [a, b]: [__m512; 2]) -> [f32; 4] {
                 // SAFETY: `self` proves that the CPU has AVX-512 F and AVX2.
                 unsafe { sums_of([low(a), high(a), low(b), high(b)]) }
+            }
+
+            #[inline(always)]
+            fn flip_bytes(self, x: __m512) -> __m512 {
+                // SAFETY: `self` proves that the CPU has AVX-512 F.
+                unsafe {
+                    let signs = _mm512_set1_epi32(BYTE_SIGNS.cast_signed());
+                    _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), signs))
+                }
             }
 
             #[inline(always)]
@@ -164,7 +173,12 @@ macro_rules! avx512 {
             }
 
             #[inline(always)]
-            unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize) {
+            unsafe fn transpose<E: Element>(
+                self,
+                from: &[*const E; LANES],
+                to: [*mut f32; 2],
+                step: usize,
+            ) {
                 // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 numbers of each row can be
                 // read, and all 16 vectors be written, of which these are two for each `c` and part.
                 unsafe {
@@ -196,12 +210,17 @@ macro_rules! avx512 {
                             _mm512_shuffle_f32x4::<0xDD>(a, b),
                             _mm512_shuffle_f32x4::<0xDD>(d, e),
                         );
-                        let (low, high) = (to.wrapping_add(c * step), to.wrapping_add((c + 4) * step));
-                        self.store(low, _mm512_shuffle_f32x4::<0x88>(ab_even, de_even));
-                        self.store(high, _mm512_shuffle_f32x4::<0x88>(ab_odd, de_odd));
-                        let (low, high) = (low.add(LANES), high.add(LANES));
-                        self.store(low, _mm512_shuffle_f32x4::<0xDD>(ab_even, de_even));
-                        self.store(high, _mm512_shuffle_f32x4::<0xDD>(ab_odd, de_odd));
+                        let [low, high] = [c * step, (c + 4) * step];
+                        let columns = [
+                            _mm512_shuffle_f32x4::<0x88>(ab_even, de_even),
+                            _mm512_shuffle_f32x4::<0x88>(ab_odd, de_odd),
+                            _mm512_shuffle_f32x4::<0xDD>(ab_even, de_even),
+                            _mm512_shuffle_f32x4::<0xDD>(ab_odd, de_odd),
+                        ];
+                        self.store(to[0].wrapping_add(low), columns[0]);
+                        self.store(to[0].wrapping_add(high), columns[1]);
+                        self.store(to[1].wrapping_add(low), columns[2]);
+                        self.store(to[1].wrapping_add(high), columns[3]);
                     }
                 }
             }

@@ -3,7 +3,7 @@
 pub(crate) mod amx;
 mod avx512;
 
-use super::vector::{BELOW_HALF, E4M3_BITS, Element, LANES, Loop, Simd, UPPER};
+use super::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER};
 use crate::cpu::{Avx2, Avx512Bf16, Avx512Vnni};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -68,6 +68,15 @@ impl Simd for Avx2 {
     fn zero_below(self, limit: f32, x: Pair, y: Pair) -> Pair {
         // SAFETY: `self` proves that the CPU has AVX2.
         unsafe { Pair(zero_below(limit, x.0, y.0), zero_below(limit, x.1, y.1)) }
+    }
+
+    #[inline(always)]
+    fn flip_bytes(self, x: Pair) -> Pair {
+        // SAFETY: `self` proves that the CPU has AVX2.
+        unsafe {
+            let signs = _mm256_set1_ps(f32::from_bits(BYTE_SIGNS));
+            Pair(_mm256_xor_ps(x.0, signs), _mm256_xor_ps(x.1, signs))
+        }
     }
 
     #[inline(always)]
@@ -178,7 +187,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: *mut f32, step: usize) {
+    unsafe fn transpose<E: Element>(
+        self,
+        from: &[*const E; LANES],
+        to: [*mut f32; 2],
+        step: usize,
+    ) {
         for i in [0, 8] {
             for j in [0, 8] {
                 // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 numbers of each row can be
@@ -191,7 +205,7 @@ impl Simd for Avx2 {
                             E::load_halves(self, [from[0].add(i), from[1].add(i)]);
                         *two = [first, second];
                     }
-                    let mut to = to.add(i / 8 * LANES + j);
+                    let mut to = to[i / 8].add(j);
                     for column in transposed(rows) {
                         _mm256_storeu_ps(to, column);
                         to = to.wrapping_add(step);
