@@ -22,6 +22,9 @@ const MAX_KEYS: usize = 64 + TILE;
 /// several passes over it cost more than a copy.
 const MAX_DIRECT: usize = 24;
 
+/// The widest heads of which two tiles of keys are processed together.
+const NARROW: usize = 64;
+
 /// Up to this many queries read keys side by side; for more, they are first transposed.
 const MAX_DOTS: usize = 6;
 
@@ -189,6 +192,8 @@ impl<E: Stored> QueryGroup<'_, E> {
     fn tile(&self) -> usize {
         if !E::IN_BLOCKS && self.is_direct(self.count()) {
             CHUNK
+        } else if self.dims.width() <= NARROW {
+            2 * TILE
         } else {
             TILE
         }

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 /// Keys per softmax chunk. Longer chunks need fewer merges, shorter ones give threads more pieces.
 pub(super) const CHUNK: usize = 128;
-/// Keys whose vectors stay in the first-level cache for all queries (8 KiB with heads of 64 values).
+/// Keys whose vectors stay in the first-level cache for all queries (16 KiB with heads of 128 values). Of heads of up to 64
+/// values there are twice as many, so that queries and their sums come half as often from the second-level cache.
 pub(super) const TILE: usize = 32;
 /// Distance between the scores of two queries, whole vectors.
 pub(super) const STRIDE: usize = CHUNK + LANES;
