@@ -36,6 +36,10 @@ pub struct Neon(());
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Dotprod(Neon);
 
+/// Proof that this CPU has the matrix products of bytes of ARMv8.6, and everything that [`Dotprod`] proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct I8mm(Dotprod);
+
 impl Neon {
     fn detect() -> Option<Self> {
         #[cfg(target_arch = "aarch64")]
@@ -51,6 +55,16 @@ impl Dotprod {
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("dotprod") {
             return Neon::detect().map(Self);
+        }
+        None
+    }
+}
+
+impl I8mm {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("i8mm") {
+            return Dotprod::detect().map(Self);
         }
         None
     }
@@ -178,6 +192,8 @@ pub enum Isa {
     Neon(Neon),
     /// Dot products of bytes (ARMv8.2), in addition to NEON.
     Dotprod(Dotprod),
+    /// Matrix products of bytes (ARMv8.6), in addition to the above.
+    I8mm(I8mm),
 }
 
 /// The environment variable that overrides the choice, for tests and comparisons. Its value is one of
@@ -186,7 +202,7 @@ pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
     /// The names that [`VARIABLE`] accepts, from slowest to fastest: those of x86-64, then those of 64-bit ARM.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 10] = [
         "portable",
         "avx2",
         "avxvnni",
@@ -196,6 +212,7 @@ impl Isa {
         "amxbf16",
         "neon",
         "dotprod",
+        "i8mm",
     ];
 
     /// The instruction set called `name`, if it exists and this CPU has it.
@@ -210,6 +227,7 @@ impl Isa {
             "amxbf16" => AmxBf16::detect().map(Self::AmxBf16),
             "neon" => Neon::detect().map(Self::Neon),
             "dotprod" => Dotprod::detect().map(Self::Dotprod),
+            "i8mm" => I8mm::detect().map(Self::I8mm),
             _ => None,
         }
     }
@@ -231,6 +249,7 @@ impl Isa {
             Self::AmxBf16(_) => Self::NAMES[6],
             Self::Neon(_) => Self::NAMES[7],
             Self::Dotprod(_) => Self::NAMES[8],
+            Self::I8mm(_) => Self::NAMES[9],
         }
     }
 
@@ -269,7 +288,23 @@ impl Isa {
     /// The proof that this CPU has NEON, if this instruction set includes it.
     pub fn neon(self) -> Option<Neon> {
         match self {
-            Self::Neon(proof) | Self::Dotprod(Dotprod(proof)) => Some(proof),
+            Self::Neon(proof) => Some(proof),
+            _ => self.dotprod().map(|Dotprod(proof)| proof),
+        }
+    }
+
+    /// The proof that this CPU has the dot products of ARMv8.2, if this instruction set includes it.
+    pub fn dotprod(self) -> Option<Dotprod> {
+        match self {
+            Self::Dotprod(proof) => Some(proof),
+            _ => self.i8mm().map(|I8mm(proof)| proof),
+        }
+    }
+
+    /// The proof that this CPU has the matrix products of ARMv8.6, if this instruction set includes it.
+    pub fn i8mm(self) -> Option<I8mm> {
+        match self {
+            Self::I8mm(proof) => Some(proof),
             _ => None,
         }
     }

@@ -1,7 +1,8 @@
 //! The inputs of a product, quantized to 8 bits.
 
-use super::super::cpu::{AmxInt8, Isa};
+use super::super::cpu::{AmxInt8, I8mm, Isa};
 use super::super::parallel::{Shared, for_each};
+use super::block_sums::{BlockSums, PairSums};
 use super::formats::BLOCK;
 use std::cell::Cell;
 use std::mem::take;
@@ -11,8 +12,14 @@ use std::mem::take;
 pub(super) const ROWS: usize = 12;
 /// Maximum number of rows that are stored together, and multiplied together, where tiles multiply.
 pub(super) const TILE_ROWS: usize = 16;
+/// Maximum number of rows that are stored together, and multiplied together, where they are in pairs: for more, compilers do
+/// not keep all sums in registers (counted).
+pub(super) const PAIRED_ROWS: usize = 8;
 /// Number of rows from which tiles multiply: unpacking weights for fewer costs more than it saves.
 const MIN_TILE_ROWS: usize = 64;
+/// Number of rows from which they are multiplied in pairs, where the CPU can: two take as many instructions either way, three
+/// take more in pairs (counted).
+const MIN_PAIRED_ROWS: usize = 4;
 
 /// Number of blocks from which quantizing them with other threads pays.
 const MIN_PARALLEL_BLOCKS: usize = 1024;
@@ -39,19 +46,22 @@ pub(super) struct Turn {
 pub(super) fn turns(passes: &[Pass], most: usize) -> Vec<Turn> {
     let turns = passes.iter().flat_map(|&pass| {
         let turn = move |Pass { first, rows }| Turn { pass, first, rows };
-        divide(pass.rows, most).map(turn)
+        divide(pass.rows, most, 1).map(turn)
     });
     turns.collect()
 }
 
-/// Divides `rows` rows evenly into as few parts of at most `most` as possible.
-fn divide(rows: usize, most: usize) -> impl Iterator<Item = Pass> {
-    let count = rows.div_ceil(most);
+/// Divides `rows` rows evenly into as few parts of at most `most` as possible. Only the last may have a number of rows that
+/// is no multiple of `unit`, as `most` is.
+fn divide(rows: usize, most: usize, unit: usize) -> impl Iterator<Item = Pass> {
+    let units = rows.div_ceil(unit);
+    let count = units.div_ceil(most / unit);
     (0..count).map(move |i| {
-        let first = rows * i / count;
+        let first = units * i / count * unit;
+        let end = units * (i + 1) / count * unit;
         Pass {
             first,
-            rows: rows * (i + 1) / count - first,
+            rows: end.min(rows) - first,
         }
     })
 }
@@ -61,6 +71,7 @@ fn divide(rows: usize, most: usize) -> impl Iterator<Item = Pass> {
 struct Buffers {
     q: Vec<i8>,
     sums: Vec<BlockSums>,
+    pair_sums: Vec<PairSums>,
 }
 
 thread_local! {
@@ -70,9 +81,13 @@ thread_local! {
 
 impl Drop for Activations {
     fn drop(&mut self) {
-        let (q, sums) = (take(&mut self.q), take(&mut self.sums));
+        let buffers = Buffers {
+            q: take(&mut self.q),
+            sums: take(&mut self.sums),
+            pair_sums: take(&mut self.pair_sums),
+        };
         // Fails while the thread ends; then nobody needs them.
-        let _ = SPARE.try_with(|spare| spare.set(Buffers { q, sums }));
+        let _ = SPARE.try_with(|spare| spare.set(buffers));
     }
 }
 
@@ -82,96 +97,77 @@ pub(super) struct Activations {
     blocks: usize,
     /// The proof that tiles multiply, where they do.
     tiles: Option<AmxInt8>,
+    /// The proof that rows are multiplied in pairs, where they are.
+    pairs: Option<I8mm>,
     passes: Vec<Pass>,
     /// For each pass: `[inputs / 32][rows of the pass][32]`. Then 16 rows of a block, which tiles may read but do not use.
+    ///
+    /// In pairs: `[inputs / 32][pairs of the pass][4][2][8]`, and a last row without another has a place beside it, of which
+    /// all may be read and nothing is used.
     q: Vec<i8>,
-    /// For each pass: `[inputs / 32][rows of the pass]`.
+    /// For each pass: `[inputs / 32][rows of the pass]`, with that place.
     sums: Vec<BlockSums>,
-}
-
-/// What a product needs of a block besides its values. Sums of unsigned quants begin with the negative of
-/// what their bias will add.
-///
-/// Of a block with NaN or infinity, scale and sum are NaN, so that all of its products are NaN, too.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct BlockSums {
-    pub scale: f32,
-    /// `scale * sum(q)`, which is multiplied with a weight's offset.
-    pub sum: f32,
-    /// `-8 * sum(q)`.
-    pub less_8: i32,
-    /// `-128 * sum(q)`.
-    pub less_128: i32,
-    /// `-32 * sum(q)` over inputs 0..16 and over 16..32.
-    pub less_32: [i32; 2],
-    /// `sum(q)` over the same.
-    pub halves: [i16; 2],
-}
-
-impl BlockSums {
-    #[inline(always)]
-    fn new(scale: f32, halves: [i16; 2]) -> Self {
-        let wide = halves.map(i32::from);
-        let total = wide[0] + wide[1];
-        Self {
-            scale,
-            sum: scale * total as f32,
-            less_8: -8 * total,
-            less_128: -128 * total,
-            less_32: wide.map(|sum| -32 * sum),
-            halves,
-        }
-    }
-
-    /// The sums of a block that is not finite, whose `q` become 0.
-    #[cold]
-    fn not_finite(q: &mut [i8; BLOCK]) -> Self {
-        q.fill(0);
-        Self::new(f32::NAN, [0; 2])
-    }
+    /// For each pass: `[inputs / 32][pairs of the pass]`; empty unless in pairs.
+    pair_sums: Vec<PairSums>,
 }
 
 impl Activations {
     /// Quantizes `x` `[rows, inputs]`; `inputs` is a multiple of 32.
     pub fn quantize(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let (rows, blocks) = (x.len() / inputs, inputs / BLOCK);
-        let Buffers { mut q, mut sums } = SPARE.take();
+        let mut buffers = SPARE.take();
         let tiles = isa.amx_int8().filter(|_| rows >= MIN_TILE_ROWS);
-        let most = tiles.map_or(ROWS, |_| TILE_ROWS);
-        q.resize(x.len() + TILE_ROWS * BLOCK, 0);
-        sums.resize(rows * blocks, BlockSums::default());
+        let pairs = isa.i8mm().filter(|_| rows >= MIN_PAIRED_ROWS);
+        let (most, unit) = match (tiles, pairs) {
+            (Some(_), _) => (TILE_ROWS, 1),
+            (_, Some(_)) => (PAIRED_ROWS, 2),
+            _ => (ROWS, 1),
+        };
+        let places = rows.next_multiple_of(unit) * blocks;
+        buffers.q.resize(places * BLOCK + TILE_ROWS * BLOCK, 0);
+        buffers.sums.resize(places, BlockSums::default());
+        let paired = pairs.map_or(0, |_| places / 2);
+        buffers.pair_sums.resize(paired, PairSums::default());
         let mut this = Self {
             blocks,
             tiles,
-            passes: divide(rows, most).collect(),
-            q,
-            sums,
+            pairs,
+            passes: divide(rows, most, unit).collect(),
+            q: buffers.q,
+            sums: buffers.sums,
+            pair_sums: buffers.pair_sums,
         };
-        let (q, sums) = (Shared::new(&mut this.q), Shared::new(&mut this.sums));
-        let chunks = blocks.div_ceil(CHUNK);
-        for_each(
-            this.passes.len() * chunks,
-            rows * blocks >= MIN_PARALLEL_BLOCKS,
-            |at| {
-                let Pass { first, rows } = this.passes[at / chunks];
-                let start = at % chunks * CHUNK;
-                let count = CHUNK.min(blocks - start);
-                let place = first * blocks + start * rows;
-                // SAFETY: no two tasks write the same blocks of the same pass.
-                let (q, sums) = unsafe {
-                    (
-                        q.slice(place * BLOCK, count * rows * BLOCK),
-                        sums.slice(place, count * rows),
-                    )
-                };
-                for row in 0..rows {
-                    let x = &x[(first + row) * inputs + start * BLOCK..][..count * BLOCK];
-                    quantize_row(isa, x, row, rows, q, sums);
-                }
-            },
-        );
+        this.fill(isa, x);
         this
+    }
+
+    /// Quantizes the values of the rows.
+    fn fill(&mut self, isa: Isa, x: &[f32]) {
+        let (blocks, inputs) = (self.blocks, self.blocks * BLOCK);
+        let unit = self.pairs.map_or(1, |_| 2);
+        let parallelize = x.len() / BLOCK >= MIN_PARALLEL_BLOCKS;
+        let q = Shared::new(&mut self.q);
+        let sums = Shared::new(&mut self.sums);
+        let pair_sums = Shared::new(&mut self.pair_sums);
+        let chunks = blocks.div_ceil(CHUNK);
+        for_each(self.passes.len() * chunks, parallelize, |at| {
+            let Pass { first, rows } = self.passes[at / chunks];
+            let start = at % chunks * CHUNK;
+            let count = CHUNK.min(blocks - start);
+            let stored = rows.next_multiple_of(unit);
+            let (place, len) = (first * blocks + start * stored, count * stored);
+            // SAFETY: no two tasks write the same blocks of the same pass.
+            let (q, sums) =
+                unsafe { (q.slice(place * BLOCK, len * BLOCK), sums.slice(place, len)) };
+            for row in 0..rows {
+                let x = &x[(first + row) * inputs + start * BLOCK..][..count * BLOCK];
+                quantize_row(isa, x, row, stored, q, sums);
+            }
+            if self.pairs.is_some() {
+                // SAFETY: as above; passes begin with a pair.
+                pair(q, sums, unsafe { pair_sums.slice(place / 2, len / 2) });
+            }
+        });
     }
 
     /// The proof that tiles multiply weights of `bits` bits, where they do: a pass in one turn. With 6 bits, half a block has a
@@ -180,14 +176,24 @@ impl Activations {
         self.tiles.filter(|_| bits != 6)
     }
 
+    /// The proof that rows are multiplied in pairs, where they are: a pass in one turn.
+    pub fn pairs(&self) -> Option<I8mm> {
+        self.pairs
+    }
+
     /// The passes, which cover all rows in order.
     pub fn passes(&self) -> &[Pass] {
         &self.passes
     }
 
-    /// The values of a pass: `[inputs / 32][rows][32]`.
+    /// Rows that a block of a pass has places for.
+    pub fn stored(&self, pass: Pass) -> usize {
+        pass.rows.next_multiple_of(self.pairs.map_or(1, |_| 2))
+    }
+
+    /// The values of a pass: `[inputs / 32][rows][32]`, or `[inputs / 32][pairs][4][2][8]`.
     pub fn q(&self, pass: Pass) -> &[i8] {
-        &self.q[pass.first * self.blocks * BLOCK..][..pass.rows * self.blocks * BLOCK]
+        &self.q[pass.first * self.blocks * BLOCK..][..self.stored(pass) * self.blocks * BLOCK]
     }
 
     /// Values of a block: those of 16 rows of a pass, or those of all its rows and then others.
@@ -202,17 +208,36 @@ impl Activations {
 
     /// The sums of a pass: `[inputs / 32][rows]`.
     pub fn sums(&self, pass: Pass) -> &[BlockSums] {
-        &self.sums[pass.first * self.blocks..][..pass.rows * self.blocks]
+        &self.sums[pass.first * self.blocks..][..self.stored(pass) * self.blocks]
     }
 
-    /// The 32 values of a block of a pass's row.
+    /// The sums of the pairs of a pass: `[inputs / 32][pairs]`.
+    #[cfg(target_arch = "aarch64")]
+    pub fn pair_sums(&self, pass: Pass) -> &[PairSums] {
+        let (first, pairs) = (pass.first / 2, self.stored(pass) / 2);
+        &self.pair_sums[first * self.blocks..][..pairs * self.blocks]
+    }
+
+    /// The 32 values of a block of a pass's row, unless rows are in pairs.
     pub fn block(&self, pass: Pass, row: usize, block: usize) -> &[i8; BLOCK] {
         let (blocks, _) = self.q(pass).as_chunks();
         &blocks[block * pass.rows + row]
     }
 }
 
-/// Quantizes blocks of row `row` of a pass of `rows` rows, and stores them at their places.
+/// Puts quantized rows of blocks into pairs, of which each eight values are beside those of the other row.
+fn pair(q: &mut [i8], sums: &[BlockSums], pairs: &mut [PairSums]) {
+    let (eights, _) = q.as_chunks_mut::<8>();
+    for both in eights.as_chunks_mut::<8>().0 {
+        let [a, b, c, d, e, f, g, h] = *both;
+        *both = [a, e, b, f, c, g, d, h];
+    }
+    for (sums, pair) in sums.as_chunks().0.iter().zip(pairs) {
+        *pair = PairSums::new(sums);
+    }
+}
+
+/// Quantizes blocks of row `row` of a pass with places for `rows` rows, and stores them at theirs.
 fn quantize_row(
     isa: Isa,
     x: &[f32],

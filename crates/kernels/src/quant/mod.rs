@@ -11,6 +11,7 @@
 //! as for one, and its `Q4_1` is many times slower still. Verifying drafts needs cheap extra rows.
 
 mod activations;
+mod block_sums;
 mod block_type;
 mod byte_rows;
 #[cfg(feature = "cuda")]
@@ -30,7 +31,7 @@ use super::cpu::Isa;
 use super::matmul::{CpuMatrix, Group, Product};
 use super::parallel::{Shared, for_each};
 use super::storage::{Place, output, write};
-use activations::{Activations, TILE_ROWS, Turn, turns};
+use activations::{Activations, PAIRED_ROWS, TILE_ROWS, Turn, turns};
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 use formats::Format as VectorFormat;
 use formats::{Format as _, TileFormat, WIDTH, with_format};
@@ -97,12 +98,16 @@ fn product<F: VectorFormat>(
         _ => {}
     }
     #[cfg(target_arch = "aarch64")]
-    match isa {
-        Isa::Dotprod(proof) => {
+    match (x.pairs(), isa.dotprod(), isa) {
+        (Some(proof), ..) => {
             // SAFETY: the CPU has the instructions, which `proof` is the proof of.
+            return unsafe { vector::i8mm::product_i8mm(proof, strip, x, turns, store) };
+        }
+        (_, Some(proof), _) => {
+            // SAFETY: as above.
             return unsafe { vector::neon::product_dotprod(proof, strip, x, turns, store) };
         }
-        Isa::Neon(proof) => return vector::neon::product_neon(proof, strip, x, turns, store),
+        (.., Isa::Neon(proof)) => return vector::neon::product_neon(proof, strip, x, turns, store),
         _ => {}
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -117,6 +122,9 @@ fn product<F: VectorFormat>(
 fn max_rows(isa: Isa, x: &Activations, format: TileFormat) -> usize {
     if with_format!(format, F => x.tiles(F::BITS)).is_some() {
         return TILE_ROWS;
+    }
+    if x.pairs().is_some() {
+        return PAIRED_ROWS;
     }
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     return with_format!(format, F => vector::max_rows::<F>(isa));

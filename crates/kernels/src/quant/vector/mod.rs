@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod i8mm;
 mod lanes;
 mod multiply;
 #[cfg(target_arch = "aarch64")]
@@ -63,11 +65,17 @@ impl Ahead {
     /// number that only the pass knows costs more than lines that are in the cache already.
     #[inline(always)]
     fn step<F: VectorFormat>(&mut self) {
+        self.share::<F>(1);
+    }
+
+    /// As [`Ahead::step`], if there are at least so many passes.
+    #[inline(always)]
+    fn share<F: VectorFormat>(&mut self, passes: usize) {
         // This branch also keeps the compiler from spilling vectors of 10 rows and more.
         if self.stride == 0 {
             return;
         }
-        for line in 0..Self::lines::<F>() {
+        for line in 0..Self::lines::<F>().div_ceil(passes) {
             let at = self.at.wrapping_add(line * VECTOR);
             prefetch::<_, true>(at);
         }
@@ -178,7 +186,7 @@ pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
         #[cfg(target_arch = "aarch64")]
         Isa::Neon(_) => neon::Widening::max_rows(F::BITS),
         #[cfg(target_arch = "aarch64")]
-        Isa::Dotprod(_) => neon::Dots::max_rows(F::BITS),
+        isa if isa.dotprod().is_some() => neon::Dots::max_rows(F::BITS),
         _ => ROWS,
     }
 }

@@ -3,7 +3,7 @@
 //! Their loops over rows are plain loops: closures in `array::from_fn` and `map` are compiled without the
 //! vector instructions wherever the compiler does not inline them (measured: a third of the speed).
 
-use super::super::activations::BlockSums;
+use super::super::block_sums::BlockSums;
 use super::super::formats::BLOCK;
 use super::lanes::Lanes;
 use super::vectors::VectorFormat;
