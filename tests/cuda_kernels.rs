@@ -36,6 +36,7 @@ fn run(sources: &[&str]) {
 #[test]
 fn kernels_agree_with_f64_and_with_themselves() {
     run(&[
+        "float8.cpp",
         "kernels.cpp",
         "latent.cpp",
         "lora.cpp",

@@ -50,6 +50,7 @@ struct Variant {
 constexpr Variant VARIANTS[] = {{}, {.window = 3}, {.window = 70}, {.cap = .7f}, {29, .9f, true}};
 
 // Defined in separate files.
+void test_float8();
 void test_latent();
 void test_lora();
 void test_prefill();

@@ -475,6 +475,7 @@ int main() {
     test_attention<bf16, 576, 512>(attend_whole_bf16_latent, attend_split_bf16_latent, {});
     test_attention<f16, 104, 24>(attend_whole_f16_latent, attend_split_f16_latent, all_at_once);
     test_attention<float, 328, 264>(attend_whole_f32_latent, attend_split_f32_latent, {});
+    test_float8();
     test_latent();
     test_lora();
     for (NormKind kind : {NormKind::RMS, NormKind::LAYER, NormKind::LAYER_WITH_BIAS}) {

@@ -1,4 +1,5 @@
 // Our kernels for quantized weights, for the emulated GPU.
+#include "quant/cuda/f8e4m3.cu"
 #include "quant/cuda/q4_0.cu"
 #include "quant/cuda/q4_1.cu"
 #include "quant/cuda/q4_k.cu"
@@ -31,6 +32,7 @@ namespace {
     ADD(dequantize_##F##_bf16)
 
 [[maybe_unused]] const bool added = [] {
+    ADD_FORMAT(f8e4m3)
     ADD_FORMAT(q4_0)
     ADD_FORMAT(q4_1)
     ADD_FORMAT(q4_k)

@@ -3,7 +3,7 @@
 #include "check.h"
 #include "quant/cuda/formats.cuh"
 
-// A random weight, of which missing inputs have scales of zero.
+// A random weight, of which missing inputs have scales of zero, or floats of zero.
 struct Weight {
     int format, warps, outputs, inputs;
     std::vector<unsigned char> bytes;
@@ -15,6 +15,15 @@ struct Weight {
 
 inline uint16_t small(int inputs) {
     return narrow<f16>(std::uniform_real_distribution<float>(.5f, 1.5f)(rng) / inputs).bits;
+}
+
+// A unit of floats with scales of their outputs, of which the second half of the inputs may be missing.
+template <typename F> void fill_floats(unsigned char *unit, int inputs, bool is_half) {
+    memset(unit + F::SCALES / 2, 0, is_half ? F::SCALES / 2 : 0);
+    for (int output = 0; output < OUTPUTS; output++) {
+        const float scale = widen(f16{small(inputs)});
+        memcpy(unit + F::SCALES + 4 * output, &scale, 4);
+    }
 }
 
 template <typename F> void fill(Weight &w) {
@@ -29,6 +38,10 @@ template <typename F> void fill(Weight &w) {
     auto put = [&](size_t at, uint16_t half) { memcpy(&w.bytes[at], &half, 2); };
     for (size_t unit = 0; F::SUPER == 0 && unit < (size_t)strips * count; unit++) {
         const bool is_half = unit % count == size_t(count) - 1 && w.inputs % 64 > 0;
+        if constexpr (F::FLOATS) {
+            fill_floats<F>(&w.bytes[unit * F::UNIT], w.inputs, is_half);
+            continue;
+        }
         for (int i = 0; i < 4 * F::Kind::BYTES; i++) {
             put(unit * F::UNIT + F::SCALES + 2 * i, is_half && i % 2 == 1 ? 0 : small(w.inputs));
         }

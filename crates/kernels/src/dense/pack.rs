@@ -45,29 +45,15 @@ impl DenseMatrix {
     /// the inputs as they are, and the sum with the scale.
     ///
     /// # Errors
-    /// If the numbers or scales are not those of the shape, or a number is not finite, or [`Float8::can_hold`] says no.
+    /// If [`Float8::check`] finds one.
     pub fn of_float8(weight: &Float8<'_>) -> Result<Self> {
-        let Float8 {
-            shape: (outputs, inputs),
-            numbers,
-            scales,
-            block: (rows, run),
-        } = *weight;
-        if rows == 0 || run == 0 || numbers.len() != outputs * inputs {
-            candle_core::bail!("dense-matmul: no FP8 of [{outputs}, {inputs}]");
-        }
+        weight.check()?;
+        let ((outputs, inputs), run) = (weight.shape, weight.block.1);
         let runs = inputs.div_ceil(run);
-        if scales.len() != outputs.div_ceil(rows) * runs {
-            candle_core::bail!("dense-matmul: {} scales of FP8", scales.len());
-        }
-        if !Float8::can_hold(scales) || numbers.iter().any(|number| number & 0x7f == 0x7f) {
-            candle_core::bail!("dense-matmul: numbers of FP8 are not finite");
-        }
         let mut factors = vec![[0.0; WIDTH]; outputs.div_ceil(WIDTH) * runs];
         for output in 0..outputs {
-            let of_output = &scales[output / rows * runs..][..runs];
             let of_tile = &mut factors[output / WIDTH * runs..][..runs];
-            for (factors, scale) in of_tile.iter_mut().zip(of_output) {
+            for (factors, scale) in of_tile.iter_mut().zip(weight.scales_of(output)) {
                 factors[output % WIDTH] = scale * E4m3::SCALE;
             }
         }
@@ -75,7 +61,7 @@ impl DenseMatrix {
         Ok(Self {
             outputs,
             inputs,
-            tiles: Tiles::F8(pack(numbers, (outputs, inputs), E4m3), scales),
+            tiles: Tiles::F8(pack(weight.numbers, (outputs, inputs), E4m3), scales),
         })
     }
 
@@ -121,10 +107,37 @@ pub struct Float8<'a> {
 }
 
 impl Float8<'_> {
-    /// Whether a [`DenseMatrix`] takes these scales: all up to 2^60.
+    /// Whether products take these scales: all up to 2^60.
     pub fn can_hold(scales: &[f32]) -> bool {
         let most = 2f32.powi(60);
         scales.iter().all(|scale| scale.abs() <= most)
+    }
+
+    /// Checks that products take the weight.
+    ///
+    /// # Errors
+    /// If the numbers or scales are not those of the shape, or a number is not finite, or [`Float8::can_hold`] says no.
+    pub(crate) fn check(&self) -> Result<()> {
+        let ((outputs, inputs), (rows, run)) = (self.shape, self.block);
+        if rows == 0 || run == 0 || self.numbers.len() != outputs * inputs {
+            candle_core::bail!("no FP8 of [{outputs}, {inputs}]");
+        }
+        let found = self.scales.len();
+        if found != outputs.div_ceil(rows) * inputs.div_ceil(run) {
+            candle_core::bail!("{found} scales for FP8 of [{outputs}, {inputs}]");
+        }
+        let is_finite = |number: &u8| number & 0x7f != 0x7f;
+        if !Self::can_hold(self.scales) || !self.numbers.iter().all(is_finite) {
+            candle_core::bail!("numbers of FP8 are not finite");
+        }
+        Ok(())
+    }
+
+    /// The scales of an output: one for each run of inputs.
+    pub fn scales_of(&self, output: usize) -> &[f32] {
+        let (rows, run) = self.block;
+        let runs = self.shape.1.div_ceil(run);
+        &self.scales[output / rows * runs..][..runs]
     }
 }
 

@@ -16,7 +16,7 @@ fn kernel(
     matrix: &DeviceQuantMatrix,
     [before, after]: [&str; 2],
 ) -> Result<gpu::Kernel> {
-    let format = matrix.kind().name().to_ascii_lowercase();
+    let format = matrix.kind().to_string().to_ascii_lowercase();
     let name = format!("{before}_{format}_{after}");
     gpu::function(device, &format, matrix.layout.format.ptx, &name)
 }

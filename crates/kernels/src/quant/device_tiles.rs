@@ -8,6 +8,7 @@ use super::formats::{
 use super::pack::held_blocks;
 use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
+use std::fmt;
 
 /// Inputs of a unit.
 pub(super) const UNIT_INPUTS: usize = 64;
@@ -17,6 +18,39 @@ const SHARING: usize = SUPER / UNIT_INPUTS;
 const GROUPS: usize = WIDTH / 2;
 /// Where the bits above the fourth begin in a unit.
 const HIGH: usize = UNIT_INPUTS * WIDTH / 2;
+
+/// A format of weights on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// That of blocks of this type.
+    Blocks(BlockType),
+    /// Floats of 8 bits with 4 of an exponent (E4M3), and scales in f32.
+    Float8,
+}
+
+#[cfg(feature = "cuda")]
+impl DeviceKind {
+    /// The number of [`Float8`](Self::Float8), which GGUF files do not have; as in `cuda/formats.cuh`.
+    const FLOAT8: u32 = 256;
+
+    /// Its number in the kernels.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::Blocks(kind) => kind.number(),
+            Self::Float8 => Self::FLOAT8,
+        }
+    }
+}
+
+/// `Q4_1` or `f8e4m3`.
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Blocks(kind) => kind.fmt(f),
+            Self::Float8 => f.write_str(DType::F8E4M3.as_str()),
+        }
+    }
+}
 
 /// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own. A clone shares its memory.
 #[derive(Clone)]
@@ -36,7 +70,7 @@ impl DeviceQuantMatrix {
 
     /// Bytes of a weight of a type that [`keeps`](Self::keeps) accepts.
     pub fn bytes(kind: BlockType, outputs: usize, inputs: usize) -> usize {
-        Layout::of(kind).map_or(0, |layout| layout.bytes(outputs, inputs))
+        Layout::of(kind).map_or(0, |(_, layout)| layout.bytes(outputs, inputs))
     }
 
     /// Copies the blocks of a GGUF tensor `[outputs, inputs]` to a GPU, without loss.
@@ -51,11 +85,27 @@ impl DeviceQuantMatrix {
     ) -> Result<Self> {
         let expected = outputs * inputs / kind.block_size() * kind.type_size();
         let fits = data.len() == expected && inputs.is_multiple_of(kind.block_size());
-        let Some(layout) = Layout::of(kind).filter(|_| fits) else {
+        let Some((tiles, layout)) = Layout::of(kind).filter(|_| fits) else {
             let found = data.len();
             candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {kind}");
         };
-        let packed = layout.pack(kind, data, outputs, inputs);
+        let (data, size) = held_blocks(kind, tiles.block_type(), data);
+        let row = inputs / kind.block_size() * size;
+        let together = kind.block_size() / BLOCK;
+        let packed = layout.pack((outputs, inputs), |first, mut strip| {
+            let data = &data[first * row..data.len().min((first + WIDTH) * row)];
+            with_format!(tiles, F => strip.fill::<F>(data, together, size, row));
+        });
+        Self::packed(layout, packed, (outputs, inputs), device)
+    }
+
+    /// Copies to a GPU what [`Layout::pack`] laid out.
+    pub(super) fn packed(
+        layout: Layout,
+        packed: Vec<u8>,
+        (outputs, inputs): (usize, usize),
+        device: &Device,
+    ) -> Result<Self> {
         let len = packed.len();
         Ok(Self {
             outputs,
@@ -82,9 +132,9 @@ impl DeviceQuantMatrix {
         }
     }
 
-    /// The type of its blocks.
-    pub fn kind(&self) -> BlockType {
-        self.layout.tiles.block_type()
+    /// Its format.
+    pub fn kind(&self) -> DeviceKind {
+        self.layout.kind
     }
 }
 
@@ -103,7 +153,7 @@ pub(crate) struct DeviceMemory<'a> {
 /// A format, and the sizes of its parts in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    tiles: TileFormat,
+    kind: DeviceKind,
     pub(super) format: DeviceFormat,
     /// Where the scales begin in a unit.
     scales: usize,
@@ -115,25 +165,31 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout that holds blocks of this type without loss; `None` if there is no kernel.
-    fn of(kind: BlockType) -> Option<Self> {
+    /// The layout that holds blocks of this type without loss, and what they are on the CPU; `None` if there is no kernel.
+    fn of(kind: BlockType) -> Option<(TileFormat, Self)> {
         let tiles = TileFormat::of(kind)?;
         let (bits, format) = with_format!(tiles, F => (F::BITS, F::DEVICE?));
+        let kind = DeviceKind::Blocks(tiles.block_type());
+        Some((tiles, Self::new(kind, bits, format)))
+    }
+
+    /// The layout of quants of so many bits.
+    pub(super) fn new(kind: DeviceKind, bits: usize, format: DeviceFormat) -> Self {
         let scales = UNIT_INPUTS * WIDTH * bits / 8;
         let (scale_bytes, shared) = match format.scales {
-            DeviceScales::Block => (8, 0),
+            DeviceScales::Block | DeviceScales::Unit => (8, 0),
             DeviceScales::BlockOffset => (16, 0),
             DeviceScales::SuperOffset => (8, 8),
             DeviceScales::HalfBlock => (8, 4),
         };
-        Some(Self {
-            tiles,
+        Self {
+            kind,
             format,
             scales,
             scale_bytes,
             unit: scales + GROUPS * scale_bytes,
             shared: GROUPS * shared,
-        })
+        }
     }
 
     /// Bytes of a unit and of its shared part.
@@ -149,19 +205,21 @@ impl Layout {
     }
 
     /// Bytes of a weight `[outputs, inputs]`.
-    fn bytes(self, outputs: usize, inputs: usize) -> usize {
+    pub(super) fn bytes(self, outputs: usize, inputs: usize) -> usize {
         let (units, shared) = self.strip_bytes(inputs);
         outputs.div_ceil(WIDTH) * (units + shared)
     }
 
-    /// Lays out GGUF blocks of `kind`, whose length is that of `[outputs, inputs]`. Missing outputs of the last
-    /// strip and missing inputs of the last unit are zero.
-    fn pack(self, kind: BlockType, data: &[u8], outputs: usize, inputs: usize) -> Vec<u8> {
-        let (data, size) = held_blocks(kind, self.tiles.block_type(), data);
+    /// Lays out a weight of `[outputs, inputs]`: `fill` gets the first output of each strip, and the strip, whose quants
+    /// and scales are zero.
+    pub(super) fn pack(
+        self,
+        (outputs, inputs): (usize, usize),
+        fill: impl Fn(usize, Strip<'_>) + Sync,
+    ) -> Vec<u8> {
         let (strip_bytes, shared_bytes) = self.strip_bytes(inputs);
         let mut packed = vec![0; self.bytes(outputs, inputs)];
         let (strips, shared) = packed.split_at_mut(outputs.div_ceil(WIDTH) * strip_bytes);
-        let row = inputs / kind.block_size() * size;
         // A format without shared parts has no bytes of them to divide.
         let mut shared: Vec<&mut [u8]> = match shared_bytes {
             0 => strips
@@ -172,39 +230,37 @@ impl Layout {
         };
         strips
             .par_chunks_mut(strip_bytes.max(1))
-            .zip(data.par_chunks((WIDTH * row).max(1)))
             .zip(shared.par_iter_mut())
-            .for_each(|((strip, data), shared)| {
+            .enumerate()
+            .for_each(|(number, (strip, shared))| {
                 let strip = Strip {
                     layout: self,
-                    together: kind.block_size() / BLOCK,
                     strip,
                     shared,
                 };
-                with_format!(self.tiles, F => strip.fill::<F>(data, size, row));
+                fill(WIDTH * number, strip);
             });
         packed
     }
 }
 
 /// The parts of 16 outputs.
-struct Strip<'a> {
+pub(super) struct Strip<'a> {
     layout: Layout,
-    /// Blocks of 32 per GGUF block.
-    together: usize,
     strip: &'a mut [u8],
     shared: &'a mut [u8],
 }
 
 impl Strip<'_> {
-    /// Fills the strip with up to 16 rows of `row` bytes.
-    fn fill<F: Format>(mut self, data: &[u8], size: usize, row: usize) {
+    /// Fills the strip with up to 16 rows of `row` bytes: of GGUF blocks of `size` bytes, each of which is `together`
+    /// blocks of 32.
+    fn fill<F: Format>(&mut self, data: &[u8], together: usize, size: usize, row: usize) {
         let mut record = vec![0; F::SCALES];
         for (c, data) in data.chunks_exact(row).enumerate() {
             for (at, data) in data.chunks_exact(size).enumerate() {
-                for sub in 0..self.together {
+                for sub in 0..together {
                     F::Scales::read(data, sub, c, &mut record);
-                    let block = at * self.together + sub;
+                    let block = at * together + sub;
                     self.put_quants(F::BITS, c, block, &F::quants(data, sub));
                     self.put_scales(c, block, sub, &record);
                 }
@@ -212,7 +268,8 @@ impl Strip<'_> {
         }
     }
 
-    fn put_quants(&mut self, bits: usize, c: usize, block: usize, quants: &Block) {
+    /// Stores the quants of block `block` of output `c`.
+    pub(super) fn put_quants(&mut self, bits: usize, c: usize, block: usize, quants: &Block) {
         let unit = self.layout.unit;
         let unit = &mut self.strip[block / 2 * unit..][..unit];
         for (k, &q) in quants.iter().enumerate() {
@@ -238,16 +295,22 @@ impl Strip<'_> {
         }
     }
 
+    /// Where the scales of output `c` are in a unit.
+    fn scales_at(&self, c: usize, unit: usize) -> usize {
+        let layout = self.layout;
+        unit * layout.unit + layout.scales + c % GROUPS * layout.scale_bytes + c / GROUPS * 4
+    }
+
+    /// Stores the scale of output `c` in a unit, of [`DeviceScales::Unit`].
+    pub(super) fn put_unit_scale(&mut self, c: usize, unit: usize, scale: f32) {
+        let at = self.scales_at(c, unit);
+        self.strip[at..][..size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
+    }
+
     /// Stores the scales of a block from a record of the CPU's layout, in which it is block `sub`.
     fn put_scales(&mut self, c: usize, block: usize, sub: usize, record: &[u8]) {
-        let Layout {
-            scales,
-            scale_bytes,
-            unit,
-            shared,
-            ..
-        } = self.layout;
-        let at = block / 2 * unit + scales + c % GROUPS * scale_bytes + c / GROUPS * 4;
+        let shared = self.layout.shared;
+        let at = self.scales_at(c, block / 2);
         let to = &mut self.strip[at..];
         // The shared part of output `c`, of so many bytes per output.
         let shared_at = |bytes: usize| {
@@ -273,6 +336,8 @@ impl Strip<'_> {
                 }
                 self.shared[shared_at(2)..][..2].copy_from_slice(half(0));
             }
+            // There are no blocks with it.
+            DeviceScales::Unit => (),
         }
     }
 }

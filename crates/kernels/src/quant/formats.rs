@@ -122,6 +122,8 @@ pub(super) enum DeviceScales {
     SuperOffset,
     /// Factors for each 16 inputs, of a scale that 256 inputs share.
     HalfBlock,
+    /// An f32 for each 64.
+    Unit,
 }
 
 /// Bytes of 16 halves.

@@ -17,6 +17,7 @@ mod byte_rows;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod device_float8;
 mod device_tiles;
 mod formats;
 mod pack;
@@ -44,7 +45,7 @@ pub(crate) use byte_rows::{ByteRows, lines_of_16, pack_16};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::multiply_groups;
 pub use device::matmul_quantized;
-pub use device_tiles::DeviceQuantMatrix;
+pub use device_tiles::{DeviceKind, DeviceQuantMatrix};
 pub use formats::BLOCK;
 pub(crate) use tiles::Line;
 pub use tiles::QuantMatrix;

@@ -9,8 +9,9 @@ using Q5_1 = Format<5, 0, BlockOffsets>;
 using Q5_K = Format<5, 0, SuperOffsets>;
 using Q6_K = Format<6, 32, HalfBlockScales>;
 using Q8_0 = Format<8, 128, BlockScales>;
+using F8E4M3 = Format<8, 0, UnitScales, true>;
 
-// DO(format, the number of its blocks in GGUF files) for each.
+// DO(format, the number of its blocks in GGUF files, or DeviceKind::FLOAT8) for each.
 #define FOR_FORMATS(DO)                                                                            \
     DO(Q4_0, 2)                                                                                    \
     DO(Q4_1, 3)                                                                                    \
@@ -18,4 +19,5 @@ using Q8_0 = Format<8, 128, BlockScales>;
     DO(Q8_0, 8)                                                                                    \
     DO(Q4_K, 12)                                                                                   \
     DO(Q5_K, 13)                                                                                   \
-    DO(Q6_K, 14)
+    DO(Q6_K, 14)                                                                                   \
+    DO(F8E4M3, 256)

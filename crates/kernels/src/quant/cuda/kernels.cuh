@@ -23,7 +23,7 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
     }
     const GlobalUnit stored{units.unit(unit), units.super(unit)};
     uint32_t a[FRAGMENTS][4];
-    // All quants are exact in f16.
+    // All quants, and floats over FLOATS_BY, are exact in f16.
     unpack<F, f16>(a, stored, lane);
     const Scales scales = read_scales<F, f16>(stored, g);
 #pragma unroll

@@ -1,11 +1,11 @@
 // Products of a few rows with a quantized weight, limited by the memory's bandwidth.
 //
-// Tensor cores multiply activations with quants, which are exact integers in f16 and in bf16. The sum over a
-// block of 32 inputs (16 if each 16 have a scale of their own) is then multiplied with the block's scale, in
+// Tensor cores multiply activations with quants, which are exact integers, or floats of 8 bits, in f16 and in bf16. The
+// sum over a block of 32 inputs (16 if each 16 have a scale of their own) is then multiplied with the block's scale, in
 // f32, and added to the sum of the row; an offset, and what all quants of the block have too much (IN_BASE), is
 // multiplied with the sum of the block's activations, which tensor cores also compute. So no weight is rounded, and a row has the same additions in the same order in any
 // number of rows. In the place of missing rows is the last one again, and in that of a missing block of inputs the
-// one before, which is multiplied with scales of zero.
+// one before, which is multiplied with scales of zero, or with floats that are zero.
 //
 // A block of the grid computes 16 outputs. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
 // their sums are added in the order of the warps. So WARPS must depend on the weight alone.

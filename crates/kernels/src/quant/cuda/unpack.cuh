@@ -7,7 +7,7 @@
 //
 // Units hold, in this order:
 // - the low 4 bits of quants: 16 bytes per thread, 4 per fragment. Bits 4 j of the lower and of the upper
-//   half word belong to register j. Or, with 8 bits, 16 bytes per thread and two fragments.
+//   half word belong to register j. Or, with 8 bits, 16 bytes per thread and two fragments; those may be floats.
 // - the fifth bit: 4 bytes per thread, bit 4 m + j of each half word for register j of fragment m; or bits 5
 //   and 6: 8 bytes per thread, 4 per two fragments.
 // - scales, 8 or 16 bytes per g: see the kinds of scales below.
@@ -145,10 +145,25 @@ struct HalfBlockScales {
     }
 };
 
-// A format: quants of BITS bits, from which BIAS is subtracted.
-template <int BITS_, int BIAS_, typename Kind_> struct Format {
+// A float for each 64 inputs: that of output g, then of output g + 8.
+struct UnitScales {
+    static constexpr int BYTES = 8, SUPER = 0;
+    static constexpr bool OFFSET = false, HALF_BLOCKS = false;
+
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint2 floats = unit.load_8(at + BYTES * g);
+        Scales scales;
+        scales.set_blocks(0, __uint_as_float(floats.x), __uint_as_float(floats.x));
+        scales.set_blocks(1, __uint_as_float(floats.y), __uint_as_float(floats.y));
+        return scales;
+    }
+};
+
+// A format: quants of BITS bits, from which BIAS is subtracted; or floats of 8 bits with 4 of an exponent (E4M3).
+template <int BITS_, int BIAS_, typename Kind_, bool FLOATS_ = false> struct Format {
     using Kind = Kind_;
     static constexpr int BITS = BITS_, BIAS = BIAS_;
+    static constexpr bool FLOATS = FLOATS_;
     static constexpr int HIGH = BITS == 8 ? 1024 : 512;
     static constexpr int SCALES = HIGH + (BITS == 5 ? 128 : BITS == 6 ? 256 : 0);
     // Bytes of a unit, and of what four units share.
@@ -262,6 +277,32 @@ template <typename T, int BIAS> uint32_t integers_of_bytes(uint32_t word, bool u
 }
 #endif
 
+// What the floats of a unit are multiplied with besides their scale.
+template <typename T> constexpr float FLOATS_BY = std::is_same_v<T, f16> ? 256.f : 1.f;
+
+// The values of the two lower or of the two upper bytes of a word, which are finite floats (E4M3), over FLOATS_BY. Their bits
+// without the sign, as those of an f16 or bf16, are a power of two times the value, also below the smallest exponent. That
+// of f16 is left to the scales. That of bf16 is so small that products would lose bits in f32.
+template <typename T> __device__ __forceinline__ uint32_t values_of_floats(uint32_t word, bool upper) {
+    // The upper bytes of half words.
+    const uint32_t floats = __byte_perm(word, 0, upper ? 0x3424 : 0x1404);
+    const uint32_t signs = floats & 0x80008000;
+    if constexpr (std::is_same_v<T, f16>) {
+        return and_or(floats >> 1, 0x3f803f80, signs);
+    } else {
+        const uint32_t small = and_or(floats >> 4, 0x07f007f0, signs);
+#ifdef __CUDACC__
+        // 2^120 * x - 0, which keeps the signs of zeros.
+        uint32_t values;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(values) : "r"(small), "r"(0x7b807b80u), "r"(0x80008000u));
+        return values;
+#else
+        auto value = [](uint32_t half) { return __uint_as_float(half << 16) * 0x1p120f; };
+        return narrow_pair<T>(value(small & 0xffff), value(small >> 16));
+#endif
+    }
+}
+
 // x shifted to the right, or to the left by -places.
 __device__ __forceinline__ constexpr uint32_t shifted(uint32_t x, int places) {
     return places >= 0 ? x >> places : x << -places;
@@ -277,7 +318,11 @@ __device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const Unit &
             const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                a[2 * two + i / 4][i % 4] = integers_of_bytes<T, F::BIAS>(words[i / 2], i % 2);
+                if constexpr (F::FLOATS) {
+                    a[2 * two + i / 4][i % 4] = values_of_floats<T>(words[i / 2], i % 2);
+                } else {
+                    a[2 * two + i / 4][i % 4] = integers_of_bytes<T, F::BIAS>(words[i / 2], i % 2);
+                }
             }
         }
     } else {
@@ -319,6 +364,13 @@ __device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const Unit &
 // The scales for what `unpack` returns.
 template <typename F, typename T, typename Unit> __device__ __forceinline__ Scales read_scales(const Unit &unit, int g) {
     Scales scales = F::Kind::read(unit, F::SCALES, g);
+    if constexpr (F::FLOATS) {
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; m++) {
+            scales.scale[0][m] = __fmul_rn(scales.scale[0][m], FLOATS_BY<T>);
+            scales.scale[1][m] = __fmul_rn(scales.scale[1][m], FLOATS_BY<T>);
+        }
+    }
     if constexpr (IN_BASE<F, T>) {
         constexpr float TOO_MUCH = 128 + F::BIAS;
 #pragma unroll
