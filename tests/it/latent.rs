@@ -419,6 +419,10 @@ fn packed_products_of_heads_are_unpacked() {
             ..LoadOptions::default()
         };
         let source = ModelSource::Folder(folder.to_owned());
+        // What it takes in memory is forecast.
+        let (_, inventory) = inspect(&source, &options).unwrap();
+        let loaded = inventory.entries.iter();
+        assert!(loaded.map(|entry| &*entry.loaded).all(|form| form == "f32"));
         logits(load(&source, &options).unwrap(), &fixture.prompt)
     };
     let [of_packed, of_dense] = [(&folders[0], &packed), (&folders[1], &dense)]

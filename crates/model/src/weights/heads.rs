@@ -24,7 +24,10 @@ impl Weights {
     ) -> Result<(Matrices, Matrices)> {
         let shape = (heads * (keys + values), inputs);
         if self.inventory.is_some() {
-            let format = self.matrix(name, shape, None)?.format();
+            let format = match self.list_unpacked(name, shape)? {
+                Some(format) => format,
+                None => self.matrix(name, shape, None)?.format(),
+            };
             let unread = |shape| Unread::matrices(heads, shape, &format);
             return Ok((unread((inputs, keys)), unread((values, inputs))));
         }

@@ -58,6 +58,14 @@ impl Inventory {
         });
     }
 
+    /// Sets that the tensor that was added last, of the shape `dims`, becomes `form` instead.
+    pub(crate) fn last_becomes(&mut self, dims: &[usize], form: WeightForm) {
+        if let Some(last) = self.entries.last_mut() {
+            last.loaded = form.name();
+            last.loaded_bytes = form.bytes(dims);
+        }
+    }
+
     /// The sum of what `of` says about each tensor.
     pub fn sum(&self, of: impl Fn(&TensorEntry) -> u64) -> u64 {
         self.entries.iter().map(of).sum()

@@ -1,7 +1,7 @@
 //! Matrices that are packed, as [`PackedConfig`] says.
 
 use super::{TensorSource, Weights, in_order, ordered_shape};
-use super::{dummy, requantize};
+use super::{dummy, inventory, requantize};
 use crate::checkpoint::gguf;
 use crate::matrix::{self, Matrix, Packed, Reordered, Unread, WeightForm};
 use crate::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked, fp8};
@@ -96,6 +96,23 @@ impl Weights {
         }
         self.matrix_of_packed(&*unpacked, &name, shape, order)
             .map(Some)
+    }
+
+    /// Adds the packed matrix `name` (without `.weight`) to the inventory, as one that is unpacked when it is loaded, and
+    /// returns its format then; `None` if it is not packed.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Weights::linear`].
+    pub(super) fn list_unpacked(&mut self, name: &str, shape: Shape) -> Result<Option<String>> {
+        if self.packed_matrix(name, shape, None)?.is_none() {
+            return Ok(None);
+        }
+        let dims = [shape.0, shape.1];
+        let form = self.dtypes.form(DType::F32, &dims, &self.device);
+        if let Some(shared) = &self.inventory {
+            inventory::lock(shared).last_becomes(&dims, form);
+        }
+        Ok(Some(form.name()))
     }
 
     /// The form that a matrix gets when it is loaded. `blocks` are those that hold it exactly; `None` = no blocks do. If it
