@@ -7,7 +7,8 @@ most=60000000
 # What the parts and the tests read.
 packed_files() {
     printf '%s\n' LICENSE* configs scripts/gpu-day.sh scripts/gpu-day scripts/head_prompts.py scripts/step-by-kernel.py \
-        models/default/*.gguf models/heads/*.gguf tests/fixtures/architectures/*/config.json
+        models/default/*.gguf models/heads/*.gguf tests/fixtures/architectures/*/config.json \
+        tests/fixtures/packed/f*8_*/{config.json,model.safetensors}
 }
 
 # Builds the programs unless they are named, and says where they are.

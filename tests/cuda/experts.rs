@@ -1,6 +1,6 @@
 //! Layers with experts on a GPU: choices and products by our own kernels.
 
-use super::gpu;
+use super::{float8, gpu};
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix};
@@ -25,6 +25,8 @@ const CHOICE: ExpertChoice = ExpertChoice {
 #[derive(Debug, Clone, Copy)]
 enum Form {
     Dense,
+    /// With gates and ups in matrices of their own.
+    Float8,
     /// With gates and ups in tensors of their own.
     Blocks(BlockType),
 }
@@ -78,6 +80,11 @@ impl Stored {
                 let all: candle_core::Result<_> = floats.iter().map(put).collect();
                 Self::Dense(all.unwrap())
             }
+            Form::Float8 => {
+                let all = (0..COUNT).map(|_| float8::weight(shape, (32, 128), gpu));
+                let (all, exact): (_, Vec<Tensor>) = all.unzip();
+                return (Self::Blocks(all), exact.iter().map(values).collect());
+            }
             Form::Blocks(kind) => {
                 let blocks = floats.iter().map(|floats| {
                     let blocks = QTensor::quantize(floats, kind.candles().unwrap()).unwrap();
@@ -117,7 +124,7 @@ fn made(case: Case, choice: ExpertChoice, gpu: &Device) -> Made {
     let width = case.width;
     let wide = if case.is_gated { 2 * width } else { width };
     let shapes = match (case.form, case.is_gated) {
-        (Form::Blocks(_), true) => vec![width; 2],
+        (Form::Blocks(_) | Form::Float8, true) => vec![width; 2],
         _ => vec![wide],
     };
     let parts = shapes.iter();
@@ -216,6 +223,11 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
             ..CASE
         })
     });
+    let float8 = [DType::F16, DType::BF16].map(|dtype| Case {
+        form: Form::Float8,
+        dtype,
+        ..CASE
+    });
     let dense = [DType::F32, DType::F16, DType::BF16].map(|dtype| Case { dtype, ..CASE });
     let others = [
         // Too narrow for tensor cores.
@@ -232,7 +244,7 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
             ..CASE
         },
     ];
-    for case in blocks.chain(dense).chain(others) {
+    for case in blocks.chain(float8).chain(dense).chain(others) {
         let made = made(case, CHOICE, &gpu);
         let x = noise(&[EXACT_ROWS, HIDDEN]).to_dtype(case.dtype).unwrap();
         let x = x.to_device(&gpu).unwrap();

@@ -8,6 +8,7 @@ mod embeddings;
 mod exits;
 mod expert_models;
 mod experts;
+mod float8;
 mod heads;
 mod latent;
 mod lora;

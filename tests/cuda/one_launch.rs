@@ -1,5 +1,6 @@
 //! Forwards of models in one launch, quantized and not: the logits are those of single kernels, bit for bit.
 
+use super::float8::in_float8;
 use super::{BLOCK_SIZE, BLOCKS, Log, gpu, logits, model_by, shape, tokens};
 use candle_core::{DType, Device};
 use foretoken::kernels::quant::BlockType;
@@ -46,7 +47,7 @@ fn both<T>(
 }
 
 /// Steps of several sizes, across boundaries of chunks, of models with biases of q, k and v, and with norms of heads;
-/// rows of the MLP's down projection are not whole blocks of 256, so they are in `Q8_0`.
+/// rows of the MLP's down projection are not whole blocks of 256, so they are in `Q8_0`. The last model is in FP8.
 #[test]
 fn steps_have_the_bits_of_single_kernels() {
     let folder = tempfile::tempdir().unwrap();
@@ -76,6 +77,7 @@ fn steps_have_the_bits_of_single_kernels() {
             Some(BlockType::Q4_0),
         ),
         (shape(folder.path(), "qwen3", 128, &[]), None),
+        (in_float8(&shape(folder.path(), "llama", 64, &[])), None),
     ] {
         let (want, got, log) = both(&source, kind, |model| logits(model, &tokens, &cuts));
         assert!(log.contains("are in one launch"), "{source:?}: {log}");

@@ -24,7 +24,7 @@ fn shapes(kind: BlockType) -> &'static [(usize, usize)] {
 }
 
 /// A random weight on the GPU, and its values.
-fn weight(
+pub(super) fn weight(
     kind: BlockType,
     (outputs, inputs): (usize, usize),
     gpu: &Device,
@@ -38,18 +38,18 @@ fn weight(
     (weight, values)
 }
 
-fn noise(rows: usize, inputs: usize, dtype: DType, gpu: &Device) -> Tensor {
+pub(super) fn noise(rows: usize, inputs: usize, dtype: DType, gpu: &Device) -> Tensor {
     let x = Tensor::randn(0f32, 1., (rows, inputs), &Device::Cpu).unwrap();
     x.to_dtype(dtype).unwrap().to_device(gpu).unwrap()
 }
 
-fn values(tensor: &Tensor) -> Vec<Vec<f32>> {
+pub(super) fn values(tensor: &Tensor) -> Vec<Vec<f32>> {
     let tensor = tensor.to_device(&Device::Cpu).unwrap();
     tensor.to_dtype(DType::F32).unwrap().to_vec2().unwrap()
 }
 
 /// The largest difference of `y` from `x @ weight^T`, relative to the size of a product's terms.
-fn error(y: &Tensor, x: &Tensor, weight: &Tensor) -> f64 {
+pub(super) fn error(y: &Tensor, x: &Tensor, weight: &Tensor) -> f64 {
     let f64s = |t: &Tensor| {
         let t = t.to_device(&Device::Cpu).unwrap();
         t.to_dtype(DType::F64).unwrap()
@@ -64,7 +64,7 @@ fn error(y: &Tensor, x: &Tensor, weight: &Tensor) -> f64 {
 }
 
 /// Half a unit in the last place of a result, which is a few times larger than a term.
-fn precision(dtype: DType) -> f64 {
+pub(super) fn precision(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 3e-3,
         _ => 2e-2,

@@ -1,7 +1,7 @@
 //! Weights of FP8 on a GPU.
 
 use super::device_tiles::{DeviceKind, DeviceQuantMatrix, Layout, Strip, UNIT_INPUTS};
-use super::formats::{BLOCK, Block, DeviceFormat, DeviceScales, WIDTH};
+use super::formats::{BLOCK, DeviceFormat, DeviceScales, WIDTH};
 use crate::dense::Float8;
 use candle_core::{DType, Device, Result};
 
@@ -54,7 +54,6 @@ fn fill(strip: &mut Strip<'_>, c: usize, weight: &Float8<'_>, output: usize) {
     let numbers = &weight.numbers[output * inputs..][..inputs];
     let (blocks, _) = numbers.as_chunks::<BLOCK>();
     for (at, block) in blocks.iter().enumerate() {
-        let block: &Block = block;
         strip.put_quants(8, c, at, block);
     }
     let scales = weight.scales_of(output);

@@ -14,7 +14,7 @@ use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::ForwardWeight;
-use foretoken_kernels::dense::DenseMatrix;
+use foretoken_kernels::dense::{DenseMatrix, Float8};
 use foretoken_kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix};
 use std::any::Any;
 use std::borrow::Cow;
@@ -35,6 +35,8 @@ pub enum WeightForm {
     Dense(DType),
     /// FP8 with scales of so many inputs, on the CPU.
     Float8(usize),
+    /// FP8 on a GPU.
+    DeviceFloat8,
     /// Our tiles of such blocks, on the CPU.
     Tiles(BlockType),
     /// Our tiles of such blocks, on a GPU.
@@ -68,7 +70,7 @@ impl WeightForm {
     /// The type of its blocks; `None` = it is dense.
     pub fn blocks(self) -> Option<BlockType> {
         match self {
-            Self::Dense(_) | Self::Float8(_) => None,
+            Self::Dense(_) | Self::Float8(_) | Self::DeviceFloat8 => None,
             Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => Some(kind),
         }
     }
@@ -77,7 +79,7 @@ impl WeightForm {
     pub fn name(self) -> String {
         match self {
             Self::Dense(dtype) => dtype.as_str().to_owned(),
-            Self::Float8(_) => DType::F8E4M3.as_str().to_owned(),
+            Self::Float8(_) | Self::DeviceFloat8 => DType::F8E4M3.as_str().to_owned(),
             Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => kind.to_string(),
         }
     }
@@ -90,7 +92,10 @@ impl WeightForm {
             (Self::Float8(run), &[outputs, inputs]) => {
                 DenseMatrix::float8_bytes(outputs, inputs, run)
             }
-            (Self::Float8(_), _) => elements,
+            (Self::DeviceFloat8, &[outputs, inputs]) => {
+                DeviceQuantMatrix::float8_bytes(outputs, inputs)
+            }
+            (Self::Float8(_) | Self::DeviceFloat8, _) => elements,
             (Self::Tiles(kind), &[outputs, inputs]) => QuantMatrix::bytes(kind, outputs, inputs),
             (Self::DeviceTiles(kind), &[outputs, inputs]) => {
                 DeviceQuantMatrix::bytes(kind, outputs, inputs)
@@ -201,7 +206,7 @@ pub fn quantized(
     device: &Device,
 ) -> Result<Arc<dyn Matrix>> {
     Ok(match form {
-        WeightForm::Dense(_) | WeightForm::Float8(_) => {
+        WeightForm::Dense(_) | WeightForm::Float8(_) | WeightForm::DeviceFloat8 => {
             return Err(Error::internal("a dense form has no blocks"));
         }
         WeightForm::Tiles(kind) => {
@@ -220,6 +225,19 @@ pub fn quantized(
             let storage = QStorage::from_data(Cow::Owned(data), device, candles)?;
             Arc::new(Quantized::new(QTensor::new(storage, (outputs, inputs))?)?)
         }
+    })
+}
+
+/// A weight of FP8, which stays so.
+///
+/// # Errors
+/// If its numbers or scales are not those of its shape, no product takes them, or the device fails.
+pub fn float8(weight: &Float8<'_>, device: &Device) -> Result<Arc<dyn Matrix>> {
+    Ok(match device {
+        Device::Cpu => Arc::new(Packed::new(DenseMatrix::of_float8(weight)?)),
+        _ => Arc::new(OnDevice::new(DeviceQuantMatrix::from_float8(
+            weight, device,
+        )?)),
     })
 }
 

@@ -1,5 +1,5 @@
-//! FP8: floats of 8 bits with 4 of an exponent (E4M3), and scales of tiles. On the CPU they stay as they are; no format of
-//! blocks holds them, so that they become dense elsewhere.
+//! FP8: floats of 8 bits with 4 of an exponent (E4M3), and scales of tiles. They stay as they are where there is a product for
+//! them; no format of blocks holds them, so that they become dense elsewhere.
 
 use super::parts::{FLOATS, Part, Parts};
 use super::scheme::{Opened, Scheme, Unpacked};

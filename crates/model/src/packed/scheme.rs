@@ -63,7 +63,7 @@ pub trait Unpacked: Sync {
         None
     }
 
-    /// The matrix as it is, if it is FP8 that a product of the CPU takes.
+    /// The matrix as it is, if it is FP8 that a product takes.
     fn float8(&self) -> Option<Float8<'_>> {
         None
     }

@@ -3,12 +3,12 @@
 use super::{TensorSource, Weights, in_order, ordered_shape};
 use super::{dummy, inventory, requantize};
 use crate::checkpoint::gguf;
-use crate::matrix::{self, Matrix, Packed, Reordered, Unread, WeightForm};
+use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
 use crate::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked, fp8};
 use candle_core::{DType, Device, Tensor, WithDType};
 use foretoken_core::error::{Error, Result};
-use foretoken_kernels::dense::{DenseMatrix, Float8};
-use foretoken_kernels::quant::{BLOCK, BlockType};
+use foretoken_kernels::dense::Float8;
+use foretoken_kernels::quant::{BLOCK, BlockType, DeviceQuantMatrix};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -87,12 +87,12 @@ impl Weights {
         }
         let unpacked = (opened.unpack)()?;
         let name = format!("{stored}.weight");
-        if let Some(float8) = unpacked.float8().filter(|_| self.keeps_float8()) {
+        if let Some(float8) = unpacked.float8().filter(|own| self.keeps_float8(own)) {
             let matrix = match order {
-                Some(order) => in_order_float8(&float8, order)?,
-                None => DenseMatrix::of_float8(&float8)?,
+                Some(order) => in_order_float8(&float8, order, &self.device),
+                None => matrix::float8(&float8, &self.device),
             };
-            return Ok(Some(Arc::new(Packed::new(matrix))));
+            return matrix.map(Some);
         }
         self.matrix_of_packed(&*unpacked, &name, shape, order)
             .map(Some)
@@ -123,8 +123,8 @@ impl Weights {
         float8: Option<usize>,
         (outputs, inputs): Shape,
     ) -> WeightForm {
-        if let Some(run) = float8.filter(|_| self.keeps_float8()) {
-            return WeightForm::Float8(run);
+        if let Some(form) = float8.and_then(|run| self.form_of_float8(inputs, run)) {
+            return form;
         }
         let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, &self.device);
         let form = blocks.map(of).filter(|form| form.blocks() == blocks);
@@ -134,9 +134,26 @@ impl Weights {
         })
     }
 
-    /// Whether matrices of FP8 stay so: where a product takes them, if no blocks are asked for.
-    fn keeps_float8(&self) -> bool {
-        self.device.is_cpu() && self.dtypes.blocks.is_none()
+    /// The form of FP8 whose scales are those of `run` inputs each, if it stays FP8: where a product takes it, if no blocks
+    /// are asked for.
+    fn form_of_float8(&self, inputs: usize, run: usize) -> Option<WeightForm> {
+        if self.dtypes.blocks.is_some() {
+            None
+        } else if self.device.is_cpu() {
+            Some(WeightForm::Float8(run))
+        } else {
+            let is_kept = DeviceQuantMatrix::keeps_float8(inputs, run, self.dtypes.activations);
+            is_kept.then_some(WeightForm::DeviceFloat8)
+        }
+    }
+
+    /// Whether the matrix stays FP8.
+    fn keeps_float8(&self, matrix: &Float8<'_>) -> bool {
+        let form = self.form_of_float8(matrix.shape.1, matrix.block.1);
+        // Products of many rows round weights to the dtype of activations.
+        let is_finite = |scale: &f32| scale.abs() * fp8::MAX <= f16::MAX.to_f32();
+        let may_overflow = !self.device.is_cpu() && self.dtypes.activations == DType::F16;
+        form.is_some() && (!may_overflow || matrix.scales.iter().all(is_finite))
     }
 
     /// Adds a matrix to the inventory that is loaded in this form.
@@ -229,8 +246,9 @@ impl Weights {
         }
         let name = format!("{name}.weight");
         let noise = in_order(dummy::tensor(seed, &name, &[shape.0, shape.1])?, order)?;
-        if let WeightForm::Float8(run) = form {
-            return random_float8(&noise, run);
+        if matches!(form, WeightForm::Float8(_) | WeightForm::DeviceFloat8) {
+            let run = scheme.float8(shape).unwrap_or(shape.1);
+            return random_float8(&noise, run, &self.device);
         }
         match blocks.filter(|_| form.blocks() == blocks) {
             Some(kind) => {
@@ -243,7 +261,7 @@ impl Weights {
 }
 
 /// The FP8 that is nearest to `weight`, with one scale but as many as there are runs of so many inputs.
-fn random_float8(weight: &Tensor, run: usize) -> Result<Arc<dyn Matrix>> {
+fn random_float8(weight: &Tensor, run: usize, device: &Device) -> Result<Arc<dyn Matrix>> {
     let shape = weight.dims2()?;
     let values = weight
         .to_dtype(DType::F32)?
@@ -253,31 +271,31 @@ fn random_float8(weight: &Tensor, run: usize) -> Result<Arc<dyn Matrix>> {
         .iter()
         .fold(0f32, |most, value| most.max(value.abs()));
     let scale = (most / fp8::MAX).max(f32::MIN_POSITIVE);
-    let matrix = DenseMatrix::of_float8(&Float8 {
+    let float8 = Float8 {
         shape,
         numbers: &fp8::rounded(&values, scale),
         scales: &vec![scale; shape.1.div_ceil(run)],
         block: (shape.0, run),
-    })?;
-    Ok(Arc::new(Packed::new(matrix)))
+    };
+    matrix::float8(&float8, device)
 }
 
 /// The matrix with its outputs in this order.
-fn in_order_float8(matrix: &Float8<'_>, order: &[u32]) -> Result<DenseMatrix> {
-    let ((_, inputs), (rows, run)) = (matrix.shape, matrix.block);
-    let runs = inputs.div_ceil(run);
+fn in_order_float8(matrix: &Float8<'_>, order: &[u32], device: &Device) -> Result<Arc<dyn Matrix>> {
+    let ((_, inputs), (_, run)) = (matrix.shape, matrix.block);
     let (mut numbers, mut scales) = (Vec::new(), Vec::new());
     for &output in order {
         let output = output as usize;
         numbers.extend_from_slice(&matrix.numbers[output * inputs..][..inputs]);
-        scales.extend_from_slice(&matrix.scales[output / rows * runs..][..runs]);
+        scales.extend_from_slice(matrix.scales_of(output));
     }
-    Ok(DenseMatrix::of_float8(&Float8 {
+    let ordered = Float8 {
         shape: (order.len(), inputs),
         numbers: &numbers,
         scales: &scales,
         block: (1, run),
-    })?)
+    };
+    matrix::float8(&ordered, device)
 }
 
 /// All values, each made of f32 by `from`, with the rows in this order.
