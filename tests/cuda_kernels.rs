@@ -42,6 +42,7 @@ fn kernels_agree_with_f64_and_with_themselves() {
         "lora.cpp",
         "prefill.cpp",
         "products.cpp",
+        "q8_blocks.cpp",
         "recurrent.cpp",
         "sample.cpp",
         "emulator.cpp",

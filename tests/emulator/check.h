@@ -54,6 +54,7 @@ void test_float8();
 void test_latent();
 void test_lora();
 void test_prefill();
+void test_q8_blocks();
 void test_quantized_products();
 void test_recurrent();
 void test_sample();

@@ -161,7 +161,8 @@ template <typename T> class Model {
                         shape.kv_heads, BLOCK, tables.chunks,
                         Scores{.125f, layer.window, 0.f, layer.sinks.empty() ? nullptr : layer.sinks.data()}};
         launch({(int)tables.tiles.size(), shape.kv_heads, 1}, THREADS, [&] {
-            attend_by_blocks<T, D, false>(q.data(), layer.k.data(), layer.v.data(), out.data(), args);
+            const Numbers<T> k{layer.k.data()}, v{layer.v.data()};
+            attend_by_blocks<T, D, false>(q.data(), k, v, out.data(), args);
         });
         return out;
     }

@@ -496,6 +496,7 @@ int main() {
     }
     test_glu();
     test_prefill();
+    test_q8_blocks();
     test_quantized_products();
     test_recurrent();
     test_sample();

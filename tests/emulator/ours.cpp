@@ -8,6 +8,10 @@
 #include "latent/latent_rows.cu"
 #include "lora/lora.cu"
 #include "norm.cu"
+#include "paged_attention/kv_q8_0_128.cu"
+#include "paged_attention/kv_q8_0_256.cu"
+#include "paged_attention/kv_q8_0_512.cu"
+#include "paged_attention/kv_q8_0_64.cu"
 #include "paged_attention/latent.cu"
 #include "paged_attention/padded_128.cu"
 #include "paged_attention/padded_256.cu"
@@ -29,6 +33,12 @@ namespace {
 #define ADD_WIDTH(NAME)                                                                            \
     ADD(attend_whole_##NAME)                                                                       \
     ADD(attend_split_##NAME)
+#define ADD_WIDTHS(NAME)                                                                           \
+    ADD_WIDTH(NAME##_64)                                                                           \
+    ADD_WIDTH(NAME##_128)                                                                          \
+    ADD_WIDTH(NAME##_to_128)                                                                       \
+    ADD_WIDTH(NAME##_to_256)                                                                       \
+    ADD_WIDTH(NAME##_to_512)
 #define ADD_LONG(NAME)                                                                             \
     ADD(prefill_##NAME##_64)                                                                       \
     ADD(prefill_##NAME##_128)                                                                      \
@@ -41,6 +51,7 @@ namespace {
     ADD(add_norm_##NAME)                                                                           \
     ADD(add_layer_norm_##NAME)                                                                     \
     ADD(rope_kv_write_##NAME)                                                                      \
+    ADD(rope_kv_write_q8_0_##NAME)                                                                 \
     ADD(glu_silu_##NAME)                                                                           \
     ADD(glu_gelu_##NAME)                                                                           \
     ADD(glu_gelu_tanh_##NAME)                                                                      \
@@ -51,11 +62,8 @@ namespace {
     ADD(recurrent_keep_##NAME)                                                                     \
     ADD(short_conv_##NAME)                                                                         \
     ADD(short_conv_write_##NAME)                                                                   \
-    ADD_WIDTH(NAME##_64)                                                                           \
-    ADD_WIDTH(NAME##_128)                                                                          \
-    ADD_WIDTH(NAME##_to_128)                                                                       \
-    ADD_WIDTH(NAME##_to_256)                                                                       \
-    ADD_WIDTH(NAME##_to_512)                                                                       \
+    ADD_WIDTHS(NAME)                                                                               \
+    ADD_WIDTHS(NAME##_q8_0)                                                                        \
     ADD_WIDTH(NAME##_latent)                                                                       \
     ADD(norm_part_##NAME)                                                                          \
     ADD(latent_write_##NAME)                                                                       \
@@ -84,8 +92,11 @@ namespace {
     ADD(tiles_small_bf16)
     ADD(tiles_wide_bf16)
     ADD(tiles_large_bf16)
+    ADD(kv_move_q8_0)
     ADD_LONG(f16)
     ADD_LONG(bf16)
+    ADD_LONG(f16_q8_0)
+    ADD_LONG(bf16_q8_0)
     ADD(experts_gemv_8_f16)
     ADD(experts_gemv_16_f16)
     ADD(experts_gemv_8_bf16)

@@ -4,8 +4,7 @@
 // pool: [num_slots, width]; moves: [count] pairs of a source and a destination. Each thread owns a
 // column of the pool, so its moves need no barrier.
 template <typename T>
-__device__ void kv_move(T *pool, const uint32_t *moves, int count, int width) {
-    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+__device__ void kv_move(T *pool, const uint32_t *moves, int count, int width, int column) {
     if (column >= width) {
         return;
     }
@@ -16,7 +15,17 @@ __device__ void kv_move(T *pool, const uint32_t *moves, int count, int width) {
 
 #define KERNEL(T, NAME)                                                                            \
     extern "C" __global__ void kv_move_##NAME(T *pool, const uint32_t *moves, int count, int width) { \
-        kv_move(pool, moves, count, width);                                                        \
+        kv_move(pool, moves, count, width, blockIdx.x * blockDim.x + threadIdx.x);                 \
     }
 FOR_FLOATS(KERNEL)
 #undef KERNEL
+
+// Of a pool in blocks (q8_blocks.cuh): a slot has `words` words of bytes and `blocks` scales.
+extern "C" __global__ void kv_move_q8_0(uint32_t *bytes, f16 *scales, const uint32_t *moves, int count, int words, int blocks) {
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column < words) {
+        kv_move(bytes, moves, count, words, column);
+    } else {
+        kv_move(scales, moves, count, blocks, column - words);
+    }
+}

@@ -43,7 +43,7 @@ impl KvMoves {
     }
 }
 
-/// Does the moves one by one, in place, in `pool`, `[num_slots, kv_heads, head_dim]` in f32, f16, bf16 or, on the CPU, u8
+/// Does the moves one by one, in place, in `pool`, `[num_slots, kv_heads, head_dim]` in f32, f16, bf16 or u8
 /// (bytes of blocks), contiguous. No other slot is touched.
 ///
 /// # Errors
@@ -107,6 +107,8 @@ impl InplaceOp1 for Move<'_> {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, pool: &mut super::gpu::CudaStorage, layout: &Layout) -> Result<()> {
         use super::gpu::{self, *};
+        use super::q8_blocks;
+        use candle_core::DType;
         const THREADS: usize = 128;
         let width = self.width(layout)?;
         let device = pool.device().clone();
@@ -115,6 +117,26 @@ impl InplaceOp1 for Move<'_> {
         };
         let (moves, moves_layout) = moves.storage_and_layout();
         let dtype = pool.dtype();
+        let count = self.0.moves.len() as i32;
+        if dtype == DType::U8 {
+            let before = q8_blocks::bytes_before_scales(pool, layout)?;
+            if !width.is_multiple_of(q8_blocks::BYTES) {
+                candle_core::bail!("{NAME}: slots of {width} bytes are not whole blocks");
+            }
+            let blocks = width / q8_blocks::BYTES;
+            let words = blocks * q8_blocks::BLOCK / size_of::<u32>();
+            let kernel = gpu::function(&device, "kv_move", gpu::KV_MOVE, "kv_move_q8_0")?;
+            let pool = gpu::contiguous::<u8>(NAME, pool, layout)?;
+            let (bytes, scales) = (pool.slice(..before), pool.slice(before..));
+            let moves = gpu::view::<u32>(NAME, &moves, moves_layout)?;
+            let mut args = kernel.builder();
+            args.arg(&bytes).arg(&scales).arg(&moves);
+            builder_arg!(args, count, words as i32, blocks as i32);
+            let grid = gpu::grid(((words + blocks).div_ceil(THREADS), 1, 1), THREADS, 0);
+            // SAFETY: as below, of a pool of whole blocks.
+            unsafe { args.launch(grid) }.w()?;
+            return Ok(());
+        }
         gpu::with_float!(NAME, dtype, T => {
             let kernel = format!("kv_move_{}", gpu::suffix(dtype));
             let kernel = gpu::function(&device, "kv_move", gpu::KV_MOVE, &kernel)?;
@@ -122,7 +144,7 @@ impl InplaceOp1 for Move<'_> {
             let moves = gpu::view::<u32>(NAME, &moves, moves_layout)?;
             let mut args = kernel.builder();
             args.arg(&pool).arg(&moves);
-            builder_arg!(args, self.0.moves.len() as i32, width as i32);
+            builder_arg!(args, count, width as i32);
             // SAFETY: the arguments match the kernel's; `KvMoves::new` and `width` have checked that
             // all slots are inside the pool. All work is in the order of one stream, so nothing else
             // reads the pool meanwhile.

@@ -1,9 +1,13 @@
 //! Keys and values in blocks of `Q8_0`, as ggml lays them out: an f16 scale in little-endian order, then 32 signed bytes.
 //!
-//! What a row becomes depends on this row alone, and has the same bits on every instruction set.
+//! What a row becomes depends on this row alone, and has the same bits on every instruction set and on a GPU
+//! (`q8_blocks.cuh`). A pool on a GPU has the same blocks in another order: the bytes of all blocks come first,
+//! then all scales.
 
 use super::float::f16_to_f32;
 use super::simd::{Loop, Simd};
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, Layout, Result, Storage, Tensor};
 use half::f16;
 
 /// Values of a block.
@@ -17,6 +21,34 @@ const SIDE_BY_SIDE: usize = 8;
 /// Bytes of `values` values; `None` if these are not whole blocks.
 pub(super) fn bytes(values: usize) -> Option<usize> {
     (values.is_multiple_of(BLOCK)).then_some(values / BLOCK * BYTES)
+}
+
+/// The length of the first part of a pool of blocks on a GPU: the bytes of all blocks, before all scales.
+///
+/// # Errors
+/// If it is no such pool, or a part of one, whose scales are elsewhere.
+#[cfg(feature = "cuda")]
+pub(super) fn bytes_before_scales(pool: &CudaStorage, layout: &Layout) -> Result<usize> {
+    let len = pool.as_cuda_slice::<u8>()?.len();
+    if layout.contiguous_offsets() != Some((0, len)) || !len.is_multiple_of(BYTES) {
+        candle_core::bail!("a kernel needs a whole pool of blocks, got {layout:?} of {len} bytes");
+    }
+    Ok(len / BYTES * BLOCK)
+}
+
+/// The bytes and the scales of such a pool.
+///
+/// # Errors
+/// See [`bytes_before_scales`].
+#[cfg(feature = "cuda")]
+pub(super) fn parts(pool: &Tensor) -> Result<[Tensor; 2]> {
+    let (storage, layout) = pool.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else {
+        candle_core::bail!("a kernel needs pools on the GPU, got {layout:?}");
+    };
+    let bytes = bytes_before_scales(storage, layout)?;
+    let (all, len) = (pool.flatten_all()?, pool.elem_count());
+    Ok([all.narrow(0, 0, bytes)?, all.narrow(0, bytes, len - bytes)?])
 }
 
 /// Rounds values to blocks. The scale is rounded first, so a value is off by at most half of it, or by 4e-6 in blocks

@@ -17,6 +17,15 @@ template <typename T> struct Heads {
 
     __device__ __forceinline__ int kv_heads() const { return (all - heads) / 2; }
 
+    // A value that is not computed, in T or in f32.
+    template <typename To> static __device__ __forceinline__ To as_it_is(T x) {
+        if constexpr (sizeof(To) == sizeof(T)) {
+            return x;
+        } else {
+            return widen(x);
+        }
+    }
+
     // The two values of a pair, rotated.
     static __device__ __forceinline__ float rotated(float a, float b, T cos, T sin) {
         return __fsub_rn(__fmul_rn(a, widen(cos)), __fmul_rn(b, widen(sin)));
@@ -25,8 +34,10 @@ template <typename T> struct Heads {
         return __fadd_rn(__fmul_rn(a, widen(sin)), __fmul_rn(b, widen(cos)));
     }
 
-    // Writes a head of a row to `to`. Calls `wait` before it reads anything of qkv, and after it has begun to read the rest.
-    template <typename Wait> __device__ __forceinline__ void write(int row, int head, T *to, Wait wait) const {
+    // Writes a head of a row to `to`, in T or, before values are rounded to it, in f32. Calls `wait` before it reads anything
+    // of qkv, and after it has begun to read the rest.
+    template <typename To, typename Wait>
+    __device__ __forceinline__ void write(int row, int head, To *to, Wait wait) const {
         // A thread loads so many pairs or values before it stores the first: the compiler does not know that no load
         // reads what was stored.
         constexpr int PAIRS = 2, VALUES = 4;
@@ -110,8 +121,8 @@ template <typename T> struct Heads {
                         first = first * scale * widen(by_a[n]);
                         second = second * scale * widen(by_b[n]);
                     }
-                    to[i] = narrow<T>(first);
-                    to[i + half] = narrow<T>(second);
+                    to[i] = narrow<To>(first);
+                    to[i + half] = narrow<To>(second);
                 }
             }
         }
@@ -127,9 +138,9 @@ template <typename T> struct Heads {
             for (int n = 0; n < VALUES; n++) {
                 const int i = first + 32 * n;
                 if (i < d) {
-                    to[i] = norm != nullptr  ? narrow<T>(widen(values[n]) * scale * widen(norm[i]))
-                            : normed_value ? narrow<T>(widen(values[n]) * scale)
-                                           : values[n];
+                    to[i] = norm != nullptr  ? narrow<To>(widen(values[n]) * scale * widen(norm[i]))
+                            : normed_value ? narrow<To>(widen(values[n]) * scale)
+                                           : as_it_is<To>(values[n]);
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 /// The pools and slots that the keys and values of a layer are written to.
 #[derive(Debug, Clone, Copy)]
 pub struct Pools<'a> {
-    /// `[num_slots, num_kv_heads, head_dim]` each.
+    /// `[num_slots, num_kv_heads, head_dim]` each, or bytes of blocks: see [`kv_write`].
     pub k: &'a Tensor,
     /// The pool of values, of the same shape.
     pub v: &'a Tensor,
@@ -66,7 +66,8 @@ fn kv_heads((num_heads, stored): (usize, usize), values_are_keys: bool) -> usize
 ///
 /// `qkv` is `[rows, num_heads + 2 * num_kv_heads, head_dim]`, without the last `num_kv_heads` heads if values are keys,
 /// and `angles` are as in [`rope`]; all are contiguous, but `qkv` may be a part of wider rows. On CUDA the pools have the
-/// dtype of `qkv`, and a single kernel does everything.
+/// dtype of `qkv` or are of blocks, and a single kernel does everything. Values become blocks without being rounded to that
+/// dtype before.
 ///
 /// # Errors
 /// If the shapes or dtypes do not match, or the pools have fewer slots than [`Slots`] were checked for.
@@ -124,10 +125,10 @@ pub fn rope_queries(
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use super::super::gpu;
     use super::super::rope::pairs;
+    use super::super::{gpu, q8_blocks};
     use super::{HeadNorms, Pools, ValueHeads, kv_heads};
-    use candle_core::{Result, Tensor};
+    use candle_core::{DType, Result, Tensor};
 
     const NAME: &str = "rope-kv-write";
     const THREADS: usize = 128;
@@ -154,8 +155,16 @@ mod cuda {
         };
         let norms_rotated = norms.is_some_and(|norms| norms.after_rotation);
         let of_values = if values.are_keys { 1 } else { 2 };
+        let in_blocks = pools.is_some_and(|pools| pools.k.dtype() == DType::U8);
+        let elements = if in_blocks {
+            q8_blocks::bytes(d)
+        } else {
+            Some(d)
+        };
         let fits = |pools: &Pools<'_>| {
-            let fits = |pool: &Tensor| pool.dims().get(1..) == Some(&[kv_heads, d][..]);
+            let fits = |pool: &Tensor| {
+                elements.is_some_and(|d| pool.dims().get(1..) == Some(&[kv_heads, d][..]))
+            };
             pools.slots.len() == rows && fits(pools.k) && fits(pools.v)
         };
         if num_heads + of_values * kv_heads != stored
@@ -172,19 +181,32 @@ mod cuda {
         let (cos, sin) = angles.unzip();
         let angles = cos.into_iter().chain(sin);
         let both = pools.iter().flat_map(|pools| [pools.k, pools.v]);
-        gpu::expect_dtype(NAME, dtype, angles.chain(both))?;
+        let (of_pools, form) = if in_blocks {
+            (DType::U8, "q8_0_")
+        } else {
+            (dtype, "")
+        };
+        gpu::expect_dtype(NAME, of_pools, both)?;
+        gpu::expect_dtype(NAME, dtype, angles)?;
         let (q_norm, k_norm) = (norms.map(|n| &n.q), norms.map(|n| &n.k));
         gpu::expect_dtype(NAME, dtype, q_norm.into_iter().chain(k_norm))?;
-        let kernel = format!("rope_kv_write_{}", gpu::suffix(dtype));
+        let kernel = format!("rope_kv_write_{form}{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
         let q = gpu::output(device, dtype, (rows, num_heads, d))?;
         let (launch, stride) = kernel.launch().rows(qkv)?;
         let launch = launch.optional(cos)?.optional(sin)?;
         let launch = launch.optional(q_norm)?.optional(k_norm)?;
         let launch = launch.optional(pools.map(|pools| pools.slots.tensor()))?;
-        let launch = launch.tensor(&q)?;
-        let launch = launch.optional(pools.map(|pools| pools.k))?;
-        let launch = launch.optional(pools.map(|pools| pools.v))?;
+        let mut launch = launch.tensor(&q)?;
+        for pool in [pools.map(|pools| pools.k), pools.map(|pools| pools.v)] {
+            launch = match pool {
+                Some(pool) if in_blocks => {
+                    let [bytes, scales] = q8_blocks::parts(pool)?;
+                    launch.tensor(&bytes)?.tensor(&scales)?
+                }
+                pool => launch.optional(pool)?,
+            };
+        }
         let launch = launch.int(rows).int(num_heads).int(all).int(d);
         let launch = launch.int(half).int(usize::from(whole));
         let launch = launch.float(norms.map_or(0., |n| n.eps));
@@ -195,10 +217,16 @@ mod cuda {
             .float(values.norm.as_ref().map_or(0., |norm| norm.eps))
             .int(stride);
         let blocks = (rows * all * 32).div_ceil(THREADS);
+        // A head for each warp, before it becomes blocks.
+        let shared = if in_blocks {
+            THREADS / 32 * d * size_of::<f32>()
+        } else {
+            0
+        };
         // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and
         // writes: the pools contain every slot of `Slots`. All work runs in the order of one stream, so
         // nothing else reads the pools at the same time.
-        unsafe { launch.run(gpu::grid((blocks, 1, 1), THREADS, 0))? };
+        unsafe { launch.run(gpu::grid((blocks, 1, 1), THREADS, shared))? };
         Ok(q)
     }
 }

@@ -89,7 +89,7 @@ __device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, con
         // The items of the last chunks come last, because tables have room for more chunks than there are.
         const int pair = i % (rows.tile_count * plan.kv_heads);
         const Item item{pair % rows.tile_count, pair / rows.tile_count, i / (rows.tile_count * plan.kv_heads)};
-        if (!attend<T, D, true>(team, shared.attention, item, k, v, out, args)) {
+        if (!attend<T, D, true>(team, shared.attention, item, Numbers<T>{k}, Numbers<T>{v}, out, args)) {
             continue;
         }
         // Whoever is the last with a tile and head merges its chunks.

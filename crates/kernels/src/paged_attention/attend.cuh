@@ -16,8 +16,7 @@
 // A kernel computes with heads of D values. Heads that have fewer are PADDED with zeros in shared memory. Keys of latent
 // attention (MLA) are read once: their first values are the values, too.
 #pragma once
-#include "../cuda/tensor.cuh"
-#include "paged_attention.cuh"
+#include "pools.cuh"
 
 // Maximum number of queries per block; the same as in paged_attention/tables.rs. Warps with an even
 // number have the first 16, the others the rest. Of the keys of a chunk and of the values of a head, a
@@ -306,10 +305,10 @@ __device__ __forceinline__ size_t place_of(const Tile &tile, const Args &args, i
 // - prepare_keys(tile, item), prepare_queries(tile, item): called by all of them, once, before anything of k and v is
 //   read, and before the queries are;
 // - query(tile, kv_head, i): the values of the item's i-th query.
-// False: the item has no keys.
-template <typename T, int D, bool SPLIT, bool PADDED = false, typename Team>
-__device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, Item item, const T *k, const T *v, T *out,
-                                       const Args &args) {
+// False: the item has no keys. k and v are Numbers<T>, or Blocks.
+template <typename T, int D, bool SPLIT, bool PADDED = false, typename Team, typename Pool>
+__device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, Item item, const Pool &k, const Pool &v,
+                                       T *out, const Args &args) {
     const Tile tile = args.tiles[item.tile];
     const int kv_head = item.kv_head, group = args.heads / args.kv_heads, d = values_of<D, PADDED>(args);
     // The values that are summed up; a warp has VALUES of them.
@@ -366,35 +365,48 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         if (is_begin) {
             team.prepare_keys(tile, item);
         }
-        auto load = [&](T *to, int pitch, const T *pool) {
-            constexpr int PACKS = D / Pack<T>::LEN;
-            auto copy = [&](int key, int at) {
-                const int slot = shared.slots[key];
-                // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would
-                // not hide.
-                copy_async(to + key * pitch + Shared<T, D>::place(key, at),
-                           pool + place_in_pool<D>(args, max(slot, 0), kv_head, d) + at, slot >= 0 && has(at));
-            };
-            if constexpr (THREADS % PACKS == 0) {
-                // Keys that the threads copy at a time.
-                constexpr int KEYS = THREADS / PACKS;
-                const int first = team.thread() / PACKS, at = team.thread() % PACKS * Pack<T>::LEN;
-#pragma unroll
-                for (int i = 0; i < CHUNK / KEYS; i++) {
-                    copy(i * KEYS + first, at);
-                }
-            } else {
-#pragma unroll 6
-                for (int i = team.thread(); i < CHUNK * PACKS; i += THREADS) {
-                    copy(i / PACKS, i % PACKS * Pack<T>::LEN);
-                }
-            }
-            end_of_copies();
-        };
         constexpr bool TAKES_TURNS = Shared<T, D>::TAKES_TURNS, SHARES = Shared<T, D>::SHARES;
-        load(shared.keys(), Shared<T, D>::KEY, k);
-        if (!TAKES_TURNS && !SHARES) {
-            load(shared.values(), Shared<T, D>::VALUE, v);
+        // Where a value of a key is in the pools; below 0 = there is none. Those beyond the last key become zeros: the pool
+        // could hold NaN there, which a weight of zero would not hide.
+        auto place = [&](int key, int at) -> long long {
+            const int slot = shared.slots[key];
+            return slot >= 0 && has(at) ? (long long)place_in_pool<D>(args, slot, kv_head, d) + at : -1;
+        };
+        auto load = [&](T *to, int pitch, const Pool &pool) {
+            if constexpr (Pool::IN_BLOCKS) {
+                widen_chunk<D, THREADS, T, 1>(team.thread(), place, {{pool, to, pitch}});
+            } else {
+                constexpr int PACKS = D / Pack<T>::LEN;
+                auto copy = [&](int key, int at) {
+                    const int slot = shared.slots[key];
+                    copy_async(to + key * pitch + Shared<T, D>::place(key, at),
+                               pool.values + place_in_pool<D>(args, max(slot, 0), kv_head, d) + at, slot >= 0 && has(at));
+                };
+                if constexpr (THREADS % PACKS == 0) {
+                    // Keys that the threads copy at a time.
+                    constexpr int KEYS = THREADS / PACKS;
+                    const int first = team.thread() / PACKS, at = team.thread() % PACKS * Pack<T>::LEN;
+#pragma unroll
+                    for (int i = 0; i < CHUNK / KEYS; i++) {
+                        copy(i * KEYS + first, at);
+                    }
+                } else {
+#pragma unroll 6
+                    for (int i = team.thread(); i < CHUNK * PACKS; i += THREADS) {
+                        copy(i / PACKS, i % PACKS * Pack<T>::LEN);
+                    }
+                }
+                end_of_copies();
+            }
+        };
+        constexpr int KEY = Shared<T, D>::KEY, VALUE = Shared<T, D>::VALUE;
+        if constexpr (Pool::IN_BLOCKS && !TAKES_TURNS) {
+            widen_chunk<D, THREADS, T, 2>(team.thread(), place, {{k, shared.keys(), KEY}, {v, shared.values(), VALUE}});
+        } else {
+            load(shared.keys(), KEY, k);
+            if (!TAKES_TURNS && !SHARES) {
+                load(shared.values(), VALUE, v);
+            }
         }
         if (is_begin) {
             team.prepare_queries(tile, item);
@@ -424,7 +436,7 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
         }
         team.sync();
         if (TAKES_TURNS) {
-            load(shared.values(), Shared<T, D>::VALUE, v);
+            load(shared.values(), VALUE, v);
         }
         // Weights: a warp takes two queries at a time, and each of its threads two keys of both.
         constexpr int WARPS = THREADS / 32, AT_A_TIME = 2;

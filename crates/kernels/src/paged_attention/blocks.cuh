@@ -12,8 +12,9 @@ template <int D> constexpr int BLOCKS = IS_WIDE<D> ? 2 : 4;
 static __device__ uint32_t arrived[MAX_PAIRS];
 
 // A block, which takes an item; the queries are in global memory.
-template <typename T, int D, bool PADDED> struct WholeBlock {
-    const T *q, *k, *v;
+template <typename T, int D, bool PADDED, typename Pool> struct WholeBlock {
+    const T *q;
+    const Pool &k, &v;
     // The slots of the chunk's keys.
     const int *slots;
     const Args &args;
@@ -22,7 +23,7 @@ template <typename T, int D, bool PADDED> struct WholeBlock {
     __device__ __forceinline__ void sync() const { __syncthreads(); }
     // Most keys are older than the previous kernel, which writes the newest ones.
     __device__ __forceinline__ void prepare_keys(const Tile &, Item item) const {
-        constexpr int LINE = 128 / sizeof(T), LINES = D / LINE;
+        constexpr int LINE = Pool::LINE, LINES = (D + LINE - 1) / LINE;
         const int d = values_of<D, PADDED>(args);
 #pragma unroll
         for (int first = 0; first < CHUNK * LINES; first += THREADS) {
@@ -31,9 +32,9 @@ template <typename T, int D, bool PADDED> struct WholeBlock {
                 const int slot = slots[i / LINES];
                 if (slot >= 0) {
                     const size_t at = place_in_pool<D>(args, slot, item.kv_head, d) + value;
-                    prefetch_line(k + at);
+                    k.prefetch(at);
                     if (!IS_LATENT<D>) {
-                        prefetch_line(v + at);
+                        v.prefetch(at);
                     }
                 }
             }
@@ -68,12 +69,12 @@ template <typename T, int D, bool PADDED> __device__ __forceinline__ void merge_
 }
 
 // A block takes a tile, a K/V head and, with SPLIT, one chunk; otherwise all chunks.
-template <typename T, int D, bool SPLIT, bool PADDED = false>
-__device__ void attend_by_blocks(const T *q, const T *k, const T *v, T *out, const Args &args) {
+template <typename T, int D, bool SPLIT, bool PADDED = false, typename Pool>
+__device__ void attend_by_blocks(const T *q, const Pool &k, const Pool &v, T *out, const Args &args) {
     DYNAMIC_SHARED(memory);
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     const Item item = {(int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z};
-    const WholeBlock<T, D, PADDED> team{q, k, v, shared.slots, args};
+    const WholeBlock<T, D, PADDED, Pool> team{q, k, v, shared.slots, args};
     if (!attend<T, D, SPLIT, PADDED>(team, shared, item, k, v, out, args)) {
         wait_for_previous();
     } else if (SPLIT) {
@@ -94,9 +95,24 @@ __device__ void attend_by_blocks(const T *q, const T *k, const T *v, T *out, con
 #define ATTEND_KERNELS(T, NAME, D, PADDED)                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \
         attend_whole_##NAME(const T *q, const T *k, const T *v, T *out, ATTEND_PARAMETERS) {       \
-        attend_by_blocks<T, D, false, PADDED>(q, k, v, out, ATTEND_ARGS);                          \
+        attend_by_blocks<T, D, false, PADDED>(q, Numbers<T>{k}, Numbers<T>{v}, out, ATTEND_ARGS);  \
     }                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
         attend_split_##NAME(const T *q, const T *k, const T *v, T *out, ATTEND_PARAMETERS) {       \
-        attend_by_blocks<T, D, true, PADDED>(q, k, v, out, ATTEND_ARGS);                           \
+        attend_by_blocks<T, D, true, PADDED>(q, Numbers<T>{k}, Numbers<T>{v}, out, ATTEND_ARGS);   \
+    }
+
+// The same for pools in blocks.
+#define POOLS_IN_BLOCKS                                                                            \
+    const int8_t *k, const f16 *k_scales, const int8_t *v, const f16 *v_scales
+#define ATTEND_KERNELS_OF_BLOCKS(T, NAME, D, PADDED)                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        attend_whole_##NAME(const T *q, POOLS_IN_BLOCKS, T *out, ATTEND_PARAMETERS) {              \
+        attend_by_blocks<T, D, false, PADDED>(q, Blocks{{k, k_scales}}, Blocks{{v, v_scales}}, out,\
+                                              ATTEND_ARGS);                                        \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
+        attend_split_##NAME(const T *q, POOLS_IN_BLOCKS, T *out, ATTEND_PARAMETERS) {              \
+        attend_by_blocks<T, D, true, PADDED>(q, Blocks{{k, k_scales}}, Blocks{{v, v_scales}}, out, \
+                                             ATTEND_ARGS);                                         \
     }

@@ -1,6 +1,7 @@
 //! The CUDA side: tables for the kernels, and their launches.
 
 use super::super::gpu::{self, Launch};
+use super::super::q8_blocks;
 use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
@@ -30,30 +31,37 @@ struct Kernels {
     width: usize,
     /// The end of their names.
     heads: &'static str,
-    /// The module and the PTX of kernels that pad heads to the width.
-    padded: Option<(&'static str, &'static str)>,
+    /// The module and the PTX of all of them, if they have one.
+    own: Option<(&'static str, &'static str)>,
 }
 
 impl Kernels {
-    /// The kernels for heads of `head_dim` values, if there are any.
-    fn of(head_dim: usize) -> Option<Self> {
+    /// The kernels for heads of `head_dim` values, in pools of blocks or of numbers, if there are any.
+    fn of(head_dim: usize, in_blocks: bool) -> Option<Self> {
         let exact = |width, heads| Self {
             width,
             heads,
-            padded: None,
+            own: None,
         };
-        let padded = |width, heads, module, ptx| Self {
+        let with = |width, heads, module, ptx| Self {
             width,
             heads,
-            padded: Some((module, ptx)),
+            own: Some((module, ptx)),
         };
-        match head_dim {
-            64 => Some(exact(64, "64")),
-            128 => Some(exact(128, "128")),
-            _ if !head_dim.is_multiple_of(GPU_HEAD_DIM_STEP) => None,
-            1..128 => Some(padded(128, "to_128", "padded-128", gpu::PADDED_128)),
-            129..=256 => Some(padded(256, "to_256", "padded-256", gpu::PADDED_256)),
-            257..=512 => Some(padded(512, "to_512", "padded-512", gpu::PADDED_512)),
+        if !head_dim.is_multiple_of(GPU_HEAD_DIM_STEP) {
+            return None;
+        }
+        match (head_dim, in_blocks) {
+            (64, false) => Some(exact(64, "64")),
+            (128, false) => Some(exact(128, "128")),
+            (1..128, false) => Some(with(128, "to_128", "padded-128", gpu::PADDED_128)),
+            (129..=256, false) => Some(with(256, "to_256", "padded-256", gpu::PADDED_256)),
+            (257..=512, false) => Some(with(512, "to_512", "padded-512", gpu::PADDED_512)),
+            (64, true) => Some(with(64, "q8_0_64", "kv-q8-64", gpu::KV_Q8_0_64)),
+            (128, true) => Some(with(128, "q8_0_128", "kv-q8-128", gpu::KV_Q8_0_128)),
+            (1..128, true) => Some(with(128, "q8_0_to_128", "kv-q8-128", gpu::KV_Q8_0_128)),
+            (129..=256, true) => Some(with(256, "q8_0_to_256", "kv-q8-256", gpu::KV_Q8_0_256)),
+            (257..=512, true) => Some(with(512, "q8_0_to_512", "kv-q8-512", gpu::KV_Q8_0_512)),
             _ => None,
         }
     }
@@ -62,21 +70,30 @@ impl Kernels {
     const LATENT: Self = Self {
         width: MAX_GPU_LATENT_KEY,
         heads: "latent",
-        padded: Some(("latent", gpu::LATENT)),
+        own: Some(("latent", gpu::LATENT)),
     };
 
-    /// The kernel `part`, whose module and PTX are `exact` if heads are not padded.
+    /// The kernel `part`, whose module and PTX are `shared` if these kernels have none of their own.
     fn load(
         self,
         device: &CudaDevice,
         part: &str,
-        exact: (&str, &str),
+        shared: (&str, &str),
         dtype: DType,
     ) -> Result<gpu::Kernel> {
-        let (module, ptx) = self.padded.unwrap_or(exact);
+        let (module, ptx) = self.own.unwrap_or(shared);
         let name = format!("{part}_{}_{}", gpu::suffix(dtype), self.heads);
         gpu::function(device, module, ptx, &name)
     }
+}
+
+/// Adds the keys or values of a pool: their address, or those of the bytes and scales of blocks.
+fn add_pool<'l>(launch: Launch<'l>, pool: &Tensor) -> Result<Launch<'l>> {
+    if pool.dtype() != DType::U8 {
+        return launch.tensor(pool);
+    }
+    let [bytes, scales] = q8_blocks::parts(pool)?;
+    launch.tensor(&bytes)?.tensor(&scales)
 }
 
 /// Bytes of shared memory for the keys and values of a chunk, with so many values from one to the next. Those of wide
@@ -171,8 +188,8 @@ impl<'a> Args<'a> {
         let exact = ("paged-attention", gpu::PAGED_ATTENTION);
         let attend = kernels.load(device, part, exact, q.dtype())?;
         let attend = attend.with_shared(bytes)?;
-        let launch = attend.launch().tensor(q)?.tensor(k)?;
-        let launch = launch.tensor(v)?.tensor(out)?;
+        let launch = add_pool(attend.launch().tensor(q)?, k)?;
+        let launch = add_pool(launch, v)?.tensor(out)?;
         let depth = if split { chunks } else { 1 };
         let grid = gpu::grid((tiles, self.dims.kv_heads, depth), THREADS, bytes);
         // SAFETY: the arguments match the kernel's parameters. `AttentionBatch` and the callers have checked that rows
@@ -288,7 +305,8 @@ pub(crate) fn latent_attention(
     Ok(out)
 }
 
-/// Does the same as the CPU side, except for the order of additions.
+/// Does the same as the CPU side, except for the order of additions, and the dtype that it computes in: that of `q`, to which
+/// values of blocks are rounded, too.
 pub(super) fn launch(
     batch: &AttentionBatch<'_>,
     dims: Dims,
@@ -299,7 +317,9 @@ pub(super) fn launch(
 ) -> Result<Tensor> {
     let name = "paged-attention";
     let (dtype, d) = (q.dtype(), dims.head_dim);
-    let kernels = Kernels::of(d).filter(|_| k.dtype() == dtype && dims.group() <= MAX_QUERIES);
+    let in_blocks = k.dtype() == DType::U8;
+    let is_known = (in_blocks || k.dtype() == dtype) && dims.group() <= MAX_QUERIES;
+    let kernels = Kernels::of(d, in_blocks).filter(|_| is_known);
     let Some(kernels) = kernels else {
         candle_core::bail!(
             "{name}: no CUDA kernel for heads of {d} values in {dtype:?} with {} query heads per K/V head and pools in {:?}",
@@ -307,7 +327,7 @@ pub(super) fn launch(
             k.dtype()
         );
     };
-    gpu::expect_dtype(name, dtype, [v])?;
+    gpu::expect_dtype(name, k.dtype(), [v])?;
     let device = q.device().as_cuda_device()?;
     let tables = tables(batch, q.device(), dims.group(), dtype)?;
     let out = gpu::output(device, dtype, q.shape())?;
@@ -320,12 +340,8 @@ pub(super) fn launch(
         let prefill = prefill.with_shared(bytes)?;
         let first = tables.capacity.tiles * TILE;
         let long = tables.tiles.narrow(0, first, tables.long * TILE)?;
-        let launch = prefill
-            .launch()
-            .tensor(q)?
-            .tensor(k)?
-            .tensor(v)?
-            .tensor(&out)?;
+        let launch = add_pool(prefill.launch().tensor(q)?, k)?;
+        let launch = add_pool(launch, v)?.tensor(&out)?;
         let launch = launch.tensor(&long)?.tensor(&tables.blocks)?;
         let launch = launch
             .int(dims.heads)

@@ -11,7 +11,8 @@
 //! in f16 are sums of two bf16, and their products have relative errors of about 2^-16. Keys in blocks of `Q8_0` are
 //! multiplied as bytes, by queries rounded to bytes, and values as f32 (`stored`).
 //!
-//! On a GPU, keys are divided into chunks by their position in the sequence. Causal spans of more than
+//! On a GPU, blocks are widened to the dtype of `q` on their way to shared memory, so they have the bits of a pool of that
+//! dtype with the same values. Keys are divided into chunks by their position in the sequence. Causal spans of more than
 //! 64 rows in f16 or bf16, which are prompts, use a separate kernel. It has another order of additions,
 //! which also depends neither on neighbours nor on the division into calls. So a prompt's row has
 //! different bits in a prompt chunk of up to 64 rows than in a longer one, unless the batch is
@@ -78,8 +79,8 @@ thread_local! {
 ///
 /// `q` is `[rows, heads, head_dim]`; `k` and `v` are `[num_slots, kv_heads, head_dim]`, where `kv_heads`
 /// divides `heads`; all are contiguous, except that f32 rows of `q` may be parts of longer ones on the CPU. The pools have one dtype: f32, f16 or bf16. `q` has the same
-/// dtype or, on the CPU, f32. On the CPU pools may also be in u8: `[num_slots, kv_heads, head_dim / 32 * 34]`, blocks of
-/// `Q8_0`, which [`kv_write`](super::kv_write()) makes. Sums are in f32. On the CPU, q and the weights are rounded to bf16 if the pools are
+/// dtype or, on the CPU, f32. Pools may also be in u8: `[num_slots, kv_heads, head_dim / 32 * 34]`, blocks of `Q8_0`, which
+/// [`kv_write`](super::kv_write()) makes, and on a GPU [`rope_kv_write`](super::rope_kv_write()). Sums are in f32. On the CPU, q and the weights are rounded to bf16 if the pools are
 /// in bf16: relative errors of the output are about 2e-3 then. On CUDA the number of a head's values
 /// is a multiple of 8, up to 512.
 ///
@@ -96,7 +97,11 @@ pub fn paged_attention(
     params.check(q.dim(1)?)?;
     #[cfg(feature = "cuda")]
     if q.device().is_cuda() {
-        let dims = dims(batch, q.layout(), k.layout(), v.layout(), Some)?;
+        let elements = match k.dtype() {
+            DType::U8 => u8::elements,
+            _ => Some,
+        };
+        let dims = dims(batch, q.layout(), k.layout(), v.layout(), elements)?;
         return cuda::launch(batch, dims, params, q, k, v);
     }
     let op = PagedAttention {

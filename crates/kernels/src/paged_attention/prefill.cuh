@@ -10,8 +10,7 @@
 //
 // A kernel computes with heads of D values. Heads that have fewer are PADDED with zeros in shared memory.
 #pragma once
-#include "../cuda/tensor.cuh"
-#include "paged_attention.cuh"
+#include "pools.cuh"
 
 namespace prefill {
 
@@ -66,9 +65,9 @@ __device__ __forceinline__ float sum_of_four(float x) {
 }
 
 // A block takes a tile, a K/V head and some of its values. A thread holds parts of two of its warp's 16 queries: `half` 0
-// and 1 in its registers.
-template <typename T, int D, bool PADDED>
-__device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &args) {
+// and 1 in its registers. k and v are Numbers<T>, or Blocks.
+template <typename T, int D, bool PADDED, typename Pool>
+__device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const Args &args) {
     DYNAMIC_SHARED(memory);
     Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
     constexpr int KEY = Shared<T, D>::KEY, VALUE = Shared<T, D>::VALUE, VALUES = Shared<T, D>::VALUES;
@@ -126,18 +125,30 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
             shared.slots[threadIdx.x] = slot;
         }
     };
+    // Where the values of a key are in the pools from one of the head's on; below 0 = there are none. Those beyond the last
+    // key become zeros: the pool could hold NaN there, which a weight of zero would not hide.
+    auto place = [&](int key, int value) -> long long {
+        const int slot = shared.slots[key];
+        return slot >= 0 && has(value) ? ((long long)slot * args.kv_heads + kv_head) * d + value : -1;
+    };
     // Copies COUNT values of the chunk's keys, from one of the head's values on, from a pool to shared memory.
-    auto load = [&](auto count, T *to, int pitch, const T *pool, int from) {
-        constexpr int PACKS = decltype(count)::value / Pack<T>::LEN;
+    auto load = [&](auto count, T *to, int pitch, const Pool &pool, int from) {
+        if constexpr (Pool::IN_BLOCKS) {
+            auto place_of = [&](int key, int value) { return place(key, from + value); };
+            widen_chunk<decltype(count)::value, THREADS, T, 1>(threadIdx.x, place_of, {{pool, to, pitch}});
+        } else {
+            constexpr int PACKS = decltype(count)::value / Pack<T>::LEN;
 #pragma unroll 4
-        for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
-            const int key = i / PACKS, value = i % PACKS * Pack<T>::LEN, slot = shared.slots[key];
-            Pack<T> pack;
-            pack.bits = make_uint4(0, 0, 0, 0);
-            if (slot >= 0 && has(from + value)) {
-                pack.load(pool + ((size_t)slot * args.kv_heads + kv_head) * d + from + value);
+            for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
+                const int key = i / PACKS, value = i % PACKS * Pack<T>::LEN;
+                const long long at = place(key, from + value);
+                Pack<T> pack;
+                pack.bits = make_uint4(0, 0, 0, 0);
+                if (at >= 0) {
+                    pack.load(pool.values + at);
+                }
+                *reinterpret_cast<uint4 *>(to + key * pitch + value) = pack.bits;
             }
-            *reinterpret_cast<uint4 *>(to + key * pitch + value) = pack.bits;
         }
     };
     // Scores are scaled by log2(e): powers of two are cheaper than powers of e.
@@ -156,20 +167,21 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
     find(start);
     for (int base = start; base < keys; base += CHUNK) {
         __syncthreads();
-        // Zeros beyond the last key: the pool could hold NaN there, which a weight of zero would not hide.
         if constexpr (TAKES_TURNS) {
             load(Count<D>(), shared.keys(), KEY, k, 0);
+        } else if constexpr (Pool::IN_BLOCKS) {
+            widen_chunk<D, THREADS, T, 2>(threadIdx.x, place, {{k, shared.keys(), KEY}, {v, shared.values(), VALUE}});
         } else {
             constexpr int PACKS = D / Pack<T>::LEN;
 #pragma unroll 4
             for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
-                int key = i / PACKS, value = i % PACKS * Pack<T>::LEN, slot = shared.slots[key];
+                const int key = i / PACKS, value = i % PACKS * Pack<T>::LEN;
+                const long long at = place(key, value);
                 Pack<T> ks, vs;
                 ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
-                if (slot >= 0 && has(value)) {
-                    size_t from = ((size_t)slot * args.kv_heads + kv_head) * d + value;
-                    ks.load(k + from);
-                    vs.load(v + from);
+                if (at >= 0) {
+                    ks.load(k.values + at);
+                    vs.load(v.values + at);
                 }
                 *reinterpret_cast<uint4 *>(shared.keys() + key * KEY + value) = ks.bits;
                 *reinterpret_cast<uint4 *>(shared.values() + key * VALUE + value) = vs.bits;
@@ -313,11 +325,24 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, const Args &a
 } // namespace prefill
 
 // A kernel of heads of D values, or of up to D.
+#define PREFILL_PARAMETERS                                                                         \
+    const Tile *tiles, const uint32_t *blocks, int heads, int kv_heads, int block_size,            \
+        float scale, int window, float cap, const float *sinks, int values
+#define PREFILL_ARGS                                                                               \
+    prefill::Args {                                                                                \
+        tiles, blocks, heads, kv_heads, block_size, {scale, window, cap, sinks}, values            \
+    }
 #define PREFILL_KERNEL(T, NAME, D, PADDED)                                                         \
     extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \
-        prefill_##NAME(const T *q, const T *k, const T *v, T *out, const Tile *tiles,              \
-                       const uint32_t *blocks, int heads, int kv_heads, int block_size,            \
-                       float scale, int window, float cap, const float *sinks, int values) {       \
-        prefill::attend<T, D, PADDED>(q, k, v, out, {tiles, blocks, heads, kv_heads, block_size,   \
-                                                     {scale, window, cap, sinks}, values});        \
+        prefill_##NAME(const T *q, const T *k, const T *v, T *out, PREFILL_PARAMETERS) {           \
+        prefill::attend<T, D, PADDED>(q, Numbers<T>{k}, Numbers<T>{v}, out, PREFILL_ARGS);         \
+    }
+
+// The same for pools in blocks.
+#define PREFILL_KERNEL_OF_BLOCKS(T, NAME, D, PADDED)                                               \
+    extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \
+        prefill_##NAME(const T *q, const int8_t *k, const f16 *k_scales, const int8_t *v,          \
+                       const f16 *v_scales, T *out, PREFILL_PARAMETERS) {                          \
+        prefill::attend<T, D, PADDED>(q, Blocks{{k, k_scales}}, Blocks{{v, v_scales}}, out,        \
+                                      PREFILL_ARGS);                                               \
     }
