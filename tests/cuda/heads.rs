@@ -2,17 +2,21 @@
 //! values: texts do not depend on drafts, trees, preemption, the prefix cache or other requests.
 
 use super::architectures::fixture;
-use super::texts::start_with;
-use super::{BLOCK_SIZE, BLOCKS, gpu, model};
+use super::texts::{Trees, start_with};
+use super::{BLOCK_SIZE, BLOCKS, gpu, loaded, model};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
 use candle_core::DType;
 use foretoken::engine::{self, EngineOptions, EngineThread, Request, SpecLimits};
+use foretoken::kv::KvCacheDtype;
 use foretoken::model::{HeadKind, LoadFormat, LoadOptions, LoadedModel, load_head};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
+use std::sync::Arc;
 
 /// Maximum rows per step.
 const STEP: usize = 64;
+/// Tokens that the fixtures of architectures know.
+pub(super) const VOCAB: u32 = 256;
 /// Slots of a block, and blocks for a few of the requests.
 const FEW_SLOTS: usize = 4;
 const FEW_BLOCKS: usize = 34;
@@ -58,21 +62,41 @@ pub(super) const ITSELF: MakeDrafter = |load, _| {
     Box::new(draft)
 };
 
+/// Trees of drafts that are often right.
+pub(super) const OFTEN_RIGHT: MakeDrafter = |_, texts| {
+    Box::new(Trees {
+        texts: texts.to_vec(),
+        vocab: VOCAB,
+        candidates: Arc::default(),
+    })
+};
+
 #[test]
 fn texts_depend_on_nothing_but_the_request() {
-    test_texts(&MODELS, ITSELF);
+    test_texts(&MODELS, KvCacheDtype::Auto, ITSELF);
 }
 
-/// Texts of these architectures, with heads of so many values, depend neither on trees of drafts nor on preemption, the
-/// prefix cache or other requests.
-pub(super) fn test_texts(models: &[(&str, usize)], make_drafter: MakeDrafter) {
+/// Texts of these architectures, with heads of so many values and such a KV cache, depend neither on trees of drafts nor on
+/// preemption, the prefix cache or other requests.
+pub(super) fn test_texts(
+    models: &[(&str, usize)],
+    kv_cache_dtype: KvCacheDtype,
+    make_drafter: MakeDrafter,
+) {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     for &(name, dim) in models {
         let Some(source) = fixture(folder.path(), &format!("architectures/{name}"), dim) else {
             return;
         };
-        let target = || -> Box<dyn LoadedModel> { model(&source, &gpu, Some(DType::BF16), 3) };
+        let options = LoadOptions {
+            dtype: Some(DType::BF16),
+            device: gpu.clone(),
+            seed: 3,
+            kv_cache_dtype,
+            ..LoadOptions::default()
+        };
+        let target = || loaded(&source, options.clone());
         let start = |blocks: usize, spec: SpecLimits, drafter: Option<Box<dyn Drafter>>| {
             let options = EngineOptions {
                 max_num_seqs: 4,

@@ -9,6 +9,7 @@ use crate::common::project::file;
 use crate::common::{assert_idle, chains, greedy, run};
 use candle_core::{DType, Device};
 use foretoken::kernels::quant::BlockType;
+use foretoken::kv::KvCacheDtype;
 use foretoken::model::{HeadKind, LoadFormat, LoadOptions, ModelSource, load_head, load_mtp};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use std::path::Path;
 
 /// Models of classes with latent attention: published widths, with queries of the layer's input; latent queries, and more
 /// heads than a tile has, with a rank of few values; biases and groups of experts.
-fn sources(folder: &Path) -> Vec<ModelSource> {
+pub(super) fn sources(folder: &Path) -> Vec<ModelSource> {
     let configs = [
         json!({
             "architectures": ["DeepseekV2ForCausalLM"], "kv_lora_rank": 512, "q_lora_rank": null,
@@ -115,7 +116,8 @@ fn models_with_latent_attention_verify_with_the_bits_of_plain_decoding() {
 
 #[test]
 fn texts_of_models_with_latent_attention_depend_on_nothing_but_the_request() {
-    test_texts(&[("deepseek_v2_groups", 64), ("glm4_moe_lite", 16)], ITSELF);
+    let models = [("deepseek_v2_groups", 64), ("glm4_moe_lite", 16)];
+    test_texts(&models, KvCacheDtype::Auto, ITSELF);
 }
 
 /// The config of a published EAGLE-3 head with latent attention, for a target like the second of [`sources`]; `None`: it

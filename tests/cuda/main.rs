@@ -10,6 +10,7 @@ mod expert_models;
 mod experts;
 mod float8;
 mod heads;
+mod kv_cache_dtype;
 mod latent;
 mod lora;
 mod lora_http;

@@ -1,14 +1,12 @@
 //! Layers that read a text one token after another: short convolutions, gated delta nets and Mamba 2.
 
 use super::architectures::fixture;
-use super::heads::test_texts;
-use super::texts::Trees;
+use super::heads::{OFTEN_RIGHT, VOCAB, test_texts};
 use super::{BLOCK_SIZE, BLOCKS, Log, gpu, model, rounds};
 use candle_core::DType;
-use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable};
+use foretoken::kv::{AcceptedPath, BlockAllocator, BlockTable, KvCacheDtype};
 use foretoken::model::{Batch, KeptState, Model, ModelSource, StateStart};
 use std::path::Path;
-use std::sync::Arc;
 
 /// Models of each kind: with convolutions; with delta nets, also with experts; with Mamba in layers of both halves, and in
 /// layers of one.
@@ -19,7 +17,6 @@ const MODELS: [&str; 5] = [
     "granite4_hybrid",
     "nemotron_h_moe",
 ];
-const VOCAB: u32 = 256;
 const HEAD_DIM: usize = 64;
 
 fn source(folder: &Path, name: &str) -> Option<ModelSource> {
@@ -29,13 +26,8 @@ fn source(folder: &Path, name: &str) -> Option<ModelSource> {
 /// With trees of drafts that are often right.
 #[test]
 fn texts_depend_on_nothing_but_the_request() {
-    test_texts(&MODELS.map(|name| (name, HEAD_DIM)), |_, texts| {
-        Box::new(Trees {
-            texts: texts.to_vec(),
-            vocab: VOCAB,
-            candidates: Arc::default(),
-        })
-    });
+    let models = MODELS.map(|name| (name, HEAD_DIM));
+    test_texts(&models, KvCacheDtype::Auto, OFTEN_RIGHT);
 }
 
 /// Steps are recorded as graphs, which take in each token once.

@@ -453,11 +453,6 @@ fn open_gguf_head(
 /// f32.
 fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<Dtypes> {
     let is_cpu = options.device.is_cpu();
-    if !is_cpu && options.kv_cache_dtype != KvCacheDtype::Auto {
-        return Err(Error::setup(
-            "--kv-cache-dtype is for --device cpu: on a GPU only auto is accepted, and keys and values have the type of --dtype",
-        ));
-    }
     let own = match options.dtype.map_or_else(declared, Ok)? {
         // Precise enough, and half the memory to read of f32.
         own if is_cpu && options.dtype.is_none() && own != DType::F32 => DType::F16,
@@ -470,6 +465,12 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
         KvCacheDtype::F16 => (DType::F16, None),
         KvCacheDtype::Q8_0 => (own, Some(BlockType::Q8_0)),
     };
+    if !is_cpu && kv != own {
+        let (kv, own) = (kv.as_str(), own.as_str());
+        return Err(Error::setup(format!(
+            "--kv-cache-dtype {kv} is not supported on a GPU that computes in {own} (--dtype): auto, {own} and q8_0 are accepted"
+        )));
+    }
     match own {
         DType::F32 | DType::F16 | DType::BF16 => Ok(Dtypes {
             activations: if is_cpu { DType::F32 } else { own },

@@ -20,7 +20,7 @@ pub use prefix::{BlockKey, BlockName, PrefixRoot};
 #[derive(Debug)]
 pub struct KvStore {
     /// K and V of each layer of its [`KvShape`], each `[num_slots, heads, head_dim]`, or `[num_slots, heads, bytes]` u8 where
-    /// they are in blocks; V is `[num_slots, heads, 0]` where it is a part of K.
+    /// they are in blocks, whose parts are in another order on a GPU; V is `[num_slots, heads, 0]` where it is a part of K.
     pub layers: Vec<(Tensor, Tensor)>,
     /// The states of each layer that has these instead.
     pub states: Vec<Mutex<StatePool>>,

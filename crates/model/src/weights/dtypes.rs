@@ -22,12 +22,12 @@ pub struct Dtypes {
 }
 
 impl Dtypes {
-    /// Checks that K and V of a layer's attention can be in their blocks: in `heads`, or in latent vectors if these are
-    /// `None`.
+    /// Checks that K and V of a layer's attention on `device` can be in their blocks: in `heads`, or in latent vectors if
+    /// these are `None`.
     ///
     /// # Errors
     /// A setup error, which says what would be accepted.
-    pub(crate) fn check_kv(&self, heads: Option<KvHeads>) -> Result<()> {
+    pub(crate) fn check_kv(&self, heads: Option<KvHeads>, device: &Device) -> Result<()> {
         let Some(blocks) = self.kv_blocks else {
             return Ok(());
         };
@@ -37,8 +37,13 @@ impl Dtypes {
             Some(heads) => format!("heads of {} values", heads.dim),
             None => "latent vectors".into(),
         };
+        let accepted = if device.is_cpu() {
+            "auto, f32, bf16 and f16 are accepted".into()
+        } else {
+            format!("auto and {} are accepted", self.kv.as_str())
+        };
         Err(Error::setup(format!(
-            "--kv-cache-dtype q8_0 needs keys and values in heads of a multiple of {size} values, and the model has {found}: auto, f32, bf16 and f16 are accepted"
+            "--kv-cache-dtype q8_0 needs keys and values in heads of a multiple of {size} values, and the model has {found}: {accepted}"
         )))
     }
 
