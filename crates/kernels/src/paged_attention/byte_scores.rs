@@ -13,8 +13,6 @@ impl<E: Stored> QueryGroup<'_, E> {
     /// Rounds the queries of `scratch` to bytes.
     pub(super) fn round_queries(&self, scratch: &mut Scratch) {
         let head_dim = self.dims.head_dim;
-        // Dropped first, so that the next can have its memory.
-        scratch.byte_queries = None;
         let queries = scratch.queries.room(self.count() * head_dim);
         scratch.byte_queries = Some(ByteRows::quantize(self.isa, queries, head_dim));
     }

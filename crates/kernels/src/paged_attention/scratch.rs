@@ -77,5 +77,10 @@ thread_local! {
 
 /// Runs `work` with this thread's buffers.
 pub(super) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
-    SCRATCH.with_borrow_mut(work)
+    SCRATCH.with_borrow_mut(|scratch| {
+        let result = work(scratch);
+        // Their memory is that of the thread's next product.
+        scratch.byte_queries = None;
+        result
+    })
 }

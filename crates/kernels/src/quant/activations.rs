@@ -100,14 +100,15 @@ pub(super) struct Activations {
     /// The proof that rows are multiplied in pairs, where they are.
     pairs: Option<I8mm>,
     passes: Vec<Pass>,
-    /// For each pass: `[inputs / 32][rows of the pass][32]`. Then 16 rows of a block, which tiles may read but do not use.
+    /// For each pass: `[inputs / 32][rows of the pass][32]`. Then at least 16 rows of a block, which tiles may read but do not
+    /// use.
     ///
     /// In pairs: `[inputs / 32][pairs of the pass][4][2][8]`, and a last row without another has a place beside it, of which
     /// all may be read and nothing is used.
     q: Vec<i8>,
     /// For each pass: `[inputs / 32][rows of the pass]`, with that place.
     sums: Vec<BlockSums>,
-    /// For each pass: `[inputs / 32][pairs of the pass]`; empty unless in pairs.
+    /// For each pass in pairs: `[inputs / 32][pairs of the pass]`.
     pair_sums: Vec<PairSums>,
 }
 
@@ -124,10 +125,9 @@ impl Activations {
             _ => (ROWS, 1),
         };
         let places = rows.next_multiple_of(unit) * blocks;
-        buffers.q.resize(places * BLOCK + TILE_ROWS * BLOCK, 0);
-        buffers.sums.resize(places, BlockSums::default());
-        let paired = pairs.map_or(0, |_| places / 2);
-        buffers.pair_sums.resize(paired, PairSums::default());
+        grow(&mut buffers.q, places * BLOCK + TILE_ROWS * BLOCK);
+        grow(&mut buffers.sums, places);
+        grow(&mut buffers.pair_sums, pairs.map_or(0, |_| places / 2));
         let mut this = Self {
             blocks,
             tiles,
@@ -181,6 +181,11 @@ impl Activations {
         self.pairs
     }
 
+    /// Blocks per row.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
     /// The passes, which cover all rows in order.
     pub fn passes(&self) -> &[Pass] {
         &self.passes
@@ -222,6 +227,13 @@ impl Activations {
     pub fn block(&self, pass: Pass, row: usize, block: usize) -> &[i8; BLOCK] {
         let (blocks, _) = self.q(pass).as_chunks();
         &blocks[block * pass.rows + row]
+    }
+}
+
+/// Makes a buffer at least so long. Cut shorter, it would be filled again for the next product that is longer.
+fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
     }
 }
 

@@ -12,7 +12,6 @@ use std::ops::Range;
 /// Rows of floats, quantized to 8 bits as the inputs of every product with quantized weights are.
 pub(crate) struct ByteRows {
     x: Activations,
-    inputs: usize,
     turns: Vec<Turn>,
 }
 
@@ -21,7 +20,7 @@ impl ByteRows {
     pub fn quantize(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let x = Activations::quantize(isa, x, inputs);
         let turns = turns(x.passes(), max_rows(isa, &x, TileFormat::Q8_0));
-        Self { x, inputs, turns }
+        Self { x, turns }
     }
 
     /// Multiplies some rows with strips of 16 others, from [`pack_16`]. `store` gets the row, the number of the strip
@@ -37,8 +36,9 @@ impl ByteRows {
         let first = (self.turns).partition_point(|turn| start(turn) + turn.rows <= rows.start);
         let turns = &self.turns[first..];
         let turns = &turns[..turns.partition_point(|turn| start(turn) < rows.end)];
-        for (number, lines) in strips.chunks_exact(lines_of_16(self.inputs)).enumerate() {
-            let strip = Strip::<Q8_0>::new(lines, self.inputs / BLOCK);
+        let blocks = self.x.blocks();
+        for (number, lines) in strips.chunks_exact(strip_lines::<Q8_0>(blocks)).enumerate() {
+            let strip = Strip::<Q8_0>::new(lines, blocks);
             for turns in turns.chunks(PANEL) {
                 // Turns may also have rows before and after these.
                 product(isa, strip, &self.x, turns, |row, products| {
