@@ -1,6 +1,6 @@
 //! Every architecture: its fixture's config with heads that a GPU has kernels for, and random weights.
 
-use super::{difference, gpu, logits, model};
+use super::{difference, gpu, logits, model, verified_as_plain};
 use crate::common::project::file;
 use candle_core::{DType, Device};
 use foretoken::model::ModelSource;
@@ -186,11 +186,6 @@ fn every_architecture_verifies_with_the_bits_of_plain_decoding() {
     let tokens = tokens();
     for (name, source) in all {
         let mut model = model(&source, &gpu, Some(DType::BF16), 2);
-        let plain = logits(&mut *model, &tokens, &[vec![20], vec![1; 10]].concat());
-        for rows in [5, 10] {
-            let cuts = [vec![20], vec![rows; 10 / rows]].concat();
-            let verified = logits(&mut *model, &tokens, &cuts);
-            assert!(verified == plain, "{name}: {rows} rows at a time");
-        }
+        verified_as_plain(&mut *model, &tokens[..30], 20, &[5, 10], &name);
     }
 }

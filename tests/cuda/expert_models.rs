@@ -1,7 +1,10 @@
 //! Models with experts on a GPU: their logits, and texts.
 
 use super::texts::start;
-use super::{BLOCK_SIZE, Log, configured, difference, gpu, loaded, logits, members, tokens};
+use super::{
+    BLOCK_SIZE, Log, configured, difference, gpu, loaded, logits, members, tokens,
+    verified_as_plain,
+};
 use crate::common::{assert_idle, collect, greedy, run};
 use candle_core::{DType, Device};
 use foretoken::kernels::quant::BlockType;
@@ -94,12 +97,8 @@ fn models_with_experts_verify_with_the_bits_of_plain_decoding() {
             };
             let before = Log::of_this_thread().len();
             let mut model = loaded(&source, options.clone());
-            let plain = logits(&mut *model, &tokens, &[vec![30], vec![1; 30]].concat());
-            for rows in [2, 5, 15] {
-                let cuts = [vec![30], vec![rows; 30 / rows]].concat();
-                let verified = logits(&mut *model, &tokens, &cuts);
-                assert!(verified == plain, "{source:?}, {quantize:?}: {rows} rows");
-            }
+            let name = format!("{source:?}, {quantize:?}");
+            let plain = verified_as_plain(&mut *model, &tokens, 30, &[2, 5, 15], &name);
             let log = Log::of_this_thread().split_off(before).join("\n");
             // Of 1, 2, 5 and 15 rows.
             assert!(log.matches("is recorded").count() >= 3, "{log}");

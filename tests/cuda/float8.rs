@@ -4,7 +4,7 @@ use super::quantized::{error, noise, precision, values};
 use super::texts::start;
 use super::{
     Log, WITHIN, batch_invariant, configured, difference, gpu, loaded, logits, members, model_by,
-    shape, tokens,
+    shape, tokens, verified_as_plain,
 };
 use crate::common::project::file;
 use crate::common::{greedy, run};
@@ -280,12 +280,8 @@ fn models_in_float8_compute_what_the_cpu_does_and_texts_do_not_depend_on_drafts(
         let there = logits(&mut *target, &prompt, &[60]);
         let off = difference(&here, &there);
         assert!(off < *within, "{dtype:?}: off by {off}");
-        let plain = logits(&mut *target, &prompt, &[vec![20], vec![1; 40]].concat());
-        for rows in [2, 5, 8, 20, 40] {
-            let cuts = [vec![20], vec![rows; 40 / rows]].concat();
-            let verified = logits(&mut *target, &prompt, &cuts);
-            assert!(verified == plain, "{dtype:?}: {rows} rows at a time");
-        }
+        let (rows, name) = ([2, 5, 8, 20, 40], format!("{dtype:?}"));
+        verified_as_plain(&mut *target, &prompt, 20, &rows, &name);
     }
     let mut model = batch_invariant(&source, &gpu, 2);
     let whole = logits(&mut *model, &prompt, &[60]);
@@ -333,12 +329,7 @@ fn models_with_experts_in_float8_verify_with_the_bits_of_plain_decoding() {
     let load = |source: &ModelSource| loaded(source, options(&gpu, DType::BF16));
     let before = Log::of_this_thread().len();
     let mut model = load(&source);
-    let plain = logits(&mut *model, &tokens, &[vec![30], vec![1; 30]].concat());
-    for rows in [2, 5, 15, 30] {
-        let cuts = [vec![30], vec![rows; 30 / rows]].concat();
-        let verified = logits(&mut *model, &tokens, &cuts);
-        assert!(verified == plain, "{rows} rows");
-    }
+    verified_as_plain(&mut *model, &tokens, 30, &[2, 5, 15, 30], "experts");
     let log = Log::of_this_thread().split_off(before).join("\n");
     assert!(log.matches("is recorded").count() >= 3, "{log}");
     assert!(!log.contains("not recorded"), "{log}");

@@ -4,6 +4,7 @@ use super::heads::{ITSELF, test_texts};
 use super::texts::start_with;
 use super::{
     BLOCK_SIZE, BLOCKS, Log, configured, difference, gpu, loaded, logits, members, tokens,
+    verified_as_plain,
 };
 use crate::common::project::file;
 use crate::common::{assert_idle, chains, greedy, run};
@@ -91,12 +92,8 @@ fn models_with_latent_attention_verify_with_the_bits_of_plain_decoding() {
             };
             let before = Log::of_this_thread().len();
             let mut model = loaded(&source, options.clone());
-            let plain = logits(&mut *model, &tokens, &[vec![80], vec![1; 30]].concat());
-            for rows in [2, 5, 15] {
-                let cuts = [vec![80], vec![rows; 30 / rows]].concat();
-                let verified = logits(&mut *model, &tokens, &cuts);
-                assert!(verified == plain, "{source:?}, {quantize:?}: {rows} rows");
-            }
+            let name = format!("{source:?}, {quantize:?}");
+            let plain = verified_as_plain(&mut *model, &tokens, 80, &[2, 5, 15], &name);
             let log = Log::of_this_thread().split_off(before).join("\n");
             // Of 1, 2, 5 and 15 rows.
             assert!(log.matches("is recorded").count() >= 3, "{log}");

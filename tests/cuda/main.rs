@@ -12,6 +12,7 @@ mod float8;
 mod heads;
 mod kv_cache_dtype;
 mod latent;
+mod logits;
 mod lora;
 mod lora_http;
 mod one_launch;
@@ -24,10 +25,8 @@ use candle_core::{DType, Device, Tensor};
 use common::project::file;
 use foretoken::error::Error;
 use foretoken::kernels::{self, AttentionBatch, AttentionParams, Span, paged_attention};
-use foretoken::kv::{BlockAllocator, BlockTable};
-use foretoken::model::{
-    Batch, KeptState, LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load,
-};
+use foretoken::model::{LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load};
+use logits::{difference, logits, rounds, tokens, verified_as_plain};
 use serde_json::Value;
 use std::ops::Deref;
 use std::path::Path;
@@ -124,43 +123,6 @@ fn model_by(source: &ModelSource, options: &LoadOptions) -> Result<Box<dyn Loade
         ..options.clone()
     };
     load(source, &options)
-}
-
-/// The logits of all tokens, computed in forwards of `cuts` rows.
-fn logits(model: &mut dyn Model, tokens: &[u32], cuts: &[usize]) -> Vec<Vec<f32>> {
-    let mut kv = model.new_kv(BLOCKS, BLOCK_SIZE).unwrap();
-    let mut blocks = BlockAllocator::new(BLOCKS, BLOCK_SIZE);
-    let mut table = BlockTable::default();
-    let (mut out, mut at) = (Vec::new(), 0);
-    for &rows in cuts {
-        blocks.reserve(&mut table, at + rows).unwrap();
-        let mut batch = Batch::default();
-        batch.push_span(&tokens[at..at + rows], &[], at, &table, BLOCK_SIZE);
-        batch.logits = (0..rows as u32).collect();
-        if model.kv_shape().is_recurrent() {
-            batch.keep_state(rows, &[], KeptState::of_chunk(3, at == 0));
-        }
-        let output = model.forward(&batch, &mut kv).unwrap();
-        let vocab = model.info().vocab_size;
-        let rows_of = |logits: &[f32]| logits.chunks(vocab).map(<[f32]>::to_vec).collect();
-        let read: Vec<Vec<f32>> = output.read(rows_of).unwrap();
-        out.extend(read);
-        at += rows;
-    }
-    out
-}
-
-fn tokens(count: usize) -> Vec<u32> {
-    (0..count as u32).map(|i| i * 37 % 509).collect()
-}
-
-/// The largest difference, relative to the largest finite logit.
-fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
-    let pairs = || a.iter().flatten().zip(b.iter().flatten());
-    let finite = pairs().map(|(a, _)| a.abs()).filter(|a| a.is_finite());
-    let largest = finite.fold(0., f32::max);
-    let differ = pairs().filter(|(a, b)| a != b);
-    differ.map(|(a, b)| (a - b).abs()).fold(0., f32::max) / largest
 }
 
 const WITHIN: [(DType, f32); 3] = [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 5e-2)];
@@ -271,58 +233,13 @@ fn attention_is_that_of_the_cpu() {
 fn a_row_has_the_same_bits_in_any_batch() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
-    let tokens = tokens(300);
+    let tokens = tokens(290);
     for dtype in [DType::F16, DType::BF16] {
         let source = shape(folder.path(), "llama", 64, &[]);
         let mut model = model(&source, &gpu, Some(dtype), 2);
-        let plain = logits(&mut *model, &tokens, &[vec![250], vec![1; 40]].concat());
-        for rows in [2, 4, 5, 8, 10, 20, 40] {
-            let cuts = [vec![250], vec![rows; 40 / rows]].concat();
-            let verified = logits(&mut *model, &tokens, &cuts);
-            assert!(verified == plain, "{dtype:?}: {rows} rows at a time");
-        }
+        let rows = [2, 4, 5, 8, 10, 20, 40];
+        verified_as_plain(&mut *model, &tokens, 250, &rows, &format!("{dtype:?}"));
     }
-}
-
-/// The logits of `rows` more tokens of each of some sequences, round by round: `together`, or each sequence alone.
-fn rounds(model: &mut dyn Model, rows: &[Vec<usize>], together: bool) -> Vec<Vec<f32>> {
-    let sequences = rows[0].len();
-    let blocks = sequences * 4;
-    let mut kv = model.new_kv(blocks, BLOCK_SIZE).unwrap();
-    let mut free = BlockAllocator::new(blocks, BLOCK_SIZE);
-    let mut tables: Vec<BlockTable> = (0..sequences).map(|_| BlockTable::default()).collect();
-    let mut lengths = vec![0; sequences];
-    let (vocab, is_recurrent) = (model.info().vocab_size, model.kv_shape().is_recurrent());
-    let mut out = Vec::new();
-    let mut forward = |batch: &mut Batch| {
-        batch.logits = (0..batch.tokens.len() as u32).collect();
-        let output = model.forward(batch, &mut kv).unwrap();
-        let rows_of = |logits: &[f32]| logits.chunks(vocab).map(<[f32]>::to_vec).collect();
-        let read: Vec<Vec<f32>> = output.read(rows_of).unwrap();
-        out.extend(read);
-    };
-    let tokens = tokens(1000).into_iter();
-    let tokens: Vec<u32> = tokens.map(|id| id % vocab as u32).collect();
-    for round in rows {
-        let mut batch = Batch::default();
-        for (i, &rows) in round.iter().enumerate() {
-            let (table, context) = (&mut tables[i], lengths[i]);
-            free.reserve(table, context + rows).unwrap();
-            let own = &tokens[i * 7 + context..][..rows];
-            batch.push_span(own, &[], context, table, BLOCK_SIZE);
-            if is_recurrent {
-                batch.keep_state(rows, &[], KeptState::of_chunk(i as u32, context == 0));
-            }
-            lengths[i] += rows;
-            if !together {
-                forward(&mut std::mem::take(&mut batch));
-            }
-        }
-        if together {
-            forward(&mut batch);
-        }
-    }
-    out
 }
 
 /// Steps of up to 256 rows, each kind of them launched, recorded and replayed. What a graph computes besides, to fill
