@@ -69,6 +69,9 @@ const FIRST_STEPS: u32 = 16;
 const FIRST_LENGTH: usize = 4;
 /// An interrupted request for drafts counts as at most this many times the average.
 const MAX_RATIO: f64 = 3.0;
+/// The weight of the past in what asking takes, if asking took less than that. Low: the first request has nothing to be
+/// compared with, and if it was interrupted, drafters would be asked only now and then until that is forgotten.
+const DECAY_OF_DEARER: f64 = 0.5;
 /// Drafters are asked for drafts that gain less than asking takes only now and then, so that looking for them takes
 /// this share of the time: a small model's step is so short that looking in vain would be felt. All sequences
 /// together, because the first row beyond an edge of the costs may pay only with those of others.
@@ -327,7 +330,12 @@ impl Proposer {
         self.noted = FIRST_STEPS.min(self.noted + 1);
         let average = &mut self.ask_seconds;
         *average = if *average > 0.0 {
-            DECAY * *average + (1.0 - DECAY) * own.min(MAX_RATIO * *average)
+            let decay = if own < *average {
+                DECAY_OF_DEARER
+            } else {
+                DECAY
+            };
+            decay * *average + (1.0 - decay) * own.min(MAX_RATIO * *average)
         } else {
             own
         };
