@@ -35,7 +35,8 @@ const MAX_RANDOM_TOKENS: usize = 1 << 28;
 #[command(group(ArgGroup::new("source of prompts")))]
 pub struct BenchOptions {
     /// JSON lines with "prompt", or with "turns" (Spec-Bench's format), of which the first is the prompt; "id" and
-    /// "category" may be added, and "suffix" to "prompt" for what is missing between both [default: 20 built-in prompts of 7 categories].
+    /// "category" may be added, "suffix" to "prompt" for what is missing between both, and
+    /// "prediction" for what the answer is expected to be [default: 20 built-in prompts of 7 categories].
     #[arg(long, value_name = "FILE", group = "source of prompts")]
     pub prompts: Option<PathBuf>,
     /// Number of prompts of random token ids; needs no tokenizer.
@@ -288,6 +289,7 @@ impl BenchOptions {
             synthetic_acceptance: way.synthetic_acceptance,
             draft_context: DraftContext {
                 scope,
+                prediction: prompt.prediction.as_slice().into(),
                 ..DraftContext::default()
             },
             ..Request::default()

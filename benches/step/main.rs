@@ -5,8 +5,12 @@
 //! the pool before the step (256); `FORETOKEN_BENCH_ROWS` are other numbers of rows, such as `8,64,512`: more
 //! than 64 are a prompt, of which only the last row has logits; `FORETOKEN_BENCH_DTYPE` is that of `--dtype`, and
 //! `FORETOKEN_BENCH_KV_CACHE_DTYPE` that of `--kv-cache-dtype`. Prints a table of medians, in milliseconds.
+//!
+//! With `FORETOKEN_BENCH_ROUND=4`, it instead measures what a round of speculative decoding with four rows takes over such
+//! a forward.
 
 mod clock;
+mod round;
 
 use clap::ValueEnum;
 use clock::PARTS;
@@ -51,6 +55,16 @@ fn main() {
     let number = |text: &str| text.parse::<usize>().expect("a number of tokens or rows");
     let context = std::env::var("FORETOKEN_BENCH_CONTEXT").map_or(256, |text| number(&text));
     let all = std::env::var("FORETOKEN_BENCH_ROWS").unwrap_or(ROWS.into());
+    if let Ok(rows) = std::env::var("FORETOKEN_BENCH_ROUND") {
+        let target = load(&source, &options).expect("the model loads");
+        let rows = number(&rows).clamp(2, MAX_TREE_NODES);
+        let (forward, ratio) = round::measure(&mut *model, target, context, rows);
+        let forward = forward * 1e3;
+        println!(
+            "{rows} rows: {forward:.3} ms with the choice of tokens; a round: {ratio:.3} times as long"
+        );
+        return;
+    }
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(3))
@@ -119,11 +133,7 @@ impl Step {
         let started = Instant::now();
         let (output, parts) = clock::measure(|| model.forward(&self.batch, &mut self.kv));
         let forward = started.elapsed();
-        let greedy = SamplingParams {
-            temperature: 0.,
-            ..SamplingParams::default()
-        };
-        let sampler = Sampler::new(greedy, &[1]);
+        let sampler = Sampler::new(greedy(), &[1]);
         let vocab = model.info().vocab_size;
         let output = output.expect("the forward works");
         let sampled = output.read(|logits| {
@@ -136,6 +146,13 @@ impl Step {
         let mut times = vec![total, total - forward];
         times.extend(parts);
         times
+    }
+}
+
+fn greedy() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.,
+        ..SamplingParams::default()
     }
 }
 

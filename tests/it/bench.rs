@@ -177,6 +177,44 @@ fn built_in_prompts_are_measured_and_drawn() {
     );
 }
 
+/// Drafts follow what a line says that the answer is expected to be.
+#[cfg(feature = "embedded-model")]
+#[test]
+fn an_answer_that_was_predicted_is_drafted() {
+    let folder = tempfile::tempdir().unwrap();
+    let [prompts, corpus, json] =
+        ["prompts", "corpus", "report"].map(|name| folder.path().join(name));
+    let mut line =
+        serde_json::json!({"prompt": "Write a short story about a lonely owl in the snow."});
+    let run = |line: &Value, flags: &str, to: &std::path::Path| {
+        std::fs::write(&prompts, line.to_string()).unwrap();
+        let mut command = foretoken();
+        command.args(flags.split_whitespace()).arg(to);
+        let output = command.arg("--prompts").arg(&prompts).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        serde_json::from_slice::<Value>(&std::fs::read(to).unwrap()).unwrap()
+    };
+    let generate =
+        "generate --model foretoken-demo --num-blocks 64 --temperature 0 --max-tokens 40 --out";
+    let answer = run(&line, generate, &corpus)["text"].clone();
+    let bench = "bench foretoken-demo --drafters tables --spec-budget fixed --temperatures 0 --max-tokens 40 \
+                 --num-blocks 64 --json";
+    let tokens_a_step = |line: &Value| {
+        let report = run(line, bench, &json);
+        report["temperatures"][0]["overall"]["tokens_per_step"]
+            .as_f64()
+            .unwrap()
+    };
+    let without = tokens_a_step(&line);
+    line["prediction"] = answer;
+    let with = tokens_a_step(&line);
+    assert!(
+        with > 3.0 && with > 1.5 * without,
+        "{with}, without a prediction {without}"
+    );
+}
+
 /// A line of a prompts file that is none says what a line must hold.
 #[cfg(feature = "embedded-model")]
 #[test]

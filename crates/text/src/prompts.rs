@@ -21,6 +21,8 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// Token ids that end the answer, besides EOS: of a prompt with a suffix those that end what is filled in.
     pub ends: Vec<u32>,
+    /// Token ids of what the answer is expected to be; a hint for drafts. May be empty.
+    pub prediction: Vec<u32>,
 }
 
 /// One line of a corpus, which `generate` writes and `distill` reads.
@@ -57,6 +59,8 @@ struct PromptLine {
     prompt: Option<String>,
     suffix: Option<String>,
     #[serde(default)]
+    prediction: String,
+    #[serde(default)]
     turns: Vec<String>,
 }
 
@@ -78,11 +82,11 @@ pub fn limit_categories(prompts: &mut Vec<Prompt>, limit: usize) {
 const BUILT_IN: &str = include_str!("prompts/built_in.jsonl");
 
 /// What a line of a prompts file must be.
-const LINE: &str = r#"expected a JSON object such as {"id": "1", "category": "qa", "prompt": "Why is the sky blue?"}, or with "turns": ["..."] in place of "prompt"; "id" and "category" may be missing; with "suffix", a text, the model fills in what is between both"#;
+const LINE: &str = r#"expected a JSON object such as {"id": "1", "category": "qa", "prompt": "Why is the sky blue?"}, or with "turns": ["..."] in place of "prompt"; "id" and "category" may be missing; with "suffix", a text, the model fills in what is between both; "prediction", a text, is what the answer is expected to be"#;
 
 /// Reads prompts from JSON lines with `prompt`, or with `turns`, of which only the first is used; `id`
 /// and `category` are optional. Each goes through the chat template if there is one. A line with `suffix` asks for what
-/// is missing between `prompt` and `suffix`, as a completion does.
+/// is missing between `prompt` and `suffix`, as a completion does. `prediction` is a text that drafts may follow.
 ///
 /// # Errors
 /// `Setup`, naming the file and the line, and saying what a line must hold.
@@ -114,6 +118,7 @@ fn of_lines(lines: &str, text: &Text) -> Result<Vec<Prompt>> {
                 .map_err(|what| Error::setup(format!("line {number}: {what}")))?,
         };
         prompts.push(Prompt {
+            prediction: text.encode(&line.prediction, false)?,
             id: match line.id {
                 serde_json::Value::String(id) => id,
                 serde_json::Value::Null => number.to_string(),
@@ -176,6 +181,7 @@ pub fn random(count: usize, tokens: usize, seed: u64, vocab_size: usize) -> Vec<
             text: String::new(),
             tokens: (0..tokens).map(|at| id(prompt * tokens + at)).collect(),
             ends: Vec::new(),
+            prediction: Vec::new(),
         })
         .collect()
 }

@@ -49,6 +49,7 @@ fn prompt(category: &str) -> Prompt {
         text: String::new(),
         tokens: vec![1],
         ends: Vec::new(),
+        prediction: Vec::new(),
     }
 }
 

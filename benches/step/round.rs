@@ -1,0 +1,202 @@
+//! What a round of speculative decoding costs beside the forward of its rows and the choice of their tokens: asking
+//! for a draft, verifying it, moving K and V, observing what stands.
+
+use crate::{BLOCK_SIZE, PROMPT_ROWS, greedy};
+use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
+use foretoken::model::{Batch, Model};
+use foretoken::sampling::{Acceptance, Sampler, distribution};
+use foretoken::spec::{
+    BudgetMode, Committed, DraftContext, SequenceState, SpeculativeRunner, StepInput, Tables,
+};
+use std::time::Instant;
+
+/// Rounds of a text, and texts.
+const ROUNDS: usize = 32;
+const TEXTS: usize = 6;
+/// Of the tables, bytes.
+const MEMORY: usize = 16 << 20;
+
+/// A sequence that the runner continues as its prediction says, so that all drafts stand.
+struct Rounds {
+    runner: SpeculativeRunner,
+    blocks: BlockAllocator,
+    state: SequenceState,
+}
+
+impl Rounds {
+    fn new(target: Box<dyn Model>, text: &[u32], prompt_len: usize) -> Self {
+        let num_blocks = (text.len() + PROMPT_ROWS).div_ceil(BLOCK_SIZE);
+        let drafter = Box::new(Tables::new(MEMORY));
+        let mode = BudgetMode::Fixed;
+        let runner = SpeculativeRunner::new(target, vec![drafter], mode, num_blocks, BLOCK_SIZE);
+        let state = SequenceState {
+            id: 0,
+            tokens: text[..prompt_len].to_vec(),
+            prompt_len,
+            kv_len: 0,
+            table: BlockTable::default(),
+            sampler: Sampler::new(greedy(), &text[..prompt_len]),
+            logprobs: None,
+            prompt_logprobs: None,
+            acceptance: Acceptance::Coupled,
+            lossy: None,
+            draft_context: DraftContext {
+                prediction: text[prompt_len..].into(),
+                ..DraftContext::default()
+            },
+            adapter: None,
+            synthetic_acceptance: None,
+        };
+        Self {
+            runner: runner.expect("there is memory"),
+            blocks: BlockAllocator::new(num_blocks, BLOCK_SIZE),
+            state,
+        }
+    }
+
+    /// A step of `rows` pending tokens and a draft of `nodes`. Returns its seconds.
+    fn step(&mut self, rows: usize, nodes: usize) -> f64 {
+        let (state, before) = (&mut self.state, self.state.kv_len);
+        let reserved = (self.blocks).reserve(&mut state.table, before + rows + nodes);
+        reserved.expect("there are as many blocks");
+        let sample = before + rows == state.tokens.len();
+        let started = Instant::now();
+        let mut inputs = [StepInput {
+            state,
+            rows,
+            sample,
+            nodes,
+            length: nodes,
+            width: 1,
+            may_draft: true,
+            prompt_scores: 0..0,
+            pooled: 0..0,
+        }];
+        let outputs = self.runner.step(&mut inputs, None);
+        let (outputs, _) = outputs
+            .expect("the step works")
+            .expect("it is not given up");
+        let output = outputs.into_iter().next().expect("one for each input");
+        let output = output.expect("a token is chosen");
+        assert_eq!(output.path.len(), nodes, "all of the draft stands");
+        output
+            .tokens
+            .iter()
+            .for_each(|&token| self.state.push(token));
+        self.state.kv_len += rows + output.path.len();
+        self.runner.observe(&[Committed {
+            id: self.state.id,
+            tokens: &self.state.tokens,
+            prompt_len: self.state.prompt_len,
+            new: before..self.state.kv_len,
+            hidden: None,
+            candidates: &output.candidates,
+            parents: &output.draft.parents,
+            context: &self.state.draft_context,
+        }]);
+        started.elapsed().as_secs_f64()
+    }
+
+    /// Begins the text again after its prompt.
+    fn begin(&mut self) {
+        self.runner.end(&self.state);
+        let prompt_len = self.state.prompt_len;
+        self.state.id += 1;
+        self.state.tokens.truncate(prompt_len);
+        self.state.sampler = Sampler::new(greedy(), &self.state.tokens);
+        self.state.kv_len = 0;
+        while self.state.kv_len < prompt_len {
+            self.step(PROMPT_ROWS.min(prompt_len - self.state.kv_len), 0);
+        }
+    }
+}
+
+/// Forwards of a text's rows without a runner.
+struct Forwards<'a> {
+    model: &'a mut dyn Model,
+    kv: KvStore,
+    table: BlockTable,
+}
+
+impl Forwards<'_> {
+    /// The tokens that follow those of `tokens`, of which `rows` are the last. Returns also the seconds.
+    fn next(&mut self, tokens: &[u32], rows: usize) -> (Vec<u32>, f64) {
+        let started = Instant::now();
+        let first = tokens.len() - rows;
+        let mut batch = Batch::default();
+        batch.push_span(&tokens[first..], &[], first, &self.table, BLOCK_SIZE);
+        batch.logits = (0..rows as u32).collect();
+        let output = self.model.forward(&batch, &mut self.kv);
+        let vocab = self.model.info().vocab_size;
+        let sampler = Sampler::new(greedy(), &[1]);
+        let chosen = output.expect("the forward works").read(|logits| {
+            let dists = logits.chunks(vocab).map(|row| distribution(row, &sampler));
+            let chosen = dists.map(|dist| dist.expect("logits are finite").sample(0.0));
+            chosen.collect::<Vec<u32>>()
+        });
+        (
+            chosen.expect("logits are f32"),
+            started.elapsed().as_secs_f64(),
+        )
+    }
+}
+
+/// The median seconds of a forward of `rows` rows with the choice of their tokens, and the median of the times of a round
+/// with as many rows over that of such a forward. Both have turns, after about `context` tokens; `target` is the same
+/// model as `model`.
+pub fn measure(
+    model: &mut dyn Model,
+    target: Box<dyn Model>,
+    context: usize,
+    rows: usize,
+) -> (f64, f64) {
+    let len = context + ROUNDS * rows + 1;
+    let num_blocks = len.div_ceil(BLOCK_SIZE);
+    let (mut blocks, mut table) = (
+        BlockAllocator::new(num_blocks, BLOCK_SIZE),
+        BlockTable::default(),
+    );
+    blocks
+        .reserve(&mut table, len)
+        .expect("there are as many blocks");
+    let kv = model
+        .new_kv(num_blocks, BLOCK_SIZE)
+        .expect("there is memory");
+    let mut forwards = Forwards { model, kv, table };
+    let mut text: Vec<u32> = (0..context as u32).map(|i| 100 + 31 * i % 40_000).collect();
+    for start in (0..context).step_by(PROMPT_ROWS) {
+        let end = context.min(start + PROMPT_ROWS);
+        let (next, _) = forwards.next(&text[..end], end - start);
+        if end == context {
+            text.extend(next.last());
+        }
+    }
+    while text.len() < len {
+        let (next, _) = forwards.next(&text, 1);
+        text.extend(next);
+    }
+    let mut rounds = Rounds::new(target, &text, context);
+    let (mut alone, mut ratios) = (Vec::new(), Vec::new());
+    for _ in 0..TEXTS {
+        rounds.begin();
+        for round in 0..ROUNDS {
+            let fed = context + (round + 1) * rows;
+            let (chosen, seconds) = forwards.next(&text[..fed], rows);
+            assert_eq!(
+                chosen,
+                text[fed - rows + 1..=fed],
+                "a row has the same bits"
+            );
+            let of_round = rounds.step(1, rows - 1);
+            assert_eq!(rounds.state.tokens, text[..=fed], "the text is the same");
+            alone.push(seconds);
+            ratios.push(of_round / seconds);
+        }
+    }
+    (median(alone), median(ratios))
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
