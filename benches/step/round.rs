@@ -1,5 +1,5 @@
 //! What a round of speculative decoding costs beside the forward of its rows and the choice of their tokens: asking
-//! for a draft, verifying it, moving K and V, observing what stands.
+//! tables for a draft, verifying it, moving K and V, observing what stands.
 
 use crate::{BLOCK_SIZE, PROMPT_ROWS, greedy};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
@@ -10,13 +10,13 @@ use foretoken::spec::{
 };
 use std::time::Instant;
 
-/// Rounds of a text, and texts.
+/// Rounds of a text, if all drafts stand, and texts.
 const ROUNDS: usize = 32;
 const TEXTS: usize = 6;
 /// Of the tables, bytes.
 const MEMORY: usize = 16 << 20;
 
-/// A sequence that the runner continues as its prediction says, so that all drafts stand.
+/// A sequence that the runner continues. Its request predicts the text, so that there always is a draft.
 struct Rounds {
     runner: SpeculativeRunner,
     blocks: BlockAllocator,
@@ -54,9 +54,10 @@ impl Rounds {
         }
     }
 
-    /// A step of `rows` pending tokens and a draft of `nodes`. Returns its seconds.
-    fn step(&mut self, rows: usize, nodes: usize) -> f64 {
-        let (state, before) = (&mut self.state, self.state.kv_len);
+    /// A step of `rows` pending tokens and a draft of at most `nodes`. Returns its seconds and the tokens that were drafted.
+    fn step(&mut self, rows: usize, nodes: usize) -> (f64, usize) {
+        let before = self.state.kv_len;
+        let state = &mut self.state;
         let reserved = (self.blocks).reserve(&mut state.table, before + rows + nodes);
         reserved.expect("there are as many blocks");
         let sample = before + rows == state.tokens.len();
@@ -78,7 +79,6 @@ impl Rounds {
             .expect("it is not given up");
         let output = outputs.into_iter().next().expect("one for each input");
         let output = output.expect("a token is chosen");
-        assert_eq!(output.path.len(), nodes, "all of the draft stands");
         output
             .tokens
             .iter()
@@ -94,7 +94,7 @@ impl Rounds {
             parents: &output.draft.parents,
             context: &self.state.draft_context,
         }]);
-        started.elapsed().as_secs_f64()
+        (started.elapsed().as_secs_f64(), output.draft.len())
     }
 
     /// Begins the text again after its prompt.
@@ -150,7 +150,7 @@ pub fn measure(
     context: usize,
     rows: usize,
 ) -> (f64, f64) {
-    let len = context + ROUNDS * rows + 1;
+    let len = context + ROUNDS * rows;
     let num_blocks = len.div_ceil(BLOCK_SIZE);
     let (mut blocks, mut table) = (
         BlockAllocator::new(num_blocks, BLOCK_SIZE),
@@ -179,18 +179,16 @@ pub fn measure(
     let (mut alone, mut ratios) = (Vec::new(), Vec::new());
     for _ in 0..TEXTS {
         rounds.begin();
-        for round in 0..ROUNDS {
-            let fed = context + (round + 1) * rows;
-            let (chosen, seconds) = forwards.next(&text[..fed], rows);
-            assert_eq!(
-                chosen,
-                text[fed - rows + 1..=fed],
-                "a row has the same bits"
-            );
-            let of_round = rounds.step(1, rows - 1);
-            assert_eq!(rounds.state.tokens, text[..=fed], "the text is the same");
-            alone.push(seconds);
-            ratios.push(of_round / seconds);
+        while rounds.state.tokens.len() + rows <= len {
+            let fed = rounds.state.tokens.len() + rows - 1;
+            let (_, seconds) = forwards.next(&text[..fed], rows);
+            let (of_round, drafted) = rounds.step(1, rows - 1);
+            let (tokens, same) = (&rounds.state.tokens, &text[..rounds.state.tokens.len()]);
+            assert_eq!(tokens, same, "the text is the same");
+            if drafted == rows - 1 {
+                alone.push(seconds);
+                ratios.push(of_round / seconds);
+            }
         }
     }
     (median(alone), median(ratios))
