@@ -67,7 +67,8 @@ const FIRST_GAIN: f64 = 2.0;
 const FIRST_STEPS: u32 = 16;
 /// The longest draft while no request has said more.
 const FIRST_LENGTH: usize = 4;
-/// An interrupted request for drafts counts as at most this many times the average.
+/// An interrupted request for drafts counts as at most this many times the average, and an interrupted reading as this many
+/// times what a forward of as many rows is expected to take.
 const MAX_RATIO: f64 = 3.0;
 /// The weight of the past in what asking takes, if asking took less than that. Low: the first request has nothing to be
 /// compared with, and if it was interrupted, drafters would be asked only now and then until that is forgotten.
@@ -313,7 +314,13 @@ impl Proposer {
         let asked = self.asked.len();
         if self.reads_states() {
             let read = (self.drafter).pool(|pool| std::mem::take(&mut pool.network.read));
-            self.reading.note_step(step, read.unwrap_or_default());
+            let (rows, seconds) = read.unwrap_or_default();
+            let cost = self.budget.draft_cost();
+            let most = match cost.is_known() {
+                true => MAX_RATIO * cost.seconds(rows),
+                false => f64::INFINITY,
+            };
+            self.reading.note_step(step, (rows, seconds.min(most)));
         }
         if asked == 0 {
             return self.budget.observe(step);
