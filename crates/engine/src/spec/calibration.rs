@@ -206,11 +206,31 @@ pub fn measure(
     }
     tables.iter_mut().for_each(|table| blocks.release(table));
     let observations = observations(measured.iter_mut().map(|(.., all)| &mut **all));
-    let forwards = measured.into_iter().map(|(_, fastest, _)| fastest);
+    // Forwards whose tokens are all the same are a kind of their own.
+    let (different, same): (Vec<_>, Vec<_>) =
+        measured.into_iter().partition(|(step, ..)| *step > 0);
+    let kinds = [different, same].map(|kind| {
+        let forwards = kind.into_iter().map(|(_, fastest, _)| fastest);
+        no_dearer_than_more_rows(forwards.collect())
+    });
+    let mut forwards = kinds.concat();
+    forwards.sort_by_key(|one| (one.context, one.rows));
     Ok(Calibration {
-        forwards: forwards.collect(),
+        forwards,
         observations,
     })
+}
+
+/// The forwards, none with more seconds than one with more rows or tokens before them: that one does the same work and more,
+/// and other work only adds to either.
+pub fn no_dearer_than_more_rows(mut forwards: Vec<MeasuredForward>) -> Vec<MeasuredForward> {
+    let all = forwards.clone();
+    for one in &mut forwards {
+        let bounds =
+            (all.iter()).filter(|other| other.rows >= one.rows && other.context >= one.context);
+        one.seconds = bounds.fold(one.seconds, |least, other| least.min(other.seconds));
+    }
+    forwards
 }
 
 /// The observations that the fastest of such forwards are worth, by how much longer the median of each takes.
@@ -282,6 +302,27 @@ mod tests {
         assert_eq!(of(&[&[1.0, 1.2, 1.2], &[1.5, 1.0, 1.2]]), CALIBRATED / 2);
         assert_eq!(of(&[&[1.0, 2.0, 2.2], &[3.0, 2.0, 4.0]]), 1);
         assert_eq!(of(&[]), CALIBRATED);
+    }
+
+    #[test]
+    fn more_rows_bound_what_fewer_take() {
+        let forward = |&(rows, context, seconds)| MeasuredForward {
+            rows,
+            context,
+            experts_read: 0,
+            seconds,
+        };
+        let measured = [
+            (1, 0, 1.0),
+            (2, 0, 2.1),
+            (4, 0, 1.2),
+            (8, 0, 3.0),
+            (1, 512, 1.5),
+            (8, 512, 2.0),
+        ];
+        let bounded = no_dearer_than_more_rows(measured.iter().map(forward).collect());
+        let seconds: Vec<f64> = bounded.iter().map(|one| one.seconds).collect();
+        assert_eq!(seconds, [1.0, 1.2, 1.2, 2.0, 1.5, 2.0]);
     }
 
     #[test]

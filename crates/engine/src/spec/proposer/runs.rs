@@ -1,5 +1,6 @@
 //! Whole runs over prompts in random order: what drafters gain, and how surely.
 
+use super::super::calibration::no_dearer_than_more_rows;
 use super::super::cost::tests::Noise;
 use super::super::target_cost::MeasuredForward;
 use super::tests::input;
@@ -67,7 +68,7 @@ impl Clock {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Start {
     Quiet,
-    /// Other work needs the same cores: a forward takes up to 2.5 times as long.
+    /// Other work needs the same cores: most forwards take 1.5 to 3 times as long.
     Busy,
     /// The first request for a draft and a head's first reading are interrupted.
     Interrupted,
@@ -101,7 +102,8 @@ fn proposer(
     let mut fastest = |seconds: f64| {
         let busy = |noise: &mut Noise| match start {
             Start::Quiet | Start::Interrupted => 1.0,
-            Start::Busy => 1.0 + 1.5 * noise.unit().sqrt(),
+            Start::Busy if noise.unit() < 0.7 => 1.5 + 1.5 * noise.unit(),
+            Start::Busy => 1.0,
         };
         let runs = [(); 4].map(|()| seconds * noise.factor(DEVIATION) * busy(noise));
         runs.into_iter().fold(f64::INFINITY, f64::min)
@@ -115,11 +117,18 @@ fn proposer(
         experts_read: 0,
         seconds: fastest(machine.step(1, rows, context)),
     });
-    let forwards: Vec<_> = forwards.collect();
+    let forwards = no_dearer_than_more_rows(forwards.collect());
     proposer.budget().target().calibrate(&forwards);
     if drafts != Drafts::Tables {
-        let draft = rows.map(|rows| (rows, fastest(machine.head(rows))));
-        proposer.budget().draft_cost().calibrate(&draft);
+        let forwards = rows.map(|rows| MeasuredForward {
+            rows,
+            context: 0,
+            experts_read: 0,
+            seconds: fastest(machine.head(rows)),
+        });
+        let forwards = no_dearer_than_more_rows(forwards.to_vec());
+        let draft = forwards.iter().map(|one| (one.rows, one.seconds));
+        (proposer.budget().draft_cost()).calibrate(&draft.collect::<Vec<_>>());
     }
     if start == Start::Busy {
         proposer.budget().target().believe(1);
@@ -440,7 +449,7 @@ fn check(machine: Machine) {
         let (all, case) = of_each(machine, is_sampled, 1);
         assert!(all.iter().all(|of| deviation(of) <= 0.02), "{case}");
         let [tables, head, both] = all.each_ref().map(|of| least(of.iter().copied()));
-        assert!(tables.min(both) >= 0.995 && head >= 0.99, "{case}");
+        assert!(tables.min(both) >= 0.995 && head >= 0.985, "{case}");
         // Where a sampled text hardly pays, it is chance in which run a head reads it.
         let least = if is_sampled { 0.97 } else { 0.99 };
         let of_better = of_the_better(&all);
@@ -492,11 +501,9 @@ fn a_disturbed_start_costs_little() {
         for drafts in [Drafts::Tables, Drafts::Head, Drafts::Both] {
             let of = |start| speed_ups(machine, false, 1, drafts, start);
             let quiet = of(Start::Quiet);
-            for (start, least_mean, least_run) in [
-                // In some runs the head does not seem to pay, and one text in 32 is read.
-                (Start::Busy, 0.95, 0.8),
-                (Start::Interrupted, 0.99, 0.97),
-            ] {
+            for (start, least_mean, least_run) in
+                [(Start::Busy, 0.99, 0.95), (Start::Interrupted, 0.99, 0.97)]
+            {
                 let disturbed = of(start);
                 let of_mean = mean(&disturbed) / mean(&quiet);
                 let each = disturbed.iter().zip(&quiet);
