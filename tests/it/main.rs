@@ -83,6 +83,7 @@ mod http_stops;
 mod http_templates;
 mod http_tls;
 mod http_tools;
+mod hub_downloads;
 mod interruptions;
 mod kv;
 mod kv_cache_dtype;

@@ -1,70 +1,31 @@
 //! The HTTP client of the Hugging Face Hub: describes and downloads files of a repository.
 
+use super::error::HubError;
+use super::partial::Partial;
+use super::remote::{RemoteFile, header};
 use foretoken_core::error::clipped;
-use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 use ureq::config::RedirectAuthHeaders;
-use ureq::http::{HeaderMap, Response};
+use ureq::http::Response;
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::typestate::WithoutBody;
-use ureq::{Agent, Body, RequestBuilder};
+use ureq::{Agent, Body, RequestBuilder, ResponseExt};
 
 /// Maximum number of redirects when a file is described.
 const MAX_REDIRECTS: usize = 5;
-/// Attempts without new bytes before the Hub counts as unreachable.
+/// Attempts to get an answer before the Hub counts as unreachable.
 const MAX_TRIES: usize = 3;
+/// Attempts without new bytes before a download is given up. The pauses between them add up to 9 s.
+const MAX_DOWNLOAD_TRIES: u32 = 6;
 /// Bytes of a repository's list of files.
 const MAX_LIST_BYTES: u64 = 16 << 20;
+/// The first pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(300);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without a byte after which a connection counts as broken.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Why the Hub did not deliver a file.
-#[derive(Debug)]
-pub enum HubError {
-    /// The Hub requires a token, or a different one.
-    Denied,
-    /// The Hub has no such file, revision or model.
-    NotFound,
-    /// No answer, or one that asks to try again later.
-    Unreachable(String),
-    /// Any other error, as text.
-    Other(String),
-}
-
-impl fmt::Display for HubError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Denied => f.write_str("access denied"),
-            Self::NotFound => f.write_str("not found"),
-            Self::Unreachable(why) | Self::Other(why) => {
-                f.write_str(&why.split_whitespace().collect::<Vec<_>>().join(" "))
-            }
-        }
-    }
-}
-
-impl From<std::io::Error> for HubError {
-    fn from(error: std::io::Error) -> Self {
-        Self::Other(error.to_string())
-    }
-}
-
-/// The Hub's description of a file of a repository. It is not validated.
-#[derive(Debug, Default)]
-pub struct RemoteFile {
-    url: String,
-    /// The commit that the revision points to.
-    pub commit: Option<String>,
-    /// Identifies the content.
-    pub etag: Option<String>,
-    /// Size in bytes, if the Hub reports it.
-    pub size: Option<u64>,
-}
 
 /// A client of one Hub, with the token that it sends.
 pub struct HubClient {
@@ -103,10 +64,7 @@ impl HubClient {
     pub fn describe(&self, id: &str, revision: &str, name: &str) -> Result<RemoteFile, HubError> {
         let revision = escape(revision).replace('/', "%2F");
         let path = format!("{id}/resolve/{revision}/{}", escape(name));
-        let mut file = RemoteFile {
-            url: format!("{}/{path}", self.endpoint),
-            ..RemoteFile::default()
-        };
+        let mut file = RemoteFile::at(format!("{}/{path}", self.endpoint));
         for _ in 0..MAX_REDIRECTS {
             let answer = self.head(&file.url)?;
             file.read(answer.headers(), answer.status().is_success());
@@ -158,7 +116,8 @@ impl HubClient {
     /// `progress(done, total)`, in bytes, as they arrive. `limit` is the maximum size in bytes.
     ///
     /// # Errors
-    /// Returns one of the errors that [`HubError`] lists. The bytes received so far stay in `part`.
+    /// Returns one of the errors that [`HubError`] lists. The bytes received so far stay in `part`, unless they are not
+    /// those of `file`, or too many.
     pub fn download(
         &self,
         file: &RemoteFile,
@@ -166,16 +125,32 @@ impl HubClient {
         limit: u64,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), HubError> {
-        let mut out = OpenOptions::new().create(true).append(true).open(part)?;
-        let mut tries = 0;
+        let mut out = Partial::open(part, file)?;
+        // A server that sends whole files only begins anew each time: what counts is how far it has ever come.
+        let (mut most, mut tries) = (out.len(), 0);
         loop {
-            let before = out.metadata()?.len();
-            match self.resume(file, &mut out, limit, progress) {
-                Err(HubError::Unreachable(_)) if out.metadata()?.len() > before => tries = 0,
-                Err(HubError::Unreachable(_)) if tries + 1 < MAX_TRIES => tries += 1,
-                result => return result,
+            let Err(error) = self.resume(file, &mut out, limit, progress) else {
+                return out.finish();
+            };
+            if out.len() > most {
+                (most, tries) = (out.len(), 0);
             }
-            std::thread::sleep(PAUSE);
+            tries += 1;
+            match error {
+                HubError::Unreachable(why) if tries < MAX_DOWNLOAD_TRIES => {
+                    tracing::info!("{why}: trying again, {most} bytes are here");
+                    std::thread::sleep(PAUSE * (1 << (tries - 1)));
+                }
+                HubError::Unreachable(why) if most > 0 => {
+                    let why = format!("{why}; what has arrived is kept for the next try");
+                    return Err(HubError::Unreachable(why));
+                }
+                HubError::Changed(_) => {
+                    out.discard();
+                    return Err(error);
+                }
+                error => return Err(error),
+            }
         }
     }
 
@@ -221,63 +196,52 @@ impl HubClient {
     fn resume(
         &self,
         file: &RemoteFile,
-        out: &mut File,
+        out: &mut Partial<'_>,
         limit: u64,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), HubError> {
-        let mut done = out.metadata()?.len();
-        if file.size == Some(done) {
+        if file.size == Some(out.len()) {
             return Ok(());
         }
         let mut request = self.with_token(self.agent.get(&file.url));
-        if done > 0 {
-            request = request.header("range", format!("bytes={done}-"));
+        if out.len() > 0 {
+            request = request.header("range", format!("bytes={}-", out.len()));
         }
         let answer = request.call().map_err(unreachable)?;
-        // The whole file, or an error: the answer does not continue the bytes in `out`.
-        if answer.status() != 206 && done > 0 {
-            out.set_len(0)?;
-            done = 0;
-        }
         if answer.status() == 416 {
+            out.clear()?;
             return Err(HubError::Unreachable(
                 "the Hub refuses to resume the download".into(),
             ));
         }
         let answer = accept(answer)?;
-        let rest = answer.body().content_length();
-        let total = file.size.or(rest.map(|rest| done + rest));
+        let total = total(file, out, &answer)?;
         let over = HubError::Other(format!("{} is over the limit of {limit} bytes", file.url));
-        if total.is_some_and(|total| total > limit) {
+        // What an earlier download of these bytes, as another file, has left may be over the limit.
+        if total.is_some_and(|total| total > limit) || out.len() > limit {
+            out.clear()?;
             return Err(over);
         }
-        // What an earlier download of these bytes, as another file, has left may be over the limit.
-        let Some(left) = limit.checked_sub(done) else {
-            out.set_len(0)?;
-            return Err(over);
-        };
-        let mut body = answer.into_body().into_reader().take(left + 1);
+        let mut body = answer.into_body().into_reader();
         let mut buffer = vec![0; 1 << 16];
         loop {
-            progress(done, total.unwrap_or(done));
-            let read = body
-                .read(&mut buffer)
-                .map_err(|e| HubError::Unreachable(e.to_string()))?;
+            progress(out.len(), total.unwrap_or(out.len()));
+            let read = body.read(&mut buffer).map_err(|e| broken(out, &e))?;
             if read == 0 {
                 break;
             }
-            done += read as u64;
-            if done > total.unwrap_or(limit) {
-                out.set_len(0)?;
+            if out.len() + read as u64 > total.unwrap_or(limit) {
+                out.clear()?;
                 return Err(over);
             }
-            out.write_all(&buffer[..read])?;
+            out.write(&buffer[..read])?;
         }
         match total {
-            Some(total) if done < total => Err(HubError::Unreachable(format!(
-                "the connection ended after {done} of {total} bytes"
+            Some(total) if out.len() < total => Err(HubError::Unreachable(format!(
+                "the connection ended after {} of {total} bytes",
+                out.len()
             ))),
-            _ => Ok(out.sync_data()?),
+            _ => Ok(()),
         }
     }
 
@@ -317,21 +281,36 @@ impl HubClient {
     }
 }
 
-impl RemoteFile {
-    /// Takes over the headers of an answer; those of a later answer take precedence.
-    fn read(&mut self, headers: &HeaderMap, is_the_file: bool) {
-        let etag = header(headers, "x-linked-etag").or(header(headers, "etag"));
-        let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
-        let own_size = header(headers, "content-length").filter(|_| is_the_file);
-        let size = header(headers, "x-linked-size").or(own_size);
-        self.etag = etag.or(self.etag.take());
-        self.commit = header(headers, "x-repo-commit").or(self.commit.take());
-        self.size = size.and_then(|size| size.parse().ok()).or(self.size);
+/// The size of `file` according to an `answer` that sends the bytes that `out` does not have; all of them, if it must be.
+/// `None` = it ends by itself.
+fn total(
+    file: &RemoteFile,
+    out: &mut Partial<'_>,
+    answer: &Response<Body>,
+) -> Result<Option<u64>, HubError> {
+    let status = answer.status().as_u16();
+    let sent = header(answer.headers(), "content-range").filter(|_| status == 206);
+    let rest = format!("bytes {}-", out.len());
+    let is_rest = out.len() > 0 && (sent.as_ref()).is_some_and(|sent| sent.starts_with(&rest));
+    if !is_rest && out.len() > 0 {
+        out.clear()?;
     }
+    if !is_rest && status != 200 {
+        let why = format!("the Hub does not send the bytes asked for (status {status})");
+        return Err(HubError::Unreachable(why));
+    }
+    let total = match &sent {
+        Some(sent) => sent.rsplit('/').next().and_then(|total| total.parse().ok()),
+        None => answer.body().content_length(),
+    };
+    file.confirm(answer.headers(), answer.get_uri(), total)?;
+    Ok(file.size.or(total))
 }
 
-fn header(headers: &HeaderMap, name: &str) -> Option<String> {
-    Some(headers.get(name)?.to_str().ok()?.to_owned())
+/// The error of a connection that breaks off.
+fn broken(out: &Partial<'_>, error: &io::Error) -> HubError {
+    let done = out.len();
+    HubError::Unreachable(format!("the connection broke after {done} bytes: {error}"))
 }
 
 /// What `ask` gives, which is called again while the Hub cannot be reached.

@@ -1,6 +1,7 @@
 //! GGUF files of the Hub, by the name of a file or of its quantization.
 
-use super::download::{HubClient, HubError};
+use super::download::HubClient;
+use super::error::HubError;
 use super::headers;
 use super::{Found, Repo};
 use crate::hub;

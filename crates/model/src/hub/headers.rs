@@ -1,6 +1,7 @@
 //! Headers of files of the Hub whose weights are not on this machine.
 
-use super::download::{HubClient, HubError};
+use super::download::HubClient;
+use super::error::HubError;
 use super::{CONFIG, Found, INDEX, Repo};
 use crate::checkpoint::safetensors_header::{self, TensorHeaders};
 use crate::checkpoint::shards::{SINGLE, shards};

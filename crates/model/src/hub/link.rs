@@ -1,5 +1,6 @@
 //! The names of a file's contents in the snapshots of the Hub's cache.
 
+use std::io::ErrorKind::AlreadyExists;
 use std::path::Path;
 
 /// Makes the folder that `file` is to be in.
@@ -11,9 +12,9 @@ pub(super) fn make_folder_of(file: &Path) -> std::io::Result<()> {
 /// users have, it is another name of the same contents.
 pub(super) fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<()> {
     make_folder_of(pointer)?;
-    if pointer.is_symlink() {
-        // A dangling link: its target is gone.
-        std::fs::remove_file(pointer)?;
+    if pointer.is_symlink() && !pointer.exists() {
+        // A dangling link: its target is gone. Another process may be faster.
+        let _ = std::fs::remove_file(pointer);
     }
     #[cfg(unix)]
     {
@@ -22,7 +23,10 @@ pub(super) fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<(
         let mut target: std::path::PathBuf = std::iter::repeat_n("..", up).collect();
         target.push("blobs");
         target.push(blob.file_name().unwrap_or_default());
-        std::os::unix::fs::symlink(target, pointer)
+        match std::os::unix::fs::symlink(target, pointer) {
+            Err(e) if e.kind() == AlreadyExists && pointer.exists() => Ok(()),
+            made => made,
+        }
     }
     #[cfg(not(unix))]
     {
@@ -34,7 +38,6 @@ pub(super) fn link(blob: &Path, pointer: &Path, name: &str) -> std::io::Result<(
 /// Gives the contents of `blob` the name `pointer`, too. A file system that has one name for each file gets a copy.
 #[cfg(any(not(unix), test))]
 fn name_again(blob: &Path, pointer: &Path) -> std::io::Result<()> {
-    use std::io::ErrorKind::AlreadyExists;
     match std::fs::hard_link(blob, pointer) {
         // Another process was faster.
         Err(e) if e.kind() == AlreadyExists => Ok(()),

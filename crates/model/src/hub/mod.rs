@@ -1,19 +1,24 @@
 //! Fetches checkpoints from the Hugging Face Hub through its usual cache.
 
 mod download;
+mod error;
 pub mod gguf;
 pub mod headers;
 mod link;
+mod partial;
+mod remote;
 
 use crate::checkpoint::pickle;
 use crate::checkpoint::shards::{SINGLE, shards};
-use download::{HubClient, HubError, RemoteFile};
+use download::HubClient;
+use error::HubError;
 use foretoken_core::console;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files::{is_inside, is_name, max_bytes, parse_json, read_text};
 use hf_hub::{Cache, CacheRepo, RepoType};
 use link::{link, make_folder_of};
-use std::fs::File;
+use remote::RemoteFile;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Files that a repository need not have.
@@ -57,6 +62,12 @@ pub(crate) fn fetch(id: &str, revision: Option<&str>, weights: bool) -> Result<P
         (Ok((folder, _)), _) => Ok(folder),
         // Only optional files are missing from the cache; all required ones are there.
         (Err(HubError::Unreachable(_)), Ok((folder, _))) => Ok(folder),
+        (Err(error @ HubError::Cache { .. }), Ok((folder, _))) => {
+            tracing::warn!(
+                "using {id} as the Hub's cache has it, which cannot be written: {error}"
+            );
+            Ok(folder)
+        }
         (Err(error), _) => Err(explain(&error)),
     }
 }
@@ -222,7 +233,10 @@ impl Repo {
         if !is_name(&commit) {
             return Err(refused("the commit", &commit));
         }
-        self.cache.create_ref(&commit)?;
+        if self.cached_commit().as_ref() != Some(&commit) {
+            let made = self.cache.create_ref(&commit);
+            made.map_err(|e| HubError::in_cache(&self.folder.join("refs"), &e))?;
+        }
         Ok(commit)
     }
 
@@ -309,18 +323,31 @@ impl Repo {
         let Some(hub) = hub else {
             return Ok(Found::Unknown);
         };
-        match hub.describe(&self.id, commit, name) {
-            Ok(file) => {
-                let blob = self.blob(hub, &file, name)?;
-                link(&blob, &pointer, name)?;
+        match self.fetch(commit, name, hub) {
+            Ok(blob) => {
+                let linked = link(&blob, &pointer, name);
+                linked.map_err(|e| HubError::in_cache(&pointer, &e))?;
                 Ok(Found::At(pointer))
             }
             Err(HubError::NotFound) => {
-                make_folder_of(&absent)?;
-                File::create(&absent)?;
+                let noted = make_folder_of(&absent).and_then(|()| File::create(&absent));
+                noted.map_err(|e| HubError::in_cache(&absent, &e))?;
                 Ok(Found::Absent)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// The path of the content of the file `name` of a commit in the cache. Downloads it if it is missing.
+    fn fetch(&self, commit: &str, name: &str, hub: &HubClient) -> Result<PathBuf, HubError> {
+        let fetch = || self.blob(hub, &self.describe(commit, name, hub)?, name);
+        match fetch() {
+            // What an earlier process left may be damaged, and the file may be another one by now.
+            Err(HubError::Changed(why)) => {
+                tracing::warn!("downloading {name} anew: {why}");
+                fetch()
+            }
+            fetched => fetched,
         }
     }
 
@@ -333,15 +360,25 @@ impl Repo {
         }
         let blob = self.folder.join("blobs").join(etag);
         let part = self.folder.join("blobs").join(format!("{etag}.incomplete"));
-        make_folder_of(&blob)?;
-        let lock = File::create(self.folder.join("blobs").join(format!("{etag}.lock")))?;
-        lock.lock()?;
+        let lock = self.folder.join("blobs").join(format!("{etag}.lock"));
+        let _lock = lock_file(&lock, name).map_err(|e| HubError::in_cache(&lock, &e))?;
         if !blob.exists() {
             download(hub, file, name, &part)?;
-            std::fs::rename(&part, &blob)?;
+            std::fs::rename(&part, &blob).map_err(|e| HubError::in_cache(&blob, &e))?;
         }
         Ok(blob)
     }
+}
+
+/// Waits until no other process has the file `path` locked, to download `name`.
+fn lock_file(path: &Path, name: &str) -> std::io::Result<File> {
+    make_folder_of(path)?;
+    let file = File::create(path)?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        tracing::info!("waiting for another process, which downloads {name}");
+        file.lock()?;
+    }
+    Ok(file)
 }
 
 /// Whether `config` may be that of a head: it has one layer, or says so.
@@ -365,7 +402,12 @@ fn download(hub: &HubClient, file: &RemoteFile, name: &str, part: &Path) -> Resu
     let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     let bar = console::bar(template, size).with_message(name.to_owned());
     if bar.is_hidden() && size >= LARGE {
-        tracing::info!("downloading {name} ({} MiB)", size >> 20);
+        let here = std::fs::metadata(part).map_or(0, |part| part.len());
+        tracing::info!(
+            "downloading {name} ({} MiB, of which {} are here)",
+            size >> 20,
+            here >> 20
+        );
     }
     let done = hub.download(file, part, limit, &mut |done, total| {
         bar.set_length(total);
@@ -404,6 +446,17 @@ pub(crate) fn explain(id: &str, revision: Option<&str>, error: &HubError) -> Err
         HubError::Unreachable(_) => {
             format!("{id} is not in the cache, and the Hub cannot be reached: {error}")
         }
+        HubError::Changed(_) => format!(
+            "{id}{at}: a download is not the file that the Hub describes: {error}; try again later"
+        ),
+        HubError::Cache { is_full: true, .. } => format!(
+            "{id}{at}: the Hub's cache has no room: {error}: free some, or set HF_HUB_CACHE to \
+             another folder; what has arrived is kept"
+        ),
+        HubError::Cache { .. } => format!(
+            "{id}{at}: the Hub's cache cannot be written: {error}: set HF_HUB_CACHE to a folder \
+             that can"
+        ),
         HubError::Other(_) => format!("{id}{at}: {error}"),
     };
     Error::setup(message)
