@@ -1,7 +1,7 @@
 //! The requests to end that reach a process: signals on Unix, events of the console on Windows.
 
 use crate::error::{Error, Result};
-pub use system::{Interrupt, Terminate};
+pub use system::{HangUp, Interrupt, Terminate};
 
 /// Listens for Ctrl-C, which from now on does not end the process. Needs a runtime.
 ///
@@ -20,6 +20,15 @@ pub fn terminate() -> Result<Terminate> {
     system::terminate().map_err(|e| refused(&e))
 }
 
+/// Listens for SIGHUP, with which servers are asked to read files again; it does not end the process from now on. On
+/// Windows, it never comes. Needs a runtime.
+///
+/// # Errors
+/// `Setup`, if the system refuses it.
+pub fn hang_up() -> Result<HangUp> {
+    system::hang_up().map_err(|e| refused(&e))
+}
+
 fn refused(e: &std::io::Error) -> Error {
     Error::setup(format!("cannot wait for signals: {e}"))
 }
@@ -33,6 +42,8 @@ mod system {
     pub type Interrupt = Signal;
     /// SIGTERM.
     pub type Terminate = Signal;
+    /// SIGHUP.
+    pub type HangUp = Signal;
 
     pub fn interrupt() -> io::Result<Interrupt> {
         signal(SignalKind::interrupt())
@@ -40,6 +51,10 @@ mod system {
 
     pub fn terminate() -> io::Result<Terminate> {
         signal(SignalKind::terminate())
+    }
+
+    pub fn hang_up() -> io::Result<HangUp> {
+        signal(SignalKind::hangup())
     }
 }
 
@@ -58,6 +73,21 @@ mod system {
         break_key: CtrlBreak,
         console: CtrlClose,
         system: CtrlShutdown,
+    }
+
+    /// What Windows does not have.
+    #[derive(Debug)]
+    pub struct HangUp;
+
+    impl HangUp {
+        /// Waits for ever.
+        pub async fn recv(&mut self) -> Option<()> {
+            std::future::pending().await
+        }
+    }
+
+    pub fn hang_up() -> io::Result<HangUp> {
+        Ok(HangUp)
     }
 
     pub fn interrupt() -> io::Result<Interrupt> {

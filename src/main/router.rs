@@ -1,6 +1,7 @@
 //! `foretoken router`: the listener, the signals and the log of several models.
 
 use crate::log::LineWriter;
+use crate::renewal;
 use crate::serve::{self, Entrance, StopSignals};
 use foretoken::config::{LogFormat, RouterConfig};
 use foretoken::error::{Error, Result};
@@ -44,6 +45,7 @@ pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
     let served = runtime.block_on(async {
         let (listener, address) = serve::listen(listen, socket)?;
         let signals = StopSignals::new()?;
+        renewal::follow(options.tls.as_ref())?;
         stdout.line(&startup_line(config, address));
         stdout.flush();
         let (abort, aborted) = oneshot::channel::<()>();

@@ -1,6 +1,7 @@
 //! The listener, the signals and the start-up messages.
 
 use crate::log::LineWriter;
+use crate::renewal;
 use crate::stdin::StdinEnd;
 use foretoken::assembly;
 use foretoken::assembly::defaults;
@@ -65,6 +66,7 @@ pub fn serve(
     let served = runtime.block_on(async {
         let (listener, address) = listen(&config.http.listen, entrance.socket)?;
         let signals = StopSignals::new()?;
+        renewal::follow(entrance.tls.as_ref())?;
         // What the operator did not ask for, the model is made for.
         let embeds = loaded.embeddings.is_some() && config.pooling.is_none()
             || !engine.limits().generates;

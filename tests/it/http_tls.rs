@@ -11,6 +11,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response, Version, client};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +35,12 @@ struct Identity {
 
 impl Identity {
     fn new() -> Self {
+        Self::of("cert.pem")
+    }
+
+    fn of(name: &str) -> Self {
         let mut roots = RootCertStore::empty();
-        let certificate = CertificateDer::from_pem_file(stored("cert.pem")).unwrap();
+        let certificate = CertificateDer::from_pem_file(stored(name)).unwrap();
         roots.add(certificate).unwrap();
         Self { roots }
     }
@@ -50,6 +55,11 @@ impl Identity {
     }
 
     async fn connect_to(&self, address: &str, protocol: &str) -> TlsStream<TcpStream> {
+        self.try_to(address, protocol).await.unwrap()
+    }
+
+    /// The same, or why the server is not trusted.
+    async fn try_to(&self, address: &str, protocol: &str) -> io::Result<TlsStream<TcpStream>> {
         let provider = Arc::new(ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider);
         let config = config.with_safe_default_protocol_versions().unwrap();
@@ -60,7 +70,7 @@ impl Identity {
         let name = ServerName::try_from("localhost").unwrap();
         let connector = TlsConnector::from(Arc::new(config));
         let stream = TcpStream::connect(address).await.unwrap();
-        connector.connect(name, stream).await.unwrap()
+        connector.connect(name, stream).await
     }
 }
 
@@ -314,4 +324,154 @@ async fn the_program_serves_with_a_certificate() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(said.contains("foretoken-demo"), "{said}");
+}
+
+/// The program over TLS, and what it logs.
+#[cfg(all(unix, feature = "embedded-model"))]
+struct Program {
+    child: std::process::Child,
+    address: String,
+    log: tempfile::NamedTempFile,
+}
+
+#[cfg(all(unix, feature = "embedded-model"))]
+impl Program {
+    fn start(folder: &std::path::Path) -> Self {
+        use std::io::{BufRead, BufReader};
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let at = |name: &str| folder.join(name).display().to_string();
+        let mut child = foretoken()
+            .args(["--num-blocks", "64", "--port", "0", "--tls-cert"])
+            .args([&at("cert.pem"), "--tls-key", &at("key.pem")])
+            .env("RUST_LOG", "info")
+            .stdout(std::process::Stdio::piped())
+            .stderr(log.reopen().unwrap())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut lines = lines.map_while(Result::ok);
+        let line = lines.find(|line| line.contains("serves https://")).unwrap();
+        let address = line.split_once("https://").unwrap().1;
+        let address = address.split(' ').next().unwrap().to_owned();
+        Self {
+            child,
+            address,
+            log,
+        }
+    }
+
+    /// Asks it to read the files again.
+    fn hang_up(&self) {
+        let pid = self.child.id().to_string();
+        let kill = std::process::Command::new("kill")
+            .args(["-HUP", &pid])
+            .status();
+        assert!(kill.unwrap().success());
+    }
+
+    /// The lines of the log about the certificate.
+    fn said(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.log.path()).unwrap();
+        let lines = log.lines().filter(|line| line.contains("certificate"));
+        lines.map(str::to_owned).collect()
+    }
+
+    /// Waits until the log has `count` lines about the certificate.
+    async fn says(&self, count: usize) -> Vec<String> {
+        let begun = std::time::Instant::now();
+        while self.said().len() < count {
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "{:?}",
+                self.said()
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.said()
+    }
+}
+
+#[cfg(all(unix, feature = "embedded-model"))]
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Renews as certbot does: links lead to other files.
+#[cfg(all(unix, feature = "embedded-model"))]
+fn renew(folder: &std::path::Path, cert: &std::path::Path, key: &std::path::Path) {
+    for (name, file) in [("cert.pem", cert), ("key.pem", key)] {
+        let link = folder.join(name);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(file, link).unwrap();
+    }
+}
+
+/// New connections have a renewed certificate; those that are open go on, and files that are broken change nothing.
+#[cfg(all(unix, feature = "embedded-model"))]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_certificate_is_taken() {
+    let (old, new) = (Identity::new(), Identity::of("other-cert.pem"));
+    let folder = tempfile::tempdir().unwrap();
+    let (cert, key) = (stored("cert.pem"), stored("key.pem"));
+    renew(folder.path(), &cert, &key);
+    let program = Program::start(folder.path());
+    let address = program.address.as_str();
+    let io = TokioIo::new(old.connect_to(address, "http/1.1").await);
+    let (mut sender, connection) = client::conn::http1::handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    assert!(new.try_to(address, "h2").await.is_err());
+    // A text that is being written meanwhile.
+    let body = json!({"model": "foretoken-demo", "prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true});
+    let request = Request::post("https://localhost/v1/completions")
+        .header("content-type", "application/json")
+        .header("host", "localhost");
+    let request = request.body(Full::<Bytes>::from(body.to_string())).unwrap();
+    let reply = sender.send_request(request).await.unwrap();
+
+    renew(
+        folder.path(),
+        &stored("other-cert.pem"),
+        &stored("other-key.pem"),
+    );
+    program.hang_up();
+    let said = program.says(1).await;
+    assert!(
+        said[0].contains("new connections have the new certificate"),
+        "{said:?}"
+    );
+    let stream = new.connect_to(address, "h2").await;
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    assert!(old.try_to(address, "h2").await.is_err());
+    assert!(text(reply).await.ends_with("data: [DONE]\n\n"));
+    sender.ready().await.unwrap();
+    let request = Request::get("https://localhost/v1/models").header("host", "localhost");
+    let reply = sender
+        .send_request(request.body(Full::<Bytes>::default()).unwrap())
+        .await;
+    assert!(text(reply.unwrap()).await.contains("foretoken-demo"));
+
+    // No certificate, another one's key, no file.
+    let broken = [
+        (stored("key.pem"), stored("key.pem")),
+        (stored("cert.pem"), stored("other-key.pem")),
+        (folder.path().join("none"), stored("key.pem")),
+    ];
+    for (count, (cert, key)) in (2..).zip(broken) {
+        renew(folder.path(), &cert, &key);
+        program.hang_up();
+        let said = program.says(count).await;
+        assert!(said[count - 1].contains("WARN"), "{said:?}");
+        assert!(
+            said[count - 1].contains("the certificate stays as it was: "),
+            "{said:?}"
+        );
+        new.connect_to(address, "http/1.1").await;
+    }
+    renew(folder.path(), &cert, &key);
+    program.hang_up();
+    assert_eq!(program.says(5).await.len(), 5);
+    old.connect_to(address, "h2").await;
 }

@@ -4,8 +4,8 @@ use foretoken_core::error::{Error, Result};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -24,13 +24,16 @@ const HTTP_1_1: &[u8] = b"http/1.1";
 /// The first byte of a TLS connection: a record of its handshake (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
 
-/// The certificate and the key with which a listener speaks TLS.
+/// The certificate and the key with which a listener speaks TLS. Clones share them.
 #[derive(Clone)]
-pub struct Tls(TlsAcceptor);
+pub struct Tls {
+    files: Arc<Files>,
+    current: Arc<RwLock<Identity>>,
+}
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tls")
+        f.debug_struct("Tls").field("files", &self.files).finish()
     }
 }
 
@@ -40,6 +43,82 @@ impl Tls {
     /// # Errors
     /// `Setup`, naming the file: it cannot be read, or has no certificate or key; or the key is another certificate's.
     pub fn from_files(certificates: &Path, key: &Path) -> Result<Self> {
+        let files = Files {
+            certificates: certificates.to_owned(),
+            key: key.to_owned(),
+        };
+        Ok(Self {
+            current: Arc::new(RwLock::new(files.read()?)),
+            files: Arc::new(files),
+        })
+    }
+
+    /// Reads the files again. If they have another certificate, handshakes from now on have that one; open connections
+    /// go on. Whether there is another one.
+    ///
+    /// # Errors
+    /// Those of [`Tls::from_files`]; the certificate stays as it is.
+    pub fn refresh(&self) -> Result<bool> {
+        let read = self.files.read()?;
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let is_other = read.chain != current.chain;
+        if is_other {
+            *current = read;
+        }
+        Ok(is_other)
+    }
+
+    /// The file of the certificate.
+    pub fn certificate(&self) -> &Path {
+        &self.files.certificates
+    }
+
+    /// The certificates that a handshake has now, in DER, the server's own first.
+    pub fn chain(&self) -> Vec<Vec<u8>> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        (current.chain.iter()).map(|one| one.to_vec()).collect()
+    }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.acceptor.clone()
+    }
+
+    /// The handshake with a client. Of one that speaks something else than TLS, nothing is read.
+    ///
+    /// # Errors
+    /// The handshake fails, or the connection.
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<Accepted> {
+        let mut first = [0];
+        if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE] {
+            return Ok(Accepted::Plain(stream));
+        }
+        let stream = Box::new(self.acceptor().accept(stream).await?);
+        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP_2);
+        Ok(if is_http2 {
+            Accepted::Http2(stream)
+        } else {
+            Accepted::Http1(stream)
+        })
+    }
+}
+
+/// The PEM files of a certificate and its key.
+#[derive(Debug)]
+struct Files {
+    certificates: PathBuf,
+    key: PathBuf,
+}
+
+/// What the files had when they were read.
+struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    acceptor: TlsAcceptor,
+}
+
+impl Files {
+    fn read(&self) -> Result<Identity> {
+        let (certificates, key) = (&self.certificates, &self.key);
         let chain = CertificateDer::pem_slice_iter(&read(certificates)?)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| Error::in_file(certificates, e))?;
@@ -58,31 +137,14 @@ impl Tls {
         let versions = versions.map_err(|e| Error::internal(format!("TLS: {e}")))?;
         let config = versions
             .with_no_client_auth()
-            .with_single_cert(chain, secret);
+            .with_single_cert(chain.clone(), secret);
         let mut config = config.map_err(|e| {
             let key = key.display();
             Error::in_file(certificates, format!("it does not go with {key}: {e}"))
         })?;
         config.alpn_protocols = [HTTP_2, HTTP_1_1].map(<[u8]>::to_vec).to_vec();
-        Ok(Self(TlsAcceptor::from(Arc::new(config))))
-    }
-
-    /// The handshake with a client. Of one that speaks something else than TLS, nothing is read.
-    ///
-    /// # Errors
-    /// The handshake fails, or the connection.
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<Accepted> {
-        let mut first = [0];
-        if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE] {
-            return Ok(Accepted::Plain(stream));
-        }
-        let stream = Box::new(self.0.accept(stream).await?);
-        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP_2);
-        Ok(if is_http2 {
-            Accepted::Http2(stream)
-        } else {
-            Accepted::Http1(stream)
-        })
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        Ok(Identity { chain, acceptor })
     }
 }
 
