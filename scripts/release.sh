@@ -82,7 +82,7 @@ build_wheel() {
 share=foretoken.data/data/share
 documents() {
     local run=("$1") other command
-    "${run[@]}" --version >/dev/null 2>&1 || run=(qemu-aarch64-static "$1")
+    "${run[@]}" --version >/dev/null 2>&1 || run=(qemu-aarch64-static -L /usr/aarch64-linux-gnu "$1")
     if ! "${run[@]}" --version >/dev/null 2>&1; then
         run=()
         for other in "$build"/*-linux-*/release/foretoken; do

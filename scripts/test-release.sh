@@ -2,8 +2,9 @@
 # Runs each artefact of a release that this machine can run: test-release.sh [DIR]    (default: target/release-artefacts)
 # Archives and Debian packages are unpacked into an empty root, with the C library alone where the program is not
 # static; wheels for glibc are installed in an empty virtual environment. Each program serves the demonstration model there, and
-# answers a request by HTTP, all with the same text. Needs root, for chroot, and python3 with venv. Static programs of 64-bit ARM
-# run if there is qemu-aarch64-static, and those of Windows if there is wine.
+# answers a request by HTTP, all with the same text. Needs root, for chroot, and python3 with venv. Programs of 64-bit ARM run if
+# there is qemu-aarch64-static, those for glibc with that of a cross compiler (libc6-arm64-cross), and those of Windows if there
+# is wine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
@@ -20,8 +21,8 @@ version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"$/\1/p' Carg
 machine=$(uname -m)
 failed=0 passed=0
 text='' flags=() end=signal
-# What runs a program of another system or processor; nothing for this machine's own.
-through=()
+# What runs a program of another system or processor, and where its libraries are; nothing for this machine's own.
+through=() sysroot=''
 wrong() { echo "FAILED: $*" && failed=$((failed + 1)); }
 
 # serves NAME PROGRAM...: starts it with $flags, asks for a completion, and ends it by $end.
@@ -39,21 +40,29 @@ serves() {
     passed=$((passed + 1))
 }
 
+# libraries PROGRAM: the paths of those that it loads; nothing of a static one.
+libraries() {
+    if [ ${#through[@]} != 0 ]; then
+        # Of another processor, so it is not loaded here.
+        LC_ALL=C readelf -dl "$1" | sed -n -e 's|.*(NEEDED).*\[\(.*\)\]$|/lib/\1|p' -e 's|.*program interpreter: \(.*\)\]$|\1|p'
+    elif ldd "$1" >"$folder/libraries" 2>&1; then
+        # ldd knows static programs that may be loaded anywhere, and names no library of theirs.
+        grep -o '/[^ ]*' "$folder/libraries" || true
+    fi
+}
+
 # in_root NAME ROOT PROGRAM: serves from ROOT as a user who can write nothing.
 in_root() {
     local name=$1 root=$2 program=$3 library
     mkdir -p "$root/proc"
-    if ldd "$root$program" >"$folder/libraries" 2>&1; then
-        # ldd knows static programs that may be loaded anywhere, and names no library of theirs.
-        { grep -o '/[^ ]*' "$folder/libraries" || true; } | while read -r library; do
-            case $(basename "$library") in
-            libc.so* | libm.so* | libdl.so* | libpthread.so* | librt.so* | ld-linux*)
-                install -D "$library" "$root$library"
-                ;;
-            *) echo "$name needs $library, which a machine may lack" ;;
-            esac
-        done
-    fi
+    while read -r library; do
+        case $(basename "$library") in
+        libc.so* | libm.so* | libdl.so* | libpthread.so* | librt.so* | ld-linux*)
+            install -D "$sysroot$library" "$root$library"
+            ;;
+        *) echo "$name needs $library, which a machine may lack" ;;
+        esac
+    done < <(libraries "$root$program")
     [ ${#through[@]} = 0 ] || install -D "${through[0]}" "$root${through[0]}"
     mount -t proc proc "$root/proc"
     serves "$name" env -i HF_HOME=/models "$(command -v chroot)" --userspec=65532:65532 "$root" "${through[@]}" "$program"
@@ -79,6 +88,14 @@ complete() {
     done
 }
 
+# unpacked_wheel: serves the program of a wheel, without pip.
+unpacked_wheel() {
+    python3 -m zipfile -e "$artefact" "$root"
+    install -m 755 "$root/foretoken-$version.data/scripts/foretoken" "$root/foretoken"
+    documented "$name" "$root/foretoken" "$root/foretoken-$version.data/data/share"
+    in_root "$name" "$root" /foretoken
+}
+
 # target_of NAME: the target of an artefact, or nothing.
 target_of() {
     local target=${1#"foretoken-$version-"}
@@ -96,10 +113,15 @@ target_of() {
 # runs TARGET: whether its programs run here, with $through in front of them, and what ends them.
 runs() {
     local by
-    through=() end=signal
+    through=() end=signal sysroot=''
     case $1 in
     "$machine"-unknown-linux-*) ;;
     aarch64-unknown-linux-musl) by=$(command -v qemu-aarch64-static) && through=("$by") ;;
+    aarch64-unknown-linux-gnu)
+        # In a root the loader is where the program looks for it; outside, it is where -L says.
+        sysroot=/usr/aarch64-linux-gnu
+        by=$(command -v qemu-aarch64-static) && [ -e "$sysroot/lib/libc.so.6" ] && through=("$by" -L "$sysroot")
+        ;;
     x86_64-pc-windows-gnu) by=$(command -v wine) && through=("$by") end=stdin ;;
     *) false ;;
     esac
@@ -144,10 +166,7 @@ for artefact in "$artefacts"/*; do
         ;;
     *musllinux*.whl)
         # pip installs it only where the C library is musl.
-        python3 -m zipfile -e "$artefact" "$root"
-        install -m 755 "$root/foretoken-$version.data/scripts/foretoken" "$root/foretoken"
-        documented "$name" "$root/foretoken" "$root/foretoken-$version.data/data/share"
-        in_root "$name" "$root" /foretoken
+        unpacked_wheel
         ;;
     *-win_amd64.whl)
         python3 -m zipfile -e "$artefact" "$root"
@@ -155,11 +174,15 @@ for artefact in "$artefacts"/*; do
         documented "$name" "$root/scripts/foretoken.exe" "$root/data/share"
         serves "$name" "${through[@]}" "$root/scripts/foretoken.exe"
         ;;
-    *manylinux*.whl)
+    *manylinux*_"$machine".whl)
         python3 -m venv "$root"
         "$root/bin/pip" install --quiet --no-index --disable-pip-version-check "$artefact"
         documented "$name" "$root/bin/foretoken" "$root/share"
         serves "$name" "$root/bin/foretoken"
+        ;;
+    *manylinux*.whl)
+        # Nor does pip install that of another processor.
+        unpacked_wheel
         ;;
     esac
 done
