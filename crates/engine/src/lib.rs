@@ -11,6 +11,8 @@ mod embedding;
 mod events;
 mod handle;
 mod interruption;
+mod limits;
+mod options;
 mod prefix_disk;
 mod queue;
 mod records;
@@ -45,10 +47,9 @@ pub use cache_key::CacheKey;
 pub use cost_cache::CostCache;
 pub use events::{CollectedEvents, Events};
 pub use foretoken_core::sampling::TokenLogprobs;
-pub use handle::{
-    EngineHandle, EngineOptions, MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, RequestLimits, SpecLimits,
-    StepLimits,
-};
+pub use handle::EngineHandle;
+pub use limits::{MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, RequestLimits};
+pub use options::{EngineOptions, SpecLimits, StepLimits};
 pub use request::{
     EndObserver, Event, Fate, FinishReason, MAX_RANKS, RankCount, Request, SequenceEnd, SpecUsage,
     TokenOutput, VerifiedDraft, VerifiedNode,

@@ -3,7 +3,7 @@
 mod admission;
 
 use super::chunk::PromptChunk;
-use super::handle::StepLimits;
+use super::options::StepLimits;
 use super::queue::Queue;
 use super::sequence::Sequence;
 use crate::spec::SeqId;

@@ -1,7 +1,8 @@
 //! The state of one request: tokens, lengths, finish.
 
 use super::embedding::PooledStates;
-use super::handle::{SpecLimits, Submission};
+use super::handle::Submission;
+use super::options::SpecLimits;
 use super::request::{
     EndObserver, Event, FinishReason, SpecUsage, TokenOutput, VerifiedDraft, queue_cost,
 };

@@ -3,7 +3,9 @@
 use super::cache_key::CacheKey;
 use super::chunk::PromptChunk;
 use super::cost_cache::CostWriter;
-use super::handle::{EngineHandle, EngineOptions, EngineShared, RequestLimits};
+use super::handle::{EngineHandle, EngineShared};
+use super::limits::RequestLimits;
+use super::options::EngineOptions;
 use super::prefix_disk::PrefixDisk;
 use super::scheduler::Scheduler;
 use super::stats::Stats;

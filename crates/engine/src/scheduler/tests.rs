@@ -1,5 +1,6 @@
 use super::*;
-use crate::handle::{SpecLimits, Submission};
+use crate::handle::Submission;
+use crate::options::SpecLimits;
 use crate::request::{Request, queue_cost};
 use crate::spec::StepOutput;
 use foretoken_core::sampling::{Acceptance, TokenLogprobs, mix};

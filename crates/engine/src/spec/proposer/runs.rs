@@ -6,7 +6,7 @@ use super::super::target_cost::MeasuredForward;
 use super::tests::input;
 use super::traces::{AVX2, H100, Machine, Text, TracedHead, VNNI, XEON, ZEN5, rates};
 use super::*;
-use crate::spec::draft::DraftContext;
+use crate::spec::draft::{Committed, DraftContext};
 use crate::spec::{Cascade, Tables};
 use foretoken_core::kv::BlockTable;
 use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};

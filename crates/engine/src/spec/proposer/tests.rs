@@ -1,6 +1,6 @@
 use super::*;
 use crate::spec::DraftModel;
-use crate::spec::draft::{DraftContext, Source};
+use crate::spec::draft::{Committed, DraftContext, Source};
 use foretoken_core::error::Result;
 use foretoken_core::kv::BlockTable;
 use foretoken_core::model::toy::ToyModel;

@@ -4,7 +4,7 @@ use super::super::acceptance_model::Estimate;
 use super::super::cost::tests::Noise;
 use super::super::pool::DraftPool;
 use super::*;
-use crate::spec::draft::Source;
+use crate::spec::draft::{Committed, Source};
 use candle_core::{Device, Tensor};
 use foretoken_core::error::Result;
 use foretoken_core::kv::{KvShape, KvStore};
