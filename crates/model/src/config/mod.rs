@@ -7,6 +7,8 @@ pub(crate) mod layer_list;
 mod modules;
 pub(crate) mod pooling;
 pub(crate) mod reranker;
+mod sizes;
+mod special_ids;
 
 use crate::arch::{self, ARCHITECTURES, Architecture, IMAGE_TENSORS, WRAPPERS};
 use crate::layers::rope::{RopeScaling, RopeSpec};
@@ -21,6 +23,7 @@ use foretoken_core::kv::{KvHeads, KvShape};
 use foretoken_kernels::latent_group;
 use foretoken_kernels::quant::BlockType;
 use keys::{Keys, ModelShape};
+use special_ids::{add_missing, end_ids, gguf_end_ids, gguf_id, mask_token};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -72,19 +75,6 @@ pub struct ModelConfig {
     /// Prefixes of the names of the tensors that a checkpoint has for images. These tensors are not read.
     pub skipped_tensors: &'static [&'static str],
 }
-
-/// Tokens that end a turn or a text if a GGUF's vocabulary has them.
-const END_TOKENS: [&str; 9] = [
-    "<end_of_turn>",
-    "<turn|>",
-    "<|tool_response>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-];
 
 /// The architecture of an EAGLE-3 head in a GGUF file.
 pub const GGUF_EAGLE3: &str = "eagle3";
@@ -400,68 +390,6 @@ impl ModelConfig {
             "only models whose layers all are like Llama's are supported here".to_owned()
         })
     }
-
-    fn validate(&self, num_layers: usize) -> Result<(), String> {
-        if self.output_size() > self.vocab_size {
-            return Err(format!(
-                "draft_vocab_size {} is more than vocab_size {}",
-                self.output_size(),
-                self.vocab_size
-            ));
-        }
-        // With these limits no product of sizes overflows, and every position fits in u32.
-        let sizes = [
-            ("vocab_size", self.vocab_size, 1 << 24),
-            ("draft_vocab_size", self.output_size(), 1 << 24),
-            ("hidden_size", self.hidden_size, 1 << 20),
-            ("intermediate_size", self.intermediate_size, 1 << 22),
-            ("num_hidden_layers", num_layers, 1 << 12),
-            ("num_attention_heads", self.num_heads, 1 << 12),
-            (
-                "max_position_embeddings",
-                self.max_position_embeddings,
-                1 << 30,
-            ),
-        ];
-        check_sizes(&sizes)?;
-        if !(self.rms_norm_eps.is_finite() && (0. ..1.).contains(&self.rms_norm_eps)) {
-            return Err(format!(
-                "rms_norm_eps {} must be from 0 to below 1",
-                self.rms_norm_eps
-            ));
-        }
-        self.check_heads(self.kv_heads())
-    }
-
-    /// Checks the sizes that layers have of their own.
-    fn validate_layers(&self) -> Result<(), String> {
-        for layer in &self.spec.layers {
-            layer
-                .kv_heads
-                .map_or(Ok(()), |heads| self.check_heads(heads))?;
-            let width = layer.mlp_width.unwrap_or(self.intermediate_size);
-            check_sizes(&[("the width of an MLP", width, 1 << 23)])?;
-        }
-        let width = self.spec.layer_input_width.unwrap_or(1);
-        check_sizes(&[("hidden_size_per_layer_input", width, 1 << 16)])
-    }
-
-    fn check_heads(&self, KvHeads { count, dim, .. }: KvHeads) -> Result<(), String> {
-        check_sizes(&[
-            ("num_key_value_heads", count, 1 << 12),
-            ("head_dim", dim, 1 << 12),
-        ])?;
-        if !self.num_heads.is_multiple_of(count) {
-            return Err(format!(
-                "{} attention heads are not divisible by {count} key/value heads",
-                self.num_heads
-            ));
-        }
-        if !dim.is_multiple_of(2) {
-            return Err(format!("head_dim {dim} is odd"));
-        }
-        Ok(())
-    }
 }
 
 /// `config.json` of a folder: its path and its content.
@@ -485,49 +413,6 @@ fn same_of_all_layers(keys: &mut Keys, key: &str) {
     }
 }
 
-/// Checks that all of these are from 1 to their maximum.
-fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<(), String> {
-    for &(name, size, max) in sizes {
-        if size == 0 {
-            return Err(format!("{name} is 0"));
-        }
-        if size > max {
-            return Err(format!("{name} {size} is over the limit of {max}"));
-        }
-    }
-    Ok(())
-}
-
-/// The mask token of a PARD draft model, whose training writes these keys; -1 = there is none.
-fn mask_token(keys: &mut Keys, vocab_size: usize) -> Result<Option<u32>, String> {
-    let name = keys.text("spd_type")?;
-    if let Some(name) = name.filter(|name| name != "pard") {
-        return Err(keys.refused("spd_type", &name.into(), "only pard is"));
-    }
-    match keys.number("pard_token")? {
-        None | Some(-1.0) => Ok(None),
-        Some(id) if id >= 0.0 && id < vocab_size as f64 && id.fract() == 0.0 => Ok(Some(id as u32)),
-        Some(id) => Err(format!(
-            "pard_token {id} must be an id below vocab_size {vocab_size}"
-        )),
-    }
-}
-
-/// Takes the ids that end a text, of a model with `vocab_size` ids.
-fn end_ids(keys: &mut Keys, vocab_size: usize) -> Result<Vec<u32>, String> {
-    let ids = keys.ids("eos_token_id")?;
-    check_ids("eos_token_id", &ids, vocab_size)?;
-    Ok(ids)
-}
-
-/// Checks that a model with `vocab_size` ids can produce all of `ids`, those of `key`.
-fn check_ids(key: &str, ids: &[u32], vocab_size: usize) -> Result<(), String> {
-    match ids.iter().find(|&&id| id as usize >= vocab_size) {
-        None => Ok(()),
-        Some(id) => Err(format!("{key} {id} must be below vocab_size {vocab_size}")),
-    }
-}
-
 /// The number of rows of the embedding, which is also that of the logits. The tokenizer may have fewer ids.
 fn gguf_vocab_size(header: &Header, keys: &mut Keys, is_head: bool) -> Result<usize, String> {
     let embedding = header.tensors.get("token_embd.weight");
@@ -536,36 +421,6 @@ fn gguf_vocab_size(header: &Header, keys: &mut Keys, is_head: bool) -> Result<us
         // A head shares the target's embedding.
         None if is_head => keys.needed_size("vocab_size"),
         _ => Err("token_embd.weight is missing or no matrix".into()),
-    }
-}
-
-fn gguf_id(header: &Header, key: &str) -> Option<u32> {
-    header.metadata.get(key)?.to_u32().ok()
-}
-
-/// The declared end ids, and the ids of the tokens with which chat templates end turns.
-fn gguf_end_ids(header: &Header, vocab_size: usize) -> Result<Vec<u32>, String> {
-    let mut ids = Vec::new();
-    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        let key = format!("tokenizer.ggml.{key}");
-        let declared: Vec<u32> = gguf_id(header, &key).into_iter().collect();
-        check_ids(&key, &declared, vocab_size)?;
-        add_missing(&mut ids, declared);
-    }
-    if let Some(Value::Array(tokens)) = header.metadata.get("tokenizer.ggml.tokens") {
-        let ends = tokens.iter().take(vocab_size).enumerate().filter(
-            |(_, token)| matches!(token, Value::String(t) if END_TOKENS.contains(&t.as_str())),
-        );
-        add_missing(&mut ids, ends.map(|(id, _)| id as u32));
-    }
-    Ok(ids)
-}
-
-fn add_missing(ids: &mut Vec<u32>, more: impl IntoIterator<Item = u32>) {
-    for id in more {
-        if !ids.contains(&id) {
-            ids.push(id);
-        }
     }
 }
 

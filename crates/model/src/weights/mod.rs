@@ -3,7 +3,9 @@
 pub(crate) mod dtypes;
 pub(crate) mod dummy;
 mod heads;
+mod ids;
 pub(crate) mod inventory;
+mod noted;
 mod packed;
 mod requantize;
 mod stack;
@@ -16,7 +18,7 @@ use crate::checkpoint::shards::safetensors_files;
 use crate::checkpoint::tensor_source::TensorSource;
 use crate::config::ModelConfig;
 use crate::layers::linear::{Embedding, Linear};
-use crate::matrix::{self, Matrix, Unread, WeightForm};
+use crate::matrix::{self, Matrix, Unread};
 use crate::names::{self, Layout};
 use crate::source::ModelSource;
 use candle_core::{DType, Device, Tensor};
@@ -253,60 +255,6 @@ impl Weights {
         }
     }
 
-    /// The id of each row of the output layer, `[draft_vocab_size]` u32, if the layer has only some of the
-    /// ids. As in EAGLE-3, `d2t` stores the id minus the row's number.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Weights::linear`]. An id that is not below `vocab_size` is an error, too.
-    pub fn output_ids(&mut self, config: &ModelConfig) -> Result<Option<Tensor>> {
-        if let Some(ids) = &config.output_ids {
-            return Ok(Some(Tensor::new(&**ids, &self.device)?));
-        }
-        let Some(size) = config.draft_vocab_size else {
-            return Ok(None);
-        };
-        if size == config.vocab_size && !self.has(names::OUTPUT_IDS) {
-            // The speculators library says so of a head with all ids.
-            return Ok(None);
-        }
-        if let TensorSource::Dummy(_) = self.source {
-            return Ok(Some(Tensor::arange(0, size as u32, &self.device)?));
-        }
-        let offsets = self.stored(names::OUTPUT_IDS, &[size])?;
-        let offsets = offsets.to_dtype(DType::F64)?;
-        let ids: Option<Vec<u32>> = (0..)
-            .zip(offsets.to_vec1::<f64>()?)
-            .map(|(row, offset)| u32::try_from(i64::from(row) + offset as i64).ok())
-            .collect();
-        match ids {
-            Some(ids) if ids.iter().all(|&id| (id as usize) < config.vocab_size) => {
-                Ok(Some(Tensor::new(ids, &self.device)?))
-            }
-            _ => Err(Error::setup(format!(
-                "tensor d2t names an id that is not below vocab_size {}",
-                config.vocab_size
-            ))),
-        }
-    }
-
-    /// The ids in the tensor `name` (its full Hugging Face name), `[count]` u32.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Weights::linear`]. An id that is not below `vocab_size` is an error, too.
-    pub(crate) fn ids(&mut self, name: &str, count: usize, vocab_size: usize) -> Result<Tensor> {
-        if let TensorSource::Dummy(_) = self.source {
-            return Ok(Tensor::arange(0, count as u32, &self.device)?);
-        }
-        let ids = self.stored(name, &[count])?.to_dtype(DType::F64)?;
-        let fits = |&id: &f64| id >= 0. && id < vocab_size as f64;
-        if !ids.to_vec1::<f64>()?.iter().all(fits) {
-            return Err(Error::setup(format!(
-                "tensor {name} has an id that is not below vocab_size {vocab_size}"
-            )));
-        }
-        Ok(ids.to_dtype(DType::U32)?)
-    }
-
     /// The tensor `name` (its full Hugging Face name) in f32, whatever its shape; a quantized one is
     /// dequantized.
     ///
@@ -465,53 +413,6 @@ impl Weights {
         Ok(self
             .stored_for(name, dims, DType::F32)?
             .to_dtype(DType::F32)?)
-    }
-
-    /// Adds the tensor `name` of the shape `dims` to the inventory, and returns what it is loaded as: matrices of the
-    /// shape `matrix`, or a tensor in `dtype`.
-    fn note(
-        &mut self,
-        name: &str,
-        dims: &[usize],
-        matrix: Option<&[usize]>,
-        dtype: DType,
-    ) -> Result<WeightForm> {
-        let name = &*self.stored_name(name);
-        let (device, matrices) = (&self.device, self.dtypes.matrices);
-        let mut dense = WeightForm::Dense(dtype);
-        let (found, (format, form)) = match &mut self.source {
-            TensorSource::Gguf(file) => {
-                let (kind, found) = file.describe(name)?;
-                if let (Some(_), Some(&inputs)) = (matrix, found.last()) {
-                    dense = WeightForm::of_gguf(kind, inputs, matrices, device);
-                }
-                (found, (kind.to_string(), WeightForm::Blocks(kind)))
-            }
-            other => {
-                self.read.insert(name.to_owned());
-                let random = (dims.to_vec(), matrices.unwrap_or(DType::F32));
-                let (found, dtype) = other.describe(name)?.unwrap_or(random);
-                if let Some(matrix) = matrix {
-                    dense = self.dtypes.form(dtype, matrix, device);
-                }
-                let stored = (dtype.as_str().to_uppercase(), WeightForm::Dense(dtype));
-                (found, stored)
-            }
-        };
-        if found != dims {
-            return Err(Error::wrong_shape(name, &found, dims));
-        }
-        // Not before the shape is the config's: a header may name one whose bytes no number counts.
-        let stored = (format, form.bytes(dims));
-        self.list(name.to_owned(), matrix.unwrap_or(dims), stored, dense);
-        Ok(dense)
-    }
-
-    /// Adds to the inventory, if there is one.
-    fn list(&self, name: String, dims: &[usize], stored: (String, u64), form: WeightForm) {
-        if let Some(shared) = &self.inventory {
-            inventory::lock(shared).add(name, dims, stored, form);
-        }
     }
 
     /// A tensor in the dtype in which the source stores it, which becomes one of activations.
