@@ -1,4 +1,9 @@
+use super::pairs::{first_difference, median};
 use super::*;
+use crate::bench::measure::{Cost, Sample};
+use crate::engine::SpecUsage;
+use crate::prompts::Prompt;
+use crate::spec::expected_speed_up;
 use proptest::prelude::*;
 
 fn sample(tokens: &[u32], seconds: f64, spec: SpecUsage, cost: Cost) -> Sample {
