@@ -1,7 +1,8 @@
 //! Loads a model from a checkpoint.
 
+mod options;
+
 use crate::checkpoint::gguf::GgufFile;
-use crate::checkpoint::safetensors_header::TensorHeaders;
 use crate::config::gpu;
 use crate::config::{GGUF_HEADS, ModelConfig, read_json};
 use crate::decoder::graphs::GraphedDecoder;
@@ -18,7 +19,7 @@ use crate::weights::Weights;
 use crate::weights::dtypes::Dtypes;
 use crate::weights::inventory::{self, Inventory, SharedInventory};
 use crate::{Ends, HeadTarget, LoadedModel};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use foretoken_core::console;
 use foretoken_core::error::{Error, Result, caught};
 use foretoken_core::files;
@@ -28,50 +29,9 @@ use foretoken_core::model::Head;
 use foretoken_kernels::quant::BlockType;
 use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How a model is loaded.
-#[derive(Debug, Clone)]
-pub struct LoadOptions {
-    /// Dtype of unquantized weights, of K and V and, on a GPU, of activations (on the CPU these are f32).
-    /// `None` = the checkpoint's dtype; K and V are then f16 on the CPU, unless the checkpoint is in f32.
-    pub dtype: Option<DType>,
-    /// What K and V are kept as instead, on the CPU.
-    pub kv_cache_dtype: KvCacheDtype,
-    /// The device that the weights are loaded to.
-    pub device: Device,
-    /// Where the weights come from: the files, or random values.
-    pub format: LoadFormat,
-    /// Seed of the weights with [`LoadFormat::Dummy`].
-    pub seed: u64,
-    /// On a GPU, launch every kernel separately instead of recording forwards as CUDA graphs.
-    pub enforce_eager: bool,
-    /// On a GPU, compute all layers of a quantized model in one launch for up to
-    /// [`MAX_FORWARD_ROWS`](foretoken_kernels::MAX_FORWARD_ROWS) rows, where that is possible, with the same bits.
-    pub one_launch: bool,
-    /// On a GPU, use one order of additions for any number of rows and any division of a prompt into
-    /// chunks, which is slower for prompts; the CPU always does. Without it, a GPU uses one order for up to
-    /// [`EXACT_ROWS`](foretoken_kernels::EXACT_ROWS) rows, unless it computes in f32.
-    pub batch_invariant: bool,
-    /// The blocks that matrices of safetensors become, as if they were from a GGUF file; those whose rows are not
-    /// whole blocks become `Q8_0`, or stay as they are. GGUF files are not changed.
-    pub quantize: Option<BlockType>,
-    /// With [`LoadFormat::Dummy`], the tensors that the checkpoint has elsewhere, for [`inspect`] and
-    /// [`inspect_head`].
-    pub tensors: Option<Arc<TensorHeaders>>,
-    /// The ids that a draft may predict; `None` = all that it can.
-    pub draft_vocabulary: Option<DraftVocabulary>,
-}
-
-/// The ids to which the output layer of a draft is cut while it is loaded. The ids that it lacks are not drafted.
-#[derive(Debug, Clone)]
-pub struct DraftVocabulary {
-    /// The ids, each once.
-    pub ids: Arc<[u32]>,
-    /// The checkpoint of the target, whose output layer a head may share, and how it was loaded.
-    pub target: Box<(ModelSource, LoadOptions)>,
-}
+pub use options::{DraftVocabulary, LoadOptions};
 
 impl DraftVocabulary {
     /// The `ends` of a target like `config` for a head that shares its output layer: with the rows of these ids alone,
@@ -93,24 +53,6 @@ impl DraftVocabulary {
             output: output.cut_to(linear, &mut weights, &config)?,
             ..ends.clone()
         })
-    }
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        Self {
-            dtype: None,
-            kv_cache_dtype: KvCacheDtype::Auto,
-            device: Device::Cpu,
-            format: LoadFormat::Auto,
-            seed: 0,
-            enforce_eager: false,
-            one_launch: false,
-            batch_invariant: false,
-            quantize: None,
-            tensors: None,
-            draft_vocabulary: None,
-        }
     }
 }
 

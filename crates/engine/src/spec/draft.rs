@@ -1,12 +1,12 @@
 //! Drafts.
 
+mod interface;
+
 use foretoken_core::error::Result;
 use foretoken_core::model::{MAX_TREE_NODES, is_chain};
 use foretoken_core::sampling::Dist;
 use foretoken_kernels::sample::DeviceRow;
 use std::borrow::Cow;
-
-mod interface;
 
 pub use interface::{
     CacheScope, Committed, DraftContext, DraftCost, DraftRequest, Forecast, Proposal, SeqId,

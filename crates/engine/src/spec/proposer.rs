@@ -1,5 +1,7 @@
 //! From the drafter's guesses to the drafts that a step verifies.
 
+mod observations;
+
 use super::budget::{Base, Budget, BudgetMode, Candidates, DraftForecast, StepCost};
 use super::cost::CostCurve;
 use super::draft::{Draft, DraftCost, DraftRequest, Forecast, Proposal, SeqId};
@@ -11,8 +13,6 @@ use super::reading::Reading;
 use super::step::{SequenceState, StepInput};
 use super::target_cost::TargetCost;
 use std::collections::{HashMap, HashSet};
-
-mod observations;
 
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
 pub struct Proposer {
