@@ -11,12 +11,12 @@ use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix, matmu
 use foretoken::model::{LoadOptions, Model, ModelSource};
 
 /// The types for which there are kernels.
-fn kinds() -> impl Iterator<Item = BlockType> {
+pub(super) fn kinds() -> impl Iterator<Item = BlockType> {
     BlockType::all().filter(|kind| DeviceQuantMatrix::keeps(*kind, DType::F16))
 }
 
 /// Outputs that are no whole strip, inputs that are no whole unit, and as many as all warps have work for.
-fn shapes(kind: BlockType) -> &'static [(usize, usize)] {
+pub(super) fn shapes(kind: BlockType) -> &'static [(usize, usize)] {
     match kind.block_size() {
         32 => &[(48, 64), (37, 288), (16, 1024), (3, 32)],
         _ => &[(48, 256), (37, 768), (16, 2048)],

@@ -47,7 +47,7 @@ template <typename T> void multiply_by(const Weight &w, const T *x, T *y, int ro
         vector<T> alone((size_t)rows * w.outputs);
         launch({1, (w.outputs + 15) / 16, 1}, w.warps * 32, [&] {
             auto kernel = w.warps == 8 ? dense::gemv<T, 2, 8> : dense::gemv<T, 2, 16>;
-            kernel(reinterpret_cast<const T *>(w.bytes.data()), x, alone.data(), w.outputs, w.inputs, rows);
+            kernel(reinterpret_cast<const T *>(w.bytes.data()), x, alone.data(), w.outputs, w.inputs, rows, 0);
         });
         for (int row = 0; row < rows; row++) {
             std::copy_n(&alone[(size_t)row * w.outputs], w.outputs, y + (size_t)row * width + column);

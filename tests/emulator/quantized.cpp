@@ -21,6 +21,10 @@ namespace {
     ADD(product_##F##_small_##T)                                                                   \
     ADD(product_##F##_medium_##T)                                                                  \
     ADD(product_##F##_large_##T)                                                                   \
+    ADD(gated_##F##_1_8_##T)                                                                       \
+    ADD(gated_##F##_1_16_##T)                                                                      \
+    ADD(gated_##F##_2_16_##T)                                                                      \
+    ADD(gated_##F##_low_##T)                                                                       \
     ADD(experts_##F##_8_##T)                                                                       \
     ADD(experts_##F##_16_##T)                                                                      \
     ADD(experts_##F##_large_##T)

@@ -185,6 +185,13 @@ API CUresult cuGraphDestroy(Graph *graph) {
     return CUDA_SUCCESS;
 }
 
+// Without room for nodes, they are only counted; nothing asks for more here.
+API CUresult cuGraphGetNodes(Graph *graph, void **nodes, size_t *count) {
+    Lock lock(mutex);
+    *count = graph->nodes.size();
+    return nodes ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
 API CUresult cuStreamEndCapture(void *handle, Graph **graph) {
     Lock lock(mutex);
     Stream &stream = stream_of(handle);

@@ -20,3 +20,8 @@ __device__ __forceinline__ float relu2(float x) {
 template <float (*ACTIVATION)(float), typename T> __device__ __forceinline__ T gated(T gate, T up) {
     return narrow<T>(ACTIVATION(widen(gate)) * widen(up));
 }
+
+// The activations by their numbers, those of `fused` in glu.rs.
+template <typename T> __device__ __forceinline__ T gated(int activation, T gate, T up) {
+    return activation == 0 ? gated<silu>(gate, up) : activation == 1 ? gated<gelu>(gate, up) : gated<gelu_tanh>(gate, up);
+}

@@ -92,6 +92,17 @@ impl Activation {
         }
     }
 
+    /// Its number in kernels that also multiply with gate and up, if they have it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn fused(self) -> Option<usize> {
+        match self {
+            Self::Silu => Some(0),
+            Self::Gelu => Some(1),
+            Self::GeluTanh => Some(2),
+            Self::Relu2 | Self::Xielu(_) | Self::ClampedSwish => None,
+        }
+    }
+
     /// What the activated gate multiplies, for the other half of its input.
     fn gated(self, up: Tensor) -> Result<Tensor> {
         match self {

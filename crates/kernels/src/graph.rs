@@ -80,6 +80,24 @@ impl Recorder {
 }
 
 impl Graph {
+    /// Number of launches and other pieces of work that it has.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn nodes(&self) -> Result<usize> {
+        #[cfg(feature = "cuda")]
+        {
+            let (graph, mut count) = (self.graph.cu_graph(), 0);
+            // SAFETY: the graph is alive. Without room for nodes, the driver only counts them.
+            let counted =
+                unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) };
+            counted.result().w()?;
+            Ok(count)
+        }
+        #[cfg(not(feature = "cuda"))]
+        match self.never {}
+    }
+
     /// Runs the recorded work again, after everything that was launched before.
     ///
     /// # Errors

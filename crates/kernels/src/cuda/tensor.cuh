@@ -12,9 +12,12 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
 template <typename T>
 __device__ __forceinline__ void multiply_only(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
-// Of 16 outputs by 8 rows: a warp stores its sums, as `multiply` makes them, to `own`, all threads of the block
-// add those of WARPS warps in their order, and store them to y, `width` values a row. The sums of the first warp
-// are at `first`, the next ones `stride` floats after each other.
+// Of 16 outputs by 8 rows: a warp stores its sums, as `multiply` makes them, to `own`.
+__device__ __forceinline__ void keep_tile(const float (&d)[4], float *own);
+// One of them: the sum over WARPS warps, in their order. The sums of the first warp are at `first`, the next ones `stride`
+// floats after each other.
+template <int WARPS> __device__ __forceinline__ float sum_of_tile(const float *first, int stride, int output, int row);
+// Both: all threads of the block store the sums over its WARPS warps to y, `width` values a row.
 template <typename T, int WARPS>
 __device__ __forceinline__ void store_tile(const float (&d)[4], float *own, const float *first, int stride, T *y,
                                            int width, int rows, int outputs);
@@ -173,22 +176,31 @@ inline void end_of_copies() { emulate_end_of_copies(); }
 template <int PENDING> void wait_for_copies() { emulate_wait_for_copies(PENDING); }
 #endif
 
-template <typename T, int WARPS>
-__device__ __forceinline__ void store_tile(const float (&d)[4], float *own, const float *first, int stride, T *y,
-                                           int width, int rows, int outputs) {
-    const int lane = threadIdx.x % 32, at = lane / 4 * 8 + lane % 4 * 2;
+__device__ __forceinline__ void keep_tile(const float (&d)[4], float *own) {
+    const int at = threadIdx.x % 32 / 4 * 8 + threadIdx.x % 4 * 2;
     own[at] = d[0];
     own[at + 1] = d[1];
     own[at + 64] = d[2];
     own[at + 65] = d[3];
+}
+
+template <int WARPS> __device__ __forceinline__ float sum_of_tile(const float *first, int stride, int output, int row) {
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < WARPS; j++) {
+        sum = __fadd_rn(sum, first[j * stride + output * 8 + row]);
+    }
+    return sum;
+}
+
+template <typename T, int WARPS>
+__device__ __forceinline__ void store_tile(const float (&d)[4], float *own, const float *first, int stride, T *y,
+                                           int width, int rows, int outputs) {
+    keep_tile(d, own);
     __syncthreads();
     for (int i = threadIdx.x; i < 16 * 8; i += WARPS * 32) {
         const int output = i % 16, row = i / 16;
-        float sum = 0.f;
-#pragma unroll
-        for (int j = 0; j < WARPS; j++) {
-            sum = __fadd_rn(sum, first[j * stride + output * 8 + row]);
-        }
+        const float sum = sum_of_tile<WARPS>(first, stride, output, row);
         if (row < rows && output < outputs) {
             y[(size_t)row * width + output] = narrow<T>(sum);
         }

@@ -7,20 +7,29 @@
 //
 // A block computes 16 outputs. Each of its WARPS warps takes every WARPS-th step of 32 inputs, and their
 // sums are added in the order of the warps. So WARPS must depend on the weight alone.
+//
+// A block of a GATED product computes 16 outputs of a weight whose first half are gates: it has WARPS warps for the gates
+// and as many for the outputs that these are multiplied with, which are the other half.
 #include "../cuda/tensor.cuh"
 #include "../experts/groups.cuh"
+#include "../gated_tile.cuh"
 
 constexpr int OUTPUTS = 16;
 constexpr int STEP = 32;
 // w: [outputs, inputs], x: [rows, inputs], y: [rows, outputs], for up to 8 * TILES rows. A thread of a warp
 // reads 8 consecutive inputs of outputs lane / 4 and lane / 4 + 8, and of row lane / 4. Which input goes to
-// which place in the instruction does not matter, as long as both sides agree.
-template <typename T, int TILES, int WARPS>
-__device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows) {
+// which place in the instruction does not matter, as long as both sides agree. If the product is GATED, w is
+// [2 * outputs, inputs].
+template <typename T, int TILES, int WARPS, bool GATED = false>
+__device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int rows, int activation = 0) {
     // Steps that a warp loads before it uses the first.
     constexpr int AHEAD = 2;
-    __shared__ float sums[WARPS][OUTPUTS * 8];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ float sums[GATED ? 2 * WARPS : WARPS][OUTPUTS * 8];
+    // Of all warps of the block, and of those that share the inputs.
+    const int number = threadIdx.x / 32, warp = GATED ? number % WARPS : number, lane = threadIdx.x % 32;
+    if (GATED && number >= WARPS) {
+        w += (size_t)outputs * inputs;
+    }
     const int first_output = blockIdx.y * OUTPUTS;
     const int output = first_output + lane / 4, at = lane % 4 * 8;
     const T *low = w + (size_t)min(output, outputs - 1) * inputs + at;
@@ -79,8 +88,14 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
             // All sums of the tile before have been read.
             __syncthreads();
         }
-        store_tile<T, WARPS>(d[t], sums[warp], sums[0], OUTPUTS * 8, y + (size_t)8 * t * outputs + first_output,
-                             outputs, rows - 8 * t, outputs - first_output);
+        T *to = y + (size_t)8 * t * outputs + first_output;
+        if constexpr (GATED) {
+            store_gated_tile<T, WARPS>(d[t], sums[number], sums[0], OUTPUTS * 8, to, outputs, rows - 8 * t,
+                                       outputs - first_output, activation);
+        } else {
+            store_tile<T, WARPS>(d[t], sums[number], sums[0], OUTPUTS * 8, to, outputs, rows - 8 * t,
+                                 outputs - first_output);
+        }
     }
 }
 
@@ -89,6 +104,12 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
         gemv##TILES##_##WARPS##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs,      \
                                        int rows) {                                                 \
         gemv<T, TILES, WARPS>(w, x, y, outputs, inputs, rows);                                     \
+    }
+#define GATED(T, NAME, TILES, WARPS)                                                               \
+    extern "C" __global__ void __launch_bounds__(2 * WARPS * 32)                                   \
+        gated_gemv##TILES##_##WARPS##_##NAME(const T *w, const T *x, T *y, int outputs, int inputs,\
+                                             int rows, int activation) {                           \
+        gemv<T, TILES, WARPS, true>(w, x, y, outputs, inputs, rows, activation);                   \
     }
 // Groups of up to 8 rows times the weights of their experts.
 #define OF_EXPERTS(T, NAME, WARPS)                                                                 \
@@ -107,10 +128,15 @@ __device__ void gemv(const T *w, const T *x, T *y, int outputs, int inputs, int 
     KERNEL(T, NAME, 2, 8)                                                                          \
     KERNEL(T, NAME, 1, 16)                                                                         \
     KERNEL(T, NAME, 2, 16)                                                                         \
+    GATED(T, NAME, 1, 8)                                                                           \
+    GATED(T, NAME, 2, 8)                                                                           \
+    GATED(T, NAME, 1, 16)                                                                          \
+    GATED(T, NAME, 2, 16)                                                                          \
     OF_EXPERTS(T, NAME, 8)                                                                         \
     OF_EXPERTS(T, NAME, 16)
 KERNELS(f16, f16)
 KERNELS(bf16, bf16)
 #undef KERNELS
 #undef OF_EXPERTS
+#undef GATED
 #undef KERNEL

@@ -20,6 +20,7 @@ mod tiles;
 mod value;
 
 use super::cpu::Isa;
+use super::glu::Activation;
 use super::matmul::{CpuMatrix, Product};
 use super::parallel::{Shared, for_each, threads};
 use super::storage::{Place, output, write, written};
@@ -108,6 +109,29 @@ pub fn matmul_on_device(weight: &Tensor, x: &Tensor, batch_invariant: bool) -> R
         candle_core::bail!("no batch-invariant kernel for {weight:?}");
     }
     x.matmul(&weight.t()?)
+}
+
+/// `activation(gate) * up`, `[rows, outputs]`, where `gate` and `up` are the first and the second half of the product of
+/// `x` with `weight`, `[2 * outputs, inputs]`, in one launch: the bits of [`matmul_on_device`] and
+/// [`glu`](crate::glu()). `None` = there is no such launch, as for more than 16 rows.
+///
+/// # Errors
+/// If the shapes, dtypes or devices do not match.
+pub fn gated_on_device(
+    weight: &Tensor,
+    x: &Tensor,
+    activation: Activation,
+) -> Result<Option<Tensor>> {
+    #[cfg(feature = "cuda")]
+    if let Some(number) = activation.fused()
+        && (1..=crate::gpu::FEW_ROWS).contains(&x.dim(0)?)
+        && weight.dim(0)?.is_multiple_of(2)
+        && has_kernel_on_device(weight)?
+    {
+        return on_device::gated_product(weight, x, number).map(Some);
+    }
+    let _ = (weight, x, activation);
+    Ok(None)
 }
 
 /// Whether `weight` `[outputs, inputs]` is on a GPU and we have a kernel for it, which gives a row the

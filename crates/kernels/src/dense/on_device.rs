@@ -49,6 +49,28 @@ pub(super) fn product(w: &Tensor, x: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
+/// See [`gated_on_device`](super::gated_on_device); rows are few. `w` is `[2 * outputs, inputs]`.
+pub(super) fn gated_product(w: &Tensor, x: &Tensor, activation: usize) -> Result<Tensor> {
+    let ((both, inputs), (rows, width)) = (w.dims2()?, x.dims2()?);
+    if width != inputs {
+        candle_core::bail!("dense-matmul: {x:?} does not match {w:?}");
+    }
+    let (device, dtype) = (w.device().as_cuda_device()?, w.dtype());
+    gpu::expect_dtype("dense-matmul", dtype, [x])?;
+    let (outputs, warps) = (both / 2, gpu::warps(both));
+    let tiles = rows.div_ceil(gpu::TILE);
+    let name = format!("gated_gemv{tiles}_{warps}_{}", gpu::suffix(dtype));
+    let kernel = gpu::function(device, "gemv", gpu::GEMV, &name)?;
+    let blocks = outputs.div_ceil(gpu::STRIP);
+    gpu::check_blocks(blocks)?;
+    let y = gpu::output(device, dtype, (rows, outputs))?;
+    let launch = kernel.launch().tensor(w)?.tensor(x)?.tensor(&y)?;
+    let launch = launch.int(outputs).int(inputs).int(rows).int(activation);
+    // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
+    unsafe { launch.run(gpu::grid((1, blocks, 1), 2 * warps * 32, 0))? };
+    Ok(y)
+}
+
 /// Multiplies groups of rows with weights `[outputs, inputs]`, which [`takes`] accepts and which are at `addresses`. `y` gets the bits that [`product`] gives its rows.
 pub(crate) fn multiply_groups(
     (outputs, inputs): (usize, usize),

@@ -1,9 +1,9 @@
 //! The structs of `plan.cuh`, written field by field, and checks of what they describe.
 
 use super::{ForwardLayer, ForwardLinear, ForwardModel, ForwardWeight};
+use crate::AttentionParams;
 use crate::gpu::{STRIP, address, warps};
 use crate::paged_attention::MAX_GPU_HEADS_PER_KV_HEAD;
-use crate::{Activation, AttentionParams};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Result, Tensor};
 
@@ -185,11 +185,9 @@ impl Writer<'_, '_> {
             inputs: hidden,
             width: wide,
             norm: self.vector(layer.mlp_norm, hidden)?,
-            activation: match layer.activation {
-                Activation::Silu => 0,
-                Activation::Gelu => 1,
-                Activation::GeluTanh => 2,
-                other => candle_core::bail!("a gate of {other:?}"),
+            activation: match layer.activation.fused() {
+                Some(number) => number as u32,
+                None => candle_core::bail!("a gate of {:?}", layer.activation),
             },
             ..Fields::default()
         };

@@ -313,10 +313,7 @@ template <typename T> struct Results {
 
     __device__ __forceinline__ void store_gated(int row, int output, float gate_sum, float up_sum) const {
         const T gate = rounded(phase.parts[0], output, gate_sum), up = rounded(phase.parts[1], output, up_sum);
-        static_cast<T *>(plan.wide)[(size_t)row * phase.width + output] =
-            phase.activation == 0   ? gated<silu>(gate, up)
-            : phase.activation == 1 ? gated<gelu>(gate, up)
-                                    : gated<gelu_tanh>(gate, up);
+        static_cast<T *>(plan.wide)[(size_t)row * phase.width + output] = gated(phase.activation, gate, up);
     }
 
     // Adds the sums of warps that are this thread's, and stores them. A work of several passes has further sums.

@@ -85,6 +85,49 @@ fn launch_product(
     unsafe { launch.run(grid) }
 }
 
+/// Bytes of shared memory for the rings of so many warps that share a strip, and their units in `product.cuh`.
+fn ring_bytes(warps: usize, unit: usize) -> usize {
+    const MAX_STATIC_SHARED: usize = 48 << 10;
+    const MAX_STAGES: usize = 4;
+    let stages = MAX_STAGES.min(MAX_STATIC_SHARED / (warps * unit));
+    stages * warps * unit
+}
+
+/// See [`gated_quantized`](super::gated_quantized); rows are few, the weights of one format and shape, and inputs match.
+pub(super) fn gated_product(
+    [gate, up]: [&DeviceQuantMatrix; 2],
+    x: &Tensor,
+    activation: usize,
+) -> Result<Tensor> {
+    let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
+    let (rows, outputs, unit) = (x.dim(0)?, gate.outputs, gate.layout.stage_bytes());
+    let few = Division::new(rows, [outputs])?;
+    let is_low = Shape::of(rows, [outputs].into_iter()).is_some();
+    let (kind, grid) = if is_low {
+        // Of each weight a block has half of its strips.
+        let grid = Shape::LOW.grid(rows, [2 * outputs].into_iter(), unit)?;
+        (Shape::LOW.name.to_owned(), grid)
+    } else {
+        let shared = 2 * ring_bytes(few.warps, unit);
+        let (_, blocks, _) = few.grid.grid_dim;
+        let grid = gpu::grid((1, blocks as usize, 1), 2 * few.warps * 32, shared);
+        (format!("{}_{}", few.tiles, few.warps), grid)
+    };
+    let after = format!("{kind}_{}", gpu::suffix(dtype));
+    let kernel = kernel(device, gate, ["gated", &after])?;
+    let kernel = kernel.with_shared(grid.shared_mem_bytes as usize)?;
+    let y = gpu::output(device, dtype, (rows, outputs))?;
+    let launch = kernel.launch().tensor(&gate.tiles)?.tensor(&up.tiles)?;
+    let launch = launch.tensor(x)?.tensor(&y)?.int(outputs).int(gate.inputs);
+    let mut launch = launch.int(rows).int(activation);
+    if is_low {
+        launch = launch.int(few.warps);
+    }
+    // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
+    unsafe { launch.run(grid)? };
+    Ok(y)
+}
+
 /// Multiplies groups of rows with weights like `like`, which are at `addresses`. `y` gets the bits that [`product`] gives
 /// its rows.
 pub(crate) fn multiply_groups(

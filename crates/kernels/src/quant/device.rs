@@ -1,10 +1,10 @@
 //! Quantized weights on a GPU.
 
 #[cfg(feature = "cuda")]
-use super::cuda::{dequantize, product};
+use super::cuda::{dequantize, gated_product, product};
 use super::device_tiles::DeviceQuantMatrix;
 use super::formats::WIDTH;
-use crate::EXACT_ROWS;
+use crate::{Activation, EXACT_ROWS};
 use candle_core::{DType, Result, Tensor};
 
 /// Maximum bytes of weights that are dequantized at a time for a product of many rows.
@@ -69,6 +69,30 @@ pub fn matmul_quantized(
         return side_by_side(parts.collect::<Result<_>>()?);
     }
     product(weights, x)
+}
+
+/// `activation(gate) * up`, `[rows, outputs]`, for the products `gate` and `up` of `x` with two weights, in one launch:
+/// the bits of [`matmul_quantized`] and [`glu`](crate::glu()). `None` = there is no such launch, as for more than 16 rows
+/// and for weights of different formats.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not match.
+pub fn gated_quantized(
+    weights: &[&DeviceQuantMatrix],
+    x: &Tensor,
+    activation: Activation,
+) -> Result<Option<Tensor>> {
+    #[cfg(feature = "cuda")]
+    if let (&[gate, up], Some(number)) = (weights, activation.fused()) {
+        let (rows, inputs) = x.dims2()?;
+        let is_like = gate.kind() == up.kind() && gate.shape() == up.shape();
+        let is_known = matches!(x.dtype(), DType::F16 | DType::BF16) && gate.inputs == inputs;
+        if is_like && is_known && (1..=crate::gpu::FEW_ROWS).contains(&rows) {
+            return gated_product([gate, up], x, number).map(Some);
+        }
+    }
+    let _ = (weights, x, activation);
+    Ok(None)
 }
 
 #[cfg(not(feature = "cuda"))]

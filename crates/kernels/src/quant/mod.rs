@@ -44,7 +44,7 @@ pub use block_type::{BlockType, Floats};
 pub(crate) use byte_rows::{ByteRows, lines_of_16, pack_16};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::multiply_groups;
-pub use device::matmul_quantized;
+pub use device::{gated_quantized, matmul_quantized};
 pub use device_tiles::{DeviceKind, DeviceQuantMatrix};
 pub use formats::BLOCK;
 pub(crate) use tiles::Line;

@@ -232,7 +232,8 @@ impl GraphedDecoder {
         let graph = unsafe { self.recorder.record(device, work) };
         match (graph, spans.into_tables()) {
             (Ok(graph), Some(tables)) => {
-                tracing::debug!(?key, "a forward is recorded as a CUDA graph");
+                let nodes = graph.nodes()?;
+                tracing::debug!(?key, nodes, "a forward is recorded as a CUDA graph");
                 let recorded = Recorded {
                     graph,
                     inputs,

@@ -4,7 +4,7 @@ use crate::lora::{LinearPart, RowAdapters};
 use crate::matrix::{Matrix, device_weights, join};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::ForwardLinear;
+use foretoken_kernels::{Activation, ForwardLinear, glu};
 use std::sync::Arc;
 
 /// `x @ weight^T + bias`, where a row's bits depend only on that row (on a GPU: see
@@ -158,6 +158,24 @@ impl Linear {
             adapters.add(site, x, &y)?;
         }
         Ok(y)
+    }
+
+    /// `activation(gate) * up`, where `gate` and `up` are the halves of [`Linear::forward_adapted`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Linear::forward`].
+    pub(crate) fn forward_gated(
+        &self,
+        x: &Tensor,
+        adapters: &RowAdapters,
+        activation: Activation,
+    ) -> Result<Tensor> {
+        if let ([one], None, true) = (&self.matrices[..], &self.bias, adapters.are_none())
+            && let Some(y) = one.forward_gated(x, activation)?
+        {
+            return Ok(y);
+        }
+        Ok(glu(&self.forward_adapted(x, adapters)?, activation)?)
     }
 }
 

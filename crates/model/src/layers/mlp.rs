@@ -7,7 +7,7 @@ use crate::spec::{LayerSpec, MlpSpec};
 use crate::weights::Weights;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
-use foretoken_kernels::{Activation, Xielu, glu};
+use foretoken_kernels::{Activation, Xielu};
 
 /// An MLP.
 #[derive(Clone)]
@@ -93,10 +93,10 @@ impl Mlp {
     /// # Errors
     /// If the device fails.
     pub fn forward(&self, x: &Tensor, adapters: &RowAdapters) -> Result<Tensor> {
-        let wide = self.gate_up.forward_adapted(x, adapters)?;
         let wide = if self.is_gated {
-            glu(&wide, self.activation)?
+            (self.gate_up).forward_gated(x, adapters, self.activation)?
         } else {
+            let wide = self.gate_up.forward_adapted(x, adapters)?;
             self.activation.apply(&wide)?
         };
         self.down.forward_adapted(&wide, adapters)

@@ -34,6 +34,11 @@ impl RowAdapters {
         Self::Host(Vec::new())
     }
 
+    /// Whether no row has one.
+    pub fn are_none(&self) -> bool {
+        matches!(self, Self::Host(all) if all.is_empty())
+    }
+
     /// What graphs of forwards with these adapters must have room for; 0 on the CPU, and without adapters.
     ///
     /// # Errors

@@ -3,7 +3,8 @@
 use super::{Matrix, no_batch_invariant_kernel};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::dense::{has_kernel_on_device, matmul_on_device};
+use foretoken_kernels::Activation;
+use foretoken_kernels::dense::{gated_on_device, has_kernel_on_device, matmul_on_device};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -46,6 +47,10 @@ impl Matrix for Dense {
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(matmul_on_device(&self.weight, x, self.batch_invariant)?)
+    }
+
+    fn forward_gated(&self, x: &Tensor, activation: Activation) -> Result<Option<Tensor>> {
+        Ok(gated_on_device(&self.weight, x, activation)?)
     }
 
     fn rows(&self, ids: &Tensor) -> Result<Tensor> {

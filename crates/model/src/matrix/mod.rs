@@ -13,9 +13,9 @@ mod unread;
 use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
-use foretoken_kernels::ForwardWeight;
 use foretoken_kernels::dense::{DenseMatrix, Float8};
 use foretoken_kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix};
+use foretoken_kernels::{Activation, ForwardWeight};
 use std::any::Any;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -132,6 +132,15 @@ pub trait Matrix: Any + Send + Sync {
     /// # Errors
     /// If `x` has another width, dtype or device.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
+
+    /// `activation(gate) * up`, `[rows, outputs / 2]`, where `gate` and `up` are the halves of [`Matrix::forward`], with the
+    /// bits of these ops, if one kernel does it all; otherwise `None`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Matrix::forward`].
+    fn forward_gated(&self, _x: &Tensor, _activation: Activation) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
 
     /// The rows `ids`, `[n]` u32, of the weight: `[n, inputs]`, in any float dtype.
     ///

@@ -3,7 +3,8 @@
 use super::Matrix;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::quant::{DeviceQuantMatrix, matmul_quantized};
+use foretoken_kernels::Activation;
+use foretoken_kernels::quant::{DeviceQuantMatrix, gated_quantized, matmul_quantized};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -44,6 +45,11 @@ impl Matrix for OnDevice {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weights: Vec<_> = self.weights().collect();
         Ok(matmul_quantized(&weights, x, self.batch_invariant)?)
+    }
+
+    fn forward_gated(&self, x: &Tensor, activation: Activation) -> Result<Option<Tensor>> {
+        let weights: Vec<_> = self.weights().collect();
+        Ok(gated_quantized(&weights, x, activation)?)
     }
 
     fn rows(&self, ids: &Tensor) -> Result<Tensor> {

@@ -63,6 +63,21 @@ constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps 
         many::product<F, T, many::SHAPE>(WEIGHTS, x, y, inputs, rows, width, column, chains,                  \
                                          blockIdx.x * many::SHAPE::ROWS);                                     \
     }
+// activation(gate) * up, for up to 16 rows.
+#define GATED_PARAMETERS(T)                                                                                   \
+    const unsigned char *gate, const unsigned char *up, const T *x, T *y, int outputs, int inputs, int rows,  \
+        int activation
+#define GATED(F, NAME, T, SUFFIX, TILES, WARPS)                                                               \
+    extern "C" __global__ void __launch_bounds__(2 * WARPS * 32, min_blocks(TILES, WARPS) / 2)                \
+        gated_##NAME##_##TILES##_##WARPS##_##SUFFIX(GATED_PARAMETERS(T)) {                                    \
+        gated_product<F, T, TILES, WARPS>(gate, up, x, y, outputs, inputs, rows, activation);                 \
+    }
+#define GATED_OF_MANY(F, NAME, T, SUFFIX, SHAPE, SHAPE_NAME)                                                  \
+    extern "C" __global__ void __launch_bounds__(many::SHAPE::THREADS, many::SHAPE::BLOCKS)                   \
+        gated_##NAME##_##SHAPE_NAME##_##SUFFIX(GATED_PARAMETERS(T), int chains) {                             \
+        many::product<F, T, many::SHAPE, true>({{gate, up}, {outputs, outputs}}, x, y, inputs, rows, outputs, \
+                                               0, chains, blockIdx.x * many::SHAPE::ROWS, activation);        \
+    }
 // Groups of rows times the weights of their experts: of up to 8 rows, or of up to 64.
 #define EXPERTS(F, NAME, T, SUFFIX, WARPS)                                                                    \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, min_blocks(1, WARPS))                            \
@@ -97,6 +112,10 @@ constexpr int min_blocks(int tiles, int warps) { return tiles == 1 ? 32 / warps 
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Small, small)                                                         \
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Medium, medium)                                                       \
     PRODUCT_OF_MANY(F, NAME, T, SUFFIX, Large, large)                                                         \
+    GATED(F, NAME, T, SUFFIX, 1, 8)                                                                           \
+    GATED(F, NAME, T, SUFFIX, 1, 16)                                                                          \
+    GATED(F, NAME, T, SUFFIX, 2, 16)                                                                          \
+    GATED_OF_MANY(F, NAME, T, SUFFIX, Low, low)                                                               \
     EXPERTS(F, NAME, T, SUFFIX, 8)                                                                            \
     EXPERTS(F, NAME, T, SUFFIX, 16)                                                                           \
     EXPERTS_OF_MANY(F, NAME, T, SUFFIX)

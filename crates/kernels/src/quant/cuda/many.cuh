@@ -110,10 +110,11 @@ struct SharedRows {
 };
 
 // x: [rows, inputs]; y: [rows, width], of which the outputs of these weights begin at `column`. The block computes rows from
-// `before` on.
-template <typename F, typename T, typename S>
+// `before` on. If the product is GATED, the first two weights are gate and up, a block has half of its strips of each, and
+// y is activation(gate) * up.
+template <typename F, typename T, typename S, bool GATED = false>
 __device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column,
-                        int chains, int before) {
+                        int chains, int before, int activation = 0) {
     constexpr int STRIP = F::UNIT + F::SUPER, STRIPS_AT = S::ROWS * ROW_BYTES;
     constexpr int GROUP = STRIPS_AT + S::STRIPS * STRIP, STAGE = S::GROUPS * GROUP;
     static_assert(STRIP % 16 == 0, "copies have 16 bytes");
@@ -127,9 +128,14 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
     rows = min(rows - before, S::ROWS);
     const int warp = threadIdx.x / 32, lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
     const int group = warp / S::STRIPS, strip = warp % S::STRIPS;
-    const BlockOfWeight weight = BlockOfWeight::of<S::STRIPS>(weights, column);
-    const bool exists = weight.first_strip + strip < (weight.outputs + OUTPUTS - 1) / OUTPUTS;
-    Units<F> units(weight.units, weight.outputs, inputs, weight.first_strip + strip);
+    // Strips of a weight.
+    constexpr int STRIPS = GATED ? S::STRIPS / 2 : S::STRIPS;
+    const BlockOfWeight weight =
+        GATED ? BlockOfWeight{strip < STRIPS ? weights.units[0] : weights.units[1], weights.outputs[0], (int)blockIdx.y * STRIPS, column}
+              : BlockOfWeight::of<STRIPS>(weights, column);
+    const int of_weight = weight.first_strip + strip % STRIPS;
+    const bool exists = of_weight < (weight.outputs + OUTPUTS - 1) / OUTPUTS;
+    Units<F> units(weight.units, weight.outputs, inputs, of_weight);
     const SharedAddress own = shared_address(memory + group * GROUP);
     auto sync_group = [&] { sync_team<S::GROUP_THREADS>(1 + group); };
 
@@ -288,14 +294,28 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
         for (int i = 0; i < PAIRS; i++) {
             // See end_round.
             const int index = threadIdx.x + i * S::THREADS, of = index % 32, half = index / 32 % 2;
-            const int output = (weight.first_strip + index / 64 % S::STRIPS) * OUTPUTS + of / 4 + 8 * half;
+            const int output = (weight.first_strip + index / 64 % STRIPS) * OUTPUTS + of / 4 + 8 * half;
             const int row = 8 * (AT_ONCE * part + index / 64 / S::STRIPS) + 2 * (of % 4);
-            T *to = y + (size_t)row * width + weight.column + output;
-            if (output < weight.outputs && row < rows) {
-                to[0] = narrow<T>(totals[part][i].x);
+            const float2 total = totals[part][i];
+            bool is_stored = output < weight.outputs;
+            T first = narrow<T>(total.x), second = narrow<T>(total.y);
+            if constexpr (GATED) {
+                // Through the shared memory, which nobody reads any more after the first barrier.
+                float2 *all = reinterpret_cast<float2 *>(memory);
+                __syncthreads();
+                all[threadIdx.x] = total;
+                __syncthreads();
+                is_stored = is_stored && index / 64 % S::STRIPS < STRIPS;
+                const float2 up = all[is_stored ? threadIdx.x + 64 * STRIPS : threadIdx.x];
+                first = gated(activation, first, narrow<T>(up.x));
+                second = gated(activation, second, narrow<T>(up.y));
             }
-            if (output < weight.outputs && row + 1 < rows) {
-                to[width] = narrow<T>(totals[part][i].y);
+            T *to = y + (size_t)row * width + weight.column + output;
+            if (is_stored && row < rows) {
+                to[0] = first;
+            }
+            if (is_stored && row + 1 < rows) {
+                to[width] = second;
             }
         }
     }

@@ -8,8 +8,10 @@
 // one before, which is multiplied with scales of zero, or with floats that are zero.
 //
 // A block of the grid computes 16 outputs. Each of its WARPS warps takes every WARPS-th unit of 64 inputs, and
-// their sums are added in the order of the warps. So WARPS must depend on the weight alone.
+// their sums are added in the order of the warps. So WARPS must depend on the weight alone. A block of a product with gate
+// and up has WARPS warps for 16 outputs of each.
 #pragma once
+#include "../../gated_tile.cuh"
 #include "unpack.cuh"
 
 // Bytes of shared memory that a block has without asking for more.
@@ -137,21 +139,23 @@ struct BlockOfWeight {
     }
 };
 
-// x: [rows, inputs]; y: [rows, width], of which the outputs of these weights begin at `column`; for up to 8 * TILES rows.
-template <typename F, typename T, int TILES, int WARPS>
-__device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column) {
-    constexpr int STAGE = F::UNIT + F::SUPER;
-    constexpr int FITTING = MAX_STATIC_SHARED / (WARPS * STAGE);
-    constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES;
-    static_assert(STAGES >= 2 && STAGES * STAGE >= SUM_BYTES && STAGE % 16 == 0, "no room");
-    __shared__ __align__(16) unsigned char ring[WARPS][STAGES * STAGE];
+// The ring of units of a warp, of WARPS that share the units of a strip.
+template <typename F, int WARPS> struct WarpRing {
+    static constexpr int STAGE = F::UNIT + F::SUPER, FITTING = MAX_STATIC_SHARED / (WARPS * STAGE);
+    static constexpr int STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES, BYTES = STAGES * STAGE;
+    static_assert(STAGES >= 2 && BYTES >= SUM_BYTES && STAGE % 16 == 0, "no room");
+};
 
-    const int warp = threadIdx.x / 32, lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
-    const BlockOfWeight weight = BlockOfWeight::of<1>(weights, column);
+// The sums of a warp, number `warp` of WARPS that share the strip, over its units, for up to 8 * TILES rows.
+template <typename F, typename T, int TILES, int WARPS>
+__device__ __forceinline__ void multiply_strip(float (&sums)[TILES][4], unsigned char *ring, const BlockOfWeight &weight,
+                                               const T *x, int inputs, int rows, int warp) {
+    constexpr int STAGE = WarpRing<F, WARPS>::STAGE, STAGES = WarpRing<F, WARPS>::STAGES;
+    const int lane = kept_lane(threadIdx.x % 32), g = lane / 4, p = lane % 4;
     Units<F> units(weight.units, weight.outputs, inputs, weight.first_strip);
     units.units += 16 * lane;
     units.supers += 16 * lane;
-    const SharedAddress stages = shared_address(ring[warp]);
+    const SharedAddress stages = shared_address(ring);
 
     // Copies a unit to a place in the ring, if there is one. Counts as a group of copies in any case.
     auto copy = [&](int unit, int place) {
@@ -174,7 +178,6 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
         const bool is_whole = F::SUPER > 0 || UNIT_INPUTS * unit + 32 < inputs;
         to.load(x + min(8 * tile + g, rows - 1) * inputs, is_whole ? 32 : 0);
     };
-    float sums[TILES][4];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0.f;
@@ -203,14 +206,46 @@ __device__ void product(const Weights &weights, const T *x, T *y, int inputs, in
         }
     }
     wait_for_copies<0>();
-    const auto sums_of = [&](int warp) { return reinterpret_cast<float *>(ring[warp]); };
+}
+
+// x: [rows, inputs]; y: [rows, width], of which the outputs of these weights begin at `column`; for up to 8 * TILES rows.
+template <typename F, typename T, int TILES, int WARPS>
+__device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column) {
+    constexpr int BYTES = WarpRing<F, WARPS>::BYTES;
+    __shared__ __align__(16) unsigned char rings[WARPS][BYTES];
+    const int warp = threadIdx.x / 32;
+    const BlockOfWeight weight = BlockOfWeight::of<1>(weights, column);
+    float sums[TILES][4];
+    multiply_strip<F, T, TILES, WARPS>(sums, rings[warp], weight, x, inputs, rows, warp);
+    const auto sums_of = [&](int warp) { return reinterpret_cast<float *>(rings[warp]); };
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         // A warp overwrites its own part of the ring, or what everybody has added.
         __syncthreads();
         const int first = weight.first_strip * OUTPUTS;
-        store_tile<T, WARPS>(sums[t], sums_of(warp), sums_of(0), STAGES * STAGE / sizeof(float),
+        store_tile<T, WARPS>(sums[t], sums_of(warp), sums_of(0), BYTES / sizeof(float),
                              y + (size_t)8 * t * width + weight.column + first, width, rows - 8 * t,
                              weight.outputs - first);
+    }
+}
+
+// activation(gate) * up of weights [outputs, inputs]; y: [rows, outputs].
+template <typename F, typename T, int TILES, int WARPS>
+__device__ void gated_product(const unsigned char *gate, const unsigned char *up, const T *x, T *y, int outputs, int inputs,
+                              int rows, int activation) {
+    constexpr int BYTES = WarpRing<F, WARPS>::BYTES;
+    DYNAMIC_SHARED(rings);
+    const int number = threadIdx.x / 32, warp = number % WARPS, strip = blockIdx.y;
+    unsigned char *ring = rings + number * BYTES;
+    float sums[TILES][4];
+    multiply_strip<F, T, TILES, WARPS>(sums, ring, {number < WARPS ? gate : up, outputs, strip, 0}, x, inputs, rows, warp);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        // See above.
+        __syncthreads();
+        const int first = strip * OUTPUTS;
+        store_gated_tile<T, WARPS>(sums[t], reinterpret_cast<float *>(ring), reinterpret_cast<float *>(rings),
+                                   BYTES / sizeof(float), y + (size_t)8 * t * outputs + first, outputs, rows - 8 * t,
+                                   outputs - first, activation);
     }
 }

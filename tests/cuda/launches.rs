@@ -1,0 +1,54 @@
+//! How many kernels a layer of a recorded step launches.
+
+use super::{Log, gpu, logits, model_by, shape, tokens};
+use candle_core::DType;
+use foretoken::kernels::quant::BlockType;
+use foretoken::model::LoadOptions;
+use std::path::Path;
+
+/// Launches of a layer of a model of class `kind` whose steps have so many `rows`: what a graph of three layers has more
+/// than one of two.
+fn launches_of_a_layer(
+    folder: &Path,
+    (kind, head_dim): (&str, usize),
+    width: usize,
+    quantize: Option<BlockType>,
+    rows: usize,
+) -> usize {
+    let gpu = gpu();
+    let nodes = [2, 3].map(|layers| {
+        let more = [("num_hidden_layers", layers), ("intermediate_size", width)];
+        let source = shape(&folder.join(layers.to_string()), kind, head_dim, &more);
+        let options = LoadOptions {
+            dtype: Some(DType::BF16),
+            device: gpu.clone(),
+            quantize,
+            ..LoadOptions::default()
+        };
+        let mut model = model_by(&source, &options).unwrap();
+        let before = Log::of_this_thread().len();
+        // The second step of a size is recorded.
+        let cuts = [20, rows, rows];
+        logits(&mut *model, &tokens(20 + 2 * rows), &cuts);
+        let log = Log::of_this_thread().split_off(before).join("\n");
+        assert!(log.matches("is recorded").count() == 1, "{log}");
+        // The line ends with the number of nodes.
+        let last = log.rsplit(|c: char| !c.is_ascii_digit()).next();
+        last.unwrap().parse::<usize>().unwrap()
+    });
+    nodes[1] - nodes[0]
+}
+
+#[test]
+fn a_layer_of_a_few_rows_has_eight_launches() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |width, quantize, rows| {
+        launches_of_a_layer(folder.path(), ("llama", 64), width, quantize, rows)
+    };
+    for quantize in [None, Some(BlockType::Q4K), Some(BlockType::Q8_0)] {
+        for rows in [1, 9] {
+            let count = of(512, quantize, rows);
+            assert_eq!(count, 8, "{quantize:?}, {rows} rows");
+        }
+    }
+}
