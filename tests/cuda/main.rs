@@ -20,6 +20,7 @@ mod lora_http;
 mod one_launch;
 mod quantized;
 mod recurrent;
+mod rope_attention;
 mod texts;
 mod training;
 

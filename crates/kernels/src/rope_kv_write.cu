@@ -56,14 +56,7 @@ __device__ void rope_kv_write_blocks(const Heads<T> &all, const uint32_t *slots,
     quantize(head, all.d, place.is_key ? k_pool : v_pool, place.at);
 }
 
-#define PARAMETERS                                                                                 \
-    int rows, int heads, int all, int d, int half, int whole, float eps, int norms_rotated,        \
-        int values_are_keys, int norms_values, float value_eps, int stride
-#define HEADS(T)                                                                                   \
-    Heads<T> {                                                                                     \
-        qkv, cos, sin, q_norm, k_norm, heads, all, d, half, whole, eps, norms_rotated,             \
-            values_are_keys, norms_values, value_eps, stride                                       \
-    }
+#define PARAMETERS int rows, int heads, int all, int d, HEAD_PARAMETERS
 #define KERNELS(T, NAME)                                                                           \
     extern "C" __global__ void rope_kv_write_##NAME(                                               \
         const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,                \
@@ -79,5 +72,4 @@ __device__ void rope_kv_write_blocks(const Heads<T> &all, const uint32_t *slots,
     }
 FOR_FLOATS(KERNELS)
 #undef KERNELS
-#undef HEADS
 #undef PARAMETERS

@@ -151,3 +151,14 @@ template <typename T> struct Heads {
         write(row, head, to, [] {});
     }
 };
+
+// The parameters of kernels that say what becomes of heads; HEADS makes Heads of them, and of those that are called as its
+// other members.
+#define HEAD_PARAMETERS                                                                            \
+    int half, int whole, float eps, int norms_rotated, int values_are_keys, int norms_values,      \
+        float value_eps, int stride
+#define HEADS(T)                                                                                   \
+    Heads<T> {                                                                                     \
+        qkv, cos, sin, q_norm, k_norm, heads, all, d, half, whole, eps, norms_rotated,             \
+            values_are_keys, norms_values, value_eps, stride                                       \
+    }

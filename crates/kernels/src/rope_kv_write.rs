@@ -7,6 +7,9 @@ use super::slots::Slots;
 use candle_core::{Result, Tensor};
 use std::borrow::Cow;
 
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::RopeArgs;
+
 /// The pools and slots that the keys and values of a layer are written to.
 #[derive(Debug, Clone, Copy)]
 pub struct Pools<'a> {
@@ -16,6 +19,22 @@ pub struct Pools<'a> {
     pub v: &'a Tensor,
     /// The slot of each row.
     pub slots: &'a Slots,
+}
+
+impl Pools<'_> {
+    /// Checks that they have the slots of the rows.
+    pub(crate) fn check(&self) -> Result<()> {
+        let needed = self.slots.num_slots();
+        for pool in [self.k, self.v] {
+            if pool.dim(0)? < needed {
+                candle_core::bail!(
+                    "rope-kv-write: {needed} slots do not fit in pool {:?}",
+                    pool.dims()
+                );
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What the values of a layer are; by default heads of their own, as they are.
@@ -79,18 +98,11 @@ pub fn rope_kv_write(
     values: &ValueHeads,
     pools: Pools<'_>,
 ) -> Result<Tensor> {
-    let needed = pools.slots.num_slots();
-    for pool in [pools.k, pools.v] {
-        if pool.dim(0)? < needed {
-            candle_core::bail!(
-                "rope-kv-write: {needed} slots do not fit in pool {:?}",
-                pool.dims()
-            );
-        }
-    }
+    pools.check()?;
     #[cfg(feature = "cuda")]
     if qkv.device().is_cuda() {
-        return cuda::launch(qkv, num_heads, (angles, norms), values, Some(pools));
+        let args = RopeArgs::new(qkv, num_heads, (angles, norms), values, Some(pools))?;
+        return cuda::launch(&args);
     }
     let qkv = &qkv.contiguous()?;
     let qkv = &*values.complete(qkv, num_heads)?;
@@ -116,7 +128,14 @@ pub fn rope_queries(
     let num_heads = q.dim(1)?;
     #[cfg(feature = "cuda")]
     if q.device().is_cuda() {
-        return cuda::launch(q, num_heads, (angles, norms), &ValueHeads::default(), None);
+        let values = ValueHeads::default();
+        return cuda::launch(&RopeArgs::new(
+            q,
+            num_heads,
+            (angles, norms),
+            &values,
+            None,
+        )?);
     }
     let q = q.contiguous()?;
     rope(&q, num_heads, angles, norms)?;
@@ -135,68 +154,146 @@ mod cuda {
 
     type Angles<'a> = Option<(&'a Tensor, &'a Tensor)>;
 
-    /// Launches the kernel. Without pools, all heads are queries.
-    pub fn launch(
-        qkv: &Tensor,
-        num_heads: usize,
-        (angles, norms): (Angles<'_>, Option<&HeadNorms>),
-        values: &ValueHeads,
-        pools: Option<Pools<'_>>,
-    ) -> Result<Tensor> {
-        let (rows, stored, d) = qkv.dims3()?;
-        let kv_heads = kv_heads((num_heads, stored), values.are_keys);
-        let all = num_heads + 2 * kv_heads;
-        let half = pairs(rows, d, angles.map(|(cos, sin)| (cos.dims(), sin.dims())))?;
-        let whole = match norms {
-            // Heads without keys have no norm of keys.
-            Some(norms) if pools.is_none() => norms.q.dims() != [d],
-            Some(norms) => norms.are_whole((num_heads, kv_heads), d)?,
-            None => false,
-        };
-        let norms_rotated = norms.is_some_and(|norms| norms.after_rotation);
-        let of_values = if values.are_keys { 1 } else { 2 };
-        let in_blocks = pools.is_some_and(|pools| pools.k.dtype() == DType::U8);
-        let elements = if in_blocks {
-            q8_blocks::bytes(d)
-        } else {
-            Some(d)
-        };
-        let fits = |pools: &Pools<'_>| {
-            let fits = |pool: &Tensor| {
-                elements.is_some_and(|d| pool.dims().get(1..) == Some(&[kv_heads, d][..]))
+    /// Heads of rows that fit each other, for kernels that rotate them.
+    pub struct RopeArgs<'a> {
+        pub qkv: &'a Tensor,
+        pub rows: usize,
+        pub heads: usize,
+        pub kv_heads: usize,
+        pub head_dim: usize,
+        /// Without pools, all heads are queries.
+        pub pools: Option<Pools<'a>>,
+        half: usize,
+        whole: bool,
+        angles: Angles<'a>,
+        norms: Option<&'a HeadNorms>,
+        values: &'a ValueHeads,
+    }
+
+    impl<'a> RopeArgs<'a> {
+        /// # Errors
+        /// If the shapes or dtypes do not match.
+        pub fn new(
+            qkv: &'a Tensor,
+            num_heads: usize,
+            (angles, norms): (Angles<'a>, Option<&'a HeadNorms>),
+            values: &'a ValueHeads,
+            pools: Option<Pools<'a>>,
+        ) -> Result<Self> {
+            let (rows, stored, d) = qkv.dims3()?;
+            let kv_heads = kv_heads((num_heads, stored), values.are_keys);
+            let half = pairs(rows, d, angles.map(|(cos, sin)| (cos.dims(), sin.dims())))?;
+            let whole = match norms {
+                // Heads without keys have no norm of keys.
+                Some(norms) if pools.is_none() => norms.q.dims() != [d],
+                Some(norms) => norms.are_whole((num_heads, kv_heads), d)?,
+                None => false,
             };
-            pools.slots.len() == rows && fits(pools.k) && fits(pools.v)
-        };
-        if num_heads + of_values * kv_heads != stored
-            || !pools.as_ref().map_or(kv_heads == 0, fits)
-            || (whole && norms_rotated)
-            || (whole && norms.is_some_and(|norms| norms.q.elem_count() != num_heads * d))
-        {
-            candle_core::bail!(
-                "{NAME}: {num_heads} queries in {:?} with {norms:?} do not match {pools:?}",
-                qkv.dims(),
-            );
+            let args = Self {
+                qkv,
+                rows,
+                heads: num_heads,
+                kv_heads,
+                head_dim: d,
+                pools,
+                half,
+                whole,
+                angles,
+                norms,
+                values,
+            };
+            let elements = if args.are_in_blocks() {
+                q8_blocks::bytes(d)
+            } else {
+                Some(d)
+            };
+            let fits = |pools: &Pools<'_>| {
+                let fits = |pool: &Tensor| {
+                    elements.is_some_and(|d| pool.dims().get(1..) == Some(&[kv_heads, d][..]))
+                };
+                pools.slots.len() == rows && fits(pools.k) && fits(pools.v)
+            };
+            let of_values = if values.are_keys { 1 } else { 2 };
+            if num_heads + of_values * kv_heads != stored
+                || !pools.as_ref().map_or(kv_heads == 0, fits)
+                || (whole && args.norms_rotated())
+                || (whole && norms.is_some_and(|norms| norms.q.elem_count() != num_heads * d))
+            {
+                candle_core::bail!(
+                    "{NAME}: {num_heads} queries in {:?} with {norms:?} do not match {pools:?}",
+                    qkv.dims(),
+                );
+            }
+            let dtype = qkv.dtype();
+            let of_pools = if args.are_in_blocks() {
+                DType::U8
+            } else {
+                dtype
+            };
+            let both = pools.iter().flat_map(|pools| [pools.k, pools.v]);
+            gpu::expect_dtype(NAME, of_pools, both)?;
+            let angles = angles.into_iter().flat_map(|(cos, sin)| [cos, sin]);
+            gpu::expect_dtype(NAME, dtype, angles)?;
+            let norms = norms.into_iter().flat_map(|norms| [&norms.q, &norms.k]);
+            gpu::expect_dtype(NAME, dtype, norms)?;
+            Ok(args)
         }
-        let (device, dtype) = (qkv.device().as_cuda_device()?, qkv.dtype());
-        let (cos, sin) = angles.unzip();
-        let angles = cos.into_iter().chain(sin);
-        let both = pools.iter().flat_map(|pools| [pools.k, pools.v]);
-        let (of_pools, form) = if in_blocks {
-            (DType::U8, "q8_0_")
-        } else {
-            (dtype, "")
-        };
-        gpu::expect_dtype(NAME, of_pools, both)?;
-        gpu::expect_dtype(NAME, dtype, angles)?;
-        let (q_norm, k_norm) = (norms.map(|n| &n.q), norms.map(|n| &n.k));
-        gpu::expect_dtype(NAME, dtype, q_norm.into_iter().chain(k_norm))?;
+
+        /// Whether the pools are of blocks.
+        pub fn are_in_blocks(&self) -> bool {
+            self.pools.is_some_and(|pools| pools.k.dtype() == DType::U8)
+        }
+
+        fn norms_rotated(&self) -> bool {
+            self.norms.is_some_and(|norms| norms.after_rotation)
+        }
+
+        /// Adds the first parameters of such kernels: heads, angles, norms and slots. Returns the values from a row to the
+        /// next one, too.
+        ///
+        /// # Errors
+        /// If a tensor is not on the GPU, or not contiguous.
+        pub fn begin<'l>(&self, launch: gpu::Launch<'l>) -> Result<(gpu::Launch<'l>, usize)> {
+            let (cos, sin) = self.angles.unzip();
+            let (q_norm, k_norm) = (self.norms.map(|n| &n.q), self.norms.map(|n| &n.k));
+            let (launch, stride) = launch.rows(self.qkv)?;
+            let launch = launch.optional(cos)?.optional(sin)?;
+            let launch = launch.optional(q_norm)?.optional(k_norm)?;
+            let slots = self.pools.map(|pools| pools.slots.tensor());
+            Ok((launch.optional(slots)?, stride))
+        }
+
+        /// Adds HEAD_PARAMETERS of `rope_kv_write.cuh`.
+        pub fn end<'l>(&self, launch: gpu::Launch<'l>, stride: usize) -> gpu::Launch<'l> {
+            let value_norm = self.values.norm.as_ref();
+            let launch = launch.int(self.half).int(usize::from(self.whole));
+            launch
+                .float(self.norms.map_or(0., |n| n.eps))
+                .int(usize::from(self.norms_rotated()))
+                .int(usize::from(self.values.are_keys))
+                .int(usize::from(value_norm.is_some()))
+                .float(value_norm.map_or(0., |norm| norm.eps))
+                .int(stride)
+        }
+    }
+
+    /// Launches the kernel. Without pools, all heads are queries.
+    pub fn launch(args: &RopeArgs<'_>) -> Result<Tensor> {
+        let &RopeArgs {
+            rows,
+            heads,
+            head_dim: d,
+            pools,
+            ..
+        } = args;
+        let all = heads + 2 * args.kv_heads;
+        let in_blocks = args.are_in_blocks();
+        let (device, dtype) = (args.qkv.device().as_cuda_device()?, args.qkv.dtype());
+        let form = if in_blocks { "q8_0_" } else { "" };
         let kernel = format!("rope_kv_write_{form}{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
-        let q = gpu::output(device, dtype, (rows, num_heads, d))?;
-        let (launch, stride) = kernel.launch().rows(qkv)?;
-        let launch = launch.optional(cos)?.optional(sin)?;
-        let launch = launch.optional(q_norm)?.optional(k_norm)?;
-        let launch = launch.optional(pools.map(|pools| pools.slots.tensor()))?;
+        let q = gpu::output(device, dtype, (rows, heads, d))?;
+        let (launch, stride) = args.begin(kernel.launch())?;
         let mut launch = launch.tensor(&q)?;
         for pool in [pools.map(|pools| pools.k), pools.map(|pools| pools.v)] {
             launch = match pool {
@@ -207,15 +304,8 @@ mod cuda {
                 pool => launch.optional(pool)?,
             };
         }
-        let launch = launch.int(rows).int(num_heads).int(all).int(d);
-        let launch = launch.int(half).int(usize::from(whole));
-        let launch = launch.float(norms.map_or(0., |n| n.eps));
-        let launch = launch
-            .int(usize::from(norms_rotated))
-            .int(usize::from(values.are_keys))
-            .int(usize::from(values.norm.is_some()))
-            .float(values.norm.as_ref().map_or(0., |norm| norm.eps))
-            .int(stride);
+        let launch = launch.int(rows).int(heads).int(all).int(d);
+        let launch = args.end(launch, stride);
         let blocks = (rows * all * 32).div_ceil(THREADS);
         // A head for each warp, before it becomes blocks.
         let shared = if in_blocks {

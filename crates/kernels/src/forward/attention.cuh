@@ -1,7 +1,6 @@
 // The phase of attention: rope and the write of K and V, the attention of chunks, and their merge.
 #pragma once
-#include "../paged_attention/attend.cuh"
-#include "../rope_kv_write.cuh"
+#include "../paged_attention/new_rows.cuh"
 #include "ring.cuh"
 
 // Teams of THREADS threads, each of which takes an item at a time.
@@ -10,49 +9,24 @@ constexpr int TEAMS = COMPUTING / THREADS;
 // Shared memory of a team.
 template <typename T, int D> struct alignas(16) TeamMemory {
     Shared<T, D> attention;
-    // The rotated queries of the item.
-    T queries[MAX_QUERIES * D];
     int is_last;
 };
 
-// Rotates the queries of an item. If keys of this call are in its chunk, rotates and writes all of them before: several
-// teams then write the same values to the same places, and each reads only after it has written.
 template <typename T, int D> struct Team {
-    const Rows<T> &rows;
-    const Heads<T> &heads;
-    T *queries, *k, *v;
-    // The slots of the chunk's keys; rows of a tree have other ones in the chunks after the context.
+    NewRows<T> rows;
+    T *queries;
+    // The slots of the chunk's keys.
     const int *slots;
     int id;
 
     __device__ __forceinline__ int thread() const { return threadIdx.x % THREADS; }
     __device__ __forceinline__ void sync() const { sync_team<THREADS>(2 + id); }
     __device__ __forceinline__ const T *query(const Tile &, int, int i) const { return queries + i * D; }
-
     __device__ __forceinline__ void prepare_keys(const Tile &tile, Item item) const {
-        bool is_new = tile.tree >= 0 && (item.chunk + 1) * CHUNK > tile.context;
-        for (int row = 0; row < rows.rows; row++) {
-            const int slot = rows.slots[row], lane = threadIdx.x % 32;
-            is_new |= slot == slots[lane] || slot == slots[lane + 32];
-        }
-        if (!__any_sync(0xffffffffu, is_new)) {
-            return;
-        }
-        const int kv_heads = heads.kv_heads();
-        for (int i = thread() / 32; i < 2 * rows.rows; i += THREADS / 32) {
-            const int row = i / 2, is_value = i % 2;
-            T *to = (is_value ? v : k) + ((size_t)rows.slots[row] * kv_heads + item.kv_head) * D;
-            heads.write(row, heads.heads + is_value * kv_heads + item.kv_head, to);
-        }
-        sync();
+        rows.write_keys(*this, tile, item, slots);
     }
-
-    __device__ __forceinline__ void prepare_queries(const Tile &tile, Item item) const {
-        const int group = heads.heads / heads.kv_heads();
-        for (int i = thread() / 32; i < tile.rows * group; i += THREADS / 32) {
-            heads.write(tile.first + i / group, item.kv_head * group + i % group, queries + i * D);
-        }
-        sync();
+    __device__ __forceinline__ void prepare_queries(const Tile &tile, Item item, int from, int to) const {
+        rows.template write_queries<D>(*this, tile, item, from, to, queries);
     }
 };
 
@@ -74,7 +48,7 @@ __device__ CALLED void attention_phase(const Plan &plan, const Phase &phase, con
                          phase.half,
                          phase.whole,
                          phase.head_eps};
-    const Team<T, D> team{rows, heads, shared.queries, k, v, shared.attention.slots, id};
+    const Team<T, D> team{{heads, reinterpret_cast<const int *>(rows.slots), rows.rows, k, v}, queries_in(shared.attention), shared.attention.slots, id};
     const Args args{rows.tiles,
                     rows.blocks,
                     rows.trees,

@@ -20,9 +20,8 @@ const TILE_SUMS: usize = 16 * 8;
 const KEPT_SUMS: usize = 4;
 const ROW_PADDING: usize = 16;
 const MAX_NORM_WARPS: usize = 32;
-/// Teams of threads that attend at the same time, and queries that an item has room for.
+/// Teams of threads that attend at the same time.
 const TEAMS: usize = 2;
-const MAX_QUERIES: usize = 32;
 /// With fewer slots of the ring, copies would wait for products.
 const MIN_SLOTS: usize = 2;
 /// Maximum bytes of the partial results of attention.
@@ -146,8 +145,7 @@ impl Plan {
         let size = self.dtype.size_in_bytes();
         let sums = 4 * (KEPT_SUMS * WARPS * TILE_SUMS + MAX_FORWARD_ROWS * MAX_NORM_WARPS);
         let products = sums + rows * (self.hidden + ROW_PADDING) * size;
-        let queries = MAX_QUERIES * self.heads.2 * size;
-        let team = shared_of_attention(self.heads.2, self.dtype) + queries + size_of::<i32>();
+        let team = shared_of_attention(self.heads.2, self.dtype) + size_of::<i32>();
         let phases = products.max(TEAMS * team.next_multiple_of(16));
         let at = (HEAD_BYTES + phases).next_multiple_of(128);
         let slots = self.gpu.1.saturating_sub(at) / (2 * self.half_bytes);

@@ -302,8 +302,9 @@ __device__ __forceinline__ size_t place_of(const Tile &tile, const Args &args, i
 // Computes an item: with SPLIT the partial result of its chunk, otherwise all chunks. `shared` is memory that the
 // threads share. `team` is these threads:
 // - thread(): the number of this one, sync(): waits for all of them;
-// - prepare_keys(tile, item), prepare_queries(tile, item): called by all of them, once, before anything of k and v is
-//   read, and before the queries are;
+// - prepare_keys(tile, item): called by all of them, once, before anything of k and v is read;
+// - prepare_queries(tile, item, from, to): called by all of them before they read these queries of the item. It may use
+//   the memory of `weights` for them, until `shared` gets weights;
 // - query(tile, kv_head, i): the values of the item's i-th query.
 // False: the item has no keys. k and v are Numbers<T>, or Blocks.
 template <typename T, int D, bool SPLIT, bool PADDED = false, typename Team, typename Pool>
@@ -408,11 +409,9 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
                 load(shared.values(), VALUE, v);
             }
         }
-        if (is_begin) {
-            team.prepare_queries(tile, item);
-        }
         // With SPLIT, a second pass is rare, and registers that keep queries for it would leave room for fewer blocks.
         if (SPLIT || is_begin) {
+            team.prepare_queries(tile, item, SPLIT ? from_query : 0, SPLIT ? to_query : queries);
             pair.load(0, own < queries ? team.query(tile, kv_head, own) : nullptr);
             pair.load(1, own + 8 < queries ? team.query(tile, kv_head, own + 8) : nullptr);
         }

@@ -1,6 +1,6 @@
 // Attention over a paged pool, a block for each item.
 #pragma once
-#include "attend.cuh"
+#include "new_rows.cuh"
 
 // Maximum number of pairs of a tile and a K/V head whose chunks have a block each; FULL in cuda.rs.
 constexpr int MAX_PAIRS = 264;
@@ -41,10 +41,28 @@ template <typename T, int D, bool PADDED, typename Pool> struct WholeBlock {
         }
         wait_for_previous();
     }
-    __device__ __forceinline__ void prepare_queries(const Tile &, Item) const {}
+    __device__ __forceinline__ void prepare_queries(const Tile &, Item, int, int) const {}
     __device__ __forceinline__ const T *query(const Tile &tile, int kv_head, int i) const {
         return q + place_of(tile, args, kv_head, i, values_of<D, PADDED>(args));
     }
+};
+
+// A block that also rotates the queries and keys that it needs.
+template <typename T, int D, bool PADDED> struct RotatingBlock {
+    WholeBlock<T, D, PADDED, Numbers<T>> block;
+    NewRows<T> rows;
+    T *queries;
+
+    __device__ __forceinline__ int thread() const { return threadIdx.x; }
+    __device__ __forceinline__ void sync() const { __syncthreads(); }
+    __device__ __forceinline__ void prepare_keys(const Tile &tile, Item item) const {
+        block.prepare_keys(tile, item);
+        rows.write_keys(*this, tile, item, block.slots);
+    }
+    __device__ __forceinline__ void prepare_queries(const Tile &tile, Item item, int from, int to) const {
+        rows.template write_queries<D>(*this, tile, item, from, to, queries);
+    }
+    __device__ __forceinline__ const T *query(const Tile &, int, int i) const { return queries + i * D; }
 };
 
 // Merges the chunks of the item's tile and head, if all others have been computed.
@@ -82,6 +100,23 @@ __device__ void attend_by_blocks(const T *q, const Pool &k, const Pool &v, T *ou
     }
 }
 
+// A block takes a tile, a K/V head and one chunk of rows that are not rotated yet.
+template <typename T, int D, bool PADDED>
+__device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, int rows, T *k, T *v, T *out, const Args &args) {
+    DYNAMIC_SHARED(memory);
+    Shared<T, D> &shared = *reinterpret_cast<Shared<T, D> *>(memory);
+    const Item item = {(int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z};
+    const Numbers<T> keys{k}, values{v};
+    const RotatingBlock<T, D, PADDED> team{{nullptr, keys, values, shared.slots, args},
+                                           {heads, reinterpret_cast<const int *>(slots), rows, k, v},
+                                           queries_in(shared)};
+    if (attend<T, D, true, PADDED>(team, shared, item, keys, values, out, args)) {
+        merge_if_last<T, D, PADDED>(out, args, item);
+    } else {
+        wait_for_previous();
+    }
+}
+
 // Kernels of heads of D values, and kernels of heads of up to D.
 #define ATTEND_PARAMETERS                                                                          \
     const Tile *tiles, const uint32_t *blocks, const uint64_t *trees, float *partials, int heads,  \
@@ -102,7 +137,17 @@ __device__ void attend_by_blocks(const T *q, const Pool &k, const Pool &v, T *ou
         attend_by_blocks<T, D, true, PADDED>(q, Numbers<T>{k}, Numbers<T>{v}, out, ATTEND_ARGS);   \
     }
 
-// The same for pools in blocks.
+// Kernels of few rows that also rotate queries and keys, and write keys and values.
+#define ATTEND_ROTATING_KERNEL(T, NAME, D, PADDED)                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
+        attend_rotating_##NAME(const T *qkv, const T *cos, const T *sin, const T *q_norm,          \
+                               const T *k_norm, const uint32_t *slots, T *k, T *v, T *out,         \
+                               int rows, HEAD_PARAMETERS, ATTEND_PARAMETERS) {                     \
+        const int all = heads + 2 * kv_heads, d = PADDED ? values : D;                             \
+        attend_rotating<T, D, PADDED>(HEADS(T), slots, rows, k, v, out, ATTEND_ARGS);              \
+    }
+
+// Kernels of pools in blocks.
 #define POOLS_IN_BLOCKS                                                                            \
     const int8_t *k, const f16 *k_scales, const int8_t *v, const f16 *v_scales
 #define ATTEND_KERNELS_OF_BLOCKS(T, NAME, D, PADDED)                                               \

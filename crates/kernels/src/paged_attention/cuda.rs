@@ -2,6 +2,7 @@
 
 use super::super::gpu::{self, Launch};
 use super::super::q8_blocks;
+use super::super::rope_kv_write::RopeArgs;
 use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
@@ -21,6 +22,8 @@ const FULL: usize = 264;
 /// Maximum number of floats of partial results: 256 MiB, of the memory that is kept free for libraries.
 const MAX_PARTIALS: usize = 64 << 20;
 
+/// Maximum number of values of a head that blocks that attend also rotate: registers have room for their queries.
+const MAX_ROTATED: usize = 128;
 /// Values of a head that a block of the kernel for prompts sums up, at most.
 const MAX_LONG_VALUES: usize = 256;
 
@@ -137,6 +140,18 @@ struct Args<'a> {
     latent: usize,
 }
 
+/// The floats of partial results, of `summed` values a head, if each chunk of a sequence gets its own block; `None` = there
+/// are enough tiles without that.
+fn split_partials(capacity: TableCapacity, dims: Dims, summed: usize) -> Option<usize> {
+    let TableCapacity {
+        tiles,
+        chunks,
+        rows,
+    } = capacity;
+    let partials = rows * dims.heads * chunks * (summed + 2);
+    (tiles * dims.kv_heads < FULL && partials <= MAX_PARTIALS).then_some(partials)
+}
+
 impl<'a> Args<'a> {
     /// Whether each chunk of a sequence gets its own block, and the arguments with memory for their results. Both ways
     /// have the same bits.
@@ -147,24 +162,19 @@ impl<'a> Args<'a> {
         params: AttentionParams<'a>,
         device: &CudaDevice,
     ) -> Result<(bool, Self)> {
-        let TableCapacity {
-            tiles,
-            chunks,
-            rows,
-        } = tables.capacity;
         let summed = if latent > 0 { latent } else { dims.head_dim };
-        let partials = rows * dims.heads * chunks * (summed + 2);
-        let split = chunks > 1 && tiles * dims.kv_heads < FULL && partials <= MAX_PARTIALS;
-        let floats = if split { partials } else { 1 };
+        let split = split_partials(tables.capacity, dims, summed);
+        let split = split.filter(|_| tables.capacity.chunks > 1);
+        let partials = split.unwrap_or(1);
         let args = Self {
             tables,
-            partials: gpu::scratch(device, floats)?,
+            partials: gpu::scratch(device, partials)?,
             dims,
             block_size: batch.block_size(),
             params,
             latent,
         };
-        Ok((split, args))
+        Ok((split.is_some(), args))
     }
 
     /// Launches the kernel for the tiles of short spans, which has `bytes` bytes of shared memory.
@@ -354,4 +364,62 @@ pub(super) fn launch(
         unsafe { launch.run(grid)? };
     }
     Ok(out)
+}
+
+/// Attention of rows that are not rotated yet, and the write of their keys and values, in one launch; `None` = there is no
+/// such launch. All rows attend.
+pub(crate) fn attend_rotating(
+    rope: &RopeArgs<'_>,
+    batch: &AttentionBatch<'_>,
+    params: AttentionParams<'_>,
+) -> Result<Option<Tensor>> {
+    let (dtype, d, rows) = (rope.qkv.dtype(), rope.head_dim, rope.rows);
+    let dims = Dims {
+        heads: rope.heads,
+        kv_heads: rope.kv_heads,
+        head_dim: d,
+    };
+    let is_16_bits = matches!(dtype, DType::F16 | DType::BF16) && !rope.are_in_blocks();
+    let has_groups = dims.kv_heads > 0 && dims.heads.is_multiple_of(dims.kv_heads);
+    // Each block looks at all rows for those that are among its keys.
+    let is_few = (1..=gpu::FEW_ROWS).contains(&rows) && rows == batch.rows();
+    let kernels = Kernels::of(d, false).filter(|kernels| kernels.width <= MAX_ROTATED);
+    let (Some(kernels), Some(pools), true, true, true) =
+        (kernels, rope.pools, is_16_bits, has_groups, is_few)
+    else {
+        return Ok(None);
+    };
+    if dims.group() > MAX_QUERIES || pools.k.dim(0)? < batch.num_slots() {
+        return Ok(None);
+    }
+    let device = rope.qkv.device().as_cuda_device()?;
+    let tables = tables(batch, rope.qkv.device(), dims.group(), dtype)?;
+    let TableCapacity { tiles, chunks, .. } = tables.capacity;
+    let Some(partials) = split_partials(tables.capacity, dims, d) else {
+        return Ok(None);
+    };
+    if tables.long > 0 || tiles == 0 {
+        return Ok(None);
+    }
+    let args = Args {
+        tables,
+        partials: gpu::scratch(device, partials)?,
+        dims,
+        block_size: batch.block_size(),
+        params,
+        latent: 0,
+    };
+    let exact = ("paged-attention", gpu::PAGED_ATTENTION);
+    let kernel = kernels.load(device, "attend_rotating", exact, dtype)?;
+    let bytes = shared_of_attention(kernels.width, dtype);
+    let kernel = kernel.with_shared(bytes)?;
+    let out = gpu::output(device, dtype, (rows, dims.heads, d))?;
+    let (launch, stride) = rope.begin(kernel.launch())?;
+    let launch = launch.tensor(pools.k)?.tensor(pools.v)?.tensor(&out)?;
+    let launch = args.add_to(rope.end(launch.int(rows), stride))?;
+    let grid = gpu::grid((tiles, dims.kv_heads, chunks), THREADS, bytes);
+    // SAFETY: the arguments match the kernel's parameters. `RopeArgs` and `AttentionBatch` have checked that heads, slots
+    // and blocks are inside the rows and the pools. All work runs in the order of one stream.
+    unsafe { launch.run(grid)? };
+    Ok(Some(out))
 }

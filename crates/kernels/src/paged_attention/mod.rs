@@ -59,7 +59,7 @@ use tracing::trace_span;
 
 pub use batch::AttentionBatch;
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{latent_attention, shared_of_attention, tables};
+pub(crate) use cuda::{attend_rotating, latent_attention, shared_of_attention, tables};
 pub use params::AttentionParams;
 pub use tables::{
     AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD,

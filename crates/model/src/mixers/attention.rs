@@ -1,16 +1,18 @@
 //! Attention over K and V of heads, which a paged pool keeps.
 
 use super::mixer::{AttentionParts, Mixer, MixerLayer, MixerParts, MixerRows};
+use crate::layers::inputs::Angles;
 use crate::layers::linear::Linear;
 use crate::layers::rope::halves_from_pairs;
+use crate::layers::step::Step;
 use crate::spec::{KvSource, LayerSpec, QkNorm, RopeRows};
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvHeads;
 use foretoken_kernels::{
-    AttentionParams, HeadNorms, Pools, ValueHeads, ValueNorm, paged_attention, rope_kv_write,
-    rope_queries, sigmoid_gate,
+    AttentionParams, HeadNorms, Pools, ValueHeads, ValueNorm, paged_attention, rope_attention,
+    rope_kv_write, rope_queries, sigmoid_gate,
 };
 
 /// What attention has besides its products.
@@ -72,45 +74,78 @@ impl Attention {
         parts.layer(weights, (in_proj, mixer), out_proj)
     }
 
-    /// Writes K and V of all rows; returns the queries, `[rows, num_heads, head_dim]`, and their gates, if there are
-    /// any, `[rows, num_heads * head_dim]`.
-    fn write(&self, rows: &MixerRows<'_>) -> Result<(Tensor, Option<Tensor>)> {
-        let (k, v) = rows.pool.tokens()?;
-        let (products, step) = (&rows.products, rows.step);
-        let heads = step.config.num_heads;
+    /// The heads of all rows, `[rows, heads, head_dim]`, and the gates of the queries, if there are any,
+    /// `[rows, num_heads * head_dim]`.
+    fn heads(&self, rows: &MixerRows<'_>) -> Result<(Tensor, Option<Tensor>)> {
+        let (products, heads) = (&rows.products, rows.step.config.num_heads);
         let dim = self.kv_heads.dim;
         let gates = if self.spec.has_gate { heads } else { 0 };
         let all = products.reshape((products.dim(0)?, (), dim))?;
         let qkv = all.narrow(1, gates, all.dim(1)? - gates)?;
         let gate = (gates > 0).then(|| products.narrow(1, 0, gates * dim));
-        let pools = Pools {
-            k,
-            v,
-            slots: step.slots,
-        };
-        let own_angles = self.rope.map(|rope| &step.angles[rope]);
+        Ok((qkv, gate.transpose()?))
+    }
+
+    /// The angles of the rows, if there is a position embedding.
+    fn angles<'a>(&self, step: &'a Step<'_>) -> Option<&'a Angles> {
+        self.rope.map(|rope| &step.angles[rope])
+    }
+
+    /// Writes K and V of all rows, whose heads are `qkv`; returns the queries, `[rows, num_heads, head_dim]`.
+    fn write(&self, qkv: &Tensor, rows: &MixerRows<'_>) -> Result<Tensor> {
+        let heads = rows.step.config.num_heads;
+        let own_angles = self.angles(rows.step);
         let angles = own_angles.map(|angles| (&angles.cos, &angles.sin));
         let norms = self.head_norms.as_ref();
         let q = match self.spec.kv {
-            KvSource::Layer(_) => rope_queries(&qkv, angles, norms)?,
+            KvSource::Layer(_) => rope_queries(qkv, angles, norms)?,
             KvSource::Own | KvSource::Keys => {
-                rope_kv_write(&qkv, heads, angles, norms, &self.values, pools)?
+                let pools = pools(rows)?;
+                rope_kv_write(qkv, heads, angles, norms, &self.values, pools)?
             }
         };
         match own_angles.and_then(|rope| rope.query_scale.as_ref()) {
-            Some(scale) => Ok((q.broadcast_mul(scale)?, gate.transpose()?)),
-            None => Ok((q, gate.transpose()?)),
+            Some(scale) => Ok(q.broadcast_mul(scale)?),
+            None => Ok(q),
         }
     }
+
+    /// What the rows that attend read of K and V. Writes those of all rows, whose heads are `qkv`.
+    fn attend_to(&self, qkv: &Tensor, rows: &MixerRows<'_>) -> Result<Tensor> {
+        let step = rows.step;
+        let params = params(&self.spec, self.sinks.as_ref());
+        let own_angles = self.angles(step);
+        let is_scaled = own_angles.is_some_and(|angles| angles.query_scale.is_some());
+        let all_attend = step.attending.is_none() && rows.attending == qkv.dim(0)?;
+        if matches!(self.spec.kv, KvSource::Layer(_)) || is_scaled || !all_attend {
+            let q = rows.pick(&self.write(qkv, rows)?)?;
+            let (k, v) = rows.pool.tokens()?;
+            return Ok(paged_attention(&q, k, v, step.spans, params)?);
+        }
+        let angles = own_angles.map(|angles| (&angles.cos, &angles.sin));
+        Ok(rope_attention(
+            qkv,
+            step.config.num_heads,
+            (angles, self.head_norms.as_ref()),
+            &self.values,
+            pools(rows)?,
+            step.spans,
+            params,
+        )?)
+    }
+}
+
+/// Where K and V of rows go.
+fn pools<'a>(rows: &MixerRows<'a>) -> Result<Pools<'a>> {
+    let (k, v) = rows.pool.tokens()?;
+    let slots = rows.step.slots;
+    Ok(Pools { k, v, slots })
 }
 
 impl Mixer for Attention {
     fn attend(&self, rows: &MixerRows<'_>) -> Result<Tensor> {
-        let (q, gate) = self.write(rows)?;
-        let (k_pool, v_pool) = rows.pool.tokens()?;
-        let params = params(&self.spec, self.sinks.as_ref());
-        let y = paged_attention(&rows.pick(&q)?, k_pool, v_pool, rows.step.spans, params)?;
-        let y = y.flatten_from(1)?;
+        let (qkv, gate) = self.heads(rows)?;
+        let y = self.attend_to(&qkv, rows)?.flatten_from(1)?;
         Ok(match gate {
             None => y,
             Some(gate) => sigmoid_gate(&rows.pick(&gate)?, &y)?,
@@ -118,7 +153,8 @@ impl Mixer for Attention {
     }
 
     fn write_kv(&self, rows: &MixerRows<'_>) -> Result<()> {
-        self.write(rows).map(drop)
+        let (qkv, _) = self.heads(rows)?;
+        self.write(&qkv, rows).map(drop)
     }
 
     fn attention(&self) -> Option<AttentionParts<'_>> {
