@@ -1,8 +1,10 @@
 //! How many kernels a layer of a recorded step launches.
 
+use super::quantized::{noise, weight};
 use super::{Log, gpu, logits, model_by, shape, tokens};
-use candle_core::DType;
-use foretoken::kernels::quant::BlockType;
+use candle_core::{DType, Error};
+use foretoken::kernels::graph::Recorder;
+use foretoken::kernels::quant::{BlockType, matmul_quantized};
 use foretoken::model::LoadOptions;
 use std::path::Path;
 
@@ -49,6 +51,24 @@ fn a_layer_of_a_few_rows_has_seven_launches() {
         for rows in [1, 9] {
             let count = of(512, quantize, rows);
             assert_eq!(count, 7, "{quantize:?}, {rows} rows");
+        }
+    }
+}
+
+/// q, k and v of files in `Q4_K_M` and `Q5_K_M`, whose v is in `Q6_K` in half of the layers.
+#[test]
+fn products_of_weights_of_two_formats_have_one_launch() {
+    let gpu = gpu();
+    for kind in [BlockType::Q4K, BlockType::Q5K] {
+        let parts = [(kind, 64), (kind, 32), (BlockType::Q6K, 32)];
+        let parts = parts.map(|(kind, outputs)| weight(kind, (outputs, 256), &gpu).0);
+        let weights: Vec<_> = parts.iter().collect();
+        for rows in [1, 8, 16] {
+            let x = noise(rows, 256, DType::BF16, &gpu);
+            let work = || matmul_quantized(&weights, &x, false).map(drop);
+            // SAFETY: it is not replayed.
+            let graph = unsafe { Recorder::default().record::<Error>(&gpu, work) };
+            assert_eq!(graph.unwrap().nodes().unwrap(), 1, "{kind}, {rows} rows");
         }
     }
 }

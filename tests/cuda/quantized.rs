@@ -178,8 +178,12 @@ fn outputs_of_several_weights_are_side_by_side() {
         weight(BlockType::Q4K, (70, 256), &gpu),
         weight(BlockType::Q4K, (5, 256), &gpu),
         weight(BlockType::Q4K, (33, 256), &gpu),
+        // So do some of two formats.
         weight(BlockType::Q6K, (16, 256), &gpu),
         weight(BlockType::Q8_0, (7, 256), &gpu),
+        weight(BlockType::Q5K, (30, 256), &gpu),
+        weight(BlockType::Q6K, (48, 256), &gpu),
+        weight(BlockType::Q6K, (20, 256), &gpu),
     ];
     let weights: Vec<_> = parts.iter().map(|(weight, _)| weight).collect();
     for rows in [3, 12, 70, 300] {

@@ -1,5 +1,6 @@
 // Our kernels for quantized weights, for the emulated GPU.
 #include "quant/cuda/f8e4m3.cu"
+#include "quant/cuda/mixed.cu"
 #include "quant/cuda/q4_0.cu"
 #include "quant/cuda/q4_1.cu"
 #include "quant/cuda/q4_k.cu"
@@ -28,6 +29,10 @@ namespace {
     ADD(experts_##F##_8_##T)                                                                       \
     ADD(experts_##F##_16_##T)                                                                      \
     ADD(experts_##F##_large_##T)
+#define ADD_MIXED(F, T)                                                                            \
+    ADD(product_##F##_1_8_##T)                                                                     \
+    ADD(product_##F##_1_16_##T)                                                                    \
+    ADD(product_##F##_2_16_##T)
 #define ADD_FORMAT(F)                                                                              \
     ADD_PRODUCTS(F, f16)                                                                           \
     ADD_PRODUCTS(F, bf16)                                                                          \
@@ -44,6 +49,10 @@ namespace {
     ADD_FORMAT(q5_k)
     ADD_FORMAT(q6_k)
     ADD_FORMAT(q8_0)
+    ADD_MIXED(q4_k_q6_k, f16)
+    ADD_MIXED(q4_k_q6_k, bf16)
+    ADD_MIXED(q5_k_q6_k, f16)
+    ADD_MIXED(q5_k_q6_k, bf16)
     return true;
 }();
 

@@ -10,13 +10,18 @@ use std::ops::Range;
 /// Units per block that dequantizes.
 const DEQUANTIZING_WARPS: usize = 8;
 
+/// The format of a weight in the names of kernels.
+fn format(matrix: &DeviceQuantMatrix) -> String {
+    matrix.kind().to_string().to_ascii_lowercase()
+}
+
 /// The kernel `before_FORMAT_after` of the format of `matrix`.
 fn kernel(
     device: &CudaDevice,
     matrix: &DeviceQuantMatrix,
     [before, after]: [&str; 2],
 ) -> Result<gpu::Kernel> {
-    let format = matrix.kind().to_string().to_ascii_lowercase();
+    let format = format(matrix);
     let name = format!("{before}_{format}_{after}");
     gpu::function(device, &format, matrix.layout.format.ptx, &name)
 }
@@ -24,8 +29,29 @@ fn kernel(
 /// Weights of a launch, at most; as in `product.cuh`.
 const MAX_WEIGHTS: usize = 3;
 
-/// See [`matmul_quantized`](super::matmul_quantized); inputs match. Consecutive weights of the same format share a
-/// launch.
+/// Formats whose weights may share a launch, if those of the first come first: of q, k and v in common files.
+const MIXED: [[&str; 2]; 2] = [["q4_k", "q6_k"], ["q5_k", "q6_k"]];
+
+/// Whether these weights may share a launch for `rows` rows: all have the same number of warps, and one format or two that
+/// have kernels together.
+fn may_share(weights: &[&DeviceQuantMatrix], rows: usize) -> bool {
+    let runs: Vec<_> = weights.chunk_by(|a, b| a.kind() == b.kind()).collect();
+    let outputs = weights.iter().map(|weight| weight.outputs);
+    let has_same_warps = outputs
+        .clone()
+        .all(|n| gpu::warps(n) == gpu::warps(weights[0].outputs));
+    let has_kernels = match runs[..] {
+        [_] => true,
+        [first, second] => {
+            let formats = [first, second].map(|run| format(run[0]));
+            MIXED.iter().any(|two| formats == *two) && Shape::of(rows, outputs).is_none()
+        }
+        _ => false,
+    };
+    weights.len() <= MAX_WEIGHTS && has_same_warps && has_kernels
+}
+
+/// See [`matmul_quantized`](super::matmul_quantized); inputs match. Consecutive weights share a launch if they can.
 pub(super) fn product(weights: &[&DeviceQuantMatrix], x: &Tensor) -> Result<Tensor> {
     let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
     let rows = x.dim(0)?;
@@ -34,20 +60,19 @@ pub(super) fn product(weights: &[&DeviceQuantMatrix], x: &Tensor) -> Result<Tens
         candle_core::bail!("quant-matmul: no kernel for {x:?}");
     }
     let y = gpu::output(device, dtype, (rows, width))?;
-    let mut column = 0;
-    let like = |a: &&DeviceQuantMatrix, b: &&DeviceQuantMatrix| {
-        a.kind() == b.kind() && gpu::warps(a.outputs) == gpu::warps(b.outputs)
-    };
-    let runs = weights.chunk_by(like);
-    for weights in runs.flat_map(|run| run.chunks(MAX_WEIGHTS)) {
-        launch_product(device, weights, x, (&y, width, column))?;
-        column += weights.iter().map(|w| w.outputs).sum::<usize>();
+    let (mut column, mut left) = (0, weights);
+    while !left.is_empty() {
+        let may_share = |count: &usize| may_share(&left[..*count], rows);
+        let count = (2..=left.len()).take_while(may_share).last().unwrap_or(1);
+        let (now, later) = left.split_at(count);
+        launch_product(device, now, x, (&y, width, column))?;
+        column += now.iter().map(|w| w.outputs).sum::<usize>();
+        left = later;
     }
     Ok(y)
 }
 
-/// Launches the product with up to [`MAX_WEIGHTS`] weights of one format and number of warps, whose outputs begin at
-/// `column` of `y`, `[rows, width]`.
+/// Launches the product with weights that [`may_share`] a launch, whose outputs begin at `column` of `y`, `[rows, width]`.
 fn launch_product(
     device: &CudaDevice,
     weights: &[&DeviceQuantMatrix],
@@ -56,9 +81,16 @@ fn launch_product(
 ) -> Result<()> {
     let (rows, first) = (x.dim(0)?, weights[0]);
     let outputs = weights.iter().map(|weight| weight.outputs);
+    let of_first = weights.iter().take_while(|w| w.kind() == first.kind());
+    let (count, second) = of_first.fold((0, column), |(n, at), w| (n + 1, at + w.outputs));
+    let other = weights.get(count);
     let of_kind = |kind: &str| {
         let after = format!("{kind}_{}", gpu::suffix(x.dtype()));
-        kernel(device, first, ["product", &after])
+        let Some(other) = other else {
+            return kernel(device, first, ["product", &after]);
+        };
+        let name = format!("product_{}_{}_{after}", format(first), format(other));
+        gpu::function(device, "mixed", gpu::MIXED, &name)
     };
     let shape = Shape::of(rows, outputs.clone());
     let (kernel, grid) = if let Some(shape) = &shape {
@@ -80,6 +112,8 @@ fn launch_product(
     let mut launch = launch.int(width).int(column);
     if shape.is_some() {
         launch = launch.int(gpu::warps(first.outputs));
+    } else if other.is_some() {
+        launch = launch.int(second);
     }
     // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes.
     unsafe { launch.run(grid) }

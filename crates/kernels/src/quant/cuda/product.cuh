@@ -208,25 +208,32 @@ __device__ __forceinline__ void multiply_strip(float (&sums)[TILES][4], unsigned
     wait_for_copies<0>();
 }
 
-// x: [rows, inputs]; y: [rows, width], of which the outputs of these weights begin at `column`; for up to 8 * TILES rows.
+// The outputs of a strip of a weight: x is [rows, inputs], y is [rows, width]; for up to 8 * TILES rows. `rings` has a ring
+// for each of WARPS warps.
 template <typename F, typename T, int TILES, int WARPS>
-__device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column) {
+__device__ __forceinline__ void product_of_strip(unsigned char *rings, const BlockOfWeight &weight, const T *x, T *y, int inputs,
+                                                 int rows, int width) {
     constexpr int BYTES = WarpRing<F, WARPS>::BYTES;
-    __shared__ __align__(16) unsigned char rings[WARPS][BYTES];
-    const int warp = threadIdx.x / 32;
-    const BlockOfWeight weight = BlockOfWeight::of<1>(weights, column);
+    const int warp = threadIdx.x / 32, first = weight.first_strip * OUTPUTS;
+    unsigned char *ring = rings + warp * BYTES;
     float sums[TILES][4];
-    multiply_strip<F, T, TILES, WARPS>(sums, rings[warp], weight, x, inputs, rows, warp);
-    const auto sums_of = [&](int warp) { return reinterpret_cast<float *>(rings[warp]); };
+    multiply_strip<F, T, TILES, WARPS>(sums, ring, weight, x, inputs, rows, warp);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         // A warp overwrites its own part of the ring, or what everybody has added.
         __syncthreads();
-        const int first = weight.first_strip * OUTPUTS;
-        store_tile<T, WARPS>(sums[t], sums_of(warp), sums_of(0), BYTES / sizeof(float),
-                             y + (size_t)8 * t * width + weight.column + first, width, rows - 8 * t,
+        store_tile<T, WARPS>(sums[t], reinterpret_cast<float *>(ring), reinterpret_cast<float *>(rings),
+                             BYTES / sizeof(float), y + (size_t)8 * t * width + weight.column + first, width, rows - 8 * t,
                              weight.outputs - first);
     }
+}
+
+// y: [rows, width], of which the outputs of these weights begin at `column`.
+template <typename F, typename T, int TILES, int WARPS>
+__device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column) {
+    __shared__ __align__(16) unsigned char rings[WARPS * WarpRing<F, WARPS>::BYTES];
+    const BlockOfWeight weight = BlockOfWeight::of<1>(weights, column);
+    product_of_strip<F, T, TILES, WARPS>(rings, weight, x, y, inputs, rows, width);
 }
 
 // activation(gate) * up of weights [outputs, inputs]; y: [rows, outputs].
