@@ -21,6 +21,7 @@ use crate::engine::{EngineOptions, SpecLimits};
 use crate::error::{Error, Result};
 use crate::generate;
 use crate::gguf::EMBEDDED;
+use crate::gpus::Gpu;
 use crate::kernels::quant::BlockType;
 use crate::model::{Pooling, only_gguf};
 use crate::train;
@@ -85,6 +86,8 @@ pub struct Config {
     pub reranker: bool,
     /// How weights are loaded, and on which device.
     pub load: LoadFlags,
+    /// The GPU of another machine that `check` plans for, instead of for the device.
+    pub gpu: Option<&'static Gpu>,
     /// The default sampling parameters of requests.
     pub generation: GenerationFlags,
     /// The drafter; `None` = plain decoding.
@@ -239,7 +242,14 @@ impl Command {
                     args: flags(args),
                     ..check
                 };
-                Self::Check(options.validate()?, check)
+                let mut config = options.validate()?;
+                if check.gpu.is_some() && config.load.device == "cpu" {
+                    return Err(Error::setup(
+                        "--gpu plans for a GPU, and --device cpu for the CPU: leave one out",
+                    ));
+                }
+                config.gpu = check.gpu;
+                Self::Check(config, check)
             }
             Some(CliCommand::Chat { chat, options }) => {
                 Self::Chat(chat::partner(*options, args)?, chat)
@@ -304,6 +314,7 @@ impl CommonOptions {
             pooling: self.pooling,
             reranker: self.reranker,
             load: self.load,
+            gpu: None,
             generation: self.generation,
             drafter,
             prefers_mtp: self.speculation.is_unchosen(),

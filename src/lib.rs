@@ -28,6 +28,8 @@ pub mod convert;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod generate;
+#[doc(hidden)]
+pub mod gpus;
 #[cfg(feature = "otel")]
 pub mod otel;
 #[cfg(not(feature = "otel"))]

@@ -1,20 +1,23 @@
 //! Loads the adapters that the flags name.
 
-use super::memory;
+use super::memory::{self, DeviceMemory};
 use crate::config::{Config, LoraOptions};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
-use crate::kernels;
 use crate::model::{LoadedModel, LoraTarget};
 use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 
-/// The adapters of a server of `target`; `None` = it has none.
+/// The adapters of a server of `target`, in the memory of `gpu` or, on a CPU, of this machine; `None` = it has none.
 ///
 /// # Errors
 /// `Setup`, in one line that names the adapter: it is missing, broken or not supported.
-pub fn load(config: &Config, target: &dyn LoadedModel) -> Result<Option<Adapters>> {
+pub fn load(
+    config: &Config,
+    target: &dyn LoadedModel,
+    gpu: Option<&DeviceMemory>,
+) -> Result<Option<Adapters>> {
     let Some(lora) = &config.lora else {
         return Ok(None);
     };
@@ -23,8 +26,8 @@ pub fn load(config: &Config, target: &dyn LoadedModel) -> Result<Option<Adapters
         Error::setup(what)
     })?;
     let most = max_bytes(lora, found);
-    let (memory, owner) = match kernels::device_memory(target.device()).map_err(Error::setup)? {
-        Some((_, total)) => (total, "the GPU"),
+    let (memory, owner) = match gpu {
+        Some(gpu) => (gpu.total(), "the GPU"),
         None => (memory::total_memory(), "this machine"),
     };
     if lora.limits.may_update && most > memory {

@@ -3,8 +3,10 @@
 use super::adapters::AdapterReport;
 use super::candidates;
 use super::checkpoint::Reading;
+use super::decode::Decode;
 use super::defaults;
 use super::drafts::Candidate;
+use super::gpu_report::GpuReport;
 use super::head_counts::HeadCounts;
 use super::known::{KnownDraft, quoted};
 use super::memory;
@@ -13,10 +15,7 @@ use crate::config::{CheckOptions, Config, DrafterChoice};
 use crate::console;
 use crate::error::{Error, Result};
 use crate::gguf::GgufSource;
-use crate::kernels;
-use crate::model::{
-    Inventory, LayerSpec, LoadFormat, LoadedModel, ModelSource, TensorEntry, known,
-};
+use crate::model::{LoadFormat, ModelSource, TensorEntry, known};
 use crate::text::Text;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -77,6 +76,9 @@ struct Report {
     kv_cache_bytes: u64,
     memory_bytes: u64,
     free_memory_bytes: u64,
+    /// The GPU of `--gpu`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<GpuReport>,
     decode: Option<Decode>,
     /// The adapters of `--lora-modules`.
     adapters: Vec<AdapterReport>,
@@ -92,15 +94,6 @@ struct Report {
     drafts: Vec<Candidate>,
     /// The command that serves the model as it was checked, with the best drafter that is known here.
     command: String,
-}
-
-/// An estimate of the speed of plain decoding: each token reads the weights once.
-#[derive(Debug, Serialize)]
-struct Decode {
-    /// Measured, in bytes a second.
-    memory_bandwidth: f64,
-    weights_bytes_per_token: u64,
-    tokens_per_second: f64,
 }
 
 /// Checks the model and prints what it is, or why it cannot be served.
@@ -136,37 +129,6 @@ fn report(config: &Config, options: &CheckOptions) -> Result<Report> {
     Ok(Report::of(&plan, text, &options.args))
 }
 
-/// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer,
-/// too, of which it needs one row, nor those of other experts than its own.
-fn bytes_per_token(model: &dyn LoadedModel, inventory: &Inventory) -> u64 {
-    let is_tied = model.config().tie_word_embeddings;
-    // All layers that have experts have the same number.
-    let mut layers = model.config().spec.layers.iter();
-    let experts = layers.find_map(LayerSpec::experts);
-    inventory.sum(|entry| {
-        let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
-        match experts {
-            _ if is_looked_up => 0,
-            Some(experts) if entry.is_of_experts() => {
-                entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
-            }
-            _ => entry.loaded_bytes,
-        }
-    })
-}
-
-impl Decode {
-    /// The bandwidth is measured now.
-    fn estimate(weights_bytes_per_token: u64) -> Self {
-        let memory_bandwidth = kernels::read_bandwidth();
-        Self {
-            memory_bandwidth,
-            weights_bytes_per_token,
-            tokens_per_second: memory_bandwidth / weights_bytes_per_token.max(1) as f64,
-        }
-    }
-}
-
 impl Report {
     /// Describes `plan`, which `args` ask for, with the model's tokenizer.
     fn of(plan: &Plan, text: &Text, args: &[String]) -> Self {
@@ -179,7 +141,15 @@ impl Report {
         // Otherwise the shapes are those of `config.json`.
         let is_known = is_remote || options.format != LoadFormat::Dummy;
         let shape = model.config();
-        let estimate = || Decode::estimate(bytes_per_token(model, inventory));
+        let estimate = || match config.gpu {
+            Some(gpu) => Some(Decode::on(gpu, model, inventory)),
+            None => (!plan.is_on_gpu()).then(|| Decode::here(model, inventory)),
+        };
+        let all_pools = cache.per_token.iter().sum::<usize>() * cache.tokens;
+        let gpu = config.gpu.zip(plan.memory.as_ref());
+        let gpu = gpu.map(|(gpu, memory)| {
+            GpuReport::of(gpu, config.gpu_memory_utilization, memory, all_pools as u64)
+        });
         let mut drafts = plan
             .drafts
             .iter()
@@ -246,7 +216,8 @@ impl Report {
             kv_cache_bytes: (per_token * cache.tokens) as u64,
             memory_bytes: memory::total_memory(),
             free_memory_bytes: memory::free_memory(),
-            decode: (plan.device.is_cpu() && model.generates()).then(estimate),
+            gpu,
+            decode: model.generates().then(estimate).flatten(),
             draft,
             draft_refused: plan.draft_refused.clone(),
             command: command(args, best),
@@ -291,9 +262,16 @@ fn best_draft<'a>(
 
 /// The command that serves what `check` was asked about with `args`, with a `draft` if they have none.
 fn command(args: &[String], draft: Option<&str>) -> String {
-    let args = args.iter().filter(|arg| *arg != "--json");
     let mut words: Vec<String> = ["foretoken", "serve"].map(str::to_owned).to_vec();
-    words.extend(args.map(|arg| quoted(arg)));
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => {}
+            "--gpu" => drop(args.next()),
+            other if other.starts_with("--gpu=") => {}
+            other => words.push(quoted(other)),
+        }
+    }
     if let Some(draft) = draft {
         words.extend(["--draft-model".to_owned(), quoted(draft)]);
     }
@@ -405,20 +383,22 @@ impl fmt::Display for Report {
             self.kv_cache_tokens
         )?;
         row("KV cache", cache)?;
-        let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
-        row("memory here", format!("{total}, {free} free"))?;
+        match &self.gpu {
+            Some(gpu) => {
+                (gpu.rows(size).into_iter()).try_for_each(|(name, value)| row(name, value))?
+            }
+            None => {
+                let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
+                row("memory here", format!("{total}, {free} free"))?;
+            }
+        }
         if !self.generates {
             row("texts", "none: it has no output layer".into())?;
             return row("serve it", self.command.clone());
         }
         let decode = match &self.decode {
-            Some(decode) => format!(
-                "about {:.0} tokens/s without drafts: an estimate, from {}/s of memory bandwidth and {} a token",
-                decode.tokens_per_second,
-                size(decode.memory_bandwidth as u64),
-                size(decode.weights_bytes_per_token)
-            ),
-            None => "not estimated for a GPU".into(),
+            Some(decode) => decode.text(size),
+            None => "not estimated for this GPU: --gpu NAME estimates it".into(),
         };
         row("decode", decode)?;
         if let Some(draft) = &self.draft {
@@ -452,6 +432,9 @@ mod tests {
             command(&args("qwen3:4b --json --max-model-len 4096"), Some("o/h")),
             "foretoken serve qwen3:4b --max-model-len 4096 --draft-model o/h"
         );
+        for gpu in ["--gpu h100 m", "m --gpu=h100 --json"] {
+            assert_eq!(command(&args(gpu), None), "foretoken serve m");
+        }
         assert_eq!(command(&[], None), "foretoken serve");
         let spaced = ["my models/a.gguf".to_owned()];
         assert_eq!(command(&spaced, None), "foretoken serve 'my models/a.gguf'");

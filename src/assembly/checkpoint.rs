@@ -1,6 +1,6 @@
 //! The checkpoints of target and draft, which are read whole or by their headers.
 
-use crate::config::{Config, Dtype, LoadFlags, ModelChoice};
+use crate::config::{Config, Dtype, ModelChoice};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::model::{
@@ -184,7 +184,8 @@ impl Target {
 }
 
 /// The options with which the flags load a target.
-pub fn load_options(flags: &LoadFlags, device: &Device) -> LoadOptions {
+pub fn load_options(config: &Config, device: &Device) -> LoadOptions {
+    let flags = &config.load;
     LoadOptions {
         dtype: match flags.dtype {
             Dtype::Auto => None,
@@ -194,6 +195,7 @@ pub fn load_options(flags: &LoadFlags, device: &Device) -> LoadOptions {
         },
         kv_cache_dtype: flags.kv_cache_dtype,
         device: device.clone(),
+        for_gpu: config.gpu.is_some(),
         format: flags.load_format,
         seed: flags.seed,
         enforce_eager: flags.enforce_eager,
@@ -207,7 +209,7 @@ pub fn load_options(flags: &LoadFlags, device: &Device) -> LoadOptions {
 
 /// The options with which the flags load a draft.
 pub fn draft_options(config: &Config, device: &Device) -> LoadOptions {
-    let options = load_options(&config.load, device);
+    let options = load_options(config, device);
     LoadOptions {
         quantize: config.draft_quantize.or(options.quantize),
         ..options

@@ -2,6 +2,7 @@
 
 use crate::config::{Config, KvBudget};
 use crate::error::{Error, Result};
+use crate::gpus::Gpu;
 use crate::kernels;
 use crate::model::{Model, ModelInfo};
 use crate::spec::max_state_copies;
@@ -13,6 +14,11 @@ use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 const MAX_CPU_KV_BYTES: u64 = 2 << 30;
 /// Bytes that libraries reserve on a GPU, and kernels for partial results.
 const LIBRARY_BYTES: u64 = 512 << 20;
+/// Bytes that a GPU which is not here is taken to have in use before a model is loaded: what the driver keeps, and a
+/// context.
+const CONTEXT_BYTES: u64 = 1 << 30;
+/// The entry of what was in use before a model is loaded.
+const OTHERS: &str = "CUDA, other programs";
 
 /// The KV pools of target and draft.
 #[derive(Debug)]
@@ -63,8 +69,13 @@ pub fn cache(
         .kv
         .blocks(config.block_size, &per_token, wanted, room)?;
     let tokens = check_cache(blocks, config, &per_token, gpu.is_none())?;
-    let memory = gpu.map_or_else(total_memory, |budget| budget.total);
     let cache = tokens * per_token.iter().sum::<usize>();
+    let memory = gpu
+        .as_ref()
+        .map_or_else(total_memory, |budget| budget.total);
+    if let Some(budget) = gpu {
+        budget.check(cache as u64, config)?;
+    }
     check_states(config, (per_state, states), cache, memory)?;
     if tokens < longest && config.engine.max_model_len.is_some() {
         let remedy = remedy(config);
@@ -257,12 +268,20 @@ impl DeviceMemory {
                 total,
                 parts: Vec::new(),
             });
-        Self::note(&mut budget, "CUDA, other programs", device, 0)?;
+        Self::note(&mut budget, OTHERS, device, 0)?;
         Ok(budget)
     }
 
+    /// Starts with the memory that is taken to be in use of a GPU of another machine.
+    pub fn of_other(gpu: &Gpu) -> Self {
+        Self {
+            total: gpu.memory_bytes(),
+            parts: vec![(OTHERS.into(), CONTEXT_BYTES)],
+        }
+    }
+
     /// Adds the memory that came into use since the last entry, as `name`; `expected` bytes if they are still to be
-    /// loaded.
+    /// loaded, as they always are on a GPU of another machine.
     ///
     /// # Errors
     /// The driver does not report its memory.
@@ -272,19 +291,28 @@ impl DeviceMemory {
         device: &Device,
         expected: u64,
     ) -> Result<()> {
-        if let (Some(budget), Some((free, total))) = (
-            budget,
-            kernels::device_memory(device).map_err(Error::setup)?,
-        ) {
-            let grown = (total - free).saturating_sub(budget.sum());
-            budget.add(name, grown.max(expected));
-        }
+        let Some(budget) = budget else {
+            return Ok(());
+        };
+        let read = kernels::device_memory(device).map_err(Error::setup)?;
+        let grown = read.map(|(free, total)| (total - free).saturating_sub(budget.sum()));
+        budget.add(name, grown.unwrap_or_default().max(expected));
         Ok(())
     }
 
     /// Adds a part that takes `bytes`.
     fn add(&mut self, name: impl Into<String>, bytes: u64) {
         self.parts.push((name.into(), bytes));
+    }
+
+    /// Bytes that the GPU has.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Names and bytes of the uses.
+    pub fn parts(&self) -> &[(String, u64)] {
+        &self.parts
     }
 
     fn sum(&self) -> u64 {
@@ -299,10 +327,25 @@ impl DeviceMemory {
             return Err(Error::setup(format!(
                 "nothing is left for the KV cache within --gpu-memory-utilization {}: {}",
                 config.gpu_memory_utilization,
-                self.to_string().replace('\n', ";")
+                self.in_one_line()
             )));
         }
         Ok(left)
+    }
+
+    /// Checks that there is room for a KV cache of so many bytes, whose size a flag may set.
+    fn check(&self, cache: u64, config: &Config) -> Result<()> {
+        if config.kv == KvBudget::Default || self.sum().saturating_add(cache) <= self.total {
+            return Ok(());
+        }
+        Err(Error::setup(format!(
+            "the GPU has no room for a KV cache of {cache} bytes: lower --num-blocks or --kv-cache-memory: {}",
+            self.in_one_line()
+        )))
+    }
+
+    fn in_one_line(&self) -> String {
+        self.to_string().replace('\n', ";")
     }
 }
 

@@ -22,6 +22,7 @@ use candle_core::Device;
 pub struct Plan {
     /// The flags, with the drafter that the files decide for.
     pub config: Config,
+    /// The device that computes; the CPU if the plan is for a GPU of another machine.
     pub device: Device,
     pub target: Target,
     /// How texts are embedded; `None` = they are not embedded.
@@ -57,11 +58,16 @@ impl Plan {
     /// # Errors
     /// `Setup`, in one line: a flag is wrong, a file is missing or not supported, or there is too little memory.
     pub fn of(config: &Config, reading: Reading) -> Result<Self> {
-        let device = open_device(&config.load)?;
-        config.engine.check_disk(&device)?;
-        let mut memory = DeviceMemory::new(&device)?;
+        let device = open_device(config)?;
+        config
+            .engine
+            .check_disk(config.gpu.is_some() || !device.is_cpu())?;
+        let mut memory = match config.gpu {
+            Some(gpu) => Some(DeviceMemory::of_other(gpu)),
+            None => DeviceMemory::new(&device)?,
+        };
         memory::check_limits(config)?;
-        let options = load_options(&config.load, &device);
+        let options = load_options(config, &device);
         let checkpoint = Checkpoint::find(&config.model, options, reading)?;
         // A draft that is not known yet is checked later.
         let is_auto = config.has_auto_draft();
@@ -74,7 +80,7 @@ impl Plan {
         let reranker = reranker(config, &target)?;
         let bytes = target.inventory.sum(|entry| entry.loaded_bytes);
         DeviceMemory::note(&mut memory, "target weights", &device, bytes)?;
-        let adapters = adapters::load(config, &*target.model)?;
+        let adapters = adapters::load(config, &*target.model, memory.as_ref())?;
         if config.lora.is_some() {
             let bytes = adapters::bytes(config, &*target.model, adapters.as_ref());
             DeviceMemory::note(&mut memory, "adapters", &device, bytes)?;
@@ -167,12 +173,22 @@ impl Plan {
 
     /// The name of the device in reports.
     pub fn device_name(&self) -> &'static str {
-        if self.device.is_cpu() { "cpu" } else { "cuda" }
+        if self.is_on_gpu() { "cuda" } else { "cpu" }
+    }
+
+    /// Whether the plan is for a GPU, of this machine or of another.
+    pub fn is_on_gpu(&self) -> bool {
+        self.config.gpu.is_some() || !self.device.is_cpu()
     }
 }
 
-/// The device of the flags, which is checked and has its threads.
-fn open_device(flags: &LoadFlags) -> Result<Device> {
+/// The device of the flags, which is checked and has its threads; the CPU in the place of a GPU of another machine.
+fn open_device(config: &Config) -> Result<Device> {
+    let flags = &config.load;
+    if let Some(gpu) = config.gpu {
+        gpu.check().map_err(Error::setup)?;
+        return Ok(Device::Cpu);
+    }
     let device = kernels::device(&flags.device).map_err(Error::setup)?;
     let isa = kernels::cpu::check().map_err(Error::setup)?;
     if let Some(threads) = flags.threads {

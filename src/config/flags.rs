@@ -9,6 +9,7 @@ use crate::convert;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::generate;
+use crate::gpus::Gpu;
 use crate::http::model_router::API_KEY_VARIABLE;
 use crate::http::{HttpLimits, OriginOptions, SamplingDefaults, Tls};
 use crate::kernels::quant::BlockType;
@@ -119,6 +120,9 @@ pub struct CheckOptions {
     /// Print a JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// Plan for this GPU, which need not be here, instead of for --device: h100, l4, "rtx 4090".
+    #[arg(long, value_name = "NAME", value_parser = Gpu::parse)]
+    pub gpu: Option<&'static Gpu>,
     /// The arguments after `check`.
     #[arg(skip)]
     pub args: Vec<String>,

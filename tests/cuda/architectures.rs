@@ -3,7 +3,8 @@
 use super::{difference, gpu, logits, model, verified_as_plain};
 use crate::common::project::file;
 use candle_core::{DType, Device};
-use foretoken::model::ModelSource;
+use foretoken::kernels::quant::BlockType;
+use foretoken::model::{LoadFormat, LoadOptions, ModelSource, inspect};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -187,5 +188,35 @@ fn every_architecture_verifies_with_the_bits_of_plain_decoding() {
     for (name, source) in all {
         let mut model = model(&source, &gpu, Some(DType::BF16), 2);
         verified_as_plain(&mut *model, &tokens[..30], 20, &[5, 10], &name);
+    }
+}
+
+/// What `check --gpu` says without a GPU.
+#[test]
+fn headers_say_of_a_gpu_what_they_say_on_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(all) = widened(folder.path()) else {
+        return;
+    };
+    let gpu = gpu();
+    for (name, source) in all {
+        for quantize in [None, Some(BlockType::Q4K), Some(BlockType::Q8_0)] {
+            let read = |device: &Device, for_gpu| {
+                let options = LoadOptions {
+                    device: device.clone(),
+                    for_gpu,
+                    quantize,
+                    format: LoadFormat::Dummy,
+                    ..LoadOptions::default()
+                };
+                let (model, inventory) = inspect(&source, &options).unwrap();
+                let kv = model.kv_shape();
+                let per_token = (kv.bytes_per_token(), kv.bytes_per_state());
+                format!("{per_token:?} {:?}", inventory.entries)
+            };
+            let planned = read(&Device::Cpu, true);
+            assert_eq!(planned, read(&gpu, false), "{name}, {quantize:?}");
+            assert_ne!(planned, read(&Device::Cpu, false), "{name}, {quantize:?}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Output;
 
 /// Runs `check` with an empty cache, or with the one in `home`.
-fn check(args: &[&str], home: Option<&Path>) -> Output {
+pub fn check(args: &[&str], home: Option<&Path>) -> Output {
     let empty = tempfile::tempdir().unwrap();
     let mut command = foretoken();
     command.env("HF_HOME", home.unwrap_or(empty.path()));
@@ -21,7 +21,7 @@ fn check(args: &[&str], home: Option<&Path>) -> Output {
 }
 
 #[track_caller]
-fn table(args: &[&str]) -> String {
+pub fn table(args: &[&str]) -> String {
     let output = check(args, None);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args:?}: {said}");
@@ -29,7 +29,7 @@ fn table(args: &[&str]) -> String {
 }
 
 #[track_caller]
-fn report(args: &[&str], home: Option<&Path>) -> Value {
+pub fn report(args: &[&str], home: Option<&Path>) -> Value {
     let output = check(&[args, &["--json"]].concat(), home);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args:?}: {said}");
@@ -38,7 +38,7 @@ fn report(args: &[&str], home: Option<&Path>) -> Value {
 
 /// The value of a row of a table.
 #[track_caller]
-fn row<'t>(table: &'t str, name: &str) -> &'t str {
+pub fn row<'t>(table: &'t str, name: &str) -> &'t str {
     let row = table.lines().find_map(|line| line.strip_prefix(name));
     row.unwrap_or_else(|| panic!("no {name} in {table}")).trim()
 }
@@ -107,7 +107,7 @@ fn a_template_that_fails_is_named_with_its_reason() {
 
 /// Names what is wrong in one line, with exit code 2.
 #[track_caller]
-fn refused(args: &[&str], needle: &str) {
+pub fn refused(args: &[&str], needle: &str) {
     let output = check(args, None);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");

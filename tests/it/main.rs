@@ -15,6 +15,7 @@ mod beams;
 mod bench;
 mod chat;
 mod check;
+mod check_gpu;
 mod check_hub;
 mod checkpoint;
 mod cli;

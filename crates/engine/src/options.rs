@@ -2,7 +2,6 @@
 
 use super::cost_cache::CostCache;
 use crate::spec::BudgetMode;
-use candle_core::Device;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::sampling::Acceptance;
 #[cfg(feature = "clap")]
@@ -104,11 +103,11 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    /// Checks that the prefix cache can be kept on disk, if it is asked for, for models on this device.
+    /// Checks that the prefix cache can be kept on disk, if it is asked for, for models on the CPU or on a GPU.
     ///
     /// # Errors
     /// `Setup`, naming the flag.
-    pub fn check_disk(&self, device: &Device) -> Result<()> {
+    pub fn check_disk(&self, on_gpu: bool) -> Result<()> {
         if self.prefix_cache_disk.is_none() {
             return Ok(());
         }
@@ -117,7 +116,7 @@ impl EngineOptions {
                 "--prefix-cache-disk keeps the prefix cache: leave out --no-prefix-caching",
             ));
         }
-        if !device.is_cpu() {
+        if on_gpu {
             return Err(Error::setup(
                 "--prefix-cache-disk keeps what a CPU computes: leave it out, or use --device cpu",
             ));

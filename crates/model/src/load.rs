@@ -125,12 +125,12 @@ fn load_checked(
         let cut = config.with_output_ids(&vocabulary.ids);
         config = cut.map_err(Error::setup)?;
     }
-    if !options.device.is_cpu() {
+    if options.are_for_gpu() {
         gpu::check(&config)?;
     }
     let progress = progress(config.num_layers());
     let mut decoder = Decoder::load(config, weights.headers_only(inventory), progress)?;
-    if options.device.is_cuda() && options.batch_invariant {
+    if options.are_for_gpu() && options.batch_invariant {
         decoder = decoder.with_batch_invariance()?;
     }
     if options.device.is_cuda() && !options.enforce_eager {
@@ -250,7 +250,7 @@ fn load_head_checked(
         }
         let (file, json) = read_json(folder)?;
         let head = AssistantConfig::parse(&json).map_err(|e| Error::in_file(&file, e))?;
-        if !options.device.is_cpu() {
+        if options.are_for_gpu() {
             gpu::check(&head.shape)?;
         }
         let weights = weights_of_head(folder, dtypes, options, head.shape.packed.clone())?;
@@ -265,7 +265,7 @@ fn load_head_checked(
             (head, weights_of_head(folder, dtypes, options, packed)?)
         }
     };
-    if !options.device.is_cpu() {
+    if options.are_for_gpu() {
         gpu::check(&head.shape)?;
     }
     let weights = weights.headers_only(inventory);
@@ -394,7 +394,7 @@ fn open_gguf_head(
 /// Chooses the dtypes. A GPU computes in one dtype; the CPU reads weights in any dtype and computes in
 /// f32.
 fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> Result<Dtypes> {
-    let is_cpu = options.device.is_cpu();
+    let is_cpu = !options.are_for_gpu();
     let own = match options.dtype.map_or_else(declared, Ok)? {
         // Precise enough, and half the memory to read of f32.
         own if is_cpu && options.dtype.is_none() && own != DType::F32 => DType::F16,
@@ -420,6 +420,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
             blocks: options.quantize,
             kv,
             kv_blocks,
+            on_gpu: !is_cpu,
         }),
         other => Err(Error::setup(format!(
             "dtype {} is not supported: only f32, f16 and bf16 are",
@@ -430,7 +431,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
 
 /// The dtypes of a draft head beside a target with these `ends`: they share layers and activations.
 fn dtypes_of_head(options: &LoadOptions, ends: &Ends) -> Result<Dtypes> {
-    let is_cpu = options.device.is_cpu();
+    let is_cpu = !options.are_for_gpu();
     let declared = if is_cpu {
         DType::F16
     } else {

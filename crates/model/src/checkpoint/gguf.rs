@@ -184,7 +184,7 @@ impl GgufFile {
     ) -> Result<Arc<dyn Matrix>> {
         let (outputs, inputs) = shape;
         let kind = tensor.kind;
-        match WeightForm::of_gguf(kind, inputs, dtype, device) {
+        match WeightForm::of_gguf(kind, inputs, dtype, !device.is_cpu()) {
             WeightForm::Dense(dtype) => unquantized(&tensor.floats(device)?, Some(dtype)),
             WeightForm::Tiles(other) if other != kind => {
                 self.count(kind, "Q8_0");

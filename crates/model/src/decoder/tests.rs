@@ -163,6 +163,7 @@ fn decoder(config: &ModelConfig, tensors: &Tensors) -> Decoder {
         matrices: Some(DType::F32),
         kv: DType::F32,
         kv_blocks: None,
+        on_gpu: false,
     };
     let weights = Weights::safetensors(folder.path(), dtypes, &Device::Cpu).unwrap();
     Decoder::load(config.clone(), weights, || ()).unwrap()

@@ -17,6 +17,8 @@ pub struct LoadOptions {
     pub kv_cache_dtype: KvCacheDtype,
     /// The device that the weights are loaded to.
     pub device: Device,
+    /// With [`inspect`](super::inspect) and the like: says what the weights become on a GPU, although `device` is the CPU.
+    pub for_gpu: bool,
     /// Where the weights come from: the files, or random values.
     pub format: LoadFormat,
     /// Seed of the weights with [`LoadFormat::Dummy`].
@@ -55,6 +57,7 @@ impl Default for LoadOptions {
             dtype: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             device: Device::Cpu,
+            for_gpu: false,
             format: LoadFormat::Auto,
             seed: 0,
             enforce_eager: false,
@@ -64,5 +67,12 @@ impl Default for LoadOptions {
             tensors: None,
             draft_vocabulary: None,
         }
+    }
+}
+
+impl LoadOptions {
+    /// Whether a GPU computes with the weights.
+    pub(super) fn are_for_gpu(&self) -> bool {
+        self.for_gpu || !self.device.is_cpu()
     }
 }

@@ -47,12 +47,12 @@ pub enum WeightForm {
 
 impl WeightForm {
     /// The form in which a GGUF weight of `kind` with `inputs` inputs is loaded: blocks stay if a kernel takes
-    /// them, and become `Q8_0` otherwise; f32, f16 and bf16 become `dtype`, or stay if that is `None`.
-    pub fn of_gguf(kind: BlockType, inputs: usize, dtype: Option<DType>, device: &Device) -> Self {
+    /// them, and become `Q8_0` otherwise, or on a GPU `dtype`; f32, f16 and bf16 become `dtype`, or stay if that is `None`.
+    pub fn of_gguf(kind: BlockType, inputs: usize, dtype: Option<DType>, on_gpu: bool) -> Self {
         if let Some(own) = kind.float() {
             return Self::Dense(dtype.unwrap_or(own));
         }
-        if !device.is_cpu() {
+        if on_gpu {
             let dtype = dtype.unwrap_or(DType::F16);
             return if DeviceQuantMatrix::keeps(kind, dtype) {
                 Self::DeviceTiles(kind)

@@ -1,8 +1,9 @@
 //! Weights of which only the header was read.
 
-use super::Matrix;
-use candle_core::Tensor;
+use super::{Matrix, no_batch_invariant_kernel};
+use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
+use foretoken_kernels::quant::BLOCK;
 use std::sync::Arc;
 
 /// A weight without values: it has a shape, and cannot be multiplied.
@@ -49,7 +50,14 @@ impl Matrix for Unread {
         Err(self.error())
     }
 
+    /// As that of the weight that it stands for.
     fn make_batch_invariant(&self) -> Result<Option<Arc<dyn Matrix>>> {
+        let is = |dtype: DType| self.format == dtype.as_str();
+        let is_half = is(DType::F16) || is(DType::BF16);
+        let has_kernel = is_half && self.shape.1.is_multiple_of(BLOCK);
+        if is(DType::F32) || is_half && !has_kernel {
+            return Err(no_batch_invariant_kernel(self));
+        }
         Ok(None)
     }
 }

@@ -38,9 +38,7 @@ impl Attention {
         let (config, spec) = (parts.config, parts.spec);
         let kv_heads = spec.kv_heads.unwrap_or(config.kv_heads());
         let (d, heads) = (kv_heads.dim, config.num_heads);
-        weights
-            .dtypes()
-            .check_kv(Some(kv_heads), weights.device())?;
+        weights.dtypes().check_kv(Some(kv_heads))?;
         if matches!(spec.kv, KvSource::Layer(_)) {
             // Trained checkpoints have them nevertheless.
             for part in ["k_proj", "v_proj", "k_norm"] {

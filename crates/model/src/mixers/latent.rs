@@ -71,7 +71,7 @@ impl LatentAttention {
         spec: LatentSpec,
     ) -> Result<MixerLayer> {
         let (layer, heads) = (parts.spec, parts.config.num_heads);
-        weights.dtypes().check_kv(None, weights.device())?;
+        weights.dtypes().check_kv(None)?;
         let queries = spec.q_rank.map(|rank| -> Result<_> {
             let shape = (heads * spec.key(), rank);
             let order = order(layer, heads, (spec.nope, spec.rope));

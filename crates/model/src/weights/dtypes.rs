@@ -1,7 +1,7 @@
 //! What the tensors of a checkpoint become when they are loaded.
 
 use crate::matrix::{self, WeightForm};
-use candle_core::{DType, Device};
+use candle_core::DType;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvHeads;
 use foretoken_kernels::quant::BlockType;
@@ -19,15 +19,17 @@ pub struct Dtypes {
     pub kv: DType,
     /// The blocks that K and V of attention are kept in, if they are.
     pub kv_blocks: Option<BlockType>,
+    /// Whether a GPU computes with them, on this machine or, if only headers are read, on another.
+    pub on_gpu: bool,
 }
 
 impl Dtypes {
-    /// Checks that K and V of a layer's attention on `device` can be in their blocks: in `heads`, or in latent vectors if
-    /// these are `None`.
+    /// Checks that K and V of a layer's attention can be in their blocks: in `heads`, or in latent vectors if these are
+    /// `None`.
     ///
     /// # Errors
     /// A setup error, which says what would be accepted.
-    pub(crate) fn check_kv(&self, heads: Option<KvHeads>, device: &Device) -> Result<()> {
+    pub(crate) fn check_kv(&self, heads: Option<KvHeads>) -> Result<()> {
         let Some(blocks) = self.kv_blocks else {
             return Ok(());
         };
@@ -37,10 +39,10 @@ impl Dtypes {
             Some(heads) => format!("heads of {} values", heads.dim),
             None => "latent vectors".into(),
         };
-        let accepted = if device.is_cpu() {
-            "auto, f32, bf16 and f16 are accepted".into()
-        } else {
+        let accepted = if self.on_gpu {
             format!("auto and {} are accepted", self.kv.as_str())
+        } else {
+            "auto, f32, bf16 and f16 are accepted".into()
         };
         Err(Error::setup(format!(
             "--kv-cache-dtype q8_0 needs keys and values in heads of a multiple of {size} values, and the model has {found}: {accepted}"
@@ -48,7 +50,7 @@ impl Dtypes {
     }
 
     /// What a matrix that is not from a GGUF file becomes.
-    pub(crate) fn form(&self, own: DType, dims: &[usize], device: &Device) -> WeightForm {
+    pub(crate) fn form(&self, own: DType, dims: &[usize]) -> WeightForm {
         let inputs = dims.last().copied().unwrap_or_default();
         let kinds = self
             .blocks
@@ -56,7 +58,7 @@ impl Dtypes {
             .flat_map(|kind| [kind, BlockType::Q8_0]);
         let mut fitting = kinds.filter(|kind| inputs.is_multiple_of(kind.block_size()));
         match fitting.next() {
-            Some(kind) => WeightForm::of_gguf(kind, inputs, self.matrices, device),
+            Some(kind) => WeightForm::of_gguf(kind, inputs, self.matrices, self.on_gpu),
             None => WeightForm::Dense(matrix::unquantized_dtype(own, self.matrices)),
         }
     }

@@ -88,6 +88,7 @@ impl Weights {
             blocks: None,
             kv: DType::F32,
             kv_blocks: None,
+            on_gpu: false,
         };
         match source {
             ModelSource::Gguf(file) => Ok(Self::gguf(GgufFile::open(file)?, dtypes, &Device::Cpu)),
@@ -388,9 +389,7 @@ impl Weights {
 
     /// The matrix of an unquantized tensor, which is called `name`.
     fn matrix_of(&self, tensor: &Tensor, name: &str) -> Result<Arc<dyn Matrix>> {
-        let form = self
-            .dtypes
-            .form(tensor.dtype(), tensor.dims(), &self.device);
+        let form = self.dtypes.form(tensor.dtype(), tensor.dims());
         let Some(kind) = form.blocks() else {
             return matrix::unquantized(tensor, self.dtypes.matrices);
         };

@@ -17,13 +17,13 @@ impl Weights {
         dtype: DType,
     ) -> Result<WeightForm> {
         let name = &*self.stored_name(name);
-        let (device, matrices) = (&self.device, self.dtypes.matrices);
+        let (on_gpu, matrices) = (self.dtypes.on_gpu, self.dtypes.matrices);
         let mut dense = WeightForm::Dense(dtype);
         let (found, (format, form)) = match &mut self.source {
             TensorSource::Gguf(file) => {
                 let (kind, found) = file.describe(name)?;
                 if let (Some(_), Some(&inputs)) = (matrix, found.last()) {
-                    dense = WeightForm::of_gguf(kind, inputs, matrices, device);
+                    dense = WeightForm::of_gguf(kind, inputs, matrices, on_gpu);
                 }
                 (found, (kind.to_string(), WeightForm::Blocks(kind)))
             }
@@ -32,7 +32,7 @@ impl Weights {
                 let random = (dims.to_vec(), matrices.unwrap_or(DType::F32));
                 let (found, dtype) = other.describe(name)?.unwrap_or(random);
                 if let Some(matrix) = matrix {
-                    dense = self.dtypes.form(dtype, matrix, device);
+                    dense = self.dtypes.form(dtype, matrix);
                 }
                 let stored = (dtype.as_str().to_uppercase(), WeightForm::Dense(dtype));
                 (found, stored)

@@ -79,7 +79,7 @@ impl Weights {
             // A GPU has no kernel for inputs in another order.
             let blocks = opened
                 .blocks
-                .filter(|_| self.device.is_cpu() || !opened.may_reorder);
+                .filter(|_| !self.dtypes.on_gpu || !opened.may_reorder);
             let stored = (scheme.label(), parts.bytes);
             let shape = ordered_shape(shape, order);
             let form = self.form_of(blocks, scheme.float8(shape), shape);
@@ -108,7 +108,7 @@ impl Weights {
             return Ok(None);
         }
         let dims = [shape.0, shape.1];
-        let form = self.dtypes.form(DType::F32, &dims, &self.device);
+        let form = self.dtypes.form(DType::F32, &dims);
         if let Some(shared) = &self.inventory {
             inventory::lock(shared).last_becomes(&dims, form);
         }
@@ -126,12 +126,9 @@ impl Weights {
         if let Some(form) = float8.and_then(|run| self.form_of_float8(inputs, run)) {
             return form;
         }
-        let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, &self.device);
+        let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, self.dtypes.on_gpu);
         let form = blocks.map(of).filter(|form| form.blocks() == blocks);
-        form.unwrap_or_else(|| {
-            self.dtypes
-                .form(self.own_dtype(), &[outputs, inputs], &self.device)
-        })
+        form.unwrap_or_else(|| self.dtypes.form(self.own_dtype(), &[outputs, inputs]))
     }
 
     /// The form of FP8 whose scales are those of `run` inputs each, if it stays FP8: where a product takes it, if no blocks
@@ -139,11 +136,11 @@ impl Weights {
     fn form_of_float8(&self, inputs: usize, run: usize) -> Option<WeightForm> {
         if self.dtypes.blocks.is_some() {
             None
-        } else if self.device.is_cpu() {
-            Some(WeightForm::Float8(run))
-        } else {
+        } else if self.dtypes.on_gpu {
             let is_kept = DeviceQuantMatrix::keeps_float8(inputs, run, self.dtypes.activations);
             is_kept.then_some(WeightForm::DeviceFloat8)
+        } else {
+            Some(WeightForm::Float8(run))
         }
     }
 
@@ -152,7 +149,7 @@ impl Weights {
         let form = self.form_of_float8(matrix.shape.1, matrix.block.1);
         // Products of many rows round weights to the dtype of activations.
         let is_finite = |scale: &f32| scale.abs() * fp8::MAX <= f16::MAX.to_f32();
-        let may_overflow = !self.device.is_cpu() && self.dtypes.activations == DType::F16;
+        let may_overflow = self.dtypes.on_gpu && self.dtypes.activations == DType::F16;
         form.is_some() && (!may_overflow || matrix.scales.iter().all(is_finite))
     }
 
@@ -180,7 +177,7 @@ impl Weights {
         let kept = |blocks: &Blocks| {
             let form = self.form_of(Some(blocks.kind), None, shape);
             let fits = form.blocks() == Some(blocks.kind);
-            fits && (self.device.is_cpu() || blocks.inputs.is_none())
+            fits && (!self.dtypes.on_gpu || blocks.inputs.is_none())
         };
         let Some(blocks) = unpacked.blocks().filter(kept) else {
             tracing::debug!("{name}: no blocks hold its values exactly");

@@ -81,7 +81,7 @@ impl Weights {
         }
         let names = self.names_of_blocks(stack);
         self.blocks(stack, &names)?;
-        let form = self.dtypes.form(DType::BF16, &dims, &self.device);
+        let form = self.dtypes.form(DType::BF16, &dims);
         let elements: u64 = dims.iter().map(|&dim| dim as u64).product();
         let bytes = elements / mxfp4::BLOCK as u64 * mxfp4::BLOCK_BYTES as u64;
         let [name, _] = names;

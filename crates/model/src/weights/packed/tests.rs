@@ -26,6 +26,7 @@ fn open(folder: &Path, matrices: Option<DType>) -> (ModelConfig, Weights) {
         matrices,
         kv: DType::F32,
         kv_blocks: None,
+        on_gpu: false,
     };
     let config = ModelConfig::from_json(folder).unwrap();
     let weights = Weights::safetensors(folder, dtypes, &Device::Cpu).unwrap();

@@ -1,0 +1,121 @@
+//! `check --gpu`: what it says of GPUs that are not here.
+
+use super::check::{check, refused, report, row, table};
+use crate::common::tiny::*;
+use crate::common::tiny_folder::{byte_level, tiny_folder};
+use candle_core::{DType, Tensor};
+use serde_json::{Value, json};
+
+/// The bytes of the use `name` of the GPU's memory.
+#[track_caller]
+fn bytes(report: &Value, name: &str) -> u64 {
+    let uses = report["gpu"]["uses"].as_array().unwrap();
+    let found = uses.iter().find(|one| one["name"] == name);
+    let found = found.unwrap_or_else(|| panic!("no {name} in {uses:?}"));
+    found["bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn a_gpu_that_is_not_here_is_planned_for() {
+    let folder = tiny_folder(byte_level());
+    let path = folder.path().to_str().unwrap();
+    let stored = tensors(16, DType::F32);
+    let parameters: usize = stored.values().map(Tensor::elem_count).sum();
+    let found = report(&[path, "--gpu", "h100"], None);
+    let token = 2 * 2 * KV_HEADS * 16 * 2;
+    // The contexts of --max-num-seqs sequences, of which the GPU has room for more.
+    let wanted = json!({
+        "device": "cuda", "weights_bytes": 2 * parameters, "weights_types": {"bf16": stored.len()},
+        "kv_bytes_per_token": token, "kv_cache_tokens": 64 * 256, "kv_cache_bytes": 64 * 256 * token,
+        "command": format!("foretoken serve {path}")
+    });
+    for (key, wanted) in wanted.as_object().unwrap() {
+        assert_eq!(&found[key], wanted, "{key}");
+    }
+    let gpu = &found["gpu"];
+    assert_eq!(
+        (&gpu["name"], &gpu["compute_capability"]),
+        (&json!("H100"), &json!("9.0"))
+    );
+    assert_eq!(bytes(&found, "target weights"), 2 * parameters as u64);
+    assert_eq!(bytes(&found, "KV cache"), (64 * 256 * token) as u64);
+    assert!(bytes(&found, "workspace") > 512 << 20);
+    // Reading the weights takes little time beside that of two layers.
+    let speed = found["decode"]["tokens_per_second"].as_f64().unwrap();
+    assert!(speed > 27_000. && speed < 1. / 34e-6, "{speed}");
+    assert!(found["decode"]["memory_bandwidth"] == 3350e9, "{found}");
+
+    let text = table(&[path, "--gpu", "NVIDIA L4", "--kv-cache-dtype", "bf16"]);
+    assert!(row(&text, "weights (cuda)").contains("bf16"), "{text}");
+    assert!(row(&text, "GPU memory").starts_with("fits: "), "{text}");
+    assert!(
+        row(&text, "GPU ").starts_with("L4 with 24.15 GB and 300 GB/s"),
+        "{text}"
+    );
+    assert!(row(&text, "decode").starts_with("about "), "{text}");
+    assert!(!text.contains("memory here"), "{text}");
+}
+
+/// A GPU keeps `Q4_1`, and makes f32 of norms f16. Blocks that it has no kernels for become dense.
+#[test]
+fn weights_have_the_form_that_they_have_on_a_gpu() {
+    let model = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
+    let found = report(&[model, "--gpu", "4090"], None);
+    let wanted = json!({"Q4_1": 210, "Q8_0": 1, "f16": 61});
+    assert_eq!(found["weights_types"], wanted);
+    let dense = report(&[model, "--gpu", "4090", "--dtype", "f32"], None);
+    assert_eq!(dense["weights_types"], json!({"f32": 272}));
+    assert_eq!(
+        dense["weights_bytes"].as_u64(),
+        dense["parameters"].as_u64().map(|n| 4 * n)
+    );
+}
+
+#[test]
+fn a_draft_is_part_of_the_plan() {
+    let folder = tiny_folder(byte_level());
+    let path = folder.path().to_str().unwrap();
+    let alone = report(&[path, "--gpu", "h100"], None);
+    let pair = report(&[path, "--gpu", "h100", "--draft-model", path], None);
+    let weights = bytes(&pair, "target weights");
+    assert_eq!(bytes(&pair, "draft weights"), weights);
+    assert_eq!(bytes(&pair, "KV cache"), 2 * bytes(&alone, "KV cache"));
+    assert_eq!(pair["kv_cache_tokens"], alone["kv_cache_tokens"]);
+}
+
+#[test]
+fn what_a_gpu_does_not_take_is_refused_in_one_line() {
+    let folder = tiny_folder(byte_level());
+    let path = folder.path().to_str().unwrap();
+    let on = |gpu: &str, more: &[&str], needle: &str| {
+        refused(&[&[path, "--gpu", gpu], more].concat(), needle);
+    };
+    on("t4", &[], "T4 has compute capability 7.5");
+    on(
+        "l4",
+        &["--gpu-memory-utilization", "0.05"],
+        "nothing is left for the KV cache",
+    );
+    on(
+        "l4",
+        &["--kv-cache-memory", "23GiB"],
+        "the GPU has no room for a KV cache",
+    );
+    on("l4", &["--kv-cache-dtype", "f16"], "auto, bf16 and q8_0");
+    on(
+        "l4",
+        &["--batch-invariant", "--dtype", "f32"],
+        "bf16 or f16",
+    );
+    on("l4", &["--prefix-cache-disk", "x"], "what a CPU computes");
+
+    let wrong = |args: &[&str], needles: [&str; 2]| {
+        let output = check(&[&[path], args].concat(), None);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1));
+        assert!(needles.iter().all(|needle| said.contains(needle)), "{said}");
+    };
+    wrong(&["--gpu", "h1000"], ["unknown GPU", "RTX 4090"]);
+    let both = ["--gpu", "h100", "--device", "cpu"];
+    wrong(&both, ["--device cpu", "leave one out"]);
+}
