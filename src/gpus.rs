@@ -135,6 +135,16 @@ impl Gpu {
         self.memory_mib << 20
     }
 
+    /// Bytes a second that are taken to arrive from the host's memory: 80% of 16 lanes of PCIe 5 or 4, as the generation has.
+    pub fn host_bandwidth(&self) -> f64 {
+        let lanes = if self.capability >= (9, 0) {
+            63e9
+        } else {
+            31.5e9
+        };
+        0.8 * lanes
+    }
+
     /// Bytes a second that the memory delivers, according to the data sheet.
     pub fn bandwidth(&self) -> f64 {
         f64::from(self.bandwidth_gb) * 1e9

@@ -1,6 +1,7 @@
 //! Loads the adapters that the flags name.
 
-use super::memory::{self, DeviceMemory};
+use super::device_memory::DeviceMemory;
+use super::memory;
 use crate::config::{Config, LoraOptions};
 use crate::error::{Error, Result};
 use crate::http::Adapters;

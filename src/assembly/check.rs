@@ -67,7 +67,10 @@ struct Report {
     /// How documents are judged.
     reranker: Option<String>,
     device: &'static str,
+    /// Size of all weights in memory.
     weights_bytes: u64,
+    /// Size of the experts among them that a GPU reads in the host's memory.
+    host_experts_bytes: u64,
     weights_types: BTreeMap<String, usize>,
     kv_bytes_per_token: usize,
     kv_bytes_of_context: u64,
@@ -209,6 +212,7 @@ impl Report {
             adapters: AdapterReport::all(plan.adapters.as_ref()),
             device: plan.device_name(),
             weights_bytes: inventory.sum(|entry| entry.loaded_bytes),
+            host_experts_bytes: inventory.loaded_bytes().1,
             weights_types: count(|entry| &entry.loaded),
             kv_bytes_per_token: per_token,
             kv_bytes_of_context: (per_token * cache.longest) as u64,
@@ -374,6 +378,10 @@ impl fmt::Display for Report {
             types(&self.weights_types)
         );
         row(&format!("weights ({})", self.device), weights)?;
+        if self.host_experts_bytes > 0 {
+            let bytes = size(self.host_experts_bytes);
+            row("host memory", format!("{bytes} of them, experts"))?;
+        }
         let mut cache = format!("{} a token", size(self.kv_bytes_per_token as u64));
         write!(
             cache,

@@ -203,6 +203,7 @@ pub fn load_options(config: &Config, device: &Device) -> LoadOptions {
         batch_invariant: flags.batch_invariant,
         quantize: flags.quantize,
         tensors: None,
+        host_expert_layers: flags.host_expert_layers(),
         draft_vocabulary: None,
     }
 }
@@ -212,6 +213,7 @@ pub fn draft_options(config: &Config, device: &Device) -> LoadOptions {
     let options = load_options(config, device);
     LoadOptions {
         quantize: config.draft_quantize.or(options.quantize),
+        host_expert_layers: 0,
         ..options
     }
 }

@@ -70,11 +70,12 @@ fn vocabulary(ids: Option<&[u32]>) -> String {
 fn settings(config: &Config) -> String {
     let (load, engine) = (&config.load, &config.engine);
     format!(
-        "dtype {:?}, kv-cache-dtype {:?}, quantize {:?}, draft-quantize {:?}, enforce-eager {}, one-launch {}, batch-invariant {}, acceptance {:?}, spec-topk {}",
+        "dtype {:?}, kv-cache-dtype {:?}, quantize {:?}, draft-quantize {:?}, n-cpu-moe {}, enforce-eager {}, one-launch {}, batch-invariant {}, acceptance {:?}, spec-topk {}",
         load.dtype,
         load.kv_cache_dtype,
         load.quantize,
         config.draft_quantize,
+        load.host_expert_layers(),
         load.enforce_eager,
         load.one_launch,
         load.batch_invariant,

@@ -21,6 +21,10 @@ pub struct Decode {
     /// In bytes a second: measured, or of a GPU's data sheet.
     memory_bandwidth: f64,
     weights_bytes_per_token: u64,
+    /// Those of them that a GPU reads in the host's memory, and in bytes a second, how fast.
+    host_bytes_per_token: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_bandwidth: Option<f64>,
     /// The share of the bandwidth that is taken to be reached.
     share: f64,
     /// Seconds that a token is taken to need beside the reading of weights, with a short context.
@@ -31,27 +35,41 @@ pub struct Decode {
 impl Decode {
     /// That on the CPU. The bandwidth is measured now.
     pub fn here(model: &dyn LoadedModel, inventory: &Inventory) -> Self {
-        let (bytes, _) = bytes_per_token(model, inventory);
-        Self::of(bytes, kernels::read_bandwidth(), 1., 0.)
+        let read = Read::by(model, inventory);
+        Self::of(&read, kernels::read_bandwidth(), 1., 0.)
     }
 
     /// That on `gpu`.
     pub fn on(gpu: &Gpu, model: &dyn LoadedModel, inventory: &Inventory) -> Self {
         let layers = model.config().num_layers();
-        Self::on_gpu(gpu, layers, bytes_per_token(model, inventory))
+        Self::on_gpu(gpu, layers, &Read::by(model, inventory))
     }
 
-    /// That of a model with so many layers, which reads so many bytes a token, and so many of them quantized.
-    fn on_gpu(gpu: &Gpu, layers: usize, (bytes, quantized): (u64, u64)) -> Self {
-        let beside = GPU_LAYER_SECONDS * layers as f64 + GPU_UNPACKING_SECONDS * quantized as f64;
-        Self::of(bytes, gpu.bandwidth(), GPU_SHARE, beside)
+    /// That of a model with so many layers.
+    fn on_gpu(gpu: &Gpu, layers: usize, read: &Read) -> Self {
+        let beside =
+            GPU_LAYER_SECONDS * layers as f64 + GPU_UNPACKING_SECONDS * read.quantized as f64;
+        let here = Self::of(read, gpu.bandwidth(), GPU_SHARE, beside);
+        if read.host == 0 {
+            return here;
+        }
+        let bandwidth = gpu.host_bandwidth();
+        let seconds = 1. / here.tokens_per_second + read.host as f64 / bandwidth;
+        Self {
+            host_bandwidth: Some(bandwidth),
+            tokens_per_second: 1. / seconds,
+            ..here
+        }
     }
 
-    fn of(bytes: u64, bandwidth: f64, share: f64, beside: f64) -> Self {
-        let seconds = bytes.max(1) as f64 / (share * bandwidth) + beside;
+    /// That of reading what is not in another memory, with a `share` of `bandwidth`, and of `beside` seconds more.
+    fn of(read: &Read, bandwidth: f64, share: f64, beside: f64) -> Self {
+        let seconds = read.here.max(1) as f64 / (share * bandwidth) + beside;
         Self {
             memory_bandwidth: bandwidth,
-            weights_bytes_per_token: bytes,
+            weights_bytes_per_token: read.here + read.host,
+            host_bytes_per_token: read.host,
+            host_bandwidth: None,
             share,
             seconds_beside_weights: beside,
             tokens_per_second: 1. / seconds,
@@ -60,7 +78,7 @@ impl Decode {
 
     /// The estimate and what it assumes; `size` writes a size in bytes.
     pub fn text(&self, size: impl Fn(u64) -> String) -> String {
-        let bytes = size(self.weights_bytes_per_token);
+        let bytes = size(self.weights_bytes_per_token - self.host_bytes_per_token);
         let start = format!(
             "about {:.0} tokens/s without drafts: an estimate",
             self.tokens_per_second
@@ -69,8 +87,12 @@ impl Decode {
             let bandwidth = size(self.memory_bandwidth as u64);
             return format!("{start}, from {bandwidth}/s of memory bandwidth and {bytes} a token");
         }
+        let host = self.host_bandwidth.map_or(String::new(), |bandwidth| {
+            let bytes = size(self.host_bytes_per_token);
+            format!(", {bytes} at {:.0} GB/s from the host", bandwidth / 1e9)
+        });
         format!(
-            "{start}, from {bytes} a token at {:.0}% of {:.0} GB/s, and {:.2} ms for all else with a short context",
+            "{start}, from {bytes} a token at {:.0}% of {:.0} GB/s{host}, and {:.2} ms for all else with a short context",
             100. * self.share,
             self.memory_bandwidth / 1e9,
             1e3 * self.seconds_beside_weights
@@ -78,27 +100,43 @@ impl Decode {
     }
 }
 
-/// Bytes of the weights that a token is computed with, and those of them that are quantized: not those of an embedding that
-/// is not the output layer, too, of which it needs one row, nor those of other experts than its own.
-fn bytes_per_token(model: &dyn LoadedModel, inventory: &Inventory) -> (u64, u64) {
-    let is_tied = model.config().tie_word_embeddings;
-    // All layers that have experts have the same number.
-    let mut layers = model.config().spec.layers.iter();
-    let experts = layers.find_map(LayerSpec::experts);
-    let read = |entry: &TensorEntry| {
-        let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
-        match experts {
-            _ if is_looked_up => 0,
-            Some(experts) if entry.is_of_experts() => {
-                entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
+/// Bytes of the weights that a token is computed with: not those of an embedding that is not the output layer, too, of which
+/// it needs one row, nor those of other experts than its own.
+struct Read {
+    /// In the memory of the device that computes.
+    here: u64,
+    /// In the host's memory beside a GPU.
+    host: u64,
+    /// Those that are quantized.
+    quantized: u64,
+}
+
+impl Read {
+    fn by(model: &dyn LoadedModel, inventory: &Inventory) -> Self {
+        let is_tied = model.config().tie_word_embeddings;
+        // All layers that have experts have the same number.
+        let mut layers = model.config().spec.layers.iter();
+        let experts = layers.find_map(LayerSpec::experts);
+        let read = |entry: &TensorEntry| {
+            let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
+            match experts {
+                _ if is_looked_up => 0,
+                Some(experts) if entry.is_of_experts() => {
+                    entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
+                }
+                _ => entry.loaded_bytes,
             }
-            _ => entry.loaded_bytes,
+        };
+        let sum = |counts: &dyn Fn(&TensorEntry) -> bool| {
+            inventory.sum(|entry| if counts(entry) { read(entry) } else { 0 })
+        };
+        let dense = [DType::F32, DType::F16, DType::BF16].map(|dtype| dtype.as_str());
+        Self {
+            here: sum(&|entry| !entry.on_host),
+            host: sum(&|entry| entry.on_host),
+            quantized: sum(&|entry| !dense.contains(&entry.loaded.as_str())),
         }
-    };
-    let dense = [DType::F32, DType::F16, DType::BF16].map(|dtype| dtype.as_str());
-    let is_dense = |entry: &TensorEntry| dense.contains(&entry.loaded.as_str());
-    let quantized = |entry: &TensorEntry| if is_dense(entry) { 0 } else { read(entry) };
-    (inventory.sum(read), inventory.sum(quantized))
+    }
 }
 
 #[cfg(test)]
@@ -117,7 +155,12 @@ mod tests {
             ("h100", 30, 0.27e9, 0., 1e3 / 1632.),
         ] {
             let name = Gpu::parse(gpu).unwrap();
-            let decode = Decode::on_gpu(name, layers, (bytes as u64, quantized as u64));
+            let read = Read {
+                here: bytes as u64,
+                host: 0,
+                quantized: quantized as u64,
+            };
+            let decode = Decode::on_gpu(name, layers, &read);
             let ratio = 1e3 / decode.tokens_per_second / measured;
             assert!((ratio - 1.).abs() < 0.1, "{gpu}, {bytes}: {ratio}");
         }

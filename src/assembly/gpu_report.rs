@@ -1,6 +1,6 @@
 //! What `check --gpu` says of a GPU that is not here.
 
-use super::memory::DeviceMemory;
+use super::device_memory::DeviceMemory;
 use crate::gpus::Gpu;
 use serde::Serialize;
 

@@ -1,24 +1,16 @@
 //! Memory budget: KV pools, weights and workspace.
 
+use super::device_memory::DeviceMemory;
 use crate::config::{Config, KvBudget};
 use crate::error::{Error, Result};
-use crate::gpus::Gpu;
-use crate::kernels;
 use crate::model::{Model, ModelInfo};
 use crate::spec::max_state_copies;
-use candle_core::Device;
-use std::fmt;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// Maximum bytes of the default KV cache on a CPU.
 const MAX_CPU_KV_BYTES: u64 = 2 << 30;
 /// Bytes that libraries reserve on a GPU, and kernels for partial results.
 const LIBRARY_BYTES: u64 = 512 << 20;
-/// Bytes that a GPU which is not here is taken to have in use before a model is loaded: what the driver keeps, and a
-/// context.
-const CONTEXT_BYTES: u64 = 1 << 30;
-/// The entry of what was in use before a model is loaded.
-const OTHERS: &str = "CUDA, other programs";
 
 /// The KV pools of target and draft.
 #[derive(Debug)]
@@ -54,6 +46,7 @@ pub fn cache(
     let wanted = longest.saturating_mul(config.engine.max_num_seqs);
     let per_state = target.kv_shape().bytes_per_state();
     let states = bytes_of_states(config, per_state);
+    let context_bytes = (longest as u64).saturating_mul(per_token.iter().sum::<usize>() as u64);
     let room = match &mut gpu {
         None => MAX_CPU_KV_BYTES.min(free_memory() / 4),
         Some(budget) => {
@@ -62,7 +55,7 @@ pub fn cache(
             if states > 0 {
                 budget.add("recurrent states", states);
             }
-            budget.left(config)?
+            budget.left(config, context_bytes)?
         }
     };
     let blocks = config
@@ -72,7 +65,7 @@ pub fn cache(
     let cache = tokens * per_token.iter().sum::<usize>();
     let memory = gpu
         .as_ref()
-        .map_or_else(total_memory, |budget| budget.total);
+        .map_or_else(total_memory, |budget| budget.total());
     if let Some(budget) = gpu {
         budget.check(cache as u64, config)?;
     }
@@ -248,120 +241,6 @@ fn memory() -> (u64, u64) {
     }
 }
 
-/// The uses of a GPU's memory.
-#[derive(Debug, Clone)]
-pub struct DeviceMemory {
-    total: u64,
-    /// Names and bytes.
-    parts: Vec<(String, u64)>,
-}
-
-impl DeviceMemory {
-    /// Starts with the memory in use before a model is loaded; `None` on a CPU.
-    ///
-    /// # Errors
-    /// The driver does not report its memory.
-    pub fn new(device: &Device) -> Result<Option<Self>> {
-        let mut budget = kernels::device_memory(device)
-            .map_err(Error::setup)?
-            .map(|(_, total)| Self {
-                total,
-                parts: Vec::new(),
-            });
-        Self::note(&mut budget, OTHERS, device, 0)?;
-        Ok(budget)
-    }
-
-    /// Starts with the memory that is taken to be in use of a GPU of another machine.
-    pub fn of_other(gpu: &Gpu) -> Self {
-        Self {
-            total: gpu.memory_bytes(),
-            parts: vec![(OTHERS.into(), CONTEXT_BYTES)],
-        }
-    }
-
-    /// Adds the memory that came into use since the last entry, as `name`; `expected` bytes if they are still to be
-    /// loaded, as they always are on a GPU of another machine.
-    ///
-    /// # Errors
-    /// The driver does not report its memory.
-    pub fn note(
-        budget: &mut Option<Self>,
-        name: &str,
-        device: &Device,
-        expected: u64,
-    ) -> Result<()> {
-        let Some(budget) = budget else {
-            return Ok(());
-        };
-        let read = kernels::device_memory(device).map_err(Error::setup)?;
-        let grown = read.map(|(free, total)| (total - free).saturating_sub(budget.sum()));
-        budget.add(name, grown.unwrap_or_default().max(expected));
-        Ok(())
-    }
-
-    /// Adds a part that takes `bytes`.
-    fn add(&mut self, name: impl Into<String>, bytes: u64) {
-        self.parts.push((name.into(), bytes));
-    }
-
-    /// Bytes that the GPU has.
-    pub fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// Names and bytes of the uses.
-    pub fn parts(&self) -> &[(String, u64)] {
-        &self.parts
-    }
-
-    fn sum(&self) -> u64 {
-        self.parts.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// Bytes left for the KV cache if no flag sets its size.
-    fn left(&self, config: &Config) -> Result<u64> {
-        let usable = (self.total as f64 * config.gpu_memory_utilization) as u64;
-        let left = usable.saturating_sub(self.sum());
-        if left == 0 && config.kv == KvBudget::Default {
-            return Err(Error::setup(format!(
-                "nothing is left for the KV cache within --gpu-memory-utilization {}: {}",
-                config.gpu_memory_utilization,
-                self.in_one_line()
-            )));
-        }
-        Ok(left)
-    }
-
-    /// Checks that there is room for a KV cache of so many bytes, whose size a flag may set.
-    fn check(&self, cache: u64, config: &Config) -> Result<()> {
-        if config.kv == KvBudget::Default || self.sum().saturating_add(cache) <= self.total {
-            return Ok(());
-        }
-        Err(Error::setup(format!(
-            "the GPU has no room for a KV cache of {cache} bytes: lower --num-blocks or --kv-cache-memory: {}",
-            self.in_one_line()
-        )))
-    }
-
-    fn in_one_line(&self) -> String {
-        self.to_string().replace('\n', ";")
-    }
-}
-
-impl fmt::Display for DeviceMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unused = ("unused".to_owned(), self.total.saturating_sub(self.sum()));
-        let total = ("total".to_owned(), self.total);
-        write!(f, "GPU memory in GiB")?;
-        for (name, bytes) in self.parts.iter().chain([&unused, &total]) {
-            let gib = *bytes as f64 / f64::from(1 << 30);
-            write!(f, "\n  {name:<22}{gib:>7.2}")?;
-        }
-        Ok(())
-    }
-}
-
 /// Upper bound in bytes on the workspace of a forward with the maximum rows of a step: the live
 /// activations of one layer, the logits (in f32 and before conversion), the probabilities made from
 /// them, and the draft distributions.
@@ -423,10 +302,7 @@ mod tests {
     #[test]
     fn the_pair_fits_in_16_gigabytes() {
         let config = config("--max-num-seqs 8 --spec-length 5");
-        let mut budget = DeviceMemory {
-            total: 16_000_000_000,
-            parts: Vec::new(),
-        };
+        let mut budget = DeviceMemory::of(16_000_000_000);
         for (name, whose) in [("llama-3.2-3b", "target"), ("llama-3.2-1b", "draft")] {
             let model = shape(name);
             budget.add(format!("{whose} weights"), weights(&model));
@@ -434,8 +310,8 @@ mod tests {
         }
         let needs = workspace(&shape("llama-3.2-3b").info(), &config);
         budget.add("workspace", LIBRARY_BYTES + needs);
-        assert!(budget.sum() <= budget.total, "{budget}");
-        assert!(budget.sum() > budget.total * 3 / 4, "{budget}");
+        assert!(budget.sum() <= budget.total(), "{budget}");
+        assert!(budget.sum() > budget.total() * 3 / 4, "{budget}");
         let table = budget.to_string();
         assert!(
             table.starts_with("GPU memory in GiB\n  target weights"),
@@ -460,7 +336,7 @@ mod tests {
     fn a_kv_pool_takes_no_memory_before_it_is_used() {
         use crate::kernels::quant::BlockType;
         use crate::kv::{KvHeads, KvShape, KvStore};
-        use candle_core::DType;
+        use candle_core::{DType, Device};
 
         // Kept: what another pool has left is no longer the system's.
         let mut pools = Vec::new();

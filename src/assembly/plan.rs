@@ -2,11 +2,13 @@
 
 use super::adapters;
 use super::checkpoint::{Checkpoint, Reading, Target, draft_options, load_options};
+use super::device_memory::DeviceMemory;
 use super::draft_vocab;
 use super::drafts::{LoadedDraft, tables_instead};
+use super::host_experts;
 use super::known;
 use super::learn;
-use super::memory::{self, Cache, DeviceMemory};
+use super::memory::{self, Cache};
 use crate::config::{Config, DrafterChoice, LoadFlags, ModelChoice};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
@@ -75,10 +77,16 @@ impl Plan {
         if !is_auto {
             check_quantize(config, &checkpoint.source)?;
         }
+        let is_on_gpu = memory.is_some();
+        host_experts::check(config, &checkpoint, is_on_gpu)?;
         let target = Target::open(checkpoint)?;
+        host_experts::log(config, target.model.config(), is_on_gpu);
         let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
         let reranker = reranker(config, &target)?;
-        let bytes = target.inventory.sum(|entry| entry.loaded_bytes);
+        if let Some(memory) = &mut memory {
+            memory.set_experts(host_experts::by_layer(&target.inventory));
+        }
+        let (bytes, _) = target.inventory.loaded_bytes();
         DeviceMemory::note(&mut memory, "target weights", &device, bytes)?;
         let adapters = adapters::load(config, &*target.model, memory.as_ref())?;
         if config.lora.is_some() {

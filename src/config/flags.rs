@@ -275,6 +275,14 @@ pub struct LoadFlags {
     /// loaded. Where rows are not whole blocks, they become q8_0 or stay as they are. See --draft-quantize.
     #[arg(long, value_name = "TYPE", value_parser = convert::block_kinds())]
     pub quantize: Option<BlockType>,
+    /// On a GPU, keep the experts of the first N layers in the host's memory, where the GPU reads those that are chosen.
+    /// Saves GPU memory and is slower.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub n_cpu_moe: usize,
+    /// As --n-cpu-moe, for all layers.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
+    pub cpu_moe: bool,
     /// CPU compute threads [default: the physical cores available to this process].
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
@@ -284,6 +292,17 @@ pub struct LoadFlags {
     /// Seed for dummy weights, random bench prompts and generated texts; -1 = a random one.
     #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
+}
+
+impl LoadFlags {
+    /// The layers, the first ones, whose experts stay in the host's memory on a GPU.
+    pub fn host_expert_layers(&self) -> usize {
+        if self.cpu_moe {
+            usize::MAX
+        } else {
+            self.n_cpu_moe
+        }
+    }
 }
 
 /// The sampling parameters of requests that do not name them.

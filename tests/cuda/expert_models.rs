@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// Models of classes with experts: Qwen3's; one expert of all rows with a factor; GLM's with groups, a correction and
 /// dense layers first; gpt-oss with biases.
-fn sources(folder: &Path) -> Vec<ModelSource> {
+pub(super) fn sources(folder: &Path) -> Vec<ModelSource> {
     let configs = [
         json!({
             "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4,

@@ -11,6 +11,7 @@ mod experts;
 mod float8;
 mod gated;
 mod heads;
+mod host_experts;
 mod kv_cache_dtype;
 mod latent;
 mod launches;

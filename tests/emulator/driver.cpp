@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 
 using namespace gpu;
@@ -270,16 +271,79 @@ API CUresult cuMemPoolSetAttribute(void *, int attribute, void *) {
     return attribute == RELEASE_THRESHOLD ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-API CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned) {
+// Memory of the host that kernels can read has another address for them, behind which they cannot write, and ends at a
+// page without access rights.
+namespace {
+struct Mapped {
+    size_t bytes;
+    unsigned char *device;
+};
+std::map<void *, Mapped> &mapped = *new std::map<void *, Mapped>;
+
+// So much is locked at most.
+constexpr size_t LOCKABLE = size_t(128) << 20;
+
+size_t whole_pages(size_t bytes) {
+    size_t page = sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+CUresult map_for_kernels(void **pointer, size_t bytes) {
+    size_t locked = bytes, size = whole_pages(bytes);
+    for (auto &[_, one] : mapped) {
+        locked += one.bytes;
+    }
+    int file = memfd_create("host memory", 0);
+    if (locked > LOCKABLE || file < 0 || ftruncate(file, size)) {
+        close(file);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    void *host = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void *device = mmap(nullptr, size + whole_pages(1), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (host == MAP_FAILED || device == MAP_FAILED ||
+        mmap(device, size, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+        close(file);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    close(file);
+    mapped[host] = {bytes, static_cast<unsigned char *>(device)};
+    *pointer = host;
+    return CUDA_SUCCESS;
+}
+} // namespace
+
+API CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) {
+    constexpr unsigned DEVICEMAP = 2;
     Lock lock(mutex);
     if (waiting_spoils_capture()) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
+    if (flags & DEVICEMAP) {
+        return map_for_kernels(pointer, bytes);
+    }
     *pointer = malloc(bytes);
     return CUDA_SUCCESS;
 }
+API CUresult cuMemHostGetDevicePointer_v2(uint64_t *device, void *host, unsigned) {
+    Lock lock(mutex);
+    auto at = mapped.find(host);
+    if (at == mapped.end()) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *device = reinterpret_cast<uint64_t>(at->second.device);
+    return CUDA_SUCCESS;
+}
 API CUresult cuMemFreeHost(void *pointer) {
-    free(pointer);
+    Lock lock(mutex);
+    auto at = mapped.find(pointer);
+    if (at == mapped.end()) {
+        free(pointer);
+        return CUDA_SUCCESS;
+    }
+    size_t size = whole_pages(at->second.bytes);
+    munmap(pointer, size);
+    munmap(at->second.device, size + whole_pages(1));
+    mapped.erase(at);
     return CUDA_SUCCESS;
 }
 

@@ -2,7 +2,7 @@
 
 use super::check::{check, refused, report, row, table};
 use crate::common::tiny::*;
-use crate::common::tiny_folder::{byte_level, tiny_folder};
+use crate::common::tiny_folder::{byte_level, tiny_folder, write_tokenizer};
 use candle_core::{DType, Tensor};
 use serde_json::{Value, json};
 
@@ -118,4 +118,102 @@ fn what_a_gpu_does_not_take_is_refused_in_one_line() {
     wrong(&["--gpu", "h1000"], ["unknown GPU", "RTX 4090"]);
     let both = ["--gpu", "h100", "--device", "cpu"];
     wrong(&both, ["--device cpu", "leave one out"]);
+}
+
+/// A folder with this fixture's config, changed, and a tokenizer; without weights.
+fn shape(fixture: &str, change: impl Fn(&mut Value)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let file = format!("tests/fixtures/architectures/{fixture}/config.json");
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    change(&mut config);
+    write_config(folder.path(), &config);
+    write_tokenizer(folder.path(), byte_level());
+    folder
+}
+
+/// Two layers of 8 experts of 3 matrices, and a token that has 3 of them.
+#[test]
+fn experts_in_the_hosts_memory_take_none_of_a_gpus() {
+    let folder = shape("qwen3_moe", |_| ());
+    let path = folder.path().to_str().unwrap();
+    let dummy = [path, "--load-format", "dummy"];
+    let on = |flags: &[&str]| report(&[&dummy[..], &["--gpu", "l4"], flags].concat(), None);
+    let (all, one, none) = (on(&[]), on(&["--n-cpu-moe", "1"]), on(&["--cpu-moe"]));
+    let layer = 8 * 3 * 32 * 16 * 2;
+    for (found, host) in [(&all, 0), (&one, layer), (&none, 2 * layer)] {
+        let weights = found["weights_bytes"].as_u64().unwrap();
+        assert_eq!(weights, all["weights_bytes"].as_u64().unwrap());
+        assert_eq!(found["host_experts_bytes"], host);
+        assert_eq!(bytes(found, "target weights"), weights - host);
+        let decode = &found["decode"];
+        assert_eq!(decode["host_bytes_per_token"], host * 3 / 8);
+        let read = &all["decode"]["weights_bytes_per_token"];
+        assert_eq!(&decode["weights_bytes_per_token"], read);
+    }
+    let speed = |report: &Value| report["decode"]["tokens_per_second"].as_f64().unwrap();
+    assert!(speed(&all) > speed(&one) && speed(&one) > speed(&none));
+    let text = table(&[&dummy[..], &["--gpu", "l4", "--cpu-moe"]].concat());
+    assert_eq!(row(&text, "host memory"), "49.2 kB of them, experts");
+    assert!(
+        row(&text, "decode").contains(" from the host, and"),
+        "{text}"
+    );
+    // On the CPU they are where they always are.
+    let here = report(
+        &[&dummy[..], &["--cpu-moe", "--device", "cpu"]].concat(),
+        None,
+    );
+    assert_eq!(here["host_experts_bytes"], 0);
+}
+
+/// The shape of Qwen3-30B-A3B, whose blocks take 17 GB.
+#[test]
+fn the_number_of_layers_whose_experts_must_leave_a_gpu_is_told() {
+    let folder = shape("qwen3_moe", |config| {
+        for (key, value) in [
+            ("num_hidden_layers", 48),
+            ("hidden_size", 2048),
+            ("num_local_experts", 128),
+            ("num_experts_per_tok", 8),
+            ("moe_intermediate_size", 768),
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 4),
+            ("head_dim", 128),
+            ("max_position_embeddings", 32768),
+        ] {
+            config[key] = value.into();
+        }
+        config.as_object_mut().unwrap().remove("layer_types");
+    });
+    let path = folder.path().to_str().unwrap();
+    let args = [
+        path,
+        "--load-format",
+        "dummy",
+        "--quantize",
+        "q4_k",
+        "--gpu",
+        "rtx 3060",
+    ];
+    let output = check(&args, None);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        (output.status.code(), said.lines().count()),
+        (Some(2), 1),
+        "{said}"
+    );
+    let (_, hint) = said.split_once("; --n-cpu-moe ").expect(&said);
+    assert!(
+        hint.ends_with(" leaves room for a whole context\n"),
+        "{said}"
+    );
+    let layers: usize = hint.split(' ').next().unwrap().parse().unwrap();
+    assert!((16..40).contains(&layers), "{said}");
+    let tokens = |layers: usize| {
+        let layers = layers.to_string();
+        let args = [&args[..], &["--n-cpu-moe", &layers]].concat();
+        report(&args, None)["kv_cache_tokens"].as_u64().unwrap()
+    };
+    assert!(tokens(layers) >= 32768 && tokens(layers - 1) < 32768);
 }

@@ -129,6 +129,7 @@ fn load_checked(
         gpu::check(&config)?;
     }
     let progress = progress(config.num_layers());
+    let weights = weights.with_host_experts(options.host_expert_layers);
     let mut decoder = Decoder::load(config, weights.headers_only(inventory), progress)?;
     if options.are_for_gpu() && options.batch_invariant {
         decoder = decoder.with_batch_invariance()?;

@@ -1,5 +1,6 @@
 //! Launches the kernels of layers with experts.
 
+use super::host_memory::HostMemory;
 use super::plan::{Plan, Widths};
 use super::{ExpertChoice, ExpertWeights};
 use crate::gpu::Groups;
@@ -7,6 +8,7 @@ use crate::quant::DeviceQuantMatrix;
 use crate::{Activation, ForwardWeight, dense, gpu, quant};
 use candle_core::cuda_backend::cudarc::driver::LaunchConfig;
 use candle_core::{CudaDevice, DType, Device, Result, Tensor};
+use std::sync::Arc;
 
 /// Warps of a block that computes an output in each, and the rows of scores that it computes.
 const WARPS: usize = 8;
@@ -324,14 +326,22 @@ fn number_of(activation: Activation) -> Result<usize> {
     }
 }
 
+/// The memory of weights.
+#[derive(Clone)]
+enum Held {
+    Device { _weights: Vec<Tensor> },
+    Host { _memory: Arc<HostMemory> },
+}
+
 /// A weight of each expert, of one shape and format.
 #[derive(Clone)]
 struct GroupedWeights {
     /// `[experts]` i64: where they are.
     addresses: Tensor,
-    /// The memory of the weights.
-    held: Vec<Tensor>,
-    /// One of them, if they are quantized.
+    /// What keeps the weights there.
+    _held: Held,
+    count: usize,
+    /// The form of one of them, if they are quantized.
     quantized: Option<DeviceQuantMatrix>,
     outputs: usize,
     inputs: usize,
@@ -362,15 +372,14 @@ impl GroupedWeights {
                 candle_core::bail!("experts: their weights have different shapes or formats");
             }
         }
-        let stream = device.as_cuda_device()?.cuda_stream();
-        let addresses = held.iter().map(|weight| gpu::address(weight, &stream));
-        let addresses = addresses.map(|address| Ok(address? as i64));
-        let addresses = addresses.collect::<Result<Vec<_>>>()?;
+        let count = held.len();
+        let (held, addresses) = hold(held, device.as_cuda_device()?)?;
         Ok(Self {
             addresses: Tensor::new(addresses, device)?,
-            held,
+            _held: held,
+            count,
             quantized: match first {
-                ForwardWeight::Quantized(first) => Some((*first).clone()),
+                ForwardWeight::Quantized(first) => Some(first.without_memory()?),
                 ForwardWeight::Dense(_) => None,
             },
             outputs: shape.0,
@@ -380,7 +389,7 @@ impl GroupedWeights {
 
     /// Number of experts.
     fn count(&self) -> usize {
-        self.held.len()
+        self.count
     }
 
     /// Multiplies groups of the rows of `x` with the weights of their experts.
@@ -403,4 +412,19 @@ impl GroupedWeights {
         // have rows of `x`, and numbers of experts.
         unsafe { launch.run(gpu::grid((groups.max, blocks, 1), WARPS * 32, 0)) }
     }
+}
+
+/// Keeps `weights` where kernels read them, and returns their addresses: in the memory of `device`, or if they are on the
+/// CPU, in the host's.
+fn hold(weights: Vec<Tensor>, device: &CudaDevice) -> Result<(Held, Vec<i64>)> {
+    if weights.iter().all(|weight| weight.device().is_cpu()) {
+        let (memory, addresses) = HostMemory::with(&weights, device)?;
+        let memory = Arc::new(memory);
+        return Ok((Held::Host { _memory: memory }, addresses));
+    }
+    let stream = device.cuda_stream();
+    let addresses = weights.iter().map(|weight| gpu::address(weight, &stream));
+    let addresses = addresses.map(|address| Ok(address? as i64));
+    let addresses = addresses.collect::<Result<_>>()?;
+    Ok((Held::Device { _weights: weights }, addresses))
 }

@@ -11,6 +11,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+mod host_memory;
+#[cfg(feature = "cuda")]
 mod plan;
 
 use crate::{Activation, ForwardWeight};
@@ -62,7 +64,8 @@ impl ExpertChoice {
     }
 }
 
-/// The weights of a layer's experts, on one GPU.
+/// The weights of a layer's experts, on one GPU. Those of `gate_up` or of `down` may be on the CPU instead: the GPU then reads
+/// them in the host's memory.
 pub struct ExpertWeights<'a> {
     /// The dtype of activations, and of weights that are not quantized.
     pub dtype: DType,

@@ -132,6 +132,15 @@ impl DeviceQuantMatrix {
         }
     }
 
+    /// Its shape and format, for kernels that are given addresses of such weights.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn without_memory(&self) -> Result<Self> {
+        Ok(Self {
+            tiles: Tensor::zeros(0, DType::U8, &Device::Cpu)?,
+            ..self.clone()
+        })
+    }
+
     /// Its format.
     pub fn kind(&self) -> DeviceKind {
         self.layout.kind

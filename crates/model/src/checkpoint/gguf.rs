@@ -3,11 +3,12 @@
 use super::finite;
 use crate::config::ModelConfig;
 use crate::layers::rope::RopeSpec;
-use crate::matrix::{Matrix, Packed, WeightForm, quantized, unquantized};
+use crate::matrix::{Matrix, Packed, WeightForm, quantized, unquantized_for};
 use crate::names;
 use crate::spec::Norms;
+use crate::weights::dtypes::Dtypes;
 use candle_core::quantized::{QStorage, QTensor};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::gguf::{GgufParts, GgufSource, Header, TensorPlace};
 use foretoken_kernels::quant::{BlockType, QuantMatrix};
@@ -131,7 +132,7 @@ impl GgufFile {
         name: &str,
         shape: (usize, usize),
         order: Option<&[u32]>,
-        dtype: Option<DType>,
+        dtypes: &Dtypes,
         device: &Device,
     ) -> Result<Arc<dyn Matrix>> {
         let mut tensor = self.read(&format!("{name}.weight"))?;
@@ -143,7 +144,7 @@ impl GgufFile {
             tensor.dims[0] = order.len();
         }
         let shape = (tensor.dims[0], shape.1);
-        self.matrix_of(tensor, shape, dtype, device)
+        self.matrix_of(tensor, shape, dtypes, device)
     }
 
     /// The `count` matrices of the tensor `name` (its Hugging Face name without `.weight`), one after another.
@@ -155,7 +156,7 @@ impl GgufFile {
         name: &str,
         count: usize,
         shape: (usize, usize),
-        dtype: Option<DType>,
+        dtypes: &Dtypes,
         device: &Device,
     ) -> Result<Vec<Arc<dyn Matrix>>> {
         let stored = self.read(&format!("{name}.weight"))?;
@@ -171,7 +172,7 @@ impl GgufFile {
             data: data.to_vec(),
         });
         parts
-            .map(|part| self.matrix_of(part, shape, dtype, device))
+            .map(|part| self.matrix_of(part, shape, dtypes, device))
             .collect()
     }
 
@@ -179,13 +180,15 @@ impl GgufFile {
         &mut self,
         tensor: Stored,
         shape: (usize, usize),
-        dtype: Option<DType>,
+        dtypes: &Dtypes,
         device: &Device,
     ) -> Result<Arc<dyn Matrix>> {
         let (outputs, inputs) = shape;
         let kind = tensor.kind;
-        match WeightForm::of_gguf(kind, inputs, dtype, !device.is_cpu()) {
-            WeightForm::Dense(dtype) => unquantized(&tensor.floats(device)?, Some(dtype)),
+        match WeightForm::of_gguf(kind, inputs, dtypes.matrices, dtypes.on_gpu) {
+            WeightForm::Dense(dtype) => {
+                unquantized_for(&tensor.floats(device)?, Some(dtype), dtypes.on_gpu)
+            }
             WeightForm::Tiles(other) if other != kind => {
                 self.count(kind, "Q8_0");
                 let floats = tensor.floats(&Device::Cpu)?.flatten_all()?;

@@ -67,9 +67,11 @@ impl Decoder {
         let mut layers = Vec::with_capacity(config.num_layers());
         for i in 0..config.num_layers() {
             let at = |part: &str| names::layer(i, part);
+            weights.begin_layer(Some(i));
             layers.push(Layer::load(&config, i, &ropes, &mut weights, at)?);
             done();
         }
+        weights.begin_layer(None);
         let place = (weights.device(), weights.dtypes().activations);
         let lora = number_sites(&mut layers, &config, place);
         let hidden = config.hidden_size;

@@ -77,8 +77,9 @@ impl Experts {
         // The order of the rows of gate and up in one tensor.
         let order = (layout.alternates).then(|| halves_from_pairs(1, 2 * width, 2 * width));
         let order = order.as_deref();
-        let mut read =
-            |name: &str, shape, order| read(weights, (layout, &spec), &at, name, shape, order);
+        let mut read = |name: &str, shape, order| {
+            weights.of_experts(|weights| read(weights, (layout, &spec), &at, name, shape, order))
+        };
         let gate_up = match layout.gate_up {
             [.., up] if !spec.is_gated => vec![read(up, (width, hidden), None)?],
             [gate, up] => {

@@ -38,6 +38,9 @@ pub struct LoadOptions {
     /// With [`LoadFormat::Dummy`], the tensors that the checkpoint has elsewhere, for
     /// [`inspect`](super::inspect) and [`inspect_head`](super::inspect_head).
     pub tensors: Option<Arc<TensorHeaders>>,
+    /// On a GPU, the experts of so many layers stay in the host's memory, where the GPU reads them: those of the first
+    /// layers of a model, not of heads.
+    pub host_expert_layers: usize,
     /// The ids that a draft may predict; `None` = all that it can.
     pub draft_vocabulary: Option<DraftVocabulary>,
 }
@@ -65,6 +68,7 @@ impl Default for LoadOptions {
             batch_invariant: false,
             quantize: None,
             tensors: None,
+            host_expert_layers: 0,
             draft_vocabulary: None,
         }
     }

@@ -189,11 +189,23 @@ pub trait Matrix: Any + Send + Sync {
 /// # Errors
 /// If the tensor is not a matrix, or `dtype` is none of f32, f16 and bf16.
 pub fn unquantized(weight: &Tensor, dtype: Option<DType>) -> Result<Arc<dyn Matrix>> {
+    unquantized_for(weight, dtype, !weight.device().is_cpu())
+}
+
+/// As [`unquantized`], in the layout that a GPU reads, if `on_gpu`, although the weight may be in the host's memory.
+///
+/// # Errors
+/// Returns the errors of [`unquantized`].
+pub(crate) fn unquantized_for(
+    weight: &Tensor,
+    dtype: Option<DType>,
+    on_gpu: bool,
+) -> Result<Arc<dyn Matrix>> {
     let weight = weight.to_dtype(unquantized_dtype(weight.dtype(), dtype))?;
-    Ok(match weight.device() {
-        Device::Cpu => Arc::new(Packed::new(DenseMatrix::new(&weight)?)),
-        _ => Arc::new(Dense::new(weight)?),
-    })
+    if on_gpu {
+        return Ok(Arc::new(Dense::new(weight)?));
+    }
+    Ok(Arc::new(Packed::new(DenseMatrix::new(&weight)?)))
 }
 
 /// The dtype of [`unquantized`] weights whose own dtype is `own`.
@@ -237,17 +249,16 @@ pub fn quantized(
     })
 }
 
-/// A weight of FP8, which stays so.
+/// A weight of FP8, which stays so, in the memory of `device` and, if `on_gpu`, in the layout that a GPU reads.
 ///
 /// # Errors
 /// If its numbers or scales are not those of its shape, no product takes them, or the device fails.
-pub fn float8(weight: &Float8<'_>, device: &Device) -> Result<Arc<dyn Matrix>> {
-    Ok(match device {
-        Device::Cpu => Arc::new(Packed::new(DenseMatrix::of_float8(weight)?)),
-        _ => Arc::new(OnDevice::new(DeviceQuantMatrix::from_float8(
-            weight, device,
-        )?)),
-    })
+pub fn float8(weight: &Float8<'_>, device: &Device, on_gpu: bool) -> Result<Arc<dyn Matrix>> {
+    if on_gpu {
+        let weight = DeviceQuantMatrix::from_float8(weight, device)?;
+        return Ok(Arc::new(OnDevice::new(weight)));
+    }
+    Ok(Arc::new(Packed::new(DenseMatrix::of_float8(weight)?)))
 }
 
 /// The weights of `matrix`, whose outputs are side by side, for kernels of a GPU that take several at once; `None` if they

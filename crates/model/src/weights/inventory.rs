@@ -18,6 +18,10 @@ pub struct TensorEntry {
     pub loaded: String,
     /// Bytes that the tensor takes in memory.
     pub loaded_bytes: u64,
+    /// The layer of the decoder that has it.
+    pub layer: Option<usize>,
+    /// Whether a GPU reads it in the host's memory.
+    pub on_host: bool,
 }
 
 impl TensorEntry {
@@ -40,10 +44,11 @@ pub struct Inventory {
 pub(crate) type SharedInventory = Arc<Mutex<Inventory>>;
 
 impl Inventory {
-    /// Adds a tensor of the shape `dims` that takes `stored_bytes` of its file and becomes `form`.
+    /// Adds the tensor `name` of a layer, of the shape `dims`, that takes `stored_bytes` of its file and becomes `form`, in
+    /// the host's memory or not.
     pub(crate) fn add(
         &mut self,
-        name: String,
+        (name, (layer, on_host)): (String, (Option<usize>, bool)),
         dims: &[usize],
         (stored, stored_bytes): (String, u64),
         form: WeightForm,
@@ -55,6 +60,8 @@ impl Inventory {
             stored_bytes,
             loaded: form.name(),
             loaded_bytes: form.bytes(dims),
+            layer,
+            on_host,
         });
     }
 
@@ -64,6 +71,20 @@ impl Inventory {
             last.loaded = form.name();
             last.loaded_bytes = form.bytes(dims);
         }
+    }
+
+    /// Bytes that the tensors take in memory: of the device that computes, and of the host beside a GPU.
+    pub fn loaded_bytes(&self) -> (u64, u64) {
+        let of = |on_host| {
+            self.sum(|entry| {
+                if entry.on_host == on_host {
+                    entry.loaded_bytes
+                } else {
+                    0
+                }
+            })
+        };
+        (of(false), of(true))
     }
 
     /// The sum of what `of` says about each tensor.

@@ -3,6 +3,7 @@
 pub(crate) mod dtypes;
 pub(crate) mod dummy;
 mod heads;
+mod host_experts;
 mod ids;
 pub(crate) mod inventory;
 mod noted;
@@ -26,6 +27,7 @@ use dtypes::Dtypes;
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_core::files;
 use foretoken_kernels::quant::BlockType;
+use host_experts::HostExperts;
 use inventory::SharedInventory;
 use std::collections::HashSet;
 use std::path::Path;
@@ -47,6 +49,8 @@ pub struct Weights {
     read: HashSet<String>,
     /// Filled if only headers are read.
     inventory: Option<SharedInventory>,
+    /// Where the experts of layers are.
+    experts: HostExperts,
 }
 
 impl Weights {
@@ -127,6 +131,7 @@ impl Weights {
             packing: None,
             read: HashSet::new(),
             inventory: None,
+            experts: HostExperts::default(),
         }
     }
 
@@ -376,9 +381,7 @@ impl Weights {
             return Ok(Arc::new(Unread { shape, format }));
         }
         match &mut self.source {
-            TensorSource::Gguf(file) => {
-                file.matrix(name, shape, order, self.dtypes.matrices, &self.device)
-            }
+            TensorSource::Gguf(file) => file.matrix(name, shape, order, &self.dtypes, &self.device),
             _ => {
                 let name = format!("{name}.weight");
                 let tensor = in_order(self.stored(&name, &[shape.0, shape.1])?, order)?;
@@ -391,7 +394,7 @@ impl Weights {
     fn matrix_of(&self, tensor: &Tensor, name: &str) -> Result<Arc<dyn Matrix>> {
         let form = self.dtypes.form(tensor.dtype(), tensor.dims());
         let Some(kind) = form.blocks() else {
-            return matrix::unquantized(tensor, self.dtypes.matrices);
+            return matrix::unquantized_for(tensor, self.dtypes.matrices, self.dtypes.on_gpu);
         };
         let named = |e| Error::setup(format!("tensor {name}: {e}"));
         let blocks = requantize::blocks(tensor, kind).map_err(named)?;

@@ -56,7 +56,8 @@ impl Weights {
         form: WeightForm,
     ) {
         if let Some(shared) = &self.inventory {
-            inventory::lock(shared).add(name, dims, stored, form);
+            let at = self.experts.place();
+            inventory::lock(shared).add((name, at), dims, stored, form);
         }
     }
 }

@@ -88,9 +88,10 @@ impl Weights {
         let unpacked = (opened.unpack)()?;
         let name = format!("{stored}.weight");
         if let Some(float8) = unpacked.float8().filter(|own| self.keeps_float8(own)) {
+            let place = (&self.device, self.dtypes.on_gpu);
             let matrix = match order {
-                Some(order) => in_order_float8(&float8, order, &self.device),
-                None => matrix::float8(&float8, &self.device),
+                Some(order) => in_order_float8(&float8, order, place),
+                None => matrix::float8(&float8, place.0, place.1),
             };
             return matrix.map(Some);
         }
@@ -245,7 +246,7 @@ impl Weights {
         let noise = in_order(dummy::tensor(seed, &name, &[shape.0, shape.1])?, order)?;
         if matches!(form, WeightForm::Float8(_) | WeightForm::DeviceFloat8) {
             let run = scheme.float8(shape).unwrap_or(shape.1);
-            return random_float8(&noise, run, &self.device);
+            return random_float8(&noise, run, (&self.device, self.dtypes.on_gpu));
         }
         match blocks.filter(|_| form.blocks() == blocks) {
             Some(kind) => {
@@ -258,7 +259,11 @@ impl Weights {
 }
 
 /// The FP8 that is nearest to `weight`, with one scale but as many as there are runs of so many inputs.
-fn random_float8(weight: &Tensor, run: usize, device: &Device) -> Result<Arc<dyn Matrix>> {
+fn random_float8(
+    weight: &Tensor,
+    run: usize,
+    (device, on_gpu): (&Device, bool),
+) -> Result<Arc<dyn Matrix>> {
     let shape = weight.dims2()?;
     let values = weight
         .to_dtype(DType::F32)?
@@ -274,11 +279,15 @@ fn random_float8(weight: &Tensor, run: usize, device: &Device) -> Result<Arc<dyn
         scales: &vec![scale; shape.1.div_ceil(run)],
         block: (shape.0, run),
     };
-    matrix::float8(&float8, device)
+    matrix::float8(&float8, device, on_gpu)
 }
 
 /// The matrix with its outputs in this order.
-fn in_order_float8(matrix: &Float8<'_>, order: &[u32], device: &Device) -> Result<Arc<dyn Matrix>> {
+fn in_order_float8(
+    matrix: &Float8<'_>,
+    order: &[u32],
+    (device, on_gpu): (&Device, bool),
+) -> Result<Arc<dyn Matrix>> {
     let ((_, inputs), (_, run)) = (matrix.shape, matrix.block);
     let (mut numbers, mut scales) = (Vec::new(), Vec::new());
     for &output in order {
@@ -292,7 +301,7 @@ fn in_order_float8(matrix: &Float8<'_>, order: &[u32], device: &Device) -> Resul
         scales: &scales,
         block: (1, run),
     };
-    matrix::float8(&ordered, device)
+    matrix::float8(&ordered, device, on_gpu)
 }
 
 /// All values, each made of f32 by `from`, with the rows in this order.

@@ -52,8 +52,7 @@ impl Weights {
             (StackForm::Mxfp4, _) => self.dequantized(stack),
             (_, TensorSource::Gguf(file)) => {
                 let name = name.strip_suffix(".weight").unwrap_or(name);
-                let matrices = self.dtypes.matrices;
-                file.matrices(name, count, stack.shape, matrices, &self.device)
+                file.matrices(name, count, stack.shape, &self.dtypes, &self.device)
             }
             (form, _) => {
                 let all = self.stored(name, &stored_dims(stack))?;
