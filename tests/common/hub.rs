@@ -30,6 +30,8 @@ pub struct Hub {
     pub stalled: AtomicBool,
     /// Sends bodies in chunks of a thousand bytes, and no lengths.
     pub chunked: bool,
+    /// Sends no lengths: bodies end with their connections.
+    pub endless: bool,
     /// Sends etags that are hashes, as the Hub does.
     pub hashes: bool,
     /// The token of each request.
@@ -192,7 +194,7 @@ impl Hub {
         if self.chunked {
             head += "transfer-encoding: chunked\r\n";
             body = in_chunks(&body);
-        } else {
+        } else if !self.endless {
             head += &format!("content-length: {}\r\n", body.len());
         }
         if method == "GET" {

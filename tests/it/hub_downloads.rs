@@ -243,6 +243,23 @@ fn a_process_that_is_killed_leaves_what_the_next_one_goes_on_with() {
     assert_eq!(*hub.ranges.lock().unwrap(), [format!("bytes={CUT}-")]);
 }
 
+/// Nothing but its hash tells whether a file without a length is whole.
+#[test]
+fn a_file_without_a_length_needs_a_hash() {
+    let endless = |hashes| Hub {
+        endless: true,
+        hashes,
+        ..Hub::default()
+    };
+    let (cache, (_, address)) = (Cache::new(), hub(1, endless(true)));
+    cache.talk(&address);
+    cache.assert_has(&model());
+    let (cache, (_, address)) = (Cache::new(), hub(1, endless(false)));
+    let error = cache.refused(&address);
+    assert!(error.contains("says neither how large"), "{error}");
+    assert!(!cache.repo().join("snapshots").exists());
+}
+
 /// What an earlier process left need not be a part of the file.
 #[test]
 fn stale_parts_do_not_get_into_the_cache() {

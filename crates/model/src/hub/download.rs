@@ -138,7 +138,7 @@ impl HubClient {
             tries += 1;
             match error {
                 HubError::Unreachable(why) if tries < MAX_DOWNLOAD_TRIES => {
-                    tracing::info!("{why}: trying again, {most} bytes are here");
+                    tracing::info!("{why}: trying again, {} bytes are here", out.len());
                     std::thread::sleep(PAUSE * (1 << (tries - 1)));
                 }
                 HubError::Unreachable(why) if most > 0 => {
@@ -221,6 +221,13 @@ impl HubClient {
         if total.is_some_and(|total| total > limit) || out.len() > limit {
             out.clear()?;
             return Err(over);
+        }
+        let has_end = total.is_some() || header(answer.headers(), "transfer-encoding").is_some();
+        if !has_end && !out.has_hash() {
+            let url = &file.url;
+            return Err(HubError::Other(format!(
+                "the Hub says neither how large {url} is nor what its hash is, so a part of it would be taken for the whole"
+            )));
         }
         let mut body = answer.into_body().into_reader();
         let mut buffer = vec![0; 1 << 16];

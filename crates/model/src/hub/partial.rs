@@ -71,6 +71,11 @@ impl<'p> Partial<'p> {
         self.len
     }
 
+    /// Whether [`finish`](Partial::finish) can tell whether all bytes have arrived.
+    pub fn has_hash(&self) -> bool {
+        !self.hashes.is_empty()
+    }
+
     /// Adds `bytes` at the end.
     ///
     /// # Errors
