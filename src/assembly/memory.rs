@@ -335,7 +335,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_kv_pool_takes_no_memory_before_it_is_used() {
         use crate::kernels::quant::BlockType;
-        use crate::kv::{KvHeads, KvShape, KvStore};
+        use crate::kv::{KvForm, KvHeads, KvShape, KvStore};
         use candle_core::{DType, Device};
 
         // Kept: what another pool has left is no longer the system's.
@@ -344,7 +344,7 @@ mod tests {
         let blocks = (DType::F16, Some(BlockType::Q8_0), 136);
         for (dtype, blocks, elements) in floats.into_iter().chain([blocks]) {
             let heads = KvHeads {
-                blocks,
+                form: blocks.map(KvForm::Blocks),
                 ..KvHeads::new(8, 128)
             };
             let shape = KvShape {

@@ -250,8 +250,9 @@ pub struct LoadFlags {
     #[arg(long, value_enum, default_value_t)]
     pub dtype: Dtype,
     /// Data type of the KV cache of the target and of a draft; auto = see --dtype. q8_0 = blocks of 32 values of a head
-    /// with 8 bits each and a scale, which take 53 % of the memory of f16; needs heads of a multiple of 32 values. A GPU
-    /// takes f32, bf16 and f16 only if it computes in that type.
+    /// with 8 bits each and a scale, which take 53 % of the memory of f16; needs heads of a multiple of 32 values.
+    /// fp8 = E4M3 without scales, on a GPU; needs heads of a multiple of 16 values. A GPU takes f32, bf16 and f16 only if it
+    /// computes in that type.
     #[arg(long, value_name = "TYPE", value_enum, default_value_t)]
     pub kv_cache_dtype: KvCacheDtype,
     /// Device: auto, cpu, cuda or cuda:N.

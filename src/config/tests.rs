@@ -225,6 +225,7 @@ fn the_kv_cache_has_a_type_of_its_own() {
         ("--dtype bf16", KvCacheDtype::Auto),
         ("--kv-cache-dtype auto", KvCacheDtype::Auto),
         ("--kv-cache-dtype q8_0", KvCacheDtype::Q8_0),
+        ("--kv-cache-dtype fp8", KvCacheDtype::Fp8),
         ("--kv-cache-dtype f16", KvCacheDtype::F16),
         ("--kv-cache-dtype bfloat16", KvCacheDtype::Bf16),
         ("--kv-cache-dtype float32", KvCacheDtype::F32),
@@ -234,7 +235,7 @@ fn the_kv_cache_has_a_type_of_its_own() {
     }
     let config = with_file("model = 'm'\nkv-cache-dtype = 'q8_0'", "").unwrap();
     assert_eq!(config.load.kv_cache_dtype, KvCacheDtype::Q8_0);
-    for other in ["fp8", "q4_0"] {
+    for other in ["fp8_e5m2", "q4_0"] {
         refused_with(&format!("--model m --kv-cache-dtype {other}"), "q8_0");
         file_refused_with(&format!("model = 'm'\nkv-cache-dtype = '{other}'"), other);
     }

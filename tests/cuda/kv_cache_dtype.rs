@@ -19,9 +19,9 @@ use half::f16;
 const BLOCK: usize = 32;
 const BYTES: usize = 34;
 /// Heads of keys of the tests of kernels.
-const KV_HEADS: usize = 2;
+pub(super) const KV_HEADS: usize = 2;
 
-fn options(gpu: &Device, dtype: DType, kv_cache_dtype: KvCacheDtype) -> LoadOptions {
+pub(super) fn options(gpu: &Device, dtype: DType, kv_cache_dtype: KvCacheDtype) -> LoadOptions {
     LoadOptions {
         dtype: Some(dtype),
         device: gpu.clone(),
@@ -60,11 +60,20 @@ fn values_of(pool: &Tensor, d: usize) -> Tensor {
 /// Pools of `num_slots` slots, to which the heads of keys and values in `qkv` are written, after one of queries. The last rows
 /// may have no slot.
 fn written(qkv: &Tensor, slots: &[u32], num_slots: usize, device: &Device) -> [Tensor; 2] {
-    let (rows, _, d) = qkv.dims3().unwrap();
-    let pool = || {
-        let dims = (num_slots, KV_HEADS, d / BLOCK * BYTES);
-        Tensor::zeros(dims, DType::U8, device).unwrap()
-    };
+    let elements = qkv.dim(2).unwrap() / BLOCK * BYTES;
+    written_to((DType::U8, elements), qkv, slots, num_slots, device)
+}
+
+/// The same for pools of any dtype that have so many elements for a head.
+pub(super) fn written_to(
+    (dtype, elements): (DType, usize),
+    qkv: &Tensor,
+    slots: &[u32],
+    num_slots: usize,
+    device: &Device,
+) -> [Tensor; 2] {
+    let rows = qkv.dim(0).unwrap();
+    let pool = || Tensor::zeros((num_slots, KV_HEADS, elements), dtype, device).unwrap();
     let [k, v] = [pool(), pool()];
     let slots = Slots::padded(slots, rows, num_slots, device).unwrap();
     let pools = Pools {
@@ -126,10 +135,10 @@ fn a_gpu_writes_and_moves_the_blocks_of_the_cpu() {
 }
 
 /// Rows after a context, and the masks of their tree.
-type Part<'a> = (usize, usize, Option<&'a [u64]>);
+pub(super) type Part<'a> = (usize, usize, Option<&'a [u64]>);
 
 /// Spans of these rows in blocks that are not adjacent, and the slots that hold their keys.
-fn spans(parts: &[Part<'_>]) -> (Vec<Span>, Vec<u32>) {
+pub(super) fn spans(parts: &[Part<'_>]) -> (Vec<Span>, Vec<u32>) {
     let (mut spans, mut slots, mut rows, mut used) = (Vec::new(), Vec::new(), 0, 0);
     for &(count, context, tree) in parts {
         let keys = count + context;
@@ -381,13 +390,13 @@ fn a_gpu_takes_the_type_that_it_computes_in() {
         for (other, asked) in all.into_iter().filter(|&(other, _)| other != dtype) {
             let asked = options(&gpu, dtype, asked);
             let named = format!("--kv-cache-dtype {}", other.as_str());
-            let accepted = format!("auto, {} and q8_0 are accepted", dtype.as_str());
+            let accepted = format!("auto, {}, q8_0 and fp8 are accepted", dtype.as_str());
             refused(&source, &asked, &[&named, &accepted]);
         }
     }
 }
 
-fn refused(source: &ModelSource, options: &LoadOptions, parts: &[&str]) {
+pub(super) fn refused(source: &ModelSource, options: &LoadOptions, parts: &[&str]) {
     let error = model_by(source, options).err().unwrap().to_string();
     for part in parts {
         assert!(error.contains(part), "{error}");

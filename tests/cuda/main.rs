@@ -13,6 +13,7 @@ mod gated;
 mod heads;
 mod host_experts;
 mod kv_cache_dtype;
+mod kv_cache_fp8;
 mod latent;
 mod launches;
 mod logits;

@@ -8,6 +8,10 @@
 #include "latent/latent_rows.cu"
 #include "lora/lora.cu"
 #include "norm.cu"
+#include "paged_attention/kv_fp8_128.cu"
+#include "paged_attention/kv_fp8_256.cu"
+#include "paged_attention/kv_fp8_512.cu"
+#include "paged_attention/kv_fp8_64.cu"
 #include "paged_attention/kv_q8_0_128.cu"
 #include "paged_attention/kv_q8_0_256.cu"
 #include "paged_attention/kv_q8_0_512.cu"
@@ -52,6 +56,7 @@ namespace {
     ADD(add_layer_norm_##NAME)                                                                     \
     ADD(rope_kv_write_##NAME)                                                                      \
     ADD(rope_kv_write_q8_0_##NAME)                                                                 \
+    ADD(rope_kv_write_fp8_##NAME)                                                                  \
     ADD(glu_silu_##NAME)                                                                           \
     ADD(glu_gelu_##NAME)                                                                           \
     ADD(glu_gelu_tanh_##NAME)                                                                      \
@@ -64,6 +69,7 @@ namespace {
     ADD(short_conv_write_##NAME)                                                                   \
     ADD_WIDTHS(NAME)                                                                               \
     ADD_WIDTHS(NAME##_q8_0)                                                                        \
+    ADD_WIDTHS(NAME##_fp8)                                                                         \
     ADD_WIDTH(NAME##_latent)                                                                       \
     ADD(norm_part_##NAME)                                                                          \
     ADD(latent_write_##NAME)                                                                       \
@@ -106,9 +112,12 @@ namespace {
     ADD(tiles_small_bf16)
     ADD(tiles_wide_bf16)
     ADD(tiles_large_bf16)
+    ADD(kv_move_fp8)
     ADD(kv_move_q8_0)
     ADD_LONG(f16)
     ADD_LONG(bf16)
+    ADD_LONG(f16_fp8)
+    ADD_LONG(bf16_fp8)
     ADD_LONG(f16_q8_0)
     ADD_LONG(bf16_q8_0)
     ADD(experts_gemv_8_f16)

@@ -101,7 +101,11 @@ fn what_a_gpu_does_not_take_is_refused_in_one_line() {
         &["--kv-cache-memory", "23GiB"],
         "the GPU has no room for a KV cache",
     );
-    on("l4", &["--kv-cache-dtype", "f16"], "auto, bf16 and q8_0");
+    on(
+        "l4",
+        &["--kv-cache-dtype", "f16"],
+        "auto, bf16, q8_0 and fp8",
+    );
     on(
         "l4",
         &["--batch-invariant", "--dtype", "f32"],

@@ -1,6 +1,7 @@
 //! Helpers that the CUDA sides of the ops share. The kernels themselves are in `.cu` files beside the
 //! ops.
 
+use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaContext, CudaFunction, CudaStream, DevicePtr, LaunchArgs, LaunchConfig, sys,
 };
@@ -321,9 +322,21 @@ fn address_of_first(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
         DType::U8 => of::<u8>(storage, stream)?,
         DType::U32 => of::<u32>(storage, stream)?,
         DType::I64 => of::<i64>(storage, stream)?,
+        DType::F8E4M3 => float8_address(storage, stream)?,
         _ => with_float!("launch", dtype, T => { of::<T>(storage, stream)? }),
     };
     Ok(base + (start * dtype.size_in_bytes()) as u64)
+}
+
+/// The address of numbers of FP8 (E4M3).
+///
+/// # Errors
+/// If they are other numbers.
+pub(super) fn float8_address(storage: &CudaStorage, stream: &CudaStream) -> Result<u64> {
+    match &storage.slice {
+        CudaStorageSlice::F8E4M3(numbers) => Ok(numbers.device_ptr(stream).0),
+        _ => candle_core::bail!("a kernel needs FP8, got {:?}", storage.dtype()),
+    }
 }
 
 /// Memory for the outputs of ops while a graph is recorded. It is allocated before, because an allocation

@@ -29,3 +29,8 @@ extern "C" __global__ void kv_move_q8_0(uint32_t *bytes, f16 *scales, const uint
         kv_move(scales, moves, count, blocks, column - words);
     }
 }
+
+// Of a pool in FP8: a slot has `words` words.
+extern "C" __global__ void kv_move_fp8(uint32_t *pool, const uint32_t *moves, int count, int words) {
+    kv_move(pool, moves, count, words, blockIdx.x * blockDim.x + threadIdx.x);
+}

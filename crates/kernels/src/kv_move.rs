@@ -137,6 +137,25 @@ impl InplaceOp1 for Move<'_> {
             unsafe { args.launch(grid) }.w()?;
             return Ok(());
         }
+        if dtype == DType::F8E4M3 {
+            if !width.is_multiple_of(size_of::<u32>()) {
+                candle_core::bail!("{NAME}: slots of {width} bytes are not whole words");
+            }
+            let words = width / size_of::<u32>();
+            let kernel = gpu::function(&device, "kv_move", gpu::KV_MOVE, "kv_move_fp8")?;
+            if layout.contiguous_offsets().map(|(start, _)| start) != Some(0) {
+                candle_core::bail!("{NAME}: a kernel needs a whole pool, got {layout:?}");
+            }
+            let pool = gpu::float8_address(pool, &device.cuda_stream())?;
+            let moves = gpu::view::<u32>(NAME, &moves, moves_layout)?;
+            let mut args = kernel.builder();
+            args.arg(&pool).arg(&moves);
+            builder_arg!(args, count, words as i32);
+            let grid = gpu::grid((words.div_ceil(THREADS), 1, 1), THREADS, 0);
+            // SAFETY: as below, of a pool of whole words.
+            unsafe { args.launch(grid) }.w()?;
+            return Ok(());
+        }
         gpu::with_float!(NAME, dtype, T => {
             let kernel = format!("kv_move_{}", gpu::suffix(dtype));
             let kernel = gpu::function(&device, "kv_move", gpu::KV_MOVE, &kernel)?;

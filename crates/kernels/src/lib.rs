@@ -76,9 +76,9 @@ pub use mamba::{MambaShape, MambaWeights, mamba};
 pub use mix::mix;
 pub use norm::{add_layer_norm, add_norm};
 pub use paged_attention::{
-    AttentionBatch, AttentionParams, AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM,
-    MAX_GPU_HEADS_PER_KV_HEAD, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK, TableCapacity,
-    latent_group, paged_attention,
+    AttentionBatch, AttentionParams, AttentionTables, FLOAT8_HEAD_DIM_STEP, GPU_HEAD_DIM_STEP,
+    MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK,
+    TableCapacity, latent_group, paged_attention,
 };
 pub use pair_product::{Factor, pair_product};
 pub use parallel::{default_threads, max_threads, set_threads, threads};

@@ -1,6 +1,7 @@
 // Keys and values in blocks of Q8_0, as q8_blocks.rs makes them: 32 values of a head are signed bytes, times an f16 scale.
 // A pool on a GPU has the bytes of all its blocks first, then all scales, so that both are aligned.
 #pragma once
+#include "cuda/eight.cuh"
 #include "cuda/tensor.cuh"
 
 // The blocks of a pool. Values are counted from the first one of the pool.
@@ -83,20 +84,7 @@ struct Q8Piece {
                 const uint32_t shifted = words[2 * half + i / 4] ^ 0x80808080u;
                 x[i] = fmaf(scale, __uint_as_float(__byte_perm(shifted, 0x47000000u, 0x7404 | i % 4 << 4)), minus);
             }
-            put(x, to + half * 8);
-        }
-    }
-
-  private:
-    template <typename T> static __device__ __forceinline__ void put(const float (&x)[8], T *to) {
-        *reinterpret_cast<uint4 *>(to) = make_uint4(narrow_pair<T>(x[0], x[1]), narrow_pair<T>(x[2], x[3]),
-                                                    narrow_pair<T>(x[4], x[5]), narrow_pair<T>(x[6], x[7]));
-    }
-    static __device__ __forceinline__ void put(const float (&x)[8], float *to) {
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-            *reinterpret_cast<uint4 *>(to + i) = make_uint4(__float_as_uint(x[i]), __float_as_uint(x[i + 1]),
-                                                            __float_as_uint(x[i + 2]), __float_as_uint(x[i + 3]));
+            put_eight(x, to + half * 8);
         }
     }
 };

@@ -1,5 +1,6 @@
 // Head norms, rotary position embedding, and the scatter of keys and values into their pools. Each warp
 // takes one head.
+#include "float8_pool.cuh"
 #include "q8_blocks.cuh"
 #include "rope_kv_write.cuh"
 #include "slots.cuh"
@@ -36,10 +37,10 @@ __device__ void rope_kv_write(const Heads<T> &all, const uint32_t *slots, T *q, 
     all.write(place.row, place.head, to + place.at, [] { wait_for_previous(); });
 }
 
-// The same with pools in blocks. Keys and values are rounded once, from f32.
-template <typename T>
-__device__ void rope_kv_write_blocks(const Heads<T> &all, const uint32_t *slots, T *q, const NewQ8Blocks &k_pool,
-                                     const NewQ8Blocks &v_pool, int rows) {
+// The same with pools in blocks or in FP8. Keys and values are rounded once, from f32.
+template <typename T, typename Pool>
+__device__ void rope_kv_write_rounded(const Heads<T> &all, const uint32_t *slots, T *q, const Pool &k_pool,
+                                      const Pool &v_pool, int rows) {
     DYNAMIC_SHARED(memory);
     const HeadPlace place = place_of(all, slots, rows);
     if (!place.exists) {
@@ -67,8 +68,13 @@ __device__ void rope_kv_write_blocks(const Heads<T> &all, const uint32_t *slots,
         const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,                \
         const uint32_t *slots, T *q, int8_t *k_pool, f16 *k_scales, int8_t *v_pool,                \
         f16 *v_scales, PARAMETERS) {                                                               \
-        rope_kv_write_blocks(HEADS(T), slots, q, NewQ8Blocks{k_pool, k_scales},                    \
-                             NewQ8Blocks{v_pool, v_scales}, rows);                                 \
+        rope_kv_write_rounded(HEADS(T), slots, q, NewQ8Blocks{k_pool, k_scales},                   \
+                              NewQ8Blocks{v_pool, v_scales}, rows);                                \
+    }                                                                                              \
+    extern "C" __global__ void rope_kv_write_fp8_##NAME(                                           \
+        const T *qkv, const T *cos, const T *sin, const T *q_norm, const T *k_norm,                \
+        const uint32_t *slots, T *q, uint8_t *k_pool, uint8_t *v_pool, PARAMETERS) {               \
+        rope_kv_write_rounded(HEADS(T), slots, q, NewFloat8s{k_pool}, NewFloat8s{v_pool}, rows);   \
     }
 FOR_FLOATS(KERNELS)
 #undef KERNELS

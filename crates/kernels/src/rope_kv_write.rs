@@ -225,11 +225,7 @@ mod cuda {
                 );
             }
             let dtype = qkv.dtype();
-            let of_pools = if args.are_in_blocks() {
-                DType::U8
-            } else {
-                dtype
-            };
+            let of_pools = args.dtype_if_rounded().unwrap_or(dtype);
             let both = pools.iter().flat_map(|pools| [pools.k, pools.v]);
             gpu::expect_dtype(NAME, of_pools, both)?;
             let angles = angles.into_iter().flat_map(|(cos, sin)| [cos, sin]);
@@ -239,9 +235,14 @@ mod cuda {
             Ok(args)
         }
 
-        /// Whether the pools are of blocks.
-        pub fn are_in_blocks(&self) -> bool {
-            self.pools.is_some_and(|pools| pools.k.dtype() == DType::U8)
+        /// The dtype of the pools, if they are of blocks or of FP8: what is written is then rounded.
+        pub fn dtype_if_rounded(&self) -> Option<DType> {
+            let dtype = self.pools.map(|pools| pools.k.dtype());
+            dtype.filter(|dtype| matches!(dtype, DType::U8 | DType::F8E4M3))
+        }
+
+        fn are_in_blocks(&self) -> bool {
+            self.dtype_if_rounded() == Some(DType::U8)
         }
 
         fn norms_rotated(&self) -> bool {
@@ -289,7 +290,12 @@ mod cuda {
         let all = heads + 2 * args.kv_heads;
         let in_blocks = args.are_in_blocks();
         let (device, dtype) = (args.qkv.device().as_cuda_device()?, args.qkv.dtype());
-        let form = if in_blocks { "q8_0_" } else { "" };
+        let rounded = args.dtype_if_rounded();
+        let form = match rounded {
+            Some(DType::U8) => "q8_0_",
+            Some(_) => "fp8_",
+            None => "",
+        };
         let kernel = format!("rope_kv_write_{form}{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "rope_kv_write", gpu::ROPE_KV_WRITE, &kernel)?;
         let q = gpu::output(device, dtype, (rows, heads, d))?;
@@ -307,8 +313,8 @@ mod cuda {
         let launch = launch.int(rows).int(heads).int(all).int(d);
         let launch = args.end(launch, stride);
         let blocks = (rows * all * 32).div_ceil(THREADS);
-        // A head for each warp, before it becomes blocks.
-        let shared = if in_blocks {
+        // A head for each warp, before it is rounded.
+        let shared = if rounded.is_some() {
             THREADS / 32 * d * size_of::<f32>()
         } else {
             0

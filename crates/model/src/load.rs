@@ -24,7 +24,7 @@ use foretoken_core::console;
 use foretoken_core::error::{Error, Result, caught};
 use foretoken_core::files;
 use foretoken_core::gguf::GgufSource;
-use foretoken_core::kv::KvCacheDtype;
+use foretoken_core::kv::{KvCacheDtype, KvForm};
 use foretoken_core::model::Head;
 use foretoken_kernels::quant::BlockType;
 use std::io::IsTerminal;
@@ -401,17 +401,23 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
         own if is_cpu && options.dtype.is_none() && own != DType::F32 => DType::F16,
         own => own,
     };
-    let (kv, kv_blocks) = match options.kv_cache_dtype {
+    let (kv, kv_form) = match options.kv_cache_dtype {
         KvCacheDtype::Auto => (own, None),
         KvCacheDtype::F32 => (DType::F32, None),
         KvCacheDtype::Bf16 => (DType::BF16, None),
         KvCacheDtype::F16 => (DType::F16, None),
-        KvCacheDtype::Q8_0 => (own, Some(BlockType::Q8_0)),
+        KvCacheDtype::Q8_0 => (own, Some(KvForm::Blocks(BlockType::Q8_0))),
+        KvCacheDtype::Fp8 if is_cpu => {
+            return Err(Error::setup(
+                "--kv-cache-dtype fp8 is not supported on the CPU: auto, f32, bf16, f16 and q8_0 are accepted",
+            ));
+        }
+        KvCacheDtype::Fp8 => (own, Some(KvForm::Float8)),
     };
     if !is_cpu && kv != own {
         let (kv, own) = (kv.as_str(), own.as_str());
         return Err(Error::setup(format!(
-            "--kv-cache-dtype {kv} is not supported on a GPU that computes in {own} (--dtype): auto, {own} and q8_0 are accepted"
+            "--kv-cache-dtype {kv} is not supported on a GPU that computes in {own} (--dtype): auto, {own}, q8_0 and fp8 are accepted"
         )));
     }
     match own {
@@ -420,7 +426,7 @@ fn pick_dtypes(options: &LoadOptions, declared: impl Fn() -> Result<DType>) -> R
             matrices: if is_cpu { options.dtype } else { Some(own) },
             blocks: options.quantize,
             kv,
-            kv_blocks,
+            kv_form,
             on_gpu: !is_cpu,
         }),
         other => Err(Error::setup(format!(

@@ -135,7 +135,7 @@ fn put<T: Copy, const N: usize>(values: &[T], bytes: &mut Vec<u8>, of: impl Fn(T
 
 #[cfg(test)]
 mod tests {
-    use crate::kv::{KvHeads, KvShape, KvStore};
+    use crate::kv::{KvForm, KvHeads, KvShape, KvStore};
     use candle_core::{DType, Device, Tensor};
     use foretoken_kernels::StateShape;
     use foretoken_kernels::quant::BlockType;
@@ -150,7 +150,7 @@ mod tests {
                     ..KvHeads::new(1, 5)
                 },
                 KvHeads {
-                    blocks: Some(BlockType::Q8_0),
+                    form: Some(KvForm::Blocks(BlockType::Q8_0)),
                     ..KvHeads::new(2, 64)
                 },
             ],

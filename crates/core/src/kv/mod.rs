@@ -116,6 +116,18 @@ pub enum KvCacheDtype {
     /// Blocks of 32 values of a head, of 8 bits each, with an f16 scale.
     #[cfg_attr(feature = "clap", value(name = "q8_0"))]
     Q8_0,
+    /// FP8 (E4M3) without scales, on a GPU.
+    #[cfg_attr(feature = "clap", value(name = "fp8", alias = "fp8_e4m3"))]
+    Fp8,
+}
+
+/// What K and V of attention are kept in instead of numbers of a pool's dtype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvForm {
+    /// Such blocks, of which a head has whole ones.
+    Blocks(BlockType),
+    /// FP8 (E4M3).
+    Float8,
 }
 
 /// The key/value heads of a layer.
@@ -127,8 +139,8 @@ pub struct KvHeads {
     pub dim: usize,
     /// Whether V is kept beside K, in heads as wide; otherwise it is a part of K.
     pub has_values: bool,
-    /// The blocks that K and V of a head are kept in, which are whole ones; `None` = they are floats.
-    pub blocks: Option<BlockType>,
+    /// What K and V of a head are kept in; `None` = in numbers of the dtype of the pool.
+    pub form: Option<KvForm>,
 }
 
 impl KvHeads {
@@ -138,20 +150,24 @@ impl KvHeads {
             count,
             dim,
             has_values: true,
-            blocks: None,
+            form: None,
         }
     }
 
     /// The dtype of a pool whose floats are in `dtype`.
     fn dtype(self, dtype: DType) -> DType {
-        self.blocks.map_or(dtype, |_| DType::U8)
+        match self.form {
+            None => dtype,
+            Some(KvForm::Blocks(_)) => DType::U8,
+            Some(KvForm::Float8) => DType::F8E4M3,
+        }
     }
 
     /// The elements of such a pool that `values` values of a head are kept in.
     fn elements(self, values: usize) -> usize {
-        match self.blocks {
-            Some(blocks) => values / blocks.block_size() * blocks.type_size(),
-            None => values,
+        match self.form {
+            Some(KvForm::Blocks(blocks)) => values / blocks.block_size() * blocks.type_size(),
+            Some(KvForm::Float8) | None => values,
         }
     }
 

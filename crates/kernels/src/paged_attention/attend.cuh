@@ -306,7 +306,7 @@ __device__ __forceinline__ size_t place_of(const Tile &tile, const Args &args, i
 // - prepare_queries(tile, item, from, to): called by all of them before they read these queries of the item. It may use
 //   the memory of `weights` for them, until `shared` gets weights;
 // - query(tile, kv_head, i): the values of the item's i-th query.
-// False: the item has no keys. k and v are Numbers<T>, or Blocks.
+// False: the item has no keys. k and v are Numbers<T>, Blocks, or Float8Pool.
 template <typename T, int D, bool SPLIT, bool PADDED = false, typename Team, typename Pool>
 __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, Item item, const Pool &k, const Pool &v,
                                        T *out, const Args &args) {
@@ -374,8 +374,8 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             return slot >= 0 && has(at) ? (long long)place_in_pool<D>(args, slot, kv_head, d) + at : -1;
         };
         auto load = [&](T *to, int pitch, const Pool &pool) {
-            if constexpr (Pool::IN_BLOCKS) {
-                widen_chunk<D, THREADS, T, 1>(team.thread(), place, {{pool, to, pitch}});
+            if constexpr (Pool::IS_WIDENED) {
+                widen_chunk<D, THREADS, T, 1, Pool>(team.thread(), place, {{pool, to, pitch}});
             } else {
                 constexpr int PACKS = D / Pack<T>::LEN;
                 auto copy = [&](int key, int at) {
@@ -401,8 +401,8 @@ __device__ __forceinline__ bool attend(const Team &team, Shared<T, D> &shared, I
             }
         };
         constexpr int KEY = Shared<T, D>::KEY, VALUE = Shared<T, D>::VALUE;
-        if constexpr (Pool::IN_BLOCKS && !TAKES_TURNS) {
-            widen_chunk<D, THREADS, T, 2>(team.thread(), place, {{k, shared.keys(), KEY}, {v, shared.values(), VALUE}});
+        if constexpr (Pool::IS_WIDENED && !TAKES_TURNS) {
+            widen_chunk<D, THREADS, T, 2, Pool>(team.thread(), place, {{k, shared.keys(), KEY}, {v, shared.values(), VALUE}});
         } else {
             load(shared.keys(), KEY, k);
             if (!TAKES_TURNS && !SHARES) {

@@ -161,3 +161,18 @@ __device__ void attend_rotating(const Heads<T> &heads, const uint32_t *slots, in
         attend_by_blocks<T, D, true, PADDED>(q, Blocks{{k, k_scales}}, Blocks{{v, v_scales}}, out, \
                                              ATTEND_ARGS);                                         \
     }
+
+// The same for pools in FP8.
+#define ATTEND_KERNELS_OF_FLOAT8S(T, NAME, D, PADDED)                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+        attend_whole_##NAME(const T *q, const uint8_t *k, const uint8_t *v, T *out,                \
+                            ATTEND_PARAMETERS) {                                                   \
+        attend_by_blocks<T, D, false, PADDED>(q, Float8Pool{{k}}, Float8Pool{{v}}, out,            \
+                                              ATTEND_ARGS);                                        \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS<D>)                               \
+        attend_split_##NAME(const T *q, const uint8_t *k, const uint8_t *v, T *out,                \
+                            ATTEND_PARAMETERS) {                                                   \
+        attend_by_blocks<T, D, true, PADDED>(q, Float8Pool{{k}}, Float8Pool{{v}}, out,             \
+                                             ATTEND_ARGS);                                         \
+    }

@@ -7,8 +7,8 @@ use super::batch::AttentionBatch;
 use super::params::AttentionParams;
 use super::plan::Dims;
 use super::tables::{
-    AttentionTables, CHUNK, GPU_HEAD_DIM_STEP, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK,
-    MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, latent_group,
+    AttentionTables, CHUNK, FLOAT8_HEAD_DIM_STEP, GPU_HEAD_DIM_STEP, MAX_GPU_LATENT_KEY,
+    MAX_GPU_LATENT_RANK, MAX_LONG_QUERIES, MAX_QUERIES, TILE, TableCapacity, latent_group,
 };
 use candle_core::{CudaDevice, DType, Device, Result, Tensor};
 
@@ -27,6 +27,27 @@ const MAX_ROTATED: usize = 128;
 /// Values of a head that a block of the kernel for prompts sums up, at most.
 const MAX_LONG_VALUES: usize = 256;
 
+/// What the pools of keys and values hold.
+#[derive(Clone, Copy, PartialEq)]
+enum PoolKind {
+    /// Numbers of the dtype of queries.
+    Numbers,
+    /// Blocks of `Q8_0`.
+    Blocks,
+    Float8,
+}
+
+impl PoolKind {
+    /// That of pools in `pool` beside queries in `dtype`, if there are kernels for both.
+    fn of(pool: DType, dtype: DType) -> Option<Self> {
+        match pool {
+            DType::U8 => Some(Self::Blocks),
+            DType::F8E4M3 => Some(Self::Float8),
+            own => (own == dtype).then_some(Self::Numbers),
+        }
+    }
+}
+
 /// The kernels for heads of a size.
 #[derive(Clone, Copy)]
 struct Kernels {
@@ -39,8 +60,8 @@ struct Kernels {
 }
 
 impl Kernels {
-    /// The kernels for heads of `head_dim` values, in pools of blocks or of numbers, if there are any.
-    fn of(head_dim: usize, in_blocks: bool) -> Option<Self> {
+    /// The kernels for heads of `head_dim` values, in such pools, if there are any.
+    fn of(head_dim: usize, pools: PoolKind) -> Option<Self> {
         let exact = |width, heads| Self {
             width,
             heads,
@@ -54,17 +75,25 @@ impl Kernels {
         if !head_dim.is_multiple_of(GPU_HEAD_DIM_STEP) {
             return None;
         }
-        match (head_dim, in_blocks) {
-            (64, false) => Some(exact(64, "64")),
-            (128, false) => Some(exact(128, "128")),
-            (1..128, false) => Some(with(128, "to_128", "padded-128", gpu::PADDED_128)),
-            (129..=256, false) => Some(with(256, "to_256", "padded-256", gpu::PADDED_256)),
-            (257..=512, false) => Some(with(512, "to_512", "padded-512", gpu::PADDED_512)),
-            (64, true) => Some(with(64, "q8_0_64", "kv-q8-64", gpu::KV_Q8_0_64)),
-            (128, true) => Some(with(128, "q8_0_128", "kv-q8-128", gpu::KV_Q8_0_128)),
-            (1..128, true) => Some(with(128, "q8_0_to_128", "kv-q8-128", gpu::KV_Q8_0_128)),
-            (129..=256, true) => Some(with(256, "q8_0_to_256", "kv-q8-256", gpu::KV_Q8_0_256)),
-            (257..=512, true) => Some(with(512, "q8_0_to_512", "kv-q8-512", gpu::KV_Q8_0_512)),
+        use PoolKind::{Blocks, Float8, Numbers};
+        match (head_dim, pools) {
+            (64, Numbers) => Some(exact(64, "64")),
+            (128, Numbers) => Some(exact(128, "128")),
+            (1..128, Numbers) => Some(with(128, "to_128", "padded-128", gpu::PADDED_128)),
+            (129..=256, Numbers) => Some(with(256, "to_256", "padded-256", gpu::PADDED_256)),
+            (257..=512, Numbers) => Some(with(512, "to_512", "padded-512", gpu::PADDED_512)),
+            (64, Blocks) => Some(with(64, "q8_0_64", "kv-q8-64", gpu::KV_Q8_0_64)),
+            (128, Blocks) => Some(with(128, "q8_0_128", "kv-q8-128", gpu::KV_Q8_0_128)),
+            (1..128, Blocks) => Some(with(128, "q8_0_to_128", "kv-q8-128", gpu::KV_Q8_0_128)),
+            (129..=256, Blocks) => Some(with(256, "q8_0_to_256", "kv-q8-256", gpu::KV_Q8_0_256)),
+            (257..=512, Blocks) => Some(with(512, "q8_0_to_512", "kv-q8-512", gpu::KV_Q8_0_512)),
+            // Numbers are loaded 16 at a time.
+            (dim, Float8) if !dim.is_multiple_of(FLOAT8_HEAD_DIM_STEP) => None,
+            (64, Float8) => Some(with(64, "fp8_64", "kv-fp8-64", gpu::KV_FP8_64)),
+            (128, Float8) => Some(with(128, "fp8_128", "kv-fp8-128", gpu::KV_FP8_128)),
+            (1..128, Float8) => Some(with(128, "fp8_to_128", "kv-fp8-128", gpu::KV_FP8_128)),
+            (129..=256, Float8) => Some(with(256, "fp8_to_256", "kv-fp8-256", gpu::KV_FP8_256)),
+            (257..=512, Float8) => Some(with(512, "fp8_to_512", "kv-fp8-512", gpu::KV_FP8_512)),
             _ => None,
         }
     }
@@ -316,7 +345,7 @@ pub(crate) fn latent_attention(
 }
 
 /// Does the same as the CPU side, except for the order of additions, and the dtype that it computes in: that of `q`, to which
-/// values of blocks are rounded, too.
+/// values of blocks are rounded, too; it has those of FP8.
 pub(super) fn launch(
     batch: &AttentionBatch<'_>,
     dims: Dims,
@@ -327,9 +356,8 @@ pub(super) fn launch(
 ) -> Result<Tensor> {
     let name = "paged-attention";
     let (dtype, d) = (q.dtype(), dims.head_dim);
-    let in_blocks = k.dtype() == DType::U8;
-    let is_known = (in_blocks || k.dtype() == dtype) && dims.group() <= MAX_QUERIES;
-    let kernels = Kernels::of(d, in_blocks).filter(|_| is_known);
+    let kind = PoolKind::of(k.dtype(), dtype).filter(|_| dims.group() <= MAX_QUERIES);
+    let kernels = kind.and_then(|kind| Kernels::of(d, kind));
     let Some(kernels) = kernels else {
         candle_core::bail!(
             "{name}: no CUDA kernel for heads of {d} values in {dtype:?} with {} query heads per K/V head and pools in {:?}",
@@ -379,11 +407,11 @@ pub(crate) fn attend_rotating(
         kv_heads: rope.kv_heads,
         head_dim: d,
     };
-    let is_16_bits = matches!(dtype, DType::F16 | DType::BF16) && !rope.are_in_blocks();
+    let is_16_bits = matches!(dtype, DType::F16 | DType::BF16) && rope.dtype_if_rounded().is_none();
     let has_groups = dims.kv_heads > 0 && dims.heads.is_multiple_of(dims.kv_heads);
     // Each block looks at all rows for those that are among its keys.
     let is_few = (1..=gpu::FEW_ROWS).contains(&rows) && rows == batch.rows();
-    let kernels = Kernels::of(d, false).filter(|kernels| kernels.width <= MAX_ROTATED);
+    let kernels = Kernels::of(d, PoolKind::Numbers).filter(|kernels| kernels.width <= MAX_ROTATED);
     let (Some(kernels), Some(pools), true, true, true) =
         (kernels, rope.pools, is_16_bits, has_groups, is_few)
     else {

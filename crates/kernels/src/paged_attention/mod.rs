@@ -62,8 +62,9 @@ pub use batch::AttentionBatch;
 pub(crate) use cuda::{attend_rotating, latent_attention, shared_of_attention, tables};
 pub use params::AttentionParams;
 pub use tables::{
-    AttentionTables, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD,
-    MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK, TableCapacity, latent_group,
+    AttentionTables, FLOAT8_HEAD_DIM_STEP, GPU_HEAD_DIM_STEP, MAX_GPU_HEAD_DIM,
+    MAX_GPU_HEADS_PER_KV_HEAD, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK, TableCapacity,
+    latent_group,
 };
 
 /// Number of multiply-adds from which waking other threads pays.

@@ -65,7 +65,7 @@ __device__ __forceinline__ float sum_of_four(float x) {
 }
 
 // A block takes a tile, a K/V head and some of its values. A thread holds parts of two of its warp's 16 queries: `half` 0
-// and 1 in its registers. k and v are Numbers<T>, or Blocks.
+// and 1 in its registers. k and v are Numbers<T>, Blocks, or Float8Pool.
 template <typename T, int D, bool PADDED, typename Pool>
 __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const Args &args) {
     DYNAMIC_SHARED(memory);
@@ -133,9 +133,9 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
     };
     // Copies COUNT values of the chunk's keys, from one of the head's values on, from a pool to shared memory.
     auto load = [&](auto count, T *to, int pitch, const Pool &pool, int from) {
-        if constexpr (Pool::IN_BLOCKS) {
+        if constexpr (Pool::IS_WIDENED) {
             auto place_of = [&](int key, int value) { return place(key, from + value); };
-            widen_chunk<decltype(count)::value, THREADS, T, 1>(threadIdx.x, place_of, {{pool, to, pitch}});
+            widen_chunk<decltype(count)::value, THREADS, T, 1, Pool>(threadIdx.x, place_of, {{pool, to, pitch}});
         } else {
             constexpr int PACKS = decltype(count)::value / Pack<T>::LEN;
 #pragma unroll 4
@@ -169,8 +169,8 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
         __syncthreads();
         if constexpr (TAKES_TURNS) {
             load(Count<D>(), shared.keys(), KEY, k, 0);
-        } else if constexpr (Pool::IN_BLOCKS) {
-            widen_chunk<D, THREADS, T, 2>(threadIdx.x, place, {{k, shared.keys(), KEY}, {v, shared.values(), VALUE}});
+        } else if constexpr (Pool::IS_WIDENED) {
+            widen_chunk<D, THREADS, T, 2, Pool>(threadIdx.x, place, {{k, shared.keys(), KEY}, {v, shared.values(), VALUE}});
         } else {
             constexpr int PACKS = D / Pack<T>::LEN;
 #pragma unroll 4
@@ -345,4 +345,12 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
                        const f16 *v_scales, T *out, PREFILL_PARAMETERS) {                          \
         prefill::attend<T, D, PADDED>(q, Blocks{{k, k_scales}}, Blocks{{v, v_scales}}, out,        \
                                       PREFILL_ARGS);                                               \
+    }
+
+// The same for pools in FP8.
+#define PREFILL_KERNEL_OF_FLOAT8S(T, NAME, D, PADDED)                                              \
+    extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \
+        prefill_##NAME(const T *q, const uint8_t *k, const uint8_t *v, T *out,                     \
+                       PREFILL_PARAMETERS) {                                                       \
+        prefill::attend<T, D, PADDED>(q, Float8Pool{{k}}, Float8Pool{{v}}, out, PREFILL_ARGS);     \
     }

@@ -8,6 +8,8 @@ use candle_core::{Device, Result, Tensor};
 pub const MAX_GPU_HEAD_DIM: usize = 512;
 /// The number of values of a head on a GPU is a multiple of this: 16 bytes in f16 and bf16.
 pub const GPU_HEAD_DIM_STEP: usize = 8;
+/// A GPU has kernels for keys and values in FP8 in heads of a multiple of so many values.
+pub const FLOAT8_HEAD_DIM_STEP: usize = 16;
 /// Maximum number of query heads for each K/V head on a GPU: one row of them is a tile.
 pub const MAX_GPU_HEADS_PER_KV_HEAD: usize = 32;
 /// Maximum number of values that latent attention keeps of a token on a GPU, as in the kernels.

@@ -19,9 +19,8 @@ use candle_core::quantized::gguf_file::Value;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::files;
 use foretoken_core::gguf::Header;
-use foretoken_core::kv::{KvHeads, KvShape};
+use foretoken_core::kv::{KvForm, KvHeads, KvShape};
 use foretoken_kernels::latent_group;
-use foretoken_kernels::quant::BlockType;
 use keys::{Keys, ModelShape};
 use special_ids::{add_missing, end_ids, gguf_end_ids, gguf_id, mask_token};
 use std::path::{Path, PathBuf};
@@ -291,10 +290,10 @@ impl ModelConfig {
         self.kv_shape_in(None, dtype)
     }
 
-    /// The shape of a pool with K and V of attention in `blocks`, and all else in `dtype`.
-    pub(crate) fn kv_shape_in(&self, blocks: Option<BlockType>, dtype: DType) -> KvShape {
+    /// The shape of a pool with K and V of attention in `form`, and all else in `dtype`.
+    pub(crate) fn kv_shape_in(&self, form: Option<KvForm>, dtype: DType) -> KvShape {
         KvShape {
-            layers: self.spec.pool_heads(self.kv_heads(), blocks),
+            layers: self.spec.pool_heads(self.kv_heads(), form),
             dtype,
             states: self.spec.states(),
         }

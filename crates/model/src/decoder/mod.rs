@@ -406,8 +406,8 @@ impl Model for Decoder {
     }
 
     fn kv_shape(&self) -> KvShape {
-        let Dtypes { kv, kv_blocks, .. } = self.dtypes;
-        self.config.kv_shape_in(kv_blocks, kv)
+        let Dtypes { kv, kv_form, .. } = self.dtypes;
+        self.config.kv_shape_in(kv_form, kv)
     }
 
     fn device(&self) -> &Device {

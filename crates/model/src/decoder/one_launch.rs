@@ -50,8 +50,8 @@ impl Decoder {
         if self.layer_inputs.is_some() || self.output.is_none() {
             return Err("layers have inputs of their own, or there is no output layer".into());
         }
-        if self.dtypes.kv_blocks.is_some() {
-            return Err("keys and values are in blocks (--kv-cache-dtype)".into());
+        if self.dtypes.kv_form.is_some() {
+            return Err("keys and values are in blocks or in FP8 (--kv-cache-dtype)".into());
         }
         let norm = self.norm.plain();
         let norm = norm.ok_or("norms are not RMSNorms without biases")?;

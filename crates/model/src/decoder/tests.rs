@@ -162,7 +162,7 @@ fn decoder(config: &ModelConfig, tensors: &Tensors) -> Decoder {
         activations: DType::F32,
         matrices: Some(DType::F32),
         kv: DType::F32,
-        kv_blocks: None,
+        kv_form: None,
         on_gpu: false,
     };
     let weights = Weights::safetensors(folder.path(), dtypes, &Device::Cpu).unwrap();

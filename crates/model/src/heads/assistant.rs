@@ -274,7 +274,7 @@ impl Model for AssistantHead {
         let of = |&read: &usize| {
             let layer = &self.target.spec.layers[read];
             KvHeads {
-                blocks: self.dtypes.kv_blocks,
+                form: self.dtypes.kv_form,
                 ..layer.kv_heads.unwrap_or(self.target.kv_heads())
             }
         };

@@ -378,8 +378,8 @@ impl Model for DraftHead {
     }
 
     fn kv_shape(&self) -> KvShape {
-        let Dtypes { kv, kv_blocks, .. } = self.dtypes;
-        let mut shape = self.head.shape.kv_shape_in(kv_blocks, kv);
+        let Dtypes { kv, kv_form, .. } = self.dtypes;
+        let mut shape = self.head.shape.kv_shape_in(kv_form, kv);
         if self.head.path.lilicorr.is_some() {
             shape.layers.push(states::shape(self.info.hidden_size));
         }

@@ -11,8 +11,7 @@ use crate::layers::rope::RopeSpec;
 use conv::ShortConvSpec;
 use delta::DeltaSpec;
 pub use experts::{ExpertGroups, ExpertsSpec, RouterScores, SharedExpert};
-use foretoken_core::kv::{KvHeads, PoolPlace};
-use foretoken_kernels::quant::BlockType;
+use foretoken_core::kv::{KvForm, KvHeads, PoolPlace};
 use foretoken_kernels::{Activation, StateShape, Xielu};
 use latent::LatentSpec;
 use mamba::MambaSpec;
@@ -233,11 +232,11 @@ impl ModelSpec {
         layers.filter(|layer| layer.has_own_kv())
     }
 
-    /// The key/value heads of the layers that have their own K and V, which are in `blocks` where the layer is attention;
+    /// The key/value heads of the layers that have their own K and V, which are in `form` where the layer is attention;
     /// `heads` are those of the model.
-    pub(crate) fn pool_heads(&self, heads: KvHeads, blocks: Option<BlockType>) -> Vec<KvHeads> {
+    pub(crate) fn pool_heads(&self, heads: KvHeads, form: Option<KvForm>) -> Vec<KvHeads> {
         let of = |layer: &LayerSpec| KvHeads {
-            blocks: blocks.filter(|_| layer.mixer == MixerSpec::Attention),
+            form: form.filter(|_| layer.mixer == MixerSpec::Attention),
             ..layer.kv_heads.unwrap_or(heads)
         };
         self.with_kv(self.layers.len()).map(of).collect()

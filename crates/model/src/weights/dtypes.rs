@@ -3,7 +3,8 @@
 use crate::matrix::{self, WeightForm};
 use candle_core::DType;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::kv::KvHeads;
+use foretoken_core::kv::{KvForm, KvHeads};
+use foretoken_kernels::FLOAT8_HEAD_DIM_STEP;
 use foretoken_kernels::quant::BlockType;
 
 /// The dtypes that tensors are converted to. Quantized weights keep their blocks.
@@ -15,25 +16,26 @@ pub struct Dtypes {
     pub matrices: Option<DType>,
     /// The blocks that unquantized matrices become, if they fit; not those of GGUF files.
     pub blocks: Option<BlockType>,
-    /// K and V that are not in blocks, and whatever else is kept of tokens.
+    /// K and V that are in no other form, and whatever else is kept of tokens.
     pub kv: DType,
-    /// The blocks that K and V of attention are kept in, if they are.
-    pub kv_blocks: Option<BlockType>,
+    /// What K and V of attention are kept in instead.
+    pub kv_form: Option<KvForm>,
     /// Whether a GPU computes with them, on this machine or, if only headers are read, on another.
     pub on_gpu: bool,
 }
 
 impl Dtypes {
-    /// Checks that K and V of a layer's attention can be in their blocks: in `heads`, or in latent vectors if these are
+    /// Checks that K and V of a layer's attention can be in their form: in `heads`, or in latent vectors if these are
     /// `None`.
     ///
     /// # Errors
     /// A setup error, which says what would be accepted.
     pub(crate) fn check_kv(&self, heads: Option<KvHeads>) -> Result<()> {
-        let Some(blocks) = self.kv_blocks else {
-            return Ok(());
+        let (name, size) = match self.kv_form {
+            None => return Ok(()),
+            Some(KvForm::Blocks(blocks)) => ("q8_0", blocks.block_size()),
+            Some(KvForm::Float8) => ("fp8", FLOAT8_HEAD_DIM_STEP),
         };
-        let size = blocks.block_size();
         let found = match heads {
             Some(heads) if heads.dim.is_multiple_of(size) => return Ok(()),
             Some(heads) => format!("heads of {} values", heads.dim),
@@ -45,7 +47,7 @@ impl Dtypes {
             "auto, f32, bf16 and f16 are accepted".into()
         };
         Err(Error::setup(format!(
-            "--kv-cache-dtype q8_0 needs keys and values in heads of a multiple of {size} values, and the model has {found}: {accepted}"
+            "--kv-cache-dtype {name} needs keys and values in heads of a multiple of {size} values, and the model has {found}: {accepted}"
         )))
     }
 

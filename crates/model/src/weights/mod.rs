@@ -91,7 +91,7 @@ impl Weights {
             matrices: Some(DType::F32),
             blocks: None,
             kv: DType::F32,
-            kv_blocks: None,
+            kv_form: None,
             on_gpu: false,
         };
         match source {

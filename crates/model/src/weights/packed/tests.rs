@@ -25,7 +25,7 @@ fn open(folder: &Path, matrices: Option<DType>) -> (ModelConfig, Weights) {
         activations: DType::F32,
         matrices,
         kv: DType::F32,
-        kv_blocks: None,
+        kv_form: None,
         on_gpu: false,
     };
     let config = ModelConfig::from_json(folder).unwrap();
