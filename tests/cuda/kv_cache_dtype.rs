@@ -135,10 +135,10 @@ fn a_gpu_writes_and_moves_the_blocks_of_the_cpu() {
 }
 
 /// Rows after a context, and the masks of their tree.
-pub(super) type Part<'a> = (usize, usize, Option<&'a [u64]>);
+type Part<'a> = (usize, usize, Option<&'a [u64]>);
 
 /// Spans of these rows in blocks that are not adjacent, and the slots that hold their keys.
-pub(super) fn spans(parts: &[Part<'_>]) -> (Vec<Span>, Vec<u32>) {
+fn spans(parts: &[Part<'_>]) -> (Vec<Span>, Vec<u32>) {
     let (mut spans, mut slots, mut rows, mut used) = (Vec::new(), Vec::new(), 0, 0);
     for &(count, context, tree) in parts {
         let keys = count + context;
@@ -158,10 +158,17 @@ pub(super) fn spans(parts: &[Part<'_>]) -> (Vec<Span>, Vec<u32>) {
     (spans, slots)
 }
 
-/// Decoding, trees and prompts over blocks, beside slots that hold NaN: the bits of a pool that holds the values of the
-/// blocks in the dtype of the queries, and what the CPU computes of these values. (Over blocks, it rounds queries, too.)
-#[test]
-fn attention_over_blocks_is_that_over_their_values() {
+/// Whether the rows of a test are those of prompts, too, its queries for a key, and values of a head.
+pub(super) type Heads = (bool, usize, usize);
+
+/// Decoding, trees and prompts over pools that `write` fills from heads of queries, keys and values, beside slots that hold
+/// NaN: the bits of pools that hold their values, as `values_of` reads them with heads of so many values, in the dtype of the
+/// queries; and what the CPU computes of these values.
+pub(super) fn attention_is_that_over_values(
+    cases: &[Heads],
+    write: impl Fn(&Tensor, &[u32], usize, &Device) -> [Tensor; 2],
+    values_of: impl Fn(&Tensor, usize) -> Tensor,
+) {
     let gpu = gpu();
     let mut tree = vec![1u64];
     for node in 1..7 {
@@ -174,32 +181,18 @@ fn attention_over_blocks_is_that_over_their_values() {
         (30, 90, None),
         (7, 64, Some(&tree)),
     ];
-    for (parts, group, d) in [
-        (short, 3, 64),
-        (long, 1, 64),
-        (long, 3, 128),
-        (short, 3, 32),
-        (long, 2, 96),
-        (long, 1, 160),
-        (short, 2, 256),
-        (long, 1, 320),
-        (short, 2, 512),
-    ] {
+    for &(is_long, group, d) in cases {
+        let parts = if is_long { long } else { short };
         let (spans, slots) = spans(parts);
         let noise = |dims| Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap();
-        let rows = slots.len();
-        let qkv = noise((rows, 1 + 2 * KV_HEADS, d));
-        // Slots that no key is in hold NaN.
-        let num_slots = BLOCKS * BLOCK_SIZE;
+        let (rows, num_slots) = (slots.len(), BLOCKS * BLOCK_SIZE);
         let empty = (0..num_slots as u32).filter(|slot| !slots.contains(slot));
         let places: Vec<u32> = slots.iter().copied().chain(empty).collect();
-        let nan = Tensor::full(
-            f32::NAN,
-            (num_slots - rows, 1 + 2 * KV_HEADS, d),
-            &Device::Cpu,
-        );
-        let qkv = Tensor::cat(&[&qkv, &nan.unwrap()], 0).unwrap();
-        let of_gpu = written(&qkv, &places, num_slots, &gpu);
+        let qkv = noise((rows, 1 + 2 * KV_HEADS, d));
+        let rest = (num_slots - rows, 1 + 2 * KV_HEADS, d);
+        let nan = Tensor::full(f32::NAN, rest, &Device::Cpu).unwrap();
+        let qkv = Tensor::cat(&[&qkv, &nan], 0).unwrap();
+        let of_gpu = write(&qkv, &places, num_slots, &gpu);
         let values = [0, 1].map(|i| values_of(&of_gpu[i], d));
         let queries: usize = parts.iter().map(|part| part.0).sum();
         let q = noise((queries, KV_HEADS * group, d));
@@ -225,6 +218,23 @@ fn attention_over_blocks_is_that_over_their_values() {
             assert!(off < within, "{what}: off by {off}");
         }
     }
+}
+
+/// Over blocks, the CPU rounds queries, too, so it computes of their values.
+#[test]
+fn attention_over_blocks_is_that_over_their_values() {
+    let cases = [
+        (false, 3, 64),
+        (true, 1, 64),
+        (true, 3, 128),
+        (false, 3, 32),
+        (true, 2, 96),
+        (true, 1, 160),
+        (false, 2, 256),
+        (true, 1, 320),
+        (false, 2, 512),
+    ];
+    attention_is_that_over_values(&cases, written, values_of);
 }
 
 /// The CPU rounds queries, too, so that logits differ from its own. But blocks change them as little as there.
@@ -260,37 +270,40 @@ fn blocks_change_logits_as_little_as_on_the_cpu() {
 }
 
 /// Steps of several rows, launched, recorded and replayed, and of many sequences, have the bits of one row after another.
+pub(super) fn rows_have_the_same_bits_in_any_batch(source: &ModelSource, options: &LoadOptions) {
+    let tokens = tokens(180);
+    let eager = LoadOptions {
+        enforce_eager: true,
+        ..options.clone()
+    };
+    let cuts = |rows: usize| [vec![150], vec![rows; 30 / rows]].concat();
+    let plain = logits(&mut *loaded(source, eager), &tokens, &cuts(1));
+    let mut model = loaded(source, options.clone());
+    for rows in [1, 2, 5, 15, 30] {
+        let verified = logits(&mut *model, &tokens, &cuts(rows));
+        assert!(verified == plain, "{source:?}: {rows} rows");
+    }
+    let before = Log::of_this_thread().len();
+    let round =
+        |round: usize| -> Vec<usize> { (0..9).map(|i| if i == round { 1 } else { 3 }).collect() };
+    let of: Vec<Vec<usize>> = (0..4).map(round).collect();
+    let together = rounds(&mut *model, &of, true);
+    let log = Log::of_this_thread().split_off(before).join("\n");
+    assert!(log.contains("is recorded"), "{log}");
+    assert!(!log.contains("not recorded"), "{log}");
+    assert!(rounds(&mut *model, &of, false) == together, "{source:?}");
+}
+
 #[test]
 fn a_row_over_blocks_has_the_same_bits_in_any_batch() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
-    let tokens = tokens(180);
     for (source, dtype) in [
         (shape(folder.path(), "llama", 64, &[]), DType::BF16),
         (shape(folder.path(), "qwen3", 96, &[]), DType::F16),
     ] {
         let options = options(&gpu, dtype, KvCacheDtype::Q8_0);
-        let eager = LoadOptions {
-            enforce_eager: true,
-            ..options.clone()
-        };
-        let cuts = |rows: usize| [vec![150], vec![rows; 30 / rows]].concat();
-        let plain = logits(&mut *loaded(&source, eager), &tokens, &cuts(1));
-        let mut model = loaded(&source, options);
-        for rows in [1, 2, 5, 15, 30] {
-            let verified = logits(&mut *model, &tokens, &cuts(rows));
-            assert!(verified == plain, "{source:?}, {dtype:?}: {rows} rows");
-        }
-        let before = Log::of_this_thread().len();
-        let round = |round: usize| -> Vec<usize> {
-            (0..9).map(|i| if i == round { 1 } else { 3 }).collect()
-        };
-        let of: Vec<Vec<usize>> = (0..4).map(round).collect();
-        let together = rounds(&mut *model, &of, true);
-        let log = Log::of_this_thread().split_off(before).join("\n");
-        assert!(log.contains("is recorded"), "{log}");
-        assert!(!log.contains("not recorded"), "{log}");
-        assert!(rounds(&mut *model, &of, false) == together, "{source:?}");
+        rows_have_the_same_bits_in_any_batch(&source, &options);
     }
 }
 

@@ -1,13 +1,14 @@
 //! `--kv-cache-dtype fp8`: keys and values in E4M3 without scales.
 
 use super::heads::{ITSELF, test_texts};
-use super::kv_cache_dtype::{KV_HEADS, Part, options, refused, spans, written_to};
-use super::latent::sources;
-use super::{
-    BLOCK_SIZE, BLOCKS, Log, WITHIN, difference, gpu, loaded, logits, rounds, shape, tokens,
+use super::kv_cache_dtype::{
+    KV_HEADS, attention_is_that_over_values, options, refused,
+    rows_have_the_same_bits_in_any_batch, written_to,
 };
+use super::latent::sources;
+use super::{BLOCK_SIZE, BLOCKS, WITHIN, difference, gpu, loaded, logits, shape, tokens};
 use candle_core::{DType, Device, Tensor};
-use foretoken::kernels::{AttentionBatch, AttentionParams, KvMoves, kv_move, paged_attention};
+use foretoken::kernels::{KvMoves, kv_move};
 use foretoken::kv::KvCacheDtype;
 use foretoken::model::LoadOptions;
 
@@ -106,64 +107,21 @@ fn a_gpu_writes_the_nearest_numbers_and_moves_them() {
     }
 }
 
-/// Decoding, trees and prompts, beside slots that hold NaN: the bits of a pool that holds the same values in the dtype of
-/// the queries.
 #[test]
 fn attention_over_fp8_is_that_over_its_values() {
-    let gpu = gpu();
-    let mut tree = vec![1u64];
-    for node in 1..7 {
-        tree.push(tree[(node - 1) / 2] | 1 << node);
-    }
-    let short: &[Part] = &[(1, 37, None), (40, 3, None), (7, 90, Some(&tree))];
-    let long: &[Part] = &[
-        (1, 200, None),
-        (66, 60, None),
-        (30, 90, None),
-        (7, 64, Some(&tree)),
+    let write = |qkv: &Tensor, slots: &[u32], num_slots: usize, device: &Device| {
+        let form = (DType::F8E4M3, qkv.dim(2).unwrap());
+        written_to(form, qkv, slots, num_slots, device)
+    };
+    let cases = [
+        (false, 3, 64),
+        (true, 3, 128),
+        (false, 3, 16),
+        (true, 1, 160),
+        (true, 1, 320),
+        (false, 2, 512),
     ];
-    for (parts, group, d) in [
-        (short, 3, 64),
-        (long, 3, 128),
-        (short, 3, 16),
-        (long, 1, 160),
-        (long, 1, 320),
-        (short, 2, 512),
-    ] {
-        let (spans, slots) = spans(parts);
-        let noise = |dims| Tensor::randn(0f32, 1., dims, &Device::Cpu).unwrap();
-        let (rows, num_slots) = (slots.len(), BLOCKS * BLOCK_SIZE);
-        let empty = (0..num_slots as u32).filter(|slot| !slots.contains(slot));
-        let places: Vec<u32> = slots.iter().copied().chain(empty).collect();
-        let qkv = noise((rows, 1 + 2 * KV_HEADS, d));
-        let rest = (num_slots - rows, 1 + 2 * KV_HEADS, d);
-        let nan = Tensor::full(f32::NAN, rest, &Device::Cpu).unwrap();
-        let qkv = Tensor::cat(&[&qkv, &nan], 0).unwrap();
-        let of_gpu = written_to((DType::F8E4M3, d), &qkv, &places, num_slots, &gpu);
-        let values = [0, 1].map(|i| values_of(&of_gpu[i]));
-        let queries: usize = parts.iter().map(|part| part.0).sum();
-        let q = noise((queries, KV_HEADS * group, d));
-        let batch = AttentionBatch::new(&spans, BLOCK_SIZE, num_slots).unwrap();
-        let attend = |q: &Tensor, [k, v]: &[Tensor; 2]| {
-            let out = paged_attention(q, k, v, &batch, AttentionParams::scaled(0.1)).unwrap();
-            let out = out.to_dtype(DType::F32).unwrap().flatten_from(1).unwrap();
-            out.to_vec2::<f32>().unwrap()
-        };
-        for (dtype, _) in WITHIN {
-            let q = q.to_dtype(dtype).unwrap().to_device(&gpu).unwrap();
-            let widened = [0, 1].map(|i| {
-                let values = values[i].to_dtype(dtype).unwrap();
-                values.to_device(&gpu).unwrap()
-            });
-            let (got, want) = (attend(&q, &of_gpu), attend(&q, &widened));
-            assert!(want.iter().flatten().all(|x| x.is_finite()));
-            let off = difference(&got, &want);
-            assert!(
-                got == want,
-                "groups of {group}, heads of {d}, {dtype:?}: off by {off}"
-            );
-        }
-    }
+    attention_is_that_over_values(&cases, write, |pool, _| values_of(pool));
 }
 
 /// A number of E4M3 is off by up to a sixteenth, a value of Q8_0 by less than half of a hundredth.
@@ -191,42 +149,19 @@ fn fp8_changes_logits_by_a_little() {
     }
 }
 
-/// Steps of several rows, launched, recorded and replayed, and of many sequences, have the bits of one row after another;
-/// with `--batch-invariant`, chunks of prompts change none, either.
+/// Also, with `--batch-invariant`, chunks of prompts change none.
 #[test]
 fn a_row_over_fp8_has_the_same_bits_in_any_batch() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
-    let tokens = tokens(180);
     let options = options(&gpu, DType::BF16, KvCacheDtype::Fp8);
-    let eager = LoadOptions {
-        enforce_eager: true,
-        ..options.clone()
-    };
-    let cuts = |rows: usize| [vec![150], vec![rows; 30 / rows]].concat();
-    let plain = logits(&mut *loaded(&source, eager), &tokens, &cuts(1));
-    let mut model = loaded(&source, options.clone());
-    for rows in [1, 2, 5, 15, 30] {
-        let verified = logits(&mut *model, &tokens, &cuts(rows));
-        assert!(verified == plain, "{rows} rows");
-    }
-    let before = Log::of_this_thread().len();
-    let round =
-        |round: usize| -> Vec<usize> { (0..9).map(|i| if i == round { 1 } else { 3 }).collect() };
-    let of: Vec<Vec<usize>> = (0..4).map(round).collect();
-    let together = rounds(&mut *model, &of, true);
-    let log = Log::of_this_thread().split_off(before).join("\n");
-    assert!(
-        log.contains("is recorded") && !log.contains("not recorded"),
-        "{log}"
-    );
-    assert!(rounds(&mut *model, &of, false) == together);
+    rows_have_the_same_bits_in_any_batch(&source, &options);
     let invariant = LoadOptions {
         batch_invariant: true,
         ..options
     };
-    let mut model = loaded(&source, invariant);
+    let (mut model, tokens) = (loaded(&source, invariant), tokens(180));
     let whole = logits(&mut *model, &tokens, &[180]);
     let parts = logits(&mut *model, &tokens, &[66, 1, 63, 50]);
     assert!(parts == whole);
