@@ -7,7 +7,8 @@
 //! `FORETOKEN_BENCH_KV_CACHE_DTYPE` that of `--kv-cache-dtype`. Prints a table of medians, in milliseconds.
 //!
 //! With `FORETOKEN_BENCH_ROUND=4`, it instead measures what a round of speculative decoding with four rows takes over such
-//! a forward.
+//! a forward: a round with tables, or with the head in the GGUF file `FORETOKEN_BENCH_DRAFT_MODEL`, without the head's
+//! own forwards.
 
 mod clock;
 mod round;
@@ -16,8 +17,11 @@ use clap::ValueEnum;
 use clock::PARTS;
 use criterion::Criterion;
 use foretoken::kv::{BlockAllocator, BlockTable, KvCacheDtype};
-use foretoken::model::{Batch, LoadOptions, MAX_TREE_NODES, Model, ModelSource, load};
+use foretoken::model::{
+    Batch, HeadKind, LoadOptions, LoadedModel, MAX_TREE_NODES, Model, ModelSource, load, load_head,
+};
 use foretoken::sampling::{Sampler, SamplingParams, distribution};
+use foretoken::spec::{DraftModel, Drafter, Tables};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -29,6 +33,8 @@ const ROWS: &str = "1,2,4,6,8,16";
 const BLOCK_SIZE: usize = 16;
 /// Of the forwards that fill the pool.
 const PROMPT_ROWS: usize = 512;
+/// Of tables, bytes.
+const TABLES_MEMORY: usize = 16 << 20;
 const DEFAULT_MODEL: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 fn main() {
@@ -58,7 +64,8 @@ fn main() {
     if let Ok(rows) = std::env::var("FORETOKEN_BENCH_ROUND") {
         let target = load(&source, &options).expect("the model loads");
         let rows = number(&rows).clamp(2, MAX_TREE_NODES);
-        let (forward, ratio) = round::measure(&mut *model, target, context, rows);
+        let drafter = drafter(&*target, context + PROMPT_ROWS);
+        let (forward, ratio) = round::measure(&mut *model, (target, drafter), context, rows);
         let forward = forward * 1e3;
         println!(
             "{rows} rows: {forward:.3} ms with the choice of tokens; a round: {ratio:.3} times as long"
@@ -90,6 +97,20 @@ fn main() {
         }
     }
     print(&table, context);
+}
+
+/// The head that is to draft for `target`, with room for so many `tokens`; tables if none is named.
+fn drafter(target: &dyn LoadedModel, tokens: usize) -> Box<dyn Drafter> {
+    let Ok(path) = std::env::var("FORETOKEN_BENCH_DRAFT_MODEL") else {
+        return Box::new(Tables::new(TABLES_MEMORY));
+    };
+    let source = ModelSource::Gguf(path.into());
+    let kind = HeadKind::of(&source).expect("the file can be read");
+    let kind = kind.expect("the file has a head");
+    let head = load_head(&source, kind, &LoadOptions::default(), target).expect("the head loads");
+    let num_blocks = 4 * tokens.div_ceil(BLOCK_SIZE);
+    let drafter = DraftModel::of_head(head, num_blocks, BLOCK_SIZE, PROMPT_ROWS);
+    Box::new(drafter.expect("there is memory"))
 }
 
 /// A step that can be repeated: it does not change the sequence.

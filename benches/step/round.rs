@@ -1,22 +1,20 @@
-//! What a round of speculative decoding costs beside the forward of its rows and the choice of their tokens: asking
-//! tables for a draft, verifying it, moving K and V, observing what stands.
+//! What a round of speculative decoding costs beside the forward of its rows and the choice of their tokens, and beside
+//! the forwards of a head: asking for a draft, hidden states for the head, verifying, moving K and V, observing what stands.
 
 use crate::{BLOCK_SIZE, PROMPT_ROWS, greedy};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, Model};
 use foretoken::sampling::{Acceptance, Sampler, distribution};
 use foretoken::spec::{
-    BudgetMode, Committed, DraftContext, SequenceState, SpeculativeRunner, StepInput, Tables,
+    BudgetMode, Committed, DraftContext, Drafter, SequenceState, SpeculativeRunner, StepInput,
 };
 use std::time::Instant;
 
 /// Rounds of a text, if all drafts stand, and texts.
 const ROUNDS: usize = 32;
 const TEXTS: usize = 6;
-/// Of the tables, bytes.
-const MEMORY: usize = 16 << 20;
 
-/// A sequence that the runner continues. Its request predicts the text, so that there always is a draft.
+/// A sequence that the runner continues. Its request predicts the text, so that tables always have a draft.
 struct Rounds {
     runner: SpeculativeRunner,
     blocks: BlockAllocator,
@@ -24,9 +22,13 @@ struct Rounds {
 }
 
 impl Rounds {
-    fn new(target: Box<dyn Model>, text: &[u32], prompt_len: usize) -> Self {
+    fn new(
+        target: Box<dyn Model>,
+        drafter: Box<dyn Drafter>,
+        text: &[u32],
+        prompt_len: usize,
+    ) -> Self {
         let num_blocks = (text.len() + PROMPT_ROWS).div_ceil(BLOCK_SIZE);
-        let drafter = Box::new(Tables::new(MEMORY));
         let mode = BudgetMode::Fixed;
         let runner = SpeculativeRunner::new(target, vec![drafter], mode, num_blocks, BLOCK_SIZE);
         let state = SequenceState {
@@ -54,13 +56,15 @@ impl Rounds {
         }
     }
 
-    /// A step of `rows` pending tokens and a draft of at most `nodes`. Returns its seconds and the tokens that were drafted.
+    /// A step of `rows` pending tokens and a draft of at most `nodes`. Returns its seconds without a head's forwards, and the
+    /// tokens that were drafted.
     fn step(&mut self, rows: usize, nodes: usize) -> (f64, usize) {
         let before = self.state.kv_len;
         let state = &mut self.state;
         let reserved = (self.blocks).reserve(&mut state.table, before + rows + nodes);
         reserved.expect("there are as many blocks");
         let sample = before + rows == state.tokens.len();
+        let of_heads = self.runner.draft_cost().step_seconds;
         let started = Instant::now();
         let mut inputs = [StepInput {
             state,
@@ -89,12 +93,14 @@ impl Rounds {
             tokens: &self.state.tokens,
             prompt_len: self.state.prompt_len,
             new: before..self.state.kv_len,
-            hidden: None,
+            hidden: output.hidden.clone(),
             candidates: &output.candidates,
             parents: &output.draft.parents,
             context: &self.state.draft_context,
         }]);
-        (started.elapsed().as_secs_f64(), output.draft.len())
+        let seconds = started.elapsed().as_secs_f64();
+        let of_heads = self.runner.draft_cost().step_seconds - of_heads;
+        (seconds - of_heads, output.draft.len())
     }
 
     /// Begins the text again after its prompt.
@@ -143,10 +149,10 @@ impl Forwards<'_> {
 
 /// The median seconds of a forward of `rows` rows with the choice of their tokens, and the median of the times of a round
 /// with as many rows over that of such a forward. Both have turns, after about `context` tokens; `target` is the same
-/// model as `model`.
+/// model as `model`, and `drafter` the one that drafts for it.
 pub fn measure(
     model: &mut dyn Model,
-    target: Box<dyn Model>,
+    (target, drafter): (Box<dyn Model>, Box<dyn Drafter>),
     context: usize,
     rows: usize,
 ) -> (f64, f64) {
@@ -175,7 +181,7 @@ pub fn measure(
         let (next, _) = forwards.next(&text, 1);
         text.extend(next);
     }
-    let mut rounds = Rounds::new(target, &text, context);
+    let mut rounds = Rounds::new(target, drafter, &text, context);
     let (mut alone, mut ratios) = (Vec::new(), Vec::new());
     for _ in 0..TEXTS {
         rounds.begin();
