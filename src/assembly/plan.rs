@@ -61,9 +61,7 @@ impl Plan {
     /// `Setup`, in one line: a flag is wrong, a file is missing or not supported, or there is too little memory.
     pub fn of(config: &Config, reading: Reading) -> Result<Self> {
         let device = open_device(config)?;
-        config
-            .engine
-            .check_disk(config.gpu.is_some() || !device.is_cpu())?;
+        config.engine.check_disk()?;
         let mut memory = match config.gpu {
             Some(gpu) => Some(DeviceMemory::of_other(gpu)),
             None => DeviceMemory::new(&device)?,

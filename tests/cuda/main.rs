@@ -20,6 +20,7 @@ mod logits;
 mod lora;
 mod lora_http;
 mod one_launch;
+mod prefix_disk;
 mod quantized;
 mod recurrent;
 mod rope_attention;

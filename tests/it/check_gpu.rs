@@ -111,7 +111,6 @@ fn what_a_gpu_does_not_take_is_refused_in_one_line() {
         &["--batch-invariant", "--dtype", "f32"],
         "bf16 or f16",
     );
-    on("l4", &["--prefix-cache-disk", "x"], "what a CPU computes");
 
     let wrong = |args: &[&str], needles: [&str; 2]| {
         let output = check(&[&[path], args].concat(), None);

@@ -50,7 +50,7 @@ pub struct EngineOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = clap::ArgAction::Set))]
     pub no_prefix_caching: bool,
-    /// Folder in which the prefix cache is kept, too, so that a prompt is read once, also by later processes. On the CPU.
+    /// Folder in which the prefix cache is kept, too, so that a prompt is read once, also by later processes.
     #[cfg_attr(
         feature = "clap",
         arg(long, value_name = "DIR", help_heading = "Memory")
@@ -103,22 +103,14 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    /// Checks that the prefix cache can be kept on disk, if it is asked for, for models on the CPU or on a GPU.
+    /// Checks that the prefix cache can be kept on disk, if it is asked for.
     ///
     /// # Errors
     /// `Setup`, naming the flag.
-    pub fn check_disk(&self, on_gpu: bool) -> Result<()> {
-        if self.prefix_cache_disk.is_none() {
-            return Ok(());
-        }
-        if self.no_prefix_caching {
+    pub fn check_disk(&self) -> Result<()> {
+        if self.prefix_cache_disk.is_some() && self.no_prefix_caching {
             return Err(Error::setup(
                 "--prefix-cache-disk keeps the prefix cache: leave out --no-prefix-caching",
-            ));
-        }
-        if on_gpu {
-            return Err(Error::setup(
-                "--prefix-cache-disk keeps what a CPU computes: leave it out, or use --device cpu",
             ));
         }
         Ok(())

@@ -121,7 +121,7 @@ pub(super) fn build(
         embedding_size: info.hidden_size,
         takes_adapters: options.max_loras > 0 && target.takes_adapters(),
     };
-    options.check_disk(!target.device().is_cpu())?;
+    options.check_disk()?;
     let caches = !options.no_prefix_caching;
     let mut runner = SpeculativeRunner::new(
         target,

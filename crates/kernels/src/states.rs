@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 mod device;
 
+use crate::pool_rows::append_values;
 use candle_core::{DType, Device, Result};
 #[cfg(feature = "cuda")]
 use device::DeviceStates;
@@ -200,13 +201,44 @@ impl StatePool {
         self.shape
     }
 
-    /// The matrices and the window of the state in `slot`, zeros if it was never used.
+    /// Appends the matrices and the window of the state in `slot` to `bytes`, zeros if it was never used. On a GPU, the host
+    /// waits for them.
     ///
     /// # Errors
-    /// If the states are not on the CPU.
-    pub fn state_mut(&mut self, slot: u32) -> Result<(&mut [f32], &mut [f32])> {
+    /// If the device fails.
+    pub fn read(&mut self, slot: u32, bytes: &mut Vec<u8>) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(states) = &mut self.memory {
+            append_values(&states.read(slot)?, bytes, f32::to_ne_bytes);
+            return Ok(());
+        }
+        let state = &self.allocate(slot as usize + 1)?[slot as usize];
+        append_values(&state.matrices, bytes, f32::to_ne_bytes);
+        append_values(&state.window, bytes, f32::to_ne_bytes);
+        Ok(())
+    }
+
+    /// Overwrites the state in `slot` with what [`StatePool::read`] has appended on the same kind of device.
+    ///
+    /// # Errors
+    /// If the bytes are those of another shape, or the device fails.
+    pub fn write(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {
+        const FLOAT: usize = size_of::<f32>();
+        if bytes.len() != self.shape.bytes() {
+            candle_core::bail!("states: {} bytes for {}", bytes.len(), self.shape.bytes());
+        }
+        let floats = bytes.as_chunks::<FLOAT>().0.iter();
+        let mut floats = floats.map(|&bytes| f32::from_ne_bytes(bytes));
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(states) = &mut self.memory {
+            return states.write(slot, floats.collect());
+        }
         let state = &mut self.allocate(slot as usize + 1)?[slot as usize];
-        Ok((&mut state.matrices, &mut state.window))
+        let places = state.matrices.iter_mut().chain(&mut state.window);
+        places
+            .zip(&mut floats)
+            .for_each(|(place, value)| *place = value);
+        Ok(())
     }
 
     /// The states, of which there are at least `count`.

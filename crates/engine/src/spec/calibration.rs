@@ -82,7 +82,7 @@ pub fn probe_rows(model: &dyn Model, store: &KvStore, num_blocks: usize) -> usiz
 /// model reads besides tokens. Writes to the pool, which has `num_blocks` blocks and in which no sequence may have any.
 ///
 /// # Errors
-/// If the device failed, or its pool is not on the CPU.
+/// If the device failed.
 pub fn probe(
     model: &mut dyn Model,
     store: &mut KvStore,

@@ -151,6 +151,32 @@ impl DeviceStates {
         )
     }
 
+    /// The matrices and the window of the state in `slot`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read(&mut self, slot: u32) -> Result<Vec<f32>> {
+        self.reserve(slot)?;
+        match &self.slots[slot as usize].state {
+            Some(state) => state.to_vec1(),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Overwrites the state in `slot` with such values. It has no nodes then.
+    ///
+    /// # Errors
+    /// If there are more or fewer, or the device fails.
+    pub fn write(&mut self, slot: u32, values: Vec<f32>) -> Result<()> {
+        self.reserve(slot)?;
+        let own = &mut self.slots[slot as usize];
+        own.num_nodes = 0;
+        match &own.state {
+            Some(state) => state.slice_set(&Tensor::new(values, &self.device)?, 0, 0),
+            None => Ok(()),
+        }
+    }
+
     /// Makes slot `to` like slot `from`, without nodes.
     fn copy(&mut self, from: u32, to: u32) -> Result<()> {
         self.reserve(from)?;
