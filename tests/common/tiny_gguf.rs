@@ -163,7 +163,7 @@ fn halves(tensor: &Tensor, heads: usize) -> Tensor {
 }
 
 /// Random blocks whose values are up to about 0.5.
-fn blocks_of(kind: BlockType, count: usize) -> Vec<u8> {
+pub fn blocks_of(kind: BlockType, count: usize) -> Vec<u8> {
     let mut state = count as u32 | 1;
     let mut next = move || {
         state ^= state << 13;

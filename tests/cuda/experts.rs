@@ -1,7 +1,7 @@
 //! Layers with experts on a GPU: choices and products by our own kernels.
 
+use super::quantized::blocks;
 use super::{float8, gpu};
-use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix};
 use foretoken::kernels::{
@@ -87,8 +87,7 @@ impl Stored {
             }
             Form::Blocks(kind) => {
                 let blocks = floats.iter().map(|floats| {
-                    let blocks = QTensor::quantize(floats, kind.candles().unwrap()).unwrap();
-                    let data = blocks.data().unwrap();
+                    let data = blocks(kind, floats);
                     DeviceQuantMatrix::from_blocks(kind, &data, shape, gpu).unwrap()
                 });
                 Self::Blocks(blocks.collect())
@@ -214,6 +213,9 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
         BlockType::Q5K,
         BlockType::Q6K,
         BlockType::Q8_0,
+        BlockType::Iq4Nl,
+        BlockType::Iq4Xs,
+        BlockType::Mxfp4,
     ];
     let blocks = kinds.into_iter().flat_map(|kind| {
         [DType::F16, DType::BF16].map(|dtype| Case {

@@ -1,14 +1,15 @@
 //! Quantized weights on a GPU: products by our own kernels, and texts.
 
 use super::texts::start;
-use super::{difference, gpu, logits, model_by, shape, tokens};
+use super::{WITHIN, difference, gpu, logits, model_by, shape, tokens, verified_as_plain};
 use crate::common::project::file;
-use crate::common::{greedy, run};
-use candle_core::quantized::QTensor;
+use crate::common::{greedy, run, tiny, tiny_gguf};
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::EXACT_ROWS;
 use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, QuantMatrix, matmul_quantized};
-use foretoken::model::{LoadOptions, Model, ModelSource};
+use foretoken::model::{LoadOptions, Model, ModelSource, inspect, load};
+use std::path::Path;
 
 /// The types for which there are kernels.
 pub(super) fn kinds() -> impl Iterator<Item = BlockType> {
@@ -23,6 +24,17 @@ pub(super) fn shapes(kind: BlockType) -> &'static [(usize, usize)] {
     }
 }
 
+/// The blocks of `floats` in a type, or random ones where candle cannot write the type.
+pub(super) fn blocks(kind: BlockType, floats: &Tensor) -> Vec<u8> {
+    match kind.candles() {
+        Some(candles) => {
+            let blocks = QTensor::quantize(floats, candles).unwrap();
+            blocks.data().unwrap().into_owned()
+        }
+        None => tiny_gguf::blocks_of(kind, floats.elem_count() / kind.block_size()),
+    }
+}
+
 /// A random weight on the GPU, and its values.
 pub(super) fn weight(
     kind: BlockType,
@@ -30,11 +42,19 @@ pub(super) fn weight(
     gpu: &Device,
 ) -> (DeviceQuantMatrix, Tensor) {
     let floats = Tensor::randn(0.2f32, 1., (outputs, inputs), &Device::Cpu).unwrap();
-    let blocks = QTensor::quantize(&floats, kind.candles().unwrap()).unwrap();
-    let data = blocks.data().unwrap();
-    let tiles = QuantMatrix::from_blocks(kind, &data, outputs, inputs).unwrap();
+    of_blocks(kind, &blocks(kind, &floats), (outputs, inputs), gpu)
+}
+
+/// The weight of these blocks on the GPU, and its values.
+fn of_blocks(
+    kind: BlockType,
+    data: &[u8],
+    (outputs, inputs): (usize, usize),
+    gpu: &Device,
+) -> (DeviceQuantMatrix, Tensor) {
+    let tiles = QuantMatrix::from_blocks(kind, data, outputs, inputs).unwrap();
     let values = Tensor::from_vec(tiles.dequantize(), (outputs, inputs), &Device::Cpu).unwrap();
-    let weight = DeviceQuantMatrix::from_blocks(kind, &data, (outputs, inputs), gpu).unwrap();
+    let weight = DeviceQuantMatrix::from_blocks(kind, data, (outputs, inputs), gpu).unwrap();
     (weight, values)
 }
 
@@ -85,6 +105,21 @@ fn weights_are_kept_without_loss() {
             assert_eq!(values(&rows), values(&want.unwrap()), "{kind} {shape:?}");
         }
     }
+}
+
+/// Each value with each scale with which all of them are finite.
+#[test]
+fn all_powers_of_two_are_scales() {
+    const LARGEST: u8 = 252;
+    let gpu = gpu();
+    let kind = BlockType::Mxfp4;
+    let numbers: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();
+    let blocks = (0..=LARGEST).flat_map(|exponent| [&[exponent][..], &numbers[..]].concat());
+    let blocks: Vec<u8> = blocks.collect();
+    let (weight, want) = of_blocks(kind, &blocks, (usize::from(LARGEST) + 1, 32), &gpu);
+    let got = values(&weight.dequantize(DType::F32).unwrap());
+    assert_eq!(got, values(&want));
+    assert_eq!(got[0][7], 6. * 2f32.powi(-127));
 }
 
 /// A row of a product has the same bits alone and in any batch of up to 256 rows, and of more with
@@ -246,6 +281,78 @@ fn quantized_models_compute_what_the_cpu_does_and_texts_do_not_depend_on_drafts(
     }
 }
 
+/// Files and checkpoints in formats that candle does not have, and what their matrices are in memory.
+fn of_four_bits(folder: &Path) -> Vec<(ModelSource, &'static str)> {
+    let kinds = [BlockType::Iq4Nl, BlockType::Iq4Xs, BlockType::Mxfp4];
+    let files = kinds.map(|kind| {
+        let config = tiny::llama_config(16);
+        let file = folder.join(format!("{kind}.gguf"));
+        let tensors = tiny::tensors(16, DType::F32);
+        let factors = tiny_gguf::llama3_factors(&config);
+        tiny_gguf::write_gguf(&file, &tensors, GgmlDType::Q4_0, &factors);
+        tiny_gguf::with_blocks(&file, kind, &tensors);
+        (ModelSource::Gguf(file.into()), kind.name())
+    });
+    let stored = [
+        ("packed/mxfp4", "MXFP4"),
+        ("architectures/gpt_oss_mxfp4", "MXFP4"),
+    ];
+    let folders = stored.into_iter().filter_map(|(name, form)| {
+        let folder = file(&format!("tests/fixtures/{name}"))?;
+        Some((ModelSource::Folder(folder), form))
+    });
+    files.into_iter().chain(folders).collect()
+}
+
+/// They stay so, and have the logits of the same values in f32, which are dense.
+#[test]
+fn models_in_four_bits_compute_what_dense_ones_do_and_texts_do_not_depend_on_drafts() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = tokens(30).iter().map(|id| id % 67).collect();
+    for (source, form) in of_four_bits(folder.path()) {
+        let on = |dtype| LoadOptions {
+            dtype: Some(dtype),
+            device: gpu.clone(),
+            ..LoadOptions::default()
+        };
+        let packed = |dtype| {
+            let (_, inventory) = inspect(&source, &on(dtype)).unwrap();
+            let entries = inventory.entries.into_iter();
+            let packed = entries.filter(|entry| entry.stored == form);
+            packed.collect::<Vec<_>>()
+        };
+        for entry in packed(DType::BF16) {
+            assert_eq!(entry.loaded, form, "{source:?}: {}", entry.name);
+            // Units of 64 inputs, of which small matrices fill a half.
+            let bits = 8 * entry.loaded_bytes / entry.elements;
+            assert!((4..10).contains(&bits), "{}: {bits} bits", entry.name);
+        }
+        let dense = packed(DType::F32);
+        assert!(dense.len() >= 4 && dense.iter().all(|entry| entry.loaded == "f32"));
+        let exact = logits(
+            &mut *load(&source, &on(DType::F32)).unwrap(),
+            &tokens,
+            &[30],
+        );
+        for (dtype, within) in &WITHIN[1..] {
+            let mut model = load(&source, &on(*dtype)).unwrap();
+            let found = verified_as_plain(&mut *model, &tokens, 20, &[2, 10], form);
+            let off = difference(&exact, &found);
+            println!("{source:?}, {dtype:?}: off by {off:.1e}");
+            assert!(off < 2. * within, "{source:?}, {dtype:?}: off by {off}");
+        }
+        if matches!(source, ModelSource::Gguf(_)) {
+            continue;
+        }
+        let model = || load(&source, &on(DType::BF16)).unwrap();
+        let want = run(&start(model(), None, 0), greedy(&tokens, 30));
+        let got = run(&start(model(), Some(model()), 4), greedy(&tokens, 30));
+        assert_eq!(got.ids(), want.ids(), "{source:?}");
+        assert!(got.spec.accepted > 0, "{source:?}");
+    }
+}
+
 /// A GGUF file takes the memory of its blocks.
 #[test]
 fn a_quantized_file_stays_quantized() {
@@ -258,7 +365,7 @@ fn a_quantized_file_stays_quantized() {
         device: gpu.clone(),
         ..LoadOptions::default()
     };
-    let (_, inventory) = foretoken::model::inspect(&source, &options).unwrap();
+    let (_, inventory) = inspect(&source, &options).unwrap();
     let loaded = inventory.sum(|entry| entry.loaded_bytes);
     let stored = inventory.sum(|entry| entry.stored_bytes);
     assert!(loaded <= stored + stored / 20, "{loaded} of {stored} bytes");

@@ -1,6 +1,9 @@
 // Our kernels for quantized weights, for the emulated GPU.
 #include "quant/cuda/f8e4m3.cu"
+#include "quant/cuda/iq4_nl.cu"
+#include "quant/cuda/iq4_xs.cu"
 #include "quant/cuda/mixed.cu"
+#include "quant/cuda/mxfp4.cu"
 #include "quant/cuda/q4_0.cu"
 #include "quant/cuda/q4_1.cu"
 #include "quant/cuda/q4_k.cu"
@@ -42,6 +45,9 @@ namespace {
 
 [[maybe_unused]] const bool added = [] {
     ADD_FORMAT(f8e4m3)
+    ADD_FORMAT(iq4_nl)
+    ADD_FORMAT(iq4_xs)
+    ADD_FORMAT(mxfp4)
     ADD_FORMAT(q4_0)
     ADD_FORMAT(q4_1)
     ADD_FORMAT(q4_k)

@@ -17,12 +17,20 @@ inline uint16_t small(int inputs) {
     return narrow<f16>(std::uniform_real_distribution<float>(.5f, 1.5f)(rng) / inputs).bits;
 }
 
-// A unit of floats with scales of their outputs, of which the second half of the inputs may be missing.
+// A unit of floats with scales of their outputs, or with exponents of their blocks, of which the second half of the inputs
+// may be missing.
 template <typename F> void fill_floats(unsigned char *unit, int inputs, bool is_half) {
-    memset(unit + F::SCALES / 2, 0, is_half ? F::SCALES / 2 : 0);
-    for (int output = 0; output < OUTPUTS; output++) {
+    // Where the second half is: behind the first, or in the other half of each 16 bytes.
+    for (int i = 0; i < F::SCALES && is_half; i++) {
+        unit[i] = (F::BITS == 8 ? i < F::SCALES / 2 : i % 16 < 8) ? unit[i] : 0;
+    }
+    for (int i = 0; i < OUTPUTS * 2; i++) {
         const float scale = widen(f16{small(inputs)});
-        memcpy(unit + F::SCALES + 4 * output, &scale, 4);
+        if (F::Kind::BYTES == 4) {
+            unit[F::SCALES + i] = __float_as_int(scale) >> 23;
+        } else {
+            memcpy(unit + F::SCALES + i / 2 * 4, &scale, 4);
+        }
     }
 }
 

@@ -203,25 +203,32 @@ fn tensors_of_blocks_are_checked() {
     }
 }
 
-/// `check` counts blocks as they are stored and the matrices that they become.
+/// `check` counts blocks as they are stored and the matrices that they become: on the CPU, and on a GPU that need not be here.
 #[test]
 fn headers_tell_what_blocks_become() {
     let source = ModelSource::Folder(fixture("gpt_oss_mxfp4").folder);
-    let (_, inventory) = inspect(&source, &LoadOptions::default()).unwrap();
-    let entries = inventory.entries.iter();
-    let blocks: Vec<_> = entries.filter(|entry| entry.stored == "MXFP4").collect();
-    assert_eq!(blocks.len(), 4);
-    let down = blocks
-        .iter()
-        .find(|entry| entry.name.contains("down_proj"))
-        .unwrap();
-    assert_eq!(
-        (down.elements, down.stored_bytes),
-        (4 * 32 * 32, 4 * 32 * 17)
-    );
-    assert_eq!(
-        (down.loaded.as_str(), down.loaded_bytes),
-        ("bf16", 2 * 4 * 32 * 32)
-    );
-    assert!(down.is_of_experts());
+    // A matrix of an expert is two units of 16 outputs and 64 inputs on a GPU.
+    for (for_gpu, loaded, bytes) in [
+        (false, "bf16", 2 * 4 * 32 * 32),
+        (true, "MXFP4", 4 * 2 * 544),
+    ] {
+        let options = LoadOptions {
+            for_gpu,
+            ..LoadOptions::default()
+        };
+        let (_, inventory) = inspect(&source, &options).unwrap();
+        let entries = inventory.entries.iter();
+        let blocks: Vec<_> = entries.filter(|entry| entry.stored == "MXFP4").collect();
+        assert_eq!(blocks.len(), 4);
+        let down = blocks
+            .iter()
+            .find(|entry| entry.name.contains("down_proj"))
+            .unwrap();
+        assert_eq!(
+            (down.elements, down.stored_bytes),
+            (4 * 32 * 32, 4 * 32 * 17)
+        );
+        assert_eq!((down.loaded.as_str(), down.loaded_bytes), (loaded, bytes));
+        assert!(down.is_of_experts());
+    }
 }

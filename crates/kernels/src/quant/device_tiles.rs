@@ -3,7 +3,7 @@
 use super::block_type::BlockType;
 use super::formats::{
     BLOCK, Block, DeviceFormat, DeviceScales, Format, HalfBlockScales, SUPER, ScaleLayout,
-    SuperOffsets, TileFormat, WIDTH, with_format,
+    SuperOffsets, SuperScales, TileFormat, WIDTH, with_format,
 };
 use super::pack::held_blocks;
 use candle_core::{DType, Device, Result, Tensor};
@@ -164,6 +164,8 @@ pub(crate) struct DeviceMemory<'a> {
 pub(super) struct Layout {
     kind: DeviceKind,
     pub(super) format: DeviceFormat,
+    /// Whether quants of 4 bits are places in a table. Then a register's two are in one byte.
+    has_table: bool,
     /// Where the scales begin in a unit.
     scales: usize,
     /// Bytes of scales for outputs `g` and `g + 8`.
@@ -188,12 +190,16 @@ impl Layout {
         let (scale_bytes, shared) = match format.scales {
             DeviceScales::Block | DeviceScales::Unit => (8, 0),
             DeviceScales::BlockOffset => (16, 0),
+            DeviceScales::BlockExponent => (4, 0),
+            DeviceScales::Super => (4, 4),
             DeviceScales::SuperOffset => (8, 8),
             DeviceScales::HalfBlock => (8, 4),
         };
+        let tables = [BlockType::Iq4Nl, BlockType::Iq4Xs].map(DeviceKind::Blocks);
         Self {
             kind,
             format,
+            has_table: tables.contains(&kind),
             scales,
             scale_bytes,
             unit: scales + GROUPS * scale_bytes,
@@ -279,7 +285,9 @@ impl Strip<'_> {
 
     /// Stores the quants of block `block` of output `c`.
     pub(super) fn put_quants(&mut self, bits: usize, c: usize, block: usize, quants: &Block) {
-        let unit = self.layout.unit;
+        let Layout {
+            unit, has_table, ..
+        } = self.layout;
         let unit = &mut self.strip[block / 2 * unit..][..unit];
         for (k, &q) in quants.iter().enumerate() {
             // The fragment, the thread, its register and the half word.
@@ -290,7 +298,12 @@ impl Strip<'_> {
                 unit[m / 2 * 512 + 16 * lane + m % 2 * 8 + 2 * j + half] = q;
                 continue;
             }
-            put(unit, 16 * lane + 4 * m, 4 * j + 16 * half, q & 15);
+            let bit = if has_table {
+                8 * j + 4 * half
+            } else {
+                4 * j + 16 * half
+            };
+            put(unit, 16 * lane + 4 * m, bit, q & 15);
             match bits {
                 5 => put(unit, HIGH + 4 * lane, 4 * m + j + 16 * half, q >> 4),
                 6 => put(
@@ -307,7 +320,8 @@ impl Strip<'_> {
     /// Where the scales of output `c` are in a unit.
     fn scales_at(&self, c: usize, unit: usize) -> usize {
         let layout = self.layout;
-        unit * layout.unit + layout.scales + c % GROUPS * layout.scale_bytes + c / GROUPS * 4
+        let second = if layout.scale_bytes == 4 { 2 } else { 4 };
+        unit * layout.unit + layout.scales + c % GROUPS * layout.scale_bytes + c / GROUPS * second
     }
 
     /// Stores the scale of output `c` in a unit, of [`DeviceScales::Unit`].
@@ -331,6 +345,11 @@ impl Strip<'_> {
             DeviceScales::BlockOffset => {
                 to[block % 2 * 2..][..2].copy_from_slice(half(0));
                 to[8 + block % 2 * 2..][..2].copy_from_slice(half(2 * WIDTH));
+            }
+            DeviceScales::BlockExponent => to[block % 2] = record[sub * WIDTH + c],
+            DeviceScales::Super => {
+                to[block % 2] = record[SuperScales::factors(sub) + c].wrapping_add(32);
+                self.shared[shared_at(2)..][..2].copy_from_slice(half(0));
             }
             DeviceScales::SuperOffset => {
                 to[block % 2] = record[SuperOffsets::SC + sub * WIDTH + c];

@@ -118,6 +118,10 @@ pub(super) enum DeviceScales {
     Block,
     /// A scale and an offset.
     BlockOffset,
+    /// A power of two.
+    BlockExponent,
+    /// Factors of a scale that 256 inputs share.
+    Super,
     /// Factors of a scale and an offset that 256 inputs share.
     SuperOffset,
     /// Factors for each 16 inputs, of a scale that 256 inputs share.
@@ -371,9 +375,9 @@ formats! { $
     Q4K: 4, 0, SuperOffsets, None, SuperOffset in Q4_K => |data, sub| low_bits_k(&data[16..], sub);
     Q5K: 5, 0, SuperOffsets, None, SuperOffset in Q5_K => five_bits_k;
     Q6K: 6, 32, HalfBlockScales, None, HalfBlock in Q6_K => six_bits_k;
-    Iq4Nl: 4, 0, BlockScales, Some(&IQ4) => |data, _| split(&data[2..]);
-    Iq4Xs: 4, 0, SuperScales, Some(&IQ4) => |data, sub| split(&data[8 + sub * BLOCK / 2..]);
-    Mxfp4: 4, 0, Exponents, Some(&E2M1) => |data, _| split(&data[1..]);
+    Iq4Nl: 4, 0, BlockScales, Some(&IQ4), Block in IQ4_NL => |data, _| split(&data[2..]);
+    Iq4Xs: 4, 0, SuperScales, Some(&IQ4), Super in IQ4_XS => |data, sub| split(&data[8 + sub * BLOCK / 2..]);
+    Mxfp4: 4, 0, Exponents, Some(&E2M1), BlockExponent in MXFP4 => |data, _| split(&data[1..]);
 }
 pub(super) use with_format;
 

@@ -3,7 +3,7 @@
 //! of two (Open Compute Project 2023, "Microscaling Formats (MX)").
 
 use super::fp8::{E4M3, finite, table};
-use super::mxfp4::{VALUES, power_of_two};
+use super::mxfp4::{self, VALUES, power_of_two};
 use super::parts::{Part, Parts};
 use super::scheme::{Blocks, Opened, Scheme, Unpacked};
 use crate::checkpoint::finite::MAX_MXFP4_EXPONENT;
@@ -136,22 +136,10 @@ impl Unpacked for Floats<'_> {
         }
     }
 
-    /// The blocks as in GGUF files, which have the second half of the inputs in the upper halves of bytes.
     fn blocks(&self) -> Option<Blocks> {
-        let kind = BlockType::Mxfp4;
-        let mut data = Vec::with_capacity(self.exponents.len() * kind.type_size());
-        for (&exponent, numbers) in self
-            .exponents
-            .iter()
-            .zip(self.numbers.as_chunks::<{ BLOCK / 2 }>().0)
-        {
-            let number = |input: usize| numbers[input / 2] >> (input % 2 * 4) & 15;
-            data.push(exponent);
-            data.extend((0..BLOCK / 2).map(|k| number(k) | number(k + BLOCK / 2) << 4));
-        }
-        (!self.exponents.is_empty()).then_some(Blocks {
-            kind,
-            data,
+        (!self.exponents.is_empty()).then(|| Blocks {
+            kind: BlockType::Mxfp4,
+            data: mxfp4::blocks(self.numbers, self.exponents),
             inputs: None,
         })
     }

@@ -49,6 +49,18 @@ pub fn dequantize(
     Ok(Tensor::from_vec(out, (outputs, inputs), &Device::Cpu)?)
 }
 
+/// The same blocks as GGUF files have them, whose bytes have the second half of the values in their upper halves.
+pub fn blocks(values: &[u8], scales: &[u8]) -> Vec<u8> {
+    let (packed, _) = values.as_chunks::<{ BLOCK / 2 }>();
+    let mut data = Vec::with_capacity(scales.len() * BLOCK_BYTES);
+    for (packed, &scale) in packed.iter().zip(scales) {
+        let number = |input: usize| packed[input / 2] >> (input % 2 * 4) & 15;
+        data.push(scale);
+        data.extend((0..BLOCK / 2).map(|k| number(k) | number(k + BLOCK / 2) << 4));
+    }
+    data
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

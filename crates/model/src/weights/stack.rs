@@ -1,11 +1,14 @@
 //! Tensors with the matrices of all experts.
 
-use super::{TensorSource, Weights, in_order};
+use super::dtypes::Dtypes;
+use super::{TensorSource, Weights, in_order, ordered_shape};
 use crate::checkpoint::finite::{self, MAX_MXFP4_EXPONENT};
-use crate::matrix::{Matrix, Unread};
+use crate::checkpoint::gguf;
+use crate::matrix::{self, Matrix, Unread, WeightForm};
 use crate::packed::mxfp4;
 use candle_core::DType;
 use foretoken_core::error::{Error, Result};
+use foretoken_kernels::quant::BlockType;
 use std::sync::Arc;
 
 /// The matrices of all experts, as one tensor has them.
@@ -28,7 +31,7 @@ pub enum StackForm {
     Rows,
     /// `[count, inputs, outputs]`.
     Columns,
-    /// [MXFP4](mxfp4), which becomes bf16.
+    /// [MXFP4](mxfp4), which becomes bf16 where it is not kept.
     Mxfp4,
 }
 
@@ -49,7 +52,7 @@ impl Weights {
             ..
         } = *stack;
         match (stack.form, &mut self.source) {
-            (StackForm::Mxfp4, _) => self.dequantized(stack),
+            (StackForm::Mxfp4, _) => self.of_blocks(stack),
             (_, TensorSource::Gguf(file)) => {
                 let name = name.strip_suffix(".weight").unwrap_or(name);
                 file.matrices(name, count, stack.shape, &self.dtypes, &self.device)
@@ -80,7 +83,8 @@ impl Weights {
         }
         let names = self.names_of_blocks(stack);
         self.blocks(stack, &names)?;
-        let form = self.dtypes.form(DType::BF16, &dims);
+        let kept = self.kept_blocks(stack.shape.1);
+        let form = kept.unwrap_or_else(|| self.dtypes.form(DType::BF16, &dims));
         let elements: u64 = dims.iter().map(|&dim| dim as u64).product();
         let bytes = elements / mxfp4::BLOCK as u64 * mxfp4::BLOCK_BYTES as u64;
         let [name, _] = names;
@@ -88,7 +92,19 @@ impl Weights {
         Ok(form.name())
     }
 
-    fn dequantized(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
+    /// The form of MXFP4 of so many inputs that stays so; `None` = it becomes dense, or other blocks that are asked for.
+    fn kept_blocks(&self, inputs: usize) -> Option<WeightForm> {
+        let Dtypes {
+            blocks,
+            matrices,
+            on_gpu,
+            ..
+        } = self.dtypes;
+        let form = WeightForm::of_gguf(BlockType::Mxfp4, inputs, matrices, on_gpu);
+        (on_gpu && blocks.is_none() && form.blocks().is_some()).then_some(form)
+    }
+
+    fn of_blocks(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
         let names = self.names_of_blocks(stack);
         let (Some(values), Some(scales)) = self.blocks(stack, &names)? else {
             return Err(Error::internal("there are no weights that have values"));
@@ -98,7 +114,16 @@ impl Weights {
         }
         let (values_each, scales_each) = (values.len() / stack.count, scales.len() / stack.count);
         let pairs = (values.chunks_exact(values_each)).zip(scales.chunks_exact(scales_each));
+        let kept = self.kept_blocks(stack.shape.1);
         let one = |(values, scales)| {
+            if let Some(form) = kept {
+                let mut data = mxfp4::blocks(values, scales);
+                if let Some(order) = stack.order {
+                    data = gguf::in_order(&data, stack.shape.0, order);
+                }
+                let shape = ordered_shape(stack.shape, stack.order);
+                return matrix::quantized(form, data, shape, &self.device);
+            }
             let own = mxfp4::dequantize(values, scales, stack.shape)?.to_device(&self.device)?;
             self.matrix_of(&in_order(own, stack.order)?, &names[0])
         };

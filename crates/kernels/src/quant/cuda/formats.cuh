@@ -9,7 +9,10 @@ using Q5_1 = Format<5, 0, BlockOffsets>;
 using Q5_K = Format<5, 0, SuperOffsets>;
 using Q6_K = Format<6, 32, HalfBlockScales>;
 using Q8_0 = Format<8, 128, BlockScales>;
-using F8E4M3 = Format<8, 0, UnitScales, true>;
+using IQ4_NL = Format<4, 0, BlockScales, Iq4Values>;
+using IQ4_XS = Format<4, 0, SuperScales, Iq4Values>;
+using MXFP4 = Format<4, 0, BlockExponents, Floats>;
+using F8E4M3 = Format<8, 0, UnitScales, Floats>;
 
 // DO(format, the number of its blocks in GGUF files, or DeviceKind::FLOAT8) for each.
 #define FOR_FORMATS(DO)                                                                            \
@@ -20,4 +23,7 @@ using F8E4M3 = Format<8, 0, UnitScales, true>;
     DO(Q4_K, 12)                                                                                   \
     DO(Q5_K, 13)                                                                                   \
     DO(Q6_K, 14)                                                                                   \
+    DO(IQ4_NL, 20)                                                                                 \
+    DO(IQ4_XS, 23)                                                                                 \
+    DO(MXFP4, 39)                                                                                  \
     DO(F8E4M3, 256)

@@ -25,7 +25,8 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
     uint32_t a[FRAGMENTS][4];
     // All quants, and floats over FLOATS_BY, are exact in f16.
     unpack<F, f16>(a, stored, lane);
-    const Scales scales = read_scales<F, f16>(stored, g);
+    // Not yet times FLOATS_BY, which could be infinite.
+    const Scales scales = F::Kind::read(stored, F::SCALES, g);
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
 #pragma unroll
@@ -37,8 +38,9 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
             if (wanted && input < inputs) {
                 T *to = y + (size_t)row * inputs + input;
                 const float offset = F::Kind::OFFSET ? scales.offset[half][m] : 0.f;
-                to[0] = narrow<T>(fmaf(scales.scale[half][m], low_half(a[m][j]), offset));
-                to[1] = narrow<T>(fmaf(scales.scale[half][m], high_half(a[m][j]), offset));
+                constexpr float BY = FLOATS_BY<F, f16>;
+                to[0] = narrow<T>(fmaf(scales.scale[half][m], low_half(a[m][j]) * BY, offset));
+                to[1] = narrow<T>(fmaf(scales.scale[half][m], high_half(a[m][j]) * BY, offset));
             }
         }
     }

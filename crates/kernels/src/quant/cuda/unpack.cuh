@@ -7,14 +7,15 @@
 //
 // Units hold, in this order:
 // - the low 4 bits of quants: 16 bytes per thread, 4 per fragment. Bits 4 j of the lower and of the upper
-//   half word belong to register j. Or, with 8 bits, 16 bytes per thread and two fragments; those may be floats.
+//   half word belong to register j. If quants are places in a table, byte j belongs to it. Or, with 8 bits, 16 bytes per
+//   thread and two fragments. Quants of 4 and of 8 bits may be floats.
 // - the fifth bit: 4 bytes per thread, bit 4 m + j of each half word for register j of fragment m; or bits 5
 //   and 6: 8 bytes per thread, 4 per two fragments.
-// - scales, 8 or 16 bytes per g: see the kinds of scales below.
+// - scales, 4, 8 or 16 bytes per g: see the kinds of scales below.
 // Units of one strip of 16 outputs follow each other, then the next strip. After all of them come the
 // parts that four units of 256 inputs share.
 #pragma once
-#include "../../cuda/tensor.cuh"
+#include "values.cuh"
 
 constexpr int OUTPUTS = 16;
 constexpr int UNIT_INPUTS = 64;
@@ -88,6 +89,25 @@ struct BlockScales {
     }
 };
 
+// Powers of two for blocks of 32, as exponents plus 127 of a byte each: those of output g, then of output g + 8.
+struct BlockExponents {
+    static constexpr int BYTES = 4, SUPER = 0;
+    static constexpr bool OFFSET = false, HALF_BLOCKS = false;
+
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint32_t exponents = unit.load_4(at + BYTES * g);
+        Scales scales;
+        scales.set_blocks(0, power(exponents << 23), power(exponents << 15));
+        scales.set_blocks(1, power(exponents << 7), power(exponents >> 1));
+        return scales;
+    }
+    // The power whose exponent is where a float has it. 2^-127 has no exponent of its own.
+    __device__ static __forceinline__ float power(uint32_t bits) {
+        const uint32_t exponent = bits & 0x7f800000;
+        return __uint_as_float(exponent == 0 ? 0x00400000 : exponent);
+    }
+};
+
 // The same, then offsets.
 struct BlockOffsets {
     static constexpr int BYTES = 16, SUPER = 0;
@@ -126,6 +146,26 @@ struct SuperOffsets {
     }
 };
 
+// A factor plus 32 for each block of 32, a byte each, of output g, then of output g + 8; 256 inputs share the half that it
+// is multiplied with.
+struct SuperScales {
+    static constexpr int BYTES = 4, SUPER = 4;
+    static constexpr bool OFFSET = false, HALF_BLOCKS = false;
+
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint32_t factors = unit.load_4(at + BYTES * g), shared = unit.load_super_4(SUPER * g);
+        Scales scales;
+        scales.set_blocks(0, scale<0>(factors, low_half(shared)), scale<1>(factors, low_half(shared)));
+        scales.set_blocks(1, scale<2>(factors, high_half(shared)), scale<3>(factors, high_half(shared)));
+        return scales;
+    }
+    // As the last bits of a float from 2^23 on; see Factor. Products of 11 and 6 bits are exact.
+    template <int I> __device__ static __forceinline__ float scale(uint32_t factors, float by) {
+        const uint32_t factor = __byte_perm(factors, 0x4b000000, 0x7440 | I);
+        return __fmul_rn(__fsub_rn(__uint_as_float(factor), 8388608.f + 32), by);
+    }
+};
+
 // A signed byte for each 16 inputs of output g, then of g + 8; 256 inputs share the half that it is
 // multiplied with.
 struct HalfBlockScales {
@@ -159,11 +199,13 @@ struct UnitScales {
     }
 };
 
-// A format: quants of BITS bits, from which BIAS is subtracted; or floats of 8 bits with 4 of an exponent (E4M3).
-template <int BITS_, int BIAS_, typename Kind_, bool FLOATS_ = false> struct Format {
+// A format: quants of BITS bits, from which BIAS is subtracted if they are integers.
+template <int BITS_, int BIAS_, typename Kind_, typename Values_ = Integers> struct Format {
     using Kind = Kind_;
+    using Values = Values_;
     static constexpr int BITS = BITS_, BIAS = BIAS_;
-    static constexpr bool FLOATS = FLOATS_;
+    static constexpr bool FLOATS = std::is_same_v<Values, Floats>;
+    static constexpr bool TABLE = !FLOATS && !std::is_same_v<Values, Integers>;
     static constexpr int HIGH = BITS == 8 ? 1024 : 512;
     static constexpr int SCALES = HIGH + (BITS == 5 ? 128 : BITS == 6 ? 256 : 0);
     // Bytes of a unit, and of what four units share.
@@ -191,121 +233,43 @@ template <typename F> struct Units {
     __device__ __forceinline__ const unsigned char *super(int i) const { return supers + (size_t)(i >> 2) * F::SUPER; }
 };
 
-// Numbers are unpacked as values of T, exactly, in pairs: a word has one in each half word. In bf16, numbers of fewer
-// than 8 bits stay in their base: they are 128 more than they are, and nothing is subtracted from them. What the sums
-// of products then have too much is a multiple of the sums of activations, as an offset is.
-template <typename F, typename T> constexpr bool IN_BASE = std::is_same_v<T, bf16> && F::BITS < 8;
+// In bf16, integers of fewer than 8 bits stay in their base: they are 128 more than they are, and nothing is subtracted
+// from them. What the sums of products then have too much is a multiple of the sums of activations, as an offset is.
+template <typename F, typename T>
+constexpr bool IN_BASE = std::is_same_v<T, bf16> && std::is_same_v<typename F::Values, Integers> && F::BITS < 8;
 // Whether sums of activations are needed.
 template <typename F, typename T> constexpr bool HAS_OFFSET = F::Kind::OFFSET || IN_BASE<F, T>;
 
-// (a & b) | c
-__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
-#ifdef __CUDACC__
-    uint32_t d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-#else
-    return (a & b) | c;
-#endif
-}
-// Numbers become values when they are put into the lowest bits of these words: in f16, 1024 + n for n < 1024
-// has the bits of 1024 and n; in bf16, 128 + n for n < 128.
-template <typename T> struct Base;
-// The values of numbers in a base, minus BIAS.
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t in_base);
-// The same for numbers that are four bits higher, which bf16 has no room for.
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_16ths(uint32_t in_base);
-// The values of the two lower or of the two upper bytes of a word, minus BIAS.
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_bytes(uint32_t word, bool upper);
-
-#ifdef __CUDACC__
-template <> struct Base<f16> {
-    static constexpr uint32_t BITS = 0x64006400;
-    static __device__ __forceinline__ uint32_t minus(uint32_t numbers, uint32_t base) {
-        uint32_t difference;
-        asm("sub.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(numbers), "r"(base));
-        return difference;
-    }
-};
-template <> struct Base<bf16> {
-    static constexpr uint32_t BITS = 0x43004300;
-    // 1 * n - base: before compute capability 9.0 there is no subtraction.
-    static __device__ __forceinline__ uint32_t minus(uint32_t numbers, uint32_t base) {
-        uint32_t difference;
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-            : "=r"(difference)
-            : "r"(numbers), "r"(0x3f803f80u), "r"(base ^ 0x80008000u));
-        return difference;
-    }
-};
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers(uint32_t in_base) {
-    return Base<T>::minus(in_base, Base<T>::BITS | BIAS | BIAS << 16);
-}
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_16ths(uint32_t in_base) {
-    static_assert(std::is_same_v<T, f16>, "no room");
-    // (1024 + 16 n) / 16 - (64 + BIAS): 0x2c00 is 1/16, and 0xd400 is -64, whose last bit is worth 1/16.
-    constexpr uint32_t MINUS = 0xd400 + 16 * BIAS;
-    uint32_t difference;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;"
-        : "=r"(difference)
-        : "r"(in_base), "r"(0x2c002c00u), "r"(MINUS | MINUS << 16));
-    return difference;
-}
-template <typename T, int BIAS> __device__ __forceinline__ uint32_t integers_of_bytes(uint32_t word, bool upper) {
-    if constexpr (std::is_same_v<T, f16>) {
-        const uint32_t numbers = __byte_perm(word, 0x64, upper ? 0x4342 : 0x4140);
-        return Base<f16>::minus(numbers, Base<f16>::BITS | BIAS | BIAS << 16);
-    } else {
-        // As the last bits of floats from 2^23 on, because bf16 has no room for them.
-        const uint32_t first = __byte_perm(word, 0x4b000000, upper ? 0x7552 : 0x7550);
-        const uint32_t second = __byte_perm(word, 0x4b000000, upper ? 0x7553 : 0x7551);
-        constexpr float BASE = 8388608.f + BIAS;
-        return narrow_pair<T>(__fsub_rn(__uint_as_float(first), BASE), __fsub_rn(__uint_as_float(second), BASE));
-    }
-}
-#else
-template <typename T> struct Base {
-    static constexpr uint32_t BITS = 0;
-};
-template <typename T, int BIAS> uint32_t integers(uint32_t in_base) {
-    return narrow_pair<T>(float(int(in_base & 0xffff) - BIAS), float(int(in_base >> 16) - BIAS));
-}
-template <typename T, int BIAS> uint32_t integers_of_16ths(uint32_t in_base) { return integers<T, BIAS>(in_base >> 4); }
-template <typename T, int BIAS> uint32_t integers_of_bytes(uint32_t word, bool upper) {
-    word >>= upper ? 16 : 0;
-    return narrow_pair<T>(float(int(word & 255) - BIAS), float(int(word >> 8 & 255) - BIAS));
-}
-#endif
-
-// What the floats of a unit are multiplied with besides their scale.
-template <typename T> constexpr float FLOATS_BY = std::is_same_v<T, f16> ? 256.f : 1.f;
-
-// The values of the two lower or of the two upper bytes of a word, which are finite floats (E4M3), over FLOATS_BY. Their bits
-// without the sign, as those of an f16 or bf16, are a power of two times the value, also below the smallest exponent. That
-// of f16 is left to the scales. That of bf16 is so small that products would lose bits in f32.
-template <typename T> __device__ __forceinline__ uint32_t values_of_floats(uint32_t word, bool upper) {
-    // The upper bytes of half words.
-    const uint32_t floats = __byte_perm(word, 0, upper ? 0x3424 : 0x1404);
-    const uint32_t signs = floats & 0x80008000;
-    if constexpr (std::is_same_v<T, f16>) {
-        return and_or(floats >> 1, 0x3f803f80, signs);
-    } else {
-        const uint32_t small = and_or(floats >> 4, 0x07f007f0, signs);
-#ifdef __CUDACC__
-        // 2^120 * x - 0, which keeps the signs of zeros.
-        uint32_t values;
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(values) : "r"(small), "r"(0x7b807b80u), "r"(0x80008000u));
-        return values;
-#else
-        auto value = [](uint32_t half) { return __uint_as_float(half << 16) * 0x1p120f; };
-        return narrow_pair<T>(value(small & 0xffff), value(small >> 16));
-#endif
-    }
-}
+// What the values of a unit are multiplied with besides their scale.
+template <typename F, typename T>
+constexpr float FLOATS_BY = !F::FLOATS || std::is_same_v<T, bf16> ? 1.f : F::BITS == 8 ? 256.f : 16384.f;
 
 // x shifted to the right, or to the left by -places.
 __device__ __forceinline__ constexpr uint32_t shifted(uint32_t x, int places) {
     return places >= 0 ? x >> places : x << -places;
+}
+
+// The two integers of register j of fragment m, whose low bits are in `low`. `high` has the bits above.
+template <typename F, typename T>
+__device__ __forceinline__ uint32_t integers_of_word(uint32_t low, uint32_t high, int m, int j) {
+    constexpr uint32_t BASE = IN_BASE<F, T> ? 0x43004300 : Base<T>::BITS;
+    const uint32_t numbers = low >> 8 * (j / 2);
+    if constexpr (F::BITS == 4 && std::is_same_v<T, f16>) {
+        if (j % 2 == 1) {
+            return integers_of_16ths<f16, F::BIAS>(and_or(numbers, 0x00f000f0, BASE));
+        }
+    }
+    uint32_t in_base = and_or(j % 2 ? numbers >> 4 : numbers, 0x000f000f, BASE);
+    if constexpr (F::BITS == 5) {
+        in_base = and_or(shifted(high, 4 * m + j - 4), 0x00100010, in_base);
+    } else if constexpr (F::BITS == 6) {
+        in_base = and_or(shifted(high, 2 * (m % 2 * 4 + j) - 4), 0x00300030, in_base);
+    }
+    if constexpr (IN_BASE<F, T>) {
+        return in_base;
+    } else {
+        return integers<T, F::BIAS>(in_base);
+    }
 }
 
 // The quants of a unit as a thread's fragments.
@@ -330,31 +294,19 @@ __device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const Unit &
         const uint32_t words[FRAGMENTS] = {low.x, low.y, low.z, low.w};
         uint2 high = make_uint2(0, 0);
         if constexpr (F::BITS == 5) {
-            high.x = unit.load_4(F::HIGH + 4 * lane);
+            high.x = high.y = unit.load_4(F::HIGH + 4 * lane);
         } else if constexpr (F::BITS == 6) {
             high = unit.load_8(F::HIGH + 8 * lane);
         }
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++) {
+            if constexpr (F::TABLE) {
+                look_up<typename F::Values, T>(a[m], words[m]);
+            } else {
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                constexpr uint32_t BASE = IN_BASE<F, T> ? 0x43004300 : Base<T>::BITS;
-                const uint32_t numbers = words[m] >> 8 * (j / 2);
-                if (F::BITS == 4 && std::is_same_v<T, f16> && j % 2 == 1) {
-                    a[m][j] = integers_of_16ths<f16, F::BIAS>(and_or(numbers, 0x00f000f0, BASE));
-                    continue;
-                }
-                uint32_t in_base = and_or(j % 2 ? numbers >> 4 : numbers, 0x000f000f, BASE);
-                if constexpr (F::BITS == 5) {
-                    in_base = and_or(shifted(high.x, 4 * m + j - 4), 0x00100010, in_base);
-                } else if constexpr (F::BITS == 6) {
-                    const int places = 2 * (m % 2 * 4 + j) - 4;
-                    in_base = and_or(shifted(m < 2 ? high.x : high.y, places), 0x00300030, in_base);
-                }
-                if constexpr (IN_BASE<F, T>) {
-                    a[m][j] = in_base;
-                } else {
-                    a[m][j] = integers<T, F::BIAS>(in_base);
+                for (int j = 0; j < 4; j++) {
+                    a[m][j] = F::FLOATS ? values_of_small_floats<T>(words[m] << (12 - 4 * j))
+                                        : integers_of_word<F, T>(words[m], m < 2 ? high.x : high.y, m, j);
                 }
             }
         }
@@ -367,8 +319,8 @@ template <typename F, typename T, typename Unit> __device__ __forceinline__ Scal
     if constexpr (F::FLOATS) {
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; m++) {
-            scales.scale[0][m] = __fmul_rn(scales.scale[0][m], FLOATS_BY<T>);
-            scales.scale[1][m] = __fmul_rn(scales.scale[1][m], FLOATS_BY<T>);
+            scales.scale[0][m] = __fmul_rn(scales.scale[0][m], FLOATS_BY<F, T>);
+            scales.scale[1][m] = __fmul_rn(scales.scale[1][m], FLOATS_BY<F, T>);
         }
     }
     if constexpr (IN_BASE<F, T>) {
