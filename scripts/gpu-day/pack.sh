@@ -8,7 +8,7 @@ most=60000000
 packed_files() {
     printf '%s\n' LICENSE* configs scripts/gpu-day.sh scripts/gpu-day scripts/head_prompts.py scripts/step-by-kernel.py \
         models/default/*.gguf models/heads/*.gguf tests/fixtures/architectures/*/config.json \
-        tests/fixtures/packed/{f*8_*,mxfp4}/{config.json,model.safetensors} \
+        tests/fixtures/packed/{f*8_*,*fp4}/{config.json,model.safetensors} \
         tests/fixtures/architectures/gpt_oss_mxfp4/model.safetensors
 }
 

@@ -27,6 +27,7 @@ enum Form {
     Dense,
     /// With gates and ups in matrices of their own.
     Float8,
+    Nvfp4,
     /// With gates and ups in tensors of their own.
     Blocks(BlockType),
 }
@@ -85,6 +86,11 @@ impl Stored {
                 let (all, exact): (_, Vec<Tensor>) = all.unzip();
                 return (Self::Blocks(all), exact.iter().map(values).collect());
             }
+            Form::Nvfp4 => {
+                let all = (0..COUNT).map(|_| float8::nvfp4(shape, gpu));
+                let (all, exact): (_, Vec<Tensor>) = all.unzip();
+                return (Self::Blocks(all), exact.iter().map(values).collect());
+            }
             Form::Blocks(kind) => {
                 let blocks = floats.iter().map(|floats| {
                     let data = blocks(kind, floats);
@@ -123,7 +129,7 @@ fn made(case: Case, choice: ExpertChoice, gpu: &Device) -> Made {
     let width = case.width;
     let wide = if case.is_gated { 2 * width } else { width };
     let shapes = match (case.form, case.is_gated) {
-        (Form::Blocks(_) | Form::Float8, true) => vec![width; 2],
+        (Form::Blocks(_) | Form::Float8 | Form::Nvfp4, true) => vec![width; 2],
         _ => vec![wide],
     };
     let parts = shapes.iter();
@@ -230,6 +236,10 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
         dtype,
         ..CASE
     });
+    let nvfp4 = Case {
+        form: Form::Nvfp4,
+        ..CASE
+    };
     let dense = [DType::F32, DType::F16, DType::BF16].map(|dtype| Case { dtype, ..CASE });
     let others = [
         // Too narrow for tensor cores.
@@ -246,7 +256,8 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
             ..CASE
         },
     ];
-    for case in blocks.chain(float8).chain(dense).chain(others) {
+    let floats = float8.into_iter().chain([nvfp4]);
+    for case in blocks.chain(floats).chain(dense).chain(others) {
         let made = made(case, CHOICE, &gpu);
         let x = noise(&[EXACT_ROWS, HIDDEN]).to_dtype(case.dtype).unwrap();
         let x = x.to_device(&gpu).unwrap();

@@ -1,4 +1,4 @@
-//! Weights of FP8 on a GPU: products by our own kernels, models, and texts.
+//! Weights of FP8 and NVFP4 on a GPU: products by our own kernels, models, and texts.
 
 use super::quantized::{error, noise, precision, values};
 use super::texts::start;
@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Tensor};
 use foretoken::kernels::EXACT_ROWS;
 use foretoken::kernels::dense::{DenseMatrix, Float8};
 use foretoken::kernels::matmul::CpuMatrix;
-use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, matmul_quantized};
+use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix, Nvfp4, matmul_quantized};
 use foretoken::model::{LoadFormat, LoadOptions, ModelSource, inspect, load};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -50,18 +50,67 @@ pub(super) fn weight(
     (DeviceQuantMatrix::from_float8(&float8, gpu).unwrap(), exact)
 }
 
+/// A random weight of NVFP4 on the GPU, and its values.
+pub(super) fn nvfp4(shape: (usize, usize), gpu: &Device) -> (DeviceQuantMatrix, Tensor) {
+    let count = shape.0 * shape.1;
+    let bytes = |count: usize, below: u32| -> Vec<u8> {
+        let values = Tensor::randn(0f32, 1., count, &Device::Cpu).unwrap();
+        let values = values.to_vec1::<f32>().unwrap().into_iter();
+        values.map(|x| (x.to_bits() % below) as u8).collect()
+    };
+    let (numbers, scales) = (bytes(count / 2, 256), bytes(count / 16, 127));
+    let nvfp4 = Nvfp4 {
+        shape,
+        numbers: &numbers,
+        scales: &scales,
+        factor: 1.1e-3,
+    };
+    let float8 = Float8 {
+        shape: (1, scales.len()),
+        numbers: &scales,
+        scales: &[nvfp4.factor],
+        block: (1, scales.len()),
+    };
+    let mut of_groups = vec![0f32; scales.len()];
+    DenseMatrix::of_float8(&float8)
+        .unwrap()
+        .read_row(0, &mut of_groups);
+    let sizes = [0f32, 0.5, 1., 1.5, 2., 3., 4., 6.];
+    let exact = (0..count).map(|i| {
+        let number = numbers[i / 2] >> (i % 2 * 4);
+        let size = of_groups[i / 16] * sizes[usize::from(number & 7)];
+        if number & 8 == 0 { size } else { -size }
+    });
+    let exact = Tensor::from_vec(exact.collect::<Vec<f32>>(), shape, &Device::Cpu).unwrap();
+    (DeviceQuantMatrix::from_nvfp4(&nvfp4, gpu).unwrap(), exact)
+}
+
+/// FP8 with a scale for each block, or NVFP4.
+fn of_form(
+    shape: (usize, usize),
+    block: Option<(usize, usize)>,
+    gpu: &Device,
+) -> (DeviceQuantMatrix, Tensor) {
+    match block {
+        Some(block) => weight(shape, block, gpu),
+        None => nvfp4(shape, gpu),
+    }
+}
+
 /// A scale for the matrix, each output, each 128 inputs of some outputs, and each 64; strips and units that are not whole.
 #[test]
-fn float8_is_kept_without_loss() {
+fn floats_are_kept_without_loss() {
     let gpu = gpu();
     for (shape, block) in [
-        ((48, 64), (48, 64)),
-        ((37, 288), (1, 288)),
-        ((50, 1024), (24, 128)),
-        ((3, 32), (128, 128)),
-        ((20, 416), (5, 64)),
+        ((48, 64), Some((48, 64))),
+        ((37, 288), Some((1, 288))),
+        ((50, 1024), Some((24, 128))),
+        ((3, 32), Some((128, 128))),
+        ((20, 416), Some((5, 64))),
+        ((37, 288), None),
+        ((20, 416), None),
     ] {
-        let (weight, want) = weight(shape, block, &gpu);
+        let (weight, want) = of_form(shape, block, &gpu);
         let got = weight.dequantize(DType::F32).unwrap();
         assert_eq!(values(&got), values(&want), "{shape:?} {block:?}");
         let ids = [0, shape.0 as u32 - 1, 1, 1, shape.0 as u32 / 2];
@@ -73,15 +122,17 @@ fn float8_is_kept_without_loss() {
 
 /// In all numbers of rows that differ in their kernels or tiles; of the last shape, fewer warps share the inputs.
 #[test]
-fn a_row_of_float8_has_the_same_bits_in_any_number_of_rows() {
+fn a_row_of_floats_has_the_same_bits_in_any_number_of_rows() {
     let gpu = gpu();
     for (shape, block, dtypes) in [
-        ((48, 64), (128, 128), &[DType::F16, DType::BF16][..]),
-        ((37, 288), (1, 288), &[DType::F16, DType::BF16]),
-        ((16, 1024), (16, 128), &[DType::BF16]),
-        ((4230, 512), (128, 128), &[DType::BF16]),
+        ((48, 64), Some((128, 128)), &[DType::F16, DType::BF16][..]),
+        ((37, 288), Some((1, 288)), &[DType::F16, DType::BF16]),
+        ((16, 1024), Some((16, 128)), &[DType::BF16]),
+        ((4230, 512), Some((128, 128)), &[DType::BF16]),
+        ((37, 288), None, &[DType::F16, DType::BF16]),
+        ((16, 1024), None, &[DType::BF16]),
     ] {
-        let (weight, exact) = weight(shape, block, &gpu);
+        let (weight, exact) = of_form(shape, block, &gpu);
         for &dtype in dtypes {
             let all = noise(70, shape.1, dtype, &gpu);
             let product = |x: &Tensor, invariant| {

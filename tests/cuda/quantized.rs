@@ -295,6 +295,7 @@ fn of_four_bits(folder: &Path) -> Vec<(ModelSource, &'static str)> {
     });
     let stored = [
         ("packed/mxfp4", "MXFP4"),
+        ("packed/nvfp4", "NVFP4"),
         ("architectures/gpt_oss_mxfp4", "MXFP4"),
     ];
     let folders = stored.into_iter().filter_map(|(name, form)| {

@@ -4,6 +4,7 @@
 #include "quant/cuda/iq4_xs.cu"
 #include "quant/cuda/mixed.cu"
 #include "quant/cuda/mxfp4.cu"
+#include "quant/cuda/nvfp4.cu"
 #include "quant/cuda/q4_0.cu"
 #include "quant/cuda/q4_1.cu"
 #include "quant/cuda/q4_k.cu"
@@ -48,6 +49,7 @@ namespace {
     ADD_FORMAT(iq4_nl)
     ADD_FORMAT(iq4_xs)
     ADD_FORMAT(mxfp4)
+    ADD_FORMAT(nvfp4)
     ADD_FORMAT(q4_0)
     ADD_FORMAT(q4_1)
     ADD_FORMAT(q4_k)

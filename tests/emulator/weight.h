@@ -24,7 +24,13 @@ template <typename F> void fill_floats(unsigned char *unit, int inputs, bool is_
     for (int i = 0; i < F::SCALES && is_half; i++) {
         unit[i] = (F::BITS == 8 ? i < F::SCALES / 2 : i % 16 < 8) ? unit[i] : 0;
     }
-    for (int i = 0; i < OUTPUTS * 2; i++) {
+    for (int i = 0; i < 4 * OUTPUTS && F::Kind::HALF_BLOCKS; i++) {
+        // Floats of 8 bits of about 1, and their factor.
+        unit[F::SCALES + i] = 0x34 + rng() % 8;
+        const float factor = 0x1p120f / inputs;
+        memcpy(unit + F::SCALES + 4 * OUTPUTS, &factor, 4);
+    }
+    for (int i = 0; i < OUTPUTS * 2 && !F::Kind::HALF_BLOCKS; i++) {
         const float scale = widen(f16{small(inputs)});
         if (F::Kind::BYTES == 4) {
             unit[F::SCALES + i] = __float_as_int(scale) >> 23;

@@ -16,6 +16,9 @@ pub(super) const UNIT_INPUTS: usize = 64;
 const SHARING: usize = SUPER / UNIT_INPUTS;
 /// Outputs `g` and `g + 8` belong to one thread.
 const GROUPS: usize = WIDTH / 2;
+/// Bytes of the scales of outputs `g` and `g + 8` in [`DeviceScales::Group`], and of the factor with what fills it up.
+const GROUP_SCALES: usize = 8;
+const FACTOR: usize = 16;
 /// Where the bits above the fourth begin in a unit.
 const HIGH: usize = UNIT_INPUTS * WIDTH / 2;
 
@@ -26,18 +29,22 @@ pub enum DeviceKind {
     Blocks(BlockType),
     /// Floats of 8 bits with 4 of an exponent (E4M3), and scales in f32.
     Float8,
+    /// Floats of 4 bits with 2 of an exponent (E2M1), scales of E4M3 for each 16 of them, and a factor of all scales.
+    Nvfp4,
 }
 
 #[cfg(feature = "cuda")]
 impl DeviceKind {
-    /// The number of [`Float8`](Self::Float8), which GGUF files do not have; as in `cuda/formats.cuh`.
+    /// The numbers of formats that GGUF files do not have, as in `cuda/formats.cuh`.
     const FLOAT8: u32 = 256;
+    const NVFP4: u32 = 257;
 
     /// Its number in the kernels.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::Blocks(kind) => kind.number(),
             Self::Float8 => Self::FLOAT8,
+            Self::Nvfp4 => Self::NVFP4,
         }
     }
 }
@@ -48,6 +55,7 @@ impl fmt::Display for DeviceKind {
         match self {
             Self::Blocks(kind) => kind.fmt(f),
             Self::Float8 => f.write_str(DType::F8E4M3.as_str()),
+            Self::Nvfp4 => f.write_str("NVFP4"),
         }
     }
 }
@@ -194,6 +202,8 @@ impl Layout {
             DeviceScales::Super => (4, 4),
             DeviceScales::SuperOffset => (8, 8),
             DeviceScales::HalfBlock => (8, 4),
+            // With a part of the factor.
+            DeviceScales::Group => (GROUP_SCALES + FACTOR / GROUPS, 0),
         };
         let tables = [BlockType::Iq4Nl, BlockType::Iq4Xs].map(DeviceKind::Blocks);
         Self {
@@ -330,6 +340,19 @@ impl Strip<'_> {
         self.strip[at..][..size_of::<f32>()].copy_from_slice(&scale.to_le_bytes());
     }
 
+    /// Stores the scales of the halves of a block of output `c`, of [`DeviceScales::Group`].
+    pub(super) fn put_group_scales(&mut self, c: usize, block: usize, scales: [u8; 2]) {
+        let of_unit = block / 2 * self.layout.unit + self.layout.scales;
+        let at = of_unit + c % GROUPS * GROUP_SCALES + c / GROUPS * 4 + block % 2 * 2;
+        self.strip[at..][..2].copy_from_slice(&scales);
+    }
+
+    /// Stores the factor of all scales in a unit, of [`DeviceScales::Group`].
+    pub(super) fn put_factor(&mut self, unit: usize, factor: f32) {
+        let at = unit * self.layout.unit + self.layout.scales + GROUPS * GROUP_SCALES;
+        self.strip[at..][..size_of::<f32>()].copy_from_slice(&factor.to_le_bytes());
+    }
+
     /// Stores the scales of a block from a record of the CPU's layout, in which it is block `sub`.
     fn put_scales(&mut self, c: usize, block: usize, sub: usize, record: &[u8]) {
         let shared = self.layout.shared;
@@ -364,8 +387,8 @@ impl Strip<'_> {
                 }
                 self.shared[shared_at(2)..][..2].copy_from_slice(half(0));
             }
-            // There are no blocks with it.
-            DeviceScales::Unit => (),
+            // There are no blocks with them.
+            DeviceScales::Unit | DeviceScales::Group => (),
         }
     }
 }

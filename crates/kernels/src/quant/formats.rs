@@ -128,6 +128,8 @@ pub(super) enum DeviceScales {
     HalfBlock,
     /// An f32 for each 64.
     Unit,
+    /// A float of 8 bits for each 16, and a factor of all scales.
+    Group,
 }
 
 /// Bytes of 16 halves.

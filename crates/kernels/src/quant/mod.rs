@@ -18,6 +18,7 @@ mod byte_rows;
 mod cuda;
 mod device;
 mod device_float8;
+mod device_nvfp4;
 mod device_tiles;
 mod formats;
 mod pack;
@@ -45,6 +46,7 @@ pub(crate) use byte_rows::{ByteRows, lines_of_16, pack_16};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::multiply_groups;
 pub use device::{gated_quantized, matmul_quantized};
+pub use device_nvfp4::Nvfp4;
 pub use device_tiles::{DeviceKind, DeviceQuantMatrix};
 pub use formats::BLOCK;
 pub(crate) use tiles::Line;

@@ -4,7 +4,7 @@ use super::fp8::{self, E4M3};
 use super::integers::{Groups, Integers, expected_blocks, unpacked, usual_blocks};
 use super::listed::{groups_of, listed_groups};
 use super::parts::{FLOATS, Part, Parts, WORDS, numbers_of_word};
-use super::scheme::{Opened, Scheme};
+use super::scheme::{FloatFormat, Opened, Scheme};
 use crate::config::keys::{Keys, ModelShape};
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
@@ -231,8 +231,9 @@ impl Scheme for Compressed {
         }
     }
 
-    fn float8(&self, shape: (usize, usize)) -> Option<usize> {
-        matches!(self.storage, Storage::Fp8).then(|| self.tile(shape).1)
+    fn floats(&self, shape: (usize, usize)) -> Option<FloatFormat> {
+        let run = self.tile(shape).1;
+        matches!(self.storage, Storage::Fp8).then_some(FloatFormat::Float8(run))
     }
 }
 

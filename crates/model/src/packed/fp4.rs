@@ -5,13 +5,10 @@
 use super::fp8::{E4M3, finite, table};
 use super::mxfp4::{self, VALUES, power_of_two};
 use super::parts::{Part, Parts};
-use super::scheme::{Blocks, Opened, Scheme, Unpacked};
+use super::scheme::{Blocks, FloatFormat, Opened, Scheme, Unpacked};
 use crate::checkpoint::finite::MAX_MXFP4_EXPONENT;
 use foretoken_core::error::Result;
-use foretoken_kernels::quant::{BLOCK, BlockType};
-
-/// Inputs of a group of NVFP4.
-const NV_GROUP: usize = 16;
+use foretoken_kernels::quant::{BLOCK, BlockType, Nvfp4};
 
 /// A format of FP4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +21,7 @@ impl Fp4 {
     /// Inputs of a group.
     pub fn group(self) -> usize {
         match self {
-            Self::Nv => NV_GROUP,
+            Self::Nv => Nvfp4::GROUP,
             Self::Mx => BLOCK,
         }
     }
@@ -64,6 +61,10 @@ impl Scheme for Fp4 {
     fn usual_blocks(&self) -> Option<BlockType> {
         (*self == Self::Mx).then_some(BlockType::Mxfp4)
     }
+
+    fn floats(&self, _: (usize, usize)) -> Option<FloatFormat> {
+        (*self == Self::Nv).then_some(FloatFormat::Nvfp4)
+    }
 }
 
 /// Checks the scales of NVFP4.
@@ -82,11 +83,15 @@ fn open_nv<'a>(
         }
         let table = table();
         let scale = |&byte: &u8| table[usize::from(byte)] / divisor;
+        let bytes = finite(&scales)?;
         Ok(Floats {
             numbers: numbers.data()?,
             inputs,
-            scales: finite(&scales)?.iter().map(scale).collect(),
-            exponents: &[],
+            scales: bytes.iter().map(scale).collect(),
+            stored: Stored::Floats {
+                bytes,
+                factor: divisor.recip(),
+            },
         })
     };
     Ok(Opened::new(None, unpack))
@@ -109,7 +114,7 @@ fn open_mx<'a>(
             numbers: numbers.data()?,
             inputs,
             scales: exponents.iter().map(|&e| power_of_two(e)).collect(),
-            exponents,
+            stored: Stored::Exponents(exponents),
         })
     };
     Ok(Opened::new(Some(BlockType::Mxfp4), unpack))
@@ -120,8 +125,15 @@ struct Floats<'a> {
     inputs: usize,
     /// `[outputs, groups]`.
     scales: Vec<f32>,
-    /// The scales as exponents; empty for NVFP4.
-    exponents: &'a [u8],
+    stored: Stored<'a>,
+}
+
+/// Scales as the file has them.
+enum Stored<'a> {
+    /// Of NVFP4, with a factor of all.
+    Floats { bytes: &'a [u8], factor: f32 },
+    /// Of MXFP4.
+    Exponents(&'a [u8]),
 }
 
 impl Unpacked for Floats<'_> {
@@ -137,10 +149,26 @@ impl Unpacked for Floats<'_> {
     }
 
     fn blocks(&self) -> Option<Blocks> {
-        (!self.exponents.is_empty()).then(|| Blocks {
+        let Stored::Exponents(exponents) = self.stored else {
+            return None;
+        };
+        Some(Blocks {
             kind: BlockType::Mxfp4,
-            data: mxfp4::blocks(self.numbers, self.exponents),
+            data: mxfp4::blocks(self.numbers, exponents),
             inputs: None,
         })
+    }
+
+    fn nvfp4(&self) -> Option<Nvfp4<'_>> {
+        let Stored::Floats { bytes, factor } = self.stored else {
+            return None;
+        };
+        let matrix = Nvfp4 {
+            shape: (2 * self.numbers.len() / self.inputs, self.inputs),
+            numbers: self.numbers,
+            scales: bytes,
+            factor,
+        };
+        matrix.can_hold().then_some(matrix)
     }
 }

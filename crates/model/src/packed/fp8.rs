@@ -2,7 +2,7 @@
 //! them; no format of blocks holds them, so that they become dense elsewhere.
 
 use super::parts::{FLOATS, Part, Parts};
-use super::scheme::{Opened, Scheme, Unpacked};
+use super::scheme::{FloatFormat, Opened, Scheme, Unpacked};
 use crate::config::keys::Keys;
 use float8::F8E4M3;
 use foretoken_core::error::Result;
@@ -76,8 +76,9 @@ impl Scheme for Fp8 {
         None
     }
 
-    fn float8(&self, (_, inputs): (usize, usize)) -> Option<usize> {
-        Some(self.tile.map_or(inputs, |tile| tile.1))
+    fn floats(&self, (_, inputs): (usize, usize)) -> Option<FloatFormat> {
+        let run = self.tile.map_or(inputs, |tile| tile.1);
+        Some(FloatFormat::Float8(run))
     }
 }
 

@@ -18,4 +18,4 @@ mod settings;
 
 pub use config::PackedConfig;
 pub use parts::Parts;
-pub use scheme::{Blocks, Scheme, Unpacked};
+pub use scheme::{Blocks, FloatFormat, Scheme, Unpacked};

@@ -17,6 +17,17 @@ pub const VALUES: [f32; 16] = [
     0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.,
 ];
 
+/// The largest value.
+pub const MAX: f32 = 6.;
+
+/// The number of the value that is nearest to `value`.
+pub fn nearest(value: f32) -> u8 {
+    let far = |number: &u8| (VALUES[usize::from(*number)] - value).abs();
+    let numbers = 0..VALUES.len() as u8;
+    let nearest = numbers.min_by(|a, b| far(a).total_cmp(&far(b)));
+    nearest.unwrap_or_default()
+}
+
 /// The power of two with this exponent, less 127.
 pub fn power_of_two(exponent: u8) -> f32 {
     // 2^-127 is not normal.

@@ -3,7 +3,7 @@
 use super::parts::Parts;
 use foretoken_core::error::Result;
 use foretoken_kernels::dense::Float8;
-use foretoken_kernels::quant::BlockType;
+use foretoken_kernels::quant::{BlockType, Nvfp4};
 use std::fmt;
 
 /// A way to pack a matrix.
@@ -23,10 +23,18 @@ pub trait Scheme: fmt::Debug + Send + Sync {
     /// The blocks that its matrices become, if scales are as usual; `None` = they become dense.
     fn usual_blocks(&self) -> Option<BlockType>;
 
-    /// If its matrices of outputs and inputs are FP8, the inputs that have a scale in common.
-    fn float8(&self, _shape: (usize, usize)) -> Option<usize> {
+    /// What its matrices of outputs and inputs are, if they are floats that products take.
+    fn floats(&self, _shape: (usize, usize)) -> Option<FloatFormat> {
         None
     }
+}
+
+/// Floats that products take as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FloatFormat {
+    /// FP8, of which so many inputs have a scale in common.
+    Float8(usize),
+    Nvfp4,
 }
 
 /// A matrix whose headers were checked.
@@ -65,6 +73,11 @@ pub trait Unpacked: Sync {
 
     /// The matrix as it is, if it is FP8 that a product takes.
     fn float8(&self) -> Option<Float8<'_>> {
+        None
+    }
+
+    /// The same of NVFP4.
+    fn nvfp4(&self) -> Option<Nvfp4<'_>> {
         None
     }
 }

@@ -4,11 +4,11 @@ use super::{TensorSource, Weights, in_order, ordered_shape};
 use super::{dummy, inventory, requantize};
 use crate::checkpoint::gguf;
 use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
-use crate::packed::{Blocks, PackedConfig, Parts, Scheme, Unpacked, fp8};
+use crate::packed::{Blocks, FloatFormat, PackedConfig, Parts, Scheme, Unpacked, fp8, mxfp4};
 use candle_core::{DType, Device, Tensor, WithDType};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::dense::Float8;
-use foretoken_kernels::quant::{BLOCK, BlockType, DeviceQuantMatrix};
+use foretoken_kernels::quant::{BLOCK, BlockType, DeviceQuantMatrix, Nvfp4};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Weights {
                 .filter(|_| !self.dtypes.on_gpu || !opened.may_reorder);
             let stored = (scheme.label(), parts.bytes);
             let shape = ordered_shape(shape, order);
-            let form = self.form_of(blocks, scheme.float8(shape), shape);
+            let form = self.form_of(blocks, scheme.floats(shape), shape);
             return Ok(Some(self.unread(name, stored, shape, form)));
         }
         let unpacked = (opened.unpack)()?;
@@ -92,6 +92,13 @@ impl Weights {
             let matrix = match order {
                 Some(order) => in_order_float8(&float8, order, place),
                 None => matrix::float8(&float8, place.0, place.1),
+            };
+            return matrix.map(Some);
+        }
+        if let Some(nvfp4) = unpacked.nvfp4().filter(|own| self.keeps_nvfp4(own)) {
+            let matrix = match order {
+                Some(order) => in_order_nvfp4(&nvfp4, order, &self.device),
+                None => matrix::nvfp4(&nvfp4, &self.device),
             };
             return matrix.map(Some);
         }
@@ -116,15 +123,20 @@ impl Weights {
         Ok(Some(form.name()))
     }
 
-    /// The form that a matrix gets when it is loaded. `blocks` are those that hold it exactly; `None` = no blocks do. If it
-    /// is FP8, `float8` are the inputs that have a scale in common.
+    /// The form that a matrix gets when it is loaded. `blocks` are those that hold it exactly; `None` = no blocks do. `floats`
+    /// are what it is otherwise, if products take it.
     fn form_of(
         &self,
         blocks: Option<BlockType>,
-        float8: Option<usize>,
+        floats: Option<FloatFormat>,
         (outputs, inputs): Shape,
     ) -> WeightForm {
-        if let Some(form) = float8.and_then(|run| self.form_of_float8(inputs, run)) {
+        let kept = match floats {
+            Some(FloatFormat::Float8(run)) => self.form_of_float8(inputs, run),
+            Some(FloatFormat::Nvfp4) => self.form_of_nvfp4(inputs),
+            None => None,
+        };
+        if let Some(form) = kept {
             return form;
         }
         let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, self.dtypes.on_gpu);
@@ -145,13 +157,30 @@ impl Weights {
         }
     }
 
+    /// The form of NVFP4, if it stays so: where a product takes it, if no blocks are asked for.
+    fn form_of_nvfp4(&self, inputs: usize) -> Option<WeightForm> {
+        let is_taken = DeviceQuantMatrix::keeps_nvfp4(inputs, self.dtypes.activations);
+        let is_kept = self.dtypes.on_gpu && self.dtypes.blocks.is_none() && is_taken;
+        is_kept.then_some(WeightForm::DeviceNvfp4)
+    }
+
     /// Whether the matrix stays FP8.
     fn keeps_float8(&self, matrix: &Float8<'_>) -> bool {
         let form = self.form_of_float8(matrix.shape.1, matrix.block.1);
-        // Products of many rows round weights to the dtype of activations.
-        let is_finite = |scale: &f32| scale.abs() * fp8::MAX <= f16::MAX.to_f32();
+        let mut largest = matrix.scales.iter().map(|scale| scale.abs() * fp8::MAX);
+        form.is_some() && largest.all(|value| self.holds(value))
+    }
+
+    /// Whether the matrix stays NVFP4.
+    fn keeps_nvfp4(&self, matrix: &Nvfp4<'_>) -> bool {
+        let largest = fp8::MAX * matrix.factor * mxfp4::MAX;
+        self.form_of_nvfp4(matrix.shape.1).is_some() && self.holds(largest)
+    }
+
+    /// Whether a weight may have such a value: on a GPU, products of many rows round weights to the dtype of activations.
+    fn holds(&self, value: f32) -> bool {
         let may_overflow = self.dtypes.on_gpu && self.dtypes.activations == DType::F16;
-        form.is_some() && (!may_overflow || matrix.scales.iter().all(is_finite))
+        !may_overflow || value <= f16::MAX.to_f32()
     }
 
     /// Adds a matrix to the inventory that is loaded in this form.
@@ -236,7 +265,7 @@ impl Weights {
         let can_be_made =
             |kind: &BlockType| shape.1.is_multiple_of(BLOCK) && kind.candles().is_some();
         let blocks = scheme.usual_blocks().filter(can_be_made);
-        let form = self.form_of(blocks, scheme.float8(shape), shape);
+        let form = self.form_of(blocks, scheme.floats(shape), shape);
         if self.inventory.is_some() {
             let bytes = form.bytes(&[shape.0, shape.1]);
             let shape = ordered_shape(shape, order);
@@ -245,8 +274,14 @@ impl Weights {
         let name = format!("{name}.weight");
         let noise = in_order(dummy::tensor(seed, &name, &[shape.0, shape.1])?, order)?;
         if matches!(form, WeightForm::Float8(_) | WeightForm::DeviceFloat8) {
-            let run = scheme.float8(shape).unwrap_or(shape.1);
+            let run = match scheme.floats(shape) {
+                Some(FloatFormat::Float8(run)) => run,
+                _ => shape.1,
+            };
             return random_float8(&noise, run, (&self.device, self.dtypes.on_gpu));
+        }
+        if form == WeightForm::DeviceNvfp4 {
+            return random_nvfp4(&noise, &self.device);
         }
         match blocks.filter(|_| form.blocks() == blocks) {
             Some(kind) => {
@@ -264,14 +299,8 @@ fn random_float8(
     run: usize,
     (device, on_gpu): (&Device, bool),
 ) -> Result<Arc<dyn Matrix>> {
-    let shape = weight.dims2()?;
-    let values = weight
-        .to_dtype(DType::F32)?
-        .flatten_all()?
-        .to_vec1::<f32>()?;
-    let most = values
-        .iter()
-        .fold(0f32, |most, value| most.max(value.abs()));
+    let (shape, values) = (weight.dims2()?, floats(weight)?);
+    let most = largest(&values);
     let scale = (most / fp8::MAX).max(f32::MIN_POSITIVE);
     let float8 = Float8 {
         shape,
@@ -280,6 +309,53 @@ fn random_float8(
         block: (shape.0, run),
     };
     matrix::float8(&float8, device, on_gpu)
+}
+
+/// NVFP4 near to `weight`, with a scale for each group that holds its largest value.
+fn random_nvfp4(weight: &Tensor, device: &Device) -> Result<Arc<dyn Matrix>> {
+    let (shape, values) = (weight.dims2()?, floats(weight)?);
+    let factor = (largest(&values) / (fp8::MAX * mxfp4::MAX)).max(f32::MIN_POSITIVE);
+    let groups = values.chunks_exact(Nvfp4::GROUP);
+    let of_groups: Vec<f32> = groups.map(|group| largest(group) / mxfp4::MAX).collect();
+    let (scales, table) = (fp8::rounded(&of_groups, factor), fp8::table());
+    let number = |(i, value): (usize, &f32)| {
+        let scale = factor * table[usize::from(scales[i / Nvfp4::GROUP])];
+        mxfp4::nearest(value / scale.max(f32::MIN_POSITIVE))
+    };
+    let numbers: Vec<u8> = values.iter().enumerate().map(number).collect();
+    let (pairs, _) = numbers.as_chunks::<2>();
+    let nvfp4 = Nvfp4 {
+        shape,
+        numbers: &pairs
+            .iter()
+            .map(|[low, high]| low | high << 4)
+            .collect::<Vec<_>>(),
+        scales: &scales,
+        factor,
+    };
+    matrix::nvfp4(&nvfp4, device)
+}
+
+/// All values of a tensor.
+fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+}
+
+/// The size of the largest value.
+fn largest(values: &[f32]) -> f32 {
+    (values.iter()).fold(0f32, |most, value| most.max(value.abs()))
+}
+
+/// The matrix with its outputs in this order.
+fn in_order_nvfp4(matrix: &Nvfp4<'_>, order: &[u32], device: &Device) -> Result<Arc<dyn Matrix>> {
+    let (outputs, inputs) = matrix.shape;
+    let ordered = Nvfp4 {
+        shape: (order.len(), inputs),
+        numbers: &gguf::in_order(matrix.numbers, outputs, order),
+        scales: &gguf::in_order(matrix.scales, outputs, order),
+        factor: matrix.factor,
+    };
+    matrix::nvfp4(&ordered, device)
 }
 
 /// The matrix with its outputs in this order.

@@ -12,9 +12,10 @@ using Q8_0 = Format<8, 128, BlockScales>;
 using IQ4_NL = Format<4, 0, BlockScales, Iq4Values>;
 using IQ4_XS = Format<4, 0, SuperScales, Iq4Values>;
 using MXFP4 = Format<4, 0, BlockExponents, Floats>;
+using NVFP4 = Format<4, 0, GroupScales, Floats>;
 using F8E4M3 = Format<8, 0, UnitScales, Floats>;
 
-// DO(format, the number of its blocks in GGUF files, or DeviceKind::FLOAT8) for each.
+// DO(format, the number of its blocks in GGUF files, or DeviceKind's) for each.
 #define FOR_FORMATS(DO)                                                                            \
     DO(Q4_0, 2)                                                                                    \
     DO(Q4_1, 3)                                                                                    \
@@ -26,4 +27,5 @@ using F8E4M3 = Format<8, 0, UnitScales, Floats>;
     DO(IQ4_NL, 20)                                                                                 \
     DO(IQ4_XS, 23)                                                                                 \
     DO(MXFP4, 39)                                                                                  \
-    DO(F8E4M3, 256)
+    DO(F8E4M3, 256)                                                                                \
+    DO(NVFP4, 257)

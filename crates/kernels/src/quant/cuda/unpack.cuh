@@ -11,7 +11,7 @@
 //   thread and two fragments. Quants of 4 and of 8 bits may be floats.
 // - the fifth bit: 4 bytes per thread, bit 4 m + j of each half word for register j of fragment m; or bits 5
 //   and 6: 8 bytes per thread, 4 per two fragments.
-// - scales, 4, 8 or 16 bytes per g: see the kinds of scales below.
+// - scales, 4, 8, 10 or 16 bytes per g: see the kinds of scales below.
 // Units of one strip of 16 outputs follow each other, then the next strip. After all of them come the
 // parts that four units of 256 inputs share.
 #pragma once
@@ -196,6 +196,31 @@ struct UnitScales {
         scales.set_blocks(0, __uint_as_float(floats.x), __uint_as_float(floats.x));
         scales.set_blocks(1, __uint_as_float(floats.y), __uint_as_float(floats.y));
         return scales;
+    }
+};
+
+// Floats of 8 bits (E4M3), which have no sign, for each 16 inputs of output g, then of output g + 8. After those of all
+// outputs, 16 bytes begin with a float: 2^120 times the factor of all scales.
+struct GroupScales {
+    static constexpr int BYTES = 8 + 2, SUPER = 0;
+    static constexpr bool OFFSET = false, HALF_BLOCKS = true;
+
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint2 floats = unit.load_8(at + 8 * g);
+        const float factor = __uint_as_float(unit.load_4(at + 8 * 8));
+        Scales scales;
+        set<0>(scales.scale[0], floats.x, factor);
+        set<0>(scales.scale[1], floats.y, factor);
+        return scales;
+    }
+    // As bits of an f32, those of a float are 2^-120 times it, also below the smallest exponent.
+    template <int M> __device__ static __forceinline__ void set(float (&scale)[FRAGMENTS], uint32_t floats, float factor) {
+        constexpr int RIGHT = 8 * M - 20;
+        const uint32_t bits = (RIGHT > 0 ? floats >> RIGHT : floats << -RIGHT) & 0x07f00000;
+        scale[M] = __fmul_rn(__uint_as_float(bits), factor);
+        if constexpr (M + 1 < FRAGMENTS) {
+            set<M + 1>(scale, floats, factor);
+        }
     }
 };
 
