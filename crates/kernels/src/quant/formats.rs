@@ -344,7 +344,11 @@ macro_rules! formats {
         impl TileFormat {
             /// The format that holds blocks of this type without loss; `None` if there is none.
             pub fn of(kind: BlockType) -> Option<Self> {
-                let held = if kind == BlockType::Q5_0 { BlockType::Q5_1 } else { kind };
+                let held = match kind {
+                    BlockType::Q5_0 => BlockType::Q5_1,
+                    BlockType::Q3K => BlockType::Q6K,
+                    _ => kind,
+                };
                 [$(Self::$format),*].into_iter().find(|format| format.block_type() == held)
             }
 

@@ -116,19 +116,41 @@ pub(super) fn held_blocks(kind: BlockType, held: BlockType, data: &[u8]) -> (Cow
     if kind == held {
         return (data.into(), kind.type_size());
     }
-    let (converted, size) = affine(data, kind.type_size());
-    (converted.into(), size)
+    let blocks = data.chunks_exact(kind.type_size());
+    let converted: Vec<u8> = match kind {
+        BlockType::Q3K => blocks.flat_map(six_bits).collect(),
+        _ => blocks.flat_map(affine).collect(),
+    };
+    (converted.into(), held.type_size())
 }
 
-/// Converts `Q5_0` blocks (`d * (q - 16)`) to `Q5_1` (`d * q + m`), and returns the new block size. The
-/// conversion is exact if `m = -16 d` is finite in f16, which loading checks.
-fn affine(data: &[u8], size: usize) -> (Vec<u8>, usize) {
-    let blocks = data.chunks_exact(size).flat_map(|block| {
-        let (d, quants) = block.split_at(2);
-        let m = f16::from_f32(f16::from_le_bytes([d[0], d[1]]).to_f32() * -16.);
-        [d, &m.to_le_bytes(), quants].concat()
-    });
-    (blocks.collect(), size + 2)
+/// Converts a `Q3_K` block (`d * (scale - 32) * (q - 4)`) to `Q6_K` (`d * scale * (q - 32)`), exactly. It has the third bits
+/// of quants, the others in pairs, the lower four bits of scales, the others in pairs, and d.
+fn six_bits(block: &[u8]) -> Vec<u8> {
+    let (third, low, factors, d) = (&block[..32], &block[32..96], &block[96..108], &block[108..]);
+    let mut six = vec![0; BlockType::Q6K.type_size()];
+    for i in 0..256 {
+        let (run, part, k) = (i / 128, i % 128 / 32, i % 32);
+        let bits = low[run * 32 + k] >> (2 * part) & 3 | (third[k] >> (i / 32) & 1) << 2;
+        let q = bits + 28;
+        six[run * 64 + part % 2 * 32 + k] |= (q & 15) << (part / 2 * 4);
+        six[128 + run * 32 + k] |= (q >> 4) << (2 * part);
+    }
+    for i in 0..16 {
+        let low = factors[i % 8] >> (i / 8 * 4) & 15;
+        let high = factors[8 + i % 4] >> (i / 4 * 2) & 3;
+        six[192 + i] = (low | high << 4).wrapping_sub(32);
+    }
+    six[208..].copy_from_slice(d);
+    six
+}
+
+/// Converts a `Q5_0` block (`d * (q - 16)`) to `Q5_1` (`d * q + m`). The conversion is exact if `m = -16 d` is finite in f16,
+/// which loading checks.
+fn affine(block: &[u8]) -> Vec<u8> {
+    let (d, quants) = block.split_at(2);
+    let m = f16::from_f32(f16::from_le_bytes([d[0], d[1]]).to_f32() * -16.);
+    [d, &m.to_le_bytes(), quants].concat()
 }
 
 /// Quantizes 32 floats to a `Q8_0` block, whose scale is not finite if one of them is not.
