@@ -28,6 +28,7 @@
 #include "sample/top_logits.cu"
 #include "short_conv.cu"
 #include "widen.cu"
+#include "writes.cu"
 
 #include "gpu.h"
 
@@ -147,6 +148,7 @@ namespace {
     ADD(top_logits)
     ADD(verify_chains)
     ADD(weigh_logits)
+    ADD(write_words)
     return true;
 }();
 

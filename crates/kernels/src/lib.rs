@@ -50,6 +50,7 @@ mod span;
 mod states;
 mod storage;
 mod widen;
+mod writes;
 
 /// Whether this program has the CUDA kernels.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
@@ -93,3 +94,4 @@ pub use slots::Slots;
 pub use span::Span;
 pub use states::{KeptState, StatePool, StateRows, StateShape, StateStart};
 pub use widen::{widen_to, widened};
+pub use writes::{SentWrites, Writes};

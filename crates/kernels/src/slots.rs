@@ -1,6 +1,7 @@
 //! The pool slots that the keys and values of a forward's rows are written to.
 
-use super::graph::{Values, overwrite};
+use super::graph::Values;
+use super::writes::Writes;
 use candle_core::{Device, Result, Tensor};
 
 /// The place of a slot of a row of padding.
@@ -41,16 +42,16 @@ impl Slots {
         Ok(Self { tensor, num_slots })
     }
 
-    /// Overwrites them with other slots, in the same memory. If there are fewer than rows, the rest is padding.
+    /// Adds to `writes` other slots, for the same memory. If there are fewer than rows, the rest is padding.
     ///
     /// # Errors
     /// As of [`padded`](Self::padded).
-    pub fn replace(&self, slots: &[u32]) -> Result<()> {
+    pub fn replace(&self, slots: &[u32], writes: &mut Writes) -> Result<()> {
         if slots.len() < self.len() && self.tensor.device().is_cpu() {
             candle_core::bail!("slots: cannot replace {} by {}", self.len(), slots.len());
         }
         let slots = in_rows(slots, self.len(), self.num_slots)?;
-        overwrite(&self.tensor, Values::U32(&slots))
+        writes.push(&self.tensor, Values::U32(&slots))
     }
 
     /// The number of slots, which is the number of rows.
@@ -98,12 +99,17 @@ mod tests {
         let slots = Slots::new(&[4, 0], 5, &cpu).unwrap();
         assert_eq!((slots.len(), slots.num_slots()), (2, 5));
         Slots::padded(&[4, 0], 3, 5, &cpu).unwrap_err();
+        let replace = |new: &[u32]| {
+            let mut writes = Writes::default();
+            slots.replace(new, &mut writes)?;
+            writes.write()
+        };
         // The CPU takes no padding, so one slot is too few.
         for wrong in [&[0, 5][..], &[u32::MAX, 0], &[1], &[1, 2, 3]] {
-            slots.replace(wrong).unwrap_err();
+            replace(wrong).unwrap_err();
             assert_eq!(slots.tensor().to_vec1::<u32>().unwrap(), [4, 0]);
         }
-        slots.replace(&[3, 1]).unwrap();
+        replace(&[3, 1]).unwrap();
         assert_eq!(slots.tensor().to_vec1::<u32>().unwrap(), [3, 1]);
         Slots::new(&[5], 5, &cpu).unwrap_err();
     }

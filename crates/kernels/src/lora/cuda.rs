@@ -2,7 +2,8 @@
 
 use super::{LoraPart, RowsOfLora};
 use crate::gpu;
-use crate::graph::{Values, overwrite};
+use crate::graph::Values;
+use crate::writes::Writes;
 use candle_core::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
@@ -169,12 +170,14 @@ impl Rows {
             dtype: first.inner.weights.dtype(),
             narrow: narrow.reshape((count, room))?,
         };
-        none.replace(rows)?;
+        let mut writes = Writes::default();
+        none.replace(rows, &mut writes)?;
+        writes.write()?;
         Ok(none)
     }
 
     /// See [`LoraRows::replace`](super::LoraRows::replace).
-    pub fn replace(&self, rows: &[RowsOfLora<'_>]) -> Result<()> {
+    pub fn replace(&self, rows: &[RowsOfLora<'_>], writes: &mut Writes) -> Result<()> {
         let (count, room) = self.narrow.dims2()?;
         let device = self.addresses.device();
         let stream = device.as_cuda_device()?.cuda_stream();
@@ -199,7 +202,7 @@ impl Rows {
             };
             own.fill(gpu::address(table, &stream)? as i64);
         }
-        overwrite(&self.addresses, Values::I64(&addresses))
+        writes.push(&self.addresses, Values::I64(&addresses))
     }
 
     /// See [`LoraRows::add`](super::LoraRows::add).

@@ -9,6 +9,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::writes::Writes;
 use candle_core::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
@@ -104,16 +105,15 @@ impl LoraRows {
             .map_or(0, |(_, adapter)| match adapter.never {})
     }
 
-    /// Overwrites them with those of another forward of as many rows.
+    /// Adds to `writes` those of another forward of as many rows, in the place of these.
     ///
     /// # Errors
-    /// If the rows do not exist, the adapters are not of the same model, or need more room; nothing changes then. Or if the
-    /// device fails.
-    pub fn replace(&self, rows: &[RowsOfLora<'_>]) -> Result<()> {
+    /// If the rows do not exist, the adapters are not of the same model, or need more room.
+    pub fn replace(&self, rows: &[RowsOfLora<'_>], writes: &mut Writes) -> Result<()> {
         #[cfg(feature = "cuda")]
-        return self.inner.replace(rows);
+        return self.inner.replace(rows, writes);
         #[cfg(not(feature = "cuda"))]
-        match (self.never, rows) {}
+        match (self.never, rows, writes) {}
     }
 
     /// Adds to `y`, `[rows, outputs]`, what the adapters of the rows add to the outputs of linear layer `site` for `x`,

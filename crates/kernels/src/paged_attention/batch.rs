@@ -2,6 +2,7 @@
 
 use super::tables::{AttentionTables, TableCapacity, is_long};
 use crate::span::Span;
+use crate::writes::Writes;
 use candle_core::{Device, Result};
 use std::sync::OnceLock;
 
@@ -127,13 +128,12 @@ impl<'a> AttentionBatch<'a> {
         self.tables.into_inner()
     }
 
-    /// Replaces the rows that `tables` hold by these. Neither may have prompts.
+    /// Adds to `writes` these rows in the place of those that `tables` hold. Neither may have prompts.
     ///
     /// # Errors
-    /// If these rows were checked for other pools or exceed the capacity, in which case nothing changes;
-    /// or if the device fails.
-    pub fn overwrite(&self, tables: &AttentionTables) -> Result<()> {
-        tables.replace(self.spans, (self.block_size, self.num_slots))
+    /// If these rows were checked for other pools or exceed the capacity.
+    pub fn overwrite(&self, tables: &AttentionTables, writes: &mut Writes) -> Result<()> {
+        tables.replace(self.spans, (self.block_size, self.num_slots), writes)
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
         let other = [span(0..2, 5, &[2, 0])];
         let over = |block_size, num_slots| {
             let batch = AttentionBatch::new(&other, block_size, num_slots).unwrap();
-            batch.overwrite(&tables)
+            batch.overwrite(&tables, &mut Writes::default())
         };
         over(4, 12).unwrap();
         // A larger pool has blocks that the recorded one does not have; another block size moves blocks.

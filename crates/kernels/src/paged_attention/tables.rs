@@ -1,7 +1,8 @@
 //! The tables that describe the rows of a call to a GPU.
 
-use crate::graph::{Values, overwrite};
+use crate::graph::Values;
 use crate::span::Span;
+use crate::writes::Writes;
 use candle_core::{Device, Result, Tensor};
 
 /// Maximum number of values of a head on a GPU.
@@ -228,7 +229,12 @@ impl AttentionTables {
     }
 
     /// See `AttentionBatch::overwrite`.
-    pub(super) fn replace(&self, spans: &[Span], pool: (usize, usize)) -> Result<()> {
+    pub(super) fn replace(
+        &self,
+        spans: &[Span],
+        pool: (usize, usize),
+        writes: &mut Writes,
+    ) -> Result<()> {
         let mut parts = Parts::of(spans, self.group, false);
         let needs = TableCapacity::of(spans, self.group, false);
         let capacity = self.capacity;
@@ -244,12 +250,9 @@ impl AttentionTables {
             );
         }
         parts.tiles.resize(capacity.tiles * TILE, 0);
-        overwrite(&self.tiles, Values::U32(&parts.tiles))?;
-        overwrite(&self.blocks, Values::U32(&parts.blocks))?;
-        match parts.trees.is_empty() {
-            true => Ok(()),
-            false => overwrite(&self.trees, Values::I64(&parts.trees)),
-        }
+        writes.push(&self.tiles, Values::U32(&parts.tiles))?;
+        writes.push(&self.blocks, Values::U32(&parts.blocks))?;
+        writes.push(&self.trees, Values::I64(&parts.trees))
     }
 }
 
@@ -310,7 +313,11 @@ mod tests {
         let tables = send(needs.rounded_up(24)).unwrap();
         assert_eq!((tables.tiles.dims(), tables.long), (&[4 * TILE][..], 0));
         assert!(tables.blocks.dims()[0] >= 4 * 64);
-        let replace = |span| tables.replace(&[span], POOL);
+        let replace = |span| {
+            let mut writes = Writes::default();
+            tables.replace(&[span], POOL, &mut writes)?;
+            writes.write()
+        };
         replace(span(0..24, 0, &long)).unwrap();
         replace(span(0..3, 900, &long)).unwrap();
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();
@@ -358,6 +365,7 @@ mod tests {
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();
         assert_eq!(tiles[..5 * TILE], short.concat());
         assert_eq!(tiles[5 * TILE..][..6], long[0]);
-        assert!(tables.replace(&[], POOL).is_err());
+        let nothing = tables.replace(&[], POOL, &mut Writes::default());
+        assert!(nothing.is_err());
     }
 }

@@ -1,8 +1,9 @@
 //! The rows of a forward by their sequences, for recurrent layers, and what a GPU needs to know of them.
 
 use super::plan::{Keep, Part, Plan, Step, Token, UNUSED};
-use crate::graph::{Values, overwrite};
+use crate::graph::Values;
 use crate::states::StateRows;
+use crate::writes::Writes;
 use candle_core::{Device, Result, Tensor};
 use std::sync::OnceLock;
 
@@ -77,13 +78,13 @@ impl StateBatch {
         Ok(self.tables.get_or_init(|| tables))
     }
 
-    /// Overwrites what was sent with what another forward of as many rows needs.
+    /// Adds to `writes` what another forward of as many rows needs, in the place of what was sent.
     ///
     /// # Errors
-    /// If it has more rows or exceeds the capacity, in which case nothing changes; or if the device fails.
-    pub fn replace(&self, states: &[StateRows]) -> Result<()> {
+    /// If it has more rows or exceeds the capacity.
+    pub fn replace(&self, states: &[StateRows], writes: &mut Writes) -> Result<()> {
         match self.tables.get() {
-            Some(tables) => tables.replace(states),
+            Some(tables) => tables.replace(states, writes),
             None if states.is_empty() && self.rows.is_empty() => Ok(()),
             None => candle_core::bail!("states: nothing was sent"),
         }
@@ -151,9 +152,9 @@ impl StateTables {
         })
     }
 
-    fn replace(&self, states: &[StateRows]) -> Result<()> {
+    fn replace(&self, states: &[StateRows], writes: &mut Writes) -> Result<()> {
         let numbers = numbers(&plan(states, self.rows)?, self.capacity)?;
-        overwrite(&self.all, Values::U32(&numbers))
+        writes.push(&self.all, Values::U32(&numbers))
     }
 
     /// Parts, steps, what is kept, and tokens, for kernels.
@@ -224,19 +225,21 @@ mod tests {
     fn tables_take_no_forward_that_they_have_no_room_for() {
         let batch = StateBatch::new(vec![rows(3)]);
         let capacity = StateBatch::capacity_of(batch.rows(), 4);
-        batch.replace(&[rows(3)]).unwrap_err();
+        let mut writes = Writes::default();
+        let mut replace = |rows: &[StateRows]| batch.replace(rows, &mut writes);
+        replace(&[rows(3)]).unwrap_err();
         batch.send(&Device::Cpu, 4, Some(capacity)).unwrap();
-        batch.replace(&[rows(4)]).unwrap();
-        batch.replace(&[]).unwrap();
-        batch.replace(&[rows(5)]).unwrap_err();
+        replace(&[rows(4)]).unwrap();
+        replace(&[]).unwrap();
+        replace(&[rows(5)]).unwrap_err();
         let two = |start| StateRows {
             rows: start..start + 2,
             ..rows(0)
         };
-        batch.replace(&[two(0), two(2)]).unwrap_err();
-        batch.replace(&[two(1)]).unwrap_err();
+        replace(&[two(0), two(2)]).unwrap_err();
+        replace(&[two(1)]).unwrap_err();
         let small = StateBatch::new(vec![rows(3)]);
         small.send(&Device::Cpu, 4, None).unwrap();
-        small.replace(&[rows(4)]).unwrap_err();
+        small.replace(&[rows(4)], &mut writes).unwrap_err();
     }
 }

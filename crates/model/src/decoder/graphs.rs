@@ -11,7 +11,8 @@ use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, Model, ModelInfo};
 use foretoken_kernels::graph::{Graph, Recorder};
 use foretoken_kernels::{
-    AttentionBatch, AttentionTables, EXACT_ROWS, StateBatch, StateCapacity, TableCapacity, widen_to,
+    AttentionBatch, AttentionTables, EXACT_ROWS, StateBatch, StateCapacity, TableCapacity, Writes,
+    widen_to,
 };
 use std::collections::HashMap;
 
@@ -123,6 +124,34 @@ impl GraphedDecoder {
     /// The output of a graph, if one exists for such batches or should be recorded now; `None` if it has
     /// to be computed kernel by kernel. The logits are valid until the next forward.
     fn forward_by_graph(&mut self, batch: &Batch, kv: &KvStore) -> Result<Option<ForwardOutput>> {
+        let Some((key, padded, spans)) = self.fitted(batch, kv)? else {
+            return Ok(None);
+        };
+        self.forwards += 1;
+        let output = match self.seen.get_mut(&key) {
+            Some(Some(recorded)) => {
+                recorded.used = self.forwards;
+                kv.prepare_states(&padded.states)?;
+                recorded.replay(&self.decoder, &padded, &spans)?;
+                recorded.output()?
+            }
+            _ if self.off => return Ok(None),
+            Some(None) => self.record(key, &padded, spans, kv)?,
+            None => {
+                self.seen.insert(key, None);
+                return Ok(None);
+            }
+        };
+        without_padding(output, batch).map(Some)
+    }
+
+    /// The key of the graph for forwards like that of `batch`, and the batch with padding and its spans; `None` = there are
+    /// no graphs of such forwards.
+    fn fitted<'b>(
+        &mut self,
+        batch: &'b Batch,
+        kv: &KvStore,
+    ) -> Result<Option<(Key, Batch, AttentionBatch<'b>)>> {
         let Some((pool, _)) = kv.layers.first() else {
             return Ok(None);
         };
@@ -144,22 +173,7 @@ impl GraphedDecoder {
             adapters: RowAdapters::room(&padded.adapters)?,
             in_one: self.in_one_launch(kv, pool.id(), &padded, capacity),
         };
-        self.forwards += 1;
-        let output = match self.seen.get_mut(&key) {
-            Some(Some(recorded)) => {
-                recorded.used = self.forwards;
-                kv.prepare_states(&padded.states)?;
-                recorded.replay(&self.decoder, &padded, &spans)?;
-                recorded.output()?
-            }
-            _ if self.off => return Ok(None),
-            Some(None) => self.record(key, &padded, spans, kv)?,
-            None => {
-                self.seen.insert(key, None);
-                return Ok(None);
-            }
-        };
-        without_padding(output, batch).map(Some)
+        Ok(Some((key, padded, spans)))
     }
 
     /// Whether the forward of `batch`, with this pool and capacity, is in one launch.
@@ -353,11 +367,26 @@ impl Recorded {
         })
     }
 
+    /// The inputs of another batch of the same size, checked.
+    fn inputs_of(
+        &self,
+        decoder: &Decoder,
+        batch: &Batch,
+        spans: &AttentionBatch<'_>,
+    ) -> Result<Writes> {
+        let mut writes = Writes::default();
+        decoder.replace_inputs(&self.inputs, batch, &mut writes)?;
+        spans.overwrite(&self.tables, &mut writes)?;
+        Ok(writes)
+    }
+
     /// Replays the graph for another batch of the same size.
     fn replay(&self, decoder: &Decoder, batch: &Batch, spans: &AttentionBatch<'_>) -> Result<()> {
-        decoder.replace_inputs(&self.inputs, batch)?;
-        spans.overwrite(&self.tables)?;
-        // SAFETY: `Recorded` owns the memory, see `record`; both calls above have checked its contents.
+        self.inputs_of(decoder, batch, spans)?.write()?;
+        if let Some(drawn) = &batch.drawn {
+            self.inputs.tokens.slice_set(drawn, 0, 0)?;
+        }
+        // SAFETY: `Recorded` owns the memory, see `record`; what was written has been checked.
         unsafe { self.graph.replay()? };
         Ok(())
     }

@@ -22,7 +22,7 @@ use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, GiveUp, Model, ModelInfo, Taps};
-use foretoken_kernels::{AttentionBatch, Span, StateBatch, StateRows};
+use foretoken_kernels::{AttentionBatch, Span, StateBatch, StateRows, Writes};
 
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
 pub struct Decoder {
@@ -208,13 +208,18 @@ impl Decoder {
         }
     }
 
-    /// Overwrites `inputs` with another batch of the same size.
+    /// Adds to `writes` another batch of the same size, in the place of `inputs`; see [`Inputs::replace`].
     ///
     /// # Errors
-    /// See [`Inputs::replace`].
-    pub(crate) fn replace_inputs(&self, inputs: &Inputs, batch: &Batch) -> Result<()> {
+    /// See there.
+    pub(crate) fn replace_inputs(
+        &self,
+        inputs: &Inputs,
+        batch: &Batch,
+        writes: &mut Writes,
+    ) -> Result<()> {
         self.lora.free_unused();
-        inputs.replace(batch, self.ropes.tables())
+        inputs.replace(batch, self.ropes.tables(), writes)
     }
 
     /// The last layer that writes K and V, or a state. Of later ones only rows with logits are needed.

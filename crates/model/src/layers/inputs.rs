@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::AdapterRows;
 use foretoken_core::model::{Batch, Taps};
-use foretoken_kernels::graph::{Values, overwrite};
-use foretoken_kernels::{Slots, StateBatch};
+use foretoken_kernels::graph::Values;
+use foretoken_kernels::{Slots, StateBatch, Writes};
 use std::cell::Cell;
 
 /// See the module; every value that indexes memory was checked on the host.
@@ -150,15 +150,18 @@ impl Inputs {
     /// # Errors
     /// If the device fails, or is the CPU.
     pub fn write_nothing(&self) -> Result<()> {
-        self.slots.replace(&[])?;
-        Ok(self.states.replace(&[])?)
+        let mut writes = Writes::default();
+        self.slots.replace(&[], &mut writes)?;
+        self.states.replace(&[], &mut writes)?;
+        Ok(writes.write()?)
     }
 
-    /// Overwrites the inputs with those of another batch of the same size.
+    /// Adds to `writes` the inputs of another batch of the same size, in the place of these. Tokens that a GPU
+    /// [drew](Batch::drawn) are not among them: the caller puts them there.
     ///
     /// # Errors
     /// Returns the errors of [`Inputs::new`]. A batch of another size is an error, too.
-    pub fn replace(&self, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
+    pub fn replace(&self, batch: &Batch, ropes: &[RopeTable], writes: &mut Writes) -> Result<()> {
         check(batch, self.vocab_size)?;
         if self.last_hidden.is_some() || !batch.last_hidden.is_empty() {
             return Err(Error::internal("last hidden states are not replaced"));
@@ -182,24 +185,23 @@ impl Inputs {
                     self.slots.len()
                 )));
             }
-            overwrite(rows, Values::U32(new))?;
+            writes.push(rows, Values::U32(new))?;
         }
-        self.adapters.replace(&batch.adapters)?;
-        self.slots.replace(&batch.slots)?;
-        self.states.replace(&batch.states)?;
-        match &batch.drawn {
-            None => overwrite(&self.tokens, Values::U32(&batch.tokens))?,
-            Some(drawn) => self.tokens.slice_set(drawn, 0, 0)?,
+        self.adapters.replace(&batch.adapters, writes)?;
+        self.slots.replace(&batch.slots, writes)?;
+        self.states.replace(&batch.states, writes)?;
+        if batch.drawn.is_none() {
+            writes.push(&self.tokens, Values::U32(&batch.tokens))?;
         }
         for (to, rope) in self.angles.iter().zip(ropes) {
-            overwrite(&to.cos, Values::F32(&angles(batch, rope, f32::cos)))?;
-            overwrite(&to.sin, Values::F32(&angles(batch, rope, f32::sin)))?;
+            writes.push(&to.cos, Values::F32(&angles(batch, rope, f32::cos)))?;
+            writes.push(&to.sin, Values::F32(&angles(batch, rope, f32::sin)))?;
             if let (Some(to), Some(scales)) = (&to.query_scale, query_scales(batch, rope)) {
-                overwrite(to, Values::F32(&scales))?;
+                writes.push(to, Values::F32(&scales))?;
             }
         }
         if let Some(wanted) = &self.wanted {
-            overwrite(wanted, Values::U32(&batch.logits))?;
+            writes.push(wanted, Values::U32(&batch.logits))?;
         }
         Ok(())
     }
@@ -275,6 +277,12 @@ mod tests {
         }
     }
 
+    fn replace(inputs: &Inputs, batch: &Batch, ropes: &[RopeTable]) -> Result<()> {
+        let mut writes = Writes::default();
+        inputs.replace(batch, ropes, &mut writes)?;
+        Ok(writes.write()?)
+    }
+
     /// Both `Inputs::new` and `Inputs::replace` refuse it.
     #[test]
     fn what_leads_out_of_memory_is_refused() {
@@ -299,13 +307,16 @@ mod tests {
             drawn(ids(2).to_dtype(DType::F32).unwrap()),
         ] {
             assert!(new(&wrong).is_err(), "{wrong:?}");
-            assert!(inputs.replace(&wrong, &ropes).is_err(), "{wrong:?}");
+            assert!(replace(&inputs, &wrong, &ropes).is_err(), "{wrong:?}");
             assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [3, 4]);
         }
-        inputs.replace(&drawn(ids(2)), &ropes).unwrap();
-        assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [0, 0]);
+        // Others put the tokens there that a GPU drew.
+        replace(&inputs, &drawn(ids(2)), &ropes).unwrap();
+        assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [3, 4]);
+        replace(&inputs, &batch(&[1, 2], &[0, 7], &[1]), &ropes).unwrap();
+        assert_eq!(inputs.tokens.to_vec1::<u32>().unwrap(), [1, 2]);
         for other_size in [batch(&[1], &[0], &[0]), batch(&[1, 1], &[0, 1], &[0, 1])] {
-            assert!(inputs.replace(&other_size, &ropes).is_err());
+            assert!(replace(&inputs, &other_size, &ropes).is_err());
         }
     }
 

@@ -5,7 +5,7 @@ use super::place::AdapterWeights;
 use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::AdapterRows;
-use foretoken_kernels::{LoraRows, RowsOfLora};
+use foretoken_kernels::{LoraRows, RowsOfLora, Writes};
 use std::any::Any;
 
 /// The adapters of the rows of a forward.
@@ -54,14 +54,14 @@ impl RowAdapters {
         }
     }
 
-    /// Overwrites them with those of another forward of as many rows.
+    /// Adds to `writes` those of another forward of as many rows, in the place of these.
     ///
     /// # Errors
-    /// If there were none, an adapter needs more room or is of another model, or the device fails.
-    pub fn replace(&self, adapters: &[AdapterRows]) -> Result<()> {
+    /// If there were none, or an adapter needs more room or is of another model.
+    pub fn replace(&self, adapters: &[AdapterRows], writes: &mut Writes) -> Result<()> {
         match self {
             Self::Device(rows) => {
-                rows.replace(&on_device(adapters)?)?;
+                rows.replace(&on_device(adapters)?, writes)?;
                 Ok(())
             }
             Self::Host(own) if own.is_empty() && adapters.is_empty() => Ok(()),
