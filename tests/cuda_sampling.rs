@@ -4,8 +4,8 @@
 use candle_core::{Device, Tensor};
 use foretoken::kernels;
 use foretoken::kernels::sample::{
-    Accepted, Chain, MAX_BEST, NO_TOKEN, Node, ProcessedLogits, TokenChoice, best_logits,
-    process_logits, top_logits,
+    Accepted, Chain, Draws, LogitsParams, MAX_BEST, NO_TOKEN, Node, ProcessedLogits, RowAdjustment,
+    TokenChoice, best_logits, process_logits, top_logits,
 };
 use foretoken::sampling::{
     Dist, NoToken, Purpose, Rng, Sampler, SamplingParams, best, choose, distribution, guess, mix,
@@ -107,12 +107,25 @@ impl Row {
 }
 
 fn process_on(device: &Device, rows: &[Row], best: usize) -> ProcessedLogits {
+    let logits = logits_on(device, rows);
+    process_logits(&logits, params_of(rows), adjustments_of(rows), best).unwrap()
+}
+
+fn logits_on(device: &Device, rows: &[Row]) -> Tensor {
     let all: Vec<f32> = rows.iter().flat_map(|row| row.logits.clone()).collect();
-    let logits = Tensor::from_vec(all, (rows.len(), VOCAB), device).unwrap();
-    let numbered = || (0u32..).zip(rows);
-    let params = numbered().map(|(i, row)| logits_params(i, row.sampler.params(), row.choice));
-    let adjustments = numbered().flat_map(|(i, row)| row_adjustments(i, &row.sampler));
-    process_logits(&logits, params.collect(), adjustments.collect(), best).unwrap()
+    Tensor::from_vec(all, (rows.len(), VOCAB), device).unwrap()
+}
+
+fn params_of(rows: &[Row]) -> Vec<LogitsParams> {
+    let numbered = (0u32..).zip(rows);
+    let params = numbered.map(|(i, row)| logits_params(i, row.sampler.params(), row.choice));
+    params.collect()
+}
+
+fn adjustments_of(rows: &[Row]) -> Vec<RowAdjustment> {
+    let numbered = (0u32..).zip(rows);
+    let adjustments = numbered.flat_map(|(i, row)| row_adjustments(i, &row.sampler));
+    adjustments.collect()
 }
 
 /// `count` rows of all kinds of requests in turn, after a few output tokens.
@@ -160,11 +173,55 @@ fn tokens_are_those_of_the_cpu() {
     }
 }
 
+/// Steps whose parameters are sent together have the tokens, distributions and verdicts that they have alone.
+#[test]
+fn draws_of_several_steps_are_those_of_each() {
+    let gpu = gpu();
+    let is_quantile = |i: usize| i.is_multiple_of(3);
+    let all = rows(40, |rng| match is_quantile(rng.position) {
+        true => TokenChoice::Quantile(rng.uniform(0, Purpose::Draft, 0)),
+        false => TokenChoice::GumbelMax(rng.key(0)),
+    });
+    let steps = [0..20, 21..22, 22..40];
+    for best in [0, 1] {
+        let params = steps.iter().map(|own| params_of(&all[own.clone()]));
+        let mut draws = Draws::new(params.collect(), best, &gpu).unwrap();
+        let mut want = Vec::new();
+        for (step, own) in steps.iter().enumerate() {
+            let rows = &all[own.clone()];
+            let alone = process_on(&gpu, rows, best);
+            // The second step writes its ids to the begin of other memory.
+            let memory = Tensor::full(7777u32, rows.len() + 2, &gpu).unwrap();
+            let place = (step == 1).then_some(&memory);
+            let logits = logits_on(&gpu, rows);
+            let drawn = draws.draw(&logits, adjustments_of(rows), place).unwrap();
+            let ids = |of: &ProcessedLogits| of.ids().to_vec1::<u32>().unwrap();
+            assert_eq!(ids(&drawn), ids(&alone), "step {step}");
+            let memory: Vec<u32> = memory.to_vec1().unwrap();
+            assert_eq!(memory.starts_with(&ids(&alone)), step == 1);
+            assert_eq!(memory[rows.len()..], [7777; 2], "step {step}");
+            let quantiles = own.clone().filter(|&i| is_quantile(i));
+            let chain = |row| Chain {
+                row: row - own.start,
+                nodes: Vec::new(),
+                synthetic_acceptance: None,
+            };
+            let chains: Vec<Chain<'_>> = quantiles.map(chain).collect();
+            let verdicts = |of: &ProcessedLogits| of.verify(&chains).unwrap();
+            assert_eq!(verdicts(&drawn), verdicts(&alone), "step {step}");
+            want.push(alone.read().unwrap());
+        }
+        assert_eq!(draws.read().unwrap(), want);
+        let logits = logits_on(&gpu, &all);
+        assert!(draws.draw(&logits, Vec::new(), None).is_err());
+    }
+}
+
 /// Compares the tokens of rows that are races with those of the CPU, each with its siblings.
 fn expect_races(gpu: &Device, rows: &[Row], siblings: usize) {
     let processed = process_on(gpu, rows, siblings);
     let best = processed.read().unwrap();
-    let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
+    let ids: Vec<u32> = processed.ids().to_vec1().unwrap();
     for (i, row) in rows.iter().enumerate() {
         let TokenChoice::GumbelMax(key) = row.choice else {
             panic!("all rows are races");
@@ -295,7 +352,7 @@ fn rows_that_are_not_finite_have_no_token() {
     for siblings in [0, 4] {
         let processed = process_on(&gpu, &rows, siblings);
         let best = processed.read().unwrap();
-        let ids: Vec<u32> = processed.ids().unwrap().to_vec1().unwrap();
+        let ids: Vec<u32> = processed.ids().to_vec1().unwrap();
         for (i, row) in rows.iter().enumerate() {
             let TokenChoice::GumbelMax(key) = row.choice else {
                 panic!("all rows are races");

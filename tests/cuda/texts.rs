@@ -44,7 +44,7 @@ pub(super) fn start_with(
 }
 
 /// Sampled requests with and without filters and penalties, and a greedy one with penalties.
-fn seeded() -> Vec<Request> {
+pub(super) fn seeded() -> Vec<Request> {
     let params = SamplingParams {
         temperature: 0.8,
         ..SamplingParams::default()

@@ -54,6 +54,8 @@ CUresult copy(void *stream, const char *what, void *to, const void *from, size_t
     if (bytes == 0) {
         return CUDA_SUCCESS;
     }
+    counts().copies += !is_recorded(stream);
+    counts().waits += !is_recorded(stream) && !to_device;
     return submit(stream, [=](Stream &on) {
         doing = what;
         if (from_device) {
@@ -453,6 +455,7 @@ static CUresult launch(Function *function, const unsigned (&sizes)[3], const uns
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     }
     Dim grid{int(x), int(y), int(z)};
+    counts().kernels += !is_recorded(stream);
     return submit(stream, [=, name = function->name, count = threads[0]](Stream &on) {
         doing = name;
         for (auto pointer : call.pointers) {

@@ -58,6 +58,8 @@ struct Stream {
 
 // The stream of a handle; each host thread has its own default stream.
 Stream &stream_of(void *handle);
+// Whether work of the stream is recorded instead of run.
+inline bool is_recorded(void *handle) { return stream_of(handle).capture != nullptr; }
 // Waits for all work of all streams.
 void finish_all();
 
@@ -74,6 +76,13 @@ struct Graph {
 // Whether a call that waits or allocates immediately is not allowed now; if so, it invalidates the
 // capture.
 bool waiting_spoils_capture();
+
+// What a host thread has asked for so far, for tests: how often it waited, and the copies, launches of kernels and launches
+// of graphs that it submitted and did not record.
+struct Counts {
+    long waits = 0, copies = 0, kernels = 0, graphs = 0;
+};
+Counts &counts();
 
 // Memory, by device pointers, which are host addresses.
 // A reserved address has no memory until it is restored, and stays reserved when the memory is released.

@@ -9,17 +9,15 @@ namespace {
 using emulator::launch;
 using std::vector;
 
-// The results of the kernels. `tokens` are [1 + 2n, rows].
+// The results of the kernels. `tokens` are [2n, rows].
 struct Processed {
     size_t rows, places;
     vector<float> probs;
-    vector<uint32_t> tokens;
+    vector<uint32_t> ids, tokens;
 
-    const uint32_t *points() const { return tokens.data() + rows; }
-    uint32_t token(size_t row, size_t place) const { return tokens[(1 + place) * rows + row]; }
-    float prob(size_t row, size_t place) const {
-        return __uint_as_float(tokens[(1 + places + place) * rows + row]);
-    }
+    const uint32_t *points() const { return tokens.data(); }
+    uint32_t token(size_t row, size_t place) const { return tokens[place * rows + row]; }
+    float prob(size_t row, size_t place) const { return __uint_as_float(tokens[(places + place) * rows + row]); }
 };
 
 int pieces_of(int vocab) { return std::max((vocab + PIECE - 1) / PIECE, 1); }
@@ -41,16 +39,18 @@ void launch_pieces(int rows, int vocab, const std::function<void()> &kernel) {
 // Launches all kernels, also those that no row needs.
 Processed process(const vector<float> &logits, vector<LogitsParams> params, int siblings, int vocab) {
     size_t rows = params.size(), places = std::max(siblings, 1);
-    Processed out{rows, places, vector<float>(rows * vocab), vector<uint32_t>((1 + 2 * places) * rows, 77)};
+    Processed out{rows, places, vector<float>(rows * vocab), vector<uint32_t>(rows, 77),
+                  vector<uint32_t>(2 * places * rows, 77)};
     vector<Found> found(rows * (1 + pieces_of(vocab)), {NAN, 77, NAN});
     launch_pieces(rows, vocab, [&] {
-        largest_logits(logits.data(), params.data(), found.data(), out.tokens.data(), vocab, siblings);
+        largest_logits(logits.data(), params.data(), found.data(), out.ids.data(), out.tokens.data(), vocab, siblings);
     });
     launch_pieces(rows, vocab, [&] {
-        weigh_logits(logits.data(), params.data(), found.data(), out.tokens.data(), vocab, siblings);
+        weigh_logits(logits.data(), params.data(), found.data(), out.ids.data(), out.tokens.data(), vocab, siblings);
     });
     launch({(int)rows, 1, 1}, 1024, [&] {
-        process_logits(logits.data(), params.data(), found.data(), out.probs.data(), out.tokens.data(), vocab, siblings);
+        process_logits(logits.data(), params.data(), found.data(), out.probs.data(), out.ids.data(), out.tokens.data(),
+                       vocab, siblings);
     });
     for (const LogitsParams &row : params) {
         CHECK(row.arrived == 0, "a counter is left at %u", row.arrived);
@@ -148,7 +148,7 @@ void test_kinds() {
                   none.token(i, 0), token);
             CHECK(one.token(i, 0) == token && std::fabs(one.prob(i, 0) - prob) <= 1e-7 * prob,
                   "row %zu of %d logits: %u of %g, not %u of %g", i, vocab, one.token(i, 0), one.prob(i, 0), token, prob);
-            CHECK(one.tokens[i] == (token == NO_TOKEN ? 0 : token), "a model is fed with %u", one.tokens[i]);
+            CHECK(one.ids[i] == (token == NO_TOKEN ? 0 : token), "a model is fed with %u", one.ids[i]);
         }
     }
 }

@@ -110,8 +110,8 @@ void test_process() {
             CHECK(worst < 1e-6, "top-k %u, top-p %g, min-p %g, equals %d: off by %g", s.top_k, s.top_p,
                   s.min_p, steps, worst);
             int token = quantile_of(want, s.uniform);
-            CHECK((int)got.tokens[i] == token && got.points()[i] == got.tokens[i], "%u is drawn instead of %d",
-                  got.tokens[i], token);
+            CHECK((int)got.ids[i] == token && got.points()[i] == got.ids[i], "%u is drawn instead of %d", got.ids[i],
+                  token);
             CHECK(off(got.prob(i, 0), want[token]) < 1e-6, "a token of %g has %g", want[token], got.prob(i, 0));
         }
         CHECK(got.points()[rows - 1] == 17, "%u is the largest", got.points()[rows - 1]);
@@ -195,7 +195,7 @@ void test_best() {
                       "row %zu of %d siblings, place %zu: %u of %g, not %u of %g", i, siblings, place, token,
                       got.prob(i, place), want, prob);
             }
-            CHECK(got.tokens[i] == got.token(i, 0), "a model is fed with %u", got.tokens[i]);
+            CHECK(got.ids[i] == got.token(i, 0), "a model is fed with %u", got.ids[i]);
         }
         CHECK(siblings > 1 ? few > 0 : few == 0, "%d places have no token", few);
     }
@@ -276,7 +276,7 @@ void test_not_finite() {
                     CHECK(got.token(i, place) == NO_TOKEN, "row %zu has a sibling", i);
                 }
                 CHECK((got.points()[i] == NO_TOKEN) == none, "row %zu at %g: %u", i, temperature, got.points()[i]);
-                CHECK(got.tokens[i] < VOCAB, "a model is fed with %u", got.tokens[i]);
+                CHECK(got.ids[i] < VOCAB, "a model is fed with %u", got.ids[i]);
             }
         }
     }

@@ -1,6 +1,8 @@
 // Streams, events and graphs of the emulated GPU.
 #include "gpu.h"
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 namespace gpu {
@@ -31,6 +33,11 @@ CUresult spoil(Stream &stream, CUresult error) {
 }
 
 } // namespace
+
+Counts &counts() {
+    thread_local Counts own;
+    return own;
+}
 
 Stream &stream_of(void *handle) {
     static Stream &legacy = make_stream();
@@ -89,8 +96,16 @@ API CUresult cuStreamCreate(void **stream, unsigned) {
 API CUresult cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
 API CUresult cuStreamDestroy_v2(void *) { return CUDA_SUCCESS; }
 
+// The counts of this thread: waits, copies, kernels and graphs.
+API void emulated_gpu_counts(long *to) {
+    const Counts &own = counts();
+    const long all[] = {own.waits, own.copies, own.kernels, own.graphs};
+    std::copy(std::begin(all), std::end(all), to);
+}
+
 API CUresult cuStreamSynchronize(void *handle) {
     Lock lock(mutex);
+    counts().waits++;
     Stream &stream = stream_of(handle);
     if (stream.capture) {
         return spoil(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -101,6 +116,7 @@ API CUresult cuStreamSynchronize(void *handle) {
 
 API CUresult cuCtxSynchronize() {
     Lock lock(mutex);
+    counts().waits++;
     if (waiting_spoils_capture()) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -128,6 +144,7 @@ API CUresult cuEventSynchronize(Event *event) {
     if (event->graph) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
+    counts().waits++;
     if (event->stream) {
         finish(*event->stream, event->number);
     }
@@ -238,6 +255,7 @@ API CUresult cuGraphLaunch(Exec *exec, void *handle) {
             release(stream, place);
         }
     }
+    counts().graphs++;
     for (const Work &work : exec->graph->nodes) {
         if (CUresult error = run(stream, work)) {
             return error;

@@ -96,6 +96,10 @@ impl ForwardOutput {
 /// Whether to give up a forward of which this share, more than 0 and less than 1, is done.
 pub type GiveUp<'a> = dyn Fn(f64) -> bool + 'a;
 
+/// Draws a token from each row of the logits of a forward without waiting for a GPU, and returns their ids,
+/// `[rows of logits]` u32: in the given memory, u32 of at least as many elements, if there is any.
+pub type Draw<'a> = dyn FnMut(&ForwardOutput, Option<&Tensor>) -> Result<Tensor> + 'a;
+
 /// A causal language model over a paged pool.
 ///
 /// `forward` first writes the K and V of every row to its slot, then attends: each row sees its
@@ -138,6 +142,33 @@ pub trait Model: Send {
 
     /// One ragged forward. The trait's documentation says what it may read and write.
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput>;
+
+    /// One forward for each of `batches`, at least one, and `draw` after each. All but the first take the tokens that were
+    /// drawn from the logits before: row `i` that of the `i`-th row of logits, of which there are at least as many. A head's
+    /// rows also read what it put out in those rows. Returns the last output. The host waits for nothing in between.
+    ///
+    /// # Errors
+    /// Those of [`Model::forward`] and of `draw`. The slots of all batches then hold anything.
+    fn forward_chain(
+        &mut self,
+        batches: &mut [Batch],
+        kv: &mut KvStore,
+        draw: &mut Draw<'_>,
+    ) -> Result<ForwardOutput> {
+        let mut last: Option<ForwardOutput> = None;
+        for at in 0..batches.len() {
+            let output = self.forward(&batches[at], kv)?;
+            let ids = draw(&output, None)?;
+            if let Some(next) = batches.get_mut(at + 1) {
+                let rows = next.tokens.len();
+                let of_rows = |all: &Tensor| all.narrow(0, 0, rows);
+                next.drawn = Some(of_rows(&ids)?);
+                next.features = output.features.as_ref().map(of_rows).transpose()?;
+            }
+            last = Some(output);
+        }
+        last.ok_or_else(|| Error::internal("a chain of no forwards"))
+    }
 
     /// Whether [`Model::forward_unless`] may be given up between layers.
     fn is_interruptible(&self) -> bool {

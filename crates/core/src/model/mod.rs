@@ -12,6 +12,7 @@ pub use batch::{Batch, MAX_TREE_NODES, MaskedBlock, Taps, is_chain};
 pub use embedding::{EmbeddingSpec, Pooling};
 pub use foretoken_kernels::{KeptState, Span, StateRows, StateStart};
 pub use interface::{
-    DepthRates, DraftNetwork, ForwardOutput, GiveUp, Head, Model, ModelInfo, PathOutput, PathRows,
+    DepthRates, DraftNetwork, Draw, ForwardOutput, GiveUp, Head, Model, ModelInfo, PathOutput,
+    PathRows,
 };
 pub use reranker::{Classifier, RerankerSpec};

@@ -9,11 +9,12 @@ use super::features::{MAX_NEW_STATES, joined};
 use super::pool::{DraftPool, DraftSequence, PagedNetwork};
 use candle_core::Tensor;
 use drafting::{Drafting, HeadInput};
-use drawn::DrawnTokens;
+use drawn::DeviceSteps;
 use foretoken_core::error::Result;
 use foretoken_core::kv::BlockKey;
-use foretoken_core::model::{Batch, DraftNetwork, Head, Model};
+use foretoken_core::model::{Batch, DraftNetwork, ForwardOutput, Head, Model};
 use foretoken_kernels::parallel;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -129,99 +130,123 @@ impl PagedNetwork {
         joined(features.collect::<Result<_>>()?)
     }
 
-    /// One forward that feeds each sequence of `open` what it has not seen, and drafts for those that
-    /// have seen all. Returns the largest number of rows of a sequence. Tokens that a GPU draws are
-    /// added to `drawn`.
-    fn step(
-        &mut self,
+    /// Forwards that feed each sequence of `open` what it has not seen, and draft for those that have seen all. Returns the
+    /// largest number of rows of a sequence.
+    fn step(&mut self, drafting: &mut [Drafting<'_, '_>], open: Vec<usize>) -> Result<usize> {
+        let (started, before) = (Instant::now(), self.forwards.len());
+        let is_on_gpu = self.draft.model().device().is_cuda();
+        let may_draft = open.iter().any(|&i| drafting[i].may_draft());
+        let needs_host = open.iter().any(|&i| drafting[i].needs_host());
+        // On the host on a GPU, too, if its kernels do not have all that a request asks for.
+        let longest = if is_on_gpu && may_draft && !needs_host {
+            self.draft_on_device(drafting, open)
+        } else {
+            self.draft_on_host(drafting, &open)
+        }?;
+        let own = &mut self.forwards[before..];
+        let seconds = started.elapsed().as_secs_f64() / own.len().max(1) as f64;
+        own.iter_mut().for_each(|one| one.1 = seconds);
+        Ok(longest)
+    }
+
+    /// The forward that feeds the sequences of `open` next, without features, and those of them that it drafts for. The last
+    /// number is the largest number of rows of a sequence.
+    fn feed(
+        &self,
         drafting: &mut [Drafting<'_, '_>],
         open: &[usize],
-        drawn: &mut Vec<DrawnTokens>,
-    ) -> Result<usize> {
-        let started = Instant::now();
+    ) -> (Batch, Vec<usize>, usize) {
         let mut batch = Batch::default();
         let (mut complete, mut longest) = (Vec::new(), 0);
-        let mut read = Vec::new();
         for &i in open {
             let before = batch.tokens.len();
-            let block_size = self.blocks.block_size();
-            if self.is_head() {
-                read.push(drafting[i].read(self.chunk)?);
-            }
-            if drafting[i].feed(&mut batch, self.chunk, block_size) > 0 {
+            if drafting[i].feed(&mut batch, self.chunk, self.blocks.block_size()) > 0 {
                 complete.push(i);
             }
             longest = longest.max(batch.tokens.len() - before - drafting[i].num_staged());
         }
+        (batch, complete, longest)
+    }
+
+    /// As [`feed`](Self::feed), with the features that a head reads.
+    fn feed_with_features(
+        &self,
+        drafting: &mut [Drafting<'_, '_>],
+        open: &[usize],
+    ) -> Result<(Batch, Vec<usize>, usize)> {
+        let mut features = None;
         if self.is_head() {
-            batch.features = Some(self.features(read)?);
+            let read = open.iter().map(|&i| drafting[i].read(self.chunk));
+            features = Some(self.features(read.collect::<Result<_>>()?)?);
         }
-        if let Some(last) = drawn.last() {
-            batch.drawn = Some(last.fed_to(open)?);
-        }
+        let (batch, complete, longest) = self.feed(drafting, open);
+        Ok((Batch { features, ..batch }, complete, longest))
+    }
+
+    /// One forward, whose tokens the host chooses.
+    fn draft_on_host(
+        &mut self,
+        drafting: &mut [Drafting<'_, '_>],
+        open: &[usize],
+    ) -> Result<usize> {
+        let (batch, complete, longest) = self.feed_with_features(drafting, open)?;
+        self.forwards.push((batch.tokens.len(), 0.0));
         let output = self.draft.model_mut().forward(&batch, &mut self.store)?;
-        if let Some(features) = &output.features {
-            let mut row = 0;
-            for &i in &complete {
-                let asked = drafting[i].asked();
-                drafting[i].note_outputs(features.narrow(0, row, asked)?)?;
-                row += asked;
+        note_outputs(drafting, &complete, &output)?;
+        let vocab = self.draft.model().info().vocab_size;
+        output.read(|mut logits| {
+            let all = drafting.iter_mut().enumerate();
+            let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
+            let mut parts = Vec::with_capacity(complete.len());
+            for (_, one) in ready {
+                let (rows, rest) = logits.split_at(one.asked() * vocab);
+                logits = rest;
+                parts.push((one, rows));
             }
-        }
-        if output.is_on_gpu() && !complete.iter().any(|&i| drafting[i].needs_host()) {
-            if !complete.is_empty() {
-                drawn.push(DrawnTokens::new(&output, drafting, complete)?);
+            parallel::map(&mut parts, |(one, rows)| one.expand(rows.chunks(vocab)));
+        })?;
+        Ok(longest)
+    }
+
+    /// Forwards whose tokens a GPU draws, as many as need nothing of each other that only the host can compute. It waits for
+    /// the tokens of all of them at once.
+    fn draft_on_device(
+        &mut self,
+        drafting: &mut [Drafting<'_, '_>],
+        mut open: Vec<usize>,
+    ) -> Result<usize> {
+        // Those that go on are then the first rows of every forward.
+        open.sort_by_key(|&i| Reverse(drafting[i].levels_left()));
+        let (batch, mut complete, longest) = self.feed_with_features(drafting, &open)?;
+        let mut steps = DeviceSteps::default();
+        steps.push(batch, drafting, &complete);
+        loop {
+            open.retain(|&i| drafting[i].is_open());
+            if open.is_empty() || !open.iter().all(|&i| drafting[i].goes_on_unread()) {
+                break;
             }
-        } else {
-            // On a GPU too, if its kernels do not have all that a request asks for.
-            let vocab = self.draft.model().info().vocab_size;
-            output.read(|mut logits| {
-                let all = drafting.iter_mut().enumerate();
-                let ready = all.filter(|(i, _)| complete.binary_search(i).is_ok());
-                let mut parts = Vec::with_capacity(complete.len());
-                for (_, one) in ready {
-                    let (rows, rest) = logits.split_at(one.asked() * vocab);
-                    logits = rest;
-                    parts.push((one, rows));
-                }
-                parallel::map(&mut parts, |(one, rows)| one.expand(rows.chunks(vocab)));
-            })?;
+            let batch;
+            (batch, complete, _) = self.feed(drafting, &open);
+            steps.push(batch, drafting, &complete);
         }
-        let seconds = started.elapsed().as_secs_f64();
-        self.forwards.push((batch.tokens.len(), seconds));
+        self.forwards.extend(steps.rows().map(|rows| (rows, 0.0)));
+        let (output, drawn) = steps.run(self.draft.model_mut(), &mut self.store)?;
+        note_outputs(drafting, &complete, &output)?;
+        drawn.read(drafting)?;
         Ok(longest)
     }
 
     fn draft_all(&mut self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
-        let started = Instant::now();
-        let (mut longest, mut is_on_gpu) = (0, false);
-        let mut drawn: Vec<DrawnTokens> = Vec::new();
+        let (started, mut longest) = (Instant::now(), 0);
         loop {
             let all = 0..drafting.len();
             let open: Vec<usize> = all.filter(|&i| drafting[i].is_open()).collect();
-            // Tokens that a GPU drew go into the next step without a copy to the host, if the step
-            // needs nothing else and no penalties depend on them.
-            if !drawn
-                .last()
-                .is_some_and(|last| last.suffices(drafting, &open))
-            {
-                drawn.drain(..).try_for_each(|one| one.read(drafting))?;
-                if open.iter().any(|&i| !drafting[i].is_open()) {
-                    continue;
-                }
-            }
             if open.is_empty() {
                 break;
             }
-            longest = longest.max(self.step(drafting, &open, &mut drawn)?);
-            is_on_gpu |= !drawn.is_empty();
+            longest = longest.max(self.step(drafting, open)?);
         }
         let (seconds, steps) = (started.elapsed().as_secs_f64(), self.forwards.len());
-        if is_on_gpu {
-            // The host does not wait for single forwards there.
-            let share = seconds / steps.max(1) as f64;
-            self.forwards.iter_mut().for_each(|one| one.1 = share);
-        }
         // A prompt's rows would distort the cost of a draft step; two rows are the catch-up after a
         // round in which every draft token was accepted. A head reads all accepted tokens again.
         let few = if self.is_head() { MAX_NEW_STATES } else { 2 };
@@ -231,6 +256,24 @@ impl PagedNetwork {
         }
         Ok(())
     }
+}
+
+/// Gives the sequences of `of` what a head put out in their rows of logits, which follow one another.
+fn note_outputs(
+    drafting: &mut [Drafting<'_, '_>],
+    of: &[usize],
+    output: &ForwardOutput,
+) -> Result<()> {
+    let Some(features) = &output.features else {
+        return Ok(());
+    };
+    let mut row = 0;
+    for &i in of {
+        let asked = drafting[i].asked();
+        drafting[i].note_outputs(features.narrow(0, row, asked)?)?;
+        row += asked;
+    }
+    Ok(())
 }
 
 impl Drafter for DraftModel {

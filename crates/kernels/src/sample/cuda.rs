@@ -6,7 +6,8 @@ use super::{
 };
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
 use candle_core::op::BackpropOp;
-use candle_core::{CudaDevice, Result, Tensor};
+use candle_core::{CudaDevice, Device, Result, Tensor};
+use std::sync::Arc;
 
 const NAME: &str = "sample";
 /// Threads per row or sequence, as in the kernels.
@@ -101,7 +102,7 @@ unsafe impl DeviceRepr for NodeLayout {}
 unsafe impl DeviceRepr for Range {}
 
 /// The parameters of all rows on the device.
-pub(super) type Sent = CudaSlice<RowParams>;
+pub(super) type Sent = Arc<CudaSlice<RowParams>>;
 
 fn kernel(device: &CudaDevice, name: &str) -> Result<Kernel> {
     gpu::function(device, "sample", gpu::SAMPLE, name)
@@ -118,11 +119,33 @@ fn tensor<T: CudaDType>(values: CudaSlice<T>, shape: &[usize], device: &CudaDevi
     Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
 }
 
-/// See [`super::process_logits`]; the adjustments are sorted, and their ids exist.
-pub(super) fn process_logits(
-    logits: &Tensor,
-    params: Vec<LogitsParams>,
-    adjustments: &[RowAdjustment],
+/// Sends the parameters of rows, and allocates what draws of them write: their ids, and `2 * best` values of each.
+pub(super) fn shared<'a>(
+    rows: impl Iterator<Item = &'a LogitsParams>,
+    best: usize,
+    device: &Device,
+) -> Result<(Sent, Tensor, Tensor)> {
+    let params: Vec<RowParams> = rows.map(RowParams::from).collect();
+    if params.is_empty() {
+        candle_core::bail!("sample: no rows");
+    }
+    let device = device.as_cuda_device()?;
+    let allocate = |len: usize| -> Result<Tensor> {
+        // SAFETY: the kernels write every value that is read.
+        let values = unsafe { device.alloc::<u32>(len)? };
+        Ok(tensor(values, &[len], device))
+    };
+    let sent = Arc::new(device.clone_htod(&params)?);
+    let ids = allocate(params.len())?;
+    Ok((sent, ids, allocate(params.len() * 2 * best.max(1))?))
+}
+
+/// See [`super::Draws::draw`]: the adjustments are sorted, and their ids exist. `first` is the first row of `params` among
+/// those that were `sent`; `ids` and `tokens` have room for all rows.
+pub(super) fn draw(
+    (logits, adjustments): (&Tensor, &[RowAdjustment]),
+    (params, sent, first): (Vec<LogitsParams>, &Sent, usize),
+    (ids, tokens): (Tensor, Tensor),
     best: usize,
 ) -> Result<ProcessedLogits> {
     let device = logits.device().as_cuda_device()?.clone();
@@ -136,24 +159,26 @@ pub(super) fn process_logits(
         adjustments => adjusted(logits, adjustments, &device)?,
     };
     let row_params: Vec<RowParams> = params.iter().map(RowParams::from).collect();
-    let sent = device.clone_htod(&row_params)?;
     let stored = row_params.iter().any(RowParams::is_stored);
     let dims = if stored { [rows, vocab] } else { [1, 1] };
-    let values = 1 + 2 * best.max(1);
     let pieces = pieces(vocab);
     // SAFETY: the kernels write every value that is read.
     let probs = unsafe { device.alloc::<f32>(dims[0] * dims[1])? };
-    // SAFETY: as above.
-    let tokens = unsafe { device.alloc::<u32>(values * rows)? };
     // SAFETY: as above.
     let found = unsafe { device.alloc::<u8>(rows * (1 + pieces) * FOUND)? };
     {
         let (storage, layout) = logits.storage_and_layout();
         let logits = gpu::view::<f32>(NAME, &storage, layout)?;
+        let (storage, layout) = ids.storage_and_layout();
+        let ids = gpu::view::<u32>(NAME, &storage, layout)?;
+        let (storage, layout) = tokens.storage_and_layout();
+        let tokens = gpu::view::<u32>(NAME, &storage, layout)?;
+        let sent = sent.slice(first..);
         let by_pieces = |name: &str| -> Result<()> {
             let kernel = kernel(&device, name)?;
             let mut args = kernel.builder();
-            args.arg(&logits).arg(&sent).arg(&found).arg(&tokens);
+            args.arg(&logits).arg(&sent).arg(&found);
+            args.arg(&ids).arg(&tokens);
             builder_arg!(args, vocab as i32, best as i32);
             // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
             unsafe { args.launch(gpu::grid((rows, pieces, 1), PIECE_THREADS, 0)) }.w()?;
@@ -166,8 +191,8 @@ pub(super) fn process_logits(
         if stored || best > 1 {
             let kernel = kernel(&device, "process_logits")?;
             let mut args = kernel.builder();
-            args.arg(&logits).arg(&sent).arg(&found);
-            args.arg(&probs).arg(&tokens);
+            args.arg(&logits).arg(&sent).arg(&found).arg(&probs);
+            args.arg(&ids).arg(&tokens);
             builder_arg!(args, vocab as i32, best as i32);
             // SAFETY: as above.
             unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
@@ -175,9 +200,11 @@ pub(super) fn process_logits(
     }
     Ok(ProcessedLogits {
         params,
-        sent,
+        sent: sent.clone(),
+        first,
         probs: tensor(probs, &dims, &device),
-        tokens: tensor(tokens, &[values, rows], &device),
+        ids,
+        tokens,
     })
 }
 
@@ -302,9 +329,10 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
     let points = gpu::view::<u32>(NAME, &points, points_layout)?;
     let kernel = kernel(&device, "verify_chains")?;
     let mut args = kernel.builder();
+    let sent = processed.sent.slice(processed.first..);
     args.arg(&probs)
         .arg(&points)
-        .arg(&processed.sent)
+        .arg(&sent)
         .arg(&nodes)
         .arg(&ranges)
         .arg(&verdicts);

@@ -6,11 +6,13 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod draws;
 mod gumbel_max;
 mod top_logits;
 
 use candle_core::{Result, Tensor};
 
+pub use draws::Draws;
 pub use gumbel_max::{exponential, gumbel_max, weights};
 pub use top_logits::{TopLogits, TopRow, top_logits};
 
@@ -135,14 +137,17 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct ProcessedLogits {
     params: Vec<LogitsParams>,
-    /// `params` on the device.
+    /// `params` on the device, from row `first` on.
     #[cfg(feature = "cuda")]
     sent: cuda::Sent,
+    #[cfg(feature = "cuda")]
+    first: usize,
     /// `[rows, vocab_size]` f32, of which only rows with a distribution are specified; `[1, 1]` if the
     /// kernel needs none.
     probs: Tensor,
-    /// `[1 + 2 * places, rows]` u32: [`ProcessedLogits::ids`], the tokens by place, and the bits of
-    /// their probabilities by place.
+    /// See [`ProcessedLogits::ids`].
+    ids: Tensor,
+    /// `[2 * places, rows]` u32: the tokens by place, and the bits of their probabilities by place.
     tokens: Tensor,
 }
 
@@ -187,17 +192,10 @@ impl BestTokens {
 pub fn process_logits(
     logits: &Tensor,
     params: Vec<LogitsParams>,
-    mut adjustments: Vec<RowAdjustment>,
+    adjustments: Vec<RowAdjustment>,
     best: usize,
 ) -> Result<ProcessedLogits> {
-    let vocab_size = logits.dim(1)?;
-    check_best(best)?;
-    adjustments.retain(|adjustment| (adjustment.id as usize) < vocab_size);
-    adjustments.sort_by_key(|adjustment| (adjustment.row, adjustment.id));
-    #[cfg(feature = "cuda")]
-    return cuda::process_logits(logits, params, &adjustments, best);
-    #[cfg(not(feature = "cuda"))]
-    candle_core::bail!("no GPU in this build: {:?}, {params:?}", logits.device())
+    Draws::new(vec![params], best, logits.device())?.draw(logits, adjustments, None)
 }
 
 /// The ids of the `best` (at most [`MAX_BEST`]) largest values of each row of `logits`,
@@ -223,18 +221,15 @@ fn check_best(best: usize) -> Result<()> {
 }
 
 impl ProcessedLogits {
-    /// The token of each row as input for a model, `[rows]` u32; 0 if no token can be chosen.
-    ///
-    /// # Errors
-    /// None that a caller can cause.
-    pub fn ids(&self) -> Result<Tensor> {
-        self.tokens.get(0)
+    /// The token of each row as input for a model, `[rows]` u32 on the device; 0 if no token can be chosen.
+    pub fn ids(&self) -> &Tensor {
+        &self.ids
     }
 
     /// The token of each row, `[rows]` u32 on the device; [`NO_TOKEN`] if none can be chosen.
     #[cfg(feature = "cuda")]
     fn chosen(&self) -> Result<Tensor> {
-        self.tokens.get(1)
+        self.tokens.get(0)
     }
 
     /// Copies the tokens and their probabilities to the host.
@@ -246,11 +241,7 @@ impl ProcessedLogits {
         Ok(BestTokens {
             rows,
             places: all / 2,
-            values: self
-                .tokens
-                .narrow(0, 1, all - 1)?
-                .flatten_all()?
-                .to_vec1()?,
+            values: self.tokens.flatten_all()?.to_vec1()?,
         })
     }
 

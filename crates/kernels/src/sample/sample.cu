@@ -90,20 +90,21 @@ __device__ __forceinline__ float score_of(float w, uint64_t key, uint32_t id) {
 
 // The tokens of row blockIdx.x: see `process_logits`.
 struct Output {
-    uint32_t *tokens;
+    uint32_t *ids, *tokens;
     int places;
 
-    __device__ Output(uint32_t *tokens, int siblings) : tokens(tokens), places(max(siblings, 1)) {}
+    __device__ Output(uint32_t *ids, uint32_t *tokens, int siblings)
+        : ids(ids), tokens(tokens), places(max(siblings, 1)) {}
 
     // All threads call it.
     __device__ void put(int place, uint32_t token, float p) const {
         if (threadIdx.x == 0) {
-            uint32_t *at = tokens + blockIdx.x;
             if (place == 0) {
-                *at = token == NO_TOKEN ? 0 : token;
+                ids[blockIdx.x] = token == NO_TOKEN ? 0 : token;
             }
-            at[(size_t)(1 + place) * gridDim.x] = token;
-            at[(size_t)(1 + places + place) * gridDim.x] = __float_as_uint(p);
+            uint32_t *at = tokens + blockIdx.x;
+            at[(size_t)place * gridDim.x] = token;
+            at[(size_t)(places + place) * gridDim.x] = __float_as_uint(p);
         }
     }
 
@@ -171,19 +172,21 @@ extern "C" __global__ void adjust_logits(float *logits, const RowAdjustment *adj
 // Three kernels process rows; the second and the third are launched if there are rows for them. With
 // n = max(siblings, 1):
 //
-// tokens: [1 + 2n, rows]: ids to feed to a model (0 if no token can be chosen); the n best tokens of each
-// row, best first, NO_TOKEN where there are fewer; and the f32 bits of their probabilities, 0 unless
-// `siblings` is above 0. At temperature 0 the best tokens are those of the largest logits, and the
-// probabilities those at temperature 1. Of a race they are the winner and those that would win without the
-// tokens before them. A row with a quantile has only one token, and 0 in its place if `siblings` is 0.
+// ids: [rows]: the first token of each row, to feed to a model; 0 if no token can be chosen.
+//
+// tokens: [2n, rows]: the n best tokens of each row, best first, NO_TOKEN where there are fewer; and the f32
+// bits of their probabilities, 0 unless `siblings` is above 0. At temperature 0 the best tokens are those of
+// the largest logits, and the probabilities those at temperature 1. Of a race they are the winner and those
+// that would win without the tokens before them. A row with a quantile has only one token, and 0 in its place
+// if `siblings` is 0.
 //
 // found: [rows] of rows, then [rows, pieces] of their pieces.
 //
 // The first finds the largest logit of each row. It writes the tokens of rows that have none, and of greedy rows
 // if `siblings` is 0.
 extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
-    largest_logits(const float *logits, LogitsParams *all_params, Found *all_found, uint32_t *tokens, int vocab,
-                   int siblings) {
+    largest_logits(const float *logits, LogitsParams *all_params, Found *all_found, uint32_t *ids, uint32_t *tokens,
+                   int vocab, int siblings) {
     __shared__ Reduction<PIECE_THREADS / 32> scratch;
     LogitsParams &params = all_params[blockIdx.x];
     Found *found = all_found + gridDim.x + (size_t)blockIdx.x * gridDim.y;
@@ -203,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
     if (threadIdx.x == 0) {
         all_found[blockIdx.x] = {top, id, 0.};
     }
-    const Output output(tokens, siblings);
+    const Output output(ids, tokens, siblings);
     if (!has_token(top)) {
         output.put_one(NO_TOKEN, 0.f);
     } else if (params.temperature == 0.f && siblings == 0) {
@@ -214,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
 // The second is for rows whose weights are not stored. It sums the weights if `siblings` is above 0, and writes the
 // tokens if it is not above 1.
 extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
-    weigh_logits(const float *logits, LogitsParams *all_params, Found *all_found, uint32_t *tokens, int vocab,
-                 int siblings) {
+    weigh_logits(const float *logits, LogitsParams *all_params, Found *all_found, uint32_t *ids, uint32_t *tokens,
+                 int vocab, int siblings) {
     __shared__ Reduction<PIECE_THREADS / 32> scratch;
     __shared__ float weights[PIECE];
     const LogitsParams params = all_params[blockIdx.x];
@@ -266,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
     const uint32_t token = found[at].id;
     const float w = weight_of(row[token], best.value, params);
     const double scale = siblings > 0 ? 1. / mass : 0.;
-    Output(tokens, siblings).put_one(w > 0.f ? token : NO_TOKEN, (float)((double)w * scale));
+    Output(ids, tokens, siblings).put_one(w > 0.f ? token : NO_TOKEN, (float)((double)w * scale));
 }
 
 // The third has one block for each row. It writes the tokens of rows whose weights are stored, and of all rows if
@@ -276,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(PIECE_THREADS)
 // races that top-k or top-p filters are overwritten; others are not touched.
 extern "C" __global__ void __launch_bounds__(1024)
     process_logits(const float *logits, const LogitsParams *all_params, const Found *found, float *probs,
-                   uint32_t *tokens, int vocab, int siblings) {
+                   uint32_t *ids, uint32_t *tokens, int vocab, int siblings) {
     __shared__ Scratch scratch;
     const LogitsParams params = all_params[blockIdx.x];
     const float *row = logits + (size_t)params.row * vocab;
@@ -285,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (!has_token(top) || (!stored && siblings <= 1)) {
         return;
     }
-    const Output output(tokens, siblings);
+    const Output output(ids, tokens, siblings);
     const bool greedy = params.temperature == 0.f, by_quantile = !greedy && !params.by_race;
     float *out = probs + (size_t)blockIdx.x * vocab;
     auto weigh = [&](int i) { return weight_of(row[i], top, params); };

@@ -1,5 +1,7 @@
 //! A decoder that records forwards as CUDA graphs: decoding and verification.
 
+mod chain;
+
 use super::Decoder;
 use super::one_launch::OneLaunch;
 use crate::layers::inputs::Inputs;
@@ -8,7 +10,7 @@ use crate::{Ends, Layers, LoadedModel, ModelConfig};
 use candle_core::{DType, Device, Tensor, TensorId};
 use foretoken_core::error::Result;
 use foretoken_core::kv::{KvShape, KvStore};
-use foretoken_core::model::{Batch, ForwardOutput, Model, ModelInfo};
+use foretoken_core::model::{Batch, Draw, ForwardOutput, Model, ModelInfo};
 use foretoken_kernels::graph::{Graph, Recorder};
 use foretoken_kernels::{
     AttentionBatch, AttentionTables, EXACT_ROWS, StateBatch, StateCapacity, TableCapacity, Writes,
@@ -449,5 +451,15 @@ impl Model for GraphedDecoder {
             Some(output) => Ok(output),
             None => self.decoder.forward(batch, kv),
         }
+    }
+
+    fn forward_chain(
+        &mut self,
+        batches: &mut [Batch],
+        kv: &mut KvStore,
+        draw: &mut Draw<'_>,
+    ) -> Result<ForwardOutput> {
+        let sent = self.send_chain(batches, kv)?;
+        self.run_chain(batches, sent, kv, draw)
     }
 }

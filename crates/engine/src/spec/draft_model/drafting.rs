@@ -136,9 +136,27 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.may_draft && !self.ended && grows && depth < self.max_depth()
     }
 
+    /// Whether the first forward can feed all tokens.
+    pub fn may_draft(&self) -> bool {
+        self.may_draft
+    }
+
     /// Whether its tokens must be chosen on the host.
     pub fn needs_host(&self) -> bool {
-        self.request.sampler.needs_host()
+        self.may_draft && self.request.sampler.needs_host()
+    }
+
+    /// Whether its next row needs only the token that a GPU drew last, and of it nothing that only the host can compute.
+    pub fn goes_on_unread(&self) -> bool {
+        self.unread > 0 && self.is_chain() && !self.request.sampler.depends_on_tokens()
+    }
+
+    /// Number of levels that its draft may still get; 0 = the tokens before it come first.
+    pub fn levels_left(&self) -> usize {
+        match self.may_draft {
+            true => self.max_depth().saturating_sub(self.depth),
+            false => 0,
+        }
     }
 
     /// Whether no node has siblings.

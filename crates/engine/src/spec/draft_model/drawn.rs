@@ -3,32 +3,45 @@
 use super::drafting::Drafting;
 use crate::spec::device::{logits_params, row_adjustments};
 use crate::spec::draft::DraftDist;
-use candle_core::Tensor;
 use foretoken_core::error::Result;
-use foretoken_core::model::ForwardOutput;
+use foretoken_core::kv::KvStore;
+use foretoken_core::model::{Batch, ForwardOutput, Model};
 use foretoken_core::sampling::Guess;
-use foretoken_kernels::sample::{self, BestTokens, MAX_BEST, ProcessedLogits};
+use foretoken_kernels::sample::{
+    BestTokens, Draws, LogitsParams, MAX_BEST, ProcessedLogits, RowAdjustment,
+};
 
-/// The tokens that one step drew on a GPU and the host has not read.
-pub struct DrawnTokens {
-    processed: ProcessedLogits,
-    /// The sequences they belong to, ascending, and the first row of each.
-    of: Vec<(usize, usize)>,
+/// Forwards, one after the other, whose tokens a GPU draws. All that the host sends is known before the first one runs,
+/// except the tokens, which a forward takes from the draws after the one before it.
+#[derive(Default)]
+pub struct DeviceSteps {
+    batches: Vec<Batch>,
+    /// How each row of logits of each step becomes tokens.
+    params: Vec<Vec<LogitsParams>>,
+    adjustments: Vec<Vec<RowAdjustment>>,
+    /// The sequences that each step draws for, and the first row of each.
+    of: Vec<Vec<(usize, usize)>>,
+    /// Maximum number of tokens after a row.
+    width: usize,
 }
 
-impl DrawnTokens {
-    /// Draws the next level of each sequence of `of` from its rows of logits, which follow one another.
-    pub fn new(
-        output: &ForwardOutput,
-        drafting: &mut [Drafting<'_, '_>],
-        of: Vec<usize>,
-    ) -> Result<Self> {
+/// The tokens of some steps, which the host has not read.
+pub struct DrawnTokens {
+    draws: Draws,
+    processed: Vec<ProcessedLogits>,
+    of: Vec<Vec<(usize, usize)>>,
+}
+
+impl DeviceSteps {
+    /// Adds the forward of `batch`, and the draws of the next level of each sequence of `of` from its rows of logits,
+    /// which follow one another.
+    pub fn push(&mut self, batch: Batch, drafting: &mut [Drafting<'_, '_>], of: &[usize]) {
         let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
-        let (mut firsts, mut width) = (Vec::with_capacity(of.len()), 1);
-        for i in of {
+        let mut firsts = Vec::with_capacity(of.len());
+        for &i in of {
             let one = &mut drafting[i];
             firsts.push((i, params.len()));
-            width = width.max(one.width());
+            self.width = self.width.max(one.width());
             let mut draw = |one: &mut Drafting<'_, '_>| {
                 let (row, sampler) = (params.len() as u32, &*one.request.sampler);
                 params.push(logits_params(row, sampler.params(), one.choice()));
@@ -44,56 +57,86 @@ impl DrawnTokens {
             }
             one.unread += 1;
         }
-        let best = width.min(MAX_BEST);
-        let processed = sample::process_logits(&output.logits, params, adjustments, best)?;
-        Ok(Self {
+        self.batches.push(batch);
+        self.params.push(params);
+        self.adjustments.push(adjustments);
+        self.of.push(firsts);
+    }
+
+    /// The number of rows of each forward.
+    pub fn rows(&self) -> impl Iterator<Item = usize> + '_ {
+        self.batches.iter().map(|batch| batch.tokens.len())
+    }
+
+    /// Launches all forwards and draws. Returns the output of the last one.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn run(
+        self,
+        model: &mut dyn Model,
+        store: &mut KvStore,
+    ) -> Result<(ForwardOutput, DrawnTokens)> {
+        let Self {
+            mut batches, of, ..
+        } = self;
+        let best = self.width.min(MAX_BEST);
+        let mut draws = Draws::new(self.params, best, model.device())?;
+        let mut adjustments = self.adjustments.into_iter();
+        let mut processed = Vec::with_capacity(of.len());
+        let output = model.forward_chain(&mut batches, store, &mut |output, place| {
+            let adjustments = adjustments.next().unwrap_or_default();
+            let drawn = draws.draw(&output.logits, adjustments, place)?;
+            let ids = drawn.ids().clone();
+            processed.push(drawn);
+            Ok(ids)
+        })?;
+        let drawn = DrawnTokens {
+            draws,
             processed,
-            of: firsts,
-        })
-    }
-
-    /// Whether the next step of `open` needs only these tokens, and of them only their number.
-    pub fn suffices(&self, drafting: &[Drafting<'_, '_>], open: &[usize]) -> bool {
-        let needs_this = |i: &usize| {
-            let one = &drafting[*i];
-            let is_drawn = self.of.binary_search_by_key(i, |of| of.0).is_ok() && one.unread > 0;
-            is_drawn && one.is_chain() && !one.request.sampler.depends_on_tokens()
+            of,
         };
-        !open.is_empty() && open.iter().all(needs_this)
+        Ok((output, drawn))
     }
+}
 
-    /// The tokens of `open` as input to the model, `[open]` u32 on the GPU.
-    pub fn fed_to(&self, open: &[usize]) -> Result<Tensor> {
-        let tokens = self.processed.ids()?;
-        let row = |i: &usize| self.of[self.of.partition_point(|of| of.0 < *i)].1 as u32;
-        let rows: Vec<u32> = open.iter().map(row).collect();
-        if rows.iter().copied().eq(0..tokens.elem_count() as u32) {
-            return Ok(tokens);
-        }
-        Ok(tokens.index_select(&Tensor::new(rows, tokens.device())?, 0)?)
-    }
-
-    /// Waits for the tokens and adds them to the drafts; a draft ends where there is no token.
+impl DrawnTokens {
+    /// Waits for the tokens of all steps, and adds them to the drafts; a draft ends where there is no token.
+    ///
+    /// # Errors
+    /// If the device fails.
     pub fn read(self, drafting: &mut [Drafting<'_, '_>]) -> Result<()> {
-        let best = self.processed.read()?;
-        for (i, row) in self.of {
-            let one = &mut drafting[i];
-            one.unread -= 1;
-            if !one.is_chain() {
-                let rows = row..row + one.parents().len();
-                let width = one.width();
-                one.add_level(rows.map(|row| guesses(&best, row, width)));
-                continue;
-            }
-            match guesses(&best, row, 1).first() {
-                Some(&guess) if !one.ended => {
-                    let dist = self.processed.row(row).map(DraftDist::Device);
-                    one.push(guess, dist);
-                }
-                _ => one.ended = true,
-            }
+        let steps = self.draws.read()?.into_iter().zip(&self.processed);
+        for ((best, processed), of) in steps.zip(self.of) {
+            add_level(drafting, of, &best, processed);
         }
         Ok(())
+    }
+}
+
+/// Adds to the drafts of the sequences of `of` what one step drew for them.
+fn add_level(
+    drafting: &mut [Drafting<'_, '_>],
+    of: Vec<(usize, usize)>,
+    best: &BestTokens,
+    processed: &ProcessedLogits,
+) {
+    for (i, row) in of {
+        let one = &mut drafting[i];
+        one.unread -= 1;
+        if !one.is_chain() {
+            let rows = row..row + one.parents().len();
+            let width = one.width();
+            one.add_level(rows.map(|row| guesses(best, row, width)));
+            continue;
+        }
+        match guesses(best, row, 1).first() {
+            Some(&guess) if !one.ended => {
+                let dist = processed.row(row).map(DraftDist::Device);
+                one.push(guess, dist);
+            }
+            _ => one.ended = true,
+        }
     }
 }
 

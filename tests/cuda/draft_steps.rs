@@ -1,0 +1,393 @@
+//! A draft model's chain on a GPU: its steps run without the host, which waits once a round, and the drafts are those of
+//! single steps.
+
+use super::texts::{seeded, start_with};
+use super::{BLOCK_SIZE, BLOCKS, gpu, model, shape, tokens};
+use crate::common::{assert_idle, chains, run};
+use candle_core::{DType, Device};
+use foretoken::error::{Error, Result};
+use foretoken::kv::{KvShape, KvStore};
+use foretoken::model::{Batch, Draw, ForwardOutput, Model, ModelInfo};
+use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken::spec::{BudgetMode, Draft, DraftContext, DraftModel, DraftRequest, Drafter};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const CHUNK: usize = 64;
+
+/// What this thread has asked the emulated GPU for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    waits: c_long,
+    copies: c_long,
+    kernels: c_long,
+    graphs: c_long,
+}
+
+impl Counts {
+    /// The counts so far; `None` on a real GPU.
+    fn now() -> Option<[c_long; 4]> {
+        unsafe extern "C" {
+            fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+            fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+        }
+        const RTLD_NOW: c_int = 2;
+        let (library, name): (&CStr, &CStr) = (c"libcuda.so.1", c"emulated_gpu_counts");
+        // SAFETY: the library is loaded already, and the emulator's function of this name writes four numbers.
+        unsafe {
+            let library = dlopen(library.as_ptr(), RTLD_NOW);
+            let function = dlsym(library, name.as_ptr());
+            if function.is_null() {
+                return None;
+            }
+            let function: extern "C" fn(*mut c_long) = std::mem::transmute(function);
+            let mut counts = [0; 4];
+            function(counts.as_mut_ptr());
+            Some(counts)
+        }
+    }
+
+    /// What `work` asks for; `None` on a real GPU.
+    fn of<R>(work: impl FnOnce() -> R) -> (R, Option<Self>) {
+        let before = Self::now();
+        let result = work();
+        let counts = before.zip(Self::now()).map(|(before, after)| {
+            let [waits, copies, kernels, graphs] = std::array::from_fn(|i| after[i] - before[i]);
+            Self {
+                waits,
+                copies,
+                kernels,
+                graphs,
+            }
+        });
+        (result, counts)
+    }
+}
+
+/// A sequence that is drafted for.
+struct Text {
+    id: u64,
+    tokens: Vec<u32>,
+    sampler: Sampler,
+    length: usize,
+}
+
+impl Text {
+    fn new(id: u64, params: SamplingParams, prompt: usize, length: usize) -> Self {
+        // Of those that begin alike, one would wait for what another reads.
+        let tokens = tokens(prompt + 7 * id as usize).split_off(7 * id as usize);
+        Self {
+            id,
+            sampler: Sampler::new(params, &tokens),
+            tokens,
+            length,
+        }
+    }
+
+    fn request<'a>(&'a mut self, length: usize, context: &'a DraftContext) -> DraftRequest<'a> {
+        DraftRequest {
+            id: self.id,
+            tokens: &self.tokens,
+            length,
+            model_length: length,
+            nodes: length,
+            width: 1,
+            min_score: 0.0,
+            is_fixed: false,
+            staged: Vec::new(),
+            position: self.tokens.len(),
+            sampler: &mut self.sampler,
+            acceptance: Acceptance::Coupled,
+            context,
+        }
+    }
+
+    fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.sampler.push(token);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        let dropped = self.tokens.len() - len;
+        self.sampler.truncate(self.sampler.output_len() - dropped);
+        self.tokens.truncate(len);
+    }
+}
+
+/// Drafts for all texts in one round.
+fn propose(drafter: &mut DraftModel, texts: &mut [Text]) -> Result<Vec<Draft>> {
+    let context = DraftContext::default();
+    let lens: Vec<usize> = texts.iter().map(|text| text.sampler.output_len()).collect();
+    let mut requests: Vec<_> = (texts.iter_mut())
+        .map(|text| text.request(text.length, &context))
+        .collect();
+    let drafts = drafter.propose(&mut requests);
+    drop(requests);
+    let all = texts.iter_mut().zip(lens);
+    all.for_each(|(text, len)| text.sampler.truncate(len));
+    drafts
+}
+
+/// The draft for one text, token by token: each in a round of its own.
+fn by_single_steps(drafter: &mut DraftModel, text: &mut Text) -> Vec<u32> {
+    let (context, len, length) = (DraftContext::default(), text.tokens.len(), text.length);
+    for _ in 0..length {
+        let output = text.sampler.output_len();
+        let draft = drafter.propose(&mut [text.request(1, &context)]).unwrap();
+        text.sampler.truncate(output);
+        text.push(draft[0].tokens[0]);
+    }
+    let draft = text.tokens[len..].to_vec();
+    text.truncate(len);
+    draft
+}
+
+/// Texts of different lengths, with drafts of different lengths: greedy, sampled with and without filters, with a bias.
+fn texts() -> Vec<Text> {
+    let params = |seed, temperature| SamplingParams {
+        seed,
+        temperature,
+        ..SamplingParams::default()
+    };
+    let kinds = [
+        (params(1, 0.0), 3, 2),
+        (params(2, 0.9), 40, 5),
+        (
+            SamplingParams {
+                top_k: 20,
+                min_p: 0.01,
+                ..params(3, 1.0)
+            },
+            21,
+            3,
+        ),
+        (
+            SamplingParams {
+                top_p: 0.8,
+                logit_bias: vec![(7, 3.0), (9, -100.0)],
+                ..params(4, 1.2)
+            },
+            12,
+            5,
+        ),
+        (params(5, 0.0), 30, 1),
+    ];
+    let numbered = (0..).zip(kinds);
+    let texts =
+        numbered.map(|(id, (params, prompt, length))| Text::new(id, params, prompt, length));
+    texts.collect()
+}
+
+fn drafter(model: Box<dyn Model>) -> DraftModel {
+    DraftModel::new(model, BLOCKS, BLOCK_SIZE, CHUNK).unwrap()
+}
+
+/// Ends a drafter that must hold nothing.
+fn assert_empty(drafter: &mut DraftModel, texts: &[Text]) {
+    texts.iter().for_each(|text| drafter.forget(text.id));
+    assert_eq!(drafter.check_invariants(), Ok(()));
+    let pool = drafter.pool().unwrap();
+    assert_eq!(pool.usage(), 0.0);
+}
+
+/// A round of one text is a copy of all inputs, one of all parameters, and for each token a launch that puts its inputs into
+/// their places, a graph, and the two launches that draw it; then the host waits once.
+#[test]
+fn the_host_waits_once_a_round() {
+    const LENGTH: usize = 5;
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let mut drafter = drafter(model(&source, &gpu, Some(DType::BF16), 3));
+    for temperature in [0.0, 1.0] {
+        let params = SamplingParams {
+            temperature,
+            ..SamplingParams::default()
+        };
+        let mut texts = [Text::new(0, params, 9, LENGTH)];
+        for round in 0..6 {
+            let (drafts, counts) = Counts::of(|| propose(&mut drafter, &mut texts).unwrap());
+            assert_eq!(drafts[0].tokens.len(), LENGTH);
+            // The first rounds load kernels and record graphs.
+            let length = LENGTH as c_long;
+            let want = Counts {
+                waits: 1,
+                copies: 3,
+                kernels: 3 * length,
+                graphs: length,
+            };
+            if let Some(counts) = counts.filter(|_| round >= 3) {
+                assert_eq!(counts, want, "round {round}");
+            }
+            texts[0].push(round);
+        }
+        assert_empty(&mut drafter, &texts);
+    }
+}
+
+/// Also after rounds of which parts were rejected.
+#[test]
+fn drafts_of_a_batch_are_those_of_single_steps() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let one = || model(&source, &gpu, Some(DType::BF16), 3);
+    let (mut all, mut single) = (drafter(one()), drafter(one()));
+    let mut texts = texts();
+    let (longest, mut by_graphs) = (5, 0);
+    for round in 0..12 {
+        let want: Vec<_> = (texts.iter_mut())
+            .map(|text| by_single_steps(&mut single, text))
+            .collect();
+        let (drafts, counts) = Counts::of(|| propose(&mut all, &mut texts).unwrap());
+        for (draft, want) in drafts.iter().zip(&want) {
+            assert_eq!(draft.tokens, *want, "round {round}");
+        }
+        if let Some(counts) = counts {
+            assert_eq!(counts.waits, 1, "round {round}: {counts:?}");
+            // The first forward has more rows after a draft that was right to its end, and no graph at first. A bias costs
+            // two copies and a launch a token, a filter a launch, and after each of three drafts that end, a launch copies
+            // the tokens of the others.
+            if counts.graphs == longest {
+                by_graphs += 1;
+                let copies = 3 + 2 * longest;
+                assert!(counts.copies <= copies, "round {round}: {counts:?}");
+                assert!(
+                    counts.kernels <= 5 * longest + 3,
+                    "round {round}: {counts:?}"
+                );
+            }
+            assert!(round < 11 || by_graphs >= 3, "{by_graphs}");
+        }
+        for (i, (text, want)) in texts.iter_mut().zip(want).enumerate() {
+            let kept = (round + i) % (want.len() + 1);
+            want[..kept].iter().for_each(|&token| text.push(token));
+            text.push((round * 7 + i) as u32);
+        }
+    }
+    assert_empty(&mut all, &texts);
+}
+
+/// Penalties depend on the tokens, so the host reads each of them while such a draft goes on, and the others' with its last.
+#[test]
+fn only_penalties_wait_for_each_token() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let one = || model(&source, &gpu, Some(DType::BF16), 3);
+    let (mut all, mut single) = (drafter(one()), drafter(one()));
+    let penalty = SamplingParams {
+        temperature: 0.0,
+        repetition_penalty: 1.3,
+        ..SamplingParams::default()
+    };
+    let mut texts = [
+        Text::new(0, SamplingParams::default(), 9, 5),
+        Text::new(1, penalty, 14, 3),
+    ];
+    for round in 0..6 {
+        let want: Vec<_> = (texts.iter_mut())
+            .map(|text| by_single_steps(&mut single, text))
+            .collect();
+        let (drafts, counts) = Counts::of(|| propose(&mut all, &mut texts).unwrap());
+        for (draft, want) in drafts.iter().zip(&want) {
+            assert_eq!(draft.tokens, *want, "round {round}");
+        }
+        if let Some(counts) = counts {
+            assert_eq!(counts.waits, 3, "round {round}: {counts:?}");
+        }
+        for (text, want) in texts.iter_mut().zip(want) {
+            text.push(want[0]);
+        }
+    }
+    assert_empty(&mut all, &texts);
+}
+
+/// A model whose draws fail now and then.
+struct Failing {
+    model: Box<dyn Model>,
+    draws: Arc<AtomicUsize>,
+}
+
+/// Every so many draws.
+const FAILS: usize = 7;
+
+impl Model for Failing {
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        self.model.kv_shape()
+    }
+
+    fn device(&self) -> &Device {
+        self.model.device()
+    }
+
+    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
+        self.model.forward(batch, kv)
+    }
+
+    fn forward_chain(
+        &mut self,
+        batches: &mut [Batch],
+        kv: &mut KvStore,
+        draw: &mut Draw<'_>,
+    ) -> Result<ForwardOutput> {
+        let draws = &self.draws;
+        self.model.forward_chain(batches, kv, &mut |output, place| {
+            let count = draws.fetch_add(1, Ordering::Relaxed) + 1;
+            match count.is_multiple_of(FAILS) {
+                true => Err(Error::internal("a draw failed")),
+                false => draw(output, place),
+            }
+        })
+    }
+}
+
+/// A failure in the middle of a round costs the drafts of the round, and nothing else.
+#[test]
+fn a_round_that_fails_leaves_nothing() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let source = shape(folder.path(), "llama", 64, &[]);
+    let one = || model(&source, &gpu, Some(DType::BF16), 5);
+    let draws = Arc::new(AtomicUsize::new(0));
+    let failing = || {
+        let (model, draws) = (one(), draws.clone());
+        Box::new(Failing { model, draws })
+    };
+    let (mut all, mut single) = (drafter(failing()), drafter(one()));
+    let mut texts = texts();
+    let mut failures = 0;
+    for round in 0..12 {
+        let want = by_single_steps(&mut single, &mut texts[1]);
+        match propose(&mut all, &mut texts) {
+            Ok(drafts) => assert_eq!(drafts[1].tokens, want, "round {round}"),
+            Err(error) => {
+                assert!(error.to_string().contains("a draw failed"), "{error}");
+                failures += 1;
+                assert_empty(&mut all, &texts);
+            }
+        }
+        texts[1].push(want[0]);
+    }
+    assert!((2..12).contains(&failures), "{failures}");
+
+    // The engine goes on, and its texts are those without drafts.
+    let plain = start_with(one(), None, chains(0), BudgetMode::Fixed);
+    let spec = chains(4);
+    let drafting: Box<dyn Drafter> = Box::new(drafter(failing()));
+    let engine = start_with(one(), Some(drafting), spec, BudgetMode::Fixed);
+    let before = draws.load(Ordering::Relaxed);
+    for request in seeded() {
+        let (want, got) = (run(&plain, request.clone()), run(&engine, request));
+        assert_eq!(got.ids(), want.ids());
+        assert!(got.spec.accepted > 0, "{:?}", got.spec);
+    }
+    assert!(draws.load(Ordering::Relaxed) - before > 2 * FAILS);
+    assert_idle(&plain);
+    assert_idle(&engine);
+}
