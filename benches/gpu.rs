@@ -15,7 +15,9 @@ use candle_core::cuda_backend::cudarc::driver::Profiler;
 use candle_core::{DType, Device, Tensor};
 use foretoken::kernels;
 use foretoken::kernels::quant::{BlockType, DeviceQuantMatrix};
-use foretoken::kernels::sample::{self, NO_TOKEN, TokenChoice};
+use foretoken::kernels::sample::{
+    self, Draws, LogitsParams, NO_TOKEN, ProcessedLogits, TokenChoice,
+};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, LoadFormat, LoadOptions, LoadedModel, ModelSource, inspect, load};
 use foretoken::sampling::SamplingParams;
@@ -100,6 +102,16 @@ fn main() {
             drafted[1].whole,
             drafted[0].whole / verified[0].whole,
             draft.bytes as f64 / bandwidth * 1e3 / drafted[0].whole,
+        );
+        let [alone, together] = draft.chains(k);
+        println!(
+            "{k} draft steps: {:.3} with a wait each; without waits {:.3}, launched after {:.3}; \
+             with inputs sent and tokens read together {:.3}, launched after {:.3}",
+            k as f64 * drafted[0].whole,
+            alone.whole,
+            alone.launched,
+            together.whole,
+            together.launched
         );
         let round = round(&mut target, &mut draft, k);
         let parts = k as f64 * round.draft + round.verification;
@@ -303,6 +315,64 @@ impl Loaded {
         median(times.collect())
     }
 
+    /// Medians of the times of `k` steps of one row, of which each takes the token of the one before it. No step waits for the
+    /// host. Inputs are sent and tokens are read step by step in the first result, and together in the second.
+    fn chains(&mut self, k: usize) -> [Step; 2] {
+        let mut times = [Vec::new(), Vec::new()];
+        for turn in 0..REPEAT + 3 {
+            let both = [self.chain_step_by_step(k), self.chain(k)];
+            if turn >= 3 {
+                let all = times.iter_mut().zip(both);
+                all.for_each(|(times, step)| times.push(step));
+            }
+        }
+        times.map(|times| medians(&times))
+    }
+
+    /// The batch of step `at` of a chain, and how its token is drawn.
+    fn chain_step(&self, at: usize) -> (Batch, Vec<LogitsParams>) {
+        let mut batch = Batch::default();
+        batch.push_span(&[100], &[], self.context + at, &self.table, BLOCK_SIZE);
+        batch.logits = vec![0];
+        (batch, greedy(1))
+    }
+
+    fn chain_step_by_step(&mut self, k: usize) -> Step {
+        let (started, mut drawn) = (Instant::now(), Vec::<ProcessedLogits>::new());
+        for at in 0..k {
+            let (mut batch, params) = self.chain_step(at);
+            batch.drawn = drawn.last().map(|last| last.ids().clone());
+            let output = self.model.forward(&batch, &mut self.kv);
+            let logits = output.expect("the forward works").logits;
+            let one = sample::process_logits(&logits, params, Vec::new(), 1);
+            drawn.push(one.expect("sampling works"));
+        }
+        let launched = milliseconds(started);
+        for one in drawn {
+            let tokens = one.read().expect("sampling works");
+            assert!(tokens.token(0) != NO_TOKEN);
+        }
+        let whole = milliseconds(started);
+        Step { launched, whole }
+    }
+
+    fn chain(&mut self, k: usize) -> Step {
+        let started = Instant::now();
+        let (mut batches, params): (Vec<_>, Vec<_>) = (0..k).map(|at| self.chain_step(at)).unzip();
+        let device = self.model.device().clone();
+        let mut draws = Draws::new(params, 1, &device).expect("sampling works");
+        let ran = (self.model).forward_chain(&mut batches, &mut self.kv, &mut |output, place| {
+            let drawn = draws.draw(&output.logits, Vec::new(), place)?;
+            Ok(drawn.ids().clone())
+        });
+        ran.expect("the forwards work");
+        let launched = milliseconds(started);
+        let tokens = draws.read().expect("sampling works");
+        assert!(tokens.iter().all(|one| one.token(0) != NO_TOKEN));
+        let whole = milliseconds(started);
+        Step { launched, whole }
+    }
+
     /// Medians of the times of steps, one per number of rows.
     fn steps(&mut self, rows: &[usize]) -> Vec<Step> {
         let mut times = vec![Vec::new(); rows.len()];
@@ -315,11 +385,7 @@ impl Loaded {
                 }
             }
         }
-        let medians = times.into_iter().map(|times: Vec<Step>| Step {
-            launched: median(times.iter().map(|step| step.launched).collect()),
-            whole: median(times.iter().map(|step| step.whole).collect()),
-        });
-        medians.collect()
+        times.iter().map(|times| medians(times)).collect()
     }
 }
 
@@ -330,17 +396,27 @@ struct Step {
     whole: f64,
 }
 
-/// Chooses the greedy tokens of `logits` and copies them to the host, as the end of a step that began at `started`.
-fn choose(logits: &Tensor, started: Instant) -> Step {
+fn medians(times: &[Step]) -> Step {
+    Step {
+        launched: median(times.iter().map(|step| step.launched).collect()),
+        whole: median(times.iter().map(|step| step.whole).collect()),
+    }
+}
+
+/// How the greedy tokens of `rows` rows of logits are drawn.
+fn greedy(rows: usize) -> Vec<LogitsParams> {
     let greedy = SamplingParams {
         temperature: 0.,
         ..SamplingParams::default()
     };
+    let of_row = |row| logits_params(row, &greedy, TokenChoice::GumbelMax(0));
+    (0..rows as u32).map(of_row).collect()
+}
+
+/// Chooses the greedy tokens of `logits` and copies them to the host, as the end of a step that began at `started`.
+fn choose(logits: &Tensor, started: Instant) -> Step {
     let rows = logits.dim(0).expect("logits have rows");
-    let params = (0..rows as u32)
-        .map(|row| logits_params(row, &greedy, TokenChoice::GumbelMax(0)))
-        .collect();
-    let processed = sample::process_logits(logits, params, Vec::new(), 0);
+    let processed = sample::process_logits(logits, greedy(rows), Vec::new(), 0);
     let processed = processed.expect("sampling works");
     let launched = milliseconds(started);
     let tokens = processed.read().expect("sampling works");

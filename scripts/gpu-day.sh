@@ -41,7 +41,7 @@ parts="\
 build      1500  60 the program, the bench and the tests
 check        90  10 what this machine is, and whether the program finds its GPU
 tests       300  60 the tests of the GPU
-steps-bf16  180  30 floors and steps of 3B and 1B in bf16
+steps-bf16  180  30 floors, steps and chains of draft steps of 3B and 1B in bf16
 steps-4bit  420  30 the same with quantized weights
 streams     420  60 throughput of 1 to 128 streams, plain, with tables, with a draft model, batch-invariant
 profile     180  30 steps of 3B and 1B by kernel
