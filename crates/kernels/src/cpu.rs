@@ -40,6 +40,10 @@ pub struct Dotprod(Neon);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct I8mm(Dotprod);
 
+/// Proof that this CPU has the products of bf16 of ARMv8.6, and everything that [`I8mm`] proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NeonBf16(I8mm);
+
 impl Neon {
     fn detect() -> Option<Self> {
         #[cfg(target_arch = "aarch64")]
@@ -65,6 +69,16 @@ impl I8mm {
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("i8mm") {
             return Dotprod::detect().map(Self);
+        }
+        None
+    }
+}
+
+impl NeonBf16 {
+    fn detect() -> Option<Self> {
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("bf16") {
+            return I8mm::detect().map(Self);
         }
         None
     }
@@ -194,6 +208,8 @@ pub enum Isa {
     Dotprod(Dotprod),
     /// Matrix products of bytes (ARMv8.6), in addition to the above.
     I8mm(I8mm),
+    /// Products of bf16 (ARMv8.6), in addition to the above.
+    NeonBf16(NeonBf16),
 }
 
 /// The environment variable that overrides the choice, for tests and comparisons. Its value is one of
@@ -202,7 +218,7 @@ pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
     /// The names that [`VARIABLE`] accepts, from slowest to fastest: those of x86-64, then those of 64-bit ARM.
-    pub const NAMES: [&'static str; 10] = [
+    pub const NAMES: [&'static str; 11] = [
         "portable",
         "avx2",
         "avxvnni",
@@ -213,6 +229,7 @@ impl Isa {
         "neon",
         "dotprod",
         "i8mm",
+        "neonbf16",
     ];
 
     /// The instruction set called `name`, if it exists and this CPU has it.
@@ -228,6 +245,7 @@ impl Isa {
             "neon" => Neon::detect().map(Self::Neon),
             "dotprod" => Dotprod::detect().map(Self::Dotprod),
             "i8mm" => I8mm::detect().map(Self::I8mm),
+            "neonbf16" => NeonBf16::detect().map(Self::NeonBf16),
             _ => None,
         }
     }
@@ -250,6 +268,7 @@ impl Isa {
             Self::Neon(_) => Self::NAMES[7],
             Self::Dotprod(_) => Self::NAMES[8],
             Self::I8mm(_) => Self::NAMES[9],
+            Self::NeonBf16(_) => Self::NAMES[10],
         }
     }
 
@@ -305,6 +324,14 @@ impl Isa {
     pub fn i8mm(self) -> Option<I8mm> {
         match self {
             Self::I8mm(proof) => Some(proof),
+            _ => self.neon_bf16().map(|NeonBf16(proof)| proof),
+        }
+    }
+
+    /// The proof that this CPU has the products of bf16 of ARMv8.6, if this instruction set includes it.
+    pub fn neon_bf16(self) -> Option<NeonBf16> {
+        match self {
+            Self::NeonBf16(proof) => Some(proof),
             _ => None,
         }
     }

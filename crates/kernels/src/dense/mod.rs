@@ -4,7 +4,7 @@
 //! so that one pass reads memory from front to back. Each result is one chain of fused multiply-adds in
 //! f32, over inputs 0, 1, 2 and so on. Every pass (of any instruction set, with 1 row or 500) computes
 //! exactly that chain, so all give the same bits. They only differ in how many chains run side by side,
-//! and in when a partial sum is stored in memory. With weights of FP8 there is a chain for each [`BLOCK`] of inputs with
+//! and in when a partial sum is stored in memory. With weights of FP8 there is a chain for each `BLOCK` of inputs with
 //! one scale, and one of these chains times their scales.
 //!
 //! Why not candle's own kernels: those for one row, for few results and for many rows add in different

@@ -45,7 +45,7 @@ impl DenseMatrix {
     /// the inputs as they are, and the sum with the scale.
     ///
     /// # Errors
-    /// If [`Float8::check`] finds one.
+    /// If `Float8::check` finds one.
     pub fn of_float8(weight: &Float8<'_>) -> Result<Self> {
         weight.check()?;
         let ((outputs, inputs), run) = (weight.shape, weight.block.1);

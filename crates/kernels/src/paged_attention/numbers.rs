@@ -1,5 +1,5 @@
 //! How numbers are multiplied: as f32 or, for pools in bf16, as pairs of bf16, of which AVX512-BF16 multiplies two
-//! where f32 has one product. AMX has an order of its own (`tiles.rs`).
+//! where f32 has one product, and ARMv8.6 one, but without unpacking them. AMX has an order of its own (`tiles.rs`).
 //!
 //! With pairs, queries and softmax weights are rounded to bf16 as well. A sum takes the second product of a pair,
 //! then the first, each by a fused multiply-add, as `vdpbf16ps` does by Intel's manual and on Zen 4
@@ -23,12 +23,10 @@ pub(super) trait Number {
         head_dim.div_ceil(Self::COUNT).next_multiple_of(LANES)
     }
 
-    /// Vectors of sums that registers have room for. Pairs need others for both of their numbers, unless there are
-    /// plenty.
+    /// Vectors of sums that registers have room for.
     fn sums<S: Simd>() -> usize {
-        const PLENTY: usize = 12;
-        if Self::COUNT > 1 && S::SUMS < PLENTY {
-            S::SUMS / 2
+        if Self::COUNT > 1 {
+            S::PAIR_SUMS
         } else {
             S::SUMS
         }

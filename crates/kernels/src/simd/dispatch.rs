@@ -1,5 +1,7 @@
 //! The choice of an instruction set.
 
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::vector::{Loop, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
@@ -23,8 +25,14 @@ pub(crate) fn run<L: Loop>(isa: Isa, work: L) -> L::Output {
         }
     }
     #[cfg(target_arch = "aarch64")]
-    if let Some(neon) = isa.neon() {
-        return work.run(neon);
+    {
+        if let Some(bf16) = isa.neon_bf16() {
+            // SAFETY: `bf16` proves that the CPU has the instructions.
+            return unsafe { neon::run_bf16(bf16, work) };
+        }
+        if let Some(neon) = isa.neon() {
+            return work.run(neon);
+        }
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = isa;

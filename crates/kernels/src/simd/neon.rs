@@ -1,7 +1,7 @@
-//! [`Simd`] with NEON: a vector is four registers.
+//! [`Simd`] with NEON, and with ARMv8.6's instructions for bf16: a vector is four registers.
 
-use super::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Simd, UPPER};
-use crate::cpu::Neon;
+use super::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER};
+use crate::cpu::{Neon, NeonBf16};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 
@@ -12,7 +12,7 @@ pub(crate) struct Quads([float32x4_t; 4]);
 /// `f` of each register.
 macro_rules! quads {
     ($i:ident => $value:expr) => {{
-        // SAFETY: `Neon` proves that the CPU has the instructions, none of which reads or writes memory.
+        // SAFETY: `Pairs` proves that the CPU has the instructions, none of which reads or writes memory.
         unsafe {
             let mut out = [vdupq_n_f32(0.0); 4];
             for ($i, out) in out.iter_mut().enumerate() {
@@ -23,10 +23,108 @@ macro_rules! quads {
     }};
 }
 
-impl Simd for Neon {
+/// A proof that the CPU has NEON, and what differs between such CPUs.
+pub(crate) trait Pairs: Copy {
+    /// [`Simd::PAIR_SUMS`].
+    const PAIR_SUMS: usize;
+
+    /// [`Simd::dot_pairs`].
+    fn dot(self, a: Quads, b: Quads, c: Quads) -> Quads;
+
+    /// Eight numbers rounded to bf16: [`Simd::store_bf16`].
+    fn round(self, x: [float32x4_t; 2]) -> uint16x8_t;
+}
+
+impl Pairs for Neon {
+    const PAIR_SUMS: usize = 3;
+
+    #[inline(always)]
+    fn dot(self, a: Quads, b: Quads, c: Quads) -> Quads {
+        let second = self.fma(self.second(a), self.second(b), c);
+        self.fma(self.first(a), self.first(b), second)
+    }
+
+    #[inline(always)]
+    fn round(self, x: [float32x4_t; 2]) -> uint16x8_t {
+        // SAFETY: `self` proves that the CPU has NEON.
+        unsafe {
+            let mut rounded = [vreinterpretq_u32_f32(x[0]), vreinterpretq_u32_f32(x[1])];
+            for x in &mut rounded {
+                let odd = vandq_u32(vshrq_n_u32::<16>(*x), vdupq_n_u32(1));
+                *x = vaddq_u32(*x, vaddq_u32(odd, vdupq_n_u32(BELOW_HALF)));
+            }
+            vshrn_high_n_u32::<16>(vshrn_n_u32::<16>(rounded[0]), rounded[1])
+        }
+    }
+}
+
+/// Runs `work` with the instructions for bf16.
+#[target_feature(enable = "neon,bf16")]
+pub(super) fn run_bf16<L: Loop>(s: NeonBf16, work: L) -> L::Output {
+    work.run(s)
+}
+
+/// The intrinsics for it are not stable.
+impl Pairs for NeonBf16 {
+    const PAIR_SUMS: usize = 6;
+
+    /// Each instruction rounds once, as a fused multiply-add of f32. (`bfdot` and `bfmmla` round sums on the way to odd: these
+    /// would be other bits.)
+    #[inline(always)]
+    fn dot(self, Quads(a): Quads, Quads(b): Quads, Quads(c): Quads) -> Quads {
+        let [mut c0, mut c1, mut c2, mut c3] = c;
+        // SAFETY: `self` proves that the CPU has the instructions.
+        unsafe {
+            std::arch::asm!(
+                "bfmlalt {c0:v}.4s, {a0:v}.8h, {b0:v}.8h",
+                "bfmlalt {c1:v}.4s, {a1:v}.8h, {b1:v}.8h",
+                "bfmlalt {c2:v}.4s, {a2:v}.8h, {b2:v}.8h",
+                "bfmlalt {c3:v}.4s, {a3:v}.8h, {b3:v}.8h",
+                "bfmlalb {c0:v}.4s, {a0:v}.8h, {b0:v}.8h",
+                "bfmlalb {c1:v}.4s, {a1:v}.8h, {b1:v}.8h",
+                "bfmlalb {c2:v}.4s, {a2:v}.8h, {b2:v}.8h",
+                "bfmlalb {c3:v}.4s, {a3:v}.8h, {b3:v}.8h",
+                a0 = in(vreg) a[0],
+                a1 = in(vreg) a[1],
+                a2 = in(vreg) a[2],
+                a3 = in(vreg) a[3],
+                b0 = in(vreg) b[0],
+                b1 = in(vreg) b[1],
+                b2 = in(vreg) b[2],
+                b3 = in(vreg) b[3],
+                c0 = inout(vreg) c0,
+                c1 = inout(vreg) c1,
+                c2 = inout(vreg) c2,
+                c3 = inout(vreg) c3,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        Quads([c0, c1, c2, c3])
+    }
+
+    #[inline(always)]
+    fn round(self, [low, high]: [float32x4_t; 2]) -> uint16x8_t {
+        let rounded: uint16x8_t;
+        // SAFETY: `self` proves that the CPU has the instructions.
+        unsafe {
+            std::arch::asm!(
+                "bfcvtn {rounded:v}.4h, {low:v}.4s",
+                "bfcvtn2 {rounded:v}.8h, {high:v}.4s",
+                low = in(vreg) low,
+                high = in(vreg) high,
+                rounded = out(vreg) rounded,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        rounded
+    }
+}
+
+impl<P: Pairs> Simd for P {
     type Vector = Quads;
     /// Of eight vectors in 32 registers.
     const SUMS: usize = 6;
+    const PAIR_SUMS: usize = <P as Pairs>::PAIR_SUMS;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Quads {
@@ -208,15 +306,15 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(self, to: *mut bf16, x: Quads) {
-        for (i, x) in x.0.into_iter().enumerate() {
+    fn dot_pairs(self, a: Quads, b: Quads, c: Quads) -> Quads {
+        self.dot(a, b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, Quads([a, b, c, d]): Quads) {
+        for (i, x) in [[a, b], [c, d]].into_iter().enumerate() {
             // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 halves can be written.
-            unsafe {
-                let x = vreinterpretq_u32_f32(x);
-                let odd = vandq_u32(vshrq_n_u32::<16>(x), vdupq_n_u32(1));
-                let rounded = vaddq_u32(x, vaddq_u32(odd, vdupq_n_u32(BELOW_HALF)));
-                vst1_u16(to.add(4 * i).cast(), vshrn_n_u32::<16>(rounded));
-            }
+            unsafe { vst1q_u16(to.add(8 * i).cast(), self.round(x)) };
         }
     }
 

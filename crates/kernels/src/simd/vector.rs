@@ -21,6 +21,9 @@ pub(crate) trait Simd: Copy {
     type Vector: Copy;
     /// How many sums stay in registers while two more vectors are used.
     const SUMS: usize;
+    /// As [`SUMS`](Self::SUMS), of [`dot_pairs`](Self::dot_pairs), which needs other registers for both numbers of the pairs
+    /// where no instruction multiplies them as they are.
+    const PAIR_SUMS: usize = Self::SUMS / 2;
 
     fn splat(self, x: f32) -> Self::Vector;
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;

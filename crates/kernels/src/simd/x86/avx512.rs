@@ -15,6 +15,8 @@ macro_rules! avx512 {
         impl Simd for $type {
             type Vector = __m512;
             const SUMS: usize = 24;
+            // There are plenty of registers.
+            const PAIR_SUMS: usize = 24;
 
             on_registers! {
                 add(a, b) => _mm512_add_ps(a, b);
