@@ -30,6 +30,7 @@ use crate::text::Text;
 use load::Loaded;
 use std::sync::Arc;
 
+pub use decode::cpu_bandwidth;
 pub use memory::free_memory;
 
 /// Builds the server's state: the models that answer requests, and the options with which they do so.

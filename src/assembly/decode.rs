@@ -1,5 +1,6 @@
-//! Estimates of the speed of plain decoding, for `check`.
+//! Estimates of the speed of plain decoding, for `check` and for the choice of a model.
 
+use crate::config::LoadFlags;
 use crate::gpus::Gpu;
 use crate::kernels;
 use crate::model::{Inventory, LayerSpec, LoadedModel, TensorEntry};
@@ -14,6 +15,15 @@ const GPU_LAYER_SECONDS: f64 = 17e-6;
 const GPU_UNPACKING_SECONDS: f64 = 0.32e-12;
 /// The share of a GPU's bandwidth that the reading of weights reaches.
 const GPU_SHARE: f64 = 0.8;
+
+/// Bytes a second that the CPU reads from memory, measured now with the threads of the flags; nothing if a GPU computes.
+pub fn cpu_bandwidth(flags: &LoadFlags) -> Option<f64> {
+    let device = kernels::device(&flags.device).ok()?;
+    if let Some(threads) = flags.threads {
+        kernels::set_threads(threads);
+    }
+    device.is_cpu().then(kernels::read_bandwidth)
+}
 
 /// An estimate of the speed of plain decoding: each token reads the weights once.
 #[derive(Debug, Serialize)]

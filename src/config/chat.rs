@@ -1,7 +1,7 @@
 //! The flags of `foretoken chat`: with a URL, only those of a client.
 
 use super::flags::{Cli, CommonOptions, LogFormat};
-use super::{Config, refuse_learning};
+use super::{Config, LoadFlags, refuse_learning};
 use crate::chat::Endpoint;
 use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
@@ -42,6 +42,11 @@ impl UnnamedModel {
     /// The form of the lines on stderr.
     pub fn log_format(&self) -> LogFormat {
         self.0.log_format
+    }
+
+    /// How it will be loaded.
+    pub fn load_options(&self) -> &LoadFlags {
+        &self.0.load
     }
 }
 

@@ -1,6 +1,6 @@
 //! `foretoken chat MODEL`: a server for one conversation, in the same process.
 
-use crate::choose::{self, Choice};
+use crate::choose::{self, Choice, Machine};
 use crate::serve;
 use foretoken::assembly;
 use foretoken::assembly::defaults;
@@ -25,7 +25,11 @@ pub fn run_unnamed(unnamed: &UnnamedModel, options: &chat::ChatOptions) -> Resul
     let is_typed = io::stdin().is_terminal() && io::stderr().is_terminal();
     let choice = if is_typed {
         let (mut typed, mut shown) = (io::stdin().lock(), io::stderr().lock());
-        let chosen = choose::model(assembly::free_memory(), &mut typed, &mut shown);
+        let machine = Machine {
+            memory: assembly::free_memory(),
+            bandwidth: assembly::cpu_bandwidth(unnamed.load_options()),
+        };
+        let chosen = choose::model(machine, &mut typed, &mut shown);
         chosen.map_err(|e| Error::setup(format!("cannot ask for a model: {e}")))?
     } else {
         Choice::Demonstration

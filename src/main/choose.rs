@@ -10,6 +10,15 @@ const BESIDE: u64 = 512 << 20;
 /// Maximum number of bytes of a line that is read.
 const MAX_LINE: u64 = 4096;
 
+/// What decides which models are offered, and what is said of them.
+#[derive(Clone, Copy)]
+pub struct Machine {
+    /// Bytes that a model may take.
+    pub memory: u64,
+    /// Bytes of weights that are read in a second, if that is known.
+    pub bandwidth: Option<f64>,
+}
+
 /// The answer of somebody who was asked for a model.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -25,6 +34,7 @@ pub enum Choice {
 struct Offer {
     name: String,
     size: String,
+    speed: String,
     note: String,
     choice: Choice,
 }
@@ -34,29 +44,39 @@ impl Offer {
         Self {
             name: name.into(),
             size: String::new(),
+            speed: String::new(),
             note: "part of this program: short stories, at once".into(),
             choice: Choice::Demonstration,
         }
     }
 
-    /// A model of the list; it `is_here` if it need not be downloaded.
-    fn listed(model: &KnownModel, is_here: bool) -> Self {
+    /// A model of the list; it `is_here` if it need not be downloaded. Each token reads all of its weights.
+    fn listed(model: &KnownModel, bandwidth: Option<f64>, is_here: bool) -> Self {
+        let speed = bandwidth.map_or(String::new(), |bandwidth| {
+            let speed = bandwidth / model.bytes as f64;
+            format!("{speed:.*} tokens/s", usize::from(speed < 10.))
+        });
         let here = if is_here { "; downloaded already" } else { "" };
         Self {
             name: model.name.clone(),
             size: format!("{:.1} GB", model.bytes as f64 / 1e9),
+            speed,
             note: format!("{} ({}){here}", model.good_for, model.licence),
             choice: Choice::Named(model.name.clone()),
         }
     }
 }
 
-/// Asks on `output` which of the models that fit into `memory` bytes is meant, and reads answers from `input` until one
-/// can be understood.
+/// Asks on `output` which of the models that fit into the memory of `machine` is meant, and reads answers from `input` until
+/// one can be understood.
 ///
 /// # Errors
 /// What `input` and `output` fail with.
-pub fn model(memory: u64, input: &mut impl BufRead, output: &mut impl Write) -> io::Result<Choice> {
+pub fn model(
+    machine: Machine,
+    input: &mut impl BufRead,
+    output: &mut impl Write,
+) -> io::Result<Choice> {
     let is_here = |model: &KnownModel| {
         HubFile::of(&model.file).is_some_and(|file| file.cached(None).is_some())
     };
@@ -64,8 +84,10 @@ pub fn model(memory: u64, input: &mut impl BufRead, output: &mut impl Write) -> 
     let mut offers: Vec<Offer> = (demonstration.iter())
         .map(|model| Offer::demonstration(model.name))
         .collect();
-    let fitting = known::all().iter().filter(|model| fits(model, memory));
-    offers.extend(fitting.map(|model| Offer::listed(model, is_here(model))));
+    let fitting = known::all()
+        .iter()
+        .filter(|model| fits(model, machine.memory));
+    offers.extend(fitting.map(|model| Offer::listed(model, machine.bandwidth, is_here(model))));
     ask(offers, input, output)
 }
 
@@ -81,15 +103,30 @@ fn ask(
 ) -> io::Result<Choice> {
     let width = offers.iter().map(|offer| offer.name.len()).max();
     let width = width.unwrap_or(0);
-    writeln!(output, "Models that fit this machine:\n")?;
+    let speeds = offers.iter().map(|offer| offer.speed.len()).max();
+    let speeds = speeds.unwrap_or(0);
+    let estimated = if speeds == 0 {
+        ""
+    } else {
+        ", and about how fast they decode without drafts"
+    };
+    writeln!(output, "Models that fit this machine{estimated}:\n")?;
     for (i, offer) in offers.iter().enumerate() {
         let (
             number,
             Offer {
-                name, size, note, ..
+                name,
+                size,
+                speed,
+                note,
+                ..
             },
         ) = (i + 1, offer);
-        writeln!(output, "{number:>4}  {name:<width$}  {size:>7}  {note}")?;
+        write!(output, "{number:>4}  {name:<width$}  {size:>7}  ")?;
+        if speeds > 0 {
+            write!(output, "{speed:>speeds$}  ")?;
+        }
+        writeln!(output, "{note}")?;
     }
     writeln!(
         output,
@@ -126,8 +163,31 @@ mod tests {
     /// The choice of `typed` with so much `memory`, and what was shown.
     fn choose(memory: u64, typed: &str) -> (Choice, String) {
         let mut shown = Vec::new();
-        let choice = model(memory, &mut typed.as_bytes(), &mut shown).unwrap();
+        let machine = Machine {
+            memory,
+            bandwidth: None,
+        };
+        let choice = model(machine, &mut typed.as_bytes(), &mut shown).unwrap();
         (choice, String::from_utf8(shown).unwrap())
+    }
+
+    #[test]
+    fn a_known_bandwidth_gives_the_speed_of_each() {
+        let (_, shown) = choose(8 << 30, "1\n");
+        assert!(!shown.contains("tokens/s"), "{shown}");
+        let machine = Machine {
+            memory: 8 << 30,
+            bandwidth: Some(20e9),
+        };
+        let mut shown = Vec::new();
+        model(machine, &mut &b"1\n"[..], &mut shown).unwrap();
+        let shown = String::from_utf8(shown).unwrap();
+        let line = |name: &str| shown.lines().find(|line| line.contains(name)).unwrap();
+        assert!(line("qwen3:8b").contains(" 4.0 tokens/s "), "{shown}");
+        assert!(line("smollm2:135m").contains(" 138 tokens/s "), "{shown}");
+        // Columns are as wide as their widest entry.
+        let notes = ["llama3.1:8b", "smollm2:360m"].map(|name| line(name).find("tokens/s"));
+        assert_eq!(notes[0], notes[1], "{shown}");
     }
 
     #[test]
