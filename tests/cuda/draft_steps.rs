@@ -143,6 +143,21 @@ fn by_single_steps(drafter: &mut DraftModel, text: &mut Text) -> Vec<u32> {
     draft
 }
 
+/// A round of the first drafter, whose drafts are those of the second one by single steps. Returns them, and what the round
+/// asked for.
+fn round_as_single_steps(
+    [all, single]: [&mut DraftModel; 2],
+    texts: &mut [Text],
+) -> (Vec<Vec<u32>>, Option<Counts>) {
+    let want: Vec<_> = (texts.iter_mut())
+        .map(|text| by_single_steps(single, text))
+        .collect();
+    let (drafts, counts) = Counts::of(|| propose(all, texts).unwrap());
+    let drafts: Vec<_> = drafts.into_iter().map(|draft| draft.tokens).collect();
+    assert_eq!(drafts, want);
+    (drafts, counts)
+}
+
 /// Texts of different lengths, with drafts of different lengths: greedy, sampled with and without filters, with a bias.
 fn texts() -> Vec<Text> {
     let params = |seed, temperature| SamplingParams {
@@ -237,13 +252,7 @@ fn drafts_of_a_batch_are_those_of_single_steps() {
     let mut texts = texts();
     let (longest, mut by_graphs) = (5, 0);
     for round in 0..12 {
-        let want: Vec<_> = (texts.iter_mut())
-            .map(|text| by_single_steps(&mut single, text))
-            .collect();
-        let (drafts, counts) = Counts::of(|| propose(&mut all, &mut texts).unwrap());
-        for (draft, want) in drafts.iter().zip(&want) {
-            assert_eq!(draft.tokens, *want, "round {round}");
-        }
+        let (drafts, counts) = round_as_single_steps([&mut all, &mut single], &mut texts);
         if let Some(counts) = counts {
             assert_eq!(counts.waits, 1, "round {round}: {counts:?}");
             // The first forward has more rows after a draft that was right to its end, and no graph at first. A bias costs
@@ -260,9 +269,9 @@ fn drafts_of_a_batch_are_those_of_single_steps() {
             }
             assert!(round < 11 || by_graphs >= 3, "{by_graphs}");
         }
-        for (i, (text, want)) in texts.iter_mut().zip(want).enumerate() {
-            let kept = (round + i) % (want.len() + 1);
-            want[..kept].iter().for_each(|&token| text.push(token));
+        for (i, (text, draft)) in texts.iter_mut().zip(drafts).enumerate() {
+            let kept = (round + i) % (draft.len() + 1);
+            draft[..kept].iter().for_each(|&token| text.push(token));
             text.push((round * 7 + i) as u32);
         }
     }
@@ -287,18 +296,12 @@ fn only_penalties_wait_for_each_token() {
         Text::new(1, penalty, 14, 3),
     ];
     for round in 0..6 {
-        let want: Vec<_> = (texts.iter_mut())
-            .map(|text| by_single_steps(&mut single, text))
-            .collect();
-        let (drafts, counts) = Counts::of(|| propose(&mut all, &mut texts).unwrap());
-        for (draft, want) in drafts.iter().zip(&want) {
-            assert_eq!(draft.tokens, *want, "round {round}");
-        }
+        let (drafts, counts) = round_as_single_steps([&mut all, &mut single], &mut texts);
         if let Some(counts) = counts {
             assert_eq!(counts.waits, 3, "round {round}: {counts:?}");
         }
-        for (text, want) in texts.iter_mut().zip(want) {
-            text.push(want[0]);
+        for (text, draft) in texts.iter_mut().zip(drafts) {
+            text.push(draft[0]);
         }
     }
     assert_empty(&mut all, &texts);

@@ -1,6 +1,7 @@
 //! The prefix cache on disk: blocks of K and V, and recurrent states, leave a GPU and come back.
 
 use super::architectures::fixture;
+use super::kv_cache_dtype::options;
 use super::{BLOCK_SIZE, gpu, loaded};
 use crate::common::{PROMPT_WAIT, assert_idle, greedy, run};
 use candle_core::{DType, Device};
@@ -8,7 +9,7 @@ use foretoken::engine::{self, EngineOptions, EngineThread, Request};
 use foretoken::kernels::quant::BlockType;
 use foretoken::kernels::{KvMoves, StateShape, kv_move};
 use foretoken::kv::{KvCacheDtype, KvForm, KvHeads, KvShape, KvStore};
-use foretoken::model::{KeptState, LoadOptions, StateRows, StateStart};
+use foretoken::model::{KeptState, StateRows, StateStart};
 use foretoken::spec::{BudgetMode, DraftContext, DraftModel};
 
 const NUM_BLOCKS: usize = 5;
@@ -127,13 +128,7 @@ fn a_prompt_is_computed_once_by_two_processes() {
         let Some(source) = fixture(folder.path(), &format!("architectures/{name}"), 64) else {
             return;
         };
-        let options = LoadOptions {
-            dtype: Some(DType::BF16),
-            device: gpu.clone(),
-            seed: 3,
-            kv_cache_dtype,
-            ..LoadOptions::default()
-        };
+        let options = options(&gpu, DType::BF16, kv_cache_dtype);
         let is_recurrent = name == "qwen3_5";
         let disk = tempfile::tempdir().unwrap();
         let ask = |length: u32| {

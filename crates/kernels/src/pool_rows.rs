@@ -30,11 +30,8 @@ impl PoolRows<'_> {
 /// If a pool has no such rows, another dtype or layout, or the device fails.
 pub fn read_pool_rows(parts: &[PoolRows<'_>]) -> Result<Vec<u8>> {
     #[cfg(feature = "cuda")]
-    if parts
-        .first()
-        .is_some_and(|part| part.pool.device().is_cuda())
-    {
-        return device::read(parts);
+    if let Some(Device::Cuda(gpu)) = parts.first().map(|part| part.pool.device()) {
+        return device::read(gpu, parts);
     }
     let mut bytes = Vec::with_capacity(parts.iter().map(PoolRows::bytes).sum());
     for part in parts {
@@ -57,11 +54,8 @@ pub fn write_pool_rows(parts: &[PoolRows<'_>], bytes: &[u8]) -> Result<()> {
         );
     }
     #[cfg(feature = "cuda")]
-    if parts
-        .first()
-        .is_some_and(|part| part.pool.device().is_cuda())
-    {
-        return device::write(parts, bytes);
+    if let Some(Device::Cuda(gpu)) = parts.first().map(|part| part.pool.device()) {
+        return device::write(gpu, parts, bytes);
     }
     let mut rest = bytes;
     for part in parts {

@@ -7,13 +7,11 @@ use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, result};
 use candle_core::{CudaDevice, DType, Result};
 
 /// See [`read_pool_rows`](super::read_pool_rows).
-pub fn read(parts: &[PoolRows<'_>]) -> Result<Vec<u8>> {
-    let Some((device, memory)) = memory_of(parts)? else {
-        return Ok(Vec::new());
-    };
-    let stream = device.cuda_stream();
+pub fn read(device: &CudaDevice, parts: &[PoolRows<'_>]) -> Result<Vec<u8>> {
+    let (stream, memory) = (device.cuda_stream(), memory_of(device, parts)?);
+    let length = memory.iter().map(|&(_, bytes)| bytes).sum();
     // SAFETY: the copies below write all of it before it is read.
-    let gathered = unsafe { device.alloc::<u8>(length(&memory))? };
+    let gathered = unsafe { device.alloc::<u8>(length)? };
     let mut to = gathered.device_ptr(&stream).0;
     for &(from, bytes) in &memory {
         copy(to, from, bytes, &stream)?;
@@ -22,15 +20,9 @@ pub fn read(parts: &[PoolRows<'_>]) -> Result<Vec<u8>> {
     device.clone_dtoh(&gathered)
 }
 
-/// See [`write_pool_rows`](super::write_pool_rows).
-pub fn write(parts: &[PoolRows<'_>], bytes: &[u8]) -> Result<()> {
-    let Some((device, memory)) = memory_of(parts)? else {
-        return Ok(());
-    };
-    if bytes.len() != length(&memory) {
-        candle_core::bail!("{} bytes for {} of pools", bytes.len(), length(&memory));
-    }
-    let stream = device.cuda_stream();
+/// See [`write_pool_rows`](super::write_pool_rows), which has checked the number of bytes.
+pub fn write(device: &CudaDevice, parts: &[PoolRows<'_>], bytes: &[u8]) -> Result<()> {
+    let (stream, memory) = (device.cuda_stream(), memory_of(device, parts)?);
     let gathered = device.clone_htod(bytes)?;
     let mut from = gathered.device_ptr(&stream).0;
     for &(to, bytes) in &memory {
@@ -43,16 +35,8 @@ pub fn write(parts: &[PoolRows<'_>], bytes: &[u8]) -> Result<()> {
 /// A part of the GPU's memory: its address, and its bytes.
 type Memory = (u64, usize);
 
-fn length(memory: &[Memory]) -> usize {
-    memory.iter().map(|&(_, bytes)| bytes).sum()
-}
-
-/// The GPU of `parts`, and where they are; `None` if there are none. Blocks are in two places, their bytes and their scales.
-fn memory_of(parts: &[PoolRows<'_>]) -> Result<Option<(CudaDevice, Vec<Memory>)>> {
-    let Some(first) = parts.first() else {
-        return Ok(None);
-    };
-    let device = first.pool.device().as_cuda_device()?.clone();
+/// Where `parts` are. Blocks are in two places, their bytes and their scales.
+fn memory_of(device: &CudaDevice, parts: &[PoolRows<'_>]) -> Result<Vec<Memory>> {
     let (stream, mut memory) = (device.cuda_stream(), Vec::new());
     for part in parts {
         let rows = part.pool.dim(0)?;
@@ -73,13 +57,13 @@ fn memory_of(parts: &[PoolRows<'_>]) -> Result<Option<(CudaDevice, Vec<Memory>)>
             memory.push((start, part.count * row));
         }
     }
-    Ok(Some((device, memory)))
+    Ok(memory)
 }
 
 /// Copies `bytes` within the GPU's memory, after all that was asked of it before.
 fn copy(to: u64, from: u64, bytes: usize, stream: &CudaStream) -> Result<()> {
     stream.context().bind_to_thread().w()?;
-    // SAFETY: `memory_of` has checked that pools have the rows, and the other side has room for all of them. All work on
+    // SAFETY: `memory_of` has checked that pools have the rows, whose bytes are as many as the other side has. All work on
     // pools is in the order of this stream.
     unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.w()
 }
