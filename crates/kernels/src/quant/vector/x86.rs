@@ -83,6 +83,12 @@ trait ByteDots: Multiply {
     /// # Safety
     /// The CPU has the instruction.
     unsafe fn byte_dots(sums: Int<Self>, unsigned: Int<Self>, signed: Int<Self>) -> Int<Self>;
+
+    /// The same vector; the compiler keeps the order of the code around it.
+    ///
+    /// # Safety
+    /// The CPU has the vectors.
+    unsafe fn keep(v: Int<Self>) -> Int<Self>;
 }
 
 /// See [`Multiply::dots`].
@@ -119,7 +125,9 @@ unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
             let w = quants::<F, M::Lanes>(w.tile, v);
             let sums = if two && v >= VECTORS / 2 { &mut high } else { &mut low };
             for (i, sum) in sums.iter_mut().enumerate() {
-                *sum = M::byte_dots(*sum, w, M::Lanes::broadcast(x.inputs(i, v)));
+                let added = M::byte_dots(*sum, w, M::Lanes::broadcast(x.inputs(i, v)));
+                // Row by row, as the compiler would have it, each addition waits for the one before.
+                *sum = if R > 2 { M::keep(added) } else { added };
             }
         });
         if F::BITS == 6 {
@@ -139,7 +147,7 @@ unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
 }
 
 macro_rules! byte_dots {
-    ($(#[$doc:meta])* $name:ident, $lanes:ty, $max_rows:expr, $instruction:ident) => {
+    ($(#[$doc:meta])* $name:ident, $lanes:ty, $max_rows:expr, $instruction:ident, $keep:ident) => {
         $(#[$doc])*
         pub(super) struct $name;
 
@@ -167,21 +175,27 @@ macro_rules! byte_dots {
                 // SAFETY: by the caller's contract.
                 unsafe { $instruction(sums, unsigned, signed) }
             }
+
+            #[inline(always)]
+            unsafe fn keep(v: Int<Self>) -> Int<Self> {
+                // SAFETY: by the caller's contract.
+                unsafe { $keep(v) }
+            }
         }
     };
 }
 
 byte_dots!(
     /// AVX-512 VNNI: 32 registers. A row needs two of them, or three with 6 bits.
-    Avx512, Zmm, |bits| if bits == 6 { 8 } else { 12 }, _mm512_dpbusd_epi32
+    Avx512, Zmm, |bits| if bits == 6 { 8 } else { 12 }, _mm512_dpbusd_epi32, keep_512
 );
 byte_dots!(
     /// AVX-VNNI: 16 registers.
-    AvxVnni, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_avx_epi32
+    AvxVnni, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_avx_epi32, keep
 );
 byte_dots!(
     /// As [`AvxVnni`], for CPUs that have AVX-512 instead.
-    Avx512Ymm, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_epi32
+    Avx512Ymm, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_epi32, keep
 );
 
 /// AVX2: 16 registers.
@@ -272,20 +286,27 @@ impl Multiply for Avx2Ymm {
     }
 }
 
-/// Returns the same vector, but keeps the compiler from reordering the code around it: otherwise it adds
-/// row by row and spends a sixth of the time on copying registers.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[target_feature(enable = "avx2")]
-#[inline]
-unsafe fn keep(mut v: __m256i) -> __m256i {
-    // SAFETY: the assembly contains no instruction.
-    unsafe {
-        std::arch::asm!("/* {} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags));
-    }
-    v
+macro_rules! keep {
+    ($name:ident, $vector:ty, $register:ident, $feature:literal) => {
+        /// Returns the same vector, but keeps the compiler from reordering the code around it: otherwise it adds row by row.
+        /// With AVX2, it then spends a sixth of the time on copying registers. With `vpdpbusd`, an Intel Xeon multiplies 4 to
+        /// 64 rows 1.05 to 1.2 times as fast with this order (measured).
+        ///
+        /// # Safety
+        /// The CPU has the vectors.
+        #[target_feature(enable = $feature)]
+        #[inline]
+        unsafe fn $name(mut v: $vector) -> $vector {
+            // SAFETY: the assembly contains no instruction.
+            unsafe {
+                std::arch::asm!("/* {} */", inout($register) v, options(nomem, nostack, preserves_flags));
+            }
+            v
+        }
+    };
 }
+keep!(keep, __m256i, ymm_reg, "avx2");
+keep!(keep_512, __m512i, zmm_reg, "avx512f");
 
 #[cfg(test)]
 pub(in super::super) fn max_rows_avx_vnni<F: VectorFormat>() -> usize {
