@@ -40,6 +40,7 @@ use foretoken::generate;
 use foretoken::generate::batch::{self, BatchFiles};
 use foretoken::http::{self, InProcess};
 use foretoken::kernels;
+use foretoken::signals;
 use foretoken::text::Text;
 use foretoken::train;
 use log::LineWriter;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Some(command) => {
             check_environment()?;
             start_log(&command, &log)?;
+            signals::end_first_process(exit::at_once)?;
             run(&command, &log)
         }
     });
