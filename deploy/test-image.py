@@ -113,9 +113,9 @@ def new_volume(engine, image):
     flags = ["--host=0.0.0.0", "--prefix-cache-disk=/models/prefixes"]
     try:
         with engine.server(image, *flags, mounts=[f"{volume}:/models"]) as name:
+            address = engine.address(name)
             process = int(engine("inspect", "--format={{.State.Pid}}", name))
             owner = os.stat(f"/proc/{process}").st_uid
-            address = engine.address(name)
             text, cached = complete(address)
             assert text and cached == 0, (text, cached)
             seconds = engine.stop(name)
