@@ -118,26 +118,13 @@ pub fn llama3_factors(config: &Json) -> Vec<f32> {
 pub fn with_blocks(file: &Path, kind: BlockType, tensors: &Tensors) -> Tensors {
     let mut bytes = std::fs::read(file).unwrap();
     let content = gguf_file::Content::read(&mut std::io::Cursor::new(&bytes)).unwrap();
-    let number = match kind {
-        BlockType::Iq4Nl => 20u32,
-        BlockType::Iq4Xs => 23,
-        BlockType::Mxfp4 => 39,
-        other => panic!("candle writes {other}"),
-    };
     let replaced = tensors.iter().map(|(name, tensor)| {
         let gguf = gguf_name(name);
         let Ok((outputs, inputs)) = tensor.dims2() else {
             return (name.clone(), tensor.clone());
         };
-        let info = &content.tensor_infos[&gguf];
-        // After the name: the number of dimensions, two dimensions, the type.
-        let key = [&(gguf.len() as u64).to_le_bytes(), gguf.as_bytes()].concat();
-        let found = bytes.windows(key.len()).position(|at| at == key).unwrap();
-        let at = found + key.len() + 4 + 16;
-        bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
         let blocks = blocks_of(kind, outputs * inputs / kind.block_size());
-        let start = (content.tensor_data_offset + info.offset) as usize;
-        bytes[start..start + blocks.len()].copy_from_slice(&blocks);
+        put_blocks(&mut bytes, &content, &gguf, kind, &blocks);
         let matrix = QuantMatrix::from_blocks(kind, &blocks, outputs, inputs).unwrap();
         let values = Tensor::from_vec(matrix.dequantize(), (outputs, inputs), &Device::Cpu);
         let values = match values.unwrap() {
@@ -150,6 +137,30 @@ pub fn with_blocks(file: &Path, kind: BlockType, tensors: &Tensors) -> Tensors {
     let replaced = replaced.collect();
     std::fs::write(file, bytes).unwrap();
     replaced
+}
+
+/// Gives the tensor `name` of a file `bytes`, which has more bytes, blocks of a type that candle cannot write.
+pub fn put_blocks(
+    bytes: &mut [u8],
+    content: &gguf_file::Content,
+    name: &str,
+    kind: BlockType,
+    blocks: &[u8],
+) {
+    let number = match kind {
+        BlockType::Iq4Nl => 20u32,
+        BlockType::Iq4Xs => 23,
+        BlockType::Mxfp4 => 39,
+        other => panic!("candle writes {other}"),
+    };
+    let info = &content.tensor_infos[name];
+    // After the name: the number of dimensions, these, the type.
+    let key = [&(name.len() as u64).to_le_bytes(), name.as_bytes()].concat();
+    let found = bytes.windows(key.len()).position(|at| at == key).unwrap();
+    let at = found + key.len() + 4 + 8 * info.shape.rank();
+    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+    let start = (content.tensor_data_offset + info.offset) as usize;
+    bytes[start..start + blocks.len()].copy_from_slice(blocks);
 }
 
 /// Undoes [`interleaved`].

@@ -115,10 +115,13 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
     (logits.iter().map(|&x| (f64::from(x) - log_sum) as f32)).collect()
 }
 
+/// Except where activations are rounded beside blocks, so that routers may choose other experts: of these,
+/// [`gpt_oss`](crate::gpt_oss) compares the values.
 #[test]
 fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
     let mut wrong = Vec::new();
-    for fixture in fixtures() {
+    let exact = |fixture: &Fixture| fixture.name() != "gpt_oss_mxfp4";
+    for fixture in fixtures().into_iter().filter(exact) {
         let model = open(&fixture.folder).map_err(|e| e.to_string());
         if let Err(what) = model.and_then(|model| fixture.compare(model, TOLERANCE)) {
             wrong.push(format!("{}: {what}", fixture.name()));

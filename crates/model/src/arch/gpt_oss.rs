@@ -33,7 +33,7 @@ pub fn gpt_oss(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
         // The model was trained so, and llama.cpp has no key that says it.
         yarn.truncate = false;
     }
-    checked(keys, &rope)?;
+    let is_mxfp4 = checked(keys, &rope)?;
     let layer = LayerSpec {
         sinks: true,
         mlp: MlpSpec::Gated(Activation::ClampedSwish),
@@ -46,13 +46,15 @@ pub fn gpt_oss(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
     for layer in &mut layers {
         if let MlpSpec::Experts(experts) = &mut layer.mlp {
             experts.has_bias = true;
+            experts.is_mxfp4 = is_mxfp4;
         }
     }
     Ok(layers.into())
 }
 
-/// Takes keys that can only be what the rest says, and that of the published files, whose tensors tell the same.
-fn checked(keys: &mut Keys, rope: &RopeSpec) -> Result<(), String> {
+/// Takes keys that can only be what the rest says, and that of the published files, whose tensors tell the same: whether
+/// experts are in MXFP4.
+fn checked(keys: &mut Keys, rope: &RopeSpec) -> Result<bool, String> {
     for (key, only) in [("swiglu_alpha", 1.702), ("swiglu_limit", 7.)] {
         if let Some(value) = keys.number(key)?.filter(|&value| value != only) {
             return Err(keys.refused(key, &value.into(), &format!("only {only} is")));
@@ -68,12 +70,14 @@ fn checked(keys: &mut Keys, rope: &RopeSpec) -> Result<(), String> {
     keys.only("hidden_act", "silu")?;
     let key = "quantization_config";
     let value = keys.peek(key);
-    if let Some(mut inner) = keys.nested(key)? {
+    let inner = keys.nested(key)?;
+    let is_mxfp4 = inner.is_some();
+    if let Some(mut inner) = inner {
         if inner.text("quant_method")?.as_deref() != Some("mxfp4") {
             return Err(keys.refused(key, &value, "only a quant_method of mxfp4 is"));
         }
         inner.ignore("dequantize modules_to_not_convert");
         inner.finish(&ModelShape::default())?;
     }
-    Ok(())
+    Ok(is_mxfp4)
 }

@@ -2,6 +2,7 @@
 //! scale (Open Compute Project 2023, "Microscaling Formats (MX)"). A byte has two values, the first in its lower half.
 //! (GGUF files have the same blocks with the values in another order.)
 
+use crate::checkpoint::finite::MAX_MXFP4_EXPONENT;
 use candle_core::{Device, Tensor};
 use foretoken_core::error::Result;
 use half::bf16;
@@ -20,12 +21,13 @@ pub const VALUES: [f32; 16] = [
 /// The largest value.
 pub const MAX: f32 = 6.;
 
-/// The number of the value that is nearest to `value`.
+/// What lies in the middle between the values without a sign.
+const MIDDLES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.];
+
+/// The number of the value that is nearest to `value`, of two the smaller one.
 pub fn nearest(value: f32) -> u8 {
-    let far = |number: &u8| (VALUES[usize::from(*number)] - value).abs();
-    let numbers = 0..VALUES.len() as u8;
-    let nearest = numbers.min_by(|a, b| far(a).total_cmp(&far(b)));
-    nearest.unwrap_or_default()
+    let below = MIDDLES.iter().filter(|&&middle| value.abs() > middle);
+    below.count() as u8 | u8::from(value < 0.) << 3
 }
 
 /// The power of two with this exponent, less 127.
@@ -72,6 +74,34 @@ pub fn blocks(values: &[u8], scales: &[u8]) -> Vec<u8> {
     data
 }
 
+/// Blocks as GGUF files have them, with the values nearest to `values`. The scale of a block is the smallest with which it
+/// has its largest value.
+pub fn rounded(values: &[f32]) -> Vec<u8> {
+    let (groups, _) = values.as_chunks::<BLOCK>();
+    let of_group = |group: &[f32; BLOCK]| {
+        let largest = group.iter().fold(0f32, |most, value| most.max(value.abs()));
+        let bits = (largest / MAX).to_bits();
+        let exponent = (bits >> 23) + u32::from(bits << 9 != 0);
+        let scale = exponent.min(u32::from(MAX_MXFP4_EXPONENT)) as u8;
+        let number = |input: usize| nearest(group[input] / power_of_two(scale));
+        let packed =
+            std::array::from_fn::<u8, { BLOCK / 2 }, _>(|k| number(2 * k) | number(2 * k + 1) << 4);
+        blocks(&packed, &[scale])
+    };
+    groups.iter().flat_map(of_group).collect()
+}
+
+/// The size of the largest value of blocks as GGUF files have them.
+pub fn largest(blocks: &[u8]) -> f32 {
+    let of_block = |block: &[u8; BLOCK_BYTES]| {
+        let numbers = block[1..].iter().flat_map(|both| [both & 7, both >> 4 & 7]);
+        let largest = numbers.max().unwrap_or_default();
+        power_of_two(block[0]) * VALUES[usize::from(largest)]
+    };
+    let (blocks, _) = blocks.as_chunks::<BLOCK_BYTES>();
+    blocks.par_iter().map(of_block).reduce(|| 0., f32::max)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,7 +113,7 @@ mod tests {
         let values: Vec<u8> = (0..16)
             .map(|i| (2 * i % 16) | (((2 * i + 1) % 16) << 4))
             .collect();
-        for scale in 0..=crate::checkpoint::finite::MAX_MXFP4_EXPONENT {
+        for scale in 0..=MAX_MXFP4_EXPONENT {
             let matrix = dequantize(&values, &[scale], (1, BLOCK)).unwrap();
             let found = matrix
                 .to_dtype(DType::F64)
@@ -95,5 +125,36 @@ mod tests {
                 assert_eq!(*found, f64::from(VALUES[i % 16]) * power, "{i}, {scale}");
             }
         }
+    }
+
+    /// Values that blocks have stay as they are, whatever their scale, and others become the nearest ones.
+    #[test]
+    fn values_become_the_nearest_ones() {
+        for exponent in [1, 60, 127, 250] {
+            let scale = power_of_two(exponent);
+            let values: Vec<f32> = (0..BLOCK).map(|i| scale * VALUES[i % 16]).collect();
+            let own = rounded(&values);
+            assert_eq!(own[0], exponent);
+            assert_eq!(largest(&own), 6. * scale);
+            let numbers: Vec<u8> = (0..8).chain([0]).chain(9..16).collect();
+            let packed: Vec<u8> = numbers.iter().map(|n| n | n << 4).collect();
+            assert_eq!(own[1..], packed[..]);
+        }
+        let near = |value| VALUES[usize::from(nearest(value))];
+        for (value, want) in [
+            (0.24, 0.),
+            (-0.26, -0.5),
+            (2.4, 2.),
+            (4.9, 4.),
+            (-5.1, -6.),
+            (9., 6.),
+        ] {
+            assert_eq!(near(value), want);
+        }
+        let other = rounded(&[[6.1f32; BLOCK], [0.; BLOCK]].concat());
+        // 2 to the power of 1, and 3.
+        assert_eq!((other[0], other[1]), (128, 0x55));
+        assert_eq!(other[BLOCK_BYTES..], [0; BLOCK_BYTES]);
+        assert_eq!(largest(&other), 6.);
     }
 }

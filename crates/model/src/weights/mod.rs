@@ -349,6 +349,11 @@ impl Weights {
         self.inventory.is_some()
     }
 
+    /// Whether they are random.
+    pub(crate) fn are_random(&self) -> bool {
+        matches!(self.source, TensorSource::Dummy(_))
+    }
+
     /// Whether they are those of a GGUF file.
     pub(crate) fn are_gguf(&self) -> bool {
         matches!(self.source, TensorSource::Gguf(_))

@@ -6,7 +6,7 @@ use crate::checkpoint::gguf;
 use crate::matrix::{self, Matrix, Reordered, Unread, WeightForm};
 use crate::packed::{Blocks, FloatFormat, PackedConfig, Parts, Scheme, Unpacked, fp8, mxfp4};
 use candle_core::{DType, Device, Tensor, WithDType};
-use foretoken_core::error::{Error, Result};
+use foretoken_core::error::{Error, Result, clipped};
 use foretoken_kernels::dense::Float8;
 use foretoken_kernels::quant::{BLOCK, BlockType, DeviceQuantMatrix, Nvfp4};
 use half::{bf16, f16};
@@ -139,12 +139,17 @@ impl Weights {
         if let Some(form) = kept {
             return form;
         }
-        let of = |kind| WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, self.dtypes.on_gpu);
-        let form = blocks.map(of).filter(|form| form.blocks() == blocks);
+        let form = blocks.map(|kind| self.form_of_blocks(kind, inputs));
+        let form = form.filter(|form| form.blocks() == blocks);
         form.unwrap_or_else(|| self.dtypes.form(self.own_dtype(), &[outputs, inputs]))
     }
 
     /// The form of FP8 whose scales are those of `run` inputs each, if it stays FP8: where a product takes it, if no blocks
+    /// The form of these blocks with so many inputs.
+    pub(super) fn form_of_blocks(&self, kind: BlockType, inputs: usize) -> WeightForm {
+        WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, self.dtypes.on_gpu)
+    }
+
     /// are asked for.
     fn form_of_float8(&self, inputs: usize, run: usize) -> Option<WeightForm> {
         if self.dtypes.blocks.is_some() {
@@ -179,8 +184,26 @@ impl Weights {
 
     /// Whether a weight may have such a value: on a GPU, products of many rows round weights to the dtype of activations.
     fn holds(&self, value: f32) -> bool {
-        let may_overflow = self.dtypes.on_gpu && self.dtypes.activations == DType::F16;
-        !may_overflow || value <= f16::MAX.to_f32()
+        !self.rounds_to_f16() || value <= f16::MAX.to_f32()
+    }
+
+    fn rounds_to_f16(&self) -> bool {
+        self.dtypes.on_gpu && self.dtypes.activations == DType::F16
+    }
+
+    /// Checks that blocks of MXFP4, as GGUF files have them, have no value that a weight of the tensor `name` may not have.
+    ///
+    /// # Errors
+    /// A setup error that names the tensor if there is such a value.
+    pub(super) fn check_mxfp4(&self, blocks: &[u8], name: &str) -> Result<()> {
+        if !self.rounds_to_f16() || self.holds(mxfp4::largest(blocks)) {
+            return Ok(());
+        }
+        Err(Error::setup(format!(
+            "tensor {} has values above {}, which f16 does not have: --dtype bf16 takes them",
+            clipped(name),
+            f16::MAX
+        )))
     }
 
     /// Adds a matrix to the inventory that is loaded in this form.
@@ -219,6 +242,9 @@ impl Weights {
             Some(order) => gguf::in_order(&blocks.data, shape.0, order),
             None => blocks.data,
         };
+        if blocks.kind == BlockType::Mxfp4 {
+            self.check_mxfp4(&blocks.data, name)?;
+        }
         let matrix = matrix::quantized(form, data, ordered_shape(shape, order), &self.device)?;
         match blocks.inputs {
             Some(inputs) => Ok(Arc::new(Reordered::new(matrix, &inputs)?)),
@@ -261,9 +287,9 @@ impl Weights {
         shape: Shape,
         order: Option<&[u32]>,
     ) -> Result<Arc<dyn Matrix>> {
-        // Blocks that candle cannot make are left to files.
+        // Others are left to files.
         let can_be_made =
-            |kind: &BlockType| shape.1.is_multiple_of(BLOCK) && kind.candles().is_some();
+            |kind: &BlockType| shape.1.is_multiple_of(BLOCK) && requantize::can_make(*kind);
         let blocks = scheme.usual_blocks().filter(can_be_made);
         let form = self.form_of(blocks, scheme.floats(shape), shape);
         if self.inventory.is_some() {

@@ -1,7 +1,6 @@
 //! Tensors with the matrices of all experts.
 
-use super::dtypes::Dtypes;
-use super::{TensorSource, Weights, in_order, ordered_shape};
+use super::{TensorSource, Weights, dummy, in_order, ordered_shape, requantize};
 use crate::checkpoint::finite::{self, MAX_MXFP4_EXPONENT};
 use crate::checkpoint::gguf;
 use crate::matrix::{self, Matrix, Unread, WeightForm};
@@ -31,7 +30,7 @@ pub enum StackForm {
     Rows,
     /// `[count, inputs, outputs]`.
     Columns,
-    /// [MXFP4](mxfp4), which becomes bf16 where it is not kept.
+    /// [MXFP4](mxfp4), which stays so unless other blocks are asked for.
     Mxfp4,
 }
 
@@ -52,6 +51,7 @@ impl Weights {
             ..
         } = *stack;
         match (stack.form, &mut self.source) {
+            (StackForm::Mxfp4, &mut TensorSource::Dummy(seed)) => self.random_blocks(stack, seed),
             (StackForm::Mxfp4, _) => self.of_blocks(stack),
             (_, TensorSource::Gguf(file)) => {
                 let name = name.strip_suffix(".weight").unwrap_or(name);
@@ -82,7 +82,9 @@ impl Weights {
             return Ok(form.name());
         }
         let names = self.names_of_blocks(stack);
-        self.blocks(stack, &names)?;
+        if !self.are_random() {
+            self.blocks(stack, &names)?;
+        }
         let kept = self.kept_blocks(stack.shape.1);
         let form = kept.unwrap_or_else(|| self.dtypes.form(DType::BF16, &dims));
         let elements: u64 = dims.iter().map(|&dim| dim as u64).product();
@@ -92,16 +94,11 @@ impl Weights {
         Ok(form.name())
     }
 
-    /// The form of MXFP4 of so many inputs that stays so; `None` = it becomes dense, or other blocks that are asked for.
+    /// The form of MXFP4 of so many inputs that stays so; `None` = it becomes other blocks, which are asked for, or dense.
     fn kept_blocks(&self, inputs: usize) -> Option<WeightForm> {
-        let Dtypes {
-            blocks,
-            matrices,
-            on_gpu,
-            ..
-        } = self.dtypes;
-        let form = WeightForm::of_gguf(BlockType::Mxfp4, inputs, matrices, on_gpu);
-        (on_gpu && blocks.is_none() && form.blocks().is_some()).then_some(form)
+        let form = self.form_of_blocks(BlockType::Mxfp4, inputs);
+        let is_kept = self.dtypes.blocks.is_none() && form.blocks() == Some(BlockType::Mxfp4);
+        is_kept.then_some(form)
     }
 
     fn of_blocks(&mut self, stack: &Stack<'_>) -> Result<Vec<Arc<dyn Matrix>>> {
@@ -117,17 +114,46 @@ impl Weights {
         let kept = self.kept_blocks(stack.shape.1);
         let one = |(values, scales)| {
             if let Some(form) = kept {
-                let mut data = mxfp4::blocks(values, scales);
-                if let Some(order) = stack.order {
-                    data = gguf::in_order(&data, stack.shape.0, order);
-                }
-                let shape = ordered_shape(stack.shape, stack.order);
-                return matrix::quantized(form, data, shape, &self.device);
+                let data = mxfp4::blocks(values, scales);
+                return self.matrix_of_blocks(stack, form, data, &names[0]);
             }
             let own = mxfp4::dequantize(values, scales, stack.shape)?.to_device(&self.device)?;
             self.matrix_of(&in_order(own, stack.order)?, &names[0])
         };
         pairs.map(one).collect()
+    }
+
+    /// Random matrices in the form of `stack`.
+    fn random_blocks(&self, stack: &Stack<'_>, seed: u64) -> Result<Vec<Arc<dyn Matrix>>> {
+        let (outputs, inputs) = stack.shape;
+        let kept = self.kept_blocks(inputs);
+        let one = |number: usize| {
+            let name = format!("{}.{number}", stack.name);
+            let noise = dummy::tensor(seed, &name, &[outputs, inputs])?;
+            if let Some(form) = kept {
+                let data = requantize::blocks(&noise, BlockType::Mxfp4)?;
+                return self.matrix_of_blocks(stack, form, data, &name);
+            }
+            let noise = noise.to_dtype(DType::BF16)?.to_device(&self.device)?;
+            self.matrix_of(&in_order(noise, stack.order)?, &name)
+        };
+        (0..stack.count).map(one).collect()
+    }
+
+    /// A matrix of `stack` with these blocks, as GGUF files have them; it is one of the tensor `name`.
+    fn matrix_of_blocks(
+        &self,
+        stack: &Stack<'_>,
+        form: WeightForm,
+        mut data: Vec<u8>,
+        name: &str,
+    ) -> Result<Arc<dyn Matrix>> {
+        self.check_mxfp4(&data, name)?;
+        if let Some(order) = stack.order {
+            data = gguf::in_order(&data, stack.shape.0, order);
+        }
+        let shape = ordered_shape(stack.shape, stack.order);
+        matrix::quantized(form, data, shape, &self.device)
     }
 
     /// The names of the values of `stack` and of their scales, which count as read.

@@ -87,20 +87,23 @@ const GPT_OSS: Layout = Layout {
     alternates: true,
 };
 
-/// The layouts of experts with biases. The second layout is that of the published files.
-const BIASED: [Layout; 2] = [
-    GPT_OSS,
-    Layout {
-        form: StackForm::Mxfp4,
-        ..GPT_OSS
-    },
-];
+/// That of the published files.
+const PUBLISHED_GPT_OSS: Layout = Layout {
+    form: StackForm::Mxfp4,
+    ..GPT_OSS
+};
+
+/// The layouts of experts with biases.
+const BIASED: [Layout; 2] = [GPT_OSS, PUBLISHED_GPT_OSS];
 
 impl Layout {
     /// The layout of the experts in `weights`; `at` names the parts of a layer.
     pub fn of(weights: &Weights, spec: &ExpertsSpec, at: impl Fn(&str) -> String) -> &'static Self {
         if weights.are_gguf() {
             return &GGUF;
+        }
+        if weights.are_random() && spec.is_mxfp4 {
+            return &PUBLISHED_GPT_OSS;
         }
         let layouts: &[Self] = match (spec.has_bias, spec.is_gated) {
             (true, _) => &BIASED,

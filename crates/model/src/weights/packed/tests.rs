@@ -3,6 +3,7 @@ use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::weights::dtypes::Dtypes;
 use crate::weights::inventory::SharedInventory;
+use crate::weights::{Stack, StackForm};
 use candle_core::safetensors::MmapedSafetensors;
 use foretoken_core::kv::{BlockAllocator, BlockTable};
 use foretoken_core::model::{Batch, Model};
@@ -200,6 +201,66 @@ fn unpacked_matrices_have_the_log_probabilities_of_transformers() {
                 let far = f64::from(logit) - sum.ln() - f64::from(want);
                 assert!(far.abs() < 1e-4, "{}: {far}", folder.display());
             }
+        }
+    }
+}
+
+/// On a GPU with `--dtype f16`, where products of many rows would have infinite weights.
+#[test]
+fn mxfp4_that_f16_does_not_have_is_refused_by_name() {
+    let dtypes = |activations| Dtypes {
+        blocks: None,
+        activations,
+        matrices: Some(activations),
+        kv: activations,
+        kv_form: None,
+        on_gpu: true,
+    };
+    let mxfp4 = fixtures()
+        .into_iter()
+        .find(|folder| folder.ends_with("mxfp4"));
+    let config = ModelConfig::from_json(&mxfp4.unwrap()).unwrap();
+    let (packed, stacked) = (
+        "model.layers.0.mlp.up_proj",
+        "model.layers.0.experts.up_proj",
+    );
+    let name = |module: &str, end: &str| format!("{module}{end}");
+    let bytes = |value: u8, dims: &[usize]| {
+        let values = vec![value; dims.iter().product()];
+        Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
+    };
+    // 6 times 2 to the power of 13 and of 14.
+    for (exponent, dtype, is_taken) in [
+        (140, DType::F16, true),
+        (141, DType::F16, false),
+        (141, DType::BF16, true),
+    ] {
+        let sixes = 0x77;
+        let tensors = HashMap::from([
+            (name(packed, ".weight_packed"), bytes(sixes, &[16, 32])),
+            (name(packed, ".weight_scale"), bytes(exponent, &[16, 2])),
+            (name(stacked, "_blocks"), bytes(sixes, &[2, 16, 2, 16])),
+            (name(stacked, "_scales"), bytes(exponent, &[2, 16, 2])),
+        ]);
+        let folder = tempfile::tempdir().unwrap();
+        candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+        let weights = Weights::safetensors(folder.path(), dtypes(dtype), &Device::Cpu).unwrap();
+        let mut weights = weights.packed(config.packed.clone(), DType::BF16);
+        let matrix = weights.packed_matrix(packed, (16, 64), None);
+        let matrices = weights.matrices(&Stack {
+            name: stacked,
+            count: 2,
+            shape: (16, 64),
+            form: StackForm::Mxfp4,
+            order: None,
+        });
+        let errors = [matrix.err(), matrices.err()].map(|error| error.map(|e| e.to_string()));
+        let wanted = [name(packed, ".weight"), name(stacked, "_blocks")];
+        for (error, name) in errors.into_iter().zip(wanted) {
+            let want = format!(
+                "tensor {name} has values above 65504, which f16 does not have: --dtype bf16 takes them"
+            );
+            assert_eq!(error, (!is_taken).then_some(want), "{exponent} {dtype:?}");
         }
     }
 }
