@@ -216,6 +216,7 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
         BlockType::Q4_0,
         BlockType::Q4_1,
         BlockType::Q4K,
+        BlockType::Q2K,
         BlockType::Q5K,
         BlockType::Q6K,
         BlockType::Q8_0,

@@ -185,7 +185,12 @@ fn a_row_has_the_same_bits_in_any_number_of_rows() {
 #[test]
 fn rows_of_a_large_weight_have_the_same_bits_in_any_number() {
     let gpu = gpu();
-    for kind in [BlockType::Q4K, BlockType::Q6K, BlockType::Q8_0] {
+    for kind in [
+        BlockType::Q2K,
+        BlockType::Q4K,
+        BlockType::Q6K,
+        BlockType::Q8_0,
+    ] {
         let (weight, dense) = weight(kind, (4230, 512), &gpu);
         let all = noise(70, 512, DType::BF16, &gpu);
         let product = |x: &Tensor| {

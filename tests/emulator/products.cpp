@@ -23,7 +23,8 @@ void by_blocks(const vector<Weight> &all, const vector<T> &x, vector<T> &y, int 
     }
     // As in quant/cuda.rs.
     const size_t unit = all[0].unit_bytes + all[0].super_bytes;
-    const size_t shared = S::STAGES * S::GROUPS * (S::ROWS * 128 + S::STRIPS * unit);
+    const size_t group = std::max<size_t>(S::ROWS * 128 + S::STRIPS * unit, 2 * S::STRIPS * SUM_BYTES);
+    const size_t shared = S::STAGES * S::GROUPS * group;
     CHECK(shared <= 99 << 10, "%zu bytes of shared memory", shared);
     auto run = [&] {
         many::product<F, T, S>(weights, x.data(), y.data(), all[0].inputs, rows, width, column, all[0].warps,

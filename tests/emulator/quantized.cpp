@@ -5,6 +5,7 @@
 #include "quant/cuda/mixed.cu"
 #include "quant/cuda/mxfp4.cu"
 #include "quant/cuda/nvfp4.cu"
+#include "quant/cuda/q2_k.cu"
 #include "quant/cuda/q4_0.cu"
 #include "quant/cuda/q4_1.cu"
 #include "quant/cuda/q4_k.cu"
@@ -50,6 +51,7 @@ namespace {
     ADD_FORMAT(iq4_xs)
     ADD_FORMAT(mxfp4)
     ADD_FORMAT(nvfp4)
+    ADD_FORMAT(q2_k)
     ADD_FORMAT(q4_0)
     ADD_FORMAT(q4_1)
     ADD_FORMAT(q4_k)

@@ -30,7 +30,7 @@ fn gguf_of_floats_equals_safetensors() {
 }
 
 /// Compares every block type with the same file dequantized. They differ only by the rounding of
-/// activations (and, for types that become Q8_0, of weights) to 8 bits.
+/// activations to 8 bits.
 #[test]
 fn gguf_of_every_block_type() {
     use GgmlDType::*;

@@ -54,7 +54,7 @@ fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
             wrong.push(format!("{}: {what}", fixture.name()));
         }
     }
-    assert!(wrong.is_empty() && dense > 5, "{wrong:#?}");
+    assert!(wrong.is_empty() && dense > 4, "{wrong:#?}");
 }
 
 #[test]

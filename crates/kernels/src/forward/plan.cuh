@@ -38,7 +38,7 @@ struct Part {
     const unsigned char *units, *supers;
     // [outputs], in the type of activations; null = none.
     const void *bias;
-    // The number of its blocks in GGUF files, DeviceKind's or DENSE, and the warps of a strip.
+    // The number of its blocks in GGUF files, QuantKind's or DENSE, and the warps of a strip.
     int format, warps;
     int unit_bytes, super_bytes;
     // Its strips in the weight.

@@ -170,10 +170,10 @@ impl Activations {
         });
     }
 
-    /// The proof that tiles multiply weights of `bits` bits, where they do: a pass in one turn. With 6 bits, half a block has a
-    /// sum of its own, and vectors are faster (measured).
-    pub fn tiles(&self, bits: usize) -> Option<AmxInt8> {
-        self.tiles.filter(|_| bits != 6)
+    /// The proof that tiles multiply weights, where they do: a pass in one turn. Where halves of a block have sums of their own
+    /// (`is_apart`), vectors are faster (measured with 6 bits).
+    pub fn tiles(&self, is_apart: bool) -> Option<AmxInt8> {
+        self.tiles.filter(|_| !is_apart)
     }
 
     /// The proof that rows are multiplied in pairs, where they are: a pass in one turn.

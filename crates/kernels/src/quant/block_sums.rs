@@ -2,6 +2,9 @@
 
 use super::formats::BLOCK;
 
+/// What a sum of values is of `less_32`, which offsets of half a block are multiplied with.
+pub(super) const BY_LESS_32: f32 = -1. / 32.;
+
 /// What a product needs of a block besides its values. Sums of unsigned quants begin with the negative of
 /// what their bias will add.
 ///

@@ -2,7 +2,7 @@
 
 use super::super::gpu;
 use super::device_tiles::{DeviceQuantMatrix, UNIT_INPUTS};
-use crate::gpu::{Division, FEW_ROWS, MAX_GROUPS, STRIP};
+use crate::gpu::{Division, FEW_ROWS, MAX_GROUPS, STRIP, TILE};
 use candle_core::cuda_backend::cudarc::driver::LaunchConfig;
 use candle_core::{CudaDevice, DType, Result, Tensor};
 use std::ops::Range;
@@ -25,6 +25,9 @@ fn kernel(
     let name = format!("{before}_{format}_{after}");
     gpu::function(device, &format, matrix.layout.format.ptx, &name)
 }
+
+/// Bytes of the sums of a strip and a tile of rows; as in `product.cuh`.
+const SUM_BYTES: usize = STRIP * TILE * size_of::<f32>();
 
 /// Weights of a launch, at most; as in `product.cuh`.
 const MAX_WEIGHTS: usize = 3;
@@ -173,7 +176,7 @@ pub(crate) fn multiply_groups(
 ) -> Result<()> {
     let (device, outputs) = (x.device().as_cuda_device()?, like.outputs);
     let (warps, suffix) = (gpu::warps(outputs), gpu::suffix(groups.dtype));
-    let is_few = groups.rows <= gpu::TILE;
+    let is_few = groups.rows <= TILE;
     let (kind, grid) = if is_few {
         let few = Division::new(groups.rows, [outputs])?;
         (warps.to_string(), few.grid)
@@ -235,7 +238,7 @@ impl Shape {
         if rows <= FEW_ROWS {
             // Where many blocks would read the same activations.
             let many = outputs.clone().next().is_some_and(|n| gpu::warps(n) == 8);
-            return (rows > gpu::TILE && many).then_some(Self::LOW);
+            return (rows > TILE && many).then_some(Self::LOW);
         }
         let shape = [Self::LARGE, Self::MEDIUM].into_iter().find(|shape| {
             let (groups, blocks) = shape.blocks(rows, outputs.clone());
@@ -264,7 +267,8 @@ impl Shape {
         let (groups, blocks) = self.blocks(rows, outputs);
         gpu::check_blocks(blocks)?;
         let activations = self.rows * UNIT_INPUTS * size_of::<u16>();
-        let shared = self.stages * self.groups * (activations + self.strips * unit);
+        let group = (activations + self.strips * unit).max(2 * self.strips * SUM_BYTES);
+        let shared = self.stages * self.groups * group;
         let threads = self.strips * self.groups * 32;
         Ok(gpu::grid((groups, blocks, 1), threads, shared))
     }

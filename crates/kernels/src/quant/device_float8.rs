@@ -1,7 +1,8 @@
 //! Weights of FP8 on a GPU.
 
-use super::device_tiles::{DeviceKind, DeviceQuantMatrix, Layout, Strip, UNIT_INPUTS};
+use super::device_tiles::{DeviceQuantMatrix, Layout, Strip, UNIT_INPUTS};
 use super::formats::{BLOCK, DeviceFormat, DeviceScales, WIDTH};
+use super::kind::QuantKind;
 use crate::dense::Float8;
 use candle_core::{DType, Device, Result};
 
@@ -45,7 +46,7 @@ fn layout() -> Layout {
         #[cfg(feature = "cuda")]
         ptx: crate::gpu::F8E4M3,
     };
-    Layout::new(DeviceKind::Float8, 8, format)
+    Layout::new(QuantKind::Float8, 8, format)
 }
 
 /// Stores an output of `weight` as output `c` of the strip.
@@ -85,7 +86,7 @@ mod tests {
             };
             let made = DeviceQuantMatrix::from_float8(&weight, &Device::Cpu);
             made.map(|made| {
-                assert_eq!(made.kind(), DeviceKind::Float8);
+                assert_eq!(made.kind(), QuantKind::Float8);
                 let bytes = DeviceQuantMatrix::float8_bytes(2, inputs);
                 assert_eq!(made.tiles.elem_count(), bytes);
             })

@@ -2,13 +2,13 @@
 
 use super::block_type::BlockType;
 use super::formats::{
-    BLOCK, Block, DeviceFormat, DeviceScales, Format, HalfBlockScales, SUPER, ScaleLayout,
-    SuperOffsets, SuperScales, TileFormat, WIDTH, with_format,
+    BLOCK, Block, DeviceFormat, DeviceScales, Format, HalfBlockOffsets, HalfBlockScales, SUPER,
+    ScaleLayout, SuperOffsets, SuperScales, TileFormat, WIDTH, with_format,
 };
+use super::kind::QuantKind;
 use super::pack::held_blocks;
 use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
-use std::fmt;
 
 /// Inputs of a unit.
 pub(super) const UNIT_INPUTS: usize = 64;
@@ -21,44 +21,6 @@ const GROUP_SCALES: usize = 8;
 const FACTOR: usize = 16;
 /// Where the bits above the fourth begin in a unit.
 const HIGH: usize = UNIT_INPUTS * WIDTH / 2;
-
-/// A format of weights on a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// That of blocks of this type.
-    Blocks(BlockType),
-    /// Floats of 8 bits with 4 of an exponent (E4M3), and scales in f32.
-    Float8,
-    /// Floats of 4 bits with 2 of an exponent (E2M1), scales of E4M3 for each 16 of them, and a factor of all scales.
-    Nvfp4,
-}
-
-#[cfg(feature = "cuda")]
-impl DeviceKind {
-    /// The numbers of formats that GGUF files do not have, as in `cuda/formats.cuh`.
-    const FLOAT8: u32 = 256;
-    const NVFP4: u32 = 257;
-
-    /// Its number in the kernels.
-    pub(crate) fn number(self) -> u32 {
-        match self {
-            Self::Blocks(kind) => kind.number(),
-            Self::Float8 => Self::FLOAT8,
-            Self::Nvfp4 => Self::NVFP4,
-        }
-    }
-}
-
-/// `Q4_1` or `f8e4m3`.
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Blocks(kind) => kind.fmt(f),
-            Self::Float8 => f.write_str(DType::F8E4M3.as_str()),
-            Self::Nvfp4 => f.write_str("NVFP4"),
-        }
-    }
-}
 
 /// A quantized weight `[outputs, inputs]` on a GPU, in a layout of our own. A clone shares its memory.
 #[derive(Clone)]
@@ -97,7 +59,7 @@ impl DeviceQuantMatrix {
             let found = data.len();
             candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {kind}");
         };
-        let (data, size) = held_blocks(kind, tiles.block_type(), data);
+        let (data, size) = held_blocks(kind, data);
         let row = inputs / kind.block_size() * size;
         let together = kind.block_size() / BLOCK;
         let packed = layout.pack((outputs, inputs), |first, mut strip| {
@@ -150,7 +112,7 @@ impl DeviceQuantMatrix {
     }
 
     /// Its format.
-    pub fn kind(&self) -> DeviceKind {
+    pub fn kind(&self) -> QuantKind {
         self.layout.kind
     }
 }
@@ -170,7 +132,7 @@ pub(crate) struct DeviceMemory<'a> {
 /// A format, and the sizes of its parts in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    kind: DeviceKind,
+    kind: QuantKind,
     pub(super) format: DeviceFormat,
     /// Whether quants of 4 bits are places in a table. Then a register's two are in one byte.
     has_table: bool,
@@ -188,12 +150,11 @@ impl Layout {
     fn of(kind: BlockType) -> Option<(TileFormat, Self)> {
         let tiles = TileFormat::of(kind)?;
         let (bits, format) = with_format!(tiles, F => (F::BITS, F::DEVICE?));
-        let kind = DeviceKind::Blocks(tiles.block_type());
-        Some((tiles, Self::new(kind, bits, format)))
+        Some((tiles, Self::new(tiles.kind(), bits, format)))
     }
 
     /// The layout of quants of so many bits.
-    pub(super) fn new(kind: DeviceKind, bits: usize, format: DeviceFormat) -> Self {
+    pub(super) fn new(kind: QuantKind, bits: usize, format: DeviceFormat) -> Self {
         let scales = UNIT_INPUTS * WIDTH * bits / 8;
         let (scale_bytes, shared) = match format.scales {
             DeviceScales::Block | DeviceScales::Unit => (8, 0),
@@ -202,10 +163,11 @@ impl Layout {
             DeviceScales::Super => (4, 4),
             DeviceScales::SuperOffset => (8, 8),
             DeviceScales::HalfBlock => (8, 4),
+            DeviceScales::HalfBlockOffset => (8, 8),
             // With a part of the factor.
             DeviceScales::Group => (GROUP_SCALES + FACTOR / GROUPS, 0),
         };
-        let tables = [BlockType::Iq4Nl, BlockType::Iq4Xs].map(DeviceKind::Blocks);
+        let tables = [BlockType::Iq4Nl, BlockType::Iq4Xs].map(QuantKind::Blocks);
         Self {
             kind,
             format,
@@ -308,6 +270,15 @@ impl Strip<'_> {
                 unit[m / 2 * 512 + 16 * lane + m % 2 * 8 + 2 * j + half] = q;
                 continue;
             }
+            if bits == 2 {
+                put(
+                    unit,
+                    8 * lane + m / 2 * 4,
+                    2 * (m % 2 * 4 + j) + 16 * half,
+                    q,
+                );
+                continue;
+            }
             let bit = if has_table {
                 8 * j + 4 * half
             } else {
@@ -386,6 +357,14 @@ impl Strip<'_> {
                     to[block % 2 * 2 + half] = record[HalfBlockScales::factors(sub, half) + c];
                 }
                 self.shared[shared_at(2)..][..2].copy_from_slice(half(0));
+            }
+            DeviceScales::HalfBlockOffset => {
+                for half in 0..2 {
+                    to[block % 2 * 2 + half] = record[HalfBlockOffsets::factors(sub, half) + c];
+                }
+                let shared = &mut self.shared[shared_at(4)..];
+                shared[..2].copy_from_slice(half(0));
+                shared[2..4].copy_from_slice(half(HalfBlockOffsets::M));
             }
             // There are no blocks with them.
             DeviceScales::Unit | DeviceScales::Group => (),

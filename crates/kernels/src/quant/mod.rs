@@ -18,11 +18,13 @@ mod byte_rows;
 mod cuda;
 mod device;
 mod device_float8;
-mod device_nvfp4;
 mod device_tiles;
 mod formats;
+mod kind;
+mod nvfp4;
 mod pack;
 mod portable;
+mod scales;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -46,9 +48,10 @@ pub(crate) use byte_rows::{ByteRows, lines_of_16, pack_16};
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::multiply_groups;
 pub use device::{gated_quantized, matmul_quantized};
-pub use device_nvfp4::Nvfp4;
-pub use device_tiles::{DeviceKind, DeviceQuantMatrix};
+pub use device_tiles::DeviceQuantMatrix;
 pub use formats::BLOCK;
+pub use kind::QuantKind;
+pub use nvfp4::Nvfp4;
 pub(crate) use tiles::Line;
 pub use tiles::QuantMatrix;
 
@@ -80,7 +83,7 @@ fn product<F: VectorFormat>(
     mut store: impl FnMut(usize, &[f32; WIDTH]),
 ) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(proof) = x.tiles(F::BITS) {
+    if let Some(proof) = x.tiles(F::APART) {
         // SAFETY: the CPU has the instructions, which `proof` is the proof of.
         return unsafe { vector::amx::product_amx(proof, strip, x, turns, store) };
     }
@@ -123,7 +126,7 @@ fn product<F: VectorFormat>(
 
 /// Maximum number of rows of a turn.
 fn max_rows(isa: Isa, x: &Activations, format: TileFormat) -> usize {
-    if with_format!(format, F => x.tiles(F::BITS)).is_some() {
+    if with_format!(format, F => x.tiles(F::APART)).is_some() {
         return TILE_ROWS;
     }
     if x.pairs().is_some() {
@@ -159,7 +162,7 @@ impl CpuMatrix for QuantMatrix {
     }
 
     fn format(&self) -> String {
-        self.dtype().to_string()
+        self.kind().to_string()
     }
 
     fn read_row(&self, output: usize, row: &mut [f32]) {

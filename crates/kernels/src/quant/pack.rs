@@ -2,7 +2,7 @@
 
 use super::activations::largest;
 use super::block_type::BlockType;
-use super::formats::{BLOCK, Format, ScaleLayout, TileFormat, WIDTH, with_format};
+use super::formats::{BLOCK, Format, ScaleLayout, TileFormat, WIDTH, held_type, with_format};
 use super::tiles::{Line, QuantMatrix, bytes_mut, quant, set_block, strip_lines};
 use candle_core::Result;
 use half::f16;
@@ -31,7 +31,7 @@ impl QuantMatrix {
             let found = data.len();
             candle_core::bail!("{found} bytes cannot be a [{outputs}, {inputs}] weight in {dtype}");
         };
-        let (data, size) = held_blocks(dtype, format.block_type(), data);
+        let (data, size) = held_blocks(dtype, data);
         let together = dtype.block_size() / BLOCK;
         let lines = with_format!(format, F => pack::<F>(&data, size, together, inputs / BLOCK));
         Ok(Self {
@@ -77,11 +77,14 @@ impl QuantMatrix {
         let (strip, c) = (self.strip::<F>(output / WIDTH), output % WIDTH);
         for (b, row) in row.chunks_exact_mut(BLOCK).enumerate() {
             let (scales, sub, tile) = strip.block(b);
-            let scale = F::Scales::scale(scales, sub, c);
-            let offset = F::Scales::offset(scales, sub, c);
-            for (k, x) in row.iter_mut().enumerate() {
-                let factor = F::Scales::factor(scales, sub, c, 2 * k / BLOCK);
-                *x = scale * (factor * quant::<F>(tile, c, k)) as f32 + offset;
+            for (half, row) in row.chunks_exact_mut(BLOCK / 2).enumerate() {
+                let scale = F::Scales::scale(scales, sub, c, half);
+                let offset = F::Scales::offset(scales, sub, c, half);
+                let factor = F::Scales::factor(scales, sub, c, half);
+                for (k, x) in row.iter_mut().enumerate() {
+                    let quant = quant::<F>(tile, c, half * BLOCK / 2 + k);
+                    *x = scale * (factor * quant) as f32 + offset;
+                }
             }
         }
     }
@@ -89,7 +92,12 @@ impl QuantMatrix {
 
 /// Lays out rows of `blocks` blocks of 32 values, of which `together` are one GGUF block of `size` bytes.
 /// Missing outputs of the last strip are zero.
-fn pack<F: Format>(data: &[u8], size: usize, together: usize, blocks: usize) -> Vec<Line> {
+pub(super) fn pack<F: Format>(
+    data: &[u8],
+    size: usize,
+    together: usize,
+    blocks: usize,
+) -> Vec<Line> {
     let per_row = blocks / together;
     let outputs = data.len() / (size * per_row).max(1);
     let strip_lines = strip_lines::<F>(blocks);
@@ -111,8 +119,9 @@ fn pack<F: Format>(data: &[u8], size: usize, together: usize, blocks: usize) -> 
     lines
 }
 
-/// GGUF blocks of a type as tiles hold them that hold blocks of type `held`, and the bytes of one.
-pub(super) fn held_blocks(kind: BlockType, held: BlockType, data: &[u8]) -> (Cow<'_, [u8]>, usize) {
+/// GGUF blocks of a type as tiles hold them, and the bytes of one.
+pub(super) fn held_blocks(kind: BlockType, data: &[u8]) -> (Cow<'_, [u8]>, usize) {
+    let held = held_type(kind);
     if kind == held {
         return (data.into(), kind.type_size());
     }

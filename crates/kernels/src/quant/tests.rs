@@ -7,14 +7,19 @@ use crate::matmul::matmul;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 
-/// The types that tiles hold.
-fn kinds() -> impl Iterator<Item = BlockType> {
-    BlockType::all().filter(|kind| TileFormat::of(*kind).is_some())
+/// What tiles hold.
+fn kinds() -> impl Iterator<Item = QuantKind> {
+    let types = BlockType::all().filter(|kind| TileFormat::of(*kind).is_some());
+    types.map(QuantKind::Blocks).chain([QuantKind::Nvfp4])
 }
 
-/// A number of inputs that the type allows: `blocks` of its blocks.
-fn inputs(kind: BlockType, blocks: usize) -> usize {
-    blocks * kind.block_size().max(BLOCK)
+/// A number of inputs that the format allows: `blocks` of its blocks, or units.
+fn inputs(kind: QuantKind, blocks: usize) -> usize {
+    let size = match kind {
+        QuantKind::Blocks(kind) => kind.block_size().max(BLOCK),
+        _ => 2 * BLOCK,
+    };
+    blocks * size
 }
 
 fn noise(rows: usize, width: usize, size: f32) -> Vec<f32> {
@@ -54,6 +59,60 @@ fn weight(
     let matrix = QuantMatrix::from_blocks(kind, &data, outputs, inputs).unwrap();
     let values = blocks.dequantize(&Device::Cpu).unwrap().to_vec2();
     (matrix, values.unwrap())
+}
+
+/// The same of any format.
+fn weight_of(kind: QuantKind, outputs: usize, inputs: usize) -> (QuantMatrix, Vec<Vec<f32>>) {
+    match kind {
+        QuantKind::Blocks(kind) => weight(kind, outputs, inputs),
+        _ => nvfp4(outputs, inputs),
+    }
+}
+
+/// A random weight of NVFP4 with all scales that there are, and the values that its floats define.
+fn nvfp4(outputs: usize, inputs: usize) -> (QuantMatrix, Vec<Vec<f32>>) {
+    const SIZES: [f32; 8] = [0., 0.5, 1., 1.5, 2., 3., 4., 6.];
+    let mut state = 11u64;
+    let mut bytes = |count: usize, most: u64| -> Vec<u8> {
+        let next = (0..count).map(|_| {
+            state = crate::mix(state);
+            ((state >> 40) % most) as u8
+        });
+        next.collect()
+    };
+    let numbers = bytes(outputs * inputs / 2, 256);
+    let scales = bytes(outputs * inputs / Nvfp4::GROUP, 0x7f);
+    let factor = 0.0123;
+    let value = |i: usize| {
+        let (number, scale) = (numbers[i / 2] >> (i % 2 * 4) & 15, scales[i / Nvfp4::GROUP]);
+        let (exponent, fraction) = (i32::from(scale >> 3), f32::from(scale & 7));
+        let scale = match exponent {
+            0 => fraction * 2f32.powi(-9),
+            _ => (8. + fraction) * 2f32.powi(exponent - 10),
+        };
+        let sign = if number < 8 { 1. } else { -1. };
+        scale * factor * sign * SIZES[usize::from(number & 7)]
+    };
+    let values: Vec<f32> = (0..outputs * inputs).map(value).collect();
+    let matrix = QuantMatrix::from_nvfp4(&Nvfp4 {
+        shape: (outputs, inputs),
+        numbers: &numbers,
+        scales: &scales,
+        factor,
+    });
+    let values = values.chunks_exact(inputs).map(<[f32]>::to_vec).collect();
+    (matrix.unwrap(), values)
+}
+
+/// Weights of NVFP4 have exactly the values that their floats define.
+#[test]
+fn nvfp4_is_held_without_loss() {
+    let (matrix, values) = nvfp4(37, 288);
+    assert_eq!(matrix.dequantize(), values.concat());
+    // Three strips of two records, each with the factor and 16 numbers for each half of eight blocks.
+    let record = 64 + 8 * (32 + 256);
+    assert_eq!(QuantMatrix::nvfp4_bytes(37, 288), 3 * 2 * record);
+    assert_eq!(size_of_val(&matrix.lines[..]), 3 * 2 * record);
 }
 
 /// Blocks of random bytes with scales near 1/64.
@@ -105,7 +164,7 @@ fn values_are_those_of_another_implementation() {
 fn rows_come_back_as_candle_dequantizes_them() {
     for kind in kinds() {
         let inputs = inputs(kind, 3);
-        let (matrix, values) = weight(kind, 21, inputs);
+        let (matrix, values) = weight_of(kind, 21, inputs);
         for (output, want) in values.iter().enumerate() {
             let mut row = vec![0f32; inputs];
             matrix.dequantize_row(output, &mut row);
@@ -145,7 +204,7 @@ fn products_agree_with_f64_on_the_same_8_bit_activations() {
     for kind in kinds() {
         for (rows, outputs, blocks) in [(1, 1, 1), (3, 8, 2), (5, 21, 3), (9, 40, 4), (70, 9, 2)] {
             let inputs = inputs(kind, blocks);
-            let (matrix, values) = weight(kind, outputs, inputs);
+            let (matrix, values) = weight_of(kind, outputs, inputs);
             let x = noise(rows, inputs, 2.);
             let rounded = Activations::quantize(Isa::Portable, &x, inputs);
             for isa in Isa::available() {
@@ -184,7 +243,7 @@ fn all_isas_and_any_number_of_rows_give_the_same_bits() {
     for kind in kinds() {
         for blocks in [4, 5] {
             let inputs = inputs(kind, blocks);
-            let (matrix, _) = weight(kind, 20, inputs);
+            let (matrix, _) = weight_of(kind, 20, inputs);
             let x = noise(most, inputs, 2.);
             let plain = Activations::quantize(Isa::Portable, &x, inputs);
             let want = products(Isa::Portable, &[&matrix], &x, inputs);
@@ -211,7 +270,7 @@ fn all_isas_and_any_number_of_rows_give_the_same_bits() {
 fn what_is_not_finite_stays_so() {
     for kind in kinds() {
         let inputs = inputs(kind, 2);
-        let (matrix, _) = weight(kind, 20, inputs);
+        let (matrix, _) = weight_of(kind, 20, inputs);
         let finite = noise(5, inputs, 2.);
         let want = products(Isa::Portable, &[&matrix], &finite, inputs);
         for (place, value) in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
@@ -280,7 +339,7 @@ fn avx_vnni_gives_the_same_bits_with_the_instruction_of_avx_512() {
     };
     for kind in kinds() {
         let inputs = inputs(kind, 3);
-        let (matrix, _) = weight(kind, WIDTH, inputs);
+        let (matrix, _) = weight_of(kind, WIDTH, inputs);
         let x = noise(2 * ROWS, inputs, 2.);
         for rows in 1..=2 * ROWS {
             let x = &x[..rows * inputs];
@@ -315,7 +374,7 @@ fn several_weights_in_one_call_are_as_each_alone() {
 fn extreme_values_do_not_overflow() {
     let half = half::f16::ONE.to_le_bytes();
     let zero = [0u8; 2];
-    let kinds: [(BlockType, usize, Vec<u8>, f32); 6] = [
+    let kinds: [(BlockType, usize, Vec<u8>, f32); 8] = [
         (BlockType::Iq4Nl, 32, [&half[..], &[0; 16]].concat(), -127.),
         (
             BlockType::Q8_0,
@@ -335,6 +394,18 @@ fn extreme_values_do_not_overflow() {
             32,
             [&half[..], &zero, &[0xFF; 20]].concat(),
             31.,
+        ),
+        (
+            BlockType::Q2K,
+            256,
+            [&[0x0F; 16][..], &[0xFF; 64], &half, &zero].concat(),
+            45.,
+        ),
+        (
+            BlockType::Q2K,
+            256,
+            [&[0xF0; 16][..], &[0xFF; 64], &half, &half].concat(),
+            -15.,
         ),
         (
             BlockType::Q6K,
@@ -377,7 +448,7 @@ fn floats_are_rounded_to_8_bits() {
         assert!(!values[0].is_finite() && values[32..].iter().all(|x| x.is_finite()));
     }
     assert!(QuantMatrix::from_blocks(GgmlDType::Q6K, &[], 1, 32).is_err());
-    assert!(QuantMatrix::from_blocks(GgmlDType::Q2K, &[0; 84], 1, 256).is_err());
+    assert!(QuantMatrix::from_blocks(GgmlDType::Q8K, &[0; 292], 1, 256).is_err());
     let wrong = Tensor::zeros((1, 32), DType::F32, &Device::Cpu).unwrap();
     assert!(matrix.matmul(&wrong).is_err());
 }

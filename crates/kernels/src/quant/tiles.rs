@@ -2,6 +2,7 @@
 
 use super::block_type::BlockType;
 use super::formats::{BLOCK, Block, Format, ScaleLayout, TileFormat, VECTOR, WIDTH, with_format};
+use super::kind::QuantKind;
 use std::marker::PhantomData;
 
 /// A vector's bytes, aligned.
@@ -48,6 +49,7 @@ impl<F> Copy for Strip<'_, F> {}
 pub(super) fn strip_lines<F: Format>(blocks: usize) -> usize {
     const { assert!(F::SCALES.is_multiple_of(VECTOR) && F::TILE.is_multiple_of(VECTOR)) };
     const { assert!(F::Scales::FACTORS == (F::BITS == 6)) };
+    const { assert!(!F::Scales::BY_HALF || matches!(F::BITS, 2 | 4) && F::BIAS == 0) };
     blocks.div_ceil(F::SPAN) * (F::RECORD / VECTOR)
 }
 
@@ -64,9 +66,9 @@ impl QuantMatrix {
         outputs.div_ceil(WIDTH) * TileFormat::of(dtype).map_or(0, of) * VECTOR
     }
 
-    /// The block type that the tiles hold.
-    pub fn dtype(&self) -> BlockType {
-        self.format.block_type()
+    /// What the tiles hold.
+    pub fn kind(&self) -> QuantKind {
+        self.format.kind()
     }
 
     /// A strip of a weight in format `F`.
@@ -112,13 +114,14 @@ impl<'a, F: Format> Strip<'a, F> {
 pub(super) const NIBBLES: usize = BLOCK * WIDTH / 2;
 
 /// Where the bits of input `k` of output `c` are in a tile: the byte of the low bits and their shift, and
-/// those of the bits above the fourth. With 5 bits, bit `v` of a byte belongs to vector `v`. With 6, the
+/// those of the bits above the fourth. With 2 bits, bit pair `v / 2` of a byte belongs to vector `v`. With 5 bits, bit `v` of a byte belongs to vector `v`. With 6, the
 /// first vector of pairs has, from the low end, those of vectors 0, 1, 4 and 5, the second those of 2, 3, 6
 /// and 7.
 fn place(bits: usize, c: usize, k: usize) -> [(usize, usize); 2] {
     let (v, at) = (k / 4, 4 * c + k % 4);
     let low = match bits {
         8 => (v * VECTOR + at, 0),
+        2 => (v % 2 * VECTOR + at, v / 2 * 2),
         _ => (v % 4 * VECTOR + at, v / 4 * 4),
     };
     let high = match bits {
@@ -147,6 +150,7 @@ pub(super) fn quant<F: Format>(tile: &[u8], c: usize, k: usize) -> i32 {
     let [low, high] = place(F::BITS, c, k);
     let q = match F::BITS {
         8 => tile[low.0],
+        2 => tile[low.0] >> low.1 & 3,
         4 => tile[low.0] >> low.1 & 15,
         bits => {
             let mask = (1 << (bits - 4)) - 1;

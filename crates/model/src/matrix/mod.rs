@@ -14,7 +14,7 @@ use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::dense::{DenseMatrix, Float8};
-use foretoken_kernels::quant::{BlockType, DeviceKind, DeviceQuantMatrix, Nvfp4, QuantMatrix};
+use foretoken_kernels::quant::{BlockType, DeviceQuantMatrix, Nvfp4, QuantKind, QuantMatrix};
 use foretoken_kernels::{Activation, ForwardWeight};
 use std::any::Any;
 use std::borrow::Cow;
@@ -37,6 +37,8 @@ pub enum WeightForm {
     Float8(usize),
     /// FP8 on a GPU.
     DeviceFloat8,
+    /// NVFP4 on the CPU.
+    Nvfp4,
     /// NVFP4 on a GPU.
     DeviceNvfp4,
     /// Our tiles of such blocks, on the CPU.
@@ -72,7 +74,11 @@ impl WeightForm {
     /// The type of its blocks; `None` = it is dense.
     pub fn blocks(self) -> Option<BlockType> {
         match self {
-            Self::Dense(_) | Self::Float8(_) | Self::DeviceFloat8 | Self::DeviceNvfp4 => None,
+            Self::Dense(_)
+            | Self::Float8(_)
+            | Self::DeviceFloat8
+            | Self::Nvfp4
+            | Self::DeviceNvfp4 => None,
             Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => Some(kind),
         }
     }
@@ -82,7 +88,7 @@ impl WeightForm {
         match self {
             Self::Dense(dtype) => dtype.as_str().to_owned(),
             Self::Float8(_) | Self::DeviceFloat8 => DType::F8E4M3.as_str().to_owned(),
-            Self::DeviceNvfp4 => DeviceKind::Nvfp4.to_string(),
+            Self::Nvfp4 | Self::DeviceNvfp4 => QuantKind::Nvfp4.to_string(),
             Self::Tiles(kind) | Self::DeviceTiles(kind) | Self::Blocks(kind) => kind.to_string(),
         }
     }
@@ -98,11 +104,12 @@ impl WeightForm {
             (Self::DeviceFloat8, &[outputs, inputs]) => {
                 DeviceQuantMatrix::float8_bytes(outputs, inputs)
             }
+            (Self::Nvfp4, &[outputs, inputs]) => QuantMatrix::nvfp4_bytes(outputs, inputs),
             (Self::DeviceNvfp4, &[outputs, inputs]) => {
                 DeviceQuantMatrix::nvfp4_bytes(outputs, inputs)
             }
             (Self::Float8(_) | Self::DeviceFloat8, _) => elements,
-            (Self::DeviceNvfp4, _) => elements / 2,
+            (Self::Nvfp4 | Self::DeviceNvfp4, _) => elements / 2,
             (Self::Tiles(kind), &[outputs, inputs]) => QuantMatrix::bytes(kind, outputs, inputs),
             (Self::DeviceTiles(kind), &[outputs, inputs]) => {
                 DeviceQuantMatrix::bytes(kind, outputs, inputs)
@@ -237,6 +244,7 @@ pub fn quantized(
         WeightForm::Dense(_)
         | WeightForm::Float8(_)
         | WeightForm::DeviceFloat8
+        | WeightForm::Nvfp4
         | WeightForm::DeviceNvfp4 => {
             return Err(Error::internal("a dense form has no blocks"));
         }
@@ -271,13 +279,16 @@ pub fn float8(weight: &Float8<'_>, device: &Device, on_gpu: bool) -> Result<Arc<
     Ok(Arc::new(Packed::new(DenseMatrix::of_float8(weight)?)))
 }
 
-/// A weight of NVFP4, which stays so, in the memory of `device` in the layout that a GPU reads.
+/// A weight of NVFP4, which stays so, in the memory of `device` and, if `on_gpu`, in the layout that a GPU reads.
 ///
 /// # Errors
 /// If its numbers or scales are not those of its shape, no product takes them, or the device fails.
-pub fn nvfp4(weight: &Nvfp4<'_>, device: &Device) -> Result<Arc<dyn Matrix>> {
-    let weight = DeviceQuantMatrix::from_nvfp4(weight, device)?;
-    Ok(Arc::new(OnDevice::new(weight)))
+pub fn nvfp4(weight: &Nvfp4<'_>, device: &Device, on_gpu: bool) -> Result<Arc<dyn Matrix>> {
+    if on_gpu {
+        let weight = DeviceQuantMatrix::from_nvfp4(weight, device)?;
+        return Ok(Arc::new(OnDevice::new(weight)));
+    }
+    Ok(Arc::new(Packed::new(QuantMatrix::from_nvfp4(weight)?)))
 }
 
 /// The weights of `matrix`, whose outputs are side by side, for kernels of a GPU that take several at once; `None` if they

@@ -8,7 +8,7 @@ use crate::packed::{Blocks, FloatFormat, PackedConfig, Parts, Scheme, Unpacked, 
 use candle_core::{DType, Device, Tensor, WithDType};
 use foretoken_core::error::{Error, Result, clipped};
 use foretoken_kernels::dense::Float8;
-use foretoken_kernels::quant::{BLOCK, BlockType, DeviceQuantMatrix, Nvfp4};
+use foretoken_kernels::quant::{BLOCK, BlockType, DeviceQuantMatrix, Nvfp4, QuantMatrix};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -96,9 +96,10 @@ impl Weights {
             return matrix.map(Some);
         }
         if let Some(nvfp4) = unpacked.nvfp4().filter(|own| self.keeps_nvfp4(own)) {
+            let place = (&self.device, self.dtypes.on_gpu);
             let matrix = match order {
-                Some(order) => in_order_nvfp4(&nvfp4, order, &self.device),
-                None => matrix::nvfp4(&nvfp4, &self.device),
+                Some(order) => in_order_nvfp4(&nvfp4, order, place),
+                None => matrix::nvfp4(&nvfp4, place.0, place.1),
             };
             return matrix.map(Some);
         }
@@ -144,12 +145,12 @@ impl Weights {
         form.unwrap_or_else(|| self.dtypes.form(self.own_dtype(), &[outputs, inputs]))
     }
 
-    /// The form of FP8 whose scales are those of `run` inputs each, if it stays FP8: where a product takes it, if no blocks
     /// The form of these blocks with so many inputs.
     pub(super) fn form_of_blocks(&self, kind: BlockType, inputs: usize) -> WeightForm {
         WeightForm::of_gguf(kind, inputs, self.dtypes.matrices, self.dtypes.on_gpu)
     }
 
+    /// The form of FP8 whose scales are those of `run` inputs each, if it stays FP8: where a product takes it, if no blocks
     /// are asked for.
     fn form_of_float8(&self, inputs: usize, run: usize) -> Option<WeightForm> {
         if self.dtypes.blocks.is_some() {
@@ -164,9 +165,13 @@ impl Weights {
 
     /// The form of NVFP4, if it stays so: where a product takes it, if no blocks are asked for.
     fn form_of_nvfp4(&self, inputs: usize) -> Option<WeightForm> {
-        let is_taken = DeviceQuantMatrix::keeps_nvfp4(inputs, self.dtypes.activations);
-        let is_kept = self.dtypes.on_gpu && self.dtypes.blocks.is_none() && is_taken;
-        is_kept.then_some(WeightForm::DeviceNvfp4)
+        let (is_taken, form) = if self.dtypes.on_gpu {
+            let is_taken = DeviceQuantMatrix::keeps_nvfp4(inputs, self.dtypes.activations);
+            (is_taken, WeightForm::DeviceNvfp4)
+        } else {
+            (QuantMatrix::keeps_nvfp4(inputs), WeightForm::Nvfp4)
+        };
+        (is_taken && self.dtypes.blocks.is_none()).then_some(form)
     }
 
     /// Whether the matrix stays FP8.
@@ -237,14 +242,14 @@ impl Weights {
             let dense = self.dense_of_packed(unpacked, name, shape, order)?;
             return self.matrix_of(&dense.to_device(&self.device)?, name);
         };
+        if blocks.kind == BlockType::Mxfp4 {
+            self.check_mxfp4(&blocks.data, name)?;
+        }
         let form = self.form_of(Some(blocks.kind), None, shape);
         let data = match order {
             Some(order) => gguf::in_order(&blocks.data, shape.0, order),
             None => blocks.data,
         };
-        if blocks.kind == BlockType::Mxfp4 {
-            self.check_mxfp4(&blocks.data, name)?;
-        }
         let matrix = matrix::quantized(form, data, ordered_shape(shape, order), &self.device)?;
         match blocks.inputs {
             Some(inputs) => Ok(Arc::new(Reordered::new(matrix, &inputs)?)),
@@ -306,8 +311,8 @@ impl Weights {
             };
             return random_float8(&noise, run, (&self.device, self.dtypes.on_gpu));
         }
-        if form == WeightForm::DeviceNvfp4 {
-            return random_nvfp4(&noise, &self.device);
+        if matches!(form, WeightForm::Nvfp4 | WeightForm::DeviceNvfp4) {
+            return random_nvfp4(&noise, (&self.device, self.dtypes.on_gpu));
         }
         match blocks.filter(|_| form.blocks() == blocks) {
             Some(kind) => {
@@ -338,7 +343,7 @@ fn random_float8(
 }
 
 /// NVFP4 near to `weight`, with a scale for each group that holds its largest value.
-fn random_nvfp4(weight: &Tensor, device: &Device) -> Result<Arc<dyn Matrix>> {
+fn random_nvfp4(weight: &Tensor, (device, on_gpu): (&Device, bool)) -> Result<Arc<dyn Matrix>> {
     let (shape, values) = (weight.dims2()?, floats(weight)?);
     let factor = (largest(&values) / (fp8::MAX * mxfp4::MAX)).max(f32::MIN_POSITIVE);
     let groups = values.chunks_exact(Nvfp4::GROUP);
@@ -359,7 +364,7 @@ fn random_nvfp4(weight: &Tensor, device: &Device) -> Result<Arc<dyn Matrix>> {
         scales: &scales,
         factor,
     };
-    matrix::nvfp4(&nvfp4, device)
+    matrix::nvfp4(&nvfp4, device, on_gpu)
 }
 
 /// All values of a tensor.
@@ -373,7 +378,11 @@ fn largest(values: &[f32]) -> f32 {
 }
 
 /// The matrix with its outputs in this order.
-fn in_order_nvfp4(matrix: &Nvfp4<'_>, order: &[u32], device: &Device) -> Result<Arc<dyn Matrix>> {
+fn in_order_nvfp4(
+    matrix: &Nvfp4<'_>,
+    order: &[u32],
+    (device, on_gpu): (&Device, bool),
+) -> Result<Arc<dyn Matrix>> {
     let (outputs, inputs) = matrix.shape;
     let ordered = Nvfp4 {
         shape: (order.len(), inputs),
@@ -381,7 +390,7 @@ fn in_order_nvfp4(matrix: &Nvfp4<'_>, order: &[u32], device: &Device) -> Result<
         scales: &gguf::in_order(matrix.scales, outputs, order),
         factor: matrix.factor,
     };
-    matrix::nvfp4(&ordered, device)
+    matrix::nvfp4(&ordered, device, on_gpu)
 }
 
 /// The matrix with its outputs in this order.

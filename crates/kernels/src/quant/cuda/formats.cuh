@@ -2,6 +2,7 @@
 #pragma once
 #include "unpack.cuh"
 
+using Q2_K = Format<2, 0, HalfBlockOffsets>;
 using Q4_0 = Format<4, 8, BlockScales>;
 using Q4_1 = Format<4, 0, BlockOffsets>;
 using Q4_K = Format<4, 0, SuperOffsets>;
@@ -15,12 +16,13 @@ using MXFP4 = Format<4, 0, BlockExponents, Floats>;
 using NVFP4 = Format<4, 0, GroupScales, Floats>;
 using F8E4M3 = Format<8, 0, UnitScales, Floats>;
 
-// DO(format, the number of its blocks in GGUF files, or DeviceKind's) for each.
+// DO(format, the number of its blocks in GGUF files, or QuantKind's) for each.
 #define FOR_FORMATS(DO)                                                                            \
     DO(Q4_0, 2)                                                                                    \
     DO(Q4_1, 3)                                                                                    \
     DO(Q5_1, 7)                                                                                    \
     DO(Q8_0, 8)                                                                                    \
+    DO(Q2_K, 10)                                                                                   \
     DO(Q4_K, 12)                                                                                   \
     DO(Q5_K, 13)                                                                                   \
     DO(Q6_K, 14)                                                                                   \

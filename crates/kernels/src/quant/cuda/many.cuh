@@ -116,7 +116,9 @@ template <typename F, typename T, typename S, bool GATED = false>
 __device__ void product(const Weights &weights, const T *x, T *y, int inputs, int rows, int width, int column,
                         int chains, int before, int activation = 0) {
     constexpr int STRIP = F::UNIT + F::SUPER, STRIPS_AT = S::ROWS * ROW_BYTES;
-    constexpr int GROUP = STRIPS_AT + S::STRIPS * STRIP, STAGE = S::GROUPS * GROUP;
+    // Also room for the sums of two tiles. As in quant/cuda.rs.
+    constexpr int READ = STRIPS_AT + S::STRIPS * STRIP, TWO_TILES = 2 * S::STRIPS * SUM_BYTES;
+    constexpr int GROUP = READ > TWO_TILES ? READ : TWO_TILES, STAGE = S::GROUPS * GROUP;
     static_assert(STRIP % 16 == 0, "copies have 16 bytes");
     using Sums = RowSums<F, T>;
     constexpr int SUMS = S::TILES * Sums::TILE_BYTES;

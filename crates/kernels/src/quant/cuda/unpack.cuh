@@ -9,6 +9,7 @@
 // - the low 4 bits of quants: 16 bytes per thread, 4 per fragment. Bits 4 j of the lower and of the upper
 //   half word belong to register j. If quants are places in a table, byte j belongs to it. Or, with 8 bits, 16 bytes per
 //   thread and two fragments. Quants of 4 and of 8 bits may be floats.
+//   With 2 bits, as bits 5 and 6 below.
 // - the fifth bit: 4 bytes per thread, bit 4 m + j of each half word for register j of fragment m; or bits 5
 //   and 6: 8 bytes per thread, 4 per two fragments.
 // - scales, 4, 8, 10 or 16 bytes per g: see the kinds of scales below.
@@ -185,6 +186,33 @@ struct HalfBlockScales {
     }
 };
 
+// A byte for each 16 inputs of output g, then of g + 8, with a factor for the scale in its lower and one for the offset in its
+// upper half; 256 inputs share the halves that they are multiplied with, as in SuperOffsets.
+struct HalfBlockOffsets {
+    static constexpr int BYTES = 8, SUPER = 8;
+    static constexpr bool OFFSET = true, HALF_BLOCKS = true;
+
+    template <typename Unit> __device__ static __forceinline__ Scales read(const Unit &unit, int at, int g) {
+        const uint2 factors = unit.load_8(at + BYTES * g);
+        const uint2 shared = unit.load_super_8(SUPER * g);
+        Scales scales;
+        set(scales.scale[0], factors.x, low_half(shared.x));
+        set(scales.scale[1], factors.y, low_half(shared.y));
+        set(scales.offset[0], factors.x >> 4, -high_half(shared.x));
+        set(scales.offset[1], factors.y >> 4, -high_half(shared.y));
+        return scales;
+    }
+    // Products of 11 and 4 bits are exact.
+    __device__ static __forceinline__ void set(float (&to)[FRAGMENTS], uint32_t factors, float half) {
+        const Factor by(half);
+        factors &= 0x0f0f0f0f;
+        to[0] = by.times_byte<0>(factors);
+        to[1] = by.times_byte<1>(factors);
+        to[2] = by.times_byte<2>(factors);
+        to[3] = by.times_byte<3>(factors);
+    }
+};
+
 // A float for each 64 inputs: that of output g, then of output g + 8.
 struct UnitScales {
     static constexpr int BYTES = 8, SUPER = 0;
@@ -231,8 +259,8 @@ template <int BITS_, int BIAS_, typename Kind_, typename Values_ = Integers> str
     static constexpr int BITS = BITS_, BIAS = BIAS_;
     static constexpr bool FLOATS = std::is_same_v<Values, Floats>;
     static constexpr bool TABLE = !FLOATS && !std::is_same_v<Values, Integers>;
-    static constexpr int HIGH = BITS == 8 ? 1024 : 512;
-    static constexpr int SCALES = HIGH + (BITS == 5 ? 128 : BITS == 6 ? 256 : 0);
+    static constexpr int HIGH = BITS == 8 ? 1024 : BITS == 2 ? 0 : 512;
+    static constexpr int SCALES = HIGH + (BITS == 5 ? 128 : BITS == 6 || BITS == 2 ? 256 : 0);
     // Bytes of a unit, and of what four units share.
     static constexpr int UNIT = SCALES + 8 * Kind::BYTES;
     static constexpr int SUPER = 8 * Kind::SUPER;
@@ -278,6 +306,14 @@ __device__ __forceinline__ constexpr uint32_t shifted(uint32_t x, int places) {
 template <typename F, typename T>
 __device__ __forceinline__ uint32_t integers_of_word(uint32_t low, uint32_t high, int m, int j) {
     constexpr uint32_t BASE = IN_BASE<F, T> ? 0x43004300 : Base<T>::BITS;
+    if constexpr (F::BITS == 2) {
+        const uint32_t in_base = and_or(high >> 2 * (m % 2 * 4 + j), 0x00030003, BASE);
+        if constexpr (IN_BASE<F, T>) {
+            return in_base;
+        } else {
+            return integers<T, F::BIAS>(in_base);
+        }
+    }
     const uint32_t numbers = low >> 8 * (j / 2);
     if constexpr (F::BITS == 4 && std::is_same_v<T, f16>) {
         if (j % 2 == 1) {
@@ -315,12 +351,15 @@ __device__ __forceinline__ void unpack(uint32_t (&a)[FRAGMENTS][4], const Unit &
             }
         }
     } else {
-        const uint4 low = unit.load_16(16 * lane);
+        uint4 low = make_uint4(0, 0, 0, 0);
+        if constexpr (F::BITS > 2) {
+            low = unit.load_16(16 * lane);
+        }
         const uint32_t words[FRAGMENTS] = {low.x, low.y, low.z, low.w};
         uint2 high = make_uint2(0, 0);
         if constexpr (F::BITS == 5) {
             high.x = high.y = unit.load_4(F::HIGH + 4 * lane);
-        } else if constexpr (F::BITS == 6) {
+        } else if constexpr (F::BITS == 6 || F::BITS == 2) {
             high = unit.load_8(F::HIGH + 8 * lane);
         }
 #pragma unroll

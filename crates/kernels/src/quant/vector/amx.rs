@@ -88,10 +88,10 @@ unsafe fn unpack<F: VectorFormat>(strip: Strip<'_, F>, first: usize, to: &mut [W
                 }
                 Zmm::store(
                     to.scales.as_mut_ptr(),
-                    F::Scales::scales::<Zmm>(scales, sub, 0),
+                    F::Scales::scales::<Zmm>(scales, sub, 0, 0),
                 );
                 if F::Scales::OFFSET {
-                    let offsets = F::Scales::offsets::<Zmm>(scales, sub, 0);
+                    let offsets = F::Scales::offsets::<Zmm>(scales, sub, 0, 0);
                     Zmm::store(to.offsets.as_mut_ptr(), offsets);
                 }
             }

@@ -44,6 +44,8 @@ pub(in super::super) trait Lanes: 'static {
     unsafe fn negate(a: Self::F) -> Self::F;
     /// Floats with these exponents of 8 bits, but at least the float with the bits `min`.
     unsafe fn powers(exponents: Self::I, min: u32) -> Self::F;
+    /// Floats whose bits are these numbers of 32 bits, 20 places to the left.
+    unsafe fn floats_of_bits(numbers: Self::I) -> Self::F;
     unsafe fn store(at: *mut f32, a: Self::F);
 }
 

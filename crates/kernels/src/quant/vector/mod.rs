@@ -8,11 +8,14 @@ mod lanes;
 mod multiply;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+#[cfg(target_arch = "aarch64")]
+mod pairs;
 mod vectors;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86;
 
 use super::activations::{Activations, ROWS, Turn};
+use super::block_sums::BY_LESS_32;
 use super::formats::{BLOCK, ScaleLayout, VECTOR, WIDTH};
 use super::tiles::Strip;
 use crate::cpu::Isa;
@@ -95,20 +98,57 @@ unsafe fn add_block<M: Multiply, F: VectorFormat, const R: usize>(
 ) {
     // SAFETY: by the caller's contract.
     unsafe {
+        if F::Scales::BY_HALF {
+            return add_halves::<M, F, R>(w, x, sums);
+        }
         let dots = M::dots::<F, R>(w, x);
-        let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first);
+        let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first, 0);
         for (i, sum) in sums.iter_mut().enumerate() {
             let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
             let scale = M::Lanes::float_mul(d, scale);
             *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
         }
         if F::Scales::OFFSET {
-            let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first);
+            let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first, 0);
             for (i, sum) in sums.iter_mut().enumerate() {
                 let x = M::Lanes::float_broadcast(&x.sums(i).sum);
                 *sum = M::Lanes::fma(m, x, *sum);
             }
         }
+    }
+}
+
+/// The same for halves of a block with scales of their own.
+///
+/// # Safety
+/// As [`Multiply::dots`].
+#[inline(always)]
+unsafe fn add_halves<M: Multiply, F: VectorFormat, const R: usize>(
+    w: &RecordWeights,
+    x: &Rows,
+    sums: &mut [Float<M>; R],
+) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let dots = M::half_dots::<F, R>(w, x);
+        each!(half in 0 1 => {
+            let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first, half);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
+                let scale = M::Lanes::float_mul(d, scale);
+                *sum = M::Lanes::fma(M::Lanes::floats(dots[half][i]), scale, *sum);
+            }
+            if F::Scales::OFFSET {
+                let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first, half);
+                let m = M::Lanes::float_mul(m, M::Lanes::float_broadcast(&BY_LESS_32));
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    let of_half = M::Lanes::broadcast((&raw const x.sums(i).less_32[half]).cast());
+                    let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
+                    let scale = M::Lanes::float_mul(m, scale);
+                    *sum = M::Lanes::fma(M::Lanes::floats(of_half), scale, *sum);
+                }
+            }
+        });
     }
 }
 
@@ -178,15 +218,15 @@ unsafe fn rows<M: Multiply, F: VectorFormat, const R: usize, const V: usize>(
 pub(super) fn max_rows<F: VectorFormat>(isa: Isa) -> usize {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        isa if isa.avx512().is_some() => x86::Avx512::max_rows(F::BITS),
+        isa if isa.avx512().is_some() => x86::Avx512::max_rows(F::APART),
         #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni(_) => x86::AvxVnni::max_rows(F::BITS),
+        Isa::AvxVnni(_) => x86::AvxVnni::max_rows(F::APART),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => x86::Avx2Ymm::max_rows(F::BITS),
+        Isa::Avx2(_) => x86::Avx2Ymm::max_rows(F::APART),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon(_) => neon::Widening::max_rows(F::BITS),
+        Isa::Neon(_) => neon::Widening::max_rows(F::APART),
         #[cfg(target_arch = "aarch64")]
-        isa if isa.dotprod().is_some() => neon::Dots::max_rows(F::BITS),
+        isa if isa.dotprod().is_some() => neon::Dots::max_rows(F::APART),
         _ => ROWS,
     }
 }
@@ -206,7 +246,7 @@ macro_rules! product {
         let mut number = 0;
         for turn in $turns {
             match turn.rows {
-                $($rows if $rows <= <$multiply>::max_rows(<$format>::BITS) => {
+                $($rows if $rows <= <$multiply>::max_rows(<$format>::APART) => {
                     let mut out = [[0f32; WIDTH]; $rows];
                     for from in (0..WIDTH).step_by($vectors * width) {
                         let ahead = Ahead::new($strip, number, all);

@@ -12,8 +12,9 @@ use super::vectors::VectorFormat;
 pub(super) trait Multiply {
     type Lanes: Lanes;
 
-    /// The most rows that are multiplied together, so that what they need stays in registers.
-    fn max_rows(bits: usize) -> usize;
+    /// The most rows that are multiplied together, so that what they need stays in registers; fewer if halves of a block
+    /// are multiplied apart.
+    fn max_rows(is_apart: bool) -> usize;
 
     /// For each of `R` rows, the exact `sum(factor * (quant - bias) * x)` of a block for the outputs of a
     /// vector.
@@ -24,6 +25,15 @@ pub(super) trait Multiply {
         w: &RecordWeights,
         x: &Rows,
     ) -> [<Self::Lanes as Lanes>::I; R];
+
+    /// The same `sum((quant - bias) * x)` of each half of a block, whose scales differ.
+    ///
+    /// # Safety
+    /// As [`Multiply::dots`].
+    unsafe fn half_dots<F: VectorFormat, const R: usize>(
+        w: &RecordWeights,
+        x: &Rows,
+    ) -> [[<Self::Lanes as Lanes>::I; R]; 2];
 }
 
 /// Where a block of weights is.

@@ -20,6 +20,7 @@ macro_rules! shift {
             2 => $shift::<2>($bytes),
             3 => $shift::<3>($bytes),
             4 => $shift::<4>($bytes),
+            6 => $shift::<6>($bytes),
             _ => unreachable!("no format needs it"),
         }
     };
@@ -60,9 +61,12 @@ lanes!(Quad, uint8x16_t, float32x4_t, 4;
         let bits = vshlq_n_u32::<23>(vreinterpretq_u32_u8(exponents));
         vreinterpretq_f32_u32(vmaxq_u32(bits, vdupq_n_u32(min)))
     };
+    floats_of_bits(numbers: uint8x16_t) -> float32x4_t => {
+        vreinterpretq_f32_u32(vshlq_n_u32::<20>(vreinterpretq_u32_u8(numbers)))
+    };
 );
 
-/// The weights of a block for four outputs, as signed bytes: quants below 128, or values.
+/// The weights of a block for four outputs, as signed bytes: quants below 128, or values, of halves with their bias.
 ///
 /// # Safety
 /// As [`quants`].
@@ -123,7 +127,7 @@ pub(super) struct Dots;
 impl Multiply for Dots {
     type Lanes = Quad;
 
-    fn max_rows(_: usize) -> usize {
+    fn max_rows(_: bool) -> usize {
         6
     }
 
@@ -134,20 +138,55 @@ impl Multiply for Dots {
             let weights = weights::<F>(w.tile);
             let mut dots = [Quad::zero(); R];
             for (i, dot) in dots.iter_mut().enumerate() {
-                let mut halves = [unbiased::<F>(x, i, 0), unbiased::<F>(x, i, 1)];
-                each!(half in 0 1 => {
-                    let w = &weights[4 * half..];
-                    let x = vld1q_s8(x.inputs(i, 4 * half).cast());
-                    // One sum if no half has a factor.
-                    let sum = &mut halves[if F::BITS == 6 { half } else { 0 }];
-                    *sum = sdot::<0>(*sum, w[0], x);
-                    *sum = sdot::<1>(*sum, w[1], x);
-                    *sum = sdot::<2>(*sum, w[2], x);
-                    *sum = sdot::<3>(*sum, w[3], x);
-                });
-                *dot = join::<F>(w, halves);
+                *dot = join::<F>(w, Self::halves::<F>(&weights, x, i));
             }
             dots
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn half_dots<F: VectorFormat, const R: usize>(
+        w: &RecordWeights,
+        x: &Rows,
+    ) -> [[Int<Self>; R]; 2] {
+        // SAFETY: by the caller's contract.
+        unsafe {
+            let weights = weights::<F>(w.tile);
+            let mut dots = [[Quad::zero(); R]; 2];
+            for i in 0..R {
+                let [low, high] = Self::halves::<F>(&weights, x, i);
+                dots[0][i] = vreinterpretq_u8_s32(low);
+                dots[1][i] = vreinterpretq_u8_s32(high);
+            }
+            dots
+        }
+    }
+}
+
+impl Dots {
+    /// The sums of a row: of both halves, if they are multiplied apart, or all in the first.
+    ///
+    /// # Safety
+    /// The CPU has the instructions; there is such a row.
+    #[inline(always)]
+    unsafe fn halves<F: VectorFormat>(
+        weights: &[int8x16_t; VECTORS],
+        x: &Rows,
+        i: usize,
+    ) -> [int32x4_t; 2] {
+        // SAFETY: by the caller's contract.
+        unsafe {
+            let mut halves = [unbiased::<F>(x, i, 0), unbiased::<F>(x, i, 1)];
+            each!(half in 0 1 => {
+                let w = &weights[4 * half..];
+                let x = vld1q_s8(x.inputs(i, 4 * half).cast());
+                let sum = &mut halves[if F::APART { half } else { 0 }];
+                *sum = sdot::<0>(*sum, w[0], x);
+                *sum = sdot::<1>(*sum, w[1], x);
+                *sum = sdot::<2>(*sum, w[2], x);
+                *sum = sdot::<3>(*sum, w[3], x);
+            });
+            halves
         }
     }
 }
@@ -184,7 +223,7 @@ pub(super) struct Widening;
 impl Multiply for Widening {
     type Lanes = Quad;
 
-    fn max_rows(_: usize) -> usize {
+    fn max_rows(_: bool) -> usize {
         6
     }
 
@@ -195,27 +234,63 @@ impl Multiply for Widening {
             let weights = weights::<F>(w.tile);
             let mut dots = [Quad::zero(); R];
             for (i, dot) in dots.iter_mut().enumerate() {
-                let mut halves = [unbiased::<F>(x, i, 0), unbiased::<F>(x, i, 1)];
-                // Each number of 16 bits gets one product of each vector: of quants of 6 bits at most 4 * 63 * 127, of
-                // values 2 * 128 * 127.
-                each!(half in 0 1 => {
-                    let sum = &mut halves[if F::BITS == 6 { half } else { 0 }];
-                    let mut products = [vdupq_n_s16(0); 2];
-                    each!(v in 0 1 2 3 => {
-                        let v = 4 * half + v;
-                        let x = vreinterpretq_s8_u8(Quad::broadcast(x.inputs(i, v)));
-                        products[0] = vmlal_s8(products[0], vget_low_s8(weights[v]), vget_low_s8(x));
-                        products[1] = vmlal_high_s8(products[1], weights[v], x);
-                        if F::VALUE_BITS == 8 && v % 4 == 1 {
-                            *sum = vaddq_s32(*sum, four_sums(products));
-                            products = [vdupq_n_s16(0); 2];
-                        }
-                    });
-                    *sum = vaddq_s32(*sum, four_sums(products));
-                });
-                *dot = join::<F>(w, halves);
+                *dot = join::<F>(w, Self::halves::<F>(&weights, x, i));
             }
             dots
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn half_dots<F: VectorFormat, const R: usize>(
+        w: &RecordWeights,
+        x: &Rows,
+    ) -> [[Int<Self>; R]; 2] {
+        // SAFETY: by the caller's contract.
+        unsafe {
+            let weights = weights::<F>(w.tile);
+            let mut dots = [[Quad::zero(); R]; 2];
+            for i in 0..R {
+                let [low, high] = Self::halves::<F>(&weights, x, i);
+                dots[0][i] = vreinterpretq_u8_s32(low);
+                dots[1][i] = vreinterpretq_u8_s32(high);
+            }
+            dots
+        }
+    }
+}
+
+impl Widening {
+    /// As [`Dots::halves`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn halves<F: VectorFormat>(
+        weights: &[int8x16_t; VECTORS],
+        x: &Rows,
+        i: usize,
+    ) -> [int32x4_t; 2] {
+        // SAFETY: by the caller's contract.
+        unsafe {
+            let mut halves = [unbiased::<F>(x, i, 0), unbiased::<F>(x, i, 1)];
+            // Each number of 16 bits gets one product of each vector: of quants of 6 bits at most 4 * 63 * 127, of
+            // values 2 * 128 * 127.
+            each!(half in 0 1 => {
+                let sum = &mut halves[if F::APART { half } else { 0 }];
+                let mut products = [vdupq_n_s16(0); 2];
+                each!(v in 0 1 2 3 => {
+                    let v = 4 * half + v;
+                    let x = vreinterpretq_s8_u8(Quad::broadcast(x.inputs(i, v)));
+                    products[0] = vmlal_s8(products[0], vget_low_s8(weights[v]), vget_low_s8(x));
+                    products[1] = vmlal_high_s8(products[1], weights[v], x);
+                    if F::VALUE_BITS == 8 && v % 4 == 1 {
+                        *sum = vaddq_s32(*sum, four_sums(products));
+                        products = [vdupq_n_s16(0); 2];
+                    }
+                });
+                *sum = vaddq_s32(*sum, four_sums(products));
+            });
+            halves
         }
     }
 }

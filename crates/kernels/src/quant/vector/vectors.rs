@@ -1,8 +1,8 @@
 //! The formats as vectors.
 
 use super::super::formats::{
-    BlockOffsets, BlockScales, Exponents, Format, HalfBlockScales, ScaleLayout, SuperOffsets,
-    SuperScales, VECTOR, WIDTH,
+    BlockOffsets, BlockScales, Exponents, Format, GroupScales, HalfBlockOffsets, HalfBlockScales,
+    ScaleLayout, SuperOffsets, SuperScales, VECTOR, WIDTH,
 };
 use super::super::tiles::NIBBLES;
 use super::lanes::Lanes;
@@ -18,17 +18,22 @@ impl<F: Format<Scales: VectorScales>> VectorFormat for F {}
 /// Scales as vectors. The functions are inlined into functions that have the instructions. `first` is the
 /// first of the outputs that a vector has.
 pub(in super::super) trait VectorScales: ScaleLayout {
-    /// The scales of block `sub` of a record.
+    /// The scales of block `sub` of a record, or with [`ScaleLayout::BY_HALF`] of half a block.
     ///
     /// # Safety
     /// The CPU has the instructions; `scales` is the start of a record.
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F;
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F;
 
     /// The offsets; only called with [`ScaleLayout::OFFSET`].
     ///
     /// # Safety
     /// As [`VectorScales::scales`].
-    unsafe fn offsets<L: Lanes>(_scales: *const u8, _sub: usize, _first: usize) -> L::F {
+    unsafe fn offsets<L: Lanes>(
+        _scales: *const u8,
+        _sub: usize,
+        _first: usize,
+        _half: usize,
+    ) -> L::F {
         unreachable!("the format has no offsets")
     }
 
@@ -46,8 +51,8 @@ pub(in super::super) trait VectorScales: ScaleLayout {
     }
 }
 
-/// Unsigned quants of inputs `4 v .. 4 v + 4`, or the values plus 128 that they stand for. `tile` is the tile's address plus four bytes for each output
-/// before the vector's first.
+/// Unsigned quants of inputs `4 v .. 4 v + 4`, or the values plus a bias that they stand for. `tile` is the tile's address
+/// plus four bytes for each output before the vector's first.
 ///
 /// # Safety
 /// The CPU has the instructions; the tile has format `F`; `v < 8`.
@@ -57,6 +62,16 @@ pub(super) unsafe fn quants<F: Format, L: Lanes>(tile: *const u8, v: usize) -> L
     unsafe {
         if F::BITS == 8 {
             return L::load(tile.add(v * VECTOR));
+        }
+        if F::BITS == 2 {
+            let all = L::load(tile.add(v % 2 * VECTOR));
+            let pairs = match v / 2 {
+                0 => all,
+                1 => L::right::<2>(all),
+                2 => L::right::<4>(all),
+                _ => L::right::<6>(all),
+            };
+            return L::and(pairs, L::bytes(3));
         }
         let both = L::load(tile.add(v % (VECTORS / 2) * VECTOR));
         let nibbles = if v < VECTORS / 2 {
@@ -120,7 +135,7 @@ unsafe fn upper_pair<L: Lanes>(tile: *const u8, v: usize) -> L::I {
 
 impl VectorScales for BlockScales {
     #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
         unsafe { L::halves(scales.add(2 * (sub * WIDTH + first))) }
     }
@@ -128,13 +143,13 @@ impl VectorScales for BlockScales {
 
 impl VectorScales for BlockOffsets {
     #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize, _: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
         unsafe { L::halves(scales.add(2 * first)) }
     }
 
     #[inline(always)]
-    unsafe fn offsets<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+    unsafe fn offsets<L: Lanes>(scales: *const u8, _: usize, first: usize, _: usize) -> L::F {
         // SAFETY: as above.
         unsafe { L::halves(scales.add(2 * (WIDTH + first))) }
     }
@@ -142,7 +157,7 @@ impl VectorScales for BlockOffsets {
 
 impl VectorScales for SuperOffsets {
     #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
         unsafe {
             let sc = L::unsigned(scales.add(Self::SC + sub * WIDTH + first));
@@ -151,7 +166,7 @@ impl VectorScales for SuperOffsets {
     }
 
     #[inline(always)]
-    unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+    unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
         // SAFETY: as above.
         unsafe {
             let mn = L::unsigned(scales.add(Self::MN + sub * WIDTH + first));
@@ -163,7 +178,7 @@ impl VectorScales for SuperOffsets {
 
 impl VectorScales for SuperScales {
     #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
         unsafe {
             let factors = L::signed(scales.add(Self::factors(sub) + first));
@@ -174,7 +189,7 @@ impl VectorScales for SuperScales {
 
 impl VectorScales for Exponents {
     #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize) -> L::F {
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
         // SAFETY: as above.
         unsafe {
             let exponents = L::unsigned(scales.add(sub * WIDTH + first));
@@ -188,7 +203,7 @@ impl VectorScales for Exponents {
 
 impl VectorScales for HalfBlockScales {
     #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize) -> L::F {
+    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize, _: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
         unsafe { L::halves(scales.add(2 * first)) }
     }
@@ -197,5 +212,40 @@ impl VectorScales for HalfBlockScales {
     unsafe fn factors<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::I {
         // SAFETY: as above.
         unsafe { L::signed(scales.add(Self::factors(sub, half) + first)) }
+    }
+}
+
+impl VectorScales for HalfBlockOffsets {
+    #[inline(always)]
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
+        // SAFETY: in the record, by the caller's contract.
+        unsafe {
+            let both = L::unsigned(scales.add(Self::factors(sub, half) + first));
+            let sc = L::floats(L::and(both, L::bytes(15)));
+            L::float_mul(L::halves(scales.add(2 * first)), sc)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
+        // SAFETY: as above.
+        unsafe {
+            let both = L::unsigned(scales.add(Self::factors(sub, half) + first));
+            let mn = L::floats(L::right::<4>(both));
+            let m = L::halves(scales.add(Self::M + 2 * first));
+            L::negate(L::float_mul(m, mn))
+        }
+    }
+}
+
+impl VectorScales for GroupScales {
+    #[inline(always)]
+    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
+        // SAFETY: in the record, by the caller's contract; a record is aligned for an f32.
+        unsafe {
+            let numbers = L::unsigned(scales.add(Self::numbers(sub, half) + first));
+            let factor = L::float_broadcast(&*scales.cast::<f32>());
+            L::float_mul(L::floats_of_bits(numbers), factor)
+        }
     }
 }

@@ -41,6 +41,7 @@ lanes!(Ymm, __m256i, __m256, 8;
         let bits = _mm256_slli_epi32::<23>(exponents);
         _mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(min as i32)))
     };
+    floats_of_bits(numbers: __m256i) -> __m256 => _mm256_castsi256_ps(_mm256_slli_epi32::<20>(numbers));
 );
 
 lanes!(Zmm, __m512i, __m512, 16;
@@ -70,6 +71,7 @@ lanes!(Zmm, __m512i, __m512, 16;
         let bits = _mm512_slli_epi32::<23>(exponents);
         _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(min as i32)))
     };
+    floats_of_bits(numbers: __m512i) -> __m512 => _mm512_castsi512_ps(_mm512_slli_epi32::<20>(numbers));
     negate(a: __m512) -> __m512 => {
         let sign = _mm512_set1_epi32(i32::MIN);
         _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), sign))
@@ -91,20 +93,20 @@ trait ByteDots: Multiply {
     unsafe fn keep(v: Int<Self>) -> Int<Self>;
 }
 
-/// See [`Multiply::dots`].
+/// Two sums for each row, which together are that of [`Multiply::dots`] before factors: those of the halves of a block, if
+/// they are multiplied apart, or if there are few rows, so that instructions wait less for each other. Otherwise the second
+/// is zero.
 ///
 /// # Safety
-/// As there.
+/// As [`Multiply::dots`].
 #[inline(always)]
-unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
+unsafe fn sums<M: ByteDots, F: VectorFormat, const R: usize>(
     w: &RecordWeights,
     x: &Rows,
-) -> [Int<M>; R] {
+) -> [[Int<M>; R]; 2] {
     // SAFETY: in range and available, by the caller's contract.
     unsafe {
-        // Two sums per row if the halves have factors; or if there are few rows, so that instructions wait
-        // less for each other.
-        let two = F::BITS == 6 || R < 4;
+        let two = F::APART || R < 4;
         let (mut low, mut high) = ([M::Lanes::zero(); R], [M::Lanes::zero(); R]);
         for i in 0..R {
             match F::VALUE_BITS {
@@ -130,6 +132,22 @@ unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
                 *sum = if R > 2 { M::keep(added) } else { added };
             }
         });
+        [low, high]
+    }
+}
+
+/// See [`Multiply::dots`].
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
+    w: &RecordWeights,
+    x: &Rows,
+) -> [Int<M>; R] {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let [mut low, high] = sums::<M, F, R>(w, x);
         if F::BITS == 6 {
             let first = F::Scales::factors::<M::Lanes>(w.scales, w.sub, w.first, 0);
             let second = F::Scales::factors::<M::Lanes>(w.scales, w.sub, w.first, 1);
@@ -137,7 +155,7 @@ unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
                 low[i] =
                     M::Lanes::add(M::Lanes::mul(low[i], first), M::Lanes::mul(high[i], second));
             }
-        } else if two {
+        } else if R < 4 {
             for i in 0..R {
                 low[i] = M::Lanes::add(low[i], high[i]);
             }
@@ -154,14 +172,24 @@ macro_rules! byte_dots {
         impl Multiply for $name {
             type Lanes = $lanes;
 
-            fn max_rows(bits: usize) -> usize {
-                $max_rows(bits)
+            fn max_rows(is_apart: bool) -> usize {
+                let (rows, apart): (usize, usize) = $max_rows;
+                if is_apart { apart } else { rows }
             }
 
             #[inline(always)]
             unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [Int<Self>; R] {
                 // SAFETY: by the caller's contract.
                 unsafe { dots::<Self, F, R>(w, x) }
+            }
+
+            #[inline(always)]
+            unsafe fn half_dots<F: VectorFormat, const R: usize>(
+                w: &RecordWeights,
+                x: &Rows,
+            ) -> [[Int<Self>; R]; 2] {
+                // SAFETY: by the caller's contract.
+                unsafe { sums::<Self, F, R>(w, x) }
             }
         }
 
@@ -186,16 +214,16 @@ macro_rules! byte_dots {
 }
 
 byte_dots!(
-    /// AVX-512 VNNI: 32 registers. A row needs two of them, or three with 6 bits.
-    Avx512, Zmm, |bits| if bits == 6 { 8 } else { 12 }, _mm512_dpbusd_epi32, keep_512
+    /// AVX-512 VNNI: 32 registers. A row needs two of them, or three if halves are multiplied apart.
+    Avx512, Zmm, (12, 8), _mm512_dpbusd_epi32, keep_512
 );
 byte_dots!(
     /// AVX-VNNI: 16 registers.
-    AvxVnni, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_avx_epi32, keep
+    AvxVnni, Ymm, (6, 4), _mm256_dpbusd_avx_epi32, keep
 );
 byte_dots!(
     /// As [`AvxVnni`], for CPUs that have AVX-512 instead.
-    Avx512Ymm, Ymm, |bits| if bits == 6 { 4 } else { 6 }, _mm256_dpbusd_epi32, keep
+    Avx512Ymm, Ymm, (6, 4), _mm256_dpbusd_epi32, keep
 );
 
 /// AVX2: 16 registers.
@@ -204,7 +232,7 @@ pub(super) struct Avx2Ymm;
 impl Multiply for Avx2Ymm {
     type Lanes = Ymm;
 
-    fn max_rows(_: usize) -> usize {
+    fn max_rows(_: bool) -> usize {
         // More than the registers hold: the sums of floats are in memory meanwhile, but it unpacks less.
         8
     }
@@ -284,6 +312,42 @@ impl Multiply for Avx2Ymm {
             dots
         }
     }
+
+    #[inline(always)]
+    unsafe fn half_dots<F: VectorFormat, const R: usize>(
+        w: &RecordWeights,
+        x: &Rows,
+    ) -> [[__m256i; R]; 2] {
+        // SAFETY: in range and available, by the caller's contract.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            let mut dots = [[_mm256_setzero_si256(); R]; 2];
+            if F::VALUE_BITS == 6 {
+                for (half, dots) in dots.iter_mut().enumerate() {
+                    for (i, dot) in dots.iter_mut().enumerate() {
+                        *dot = _mm256_set1_epi32(x.sums(i).less_32[half]);
+                    }
+                }
+            }
+            // Products of two vectors are added in i16: at most 2 * 2 * 63 * 127.
+            each!(two in 0 1 2 3 => {
+                let mut pairs = [_mm256_setzero_si256(); R];
+                each!(of_two in 0 1 => {
+                    let v = 2 * two + of_two;
+                    let w = quants::<F, Ymm>(w.tile, v);
+                    for (i, pairs) in pairs.iter_mut().enumerate() {
+                        let products = _mm256_maddubs_epi16(w, Ymm::broadcast(x.inputs(i, v)));
+                        let sum = _mm256_add_epi16(*pairs, products);
+                        *pairs = if R > 2 { keep(sum) } else { sum };
+                    }
+                });
+                for (dot, pairs) in dots[two / 2].iter_mut().zip(pairs) {
+                    *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
+                }
+            });
+            dots
+        }
+    }
 }
 
 macro_rules! keep {
@@ -310,7 +374,7 @@ keep!(keep_512, __m512i, zmm_reg, "avx512f");
 
 #[cfg(test)]
 pub(in super::super) fn max_rows_avx_vnni<F: VectorFormat>() -> usize {
-    AvxVnni::max_rows(F::BITS)
+    AvxVnni::max_rows(F::APART)
 }
 
 /// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.

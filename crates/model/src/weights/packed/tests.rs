@@ -58,7 +58,8 @@ fn checks(folder: &Path) -> BTreeMap<String, Vec<f64>> {
     checks.collect()
 }
 
-/// All values, whatever the format: no weight is rounded, neither in blocks nor in f32.
+/// All values, whatever the format: no weight is rounded, neither in blocks nor in f32. Only NVFP4 has a factor of its scales
+/// that is rounded, the reciprocal of the stored one.
 #[test]
 fn every_matrix_has_the_values_that_its_format_defines() {
     for folder in fixtures() {
@@ -74,8 +75,12 @@ fn every_matrix_has_the_values_that_its_format_defines() {
                     .map(|(i, &value)| f64::from(value) * (((i * 37 + 11) % 101) as f64 - 50.));
                 let found: f64 = product.sum();
                 let what = folder.display();
+                let allowed = match &*matrix.format() {
+                    "NVFP4" => 1e-5,
+                    _ => 1e-10,
+                };
                 assert!(
-                    (found - want).abs() < 1e-10,
+                    (found - want).abs() < allowed,
                     "{what}: {name}: {found}, {want}"
                 );
             }
@@ -117,7 +122,7 @@ fn headers_tell_the_form_of_every_matrix() {
         ("gptq_ordered", "Q4_0"),
         ("mxfp4", "MXFP4"),
         ("nf4", "bf16"),
-        ("nvfp4", "bf16"),
+        ("nvfp4", "NVFP4"),
         ("w4a16", "Q4_0"),
         ("w8a16", "Q8_0"),
         ("w8a16_asymmetric", "bf16"),

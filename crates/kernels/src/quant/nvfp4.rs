@@ -1,9 +1,17 @@
-//! Weights of NVFP4 on a GPU.
+//! Weights of NVFP4.
 
-use super::device_tiles::{DeviceKind, DeviceQuantMatrix, Layout, Strip, UNIT_INPUTS};
-use super::formats::{BLOCK, DeviceFormat, DeviceScales, WIDTH};
+use super::device_tiles::{DeviceQuantMatrix, Layout, Strip, UNIT_INPUTS};
+use super::formats::{
+    self, BLOCK, DeviceFormat, DeviceScales, GroupScales, TileFormat, VECTOR, WIDTH,
+};
+use super::kind::QuantKind;
+use super::pack::pack;
+use super::tiles::{QuantMatrix, strip_lines};
 use candle_core::{DType, Device, Result};
 use std::array::from_fn;
+
+/// Bytes of what the CPU's layout is made of: the factor, two scales, and 32 numbers.
+const BLOCK_BYTES: usize = size_of::<f32>() + 2 + BLOCK / 2;
 
 /// A weight `[outputs, inputs]` of floats of 4 bits with 2 of an exponent (E2M1).
 #[derive(Debug, Clone, Copy)]
@@ -29,13 +37,61 @@ impl Nvfp4<'_> {
         let is_taken = self.factor.is_normal() && (0. ..Self::MAX_FACTOR).contains(&self.factor);
         is_taken && self.scales.iter().all(|&scale| scale < 0x7f)
     }
+
+    /// Checks that products take it, whose inputs `are_taken`.
+    fn check(&self, are_taken: bool) -> Result<()> {
+        let (outputs, inputs) = self.shape;
+        let groups = outputs * inputs / Self::GROUP;
+        let fits = self.numbers.len() == 8 * groups && self.scales.len() == groups;
+        if !fits || !are_taken || !self.can_hold() {
+            candle_core::bail!("no kernel for this NVFP4 of [{outputs}, {inputs}]");
+        }
+        Ok(())
+    }
+}
+
+impl QuantMatrix {
+    /// Whether there is a kernel for NVFP4 of so many inputs.
+    pub fn keeps_nvfp4(inputs: usize) -> bool {
+        inputs.is_multiple_of(BLOCK) && inputs > 0
+    }
+
+    /// Bytes of a weight of NVFP4.
+    pub fn nvfp4_bytes(outputs: usize, inputs: usize) -> usize {
+        outputs.div_ceil(WIDTH) * strip_lines::<formats::Nvfp4>(inputs / BLOCK) * VECTOR
+    }
+
+    /// Lays out a weight of NVFP4, without loss.
+    ///
+    /// # Errors
+    /// If [`keeps_nvfp4`](Self::keeps_nvfp4) or [`Nvfp4::can_hold`] says no, or the numbers or scales are not those of the
+    /// shape.
+    pub fn from_nvfp4(weight: &Nvfp4<'_>) -> Result<Self> {
+        weight.check(Self::keeps_nvfp4(weight.shape.1))?;
+        // The table of the tiles has twice the values of the floats.
+        let factor = weight.factor * (0.5 * GroupScales::OVER);
+        let (numbers, _) = weight.numbers.as_chunks::<{ BLOCK / 2 }>();
+        let (scales, _) = weight.scales.as_chunks::<2>();
+        let mut data = Vec::with_capacity(numbers.len() * BLOCK_BYTES);
+        for (numbers, scales) in numbers.iter().zip(scales) {
+            data.extend_from_slice(&factor.to_le_bytes());
+            data.extend_from_slice(scales);
+            data.extend_from_slice(numbers);
+        }
+        let (outputs, inputs) = weight.shape;
+        Ok(Self {
+            outputs,
+            inputs,
+            format: TileFormat::Nvfp4,
+            lines: pack::<formats::Nvfp4>(&data, BLOCK_BYTES, 1, inputs / BLOCK),
+        })
+    }
 }
 
 impl DeviceQuantMatrix {
     /// Whether there is a kernel for NVFP4 of so many inputs, with activations in `dtype`.
     pub fn keeps_nvfp4(inputs: usize, dtype: DType) -> bool {
-        let is_taken = inputs.is_multiple_of(BLOCK) && inputs > 0;
-        is_taken && matches!(dtype, DType::F16 | DType::BF16)
+        QuantMatrix::keeps_nvfp4(inputs) && matches!(dtype, DType::F16 | DType::BF16)
     }
 
     /// Bytes of a weight of NVFP4.
@@ -50,11 +106,7 @@ impl DeviceQuantMatrix {
     /// shape, or the device has no memory.
     pub fn from_nvfp4(weight: &Nvfp4<'_>, device: &Device) -> Result<Self> {
         let (outputs, inputs) = weight.shape;
-        let groups = outputs * inputs / Nvfp4::GROUP;
-        let fits = weight.numbers.len() == 8 * groups && weight.scales.len() == groups;
-        if !fits || !Self::keeps_nvfp4(inputs, DType::F16) || !weight.can_hold() {
-            candle_core::bail!("no kernel for this NVFP4 of [{outputs}, {inputs}]");
-        }
+        weight.check(Self::keeps_nvfp4(inputs, DType::F16))?;
         let packed = layout().pack(weight.shape, |first, mut strip| {
             for unit in 0..inputs.div_ceil(UNIT_INPUTS) {
                 strip.put_factor(unit, weight.factor * 2f32.powi(120));
@@ -73,7 +125,7 @@ fn layout() -> Layout {
         #[cfg(feature = "cuda")]
         ptx: crate::gpu::NVFP4,
     };
-    Layout::new(DeviceKind::Nvfp4, 4, format)
+    Layout::new(QuantKind::Nvfp4, 4, format)
 }
 
 /// Stores an output of `weight` as output `c` of the strip.
@@ -104,8 +156,9 @@ mod tests {
                 factor,
             };
             let made = DeviceQuantMatrix::from_nvfp4(&weight, &Device::Cpu);
+            assert_eq!(QuantMatrix::from_nvfp4(&weight).is_ok(), made.is_ok());
             made.map(|made| {
-                assert_eq!(made.kind(), DeviceKind::Nvfp4);
+                assert_eq!(made.kind(), QuantKind::Nvfp4);
                 let bytes = DeviceQuantMatrix::nvfp4_bytes(2, inputs);
                 assert_eq!(made.tiles.elem_count(), bytes);
             })
