@@ -2,8 +2,8 @@
 
 use super::block_type::BlockType;
 use super::formats::{
-    BLOCK, Block, DeviceFormat, DeviceScales, Format, HalfBlockOffsets, HalfBlockScales, SUPER,
-    ScaleLayout, SuperOffsets, SuperScales, TileFormat, WIDTH, with_format,
+    BLOCK, Block, DeviceFormat, DeviceScales, Format, HalfBlockOffsets, SUPER, ScaleLayout,
+    SuperOffsets, SuperScales, TileFormat, WIDTH, of_half, with_format,
 };
 use super::kind::QuantKind;
 use super::pack::held_blocks;
@@ -354,13 +354,13 @@ impl Strip<'_> {
             }
             DeviceScales::HalfBlock => {
                 for half in 0..2 {
-                    to[block % 2 * 2 + half] = record[HalfBlockScales::factors(sub, half) + c];
+                    to[block % 2 * 2 + half] = record[of_half(sub, half) + c];
                 }
                 self.shared[shared_at(2)..][..2].copy_from_slice(half(0));
             }
             DeviceScales::HalfBlockOffset => {
                 for half in 0..2 {
-                    to[block % 2 * 2 + half] = record[HalfBlockOffsets::factors(sub, half) + c];
+                    to[block % 2 * 2 + half] = record[of_half(sub, half) + c];
                 }
                 let shared = &mut self.shared[shared_at(4)..];
                 shared[..2].copy_from_slice(half(0));

@@ -13,14 +13,13 @@
 //! multiples of 64 bytes, so a weight is one stream of aligned vectors.
 
 use super::block_type::BlockType;
-use std::array::from_fn;
-
 use super::kind::QuantKind;
 pub use super::scales::BLOCK;
 pub(super) use super::scales::{
     BlockOffsets, BlockScales, Exponents, GroupScales, HalfBlockOffsets, HalfBlockScales, SUPER,
-    ScaleLayout, SuperOffsets, SuperScales, VECTOR, WIDTH,
+    ScaleLayout, SuperOffsets, SuperScales, VECTOR, WIDTH, of_half,
 };
+use std::array::from_fn;
 
 /// Values of the quants of `IQ4_NL` and `IQ4_XS`.
 const IQ4: [i8; 16] = [

@@ -56,6 +56,11 @@ fn half(scales: &[u8], from: usize, c: usize) -> f32 {
     f16::from_le_bytes([scales[at], scales[at + 1]]).to_f32()
 }
 
+/// The place of the 16 bytes of half a block among scales that begin with a vector of what all of them share.
+pub(super) const fn of_half(sub: usize, half: usize) -> usize {
+    VECTOR + (2 * sub + half) * WIDTH
+}
+
 /// A half for each of two blocks.
 pub(super) struct BlockScales;
 
@@ -138,22 +143,15 @@ impl ScaleLayout for SuperOffsets {
 /// 16 halves `d`, 32 unused bytes, then for each half block 16 signed bytes.
 pub(super) struct HalfBlockScales;
 
-impl HalfBlockScales {
-    /// The place of the factors of a half block among the scales.
-    pub const fn factors(sub: usize, half: usize) -> usize {
-        2 * HALVES + (2 * sub + half) * WIDTH
-    }
-}
-
 impl ScaleLayout for HalfBlockScales {
     const SPAN: usize = SUPER / BLOCK;
-    const BYTES: usize = Self::factors(Self::SPAN, 0);
+    const BYTES: usize = of_half(Self::SPAN, 0);
     const FACTORS: bool = true;
 
     fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
         copy_half(&data[208..], scales, 0, c);
         for half in 0..2 {
-            scales[Self::factors(sub, half) + c] = data[192 + 2 * sub + half];
+            scales[of_half(sub, half) + c] = data[192 + 2 * sub + half];
         }
     }
 
@@ -162,7 +160,7 @@ impl ScaleLayout for HalfBlockScales {
     }
 
     fn factor(scales: &[u8], sub: usize, c: usize, half: usize) -> i32 {
-        i32::from(scales[Self::factors(sub, half) + c] as i8)
+        i32::from(scales[of_half(sub, half) + c] as i8)
     }
 }
 
@@ -172,16 +170,11 @@ pub(super) struct HalfBlockOffsets;
 
 impl HalfBlockOffsets {
     pub const M: usize = HALVES;
-
-    /// The place of the factors of a half block among the scales.
-    pub const fn factors(sub: usize, half: usize) -> usize {
-        2 * HALVES + (2 * sub + half) * WIDTH
-    }
 }
 
 impl ScaleLayout for HalfBlockOffsets {
     const SPAN: usize = SUPER / BLOCK;
-    const BYTES: usize = Self::factors(Self::SPAN, 0);
+    const BYTES: usize = of_half(Self::SPAN, 0);
     const OFFSET: bool = true;
     const BY_HALF: bool = true;
 
@@ -190,16 +183,16 @@ impl ScaleLayout for HalfBlockOffsets {
         copy_half(&data[80..], scales, 0, c);
         copy_half(&data[82..], scales, Self::M, c);
         for half in 0..2 {
-            scales[Self::factors(sub, half) + c] = data[2 * sub + half];
+            scales[of_half(sub, half) + c] = data[2 * sub + half];
         }
     }
 
     fn scale(scales: &[u8], sub: usize, c: usize, in_half: usize) -> f32 {
-        half(scales, 0, c) * f32::from(scales[Self::factors(sub, in_half) + c] & 15)
+        half(scales, 0, c) * f32::from(scales[of_half(sub, in_half) + c] & 15)
     }
 
     fn offset(scales: &[u8], sub: usize, c: usize, in_half: usize) -> f32 {
-        -(half(scales, Self::M, c) * f32::from(scales[Self::factors(sub, in_half) + c] >> 4))
+        -(half(scales, Self::M, c) * f32::from(scales[of_half(sub, in_half) + c] >> 4))
     }
 }
 
@@ -213,29 +206,24 @@ impl GroupScales {
     pub const SHIFT: u32 = 20;
     /// 2^120, which is part of the stored factor.
     pub const OVER: f32 = f32::from_bits((127 + 120) << 23);
-
-    /// The place of the numbers of a half block among the scales.
-    pub const fn numbers(sub: usize, half: usize) -> usize {
-        VECTOR + (2 * sub + half) * WIDTH
-    }
 }
 
 impl ScaleLayout for GroupScales {
     const SPAN: usize = SUPER / BLOCK;
-    const BYTES: usize = Self::numbers(Self::SPAN, 0);
+    const BYTES: usize = of_half(Self::SPAN, 0);
     const BY_HALF: bool = true;
 
     /// Reads the factor, as it is stored, and two numbers.
     fn read(data: &[u8], sub: usize, c: usize, scales: &mut [u8]) {
         scales[..4].copy_from_slice(&data[..4]);
         for half in 0..2 {
-            scales[Self::numbers(sub, half) + c] = data[4 + half];
+            scales[of_half(sub, half) + c] = data[4 + half];
         }
     }
 
     fn scale(scales: &[u8], sub: usize, c: usize, half: usize) -> f32 {
         let factor = f32::from_le_bytes([scales[0], scales[1], scales[2], scales[3]]);
-        let number = u32::from(scales[Self::numbers(sub, half) + c]);
+        let number = u32::from(scales[of_half(sub, half) + c]);
         f32::from_bits(number << Self::SHIFT) * factor
     }
 }

@@ -21,7 +21,7 @@ use super::tiles::Strip;
 use crate::cpu::Isa;
 use crate::simd::prefetch;
 use lanes::Lanes;
-use multiply::{Float, Multiply, RecordWeights, Rows, each};
+use multiply::{Float, Int, Multiply, RecordWeights, Rows, each};
 pub(super) use vectors::VectorFormat;
 use vectors::VectorScales;
 
@@ -103,11 +103,7 @@ unsafe fn add_block<M: Multiply, F: VectorFormat, const R: usize>(
         }
         let dots = M::dots::<F, R>(w, x);
         let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first, 0);
-        for (i, sum) in sums.iter_mut().enumerate() {
-            let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
-            let scale = M::Lanes::float_mul(d, scale);
-            *sum = M::Lanes::fma(M::Lanes::floats(dots[i]), scale, *sum);
-        }
+        add_scaled::<M, R>(&dots, d, x, sums);
         if F::Scales::OFFSET {
             let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first, 0);
             for (i, sum) in sums.iter_mut().enumerate() {
@@ -133,22 +129,38 @@ unsafe fn add_halves<M: Multiply, F: VectorFormat, const R: usize>(
         let dots = M::half_dots::<F, R>(w, x);
         each!(half in 0 1 => {
             let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first, half);
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
-                let scale = M::Lanes::float_mul(d, scale);
-                *sum = M::Lanes::fma(M::Lanes::floats(dots[half][i]), scale, *sum);
-            }
+            add_scaled::<M, R>(&dots[half], d, x, sums);
             if F::Scales::OFFSET {
                 let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first, half);
                 let m = M::Lanes::float_mul(m, M::Lanes::float_broadcast(&BY_LESS_32));
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let of_half = M::Lanes::broadcast((&raw const x.sums(i).less_32[half]).cast());
-                    let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
-                    let scale = M::Lanes::float_mul(m, scale);
-                    *sum = M::Lanes::fma(M::Lanes::floats(of_half), scale, *sum);
+                let mut less_32 = [M::Lanes::zero(); R];
+                for (i, less_32) in less_32.iter_mut().enumerate() {
+                    *less_32 = M::Lanes::broadcast((&raw const x.sums(i).less_32[half]).cast());
                 }
+                add_scaled::<M, R>(&less_32, m, x, sums);
             }
         });
+    }
+}
+
+/// Adds a number of each row to its sum, times what the weights have for it and the row's scale.
+///
+/// # Safety
+/// The CPU has what `M` needs; there are such rows.
+#[inline(always)]
+unsafe fn add_scaled<M: Multiply, const R: usize>(
+    numbers: &[Int<M>; R],
+    by: Float<M>,
+    x: &Rows,
+    sums: &mut [Float<M>; R],
+) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
+            let scale = M::Lanes::float_mul(by, scale);
+            *sum = M::Lanes::fma(M::Lanes::floats(numbers[i]), scale, *sum);
+        }
     }
 }
 

@@ -117,14 +117,20 @@ unsafe fn join<F: VectorFormat>(w: &RecordWeights, halves: [int32x4_t; 2]) -> ui
     }
 }
 
-/// `sdot`, of which an instruction takes four inputs of a row out of a register with 16.
-///
-/// A block of `Q4_0` and 16 outputs takes 109 instructions with one row and 359 with four, of which 32 and 128 are
-/// `sdot` (counted; times are not measured). More rows than four are multiplied with one vector at a time: 32 registers
-/// hold no more sums.
-pub(super) struct Dots;
+/// A way to multiply the values of one row after the other.
+trait Halves {
+    /// The sums of a row: of both halves, if they are multiplied apart, or all in the first.
+    ///
+    /// # Safety
+    /// The CPU has the instructions; there is such a row.
+    unsafe fn halves<F: VectorFormat>(
+        weights: &[int8x16_t; VECTORS],
+        x: &Rows,
+        i: usize,
+    ) -> [int32x4_t; 2];
+}
 
-impl Multiply for Dots {
+impl<M: Halves> Multiply for M {
     type Lanes = Quad;
 
     fn max_rows(_: bool) -> usize {
@@ -163,11 +169,14 @@ impl Multiply for Dots {
     }
 }
 
-impl Dots {
-    /// The sums of a row: of both halves, if they are multiplied apart, or all in the first.
-    ///
-    /// # Safety
-    /// The CPU has the instructions; there is such a row.
+/// `sdot`, of which an instruction takes four inputs of a row out of a register with 16.
+///
+/// A block of `Q4_0` and 16 outputs takes 109 instructions with one row and 359 with four, of which 32 and 128 are
+/// `sdot` (counted; times are not measured). More rows than four are multiplied with one vector at a time: 32 registers
+/// hold no more sums.
+pub(super) struct Dots;
+
+impl Halves for Dots {
     #[inline(always)]
     unsafe fn halves<F: VectorFormat>(
         weights: &[int8x16_t; VECTORS],
@@ -220,50 +229,7 @@ unsafe fn sdot<const GROUP: i32>(
 /// `smlal`: products are added in 16 bits, as many as fit there.
 pub(super) struct Widening;
 
-impl Multiply for Widening {
-    type Lanes = Quad;
-
-    fn max_rows(_: bool) -> usize {
-        6
-    }
-
-    #[inline(always)]
-    unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [Int<Self>; R] {
-        // SAFETY: in range and available, by the caller's contract.
-        unsafe {
-            let weights = weights::<F>(w.tile);
-            let mut dots = [Quad::zero(); R];
-            for (i, dot) in dots.iter_mut().enumerate() {
-                *dot = join::<F>(w, Self::halves::<F>(&weights, x, i));
-            }
-            dots
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn half_dots<F: VectorFormat, const R: usize>(
-        w: &RecordWeights,
-        x: &Rows,
-    ) -> [[Int<Self>; R]; 2] {
-        // SAFETY: by the caller's contract.
-        unsafe {
-            let weights = weights::<F>(w.tile);
-            let mut dots = [[Quad::zero(); R]; 2];
-            for i in 0..R {
-                let [low, high] = Self::halves::<F>(&weights, x, i);
-                dots[0][i] = vreinterpretq_u8_s32(low);
-                dots[1][i] = vreinterpretq_u8_s32(high);
-            }
-            dots
-        }
-    }
-}
-
-impl Widening {
-    /// As [`Dots::halves`].
-    ///
-    /// # Safety
-    /// As there.
+impl Halves for Widening {
     #[inline(always)]
     unsafe fn halves<F: VectorFormat>(
         weights: &[int8x16_t; VECTORS],

@@ -2,7 +2,7 @@
 
 use super::super::formats::{
     BlockOffsets, BlockScales, Exponents, Format, GroupScales, HalfBlockOffsets, HalfBlockScales,
-    ScaleLayout, SuperOffsets, SuperScales, VECTOR, WIDTH,
+    ScaleLayout, SuperOffsets, SuperScales, VECTOR, WIDTH, of_half,
 };
 use super::super::tiles::NIBBLES;
 use super::lanes::Lanes;
@@ -211,7 +211,7 @@ impl VectorScales for HalfBlockScales {
     #[inline(always)]
     unsafe fn factors<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::I {
         // SAFETY: as above.
-        unsafe { L::signed(scales.add(Self::factors(sub, half) + first)) }
+        unsafe { L::signed(scales.add(of_half(sub, half) + first)) }
     }
 }
 
@@ -220,7 +220,7 @@ impl VectorScales for HalfBlockOffsets {
     unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract.
         unsafe {
-            let both = L::unsigned(scales.add(Self::factors(sub, half) + first));
+            let both = L::unsigned(scales.add(of_half(sub, half) + first));
             let sc = L::floats(L::and(both, L::bytes(15)));
             L::float_mul(L::halves(scales.add(2 * first)), sc)
         }
@@ -230,7 +230,7 @@ impl VectorScales for HalfBlockOffsets {
     unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
         // SAFETY: as above.
         unsafe {
-            let both = L::unsigned(scales.add(Self::factors(sub, half) + first));
+            let both = L::unsigned(scales.add(of_half(sub, half) + first));
             let mn = L::floats(L::right::<4>(both));
             let m = L::halves(scales.add(Self::M + 2 * first));
             L::negate(L::float_mul(m, mn))
@@ -243,7 +243,7 @@ impl VectorScales for GroupScales {
     unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
         // SAFETY: in the record, by the caller's contract; a record is aligned for an f32.
         unsafe {
-            let numbers = L::unsigned(scales.add(Self::numbers(sub, half) + first));
+            let numbers = L::unsigned(scales.add(of_half(sub, half) + first));
             let factor = L::float_broadcast(&*scales.cast::<f32>());
             L::float_mul(L::floats_of_bits(numbers), factor)
         }
