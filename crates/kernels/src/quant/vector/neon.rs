@@ -159,10 +159,10 @@ impl<M: Halves> Multiply for M {
         unsafe {
             let weights = weights::<F>(w.tile);
             let mut dots = [[Quad::zero(); R]; 2];
-            for i in 0..R {
-                let [low, high] = Self::halves::<F>(&weights, x, i);
-                dots[0][i] = vreinterpretq_u8_s32(low);
-                dots[1][i] = vreinterpretq_u8_s32(high);
+            let [lows, highs] = &mut dots;
+            for (i, (low, high)) in lows.iter_mut().zip(highs).enumerate() {
+                let halves = Self::halves::<F>(&weights, x, i);
+                [*low, *high] = halves.map(|half| vreinterpretq_u8_s32(half));
             }
             dots
         }
