@@ -169,6 +169,7 @@ mod tests {
             "target": [{"rows": 1, "cost": 1.0, "seen": 50}, {"rows": 4, "cost": 1.4, "seen": 9}],
             "attention": [0.0001, 0.0002],
             "draft": [{"rows": 1, "cost": 1.0, "seen": 50}],
+            "displacement": {"mean": 0.07, "seen": 12},
             "drafts": {
                 "nodes": [{"features": [0, 3], "hits": 3.0, "n": 7.0}],
                 "levels": [{"features": [1], "hits": 0.0, "n": 7.0}],

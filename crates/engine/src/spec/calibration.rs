@@ -151,16 +151,12 @@ pub fn measure(
             batch.push_span(tokens, &[], context, table, store.block_size);
         }
         batch.logits = (0..rows as u32).collect();
-        let started = Instant::now();
-        let output = model.forward(&batch, store)?;
-        // Waits for the result.
-        let one = output.logits.narrow(0, 0, 1)?.narrow(1, 0, 1)?;
-        one.flatten_all()?.to_vec1::<f32>()?;
+        let (experts_read, seconds) = timed(model, store, &batch)?;
         Ok::<_, Error>(MeasuredForward {
             rows,
             context,
-            experts_read: output.experts_read,
-            seconds: started.elapsed().as_secs_f64(),
+            experts_read,
+            seconds,
         })
     };
     // The step from token to token, the fastest forward, and the seconds of all.
@@ -219,6 +215,57 @@ pub fn measure(
         forwards,
         observations,
     })
+}
+
+/// Runs a forward and waits for its result. Returns the experts that it read, and its seconds.
+fn timed(model: &mut dyn Model, store: &mut KvStore, batch: &Batch) -> Result<(usize, f64)> {
+    let started = Instant::now();
+    let output = model.forward(batch, store)?;
+    let one = output.logits.narrow(0, 0, 1)?.narrow(1, 0, 1)?;
+    one.flatten_all()?.to_vec1::<f32>()?;
+    Ok((output.experts_read, started.elapsed().as_secs_f64()))
+}
+
+/// A forward of the first rows of a sequence, to be repeated.
+pub struct RepeatedForward<'a> {
+    model: &'a mut dyn Model,
+    store: &'a mut KvStore,
+    batch: Batch,
+}
+
+impl<'a> RepeatedForward<'a> {
+    /// A forward of `rows` rows. Writes to the pool, which has `num_blocks` blocks and in which no sequence may have any.
+    ///
+    /// # Errors
+    /// If the pool has no room for so many tokens.
+    pub fn new(
+        model: &'a mut dyn Model,
+        store: &'a mut KvStore,
+        num_blocks: usize,
+        rows: usize,
+    ) -> Result<Self> {
+        let mut blocks = BlockAllocator::new(num_blocks, store.block_size);
+        let mut table = BlockTable::default();
+        (blocks.reserve(&mut table, rows)).map_err(|_| Error::internal("a pool without blocks"))?;
+        let vocab_size = model.info().vocab_size as u32;
+        let tokens: Vec<u32> = (0..rows as u32).map(|row| row % vocab_size).collect();
+        let mut batch = Batch::default();
+        batch.push_span(&tokens, &[], 0, &table, store.block_size);
+        batch.logits = (0..rows as u32).collect();
+        Ok(Self {
+            model,
+            store,
+            batch,
+        })
+    }
+
+    /// Runs it; returns its seconds.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub fn run(&mut self) -> Result<f64> {
+        Ok(timed(self.model, self.store, &self.batch)?.1)
+    }
 }
 
 /// The forwards, none with more seconds than one with more rows or tokens before them: that one does the same work and more,

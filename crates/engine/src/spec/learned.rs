@@ -1,6 +1,7 @@
 //! What the budget and a drafter have learned, to be kept over restarts. It is only where they begin: what is measured
 //! and seen counts more.
 
+use super::displacement::Displacement;
 use serde::{Deserialize, Serialize};
 
 /// Most entries of a list.
@@ -16,6 +17,8 @@ pub struct Learned {
     pub attention: [f64; 2],
     /// Forwards of the draft model by rows.
     pub draft: Vec<LearnedCost>,
+    /// What a head costs the target's forwards beside its own.
+    pub displacement: Displacement,
     /// What was seen of its guesses.
     pub drafts: LearnedDrafts,
 }
@@ -67,6 +70,7 @@ impl Learned {
             && counts.iter().all(|counts| counts.len() <= MAX_ENTRIES)
             && all.all(|count| count.is_valid(usize::MAX))
             && costs.all(LearnedCost::is_valid)
+            && self.displacement.is_valid()
             && self.attention.iter().all(|cost| (0.0..1.0).contains(cost))
     }
 }

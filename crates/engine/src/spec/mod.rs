@@ -8,6 +8,7 @@ mod calibration;
 mod cascade;
 mod cost;
 mod device;
+mod displacement;
 pub mod draft;
 mod draft_model;
 mod drafter;

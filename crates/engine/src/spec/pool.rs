@@ -3,7 +3,8 @@
 mod disk;
 
 use super::acceptance_model::{AcceptanceModel, History};
-use super::calibration::{self, Calibration};
+use super::calibration::{self, Calibration, RepeatedForward};
+use super::displacement::Displacement;
 use super::draft::{CacheScope, Committed, DraftCost, DraftRequest, Forecast, SeqId};
 use super::features::{Features, MAX_UNREAD};
 use candle_core::Tensor;
@@ -255,6 +256,23 @@ impl DraftPool {
         let (model, store) = (network.draft.model_mut(), &mut network.store);
         // Drafts are tokens that differ.
         calibration::measure(model, store, num_blocks, false, max_rows)
+    }
+
+    /// Measures what the head's forwards cost the target's, of which `target` runs one and returns its seconds. Called as
+    /// [`DraftPool::calibrate`].
+    ///
+    /// # Errors
+    /// If a device failed.
+    pub fn measure_displacement(
+        &mut self,
+        target: impl FnMut() -> Result<f64>,
+    ) -> Result<Displacement> {
+        let network = &mut self.network;
+        let num_blocks = network.blocks.num_blocks();
+        let (model, store) = (network.draft.model_mut(), &mut network.store);
+        // A step's token, and one that was guessed.
+        let mut head = RepeatedForward::new(model, store, num_blocks, 2)?;
+        Displacement::measure(target, || head.run())
     }
 
     /// The forecast of a draft down to depth `length` for which a forward must compute `pending` rows first.

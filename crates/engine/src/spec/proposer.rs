@@ -12,6 +12,7 @@ use super::masks::{Forced, follow_grammar};
 use super::reading::Reading;
 use super::step::{SequenceState, StepInput};
 use super::target_cost::TargetCost;
+use foretoken_core::error::Result;
 use std::collections::{HashMap, HashSet};
 
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
@@ -138,10 +139,30 @@ impl Proposer {
         }
     }
 
+    /// Measures what a head that reads costs the target's forwards, of which `target` runs one and returns its seconds. If it
+    /// cannot be measured, and of other drafters, it counts as nothing.
+    pub fn measure_displacement(&mut self, target: impl FnMut() -> Result<f64>) {
+        if !self.reads_states() {
+            return;
+        }
+        match self.drafter.pool(|pool| pool.measure_displacement(target)) {
+            None => (),
+            Some(Ok(measured)) => {
+                tracing::debug!(
+                    share = measured.share(),
+                    "the head slows the target's forwards"
+                );
+                self.reading.displacement = measured;
+            }
+            Some(Err(error)) => tracing::warn!("the head was not measured: {error}"),
+        }
+    }
+
     /// What was learned so far, to [recall](Proposer::recall) it after the next start.
     pub fn learned(&mut self) -> Learned {
         let mut learned = Learned::default();
         self.budget.learned(&mut learned);
+        learned.displacement = self.reading.displacement;
         let drafts = &mut learned.drafts;
         (self.drafter).call("learned", |drafter| drafter.learned(drafts));
         learned
@@ -150,6 +171,7 @@ impl Proposer {
     /// Begins with what was learned before an earlier end, beside what was measured since.
     pub fn recall(&mut self, learned: &Learned) {
         self.budget.recall(learned);
+        self.reading.displacement.recall(&learned.displacement);
         (self.drafter).call("recall", |drafter| drafter.recall(&learned.drafts));
     }
 
@@ -458,6 +480,8 @@ pub fn base_of(inputs: &[StepInput<'_>]) -> Base {
     }
 }
 
+#[cfg(test)]
+mod gains;
 #[cfg(test)]
 mod loads;
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Whether a head reads a text: it pays only while its drafts are expected to save more time than reading
-//! takes. Pure: no tensors, no clock.
+//! takes and than the target's forwards take longer beside it. Pure: no tensors, no clock.
 //!
 //! A head that may draft needs the target's hidden states of all tokens and reads the whole prompt, though
 //! with many sequences in a step a draft seldom pays for its rows. So a text begins with the head, or goes on
 //! without it until fewer sequences run; the head then starts with the states that come next.
 
 use super::budget::{Base, Budget, DraftForecast, StepCost};
+use super::displacement::Displacement;
 use super::draft::{Forecast, SeqId};
 
 /// The share that each step has in the averages.
@@ -34,6 +35,8 @@ pub struct Reading {
     /// Rows that the head has read ahead of a request, and their seconds.
     rows: f64,
     seconds: f64,
+    /// What a head that reads costs the target's forwards.
+    pub displacement: Displacement,
     /// Whether it pays for greedy and for sampled texts, and whether it would if drafts were as good as they may be, as
     /// of `looked_load`; and steps since then.
     pays: [bool; 2],
@@ -51,6 +54,7 @@ impl Default for Reading {
             tokens: FIRST_TOKENS,
             rows: 0.0,
             seconds: 0.0,
+            displacement: Displacement::default(),
             pays: [true; 2],
             may_pay: [true; 2],
             looked_load: 0.0,
@@ -97,11 +101,12 @@ impl Reading {
         };
         // A step gives a sequence at least one token, for which the head has read its share.
         let per_token = self.row_seconds() * self.prompt_rows / self.tokens;
+        let displaced = self.displacement.share() * budget.plain_share(base);
+        let cost = per_token + displaced;
         for (kind, forecast) in typical.iter().enumerate() {
             let forecast = DraftForecast::of(forecast, forecast.path.len());
             let hoped = forecast.hoped_path();
-            let pays =
-                |path| budget.saved_seconds(DraftForecast { path, ..forecast }, base) > per_token;
+            let pays = |path| budget.saved_seconds(DraftForecast { path, ..forecast }, base) > cost;
             self.pays[kind] = pays(forecast.path);
             self.may_pay[kind] = self.pays[kind] || pays(&hoped);
         }

@@ -3,7 +3,7 @@
 mod disk;
 
 use super::budget::{BudgetMode, StepCost};
-use super::calibration;
+use super::calibration::{self, RepeatedForward};
 use super::device;
 use super::draft::{Committed, DraftCost, Proposal, SeqId};
 use super::drafter::Drafter;
@@ -96,6 +96,11 @@ impl SpeculativeRunner {
             cost.calibrate(&measured.forwards);
             cost.believe(measured.observations);
             proposer.calibrate(max_rows);
+            // The caches of a GPU are small beside its models.
+            if !target.device().is_cuda() {
+                let mut one = RepeatedForward::new(target, store, self.num_blocks, 1)?;
+                proposer.measure_displacement(|| one.run());
+            }
         }
         tracing::debug!(observations = measured.observations, "steps were measured");
         Ok(measured.forwards)

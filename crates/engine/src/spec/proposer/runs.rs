@@ -1,10 +1,11 @@
-//! Whole runs over prompts in random order: what drafters gain, and how surely.
+//! Simulated runs over prompts in random order.
 
 use super::super::calibration::no_dearer_than_more_rows;
 use super::super::cost::tests::Noise;
+use super::super::displacement::Displacement;
 use super::super::target_cost::MeasuredForward;
 use super::tests::input;
-use super::traces::{AVX2, H100, Machine, Text, TracedHead, VNNI, XEON, ZEN5, rates};
+use super::traces::{Machine, Text, TracedHead, rates};
 use super::*;
 use crate::spec::draft::{Committed, DraftContext};
 use crate::spec::{Cascade, Tables};
@@ -16,7 +17,9 @@ use std::sync::Arc;
 const RUNS: u64 = 20;
 /// Prompts of a run, two of each category, and tokens of an answer.
 const PROMPTS: usize = 26;
-const ANSWER: usize = 96;
+pub const ANSWER: usize = 96;
+/// Steps until the cache has settled after a head's forward.
+const SETTLED: usize = 12;
 /// Longest draft.
 const LENGTH: usize = 8;
 /// Seconds of an interruption.
@@ -25,30 +28,44 @@ const INTERRUPTION: f64 = 0.1;
 const DEVIATION: f64 = 0.08;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Drafts {
+pub enum Drafts {
     Tables,
     Head,
     Both,
 }
 
 /// The measured time of something that takes `seconds`: now and then something else runs.
-struct Clock {
+pub struct Clock {
     noise: Noise,
     /// Steps for which the machine is slow.
     slow: usize,
     /// Seconds that the next request for a draft, and a head's next reading, are interrupted for.
     of_request: f64,
     of_reading: f64,
+    /// Steps since the head's last forward.
+    since_head: usize,
 }
 
 impl Clock {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self {
             noise: Noise(seed),
             slow: 0,
             of_request: 0.0,
             of_reading: 0.0,
+            since_head: SETTLED,
         }
+    }
+
+    /// What a step takes that would take `seconds` without a head, which has run a forward if it `reads`.
+    fn beside_head(&mut self, machine: Machine, seconds: f64, reads: bool) -> f64 {
+        self.since_head = if reads { 0 } else { self.since_head + 1 };
+        let displaced = if self.since_head < SETTLED {
+            machine.displaced
+        } else {
+            0.0
+        };
+        seconds * (1.0 + displaced)
     }
 
     fn next(&mut self) {
@@ -66,7 +83,7 @@ impl Clock {
 
 /// What else runs while forwards are measured before the first request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Start {
+pub enum Start {
     Quiet,
     /// Other work needs the same cores: most forwards take 1.5 to 3 times as long.
     Busy,
@@ -74,7 +91,7 @@ enum Start {
     Interrupted,
 }
 
-fn proposer(
+pub fn proposer(
     machine: Machine,
     drafts: Drafts,
     texts: &[Arc<Text>],
@@ -130,6 +147,7 @@ fn proposer(
         let draft = forwards.iter().map(|one| (one.rows, one.seconds));
         (proposer.budget().draft_cost()).calibrate(&draft.collect::<Vec<_>>());
     }
+    proposer.reading.displacement = Displacement::of(machine.displaced);
     if start == Start::Busy {
         proposer.budget().target().believe(1);
         proposer.budget().draft_cost().believe(1);
@@ -137,7 +155,7 @@ fn proposer(
     proposer
 }
 
-fn state(id: usize, text: &Text) -> SequenceState {
+pub fn state(id: usize, text: &Text) -> SequenceState {
     let prompt = text.tokens[..text.prompt_len].to_vec();
     let params = SamplingParams {
         temperature: if text.is_sampled { 1.0 } else { 0.0 },
@@ -233,7 +251,7 @@ fn seconds(
 }
 
 /// Lets a prompt be read; returns the seconds that the head takes for it.
-fn read_prompt(
+pub fn read_prompt(
     machine: Machine,
     proposer: &mut Proposer,
     first: &mut [SequenceState; 1],
@@ -249,6 +267,7 @@ fn read_prompt(
     let mut reading = 0.0;
     if is_tapped {
         proposer.drafter.pool(|pool| {
+            clock.since_head = 0;
             reading = machine.reading(rows);
             pool.network.read = (rows, reading + std::mem::take(&mut clock.of_reading));
         });
@@ -269,7 +288,13 @@ fn read_prompt(
 }
 
 /// Runs a text without drafts in between, as `bench` does.
-fn run_plain(machine: Machine, text: &Text, id: usize, proposer: &mut Proposer, clock: &mut Clock) {
+pub fn run_plain(
+    machine: Machine,
+    text: &Text,
+    id: usize,
+    proposer: &mut Proposer,
+    clock: &mut Clock,
+) {
     let mut plain = state(id, text);
     for next in text.prompt_len..text.tokens.len() {
         let rows = plain.tokens.len() - plain.kv_len;
@@ -280,6 +305,7 @@ fn run_plain(machine: Machine, text: &Text, id: usize, proposer: &mut Proposer, 
         }];
         let proposal = proposer.propose(&mut inputs, 1 << 20).remove(0);
         assert!(proposal.draft.is_empty() && !proposal.is_tapped);
+        let seconds = clock.beside_head(machine, machine.step(1, rows.min(16), next), false);
         proposer.note_step(&StepCost {
             sequences: 1,
             base_rows: rows,
@@ -287,7 +313,7 @@ fn run_plain(machine: Machine, text: &Text, id: usize, proposer: &mut Proposer, 
             context: next,
             experts_read: 0,
             tokens: 1,
-            target_seconds: clock.measured(machine.step(1, rows.min(16), next)),
+            target_seconds: clock.measured(seconds),
             draft_seconds: 0.0,
         });
         plain.kv_len = plain.tokens.len();
@@ -297,7 +323,7 @@ fn run_plain(machine: Machine, text: &Text, id: usize, proposer: &mut Proposer, 
 }
 
 /// Runs a step; returns its seconds.
-fn step(
+pub fn step(
     machine: Machine,
     texts: &[Arc<Text>],
     states: &mut [SequenceState],
@@ -340,7 +366,8 @@ fn step(
         rest[..new].iter().for_each(|&token| state.push(token));
         (nodes, tokens) = (nodes + draft.len(), tokens + new);
     }
-    let target = machine.step(sequences, sequences + nodes, context);
+    let alone = machine.step(sequences, sequences + nodes, context);
+    let target = clock.beside_head(machine, alone, !forwards.is_empty());
     let interruption = if asked > 0.0 {
         std::mem::take(&mut clock.of_request)
     } else {
@@ -361,7 +388,7 @@ fn step(
 }
 
 /// The speed-up of each run.
-fn speed_ups(
+pub fn speed_ups(
     machine: Machine,
     is_sampled: bool,
     streams: usize,
@@ -382,139 +409,4 @@ fn speed_ups(
         plain / seconds(machine, &texts, streams, Some(proposer), start, seed + 100)
     };
     (0..RUNS).map(run).collect()
-}
-
-/// Steps that read a prompt, and those of requests that want no drafts, do not decide that a head is of no use.
-#[test]
-fn a_text_after_others_without_drafts_is_read() {
-    let texts: Vec<_> = (0..3)
-        .map(|number| Arc::new(Text::new(number, ANSWER, false)))
-        .collect();
-    let mut clock = Clock::new(1);
-    let mut proposer = proposer(ZEN5, Drafts::Head, &texts, Start::Quiet, 1);
-    for id in 1..3 {
-        let mut states = [state(id, &texts[id])];
-        read_prompt(ZEN5, &mut proposer, &mut states, &mut clock);
-        states[0].push(texts[id].tokens[states[0].prompt_len]);
-        step(ZEN5, &texts, &mut states, Some(&mut proposer), &mut clock);
-        assert!(proposer.is_read(&states[0]), "{id}");
-        proposer.end(&states[0]);
-        run_plain(ZEN5, &texts[0], 100 + id, &mut proposer, &mut clock);
-    }
-}
-
-fn mean(of: &[f64]) -> f64 {
-    of.iter().sum::<f64>() / of.len() as f64
-}
-
-fn deviation(of: &[f64]) -> f64 {
-    let mean = mean(of);
-    (of.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / of.len() as f64).sqrt()
-}
-
-fn least(of: impl Iterator<Item = f64>) -> f64 {
-    of.fold(f64::INFINITY, f64::min)
-}
-
-/// Speed-ups of tables, of a head, and of both.
-fn of_each(machine: Machine, is_sampled: bool, streams: usize) -> ([Vec<f64>; 3], String) {
-    let of = |drafts| speed_ups(machine, is_sampled, streams, drafts, Start::Quiet);
-    let all = [Drafts::Tables, Drafts::Head, Drafts::Both].map(of);
-    let shown = all.each_ref().map(|of| {
-        let (mean, deviation, least) = (mean(of), deviation(of), least(of.iter().copied()));
-        format!("{mean:.3} +- {deviation:.3}, at least {least:.3}")
-    });
-    let [tables, head, both] = shown;
-    let case = format!(
-        "{}, sampled {is_sampled}, {streams} streams: tables {tables}; head {head}; both {both}",
-        machine.name
-    );
-    println!("{case}");
-    (all, case)
-}
-
-/// The least that both gain in a run over the better one of them alone.
-fn of_the_better([tables, head, both]: &[Vec<f64>; 3]) -> f64 {
-    let better = tables
-        .iter()
-        .zip(head)
-        .map(|(tables, head)| tables.max(*head));
-    least(both.iter().zip(better).map(|(both, better)| both / better))
-}
-
-/// Checks what head and tables gain on a machine: in each run about the same, hardly less than head or tables alone, and
-/// no less than plain decoding.
-fn check(machine: Machine) {
-    for is_sampled in [false, true] {
-        let (all, case) = of_each(machine, is_sampled, 1);
-        assert!(all.iter().all(|of| deviation(of) <= 0.02), "{case}");
-        let [tables, head, both] = all.each_ref().map(|of| least(of.iter().copied()));
-        assert!(tables.min(both) >= 0.995 && head >= 0.985, "{case}");
-        // Where a sampled text hardly pays, it is chance in which run a head reads it.
-        let least = if is_sampled { 0.97 } else { 0.99 };
-        let of_better = of_the_better(&all);
-        assert!(of_better >= least, "{case}, {of_better} of the better");
-    }
-}
-
-/// On a CPU the rows of 16 streams leave little room for drafts.
-#[test]
-fn with_many_streams_little_is_lost() {
-    for machine in [ZEN5, VNNI, XEON] {
-        for is_sampled in [false, true] {
-            let (all, case) = of_each(machine, is_sampled, 16);
-            let least = least(all.iter().flatten().copied());
-            assert!(least >= 0.96, "{case}");
-        }
-    }
-}
-
-#[test]
-fn drafts_gain_surely_on_zen_5() {
-    check(ZEN5);
-}
-
-#[test]
-fn drafts_gain_surely_where_rows_are_dear() {
-    check(VNNI);
-}
-
-#[test]
-fn drafts_gain_surely_where_attention_is_dear() {
-    check(XEON);
-}
-
-#[test]
-fn drafts_gain_surely_with_avx2() {
-    check(AVX2);
-}
-
-#[test]
-fn drafts_gain_surely_on_a_gpu() {
-    check(H100);
-}
-
-/// What other work does at the start does not decide for long.
-#[test]
-fn a_disturbed_start_costs_little() {
-    for machine in [ZEN5, VNNI] {
-        for drafts in [Drafts::Tables, Drafts::Head, Drafts::Both] {
-            let of = |start| speed_ups(machine, false, 1, drafts, start);
-            let quiet = of(Start::Quiet);
-            for (start, least_mean, least_run) in
-                [(Start::Busy, 0.99, 0.95), (Start::Interrupted, 0.99, 0.97)]
-            {
-                let disturbed = of(start);
-                let of_mean = mean(&disturbed) / mean(&quiet);
-                let each = disturbed.iter().zip(&quiet);
-                let of_run = least(each.map(|(disturbed, quiet)| disturbed / quiet));
-                let case = format!(
-                    "{}, {drafts:?}, {start:?}: {of_mean:.3}, at least {of_run:.3}",
-                    machine.name
-                );
-                println!("{case}");
-                assert!(of_mean >= least_mean && of_run >= least_run, "{case}");
-            }
-        }
-    }
 }

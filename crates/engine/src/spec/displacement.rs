@@ -1,0 +1,212 @@
+//! What a head's forwards cost the target's: they put some of its weights out of a cache that nearly holds them.
+//!
+//! A forward reads all weights, in the same order each time. If the cache is a little too small for them, those that it
+//! evicts are those that the next forward needs first, and reading them evicts the next ones. So a few megabytes of other
+//! weights make all forwards slower until the cache has settled, which takes more of them than a draft lasts: a step without
+//! drafts, in a text that a head reads, says nothing of a text that it does not read.
+
+use foretoken_core::error::Result;
+use serde::{Deserialize, Serialize};
+
+/// Turns with and without the head's forwards, and the target's forwards in each, of which the first ones are not counted:
+/// the cache changes.
+const TURNS: u32 = 12;
+const FORWARDS: usize = 8;
+const SETTLING: usize = 3;
+/// Turns that say anything at all.
+const MIN_TURNS: u32 = 4;
+/// After these seconds of forwards there is no further turn.
+const MAX_SECONDS: f64 = 1.0;
+/// The weights of a target whose forwards take less are in a cache of the core's own.
+const MIN_FORWARD_SECONDS: f64 = 0.0005;
+/// One turn says at most that a forward takes so many times as long, or that part of it: else something else ran.
+const MAX_RATIO: f64 = 1.5;
+/// Turns that what is known is worth at most: what else runs on the machine changes.
+const MAX_SEEN: u32 = 8 * TURNS;
+
+/// How much longer the target's forwards take while a head reads, as a share.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Displacement {
+    /// The mean of the turns, which noise may make negative.
+    mean: f64,
+    /// The turns.
+    seen: u32,
+}
+
+impl Displacement {
+    /// Measures forwards of one row in turns with and without a forward of the head before each. Both functions run one and
+    /// return its seconds. A target whose forwards are too short or too long has no displacement.
+    ///
+    /// # Errors
+    /// The first error of a forward.
+    pub fn measure(
+        mut target: impl FnMut() -> Result<f64>,
+        mut head: impl FnMut() -> Result<f64>,
+    ) -> Result<Self> {
+        let mut found = Self::default();
+        // The first ones allocate.
+        head()?;
+        target()?;
+        let (mut spent, one) = (0.0, target()?);
+        let of_a_turn = (2 * FORWARDS) as f64 * one;
+        if one < MIN_FORWARD_SECONDS || f64::from(MIN_TURNS) * of_a_turn > MAX_SECONDS {
+            return Ok(found);
+        }
+        for turn in 0..TURNS {
+            if spent > MAX_SECONDS {
+                break;
+            }
+            let mut medians = [0.0; 2];
+            // What becomes slower meanwhile must not seem to be the head's.
+            let order = if turn % 2 == 0 { [0, 1] } else { [1, 0] };
+            for with_head in order {
+                let mut seconds = Vec::with_capacity(FORWARDS);
+                for _ in 0..FORWARDS {
+                    if with_head == 1 {
+                        spent += head()?;
+                    }
+                    seconds.push(target()?);
+                }
+                spent += seconds.iter().sum::<f64>();
+                let counted = &mut seconds[SETTLING..];
+                counted.sort_by(f64::total_cmp);
+                medians[with_head] = counted[counted.len() / 2];
+            }
+            found.note(medians[1] / medians[0]);
+        }
+        if found.seen < MIN_TURNS {
+            found = Self::default();
+        }
+        Ok(found)
+    }
+
+    fn note(&mut self, ratio: f64) {
+        if ratio.is_finite() {
+            let share = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO) - 1.0;
+            self.seen += 1;
+            self.mean += (share - self.mean) / f64::from(self.seen);
+        }
+    }
+
+    /// A displacement that is known.
+    #[cfg(test)]
+    pub fn of(share: f64) -> Self {
+        Self {
+            mean: share,
+            seen: TURNS,
+        }
+    }
+
+    /// The time that is added to a forward, as a share of it.
+    pub fn share(&self) -> f64 {
+        self.mean.max(0.0)
+    }
+
+    /// Adds what was learned at another time, beside what was measured.
+    pub fn recall(&mut self, learned: &Self) {
+        let seen = self.seen + learned.seen;
+        if seen > 0 {
+            let sum = f64::from(self.seen) * self.mean + f64::from(learned.seen) * learned.mean;
+            self.mean = sum / f64::from(seen);
+            self.seen = seen.min(MAX_SEEN);
+        }
+    }
+
+    /// Whether it can have been measured.
+    pub fn is_valid(&self) -> bool {
+        self.mean.abs() < MAX_RATIO && self.seen <= MAX_SEEN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::cost::tests::Noise;
+    use std::cell::RefCell;
+    use std::collections::VecDeque;
+
+    /// A cache of so many megabytes that evicts what was not used for longest. A megabyte takes 1 from it, and 4 from memory.
+    struct Cache {
+        lines: VecDeque<usize>,
+        size: usize,
+        second: f64,
+        noise: Noise,
+    }
+
+    impl Cache {
+        /// Reads what is at these places; returns the seconds.
+        fn read(&mut self, places: std::ops::Range<usize>) -> f64 {
+            let each = places.map(|place| {
+                let at = self.lines.iter().position(|&line| line == place);
+                let _ = at.map(|at| self.lines.remove(at));
+                self.lines.push_back(place);
+                if self.lines.len() > self.size {
+                    self.lines.pop_front();
+                }
+                if at.is_some() { 1.0 } else { 4.0 }
+            });
+            let sum: f64 = each.sum();
+            sum * self.second * self.noise.factor(0.05)
+        }
+    }
+
+    /// What is found with a cache of `size` for 90 of the target and 6 of a head.
+    fn measured(size: usize, second: f64) -> (Displacement, f64) {
+        let cache = RefCell::new(Cache {
+            lines: VecDeque::new(),
+            size,
+            second,
+            noise: Noise(3),
+        });
+        let spent = RefCell::new(0.0);
+        let read = |places| {
+            let seconds = cache.borrow_mut().read(places);
+            *spent.borrow_mut() += seconds;
+            Ok(seconds)
+        };
+        let found = Displacement::measure(|| read(0..90), || read(90..96)).unwrap();
+        (found, spent.into_inner())
+    }
+
+    #[test]
+    fn a_head_makes_forwards_slower_where_a_cache_nearly_holds_the_target() {
+        for (size, share) in [(200, 0.0), (96, 0.0), (92, 3.0), (40, 0.0)] {
+            let (found, spent) = measured(size, 2e-5);
+            let expected = f64::min(share, MAX_RATIO - 1.0);
+            let off = (found.share() - expected).abs();
+            assert!(off < 0.05, "{size}: {found:?}");
+            assert!(spent < 1.2 * MAX_SECONDS, "{spent}");
+        }
+    }
+
+    #[test]
+    fn forwards_that_are_too_short_or_too_long_are_not_measured() {
+        for second in [1e-6, 1e-3] {
+            let (found, spent) = measured(92, second);
+            assert_eq!(found, Displacement::default());
+            assert!(spent < 1.0, "{spent}");
+        }
+    }
+
+    #[test]
+    fn starts_are_averaged() {
+        let mut known = Displacement::of(-0.02);
+        assert_eq!(known.share(), 0.0);
+        known.recall(&Displacement::default());
+        assert_eq!(known, Displacement::of(-0.02));
+        for _ in 0..40 {
+            known.recall(&Displacement::of(0.1));
+            assert!(known.is_valid());
+        }
+        assert!((0.09..=0.1).contains(&known.share()), "{known:?}");
+        let wrong = Displacement {
+            mean: f64::NAN,
+            ..known
+        };
+        assert!(!wrong.is_valid());
+        let mut new = Displacement::default();
+        new.recall(&known);
+        assert_eq!(new, known);
+    }
+}
