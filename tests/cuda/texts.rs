@@ -1,13 +1,16 @@
 //! Through the engine: texts do not depend on drafts, nor on where their tokens are drawn.
 
-use super::{BLOCK_SIZE, BLOCKS, batch_invariant, gpu, model, shape, tokens};
+use super::{BLOCK_SIZE, BLOCKS, batch_invariant, configured, gpu, model, shape, tokens};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
-use candle_core::DType;
+use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineOptions, EngineThread, Request, SpecLimits};
 use foretoken::error::Result;
-use foretoken::model::{HeadKind, LoadFormat, LoadOptions, Model, ModelSource, load_head};
+use foretoken::model::{
+    Head, HeadKind, LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load_head,
+};
 use foretoken::sampling::{Acceptance, SamplingParams};
 use foretoken::spec::{BudgetMode, Committed, Draft, DraftModel, DraftRequest, Drafter, Source};
+use serde_json::json;
 use std::sync::{Arc, Mutex};
 
 /// Maximum rows per step of the engine, fewer than the longest prompt has.
@@ -210,36 +213,45 @@ fn seeded_texts_do_not_depend_on_draft_models() {
     assert_idle(&engine);
 }
 
+/// An EAGLE-3 head with random weights for `target`, a Llama of `source`. It predicts some of the ids.
+pub(super) fn eagle3(
+    source: &ModelSource,
+    device: &Device,
+    target: &dyn LoadedModel,
+) -> Box<dyn Head> {
+    let ModelSource::Folder(path) = source else {
+        panic!("{source:?}");
+    };
+    let config = std::fs::read_to_string(path.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let more = [
+        ("architectures", json!(["LlamaForCausalLMEagle3"])),
+        ("num_hidden_layers", 1.into()),
+        ("draft_vocab_size", 200.into()),
+        ("eagle_aux_hidden_state_layer_ids", json!([0, 1, 2])),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let source = configured(folder.path(), config, more);
+    let options = LoadOptions {
+        device: device.clone(),
+        format: LoadFormat::Dummy,
+        seed: 9,
+        ..LoadOptions::default()
+    };
+    load_head(&source, HeadKind::Eagle3, &options, target).unwrap()
+}
+
 /// A head reads hidden states that stay on the GPU, of forwards that are graphs and of others.
 #[test]
 fn texts_do_not_depend_on_a_head() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
-    let ModelSource::Folder(path) = &source else {
-        panic!("{source:?}");
-    };
-    let config = std::fs::read_to_string(path.join("config.json")).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
-    config["architectures"] = serde_json::json!(["LlamaForCausalLMEagle3"]);
-    config["num_hidden_layers"] = 1.into();
-    config["draft_vocab_size"] = 200.into();
-    config["eagle_aux_hidden_state_layer_ids"] = serde_json::json!([0, 1, 2]);
-    let head_folder = tempfile::tempdir().unwrap();
-    std::fs::write(head_folder.path().join("config.json"), config.to_string()).unwrap();
-    let of_head = ModelSource::Folder(head_folder.path().to_owned());
-
     let target = || model(&source, &gpu, Some(DType::BF16), 5);
-    let options = LoadOptions {
-        device: gpu.clone(),
-        format: LoadFormat::Dummy,
-        seed: 9,
-        ..LoadOptions::default()
-    };
     let plain = start(target(), None, 0);
     let want: Vec<Vec<u32>> = seeded().into_iter().map(|r| run(&plain, r).ids()).collect();
     assert_idle(&plain);
-    let head = load_head(&of_head, HeadKind::Eagle3, &options, &*target()).unwrap();
+    let head = eagle3(&source, &gpu, &*target());
     let draft = DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, STEP).unwrap();
     let spec = SpecLimits {
         length: 4,
