@@ -14,15 +14,15 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const CHUNK: usize = 64;
+pub(super) const CHUNK: usize = 64;
 
 /// What this thread has asked the emulated GPU for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Counts {
-    waits: c_long,
-    copies: c_long,
-    kernels: c_long,
-    graphs: c_long,
+pub(super) struct Counts {
+    pub(super) waits: c_long,
+    pub(super) copies: c_long,
+    pub(super) kernels: c_long,
+    pub(super) graphs: c_long,
 }
 
 impl Counts {
@@ -49,7 +49,7 @@ impl Counts {
     }
 
     /// What `work` asks for; `None` on a real GPU.
-    fn of<R>(work: impl FnOnce() -> R) -> (R, Option<Self>) {
+    pub(super) fn of<R>(work: impl FnOnce() -> R) -> (R, Option<Self>) {
         let before = Self::now();
         let result = work();
         let counts = before.zip(Self::now()).map(|(before, after)| {
@@ -66,15 +66,15 @@ impl Counts {
 }
 
 /// A sequence that is drafted for.
-struct Text {
-    id: u64,
-    tokens: Vec<u32>,
-    sampler: Sampler,
-    length: usize,
+pub(super) struct Text {
+    pub(super) id: u64,
+    pub(super) tokens: Vec<u32>,
+    pub(super) sampler: Sampler,
+    pub(super) length: usize,
 }
 
 impl Text {
-    fn new(id: u64, params: SamplingParams, prompt: usize, length: usize) -> Self {
+    pub(super) fn new(id: u64, params: SamplingParams, prompt: usize, length: usize) -> Self {
         // Of those that begin alike, one would wait for what another reads.
         let tokens = tokens(prompt + 7 * id as usize).split_off(7 * id as usize);
         Self {
@@ -103,7 +103,7 @@ impl Text {
         }
     }
 
-    fn push(&mut self, token: u32) {
+    pub(super) fn push(&mut self, token: u32) {
         self.tokens.push(token);
         self.sampler.push(token);
     }
@@ -116,7 +116,7 @@ impl Text {
 }
 
 /// Drafts for all texts in one round.
-fn propose(drafter: &mut DraftModel, texts: &mut [Text]) -> Result<Vec<Draft>> {
+pub(super) fn propose(drafter: &mut DraftModel, texts: &mut [Text]) -> Result<Vec<Draft>> {
     let context = DraftContext::default();
     let lens: Vec<usize> = texts.iter().map(|text| text.sampler.output_len()).collect();
     let mut requests: Vec<_> = (texts.iter_mut())
@@ -159,7 +159,7 @@ fn round_as_single_steps(
 }
 
 /// Texts of different lengths, with drafts of different lengths: greedy, sampled with and without filters, with a bias.
-fn texts() -> Vec<Text> {
+pub(super) fn texts() -> Vec<Text> {
     let params = |seed, temperature| SamplingParams {
         seed,
         temperature,
@@ -199,7 +199,7 @@ fn drafter(model: Box<dyn Model>) -> DraftModel {
 }
 
 /// Ends a drafter that must hold nothing.
-fn assert_empty(drafter: &mut DraftModel, texts: &[Text]) {
+pub(super) fn assert_empty(drafter: &mut DraftModel, texts: &[Text]) {
     texts.iter().for_each(|text| drafter.forget(text.id));
     assert_eq!(drafter.check_invariants(), Ok(()));
     let pool = drafter.pool().unwrap();

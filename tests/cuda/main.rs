@@ -12,6 +12,7 @@ mod expert_models;
 mod experts;
 mod float8;
 mod gated;
+mod head_steps;
 mod heads;
 mod host_experts;
 mod kv_cache_dtype;

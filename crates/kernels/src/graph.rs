@@ -3,7 +3,7 @@
 //! model runs.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor};
 use std::ops::Range;
 
 #[cfg(feature = "cuda")]
@@ -123,6 +123,17 @@ pub enum Values<'a> {
     I64(&'a [i64]),
     /// Values of an f32 tensor.
     F32(&'a [f32]),
+}
+
+impl Values<'_> {
+    /// The type of the tensor.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::U32(_) => DType::U32,
+            Self::I64(_) => DType::I64,
+            Self::F32(_) => DType::F32,
+        }
+    }
 }
 
 /// Overwrites the first elements of `tensor`, which must be contiguous, in place.

@@ -35,10 +35,33 @@ impl Slots {
     /// If there are more slots than rows, a slot is not below `num_slots`, or the device is a CPU and there is
     /// padding, or fails.
     pub fn padded(slots: &[u32], rows: usize, num_slots: usize, device: &Device) -> Result<Self> {
+        let mut writes = Writes::default();
+        // SAFETY: they are written here.
+        let slots = unsafe { Self::padded_with(slots, rows, num_slots, device, &mut writes)? };
+        writes.write()?;
+        Ok(slots)
+    }
+
+    /// As [`padded`](Self::padded), but a GPU has them once `writes` are written.
+    ///
+    /// # Errors
+    /// As of [`padded`](Self::padded).
+    ///
+    /// # Safety
+    /// No kernel reads them before.
+    pub unsafe fn padded_with(
+        slots: &[u32],
+        rows: usize,
+        num_slots: usize,
+        device: &Device,
+        writes: &mut Writes,
+    ) -> Result<Self> {
         if rows > slots.len() && device.is_cpu() {
             candle_core::bail!("slots: {} for {rows} rows on the CPU", slots.len());
         }
-        let tensor = Tensor::new(in_rows(slots, rows, num_slots)?, device)?;
+        let slots = in_rows(slots, rows, num_slots)?;
+        // SAFETY: the caller promises it.
+        let tensor = unsafe { writes.tensor(Values::U32(&slots), rows, device)? };
         Ok(Self { tensor, num_slots })
     }
 

@@ -4,7 +4,7 @@
 #[cfg(feature = "cuda")]
 use super::gpu;
 use super::graph::{Values, overwrite};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Shape, Tensor};
 use std::ops::Range;
 
 /// Values to write to some tensors.
@@ -39,10 +39,11 @@ impl Writes {
     /// # Errors
     /// If there are more values than elements, or they have another type.
     pub fn push(&mut self, to: &Tensor, values: Values<'_>) -> Result<()> {
-        let (dtype, len) = match values {
-            Values::U32(values) => (DType::U32, values.len()),
-            Values::I64(values) => (DType::I64, values.len()),
-            Values::F32(values) => (DType::F32, values.len()),
+        let dtype = values.dtype();
+        let len = match values {
+            Values::U32(values) => values.len(),
+            Values::I64(values) => values.len(),
+            Values::F32(values) => values.len(),
         };
         if dtype != to.dtype() || len > to.elem_count() || !to.is_contiguous() {
             candle_core::bail!("writes: {len} values of {dtype:?} for {:?}", to.layout());
@@ -62,6 +63,39 @@ impl Writes {
             self.parts.push(Part { to, words });
         }
         Ok(())
+    }
+
+    /// A new tensor of `shape`, at least one element, with these values: on a GPU once they are [written](Self::write), on
+    /// the CPU at once.
+    ///
+    /// # Errors
+    /// If there is another number of values, or the device fails.
+    ///
+    /// # Safety
+    /// On a GPU, nothing reads the tensor before the values are written: its memory holds anything.
+    pub unsafe fn tensor(
+        &mut self,
+        values: Values<'_>,
+        shape: impl Into<Shape>,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        if device.is_cpu() {
+            return match values {
+                Values::U32(values) => Tensor::from_slice(values, shape, device),
+                Values::I64(values) => Tensor::from_slice(values, shape, device),
+                Values::F32(values) => Tensor::from_slice(values, shape, device),
+            };
+        }
+        // SAFETY: the caller promises it.
+        let tensor = unsafe { Tensor::empty(shape, values.dtype(), device)? };
+        let before = self.words.len();
+        self.push(&tensor, values)?;
+        let words = tensor.elem_count() * tensor.dtype().size_in_bytes() / size_of::<u32>();
+        if self.words.len() - before != words {
+            candle_core::bail!("writes: too few values for {:?}", tensor.layout());
+        }
+        Ok(tensor)
     }
 
     /// Sends the values of `all` to `device` in one copy, and writes none of them yet.
@@ -234,5 +268,22 @@ mod tests {
         wrong
             .push(&masks.get(0).unwrap(), Values::I64(&[0; 2]))
             .unwrap_err();
+    }
+
+    #[test]
+    fn new_tensors_have_their_values() {
+        let (cpu, mut writes) = (Device::Cpu, Writes::default());
+        let mut tensor = |values: Values<'_>, dims: &[usize]| {
+            // SAFETY: on the CPU they have their values at once.
+            unsafe { writes.tensor(values, dims, &cpu) }
+        };
+        let ids = tensor(Values::U32(&[1, 2, 3, 4]), &[2, 2]).unwrap();
+        assert_eq!(ids.to_vec2::<u32>().unwrap(), [[1, 2], [3, 4]]);
+        let angles = tensor(Values::F32(&[0.5]), &[1, 1, 1]).unwrap();
+        assert_eq!(angles.dims(), [1, 1, 1]);
+        let masks = tensor(Values::I64(&[i64::MIN, 1]), &[2]).unwrap();
+        assert_eq!(masks.to_vec1::<i64>().unwrap(), [i64::MIN, 1]);
+        tensor(Values::U32(&[1]), &[2]).unwrap_err();
+        writes.write().unwrap();
     }
 }

@@ -3,7 +3,7 @@
 use super::tables::{AttentionTables, TableCapacity, is_long};
 use crate::span::Span;
 use crate::writes::Writes;
-use candle_core::{Device, Result};
+use candle_core::{DType, Device, Result};
 use std::sync::OnceLock;
 
 /// The spans of a forward, which cover its rows in order. The attention of all layers shares them.
@@ -117,10 +117,54 @@ impl<'a> AttentionBatch<'a> {
         if let Some(tables) = self.tables.get() {
             return Ok(tables);
         }
-        let pool = (self.block_size, self.num_slots);
-        let group = group.max(self.max_group);
-        let tables = AttentionTables::send(self.spans, pool, device, group, prefill, capacity)?;
+        let (kind, mut writes) = ((group, prefill), Writes::default());
+        // SAFETY: they are written here.
+        let tables = unsafe { self.new_tables(device, kind, capacity, &mut writes)? };
+        writes.write()?;
         Ok(self.tables.get_or_init(|| tables))
+    }
+
+    /// As [`send`](Self::send) for activations of this dtype, without a capacity, but a GPU has the tables once `writes` are
+    /// written.
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send).
+    ///
+    /// # Safety
+    /// No kernel reads them before.
+    pub unsafe fn send_with(
+        &self,
+        device: &Device,
+        dtype: DType,
+        writes: &mut Writes,
+    ) -> Result<()> {
+        if self.tables.get().is_none() {
+            let kind = (self.max_group, self.has_prefill(dtype));
+            // SAFETY: the caller promises it.
+            let tables = unsafe { self.new_tables(device, kind, None, writes)? };
+            self.tables.get_or_init(|| tables);
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As of [`send_with`](Self::send_with).
+    unsafe fn new_tables(
+        &self,
+        device: &Device,
+        (group, prefill): (usize, bool),
+        capacity: Option<TableCapacity>,
+        writes: &mut Writes,
+    ) -> Result<AttentionTables> {
+        let pool = (self.block_size, self.num_slots);
+        let kind = (group.max(self.max_group), prefill);
+        // SAFETY: the caller promises it.
+        unsafe { AttentionTables::new(self.spans, pool, device, kind, capacity, writes) }
+    }
+
+    /// Whether a GPU has a kernel for the long spans of activations of this dtype: it uses tensor cores, which do not take f32.
+    pub(crate) fn has_prefill(&self, dtype: DType) -> bool {
+        dtype != DType::F32 && !self.batch_invariant
     }
 
     /// The tables that were sent.

@@ -275,9 +275,7 @@ pub(crate) fn tables<'a>(
     group: usize,
     dtype: DType,
 ) -> Result<&'a AttentionTables> {
-    // The kernel for prompts uses tensor cores, which do not take f32.
-    let prefill = dtype != DType::F32 && !batch.is_batch_invariant();
-    tables_for(batch, device, group, prefill)
+    tables_for(batch, device, group, batch.has_prefill(dtype))
 }
 
 /// As [`tables`]; `prefill` says whether prompts have tiles apart.

@@ -156,14 +156,17 @@ impl Parts {
 
 impl AttentionTables {
     /// See `AttentionBatch::send`. `pool` is the slots per block and the slots of the pools that `spans`
-    /// were checked for.
-    pub(super) fn send(
+    /// were checked for. A GPU has them once `writes` are written.
+    ///
+    /// # Safety
+    /// No kernel reads them before.
+    pub(super) unsafe fn new(
         spans: &[Span],
         pool: (usize, usize),
         device: &Device,
-        group: usize,
-        prefill: bool,
+        (group, prefill): (usize, bool),
         capacity: Option<TableCapacity>,
+        writes: &mut Writes,
     ) -> Result<Self> {
         let mut parts = Parts::of(spans, group, prefill);
         // Kernels count in signed 32-bit integers.
@@ -187,11 +190,15 @@ impl AttentionTables {
         parts.tiles.append(&mut parts.long);
         // A GPU cannot allocate an empty buffer.
         parts.trees.push(0);
+        let mut tensor = |values: Values<'_>, len: usize| {
+            // SAFETY: the caller promises it.
+            unsafe { writes.tensor(values, len, device) }
+        };
         Ok(Self {
-            tiles: Tensor::new(parts.tiles, device)?,
+            tiles: tensor(Values::U32(&parts.tiles), parts.tiles.len())?,
             long,
-            blocks: Tensor::new(parts.blocks, device)?,
-            trees: Tensor::new(parts.trees, device)?,
+            blocks: tensor(Values::U32(&parts.blocks), parts.blocks.len())?,
+            trees: tensor(Values::I64(&parts.trees), parts.trees.len())?,
             capacity: capacity.unwrap_or(needs),
             group,
             pool,
@@ -282,6 +289,25 @@ mod tests {
 
     const POOL: (usize, usize) = (16, 1024);
 
+    fn tables_of(
+        spans: &[Span],
+        prefill: bool,
+        capacity: Option<TableCapacity>,
+    ) -> Result<AttentionTables> {
+        let mut writes = Writes::default();
+        // SAFETY: on the CPU they are written at once.
+        unsafe {
+            AttentionTables::new(
+                spans,
+                POOL,
+                &Device::Cpu,
+                (3, prefill),
+                capacity,
+                &mut writes,
+            )
+        }
+    }
+
     #[test]
     fn heads_of_latent_attention_fill_tiles() {
         let groups = [4, 16, 20, 64, 128, 40, 37].map(latent_group);
@@ -305,8 +331,7 @@ mod tests {
         let needs = TableCapacity::of(&spans, 3, false);
         assert_eq!(needs, capacity(3, 10, 20));
         assert_eq!(needs.rounded_up(24), capacity(4, 16, 24));
-        let send =
-            |capacity| AttentionTables::send(&spans, POOL, &Device::Cpu, 3, false, Some(capacity));
+        let send = |capacity| tables_of(&spans, false, Some(capacity));
         assert!(send(capacity(2, 16, 20)).is_err());
         assert!(send(capacity(4, 8, 20)).is_err());
         assert!(send(capacity(4, 16, 19)).is_err());
@@ -359,7 +384,7 @@ mod tests {
             [79, 3, 300, 63, 2, CAUSAL],
         ];
         assert!(tiles.eq(long));
-        let tables = AttentionTables::send(&spans, POOL, &Device::Cpu, 3, true, None).unwrap();
+        let tables = tables_of(&spans, true, None).unwrap();
         // The prompt's chunks do not count.
         assert_eq!((tables.capacity, tables.long), (capacity(5, 2, 37), 4));
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();

@@ -36,8 +36,8 @@ use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore, LayerPool};
 use foretoken_core::model::{
-    Batch, DepthRates, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput, PathRows,
-    Span,
+    Batch, DepthRates, Draw, ForwardOutput, Head, MaskedBlock, Model, ModelInfo, PathOutput,
+    PathRows, Span,
 };
 use foretoken_kernels::AttentionBatch;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ use std::sync::Arc;
 /// A loaded head.
 pub struct DraftHead {
     /// Its shape is that of the layers.
-    head: HeadConfig,
+    pub(super) head: HeadConfig,
     info: ModelInfo,
     reads: Vec<usize>,
     embedding: Embedding,
@@ -60,8 +60,8 @@ pub struct DraftHead {
     mask_hidden: Option<Tensor>,
     path: Option<PathHead>,
     layout: String,
-    ropes: RopeTables,
-    dtypes: Dtypes,
+    pub(super) ropes: RopeTables,
+    pub(super) dtypes: Dtypes,
     device: Device,
 }
 
@@ -211,15 +211,19 @@ impl DraftHead {
         self.head.shape.rms_norm_eps as f32
     }
 
-    /// The residual stream of the rows with `tokens`, `[rows, hidden]`, and what the attention of the first layer reads
+    /// The residual stream of the rows with `features` and `tokens`, `[rows, hidden]`, and what the attention of the first layer reads
     /// of them; `None` = what that layer makes of the stream.
-    fn rows(&self, batch: &Batch, tokens: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+    pub(super) fn rows(
+        &self,
+        features: Option<&Tensor>,
+        tokens: &Tensor,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let embedded = self.embedding.forward(tokens)?;
         let Some(input) = &self.input else {
             return Ok((embedded, None));
         };
         let dims = [tokens.dim(0)?, self.info.hidden_size];
-        let features = match &batch.features {
+        let features = match features {
             Some(features) if features.dims() == dims => features.contiguous()?,
             Some(other) => {
                 return Err(Error::internal(format!("features {other:?} for {dims:?}")));
@@ -233,7 +237,7 @@ impl DraftHead {
     /// last layer, only K and V are then computed. The attention of all layers also reads `context`, rows before those
     /// of [`DraftHead::rows`] of which only K and V are computed. `windowed` is the step of layers with a window, if it
     /// is another one.
-    fn run(
+    pub(super) fn run(
         &self,
         (mut x, mut first): (Tensor, Option<Tensor>),
         context: Option<&Tensor>,
@@ -273,7 +277,7 @@ impl DraftHead {
     }
 
     /// The output of the rows whose residual stream is `x`, with `delta` still to be added to it.
-    fn tail(&self, x: &Tensor, delta: &Tensor) -> Result<ForwardOutput> {
+    pub(super) fn tail(&self, x: &Tensor, delta: &Tensor) -> Result<ForwardOutput> {
         let (hidden, normed) = layers::add(x, delta, self.norm.as_ref(), self.eps())?;
         let logits = self.output.forward(&normed)?;
         let features = if self.head.norm_output {
@@ -391,6 +395,26 @@ impl Model for DraftHead {
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
+        if self.input.is_some() {
+            self.forward_tokens(batch, kv)
+        } else {
+            self.forward_blocks(batch, kv)
+        }
+    }
+
+    fn forward_chain(
+        &mut self,
+        batches: &mut [Batch],
+        kv: &mut KvStore,
+        draw: &mut Draw<'_>,
+    ) -> Result<ForwardOutput> {
+        self.run_chain(batches, kv, draw)
+    }
+}
+
+impl DraftHead {
+    /// The forward of a parallel head.
+    fn forward_blocks(&self, batch: &Batch, kv: &KvStore) -> Result<ForwardOutput> {
         let (config, dtype, slots) = (&self.head.shape, self.dtypes.activations, kv.num_slots());
         let (vocab_size, ropes) = (config.vocab_size, self.ropes.tables());
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
@@ -430,7 +454,7 @@ impl Model for DraftHead {
                 )
             })
             .transpose()?;
-        let own = self.rows(batch, &inputs.tokens.narrow(0, others, rows)?)?;
+        let own = self.rows(None, &inputs.tokens.narrow(0, others, rows)?)?;
         let (is_wanted, steps) = (inputs.wanted.is_some(), (&step, windowed.as_ref()));
         let ran = self.run(own, context.as_ref(), is_wanted, steps, kv)?;
         let (Some((x, delta)), Some(wanted)) = (ran, inputs.wanted) else {

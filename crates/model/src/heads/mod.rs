@@ -9,6 +9,7 @@
 
 pub(crate) mod assistant;
 mod candidates;
+mod chain;
 pub(crate) mod config;
 mod domino;
 pub(crate) mod draft;

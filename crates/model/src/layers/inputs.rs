@@ -4,8 +4,7 @@ use super::rope::RopeTable;
 use crate::lora::RowAdapters;
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
-use foretoken_core::model::AdapterRows;
-use foretoken_core::model::{Batch, Taps};
+use foretoken_core::model::{AdapterRows, Batch, Draw, ForwardOutput, Taps};
 use foretoken_kernels::graph::Values;
 use foretoken_kernels::{Slots, StateBatch, Writes};
 use std::cell::Cell;
@@ -58,38 +57,66 @@ impl Inputs {
         num_slots: usize,
         device: &Device,
     ) -> Result<Self> {
+        let (sizes, mut writes) = ((vocab_size, num_slots), Writes::default());
+        // SAFETY: they are written here.
+        let inputs = unsafe { Self::new_with(batch, ropes, sizes, device, &mut writes)? };
+        writes.write()?;
+        Ok(inputs)
+    }
+
+    /// As [`Inputs::new`], but a GPU has the inputs once `writes` are written.
+    ///
+    /// # Errors
+    /// See [`Inputs::new`].
+    ///
+    /// # Safety
+    /// No kernel reads them before.
+    pub unsafe fn new_with(
+        batch: &Batch,
+        ropes: &[RopeTable],
+        (vocab_size, num_slots): (usize, usize),
+        device: &Device,
+        writes: &mut Writes,
+    ) -> Result<Self> {
         check(batch, vocab_size)?;
         let rows = batch.positions.len();
+        // SAFETY: the caller promises it.
+        let slots = unsafe { Slots::padded_with(&batch.slots, rows, num_slots, device, writes)? };
+        let mut send = |values: Values<'_>, dims: &[usize]| {
+            // SAFETY: the caller promises it.
+            unsafe { writes.tensor(values, dims, device) }
+        };
         let both = |rope: &RopeTable| -> Result<Angles> {
-            let dims = (rows, rope.frequencies.len());
-            let send = |turn| Tensor::from_vec(angles(batch, rope, turn), dims, device);
+            let dims = [rows, rope.frequencies.len()];
             let scales = query_scales(batch, rope);
-            let scales = scales.map(|scales| Tensor::from_vec(scales, (rows, 1, 1), device));
+            let scales = scales.map(|scales| send(Values::F32(&scales), &[rows, 1, 1]));
             Ok(Angles {
-                cos: send(f32::cos)?,
-                sin: send(f32::sin)?,
+                cos: send(Values::F32(&angles(batch, rope, f32::cos)), &dims)?,
+                sin: send(Values::F32(&angles(batch, rope, f32::sin)), &dims)?,
                 query_scale: scales.transpose()?,
             })
+        };
+        let angles = ropes.iter().map(both).collect::<Result<_>>()?;
+        let mut rows_of = |rows: &[u32]| match rows {
+            [] => Ok(None),
+            rows => send(Values::U32(rows), &[rows.len()]).map(Some),
         };
         let wanted_adapters = if device.is_cpu() {
             RowAdapters::Host(AdapterRows::of_picked(&batch.adapters, &batch.logits))
         } else {
             RowAdapters::none()
         };
-        let rows_of = |rows: &[u32]| match rows {
-            [] => Ok(None),
-            rows => Tensor::new(rows, device).map(Some),
-        };
+        let (wanted, last_hidden) = (rows_of(&batch.logits)?, rows_of(&batch.last_hidden)?);
         Ok(Self {
             tokens: match &batch.drawn {
-                None => Tensor::new(batch.tokens.as_slice(), device)?,
+                None => send(Values::U32(&batch.tokens), &[rows])?,
                 // A copy: others hold `drawn`, and replaying a graph overwrites these tokens.
                 Some(drawn) => drawn.copy()?,
             },
-            slots: Slots::padded(&batch.slots, rows, num_slots, device)?,
-            angles: ropes.iter().map(both).collect::<Result<_>>()?,
-            wanted: rows_of(&batch.logits)?,
-            last_hidden: rows_of(&batch.last_hidden)?,
+            slots,
+            angles,
+            wanted,
+            last_hidden,
             taps: None,
             states: StateBatch::new(Vec::new()),
             adapters: RowAdapters::new(&batch.adapters, rows, device)?,
@@ -205,6 +232,26 @@ impl Inputs {
         }
         Ok(())
     }
+}
+
+/// Draws the tokens of the batch `next`, `[rows]` u32, from the `output` of the forward before it. They are written to
+/// `place`, if there is one.
+///
+/// # Errors
+/// If the device fails.
+pub(crate) fn drawn_for(
+    next: &Batch,
+    output: &ForwardOutput,
+    place: Option<&Tensor>,
+    draw: &mut Draw<'_>,
+) -> Result<Tensor> {
+    let rows = next.tokens.len();
+    let fits = |place: &&Tensor| place.elem_count() >= output.logits.dims()[0];
+    let ids = draw(output, place.filter(fits))?.narrow(0, 0, rows)?;
+    if let Some(place) = place.filter(|place| !fits(place)) {
+        place.slice_set(&ids, 0, 0)?;
+    }
+    Ok(ids)
 }
 
 /// `turn` (cosine or sine) of the angles by which each row is rotated.

@@ -2,6 +2,7 @@
 //! tokens that were drawn from the logits of the one before it.
 
 use super::{GraphedDecoder, Key, without_padding};
+use crate::layers::inputs::drawn_for;
 use candle_core::{Tensor, TensorId};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvStore;
@@ -100,21 +101,4 @@ impl GraphedDecoder {
         unsafe { recorded.graph.replay()? };
         recorded.output().map(Some)
     }
-}
-
-/// Draws the tokens of the batch `next`, `[rows]` u32, from the `output` of the forward before it. They are written to
-/// `place`, if there is one.
-fn drawn_for(
-    next: &Batch,
-    output: &ForwardOutput,
-    place: Option<&Tensor>,
-    draw: &mut Draw<'_>,
-) -> Result<Tensor> {
-    let rows = next.tokens.len();
-    let fits = |place: &&Tensor| place.elem_count() >= output.logits.dims()[0];
-    let ids = draw(output, place.filter(fits))?.narrow(0, 0, rows)?;
-    if let Some(place) = place.filter(|place| !fits(place)) {
-        place.slice_set(&ids, 0, 0)?;
-    }
-    Ok(ids)
 }
