@@ -13,7 +13,7 @@ library=$folder/libcuda.so.1
 mkdir -p "$folder"
 if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/crates/kernels/src" \
     \( -name '*.cu*' -o -name '*.cpp' -o -name '*.h' \) -newer "$library")" ]; then
-    sources=(emulator memory streams driver cublas candle ours quantized together)
+    sources=(emulator memory streams devices driver cublas candle ours quantized together)
     # compile SOURCE
     compile() {
         ${CXX:-c++} -O2 -std=c++20 -fPIC -ffp-contract=off -fvisibility=hidden -Wall -Wno-unknown-pragmas \
@@ -32,7 +32,7 @@ if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/crates/kern
 fi
 # Binaries find the libraries by LD_LIBRARY_PATH or, if linked without a CUDA toolkit, by CUDA_SHIM_PATH.
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CUDA_SHIM_PATH=$folder
-export FORETOKEN_EMULATED_GPU=1
+export FORETOKEN_EMULATED_GPU=1 FORETOKEN_EMULATED_GPUS=${FORETOKEN_EMULATED_GPUS:-3}
 if ! command -v nvcc >/dev/null; then
     toolkit=$folder/toolkit
     mkdir -p "$toolkit/lib"

@@ -62,6 +62,7 @@ fn the_emulated_gpu_finds_bugs() {
         "memory.cpp",
         "streams.cpp",
         "driver.cpp",
+        "devices.cpp",
         "candle.cpp",
         "emulator.cpp",
     ]);

@@ -14,6 +14,7 @@ enum Type { F32 = 0, F16 = 2, BF16 = 14 };
 constexpr int COMPUTE_32F = 68;
 
 struct Handle {
+    int device = current_device();
     void *stream = nullptr;
     int pointer_mode = 0;
 };
@@ -102,6 +103,9 @@ API Status cublasGemmStridedBatchedEx(Handle *handle, int turn_a, int turn_b, in
                                       Type type_b, int ldb, long long stride_b, const float *beta, char *c,
                                       Type type_c, int ldc, long long stride_c, int batches, int compute, int) {
     Lock lock(mutex);
+    if (handle->device != current_device()) {
+        fault("cuBLAS of device %d is called while device %d is current", handle->device, current_device());
+    }
     if (compute != COMPUTE_32F || *beta != 0 || turn_a > 1 || turn_b > 1 || m < 1 || n < 1 || k < 1) {
         fprintf(stderr, "emulated GPU: no such product of cuBLAS\n");
         return NOT_SUPPORTED;

@@ -1,7 +1,7 @@
 // The CUDA driver API of the emulated GPU: the device, memory, modules and launches. Functions that are
 // not called here are missing.
 #include "gpu.h"
-#include <atomic>
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <sys/mman.h>
@@ -13,25 +13,13 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 namespace {
 
-// One device with one context, which each thread must make current.
-int device_context;
-thread_local void *context;
-// Owners of the context, and threads that have made it current and have not ended.
-std::atomic<int> owners, users;
-
-struct User {
-    User() { users++; }
-    ~User() { users--; }
-};
-
-// Few, so that a block of a kernel that takes each once has several parts of small models to compute.
-constexpr int MULTIPROCESSORS = 6;
-
 struct Module {
+    int device;
     std::string image;
 };
 
 struct Function {
+    int device;
     std::string name;
     // Dynamic shared memory that a launch may use.
     int shared = 48 << 10;
@@ -111,86 +99,6 @@ API CUresult cuInit(unsigned) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDriverGetVersion(int *version) {
-    *version = 13000;
-    return CUDA_SUCCESS;
-}
-API CUresult cuDeviceGetCount(int *count) {
-    *count = 1;
-    return CUDA_SUCCESS;
-}
-API CUresult cuDeviceGet(int *device, int ordinal) {
-    *device = 0;
-    return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-API CUresult cuDeviceGetName(char *name, int length, int) {
-    snprintf(name, length, "emulated GPU");
-    return CUDA_SUCCESS;
-}
-API CUresult cuDeviceTotalMem_v2(size_t *bytes, int) {
-    *bytes = MEMORY;
-    return CUDA_SUCCESS;
-}
-API CUresult cuDeviceGetAttribute(int *value, int attribute, int) {
-    switch (attribute) {
-    case 1: // threads per block
-        *value = 1024;
-        break;
-    case 10: // threads per warp
-        *value = 32;
-        break;
-    case 16: // multiprocessors
-        *value = MULTIPROCESSORS;
-        break;
-    case 75: // compute capability
-        *value = 9;
-        break;
-    case 95: // cooperative launches
-        *value = 1;
-        break;
-    case 97: // maximum dynamic shared memory
-        *value = emulator::MAX_SHARED;
-        break;
-    case 115: // memory pools
-        *value = 1;
-        break;
-    default:
-        *value = 0;
-    }
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuDevicePrimaryCtxRetain(void **result, int) {
-    *result = &device_context;
-    owners++;
-    return CUDA_SUCCESS;
-}
-API CUresult cuDevicePrimaryCtxRelease_v2(int) {
-    if (owners == 0) {
-        return CUDA_ERROR_INVALID_CONTEXT;
-    }
-    owners--;
-    return CUDA_SUCCESS;
-}
-
-// The process ends, and the thread that ends it no longer counts. A driver is torn down now, and another thread that uses
-// it crashes if it happens to be late: here always. What owns the context for ever, as candle's cache of parameters does,
-// uses nothing if no such thread is left.
-__attribute__((destructor)) static void tear_down() {
-    if (owners > 0 && users > 0) {
-        fault("the process ends, and %d threads may still use the device", users.load());
-    }
-}
-API CUresult cuCtxSetCurrent(void *current) {
-    thread_local User user;
-    context = current;
-    return CUDA_SUCCESS;
-}
-API CUresult cuCtxGetCurrent(void **current) {
-    *current = context;
-    return CUDA_SUCCESS;
-}
-
 API CUresult cuGetErrorName(int, const char **text) {
     *text = "an error of the emulated GPU";
     return CUDA_SUCCESS;
@@ -205,19 +113,19 @@ API CUresult cuGetErrorString(int error, const char **text) {
 API CUresult cuMemGetInfo_v2(size_t *left, size_t *total) {
     Lock lock(mutex);
     *total = MEMORY;
-    *left = MEMORY - memory_in_use();
-    return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    *left = MEMORY - memory_in_use(current_device());
+    return has_context() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 API CUresult cuMemAlloc_v2(uint64_t *pointer, size_t bytes) {
     Lock lock(mutex);
-    if (!context) {
+    if (!has_context()) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     if (waiting_spoils_capture()) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    return bytes ? allocate(pointer, bytes) : CUDA_ERROR_INVALID_VALUE;
+    return bytes ? allocate(current_device(), pointer, bytes) : CUDA_ERROR_INVALID_VALUE;
 }
 API CUresult cuMemFree_v2(uint64_t pointer) {
     Lock lock(mutex);
@@ -231,7 +139,7 @@ API CUresult cuMemFree_v2(uint64_t pointer) {
 
 API CUresult cuMemAllocAsync(uint64_t *pointer, size_t bytes, void *handle) {
     Lock lock(mutex);
-    if (!context) {
+    if (!has_context()) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     if (bytes == 0) {
@@ -240,9 +148,9 @@ API CUresult cuMemAllocAsync(uint64_t *pointer, size_t bytes, void *handle) {
     }
     Stream &stream = stream_of(handle);
     if (!stream.capture) {
-        return allocate(pointer, bytes);
+        return allocate(stream.device, pointer, bytes);
     }
-    if (CUresult error = allocate(pointer, bytes, true)) {
+    if (CUresult error = allocate(stream.device, pointer, bytes, true)) {
         return error;
     }
     stream.capture->places.push_back(*pointer);
@@ -263,11 +171,7 @@ API CUresult cuMemFreeAsync(uint64_t pointer, void *handle) {
     });
 }
 
-// There is one pool, whose freed memory the host always gets back.
-API CUresult cuDeviceGetDefaultMemPool(void **pool, int) {
-    *pool = &device_context;
-    return CUDA_SUCCESS;
-}
+// The host always gets freed memory back.
 API CUresult cuMemPoolSetAttribute(void *, int attribute, void *) {
     constexpr int RELEASE_THRESHOLD = 4;
     return attribute == RELEASE_THRESHOLD ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -361,6 +265,26 @@ API CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void
     Lock lock(mutex);
     return copy(stream, "a copy", reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes, true, true);
 }
+// Between devices, in the order of a stream of one of them.
+API CUresult cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, void *from_context, size_t bytes,
+                               void *handle) {
+    Lock lock(mutex);
+    const int target = device_of(to_context), source = device_of(from_context);
+    const int own = stream_of(handle).device;
+    if (!exists(target) || !exists(source) || (own != target && own != source)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    counts().copies += !is_recorded(handle);
+    return submit(handle, [=](Stream &on) {
+        doing = "a copy between devices";
+        auto read = reinterpret_cast<const void *>(from);
+        auto written = reinterpret_cast<void *>(to);
+        use_of(source, on, read, bytes, false);
+        use_of(target, on, written, bytes, true);
+        memmove(written, read, bytes);
+        return CUDA_SUCCESS;
+    });
+}
 API CUresult cuMemsetD8Async(uint64_t to, unsigned char value, size_t count, void *stream) {
     Lock lock(mutex);
     return set<uint8_t>(stream, to, value, count);
@@ -396,13 +320,13 @@ API CUresult cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) {
 
 API CUresult cuModuleLoadData(Module **module, const char *image) {
     Lock lock(mutex);
-    if (!context) {
+    if (!has_context()) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
     if (waiting_spoils_capture()) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    *module = new Module{image};
+    *module = new Module{current_device(), image};
     return CUDA_SUCCESS;
 }
 API CUresult cuModuleUnload(Module *module) {
@@ -417,8 +341,8 @@ API CUresult cuModuleGetFunction(Function **function, Module *module, const char
         image.find(".entry " + std::string(name) + "(") == std::string::npos) {
         return CUDA_ERROR_NOT_FOUND;
     }
-    static auto &functions = *new std::map<std::string, Function>;
-    *function = &functions.try_emplace(name, Function{name}).first->second;
+    static auto &functions = *new std::map<std::pair<int, std::string>, Function>;
+    *function = &functions.try_emplace({module->device, name}, Function{module->device, name}).first->second;
     return CUDA_SUCCESS;
 }
 API CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
@@ -436,8 +360,12 @@ API CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
 static CUresult launch(Function *function, const unsigned (&sizes)[3], const unsigned (&threads)[3], unsigned shared,
                        unsigned blocks, void *stream, void **parameters) {
     Lock lock(mutex);
-    if (!context) {
+    if (!has_context()) {
         return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (function->device != current_device() || stream_of(stream).device != current_device()) {
+        fault("kernel %s of device %d is launched on a stream of device %d, while device %d is current",
+              function->name.c_str(), function->device, stream_of(stream).device, current_device());
     }
     auto kernel = kernels().find(function->name);
     if (kernel == kernels().end() || threads[1] != 1 || threads[2] != 1) {
@@ -503,5 +431,4 @@ API CUresult cuLaunchKernelEx(const LaunchConfig *config, Function *function, vo
 API CUresult cuProfilerStart() { return CUDA_SUCCESS; }
 API CUresult cuProfilerStop() { return CUDA_SUCCESS; }
 API CUresult cuCtxDestroy_v2() { return CUDA_ERROR_NOT_SUPPORTED; }
-API CUresult cuMemcpyPeerAsync() { return CUDA_ERROR_NOT_SUPPORTED; }
 API CUresult cuModuleLoad() { return CUDA_ERROR_NOT_SUPPORTED; }

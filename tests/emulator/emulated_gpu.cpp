@@ -41,7 +41,7 @@ void check(bool condition, const char *what) {
     }
 }
 
-void *stream, *other;
+void *context, *stream, *other;
 Function *sum;
 constexpr size_t COUNT = 10, BYTES = COUNT * sizeof(float);
 
@@ -91,7 +91,7 @@ void test_errors() {
     check(cuMemAllocAsync(&a, gpu::MEMORY + 1, stream) == CUDA_ERROR_OUT_OF_MEMORY, "memory ends");
     cuCtxSetCurrent(nullptr);
     check(cuMemAllocAsync(&a, 1, stream) == CUDA_ERROR_INVALID_CONTEXT, "a thread needs a context");
-    cuCtxSetCurrent(&stream);
+    cuCtxSetCurrent(context);
 }
 
 template <typename F> void test_ends(const char *what, F bug) {
@@ -110,8 +110,12 @@ template <typename F> void test_ends(const char *what, F bug) {
 } // namespace
 
 int main() {
+    setenv("FORETOKEN_EMULATED_GPUS", "2", 1);
     cuInit(0);
-    cuCtxSetCurrent(&stream);
+    // Kept, but owned by nobody: what the process owns when it ends is a test's.
+    cuDevicePrimaryCtxRetain(&context, 0);
+    cuDevicePrimaryCtxRelease_v2(0);
+    cuCtxSetCurrent(context);
     cuStreamCreate(&stream, 0);
     cuStreamCreate(&other, 0);
     Module *module;
@@ -138,7 +142,23 @@ int main() {
         cuMemsetD8Async(a, 0, BYTES, other);
         add(a, a, memory());
     });
-    void *context;
+    void *second;
+    check(cuDevicePrimaryCtxRetain(&second, 2) == CUDA_ERROR_INVALID_DEVICE, "there are two devices");
+    auto of_second = [&] {
+        void *its;
+        cuDevicePrimaryCtxRetain(&second, 1);
+        cuCtxSetCurrent(second);
+        cuStreamCreate(&its, 0);
+        return its;
+    };
+    test_ends("memory that is freed on a stream of another device is found", [&] {
+        uint64_t a = memory();
+        cuMemFreeAsync(a, of_second());
+    });
+    test_ends("work with memory of another device is found", [&] {
+        uint64_t a = memory();
+        cuMemsetD8Async(a, 0, BYTES, of_second());
+    });
     test_ends("a process that ends before a thread that uses the device is found", [&] {
         std::promise<void> uses;
         std::thread thread([&] {

@@ -33,6 +33,18 @@ enum CUresult {
 
 namespace gpu {
 
+// The devices, FORETOKEN_EMULATED_GPUS of them or one: each has memory, streams, modules and a context of its own.
+constexpr int MAX_DEVICES = 8;
+int device_count();
+// The device of the context that this thread has made current; the first one if it has none.
+int current_device();
+bool has_context();
+bool exists(int device);
+// The device of a context.
+int device_of(const void *context);
+// Few, so that a block of a kernel that takes each once has several parts of small models to compute.
+constexpr int MULTIPROCESSORS = 6;
+
 // Locked by every call.
 extern std::recursive_mutex &mutex;
 
@@ -46,7 +58,7 @@ struct Graph;
 
 // Streams run one after the other here, but a GPU guarantees an order only where one waits for another.
 struct Stream {
-    int number = 0;
+    int number = 0, device = 0;
     // Number of pieces of work submitted, and of those that the host or a stream has waited for.
     long submitted = 0, finished = 0;
     // During capture: the graph, the mode, the capturing thread, and whether a call invalidated it.
@@ -56,11 +68,12 @@ struct Stream {
     bool spoiled = false;
 };
 
-// The stream of a handle; each host thread has its own default stream.
+// The stream of a handle; each host thread has its own default stream of each device, of which it gets that of the current
+// one.
 Stream &stream_of(void *handle);
 // Whether work of the stream is recorded instead of run.
 inline bool is_recorded(void *handle) { return stream_of(handle).capture != nullptr; }
-// Waits for all work of all streams.
+// Waits for all work of all streams of the current device.
 void finish_all();
 
 using Work = std::function<CUresult(Stream &)>;
@@ -86,15 +99,20 @@ Counts &counts();
 
 // Memory, by device pointers, which are host addresses.
 // A reserved address has no memory until it is restored, and stays reserved when the memory is released.
-CUresult allocate(uint64_t *pointer, size_t bytes, bool reserved = false);
+CUresult allocate(int device, uint64_t *pointer, size_t bytes, bool reserved = false);
 CUresult restore(uint64_t pointer);
 CUresult release(Stream &stream, uint64_t pointer);
 // Ends the reservation of an address; memory that is there becomes an ordinary allocation.
 void discard(uint64_t pointer);
-size_t memory_in_use();
+size_t memory_in_use(int device);
+// Of each device.
 constexpr size_t MEMORY = size_t(4) << 30;
-// Records that work of a stream reads or writes at least `bytes` bytes from `pointer` on.
-void use(Stream &stream, const void *pointer, size_t bytes, bool writes);
+// Records that work of a stream reads or writes at least `bytes` bytes of `device` from `pointer` on.
+void use_of(int device, Stream &stream, const void *pointer, size_t bytes, bool writes);
+// The same, of the device of the stream: there is no access to the memory of peers.
+inline void use(Stream &stream, const void *pointer, size_t bytes, bool writes) {
+    use_of(stream.device, stream, pointer, bytes, writes);
+}
 
 // A launch: the function of each thread, the pointers among its arguments, and the number of phases between which its
 // blocks wait for one another.

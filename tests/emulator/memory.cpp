@@ -39,6 +39,7 @@ struct Use {
 };
 
 struct Allocation {
+    int device;
     size_t bytes;
     unsigned char *pages;
     size_t mapped;
@@ -50,7 +51,7 @@ struct Allocation {
 
 // The allocations by device pointer.
 std::map<uint64_t, Allocation> &allocations = *new std::map<uint64_t, Allocation>;
-size_t in_use;
+size_t in_use[MAX_DEVICES];
 
 size_t page() { return sysconf(_SC_PAGESIZE); }
 
@@ -121,8 +122,8 @@ void fault(const char *format, ...) {
     abort();
 }
 
-CUresult allocate(uint64_t *pointer, size_t bytes, bool reserved) {
-    if (in_use + bytes > MEMORY) {
+CUresult allocate(int device, uint64_t *pointer, size_t bytes, bool reserved) {
+    if (in_use[device] + bytes > MEMORY) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     // Aligned for the vectors of kernels, but not more, so that the guard begins right at the end.
@@ -133,8 +134,8 @@ CUresult allocate(uint64_t *pointer, size_t bytes, bool reserved) {
     }
     auto first = static_cast<unsigned char *>(pages) + page();
     *pointer = reinterpret_cast<uint64_t>(first + mapped - room);
-    allocations[*pointer] = {bytes, first, mapped, reserved, true};
-    in_use += bytes;
+    allocations[*pointer] = {device, bytes, first, mapped, reserved, true};
+    in_use[device] += bytes;
     return reserved ? CUDA_SUCCESS : restore(*pointer);
 }
 
@@ -155,6 +156,9 @@ CUresult release(Stream &stream, uint64_t pointer) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     auto &a = at->second;
+    if (a.device != stream.device) {
+        fault("%zu bytes of device %d are freed on a stream of device %d", a.bytes, a.device, stream.device);
+    }
     check(pointer, a);
     note_use(stream, a, true);
     a.withdrawn = true;
@@ -170,19 +174,22 @@ void discard(uint64_t pointer) {
     a.reserved = false;
     if (a.withdrawn) {
         munmap(a.pages - page(), a.mapped + 2 * page());
-        in_use -= a.bytes;
+        in_use[a.device] -= a.bytes;
         allocations.erase(pointer);
     }
 }
 
-size_t memory_in_use() { return in_use; }
+size_t memory_in_use(int device) { return in_use[device]; }
 
-void use(Stream &stream, const void *at, size_t bytes, bool writes) {
+void use_of(int device, Stream &stream, const void *at, size_t bytes, bool writes) {
     auto pointer = reinterpret_cast<uint64_t>(at);
     auto after = allocations.upper_bound(pointer);
     Allocation *a = find(pointer);
     if (!a) {
         fault("%s is given %p, where no memory is", doing.c_str(), at);
+    }
+    if (a->device != device) {
+        fault("%s on device %d is given memory of device %d", doing.c_str(), device, a->device);
     }
     uint64_t end = std::prev(after)->first + a->bytes;
     if (pointer + bytes > end) {

@@ -12,12 +12,13 @@ namespace {
 // Streams are never freed, because allocations refer to the streams that used them.
 std::vector<Stream *> &streams = *new std::vector<Stream *>;
 
-Stream &make_stream() {
-    streams.push_back(new Stream{.number = int(streams.size())});
+Stream &make_stream(int device) {
+    streams.push_back(new Stream{.number = int(streams.size()), .device = device});
     return *streams.back();
 }
 
 struct Event {
+    int device = 0;
     Stream *stream = nullptr;
     long number = 0;
     // The graph during whose capture it was recorded.
@@ -40,15 +41,23 @@ Counts &counts() {
 }
 
 Stream &stream_of(void *handle) {
-    static Stream &legacy = make_stream();
-    thread_local Stream &own = make_stream();
+    static Stream *legacy[MAX_DEVICES];
+    thread_local Stream *own[MAX_DEVICES];
     auto number = reinterpret_cast<uintptr_t>(handle);
-    return number < 2 ? legacy : number == 2 ? own : *static_cast<Stream *>(handle);
+    if (number > 2) {
+        return *static_cast<Stream *>(handle);
+    }
+    const int device = current_device();
+    Stream *&stream = number < 2 ? legacy[device] : own[device];
+    stream = stream ? stream : &make_stream(device);
+    return *stream;
 }
 
 void finish_all() {
     for (Stream *stream : streams) {
-        finish(*stream, stream->submitted);
+        if (stream->device == current_device()) {
+            finish(*stream, stream->submitted);
+        }
     }
 }
 
@@ -90,7 +99,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 API CUresult cuStreamCreate(void **stream, unsigned) {
     Lock lock(mutex);
-    *stream = &make_stream();
+    *stream = &make_stream(current_device());
     return CUDA_SUCCESS;
 }
 API CUresult cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
@@ -125,7 +134,7 @@ API CUresult cuCtxSynchronize() {
 }
 
 API CUresult cuEventCreate(void **event, unsigned) {
-    *event = new Event;
+    *event = new Event{.device = current_device()};
     return CUDA_SUCCESS;
 }
 API CUresult cuEventDestroy_v2(Event *event) {
@@ -135,7 +144,10 @@ API CUresult cuEventDestroy_v2(Event *event) {
 API CUresult cuEventRecord(Event *event, void *handle) {
     Lock lock(mutex);
     Stream &stream = stream_of(handle);
-    *event = {&stream, stream.submitted, stream.capture, std::chrono::steady_clock::now()};
+    if (stream.device != event->device) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    *event = {stream.device, &stream, stream.submitted, stream.capture, std::chrono::steady_clock::now()};
     return CUDA_SUCCESS;
 }
 API CUresult cuEventQuery(Event *) { return CUDA_SUCCESS; }
