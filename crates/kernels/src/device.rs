@@ -9,17 +9,28 @@ use candle_core::Device;
 /// A message for the operator if `spec` is none of these, if this build has no CUDA, or if the GPU
 /// cannot be opened.
 pub fn device(spec: &str) -> Result<Device, String> {
-    match spec {
-        "cpu" => Ok(Device::Cpu),
-        "auto" => Ok(cuda(0).unwrap_or_else(|reason| {
+    match (ordinal(spec)?, spec) {
+        (None, _) => Ok(Device::Cpu),
+        (Some(first), "auto") => Ok(cuda(first).unwrap_or_else(|reason| {
             if cfg!(feature = "cuda") {
                 tracing::info!("using the CPU: {reason}");
             }
             Device::Cpu
         })),
-        "cuda" => cuda(0),
+        (Some(ordinal), _) => cuda(ordinal),
+    }
+}
+
+/// The number of the GPU that `spec` names, the first one for `auto`; `None` = the CPU.
+///
+/// # Errors
+/// A message for the operator if `spec` is none of those of [`device`].
+pub(super) fn ordinal(spec: &str) -> Result<Option<usize>, String> {
+    match spec {
+        "cpu" => Ok(None),
+        "auto" | "cuda" => Ok(Some(0)),
         _ => match spec.strip_prefix("cuda:").map(str::parse) {
-            Some(Ok(ordinal)) => cuda(ordinal),
+            Some(Ok(ordinal)) => Ok(Some(ordinal)),
             _ => Err(format!(
                 "unknown device '{spec}': expected cpu, cuda, cuda:N or auto"
             )),
@@ -28,13 +39,39 @@ pub fn device(spec: &str) -> Result<Device, String> {
 }
 
 fn cuda(ordinal: usize) -> Result<Device, String> {
+    opened(ordinal, || Device::new_cuda(ordinal))
+}
+
+/// One of several GPUs that a program uses together, with a queue of work that all threads share. The queue of a thread,
+/// which [`device`] gives, is named by a number that is the same on each GPU: the driver then takes that of the GPU
+/// that the thread used last, also to free the memory of another one.
+///
+/// # Errors
+/// As of [`device`].
+pub(super) fn cuda_among_several(ordinal: usize) -> Result<Device, String> {
+    let device = opened(ordinal, || Device::new_cuda_with_stream(ordinal))?;
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(cuda) = &device {
+        // Events of each tensor would be recorded by each kernel, and cannot be in a graph.
+        // SAFETY: all memory of the GPU is allocated, used and freed in the order of its one queue, and copies to
+        // another GPU wait for both (`copy_to`).
+        unsafe { cuda.disable_event_tracking() };
+    }
+    Ok(device)
+}
+
+/// The GPU that `open` opens.
+fn opened(
+    ordinal: usize,
+    open: impl FnOnce() -> candle_core::Result<Device> + std::panic::UnwindSafe,
+) -> Result<Device, String> {
     if !cfg!(feature = "cuda") {
         return Err(
             "this build has no CUDA support: use --device cpu, or build with --features cuda"
                 .into(),
         );
     }
-    let opened = std::panic::catch_unwind(|| Device::new_cuda(ordinal));
+    let opened = std::panic::catch_unwind(open);
     let reason = match opened {
         Ok(Ok(device)) => return Ok(device),
         Ok(Err(error)) => match error.to_string() {

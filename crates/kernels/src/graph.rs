@@ -10,6 +10,8 @@ use std::ops::Range;
 use super::gpu::*;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DeviceRepr, sys};
+#[cfg(feature = "cuda")]
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Recorded work. It holds device addresses: it neither owns nor borrows the memory that it reads and
 /// writes, except the outputs of our ops.
@@ -34,6 +36,17 @@ pub struct Recorder {
 #[cfg(feature = "cuda")]
 unsafe impl Send for Graph {}
 
+/// Held while work is recorded.
+#[cfg(feature = "cuda")]
+static RECORDING: Mutex<()> = Mutex::new(());
+
+/// Until this is dropped, nothing is recorded. Where threads share the queue of a GPU, what one of them asks of it would
+/// be part of what another one records.
+#[cfg(feature = "cuda")]
+pub(super) fn unrecorded() -> MutexGuard<'static, ()> {
+    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Recorder {
     /// Runs `work` once, then records a second call of it without running it on the device. `work` must
     /// free what it allocates, and must neither copy between host and device nor wait.
@@ -57,10 +70,12 @@ impl Recorder {
             let _parameters = cuda.enable_cuda_graph_htod_cache();
             self.outputs.during(&mut work)?;
             let stream = cuda.cuda_stream();
+            let recording = unrecorded();
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             stream.begin_capture(mode).w()?;
             let worked = self.outputs.during(&mut work);
             let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).w();
+            drop(recording);
             worked?;
             match graph? {
                 Some(graph) => Ok(Graph {

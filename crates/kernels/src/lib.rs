@@ -23,6 +23,7 @@ mod forward;
 pub mod glu;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod gpus;
 pub mod graph;
 pub mod kv_move;
 pub mod kv_write;
@@ -70,6 +71,7 @@ pub use forward::{
     MAX_FORWARD_ROWS,
 };
 pub use glu::{Activation, Xielu, glu, sigmoid_gate};
+pub use gpus::{copy_to, devices, wait_for};
 pub use kv_move::{KvMoves, kv_move};
 pub use kv_write::{kv_write, kv_write_to};
 pub use latent::{DeviceLatent, LatentRows, LatentShape, LatentWeights, norm_part};

@@ -88,6 +88,11 @@ impl Slots {
         self.num_slots
     }
 
+    /// The device of their memory.
+    pub fn device(&self) -> &Device {
+        self.tensor.device()
+    }
+
     /// The slots `[rows]` u32, for kernels, which only read them.
     pub(super) fn tensor(&self) -> &Tensor {
         &self.tensor

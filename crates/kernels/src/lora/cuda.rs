@@ -2,7 +2,7 @@
 
 use super::{LoraPart, RowsOfLora};
 use crate::gpu;
-use crate::graph::Values;
+use crate::graph::{Values, unrecorded};
 use crate::writes::Writes;
 use candle_core::{DType, Device, Result, Tensor};
 use std::sync::Arc;
@@ -92,7 +92,9 @@ impl Adapter {
         if weights.is_empty() {
             candle_core::bail!("{NAME}: an adapter without weights");
         }
-        let weights = Tensor::cat(&weights, 0)?.to_device(device)?;
+        let weights = Tensor::cat(&weights, 0)?;
+        let _unrecorded = unrecorded();
+        let weights = weights.to_device(device)?;
         let base = gpu::address(&weights, &device.as_cuda_device()?.cuda_stream())?;
         let numbers = entries.iter();
         let numbers = numbers.flat_map(|entry| entry.numbers(base, dtype.size_in_bytes()));

@@ -14,6 +14,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
 /// One of the weights that are side by side in a linear layer, and what an adapter adds to it.
+#[derive(Debug, Clone)]
 pub struct LoraPart {
     /// Outputs of the weight.
     pub outputs: usize,
@@ -24,6 +25,7 @@ pub struct LoraPart {
 }
 
 /// The two factors of what is added to a weight, on the CPU: `scale * up @ down`.
+#[derive(Debug, Clone)]
 pub struct LoraPair {
     /// `[rank, inputs]`
     pub down: Tensor,
