@@ -335,7 +335,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_kv_pool_takes_no_memory_before_it_is_used() {
         use crate::kernels::quant::BlockType;
-        use crate::kv::{KvForm, KvHeads, KvShape, KvStore};
+        use crate::kv::{KvForm, KvHeads, KvShape, KvStore, PoolGpus};
         use candle_core::{DType, Device};
 
         // Kept: what another pool has left is no longer the system's.
@@ -351,6 +351,7 @@ mod tests {
                 layers: vec![heads; 4],
                 dtype,
                 states: Vec::new(),
+                gpus: PoolGpus::default(),
             };
             let blocks = (3 << 29) / 16 / shape.bytes_per_token();
             let before = resident_bytes();

@@ -8,7 +8,7 @@ use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineOptions, EngineThread, Request};
 use foretoken::kernels::quant::BlockType;
 use foretoken::kernels::{KvMoves, StateShape, kv_move};
-use foretoken::kv::{KvCacheDtype, KvForm, KvHeads, KvShape, KvStore};
+use foretoken::kv::{KvCacheDtype, KvForm, KvHeads, KvShape, KvStore, PoolGpus};
 use foretoken::model::{KeptState, StateRows, StateStart};
 use foretoken::spec::{BudgetMode, DraftContext, DraftModel};
 
@@ -40,6 +40,7 @@ fn store(dtype: DType, device: &Device) -> KvStore {
             };
             2
         ],
+        gpus: PoolGpus::default(),
     };
     KvStore::new(shape, NUM_BLOCKS, BLOCK_SIZE, device).unwrap()
 }

@@ -17,7 +17,12 @@ impl KvStore {
     /// # Errors
     /// If there is no such block, or the device fails.
     pub fn read_block(&self, block: u32) -> Result<Vec<u8>> {
-        Ok(read_pool_rows(&self.parts(block))?)
+        let parts = self.parts(block);
+        let mut bytes = Vec::new();
+        for parts in parts.chunk_by(are_together) {
+            bytes.append(&mut read_pool_rows(parts)?);
+        }
+        Ok(bytes)
     }
 
     /// Overwrites K and V of `block` with what [`KvStore::read_block`] has returned.
@@ -26,7 +31,21 @@ impl KvStore {
     /// If there is no such block, the bytes are those of another shape, or the device fails. The block's contents are
     /// then not specified.
     pub fn write_block(&mut self, block: u32, bytes: &[u8]) -> Result<()> {
-        Ok(write_pool_rows(&self.parts(block), bytes)?)
+        let parts = self.parts(block);
+        let length: usize = parts.iter().map(PoolRows::bytes).sum();
+        if bytes.len() != length {
+            let found = bytes.len();
+            return Err(Error::internal(format!(
+                "{found} bytes for a block of {length}"
+            )));
+        }
+        let mut rest = bytes;
+        for parts in parts.chunk_by(are_together) {
+            let (own, later) = rest.split_at(parts.iter().map(PoolRows::bytes).sum());
+            rest = later;
+            write_pool_rows(parts, own)?;
+        }
+        Ok(())
     }
 
     /// The recurrent state in `slot`, layer after layer.
@@ -80,9 +99,14 @@ impl KvStore {
     }
 }
 
+/// Whether both are on the same device.
+fn are_together(one: &PoolRows<'_>, other: &PoolRows<'_>) -> bool {
+    one.pool.device().same_device(other.pool.device())
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::kv::{KvForm, KvHeads, KvShape, KvStore};
+    use crate::kv::{KvForm, KvHeads, KvShape, KvStore, PoolGpus};
     use candle_core::{DType, Device, Tensor};
     use foretoken_kernels::StateShape;
     use foretoken_kernels::quant::BlockType;
@@ -107,6 +131,7 @@ mod tests {
                 window: 2,
                 inputs: 1,
             }],
+            gpus: PoolGpus::default(),
         };
         KvStore::new(shape, 3, 4, &Device::Cpu).unwrap()
     }

@@ -3,6 +3,7 @@
 
 pub mod blocks;
 mod bytes;
+mod gpus;
 pub mod prefix;
 
 use crate::error::{Error, Result};
@@ -14,6 +15,7 @@ use half::{bf16, f16};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use blocks::{BlockAllocator, BlockTable, CachedPrefix, OutOfBlocks};
+pub use gpus::PoolGpus;
 pub use prefix::{BlockKey, BlockName, PrefixRoot};
 
 /// The tensors of one pool. A slot holds one token and has the index `block * block_size + offset`.
@@ -96,6 +98,8 @@ pub struct KvShape {
     pub dtype: DType,
     /// Shape of the state of each layer that keeps a state instead.
     pub states: Vec<StateShape>,
+    /// Where the pools are, if the model is spread over several GPUs.
+    pub gpus: PoolGpus,
 }
 
 /// What K and V of attention are kept as. Whatever else a layer keeps of its tokens has the type of [`Auto`](Self::Auto) if
@@ -178,13 +182,30 @@ impl KvHeads {
 }
 
 impl KvShape {
+    /// The shape of such pools that are all on the device of the model.
+    pub fn on_one_device(self) -> Self {
+        Self {
+            gpus: PoolGpus::default(),
+            ..self
+        }
+    }
+
     /// Bytes of K and V for one token over all layers.
     pub fn bytes_per_token(&self) -> usize {
-        let of_layer = |heads: &KvHeads| {
-            let elements = [heads.dim, heads.value_dim()].map(|dim| heads.elements(dim));
-            heads.count * (elements[0] + elements[1]) * heads.dtype(self.dtype).size_in_bytes()
-        };
-        self.layers.iter().map(of_layer).sum()
+        self.layers.iter().map(|heads| self.bytes_of(heads)).sum()
+    }
+
+    /// Bytes of K and V for one token over the layers on the GPU with this index.
+    pub fn bytes_per_token_on(&self, gpu: usize) -> usize {
+        let layers = self.layers.iter().enumerate();
+        let own = layers.filter(|&(layer, _)| self.gpus.of_layer(layer) == gpu);
+        own.map(|(_, heads)| self.bytes_of(heads)).sum()
+    }
+
+    /// Bytes of a token in a layer.
+    fn bytes_of(&self, heads: &KvHeads) -> usize {
+        let elements = [heads.dim, heads.value_dim()].map(|dim| heads.elements(dim));
+        heads.count * (elements[0] + elements[1]) * heads.dtype(self.dtype).size_in_bytes()
     }
 
     /// Whether a layer keeps a state of a whole text.
@@ -195,6 +216,13 @@ impl KvShape {
     /// Bytes of the states of one sequence over all layers.
     pub fn bytes_per_state(&self) -> usize {
         self.states.iter().map(StateShape::bytes).sum()
+    }
+
+    /// Bytes of the states of one sequence over the layers on the GPU with this index.
+    pub fn bytes_per_state_on(&self, gpu: usize) -> usize {
+        let states = self.states.iter().enumerate();
+        let own = states.filter(|&(state, _)| self.gpus.of_state(state) == gpu);
+        own.map(|(_, shape)| shape.bytes()).sum()
     }
 }
 
@@ -210,8 +238,10 @@ impl KvStore {
         block_size: usize,
         device: &Device,
     ) -> Result<Self> {
-        let layers = (shape.layers.iter())
-            .map(|heads| {
+        let gpus = &shape.gpus;
+        let layers = (shape.layers.iter().enumerate())
+            .map(|(layer, heads)| {
+                let device = gpus.device(gpus.of_layer(layer), device);
                 let slots = num_blocks * block_size;
                 let (dtype, elements) = (heads.dtype(shape.dtype), heads.elements(heads.dim));
                 let k = zeros((slots, heads.count, elements), dtype, device)?;
@@ -224,11 +254,16 @@ impl KvStore {
                 Ok((k, v))
             })
             .collect::<Result<_>>()?;
-        let states = (shape.states.into_iter())
-            .map(|states| Ok(Mutex::new(StatePool::on(states, shape.dtype, device)?)))
+        let states = (shape.states.into_iter().enumerate())
+            .map(|(state, states)| {
+                let device = gpus.device(gpus.of_state(state), device);
+                Ok(Mutex::new(StatePool::on(states, shape.dtype, device)?))
+            })
             .collect::<Result<_>>()?;
         // As with weights: zeros written late would overwrite keys.
-        device.synchronize()?;
+        for device in gpus.devices.iter().chain([device]) {
+            device.synchronize()?;
+        }
         Ok(Self {
             layers,
             states,
@@ -281,13 +316,17 @@ impl KvStore {
             // A node's index is at least its depth, so no move overwrites what a later one reads.
             moves.extend(moved.map(|(depth, &node)| (slot(node), slot(depth))));
         }
-        let Some((k, _)) = self.layers.first().filter(|_| !moves.is_empty()) else {
+        if moves.is_empty() {
             return Ok(());
-        };
-        let moves = KvMoves::new(moves, self.num_slots(), k.device())?;
-        let pools = self.layers.iter().flat_map(|(k, v)| [k, v]);
-        for pool in pools.filter(|pool| pool.elem_count() > 0) {
-            kv_move(pool, &moves)?;
+        }
+        let is_there =
+            |a: &(Tensor, Tensor), b: &(Tensor, Tensor)| a.0.device().same_device(b.0.device());
+        for layers in self.layers.chunk_by(is_there) {
+            let moves = KvMoves::new(moves.clone(), self.num_slots(), layers[0].0.device())?;
+            let pools = layers.iter().flat_map(|(k, v)| [k, v]);
+            for pool in pools.filter(|pool| pool.elem_count() > 0) {
+                kv_move(pool, &moves)?;
+            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 
 use super::{Batch, ForwardOutput, Model, ModelInfo, Span};
 use crate::error::{Error, Result};
-use crate::kv::{KvHeads, KvShape, KvStore};
+use crate::kv::{KvHeads, KvShape, KvStore, PoolGpus};
 use crate::sampling::mix;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use foretoken_kernels::kv_write;
@@ -101,6 +101,7 @@ impl Model for ToyModel {
             layers: vec![KvHeads::new(1, 1)],
             dtype: DType::F32,
             states: Vec::new(),
+            gpus: PoolGpus::default(),
         }
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 use candle_core::{DType, Device};
-use foretoken_core::kv::{KvHeads, KvShape};
+use foretoken_core::kv::{KvHeads, KvShape, PoolGpus};
 use foretoken_kernels::StateShape;
 
 const BLOCK: usize = 4;
@@ -36,6 +36,7 @@ impl Rig {
                 window: 1,
                 inputs: 1,
             }],
+            gpus: PoolGpus::default(),
         };
         let stats = Arc::new(Stats::new("m"));
         let identities = Identities {

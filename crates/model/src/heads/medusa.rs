@@ -12,7 +12,7 @@ use crate::weights::dtypes::Dtypes;
 use crate::{Ends, ModelConfig};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result, clipped};
-use foretoken_core::kv::{KvShape, KvStore};
+use foretoken_core::kv::{KvShape, KvStore, PoolGpus};
 use foretoken_core::model::{
     Batch, ForwardOutput, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelInfo,
 };
@@ -114,6 +114,7 @@ impl Model for MedusaHeads {
             layers: vec![states::shape(self.config.hidden_size)],
             dtype: self.dtypes.kv,
             states: Vec::new(),
+            gpus: PoolGpus::default(),
         }
     }
 

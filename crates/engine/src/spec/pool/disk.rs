@@ -36,7 +36,10 @@ impl DraftPool {
             }
         })?;
         Ok(PoolIdentity {
-            description: format!("{description} {:?}", network.draft.model().kv_shape()),
+            description: format!(
+                "{description} {:?}",
+                network.draft.model().kv_shape().on_one_device()
+            ),
             probe,
             block_bytes: network.store.block_bytes(),
             state_bytes: 0,

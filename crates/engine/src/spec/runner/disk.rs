@@ -14,7 +14,8 @@ impl SpeculativeRunner {
     /// If the device failed.
     pub fn identities(&mut self, description: &str) -> Result<Identities> {
         let (target, store) = (&mut *self.target, &mut self.store);
-        let shape = target.kv_shape();
+        // The bytes of pools are the same wherever they are.
+        let shape = target.kv_shape().on_one_device();
         let state_bytes = (self.states.as_ref()).map_or(0, |_| shape.bytes_per_state());
         let probe = calibration::probe(target, store, self.num_blocks, |_| ())?;
         let hidden_size = self.target.info().hidden_size;
