@@ -202,9 +202,8 @@ pub fn load_options(config: &Config, device: &Device) -> LoadOptions {
         one_launch: flags.one_launch,
         batch_invariant: flags.batch_invariant,
         quantize: flags.quantize,
-        tensors: None,
         host_expert_layers: flags.host_expert_layers(),
-        draft_vocabulary: None,
+        ..LoadOptions::default()
     }
 }
 

@@ -65,7 +65,7 @@ pub(super) fn two(folder: &Path, model: &dyn LoadedModel) -> [PathBuf; 2] {
 }
 
 /// See [`Rig::in_company`]; `which` are the folders of the adapters.
-fn in_company(
+pub(super) fn in_company(
     model: Box<dyn LoadedModel>,
     chunks: &[usize],
     which: &[Option<&Path>],

@@ -27,6 +27,7 @@ mod prefix_disk;
 mod quantized;
 mod recurrent;
 mod rope_attention;
+mod several_gpus;
 mod texts;
 mod training;
 

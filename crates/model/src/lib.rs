@@ -24,6 +24,7 @@ pub mod names;
 mod packed;
 mod source;
 mod spec;
+mod split;
 mod weights;
 
 pub use checkpoint::fingerprint::{fingerprint, version};
@@ -53,5 +54,6 @@ pub use spec::{
     ExpertGroups, ExpertsSpec, KvSource, LayerSpec, MixerSpec, MlpSpec, ModelSpec, QkNorm,
     RopeRows, RouterScores, SharedExpert,
 };
+pub use split::LayerSplit;
 pub use weights::Weights;
 pub use weights::inventory::{Inventory, TensorEntry};

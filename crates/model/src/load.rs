@@ -1,6 +1,7 @@
 //! Loads a model from a checkpoint.
 
 mod options;
+mod spread;
 
 use crate::checkpoint::gguf::GgufFile;
 use crate::config::gpu;
@@ -129,12 +130,17 @@ fn load_checked(
         gpu::check(&config)?;
     }
     let progress = progress(config.num_layers());
-    let weights = weights.with_host_experts(options.host_expert_layers);
+    let mut weights = weights.with_host_experts(options.host_expert_layers);
+    if !options.more_devices.is_empty() {
+        weights = weights.with_split(spread::split(source, options, &config)?);
+    }
     let mut decoder = Decoder::load(config, weights.headers_only(inventory), progress)?;
     if options.are_for_gpu() && options.batch_invariant {
         decoder = decoder.with_batch_invariance()?;
     }
-    if options.device.is_cuda() && !options.enforce_eager {
+    // A graph is of one GPU.
+    let is_on_one = options.more_devices.is_empty();
+    if options.device.is_cuda() && is_on_one && !options.enforce_eager {
         return Ok(Box::new(GraphedDecoder::new(decoder, options.one_launch)?));
     }
     Ok(Box::new(decoder))

@@ -7,6 +7,7 @@ use crate::layers::norm::Norm;
 use crate::layers::output::OutputLayer;
 use crate::layers::rope::RopeTables;
 use crate::lora::LoraTarget;
+use crate::split::LayerSplit;
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::Model;
@@ -20,6 +21,9 @@ pub trait LoadedModel: Model {
     fn lora_target(&self) -> Option<&LoraTarget> {
         None
     }
+
+    /// The GPUs of the layers.
+    fn split(&self) -> &LayerSplit;
 
     /// The first and the last layer of the model; `None` if it has none to share.
     fn ends(&self) -> Option<Ends>;
@@ -47,6 +51,7 @@ pub struct Ends {
 pub struct Layers {
     pub(crate) all: Vec<Layer>,
     pub(crate) ropes: RopeTables,
+    pub(crate) split: LayerSplit,
 }
 
 /// What a head needs of its target, which may be elsewhere.

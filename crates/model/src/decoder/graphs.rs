@@ -6,7 +6,7 @@ use super::Decoder;
 use super::one_launch::OneLaunch;
 use crate::layers::inputs::Inputs;
 use crate::lora::{LoraTarget, RowAdapters};
-use crate::{Ends, Layers, LoadedModel, ModelConfig};
+use crate::{Ends, LayerSplit, Layers, LoadedModel, ModelConfig};
 use candle_core::{DType, Device, Tensor, TensorId};
 use foretoken_core::error::Result;
 use foretoken_core::kv::{KvShape, KvStore};
@@ -401,6 +401,10 @@ impl LoadedModel for GraphedDecoder {
 
     fn lora_target(&self) -> Option<&LoraTarget> {
         self.decoder.lora_target()
+    }
+
+    fn split(&self) -> &LayerSplit {
+        self.decoder.split()
     }
 
     fn ends(&self) -> Option<Ends> {

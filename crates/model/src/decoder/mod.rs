@@ -2,6 +2,7 @@
 
 pub(crate) mod graphs;
 mod one_launch;
+mod stages;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,7 @@ use crate::layers::rope::RopeTables;
 use crate::layers::{Layer, Step};
 use crate::lora::{LinearPart, LoraTarget};
 use crate::spec::LayerSpec;
+use crate::split::LayerSplit;
 use crate::weights::Weights;
 use crate::weights::dtypes::Dtypes;
 use crate::{Ends, Layers, LoadedModel, names};
@@ -22,7 +24,8 @@ use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, GiveUp, Model, ModelInfo, Taps};
-use foretoken_kernels::{AttentionBatch, Span, StateBatch, StateRows, Writes};
+use foretoken_kernels::{AttentionBatch, Span, StateBatch, StateRows, Writes, copy_to};
+use stages::{Stage, stage};
 
 /// A loaded model. All activations are `[rows, width]`: rows of many sequences, side by side.
 pub struct Decoder {
@@ -36,7 +39,9 @@ pub struct Decoder {
     output: Option<OutputLayer>,
     ropes: RopeTables,
     dtypes: Dtypes,
+    /// Of all that is no layer.
     device: Device,
+    split: LayerSplit,
     /// Whether a GPU adds in the same order for any number of rows.
     batch_invariant: bool,
     lora: LoraTarget,
@@ -72,8 +77,9 @@ impl Decoder {
             done();
         }
         weights.begin_layer(None);
-        let place = (weights.device(), weights.dtypes().activations);
-        let lora = number_sites(&mut layers, &config, place);
+        let split = weights.split_of(config.num_layers());
+        let activations = weights.dtypes().activations;
+        let lora = number_sites(&mut layers, &config, (&split, activations));
         let hidden = config.hidden_size;
         let norm = Norm::load(&mut weights, names::NORM, hidden, config.spec.norm)?;
         let linear = if config.tie_word_embeddings && config.draft_vocab_size.is_none() {
@@ -93,10 +99,13 @@ impl Decoder {
             .collect();
         weights.finish(|name| skipped.iter().any(|start| name.starts_with(start)))?;
         // Each thread has its own GPU queue, and another thread may use the weights.
-        weights.device().synchronize()?;
+        for device in split.devices() {
+            device.synchronize()?;
+        }
         Ok(Self {
             dtypes: weights.dtypes(),
             device: weights.device().clone(),
+            split,
             info: config.info(),
             config,
             embedding,
@@ -158,6 +167,7 @@ impl Decoder {
             ropes: self.ropes.clone(),
             dtypes: self.dtypes,
             device: self.device.clone(),
+            split: self.split.subset(layers),
             batch_invariant: self.batch_invariant,
             lora: self.lora.clone(),
         })
@@ -189,10 +199,15 @@ impl Decoder {
     /// See [`Inputs::new`].
     pub(crate) fn inputs(&self, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
         self.lora.free_unused();
+        self.inputs_on(&self.device, batch, kv)
+    }
+
+    /// The same, in the memory of one of the devices of layers.
+    fn inputs_on(&self, device: &Device, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
         let vocab_size = self.config.vocab_size;
         let slots = kv.num_slots();
         let ropes = self.ropes.tables();
-        let mut inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
+        let mut inputs = Inputs::new(batch, ropes, vocab_size, slots, device)?;
         inputs.states = StateBatch::new(self.state_rows(batch)?);
         inputs.with_taps(batch.taps.as_ref(), self.layers.len())
     }
@@ -235,7 +250,7 @@ impl Decoder {
         let last = self.last_with_kv();
         let tapped = |taps: &Taps| taps.layers.iter().any(|&layer| layer > last);
         let reads_last = !batch.last_hidden.is_empty() || batch.taps.as_ref().is_some_and(tapped);
-        if !self.device.is_cpu() || reads_last {
+        if !self.device.is_cpu() || self.split.count() > 1 || reads_last {
             return None;
         }
         Span::of_rows(&batch.spans, &batch.logits)
@@ -254,15 +269,16 @@ impl Decoder {
         few: Option<&AttentionBatch<'_>>,
         kv: &KvStore,
     ) -> Result<ForwardOutput> {
-        completed(self.run_unless(inputs, (spans, few), kv, &|_| false)?)
+        completed(self.run_unless(inputs, (spans, few), &[], kv, &|_| false)?)
     }
 
     /// As [`Decoder::run`] with `spans` and `few`, but asks `gives_up` before each layer with all rows but the first; `None` = it was
-    /// given up.
+    /// given up. `stages` are those of the layers that are on other GPUs than the first.
     fn run_unless(
         &self,
         inputs: &Inputs,
         (spans, few): (&AttentionBatch<'_>, Option<&AttentionBatch<'_>>),
+        stages: &[Stage<'_>],
         kv: &KvStore,
         gives_up: &GiveUp<'_>,
     ) -> Result<Option<ForwardOutput>> {
@@ -275,6 +291,7 @@ impl Decoder {
         let step = Step::new(config, inputs, spans, self.dtypes.activations)?;
         let mut step = step.with_layer_inputs(own.transpose()?);
         let mut delta = x.zeros_like()?;
+        let (mut inputs, mut gpu) = (inputs, 0);
         let mut tapped = Vec::new();
         let last_with_kv = self.last_with_kv();
         // Layers after the last with K/V have few rows, if any.
@@ -283,6 +300,14 @@ impl Decoder {
         for (i, (layer, place)) in layers.enumerate() {
             if (1..most).contains(&i) && gives_up(i as f64 / most as f64) {
                 return Ok(None);
+            }
+            if self.split.gpu(i) != gpu {
+                gpu = self.split.gpu(i);
+                let stage = stage(stages, gpu)?;
+                inputs = &stage.inputs;
+                step = self.next_step(stage, &step)?;
+                let device = self.split.device(i);
+                (x, delta) = (copy_to(&x, device)?, copy_to(&delta, device)?);
             }
             inputs.tap(i, &x, &delta, &mut tapped)?;
             let pool = kv.pool(place)?;
@@ -307,17 +332,17 @@ impl Decoder {
             None => ForwardOutput::none(config.vocab_size)?.logits,
             Some(_) if few.is_some() => self.logits(&x, &delta)?,
             Some(wanted) => {
-                let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
+                let (x, delta) = self.picked(wanted, &x, &delta)?;
                 self.logits(&x, &delta)?
             }
         };
-        let tapped = (!tapped.is_empty()).then(|| Tensor::cat(&tapped, 1));
+        let tapped = self.together(&tapped)?;
         let last_hidden = inputs.last_hidden.as_ref().map(|rows| -> Result<Tensor> {
-            let (x, delta) = (x.index_select(rows, 0)?, delta.index_select(rows, 0)?);
+            let (x, delta) = self.picked(rows, &x, &delta)?;
             Ok(self.normed(&x, &delta)?.to_dtype(DType::F32)?)
         });
         Ok(Some(ForwardOutput {
-            tapped: tapped.transpose()?,
+            tapped,
             last_hidden: last_hidden.transpose()?,
             experts_read: inputs.experts_read.take(),
             ..ForwardOutput::of(logits)
@@ -354,22 +379,25 @@ pub(crate) fn output_name(config: &ModelConfig) -> &'static str {
 }
 
 /// Numbers the linear layers that adapters can change, and says which they are, by the names that Hugging Face has. They
-/// are on `device`, with activations in `dtype`.
+/// are where `split` says, with activations in `dtype`.
 fn number_sites(
     layers: &mut [Layer],
     config: &ModelConfig,
-    (device, dtype): (&Device, DType),
+    (split, dtype): (&LayerSplit, DType),
 ) -> LoraTarget {
-    let linears = layers.iter_mut().flat_map(Layer::adapted_linears);
-    let sites = linears.enumerate().map(|(site, linear)| {
+    let linears = layers.iter_mut().enumerate().flat_map(|(index, layer)| {
+        let linears = layer.adapted_linears();
+        linears.map(move |linear| (split.gpu(index), linear))
+    });
+    let sites = linears.enumerate().map(|(site, (gpu, linear))| {
         let parts = linear.set_site(site).iter().cloned();
         let named = parts.map(|part| LinearPart {
             name: config.spec.weight_name(&part.name),
             ..part
         });
-        named.collect()
+        (gpu, named.collect())
     });
-    LoraTarget::new(sites.collect(), device.clone(), dtype)
+    LoraTarget::new(sites.collect(), split.devices(), dtype)
 }
 
 impl LoadedModel for Decoder {
@@ -379,6 +407,10 @@ impl LoadedModel for Decoder {
 
     fn lora_target(&self) -> Option<&LoraTarget> {
         Some(&self.lora)
+    }
+
+    fn split(&self) -> &LayerSplit {
+        &self.split
     }
 
     fn ends(&self) -> Option<Ends> {
@@ -393,6 +425,7 @@ impl LoadedModel for Decoder {
         Layers {
             all: self.layers.clone(),
             ropes: self.ropes.clone(),
+            split: self.split.clone(),
         }
     }
 
@@ -412,7 +445,10 @@ impl Model for Decoder {
 
     fn kv_shape(&self) -> KvShape {
         let Dtypes { kv, kv_form, .. } = self.dtypes;
-        self.config.kv_shape_in(kv_form, kv)
+        KvShape {
+            gpus: self.split.pools(&self.config.spec),
+            ..self.config.kv_shape_in(kv_form, kv)
+        }
     }
 
     fn device(&self) -> &Device {
@@ -445,7 +481,10 @@ impl Model for Decoder {
             .as_deref()
             .map(|few| AttentionBatch::new(few, kv.block_size, kv.num_slots()));
         let few = few.transpose()?;
+        let stages = self.stages(batch, kv)?;
         kv.prepare_states(inputs.states.rows())?;
-        self.run_unless(&inputs, (&spans, few.as_ref()), kv, gives_up)
+        let output = self.run_unless(&inputs, (&spans, few.as_ref()), &stages, kv, gives_up)?;
+        self.wait_for_layers()?;
+        Ok(output)
     }
 }

@@ -105,6 +105,14 @@ impl AssistantHead {
         let mut reads = of_layers.clone();
         reads.sort_unstable();
         reads.dedup();
+        if reads
+            .iter()
+            .any(|&read| !target.layers.split.is_on_first(read))
+        {
+            return Err(Error::setup(
+                "an assistant of Gemma 4 is not supported with several GPUs: it reads with layers of the target that are on another GPU; leave out --draft-model, and tables draft",
+            ));
+        }
         let places: Vec<usize> = (of_layers.iter())
             .map(|owner| reads.partition_point(|read| read < owner))
             .collect();

@@ -143,7 +143,7 @@ impl Inputs {
                 self.slots.len()
             )));
         }
-        let rows = Tensor::new(rows.as_slice(), self.tokens.device())?;
+        let rows = Tensor::new(rows.as_slice(), self.slots.device())?;
         self.taps = Some((layers.clone(), rows));
         Ok(self)
     }

@@ -17,6 +17,10 @@ pub struct LoadOptions {
     pub kv_cache_dtype: KvCacheDtype,
     /// The device that the weights are loaded to.
     pub device: Device,
+    /// The GPUs after `device` over which the layers of a model are spread, consecutive ones on each; not those of heads.
+    pub more_devices: Vec<Device>,
+    /// The shares of the weights that `device` and `more_devices` get; empty = as equal as layers allow.
+    pub shares: Vec<f64>,
     /// With [`inspect`](super::inspect) and the like: says what the weights become on a GPU, although `device` is the CPU.
     pub for_gpu: bool,
     /// Where the weights come from: the files, or random values.
@@ -60,6 +64,8 @@ impl Default for LoadOptions {
             dtype: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             device: Device::Cpu,
+            more_devices: Vec::new(),
+            shares: Vec::new(),
             for_gpu: false,
             format: LoadFormat::Auto,
             seed: 0,

@@ -60,12 +60,17 @@ impl AdapterLoader for LoraTarget {
 }
 
 impl LoraTarget {
-    /// The target of a model with these linear layers, on `device`, with activations in `dtype`. Their weights have the
-    /// names of Hugging Face.
-    pub(crate) fn new(sites: Vec<Vec<LinearPart>>, device: Device, dtype: DType) -> Self {
+    /// The target of a model with these linear layers, each on one of `devices` by its index, with activations in
+    /// `dtype`. Their weights have the names of Hugging Face.
+    pub(crate) fn new(
+        sites: Vec<(usize, Vec<LinearPart>)>,
+        devices: &[Device],
+        dtype: DType,
+    ) -> Self {
+        let (gpus, sites): (_, Vec<_>) = sites.into_iter().unzip();
         Self {
             sites: sites.into(),
-            place: Place::new(device, dtype),
+            place: Place::new(devices.to_vec(), gpus, dtype),
         }
     }
 
@@ -83,8 +88,20 @@ impl LoraTarget {
 
     /// The largest size of an adapter of this rank in the memory of the model's device, in bytes.
     pub fn max_bytes(&self, rank: usize) -> u64 {
-        let parts = self.sites.iter().flatten();
-        let sums = parts.map(|part| (part.outputs + part.inputs) as u64);
+        self.max_bytes_of(rank, |_| true)
+    }
+
+    /// That in the memory of the GPU with this index, of a model on several.
+    pub fn max_bytes_on(&self, gpu: usize, rank: usize) -> u64 {
+        self.max_bytes_of(rank, |site| self.place.gpu(site) == gpu)
+    }
+
+    fn max_bytes_of(&self, rank: usize, is_meant: impl Fn(usize) -> bool) -> u64 {
+        let sites = self.sites.iter().enumerate();
+        let parts = sites.filter(|&(site, _)| is_meant(site));
+        let sums = parts
+            .flat_map(|(_, parts)| parts)
+            .map(|part| (part.outputs + part.inputs) as u64);
         sums.sum::<u64>()
             .saturating_mul(rank as u64)
             .saturating_mul(self.place.value_bytes(MAX_VALUE_BYTES) as u64)

@@ -6,10 +6,13 @@ use foretoken_core::error::Result;
 use foretoken_kernels::{DeviceLora, LoraPart};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The device of a base model. Clones share it.
+/// The devices of a base model. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
-    device: Device,
+    /// At least one.
+    devices: Vec<Device>,
+    /// For each linear layer, the index of its device.
+    sites: Arc<[usize]>,
     /// The dtype of activations, in which a GPU has the weights of adapters.
     dtype: DType,
     /// Adapters on a GPU that nobody has any more.
@@ -22,16 +25,18 @@ pub(super) enum AdapterWeights {
     Device(OnDevice),
 }
 
-/// An adapter on a GPU. Any thread may drop it, also while the GPU still computes with it.
+/// An adapter on GPUs. Any thread may drop it, also while the GPU still computes with it.
 pub(super) struct OnDevice {
-    lora: DeviceLora,
+    /// For each GPU on which it changes a layer, what it adds to those there.
+    loras: Vec<(Device, DeviceLora)>,
     unused: Arc<Mutex<Vec<DeviceLora>>>,
 }
 
 impl Place {
-    pub fn new(device: Device, dtype: DType) -> Self {
+    pub fn new(devices: Vec<Device>, sites: Vec<usize>, dtype: DType) -> Self {
         Self {
-            device,
+            devices,
+            sites: sites.into(),
             dtype,
             unused: Arc::default(),
         }
@@ -42,19 +47,47 @@ impl Place {
     /// # Errors
     /// If shapes do not match, or the device has no memory.
     pub fn put(&self, sites: Vec<Vec<LoraPart>>) -> Result<AdapterWeights> {
-        if self.device.is_cpu() {
+        if self.is_cpu() {
             let sites = sites.into_iter().map(LowRank::new);
             return Ok(AdapterWeights::Host(sites.collect::<Result<_>>()?));
         }
+        let mut loras = Vec::new();
+        for (gpu, device) in self.devices.iter().enumerate() {
+            let own = self.own(&sites, gpu);
+            if own.iter().flatten().any(|part| part.pair.is_some()) {
+                loras.push((device.clone(), DeviceLora::new(&own, self.dtype, device)?));
+            }
+        }
         Ok(AdapterWeights::Device(OnDevice {
-            lora: DeviceLora::new(&sites, self.dtype, &self.device)?,
+            loras,
             unused: self.unused.clone(),
         }))
     }
 
+    /// What is added to the layers of one GPU.
+    fn own(&self, sites: &[Vec<LoraPart>], gpu: usize) -> Vec<Vec<LoraPart>> {
+        let of = |(site, parts): (usize, &Vec<LoraPart>)| {
+            let parts = parts.iter().cloned().map(|part| LoraPart {
+                pair: part.pair.filter(|_| self.gpu(site) == gpu),
+                ..part
+            });
+            parts.collect()
+        };
+        sites.iter().enumerate().map(of).collect()
+    }
+
+    /// The index of the device of a linear layer.
+    pub fn gpu(&self, site: usize) -> usize {
+        self.sites.get(site).copied().unwrap_or_default()
+    }
+
+    fn is_cpu(&self) -> bool {
+        self.devices.iter().all(Device::is_cpu)
+    }
+
     /// Bytes of a weight that has `own` bytes in its file.
     pub fn value_bytes(&self, own: usize) -> usize {
-        if self.device.is_cpu() {
+        if self.is_cpu() {
             own
         } else {
             self.dtype.size_in_bytes()
@@ -70,14 +103,22 @@ impl Place {
 }
 
 impl OnDevice {
-    pub fn lora(&self) -> &DeviceLora {
-        &self.lora
+    /// What it adds to layers on `device`; `None` = nothing.
+    pub fn on(&self, device: &Device) -> Option<&DeviceLora> {
+        let mut loras = self.loras.iter();
+        let found = loras.find(|(own, _)| own.same_device(device));
+        found.map(|(_, lora)| lora)
+    }
+
+    /// What it adds to the layers of a model on one GPU.
+    pub fn lora(&self) -> Option<&DeviceLora> {
+        self.loras.first().map(|(_, lora)| lora)
     }
 }
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
         let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
-        unused.push(self.lora.clone());
+        unused.extend(self.loras.drain(..).map(|(_, lora)| lora));
     }
 }

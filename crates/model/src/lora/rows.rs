@@ -25,7 +25,10 @@ impl RowAdapters {
         if device.is_cpu() || adapters.is_empty() {
             return Ok(Self::Host(adapters.to_vec()));
         }
-        let rows = on_device(adapters)?;
+        let rows = on_device(adapters, Some(device))?;
+        if rows.is_empty() {
+            return Ok(Self::none());
+        }
         Ok(Self::Device(LoraRows::new(&rows, count, device)?))
     }
 
@@ -49,7 +52,7 @@ impl RowAdapters {
             Ok::<_, Error>(matches!(of.weights, AdapterWeights::Device(_)))
         };
         match adapters.first().map(is_on_device).transpose()? {
-            Some(true) => Ok(LoraRows::room(&on_device(adapters)?)),
+            Some(true) => Ok(LoraRows::room(&on_device(adapters, None)?)),
             _ => Ok(0),
         }
     }
@@ -61,7 +64,7 @@ impl RowAdapters {
     pub fn replace(&self, adapters: &[AdapterRows], writes: &mut Writes) -> Result<()> {
         match self {
             Self::Device(rows) => {
-                rows.replace(&on_device(adapters)?, writes)?;
+                rows.replace(&on_device(adapters, None)?, writes)?;
                 Ok(())
             }
             Self::Host(own) if own.is_empty() && adapters.is_empty() => Ok(()),
@@ -93,15 +96,21 @@ fn adapter(rows: &AdapterRows) -> Result<&LoraAdapter> {
     adapter.ok_or_else(|| Error::internal("an adapter of another model"))
 }
 
-/// The adapters, which are on a GPU.
-fn on_device(adapters: &[AdapterRows]) -> Result<Vec<RowsOfLora<'_>>> {
-    fn of(one: &AdapterRows) -> Result<RowsOfLora<'_>> {
-        match &adapter(one)?.weights {
-            AdapterWeights::Device(own) => Ok((one.rows.clone(), own.lora())),
-            AdapterWeights::Host(_) => Err(Error::internal("an adapter on the CPU")),
-        }
+/// What the adapters add to layers on `device`, one of the GPUs of their model; `None` = on its only one. Those that
+/// add nothing there are not among them.
+fn on_device<'a>(
+    adapters: &'a [AdapterRows],
+    device: Option<&Device>,
+) -> Result<Vec<RowsOfLora<'a>>> {
+    let mut found = Vec::with_capacity(adapters.len());
+    for one in adapters {
+        let AdapterWeights::Device(own) = &adapter(one)?.weights else {
+            return Err(Error::internal("an adapter on the CPU"));
+        };
+        let lora = device.map_or_else(|| own.lora(), |device| own.on(device));
+        found.extend(lora.map(|lora| (one.rows.clone(), lora)));
     }
-    adapters.iter().map(of).collect()
+    Ok(found)
 }
 
 fn add_on_host(all: &[AdapterRows], site: usize, x: &Tensor, y: &Tensor) -> Result<()> {

@@ -30,9 +30,14 @@ impl Weights {
         self
     }
 
-    /// Says that what follows is of this layer of the decoder; `None` = of none.
+    /// Says that what follows is of this layer of the decoder, and goes to its GPU; `None` = of none.
     pub(crate) fn begin_layer(&mut self, layer: Option<usize>) {
         self.experts.layer = layer;
+        if let Some(split) = &self.split {
+            self.device = layer
+                .map_or(split.first(), |layer| split.device(layer))
+                .clone();
+        }
     }
 
     /// Reads matrices of a layer's experts with `read`, to the memory in which they stay. They have the form in which a GPU

@@ -22,6 +22,7 @@ use crate::layers::linear::{Embedding, Linear};
 use crate::matrix::{self, Matrix, Unread};
 use crate::names::{self, Layout};
 use crate::source::ModelSource;
+use crate::split::LayerSplit;
 use candle_core::{DType, Device, Tensor};
 use dtypes::Dtypes;
 use foretoken_core::error::{Error, Result, clipped};
@@ -51,6 +52,8 @@ pub struct Weights {
     inventory: Option<SharedInventory>,
     /// Where the experts of layers are.
     experts: HostExperts,
+    /// The GPUs of layers, if there are several.
+    split: Option<LayerSplit>,
 }
 
 impl Weights {
@@ -132,6 +135,7 @@ impl Weights {
             read: HashSet::new(),
             inventory: None,
             experts: HostExperts::default(),
+            split: None,
         }
     }
 
@@ -149,6 +153,12 @@ impl Weights {
         self.layout.name(&name).into_owned()
     }
 
+    /// Puts the layers of the decoder on the GPUs of `split`, and all else on the first one.
+    pub(crate) fn with_split(self, split: LayerSplit) -> Self {
+        let split = Some(split);
+        Self { split, ..self }
+    }
+
     /// Reads only headers, of which `inventory` gets the list: shapes and names are checked as ever, but
     /// matrices have no values and other tensors are zero.
     pub(crate) fn headers_only(self, inventory: Option<&SharedInventory>) -> Self {
@@ -156,12 +166,18 @@ impl Weights {
         Self { inventory, ..self }
     }
 
+    /// The devices of the layers of a decoder of `layers` layers.
+    pub(crate) fn split_of(&self, layers: usize) -> LayerSplit {
+        let split = self.split.clone();
+        split.unwrap_or_else(|| LayerSplit::on_one(&self.device, layers))
+    }
+
     /// The dtypes of activations, matrices, and K and V.
     pub fn dtypes(&self) -> Dtypes {
         self.dtypes
     }
 
-    /// The device of all tensors.
+    /// The device of the tensors that are read now.
     pub fn device(&self) -> &Device {
         &self.device
     }
