@@ -8,6 +8,7 @@ mod file;
 mod flags;
 mod generated;
 mod hints;
+mod load_flags;
 mod lora;
 mod router;
 mod service;
@@ -38,9 +39,9 @@ pub use compared::ComparedDrafter;
 pub use draft_vocab::DraftVocab;
 pub use exit::Exit;
 pub use flags::{
-    CheckOptions, Dtype, GenerationConfig, GenerationFlags, HttpOptions, ListenOptions, LoadFlags,
-    LogFormat,
+    CheckOptions, GenerationConfig, GenerationFlags, HttpOptions, ListenOptions, LogFormat,
 };
+pub use load_flags::{Dtype, LoadFlags};
 pub use lora::{LoraModule, LoraOptions};
 pub use router::{ModelList, RouterConfig};
 pub use service::{InstallOptions, ServiceCommand};
@@ -352,6 +353,7 @@ impl CommonOptions {
                 "--kv-cache-memory and --num-blocks both set the size of the KV cache: leave one out",
             ));
         }
+        self.load.check_conflicts()?;
         self.speculation.check_conflicts()
     }
 

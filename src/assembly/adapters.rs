@@ -10,14 +10,14 @@ use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 
-/// The adapters of a server of `target`, in the memory of `gpu` or, on a CPU, of this machine; `None` = it has none.
+/// The adapters of a server of `target`, in the memory of `gpus` or, on a CPU, of this machine; `None` = it has none.
 ///
 /// # Errors
 /// `Setup`, in one line that names the adapter: it is missing, broken or not supported.
 pub fn load(
     config: &Config,
     target: &dyn LoadedModel,
-    gpu: Option<&DeviceMemory>,
+    gpus: &[DeviceMemory],
 ) -> Result<Option<Adapters>> {
     let Some(lora) = &config.lora else {
         return Ok(None);
@@ -27,9 +27,10 @@ pub fn load(
         Error::setup(what)
     })?;
     let most = max_bytes(lora, found);
-    let (memory, owner) = match gpu {
-        Some(gpu) => (gpu.total(), "the GPU"),
-        None => (memory::total_memory(), "this machine"),
+    let (memory, owner) = match gpus {
+        [] => (memory::total_memory(), "this machine"),
+        [gpu] => (gpu.total(), "the GPU"),
+        gpus => (gpus.iter().map(DeviceMemory::total).sum(), "the GPUs"),
     };
     if lora.limits.may_update && most > memory {
         return Err(Error::setup(format!(
@@ -62,7 +63,7 @@ fn max_bytes(lora: &LoraOptions, target: &LoraTarget) -> u64 {
 
 /// The bytes that the adapters of a server of `target` take: of those that are `loaded`; if clients load more, the most
 /// that they can take.
-pub fn bytes(config: &Config, target: &dyn LoadedModel, loaded: Option<&Adapters>) -> u64 {
+fn bytes(config: &Config, target: &dyn LoadedModel, loaded: Option<&Adapters>) -> u64 {
     let loaded = loaded.map(Adapters::loaded).unwrap_or_default();
     let loaded: u64 = loaded.iter().map(|adapter| adapter.bytes()).sum();
     let updated = config.lora.as_ref().filter(|lora| lora.limits.may_update);
@@ -70,6 +71,22 @@ pub fn bytes(config: &Config, target: &dyn LoadedModel, loaded: Option<&Adapters
         Some((lora, target)) => loaded.max(max_bytes(lora, target)),
         None => loaded,
     }
+}
+
+/// Those of [`bytes`] on each of `gpus` GPUs, about: adapters are taken to change all layers alike.
+pub fn bytes_by_gpu(
+    config: &Config,
+    target: &dyn LoadedModel,
+    loaded: Option<&Adapters>,
+    gpus: usize,
+) -> Vec<u64> {
+    let all = bytes(config, target, loaded);
+    let share = |gpu: usize| {
+        let of = target.lora_target()?;
+        Some(of.max_bytes_on(gpu, 1) as f64 / of.max_bytes(1).max(1) as f64)
+    };
+    let of = |gpu| (all as f64 * share(gpu).unwrap_or_default()) as u64;
+    (0..gpus).map(of).collect()
 }
 
 /// The entry of an adapter in the report of `foretoken check`.

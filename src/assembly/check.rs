@@ -79,9 +79,12 @@ struct Report {
     kv_cache_bytes: u64,
     memory_bytes: u64,
     free_memory_bytes: u64,
-    /// The GPU of `--gpu`.
+    /// The GPU of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<GpuReport>,
+    /// Further ones of `--pipeline-parallel-size`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    more_gpus: Vec<GpuReport>,
     decode: Option<Decode>,
     /// The adapters of `--lora-modules`.
     adapters: Vec<AdapterReport>,
@@ -148,10 +151,14 @@ impl Report {
             Some(gpu) => Some(Decode::on(gpu, model, inventory)),
             None => (!plan.is_on_gpu()).then(|| Decode::here(model, inventory)),
         };
-        let all_pools = cache.per_token.iter().sum::<usize>() * cache.tokens;
-        let gpu = config.gpu.zip(plan.memory.as_ref());
-        let gpu = gpu.map(|(gpu, memory)| {
-            GpuReport::of(gpu, config.gpu_memory_utilization, memory, all_pools as u64)
+        let gpus = plan.memory.iter().zip(&cache.by_gpu).enumerate();
+        let mut gpus = gpus.map(|(number, (memory, per_token))| {
+            let pools = (per_token.iter().sum::<usize>() * cache.tokens) as u64;
+            let (share, layers) = (
+                config.gpu_memory_utilization,
+                model.split().layers_on(number),
+            );
+            GpuReport::of(config.gpu, share, (memory, pools), layers)
         });
         let mut drafts = plan
             .drafts
@@ -220,7 +227,8 @@ impl Report {
             kv_cache_bytes: (per_token * cache.tokens) as u64,
             memory_bytes: memory::total_memory(),
             free_memory_bytes: memory::free_memory(),
-            gpu,
+            gpu: gpus.next(),
+            more_gpus: gpus.collect(),
             decode: model.generates().then(estimate).flatten(),
             draft,
             draft_refused: plan.draft_refused.clone(),
@@ -391,14 +399,13 @@ impl fmt::Display for Report {
             self.kv_cache_tokens
         )?;
         row("KV cache", cache)?;
-        match &self.gpu {
-            Some(gpu) => {
-                (gpu.rows(size).into_iter()).try_for_each(|(name, value)| row(name, value))?
-            }
-            None => {
-                let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
-                row("memory here", format!("{total}, {free} free"))?;
-            }
+        let gpus: Vec<&GpuReport> = self.gpu.iter().chain(&self.more_gpus).collect();
+        for (name, value) in GpuReport::rows(&gpus, size) {
+            row(&name, value)?;
+        }
+        if gpus.is_empty() {
+            let (total, free) = (size(self.memory_bytes), size(self.free_memory_bytes));
+            row("memory here", format!("{total}, {free} free"))?;
         }
         if !self.generates {
             row("texts", "none: it has no output layer".into())?;

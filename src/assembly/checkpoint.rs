@@ -183,8 +183,18 @@ impl Target {
     }
 }
 
-/// The options with which the flags load a target.
-pub fn load_options(config: &Config, device: &Device) -> LoadOptions {
+/// The options with which the flags load a target, on `devices`, of which there is at least one.
+pub fn target_options(config: &Config, devices: &[Device]) -> LoadOptions {
+    LoadOptions {
+        more_devices: devices[1..].to_vec(),
+        shares: config.load.tensor_split.clone(),
+        host_expert_layers: config.load.host_expert_layers(),
+        ..common_options(config, &devices[0])
+    }
+}
+
+/// What a target and a draft on `device` have in common.
+fn common_options(config: &Config, device: &Device) -> LoadOptions {
     let flags = &config.load;
     LoadOptions {
         dtype: match flags.dtype {
@@ -202,17 +212,15 @@ pub fn load_options(config: &Config, device: &Device) -> LoadOptions {
         one_launch: flags.one_launch,
         batch_invariant: flags.batch_invariant,
         quantize: flags.quantize,
-        host_expert_layers: flags.host_expert_layers(),
         ..LoadOptions::default()
     }
 }
 
 /// The options with which the flags load a draft.
 pub fn draft_options(config: &Config, device: &Device) -> LoadOptions {
-    let options = load_options(config, device);
+    let options = common_options(config, device);
     LoadOptions {
         quantize: config.draft_quantize.or(options.quantize),
-        host_expert_layers: 0,
         ..options
     }
 }

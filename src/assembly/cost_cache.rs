@@ -70,12 +70,14 @@ fn vocabulary(ids: Option<&[u32]>) -> String {
 fn settings(config: &Config) -> String {
     let (load, engine) = (&config.load, &config.engine);
     format!(
-        "dtype {:?}, kv-cache-dtype {:?}, quantize {:?}, draft-quantize {:?}, n-cpu-moe {}, enforce-eager {}, one-launch {}, batch-invariant {}, acceptance {:?}, spec-topk {}",
+        "dtype {:?}, kv-cache-dtype {:?}, quantize {:?}, draft-quantize {:?}, n-cpu-moe {}, GPUs {} {:?}, enforce-eager {}, one-launch {}, batch-invariant {}, acceptance {:?}, spec-topk {}",
         load.dtype,
         load.kv_cache_dtype,
         load.quantize,
         config.draft_quantize,
         load.host_expert_layers(),
+        load.pipeline_parallel_size,
+        load.tensor_split,
         load.enforce_eager,
         load.one_launch,
         load.batch_invariant,

@@ -16,6 +16,8 @@ const OTHERS: &str = "CUDA, other programs";
 /// The uses of a GPU's memory.
 #[derive(Debug, Clone)]
 pub struct DeviceMemory {
+    /// How messages call the GPU: by its number, if the model is on several.
+    gpu: String,
     total: u64,
     /// Names and bytes.
     parts: Vec<(String, u64)>,
@@ -27,48 +29,64 @@ impl DeviceMemory {
     /// The memory of a GPU with so many bytes, of which none are used.
     pub fn of(total: u64) -> Self {
         Self {
+            gpu: "the GPU".into(),
             total,
             parts: Vec::new(),
             experts: Vec::new(),
         }
     }
 
-    /// Starts with the memory in use before a model is loaded; `None` on a CPU.
+    /// Starts with the memory in use of each of `devices` before a model is loaded; none on a CPU.
     ///
     /// # Errors
     /// The driver does not report its memory.
-    pub fn new(device: &Device) -> Result<Option<Self>> {
-        let mut budget = kernels::device_memory(device)
-            .map_err(Error::setup)?
-            .map(|(_, total)| Self::of(total));
-        Self::note(&mut budget, OTHERS, device, 0)?;
-        Ok(budget)
+    pub fn here(devices: &[Device]) -> Result<Vec<Self>> {
+        let mut budgets = Vec::new();
+        for device in devices {
+            let found = kernels::device_memory(device).map_err(Error::setup)?;
+            budgets.extend(found.map(|(_, total)| Self::of(total)));
+        }
+        Self::note(&mut budgets, OTHERS, devices, &[])?;
+        Ok(Self::numbered(budgets))
     }
 
-    /// Starts with the memory that is taken to be in use of a GPU of another machine.
-    pub fn of_other(gpu: &Gpu) -> Self {
+    /// Starts with the memory that is taken to be in use of `count` such GPUs of another machine.
+    pub fn of_others(gpu: &Gpu, count: usize) -> Vec<Self> {
         let mut budget = Self::of(gpu.memory_bytes());
         budget.add(OTHERS, CONTEXT_BYTES);
-        budget
+        Self::numbered(vec![budget; count])
     }
 
-    /// Adds the memory that came into use since the last entry, as `name`; `expected` bytes if they are still to be
-    /// loaded, as they always are on a GPU of another machine.
+    /// `budgets` with the numbers of their GPUs from the first one on, if there are several.
+    fn numbered(mut budgets: Vec<Self>) -> Vec<Self> {
+        if budgets.len() > 1 {
+            for (number, budget) in budgets.iter_mut().enumerate() {
+                budget.gpu = format!("GPU {number}");
+            }
+        }
+        budgets
+    }
+
+    /// Adds the memory of each of `devices` that came into use since the last entry, as `name`; `expected` bytes if they
+    /// are still to be loaded, as they always are on a GPU of another machine, none where it has no entry.
     ///
     /// # Errors
     /// The driver does not report its memory.
     pub fn note(
-        budget: &mut Option<Self>,
+        budgets: &mut [Self],
         name: &str,
-        device: &Device,
-        expected: u64,
+        devices: &[Device],
+        expected: &[u64],
     ) -> Result<()> {
-        let Some(budget) = budget else {
-            return Ok(());
-        };
-        let read = kernels::device_memory(device).map_err(Error::setup)?;
-        let grown = read.map(|(free, total)| (total - free).saturating_sub(budget.sum()));
-        budget.add(name, grown.unwrap_or_default().max(expected));
+        for (gpu, (budget, device)) in budgets.iter_mut().zip(devices).enumerate() {
+            let read = kernels::device_memory(device).map_err(Error::setup)?;
+            let grown = read.map(|(free, total)| (total - free).saturating_sub(budget.sum()));
+            let expected = expected.get(gpu).copied().unwrap_or_default();
+            let bytes = grown.unwrap_or_default().max(expected);
+            if bytes > 0 || gpu == 0 {
+                budget.add(name, bytes);
+            }
+        }
         Ok(())
     }
 
@@ -103,9 +121,10 @@ impl DeviceMemory {
         let left = usable.saturating_sub(self.sum());
         if left == 0 && config.kv == KvBudget::Default {
             return Err(Error::setup(format!(
-                "nothing is left for the KV cache within --gpu-memory-utilization {}: {}{}",
+                "nothing is left for the KV cache within --gpu-memory-utilization {}: {}{}{}",
                 config.gpu_memory_utilization,
                 self.in_one_line(),
+                self.hint_at_shares(config),
                 self.hint_at_experts(usable, context)
             )));
         }
@@ -118,9 +137,18 @@ impl DeviceMemory {
             return Ok(());
         }
         Err(Error::setup(format!(
-            "the GPU has no room for a KV cache of {cache} bytes: lower --num-blocks or --kv-cache-memory: {}",
+            "{} has no room for a KV cache of {cache} bytes: lower --num-blocks or --kv-cache-memory: {}",
+            self.gpu,
             self.in_one_line()
         )))
+    }
+
+    /// Says that another GPU may have more room.
+    fn hint_at_shares(&self, config: &Config) -> &'static str {
+        if config.load.pipeline_parallel_size == 1 {
+            return "";
+        }
+        "; raise --pipeline-parallel-size, or give it a smaller share in --tensor-split"
     }
 
     /// Says how many layers' experts must be in the host's memory to leave room for a context of `context` bytes within
@@ -146,7 +174,8 @@ impl fmt::Display for DeviceMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unused = ("unused".to_owned(), self.total.saturating_sub(self.sum()));
         let total = ("total".to_owned(), self.total);
-        write!(f, "GPU memory in GiB")?;
+        let gpu = self.gpu.trim_start_matches("the ");
+        write!(f, "{gpu} memory in GiB")?;
         for (name, bytes) in self.parts.iter().chain([&unused, &total]) {
             let gib = *bytes as f64 / f64::from(1 << 30);
             write!(f, "\n  {name:<22}{gib:>7.2}")?;

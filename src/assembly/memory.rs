@@ -21,13 +21,15 @@ pub struct Cache {
     pub tokens: usize,
     /// Bytes of a token in each pool.
     pub per_token: Vec<usize>,
+    /// The same on each of several GPUs; a single element otherwise.
+    pub by_gpu: Vec<Vec<usize>>,
     /// Bytes of the target's recurrent state of a sequence; 0 = it has none.
     pub per_state: usize,
     /// Tokens of the longest sequence that may be asked for.
     pub longest: usize,
 }
 
-/// Sizes the pools of the target and of each of `drafts`. `gpu` holds the memory that the models take.
+/// Sizes the pools of the target and of each of `drafts`. `gpus` hold the memory that the models take; none on a CPU.
 ///
 /// # Errors
 /// `Setup`, naming the flag, if there is no room for what is asked for.
@@ -35,7 +37,7 @@ pub fn cache(
     config: &Config,
     target: &dyn Model,
     drafts: &[&dyn Model],
-    mut gpu: Option<&mut DeviceMemory>,
+    gpus: &mut [DeviceMemory],
 ) -> Result<Cache> {
     let context = target.info().max_position_embeddings;
     let longest = config.engine.longest(context)?;
@@ -45,31 +47,52 @@ pub fn cache(
         .collect();
     let wanted = longest.saturating_mul(config.engine.max_num_seqs);
     let per_state = target.kv_shape().bytes_per_state();
-    let states = bytes_of_states(config, per_state);
-    let context_bytes = (longest as u64).saturating_mul(per_token.iter().sum::<usize>() as u64);
-    let room = match &mut gpu {
-        None => MAX_CPU_KV_BYTES.min(free_memory() / 4),
-        Some(budget) => {
-            let needs = models().map(|model| workspace(model.info(), config));
-            budget.add("workspace", LIBRARY_BYTES + needs.max().unwrap_or(0));
-            if states > 0 {
-                budget.add("recurrent states", states);
-            }
-            budget.left(config, context_bytes)?
+    let by_gpu: Vec<Vec<usize>> = (0..gpus.len().max(1))
+        .map(|gpu| {
+            models()
+                .map(|model| model.kv_shape().bytes_per_token_on(gpu))
+                .collect()
+        })
+        .collect();
+    let states_on = |gpu| bytes_of_states(config, target.kv_shape().bytes_per_state_on(gpu));
+    let needs = models().map(|model| workspace(model.info(), config)).max();
+    let mut rooms = Vec::new();
+    for (gpu, budget) in gpus.iter_mut().enumerate() {
+        budget.add("workspace", LIBRARY_BYTES + needs.unwrap_or(0));
+        let states = states_on(gpu);
+        if states > 0 {
+            budget.add("recurrent states", states);
+        }
+        let context = longest.saturating_mul(by_gpu[gpu].iter().sum());
+        rooms.push(budget.left(config, context as u64)?);
+    }
+    let blocks = match (config.kv, rooms.is_empty()) {
+        // The number of blocks is the same on all GPUs.
+        (KvBudget::Default, false) => {
+            let of = |(per_token, room): (&Vec<usize>, u64)| {
+                config.kv.blocks(config.block_size, per_token, wanted, room)
+            };
+            let each = by_gpu.iter().zip(rooms).map(of);
+            let each: Vec<usize> = each.collect::<Result<_>>()?;
+            each.into_iter().min().unwrap_or_default()
+        }
+        _ => {
+            let room = MAX_CPU_KV_BYTES.min(free_memory() / 4);
+            config
+                .kv
+                .blocks(config.block_size, &per_token, wanted, room)?
         }
     };
-    let blocks = config
-        .kv
-        .blocks(config.block_size, &per_token, wanted, room)?;
-    let tokens = check_cache(blocks, config, &per_token, gpu.is_none())?;
-    let cache = tokens * per_token.iter().sum::<usize>();
-    let memory = gpu
-        .as_ref()
-        .map_or_else(total_memory, |budget| budget.total());
-    if let Some(budget) = gpu {
-        budget.check(cache as u64, config)?;
+    let tokens = check_cache(blocks, config, &per_token, gpus.is_empty())?;
+    for (gpu, per_token) in by_gpu.iter().enumerate() {
+        let cache = tokens * per_token.iter().sum::<usize>();
+        let budget = gpus.get(gpu);
+        if let Some(budget) = budget {
+            budget.check(cache as u64, config)?;
+        }
+        let memory = budget.map_or_else(total_memory, DeviceMemory::total);
+        check_states(config, (per_state, states_on(gpu)), cache, memory)?;
     }
-    check_states(config, (per_state, states), cache, memory)?;
     if tokens < longest && config.engine.max_model_len.is_some() {
         let remedy = remedy(config);
         return Err(Error::setup(format!(
@@ -80,6 +103,7 @@ pub fn cache(
         blocks,
         tokens,
         per_token,
+        by_gpu,
         per_state,
         longest,
     })
@@ -127,16 +151,17 @@ fn remedy(config: &Config) -> &'static str {
 }
 
 impl Cache {
-    /// Logs what the pools take. `gpu` holds the memory that everything else takes.
-    pub fn log(&self, config: &Config, mut gpu: Option<DeviceMemory>) {
+    /// Logs what the pools take. `gpus` hold the memory that everything else takes.
+    pub fn log(&self, config: &Config, mut gpus: Vec<DeviceMemory>) {
         let (tokens, longest) = (self.tokens, self.longest);
         for (i, &bytes) in self.per_token.iter().enumerate() {
             let whose = if i == 0 { "target" } else { "draft" };
-            let bytes = tokens * bytes;
-            let mib = bytes as f64 / f64::from(1 << 20);
+            let mib = (tokens * bytes) as f64 / f64::from(1 << 20);
             tracing::info!("KV cache: {tokens} tokens, {mib:.0} MiB for the {whose}");
-            if let Some(budget) = &mut gpu {
-                budget.add(format!("KV cache, {whose}"), bytes as u64);
+            for (budget, per_token) in gpus.iter_mut().zip(&self.by_gpu) {
+                if per_token[i] > 0 {
+                    budget.add(format!("KV cache, {whose}"), (tokens * per_token[i]) as u64);
+                }
             }
         }
         if self.per_state > 0 {
@@ -146,7 +171,7 @@ impl Cache {
                 "recurrent states: {mib:.1} MiB a sequence, and up to {copies} copies for prefixes"
             );
         }
-        if let Some(budget) = gpu {
+        for budget in gpus {
             tracing::info!("{budget}");
         }
         if tokens < longest {

@@ -1,7 +1,7 @@
 //! What is served: the models, the drafters and the sizes of the KV pools. `check` prints a plan, and `load` executes it.
 
 use super::adapters;
-use super::checkpoint::{Checkpoint, Reading, Target, draft_options, load_options};
+use super::checkpoint::{Checkpoint, Reading, Target, draft_options, target_options};
 use super::device_memory::DeviceMemory;
 use super::draft_vocab;
 use super::drafts::{LoadedDraft, tables_instead};
@@ -41,8 +41,8 @@ pub struct Plan {
     pub draft_vocabulary: Option<DraftVocabulary>,
     pub learning: Option<Learning>,
     pub cache: Cache,
-    /// The uses of a GPU's memory; `None` on a CPU.
-    pub memory: Option<DeviceMemory>,
+    /// The uses of the memory of each GPU; none on a CPU.
+    pub memory: Vec<DeviceMemory>,
 }
 
 /// A drafter that is to be built.
@@ -60,14 +60,15 @@ impl Plan {
     /// # Errors
     /// `Setup`, in one line: a flag is wrong, a file is missing or not supported, or there is too little memory.
     pub fn of(config: &Config, reading: Reading) -> Result<Self> {
-        let device = open_device(config)?;
+        let devices = open_devices(config)?;
+        let device = devices[0].clone();
         config.engine.check_disk()?;
         let mut memory = match config.gpu {
-            Some(gpu) => Some(DeviceMemory::of_other(gpu)),
-            None => DeviceMemory::new(&device)?,
+            Some(gpu) => DeviceMemory::of_others(gpu, devices.len()),
+            None => DeviceMemory::here(&devices)?,
         };
         memory::check_limits(config)?;
-        let options = load_options(config, &device);
+        let options = target_options(config, &devices);
         let checkpoint = Checkpoint::find(&config.model, options, reading)?;
         // A draft that is not known yet is checked later.
         let is_auto = config.has_auto_draft();
@@ -75,21 +76,23 @@ impl Plan {
         if !is_auto {
             check_quantize(config, &checkpoint.source)?;
         }
-        let is_on_gpu = memory.is_some();
+        let is_on_gpu = !memory.is_empty();
         host_experts::check(config, &checkpoint, is_on_gpu)?;
         let target = Target::open(checkpoint)?;
         host_experts::log(config, target.model.config(), is_on_gpu);
+        log_split(&*target.model);
         let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
         let reranker = reranker(config, &target)?;
-        if let Some(memory) = &mut memory {
+        if let [memory] = &mut memory[..] {
             memory.set_experts(host_experts::by_layer(&target.inventory));
         }
-        let (bytes, _) = target.inventory.loaded_bytes();
-        DeviceMemory::note(&mut memory, "target weights", &device, bytes)?;
-        let adapters = adapters::load(config, &*target.model, memory.as_ref())?;
+        let bytes = target.model.split().bytes(&target.inventory);
+        DeviceMemory::note(&mut memory, "target weights", &devices, &bytes)?;
+        let adapters = adapters::load(config, &*target.model, &memory)?;
         if config.lora.is_some() {
-            let bytes = adapters::bytes(config, &*target.model, adapters.as_ref());
-            DeviceMemory::note(&mut memory, "adapters", &device, bytes)?;
+            let (model, loaded) = (&*target.model, adapters.as_ref());
+            let bytes = adapters::bytes_by_gpu(config, model, loaded, devices.len());
+            DeviceMemory::note(&mut memory, "adapters", &devices, &bytes)?;
         }
         if let Some(spec) = &embeddings {
             tracing::info!("embeddings: {spec}");
@@ -147,7 +150,7 @@ impl Plan {
                     .map_err(|e| if is_auto { of_auto(&e) } else { e })?,
             };
             if let Some(draft) = &draft {
-                DeviceMemory::note(&mut memory, "draft weights", &device, draft.bytes())?;
+                DeviceMemory::note(&mut memory, "draft weights", &devices, &[draft.bytes()])?;
             }
             drafts.push(PlannedDraft {
                 choice,
@@ -160,7 +163,7 @@ impl Plan {
         }
         let with_pools = drafts.iter().filter_map(|planned| planned.draft.as_ref());
         let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
-        let cache = memory::cache(&config, &*target.model, &with_pools, memory.as_mut())?;
+        let cache = memory::cache(&config, &*target.model, &with_pools, &mut memory)?;
         Ok(Self {
             config,
             device,
@@ -188,24 +191,44 @@ impl Plan {
     }
 }
 
-/// The device of the flags, which is checked and has its threads; the CPU in the place of a GPU of another machine.
-fn open_device(config: &Config) -> Result<Device> {
+/// The devices of the flags, which are checked and have their threads: several are GPUs. The CPU is in the place of a GPU of
+/// another machine.
+fn open_devices(config: &Config) -> Result<Vec<Device>> {
     let flags = &config.load;
+    let count = flags.pipeline_parallel_size;
     if let Some(gpu) = config.gpu {
         gpu.check().map_err(Error::setup)?;
-        return Ok(Device::Cpu);
+        return Ok(vec![Device::Cpu; count]);
     }
-    let device = kernels::device(&flags.device).map_err(Error::setup)?;
+    let devices = kernels::devices(&flags.device, count).map_err(|e| {
+        Error::setup(match count {
+            1 => e,
+            _ => format!("--pipeline-parallel-size {count}: {e}"),
+        })
+    })?;
     let isa = kernels::cpu::check().map_err(Error::setup)?;
     if let Some(threads) = flags.threads {
         kernels::set_threads(threads);
     }
-    if device.is_cpu() {
+    if devices[0].is_cpu() {
         tracing::info!("CPU kernels: {isa:?}, {} threads", kernels::threads());
     } else {
         tracing::info!("{}", determinism_notice(flags));
     }
-    Ok(device)
+    Ok(devices)
+}
+
+/// Says which layers are on which of several GPUs.
+fn log_split(model: &dyn LoadedModel) {
+    let (split, layers) = (model.split(), model.config().num_layers());
+    if split.count() == 1 {
+        return;
+    }
+    for gpu in 0..split.count() {
+        let own = split.layers_on(gpu);
+        let (first, last) = (own.start, own.end - 1);
+        tracing::info!("GPU {gpu} has the layers {first} to {last} of {layers}");
+    }
 }
 
 /// Describes the bit equality that a GPU guarantees; the CPU always guarantees all of it.

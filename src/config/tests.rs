@@ -166,9 +166,10 @@ fn flags_of_other_servers_have_a_hint() {
         ("o/m -ngl 99", "-ngl is no flag here"),
         (
             "serve o/m --tensor-parallel-size 2",
-            "a process uses one GPU",
+            "use --pipeline-parallel-size N",
         ),
-        ("serve o/m -tp=2", "a process uses one GPU"),
+        ("serve o/m -tp=2", "use --pipeline-parallel-size N"),
+        ("serve o/m -dp 2", "behind a router"),
         ("o/m -md d.gguf", "use --draft-model"),
         ("o/m --enable-prefix-caching", "always on"),
         ("o/m --temp 0.7", "--override-generation-config"),

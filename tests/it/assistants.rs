@@ -100,6 +100,15 @@ fn check_takes_an_assistant_and_convert_does_not() {
         &[target, "--draft-model", head, "--drafter", "parallel"],
     );
     assert!(!is_fine && said.contains("parallel"), "{said}");
+    // Its layers read those that the target has on the second GPU.
+    let spread = ["--gpu", "h100", "--pipeline-parallel-size", "2"];
+    let flags = [&[target, "--draft-model", head], &spread[..]].concat();
+    let (is_fine, said) = run("check", &flags);
+    let why = "an assistant of Gemma 4 is not supported with several GPUs";
+    assert!(
+        !is_fine && said.contains(why) && said.lines().count() == 1,
+        "{said}"
+    );
     let out = folder.path().join("head.gguf");
     let out = out.to_str().unwrap();
     let (is_fine, said) = run("convert", &["--model", head, "--out", out]);

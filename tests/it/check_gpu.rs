@@ -170,10 +170,9 @@ fn experts_in_the_hosts_memory_take_none_of_a_gpus() {
     assert_eq!(here["host_experts_bytes"], 0);
 }
 
-/// The shape of Qwen3-30B-A3B, whose blocks take 17 GB.
-#[test]
-fn the_number_of_layers_whose_experts_must_leave_a_gpu_is_told() {
-    let folder = shape("qwen3_moe", |config| {
+/// A folder with the shape of Qwen3-30B-A3B, whose blocks take 17 GB.
+fn large() -> tempfile::TempDir {
+    shape("qwen3_moe", |config| {
         for (key, value) in [
             ("num_hidden_layers", 48),
             ("hidden_size", 2048),
@@ -188,7 +187,12 @@ fn the_number_of_layers_whose_experts_must_leave_a_gpu_is_told() {
             config[key] = value.into();
         }
         config.as_object_mut().unwrap().remove("layer_types");
-    });
+    })
+}
+
+#[test]
+fn the_number_of_layers_whose_experts_must_leave_a_gpu_is_told() {
+    let folder = large();
     let path = folder.path().to_str().unwrap();
     let args = [
         path,
@@ -219,4 +223,81 @@ fn the_number_of_layers_whose_experts_must_leave_a_gpu_is_told() {
         report(&args, None)["kv_cache_tokens"].as_u64().unwrap()
     };
     assert!(tokens(layers) >= 32768 && tokens(layers - 1) < 32768);
+}
+
+/// GPUs of 12 GB each, of which one is too small.
+#[test]
+fn a_model_that_does_not_fit_one_gpu_fits_two() {
+    let folder = large();
+    let path = folder.path().to_str().unwrap();
+    let args = |gpus: &'static str| {
+        let shape = [path, "--load-format", "dummy", "--quantize", "q4_k"];
+        let flags = ["--gpu", "rtx 3060", "--max-num-seqs", "2"];
+        [&shape[..], &flags, &["--pipeline-parallel-size", gpus]].concat()
+    };
+    refused(&args("1"), "nothing is left for the KV cache");
+    let found = report(&args("2"), None);
+    let (first, second) = (&found["gpu"], &found["more_gpus"][0]);
+    let bytes = |gpu: &Value, name: &str| {
+        let mut uses = gpu["uses"].as_array().unwrap().iter();
+        let found = uses.find(|one| one["name"] == name).expect(name);
+        found["bytes"].as_u64().unwrap()
+    };
+    let weights = [first, second].map(|gpu| bytes(gpu, "target weights"));
+    let all = found["weights_bytes"].as_u64().unwrap();
+    assert_eq!(weights.iter().sum::<u64>(), all);
+    // As equal as layers allow, which have 1/48 of them each.
+    assert!(weights[0].abs_diff(weights[1]) <= all / 40, "{weights:?}");
+    let cache = [first, second].map(|gpu| bytes(gpu, "KV cache"));
+    assert_eq!(
+        cache.iter().sum::<u64>(),
+        found["kv_cache_bytes"].as_u64().unwrap()
+    );
+    for gpu in 0..2 {
+        assert!(
+            weights[gpu] + cache[gpu] < 12 << 30,
+            "{weights:?} {cache:?}"
+        );
+    }
+    let text = table(&args("2"));
+    assert!(
+        row(&text, "GPUs").starts_with("2 of RTX 3060 with "),
+        "{text}"
+    );
+    // The layers of a GPU follow those of the one before.
+    let own = row(&text, "GPU 0").split_once("; fits: ").expect(&text).0;
+    let last: usize = own.strip_prefix("layers 0 to ").unwrap().parse().unwrap();
+    let own = row(&text, "GPU 1").split_once("; fits: ").expect(&text).0;
+    assert_eq!(own, format!("layers {} to 47", last + 1));
+    assert_eq!(second["layers"], json!({"start": last + 1, "end": 48}));
+    assert!(row(&text, "serve it").contains("--pipeline-parallel-size 2"));
+
+    // A smaller share of the first leaves room for a draft there.
+    let shared = report(
+        &[&args("2")[..], &["--tensor-split", "12,13"]].concat(),
+        None,
+    );
+    assert!(bytes(&shared["gpu"], "target weights") < weights[0]);
+    let crowded = [&args("2")[..], &["--tensor-split", "1,9"]].concat();
+    refused(&crowded, "give it a smaller share in --tensor-split");
+    refused(
+        &args("64"),
+        "64 GPUs are too many for this model, whose 48 layers",
+    );
+}
+
+/// A draft is on the first GPU.
+#[test]
+fn a_draft_is_on_the_first_of_several_gpus() {
+    let folder = tiny_folder(byte_level());
+    let path = folder.path().to_str().unwrap();
+    let flags = ["--gpu", "h100", "--pipeline-parallel-size", "2"];
+    let pair = report(&[&[path, "--draft-model", path], &flags[..]].concat(), None);
+    let first = bytes(&pair, "draft weights");
+    assert!(first > bytes(&pair, "target weights"), "{first}");
+    let second = pair["more_gpus"][0]["uses"].to_string();
+    assert!(
+        second.contains("target weights") && !second.contains("draft"),
+        "{second}"
+    );
 }

@@ -170,3 +170,28 @@ fn without_a_model_the_embedded_pair_is_served() {
         assert_eq!(accepted(&line).drafter, Some(DrafterChoice::Tables));
     }
 }
+
+#[test]
+fn each_of_several_gpus_has_a_share() {
+    let load = accepted("o/m --pipeline-parallel-size 3 --tensor-split 2,3.5,1").load;
+    assert_eq!(load.pipeline_parallel_size, 3);
+    assert_eq!(load.tensor_split, [2., 3.5, 1.]);
+    assert_eq!(accepted("o/m").load.pipeline_parallel_size, 1);
+    for (flags, needle) in [
+        ("--pipeline-parallel-size 0", "a whole number from 1 to 64"),
+        (
+            "--pipeline-parallel-size 2 --tensor-split 1,-3",
+            "must be a number above 0",
+        ),
+        (
+            "--tensor-split 1,3",
+            "--tensor-split has 2 shares and --pipeline-parallel-size is 1",
+        ),
+        (
+            "--pipeline-parallel-size 2 --one-launch",
+            "leave it out with --pipeline-parallel-size",
+        ),
+    ] {
+        refused_with(&format!("o/m {flags}"), needle);
+    }
+}
