@@ -88,13 +88,12 @@ impl DraftHead {
         let mut last: Option<ForwardOutput> = None;
         for (at, step) in steps.iter().enumerate() {
             let batch = &batches[at];
-            let own = |output: &ForwardOutput| {
-                let rows = output.features.as_ref();
-                rows.map(|rows| rows.narrow(0, 0, batch.tokens.len()))
-            };
             let features = match &last {
                 None => batch.features.clone(),
-                Some(before) => own(before).transpose()?,
+                Some(ForwardOutput { features, .. }) => {
+                    let own = |rows: &Tensor| rows.narrow(0, 0, batch.tokens.len());
+                    features.as_ref().map(own).transpose()?
+                }
             };
             let output = self.forward_step(step, features.as_ref(), kv)?;
             match batches.get(at + 1) {
