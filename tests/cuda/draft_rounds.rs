@@ -2,14 +2,14 @@
 //! what a GPU is asked for and what the host reads: clients leave, draws fail, logits are not finite. The pools are small,
 //! so that sequences wait for one another.
 
+use super::disturbed::{Disturbed, Mischief};
 use super::texts::eagle3;
 use super::{BLOCK_SIZE, BLOCKS, gpu, model, shape, tokens};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, greedy, run};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use foretoken::engine::{self, CollectedEvents, EngineOptions, EngineThread, Events, Request};
 use foretoken::error::{Error, Result};
-use foretoken::kv::{KvShape, KvStore};
-use foretoken::model::{Batch, Draw, ForwardOutput, Head, Model, ModelInfo};
+use foretoken::model::{Draw, ForwardOutput, Model};
 use foretoken::sampling::{SamplingParams, mix};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use std::sync::{Arc, Mutex};
@@ -32,8 +32,8 @@ impl Dice {
     }
 }
 
-/// What happens in the middle of rounds.
-struct Mischief {
+/// Clients leave, draws fail, and logits are not finite.
+struct Accidents {
     dice: Dice,
     /// The clients that are still to leave.
     leaving: Vec<Events>,
@@ -42,7 +42,7 @@ struct Mischief {
     poisoned: usize,
 }
 
-impl Mischief {
+impl Accidents {
     fn new(seed: u64) -> Self {
         Self {
             dice: Dice(seed),
@@ -58,8 +58,13 @@ impl Mischief {
             self.left += 1;
         }
     }
+}
 
-    /// `draw`s from the `output` of a forward, or from another one.
+impl Mischief for Accidents {
+    fn before_forward(&mut self) {
+        self.let_one_leave();
+    }
+
     fn draw(
         &mut self,
         draw: &mut Draw<'_>,
@@ -89,61 +94,6 @@ impl Mischief {
             }
             _ => draw(output, place),
         }
-    }
-}
-
-/// A model or a head that computes while there is mischief.
-struct Disturbed<M: ?Sized> {
-    mischief: Arc<Mutex<Mischief>>,
-    model: Box<M>,
-}
-
-impl<M: Model + ?Sized> Model for Disturbed<M> {
-    fn info(&self) -> &ModelInfo {
-        self.model.info()
-    }
-
-    fn kv_shape(&self) -> KvShape {
-        self.model.kv_shape()
-    }
-
-    fn device(&self) -> &Device {
-        self.model.device()
-    }
-
-    fn padded_rows(&self, rows: usize) -> usize {
-        self.model.padded_rows(rows)
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
-        self.mischief.lock().unwrap().let_one_leave();
-        self.model.forward(batch, kv)
-    }
-
-    fn forward_chain(
-        &mut self,
-        batches: &mut [Batch],
-        kv: &mut KvStore,
-        draw: &mut Draw<'_>,
-    ) -> Result<ForwardOutput> {
-        let mischief = &self.mischief;
-        self.model.forward_chain(batches, kv, &mut |output, place| {
-            mischief.lock().unwrap().draw(draw, output, place)
-        })
-    }
-}
-
-impl<M: Head + ?Sized> Head for Disturbed<M> {
-    fn reads(&self) -> &[usize] {
-        self.model.reads()
-    }
-
-    fn fuse(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.model.fuse(hidden)
-    }
-
-    fn layout(&self) -> String {
-        self.model.layout()
     }
 }
 
@@ -250,7 +200,7 @@ impl Seen {
         (case, is_exact): (u64, bool),
         engine: &EngineThread,
         requests: &[(Request, Client, CollectedEvents)],
-        mischief: &Mutex<Mischief>,
+        mischief: &Mutex<Accidents>,
     ) {
         let submitted = requests.iter().map(|(request, ..)| request.clone());
         let events = engine.submit_all(submitted.collect()).unwrap();
@@ -289,7 +239,7 @@ impl Seen {
         assert_idle(engine);
     }
 
-    fn add(&mut self, mischief: &Mutex<Mischief>) {
+    fn add(&mut self, mischief: &Mutex<Accidents>) {
         let mischief = mischief.lock().unwrap();
         self.left += mischief.left;
         self.failed += mischief.failed;
@@ -310,7 +260,7 @@ fn rounds_that_are_disturbed_cost_nobody_else() {
     let mut seen = Seen::default();
     for case in 0..3 {
         let mut dice = Dice(case);
-        let mischief = Arc::new(Mutex::new(Mischief::new(case + 1000)));
+        let mischief = Arc::new(Mutex::new(Accidents::new(case + 1000)));
         let num_blocks = 7 + dice.roll(3);
         let length = 2 + dice.roll(4);
         let disturbed = |model: Box<dyn Model>| Disturbed {
@@ -322,7 +272,7 @@ fn rounds_that_are_disturbed_cost_nobody_else() {
             2 => {
                 let head = Disturbed {
                     mischief: mischief.clone(),
-                    model: eagle3(&source, &gpu, &*one(5)),
+                    model: eagle3(&source, &gpu, &*one(5), [0, 1, 2]),
                 };
                 DraftModel::of_head(Box::new(head), own_blocks, BLOCK_SIZE, STEP)
             }

@@ -1,18 +1,17 @@
 //! A draft model's chain on a GPU: its steps run without the host, which waits once a round, and the drafts are those of
 //! single steps.
 
+use super::disturbed::{Disturbed, Mischief};
 use super::texts::{seeded, start_with};
 use super::{BLOCK_SIZE, BLOCKS, gpu, model, shape, tokens};
 use crate::common::{assert_idle, chains, run};
-use candle_core::{DType, Device};
+use candle_core::{DType, Tensor};
 use foretoken::error::{Error, Result};
-use foretoken::kv::{KvShape, KvStore};
-use foretoken::model::{Batch, Draw, ForwardOutput, Model, ModelInfo};
+use foretoken::model::{Draw, ForwardOutput, Model};
 use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
 use foretoken::spec::{BudgetMode, Draft, DraftContext, DraftModel, DraftRequest, Drafter};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 pub(super) const CHUNK: usize = 64;
 
@@ -307,46 +306,26 @@ fn only_penalties_wait_for_each_token() {
     assert_empty(&mut all, &texts);
 }
 
-/// A model whose draws fail now and then.
+/// Draws fail now and then.
 struct Failing {
-    model: Box<dyn Model>,
-    draws: Arc<AtomicUsize>,
+    draws: usize,
 }
 
 /// Every so many draws.
 const FAILS: usize = 7;
 
-impl Model for Failing {
-    fn info(&self) -> &ModelInfo {
-        self.model.info()
-    }
-
-    fn kv_shape(&self) -> KvShape {
-        self.model.kv_shape()
-    }
-
-    fn device(&self) -> &Device {
-        self.model.device()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> Result<ForwardOutput> {
-        self.model.forward(batch, kv)
-    }
-
-    fn forward_chain(
+impl Mischief for Failing {
+    fn draw(
         &mut self,
-        batches: &mut [Batch],
-        kv: &mut KvStore,
         draw: &mut Draw<'_>,
-    ) -> Result<ForwardOutput> {
-        let draws = &self.draws;
-        self.model.forward_chain(batches, kv, &mut |output, place| {
-            let count = draws.fetch_add(1, Ordering::Relaxed) + 1;
-            match count.is_multiple_of(FAILS) {
-                true => Err(Error::internal("a draw failed")),
-                false => draw(output, place),
-            }
-        })
+        output: &ForwardOutput,
+        place: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.draws += 1;
+        match self.draws.is_multiple_of(FAILS) {
+            true => Err(Error::internal("a draw failed")),
+            false => draw(output, place),
+        }
     }
 }
 
@@ -357,10 +336,12 @@ fn a_round_that_fails_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let one = || model(&source, &gpu, Some(DType::BF16), 5);
-    let draws = Arc::new(AtomicUsize::new(0));
+    let mischief = Arc::new(Mutex::new(Failing { draws: 0 }));
     let failing = || {
-        let (model, draws) = (one(), draws.clone());
-        Box::new(Failing { model, draws })
+        Box::new(Disturbed {
+            mischief: mischief.clone(),
+            model: one(),
+        })
     };
     let (mut all, mut single) = (drafter(failing()), drafter(one()));
     let mut texts = texts();
@@ -384,13 +365,13 @@ fn a_round_that_fails_leaves_nothing() {
     let spec = chains(4);
     let drafting: Box<dyn Drafter> = Box::new(drafter(failing()));
     let engine = start_with(one(), Some(drafting), spec, BudgetMode::Fixed);
-    let before = draws.load(Ordering::Relaxed);
+    let before = mischief.lock().unwrap().draws;
     for request in seeded() {
         let (want, got) = (run(&plain, request.clone()), run(&engine, request));
         assert_eq!(got.ids(), want.ids());
         assert!(got.spec.accepted > 0, "{:?}", got.spec);
     }
-    assert!(draws.load(Ordering::Relaxed) - before > 2 * FAILS);
+    assert!(mischief.lock().unwrap().draws - before > 2 * FAILS);
     assert_idle(&plain);
     assert_idle(&engine);
 }

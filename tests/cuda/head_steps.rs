@@ -91,7 +91,7 @@ fn a_round_sends_once_and_waits_once() {
     for temperature in [0.0, 1.0] {
         let mut kernels = Vec::new();
         for length in [2, 3, 5] {
-            let mut drafter = drafter(eagle3(&source, &gpu, &*target));
+            let mut drafter = drafter(eagle3(&source, &gpu, &*target, [0, 1, 2]));
             let params = SamplingParams {
                 temperature,
                 ..SamplingParams::default()
@@ -130,7 +130,7 @@ fn drafts_are_those_of_single_forwards() {
     let folder = tempfile::tempdir().unwrap();
     let source = shape(folder.path(), "llama", 64, &[]);
     let target = model(&source, &gpu, Some(DType::BF16), 5);
-    let head = || eagle3(&source, &gpu, &*target);
+    let head = || eagle3(&source, &gpu, &*target, [0, 1, 2]);
     let (mut all, mut single) = (drafter(head()), drafter(Box::new(OneByOne(head()))));
     let mut texts = texts();
     let longest = texts.iter().map(|text| text.length).max().unwrap() as i64;

@@ -4,6 +4,7 @@
 mod architectures;
 #[path = "../common/mod.rs"]
 mod common;
+mod disturbed;
 mod draft_rounds;
 mod draft_steps;
 mod embeddings;

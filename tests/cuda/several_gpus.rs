@@ -6,7 +6,7 @@ mod commands;
 use super::architectures::fixture;
 use super::lora::{in_company, two};
 use super::quantized::{noise, weight};
-use super::texts::{Trees, seeded, start_with};
+use super::texts::{Trees, eagle3, seeded, start_with};
 use super::{BLOCK_SIZE, BLOCKS, Gpu, expert_models, latent, loaded, logits, shape};
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, run};
 use candle_core::{DType, Device};
@@ -14,9 +14,7 @@ use foretoken::engine::{self, EngineOptions, EngineThread, Request, SpecLimits};
 use foretoken::kernels;
 use foretoken::kernels::graph::Recorder;
 use foretoken::kernels::quant::{BlockType, matmul_quantized};
-use foretoken::model::{
-    AdapterLoader, HeadKind, LoadFormat, LoadOptions, LoadedModel, Model, ModelSource, load_head,
-};
+use foretoken::model::{AdapterLoader, LoadOptions, LoadedModel, Model, ModelSource};
 use foretoken::sampling::SamplingParams;
 use foretoken::spec::{BudgetMode, DraftContext, DraftModel, Drafter, Tables};
 use std::path::Path;
@@ -170,6 +168,9 @@ fn texts_are_those_of_one_gpu() {
         Box::new(DraftModel::new(model, BLOCKS, BLOCK_SIZE, 64).unwrap())
     };
     let target = |gpus| own.load(&source, 5, gpus);
+    // It reads hidden states of layers on both GPUs, and of the last one.
+    let head = eagle3(&source, &own.devices[0], &*target(2), [0, 3, 4]);
+    let head = DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, 64).unwrap();
     let texts = requests().zip(&want);
     let trees = Trees {
         texts: texts
@@ -192,7 +193,7 @@ fn texts_are_those_of_one_gpu() {
             3,
             Some(draft(target(3).subset(&[0, 2, 3]).unwrap())),
         ),
-        ("a head", 2, Some(head(&own, &source, &*target(2)))),
+        ("a head", 2, Some(Box::new(head))),
         ("trees", 3, Some(Box::new(trees))),
     ];
     for (name, gpus, drafter) in drafters {
@@ -220,28 +221,6 @@ fn texts_are_those_of_one_gpu() {
         assert!(accepted > 0 || !is_often_right, "{name}");
         assert_idle(&engine);
     }
-}
-
-/// An EAGLE-3 head that reads hidden states of layers on all GPUs, and of the last one.
-fn head(gpus: &Gpus, source: &ModelSource, target: &dyn LoadedModel) -> Box<dyn Drafter> {
-    let ModelSource::Folder(path) = source else {
-        panic!("{source:?}");
-    };
-    let config = std::fs::read_to_string(path.join("config.json")).unwrap();
-    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
-    config["architectures"] = serde_json::json!(["LlamaForCausalLMEagle3"]);
-    config["num_hidden_layers"] = 1.into();
-    config["draft_vocab_size"] = 200.into();
-    config["eagle_aux_hidden_state_layer_ids"] = serde_json::json!([0, 3, 4]);
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    let of_head = ModelSource::Folder(folder.path().to_owned());
-    let options = LoadOptions {
-        format: LoadFormat::Dummy,
-        ..gpus.options(9, 1)
-    };
-    let head = load_head(&of_head, HeadKind::Eagle3, &options, target).unwrap();
-    Box::new(DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, 64).unwrap())
 }
 
 /// With `--batch-invariant`, in a pool that is too small for all of nine requests, of which some begin alike, and with

@@ -213,11 +213,13 @@ fn seeded_texts_do_not_depend_on_draft_models() {
     assert_idle(&engine);
 }
 
-/// An EAGLE-3 head with random weights for `target`, a Llama of `source`. It predicts some of the ids.
+/// An EAGLE-3 head with random weights for `target`, a Llama of `source`, of which it reads hidden states in `layers`. It
+/// predicts some of the ids.
 pub(super) fn eagle3(
     source: &ModelSource,
     device: &Device,
     target: &dyn LoadedModel,
+    layers: [usize; 3],
 ) -> Box<dyn Head> {
     let ModelSource::Folder(path) = source else {
         panic!("{source:?}");
@@ -228,7 +230,7 @@ pub(super) fn eagle3(
         ("architectures", json!(["LlamaForCausalLMEagle3"])),
         ("num_hidden_layers", 1.into()),
         ("draft_vocab_size", 200.into()),
-        ("eagle_aux_hidden_state_layer_ids", json!([0, 1, 2])),
+        ("eagle_aux_hidden_state_layer_ids", json!(layers)),
     ];
     let folder = tempfile::tempdir().unwrap();
     let source = configured(folder.path(), config, more);
@@ -251,7 +253,7 @@ fn texts_do_not_depend_on_a_head() {
     let plain = start(target(), None, 0);
     let want: Vec<Vec<u32>> = seeded().into_iter().map(|r| run(&plain, r).ids()).collect();
     assert_idle(&plain);
-    let head = eagle3(&source, &gpu, &*target());
+    let head = eagle3(&source, &gpu, &*target(), [0, 1, 2]);
     let draft = DraftModel::of_head(head, BLOCKS, BLOCK_SIZE, STEP).unwrap();
     let spec = SpecLimits {
         length: 4,
