@@ -16,7 +16,7 @@ if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/crates/kern
     sources=(emulator memory streams devices driver cublas candle ours quantized together)
     # compile SOURCE
     compile() {
-        ${CXX:-c++} -O2 -std=c++20 -fPIC -ffp-contract=off -fvisibility=hidden -Wall -Wno-unknown-pragmas \
+        ${CXX:-c++} -O2 -march=native -std=c++20 -fPIC -ffp-contract=off -fvisibility=hidden -Wall -Wno-unknown-pragmas \
             -I"$root/tests/emulator" -I"$root/crates/kernels/src" -c "$root/tests/emulator/$1.cpp" -o "$folder/$1.o"
     }
     export -f compile

@@ -1,4 +1,5 @@
 #include "emulator.h"
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -46,6 +47,7 @@ namespace emulator {
 alignas(16) unsigned char dynamic_shared[MAX_CLUSTER][MAX_SHARED + GUARD];
 uint64_t exchange[MAX_WARPS][2][32];
 Fragments fragments[MAX_WARPS][2];
+int exchanges[32 * MAX_WARPS];
 int phase = 0, current, blocks_of_cluster = 1;
 
 namespace {
@@ -82,63 +84,76 @@ struct Context {
 };
 #endif
 
-// A barrier: threads wait until all threads of the group that have not ended arrive.
+// Threads of a warp, a bit each.
+using Lanes = uint32_t;
+// Those of all warps that can run, and the number of the threads that have ended.
+Lanes ready[MAX_WARPS];
+int ended;
+// The number of threads of the cluster and of their warps, and 1 or -1: the direction to the next thread.
+int count, warps_of_cluster, direction;
+
+Lanes bit_of(int thread) { return Lanes(1) << thread % 32; }
+
+// A barrier: threads wait until all threads of the group that have not ended arrive. Nobody waits there before a kernel begins
+// and after it has ended.
 struct Barrier {
     int alive = 0, waiting = 0;
-    long passed = 0;
+    Lanes threads[MAX_WARPS] = {};
 
     void pass() {
         if (waiting > 0 && waiting >= alive) {
             waiting = 0;
-            passed++;
+            for (int i = 0; i < warps_of_cluster; i++) {
+                ready[i] |= threads[i];
+                threads[i] = 0;
+            }
         }
     }
 };
 
-struct Thread {
-    Context context;
-    bool ended;
-    // Where it waits, and how often threads had passed there.
-    const Barrier *at;
-    long before;
-    // Exchanges with the threads of its warp so far.
-    int exchanges;
-    alignas(16) char stack[STACK];
-
-    bool can_run() const { return !ended && (!at || at->passed != before); }
-};
-
-std::vector<Thread *> threads;
+// Of each thread. The stacks are elsewhere, so that contexts are in few lines of the cache.
+Context threads[32 * MAX_WARPS];
+std::vector<char *> stacks;
 const std::function<void()> *body;
 Context scheduler;
-// The number of threads of the cluster, and 1 or -1: the direction to the next thread.
-int count, direction;
 Barrier cluster, blocks[MAX_CLUSTER], warps[MAX_WARPS], teams[MAX_CLUSTER][16];
 
 void set_current(int thread) {
     current = thread;
-    threadIdx = {thread % blockDim.x, 0, 0};
+    threadIdx = {thread, 0, 0};
     if (blocks_of_cluster > 1) {
+        threadIdx.x %= blockDim.x;
         blockIdx.y = blockIdx.y / blocks_of_cluster * blocks_of_cluster + block_of_cluster();
     }
 }
 
+// The next thread after the current one that can run; -1 = there is none.
+int next_thread() {
+    const bool forwards = direction > 0;
+    // Of the current warp, those behind the current thread; then all of each warp, at last of the current one.
+    const Lanes others = forwards ? ~Lanes(1) << current % 32 : bit_of(current) - 1;
+    int warp = current / 32;
+    Lanes some = ready[warp] & others;
+    for (int i = 0; some == 0 && i < warps_of_cluster; i++) {
+        warp += direction;
+        warp = warp < 0 ? warps_of_cluster - 1 : warp == warps_of_cluster ? 0 : warp;
+        some = ready[warp];
+    }
+    if (some == 0) {
+        return -1;
+    }
+    return warp * 32 + (forwards ? std::countr_zero(some) : 31 - std::countl_zero(some));
+}
+
 // Goes on with the next thread that can run; when all have ended, with the scheduler.
 void go_to_next(Context &from) {
-    bool all_ended = true;
-    int next = current;
-    for (int i = 0; i < count; i++) {
-        next += direction;
-        next = next < 0 ? count - 1 : next == count ? 0 : next;
-        all_ended &= threads[next]->ended;
-        if (!threads[next]->can_run()) {
-            continue;
-        }
+    const int next = next_thread();
+    if (next >= 0) {
         set_current(next);
-        from.go_to(threads[next]->context);
+        from.go_to(threads[next]);
         return;
     }
-    if (!all_ended) {
+    if (ended < count) {
         fprintf(stderr, "threads wait for one another for ever\n");
         exit(2);
     }
@@ -146,51 +161,51 @@ void go_to_next(Context &from) {
 }
 
 void wait(Barrier &barrier) {
-    Thread &thread = *threads[current];
-    thread.at = &barrier;
-    thread.before = barrier.passed;
+    const int thread = current, warp = thread / 32;
+    ready[warp] &= ~bit_of(thread);
+    barrier.threads[warp] |= bit_of(thread);
     barrier.waiting++;
     barrier.pass();
-    if (!thread.can_run()) {
-        go_to_next(thread.context);
+    if (!(ready[warp] & bit_of(thread))) {
+        go_to_next(threads[thread]);
     }
-    thread.at = nullptr;
 }
 
 void run() {
-    Thread &thread = *threads[current];
     (*body)();
-    thread.ended = true;
+    ended++;
+    ready[warp()] &= ~bit_of(current);
     for (Barrier *barrier : {&cluster, &blocks[block_of_cluster()], &warps[warp()]}) {
         barrier->alive--;
         barrier->pass();
     }
-    go_to_next(thread.context);
+    go_to_next(threads[current]);
 }
 
 void run_cluster(size_t shared) {
     // CUDA does not define an order of threads: a kernel that relies on one fails in every second block.
     static bool backwards = false;
     backwards = !backwards;
-    cluster = Barrier{count};
-    std::fill_n(blocks, MAX_CLUSTER, Barrier{blockDim.x});
-    std::fill_n(warps, MAX_WARPS, Barrier{});
-    std::fill_n(teams[0], MAX_CLUSTER * 16, Barrier{});
+    cluster.alive = count;
+    for (int i = 0; i < blocks_of_cluster; i++) {
+        blocks[i].alive = blockDim.x;
+    }
+    ended = 0;
+    for (int i = 0; i < warps_of_cluster; i++) {
+        warps[i].alive = std::min(32, count - 32 * i);
+        ready[i] = ~Lanes(0) >> (32 - warps[i].alive);
+    }
     // The initial contents of shared memory are undefined.
     for (int i = 0; i < blocks_of_cluster; i++) {
         memset(dynamic_shared[i], 0xff, shared + GUARD);
     }
     for (int i = 0; i < count; i++) {
-        Thread &thread = *threads[i];
-        thread.ended = false;
-        thread.at = nullptr;
-        thread.exchanges = 0;
-        warps[i / 32].alive++;
-        thread.context.start_with(run, thread.stack);
+        exchanges[i] = 0;
+        threads[i].start_with(run, stacks[i]);
     }
     direction = backwards ? -1 : 1;
     set_current(backwards ? count - 1 : 0);
-    scheduler.go_to(threads[current]->context);
+    scheduler.go_to(threads[current]);
     for (int i = 0; i < blocks_of_cluster; i++) {
         const unsigned char *after = dynamic_shared[i] + shared;
         if (std::any_of(after, after + GUARD, [](unsigned char byte) { return byte != 0xff; })) {
@@ -217,20 +232,21 @@ void wait_for_warp(void (*last)(void *), void *argument) {
     }
     wait(barrier);
 }
-int turn() { return threads[current]->exchanges++ % 2; }
 
 void launch(Dim grid, int threads_a_block, const std::function<void()> &kernel, size_t shared, int cluster) {
     body = &kernel;
     gridDim = grid;
     blocks_of_cluster = cluster;
     count = threads_a_block * cluster;
+    warps_of_cluster = (count + 31) / 32;
     blockDim = {threads_a_block, 1, 1};
     if (count > 32 * MAX_WARPS || cluster > MAX_CLUSTER || grid.y % cluster != 0) {
         fprintf(stderr, "%d blocks in clusters of %d with %d threads\n", grid.y, cluster, threads_a_block);
         exit(2);
     }
-    while ((int)threads.size() < count) {
-        threads.push_back(new Thread);
+    while ((int)stacks.size() < count) {
+        // Their tops are not all in the same set of the cache.
+        stacks.push_back(static_cast<char *>(aligned_alloc(64, STACK + 64 * 31)) + 64 * (stacks.size() * 7 % 32));
     }
     // CUDA does not define an order of blocks either. Those of a cluster run together.
     static std::minstd_rand random;

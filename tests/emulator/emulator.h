@@ -9,6 +9,9 @@
 #include <functional>
 #include <type_traits>
 #include <vector>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #define __device__
 #define __global__
@@ -36,14 +39,19 @@ extern unsigned char dynamic_shared[MAX_CLUSTER][MAX_SHARED + GUARD];
 // Values that the threads of a warp exchange. There are two places for them, which threads use in turns: when
 // one of them comes to the same place again, all others have read what it wrote there.
 extern uint64_t exchange[MAX_WARPS][2][32];
-// The matrices that a warp multiplies: rows of the left one, rows of the right one, and of the sum.
+// Eight floats with which the compiler computes at once.
+typedef float Row __attribute__((vector_size(32)));
+// What each thread of a warp has of the matrices that it multiplies: of the left one, the right one, and the sum.
 struct Fragments {
-    float left[16][16], right[16][8], sum[16][8];
+    uint32_t a[4][32], b[2][32];
+    Row d[16];
 };
 extern Fragments fragments[MAX_WARPS][2];
 // The thread that runs, of those of its cluster, and the number of its blocks.
 extern int current, blocks_of_cluster;
-int turn();
+// Exchanges of each thread with those of its warp so far.
+extern int exchanges[32 * MAX_WARPS];
+inline int turn() { return exchanges[current]++ % 2; }
 void wait_for_warp();
 // The last thread to arrive calls `last` before they go on.
 void wait_for_warp(void (*last)(void *), void *argument);
@@ -59,7 +67,7 @@ extern int phase;
 // A warp of its cluster.
 inline int warp() { return current / 32; }
 inline int lane() { return current % 32; }
-inline int block_of_cluster() { return current / blockDim.x; }
+inline int block_of_cluster() { return blocks_of_cluster == 1 ? 0 : current / blockDim.x; }
 // What another block of the cluster has where this one has `shared`.
 inline const unsigned char *memory_of_block(const unsigned char *shared, int number) {
     return dynamic_shared[number] + (shared - dynamic_shared[block_of_cluster()]);
@@ -104,6 +112,11 @@ struct __half {
     uint16_t bits;
 };
 inline float __half2float(__half x) {
+#ifdef __F16C__
+    if ((x.bits & 0x7c00) != 0x7c00) {
+        return _cvtsh_ss(x.bits);
+    }
+#endif
     int exponent = x.bits >> 10 & 31, places = x.bits & 1023;
     float magnitude = exponent == 31 ? (places ? NAN : INFINITY)
                       : exponent     ? emulator::cast<float>(uint32_t(exponent + 112) << 23 | places << 13)
@@ -116,6 +129,9 @@ inline __half __float2half_rn(float x) {
     if (!(std::fabs(x) < 65520)) {
         return {uint16_t(x == x ? sign | 0x7c00 : 0x7fff)};
     }
+#ifdef __F16C__
+    return {_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
+#endif
     int exponent;
     std::frexp(x, &exponent);
     exponent = x == 0 ? -13 : std::max(exponent, -13);
@@ -182,38 +198,55 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
 inline int __float_as_int(float x) { return emulator::cast<int>(x); }
 inline float __int_as_float(int x) { return emulator::cast<float>(x); }
 
-// mma.m16n8k16.row.col with f32 sums, after the fragment tables in the PTX manual.
+// mma.m16n8k16.row.col with f32 sums. After the fragment tables in the PTX manual, the values of all lanes one after the
+// other are quarters of the left matrix, halves of the right one's columns, and halves of the sum.
+template <typename T> void multiply(emulator::Fragments &all) {
+    auto value = [](const uint32_t *quarter, int i) {
+        T value;
+        memcpy(&value, reinterpret_cast<const unsigned char *>(quarter) + i * sizeof value, sizeof value);
+        return widen(value);
+    };
+    float left[16][16];
+    emulator::Row right[16];
+    for (int group = 0; group < 8; group++) {
+        for (int i = 0; i < 8; i++) {
+            left[group][i] = value(all.a[0], group * 8 + i);
+            left[8 + group][i] = value(all.a[1], group * 8 + i);
+            left[group][8 + i] = value(all.a[2], group * 8 + i);
+            left[8 + group][8 + i] = value(all.a[3], group * 8 + i);
+            right[i][group] = value(all.b[0], group * 8 + i);
+            right[8 + i][group] = value(all.b[1], group * 8 + i);
+        }
+    }
+    // Four rows at a time, because the additions of one wait for one another.
+    emulator::Row *sum = all.d;
+    for (int row = 0; row < 16; row += 4) {
+        emulator::Row a = sum[row], b = sum[row + 1], c = sum[row + 2], d = sum[row + 3];
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; k++) {
+            a += left[row][k] * right[k];
+            b += left[row + 1][k] * right[k];
+            c += left[row + 2][k] * right[k];
+            d += left[row + 3][k] * right[k];
+        }
+        sum[row] = a, sum[row + 1] = b, sum[row + 2] = c, sum[row + 3] = d;
+    }
+}
 template <typename T>
 void emulate_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     auto &all = emulator::fragments[emulator::warp()][emulator::turn()];
-    auto &[left, right, sum] = all;
-    const int group = emulator::lane() / 4, pair = emulator::lane() % 4 * 2;
-    for (int half = 0; half < 2; half++) {
-        auto value = [&](uint32_t two) { return widen(emulator::cast<T>(uint16_t(two >> (16 * half)))); };
-        for (int i = 0; i < 4; i++) {
-            left[group + i % 2 * 8][pair + i / 2 * 8 + half] = value(a[i]);
-        }
-        right[pair + half][group] = value(b0);
-        right[pair + 8 + half][group] = value(b1);
-    }
+    const int lane = emulator::lane();
     for (int i = 0; i < 4; i++) {
-        sum[group + i / 2 * 8][pair + i % 2] = d[i];
+        all.a[i][lane] = a[i];
     }
-    emulator::wait_for_warp(
-        [](void *argument) {
-            auto &[left, right, sum] = *static_cast<emulator::Fragments *>(argument);
-            for (int row = 0; row < 16; row++) {
-                for (int k = 0; k < 16; k++) {
-                    for (int column = 0; column < 8; column++) {
-                        sum[row][column] += left[row][k] * right[k][column];
-                    }
-                }
-            }
-        },
-        &all);
-    for (int i = 0; i < 4; i++) {
-        d[i] = sum[group + i / 2 * 8][pair + i % 2];
-    }
+    all.b[0][lane] = b0;
+    all.b[1][lane] = b1;
+    float *sums[2] = {&all.d[lane / 4][lane % 4 * 2], &all.d[8 + lane / 4][lane % 4 * 2]};
+    memcpy(sums[0], d, 8);
+    memcpy(sums[1], d + 2, 8);
+    emulator::wait_for_warp([](void *all) { multiply<T>(*static_cast<emulator::Fragments *>(all)); }, &all);
+    memcpy(d, sums[0], 8);
+    memcpy(d + 2, sums[1], 8);
 }
 
 // ldmatrix.x4.trans: a thread gets, from each matrix, the values of two rows in one column.
