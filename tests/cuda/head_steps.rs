@@ -78,7 +78,7 @@ fn observe(drafters: &mut [&mut DraftModel], texts: &[Text], from: &[usize], gpu
 }
 
 /// Copies of a step that candle makes: its lookups of rows send the sizes of what they look up.
-const OF_LOOKUPS: i64 = 4;
+const OF_LOOKUPS: i64 = 2;
 
 /// Whatever its length: one copy of all inputs, one of all parameters, and one of the tokens, for which the host waits. One
 /// launch puts the inputs of all steps into their places, and each step has as many as the others.

@@ -3,7 +3,7 @@
 
 use super::Decoder;
 use crate::layers::Step;
-use crate::layers::inputs::Inputs;
+use crate::layers::inputs::{Inputs, rows_of};
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvStore;
@@ -58,9 +58,8 @@ impl Decoder {
         x: &Tensor,
         delta: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
-        let of = |all: &Tensor| -> Result<Tensor> {
-            Ok(copy_to(&all.index_select(rows, 0)?, &self.device)?)
-        };
+        let of =
+            |all: &Tensor| -> Result<Tensor> { Ok(copy_to(&rows_of(all, rows)?, &self.device)?) };
         Ok((of(x)?, of(delta)?))
     }
 

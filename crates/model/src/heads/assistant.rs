@@ -14,7 +14,7 @@ mod config;
 use super::candidates::most_probable;
 use super::input::Fusion;
 use crate::config::ModelConfig;
-use crate::layers::inputs::Inputs;
+use crate::layers::inputs::{Inputs, rows_of};
 use crate::layers::linear::{Embedding, Linear};
 use crate::layers::norm::Norm;
 use crate::layers::rope::RopeTables;
@@ -231,7 +231,7 @@ impl AssistantHead {
         let drawn = batch.drawn.as_ref();
         let asked = Batch {
             tokens: picked(&batch.tokens, &batch.logits),
-            drawn: (drawn.map(|ids| ids.index_select(&wanted, 0))).transpose()?,
+            drawn: (drawn.map(|ids| rows_of(ids, &wanted))).transpose()?,
             // Those of the tokens, which come after the rows' hidden states.
             positions: (picked(&batch.positions, &batch.logits).iter())
                 .map(|position| position + 1)
@@ -244,7 +244,7 @@ impl AssistantHead {
         let inputs = Inputs::new(&asked, ropes, shape.vocab_size, slots, &self.device)?;
         let step = Step::new(shape, &inputs, &attention, dtype)?;
         let (before, width) = (self.inputs_width(), self.target.hidden_size);
-        let states = features.index_select(&wanted, 0)?;
+        let states = rows_of(features, &wanted)?;
         let states = states.narrow(1, before, width)?;
         let embedded = self.embedding.forward(&inputs.tokens)?;
         let both = Tensor::cat(&[&embedded, &states], 1)?;

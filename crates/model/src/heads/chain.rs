@@ -3,7 +3,7 @@
 
 use super::draft::DraftHead;
 use crate::layers::Step;
-use crate::layers::inputs::{Inputs, drawn_for};
+use crate::layers::inputs::{Inputs, drawn_for, rows_of};
 use candle_core::Tensor;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::KvStore;
@@ -58,8 +58,7 @@ impl DraftHead {
         let (Some((x, delta)), Some(wanted)) = (ran, &inputs.wanted) else {
             return ForwardOutput::none(config.vocab_size);
         };
-        let (x, delta) = (x.index_select(wanted, 0)?, delta.index_select(wanted, 0)?);
-        self.tail(&x, &delta)
+        self.tail(&rows_of(&x, wanted)?, &rows_of(&delta, wanted)?)
     }
 
     /// One forward.

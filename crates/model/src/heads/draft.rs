@@ -23,7 +23,7 @@ use super::path::{self, PathHead};
 use super::states;
 use crate::layers;
 use crate::layers::block_conv::BlockPlaces;
-use crate::layers::inputs::Inputs;
+use crate::layers::inputs::{Inputs, rows_of};
 use crate::layers::linear::Embedding;
 use crate::layers::norm::Norm;
 use crate::layers::output::OutputLayer;
@@ -467,10 +467,7 @@ impl DraftHead {
             let moved: Vec<u32> = moved.collect::<Option<_>>().ok_or_else(wrong)?;
             Tensor::new(moved, &self.device)?
         };
-        let mut output = self.tail(
-            &x.index_select(&wanted, 0)?,
-            &delta.index_select(&wanted, 0)?,
-        )?;
+        let mut output = self.tail(&rows_of(&x, &wanted)?, &rows_of(&delta, &wanted)?)?;
         let in_span = |span: &Span| {
             let is_own = |row: &&u32| span.rows.contains(&(**row as usize - others));
             batch.logits.iter().filter(is_own).count()

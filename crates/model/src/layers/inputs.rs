@@ -163,11 +163,7 @@ impl Inputs {
         if let Some((layers, rows)) = &self.taps
             && layers.contains(&layer)
         {
-            tapped.push(if rows.elem_count() == self.slots.len() {
-                (x + delta)?
-            } else {
-                (x.index_select(rows, 0)? + delta.index_select(rows, 0)?)?
-            });
+            tapped.push((rows_of(x, rows)? + rows_of(delta, rows)?)?);
         }
         Ok(())
     }
@@ -234,6 +230,17 @@ impl Inputs {
     }
 }
 
+/// `rows`, `[n]` u32 in ascending order, of `all`. If they are all rows, nothing is copied.
+///
+/// # Errors
+/// If the device fails.
+pub(crate) fn rows_of(all: &Tensor, rows: &Tensor) -> candle_core::Result<Tensor> {
+    if rows.elem_count() == all.dim(0)? {
+        return Ok(all.clone());
+    }
+    all.index_select(rows, 0)
+}
+
 /// Draws the tokens of the batch `next`, `[rows]` u32, from the `output` of the forward before it. They are written to
 /// `place`, if there is one.
 ///
@@ -280,11 +287,14 @@ fn check(batch: &Batch, vocab_size: usize) -> Result<()> {
             batch.positions.len(),
         )));
     }
-    let mut asked = batch.logits.iter().chain(&batch.last_hidden);
-    if let Some(row) = asked.find(|&&row| row as usize >= rows) {
-        return Err(Error::internal(format!(
-            "logits or hidden states of row {row} of {rows}"
-        )));
+    for asked in [&batch.logits, &batch.last_hidden] {
+        let exist = asked.last().is_none_or(|&row| (row as usize) < rows);
+        // Then as many as there are rows are all of them.
+        if !exist || !asked.is_sorted_by(|a, b| a < b) {
+            return Err(Error::internal(format!(
+                "logits or hidden states of rows {asked:?} of {rows}"
+            )));
+        }
     }
     AdapterRows::check(&batch.adapters, rows)?;
     match &batch.drawn {
