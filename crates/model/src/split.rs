@@ -154,8 +154,9 @@ fn may_begin(spec: &ModelSpec, layer: usize) -> bool {
 }
 
 /// The first layer of each of `shares.len()` parts of the layers with these `bytes`, none of them empty, so that the
-/// largest number of bytes for its share is as small as possible. The first part has `others` bytes besides. `None` =
-/// there are not so many parts, each but the first of which begins with a layer that `may_begin` one.
+/// largest number of bytes for its share is as small as possible, and then the others are as alike as possible, by the sum of
+/// their squares. The first part has `others` bytes besides. `None` = there are not so many parts, each but the first of which
+/// begins with a layer that `may_begin` one.
 fn parts(
     bytes: &[u64],
     others: u64,
@@ -171,8 +172,9 @@ fn parts(
         let others = if part == 0 { others } else { 0 };
         (sums[to] - sums[from] + others) as f64 / shares[part]
     };
-    // best[part][end]: the largest load of the parts up to this one, which ends before layer `end`, and where it begins.
-    let mut best: Vec<Vec<Option<(f64, usize)>>> = Vec::new();
+    // best[part][end]: the largest load of the parts up to this one, which ends before layer `end`, the sum of their squares,
+    // and where it begins.
+    let mut best: Vec<Vec<Option<(f64, f64, usize)>>> = Vec::new();
     for part in 0..shares.len() {
         let to_end = |end: usize| {
             let first = (part..end).filter(|&from| match part {
@@ -180,13 +182,14 @@ fn parts(
                 _ => begins[from],
             });
             let loads = first.filter_map(|from| {
-                let before = match part {
-                    0 => 0.,
-                    _ => best[part - 1][from]?.0,
+                let (largest, squares, _) = match part {
+                    0 => (0., 0., 0),
+                    _ => best[part - 1][from]?,
                 };
-                Some((load(part, from, end).max(before), from))
+                let own = load(part, from, end);
+                Some((own.max(largest), squares + own * own * shares[part], from))
             });
-            loads.min_by(|a, b| a.0.total_cmp(&b.0))
+            loads.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)))
         };
         let row = (0..=bytes.len()).map(to_end).collect();
         best.push(row);
@@ -194,7 +197,7 @@ fn parts(
     let mut starts = Vec::new();
     let mut end = bytes.len();
     for row in best.iter().rev() {
-        end = row[end]?.1;
+        end = row[end]?.2;
         starts.push(end);
     }
     starts.reverse();
@@ -216,6 +219,10 @@ mod tests {
         assert_eq!(of(&[1; 6], 0, &[2., 1.]), Some(vec![0, 4]));
         assert_eq!(of(&[4, 1, 1, 4], 0, &[1., 1., 1.]), Some(vec![0, 1, 3]));
         assert_eq!(of(&[1; 3], 100, &[1., 1., 1.]), Some(vec![0, 1, 2]));
+        // However full the first must be, the others are alike.
+        assert_eq!(of(&[1; 30], 20, &[1., 1., 1.]), Some(vec![0, 1, 15]));
+        let shares = [1., 24., 24.];
+        assert_eq!(of(&[17; 81], 42, &shares), Some(vec![0, 1, 41]));
         assert_eq!(of(&[1; 2], 0, &[1., 1., 1.]), None);
         let odd = parts(&[1; 6], 0, &[1., 1.], |layer| layer % 2 == 0);
         assert_eq!(odd, Some(vec![0, 2]));
