@@ -284,6 +284,7 @@ impl Cli {
 
 impl CommonOptions {
     fn validate(mut self) -> Result<Config> {
+        self.load.check_conflicts()?;
         self.model = self.name.take().or(self.model);
         if self.model.is_none() {
             self.embedded_pair()?;
@@ -353,7 +354,6 @@ impl CommonOptions {
                 "--kv-cache-memory and --num-blocks both set the size of the KV cache: leave one out",
             ));
         }
-        self.load.check_conflicts()?;
         self.speculation.check_conflicts()
     }
 
@@ -452,6 +452,7 @@ impl CommonOptions {
             "api-key" => !self.http.listen.api_key.is_empty(),
             "num-blocks" => self.kv_cache_memory.is_some(),
             "kv-cache-memory" => self.num_blocks.is_some(),
+            "tensor-split" => !self.load.tensor_split.is_empty(),
             _ => self.speculation.replaces(name),
         }
     }

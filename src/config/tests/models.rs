@@ -194,4 +194,30 @@ fn each_of_several_gpus_has_a_share() {
     ] {
         refused_with(&format!("o/m {flags}"), needle);
     }
+    // A file and the command line together, of which the latter wins.
+    let two = "pipeline-parallel-size = 2";
+    let load = with_file(two, "o/m --tensor-split 1,2").unwrap().load;
+    assert_eq!(load.tensor_split, [1., 2.]);
+    let split = format!("{two}\ntensor-split = '3,4'");
+    let load = with_file(&split, "o/m").unwrap().load;
+    assert_eq!(load.tensor_split, [3., 4.]);
+    let load = with_file(&split, "o/m --tensor-split 1,2").unwrap().load;
+    assert_eq!(load.tensor_split, [1., 2.]);
+    let three = "--pipeline-parallel-size 3";
+    for (text, needle) in [
+        (
+            &*split,
+            "--tensor-split has 2 shares and --pipeline-parallel-size is 3",
+        ),
+        (
+            "one-launch = true",
+            "leave it out with --pipeline-parallel-size",
+        ),
+    ] {
+        let file = file(text);
+        refused_with(
+            &format!("--config {} o/m {three}", file.path().display()),
+            needle,
+        );
+    }
 }
