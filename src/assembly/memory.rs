@@ -54,7 +54,8 @@ pub fn cache(
                 .collect()
         })
         .collect();
-    let states_on = |gpu| bytes_of_states(config, target.kv_shape().bytes_per_state_on(gpu));
+    let states = count_of_states(config, per_state) as u64;
+    let states_on = |gpu| states.saturating_mul(target.kv_shape().bytes_per_state_on(gpu) as u64);
     let needs = models().map(|model| workspace(model.info(), config)).max();
     let mut rooms = Vec::new();
     for (gpu, budget) in gpus.iter_mut().enumerate() {
@@ -109,20 +110,19 @@ pub fn cache(
     })
 }
 
-/// Bytes of the recurrent states of all sequences, of `per_state` bytes each.
-fn bytes_of_states(config: &Config, per_state: usize) -> u64 {
+/// The number of the recurrent states of all sequences, of `per_state` bytes each on all GPUs together.
+fn count_of_states(config: &Config, per_state: usize) -> usize {
     if per_state == 0 {
         return 0;
     }
     let sequences = config.engine.max_num_seqs;
     // Its own, with a prefix cache the copy after its last whole block; and what a step has beside them that may be
     // interrupted: the state before it, with a prefix cache also those of two blocks that it may end.
-    let count = if config.engine.no_prefix_caching {
+    if config.engine.no_prefix_caching {
         sequences + 1
     } else {
         2 * sequences + 3 + max_state_copies(per_state)
-    };
-    (per_state as u64).saturating_mul(count as u64)
+    }
 }
 
 /// Checks that there is memory for recurrent states, of `per_state` bytes each and `bytes` bytes together, beside a KV cache
