@@ -30,7 +30,8 @@ pub(super) fn ordinal(spec: &str) -> Result<Option<usize>, String> {
         "cpu" => Ok(None),
         "auto" | "cuda" => Ok(Some(0)),
         _ => match spec.strip_prefix("cuda:").map(str::parse) {
-            Some(Ok(ordinal)) => Ok(Some(ordinal)),
+            // The driver takes larger ones for others.
+            Some(Ok(ordinal)) if ordinal <= usize::from(u16::MAX) => Ok(Some(ordinal)),
             _ => Err(format!(
                 "unknown device '{spec}': expected cpu, cuda, cuda:N or auto"
             )),
@@ -144,7 +145,8 @@ mod tests {
     fn cpu_and_auto_always_work_and_nonsense_is_named() {
         assert!(device("cpu").unwrap().is_cpu());
         device("auto").unwrap();
-        for bad in ["", "gpu", "cuda:", "cuda:x", "cpu:0"] {
+        let (large, huge) = ("cuda:4294967296", "cuda:18446744073709551615");
+        for bad in ["", "gpu", "cuda:", "cuda:x", "cpu:0", large, huge] {
             let error = device(bad).unwrap_err();
             assert!(error.contains("expected cpu, cuda"), "{bad}: {error}");
         }

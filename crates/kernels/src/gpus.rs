@@ -21,23 +21,19 @@ pub fn devices(spec: &str, count: usize) -> std::result::Result<Vec<Device>, Str
             "{count} GPUs are asked for, and --device {spec} is none: cuda, cuda:N and auto are accepted"
         ));
     };
-    let all = (first..).take(count).map(cuda_among_several);
-    // The first error is that there is no GPU at all.
-    let opened: Vec<_> = all.take_while(std::result::Result::is_ok).collect();
-    if opened.is_empty() {
-        cuda_among_several(first)?;
-    }
-    let opened: Vec<Device> = opened.into_iter().collect::<std::result::Result<_, _>>()?;
-    if opened.len() < count {
-        let there = opened.len();
-        return Err(format!(
-            "{count} GPUs are asked for, and from cuda:{first} on there {}: ask for {there}, or see CUDA_VISIBLE_DEVICES",
-            if there == 1 {
-                "is 1".to_owned()
-            } else {
-                format!("are {there}")
+    let mut opened = Vec::new();
+    for there in 0..count {
+        let device = cuda_among_several(first + there).map_err(|reason| match there {
+            // There is no GPU at all.
+            0 => reason,
+            _ => {
+                let are = if there == 1 { "is" } else { "are" };
+                format!(
+                    "{count} GPUs are asked for, and from cuda:{first} on there {are} {there}: ask for {there}, or see CUDA_VISIBLE_DEVICES ({reason})"
+                )
             }
-        ));
+        })?;
+        opened.push(device);
     }
     check_alike(first, &opened)?;
     Ok(opened)
