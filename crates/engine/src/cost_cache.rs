@@ -17,7 +17,7 @@ const WRITE_EVERY: Duration = Duration::from_secs(300);
 /// With fewer steps since the last write nothing worth writing was learned.
 const MIN_STEPS: u64 = 64;
 /// What the file begins with. A file of another format is not read.
-const FORMAT: &str = "foretoken-costs-1";
+const FORMAT: &str = "foretoken-costs-2";
 
 /// Where to keep what an engine learns.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -28,7 +28,7 @@ const MAX_SEEN: u32 = 8 * TURNS;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Displacement {
-    /// The mean of the turns, which noise may make negative.
+    /// The mean of the logarithms of the turns' ratios, of which noise makes as many too small as too large.
     mean: f64,
     /// The turns.
     seen: u32,
@@ -45,14 +45,16 @@ impl Displacement {
         mut head: impl FnMut() -> Result<f64>,
     ) -> Result<Self> {
         let mut found = Self::default();
-        // The first ones allocate.
-        head()?;
-        target()?;
+        // The first ones allocate, which does not take a second.
+        if target()? > MAX_SECONDS {
+            return Ok(found);
+        }
         let (mut spent, one) = (0.0, target()?);
         let of_a_turn = (2 * FORWARDS) as f64 * one;
         if one < MIN_FORWARD_SECONDS || f64::from(MIN_TURNS) * of_a_turn > MAX_SECONDS {
             return Ok(found);
         }
+        head()?;
         for turn in 0..TURNS {
             if spent > MAX_SECONDS {
                 break;
@@ -83,9 +85,9 @@ impl Displacement {
 
     fn note(&mut self, ratio: f64) {
         if ratio.is_finite() {
-            let share = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO) - 1.0;
+            let log = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO).ln();
             self.seen += 1;
-            self.mean += (share - self.mean) / f64::from(self.seen);
+            self.mean += (log - self.mean) / f64::from(self.seen);
         }
     }
 
@@ -93,29 +95,30 @@ impl Displacement {
     #[cfg(test)]
     pub fn of(share: f64) -> Self {
         Self {
-            mean: share,
+            mean: share.ln_1p(),
             seen: TURNS,
         }
     }
 
     /// The time that is added to a forward, as a share of it.
     pub fn share(&self) -> f64 {
-        self.mean.max(0.0)
+        self.mean.exp_m1().max(0.0)
     }
 
     /// Adds what was learned at another time, beside what was measured.
     pub fn recall(&mut self, learned: &Self) {
         let seen = self.seen + learned.seen;
         if seen > 0 {
-            let sum = f64::from(self.seen) * self.mean + f64::from(learned.seen) * learned.mean;
-            self.mean = sum / f64::from(seen);
+            let share = f64::from(learned.seen) / f64::from(seen);
+            self.mean += (learned.mean - self.mean) * share;
             self.seen = seen.min(MAX_SEEN);
         }
     }
 
     /// Whether it can have been measured.
     pub fn is_valid(&self) -> bool {
-        self.mean.abs() < MAX_RATIO && self.seen <= MAX_SEEN
+        // A little more than the largest logarithm of a turn.
+        self.mean.abs() < MAX_RATIO - 1.0 && self.seen <= MAX_SEEN
     }
 }
 
@@ -187,6 +190,16 @@ mod tests {
             assert_eq!(found, Displacement::default());
             assert!(spent < 1.0, "{spent}");
         }
+    }
+
+    /// Whatever else runs makes one side of a turn as slow as the other.
+    #[test]
+    fn what_else_runs_is_not_the_heads() {
+        let mut found = Displacement::default();
+        for ratio in [1.5, 1.0 / 1.5, 1.2, 1.0 / 1.2, 9.0, 0.1] {
+            found.note(ratio);
+        }
+        assert!(found.share() < 1e-9, "{found:?}");
     }
 
     #[test]
