@@ -11,8 +11,11 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$root/target/emulated-gpu
 library=$folder/libcuda.so.1
 mkdir -p "$folder"
-if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/crates/kernels/src" \
-    \( -name '*.cu*' -o -name '*.cpp' -o -name '*.h' \) -newer "$library")" ]; then
+# It is compiled for the CPU that it runs on.
+cpu=$(grep -m 1 -E '^(flags|Features)' /proc/cpuinfo || true)
+if [ ! -e "$library" ] || [ "$cpu" != "$(cat "$folder/cpu" 2>/dev/null)" ] \
+    || [ -n "$(find "$root/tests/emulator" "$root/crates/kernels/src" "$root/scripts/emulated-gpu.sh" \
+        \( -name '*.cu*' -o -name '*.cpp' -o -name '*.h' -o -name '*.sh' \) -newer "$library")" ]; then
     sources=(emulator memory streams devices driver cublas candle ours quantized together)
     # compile SOURCE
     compile() {
@@ -29,6 +32,7 @@ if [ ! -e "$library" ] || [ -n "$(find "$root/tests/emulator" "$root/crates/kern
     ln -sf libcuda.so.1 "$folder/libcurand.so.10"
     ln -sf libcuda.so.1 "$folder/libcudart.so.13"
     mv "$library.new" "$library"
+    printf '%s\n' "$cpu" >"$folder/cpu"
 fi
 # Binaries find the libraries by LD_LIBRARY_PATH or, if linked without a CUDA toolkit, by CUDA_SHIM_PATH.
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CUDA_SHIM_PATH=$folder
