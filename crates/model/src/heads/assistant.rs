@@ -224,8 +224,10 @@ impl AssistantHead {
         let (count, slots) = (batch.logits.len(), kv.num_slots());
         let attention = AttentionBatch::new(spans, kv.block_size, slots)?
             .with_max_group(self.shape.max_query_heads_a_key());
-        if attention.rows() != count {
-            return Err(Error::internal("a head that drafts in place has no trees"));
+        if attention.rows() != count || !batch.logits.is_sorted_by(|a, b| a < b) {
+            return Err(Error::internal(
+                "a head that drafts in place has rows in order, and no trees",
+            ));
         }
         let wanted = Tensor::new(batch.logits.as_slice(), &self.device)?;
         let drawn = batch.drawn.as_ref();
