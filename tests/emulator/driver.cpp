@@ -356,9 +356,9 @@ API CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
     return CUDA_SUCCESS;
 }
 
-// `blocks` = those of a cluster, in the second dimension.
+// `blocks` = those of a cluster, in the second dimension; `overlaps` = it may start before the previous kernel has ended.
 static CUresult launch(Function *function, const unsigned (&sizes)[3], const unsigned (&threads)[3], unsigned shared,
-                       unsigned blocks, void *stream, void **parameters) {
+                       unsigned blocks, bool overlaps, void *stream, void **parameters) {
     Lock lock(mutex);
     if (!has_context()) {
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -386,6 +386,12 @@ static CUresult launch(Function *function, const unsigned (&sizes)[3], const uns
     counts().kernels += !is_recorded(stream);
     return submit(stream, [=, name = function->name, count = threads[0]](Stream &on) {
         doing = name;
+        const auto apart = std::exchange(on.apart, std::thread::id());
+        if (name == READ_EARLY) {
+            on.apart = std::this_thread::get_id();
+        } else if (overlaps && apart == std::this_thread::get_id()) {
+            fault("kernel %s may start before the writes of %s are visible", name.c_str(), READ_EARLY);
+        }
         for (auto pointer : call.pointers) {
             if (pointer.at) {
                 use(on, pointer.at, 0, pointer.writes);
@@ -399,31 +405,26 @@ static CUresult launch(Function *function, const unsigned (&sizes)[3], const uns
 }
 API CUresult cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                             unsigned threads_z, unsigned shared, void *stream, void **parameters, void **) {
-    return launch(function, {x, y, z}, {threads, threads_y, threads_z}, shared, 1, stream, parameters);
+    return launch(function, {x, y, z}, {threads, threads_y, threads_z}, shared, 1, false, stream, parameters);
 }
 
-struct LaunchAttribute {
-    unsigned id, pad, value[16];
-};
-struct LaunchConfig {
-    unsigned grid[3], block[3], shared;
-    void *stream;
-    const LaunchAttribute *attributes;
-    unsigned count;
-};
 // Kernels run one after the other, whatever their attributes allow.
 API CUresult cuLaunchKernelEx(const LaunchConfig *config, Function *function, void **parameters, void **) {
     unsigned blocks = 1;
+    bool overlaps = false;
     for (unsigned i = 0; i < config->count; i++) {
         const LaunchAttribute &attribute = config->attributes[i];
-        if (attribute.id == 4) { // size of clusters
+        if (attribute.id == LaunchAttribute::OVERLAP) {
+            overlaps = attribute.value[0] != 0;
+        }
+        if (attribute.id == LaunchAttribute::CLUSTER) {
             if (attribute.value[0] != 1 || attribute.value[2] != 1) {
                 return CUDA_ERROR_NOT_SUPPORTED;
             }
             blocks = attribute.value[1];
         }
     }
-    return launch(function, config->grid, config->block, config->shared, blocks, config->stream, parameters);
+    return launch(function, config->grid, config->block, config->shared, blocks, overlaps, config->stream, parameters);
 }
 
 // Binaries that are linked to the CUDA libraries do not start without these; candle calls none of them

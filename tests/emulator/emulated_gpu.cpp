@@ -23,6 +23,7 @@ API CUresult cuModuleLoadData(Module **, const char *);
 API CUresult cuModuleGetFunction(Function **, Module *, const char *);
 API CUresult cuLaunchKernel(Function *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
+API CUresult cuLaunchKernelEx(const gpu::LaunchConfig *, Function *, void **, void **);
 API CUresult cuStreamCreate(void **, unsigned);
 API CUresult cuStreamSynchronize(void *);
 API CUresult cuStreamBeginCapture_v2(void *, int);
@@ -42,7 +43,7 @@ void check(bool condition, const char *what) {
 }
 
 void *context, *stream, *other;
-Function *sum;
+Function *sum, *tables;
 constexpr size_t COUNT = 10, BYTES = COUNT * sizeof(float);
 
 uint64_t memory() {
@@ -56,6 +57,26 @@ CUresult add(uint64_t a, uint64_t b, uint64_t to, unsigned blocks = 1) {
     uint64_t info = 0;
     void *parameters[] = {&count, &dims, &info, &a, &b, &to};
     return cuLaunchKernel(sum, blocks, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr);
+}
+
+// A kernel that writes nothing, with the name of that whose writes are read early.
+void write_tables(const uint32_t *, int) {}
+
+CUresult launch_tables() {
+    uint64_t words = 0;
+    int table = 0;
+    void *parameters[] = {&words, &table};
+    return cuLaunchKernel(tables, 1, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr);
+}
+
+// As `add`, but it may start before the previous kernel has ended.
+CUresult add_early(uint64_t a, uint64_t b, uint64_t to) {
+    size_t count = COUNT, dims = 1;
+    uint64_t info = 0;
+    void *parameters[] = {&count, &dims, &info, &a, &b, &to};
+    const gpu::LaunchAttribute overlap = {gpu::LaunchAttribute::OVERLAP, 0, {1}};
+    const gpu::LaunchConfig config = {{1, 1, 1}, {32, 1, 1}, 0, stream, &overlap, 1};
+    return cuLaunchKernelEx(&config, sum, parameters, nullptr);
 }
 
 // to = host + b + b, with the host's values at the time of each launch.
@@ -121,6 +142,8 @@ int main() {
     Module *module;
     cuModuleLoadData(&module, "");
     cuModuleGetFunction(&sum, module, "badd_f32");
+    gpu::add(gpu::READ_EARLY, write_tables);
+    cuModuleGetFunction(&tables, module, gpu::READ_EARLY);
     test_graph();
     test_errors();
     static float values[COUNT + 4];
@@ -142,6 +165,15 @@ int main() {
         cuMemsetD8Async(a, 0, BYTES, other);
         add(a, a, memory());
     });
+    test_ends("a kernel that may read tables before they are written is found", [&] {
+        uint64_t a = memory();
+        launch_tables();
+        cuMemFreeAsync(memory(), stream);
+        add_early(a, a, a);
+    });
+    uint64_t late = memory();
+    check(launch_tables() == 0 && add(late, late, late) == 0, "a kernel that starts later may read them");
+    check(add_early(late, late, late) == 0, "and so may those after it, whenever they start");
     void *second;
     check(cuDevicePrimaryCtxRetain(&second, 2) == CUDA_ERROR_INVALID_DEVICE, "there are two devices");
     auto of_second = [&] {

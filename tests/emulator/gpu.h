@@ -66,6 +66,8 @@ struct Stream {
     int mode = 0;
     std::thread::id capturer;
     bool spoiled = false;
+    // The host thread that launched the last kernel, if that is one whose writes are read early: see READ_EARLY.
+    std::thread::id apart;
 };
 
 // The stream of a handle; each host thread has its own default stream of each device, of which it gets that of the current
@@ -125,6 +127,22 @@ struct Call {
     std::vector<Pointer> pointers;
     int phases = 1;
 };
+// The kernel that writes tables, which other kernels read before they wait for the previous one. So after it, a launch must
+// not say that it may start before the previous kernel has ended.
+constexpr const char *READ_EARLY = "write_words";
+
+// How kernels are launched with attributes.
+struct LaunchAttribute {
+    static constexpr unsigned CLUSTER = 4, OVERLAP = 6;
+    unsigned id, pad, value[16];
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    const LaunchAttribute *attributes;
+    unsigned count;
+};
+
 using Kernel = std::function<Call(void **parameters)>;
 std::map<std::string, Kernel> &kernels();
 

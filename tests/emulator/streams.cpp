@@ -268,6 +268,8 @@ API CUresult cuGraphLaunch(Exec *exec, void *handle) {
         }
     }
     counts().graphs++;
+    // A graph starts after all work before it.
+    stream.apart = {};
     for (const Work &work : exec->graph->nodes) {
         if (CUresult error = run(stream, work)) {
             return error;

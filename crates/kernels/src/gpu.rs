@@ -194,7 +194,7 @@ impl Launch<'_> {
     /// See [`run`](Self::run).
     pub unsafe fn run_in_clusters(self, grid: LaunchConfig, blocks: usize) -> Result<()> {
         let mut attributes = Vec::new();
-        if *MAY_OVERLAP {
+        if may_overlap(&self.kernel.stream) {
             let mut overlap = attribute(
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             );
@@ -213,6 +213,25 @@ impl Launch<'_> {
         }
         // SAFETY: the caller vouches for it.
         unsafe { self.run_with(grid, &mut attributes) }
+    }
+
+    /// Launches an ordinary kernel whose writes [kernels of layers](Self::run) read before they wait for the previous
+    /// kernel, as they do with tables. So the next of them on this stream starts only when this one has ended.
+    ///
+    /// # Errors
+    /// If the driver refuses the launch.
+    ///
+    /// # Safety
+    /// The arguments match the kernel's parameters, and the kernel accesses no memory outside of them.
+    pub unsafe fn run_apart(self, grid: LaunchConfig) -> Result<()> {
+        let key = key_of(&self.kernel.stream);
+        APART.with_borrow_mut(|apart| {
+            if !apart.contains(&key) {
+                apart.push(key);
+            }
+        });
+        // SAFETY: the caller vouches for it.
+        unsafe { self.run_with(grid, &mut []) }
     }
 
     /// Launches a kernel whose blocks wait for one another, so all of them run at the same time.
@@ -266,11 +285,38 @@ impl Launch<'_> {
 
 /// Whether the kernels wait for each other: only if they were compiled for compute capability 9.0 or higher.
 /// If they were compiled for less, they run on such a GPU, too, but must not start early there.
-static MAY_OVERLAP: LazyLock<bool> = LazyLock::new(|| NORM.contains("griddepcontrol.wait"));
+static THEY_WAIT: LazyLock<bool> = LazyLock::new(|| NORM.contains("griddepcontrol.wait"));
+
+/// Whether launches say that they may overlap. A stand-in for nvcc makes no kernels: the emulated GPU has its own, and
+/// checks what launches say.
+static MAY_OVERLAP: LazyLock<bool> = LazyLock::new(|| *THEY_WAIT || !NORM.contains(".entry "));
+
+thread_local! {
+    /// Streams on which this thread has launched [apart](Launch::run_apart), and no kernel of a layer since. If another
+    /// thread launches there in between, its kernel waits for the one apart before this thread's next one can start.
+    static APART: RefCell<Vec<StreamKey>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A stream of a GPU: default streams of all GPUs have one handle.
+type StreamKey = (sys::CUcontext, sys::CUstream);
+
+fn key_of(stream: &CudaStream) -> StreamKey {
+    (stream.context().cu_ctx(), stream.cu_stream())
+}
+
+/// Whether the next kernel of a layer on `stream` may start while the previous kernel ends. It is asked once for each.
+fn may_overlap(stream: &CudaStream) -> bool {
+    let key = key_of(stream);
+    let is_after = APART.with_borrow_mut(|apart| {
+        let found = apart.iter().position(|&one| one == key);
+        found.map(|at| apart.swap_remove(at)).is_some()
+    });
+    *MAY_OVERLAP && !is_after
+}
 
 /// Maximum number of blocks of a cluster; 1 = the kernels were compiled for GPUs that have none.
 pub(super) fn max_cluster() -> usize {
-    if *MAY_OVERLAP { 8 } else { 1 }
+    if *THEY_WAIT { 8 } else { 1 }
 }
 
 /// The multiprocessors of a GPU, and the bytes of shared memory that a block may have.

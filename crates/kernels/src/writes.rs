@@ -209,21 +209,17 @@ impl SentWrites {
 
     #[cfg(feature = "cuda")]
     fn write_on(&self, device: &candle_core::CudaDevice) -> Result<()> {
-        use gpu::{PushKernelArg, WrapErr, builder_arg};
         /// Threads of a block, as in the kernel, and words of a part for each block, up to a maximum of blocks.
         const THREADS: usize = 256;
         const MAX_BLOCKS: usize = 16;
         let longest = self.parts.iter().map(|part| part.words.len()).max();
         let blocks = longest.unwrap_or(0).div_ceil(THREADS).clamp(1, MAX_BLOCKS);
-        let (storage, layout) = self.words.storage_and_layout();
-        let words = gpu::view::<u32>("writes", &storage, layout)?;
         let kernel = gpu::function(device, "writes", gpu::WRITES, "write_words")?;
-        let mut args = kernel.builder();
-        args.arg(&words);
-        builder_arg!(args, self.table as i32);
-        // SAFETY: the table has the addresses of tensors that this has, and no more words than they have.
-        unsafe { args.launch(gpu::grid((blocks, self.parts.len(), 1), THREADS, 0)) }.w()?;
-        Ok(())
+        let launch = kernel.launch().tensor(&self.words)?.int(self.table);
+        let grid = gpu::grid((blocks, self.parts.len(), 1), THREADS, 0);
+        // SAFETY: the table has the addresses of tensors that this has, and no more words than they have. Kernels read
+        // tables before they wait for the previous kernel.
+        unsafe { launch.run_apart(grid) }
     }
 }
 

@@ -47,7 +47,8 @@ template <typename T> struct Pack {
 // are compiled for a GPU that can do that: gpu.rs looks for the instruction. A thread waits here until the
 // kernel before has ended and all its writes are visible. Only then may the next kernel start, so all kernels
 // before the previous one have ended when a kernel starts: until it waits, it may read what they wrote, but
-// not what the previous one writes.
+// not what the previous one writes. Tables are an exception: after the kernel that writes them, the next one
+// starts only when it has ended (Launch::run_apart in gpu.rs).
 __device__ __forceinline__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
