@@ -18,7 +18,11 @@ template <int WARPS> struct Reduction {
 
 // That of 1024 threads, for all loops.
 struct Scratch : Reduction<32> {
-    Mass histogram[2048], scan[1024], rest;
+    union {
+        Mass masses[2048];
+        uint32_t counts[2048];
+    };
+    Mass scan[1024], rest;
     uint32_t digit;
 };
 
@@ -186,13 +190,17 @@ __device__ float largest(F value, int count, Reduction<WARPS> &scratch, uint32_t
     return best;
 }
 
-// Measures of a weight. They are integers, so their sum does not depend on the order.
+// Measures of a weight, and sums of them for each digit. They are integers, so their sum does not depend on the order.
+// Tokens that a row cannot have are not counted.
 struct Count {
-    __device__ static Mass of(float) { return 1; }
+    __device__ static uint32_t of(float x) { return x > 0.f; }
+    // A GPU adds 32 bits in shared memory faster than 64.
+    __device__ static uint32_t *sums(Scratch &scratch) { return scratch.counts; }
 };
 struct Weight {
     // 2^19 weights of at most 1 do not overflow.
     __device__ static Mass of(float x) { return (Mass)(x * 17592186044416.f); }
+    __device__ static Mass *sums(Scratch &scratch) { return scratch.masses; }
 };
 
 // scan[i] = the sum of `own` over all threads up to and including i.
@@ -217,25 +225,29 @@ template <typename Measure, typename F>
 __device__ float threshold(F weight, int vocab, float floor, Mass &goal, Scratch &scratch) {
     const int SHIFTS[] = {20, 10, 0};
     uint32_t prefix = 0;
+    auto *sums = Measure::sums(scratch);
     for (int round = 0; round < 3; round++) {
         int shift = SHIFTS[round], digits = round == 0 ? 2048 : 1024, width = round == 0 ? 11 : 10;
         __syncthreads();
         for (int i = threadIdx.x; i < 2048; i += blockDim.x) {
-            scratch.histogram[i] = 0;
+            sums[i] = 0;
         }
         __syncthreads();
         for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
             float x = weight(i);
             uint32_t bits = __float_as_uint(x);
-            if (x >= floor && bits >> (shift + width) == prefix) {
-                atomicAdd(&scratch.histogram[bits >> shift & (digits - 1)], Measure::of(x));
+            const auto own = Measure::of(x);
+            // Filters leave zeros in most places, and all of them have the same digit: threads would wait for one another
+            // to add nothing.
+            if (own > 0 && x >= floor && bits >> (shift + width) == prefix) {
+                atomicAdd(&sums[bits >> shift & (digits - 1)], own);
             }
         }
         __syncthreads();
         // Two digits per thread, the highest first.
         int high = digits - 1 - 2 * threadIdx.x;
-        Mass upper = high > 0 ? scratch.histogram[high] : 0;
-        Mass both = high > 0 ? upper + scratch.histogram[high - 1] : 0;
+        Mass upper = high > 0 ? sums[high] : 0;
+        Mass both = high > 0 ? upper + sums[high - 1] : 0;
         scan_block(both, scratch.scan);
         Mass through = scratch.scan[threadIdx.x], above = through - both;
         if (scratch.scan[blockDim.x - 1] < goal) {
