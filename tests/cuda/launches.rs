@@ -1,10 +1,11 @@
 //! How many kernels a layer of a recorded step launches.
 
-use super::quantized::{noise, weight};
+use super::quantized::{noise, values, weight};
 use super::{Log, gpu, logits, model_by, shape, tokens};
 use candle_core::{DType, Error};
 use foretoken::kernels::graph::Recorder;
 use foretoken::kernels::quant::{BlockType, matmul_quantized};
+use foretoken::kernels::{add_layer_norm, add_norm, layer_norm, rms_norm};
 use foretoken::model::LoadOptions;
 use std::path::Path;
 
@@ -70,5 +71,33 @@ fn products_of_weights_of_two_formats_have_one_launch() {
             let graph = unsafe { Recorder::default().record::<Error>(&gpu, work) };
             assert_eq!(graph.unwrap().nodes().unwrap(), 1, "{kind}, {rows} rows");
         }
+    }
+}
+
+/// It has the bits of a norm to which zeros are added, which somebody would have to make.
+#[test]
+fn a_norm_to_which_nothing_is_added_has_one_launch() {
+    let gpu = gpu();
+    for (width, dtype) in [
+        (256, DType::BF16),
+        (300, DType::F16),
+        (75, DType::F32),
+        (10_000, DType::F32),
+    ] {
+        let x = noise(3, width, dtype, &gpu);
+        let [weight, bias] = [(); 2].map(|()| noise(1, width, dtype, &gpu).get(0).unwrap());
+        let work = || {
+            rms_norm(&x, &weight, 1e-5)?;
+            layer_norm(&x, &weight, Some(&bias), 1e-5).map(drop)
+        };
+        // SAFETY: it is not replayed.
+        let graph = unsafe { Recorder::default().record::<Error>(&gpu, work) };
+        assert_eq!(graph.unwrap().nodes().unwrap(), 2, "{width} of {dtype:?}");
+        let zeros = x.zeros_like().unwrap();
+        let (_, rms) = add_norm(&x, &zeros, &weight, 1e-5).unwrap();
+        let (_, layer) = add_layer_norm(&x, &zeros, &weight, Some(&bias), 1e-5).unwrap();
+        assert_eq!(values(&rms_norm(&x, &weight, 1e-5).unwrap()), values(&rms));
+        let normed = layer_norm(&x, &weight, Some(&bias), 1e-5).unwrap();
+        assert_eq!(values(&normed), values(&layer));
     }
 }

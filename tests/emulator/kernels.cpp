@@ -284,8 +284,8 @@ void test_norm(NormKind kind) {
             value += 1.5f;
         }
         const bool centers = kind != NormKind::RMS, has_bias = kind == NormKind::LAYER_WITH_BIAS;
-        auto run = [&](int first, int rows, vector<float> &out) {
-            const float *from = x.data() + first * width, *more = delta.data() + first * width;
+        auto run = [&](int first, int rows, const float *more, vector<float> &out) {
+            const float *from = x.data() + first * width;
             const float *plus = has_bias ? bias.data() : nullptr;
             launch({rows, 1, 1}, 96, [&] {
                 if (centers) {
@@ -296,7 +296,7 @@ void test_norm(NormKind kind) {
             });
         };
         vector<float> out(2 * rows * width), alone(2 * width);
-        run(0, rows, out);
+        run(0, rows, delta.data(), out);
         for (int row = 0; row < rows; row++) {
             double mean = 0, square = 0, worst = 0;
             auto sum = [&](int i) { return (double)x[row * width + i] + delta[row * width + i]; };
@@ -312,9 +312,17 @@ void test_norm(NormKind kind) {
                 worst = std::max(worst, off(out[(rows + row) * width + i], want));
             }
             CHECK(worst < precision<float>(), "norm %d of %d is off by %g", (int)kind, width, worst);
-            run(row, 1, alone);
+            run(row, 1, delta.data() + row * width, alone);
             CHECK(same(&alone[width], &out[(rows + row) * width], width), "norm %d of row %d alone", (int)kind, row);
         }
+        // Nothing to add is zeros, and there are no sums then.
+        x[1] = -0.f;
+        const vector<float> zeros(rows * width);
+        vector<float> without(2 * rows * width, 7.f);
+        run(0, rows, zeros.data(), out);
+        run(0, rows, nullptr, without);
+        CHECK(same(&without[0], &out[rows * width], rows * width), "norm %d of %d without a delta", (int)kind, width);
+        CHECK(without[rows * width] == 7.f, "norm %d of %d writes sums of nothing", (int)kind, width);
     }
 }
 

@@ -78,7 +78,7 @@ pub use latent::{DeviceLatent, LatentRows, LatentShape, LatentWeights, norm_part
 pub use lora::{DeviceLora, LoraPair, LoraPart, LoraRows, RowsOfLora};
 pub use mamba::{MambaShape, MambaWeights, mamba};
 pub use mix::mix;
-pub use norm::{add_layer_norm, add_norm};
+pub use norm::{add_layer_norm, add_norm, layer_norm, rms_norm};
 pub use paged_attention::{
     AttentionBatch, AttentionParams, AttentionTables, FLOAT8_HEAD_DIM_STEP, GPU_HEAD_DIM_STEP,
     MAX_GPU_HEAD_DIM, MAX_GPU_HEADS_PER_KV_HEAD, MAX_GPU_LATENT_KEY, MAX_GPU_LATENT_RANK,

@@ -5,15 +5,19 @@
 constexpr int PACKS = NORM_PACKS;
 
 // out: [2, rows, width], first the sums, then the normalized sums. A LayerNorm is CENTERED: each row's mean is subtracted
-// before the RMSNorm, and `bias`, which may be null, is added after it.
+// before the RMSNorm, and `bias`, which may be null, is added after it. `x` is read before `wait_for_previous`: the previous
+// kernel must not write it.
+//
+// `delta` may be null: then it is zero, `x` may come from the previous kernel, and out is [rows, width], without sums.
 template <bool CENTERED, typename T>
 __device__ void add_norm(const T *x, const T *delta, const T *weight, const T *bias, T *out, int width, float eps) {
     __shared__ float scratch[32];
     constexpr int LEN = Pack<T>::LEN;
     const size_t at = (size_t)blockIdx.x * width;
+    const bool adds = delta != nullptr;
     x += at;
-    delta += at;
-    T *sums = out + at, *normed = out + (size_t)gridDim.x * width + at;
+    delta = adds ? delta + at : nullptr;
+    T *sums = out + at, *normed = out + (adds ? (size_t)gridDim.x * width : 0) + at;
     float mean = 0.f, square = 0.f;
     // The first pass adds up the sums that are centered later, or the squares of those that are not.
     auto note = [&](T sum) {
@@ -37,20 +41,23 @@ __device__ void add_norm(const T *x, const T *delta, const T *weight, const T *b
     };
     if (width % LEN != 0 || width > PACKS * LEN * (int)blockDim.x) {
         wait_for_previous();
+        auto sum = [&](int i) { return residual_sum(x[i], adds ? delta[i] : narrow<T>(0.f)); };
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            T sum = residual_sum(x[i], delta[i]);
-            sums[i] = sum;
-            note(sum);
+            const T own = sum(i);
+            if (adds) {
+                sums[i] = own;
+            }
+            note(own);
         }
         if constexpr (CENTERED) {
             mean = block_sum(mean, scratch) / width;
             for (int i = threadIdx.x; i < width; i += blockDim.x) {
-                note_centered(sums[i]);
+                note_centered(sum(i));
             }
         }
         float scale = norm_scale(block_sum(square, scratch), width, eps);
         for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            normed[i] = result(sums[i], scale, weight[i], bias + i);
+            normed[i] = result(sum(i), scale, weight[i], bias + i);
         }
         return;
     }
@@ -64,7 +71,9 @@ __device__ void add_norm(const T *x, const T *delta, const T *weight, const T *b
             if (CENTERED && bias != nullptr) {
                 plus[CENTERED ? p : 0].load(bias + place(p));
             }
-            sum[p].load(x + place(p));
+            if (adds) {
+                sum[p].load(x + place(p));
+            }
         }
     }
     wait_for_previous();
@@ -72,13 +81,20 @@ __device__ void add_norm(const T *x, const T *delta, const T *weight, const T *b
     for (int p = 0; p < PACKS; p++) {
         if (place(p) < width) {
             Pack<T> more;
-            more.load(delta + place(p));
+            if (adds) {
+                more.load(delta + place(p));
+            } else {
+                sum[p].load(x + place(p));
+                more.bits = make_uint4(0, 0, 0, 0);
+            }
 #pragma unroll
             for (int i = 0; i < LEN; i++) {
                 sum[p].values[i] = residual_sum(sum[p].values[i], more.values[i]);
                 note(sum[p].values[i]);
             }
-            *reinterpret_cast<uint4 *>(sums + place(p)) = sum[p].bits;
+            if (adds) {
+                *reinterpret_cast<uint4 *>(sums + place(p)) = sum[p].bits;
+            }
         }
     }
     if constexpr (CENTERED) {

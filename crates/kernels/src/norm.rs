@@ -16,14 +16,15 @@ const LANES: usize = 8;
 /// `[rows, width]` in the dtype of `x`.
 ///
 /// `x` and `delta` are `[rows, width]`, `weight` is `[width]`; all are contiguous and have one dtype.
-/// f32 on the CPU and f32, f16 and bf16 on CUDA take one pass; other cases use candle's own ops.
+/// f32 on the CPU and f32, f16 and bf16 on CUDA take one pass; other cases use candle's own ops. CUDA reads `x` while the
+/// kernel before may still run: that must not be the one that makes `x`. It makes `delta`, say.
 ///
 /// # Errors
 /// If the shapes or dtypes do not match.
 pub fn add_norm(x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda() {
-        return cuda::launch(x, delta, cuda::Weights::Rms(weight), eps);
+        return cuda::add(x, delta, cuda::Weights::Rms(weight), eps);
     }
     if x.dtype() == DType::F32 {
         let both = x.apply_op3_no_bwd(delta, weight, &AddNorm { eps })?;
@@ -37,7 +38,7 @@ pub fn add_norm(x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result
 /// As [`add_norm`], with LayerNorm (Ba et al. 2016, arXiv 1607.06450): each row's mean is subtracted before the RMSNorm,
 /// and `bias`, `[width]`, is added after it.
 ///
-/// f32, f16 and bf16 on CUDA take one pass.
+/// f32, f16 and bf16 on CUDA take one pass, which reads `x` as that of [`add_norm`] does.
 ///
 /// # Errors
 /// If the shapes or dtypes do not match.
@@ -50,17 +51,40 @@ pub fn add_layer_norm(
 ) -> Result<(Tensor, Tensor)> {
     #[cfg(feature = "cuda")]
     if x.device().is_cuda() {
-        return cuda::launch(x, delta, cuda::Weights::Layer(weight, bias), eps);
+        return cuda::add(x, delta, cuda::Weights::Layer(weight, bias), eps);
     }
     let sum = (x + delta)?;
     let centered = sum.broadcast_sub(&sum.mean_keepdim(1)?)?;
     // Its mean square is the variance.
-    let zeros = centered.zeros_like()?;
-    let (_, normed) = add_norm(&centered, &zeros, weight, eps)?;
+    let normed = rms_norm(&centered, weight, eps)?;
     match bias {
         Some(bias) => Ok((sum, normed.broadcast_add(bias)?)),
         None => Ok((sum, normed)),
     }
+}
+
+/// The norm that [`add_norm`] returns for a delta of zeros, with the same bits. On CUDA, any kernel may make `x`.
+///
+/// # Errors
+/// If the shapes or dtypes do not match.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::norm(x, cuda::Weights::Rms(weight), eps);
+    }
+    Ok(add_norm(x, &x.zeros_like()?, weight, eps)?.1)
+}
+
+/// The norm that [`add_layer_norm`] returns for a delta of zeros, with the same bits. On CUDA, any kernel may make `x`.
+///
+/// # Errors
+/// If the shapes or dtypes do not match.
+pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::norm(x, cuda::Weights::Layer(weight, bias), eps);
+    }
+    Ok(add_layer_norm(x, &x.zeros_like()?, weight, bias, eps)?.1)
 }
 
 /// Returns `[2, rows, width]`: the sums, then the normalized sums.
@@ -125,27 +149,45 @@ mod cuda {
         Layer(&'a Tensor, Option<&'a Tensor>),
     }
 
-    /// Launches the kernel.
-    pub fn launch(
+    /// The sum and its norm.
+    pub fn add(
         x: &Tensor,
         delta: &Tensor,
         weights: Weights<'_>,
         eps: f32,
     ) -> Result<(Tensor, Tensor)> {
+        let out = launch(x, Some(delta), weights, eps)?;
+        Ok((out.get(0)?, out.get(1)?))
+    }
+
+    /// The norm alone.
+    pub fn norm(x: &Tensor, weights: Weights<'_>, eps: f32) -> Result<Tensor> {
+        launch(x, None, weights, eps)?.get(0)
+    }
+
+    /// Launches the kernel: `[2, rows, width]`, or `[1, rows, width]` without `delta`.
+    fn launch(
+        x: &Tensor,
+        delta: Option<&Tensor>,
+        weights: Weights<'_>,
+        eps: f32,
+    ) -> Result<Tensor> {
         let (name, weight, bias) = match weights {
             Weights::Rms(weight) => ("add_norm", weight, None),
             Weights::Layer(weight, bias) => ("add_layer_norm", weight, bias),
         };
-        let (rows, width) = dims(x.layout(), delta.layout(), weight.layout())?;
+        let (rows, width) = dims(x.layout(), delta.unwrap_or(x).layout(), weight.layout())?;
         if bias.is_some_and(|bias| bias.dims() != [width]) {
             candle_core::bail!("add-norm: a bias {bias:?} of rows of {width} values");
         }
         let (device, dtype) = (x.device().as_cuda_device()?, x.dtype());
-        gpu::expect_dtype("add-norm", dtype, [delta, weight].into_iter().chain(bias))?;
+        let others = [weight].into_iter().chain(delta).chain(bias);
+        gpu::expect_dtype("add-norm", dtype, others)?;
         let kernel = format!("{name}_{}", gpu::suffix(dtype));
         let kernel = gpu::function(device, "norm", gpu::NORM, &kernel)?;
-        let out = gpu::output(device, dtype, (2, rows, width))?;
-        let launch = kernel.launch().tensor(x)?.tensor(delta)?.tensor(weight)?;
+        let parts = 1 + usize::from(delta.is_some());
+        let out = gpu::output(device, dtype, (parts, rows, width))?;
+        let launch = kernel.launch().tensor(x)?.optional(delta)?.tensor(weight)?;
         let launch = match weights {
             Weights::Rms(_) => launch,
             Weights::Layer(_, bias) => launch.optional(bias)?,
@@ -162,7 +204,7 @@ mod cuda {
                 .float(eps)
                 .run(gpu::grid((rows, 1, 1), threads, 0))?
         };
-        Ok((out.get(0)?, out.get(1)?))
+        Ok(out)
     }
 }
 
@@ -255,6 +297,9 @@ mod tests {
                 let alone = run(&pick(&x), &pick(&delta));
                 assert_eq!((&alone.0[0], &alone.1[0]), (&sums[row], &normed[row]));
             }
+            let without = rms_norm(&x, &weight, 1e-5).unwrap();
+            let (_, with_zeros) = run(&x, &x.zeros_like().unwrap());
+            assert_eq!(without.to_vec2::<f32>().unwrap(), with_zeros);
         }
     }
 

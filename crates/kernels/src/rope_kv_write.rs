@@ -1,7 +1,7 @@
 //! Rotary position embedding of queries and keys, and the write of keys and values to their slots.
 
 use super::kv_write::kv_write;
-use super::norm::add_norm;
+use super::norm::rms_norm;
 use super::rope::{HeadNorms, rope};
 use super::slots::Slots;
 use candle_core::{Result, Tensor};
@@ -66,7 +66,7 @@ impl ValueHeads {
         let mut v = qkv.narrow(1, stored - kv_heads, kv_heads)?.contiguous()?;
         if let Some(ValueNorm { ones, eps }) = &self.norm {
             let heads = v.reshape(((), d))?;
-            let (_, normed) = add_norm(&heads, &heads.zeros_like()?, ones, *eps)?;
+            let normed = rms_norm(&heads, ones, *eps)?;
             v = normed.reshape(v.dims())?;
         }
         let others = qkv.narrow(1, 0, num_heads + kv_heads)?;

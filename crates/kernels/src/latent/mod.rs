@@ -8,7 +8,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 
-use crate::norm::add_norm;
+use crate::norm::rms_norm;
 use crate::paged_attention::{AttentionBatch, AttentionParams};
 use crate::slots::Slots;
 use candle_core::{Result, Tensor};
@@ -124,5 +124,5 @@ pub fn norm_part(x: &Tensor, first: usize, weight: &Tensor, eps: f32) -> Result<
         return cuda::norm_part(x, first, weight, eps);
     }
     let part = x.narrow(1, first, weight.dim(0)?)?.contiguous()?;
-    Ok(add_norm(&part, &part.zeros_like()?, weight, eps)?.1)
+    rms_norm(&part, weight, eps)
 }

@@ -4,7 +4,7 @@ use crate::spec::NormSpec;
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::{add_layer_norm, add_norm};
+use foretoken_kernels::{add_layer_norm, add_norm, layer_norm, rms_norm};
 
 /// A norm of rows: RMSNorm or LayerNorm.
 #[derive(Clone)]
@@ -51,10 +51,19 @@ impl Norm {
     /// # Errors
     /// If the shapes or dtypes do not match.
     pub fn forward(&self, x: &Tensor, eps: f32) -> Result<Tensor> {
-        Ok(self.add(x, &x.zeros_like()?, eps)?.1)
+        let bias = self.bias.as_ref();
+        if self.is_centered {
+            return Ok(layer_norm(x, &self.weight, bias, eps)?);
+        }
+        let normed = rms_norm(x, &self.weight, eps)?;
+        match bias {
+            Some(bias) => Ok(normed.broadcast_add(bias)?),
+            None => Ok(normed),
+        }
     }
 
-    /// The sum of `x` and `delta`, `[rows, width]` each, and its norm.
+    /// The sum of `x` and `delta`, `[rows, width]` each, and its norm. A GPU reads `x` while the kernel before may still
+    /// run: make `delta` after `x`.
     ///
     /// # Errors
     /// Returns the errors of [`Norm::forward`].
