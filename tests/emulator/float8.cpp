@@ -62,6 +62,19 @@ template <typename T> void test_product(int outputs, int inputs) {
     launch({(count + 7) / 8, (outputs + 15) / 16, 1}, 8 * 32, [&] {
         dequantize<F8E4M3, float>(w.bytes.data(), nullptr, values.data(), outputs, inputs, 0, outputs);
     });
+    // Narrower values have other places in words, and may begin where none is aligned.
+    for (int first : {0, 1}) {
+        vector<T> narrowed(values.size() + 2);
+        launch({(count + 7) / 8, (outputs + 15) / 16, 1}, 8 * 32, [&] {
+            dequantize<F8E4M3, T>(w.bytes.data(), nullptr, narrowed.data() + first, outputs, inputs, 0, outputs);
+        });
+        size_t others = 0;
+        for (size_t i = 0; i < values.size(); i++) {
+            others += narrowed[first + i].bits != narrow<T>(values[i]).bits;
+        }
+        CHECK(others == 0, "%zu weights of %d x %d from place %d are other ones", others, outputs, inputs, first);
+        CHECK(narrowed[first ? 0 : values.size()].bits == 0, "weights from place %d are outside", first);
+    }
     double worst = 0;
     for (int output = 0; output < outputs; output++) {
         vector<double> sums(rows), sizes(rows);

@@ -6,6 +6,19 @@
 // Warps of a block that dequantizes.
 constexpr int DEQUANTIZING_WARPS = 8;
 
+// Stores four values at a place that is aligned for all of them.
+template <typename T> __device__ __forceinline__ void store_four(T *to, const T (&values)[4]) {
+    if constexpr (sizeof(T) == 2) {
+        uint2 word;
+        memcpy(&word, values, sizeof word);
+        *reinterpret_cast<uint2 *>(to) = word;
+    } else {
+        uint4 word;
+        memcpy(&word, values, sizeof word);
+        *reinterpret_cast<uint4 *>(to) = word;
+    }
+}
+
 // Weights [outputs, inputs] as values of T: row n of y is output ids[n], or without ids output first + n, for
 // `count` rows. blockIdx.y selects an id, or 16 outputs; `first` is a multiple of 16.
 template <typename F, typename T>
@@ -27,20 +40,31 @@ __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, in
     unpack<F, f16>(a, stored, lane);
     // Not yet times FLOATS_BY, which could be infinite.
     const Scales scales = F::Kind::read(stored, F::SCALES, g);
+    // Whether the four inputs of a thread are all in the row, or none is, and aligned.
+    const bool whole = inputs % 4 == 0 && reinterpret_cast<size_t>(y) % (4 * sizeof(T)) == 0;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; m++) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int half = j % 2, output = g + 8 * half;
-            const int input = UNIT_INPUTS * unit + 16 * m + 4 * p + j / 2 * 2;
+        for (int half = 0; half < 2; half++) {
+            const int output = g + 8 * half, input = UNIT_INPUTS * unit + 16 * m + 4 * p;
             const int row = ids ? n : OUTPUTS * n + output;
             const bool wanted = ids ? output == (int)(id % OUTPUTS) : row < count;
-            if (wanted && input < inputs) {
-                T *to = y + (size_t)row * inputs + input;
-                const float offset = F::Kind::OFFSET ? scales.offset[half][m] : 0.f;
-                constexpr float BY = FLOATS_BY<F, f16>;
-                to[0] = narrow<T>(fmaf(scales.scale[half][m], low_half(a[m][j]) * BY, offset));
-                to[1] = narrow<T>(fmaf(scales.scale[half][m], high_half(a[m][j]) * BY, offset));
+            if (!wanted || input >= inputs) {
+                continue;
+            }
+            const float offset = F::Kind::OFFSET ? scales.offset[half][m] : 0.f;
+            constexpr float BY = FLOATS_BY<F, f16>;
+            auto value = [&](float quant) { return narrow<T>(fmaf(scales.scale[half][m], quant * BY, offset)); };
+            const uint32_t first = a[m][half], second = a[m][half + 2];
+            const T values[4] = {value(low_half(first)), value(high_half(first)), value(low_half(second)),
+                                 value(high_half(second))};
+            T *to = y + (size_t)row * inputs + input;
+            if (whole) {
+                store_four(to, values);
+            } else {
+                for (int i = 0; i < 4 && input + i < inputs; i++) {
+                    to[i] = values[i];
+                }
             }
         }
     }
