@@ -99,8 +99,8 @@ fn a_gpu_writes_the_nearest_numbers_and_moves_them() {
                     let (from, to): (usize, usize) = (from as usize, to as usize);
                     want.copy_within(from * width..(from + 1) * width, to * width);
                 }
-                let moves = KvMoves::new(moves, num_slots as usize, &gpu).unwrap();
-                kv_move(pool, &moves).unwrap();
+                let moves = KvMoves::new(moves, num_slots as usize).unwrap();
+                kv_move(&[pool], &moves).unwrap();
                 assert!(same(&flat(&values_of(pool)), &want), "moved, heads of {d}");
             }
         }

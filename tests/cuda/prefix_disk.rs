@@ -1,6 +1,7 @@
 //! The prefix cache on disk: blocks of K and V, and recurrent states, leave a GPU and come back.
 
 use super::architectures::fixture;
+use super::draft_steps::Counts;
 use super::kv_cache_dtype::options;
 use super::{BLOCK_SIZE, gpu, loaded};
 use crate::common::{PROMPT_WAIT, assert_idle, greedy, run};
@@ -71,11 +72,13 @@ fn a_block_has_its_contents_after_it_was_elsewhere() {
         }
         let slots = (0..BLOCK_SIZE).map(|i| (BLOCK_SIZE + i, 3 * BLOCK_SIZE + i));
         let slots = slots.map(|(from, to)| (from as u32, to as u32)).collect();
-        let moves = KvMoves::new(slots, kv.num_slots(), &gpu).unwrap();
-        for pool in kv.layers.iter().flat_map(|(k, v)| [k, v]) {
-            if pool.elem_count() > 0 {
-                kv_move(pool, &moves).unwrap();
-            }
+        let moves = KvMoves::new(slots, kv.num_slots()).unwrap();
+        let pools = kv.layers.iter().flat_map(|(k, v)| [k, v]);
+        let pools: Vec<_> = pools.filter(|pool| pool.elem_count() > 0).collect();
+        let (moved, counts) = Counts::of(|| kv_move(&pools, &moves));
+        moved.unwrap();
+        if let Some(counts) = counts {
+            assert_eq!((counts.kernels, counts.copies), (1, 1), "{dtype:?}");
         }
         for (block, from) in [(0, 0), (1, 1), (2, 2), (3, 1), (4, 4)] {
             assert!(

@@ -327,15 +327,31 @@ void test_norm(NormKind kind) {
 }
 
 void test_kv_move() {
-    const int width = 200, slots = 8;
-    auto before = noise<float>(slots * width);
-    vector<float> pool = before;
+    const int slots = 8;
+    // Bytes of a slot of each plane, and of the units that are moved.
+    const int planes[][2] = {{800, 4}, {800, 16}, {6, 2}, {4096, 16}};
+    vector<vector<uint4>> before, pools;
     // The second and the third move read unchanged slots; the last reads what the first has written.
-    const vector<uint32_t> moves = {3, 2, 5, 3, 6, 4, 2, 0};
-    launch({2, 1, 1}, 128, [&] { kv_move_f32(pool.data(), moves.data(), 4, width); });
+    vector<uint32_t> words = {3, 2, 5, 3, 6, 4, 2, 0};
+    for (auto [bytes, unit] : planes) {
+        vector<uint4> pool(slots * bytes / 16);
+        for (uint4 &word : pool) {
+            word = make_uint4(rng(), rng(), rng(), rng());
+        }
+        before.push_back(pool);
+        pools.push_back(std::move(pool));
+        const auto at = reinterpret_cast<uint64_t>(pools.back().data());
+        words.insert(words.end(), {uint32_t(at), uint32_t(at >> 32), uint32_t(bytes / unit), uint32_t(unit)});
+    }
+    launch({2, (int)pools.size(), 1}, 128, [&] { kv_move(words.data(), 4); });
     const int from[slots] = {3, 1, 3, 5, 6, 5, 6, 7};
-    for (int slot = 0; slot < slots; slot++) {
-        CHECK(same(pool.data() + slot * width, before.data() + from[slot] * width, width), "slot %d after moves", slot);
+    for (size_t plane = 0; plane < pools.size(); plane++) {
+        const int bytes = planes[plane][0];
+        auto slot_of = [&](vector<uint4> &pool, int slot) { return (unsigned char *)pool.data() + slot * bytes; };
+        for (int slot = 0; slot < slots; slot++) {
+            CHECK(same(slot_of(pools[plane], slot), slot_of(before[plane], from[slot]), bytes),
+                  "slot %d of plane %zu after moves", slot, plane);
+        }
     }
 }
 

@@ -51,7 +51,6 @@ namespace {
     ADD(prefill_##NAME##_to_256)                                                                   \
     ADD(prefill_##NAME##_to_512)
 #define ADD_FLOAT(T, NAME)                                                                         \
-    ADD(kv_move_##NAME)                                                                            \
     ADD(widen_##NAME)                                                                              \
     ADD(add_norm_##NAME)                                                                           \
     ADD(add_layer_norm_##NAME)                                                                     \
@@ -113,8 +112,7 @@ namespace {
     ADD(tiles_small_bf16)
     ADD(tiles_wide_bf16)
     ADD(tiles_large_bf16)
-    ADD(kv_move_fp8)
-    ADD(kv_move_q8_0)
+    ADD(kv_move)
     ADD_LONG(f16)
     ADD_LONG(bf16)
     ADD_LONG(f16_fp8)

@@ -51,7 +51,6 @@ macro_rules! with_float {
         }
     };
 }
-pub(super) use with_float;
 
 /// The name of a dtype in kernel names.
 pub(super) fn suffix(dtype: DType) -> &'static str {

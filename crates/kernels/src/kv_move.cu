@@ -1,36 +1,31 @@
-// Moves keys or values from slot to slot of a pool, in the order of the moves.
+// Moves keys and values from slot to slot of all pools, in the order of the moves.
 #include "cuda/common.cuh"
 
-// pool: [num_slots, width]; moves: [count] pairs of a source and a destination. Each thread owns a
-// column of the pool, so its moves need no barrier.
+// plane: [num_slots, width]; moves: [count] pairs of a source and a destination. Each thread owns a column of the plane, so
+// its moves need no barrier.
 template <typename T>
-__device__ void kv_move(T *pool, const uint32_t *moves, int count, int width, int column) {
-    if (column >= width) {
-        return;
-    }
-    for (int i = 0; i < count; i++) {
-        pool[(size_t)moves[2 * i + 1] * width + column] = pool[(size_t)moves[2 * i] * width + column];
-    }
-}
-
-#define KERNEL(T, NAME)                                                                            \
-    extern "C" __global__ void kv_move_##NAME(T *pool, const uint32_t *moves, int count, int width) { \
-        kv_move(pool, moves, count, width, blockIdx.x * blockDim.x + threadIdx.x);                 \
-    }
-FOR_FLOATS(KERNEL)
-#undef KERNEL
-
-// Of a pool in blocks (q8_blocks.cuh): a slot has `words` words of bytes and `blocks` scales.
-extern "C" __global__ void kv_move_q8_0(uint32_t *bytes, f16 *scales, const uint32_t *moves, int count, int words, int blocks) {
-    const int column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column < words) {
-        kv_move(bytes, moves, count, words, column);
-    } else {
-        kv_move(scales, moves, count, blocks, column - words);
+__device__ __forceinline__ void move_units(void *plane, const uint32_t *moves, int count, uint32_t width) {
+    const uint32_t column = blockIdx.x * blockDim.x + threadIdx.x;
+    T *units = static_cast<T *>(plane) + column;
+    for (int i = 0; i < count && column < width; i++) {
+        units[(size_t)moves[2 * i + 1] * width] = units[(size_t)moves[2 * i] * width];
     }
 }
 
-// Of a pool in FP8: a slot has `words` words.
-extern "C" __global__ void kv_move_fp8(uint32_t *pool, const uint32_t *moves, int count, int words) {
-    kv_move(pool, moves, count, words, blockIdx.x * blockDim.x + threadIdx.x);
+// words: `count` moves, and then four words of each plane of the pools: its address, the low half first, the units of a slot,
+// and the bytes of a unit, for which the plane is aligned. The grid is [_, planes].
+extern "C" __global__ void __launch_bounds__(128) kv_move(const uint32_t *words, int count) {
+    wait_for_previous();
+    const uint32_t *entry = words + 2 * (size_t)count + 4 * blockIdx.y;
+    void *plane = reinterpret_cast<void *>((uint64_t)entry[1] << 32 | entry[0]);
+    switch (entry[3]) {
+    case 16:
+        move_units<uint4>(plane, words, count, entry[2]);
+        break;
+    case 4:
+        move_units<uint32_t>(plane, words, count, entry[2]);
+        break;
+    default:
+        move_units<uint16_t>(plane, words, count, entry[2]);
+    }
 }

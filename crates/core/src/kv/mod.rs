@@ -319,14 +319,13 @@ impl KvStore {
         if moves.is_empty() {
             return Ok(());
         }
+        let moves = KvMoves::new(moves, self.num_slots())?;
         let is_there =
             |a: &(Tensor, Tensor), b: &(Tensor, Tensor)| a.0.device().same_device(b.0.device());
         for layers in self.layers.chunk_by(is_there) {
-            let moves = KvMoves::new(moves.clone(), self.num_slots(), layers[0].0.device())?;
             let pools = layers.iter().flat_map(|(k, v)| [k, v]);
-            for pool in pools.filter(|pool| pool.elem_count() > 0) {
-                kv_move(pool, &moves)?;
-            }
+            let pools: Vec<_> = pools.filter(|pool| pool.elem_count() > 0).collect();
+            kv_move(&pools, &moves)?;
         }
         Ok(())
     }
