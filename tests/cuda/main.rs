@@ -2,6 +2,7 @@
 //! same with and without speculation. `scripts/emulated-gpu.sh` runs the tests on an emulated GPU.
 
 mod architectures;
+mod block_drafts;
 #[path = "../common/mod.rs"]
 mod common;
 mod disturbed;

@@ -1,5 +1,6 @@
 //! Drafting with a parallel head of the target, or a draft model, which guesses a block of tokens in one forward.
 
+mod drawn;
 mod product;
 #[cfg(test)]
 mod tests;
@@ -12,9 +13,11 @@ use super::features::{MAX_NEW_STATES, joined};
 use super::growth::guesses;
 use super::pool::{DraftPool, DraftSequence};
 use candle_core::Tensor;
+use drawn::RowDraws;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::BlockKey;
 use foretoken_core::model::{Batch, DraftNetwork, ForwardOutput, Head, MaskedBlock, Model};
+use foretoken_core::sampling::Guess;
 use foretoken_kernels::parallel;
 use product::{LevelCandidate, ProductLimits};
 use std::ops::Range;
@@ -272,11 +275,25 @@ fn guess_all<'a>(
             break;
         };
         request.sampler.push(first.token);
-        let ranked = guesses.iter().enumerate();
-        let level = ranked.map(|(rank, guess)| (guess.token, view.estimate(rank, guess.prob)));
-        levels.push(level.collect::<Level>());
+        levels.push(level_of(&guesses, view));
     }
     request.sampler.truncate(output_len);
+    from_levels(request, levels, dists)
+}
+
+/// A level of these guesses.
+fn level_of(guesses: &[Guess], view: &AcceptanceView<'_>) -> Level {
+    let ranked = guesses.iter().enumerate();
+    let level = ranked.map(|(rank, guess)| (guess.token, view.estimate(rank, guess.prob)));
+    level.collect()
+}
+
+/// The draft of a request whose block has these levels. Of a chain whose tokens were drawn, `dists` are the distributions.
+fn from_levels(
+    request: &DraftRequest<'_>,
+    levels: Vec<Level>,
+    mut dists: Vec<DraftDist>,
+) -> Guessed {
     let candidates = levels.iter().map(|level| {
         let candidate = |&(token, estimate): &(u32, Estimate)| LevelCandidate {
             token,
@@ -288,7 +305,7 @@ fn guess_all<'a>(
     });
     let limits = ProductLimits {
         nodes: request.nodes,
-        width,
+        width: request.max_siblings(),
         min_score: request.min_score,
     };
     let mut draft = product::tree(&candidates.collect::<Vec<_>>(), &limits);
@@ -360,6 +377,47 @@ impl BlockDrafter {
         })
     }
 
+    /// As [`guess`](Self::guess), but a GPU draws the tokens of all rows at once, and only these are copied. No token changes
+    /// how those after it are drawn.
+    fn guess_on_gpu(
+        &self,
+        requests: &mut [DraftRequest<'_>],
+        rounds: &[BlockRequest],
+        logits: &Tensor,
+    ) -> Result<Vec<Guessed>> {
+        let mut draws = RowDraws::default();
+        for round in rounds {
+            let request = &mut requests[round.place];
+            let output_len = request.sampler.output_len();
+            for depth in 0..round.depth {
+                let (choice, width) = (request.choice(depth), request.max_siblings());
+                draws.push(request.sampler, choice, width);
+                request.sampler.push_unknown();
+            }
+            request.sampler.truncate(output_len);
+        }
+        let (drawn, mut first) = (draws.run(logits)?, 0);
+        let guessed = rounds.iter().map(|round| {
+            let (request, rows) = (&requests[round.place], first..first + round.depth);
+            first = rows.end;
+            let Some(sequence) = self.pool.sequences.get(&request.id) else {
+                return Guessed::default();
+            };
+            let acceptance = &self.pool.acceptance;
+            let view = acceptance.view(&sequence.history, request.is_sampled());
+            let (mut levels, mut dists) = (Vec::new(), Vec::new());
+            for row in rows {
+                let guesses = drawn.guesses(row, request.max_siblings(), &mut dists);
+                if guesses.is_empty() {
+                    break;
+                }
+                levels.push(level_of(&guesses, &view));
+            }
+            from_levels(request, levels, dists)
+        });
+        Ok(guessed.collect())
+    }
+
     /// The draft of each round, from a forward's `output`. The sequences remember their guesses.
     fn guess_rounds(
         &mut self,
@@ -367,7 +425,15 @@ impl BlockDrafter {
         rounds: &[BlockRequest],
         output: &ForwardOutput,
     ) -> Result<Vec<Draft>> {
-        let guessed = output.read(|logits| self.guess(requests, rounds, logits))?;
+        let is_drawn = |round: &BlockRequest| {
+            let request = &requests[round.place];
+            RowDraws::takes(request) && !request.sampler.depends_on_tokens()
+        };
+        let guessed = if output.is_on_gpu() && rounds.iter().all(is_drawn) {
+            self.guess_on_gpu(requests, rounds, &output.logits)?
+        } else {
+            output.read(|logits| self.guess(requests, rounds, logits))?
+        };
         let (network, sequences) = (&self.pool.network, &mut self.pool.sequences);
         let drafts = rounds.iter().zip(guessed).map(|(round, guessed)| {
             let request = &requests[round.place];

@@ -1,6 +1,7 @@
 //! Drafting along paths with a head whose guesses depend on the tokens before them in its block.
 
 use super::BlockRequest;
+use super::drawn::RowDraws;
 use crate::spec::acceptance_model::AcceptanceView;
 use crate::spec::draft::DraftRequest;
 use crate::spec::growth::{Grown, Growth, GrowthLimits};
@@ -60,26 +61,43 @@ impl<'a, 'b> Walk<'a, 'b> {
         parent.map_or(last, |node| self.growth.token(node))
     }
 
-    /// Adds the guesses of a level, whose rows have these logits and confidences; `first_step_row` is the row
+    /// The guesses of a level after each of its paths, whose rows have these logits.
+    fn guesses(&mut self, level: usize, logits: &[f32], vocab_size: usize) -> Vec<Vec<Guess>> {
+        let (choice, width) = (self.request.choice(level), self.limits.width);
+        let parents = self.growth.parents().into_iter();
+        let guess = |(parent, row)| {
+            let sampler = &mut *self.request.sampler;
+            (self.growth).guess(parent, row, sampler, choice, width)
+        };
+        parents.zip(logits.chunks(vocab_size)).map(guess).collect()
+    }
+
+    /// Adds the draws of a level after each of its paths, for a GPU.
+    fn push_draws(&mut self, level: usize, draws: &mut RowDraws) {
+        let choice = self.request.choice(level);
+        let output_len = self.request.sampler.output_len();
+        for parent in self.growth.parents() {
+            let path = self.growth.path(parent);
+            path.iter()
+                .for_each(|&token| self.request.sampler.push(token));
+            draws.push(self.request.sampler, choice, self.limits.width);
+            self.request.sampler.truncate(output_len);
+        }
+    }
+
+    /// Adds the guesses of a level after each of its paths, whose rows have these confidences; `first_step_row` is the row
     /// of its first path in the step.
     fn expand(
         &mut self,
         level: usize,
-        (logits, confidence): (&[f32], Option<&[f32]>),
-        vocab_size: usize,
+        guesses: Vec<Vec<Guess>>,
+        confidence: Option<&[f32]>,
         first_step_row: u32,
     ) {
         let first = self.growth.draft.len();
         let mut step_row_of = Vec::new();
-        let parents = self
-            .growth
-            .parents()
-            .into_iter()
-            .zip(logits.chunks(vocab_size));
-        for (row, (parent, logits)) in parents.enumerate() {
-            let (choice, width) = (self.request.choice(level), self.limits.width);
-            let sampler = &mut *self.request.sampler;
-            let guesses = (self.growth).guess(parent, logits, sampler, choice, width);
+        let parents = self.growth.parents().into_iter().zip(guesses);
+        for (row, (parent, guesses)) in parents.enumerate() {
             let sure = confidence.and_then(|all| all.get(row).copied());
             let guesses = match sure {
                 Some(sure) => confident(&guesses, sure),
@@ -173,17 +191,36 @@ pub fn walk(
             states: of_paths.as_ref(),
         })?;
         states = next.states;
-        ForwardOutput::of(next.logits).read(|logits| {
-            let (mut work, mut row) = (Vec::new(), 0);
-            for walk in walks.iter_mut().filter(|walk| walk.is_open(level)) {
-                let end = row + walk.growth.parents().len();
-                let logits = &logits[row * vocab_size..end * vocab_size];
-                let confidence = next.confidence.as_ref().map(|all| &all[row..end]);
-                work.push((walk, (logits, confidence), row as u32));
-                row = end;
+        let (mut work, mut row) = (Vec::new(), 0);
+        for walk in walks.iter_mut().filter(|walk| walk.is_open(level)) {
+            let end = row + walk.growth.parents().len();
+            let confidence = next.confidence.as_ref().map(|all| &all[row..end]);
+            work.push((walk, row..end, confidence));
+            row = end;
+        }
+        let output = ForwardOutput::of(next.logits);
+        let is_drawn =
+            output.is_on_gpu() && (work.iter()).all(|(walk, _, _)| RowDraws::takes(walk.request));
+        if is_drawn {
+            let mut draws = RowDraws::default();
+            for (walk, _, _) in &mut work {
+                walk.push_draws(level, &mut draws);
             }
-            parallel::map(&mut work, |(walk, rows, first)| {
-                walk.expand(level, *rows, vocab_size, *first);
+            let drawn = draws.run(&output.logits)?;
+            for (walk, rows, confidence) in work {
+                let (first, width) = (rows.start as u32, walk.limits.width);
+                let dists = &mut walk.growth.draft.dists;
+                let guesses = rows.map(|row| drawn.guesses(row, width, dists));
+                let guesses = guesses.collect();
+                walk.expand(level, guesses, confidence, first);
+            }
+            continue;
+        }
+        output.read(|logits| {
+            parallel::map(&mut work, |(walk, rows, confidence)| {
+                let logits = &logits[rows.start * vocab_size..rows.end * vocab_size];
+                let guesses = walk.guesses(level, logits, vocab_size);
+                walk.expand(level, guesses, *confidence, rows.start as u32);
             });
         })?;
     }
