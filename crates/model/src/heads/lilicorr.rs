@@ -4,7 +4,7 @@
 //!
 //! All of it is computed when the block is, and kept in one row for each position: see [`LiLiCorr::correct`].
 
-use super::candidates::most_probable;
+use super::candidates::{found_by_gpu, most_probable};
 use super::config::LiLiCorrConfig;
 use crate::config::ModelConfig;
 use crate::layers::linear::{Embedding, Linear};
@@ -180,11 +180,24 @@ impl LiLiCorr {
     ) -> Result<Tensor> {
         let (device, top_k) = (hidden.device(), self.of.top_k);
         let (mut ids, mut facts) = (Vec::new(), Vec::new());
-        for row in logits.to_vec2::<f32>()? {
-            let mut best = most_probable(&row, top_k);
-            best.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]));
-            facts.extend(facts_of(&row, &best));
-            ids.push(best);
+        if let Some(found) = found_by_gpu(logits, top_k)? {
+            for row in found {
+                let max = row.logits.first().copied().unwrap_or(0.);
+                let own = row.logits.iter().map(|logit| f64::from(logit - max).exp());
+                let sum = own.sum::<f64>() + row.rest;
+                facts.extend(facts_of(&row.logits, sum.ln() as f32));
+                ids.push(row.ids);
+            }
+        } else {
+            for row in logits.to_vec2::<f32>()? {
+                let mut best = most_probable(&row, top_k);
+                best.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]));
+                let own: Vec<f32> = best.iter().map(|&id| row[id as usize]).collect();
+                let max = own.first().copied().unwrap_or(0.);
+                let sum: f32 = row.iter().map(|logit| (logit - max).exp()).sum();
+                facts.extend(facts_of(&own, sum.ln()));
+                ids.push(best);
+            }
         }
         let slots = ids.len();
         let flat = Tensor::new(ids.concat(), device)?;
@@ -316,20 +329,18 @@ impl LiLiCorr {
     }
 }
 
-/// What is told of the candidates `best`, the most probable one first, of a position with these `logits`.
-fn facts_of(logits: &[f32], best: &[u32]) -> Vec<f32> {
-    let logit = |id: u32| logits[id as usize];
-    let max = best.first().map_or(0., |&id| logit(id));
-    let sum: f32 = logits.iter().map(|logit| (logit - max).exp()).sum();
-    let log_sum = sum.ln();
-    let last = best.len().saturating_sub(1).max(1) as f32;
-    let of = |(rank, &id): (usize, &u32)| {
-        let gap = logit(id) - max;
+/// What is told of the candidates of a position, which have these `logits`, the largest one first. `log_sum` is the
+/// logarithm of the sum of all weights of the position, of which the first candidate has 1.
+fn facts_of(logits: &[f32], log_sum: f32) -> Vec<f32> {
+    let max = logits.first().copied().unwrap_or(0.);
+    let last = logits.len().saturating_sub(1).max(1) as f32;
+    let of = |(rank, &logit): (usize, &f32)| {
+        let gap = logit - max;
         let log_prob = gap - log_sum;
         let is_best = f32::from(u8::from(rank == 0));
         [log_prob, log_prob.exp(), gap, rank as f32 / last, is_best]
     };
-    best.iter().enumerate().flat_map(of).collect()
+    logits.iter().enumerate().flat_map(of).collect()
 }
 
 impl LatticeLayer {

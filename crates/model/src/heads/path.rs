@@ -2,7 +2,7 @@
 //! logits of a row what the token before it makes of them, and a confidence head (DSpark, arXiv 2607.05147), what a
 //! GRU makes of all tokens before it (Domino), or a selector among the most probable tokens (DFlash 2).
 
-use super::candidates::most_probable;
+use super::candidates::{found_by_gpu, most_probable};
 use super::config::{
     ConfidenceInput, HeadConfig, MarkovConfig, MarkovKind, PathConfig, SelectorConfig,
 };
@@ -237,9 +237,12 @@ impl Selector {
     fn select(&self, rows: &PathRows<'_>) -> Result<Tensor> {
         let (count, vocab_size) = rows.logits.dims2()?;
         let (device, dtype) = (rows.logits.device(), rows.hidden.dtype());
-        let best: Vec<u32> = (rows.logits.to_vec2::<f32>()?.iter())
-            .flat_map(|row| most_probable(row, self.top_k))
-            .collect();
+        let best: Vec<u32> = match found_by_gpu(rows.logits, self.top_k)? {
+            Some(found) => found.into_iter().flat_map(|row| row.ids).collect(),
+            None => (rows.logits.to_vec2::<f32>()?.iter())
+                .flat_map(|row| most_probable(row, self.top_k))
+                .collect(),
+        };
         let best = Tensor::from_vec(best, (count, self.top_k), device)?;
         let before = (self.before).index_select(&Tensor::new(rows.tokens, device)?, 0)?;
         let context = (before.to_dtype(dtype)? * self.projection.forward(rows.hidden)?)?;
