@@ -85,6 +85,9 @@ template <typename T, typename Op> void unary(size_t count, size_t dims, const s
 }
 
 // What activations and soft caps consist of.
+struct Sigmoid {
+    float operator()(float x) { return 1.f / (1.f + std::exp(-x)); }
+};
 struct Tanh {
     float operator()(float x) { return std::tanh(x); }
 };
@@ -280,6 +283,7 @@ template <typename T> void add_for(const std::string &type) {
 
 template <typename T> void add_floats(const std::string &type) {
     gpu::add("utanh_" + type, unary<T, Tanh>);
+    gpu::add("usigmoid_" + type, unary<T, Sigmoid>);
     gpu::add("uexp_" + type, unary<T, Exp>);
     gpu::add("usqr_" + type, unary<T, Sqr>);
     gpu::add("urelu_" + type, unary<T, Relu>);
