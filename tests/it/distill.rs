@@ -14,8 +14,10 @@ use foretoken::spec::{BudgetMode, DraftModel, Drafter};
 use foretoken::text::{Text, check_same_tokens};
 use foretoken::train::model::TrainModel;
 use foretoken::train::report::DistillReport;
-use foretoken::train::{DistillOptions, DraftSize, Objective, run};
+use foretoken::train::{DistillOptions, DraftSize, Method, Objective, run};
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -248,6 +250,72 @@ fn a_run_in_three_sessions_equals_an_uninterrupted_run() {
     refused_with(&other, "seed was 3");
     refused_with(&whole, "add --resume");
     assert_same_weights(&whole.out, &parts.out);
+}
+
+/// The files of a folder, and what is in them.
+fn contents(folder: &Path) -> BTreeMap<OsString, Vec<u8>> {
+    let files = fs::read_dir(folder).unwrap().map(Result::unwrap);
+    files
+        .map(|file| (file.file_name(), fs::read(file.path()).unwrap()))
+        .collect()
+}
+
+/// A run is refused before it writes: what the target computed may have taken hours.
+#[test]
+fn a_run_that_cannot_be_resumed_changes_no_file() {
+    let shop = Workshop::new();
+    let mut options = shop.options("out");
+    options.steps = 6;
+    options.stop_after = Some(2);
+    run(&options).unwrap();
+    options.resume = true;
+    let before = contents(&options.out);
+    let unchanged = |change: &dyn Fn(&mut DistillOptions), needle: &str| {
+        let mut other = options.clone();
+        change(&mut other);
+        refused_with(&other, needle);
+        assert!(contents(&options.out) == before, "{needle}");
+    };
+    unchanged(&|o| o.top_k = 4, "top-k was 8 in the checkpoint's run");
+    unchanged(&|o| o.micro_batch = Some(2), "micro-batch was 3");
+    fs::write(shop.at("deep.json"), config(VOCAB, 2, true).to_string()).unwrap();
+    let deep = |o: &mut DistillOptions| o.draft_config = Some(shop.at("deep.json"));
+    unchanged(&deep, "draft-config was");
+    run(&options).unwrap();
+}
+
+/// As above, while there is no checkpoint yet.
+#[test]
+fn what_the_target_computed_for_other_settings_is_kept() {
+    let shop = Workshop::new();
+    let mut options = shop.options("out");
+    options.steps = 1;
+    run(&options).unwrap();
+    for file in ["checkpoint.safetensors", "model.safetensors"] {
+        fs::remove_file(options.out.join(file)).unwrap();
+    }
+    let before = contents(&options.out);
+    options.resume = true;
+    options.top_k = 4;
+    refused_with(&options, "targets.json, but is 4 now");
+    // Not even the hidden states that another method wants are begun.
+    let parallel = DistillOptions {
+        method: Method::Parallel,
+        draft_config: None,
+        taps: vec![1, 2],
+        block_size: 4,
+        ..options.clone()
+    };
+    refused_with(&parallel, "targets.json, but is 4 now");
+    assert!(contents(&options.out) == before);
+    fs::write(options.out.join("targets.json"), "{").unwrap();
+    refused_with(&options, "targets.json: ");
+    fs::write(
+        options.out.join("targets.json"),
+        &before[&OsString::from("targets.json")],
+    )
+    .unwrap();
+    assert!(contents(&options.out) == before);
 }
 
 /// The target's pass may have taken hours: a rerun must not begin it anew.

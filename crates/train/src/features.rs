@@ -7,7 +7,7 @@
 
 use super::identity::Identity;
 pub use super::options::Precision;
-use super::output::{open_kept, write_json};
+use super::output::{belongs_to, open_kept, write_json};
 use super::positioned::FileExt;
 use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
@@ -15,7 +15,7 @@ use foretoken_kernels::parallel;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 const MAX_FILE_BYTES: usize = 1 << 30;
 
 /// The rows, layers and format that the hidden states belong to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FeatureShape {
     /// The target and the rows.
     pub rows: Identity,
@@ -64,11 +64,11 @@ pub struct FeatureStore {
 }
 
 impl FeatureStore {
-    /// Opens the files in `folder`. Existing contents are kept if `reuse` is set and they have the same
-    /// shape.
+    /// Opens the files in `folder`. Existing contents are kept if `reuse` is set and there is a note of their shape.
     ///
     /// # Errors
-    /// `Setup`, naming the file.
+    /// `Setup`, naming the file. With `reuse`, also if the note says that they have another shape; then all files are as
+    /// before.
     pub fn open(folder: &Path, shape: FeatureShape, reuse: bool) -> Result<Self> {
         Self::with_files_of(folder, shape, reuse, MAX_FILE_BYTES)
     }
@@ -80,9 +80,7 @@ impl FeatureStore {
         bytes: usize,
     ) -> Result<Self> {
         let note = folder.join("features.json");
-        let known = std::fs::read(&note).ok();
-        let known = known.and_then(|json| serde_json::from_slice::<FeatureShape>(&json).ok());
-        let fits = reuse && known.as_ref() == Some(&shape);
+        let fits = reuse && belongs_to(&note, &shape)?;
         let mut store = Self {
             rows_a_file: (bytes / shape.row_bytes()).max(1),
             folder: folder.to_owned(),
@@ -298,7 +296,10 @@ mod tests {
             // Those of other layers, and of a run that is not continued, are not used.
             let mut other = shape.clone();
             other.taps = vec![0, 2];
-            assert_eq!(open(&other, true).rows(), 0);
+            let refused = FeatureStore::with_files_of(folder.path(), other.clone(), true, two_rows);
+            let refused = refused.err().unwrap().to_string();
+            assert!(refused.contains("taps was [1,2] in"), "{refused}");
+            assert_eq!(open(&shape, true).rows(), 5);
             assert_eq!(open(&other, false).rows(), 0);
         }
     }

@@ -1,10 +1,10 @@
 //! The identity of the target and the rows that results in a file belong to.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Identity of the target and the rows that the distributions in a file belong to. Another target, corpus or shape
 /// needs different ones.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Identity {
     pub model: String,
     pub revision: Option<String>,

@@ -63,7 +63,7 @@ use identity::Identity;
 use model::TrainModel;
 pub use ops::Products;
 pub use options::{DistillOptions, DraftSize, Method, Objective};
-use output::OutputFolder;
+use output::{OutputFolder, belongs_to};
 use parallel::TrainParallelHead;
 use report::DistillReport;
 use spec::TrainSpec;
@@ -95,13 +95,15 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
     spec.choose_mask(options, &rows, &target.text)?;
     let Split { train, held_out } = corpus::split(&rows, options.holdout, options.seed)?;
     let folder = OutputFolder::open(&options.out, options.resume)?;
+    let fingerprint = corpus::fingerprint(&rows);
+    let settings = options.settings(&spec.json, fingerprint);
+    folder.check(&settings)?;
     say(format_args!(
         "corpus: {} rows of {} tokens, {} of them held out",
         rows.len(),
         options.seq_len,
         held_out.len()
     ));
-    let fingerprint = corpus::fingerprint(&rows);
     let (soft, features) = match options.objective {
         Objective::CrossEntropy => (None, None),
         Objective::Kl => {
@@ -111,7 +113,6 @@ pub fn run(options: &DistillOptions) -> Result<DistillReport> {
             (Some(soft), features)
         }
     };
-    let settings = options.settings(&spec.json, fingerprint);
     let seen = train.iter().map(|&row| &rows[row]);
     let vocabulary = vocabulary(options, &spec, seen, &target, &device)?;
     let student = student(options, &spec, &target, vocabulary.as_ref(), &device)?;
@@ -242,6 +243,10 @@ fn of_the_target(
         seq_len: options.seq_len,
         top_k: options.top_k,
     };
+    if options.resume {
+        // Before hidden states are begun anew where there are none.
+        belongs_to(&folder.path().join(targets::NOTE), &identity)?;
+    }
     let mut features = match (taps, config) {
         ([], _) | (_, None) => None,
         (taps, Some(config)) => {

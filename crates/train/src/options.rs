@@ -9,7 +9,7 @@ use foretoken_core::{
 use foretoken_model::HeadKind;
 #[cfg(feature = "clap")]
 use foretoken_model::MAX_MARKOV_RANK;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -62,7 +62,7 @@ pub enum Objective {
 }
 
 /// How hidden states are stored.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {

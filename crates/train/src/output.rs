@@ -52,14 +52,44 @@ impl TrainState {
     /// # Errors
     /// `Setup`, naming the first difference.
     pub fn check(&self, settings: &Value) -> Result<()> {
-        let mut now = settings.as_object().into_iter().flatten();
-        match now.find(|(key, value)| self.settings[*key] != **value) {
+        match difference(&self.settings, settings) {
             None => Ok(()),
-            Some((key, value)) => Err(Error::setup(format!(
-                "--resume: {key} was {} in the checkpoint's run, but is {value} now",
-                self.settings[key]
+            Some((key, before, now)) => Err(Error::setup(format!(
+                "--resume: {key} was {before} in the checkpoint's run, but is {now} now"
             ))),
         }
+    }
+}
+
+/// The first key of `now` whose value was another one, with both values. Objects are compared by their own keys.
+fn difference<'a>(before: &'a Value, now: &'a Value) -> Option<(&'a str, &'a Value, &'a Value)> {
+    now.as_object()?.iter().find_map(|(key, now)| {
+        let before = &before[key.as_str()];
+        if now.is_object() {
+            return difference(before, now);
+        }
+        (before != now).then_some((key.as_str(), before, now))
+    })
+}
+
+/// Whether the values beside `note` belong to `wanted`, so that a run may go on with them; without a note nobody knows.
+///
+/// # Errors
+/// `Setup`: they belong to something else, of which the first difference is named, or the note cannot be read.
+pub fn belongs_to(note: &Path, wanted: &impl Serialize) -> Result<bool> {
+    let json = match std::fs::read(note) {
+        Ok(json) => json,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(Error::in_file(note, e)),
+    };
+    let before: Value = serde_json::from_slice(&json).map_err(|e| Error::in_file(note, e))?;
+    let now = serde_json::to_value(wanted).map_err(|e| Error::internal(e.to_string()))?;
+    match difference(&before, &now) {
+        None => Ok(true),
+        Some((key, before, now)) => Err(Error::setup(format!(
+            "--resume: {key} was {before} in {}, but is {now} now: give what it was, or another --out",
+            note.display()
+        ))),
     }
 }
 
@@ -99,6 +129,31 @@ impl OutputFolder {
         self.path.join(CHECKPOINT).exists()
     }
 
+    /// Checks that `settings` are those of the checkpoint's run, if there is a checkpoint. A run does so before it writes
+    /// to the folder.
+    ///
+    /// # Errors
+    /// `Setup`, naming the first difference, or the file if it is broken.
+    pub fn check(&self, settings: &Value) -> Result<()> {
+        if !self.has_checkpoint() {
+            return Ok(());
+        }
+        let (_, state) = self.checkpoint()?;
+        state.check(settings)
+    }
+
+    /// The tensors of the checkpoint, and its state.
+    fn checkpoint(&self) -> Result<(MmapedSafetensors, TrainState)> {
+        let file = self.path.join(CHECKPOINT);
+        let broken = |e: &dyn std::fmt::Display| Error::in_file(&file, e);
+        // SAFETY: the file is only read. If someone changes it meanwhile, they get other weights or a
+        // fault.
+        let tensors = unsafe { MmapedSafetensors::new(&file) }.map_err(|e| broken(&e))?;
+        let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
+        let state = serde_json::from_slice(&state.to_vec1::<u8>()?).map_err(|e| broken(&e))?;
+        Ok((tensors, state))
+    }
+
     /// Saves weights, moments and `state` in one file, so that they always belong together.
     ///
     /// # Errors
@@ -122,34 +177,25 @@ impl OutputFolder {
         save(&self.path.join(CHECKPOINT), &tensors)
     }
 
-    /// Loads a checkpoint's weights and moments into `model` and `optimizer`, unless `check` refuses its
-    /// state.
+    /// Loads a checkpoint's weights and moments into `model` and `optimizer`. Returns its state.
     ///
     /// # Errors
-    /// `Setup`, naming the file, if it is broken or belongs to another draft; the error of `check`.
+    /// `Setup`, naming the file, if it is broken or belongs to another draft.
     pub fn load_checkpoint(
         &self,
         model: &dyn Student,
         optimizer: &mut AdamW,
         device: &Device,
-        check: impl FnOnce(&TrainState) -> Result<()>,
     ) -> Result<TrainState> {
-        let file = self.path.join(CHECKPOINT);
-        let broken = |e: &dyn std::fmt::Display| Error::in_file(&file, e);
-        // SAFETY: the file is only read. If someone changes it meanwhile, they get other weights or a
-        // fault.
-        let tensors = unsafe { MmapedSafetensors::new(&file) }.map_err(|e| broken(&e))?;
-        let state = tensors.load(STATE, &Device::Cpu).map_err(|e| broken(&e))?;
-        let state: TrainState =
-            serde_json::from_slice(&state.to_vec1::<u8>()?).map_err(|e| broken(&e))?;
-        check(&state)?;
+        let (tensors, state) = self.checkpoint()?;
+        let broken = |e| Error::in_file(&self.path.join(CHECKPOINT), e);
         student::set(model.vars(), |name| {
             tensors.load(&format!("weight.{name}"), device).ok()
         })?;
         for (name, (first, second)) in &mut optimizer.moments {
             let load = |kind: &str| tensors.load(&format!("{kind}.{name}"), device);
-            *first = load("first").map_err(|e| broken(&e))?;
-            *second = load("second").map_err(|e| broken(&e))?;
+            *first = load("first").map_err(broken)?;
+            *second = load("second").map_err(broken)?;
         }
         optimizer.steps = state.steps;
         Ok(state)

@@ -9,7 +9,7 @@ use super::corpus::Row;
 use super::features::FeatureStore;
 use super::identity::Identity;
 use super::loss::Soft;
-use super::output::{open_kept, write_json};
+use super::output::{belongs_to, open_kept, write_json};
 use super::pass::{TargetPass, Wanted, tokens_of_a_forward};
 use super::positioned::FileExt;
 use candle_core::{Device, Tensor};
@@ -22,6 +22,9 @@ use rayon::prelude::*;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+/// The file that says what distributions are of.
+pub const NOTE: &str = "targets.json";
+
 /// An open file of distributions.
 pub struct SoftTargets {
     identity: Identity,
@@ -32,16 +35,14 @@ pub struct SoftTargets {
 }
 
 impl SoftTargets {
-    /// Opens the file in `folder`. Existing contents are kept if `reuse` is set and they have the same
-    /// identity.
+    /// Opens the file in `folder`. Existing contents are kept if `reuse` is set and there is a note of their identity.
     ///
     /// # Errors
-    /// `Setup`, naming the file.
+    /// `Setup`, naming the file. With `reuse`, also if the note says that they have another identity; then all files are
+    /// as before.
     pub fn open(folder: &Path, identity: Identity, reuse: bool) -> Result<Self> {
-        let (path, note) = (folder.join("targets.bin"), folder.join("targets.json"));
-        let known = std::fs::read(&note).ok();
-        let known = known.and_then(|json| serde_json::from_slice::<Identity>(&json).ok());
-        let fits = reuse && known.as_ref() == Some(&identity);
+        let (path, note) = (folder.join("targets.bin"), folder.join(NOTE));
+        let fits = reuse && belongs_to(&note, &identity)?;
         let file = open_kept(&path, fits)?;
         if !fits {
             write_json(&note, &identity)?;

@@ -55,10 +55,11 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// A new run of `model`, or the run of the folder's checkpoint if `options.resume` is set.
+    /// A new run of `model`, or the run of the folder's checkpoint if `options.resume` is set, which
+    /// [had](OutputFolder::check) these `settings`.
     ///
     /// # Errors
-    /// `Setup`, if the checkpoint is broken or its run had other `settings`.
+    /// `Setup`, if the checkpoint is broken.
     pub fn new(
         options: &'a DistillOptions,
         model: Box<dyn Student>,
@@ -91,13 +92,8 @@ impl<'a> Trainer<'a> {
             last: (0, Vec::new()),
         };
         if options.resume && folder.has_checkpoint() {
-            let settings = trainer.state.settings.clone();
-            trainer.state = folder.load_checkpoint(
-                &*trainer.model,
-                &mut trainer.optimizer,
-                &trainer.device,
-                |state| state.check(&settings),
-            )?;
+            trainer.state =
+                folder.load_checkpoint(&*trainer.model, &mut trainer.optimizer, &trainer.device)?;
             say(format_args!("resuming after step {}", trainer.state.steps));
             trainer.evaluate(None)?;
         } else {
