@@ -14,6 +14,8 @@ use foretoken::train::features::Precision;
 use foretoken::train::{DistillOptions, Method, Objective, Products, run};
 use serde_json::{Value, json};
 use std::fs;
+#[cfg(unix)]
+use std::os::unix::fs::symlink;
 
 pub const OUTPUTS: usize = 20;
 
@@ -320,6 +322,63 @@ fn a_head_trained_in_sessions_equals_one_trained_at_once() {
             ..parts
         };
         refused_with(&other, "ttt-steps was 3");
+    }
+}
+
+/// What the target computed for one run serves others by links, and none of them empties it.
+#[cfg(unix)]
+#[test]
+fn linked_files_of_another_run_stay_as_they_are() {
+    const NOTES: [&str; 2] = ["features.json", "targets.json"];
+    const VALUES: [&str; 2] = ["features-00000.bin", "targets.bin"];
+    let shop = Workshop::new();
+    let first = DistillOptions {
+        steps: 2,
+        ..options(&shop, "first")
+    };
+    run(&first).unwrap();
+    let stored =
+        || [NOTES, VALUES].map(|two| two.map(|file| fs::read(first.out.join(file)).unwrap()));
+    let before = stored();
+    for kind in ["hard", "symbolic"] {
+        let linked = |name: &str, files: &[&str]| {
+            let out = shop.at(&format!("{name}-{kind}"));
+            fs::create_dir(&out).unwrap();
+            for file in files {
+                let (from, to) = (first.out.join(file), out.join(file));
+                let linked = match kind {
+                    "hard" => fs::hard_link(from, to),
+                    _ => symlink(from, to),
+                };
+                linked.unwrap();
+            }
+            DistillOptions {
+                out,
+                resume: true,
+                ..first.clone()
+            }
+        };
+        let all = [NOTES, VALUES].concat();
+        let same = DistillOptions {
+            steps: 3,
+            ..linked("same", &all)
+        };
+        run(&same).unwrap();
+        assert!(stored() == before, "{kind}: the same");
+        let other = DistillOptions {
+            features: Precision::Int8,
+            ..linked("other", &all)
+        };
+        refused_with(&other, "features.json, but is");
+        assert!(stored() == before, "{kind}: another format");
+        // Without a note nobody knows what the values belong to.
+        let afresh = DistillOptions {
+            features: Precision::Int8,
+            top_k: 4,
+            ..linked("afresh", &VALUES)
+        };
+        run(&afresh).unwrap();
+        assert!(stored() == before, "{kind}: afresh");
     }
 }
 

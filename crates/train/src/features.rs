@@ -67,8 +67,8 @@ impl FeatureStore {
     /// Opens the files in `folder`. Existing contents are kept if `reuse` is set and there is a note of their shape.
     ///
     /// # Errors
-    /// `Setup`, naming the file. With `reuse`, also if the note says that they have another shape; then all files are as
-    /// before.
+    /// `Setup`, naming the file. With `reuse`, also if the note says that they have another shape; then all files stay
+    /// as they are.
     pub fn open(folder: &Path, shape: FeatureShape, reuse: bool) -> Result<Self> {
         Self::with_files_of(folder, shape, reuse, MAX_FILE_BYTES)
     }

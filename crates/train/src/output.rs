@@ -129,8 +129,8 @@ impl OutputFolder {
         self.path.join(CHECKPOINT).exists()
     }
 
-    /// Checks that `settings` are those of the checkpoint's run, if there is a checkpoint. A run does so before it writes
-    /// to the folder.
+    /// Checks that `settings` are those of the checkpoint's run, if there is a checkpoint. A run does so before it
+    /// writes to the folder.
     ///
     /// # Errors
     /// `Setup`, naming the first difference, or the file if it is broken.
@@ -298,14 +298,28 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     replace(path, |part| std::fs::write(part, &bytes))
 }
 
-/// Opens a file that a later run may go on with, empty unless `keep`.
+/// Opens a file that a later run may go on with. Unless `keep`, it is a new one: that of another run, to which `path`
+/// may be a link, stays as it is.
 ///
 /// # Errors
 /// `Setup`, naming the file.
 pub fn open_kept(path: &Path, keep: bool) -> Result<File> {
+    let wrong = |e| Error::in_file(path, e);
     let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).create(true).truncate(!keep);
-    options.open(path).map_err(|e| Error::in_file(path, e))
+    options.read(true).write(true);
+    if keep {
+        return options
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(wrong);
+    }
+    if let Err(e) = std::fs::remove_file(path)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(wrong(e));
+    }
+    options.create_new(true).open(path).map_err(wrong)
 }
 
 /// Lets `write` create a file beside `path`, and renames it to `path` once it is on the disk.

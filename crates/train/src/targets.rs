@@ -38,8 +38,8 @@ impl SoftTargets {
     /// Opens the file in `folder`. Existing contents are kept if `reuse` is set and there is a note of their identity.
     ///
     /// # Errors
-    /// `Setup`, naming the file. With `reuse`, also if the note says that they have another identity; then all files are
-    /// as before.
+    /// `Setup`, naming the file. With `reuse`, also if the note says that they have another identity; then all files
+    /// stay as they are.
     pub fn open(folder: &Path, identity: Identity, reuse: bool) -> Result<Self> {
         let (path, note) = (folder.join("targets.bin"), folder.join(NOTE));
         let fits = reuse && belongs_to(&note, &identity)?;
