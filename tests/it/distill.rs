@@ -278,6 +278,7 @@ fn a_run_that_cannot_be_resumed_changes_no_file() {
     };
     unchanged(&|o| o.top_k = 4, "top-k was 8 in the checkpoint's run");
     unchanged(&|o| o.micro_batch = Some(2), "micro-batch was 3");
+    unchanged(&|o| o.revision = Some("v2".into()), "revision was null");
     fs::write(shop.at("deep.json"), config(VOCAB, 2, true).to_string()).unwrap();
     let deep = |o: &mut DistillOptions| o.draft_config = Some(shop.at("deep.json"));
     unchanged(&deep, "draft-config was");

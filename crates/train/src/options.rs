@@ -286,6 +286,7 @@ impl DistillOptions {
             "features": (eagle3 || parallel).then_some(self.features),
             "objective": self.objective,
             "model": kl.then_some(&self.model),
+            "revision": self.revision.as_ref().filter(|_| kl),
             "top-k": kl.then_some(self.top_k),
             "overlap-share": (self.overlap_share > 0.0).then(|| self.overlap_share.to_string()),
             "seq-len": self.seq_len,

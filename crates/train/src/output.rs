@@ -34,6 +34,8 @@ pub const WEIGHTS: &str = "model.safetensors";
 const TARGETS: &str = "targets.bin";
 /// The checkpoint's tensor that contains [`TrainState`] as the bytes of its JSON.
 const STATE: &str = "state";
+/// The name of the target's revision among the settings.
+const REVISION: &str = "revision";
 
 /// What a checkpoint contains in addition to weights and moments.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -52,7 +54,13 @@ impl TrainState {
     /// # Errors
     /// `Setup`, naming the first difference.
     pub fn check(&self, settings: &Value) -> Result<()> {
-        match difference(&self.settings, settings) {
+        let mut before = self.settings.clone();
+        if let Some(keys) = before.as_object_mut() {
+            // Older checkpoints do not have it. The note beside the distributions does, and is compared, too.
+            keys.entry(REVISION)
+                .or_insert_with(|| settings[REVISION].clone());
+        }
+        match difference(&before, settings) {
             None => Ok(()),
             Some((key, before, now)) => Err(Error::setup(format!(
                 "--resume: {key} was {before} in the checkpoint's run, but is {now} now"
@@ -345,4 +353,36 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
                 path.display()
             ))
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_without_a_revision_is_of_any() {
+        let check = |before: Value, now: Value| {
+            let state = TrainState {
+                steps: 1,
+                settings: before,
+                untrained: Vec::new(),
+            };
+            state.check(&now).map_err(|e| e.to_string())
+        };
+        let of = |revision: Option<&str>| json!({"model": "m", "revision": revision, "seed": 3});
+        let older = || json!({"model": "m", "seed": 3});
+        check(older(), of(Some("v2"))).unwrap();
+        check(older(), of(None)).unwrap();
+        check(of(Some("v2")), of(Some("v2"))).unwrap();
+        for (before, now) in [
+            (None, Some("v2")),
+            (Some("v1"), Some("v2")),
+            (Some("v1"), None),
+        ] {
+            let error = check(of(before), of(now)).unwrap_err();
+            assert!(error.contains("revision was"), "{error}");
+        }
+        let error = check(older(), json!({"model": "m", "revision": null, "seed": 4}));
+        assert!(error.unwrap_err().contains("seed was 3"));
+    }
 }
