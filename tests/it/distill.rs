@@ -285,6 +285,20 @@ fn a_run_that_cannot_be_resumed_changes_no_file() {
     run(&options).unwrap();
 }
 
+/// It would begin at the first step, and end with another draft in place of the finished one.
+#[test]
+fn a_draft_without_a_checkpoint_is_not_overwritten() {
+    let shop = Workshop::new();
+    let mut options = shop.options("out");
+    options.steps = 2;
+    run(&options).unwrap();
+    fs::remove_file(options.out.join("checkpoint.safetensors")).unwrap();
+    let before = contents(&options.out);
+    options.resume = true;
+    refused_with(&options, "no checkpoint.safetensors to resume from");
+    assert!(contents(&options.out) == before);
+}
+
 /// As above, while there is no checkpoint yet.
 #[test]
 fn what_the_target_computed_for_other_settings_is_kept() {

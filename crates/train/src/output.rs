@@ -107,7 +107,8 @@ pub struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Creates the folder. If it contains an earlier run, `resume` must be set.
+    /// Creates the folder. If it contains an earlier run, `resume` must be set; a draft without a checkpoint stays as it
+    /// is.
     ///
     /// # Errors
     /// `Setup`, naming the folder.
@@ -119,6 +120,10 @@ impl OutputFolder {
         match former {
             Some(file) if !resume => Err(Error::setup(format!(
                 "{} has a {file} of an earlier run: add --resume to continue that run, or give another --out",
+                path.display()
+            ))),
+            Some(WEIGHTS) => Err(Error::setup(format!(
+                "{} has a {WEIGHTS} but no {CHECKPOINT} to resume from, and the draft would be overwritten: give another --out",
                 path.display()
             ))),
             _ => Ok(Self {
