@@ -100,10 +100,32 @@ impl FeatureStore {
             }
             store.files.push(file);
         }
+        store.remove_others()?;
         if !fits {
             write_json(&note, &store.shape)?;
         }
         Ok(store)
+    }
+
+    /// Removes the files after the last, those of a larger corpus.
+    fn remove_others(&self) -> Result<()> {
+        let unreadable = |e| Error::in_file(&self.folder, e);
+        for entry in std::fs::read_dir(&self.folder).map_err(unreadable)? {
+            let name = entry.map_err(unreadable)?.file_name();
+            let number = name.to_str().and_then(|name| {
+                let number = name.strip_prefix("features-")?.strip_suffix(".bin")?;
+                number.parse::<usize>().ok()
+            });
+            let Some(number) = number.filter(|&number| number >= self.files.len()) else {
+                continue;
+            };
+            let path = self.path(number);
+            // Not `features-7.bin`, which is no file of a run.
+            if path.file_name() == Some(name.as_os_str()) {
+                std::fs::remove_file(&path).map_err(|e| Error::in_file(&path, e))?;
+            }
+        }
+        Ok(())
     }
 
     fn path(&self, number: usize) -> PathBuf {
@@ -302,6 +324,38 @@ mod tests {
             assert_eq!(open(&shape, true).rows(), 5);
             assert_eq!(open(&other, false).rows(), 0);
         }
+    }
+
+    #[test]
+    fn files_of_a_larger_corpus_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mut shape = shape(Precision::F16);
+        let open = |shape: &FeatureShape, reuse| {
+            let a_row = shape.row_bytes();
+            FeatureStore::with_files_of(folder.path(), shape.clone(), reuse, a_row).unwrap()
+        };
+        let mut store = open(&shape, false);
+        (0..5).for_each(|number| store.write(number, &row(number)).unwrap());
+        drop(store);
+        let foreign = [
+            "features-7.bin",
+            "features-00007.bin.part",
+            "features-x.bin",
+            "targets.bin",
+        ];
+        for name in foreign {
+            std::fs::write(at(name), "").unwrap();
+        }
+        shape.rows.rows = 3;
+        assert_eq!(open(&shape, false).rows(), 0);
+        assert!(at("features-00002.bin").exists());
+        assert!(!at("features-00003.bin").exists() && !at("features-00004.bin").exists());
+        // One of an earlier corpus beside a run that goes on.
+        std::fs::write(at("features-00003.bin"), "").unwrap();
+        open(&shape, true);
+        assert!(!at("features-00003.bin").exists());
+        assert!(foreign.iter().all(|name| at(name).exists()));
     }
 
     #[test]

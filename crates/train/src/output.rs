@@ -107,8 +107,8 @@ pub struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Creates the folder. If it contains an earlier run, `resume` must be set; a draft without a checkpoint stays as it
-    /// is.
+    /// Creates the folder. If it contains an earlier run, `resume` must be set; a draft without a checkpoint stays as
+    /// it is.
     ///
     /// # Errors
     /// `Setup`, naming the folder.
