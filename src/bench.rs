@@ -78,7 +78,8 @@ pub struct BenchOptions {
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = up_to::<{ 1 << 16 }>)]
     pub streams: Vec<usize>,
     /// Let the tables know the answers to the prompts of FILE (the same or others): each speculative
-    /// mode gives them first, unmeasured. Otherwise each run begins with empty tables.
+    /// mode gives them first, unmeasured, at each temperature and number of streams and for each repeat. Otherwise each run
+    /// begins with empty tables.
     #[arg(long, value_name = "FILE")]
     pub warm: Option<PathBuf>,
     /// Accept each draft token with these probabilities, separated by commas, whatever the models
@@ -298,17 +299,27 @@ impl BenchOptions {
 }
 
 /// Hands out the scopes of runs. What a run's tables learn is kept from other modes, which would
-/// profit from it, and, unless the tables are warm, from all later runs.
+/// profit from it, and from all later runs. Warm tables learn from the runs of a repeat, and are left before the next
+/// one, which gives the same answers.
 struct Scopes {
-    warm: bool,
+    /// The number of modes, if tables are warm.
+    warm: Option<usize>,
     last: u64,
 }
 
 impl Scopes {
     /// The scope of a run in the `way`-th mode.
     fn of(&mut self, way: usize) -> CacheScope {
+        if self.warm.is_some() {
+            return CacheScope(self.last + way as u64);
+        }
         self.last += 1;
-        CacheScope(if self.warm { way as u64 } else { self.last })
+        CacheScope(self.last)
+    }
+
+    /// Leaves the tables that are warm.
+    fn leave(&mut self) {
+        self.last += self.warm.unwrap_or(0) as u64;
     }
 }
 
@@ -424,17 +435,22 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn scopes(&self) -> Scopes {
         Scopes {
-            warm: !self.warm.is_empty(),
-            last: self.ways.len() as u64,
+            warm: (!self.warm.is_empty()).then_some(self.ways.len()),
+            last: 0,
+        }
+    }
+
+    /// Those of runs that are not measured.
+    fn unmeasured() -> Scopes {
+        Scopes {
+            warm: None,
+            last: u64::MAX / 2,
         }
     }
 
     /// Runs each mode for a few tokens.
     fn warm_up(&self) -> Result<()> {
-        let mut scopes = Scopes {
-            warm: false,
-            last: u64::MAX / 2,
-        };
+        let mut scopes = Self::unmeasured();
         for (number, &way) in self.ways.iter().enumerate().rev() {
             let (prompt, scope) = (&self.prompts[0], scopes.of(number));
             let mut request = self.options.request(0, prompt, 0.0, way, scope);
@@ -450,8 +466,9 @@ impl Bench<'_> {
         generate(self.engine, request)
     }
 
-    /// Answers the prompts of `--warm` in each speculative mode.
+    /// Answers the prompts of `--warm` in each speculative mode, with tables that were empty before.
     fn warm_tables(&self, temperature: f32, scopes: &mut Scopes) -> Result<()> {
+        scopes.leave();
         for (number, prompt) in self.warm.iter().enumerate() {
             for (index, &way) in self.ways.iter().enumerate().skip(1) {
                 let (seed, scope) = (self.prompts.len() + number, scopes.of(index));
@@ -462,7 +479,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Runs each prompt at each temperature in every mode; the order of the modes reverses each time.
+    /// Runs each prompt at each temperature in every mode; the order of the modes reverses each time, and so does that
+    /// of a prompt's repeats.
     fn measure(&self) -> Result<Vec<MeasuredPair>> {
         let (options, ways) = (self.options, &self.ways);
         let runs = ways.len() * self.prompts.len() * options.temperatures.len() * options.repeat;
@@ -471,10 +489,12 @@ impl Bench<'_> {
         let (mut pairs, mut scopes) = (Vec::new(), self.scopes());
         let mut order: Vec<usize> = (0..ways.len()).rev().collect();
         for &temperature in &options.temperatures {
-            self.warm_tables(temperature, &mut scopes)?;
-            for (number, prompt) in self.prompts.iter().enumerate() {
-                let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); ways.len()];
-                for _ in 0..options.repeat {
+            let mut samples: Vec<Vec<Vec<Sample>>> =
+                vec![vec![Vec::new(); ways.len()]; self.prompts.len()];
+            for _ in 0..options.repeat {
+                self.warm_tables(temperature, &mut scopes)?;
+                let prompts = self.prompts.iter().zip(&mut samples);
+                for (number, (prompt, samples)) in prompts.enumerate() {
                     for &way in &order {
                         let scope = scopes.of(way);
                         let request =
@@ -484,7 +504,12 @@ impl Bench<'_> {
                     }
                     order.reverse();
                 }
-                let speculative = ways.iter().zip(&samples).skip(1);
+                if self.prompts.len().is_multiple_of(2) {
+                    order.reverse();
+                }
+            }
+            for (prompt, samples) in self.prompts.iter().zip(&samples) {
+                let speculative = ways.iter().zip(samples).skip(1);
                 pairs.extend(speculative.map(|(&way, speculative)| {
                     MeasuredPair::new(prompt, temperature, way, &samples[0], speculative)
                 }));
@@ -492,5 +517,38 @@ impl Bench<'_> {
         }
         progress.end();
         Ok(pairs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warm_tables_serve_one_repeat() {
+        let mut scopes = Scopes {
+            warm: Some(3),
+            last: 0,
+        };
+        let mut repeat = || {
+            scopes.leave();
+            let [first, again] = [(); 2].map(|()| [0, 1, 2].map(|way| scopes.of(way)));
+            assert_eq!(first, again);
+            first
+        };
+        let all = [repeat(), repeat(), repeat()].concat();
+        let distinct: std::collections::HashSet<CacheScope> = all.iter().copied().collect();
+        assert_eq!(distinct.len(), 9);
+    }
+
+    #[test]
+    fn each_run_begins_with_empty_tables() {
+        let mut scopes = Scopes {
+            warm: None,
+            last: 0,
+        };
+        let first = scopes.of(1);
+        scopes.leave();
+        assert_ne!(scopes.of(1), first);
     }
 }

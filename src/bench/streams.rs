@@ -27,52 +27,91 @@ impl Bench<'_> {
             .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
         let (mut loads, mut scopes) = (Vec::new(), self.scopes());
         for &temperature in &self.options.temperatures {
-            self.warm_tables(temperature, &mut scopes)?;
             for &streams in &self.options.streams {
                 say(format_args!("temperature {temperature}, {streams} streams"));
-                loads.extend(runtime.block_on(self.load(streams, temperature, &mut scopes))?);
+                let groups = self.groups(streams)?;
+                let mut order: Vec<usize> = (0..self.ways.len()).rev().collect();
+                let speculative = self.ways.iter().skip(1);
+                let mut of_ways: Vec<StreamLoad> = speculative
+                    .map(|&way| StreamLoad::new(streams, temperature, way))
+                    .collect();
+                runtime.block_on(self.warm_up_streams(streams, temperature, &order))?;
+                for _ in 0..self.options.repeat {
+                    self.warm_tables(temperature, &mut scopes)?;
+                    for group in &groups {
+                        let runs = self.runs(streams, temperature, group, &order, &mut scopes);
+                        let (plain, speculative) = runtime.block_on(runs)?;
+                        for (load, run) in of_ways.iter_mut().zip(&speculative) {
+                            self.add(load, group, &plain, run);
+                        }
+                        order.reverse();
+                    }
+                    if groups.len().is_multiple_of(2) {
+                        order.reverse();
+                    }
+                }
+                loads.extend(of_ways);
             }
         }
         Ok(loads)
     }
 
-    /// Measures one number of streams; one result for each speculative mode.
-    async fn load(
+    /// The groups of requests for a number of streams. Every group has the full load, if need be with prompts that come
+    /// again; warm tables would know these.
+    ///
+    /// # Errors
+    /// `Setup`: there are too few prompts for warm tables.
+    fn groups(&self, streams: usize) -> Result<Vec<Range<usize>>> {
+        let size = (streams * REQUESTS_PER_STREAM).max(MIN_GROUP);
+        let prompts = self.prompts.len();
+        let count = if self.warm.is_empty() {
+            prompts.div_ceil(size)
+        } else {
+            prompts / size
+        };
+        if count == 0 {
+            return Err(Error::setup(format!(
+                "--warm with --streams {streams} needs at least {size} prompts, not {prompts}: tables know prompts that come again"
+            )));
+        }
+        let groups = (0..count).map(|group| group * size..(group + 1) * size);
+        Ok(groups.collect())
+    }
+
+    /// Runs each mode for a few tokens.
+    async fn warm_up_streams(
         &self,
         streams: usize,
         temperature: f32,
-        scopes: &mut Scopes,
-    ) -> Result<Vec<StreamLoad>> {
-        let size = (streams * REQUESTS_PER_STREAM).max(MIN_GROUP);
-        let groups = self.prompts.len().div_ceil(size);
-        // Every group has the full load, if need be with prompts that come again.
-        let groups = (0..groups).map(|group| group * size..(group + 1) * size);
-        let speculative = self.ways.iter().skip(1);
-        let mut loads: Vec<StreamLoad> = speculative
-            .map(|&way| StreamLoad::new(streams, temperature, way))
-            .collect();
-        let mut order: Vec<usize> = (0..self.ways.len()).rev().collect();
-        for &way in &order {
-            let mut requests = self.group(0..streams, temperature, way, scopes);
+        order: &[usize],
+    ) -> Result<()> {
+        let mut scopes = Self::unmeasured();
+        for &way in order {
+            let mut requests = self.group(0..streams, temperature, way, &mut scopes);
             (requests.iter_mut()).for_each(|request| request.max_tokens = Some(WARM_UP_TOKENS));
             self.run(way, streams, requests).await?;
         }
-        for group in groups {
-            for _ in 0..self.options.repeat {
-                let mut runs: Vec<Option<GroupRun>> = self.ways.iter().map(|_| None).collect();
-                for &way in &order {
-                    let requests = self.group(group.clone(), temperature, way, scopes);
-                    runs[way] = Some(self.run(way, streams, requests).await?);
-                }
-                order.reverse();
-                let mut runs = runs.into_iter().flatten();
-                let Some(plain) = runs.next() else { continue };
-                for (load, run) in loads.iter_mut().zip(runs) {
-                    self.add(load, &group, &plain, &run);
-                }
-            }
+        Ok(())
+    }
+
+    /// Runs a group in the modes of `order`. Returns the run of plain decoding, and those of the speculative modes.
+    async fn runs(
+        &self,
+        streams: usize,
+        temperature: f32,
+        group: &Range<usize>,
+        order: &[usize],
+        scopes: &mut Scopes,
+    ) -> Result<(GroupRun, Vec<GroupRun>)> {
+        let mut runs = BTreeMap::new();
+        for &way in order {
+            let requests = self.group(group.clone(), temperature, way, scopes);
+            runs.insert(way, self.run(way, streams, requests).await?);
         }
-        Ok(loads)
+        let mut runs = runs.into_values();
+        let plain = runs.next();
+        let plain = plain.ok_or_else(|| Error::internal("plain decoding is always a mode"))?;
+        Ok((plain, runs.collect()))
     }
 
     /// Runs `requests` in the `way`-th mode.

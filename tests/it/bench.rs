@@ -95,6 +95,39 @@ fn dummy_weights_are_measured() {
     assert!(served.contains("tokenizer.json"), "{served}");
 }
 
+/// Tables that are warm do not learn an answer in one repeat for the next.
+#[cfg(feature = "embedded-model")]
+#[test]
+fn warm_tables_do_not_know_the_repeats() {
+    let folder = tempfile::tempdir().unwrap();
+    let [json, warm] = ["report.json", "warm.jsonl"].map(|name| folder.path().join(name));
+    std::fs::write(&warm, r#"{"prompt": "Why is the sky blue?"}"#).unwrap();
+    let flags = "bench foretoken-demo --temperatures 0 --max-tokens 40 --limit-per-category 1 --num-blocks 64 \
+                 --drafters tables --spec-budget fixed";
+    let bench = |more: &str| {
+        let mut bench = foretoken();
+        bench.args(flags.split_whitespace().chain(more.split_whitespace()));
+        bench.arg("--warm").arg(&warm).arg("--json").arg(&json);
+        bench.output().unwrap()
+    };
+    let tokens_per_step = |repeat: &str| {
+        let output = bench(&format!("--repeat {repeat}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let overall = &report["temperatures"][0]["overall"];
+        overall["tokens_per_step"].as_f64().unwrap()
+    };
+    let (once, thrice) = (tokens_per_step("1"), tokens_per_step("3"));
+    assert!(thrice < 1.2 * once, "{once} {thrice}");
+
+    // Seven prompts do not fill a group, and would come again.
+    let output = bench("--streams 1 --repeat 2");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("needs at least 8 prompts, not 7"), "{said}");
+}
+
 /// With a tokenizer, `bench` needs no prompts: the built-in ones are measured, and each has a row in the JSON report and
 /// in the CSV file, which the script draws.
 #[cfg(feature = "embedded-model")]
