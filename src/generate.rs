@@ -3,7 +3,8 @@
 //!
 //! Many texts run through the engine at once, with speculation if it is configured. A text depends
 //! only on its prompt, the prompt's index in the file, the sample number and the seed. An interrupted
-//! run therefore resumes where it stopped and ends with the same texts, possibly in another order.
+//! run therefore resumes where it stopped and ends with the same texts, possibly in another order. A text is known
+//! by its id, its sample number and its prompt, so that other prompts with an id are answered, too.
 
 pub mod batch;
 mod output;
@@ -18,6 +19,7 @@ use crate::text::Text;
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
 use output::Output;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -82,13 +84,25 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &GenerateOptions) -> Res
             "{too_long} of {all} prompts do not fit in {context} tokens and are skipped"
         ));
     }
+    let mut asked = HashSet::new();
+    if let Some(again) = prompts
+        .iter()
+        .find(|p| !asked.insert(key(&p.id, &p.tokens, 0)))
+    {
+        let what = format!(
+            "two lines have the id {:?} and the same prompt: give them other ids, or ask for more --samples",
+            again.id
+        );
+        return Err(Error::in_file(file, what));
+    }
     let (mut corpus, done) = Output::open(&options.out, "text of a corpus", |line| {
-        serde_json::from_slice::<CorpusAnswer>(line).map(|line| Some((line.id, line.sample)))
+        let line = serde_json::from_slice::<CorpusAnswer>(line)?;
+        Ok(Some(key(&line.id, &line.prompt_ids, line.sample)))
     })?;
     let mut tasks = Vec::new();
     for (place, prompt) in prompts.iter().enumerate() {
         for sample in 0..options.samples {
-            let is_done = done.contains(&(prompt.id.clone(), sample));
+            let is_done = done.contains(&key(&prompt.id, &prompt.tokens, sample));
             if prompt.tokens.len() < context && !is_done {
                 tasks.push((place, prompt, sample));
             }
@@ -109,6 +123,13 @@ pub fn run(engine: &EngineHandle, text: &Text, options: &GenerateOptions) -> Res
         .build()
         .map_err(|e| Error::setup(format!("cannot start the runtime: {e}")))?;
     runtime.block_on(generate_all(engine, text, options, tasks, &mut corpus))
+}
+
+/// What tells a text from the others of a corpus. Of the prompt it has a hash: a corpus has millions of tokens.
+fn key(id: &str, prompt: &[u32], sample: usize) -> (String, u64, usize) {
+    let hash = |hash: u64, &token: &u32| mix(hash ^ u64::from(token));
+    let hash = prompt.iter().fold(prompt.len() as u64, hash);
+    (id.to_owned(), hash, sample)
 }
 
 async fn generate_all(

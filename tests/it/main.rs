@@ -46,6 +46,7 @@ mod experts;
 mod experts_cost;
 mod flag_limits;
 mod gemma3;
+mod generate;
 mod generation_config;
 mod gguf;
 mod glm_moe;
