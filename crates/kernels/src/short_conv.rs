@@ -3,14 +3,15 @@
 //! What a convolution reads of earlier tokens is kept by token, as K and V are. So it is rolled back, shared by
 //! prefixes, preempted and moved to an accepted path as they are, and nothing else knows of it.
 
+use super::cpu::{self, Isa};
 use super::kv_write::kv_write;
 use super::paged_attention::AttentionBatch;
+use super::parallel::{Shared, for_each};
 use super::rope_kv_write::Pools;
-use super::storage::contiguous;
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
-use half::slice::HalfFloatSliceExt;
+use super::simd::{self, Element, LANES, Loop, Simd};
+use super::storage::{Place, contiguous, output, write};
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
 use half::{bf16, f16};
-use rayon::prelude::*;
 use tracing::trace_span;
 
 /// Number of multiply-adds from which waking other threads pays.
@@ -68,7 +69,8 @@ pub fn short_conv(
     if c.device().is_cuda() {
         return cuda::convolve(c, (k, v), weights, batch);
     }
-    let mixed = k.apply_op3_no_bwd(v, &weights.taps, &ShortConv { batch })?;
+    let isa = cpu::isa();
+    let mixed = k.apply_op3_no_bwd(v, &weights.taps, &ShortConv { batch, isa })?;
     c * match &weights.bias {
         Some(bias) => mixed.broadcast_add(bias)?,
         None => mixed,
@@ -77,6 +79,7 @@ pub fn short_conv(
 
 struct ShortConv<'a> {
     batch: &'a AttentionBatch<'a>,
+    isa: Isa,
 }
 
 impl ShortConv<'_> {
@@ -89,64 +92,103 @@ impl ShortConv<'_> {
             .collect()
     }
 
-    fn run<T: Element>(
+    fn run<E: Element>(
         &self,
-        [k, v]: [&[T]; 2],
+        pools: [&[E]; 2],
         weights: &[f32],
         channels: usize,
     ) -> Result<Vec<f32>> {
         let (half, taps) = (channels / 2, weights.len() / channels);
-        if k.len().min(v.len()) < self.batch.num_slots() * half {
+        if pools
+            .iter()
+            .any(|pool| pool.len() < self.batch.num_slots() * half)
+        {
             candle_core::bail!("short-conv: the pools have too few slots");
         }
-        let slots = self.slots(taps);
-        let mut out = vec![0f32; self.batch.rows() * channels];
-        let one = |(out, slots): (&mut [f32], &[Option<u32>])| {
-            let mut input = vec![0f32; half];
-            for (weights, slot) in weights.chunks_exact(channels).zip(slots).rev() {
-                let Some(slot) = slot else { continue };
-                let at = *slot as usize * half;
-                let halves = out.chunks_exact_mut(half).zip(weights.chunks_exact(half));
-                for ((out, weights), pool) in halves.zip([k, v]) {
-                    T::widen(&pool[at..at + half], &mut input);
-                    for ((out, weight), x) in out.iter_mut().zip(weights).zip(&input) {
-                        *out = weight.mul_add(*x, *out);
-                    }
-                }
-            }
+        let (slots, rows) = (self.slots(taps), self.batch.rows());
+        let is_much = rows * channels * taps >= MIN_PARALLEL_WORK;
+        let isa = self.isa;
+        let work = |out: &Shared<'_, Place>| {
+            for_each(rows, is_much, |row| {
+                let work = Row {
+                    pools,
+                    weights,
+                    slots: &slots[row * taps..][..taps],
+                    // SAFETY: rows do not overlap.
+                    out: unsafe { out.slice(row * channels, channels) },
+                };
+                simd::run(isa, work);
+            });
         };
-        let rows = slots.chunks_exact(taps);
-        if out.len() * taps < MIN_PARALLEL_WORK {
-            out.chunks_exact_mut(channels).zip(rows).for_each(one);
-        } else {
-            let rows = slots.par_chunks_exact(taps);
-            out.par_chunks_exact_mut(channels).zip(rows).for_each(one);
+        // SAFETY: each row is written.
+        Ok(unsafe { output(rows * channels, work) })
+    }
+}
+
+/// The sums of one row.
+struct Row<'a, E> {
+    /// Those with the first half of the channels, and with the other one.
+    pools: [&'a [E]; 2],
+    /// `[taps, channels]`
+    weights: &'a [f32],
+    /// That of each tap.
+    slots: &'a [Option<u32>],
+    /// `[channels]`
+    out: &'a mut [Place],
+}
+
+impl<E: Element> Loop for Row<'_, E> {
+    type Output = ();
+
+    /// Writes every place of `out`, a vector of channels after the other. A sum is in one order, from the last tap.
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (channels, half) = (self.out.len(), self.out.len() / 2);
+        let halves = self.out.chunks_exact_mut(half).zip(self.pools);
+        for (number, (out, pool)) in halves.enumerate() {
+            let mut start = 0;
+            while start < half {
+                let count = LANES.min(half - start);
+                let mut sum = s.splat(0.);
+                for (weights, slot) in self.weights.chunks_exact(channels).zip(self.slots).rev() {
+                    let Some(slot) = slot else { continue };
+                    let x = load(s, &pool[*slot as usize * half + start..][..count]);
+                    let weights = load(s, &weights[number * half + start..][..count]);
+                    sum = s.fma(weights, x, sum);
+                }
+                store(s, &mut out[start..][..count], sum);
+                start += count;
+            }
         }
-        Ok(out)
     }
 }
 
-/// An element type of a pool.
-trait Element: WithDType {
-    fn widen(from: &[Self], to: &mut [f32]);
+/// Up to [`LANES`] numbers, and zeros after them.
+#[inline(always)]
+fn load<E: Element, S: Simd>(s: S, from: &[E]) -> S::Vector {
+    if from.len() >= LANES {
+        // SAFETY: there are as many.
+        return unsafe { E::load(s, from.as_ptr()) };
+    }
+    let mut padded = [0f32; LANES];
+    for (to, x) in padded.iter_mut().zip(from) {
+        *to = x.to_f32();
+    }
+    // SAFETY: there are as many.
+    unsafe { s.load(padded.as_ptr()) }
 }
 
-impl Element for f32 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        to.copy_from_slice(from);
+/// Writes the first of `x` to all of `to`, up to [`LANES`] places.
+#[inline(always)]
+fn store<S: Simd>(s: S, to: &mut [Place], x: S::Vector) {
+    if to.len() >= LANES {
+        // SAFETY: there is room for as many, and a float has the layout of its place.
+        return unsafe { s.store(to.as_mut_ptr().cast(), x) };
     }
-}
-
-impl Element for f16 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-}
-
-impl Element for bf16 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
+    let mut padded = [0f32; LANES];
+    // SAFETY: there is room for as many.
+    unsafe { s.store(padded.as_mut_ptr(), x) };
+    write(to, &padded[..to.len()]);
 }
 
 impl CustomOp3 for ShortConv<'_> {
@@ -291,6 +333,7 @@ mod cuda {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recurrent::testing::random;
     use crate::slots::Slots;
     use crate::span::Span;
     use candle_core::{DType, Device};
@@ -356,6 +399,55 @@ mod tests {
             let found = run(&[4, 5, 6, 7], 3, Some(tree));
             let paths: [&[u32]; 4] = [&[2, 3, 4], &[3, 4, 5], &[3, 4, 6], &[4, 6, 7]];
             assert_eq!(found, paths.map(want));
+        }
+    }
+
+    /// Whole vectors and parts of one, on one thread and on several: the sums of the definition, by fused multiply-adds
+    /// from the token that is furthest away.
+    #[test]
+    fn instruction_sets_and_threads_change_no_bit() {
+        const TAPS: usize = 3;
+        let cpu = Device::Cpu;
+        for (rows, half) in [(5, 3), (7, 16), (4, 37), (301, 40)] {
+            let channels = 2 * half;
+            let spans = [Span {
+                rows: 0..rows,
+                context: 0,
+                blocks: vec![0],
+                tree: None,
+            }];
+            let batch = AttentionBatch::new(&spans, rows, rows).unwrap();
+            let weights = random(TAPS * channels, 1.);
+            let taps = Tensor::from_slice(&weights, (TAPS, channels), &cpu).unwrap();
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let pools = [(); 2].map(|()| {
+                    let pool = Tensor::from_vec(random(rows * half, 1.), (rows, 1, half), &cpu);
+                    pool.unwrap().to_dtype(dtype).unwrap()
+                });
+                let run = |isa: Isa| {
+                    let op = ShortConv { batch: &batch, isa };
+                    let out = pools[0].apply_op3_no_bwd(&pools[1], &taps, &op).unwrap();
+                    let out = out.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let inputs = [&pools[0], &pools[1]].map(|pool| {
+                    let pool = pool.to_dtype(DType::F32).unwrap();
+                    pool.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+                });
+                let defined = |place: usize| {
+                    let (row, channel) = (place / channels, place % channels);
+                    let input = &inputs[channel / half];
+                    let sum = (0..TAPS.min(row + 1)).rev().fold(0f32, |sum, back| {
+                        let x = input[(row - back) * half + channel % half];
+                        weights[back * channels + channel].mul_add(x, sum)
+                    });
+                    sum.to_bits()
+                };
+                let wanted: Vec<u32> = (0..rows * channels).map(defined).collect();
+                for isa in Isa::available() {
+                    assert!(run(isa) == wanted, "{isa:?}, {dtype:?}, {rows}, {half}");
+                }
+            }
         }
     }
 
