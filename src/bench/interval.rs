@@ -6,8 +6,10 @@ use std::ops::AddAssign;
 
 /// Share of errors of all intervals of a report's temperature together.
 pub const ERROR: f64 = 0.05;
-/// Resamples of an interval: fewer if they have more draws together than this.
+/// Resamples of an interval: more if fewer than this number are beyond its ends, and fewer if they have more draws
+/// together than this.
 const RESAMPLES: usize = 10_000;
+const MIN_BEYOND: f64 = 2.0;
 const MAX_DRAWS: usize = 20_000_000;
 const MIN_RESAMPLES: usize = 1_000;
 /// The seed of all resamples: the same measurements have the same interval.
@@ -76,7 +78,8 @@ impl Interval {
     }
 
     /// The interval that misses the speed-up of such pairs with probability `error`, about; `None` if there are fewer
-    /// than [`min_pairs`], or one was not measured.
+    /// than [`min_pairs`], or too few for so small an `error` and a bounded number of resamples, or one was not
+    /// measured.
     ///
     /// Whole pairs are drawn with replacement, so what one prompt costs in both ways stays together. The percentiles
     /// are those of the expanded percentile interval, since plain ones are too narrow for few pairs (Hesterberg 2014,
@@ -86,7 +89,8 @@ impl Interval {
         if count < min_pairs(error) {
             return None;
         }
-        let resamples = (MAX_DRAWS / count).clamp(MIN_RESAMPLES, RESAMPLES);
+        let tail = expanded_tail(error, count);
+        let resamples = resamples(tail, count)?;
         let mut state = SEED;
         let mut speed_ups: Vec<f64> = (0..resamples)
             .map(|_| {
@@ -105,7 +109,6 @@ impl Interval {
             return None;
         }
         speed_ups.sort_by(f64::total_cmp);
-        let tail = expanded_tail(error, count);
         let at = |share: f64| {
             let place = (share * (resamples - 1) as f64).round() as usize;
             speed_ups[place.min(resamples - 1)]
@@ -121,6 +124,15 @@ impl Interval {
     pub fn includes(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
+}
+
+/// Number of resamples of `count` pairs for an interval with a share `tail` of them below it, and above it. `None` =
+/// their draws would be too many: the ends would be the extremes of fewer resamples, whatever the share is.
+fn resamples(tail: f64, count: usize) -> Option<usize> {
+    let wanted = RESAMPLES.max((MIN_BEYOND / tail).ceil() as usize);
+    let resamples = wanted.min((MAX_DRAWS / count).max(MIN_RESAMPLES));
+    let is_beyond = (tail * (resamples - 1) as f64).round() >= 1.0;
+    is_beyond.then_some(resamples)
 }
 
 /// Share of the resamples below an interval of `count` pairs, and above it: as far out in a normal distribution as

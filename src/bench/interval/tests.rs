@@ -97,6 +97,30 @@ fn many_modes_need_more_pairs() {
     }
 }
 
+/// An interval does not end at the extreme of its resamples: more are made, or it is undecided.
+#[test]
+fn the_ends_of_an_interval_are_within_its_resamples() {
+    for (modes, resampled) in [(1.0, true), (8.0, true), (20.0, true), (100.0, false)] {
+        let error = ERROR / modes;
+        let count = min_pairs(error);
+        let tail = expanded_tail(error, count);
+        let number = resamples(tail, count);
+        assert_eq!(number.is_some(), resampled, "{modes} modes, {count} pairs");
+        if let Some(number) = number {
+            assert!(number >= RESAMPLES && number * count <= MAX_DRAWS);
+            let beyond = tail * (number - 1) as f64;
+            assert!(beyond > 1.9, "{modes} modes: {beyond} of {number}");
+        } else {
+            let measured = pairs(count, 2.0, 0.1, &mut Normal(5));
+            assert!(Interval::of(&measured, error).is_none());
+            assert!(Interval::of(&pairs(2 * count, 2.0, 0.1, &mut Normal(5)), error).is_some());
+        }
+    }
+    // Many pairs have long resamples, of which there are at least some.
+    assert_eq!(resamples(0.025, 100_000), Some(MIN_RESAMPLES));
+    assert_eq!(resamples(1e-4, 100_000), None);
+}
+
 #[test]
 fn the_same_measurements_have_the_same_interval() {
     let measured = pairs(20, 1.1, 0.1, &mut Normal(3));
