@@ -59,6 +59,21 @@ pub struct DraftMetrics {
     pub rank: usize,
 }
 
+impl DraftMetrics {
+    /// Without any merit if the loss is not finite: `min(p, NaN)` is p, so that a draft whose logits are no numbers
+    /// would seem perfect.
+    fn checked(self) -> Self {
+        if self.loss.is_finite() {
+            return self;
+        }
+        Self {
+            loss: self.loss,
+            rank: usize::MAX,
+            ..Self::default()
+        }
+    }
+}
+
 /// The weights of the loss at the positions of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct LossWeights<'a> {
@@ -112,7 +127,7 @@ pub fn measure(
                 tail: tails[at],
             };
             let weight = weights.map(|w| (w.positions[at], w.overlap));
-            figures.push(wanted.compare(logits, weight, slope));
+            figures.push(wanted.compare(logits, weight, slope).checked());
         }
     })?;
     let slopes = weights.map(|_| Tensor::from_vec(slopes, (positions, outputs), &Device::Cpu));
@@ -164,6 +179,7 @@ fn measure_on_device(
             agrees,
             rank: rank as usize,
         })
+        .map(DraftMetrics::checked)
         .collect();
     let slope = match weights {
         None => None,

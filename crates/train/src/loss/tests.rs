@@ -223,3 +223,22 @@ fn a_draft_without_any_mass_on_the_tail_stays_finite() {
     finite(compared.loss().unwrap());
     finite(compared.gradient().unwrap());
 }
+
+#[test]
+fn a_draft_whose_logits_are_no_numbers_has_no_merit() {
+    let (soft, ..) = soft();
+    for wrong in [f32::NAN, f32::INFINITY] {
+        let mut z = logits(0.0);
+        z[3] = wrong;
+        let z = tensor(&z);
+        let fused = measure(&z, &soft, None).unwrap().0;
+        let ops = measure_on_device(&z, &soft, None).unwrap().0;
+        for figures in [fused, ops] {
+            let (broken, sound) = (figures[0], figures[1]);
+            assert!(!broken.loss.is_finite(), "{broken:?}");
+            assert_eq!((broken.overlap, broken.agrees), ([0.0; 2], 0.0));
+            assert_eq!(broken.rank, usize::MAX);
+            assert!(sound.loss.is_finite() && sound.overlap[0] > 0.0);
+        }
+    }
+}
