@@ -290,7 +290,6 @@ impl Learner {
         })?;
         let pairs = self.scores(is_busy, &mut candidate, 0)?;
         let (pace, training) = (&mut self.pace, &mut self.training);
-        training.examples.retain_known(&mut training.used.scores);
         let Some(gain) = Gain::of(&pairs) else {
             return Ok(());
         };
@@ -322,7 +321,11 @@ impl Learner {
             let used = pace.turn(training, is_busy, |t| t.used.score(&t.candidate, &kept))?;
             Ok((own, used))
         });
-        scores.collect()
+        let scores = scores.collect::<Result<_>>()?;
+        let HeadTraining { examples, used, .. } = &mut self.training;
+        examples.retain_known(&mut used.scores);
+        examples.retain_known(&mut version.scores);
+        Ok(scores)
     }
 
     /// Lets the head before the one in use come back if it is better on examples that have come since.
