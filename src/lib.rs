@@ -15,7 +15,7 @@
 //!   draft heads.
 //! - [`train`] (`foretoken-train`, feature `train`): training of drafts.
 //! - [`kv`], [`sampling`], [`gguf`], [`error`], [`files`] (`foretoken-core`).
-//! - [`kernels`] (`foretoken-kernels`): one op a file, its CPU and CUDA sides together.
+//! - [`kernels`] (`foretoken-kernels`): one op a file or folder, its CPU and CUDA sides together.
 //! - [`mod@bench`], [`generate`], [`convert`], [`chat`]: commands; [`config`]: flags and TOML.
 
 #[doc(hidden)]

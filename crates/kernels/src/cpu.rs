@@ -185,7 +185,8 @@ mod tiles {
 }
 
 /// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products and
-/// attention have the same bits with all of them, but for attention over pools in f16 and bf16 with AMX.
+/// attention have the same bits with all of them, but for attention over pools in f16 and bf16 with AMX. Where numbers
+/// are bf16, AVX512-BF16 takes those below 1.2e-38 as zeros, and the others do not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust.

@@ -1,4 +1,4 @@
-//! Kernels: one file per op, which holds its CPU and its CUDA side.
+//! Kernels: one file or folder per op, which holds its CPU and its CUDA side.
 //!
 //! Every kernel has a fixed order of additions per row, independent of the other rows in the call and
 //! of the number of threads. So batched and single forwards agree bit for bit, and therefore so do

@@ -46,7 +46,7 @@ pub struct LearnerLink {
     pub dropped: IntCounter,
 }
 
-/// The drafter of a head that learns. ExampleBuffer come only from requests that
+/// The drafter of a head that learns. Examples come only from requests that
 /// [may persist](super::DraftContext::may_persist), and all from one scope: that of the first.
 pub struct LearningDrafter {
     inner: Box<dyn Drafter>,
