@@ -74,6 +74,11 @@ impl Bench<'_> {
                 "--warm with --streams {streams} needs at least {size} prompts, not {prompts}: tables know prompts that come again"
             )));
         }
+        if let Some(rest @ 1..) = prompts.checked_sub(count * size) {
+            say(format_args!(
+                "{rest} of {prompts} prompts do not fill a group of {size} and are skipped"
+            ));
+        }
         let groups = (0..count).map(|group| group * size..(group + 1) * size);
         Ok(groups.collect())
     }
