@@ -511,6 +511,41 @@ async fn what_is_not_done_is_refused_by_name() {
     server.done().await;
 }
 
+/// Codex shortens its history only if an event says that it is too long.
+#[tokio::test]
+async fn a_stream_says_that_its_prompt_is_too_long() {
+    let server = saying("Hello").await;
+    let mut body = text_body();
+    body["instructions"] = "Be brief.".into();
+    // The second one is not counted.
+    for length in [5000, 10_000] {
+        body["input"] = "a".repeat(length).into();
+        let events = server.named_events(RESPONSES, body.clone()).await;
+        assert_eq!(order(&events), ["created", "in_progress", "failed"]);
+        for (i, (_, data)) in events.iter().enumerate() {
+            assert_eq!(data["sequence_number"], i);
+            assert_eq!(data["response"]["id"], events[0].1["response"]["id"]);
+        }
+        let failed = &events[2].1["response"];
+        for (key, value) in [
+            ("status", json!("failed")),
+            ("model", json!("toy")),
+            ("output", json!([])),
+            ("instructions", json!("Be brief.")),
+        ] {
+            assert_eq!(failed[key], value, "{key}");
+        }
+        assert_eq!(failed["error"]["code"], "context_length_exceeded");
+        let message = failed["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("maximum context length"), "{message}");
+    }
+    // Other refusals have their status.
+    body["stream"] = true.into();
+    body["model"] = "other".into();
+    error(server.post(RESPONSES, &body).await, 404, "model_not_found").await;
+    server.done().await;
+}
+
 #[tokio::test]
 async fn a_failure_while_streaming_is_an_event() {
     let engine = slow(EngineOptions::default(), Some(Fault::Error));

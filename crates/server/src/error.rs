@@ -34,7 +34,8 @@ impl Refusal {
     }
 }
 
-const CONTEXT: &str = "context_length_exceeded";
+/// The code of a prompt that is too long.
+pub(super) const CONTEXT: &str = "context_length_exceeded";
 
 /// The names of an error in the APIs.
 pub(super) struct Names {

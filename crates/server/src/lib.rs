@@ -92,6 +92,7 @@ use foretoken_core::error::{Error, RequestErrorKind, Result};
 use headers::{MAX_TOKENS, Warned, warn};
 use ollama::{Asked, OllamaFailure};
 use openai::Job;
+use responses::AskedResponse;
 use schemars::JsonSchema;
 use serde::Serialize;
 use state::ModelObject;
@@ -120,7 +121,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
     const POST: Method = Method::POST;
     let chat = generating::<Refused, _>(|context, body| in_chunks(context.chat(body)));
     let completion = generating::<Refused, _>(|context, body| in_chunks(context.completion(body)));
-    let response = generating::<Refused, _>(|context, body| context.response(body));
+    let response = responding(|context, body| context.response(body));
     let message = generating::<Failure, _>(|context, body| context.message(body));
     let count_tokens = reading::<Failure, _>(|context, body| context.message_tokens(body));
     let infill = generating::<Refused, _>(|context, body| context.infill(body));
@@ -294,6 +295,23 @@ where
     let handler = async move |State(state): State<AppState>, caller: Caller, body: SentBody| {
         let (job, shape) = state.read(body, read).await?;
         Ok::<_, E>(answer(&state, job, shape, caller).await?)
+    };
+    post(handler)
+}
+
+/// As [`generating`], for bodies whose refusal may be a stream.
+fn responding(read: Read<AskedResponse>) -> MethodRouter<AppState> {
+    let handler = async move |State(state): State<AppState>, caller: Caller, body: SentBody| {
+        Ok::<_, Refused>(match state.read(body, read).await? {
+            AskedResponse::Text(text) => {
+                let (job, reply) = *text;
+                answer(&state, job, reply, caller).await?
+            }
+            AskedResponse::TooLong(refused) => {
+                let (reply, error) = *refused;
+                reply.refused(&error)
+            }
+        })
     };
     post(handler)
 }

@@ -60,6 +60,24 @@ pub(super) fn new_id(prefix: &str) -> String {
 }
 
 impl ReplyHeader {
+    /// The header of a chat's reply that fails before its prompt is known.
+    pub fn without_prompt(model: String) -> Self {
+        Self {
+            api: Api::Chat,
+            id: String::new(),
+            created: now(),
+            model,
+            fingerprint: None,
+            speculates: false,
+            lossy: None,
+            prompt_tokens: 0,
+            choices_per_prompt: 1,
+            shown_per_prompt: 1,
+            prompt_ids: None,
+            logprobs: None,
+        }
+    }
+
     fn reply<C>(&self, object: ObjectName, choices: Vec<C>) -> Reply<'_, C> {
         Reply {
             id: &self.id,

@@ -4,6 +4,7 @@ use super::options::RequestEcho;
 use super::tools::ToolNames;
 use crate::blocks::{Blocks, Change, OutputBlock};
 use crate::choice::Choice;
+use crate::error::{CONTEXT, Refusal};
 use crate::piece::{FinishKind, Piece};
 use crate::reply::{ReplyHeader, new_id, now, typed_event};
 use crate::reply_objects::{CachedTokens, Speculation};
@@ -11,8 +12,9 @@ use crate::stream::{Shape, sse};
 use axum::Json;
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response};
-use foretoken_core::error::Error;
+use foretoken_core::error::{Error, RequestErrorKind as Kind};
 use foretoken_text::Text;
+use futures_util::stream;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -54,6 +56,33 @@ enum Status {
 struct ResponseFailure {
     code: &'static str,
     message: String,
+}
+
+impl ResponseFailure {
+    /// Clients decide by the code, which is one of OpenAI's, whether they send less, try again or give up.
+    fn of(error: &Error) -> Self {
+        let code = match error {
+            Error::Request { kind, .. } => match kind {
+                Kind::ContextLengthExceeded => CONTEXT,
+                Kind::QueueFull => "rate_limit_exceeded",
+                Kind::Timeout | Kind::Overloaded | Kind::ShuttingDown | Kind::ModelUnavailable => {
+                    "server_error"
+                }
+                Kind::Invalid
+                | Kind::Unauthorized
+                | Kind::NotFound
+                | Kind::Forbidden
+                | Kind::MethodNotAllowed
+                | Kind::TooLarge
+                | Kind::UnsupportedEncoding => "invalid_prompt",
+            },
+            Error::Setup(_) | Error::Internal(_) => "server_error",
+        };
+        Self {
+            code,
+            message: error.to_string(),
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -178,6 +207,15 @@ impl ResponseReply {
             ids: Vec::new(),
             sequence_number: Cell::default(),
         }
+    }
+
+    /// The stream of a response whose request is refused. Some clients read why only in a stream, and only of some errors.
+    pub fn refused(mut self, error: &Error) -> Response {
+        let mut events = self.begin();
+        events.extend(self.failed(error));
+        let mut response = Self::sent(stream::iter(events));
+        response.extensions_mut().insert(Refusal::of(error));
+        response
     }
 
     /// Adds a piece; returns the changes of items.
@@ -448,10 +486,7 @@ impl Shape for ResponseReply {
 
     fn failed(&mut self, error: &Error) -> Vec<Event> {
         let response = ResponseObject {
-            error: Some(ResponseFailure {
-                code: "server_error",
-                message: error.to_string(),
-            }),
+            error: Some(ResponseFailure::of(error)),
             output: self.items(),
             ..self.unfinished(Status::Failed)
         };

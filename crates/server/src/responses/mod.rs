@@ -7,4 +7,4 @@ mod request;
 mod tools;
 
 pub(super) use events::ResponseObject;
-pub(super) use request::ResponseFields;
+pub(super) use request::{AskedResponse, ResponseFields};
