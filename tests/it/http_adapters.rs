@@ -151,7 +151,16 @@ async fn adapters_are_listed_with_their_base() {
         .expect("JSON");
     let schema = &document["components"]["schemas"]["CompletionRequest"];
     let names = &schema["properties"]["model"]["enum"];
-    assert_eq!(*names, json!(["toy", "org/alias", "one", null]));
+    let all = json!([
+        "toy",
+        "toy:latest",
+        "org/alias",
+        "org/alias:latest",
+        "one",
+        "one:latest",
+        null
+    ]);
+    assert_eq!(*names, all);
     server.done().await;
 }
 

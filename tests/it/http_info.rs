@@ -150,12 +150,19 @@ async fn a_model_answers_to_all_its_names_and_calls_itself_by_the_first() {
         .map(|m| &m["id"])
         .collect();
     assert_eq!(names, ["toy", "org/alias"]);
-    assert_eq!(
-        json_of(&server, "/v1/models/org/alias").await["id"],
-        "org/alias"
-    );
+    for name in ["org/alias", "org/alias:latest"] {
+        let path = format!("/v1/models/{name}");
+        assert_eq!(json_of(&server, &path).await["id"], "org/alias", "{name}");
+    }
     let turn = json!([{"role": "user", "content": "hi"}]);
-    for name in [json!("toy"), json!("org/alias"), Value::Null] {
+    // The tag is Ollama's, whose list has it.
+    for name in [
+        json!("toy"),
+        json!("org/alias"),
+        json!("toy:latest"),
+        json!("org/alias:latest"),
+        Value::Null,
+    ] {
         for (path, body) in [
             ("/v1/completions", json!({"prompt": "a", "max_tokens": 2})),
             (
@@ -176,6 +183,13 @@ async fn a_model_answers_to_all_its_names_and_calls_itself_by_the_first() {
                 "{path} {name}"
             );
         }
+    }
+    for name in ["toy:8b", "other:latest", ":latest"] {
+        let body = json!({"model": name, "prompt": "a", "max_tokens": 2});
+        let refused = server.post("/v1/completions", &body).await;
+        let refused = error(refused, 404, "model_not_found").await;
+        let message = refused["message"].as_str().unwrap();
+        assert!(message.contains(&format!("`{name}`")), "{message}");
     }
     server.done().await;
 }

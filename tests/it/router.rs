@@ -341,6 +341,15 @@ fn ollamas_clients_find_all_models_and_gets_start_none() {
         (200, &json!("demo:latest")),
         "{answer}"
     );
+    let body = json!({"model": "demo:latest", "prompt": "Once", "max_tokens": 4});
+    let (status, answer) = router.post("/v1/completions", &body);
+    assert_eq!(
+        (status, &answer["model"]),
+        (200, &json!("demo")),
+        "{answer}"
+    );
+    let (status, model) = read(&router.server.get("/v1/models/demo:latest"));
+    assert_eq!((status, &model["id"]), (200, &json!("demo")), "{model}");
     let (status, answer) = router.post("/api/show", &json!({"name": "demo"}));
     assert_eq!(status, 200, "{answer}");
     let (status, answer) = router.post("/api/show", &json!({"name": "none:latest"}));

@@ -1,6 +1,7 @@
 //! Loading and unloading adapters while the server runs, as in vLLM.
 
 use super::adapters::{Adapters, NAME, PATH};
+use super::context::tagged;
 use super::encoding::SentBody;
 use super::object::read_body;
 use super::state::AppState;
@@ -81,7 +82,8 @@ pub(super) async fn unload(
 /// Checks that `model`, if it is given, is a name of the base model.
 fn check_model(state: &AppState, model: Option<&str>) -> Result<()> {
     let names = &state.model_names;
-    let Some(other) = model.filter(|model| names.iter().all(|name| name != model)) else {
+    let base = |model| names.iter().find(|name| *name == model);
+    let Some(other) = model.filter(|&model| tagged(model, base).is_none()) else {
         return Ok(());
     };
     let message = format!(

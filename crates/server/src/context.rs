@@ -13,6 +13,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
+/// The tag under which Ollama's API lists names that have none, and that clients then also send elsewhere.
+pub(super) const LATEST: &str = ":latest";
+
+/// What `find` finds for a name, or else for the name without Ollama's tag.
+pub(super) fn tagged<'n, T>(name: &'n str, find: impl Fn(&'n str) -> Option<T>) -> Option<T> {
+    find(name).or_else(|| find(name.strip_suffix(LATEST)?))
+}
+
 /// The API key that a request has, by its place among those that are accepted.
 #[derive(Debug, Clone, Copy, Hash)]
 pub(super) struct KeyIndex(pub usize);
@@ -91,38 +99,58 @@ impl Context<'_> {
         self.grammars.compile_for(&self.waiter, field, source)
     }
 
-    /// The model that requests call `wanted`; `None` = the base model.
+    /// The model that requests call `wanted`, perhaps with Ollama's tag; `None` = the base model.
     ///
     /// # Errors
     /// `NotFound`, if `wanted` is not served.
     pub fn model(&self, wanted: Option<&str>) -> Result<ServedModel> {
-        let base = || ServedModel {
-            name: self.model_names.first().cloned().unwrap_or_default(),
-            adapter: None,
-        };
         let Some(name) = wanted else {
-            return Ok(base());
+            return Ok(self.base());
         };
-        if self.model_names.iter().any(|served| served == name) {
-            return Ok(base());
-        }
-        if let Some(loaded) = self.adapters.and_then(|adapters| adapters.get(name)) {
-            return Ok(ServedModel {
-                name: name.to_owned(),
-                adapter: Some(loaded.adapter),
-            });
-        }
+        tagged(name, |name| self.known(name)).ok_or_else(|| self.not_served(name))
+    }
+
+    /// The error of a request for a model that is not served.
+    fn not_served(&self, name: &str) -> Error {
         let mut served = self.model_names.to_vec();
         let adapters = self.adapters.iter();
         for adapter in adapters.flat_map(|adapters| adapters.loaded()) {
             served.push(adapter.name().to_owned());
         }
         let served = served.join(", ");
-        Err(Error::request(
+        Error::request(
             RequestErrorKind::NotFound,
             Some("model"),
             format!("the model `{name}` does not exist; served: {served}"),
-        ))
+        )
+    }
+
+    /// The name in the list of models that `wanted` is, perhaps with Ollama's tag.
+    ///
+    /// # Errors
+    /// The errors of [`Context::model`].
+    pub fn served_name<'n>(&self, wanted: &'n str) -> Result<&'n str> {
+        let known = |name| self.known(name).map(|_| name);
+        tagged(wanted, known).ok_or_else(|| self.not_served(wanted))
+    }
+
+    /// The model of this name, as it is.
+    fn known(&self, name: &str) -> Option<ServedModel> {
+        if self.model_names.iter().any(|served| served == name) {
+            return Some(self.base());
+        }
+        let loaded = self.adapters?.get(name)?;
+        Some(ServedModel {
+            name: name.to_owned(),
+            adapter: Some(loaded.adapter),
+        })
+    }
+
+    fn base(&self) -> ServedModel {
+        ServedModel {
+            name: self.model_names.first().cloned().unwrap_or_default(),
+            adapter: None,
+        }
     }
 }
 

@@ -387,11 +387,13 @@ async fn model(
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
-    // The names of those that there are.
-    state.context(None).model(Some(&id))?;
+    // Its errors have the names of those that there are.
+    let name = state.context(None).served_name(&id)?;
     let mut models = state.models().into_iter();
     let gone = || Error::request(RequestErrorKind::NotFound, Some("model"), "it is gone");
-    Ok(Json(models.find(|model| model.id == id).ok_or_else(gone)?))
+    Ok(Json(
+        models.find(|model| model.id == name).ok_or_else(gone)?,
+    ))
 }
 
 #[derive(Serialize, JsonSchema)]

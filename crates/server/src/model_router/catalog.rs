@@ -1,6 +1,7 @@
 //! The models that there are. They have places that stay, so that requests find the processes of models that are gone.
 
 use super::process::ModelSpec;
+use crate::context::tagged;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -108,12 +109,17 @@ impl Catalog {
         find(&|entry| entry.spec.names().any(|known| known == name)).or_else(|| find(&is_loaded))
     }
 
+    /// The place of the model that requests call `name`, perhaps with Ollama's tag.
+    pub fn called(&self, name: &str) -> Option<usize> {
+        tagged(name, |name| self.place(name))
+    }
+
     /// The same.
     ///
     /// # Errors
     /// `NotFound`, with the names that there are.
     pub fn find(&self, name: &str) -> Result<usize> {
-        self.place(name).ok_or_else(|| {
+        self.called(name).ok_or_else(|| {
             Error::request(
                 RequestErrorKind::NotFound,
                 Some("model"),

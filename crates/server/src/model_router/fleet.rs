@@ -132,12 +132,12 @@ impl Fleet {
         self.catalog.spec(model).name.clone()
     }
 
-    /// The place of the model that serves `name`; one that has just come is found, too.
+    /// The place of the model that requests call `name`; one that has just come is found, too.
     ///
     /// # Errors
     /// `NotFound`, with the names that there are.
     pub async fn find(self: &Arc<Self>, name: &str) -> Result<usize> {
-        if let Some(place) = self.catalog.place(name) {
+        if let Some(place) = self.catalog.called(name) {
             return Ok(place);
         }
         self.refresh().await;

@@ -5,6 +5,7 @@ use super::fleet::ModelState;
 use super::policy::Phase;
 use super::proxy::{self, Forwarded};
 use super::{Refusal, RouterState};
+use crate::context::tagged;
 use crate::ollama::{self, ListedModel};
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -73,9 +74,12 @@ pub(super) async fn model(
         let Path(id) = id.map_err(|e| gone(e.body_text()))?;
         let place = state.fleet.find(&id).await?;
         let served = state.fleet.catalog.at(place);
-        let mut listed = listed(&state, &served, &parts).await.into_iter();
-        let named = listed.find(|listed| listed.model["id"] == *id);
-        named.ok_or_else(|| gone(format!("the model `{id}` does not exist any more")))
+        let mut listed = listed(&state, &served, &parts).await;
+        let index = |name: &str| listed.iter().position(|listed| listed.model["id"] == *name);
+        match tagged(&id, index) {
+            Some(index) => Ok(listed.swap_remove(index)),
+            None => Err(gone(format!("the model `{id}` does not exist any more"))),
+        }
     };
     match found.await {
         Ok(listed) => Ok(Json(listed)),

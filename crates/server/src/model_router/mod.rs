@@ -348,7 +348,7 @@ async fn metrics(State(state): State<RouterState>, request: Request) -> Result<R
             return Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response());
         };
         // The names of those that there are need a key.
-        let place = state.fleet.catalog.place(&name);
+        let place = state.fleet.catalog.called(&name);
         let model = place.ok_or_else(|| {
             let message = format!("the model `{name}` does not exist");
             Error::request(RequestErrorKind::NotFound, Some("model"), message)

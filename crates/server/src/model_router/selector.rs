@@ -44,8 +44,6 @@ impl From<OllamaFields> for Fields {
 pub(super) struct Selector {
     /// The name of the model, if the request has one.
     model: Option<String>,
-    /// Whether the name may have Ollama's tag besides.
-    may_have_tag: bool,
     /// Whether the answer is a stream of events, in which comments may come first.
     pub streams: bool,
 }
@@ -57,10 +55,9 @@ impl Selector {
     /// `Invalid`, naming the field, if there is a body that is not JSON, or if a field is of a wrong type.
     pub fn of(parts: &Parts, body: &[u8]) -> Result<Self> {
         let path = parts.uri.path();
-        let is_ollama = ollama::has_route(path);
         let fields = if body.is_empty() {
             Fields::default()
-        } else if is_ollama {
+        } else if ollama::has_route(path) {
             read::<OllamaFields>(body)?.into()
         } else {
             read(body)?
@@ -69,7 +66,6 @@ impl Selector {
         let has_events = path.starts_with("/v1/");
         Ok(Self {
             model: fields.model.or_else(|| in_query(&parts.uri)),
-            may_have_tag: is_ollama,
             streams: has_events && fields.stream == Some(true),
         })
     }
@@ -84,20 +80,10 @@ impl Selector {
     /// # Errors
     /// `NotFound`, or `Invalid` if there are several and none is named.
     pub async fn choose(&self, fleet: &Arc<Fleet>) -> Result<usize> {
-        let catalog = &fleet.catalog;
         if let Some(name) = &self.model {
-            let untagged = name.strip_suffix(ollama::LATEST);
-            let untagged = untagged.filter(|_| self.may_have_tag);
-            // A name that is known needs no look for new models.
-            let known = |name: &str| catalog.place(name);
-            if let Some(place) = known(name).or_else(|| untagged.and_then(known)) {
-                return Ok(place);
-            }
-            return match (fleet.find(name).await, untagged) {
-                (Err(_), Some(untagged)) => catalog.find(untagged),
-                (found, _) => found,
-            };
+            return fleet.find(name).await;
         }
+        let catalog = &fleet.catalog;
         if let [only] = &catalog.served()[..] {
             return Ok(only.place);
         }
@@ -180,12 +166,7 @@ mod tests {
     fn the_model_is_read_from_body_or_query() {
         let selector = |model: Option<&str>, streams| Selector {
             model: model.map(str::to_owned),
-            may_have_tag: false,
             streams,
-        };
-        let ollama = |model| Selector {
-            may_have_tag: true,
-            ..selector(Some(model), false)
         };
         let chat = "/v1/chat/completions";
         for (uri, body, expected) in [
@@ -202,13 +183,13 @@ mod tests {
             (
                 "/api/chat",
                 r#"{"model": "a", "stream": true}"#,
-                ollama("a"),
+                selector(Some("a"), false),
             ),
-            ("/api/show", r#"{"name": "a"}"#, ollama("a")),
+            ("/api/show", r#"{"name": "a"}"#, selector(Some("a"), false)),
             (
                 "/api/pull",
                 r#"{"name": "a", "model": "b:latest"}"#,
-                ollama("b:latest"),
+                selector(Some("b:latest"), false),
             ),
             // Only Ollama's API has such a name.
             (chat, r#"{"name": 3}"#, selector(None, false)),
@@ -230,23 +211,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ollamas_names_may_have_a_tag() {
+    async fn names_may_have_ollamas_tag() {
         let fleet = fleet(&["cat", "cat"], 1, None);
         let choose = async |path: &str, name: &str| {
             let body = format!("{{\"model\": \"{name}\"}}");
             let place = of(path, &body).unwrap().choose(&fleet).await;
             place.map_err(|e| e.to_string())
         };
-        for name in ["m1", "m1:latest"] {
-            assert_eq!(choose("/api/chat", name).await, Ok(1), "{name}");
-        }
-        for (path, name) in [
-            ("/api/chat", "m1:8b"),
-            ("/api/chat", "m2:latest"),
-            ("/v1/completions", "m1:latest"),
-        ] {
-            let error = choose(path, name).await.unwrap_err();
-            assert!(error.contains("does not exist; served: m0, m1"), "{error}");
+        for path in ["/api/chat", "/v1/chat/completions", "/v1/messages"] {
+            for name in ["m1", "m1:latest"] {
+                assert_eq!(choose(path, name).await, Ok(1), "{path} {name}");
+            }
+            for name in ["m1:8b", "m2:latest"] {
+                let error = choose(path, name).await.unwrap_err();
+                assert!(error.contains("does not exist; served: m0, m1"), "{error}");
+            }
         }
     }
 

@@ -149,7 +149,7 @@ impl Context<'_> {
         input: Option<Vec<String>>,
         cuts_ends: bool,
     ) -> Result<Asked> {
-        let model = self.ollama_named(&mut fields.model)?;
+        let model = self.ollama_named(fields.model.as_deref())?;
         let input = input.filter(|texts| texts.iter().any(|text| !text.is_empty()));
         let job = input.map(|texts| {
             fields.input = Some(PromptInput::Texts(texts));

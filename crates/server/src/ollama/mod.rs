@@ -13,9 +13,6 @@ mod request;
 /// The type of an answer that is a stream of lines.
 pub(super) const LINES: &str = events::LINES;
 
-/// The tag that clients add to names without one.
-pub(super) const LATEST: &str = request::LATEST;
-
 pub(super) use embed::{EmbedRequest, Embedded, EmbeddingRequest, OneEmbedding, embed, embeddings};
 pub(super) use error::{OllamaError, OllamaFailure, has_route, not_offered};
 pub(super) use events::Answer;

@@ -2,8 +2,7 @@
 
 use super::error::OllamaFailure;
 use super::events::{line, sent, written};
-use super::request::LATEST;
-use crate::context::Context;
+use crate::context::{Context, LATEST};
 use crate::defaults::SamplingDefaults;
 use crate::encoding::SentBody;
 use crate::object::read_body;
@@ -229,7 +228,7 @@ async fn asked(state: &AppState, body: SentBody) -> Result<(ModelObject, Option<
     let read = |context: &Context<'_>, body: &[u8]| {
         let asked: ModelRequest = read_body(body)?;
         let wanted = required("model", asked.model.or(asked.name))?;
-        Ok((context.ollama_name(&wanted)?.to_owned(), asked.stream))
+        Ok((context.served_name(&wanted)?.to_owned(), asked.stream))
     };
     let (id, stream) = state.read(body, read).await?;
     let mut models = state.models().into_iter();

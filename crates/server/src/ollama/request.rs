@@ -17,9 +17,6 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use std::time::Instant;
 
-/// The tag that clients add to names without one.
-pub(super) const LATEST: &str = ":latest";
-
 /// The fields that only `/api/chat` has.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "OllamaChat")]
@@ -124,7 +121,7 @@ impl Context<'_> {
             fields,
             structured,
         } = Body::<ChatFields>::read(body)?;
-        reading.model = self.ollama_named(&mut common.model)?;
+        reading.model = self.ollama_named(common.model.as_deref())?;
         let turns = fields.messages.unwrap_or_default();
         if turns.is_empty() {
             return Ok(reading.load(fields.keep_alive));
@@ -156,7 +153,7 @@ impl Context<'_> {
             mut fields,
             structured,
         } = Body::<GenerateFields>::read(body)?;
-        reading.model = self.ollama_named(&mut common.model)?;
+        reading.model = self.ollama_named(common.model.as_deref())?;
         fields.check()?;
         if fields.prompt.is_none() && fields.suffix.is_none() {
             return Ok(reading.load(fields.keep_alive));
@@ -232,29 +229,13 @@ impl Context<'_> {
             .map_err(|e| e.renamed(&[("messages", "prompt")]))
     }
 
-    /// The served name that `wanted` is, or is with the tag that clients add.
+    /// The name that a request has in `model`, as answers repeat it.
     ///
     /// # Errors
-    /// `NotFound`, if there is no such name.
-    pub fn ollama_name<'n>(&self, wanted: &'n str) -> Result<&'n str> {
-        match (self.model(Some(wanted)), wanted.strip_suffix(LATEST)) {
-            (Err(_), Some(name)) => self.model(Some(name)).map(|_| name),
-            (found, _) => found.map(|_| wanted),
-        }
-    }
-
-    /// The name that a request has in `model`, as answers repeat it. `model` becomes the served one.
-    ///
-    /// # Errors
-    /// The errors of [`Context::ollama_name`].
-    pub fn ollama_named(&self, model: &mut Option<String>) -> Result<String> {
-        match model {
-            None => self.model(None).map(|model| model.name),
-            Some(wanted) => {
-                let served = self.ollama_name(wanted)?.to_owned();
-                Ok(std::mem::replace(wanted, served))
-            }
-        }
+    /// The errors of [`Context::model`].
+    pub fn ollama_named(&self, model: Option<&str>) -> Result<String> {
+        let served = self.model(model)?;
+        Ok(model.map_or(served.name, str::to_owned))
     }
 
     /// The fields of a chat that tell whether the model thinks.

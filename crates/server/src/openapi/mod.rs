@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::context::LATEST;
 use super::headers::{MAX_TOKENS, WARNING};
 use super::openai::Body;
 use super::reply_objects::{ChatChoice, ChunkChoice, CompletionChoice, Reply};
@@ -46,14 +47,13 @@ fn document(model_names: &[String]) -> Value {
     let mut schemas = Schemas(settings.into_generator());
     let paths = paths(&mut schemas);
     let mut schemas = schemas.0.take_definitions(true);
-    let names: Vec<Option<&str>> = (model_names.iter().map(|name| Some(name.as_str())))
-        .chain([None])
-        .collect();
+    let names = model_names.iter();
+    let names = names.flat_map(|name| [name.clone(), format!("{name}{LATEST}")]);
+    let names: Vec<Option<String>> = names.map(Some).chain([None]).collect();
     let model = json_schema!({"type": ["string", "null"], "enum": names});
-    for (name, schema) in &mut schemas {
+    for schema in schemas.values_mut() {
         let names = schema.pointer_mut("/properties/model/type");
-        // Ollama's clients may add a tag to a name.
-        if names.is_some_and(|kind| kind.is_array()) && !name.starts_with("Ollama") {
+        if names.is_some_and(|kind| kind.is_array()) {
             schema["properties"]["model"] = model.clone().into();
         }
     }

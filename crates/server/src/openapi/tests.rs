@@ -114,7 +114,7 @@ fn every_field_that_is_read_is_in_the_document() {
     assert!(names.iter().all(|name| options.contains_key(*name)));
     assert_eq!(
         properties(&document, "TokenizeRequest")["model"]["enum"],
-        json!(["m", null])
+        json!(["m", "m:latest", null])
     );
     // What is a form of its own.
     let prompt = properties(&document, "CompletionRequest")["prompt"].to_string();
