@@ -508,6 +508,19 @@ async fn what_is_not_done_is_refused_by_name() {
     )
     .await;
     assert_eq!(refused["param"], "input");
+    // Codex goes on without the image if the error is about its address.
+    let image = json!({"type": "input_image", "image_url": "data:image/png;base64,AAAA"});
+    let output = json!([{"type": "input_text", "text": "x"}, image]);
+    body["input"] = json!([
+        {"type": "function_call", "call_id": "1", "name": "view_image", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": output},
+    ]);
+    for stream in [false, true] {
+        body["stream"] = stream.into();
+        let refused = server.post(RESPONSES, &body).await;
+        let refused = error(refused, 400, "invalid_value").await;
+        assert_eq!(refused["param"], "input[1].output[1].image_url");
+    }
     server.done().await;
 }
 

@@ -142,17 +142,10 @@ impl TextOr<ContentPart> {
     }
 }
 
-/// Reads a content as its text; null is none.
-pub(super) fn some_lines<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<String>, D::Error> {
-    let content = Option::<TextOr<ContentPart>>::deserialize(deserializer)?;
-    Ok(content.map(TextOr::lines))
-}
-
 /// Reads a content as its text; null is an empty one.
 pub(super) fn lines<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    some_lines(deserializer).map(Option::unwrap_or_default)
+    let content = Option::<TextOr<ContentPart>>::deserialize(deserializer)?;
+    Ok(content.map(TextOr::lines).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Converts the items of a request to the messages of a chat.
 
 use super::tools::{PlacedTool, ResponseTool, shown_name};
-use crate::content::{ContentPart, TextOr, some_lines};
+use crate::content::{ContentPart, TextOr};
 use crate::conversation::{ChatMessage, MessageCall};
 use crate::custom_tool::arguments;
 use crate::object;
@@ -44,9 +44,8 @@ pub(crate) struct InputItem {
     author: Option<String>,
     /// The agent to which it is said.
     recipient: Option<String>,
-    #[serde(default, deserialize_with = "some_lines")]
     #[schemars(with = "Option<TextOr<ContentPart>>")]
-    output: Option<String>,
+    output: Option<Value>,
     /// What reasoning is shown by where it has no text.
     summary: Option<Value>,
     /// What a response told of the item.
@@ -291,7 +290,10 @@ impl Conversation {
             | InputItemKind::CustomToolCallOutput
             | InputItemKind::LocalShellCallOutput => {
                 let id = required(at.key("call_id"), item.call_id)?;
-                let output = required(at.key("output"), item.output)?;
+                let at = at.key("output");
+                let output = required(at.clone(), item.output)?;
+                refuse_images(&at, &output)?;
+                let output = object::read::<TextOr<ContentPart>>(&at, output)?.lines();
                 self.other(ChatMessage::of_tool(id, output));
             }
             InputItemKind::Reasoning => self.think(reasoning(item.content, item.summary)),
@@ -391,6 +393,18 @@ impl Conversation {
             let all: Vec<String> = before.into_iter().chain(thoughts).collect();
             message.reasoning_content = Some(all.join("\n"));
         }
+    }
+}
+
+/// Refuses the images of an output by their addresses: an error about one tells Codex to go on without the image.
+fn refuse_images(at: &FieldPath, output: &Value) -> Result<()> {
+    let mut parts = output.as_array().into_iter().flatten();
+    match parts.position(|part| part["type"] == "input_image") {
+        Some(i) => wrong(
+            at.index(i).key("image_url"),
+            "is not possible, because this model reads text only: send a part of the type input_text",
+        ),
+        None => Ok(()),
     }
 }
 

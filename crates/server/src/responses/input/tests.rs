@@ -273,8 +273,21 @@ fn wrong_items_are_named() {
             "input[0].input",
         ),
         (
-            json!([{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]),
+            json!([{"type": "function_call_output", "call_id": "1", "output": [
+                {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:image/png;base64,"}]}]),
+            "input[0].output[1].image_url",
+        ),
+        (
+            json!([{"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]),
+            "input[0].output[0].image_url",
+        ),
+        (
+            json!([{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}]),
             "input[0].output[0].type",
+        ),
+        (
+            json!([{"type": "function_call_output", "call_id": "1", "output": 7}]),
+            "input[0].output",
         ),
         (
             json!([{"type": "additional_tools", "role": "developer"}]),
