@@ -385,6 +385,46 @@ async fn agents_may_send_hints_hosted_tools_and_later_instructions() {
     server.done().await;
 }
 
+/// As agents send what tools return without being asked for it.
+#[tokio::test]
+async fn results_may_be_images_and_failures() {
+    let server = saying("Hello").await;
+    let asked = |content: Value, is_error: bool| {
+        let mut asked = body();
+        let call = json!({"type": "tool_use", "id": "1", "name": "add", "input": {}});
+        let result = json!({"type": "tool_result", "tool_use_id": "1", "is_error": is_error, "content": content});
+        asked["messages"] = json!([
+            asked["messages"][0],
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]);
+        asked
+    };
+    let tokens = async |body: &Value| {
+        let counted = server.json(COUNT, body).await;
+        counted["input_tokens"].as_u64().expect("tokens")
+    };
+    // Each byte is a token.
+    let fine = tokens(&asked("no file".into(), false)).await;
+    let failed = tokens(&asked("no file".into(), true)).await;
+    assert_eq!(failed - fine, "Error: ".len() as u64);
+
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
+    let shown = asked(json!([image]), false);
+    let told = asked("[image: this model reads text only]".into(), false);
+    assert_eq!(tokens(&shown).await, tokens(&told).await);
+    let expected =
+        "messages[2].content[0].content[0]: this model reads text only, and the image was left out";
+    for path in [MESSAGES, COUNT] {
+        let response = server.post(path, &shown).await;
+        assert_eq!(response.status(), 200, "{path}");
+        assert_eq!(response.headers()["x-foretoken-warning"], expected);
+        let response = server.post(path, &told).await;
+        assert!(response.headers().get("x-foretoken-warning").is_none());
+    }
+    server.done().await;
+}
+
 #[tokio::test]
 async fn errors_have_anthropics_shape() {
     let server = saying("Hello").await;

@@ -10,6 +10,9 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+/// What the model reads in the place of an image.
+const INSTEAD_OF_IMAGE: &str = "[image: this model reads text only]";
+
 /// A message of a request.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct MessageTurn {
@@ -89,18 +92,23 @@ struct ResultPart {
     kind: ResultPartKind,
     text: Option<String>,
     tool_name: Option<String>,
+    /// An image's data.
+    #[schemars(with = "Option<Map<String, Value>>")]
+    source: Option<IgnoredAny>,
     #[serde(flatten)]
     #[schemars(skip)]
     _harmless: HarmlessKeys,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "ResultPartType")]
 enum ResultPartKind {
     Text,
     /// A tool that a search has found. All tools are in the prompt, so the model is told its name.
     ToolReference,
+    /// The model is told that there was one: tools return images without being asked.
+    Image,
 }
 
 impl ResultPart {
@@ -108,27 +116,18 @@ impl ResultPart {
         let (name, has): (_, &[&str]) = match self.kind {
             ResultPartKind::Text => ("text", &["text"]),
             ResultPartKind::ToolReference => ("tool_reference", &["tool_name"]),
+            ResultPartKind::Image => ("image", &["source"]),
         };
-        refuse_inapplicable(at, name, has, &given! { self, text, tool_name })?;
+        refuse_inapplicable(at, name, has, &given! { self, text, tool_name, source })?;
         match self.kind {
             ResultPartKind::Text => required(at.key("text"), self.text),
             ResultPartKind::ToolReference => {
                 let name = required(at.key("tool_name"), self.tool_name)?;
                 Ok(format!("Tool: {name}"))
             }
+            ResultPartKind::Image => Ok(INSTEAD_OF_IMAGE.into()),
         }
     }
-}
-
-/// The text of the result of a call.
-fn result(at: &FieldPath, content: Option<TextOr<ResultPart>>) -> Result<String> {
-    let parts = match content {
-        None => return Ok(String::new()),
-        Some(TextOr::Text(text)) => return Ok(text),
-        Some(TextOr::List(parts)) => parts.into_iter().enumerate(),
-    };
-    let lines: Result<Vec<String>> = parts.map(|(i, part)| part.line(&at.index(i))).collect();
-    Ok(lines?.join("\n"))
 }
 
 impl InputBlock {
@@ -147,81 +146,139 @@ impl InputBlock {
     }
 }
 
-/// The messages for `system` and `turns`.
+/// What `system` and the turns of a request become.
+#[derive(Debug, Default)]
+pub(super) struct MergedTurns {
+    pub messages: Vec<ChatMessage>,
+    /// What was left out.
+    pub warnings: Vec<String>,
+}
+
+/// The messages of `system` and `turns`.
 ///
 /// # Errors
 /// `Invalid`, naming the block.
-pub(super) fn messages(
+pub(super) fn merged(
     system: Option<TextOr<ContentPart>>,
     turns: Vec<MessageTurn>,
-) -> Result<Vec<ChatMessage>> {
+) -> Result<MergedTurns> {
     const FIELD: &str = "messages";
     let Some(last) = turns.len().checked_sub(1) else {
         return wrong(FIELD, "must not be empty");
     };
+    let mut merged = MergedTurns::default();
     let system = system.map(|system| ChatMessage::new("system", system.lines()));
-    let mut messages = Vec::from_iter(system);
+    merged.messages.extend(system);
     for (i, turn) in turns.into_iter().enumerate() {
         let at = FieldPath::from(FIELD).index(i).key("content");
         match turn.role {
-            TurnRole::User => turn_of("user", &at, turn.content, &mut messages)?,
+            TurnRole::User => merged.add("user", &at, turn.content)?,
             TurnRole::Assistant => {
-                let message = assistant(&at, turn.content)?;
-                if i == last {
-                    check_open(&at, &message)?;
+                merged.answer(assistant(&at, turn.content)?);
+                if let Some(message) = merged.messages.last().filter(|_| i == last) {
+                    check_open(&at, message)?;
                 }
-                messages.push(message);
             }
-            TurnRole::System => turn_of("system", &at, turn.content, &mut messages)?,
+            TurnRole::System => merged.add("system", &at, turn.content)?,
         }
     }
-    Ok(messages)
+    Ok(merged)
 }
 
-/// Adds what a user says and the results of calls, in their order, or instructions (`system`).
-fn turn_of(
-    role: &str,
-    at: &FieldPath,
-    content: TextOr<InputBlock>,
-    messages: &mut Vec<ChatMessage>,
-) -> Result<()> {
-    let blocks = match content {
-        TextOr::Text(text) => {
-            says(role, text, messages);
-            return Ok(());
-        }
-        TextOr::List(blocks) => blocks,
-    };
-    for (i, block) in blocks.into_iter().enumerate() {
-        let at = at.index(i);
-        block.check(&at)?;
-        match block.kind {
-            InputBlockKind::Text => says(role, required(at.key("text"), block.text)?, messages),
-            InputBlockKind::ToolResult if role == "user" => {
-                let id = required(at.key("tool_use_id"), block.tool_use_id)?;
-                let content = result(&at.key("content"), block.content)?;
-                let mut result = ChatMessage::of_tool(id, content);
-                // Templates may show it.
-                if block.is_error == Some(true) {
-                    result.others.insert("is_error".into(), true.into());
-                }
-                messages.push(result);
+impl MergedTurns {
+    /// Adds what a user says and the results of calls, in their order, or instructions (`system`).
+    fn add(&mut self, role: &str, at: &FieldPath, content: TextOr<InputBlock>) -> Result<()> {
+        let blocks = match content {
+            TextOr::Text(text) => {
+                self.say(role, text);
+                return Ok(());
             }
-            _ if role == "user" => return wrong(at.key("type"), "must be text or tool_result"),
-            _ => return wrong(at.key("type"), "must be text"),
+            TextOr::List(blocks) => blocks,
+        };
+        for (i, block) in blocks.into_iter().enumerate() {
+            let at = at.index(i);
+            block.check(&at)?;
+            match block.kind {
+                InputBlockKind::Text => self.say(role, required(at.key("text"), block.text)?),
+                InputBlockKind::ToolResult if role == "user" => {
+                    let id = required(at.key("tool_use_id"), block.tool_use_id)?;
+                    let mut content = self.result(&at.key("content"), block.content)?;
+                    if block.is_error == Some(true) {
+                        content = failed(content);
+                    }
+                    self.messages.push(ChatMessage::of_tool(id, content));
+                }
+                _ if role == "user" => return wrong(at.key("type"), "must be text or tool_result"),
+                _ => return wrong(at.key("type"), "must be text"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds to what this role said last, if nobody spoke since: turns of the same role are one.
+    fn say(&mut self, role: &str, text: String) {
+        match self.messages.last_mut().filter(|last| last.role == role) {
+            Some(last) => {
+                last.content.push('\n');
+                last.content.push_str(&text);
+            }
+            None => self.messages.push(ChatMessage::new(role, text)),
         }
     }
-    Ok(())
+
+    /// Adds a turn of the model, which is one with the turn before it if that is the model's, too.
+    fn answer(&mut self, turn: ChatMessage) {
+        let last = self.messages.last_mut();
+        let Some(last) = last.filter(|last| last.role == turn.role) else {
+            self.messages.push(turn);
+            return;
+        };
+        last.content = joined(std::mem::take(&mut last.content), turn.content);
+        if let Some(thought) = turn.reasoning_content {
+            let before = last.reasoning_content.take();
+            last.reasoning_content = Some(joined(before.unwrap_or_default(), thought));
+        }
+        if let Some(calls) = turn.tool_calls {
+            last.tool_calls.get_or_insert_default().extend(calls);
+        }
+    }
+
+    /// The text of the result of a call.
+    fn result(&mut self, at: &FieldPath, content: Option<TextOr<ResultPart>>) -> Result<String> {
+        let parts = match content {
+            None => return Ok(String::new()),
+            Some(TextOr::Text(text)) => return Ok(text),
+            Some(TextOr::List(parts)) => parts,
+        };
+        let mut lines = Vec::new();
+        for (i, part) in parts.into_iter().enumerate() {
+            let at = at.index(i);
+            if part.kind == ResultPartKind::Image {
+                self.warnings.push(format!(
+                    "{at}: this model reads text only, and the image was left out"
+                ));
+            }
+            lines.push(part.line(&at)?);
+        }
+        Ok(lines.join("\n"))
+    }
 }
 
-/// Adds to what this role said last, if nobody spoke since: turns of the same role are one.
-fn says(role: &str, text: String, messages: &mut Vec<ChatMessage>) {
-    match messages.last_mut().filter(|last| last.role == role) {
-        Some(last) => {
-            last.content.push('\n');
-            last.content.push_str(&text);
-        }
-        None => messages.push(ChatMessage::new(role, text)),
+/// Both texts, each on lines of its own; one that is empty has none.
+fn joined(mut text: String, more: String) -> String {
+    if !text.is_empty() && !more.is_empty() {
+        text.push('\n');
+    }
+    text + &more
+}
+
+/// The result of a call that failed. Templates do not show that it did, so its text must.
+fn failed(content: String) -> String {
+    let first = content.split_whitespace().next();
+    match first.map(str::to_ascii_lowercase) {
+        None => "Error".into(),
+        Some(word) if word.contains("error") => content,
+        Some(_) => format!("Error: {content}"),
     }
 }
 
@@ -291,14 +348,16 @@ mod tests {
         messages: Option<Vec<MessageTurn>>,
     }
 
-    fn read(system: &Value, turns: &Value) -> Result<Value> {
+    fn read_all(system: &Value, turns: &Value) -> Result<MergedTurns> {
         let body = json!({"system": system, "messages": turns}).to_string();
         let body = JsonObject::parse(body.as_bytes(), &[wire::names::<Asked>()])?;
         let asked: Asked = body.fields()?;
-        Ok(json!(messages(
-            asked.system,
-            asked.messages.unwrap_or_default()
-        )?))
+        merged(asked.system, asked.messages.unwrap_or_default())
+    }
+
+    /// The messages.
+    fn read(system: &Value, turns: &Value) -> Result<Value> {
+        Ok(json!(read_all(system, turns)?.messages))
     }
 
     #[test]
@@ -335,12 +394,87 @@ mod tests {
             {"role": "system", "content": "a\nb"},
             {"role": "user", "content": "Hi\nthere"},
             {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm.", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "1", "content": "one\nTool: Monitor", "is_error": true},
+            {"role": "tool", "tool_call_id": "1", "content": "Error: one\nTool: Monitor"},
             {"role": "user", "content": "And?"},
             {"role": "assistant", "content": "Yes."},
             {"role": "tool", "tool_call_id": "2", "content": ""},
         ]);
         assert_eq!(read(&system, &turns).expect("fine"), expected);
+    }
+
+    #[test]
+    fn turns_of_the_model_are_one_message() {
+        let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "f", "input": {}});
+        let says = |content: Value| json!({"role": "assistant", "content": content});
+        let mut turns = vec![
+            json!({"role": "user", "content": "Hi"}),
+            says(json!([{"type": "thinking", "thinking": "Hm."}])),
+            says(json!([{"type": "text", "text": "Let me look."}])),
+            says(json!([call("1")])),
+            says(
+                json!([{"type": "thinking", "thinking": "So."}, {"type": "text", "text": "And there."}, call("2")]),
+            ),
+            json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "one"}]}),
+            says("Yes,".into()),
+            says("it is.".into()),
+        ];
+        let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": {}}});
+        let expected = json!([
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Let me look.\nAnd there.", "reasoning_content": "Hm.\nSo.",
+             "tool_calls": [call("1"), call("2")]},
+            {"role": "tool", "tool_call_id": "1", "content": "one"},
+            {"role": "assistant", "content": "Yes,\nit is."},
+        ]);
+        let read = |turns: &[Value]| read(&Value::Null, &json!(turns));
+        assert_eq!(read(&turns).expect("fine"), expected);
+        // The last message, which the answer continues, is the whole one.
+        turns.truncate(4);
+        turns.push(says("There.".into()));
+        let error = read(&turns).expect_err("refused");
+        assert_eq!(error.param().as_deref(), Some("messages[4].content"));
+    }
+
+    #[test]
+    fn results_say_that_a_call_failed() {
+        let of = |content: Value| {
+            let block = json!({"type": "tool_result", "tool_use_id": "1", "is_error": true, "content": content});
+            let turns = json!([{"role": "user", "content": [block]}]);
+            read(&Value::Null, &turns).expect("fine")[0]["content"].clone()
+        };
+        for (content, expected) in [
+            (json!("no such file"), "Error: no such file"),
+            (
+                json!([{"type": "text", "text": "no"}, {"type": "text", "text": "file"}]),
+                "Error: no\nfile",
+            ),
+            (Value::Null, "Error"),
+            (json!([]), "Error"),
+            (json!(" \n"), "Error"),
+            (json!("Error: no file"), "Error: no file"),
+            (json!("ValueError: no"), "ValueError: no"),
+            (
+                json!("<tool_use_error>no</tool_use_error>"),
+                "<tool_use_error>no</tool_use_error>",
+            ),
+            (json!("the error is"), "Error: the error is"),
+        ] {
+            assert_eq!(of(content), expected);
+        }
+    }
+
+    #[test]
+    fn images_of_results_are_left_out() {
+        let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
+        let content = json!([{"type": "text", "text": "The page:"}, image, image]);
+        let turns = json!([{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": content}]}]);
+        let read = read_all(&Value::Null, &turns).expect("fine");
+        let text = format!("The page:\n{INSTEAD_OF_IMAGE}\n{INSTEAD_OF_IMAGE}");
+        assert_eq!(read.messages[0].content, text);
+        let told = "this model reads text only, and the image was left out";
+        let expected = [1, 2].map(|i| format!("messages[0].content[0].content[{i}]: {told}"));
+        assert_eq!(read.warnings, expected);
     }
 
     #[test]
@@ -376,9 +510,15 @@ mod tests {
             ),
             (
                 user(
-                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]),
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document"}]}]),
                 ),
                 "messages[0].content[0].content[0].type",
+            ),
+            (
+                user(
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "text": "x"}]}]),
+                ),
+                "messages[0].content[0].content[0].text",
             ),
             (
                 user(

@@ -53,7 +53,7 @@ pub(crate) struct MessageFields {
     _context_management: Option<IgnoredAny>,
 }
 
-/// The type of tools that the client runs. The server has none of its own.
+/// The type of tools that the request describes. The server has none of its own.
 const CUSTOM: &str = "custom";
 
 /// A tool, whose function is no object of its own.
@@ -107,12 +107,13 @@ impl Context<'_> {
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
     pub fn message(&self, body: &[u8]) -> Result<(Job, MessageReply)> {
-        let chat = self.message_chat(body)?;
+        let (chat, warnings) = self.message_chat(body)?;
         if chat.common.max_tokens.is_none() {
             return wrong("max_tokens", "is required");
         }
         chat.common.refuse_chunk_options()?;
-        let job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
+        let mut job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
+        job.warnings.extend(warnings);
         let reply = MessageReply::new(&job.header);
         Ok((job, reply))
     }
@@ -122,7 +123,7 @@ impl Context<'_> {
     /// # Errors
     /// The errors of [`Context::message`].
     pub fn message_tokens(&self, body: &[u8]) -> Result<Warned<TokenCount>> {
-        let chat = self.message_chat(body)?;
+        let (chat, left_out) = self.message_chat(body)?;
         self.model(chat.common.model.as_deref())?;
         let mut fields = chat.fields;
         let end = fields.prompt_end();
@@ -133,13 +134,15 @@ impl Context<'_> {
             let chat = self.chat_prompt(messages, &tools.list, end, thinking.variables)?;
             Ok((chat.prompt, tools.warnings))
         });
-        let (prompt, warnings) = read.map_err(|e| e.renamed(&NAMES))?;
+        let (prompt, mut warnings) = read.map_err(|e| e.renamed(&NAMES))?;
+        warnings.extend(left_out);
         let input_tokens = self.encode_chat(&prompt, false, None)?.len();
         let answer = TokenCount { input_tokens };
         Ok(Warned { answer, warnings })
     }
 
-    fn message_chat(&self, body: &[u8]) -> Result<Body<wire::ChatFields>> {
+    /// The chat that a body is, and what was left out of it.
+    fn message_chat(&self, body: &[u8]) -> Result<(Body<wire::ChatFields>, Vec<String>)> {
         let Body {
             mut common,
             fields,
@@ -171,10 +174,11 @@ impl Context<'_> {
         let parallel = fields.tool_choice.as_ref();
         let parallel = parallel.and_then(|choice| choice.disable_parallel_tool_use);
         let parallel = parallel.map(|disabled| !disabled);
-        Ok(Body {
+        let merged = input::merged(fields.system, turns)?;
+        let chat = Body {
             common,
             fields: wire::ChatFields {
-                messages: Some(input::messages(fields.system, turns)?),
+                messages: Some(merged.messages),
                 continue_final_message: is_open.then_some(true),
                 tools: fields.tools.map(tools).transpose()?,
                 tool_choice: fields.tool_choice.map(tool_choice).transpose()?,
@@ -188,11 +192,12 @@ impl Context<'_> {
                 ..wire::ChatFields::default()
             },
             structured,
-        })
+        };
+        Ok((chat, merged.warnings))
     }
 }
 
-/// A chat's tools. Those of other types are tools that another server runs itself.
+/// A chat's tools. Those of other types are Anthropic's: some are run by clients, the others by its servers.
 fn tools(list: Vec<MessageTool>) -> Result<Vec<Tool>> {
     let tool = |(i, tool): (usize, MessageTool)| {
         let at = FieldPath::from("tools").index(i);
