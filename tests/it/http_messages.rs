@@ -385,6 +385,40 @@ async fn agents_may_send_hints_hosted_tools_and_later_instructions() {
     server.done().await;
 }
 
+/// Tools that clients run have types of Anthropic's, and no schemas.
+#[tokio::test]
+async fn a_shell_and_an_editor_are_called() {
+    let says =
+        "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
+    let server = saying(says).await;
+    let mut asked = text_body();
+    asked["tools"] = json!([
+        {"type": "bash_20250124", "name": "bash", "cache_control": {"type": "ephemeral"}},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 10_000},
+    ]);
+    let response = server.post(MESSAGES, &asked).await;
+    assert_eq!(response.status(), 200);
+    assert!(response.headers().get("x-foretoken-warning").is_none());
+    let reply: Value = response.json().await.expect("JSON");
+    let call = json!({"type": "tool_use", "id": null, "name": "bash", "input": {"command": "ls"}});
+    let content = reply["content"].as_array().expect("blocks");
+    assert_eq!(settled(content), [call]);
+    server.done().await;
+
+    // One that is required fits the schema.
+    let server = saying("Hello").await;
+    asked["max_tokens"] = 300.into();
+    asked["tool_choice"] = json!({"type": "tool", "name": "str_replace_based_edit_tool"});
+    let reply = server.json(MESSAGES, &asked).await;
+    let block = &reply["content"][0];
+    assert_eq!(block["name"], "str_replace_based_edit_tool", "{reply}");
+    if reply["stop_reason"] == "tool_use" {
+        let commands = ["view", "create", "str_replace", "insert"].map(Value::from);
+        assert!(commands.contains(&block["input"]["command"]), "{reply}");
+    }
+    server.done().await;
+}
+
 /// As agents send what tools return without being asked for it.
 #[tokio::test]
 async fn results_may_be_images_and_failures() {
@@ -460,6 +494,16 @@ async fn errors_have_anthropics_shape() {
             "tools",
             json!([{"name": "a", "input_schema": []}]),
             "tools[0].input_schema",
+        ),
+        (
+            "tools",
+            json!([{"type": "memory_20250818", "name": "memory"}]),
+            "tools[0].type",
+        ),
+        (
+            "tools",
+            json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1, "display_height_px": 1}]),
+            "tools[0].type",
         ),
         ("tool_choice", json!({"type": "any"}), "tool_choice"),
         ("tool_choice", json!({"type": "tool"}), "tool_choice.name"),

@@ -1,5 +1,6 @@
 //! Anthropic's Messages API: a request becomes a chat, and its reply a message of content blocks.
 
+mod client_tools;
 mod error;
 mod events;
 mod input;

@@ -1,5 +1,6 @@
 //! Converts the body of `/v1/messages` to a chat.
 
+use super::client_tools;
 use super::events::MessageReply;
 use super::input::{self, MessageTurn};
 use crate::content::{ContentPart, TextOr};
@@ -202,7 +203,11 @@ fn tools(list: Vec<MessageTool>) -> Result<Vec<Tool>> {
     let tool = |(i, tool): (usize, MessageTool)| {
         let at = FieldPath::from("tools").index(i);
         if let Some(kind) = tool.kind.as_deref().filter(|kind| *kind != CUSTOM) {
-            return Ok(Tool::hosted(at, kind, Some(tool.function.name)));
+            let name = tool.function.name.clone();
+            return Ok(match client_tools::described(&at, kind, tool.function)? {
+                Some(function) => Tool::function(at, function),
+                None => Tool::hosted(at, kind, Some(name)),
+            });
         }
         required(at.key("input_schema"), tool.function.parameters.as_ref())?;
         Ok(Tool::function(at, tool.function))
