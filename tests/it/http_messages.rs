@@ -385,6 +385,27 @@ async fn agents_may_send_hints_hosted_tools_and_later_instructions() {
     server.done().await;
 }
 
+/// Clients count what they may have to shorten.
+#[tokio::test]
+async fn prompts_beyond_the_context_are_counted() {
+    let server = saying("Hello").await;
+    let content = |length: usize| -> Value { "a".repeat(length).into() };
+    let mut body = text_body();
+    body["messages"][0]["content"] = content(20_000);
+    let counted = server.json(COUNT, &body).await;
+    let counted = counted["input_tokens"].as_u64().expect("tokens");
+    assert!((20_001..20_100).contains(&counted), "{counted}");
+    let mut prompt = json!({"prompt": content(20_000)});
+    assert_eq!(server.json("/tokenize", &prompt).await["count"], 20_000);
+    // But not all of what a body has room for.
+    body["messages"][0]["content"] = content(300_000);
+    let (_, message) = refused(server.post(COUNT, &body).await, 400).await;
+    assert!(message.starts_with("prompt is too long: "), "{message}");
+    prompt["prompt"] = content(300_000);
+    assert_eq!(server.post("/tokenize", &prompt).await.status(), 400);
+    server.done().await;
+}
+
 /// Tools that clients run have types of Anthropic's, and no schemas.
 #[tokio::test]
 async fn a_shell_and_an_editor_are_called() {

@@ -13,6 +13,10 @@ use std::sync::Arc;
 /// The field of chats.
 const MESSAGES: &str = conversation::FIELD;
 
+/// The tokens that a text may have which is only counted, if the context does not allow more: clients count what they may
+/// have to shorten.
+const MAX_COUNTED: usize = 1 << 18;
+
 /// One prompt of a request.
 pub(super) struct PromptTokens {
     pub ids: Vec<u32>,
@@ -30,6 +34,23 @@ pub(super) struct PromptOptions<'a> {
     pub keep: Option<usize>,
     /// The text after the one that is asked for.
     pub suffix: Option<&'a str>,
+}
+
+/// The tokens of a text that are wanted.
+#[derive(Debug, Clone, Copy)]
+enum WantedTokens {
+    /// All, because the text must fit the context.
+    Fitting,
+    /// So many of the last ones.
+    Last(usize),
+    /// All, of a text that need not fit the context.
+    Counted,
+}
+
+impl WantedTokens {
+    fn of_last(keep: Option<usize>) -> Self {
+        keep.map_or(Self::Fitting, Self::Last)
+    }
 }
 
 impl Context<'_> {
@@ -83,7 +104,35 @@ impl Context<'_> {
         add_special_tokens: bool,
         keep: Option<usize>,
     ) -> Result<Vec<u32>> {
-        self.encode_with(self.literal, MESSAGES, (prompt, add_special_tokens), keep)
+        let wanted = WantedTokens::of_last(keep);
+        self.encode_with(self.literal, MESSAGES, (prompt, add_special_tokens), wanted)
+    }
+
+    /// The token ids of a chat's prompt that is counted, and not answered. It may be longer than the context.
+    ///
+    /// # Errors
+    /// `ContextLengthExceeded`, if it has more than [`MAX_COUNTED`] tokens, and more than twice the context.
+    pub(super) fn count_chat(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let text = (prompt, add_special_tokens);
+        self.encode_with(self.literal, MESSAGES, text, WantedTokens::Counted)
+    }
+
+    /// The same of a text, which came in `field`.
+    ///
+    /// # Errors
+    /// The errors of [`Context::count_chat`].
+    pub(super) fn count(
+        &self,
+        field: &str,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>> {
+        self.encode_with(
+            None,
+            field,
+            (text, add_special_tokens),
+            WantedTokens::Counted,
+        )
     }
 
     /// The token ids of a completion's prompts; texts get BOS with `add_special_tokens`. The number of
@@ -178,7 +227,8 @@ impl Context<'_> {
         add_special_tokens: bool,
         keep: Option<usize>,
     ) -> Result<Vec<u32>> {
-        self.encode_with(None, field, (prompt, add_special_tokens), keep)
+        let wanted = WantedTokens::of_last(keep);
+        self.encode_with(None, field, (prompt, add_special_tokens), wanted)
     }
 
     /// The first `keep` token ids of a text. Those that the tokenizer adds before and after a text are kept, too, and
@@ -212,11 +262,15 @@ impl Context<'_> {
         literal: Option<&LiteralText>,
         field: &str,
         (prompt, add_special_tokens): (&str, bool),
-        keep: Option<usize>,
+        wanted: WantedTokens,
     ) -> Result<Vec<u32>> {
         let max = self.limits.max_model_len;
-        let most = max.saturating_mul(2);
-        if keep.is_none() && self.text.prefix_within(prompt, most).len() < prompt.len() {
+        let most = match wanted {
+            WantedTokens::Fitting => max.saturating_mul(2),
+            WantedTokens::Last(_) => usize::MAX,
+            WantedTokens::Counted => max.saturating_mul(2).max(MAX_COUNTED),
+        };
+        if self.text.prefix_within(prompt, most).len() < prompt.len() {
             // OpenAI's wording, as the engine has it.
             let message = format!(
                 "This model's maximum context length is {max} tokens. However, the {field} has more than {most}. Please reduce the length of the {field}."
@@ -229,7 +283,9 @@ impl Context<'_> {
             None => self.text.encode(prompt, add_special_tokens),
         };
         let mut ids = ids.map_err(|e| e.renamed(&[("prompt", field)]))?;
-        let Some(keep) = keep else { return Ok(ids) };
+        let WantedTokens::Last(keep) = wanted else {
+            return Ok(ids);
+        };
         let bos = ids.first().copied().filter(|_| self.adds_bos(prompt, &ids));
         keep_last(&mut ids, keep);
         if let (Some(first), Some(bos)) = (ids.first_mut(), bos) {

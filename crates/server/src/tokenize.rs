@@ -34,7 +34,7 @@ impl Context<'_> {
         let mut warnings = Vec::new();
         let tokens = match (body.prompt, body.messages) {
             (Some(prompt), None) => {
-                self.encode("prompt", &prompt, body.add_special_tokens.unwrap_or(true))?
+                self.count("prompt", &prompt, body.add_special_tokens.unwrap_or(true))?
             }
             (None, Some(messages)) => {
                 let thinking = self.thinking(ThinkingFields {
@@ -48,7 +48,7 @@ impl Context<'_> {
                 let chat = self.chat_prompt(messages, &tools.list, end, thinking.variables)?;
                 warnings = tools.warnings;
                 let special = body.add_special_tokens.unwrap_or(false);
-                self.encode_chat(&chat.prompt, special, None)?
+                self.count_chat(&chat.prompt, special)?
             }
             _ => {
                 let message = "exactly one of prompt and messages is required";

@@ -137,7 +137,7 @@ impl Context<'_> {
         });
         let (prompt, mut warnings) = read.map_err(|e| e.renamed(&NAMES))?;
         warnings.extend(left_out);
-        let input_tokens = self.encode_chat(&prompt, false, None)?.len();
+        let input_tokens = self.count_chat(&prompt, false)?.len();
         let answer = TokenCount { input_tokens };
         Ok(Warned { answer, warnings })
     }
