@@ -334,7 +334,8 @@ async fn a_format_is_followed() {
     assert_eq!(answer, json!({"answer": 42}));
     assert_eq!(reply["text"]["format"], format);
     let mut chat = chat_body("Hi");
-    let of_chat = json!({"name": "it", "schema": schema});
+    // Null is nothing, whatever it is called.
+    let of_chat = json!({"name": "it", "schema": schema, "unknown": null});
     chat["response_format"] = json!({"type": "json_schema", "json_schema": of_chat});
     let chat = server.json(CHAT, &chat).await;
     assert_eq!(text, chat["choices"][0]["message"]["content"].as_str());

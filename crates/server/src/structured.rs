@@ -272,10 +272,7 @@ impl ResponseFormat {
     fn asked(&self) -> Result<Option<Asked>> {
         let field = FieldPath::from(RESPONSE_FORMAT);
         let at = field.key("json_schema");
-        refuse_others(
-            &field,
-            self.others.iter().find(|(_, value)| !value.is_null()),
-        )?;
+        refuse_others(&field, given(&self.others))?;
         if self.schema.is_some() && self.kind != FormatKind::JsonObject {
             let what = format!("requires {field}.type to be json_object");
             return wrong(field.key("schema"), what);
@@ -309,8 +306,13 @@ impl NamedSchema {
             let what = format!("must have 1 to {MAX_NAME} letters, digits, underscores or dashes");
             return wrong(field, what);
         }
-        refuse_others(at, self.others.iter().next())
+        refuse_others(at, given(&self.others))
     }
+}
+
+/// The first field that is not null, which asks for nothing.
+fn given(others: &Map<String, Value>) -> Option<(&String, &Value)> {
+    others.iter().find(|(_, value)| !value.is_null())
 }
 
 /// Refuses a field of the object `at` that is not known.
