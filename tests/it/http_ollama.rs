@@ -187,6 +187,10 @@ async fn calls_come_when_they_are_complete_and_go_back_as_history() {
     assert_eq!(answer["done_reason"], "stop");
     let chat = server.json(CHAT, &of_chat).await;
     assert_eq!(answer["prompt_eval_count"], chat["usage"]["prompt_tokens"]);
+    let mut one = body.clone();
+    one["parallel_tool_calls"] = false.into();
+    let answer = both(&server, OLLAMA_CHAT, &one).await;
+    assert_eq!(answer["message"]["tool_calls"], json!([calls[0]]));
 
     // The next turn, as clients send it: without ids.
     let calls = json!([
@@ -221,11 +225,21 @@ async fn what_a_model_thinks_stands_beside_its_text() {
         let answer = both(&server, OLLAMA_CHAT, &body).await;
         let expected = json!({"role": "assistant", "content": "Yes.", "thinking": "It may rain."});
         assert_eq!(answer["message"], expected, "{think}");
+        body["include_reasoning"] = false.into();
+        let answer = both(&server, OLLAMA_CHAT, &body).await;
+        let hidden = json!({"role": "assistant", "content": "Yes."});
+        assert_eq!(answer["message"], hidden, "{think}");
         let mut body = prompt_body();
         body["think"] = think;
         let answer = both(&server, GENERATE, &body).await;
         assert_eq!(answer["response"], "Yes.");
         assert_eq!(answer["thinking"], "It may rain.");
+        body["include_reasoning"] = false.into();
+        let answer = both(&server, GENERATE, &body).await;
+        assert_eq!(
+            (&answer["response"], answer.get("thinking")),
+            (&json!("Yes."), None)
+        );
     }
     let mut body = chat_body();
     body["think"] = true.into();

@@ -24,6 +24,8 @@ pub(crate) struct ChatFields {
     /// None ask only whether the model is loaded.
     messages: Option<Vec<Turn>>,
     tools: Option<Vec<Tool>>,
+    parallel_tool_calls: Option<bool>,
+    include_reasoning: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
     format: Option<Format>,
@@ -43,6 +45,7 @@ pub(crate) struct GenerateFields {
     system: Option<String>,
     /// Whether the prompt is sent to the model as it is, and not as a chat's only message.
     raw: Option<bool>,
+    include_reasoning: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
     format: Option<Format>,
@@ -133,6 +136,8 @@ impl Context<'_> {
             fields: wire::ChatFields {
                 messages: Some(input::messages(turns)?),
                 tools: fields.tools,
+                parallel_tool_calls: fields.parallel_tool_calls,
+                include_reasoning: fields.include_reasoning,
                 logprobs: fields.logprobs,
                 top_logprobs: fields.top_logprobs,
                 ..self.ollama_thinking(fields.think)?
@@ -216,6 +221,7 @@ impl Context<'_> {
         let user = ChatMessage::new("user", fields.prompt.unwrap_or_default());
         let chat = wire::ChatFields {
             messages: Some(system.into_iter().chain([user]).collect()),
+            include_reasoning: fields.include_reasoning,
             logprobs: fields.logprobs,
             top_logprobs: fields.top_logprobs,
             ..self.ollama_thinking(fields.think)?
