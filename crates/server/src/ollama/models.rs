@@ -19,8 +19,9 @@ use serde_json::{Map, Value};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use tokio_stream::iter;
 
-/// The version of Ollama whose API this is. Clients refuse to talk to one that is too old for what they need.
-const API_VERSION: &str = "0.12.6";
+/// The version of Ollama whose API this is. Clients refuse to talk to one that is too old for what they need: Codex asks
+/// those from 0.13.4 on for responses. From 0.14.0 on, there are messages of Anthropic's API, too.
+const API_VERSION: &str = "0.14.0";
 
 /// The models stay as long as the server runs: none expires in so many months.
 const FOREVER: Months = Months::new(12 * 100);
