@@ -37,6 +37,9 @@ impl Refusal {
 /// The code of a prompt that is too long.
 pub(super) const CONTEXT: &str = "context_length_exceeded";
 
+/// Anthropic's type of what may succeed later.
+const OVERLOADED: &str = "overloaded_error";
+
 /// The names of an error in the APIs.
 pub(super) struct Names {
     status: u16,
@@ -51,7 +54,6 @@ impl Names {
     pub fn of(error: &Error) -> Self {
         const INVALID: &str = "invalid_request_error";
         const UNAVAILABLE: &str = "service_unavailable_error";
-        const OVERLOADED: &str = "overloaded_error";
         let Error::Request { kind, param, .. } = error else {
             return Self {
                 status: 500,
@@ -87,6 +89,24 @@ impl Names {
             anthropic,
         }
     }
+}
+
+/// The kind of an error with this code, or with this type of Anthropic's, if the status of its answer alone does not tell it.
+pub(super) fn kind_of(code: &str) -> Option<Kind> {
+    match code {
+        CONTEXT => Some(Kind::ContextLengthExceeded),
+        "overloaded" | OVERLOADED => Some(Kind::Overloaded),
+        "shutting_down" => Some(Kind::ShuttingDown),
+        _ => None,
+    }
+}
+
+/// The message of an error without the code that [`body`] adds to it.
+pub(super) fn without_code(message: &str) -> &str {
+    let code = message
+        .strip_suffix(')')
+        .and_then(|m| m.strip_suffix(CONTEXT));
+    code.and_then(|m| m.strip_suffix(" (")).unwrap_or(message)
 }
 
 /// An error in OpenAI's form.

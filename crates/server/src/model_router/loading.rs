@@ -4,6 +4,7 @@ use super::fleet::{Fleet, Lease};
 use super::policy::Phase;
 use super::proxy::{self, Forwarded};
 use crate::bodies::Received;
+use crate::error;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, Method, Response, StatusCode, header};
 use axum::response::IntoResponse;
@@ -180,15 +181,20 @@ async fn told(answer: Response<Body>) -> Error {
         .ok()
         .and_then(|body| serde_json::from_slice(&body).ok());
     let value: serde_json::Value = value.unwrap_or_default();
-    let message = value["error"]["message"].as_str();
-    let message = message.map_or_else(|| format!("the process answered {status}"), str::to_owned);
-    let kind = match status {
+    let told = &value["error"];
+    // Anthropic's errors have a type alone.
+    let code = told["code"].as_str().or(told["type"].as_str());
+    let kind = code.and_then(error::kind_of).unwrap_or(match status {
         StatusCode::NOT_FOUND => RequestErrorKind::NotFound,
         StatusCode::TOO_MANY_REQUESTS => RequestErrorKind::QueueFull,
         status if status.is_client_error() => RequestErrorKind::Invalid,
         _ => RequestErrorKind::ModelUnavailable,
+    });
+    let message = match told["message"].as_str() {
+        Some(message) => error::without_code(message).to_owned(),
+        None => format!("the process answered {status}"),
     };
-    Error::request(kind, value["error"]["param"].as_str(), message)
+    Error::request(kind, told["param"].as_str(), message)
 }
 
 // The processes of the tests are shells.
@@ -196,9 +202,13 @@ async fn told(answer: Response<Body>) -> Error {
 mod tests {
     use super::super::fleet::tests::fleet;
     use super::*;
+    use crate::anthropic::Failure;
     use crate::bodies::Bodies;
     use crate::limits::HttpLimits;
+    use axum::Json;
     use axum::http::Request;
+    use foretoken_core::error::RequestErrorKind as Kind;
+    use serde_json::json;
 
     async fn waiting(fleet: &Arc<Fleet>, model: usize, path: &str) -> Waiting {
         let (parts, ()) = Request::post(path).body(()).unwrap().into_parts();
@@ -214,19 +224,28 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_that_waits_begins_with_comments_and_ends_with_its_error() {
-        // The second one fails after it was loaded, and twice, so that it is not started a third time.
-        let fleet = fleet(&["cat", "exit 3"], 1, None);
-        for (path, event) in [
-            ("/v1/completions", "data: {\"error\":{\"message\":"),
-            ("/v1/messages", "event: error\ndata: {\"type\":\"error\","),
+        // The others fail after they were loaded, and the second one twice, so that it is not started a third time.
+        let fleet = fleet(&["cat", "exit 3", "exit 3"], 1, None);
+        for (model, path, event) in [
+            (
+                2,
+                "/v1/responses",
+                "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"id\":\"resp_",
+            ),
+            (1, "/v1/completions", "data: {\"error\":{\"message\":"),
+            (
+                1,
+                "/v1/messages",
+                "event: error\ndata: {\"type\":\"error\",",
+            ),
         ] {
             let lease = fleet.acquire(0).await.unwrap();
-            let stream = waiting(&fleet, 1, path).await;
+            let stream = waiting(&fleet, model, path).await;
             let answer = stream.stream(Duration::from_millis(20)).await.unwrap();
             assert_eq!(answer.status(), StatusCode::OK);
             assert!(proxy::is_sse(answer.headers()));
             let mut body = answer.into_body().into_data_stream();
-            let comment = ": waiting for another model to end before m1 (0 s)\n\n";
+            let comment = format!(": waiting for another model to end before m{model} (0 s)\n\n");
             for _ in 0..2 {
                 assert_eq!(body.next().await.unwrap().unwrap(), comment);
             }
@@ -236,14 +255,50 @@ mod tests {
             let mut events = rest.split("\n\n").filter(|event| !event.starts_with(": "));
             let last = events.next().unwrap();
             assert!(last.starts_with(event), "{last}");
-            assert!(
-                last.contains("the process of the model `m1` failed"),
-                "{last}"
-            );
+            let why = format!("the process of the model `m{model}` failed");
+            assert!(last.contains(&why), "{last}");
             assert_eq!(events.collect::<Vec<_>>(), [""]);
         }
         // What is refused at once has a status.
         let stream = waiting(&fleet, 1, "/v1/completions").await;
         assert!(stream.stream(BETWEEN_COMMENTS).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn errors_of_processes_keep_their_kinds() {
+        let long = Error::request(Kind::ContextLengthExceeded, Some("input"), "too long");
+        let full = Error::request(Kind::QueueFull, None, "full");
+        let overloaded = Error::request(Kind::Overloaded, None, "no memory");
+        for (error, code) in [
+            (long, "context_length_exceeded"),
+            (full, "queue_full"),
+            (overloaded, "overloaded"),
+            (Error::shutting_down(), "shutting_down"),
+            (Error::invalid("input", "wrong"), "invalid_value"),
+        ] {
+            let body = json!(error::body(&error));
+            assert_eq!(body["error"]["code"], code);
+            let answer = error::response(&error, Json(error::body(&error)));
+            let told = told(answer).await;
+            assert_eq!(told.to_string(), error.to_string());
+            assert_eq!(json!(error::body(&told)), body);
+        }
+        // What Codex looks for.
+        let error = Error::request(Kind::ContextLengthExceeded, None, "too long");
+        let event = proxy::failed_event("/v1/responses", &error);
+        let event = std::str::from_utf8(&event).unwrap();
+        let expected = r#""error":{"code":"context_length_exceeded","message":"too long"}"#;
+        assert!(event.contains(expected), "{event}");
+        // Anthropic's have no code.
+        let error = Error::request(Kind::Overloaded, None, "no memory");
+        let answer = Failure(error).into_response();
+        let told = told(answer).await;
+        assert!(matches!(
+            told,
+            Error::Request {
+                kind: Kind::Overloaded,
+                ..
+            }
+        ));
     }
 }

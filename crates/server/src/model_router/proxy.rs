@@ -6,6 +6,7 @@ use crate::error;
 use crate::ollama::{self, OllamaError};
 use crate::reply::json_text;
 use crate::request_id::{RequestId, X_REQUEST_ID};
+use crate::responses::{self, FailedEvent};
 use axum::body::{Body, Bytes};
 use axum::http::request::Parts;
 use axum::http::uri::PathAndQuery;
@@ -280,6 +281,10 @@ pub(super) fn failed_event(path: &str, error: &Error) -> Bytes {
     if anthropic::has_route(path) {
         let data = json_text(&anthropic::error_body(error));
         format!("event: error\ndata: {data}\n\n").into()
+    } else if responses::has_route(path) {
+        let event = FailedEvent::of(error);
+        let (name, data) = (event.name, json_text(&event));
+        format!("event: {name}\ndata: {data}\n\n").into()
     } else {
         let data = json_text(&error::body(error));
         format!("data: {data}\n\n").into()

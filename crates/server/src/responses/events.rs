@@ -90,6 +90,47 @@ struct Incomplete {
     reason: &'static str,
 }
 
+/// The data of the event that ends a stream of a response of which no more is known than why it failed.
+#[derive(Serialize)]
+pub(crate) struct FailedEvent {
+    #[serde(rename = "type")]
+    pub name: &'static str,
+    response: FailedResponse,
+    sequence_number: u64,
+}
+
+#[derive(Serialize)]
+struct FailedResponse {
+    id: String,
+    object: &'static str,
+    created_at: u64,
+    status: Status,
+    error: ResponseFailure,
+    output: [(); 0],
+}
+
+impl FailedEvent {
+    pub fn of(error: &Error) -> Self {
+        Self {
+            name: "response.failed",
+            response: FailedResponse {
+                id: new_id("resp_"),
+                object: "response",
+                created_at: now(),
+                status: Status::Failed,
+                error: ResponseFailure::of(error),
+                output: [],
+            },
+            sequence_number: 0,
+        }
+    }
+}
+
+/// Whether `path` is this API's.
+pub(crate) fn has_route(path: &str) -> bool {
+    path == "/v1/responses"
+}
+
 #[derive(Serialize, JsonSchema)]
 struct OutputItem<'a> {
     id: &'a str,

@@ -6,5 +6,5 @@ mod options;
 mod request;
 mod tools;
 
-pub(super) use events::ResponseObject;
+pub(super) use events::{FailedEvent, ResponseObject, has_route};
 pub(super) use request::{AskedResponse, ResponseFields};
