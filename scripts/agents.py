@@ -69,6 +69,8 @@ def claude(place, prompt):
         "ANTHROPIC_AUTH_TOKEN": KEY,
         "ANTHROPIC_MODEL": MODEL,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": MODEL,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     return Command([place.bin("claude"), "-p", prompt, "--allowedTools", "Read,Edit,Bash"], env)
