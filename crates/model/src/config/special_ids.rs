@@ -17,6 +17,11 @@ const END_TOKENS: [&str; 9] = [
     "<|endoftext|>",
 ];
 
+/// Tokens that end a turn of gpt-oss. Where a vocabulary has both, [`HARMONY_MESSAGE_END`] ends only a message.
+const HARMONY_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
+/// Ends each message of a turn in Harmony, and turns in other formats.
+const HARMONY_MESSAGE_END: &str = "<|end|>";
+
 /// The mask token of a PARD draft model, whose training writes these keys; -1 = there is none.
 pub(super) fn mask_token(keys: &mut Keys, vocab_size: usize) -> Result<Option<u32>, String> {
     let name = keys.text("spd_type")?;
@@ -61,11 +66,22 @@ pub(super) fn gguf_end_ids(header: &Header, vocab_size: usize) -> Result<Vec<u32
         check_ids(&key, &declared, vocab_size)?;
         add_missing(&mut ids, declared);
     }
-    if let Some(Value::Array(tokens)) = header.metadata.get("tokenizer.ggml.tokens") {
-        let ends = tokens.iter().take(vocab_size).enumerate().filter(
-            |(_, token)| matches!(token, Value::String(t) if END_TOKENS.contains(&t.as_str())),
+    let Some(Value::Array(tokens)) = header.metadata.get("tokenizer.ggml.tokens") else {
+        return Ok(ids);
+    };
+    let with_names = |names: &[&str]| -> Vec<u32> {
+        let tokens = tokens.iter().take(vocab_size).enumerate();
+        let named = tokens.filter(
+            |(_, token)| matches!(token, Value::String(name) if names.contains(&name.as_str())),
         );
-        add_missing(&mut ids, ends.map(|(id, _)| id as u32));
+        named.map(|(id, _)| id as u32).collect()
+    };
+    add_missing(&mut ids, with_names(&END_TOKENS));
+    let harmony = HARMONY_ENDS.map(|name| with_names(&[name]));
+    if harmony.iter().all(|found| !found.is_empty()) {
+        add_missing(&mut ids, harmony.concat());
+        let message_ends = with_names(&[HARMONY_MESSAGE_END]);
+        ids.retain(|id| !message_ends.contains(id));
     }
     Ok(ids)
 }
@@ -76,5 +92,39 @@ pub(super) fn add_missing(ids: &mut Vec<u32>, more: impl IntoIterator<Item = u32
         if !ids.contains(&id) {
             ids.push(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end ids of a file with these tokens, which declares `eos`.
+    fn ends(tokens: &[&str], eos: u32) -> Vec<u32> {
+        let names = tokens.iter().map(|&token| Value::String(token.to_owned()));
+        let mut header = Header::default();
+        let metadata = &mut header.metadata;
+        metadata.insert("tokenizer.ggml.eos_token_id".into(), Value::U32(eos));
+        metadata.insert(
+            "tokenizer.ggml.tokens".into(),
+            Value::Array(names.collect()),
+        );
+        gguf_end_ids(&header, tokens.len()).unwrap()
+    }
+
+    /// In Harmony, `<|end|>` stands between a thought and the answer.
+    #[test]
+    fn the_end_of_a_message_of_gpt_oss_ends_no_turn() {
+        assert_eq!(ends(&["a", "<|return|>", "<|end|>", "<|call|>"], 1), [1, 3]);
+        // Not even if the file says so.
+        assert_eq!(ends(&["a", "<|return|>", "<|end|>", "<|call|>"], 2), [1, 3]);
+    }
+
+    #[test]
+    fn other_models_end_turns_with_it() {
+        let phi = ["a", "<|endoftext|>", "<|end|>"];
+        assert_eq!(ends(&phi, 1), [1, 2]);
+        assert_eq!(ends(&["a", "<|end|>", "<|call|>"], 0), [0, 1]);
+        assert_eq!(ends(&["a", "<|return|>", "<|end|>"], 1), [1, 2]);
     }
 }
