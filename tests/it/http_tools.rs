@@ -193,6 +193,46 @@ async fn limits_and_stops_end_calls_too() {
     server.done().await;
 }
 
+/// A request that sends back the calls of `message` with a result for each.
+fn next_turn(message: &Value) -> Value {
+    let mut asked = body();
+    let messages = asked["messages"].as_array_mut().expect("messages");
+    messages.push(message.clone());
+    for call in message["tool_calls"].as_array().expect("calls") {
+        let id = &call["id"];
+        messages.push(json!({"role": "tool", "tool_call_id": id, "content": "done"}));
+    }
+    asked
+}
+
+/// Mistral Small 3.2's template refuses calls with other ids than those of its models.
+#[tokio::test]
+async fn a_template_that_checks_ids_gets_calls_back() {
+    const CHECKED: &str = "{{ tools | tojson }}{% for m in messages %}{% for call in m.tool_calls or [] %}\
+        {{ raise_exception('id') if call.id | length != 9 }}[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ call.id }}[ARGS]{{ call.function.arguments | tojson }}\
+        {% endfor %}{{ raise_exception('result') if m.role == 'tool' and m.tool_call_id | length != 9 }}{{ m.content }}{% endfor %}";
+    let says = "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"Zürich\"}[TOOL_CALLS]add[ARGS]{\"a\": 1, \"b\": 2}";
+    let server = saying_as(says, CHECKED, |state| state).await;
+    let message = server.json(CHAT, &body()).await["choices"][0]["message"].clone();
+    let calls = message["tool_calls"].as_array().expect("calls");
+    assert_eq!(calls.len(), 2, "{message}");
+    for call in calls {
+        let id = call["id"].as_str().expect("an id");
+        assert!(
+            id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()),
+            "{id}"
+        );
+    }
+    let mut asked = next_turn(&message);
+    assert_eq!(server.post(CHAT, &asked).await.status(), 200);
+
+    // A chat that began elsewhere.
+    asked["messages"][1]["tool_calls"][0]["id"] = "toolu_01A09q90".into();
+    asked["messages"][2]["tool_call_id"] = "toolu_01A09q90".into();
+    assert_eq!(server.post(CHAT, &asked).await.status(), 200);
+    server.done().await;
+}
+
 /// A marker that is a special token is no text, but marks a call nevertheless.
 #[tokio::test]
 async fn other_formats_are_read_on_request() {

@@ -10,9 +10,7 @@ use super::speculation::Round;
 use super::stop::StopMatcher;
 use foretoken_core::error::{Error, Result};
 use foretoken_engine::{Event, FinishReason, SpecUsage, TokenLogprobs, TokenOutput};
-use foretoken_text::{
-    Detokenizer, FreeformInput, HarmonyParser, MessageParser, Part, Text, ToolFormat,
-};
+use foretoken_text::{Detokenizer, FreeformInput, HarmonyParser, MessageParser, Part, Text};
 use rand::RngExt;
 use rand::distr::Alphanumeric;
 use std::sync::Arc;
@@ -347,10 +345,8 @@ impl Choice {
 
     /// A new id for a call, in the form that the model's template expects of it.
     fn call_id(&self) -> String {
-        let (prefix, len) = match self.tools() {
-            Some(tools) if tools.format == ToolFormat::Mistral => ("", 9),
-            _ => ("call_", 24),
-        };
+        let len = self.tools().and_then(|tools| tools.format.id_len());
+        let (prefix, len) = len.map_or(("call_", 24), |len| ("", len));
         let letters = rand::rng().sample_iter(Alphanumeric).take(len);
         let id: String = letters.map(char::from).collect();
         format!("{prefix}{id}")

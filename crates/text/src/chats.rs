@@ -6,7 +6,7 @@ use super::{Chat, ChatTemplate, ReasoningFormat, Text, harmony};
 use foretoken_core::error::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 impl Text {
     /// Compiles the Jinja source of a template for this model.
@@ -196,15 +196,13 @@ impl Text {
 
 /// Renders a chat with calls. Templates take arguments as objects; some, as DeepSeek's, only as JSON text.
 fn with_calls(template: &ChatTemplate, chat: &Chat<'_>) -> Result<String> {
-    let numbered;
-    let chat = if ToolFormat::of_template(template.source()) == Some(ToolFormat::KimiK2) {
-        numbered = numbered_ids(chat.messages);
-        &Chat {
-            messages: &numbered,
-            ..*chat
-        }
-    } else {
-        chat
+    let messages = match ToolFormat::of_template(template.source()) {
+        Some(format) => in_form(format, chat.messages),
+        None => chat.messages.into(),
+    };
+    let chat = &Chat {
+        messages: &messages,
+        ..*chat
     };
     let rendered = template.render(chat);
     if rendered.is_ok()
@@ -227,6 +225,17 @@ fn with_calls(template: &ChatTemplate, chat: &Chat<'_>) -> Result<String> {
         ..*chat
     });
     as_text.or(rendered)
+}
+
+/// `messages` with calls as templates of `format` take them.
+fn in_form(format: ToolFormat, messages: &[Value]) -> Cow<'_, [Value]> {
+    if format == ToolFormat::KimiK2 {
+        numbered_ids(messages).into()
+    } else if let Some(len) = format.id_len() {
+        short_ids(messages, len).into()
+    } else {
+        messages.into()
+    }
 }
 
 /// The calls of all messages.
@@ -256,6 +265,42 @@ fn numbered_ids(messages: &[Value]) -> Vec<Value> {
         }
     }
     messages
+}
+
+/// `messages` with ids of `len` letters and digits, which Mistral's templates expect, in place of others: a chat may have
+/// begun at another server. An id has the same new one everywhere.
+fn short_ids(messages: &[Value], len: usize) -> Vec<Value> {
+    let fits = |id: &str| id.len() == len && id.bytes().all(|b| b.is_ascii_alphanumeric());
+    let mut messages = messages.to_vec();
+    let mut used: HashSet<String> = HashSet::new();
+    for_each_id(&mut messages, |id| {
+        used.extend(id.as_str().filter(|id| fits(id)).map(str::to_owned));
+    });
+    let numbers = (0u64..).map(|number| format!("{number:0len$}"));
+    let mut free = numbers.filter(|id| !used.contains(id));
+    let mut ids: HashMap<String, String> = HashMap::new();
+    for_each_id(&mut messages, |id| {
+        if let Some(foreign) = id.as_str().filter(|id| !fits(id)) {
+            let new = ids.entry(foreign.to_owned());
+            let new = new.or_insert_with(|| free.next().unwrap_or_default());
+            *id = Value::from(new.clone());
+        }
+    });
+    messages
+}
+
+/// Passes the ids of all calls to `change`, those of calls and those of their results.
+fn for_each_id(messages: &mut [Value], mut change: impl FnMut(&mut Value)) {
+    for message in messages {
+        for call in calls_of(std::slice::from_mut(message)) {
+            if let Some(id) = call.get_mut("id") {
+                change(id);
+            }
+        }
+        if let Some(id) = message.get_mut("tool_call_id") {
+            change(id);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -187,6 +187,35 @@ fn calls_have_the_ids_that_the_model_gives() {
     );
 }
 
+/// Mistral's templates expect ids of nine letters and digits.
+#[test]
+fn ids_of_other_servers_become_those_that_the_template_expects() {
+    let calls = "{% for call in m.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ call.id if call.id | length == 9 else raise_exception('no id') }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}";
+    let source = turns(calls).replace("{{ m.content }}", "{{ m.tool_call_id }}: {{ m.content }}");
+    let prompt = history(&source, ToolFormat::MistralArgs, TURN);
+    assert!(prompt.contains("f[CALL_ID]000000001[ARGS]"), "{prompt}");
+    assert!(
+        prompt.ends_with("<|tool|>000000001: done<|end|>"),
+        "{prompt}"
+    );
+
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": {}}});
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "done"});
+    let calls =
+        |ids: [&str; 2]| json!({"role": "assistant", "content": "", "tool_calls": ids.map(call)});
+    let chat = |ids: [&str; 2], late: &str| {
+        let results = [result(ids[1]), result(ids[0]), result(late)];
+        Vec::from_iter([calls(ids)].into_iter().chain(results))
+    };
+    // What fits stays, also where it would be the next new one.
+    assert_eq!(
+        short_ids(&chat(["toolu_01", "000000000"], "call-9999"), 9),
+        chat(["000000001", "000000000"], "000000002")
+    );
+    let own = chat(["aB3dE6gH9", "123456789"], "aB3dE6gH9");
+    assert_eq!(short_ids(&own, 9), own);
+}
+
 #[test]
 fn a_template_that_refuses_a_chat_says_why() {
     let source = "{{ tools | tojson }}{{ raise_exception('no') if messages[1] }}";

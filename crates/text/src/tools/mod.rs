@@ -166,6 +166,11 @@ impl ToolFormat {
         self.syntax().markers
     }
 
+    /// Number of letters and digits of which templates expect that ids of calls consist, if they expect it.
+    pub fn id_len(self) -> Option<usize> {
+        matches!(self, Self::Mistral | Self::MistralArgs).then_some(9)
+    }
+
     /// How calls are written.
     fn syntax(self) -> &'static Syntax {
         &FORMATS[self as usize]

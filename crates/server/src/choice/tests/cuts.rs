@@ -2,6 +2,7 @@
 
 use super::super::super::blocks::{Blocks, Change, OutputBlock};
 use super::*;
+use foretoken_text::ToolFormat;
 
 /// The blocks that a client sees: each with its kind and text, as it was built up by changes.
 type Shown = Vec<(&'static str, String)>;
