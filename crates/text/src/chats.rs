@@ -194,7 +194,8 @@ impl Text {
     }
 }
 
-/// Renders a chat with calls. Templates take arguments as objects; some, as DeepSeek's, only as JSON text.
+/// Renders a chat with tools or calls. Some templates, as those of gpt-oss and Apertus, add descriptions to texts, which
+/// fails where a tool has none.
 fn with_calls(template: &ChatTemplate, chat: &Chat<'_>) -> Result<String> {
     let messages = match ToolFormat::of_template(template.source()) {
         Some(format) => in_form(format, chat.messages),
@@ -204,6 +205,38 @@ fn with_calls(template: &ChatTemplate, chat: &Chat<'_>) -> Result<String> {
         messages: &messages,
         ..*chat
     };
+    let rendered = with_arguments(template, chat);
+    if rendered.is_ok() {
+        return rendered;
+    }
+    let Some(tools) = described(chat.tools) else {
+        return rendered;
+    };
+    let described = Chat {
+        tools: &tools,
+        ..*chat
+    };
+    with_arguments(template, &described).or(rendered)
+}
+
+/// `tools` with a description of each, be it empty; `None` if each has one.
+fn described(tools: &[Value]) -> Option<Vec<Value>> {
+    let lacks_one = |tool: &Value| {
+        let function = &tool["function"];
+        function.is_object() && function["description"].is_null()
+    };
+    if !tools.iter().any(lacks_one) {
+        return None;
+    }
+    let mut tools = tools.to_vec();
+    for tool in tools.iter_mut().filter(|tool| lacks_one(tool)) {
+        tool["function"]["description"] = "".into();
+    }
+    Some(tools)
+}
+
+/// Renders a chat whose calls have objects as arguments. Some templates, as DeepSeek's, take only JSON text.
+fn with_arguments(template: &ChatTemplate, chat: &Chat<'_>) -> Result<String> {
     let rendered = template.render(chat);
     if rendered.is_ok()
         || !chat

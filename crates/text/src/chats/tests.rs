@@ -216,6 +216,34 @@ fn ids_of_other_servers_become_those_that_the_template_expects() {
     assert_eq!(short_ids(&own, 9), own);
 }
 
+/// The templates of gpt-oss and Apertus add descriptions of tools to texts.
+#[test]
+fn a_tool_without_a_description_has_an_empty_one_where_it_is_added() {
+    let source = "{% for tool in tools %}{{ '// ' + tool.function.description + '\\n' }}{{ tool | tojson }}{% endfor %}{{ messages[0].content }}";
+    let template = ChatTemplate::new(source, None, None).expect("it parses");
+    assert!(template.knows_tools());
+    let tools = [
+        json!({"type": "function", "function": {"name": "f"}}),
+        json!({"type": "function", "function": {"name": "g", "description": "Does it."}}),
+    ];
+    let messages = [json!({"role": "user", "content": "Do it."})];
+    let chat = Chat {
+        messages: &messages,
+        tools: &tools,
+        add_generation_prompt: true,
+        extra: &Map::new(),
+    };
+    let prompt = with_calls(&template, &chat).expect("it renders");
+    assert!(prompt.starts_with("// \n{"), "{prompt}");
+    assert!(prompt.contains("// Does it.\n{"), "{prompt}");
+
+    // A template that asks for a description sees that there is none.
+    let source = "{% for tool in tools %}{{ tool.function.name }}: {{ tool.function.description is defined }}. {% endfor %}";
+    let template = ChatTemplate::new(source, None, None).expect("it parses");
+    let prompt = with_calls(&template, &chat).expect("it renders");
+    assert_eq!(prompt.to_lowercase(), "f: false. g: true. ");
+}
+
 #[test]
 fn a_template_that_refuses_a_chat_says_why() {
     let source = "{{ tools | tojson }}{{ raise_exception('no') if messages[1] }}";
