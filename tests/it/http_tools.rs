@@ -233,6 +233,35 @@ async fn a_template_that_checks_ids_gets_calls_back() {
     server.done().await;
 }
 
+/// Llama's templates refuse messages with several calls, so an answer has one.
+#[tokio::test]
+async fn a_template_that_takes_one_call_gets_no_more_back() {
+    const SINGLE: &str = "{# <|python_tag|> #}{{ tools | tojson }}{% for m in messages %}\
+        {{ raise_exception('single') if m.tool_calls and m.tool_calls | length != 1 }}{{ m.role }}: {{ m.content }}{% endfor %}";
+    let says = "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Zürich\"}}; {\"name\": \"add\", \"parameters\": {\"a\": 1}}";
+    let server = saying_as(says, SINGLE, |state| state).await;
+    let message = server.json(CHAT, &body()).await["choices"][0]["message"].clone();
+    let calls = message["tool_calls"].as_array().expect("calls");
+    let calls: Vec<_> = calls.iter().map(call).collect();
+    assert_eq!(calls, [("get_weather", r#"{"city": "Zürich"}"#)]);
+    assert_eq!(message["content"], Value::Null);
+    let chunks = server.stream(CHAT, body()).await;
+    assert_eq!(joined(&chunks, 0), (String::new(), json!("tool_calls")));
+    let mut asked = next_turn(&message);
+    assert_eq!(server.post(CHAT, &asked).await.status(), 200);
+
+    // Calls of another server.
+    let calls = &mut asked["messages"][1]["tool_calls"];
+    let mut second = calls[0].clone();
+    second["id"] = "call_2".into();
+    calls.as_array_mut().expect("calls").push(second);
+    let result = json!({"role": "tool", "tool_call_id": "call_2", "content": "done"});
+    let messages = asked["messages"].as_array_mut().expect("messages");
+    messages.push(result);
+    assert_eq!(server.post(CHAT, &asked).await.status(), 200);
+    server.done().await;
+}
+
 /// A marker that is a special token is no text, but marks a call nevertheless.
 #[tokio::test]
 async fn other_formats_are_read_on_request() {

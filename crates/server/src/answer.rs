@@ -71,7 +71,7 @@ impl Context<'_> {
         let callable = tools.callable().iter().map(Signature::of);
         let named = matches!(tools.calls, CallMode::Named(_));
         // A model that has not learned to call tools does not know when to stop, either.
-        let parallel = parallel && !named && self.text.knows_tools();
+        let parallel = parallel && !named && !format.is_single() && self.text.knows_tools();
         Ok(ToolRules {
             format,
             callable: callable.collect(),

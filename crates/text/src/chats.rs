@@ -266,6 +266,8 @@ fn in_form(format: ToolFormat, messages: &[Value]) -> Cow<'_, [Value]> {
         numbered_ids(messages).into()
     } else if let Some(len) = format.id_len() {
         short_ids(messages, len).into()
+    } else if format.is_single() {
+        one_call_a_turn(messages).into()
     } else {
         messages.into()
     }
@@ -320,6 +322,37 @@ fn short_ids(messages: &[Value], len: usize) -> Vec<Value> {
         }
     });
     messages
+}
+
+/// `messages` in which each call is a turn with its result. Turns whose results do not follow in the order of the calls
+/// stay as they are.
+fn one_call_a_turn(messages: &[Value]) -> Vec<Value> {
+    let mut turns = Vec::new();
+    let mut rest = messages;
+    while let Some((message, after)) = rest.split_first() {
+        rest = after;
+        let calls = message["tool_calls"]
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
+        let (results, later) = after.split_at_checked(calls.len()).unwrap_or_default();
+        let answers = |(call, result): (&Value, &Value)| {
+            result["role"] == "tool" && result["tool_call_id"] == call["id"]
+        };
+        let are_answered = calls.len() == results.len() && calls.iter().zip(results).all(answers);
+        if calls.len() < 2 || !are_answered {
+            turns.push(message.clone());
+            continue;
+        }
+        let mut turn = message.clone();
+        for (call, result) in calls.iter().zip(results) {
+            turn["tool_calls"] = vec![call.clone()].into();
+            turns.extend([turn.clone(), result.clone()]);
+            // What the message says, it says once.
+            turn = json!({"role": message["role"], "content": ""});
+        }
+        rest = later;
+    }
+    turns
 }
 
 /// Passes the ids of all calls to `change`, those of calls and those of their results.

@@ -216,6 +216,48 @@ fn ids_of_other_servers_become_those_that_the_template_expects() {
     assert_eq!(short_ids(&own, 9), own);
 }
 
+/// Llama's templates refuse a message with several calls.
+#[test]
+fn calls_become_turns_where_a_turn_has_one() {
+    let source = "{# <|python_tag|> #}{{ tools | tojson }}{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{{ m.content }}{{ raise_exception('single') if m.tool_calls | length != 1 }}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    let template = ChatTemplate::new(source, None, None).expect("it parses");
+    assert_eq!(
+        ToolFormat::of_template(source),
+        Some(ToolFormat::Llama3Json)
+    );
+    let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": {}}});
+    let result =
+        |id: &str, says: &str| json!({"role": "tool", "tool_call_id": id, "content": says});
+    let calls = [call("x", "f"), call("y", "g")];
+    let mut messages = vec![
+        json!({"role": "user", "content": "Do it."}),
+        json!({"role": "assistant", "content": "Well. ", "tool_calls": calls}),
+        result("x", "one"),
+        result("y", "two"),
+        json!({"role": "user", "content": "And?"}),
+    ];
+    let render = |messages: &[Value]| {
+        let chat = Chat {
+            messages,
+            tools: &[],
+            add_generation_prompt: true,
+            extra: &Map::new(),
+        };
+        with_calls(&template, &chat)
+    };
+    let prompt = render(&messages).expect("it renders");
+    let turns =
+        "<|user|>Do it.<|assistant|>Well. f<|tool|>one<|assistant|>g<|tool|>two<|user|>And?";
+    assert!(prompt.ends_with(turns), "{prompt}");
+    assert_eq!(in_form(ToolFormat::Harmony, &messages).len(), 6);
+    assert_eq!(in_form(ToolFormat::Hermes, &messages), messages);
+    // Without a result for each, the template decides.
+    messages.remove(3);
+    assert_eq!(one_call_a_turn(&messages), messages);
+    let told = render(&messages).expect_err("it is refused").to_string();
+    assert!(told.ends_with("single"), "{told}");
+}
+
 /// The templates of gpt-oss and Apertus add descriptions of tools to texts.
 #[test]
 fn a_tool_without_a_description_has_an_empty_one_where_it_is_added() {

@@ -70,6 +70,8 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         is_taught: harmony::is_template,
         body: Body::Harmony,
         markers: harmony::MARKERS,
+        // The template shows the first call of a turn only.
+        single: true,
         ..Syntax::COMMON
     },
     deepseek::V3,

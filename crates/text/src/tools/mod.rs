@@ -171,6 +171,11 @@ impl ToolFormat {
         matches!(self, Self::Mistral | Self::MistralArgs).then_some(9)
     }
 
+    /// Whether a turn has one call: templates refuse more, or drop them.
+    pub fn is_single(self) -> bool {
+        self.syntax().single
+    }
+
     /// How calls are written.
     fn syntax(self) -> &'static Syntax {
         &FORMATS[self as usize]
