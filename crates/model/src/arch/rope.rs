@@ -231,7 +231,7 @@ fn scaling(
         None => Err(format!("rope_scaling lacks {name}")),
     };
     let longest = shape.max_position_embeddings;
-    // Older Phi-3 files call LongRoPE su, or yarn.
+    // Older Phi-3 files call LongRoPE su.
     let kind = new.or(old).map(|kind| match kind.as_str() {
         "su" => "longrope".to_owned(),
         _ => kind,
