@@ -362,7 +362,10 @@ impl ToolParser {
             self.held.push_str(syntax.call);
             return Some(syntax.call.len());
         }
-        if c.is_ascii_whitespace() || syntax.around.contains(c) {
+        // Models close an object once too often at times.
+        let is_object = matches!(syntax.body, Body::Object(_)) && !syntax.end.is_empty();
+        let is_surplus = any && is_object && c == '}';
+        if is_surplus || c.is_ascii_whitespace() || syntax.around.contains(c) {
             self.held.push(c);
             return Some(c.len_utf8());
         }

@@ -142,6 +142,17 @@ fn a_call_that_has_begun_stands_however_it_ends() {
     hermes(more, "oops", &[("f", "{}")]);
     let cut_after = "<tool_call>{\"name\": \"f\", \"arguments\": {}}\n</tool_c";
     hermes(cut_after, "", &[("f", "{}")]);
+    // A brace too many.
+    let surplus = "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}}\n</tool_call>";
+    hermes(surplus, "", &[("f", "{}")]);
+    let whole = read_in(ToolFormat::Hermes, usize::MAX, surplus, &[usize::MAX]);
+    for cut in 1..surplus.len() {
+        let read = read_in(ToolFormat::Hermes, usize::MAX, surplus, &[cut, usize::MAX]);
+        assert_eq!(read, whole, "cut at {cut}");
+    }
+    let twice = format!("{surplus}\n{surplus} Done.");
+    let calls = [("f", "{}"), ("f", "{}")];
+    check(ToolFormat::Hermes, &twice, "Done.", &calls);
 }
 
 #[test]
