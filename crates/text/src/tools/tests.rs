@@ -194,6 +194,22 @@ fn qwen3_coder_writes_xml() {
         "So:",
         &[("f", r#"{"other": "12"}"#)],
     );
+    // Empty values without their ends.
+    qwen(
+        "<tool_call>\n<function=f>\n<parameter=a>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
+        "",
+        &[("f", r#"{"a": "", "n": 3}"#)],
+    );
+    qwen(
+        "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=a>\n</function>\n</tool_call>",
+        "",
+        &[("f", r#"{"n": 3, "a": ""}"#)],
+    );
+    qwen(
+        "<function=f>\n<parameter=a>\n<par\n</parameter>\n</function>",
+        "",
+        &[("f", r#"{"a": "<par"}"#)],
+    );
     // What the schema says decides what a value is.
     for (parameter, value, json) in [
         ("a", "12", r#""12""#),

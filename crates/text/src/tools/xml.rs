@@ -127,12 +127,16 @@ impl XmlCall {
                 }
             }
             At::Value { kind, begun: false } => {
+                // The line break before a value may be that before the end of one that is empty.
+                let ends = tags.ends_of_values;
+                let is_empty = ends.iter().any(|end| rest.starts_with(*end));
+                if !is_empty && ends.iter().any(|end| end.starts_with(rest)) {
+                    return None;
+                }
                 self.at = At::Value { kind, begun: true };
                 let quote = if kind == STREAMED { "\"" } else { "" };
-                (
-                    usize::from(tags.lines && rest.starts_with('\n')),
-                    quote.into(),
-                )
+                let has_line = tags.lines && !is_empty && rest.starts_with('\n');
+                (usize::from(has_line), quote.into())
             }
             At::Value { .. } | At::Dropped => {
                 let (text, next) = value_text(rest, tags)?;
