@@ -274,7 +274,24 @@ fn read_checked<R: Read + Seek>(reader: &mut R) -> Read1<Header> {
         check(place, available).map_err(|what| format!("tensor {}: {what}", clipped(name)))?;
         place.offset += data;
     }
+    check_apart(&header.tensors)?;
     Ok(header)
+}
+
+/// Checks that no tensors have bytes in common: a small file could have any number of large ones.
+fn check_apart(tensors: &HashMap<String, TensorPlace>) -> Read1<()> {
+    let mut places: Vec<(u64, &str, u64)> = Vec::new();
+    for (name, place) in tensors {
+        places.push((place.offset, name.as_str(), place.bytes() as u64));
+    }
+    places.sort_unstable();
+    for (&(start, name, bytes), &(next, other, _)) in places.iter().zip(places.iter().skip(1)) {
+        if start + bytes > next {
+            let (name, other) = (clipped(name), clipped(other));
+            return Err(format!("tensors {name} and {other} have bytes in common"));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that a tensor has elements, that their number is one, and that they are among the `available`

@@ -130,6 +130,31 @@ fn what_cannot_be_is_refused_by_name() {
     );
 }
 
+/// A file of some kilobytes could claim hundreds of gigabytes.
+#[test]
+fn tensors_have_bytes_of_their_own() {
+    let values = Tensor::ones((3, 64), candle_core::DType::F32, &Device::Cpu).unwrap();
+    let tensor = QTensor::quantize(&values, GgmlDType::Q8_0).unwrap();
+    let tensors = [("u", &tensor), ("v", &tensor), ("w", &tensor)];
+    let mut out = Cursor::new(Vec::new());
+    gguf_file::write(&mut out, &[], &tensors).unwrap();
+    let good = out.into_inner();
+    assert_eq!(read(&mut Cursor::new(&good)).unwrap().tensors.len(), 3);
+    let at = after_name(&good) + 24;
+    // `u` has 204 bytes, and `v` those from 224 on.
+    for (offset, needle) in [
+        (0u64, "tensors u and w have bytes in common"),
+        (192, "tensors u and w have bytes in common"),
+        (224, "tensors v and w have bytes in common"),
+        (416, "tensors v and w have bytes in common"),
+    ] {
+        let mut bytes = good.clone();
+        bytes[at..at + 8].copy_from_slice(&offset.to_le_bytes());
+        let error = refusal(bytes);
+        assert!(error.contains(needle), "{offset}: {error}");
+    }
+}
+
 /// Each value of an array of bytes takes 32 bytes of memory.
 #[test]
 fn arrays_are_limited_together() {
