@@ -277,6 +277,29 @@ fn files_of_qwen_2_compute_the_same() {
     fixture.compare(model, TOLERANCE).unwrap();
 }
 
+/// llama.cpp assumes soft caps and windows where a file of Gemma 2 says nothing of them.
+#[test]
+fn files_of_gemma_2_need_not_say_caps_and_windows() {
+    let fixture = fixture("gemma2");
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let mut how: Json = serde_json::from_str(&how).unwrap();
+    let metadata = how["metadata"].as_object_mut().unwrap();
+    let said = metadata.len();
+    metadata.retain(|key, _| !key.contains("softcapping") && !key.contains("sliding_window"));
+    assert_eq!(metadata.len(), said - 3);
+    metadata.insert("gemma2.context_length".into(), 8192.into());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    write_gguf(&fixture, &how, &file, |all| all);
+    let model = open(&file).unwrap();
+    let spec = &model.config().spec;
+    assert_eq!(spec.logit_soft_cap, Some(30.));
+    let layers = spec.layers.iter();
+    let layers: Vec<_> = layers.map(|layer| (layer.soft_cap, layer.window)).collect();
+    let (slides, sees_all) = ((Some(50.), Some(4096)), (Some(50.), None));
+    assert_eq!(layers, [slides, sees_all, slides]);
+}
+
 /// Most files of the GLM-4 of 2024 were converted from its first code, which has q, k and v in one tensor.
 #[test]
 fn older_files_of_glm_4_compute_the_same() {

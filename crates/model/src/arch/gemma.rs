@@ -25,9 +25,9 @@ pub fn defaults(keys: &mut Keys) {
 pub fn defaults2(keys: &mut Keys) {
     defaults(keys);
     keys.default("query_pre_attn_scalar", 256);
-    keys.default("sliding_window", 4096);
-    keys.default("attn_logit_softcapping", 50.);
-    keys.default("final_logit_softcapping", 30.);
+    keys.default_of_both("sliding_window", 4096);
+    keys.default_of_both("attn_logit_softcapping", 50.);
+    keys.default_of_both("final_logit_softcapping", 30.);
 }
 
 pub fn defaults3(keys: &mut Keys) {

@@ -99,9 +99,14 @@ impl Keys {
     /// Sets a key that is missing, as a class of transformers does; not of a GGUF file.
     pub fn default(&mut self, key: &str, value: impl Into<Value>) {
         if !self.is_gguf() {
-            let entry = self.left.entry(key.to_owned());
-            entry.or_insert_with(|| value.into());
+            self.default_of_both(key, value);
         }
+    }
+
+    /// Sets a key that is missing, as a class of transformers does, and llama.cpp for a GGUF file.
+    pub fn default_of_both(&mut self, key: &str, value: impl Into<Value>) {
+        let entry = self.left.entry(key.to_owned());
+        entry.or_insert_with(|| value.into());
     }
 
     /// Gives a key the name that other architectures have for it.
