@@ -248,14 +248,11 @@ fn fitting(kind: GgmlDType, dims: &[usize]) -> GgmlDType {
     kinds.into_iter().find(fits).unwrap_or(GgmlDType::F16)
 }
 
-/// The rows of q or k in llama.cpp's order, which interleaves the two halves of each head for RoPE.
+/// The rows of q or k, or their biases, in llama.cpp's order, which interleaves the two halves of each head for RoPE.
 fn pairs(tensor: &Tensor, heads: usize) -> Result<Tensor> {
-    let (rows, inputs) = tensor.dims2()?;
-    let halves = tensor.reshape((heads, 2, rows / heads / 2, inputs))?;
-    Ok(halves
-        .transpose(1, 2)?
-        .contiguous()?
-        .reshape((rows, inputs))?)
+    let (rows, dims) = (tensor.dim(0)?, tensor.dims());
+    let halves = tensor.reshape((heads, 2, rows / heads / 2, ()))?;
+    Ok(halves.transpose(1, 2)?.contiguous()?.reshape(dims)?)
 }
 
 /// llama.cpp's token types.

@@ -1,7 +1,11 @@
 //! `convert`: the file that it writes is the model of the folder, and reads texts as it does.
 
-use crate::common::tiny::{logits, open, short_prompt};
+use crate::common::tiny::{
+    HEADS, HIDDEN, KV_HEADS, llama_config, logits, noise, open, short_prompt, tensors,
+    write_config, write_shards,
+};
 use crate::common::tiny_folder::{byte_level, tiny_folder as folder};
+use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use foretoken::convert::{ConvertOptions, run};
 use foretoken::text::Text;
@@ -49,6 +53,32 @@ fn the_model_is_the_same() {
         assert!(error < near * norm, "{kind:?}: {error} of {norm}");
         assert!(error > 0.0, "{kind:?} is not exact");
     }
+}
+
+/// Those of q and k are in the order of their rows.
+#[test]
+fn biases_of_attention_are_the_same() {
+    let folder = folder(byte_level());
+    let mut config = llama_config(16);
+    config["attention_bias"] = true.into();
+    write_config(folder.path(), &config);
+    let mut all = tensors(16, DType::F32);
+    for i in 0..2 {
+        for (part, rows) in [
+            ("q_proj", HEADS * 16),
+            ("k_proj", KV_HEADS * 16),
+            ("v_proj", KV_HEADS * 16),
+            ("o_proj", HIDDEN),
+        ] {
+            let name = format!("model.layers.{i}.self_attn.{part}.bias");
+            let bias = noise(&name, &[rows]);
+            all.insert(name, bias);
+        }
+    }
+    write_shards(folder.path(), &all);
+    let want = logits_of(folder.path());
+    let file = convert(folder.path(), GgmlDType::F32).unwrap();
+    assert_eq!(logits_of(&file), want);
 }
 
 #[test]
