@@ -336,6 +336,35 @@ fn the_class_says_what_a_file_omits() {
     }
 }
 
+/// Null says that there is none.
+#[test]
+fn mistral_has_a_window_and_eight_heads_of_keys_by_default() {
+    let folder = tempfile::tempdir().unwrap();
+    let layers = |class: &str, window: Option<Json>| {
+        let mut config = json!({
+            "architectures": [class], "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+            "num_hidden_layers": 2, "num_attention_heads": 16, "max_position_embeddings": 32768
+        });
+        if let Some(window) = window {
+            config["sliding_window"] = window;
+        }
+        write_config(folder.path(), &config);
+        let config = ModelConfig::from_json(folder.path()).unwrap();
+        let windows: Vec<_> = config.spec.layers.iter().map(|l| l.window).collect();
+        (windows, config.num_kv_heads)
+    };
+    for class in ["MistralForCausalLM", "MinistralForCausalLM"] {
+        assert_eq!(layers(class, None), (vec![Some(4096); 2], 8), "{class}");
+        let none = layers(class, Some(Json::Null));
+        assert_eq!(none, (vec![None; 2], 8), "{class}");
+        let own = layers(class, Some(json!(512)));
+        assert_eq!(own, (vec![Some(512); 2], 8), "{class}");
+    }
+    for class in ["Ministral3ForCausalLM", "MixtralForCausalLM"] {
+        assert_eq!(layers(class, None), (vec![None; 2], 8), "{class}");
+    }
+}
+
 #[test]
 fn ministral3_scales_queries_by_default() {
     let ministral3 = read(json!({ "architectures": ["Ministral3ForCausalLM"], "head_dim": 64 }));

@@ -33,9 +33,16 @@ pub fn llama(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     }
 }
 
+/// Sets what the classes of Mistral and Ministral assume.
+pub fn mistral_defaults(keys: &mut Keys) {
+    keys.default("sliding_window", 4096);
+    keys.default("num_key_value_heads", 8);
+}
+
 /// Sets what the class assumes.
 pub fn ministral3_defaults(keys: &mut Keys) {
     eps_5(keys);
+    keys.default("num_key_value_heads", 8);
     default_rope(
         keys,
         json!({
@@ -59,6 +66,7 @@ pub fn mistral(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
 /// Sets what the class assumes.
 pub fn mixtral_defaults(keys: &mut Keys) {
     eps_5(keys);
+    keys.default("num_key_value_heads", 8);
     default_theta(keys, 1e6);
     experts::defaults(keys, 8, 2);
 }

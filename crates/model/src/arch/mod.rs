@@ -92,8 +92,12 @@ pub fn of_gguf(name: &str) -> Option<&'static Architecture> {
 pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::LLAMA,
     // In GGUF files it is a Llama.
-    Architecture::new("mistral", "MistralForCausalLM", llama::mistral).in_gguf(None),
-    Architecture::new("ministral", "MinistralForCausalLM", llama::mistral).in_gguf(None),
+    Architecture::new("mistral", "MistralForCausalLM", llama::mistral)
+        .in_gguf(None)
+        .with(llama::mistral_defaults),
+    Architecture::new("ministral", "MinistralForCausalLM", llama::mistral)
+        .in_gguf(None)
+        .with(llama::mistral_defaults),
     Architecture::new("ministral3", "Ministral3ForCausalLM", llama::mistral)
         .in_gguf(Some("mistral3"))
         .with(llama::ministral3_defaults),
