@@ -373,6 +373,24 @@ fn ministral3_scales_queries_by_default() {
     assert_ne!(rope.frequencies(), RopeSpec::plain(64, 1e6).frequencies());
 }
 
+/// Of two position embeddings, it scales that of layers without a window.
+#[test]
+fn a_base_in_rope_scaling_is_read_where_there_are_two() {
+    let mut config = json!({
+        "architectures": ["Gemma3ForCausalLM"], "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 6, "head_dim": 64,
+        "rope_scaling": { "rope_type": "linear", "factor": 8.0, "rope_theta": 5e5 }
+    });
+    let gemma3 = read(config.clone());
+    let theta = |layer: usize| gemma3.spec.layers[layer].rope.as_ref().unwrap().theta;
+    assert_eq!((theta(0), theta(5)), (1e4, 5e5));
+    config["rope_theta"] = json!(1e6);
+    assert_refused(&config, "rope_theta is both 1000000 and 500000");
+    config["rope_scaling"] =
+        json!({ "rope_type": "yarn", "factor": 8.0, "llama_4_scaling_beta": 0.5 });
+    assert_refused(&config, "llama_4_scaling_beta 0.5 is not supported");
+}
+
 #[test]
 fn the_base_of_newer_files_is_read() {
     // A base in the place of newer files is that of the model.

@@ -88,7 +88,14 @@ pub fn ropes_by_kind(
         both.finish(shape)?;
     }
     if let Some(inner) = keys.nested("rope_scaling")? {
-        full.scaling = entry(inner, shape, false, None)?.scaling;
+        let inner = entry(inner, shape, false, None)?;
+        if let Some(queries) = inner.query_scaling {
+            let accepted = "beside two position embeddings, it may only be in rope_parameters";
+            let beta = queries.beta.into();
+            return Err(keys.refused("llama_4_scaling_beta", &beta, accepted));
+        }
+        full.theta = same("rope_theta", [full.theta, inner.theta].into_iter())?;
+        full.scaling = inner.scaling;
     }
     let theta = full.theta.unwrap_or(theta);
     Ok((
