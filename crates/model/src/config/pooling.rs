@@ -90,13 +90,19 @@ fn with_limits(spec: EmbeddingSpec, folder: &Path) -> Result<EmbeddingSpec> {
     #[derive(Default, Deserialize)]
     struct Transformer {
         max_seq_length: Option<usize>,
+        do_lower_case: Option<bool>,
     }
     #[derive(Default, Deserialize)]
     struct Prompts {
         prompts: Option<HashMap<String, String>>,
         default_prompt_name: Option<String>,
     }
-    let limits: Transformer = parse_if_any(&folder.join(TRANSFORMER))?;
+    let file = folder.join(TRANSFORMER);
+    let limits: Transformer = parse_if_any(&file)?;
+    if limits.do_lower_case == Some(true) {
+        let what = "do_lower_case true is not supported: only false is";
+        return Err(Error::in_file(&file, what));
+    }
     let file = folder.join(PROMPTS);
     let all: Prompts = parse_if_any(&file)?;
     let prompt = match all.default_prompt_name {
@@ -277,5 +283,10 @@ mod tests {
         );
         write(PROMPTS, "[]");
         assert!(of().unwrap_err().to_string().contains(PROMPTS));
+        write(TRANSFORMER, r#"{"do_lower_case": true}"#);
+        let error = of().unwrap_err().to_string();
+        let what = format!("{TRANSFORMER}: do_lower_case true is not supported");
+        assert!(error.contains(&what), "{error}");
+        assert_eq!(error.lines().count(), 1);
     }
 }
