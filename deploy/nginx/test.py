@@ -179,6 +179,17 @@ def check(folder, server, port):
     status, text = ask(own, "GET", "/metrics")
     assert status == 200 and "foretoken:" in text
     print("large bodies are refused, and metrics are there for this machine")
+    # To this nginx, a client of this machine is a stranger.
+    strict, stranger = nginx_with(folder, port, lambda block: block.replace("allow 127.0.0.1;", ""))
+    for name in ["metrics", "load", "server_info", "reset_prefix_cache"]:
+        for path in [f"/{name}", f"/{name}/", f"/{name}//", f"//{name}", f"/{name}?a=b"]:
+            status, text = ask(stranger, "POST" if name.startswith("reset") else "GET", path)
+            assert status == 403, (path, text)
+    status, _ = ask(stranger, "GET", "/v1/models")
+    assert status == 200, status
+    strict.terminate()
+    strict.wait()
+    print("operators' routes are not there for others, in any form")
 
     server.terminate()
     assert server.wait(30) == 0
