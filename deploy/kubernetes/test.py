@@ -77,7 +77,8 @@ def documents(folder):
         objects[targets[0]] = jsonpatch.apply_patch(objects[targets[0]], yaml.safe_load(patch["patch"]))
     for image in kustomization.get("images", []):
         for container in containers(objects):
-            if container["image"].split(":")[0] in (image["name"], image["newName"]):
+            # As kustomize does: an image that `resources` have renamed has its new name.
+            if re.fullmatch(rf"{re.escape(image['name'])}([:@].*)?", container["image"]):
                 container["image"] = f"{image['newName']}:{image['newTag']}"
     return objects
 
@@ -191,6 +192,8 @@ def main():
         for name in ("base", "cuda", "inference-pool"):
             objects = documents(HERE / name)
             print(f"== {name}: {len(objects)} objects, images {sorted({c['image'] for c in containers(objects)})}")
+            (image,) = (c["image"] for c in find(objects, "Deployment")["spec"]["template"]["spec"]["containers"])
+            check(f"image {image}", None if image.endswith(":cuda" if name == "cuda" else ":cpu") else "it is for the other device")
             for o in objects:
                 if o not in seen:
                     check(f"{o['apiVersion']} {o['kind']} {o['metadata']['name']}", validate(o, pod_monitor))
