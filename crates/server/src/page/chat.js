@@ -83,15 +83,17 @@ $("ask").addEventListener("submit", (event) => {
   follow(() => $("log").append(el("div", { className: "user", textContent: content })));
   answer();
 });
+/** Whether a key belongs to an input method; Safari says so of the last one by the code 229 alone. */
+const composes = (event) => event.isComposing || event.keyCode === 229;
 $("question").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !composes(event)) {
     event.preventDefault();
     $("ask").requestSubmit();
   }
 });
 // Escape hides what is shown of a round first, but in the question it always stops.
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.isComposing) return;
+  if (event.key !== "Escape" || composes(event)) return;
   if (hideRound() && event.target !== $("question")) return;
   running?.abort();
   race?.abort();
