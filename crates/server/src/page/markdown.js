@@ -9,13 +9,16 @@ const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?=\s|$)/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})(?:[-+*]|(\d{1,9})[.)])(?:[ \t]+|$)/;
-const DELIMITERS = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+// Of a line without spaces at its end.
+const DELIMITERS = /^ {0,3}\|?\s*:?-+:?(\s*\|\s*:?-+:?)*\s*\|?$/;
 // Quotes and lists within each other, and emphasis; what is deeper is text.
 const MAX_DEPTH = 16;
 // A last line that may become another block than it looks like.
 const UNDECIDED_LINE = /^\s*([-+*_]{1,3}|\d{1,9}[.)]?|#{1,6}|>+|`{1,2}|~{1,2})$/;
 // Last characters that may become marks.
 const UNDECIDED_MARKS = /([*_~`\\]+|!?\[[^\]\n]{0,80}\]?|(?<!\S)!)$/;
+// Where they are looked for.
+const MAX_UNDECIDED = 200;
 
 /** The nodes of a text. Those at the top have the text that they were made of, as `raw`. */
 function markdown(text, open = false) {
@@ -86,7 +89,9 @@ function heading(lines, at, open) {
   const [, marks] = HEADING.exec(lines[at]) ?? [];
   if (!marks) return null;
   const text = lines[at].trim().slice(marks.length).trim();
-  const bare = text.replace(/#+$/, "");
+  let length = text.length;
+  while (text[length - 1] === "#") length -= 1;
+  const bare = text.slice(0, length);
   const title = !bare || /\s$/.test(bare) ? bare.trim() : text;
   return { node: [`h${Math.min(marks.length + 2, 6)}`, {}, ...inline(title, open && at + 1 === lines.length)], end: at + 1 };
 }
@@ -152,7 +157,7 @@ const cells = (line) => line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "")
 function table(lines, at, open) {
   const delimiters = lines[at + 1] ?? "";
   const head = cells(lines[at]);
-  const whole = lines[at].includes("|") && delimiters.includes("|") && DELIMITERS.test(delimiters) && cells(delimiters).length === head.length;
+  const whole = lines[at].includes("|") && delimiters.includes("|") && DELIMITERS.test(delimiters.trimEnd()) && cells(delimiters).length === head.length;
   const begun = open && at + 2 >= lines.length && /^ {0,3}\|/.test(lines[at]) && /^[\s|:-]*$/.test(delimiters);
   if (!whole && !begun) return null;
   let end = Math.min(at + 2, lines.length);
@@ -174,20 +179,23 @@ function table(lines, at, open) {
 
 // ---- Markdown within a line -------------------------------------------------------------------
 
-// An address ends before marks of Chinese and Japanese sentences, too.
-const SPECIAL = /\\[!-/:-@[-`{-~]|\\(?=\n)|`+|\*+|_+|~~|!?\[|<?\bhttps?:\/\/[^\s<>\u3000-\u303f\uff00-\uffef]+>?/g;
+// An address ends before marks of Chinese and Japanese sentences, too, and after 2,000 characters.
+const SPECIAL = /\\[!-/:-@[-`{-~]|\\(?=\n)|`+|\*+|_+|~~|!?\[|<?\bhttps?:\/\/[^\s<>\u3000-\u303f\uff00-\uffef]{1,2000}>?/g;
 
 /** The nodes of a text within a block; no links within links. */
 function inline(text, open, linked = false) {
-  const source = open ? text.replace(UNDECIDED_MARKS, "") : text;
+  const tail = Math.max(0, text.length - MAX_UNDECIDED);
+  const source = open ? text.slice(0, tail) + text.slice(tail).replace(UNDECIDED_MARKS, "") : text;
   const parts = [];
+  let ends = null;
+  const closing = (at) => (ends ??= closings(source)).get(at) ?? -1;
   let at = 0;
   SPECIAL.lastIndex = 0;
   for (let found; (SPECIAL.lastIndex = at) <= source.length && (found = SPECIAL.exec(source));) {
     const [mark] = found;
     parts.push(source.slice(at, found.index));
     const read = { "\\": escaped, "`": codeSpan, "*": emphasis, _: emphasis, "~": emphasis, "!": link, "[": link }[mark[0]] ?? address;
-    const { part, end } = read(source, found.index, mark, open, linked);
+    const { part, end } = read(source, found.index, mark, open, linked, closing);
     parts.push(part);
     at = end;
   }
@@ -212,34 +220,36 @@ function codeSpan(source, at, mark, open) {
     if (run[0].length === mark.length) break;
   }
   const code = source.slice(start, end - mark.length).replaceAll("\n", " ");
-  const padded = /^ .*[^ ].* $/.test(code);
+  const padded = code.startsWith(" ") && code.endsWith(" ") && /[^ ]/.test(code);
   return { part: ["code", {}, padded ? code.slice(1, -1) : code], end };
 }
 
-/** Where the bracket that opens at `at` is closed, or -1; links are not longer than `MAX_LINK`. */
-function closing(source, at) {
-  const [opens, closes] = source[at] === "[" ? "[]" : "()";
-  let depth = 0;
-  for (let i = at; i < Math.min(source.length, at + MAX_LINK); i += 1) {
-    if (source[i] === "\\") i += 1;
-    else if (source[i] === opens) depth += 1;
-    else if (source[i] === closes && (depth -= 1) === 0) return i;
+/** Where the brackets of a text are closed, each by where it opens. */
+function closings(source) {
+  const ends = new Map();
+  const opened = { "]": [], ")": [] };
+  for (let i = 0; i < source.length; i += 1) {
+    const c = source[i];
+    if (c === "\\") i += 1;
+    else if (c === "[") opened["]"].push(i);
+    else if (c === "(") opened[")"].push(i);
+    else if (opened[c]?.length) ends.set(opened[c].pop(), i);
   }
-  return -1;
+  return ends;
 }
-const MAX_LINK = 4096;
 
 /** A link. A picture is one, too: the page loads nothing from elsewhere. */
-function link(source, at, mark, open, linked) {
+function link(source, at, mark, open, linked, closing) {
   const literal = { part: mark, end: at + mark.length };
   const label = at + mark.length - 1;
-  const middle = closing(source, label);
-  if (linked || middle < 0 || source[middle + 1] !== "(") return literal;
-  const words = inline(source.slice(label + 1, middle), false, true);
-  const end = closing(source, middle + 1);
+  const middle = linked ? -1 : closing(label);
+  if (middle < 0 || source[middle + 1] !== "(") return literal;
+  const end = closing(middle + 1);
   // An address that is not whole is not shown, but what is too long for one is.
   const arriving = open && /^.{0,300}$/.test(source.slice(middle + 1));
-  if (end < 0) return arriving ? { part: ["span", {}, ...words], end: source.length } : literal;
+  if (end < 0 && !arriving) return literal;
+  const words = inline(source.slice(label + 1, middle), false, true);
+  if (end < 0) return { part: ["span", {}, ...words], end: source.length };
   const [, bracketed, bare] = /^\s*(?:<([^<>]*)>|(\S*))/.exec(source.slice(middle + 2, end));
   return { part: anchor(bracketed ?? bare, words), end: end + 1 };
 }
