@@ -260,7 +260,7 @@ class Answer {
 
 const counts = {};
 for (const [source, [name, title]] of Object.entries(SOURCES)) {
-  counts[source] = el("output", { textContent: "" });
+  counts[source] = el("span");
   $("legend").append(el("li", { title, hidden: RARE.includes(source) }, el("span", { className: `t ${source}`, textContent: name }), counts[source]));
 }
 
@@ -292,9 +292,9 @@ function figures(answer) {
     $("length").textContent = rounds.length ? (tokens / rounds.length).toFixed(2) : "–";
     $("drafted").textContent = drafted;
     $("accepted").textContent = percent(accepted, drafted);
-    for (const [source, output] of Object.entries(counts)) {
-      output.textContent = sources[source] ?? 0;
-      output.parentElement.hidden = RARE.includes(source) && !sources[source];
+    for (const [source, count] of Object.entries(counts)) {
+      count.textContent = sources[source] ?? 0;
+      count.parentElement.hidden = RARE.includes(source) && !sources[source];
     }
     $("chart").replaceChildren(chart(positions));
   }, 80);
