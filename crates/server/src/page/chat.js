@@ -216,20 +216,24 @@ $("start").addEventListener("submit", async (event) => {
 });
 $("halt").addEventListener("click", () => race?.abort());
 
+let replays = null;
+
 /** Shows both runs again at their measured times, as if they had started together. */
 $("replay").addEventListener("click", () => {
   const start = performance.now();
-  const replays = LANES.map(({ answer, clock }) => {
+  const mine = (replays = LANES.map(({ answer, clock }) => {
     answer.clear();
     return { answer, clock, left: [...answer.arrivals] };
-  });
+  }));
   animate(() => {
+    // A later replay or a race has the lanes.
+    if (replays !== mine || race) return false;
     const now = performance.now() - start;
-    for (const { answer, clock, left } of replays) {
+    for (const { answer, clock, left } of mine) {
       while (left.length && left[0][0] <= now) answer.show(...left.shift());
       clock.textContent = seconds(Math.min(now, answer.total));
     }
-    return !race && replays.some(({ answer, left }) => left.length || now < answer.total);
+    return mine.some(({ answer, left }) => left.length || now < answer.total);
   });
 });
 
