@@ -63,7 +63,7 @@ async function problem(response) {
     case 401: return new Problem("The server asks for an API key.", detail, "key");
     case 404: return new Problem("The server does not have this model.", detail);
     case 429: return new Problem("The server is busy.", `${detail}${wait ? ` – try again in ${wait} s` : ""}`, "again");
-    case 503: return new Problem("The server is shutting down.", detail, "again");
+    case 503: return new Problem("The server does not take this request now.", detail, "again");
     case 400: case 413: return new Problem("The server does not accept this request.", detail);
     default: return new Problem("The server failed.", detail, "again");
   }
