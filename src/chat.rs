@@ -90,7 +90,12 @@ impl TerminalChat {
     fn new(client: Arc<ChatClient>, options: ChatOptions) -> Self {
         let terminal = io::stdout().is_terminal();
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let colours = set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb");
+        // Windows' console shows them only to those who ask for it; elsewhere, nobody has to.
+        let shows_colours = || anstyle_query::windows::enable_ansi_colors().unwrap_or(true);
+        let colours = terminal
+            && set("NO_COLOR").is_none()
+            && set("TERM").is_none_or(|term| term != "dumb")
+            && shows_colours();
         let mut chat = Self {
             client,
             system: options.system,
