@@ -135,7 +135,8 @@ impl Painter {
     pub fn styled(&self, style: Style, text: &str) -> String {
         let commands = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
         let text = if self.terminal {
-            text.replace(commands, "\u{fffd}")
+            // A line break of Windows is one of all.
+            text.replace('\r', "").replace(commands, "\u{fffd}")
         } else {
             text.to_owned()
         };
@@ -213,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_model_cannot_command_a_terminal() {
-        let text = "a\x1b]0;title\x07\tb\n\u{9b}c";
+        let text = "a\x1b]0;title\x07\tb\r\n\u{9b}c";
         let mut painter = Painter::new(true, false);
         assert_eq!(
             painter.content(text),
