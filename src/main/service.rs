@@ -3,6 +3,7 @@
 use foretoken::config::{Command, Exit, InstallOptions};
 use foretoken::console;
 use foretoken::error::{Error, Result};
+use foretoken::kernels::HAS_CUDA;
 use std::path::{Path, PathBuf};
 
 /// The unit of the system, with which deploy/README.md installs by hand, too.
@@ -10,6 +11,9 @@ const UNIT: &str = include_str!("../../deploy/systemd/foretoken.service");
 /// What the unit runs, which is replaced.
 const EXEC: &str =
     "ExecStart=/usr/local/bin/foretoken serve --config /etc/foretoken/foretoken.toml";
+/// What forbids a GPU: its driver maps memory that is written and executed, and is reached by devices. With ProtectClock=, no
+/// other device than clocks is allowed.
+const WITHOUT_GPU: [&str; 3] = ["MemoryDenyWriteExecute", "PrivateDevices", "ProtectClock"];
 /// The beginning of a block of the unit that a user's systemd cannot do.
 const SYSTEM_ONLY: &str = "# System only";
 /// The first line of a unit that may be overwritten.
@@ -173,6 +177,22 @@ fn check(config: &Path) -> Result<()> {
     }
 }
 
+/// `unit` with the right to use a GPU.
+fn with_gpu(unit: &str) -> String {
+    WITHOUT_GPU.iter().fold(unit.to_owned(), |unit, setting| {
+        unit.replace(&format!("\n{setting}=yes\n"), &format!("\n{setting}=no\n"))
+    })
+}
+
+/// The unit as this program, which may have been built for GPUs, needs it.
+fn own_unit() -> String {
+    if HAS_CUDA {
+        with_gpu(UNIT)
+    } else {
+        UNIT.to_owned()
+    }
+}
+
 /// The unit that runs `program` with `config`.
 fn unit_text(program: &Path, config: &Path, is_system: bool) -> Result<String> {
     let exec = format!(
@@ -181,7 +201,8 @@ fn unit_text(program: &Path, config: &Path, is_system: bool) -> Result<String> {
         word(program)?,
         word(config)?.replace('$', "$$")
     );
-    let blocks = UNIT.split("\n\n");
+    let unit = own_unit();
+    let blocks = unit.split("\n\n");
     let blocks = blocks.filter(|block| is_system || !block.starts_with(SYSTEM_ONLY));
     let unit = blocks.collect::<Vec<_>>().join("\n\n");
     let unit = unit.replace(EXEC, &exec);
@@ -284,7 +305,8 @@ mod tests {
                 .filter(|line| !line.starts_with(['#', 'E']) && !line.is_empty());
             lines.map(str::to_owned).collect()
         };
-        assert_eq!(settings(&system), settings(UNIT));
+        let own = settings(&own_unit());
+        assert_eq!(settings(&system), own);
 
         let user = unit_text(Path::new("/usr/bin/foretoken"), config, false).unwrap();
         assert!(
@@ -292,8 +314,7 @@ mod tests {
             "{user}"
         );
         let kept = settings(&user);
-        let is_of_both =
-            |line: &String| line == "WantedBy=default.target" || settings(UNIT).contains(line);
+        let is_of_both = |line: &String| line == "WantedBy=default.target" || own.contains(line);
         assert!(kept.iter().all(is_of_both), "{user}");
         for section in [
             "[Unit]",
@@ -314,6 +335,22 @@ mod tests {
         ] {
             assert!(!user.contains(refused), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_unit_for_a_gpu_forbids_no_gpu() {
+        let unit = with_gpu(UNIT);
+        let pairs = UNIT.lines().zip(unit.lines());
+        let changed: Vec<_> = pairs.filter(|(old, new)| old != new).collect();
+        assert_eq!(
+            changed,
+            [
+                ("MemoryDenyWriteExecute=yes", "MemoryDenyWriteExecute=no"),
+                ("PrivateDevices=yes", "PrivateDevices=no"),
+                ("ProtectClock=yes", "ProtectClock=no"),
+            ]
+        );
+        assert_eq!(own_unit() == unit, HAS_CUDA);
     }
 
     #[test]
