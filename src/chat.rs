@@ -235,7 +235,10 @@ impl TerminalChat {
         let mut result = Ok(());
         loop {
             let part = tokio::select! {
-                _ = interrupt.recv() => break,
+                _ = interrupt.recv() => {
+                    self.client.cancel();
+                    break;
+                }
                 part = parts.recv() => part,
             };
             match part {

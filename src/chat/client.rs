@@ -5,7 +5,7 @@ use crate::error::{Error, Result, clipped};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use ureq::http::{Response, Uri};
@@ -135,7 +135,8 @@ pub struct AnswerPart {
 /// A connection to a server.
 #[derive(Debug)]
 pub struct ChatClient {
-    agent: Agent,
+    /// Replaced when its connections are closed.
+    agent: Mutex<Agent>,
     base: String,
     api_key: Option<String>,
     model: String,
@@ -161,7 +162,7 @@ impl ChatClient {
             config = config.proxy(None);
         }
         let mut client = Self {
-            agent: config.build().into(),
+            agent: Mutex::new(config.build().into()),
             base,
             api_key: endpoint.api_key.clone(),
             model: endpoint.model.clone().unwrap_or_default(),
@@ -197,7 +198,7 @@ impl ChatClient {
     fn models(&self, known: bool) -> Result<Vec<ListedModel>> {
         let url = format!("{}/models", self.base);
         let unreachable = |e| Error::setup(format!("cannot reach {}: {}", self.base, line(&e)));
-        let request = self.signed(self.agent.get(&url));
+        let request = self.signed(self.agent().get(&url));
         let request = request
             .config()
             .timeout_global(Some(LIST_TIMEOUT))
@@ -226,7 +227,7 @@ impl ChatClient {
 
     /// Asks for the next message after `messages`. Its parts, or why there are no more, come as they arrive;
     /// the stream is whole if the last one has `finish` or is followed by nothing. Whoever drops the receiver
-    /// ends the request with the next part.
+    /// ends the request with the next part, and [`Self::cancel`] at once.
     pub fn ask(
         self: &Arc<Self>,
         messages: &[ChatTurn],
@@ -244,23 +245,39 @@ impl ChatClient {
         };
         let question = serde_json::to_vec(&question).unwrap_or_default();
         let (sender, parts) = mpsc::channel(QUEUE);
-        let client = self.clone();
+        // Not on the thread, which may come to it after it was cancelled.
+        let (client, agent) = (self.clone(), self.agent());
         // The client blocks, while the chat also waits for Ctrl-C.
         std::thread::spawn(move || {
-            if let Err(why) = client.stream(&question, &sender) {
+            if let Err(why) = client.stream(&agent, &question, &sender) {
                 let _ = sender.blocking_send(Err(why));
             }
         });
         parts
     }
 
+    /// Ends all requests: the server sees that their connections are closed, also before it has sent anything.
+    pub fn cancel(&self) {
+        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = Agent::from(agent.config().clone());
+        let old = std::mem::replace(&mut *agent, next);
+        drop(agent);
+        old.shutdown();
+    }
+
+    fn agent(&self) -> Agent {
+        let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
+        agent.clone()
+    }
+
     fn stream(
         &self,
+        agent: &Agent,
         question: &[u8],
         parts: &Sender<Result<AnswerPart, String>>,
     ) -> Result<(), String> {
         let url = format!("{}/chat/completions", self.base);
-        let request = self.signed(self.agent.post(&url));
+        let request = self.signed(agent.post(&url));
         let request = request.header("content-type", "application/json");
         let mut answer = request.send(question).map_err(|e| line(&e))?;
         if !answer.status().is_success() {

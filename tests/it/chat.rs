@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 /// `foretoken chat ARGS`, without the user's settings.
 fn chat(args: &str) -> Command {
@@ -64,6 +65,8 @@ enum Reply {
     Text(&'static str),
     /// A text that does not go on.
     Endless(&'static str),
+    /// Nothing; whether the client closes the connection is told.
+    Silent(Sender<bool>),
     Error(u16, &'static str),
 }
 
@@ -123,6 +126,10 @@ impl Foreign {
                 stream.write_all(stream_of(text).as_bytes()).unwrap();
                 // Open until the client's process ends.
                 std::thread::spawn(move || stream.read_to_end(&mut Vec::new()));
+            }
+            Reply::Silent(closed) => {
+                let end = stream.read_to_end(&mut Vec::new());
+                let _ = closed.send(end.is_ok());
             }
             Reply::Error(status, message) => {
                 let error = json!({"error": {"message": message}});
@@ -258,6 +265,32 @@ fn ctrl_c_stops_an_answer_but_not_the_chat() {
     );
     // Where nothing is answered, it ends the chat.
     interrupt(&child);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn ctrl_c_before_an_answer_closes_its_connection() {
+    let (sender, closed) = channel();
+    let server = Foreign::start(vec![Reply::Silent(sender), Reply::Text("Yes")]);
+    let mut child = chat(&format!("{} --model m", server.url)).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    stdin.write_all(b"A story!\n").unwrap();
+    assert_eq!(server.request().body["model"], "m");
+    interrupt(&child);
+    // The program lives on, so it is not its end that closes the connection.
+    assert!(closed.recv_timeout(Duration::from_secs(60)).unwrap());
+    stdin.write_all(b"Sure?\n").unwrap();
+    let mut said = String::new();
+    out.read_line(&mut said).unwrap();
+    out.read_line(&mut said).unwrap();
+    assert_eq!(said, "\nYes\n");
+    // The question without an answer is forgotten.
+    assert_eq!(
+        server.request().body["messages"],
+        json!([message("user", "Sure?")])
+    );
+    drop(stdin);
     assert!(child.wait().unwrap().success());
 }
 
