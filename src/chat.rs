@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 pub use client::Endpoint;
+pub(crate) use client::is_loopback;
 
 /// The role of the message before a conversation.
 const SYSTEM: &str = "system";

@@ -212,7 +212,7 @@ impl ChatClient {
             Err(Error::setup(format!("{url}: {detail}{hint}")))
         };
         if matches!(status.as_u16(), 401 | 403) {
-            return refused("; set --api-key or OPENAI_API_KEY");
+            return refused("; set --api-key, OPENAI_API_KEY or FORETOKEN_API_KEY");
         }
         match serde_json::from_str::<Models>(&text) {
             Ok(models) if status.is_success() => Ok(models.data),
@@ -323,8 +323,8 @@ fn base(url: &str) -> String {
     }
 }
 
-/// Whether the URL leads to this machine, where no proxy can be meant.
-fn is_loopback(url: &str) -> bool {
+/// Whether the URL leads to this machine, where no proxy can be meant, nor OpenAI.
+pub fn is_loopback(url: &str) -> bool {
     let uri: Option<Uri> = url.parse().ok();
     let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
     let address = host.trim_matches(['[', ']']).parse::<IpAddr>();

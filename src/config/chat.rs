@@ -2,7 +2,7 @@
 
 use super::flags::{Cli, CommonOptions, LogFormat};
 use super::{Config, LoadFlags, refuse_learning};
-use crate::chat::Endpoint;
+use crate::chat::{self, Endpoint};
 use crate::error::{Error, Result};
 use crate::gguf::EMBEDDED;
 use clap::CommandFactory;
@@ -69,6 +69,9 @@ const OF_A_SERVER: [&str; 6] = [
     "otlp_traces_endpoint",
 ];
 
+/// The API key of OpenAI's own clients.
+const OPENAI_KEY_VARIABLE: &str = "OPENAI_API_KEY";
+
 /// Whether the model is the address of a server.
 pub fn is_url(name: &str) -> bool {
     name.starts_with("http://") || name.starts_with("https://")
@@ -80,7 +83,8 @@ pub fn is_url(name: &str) -> bool {
 /// `Setup`, naming a flag that would have no effect.
 pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
     let url = options.name.clone().filter(|name| is_url(name));
-    for (id, flag) in given(args) {
+    let given = given(args);
+    for (id, flag) in &given {
         if url.is_some() && !OF_A_CLIENT.contains(&id.as_str()) {
             return Err(Error::setup(format!(
                 "{flag} is for a model that chat loads itself: the server at the URL has its own"
@@ -103,19 +107,35 @@ pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
         }
         return Ok(Partner::Unnamed(unnamed));
     };
-    let mut keys = options.http.listen.api_key.into_iter();
-    let key = keys.next();
-    if keys.next().is_some() {
+    let keys = options.http.listen.api_key;
+    let is_given = given.iter().any(|(id, _)| id == "api_key");
+    if is_given && keys.len() > 1 {
         return Err(Error::setup(
             "--api-key is given twice: a chat sends one key",
         ));
     }
-    let from_environment = || std::env::var("OPENAI_API_KEY").ok();
+    let first = keys.into_iter().next();
+    let api_key = if is_given {
+        first
+    } else {
+        key_of_environment(&url, first, std::env::var(OPENAI_KEY_VARIABLE).ok())
+    };
     Ok(Partner::Server(Endpoint {
         url,
-        api_key: (key.or_else(from_environment)).filter(|key| !key.is_empty()),
+        api_key,
         model: options.model,
     }))
+}
+
+/// The key for the server at `url`: `ours`, which a server of this machine takes, or that of `openai`, which another is more
+/// likely to be meant to see.
+fn key_of_environment(url: &str, ours: Option<String>, openai: Option<String>) -> Option<String> {
+    let openai = openai.filter(|key| !key.is_empty());
+    if chat::is_loopback(url) {
+        ours.or(openai)
+    } else {
+        openai.or(ours)
+    }
 }
 
 /// The configuration of a server for one chat.
@@ -145,4 +165,24 @@ fn given(args: &[OsString]) -> Vec<(String, String)> {
         (flag.get_id().to_string(), format!("--{long}"))
     });
     named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_goes_to_whom_it_is_for() {
+        let key = |url: &str, ours: Option<&str>, openai: Option<&str>| {
+            key_of_environment(url, ours.map(str::to_owned), openai.map(str::to_owned))
+        };
+        let (near, far) = ("http://127.0.0.1:8000", "https://api.openai.com/v1");
+        assert_eq!(key(near, Some("a"), Some("b")).as_deref(), Some("a"));
+        assert_eq!(key(far, Some("a"), Some("b")).as_deref(), Some("b"));
+        for url in [near, far] {
+            assert_eq!(key(url, Some("a"), Some("")).as_deref(), Some("a"));
+            assert_eq!(key(url, None, Some("b")).as_deref(), Some("b"));
+            assert_eq!(key(url, None, None), None);
+        }
+    }
 }

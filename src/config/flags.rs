@@ -53,7 +53,8 @@ pub enum CliCommand {
     Router(#[command(flatten)] Box<RouterFlags>),
     /// Chat in the terminal: with MODEL, which this process serves for it, or, if MODEL is a URL (http://...),
     /// with a server of OpenAI's API there. --model then names one of its models [default: the first], and the
-    /// API key is --api-key or OPENAI_API_KEY. Without MODEL, a terminal offers the models that fit this machine.
+    /// API key is --api-key, OPENAI_API_KEY or FORETOKEN_API_KEY. Without MODEL, a terminal offers the models that fit
+    /// this machine.
     #[command(args_override_self = true)]
     Chat {
         // Its few flags come first in the help.

@@ -186,7 +186,9 @@ fn two_turns_are_those_of_the_api() {
 fn other_servers_are_asked_for_nothing_but_the_api() {
     let server = Foreign::start(vec![Reply::Text("Hi"), Reply::Text("Yes")]);
     let mut command = chat(&format!("{}/ --temperature 0.7", server.url));
-    command.env("OPENAI_API_KEY", "secret");
+    command.env("OPENAI_API_KEY", "other");
+    // As a server takes several.
+    command.env("FORETOKEN_API_KEY", "secret\nsecond");
     let output = run(command, "Hello?\nSure?\n/exit\n");
     assert_eq!(stdout(&output), "Hi\nYes\n");
     let request = server.request();
