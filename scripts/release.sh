@@ -120,8 +120,8 @@ debian() {
     chmod 755 "$root"
     install -D -m 755 "$binary" "$root/usr/bin/foretoken"
     install -D -m 644 /dev/stdin "$root/usr/lib/systemd/system/foretoken.service" < <(
-        # The first lines say how to install it by hand.
-        sed -e '/^# .*Install:$/,/systemctl daemon-reload/d' -e 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/foretoken.service
+        # The comment before the first section says how to install it by hand.
+        sed -e '1,/^\[Unit\]$/{/^#/d;}' -e 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/foretoken.service
     )
     # Only this machine's own names are allowed until somebody names another.
     install -D -m 644 /dev/stdin "$root/etc/foretoken/foretoken.toml" < <(

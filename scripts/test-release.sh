@@ -157,6 +157,8 @@ for artefact in "$artefacts"/*; do
         dpkg-deb --extract "$artefact" "$root"
         unit=$root/usr/lib/systemd/system/foretoken.service
         grep -qx 'ExecStart=/usr/bin/foretoken serve --config /etc/foretoken/foretoken.toml' "$unit" || wrong "$name: its unit"
+        cmp -s <(sed -n '/^\[Unit\]$/,$s|/usr/local/bin/|/usr/bin/|;/^\[Unit\]$/,$p' deploy/systemd/foretoken.service) "$unit" \
+            || wrong "$name: its unit has more or less than the sections of that in deploy/systemd"
         [ -s "$root/etc/foretoken/foretoken.toml" ] || wrong "$name: its configuration"
         documented "$name" "$root/usr/bin/foretoken" "$root/usr/share"
         [ -s "$root/usr/share/zsh/vendor-completions/_foretoken" ] || wrong "$name: the place of the completions for zsh"
