@@ -114,6 +114,10 @@ impl Beginnings for EngineBeginnings<'_> {
         resumed
     }
 
+    fn release(&mut self, sequence: &Sequence) {
+        self.runner.release(sequence.state.id);
+    }
+
     fn awaits(&mut self, sequence: &mut Sequence, cached: usize, resumed: usize) -> bool {
         let Some(disk) = self.disk.as_deref_mut() else {
             return false;

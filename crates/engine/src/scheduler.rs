@@ -11,8 +11,12 @@ use foretoken_core::kv::BlockAllocator;
 
 /// Where a sequence begins that is about to be admitted.
 pub trait Beginnings {
-    /// Number of its first tokens that need not be computed, of the `cached` ones that are in the prefix cache.
+    /// Number of its first tokens that need not be computed, of the `cached` ones that are in the prefix cache. What they
+    /// begin with is held for it.
     fn resume(&mut self, sequence: &Sequence, cached: usize) -> usize;
+
+    /// Lets go of what is held for it: it is not admitted now.
+    fn release(&mut self, _sequence: &Sequence) {}
 
     /// Whether it waits for blocks that are read from elsewhere into the prefix cache, which has the first `cached` tokens.
     /// Of these, `resumed` need not be computed.
@@ -33,7 +37,8 @@ pub struct ScheduledSequence {
 }
 
 /// Requests come in turn, over one pool of blocks (see `Queue` and `admission.rs`). A draft pool with as many
-/// blocks needs no scheduling of its own: a sequence never drafts more than it has blocks for here.
+/// blocks needs no scheduling of its own: a sequence never drafts more than it has blocks for here, and of those that wait only
+/// one that waits for the disk holds some.
 #[derive(Debug)]
 pub struct Scheduler {
     /// The sequences that wait for admission.

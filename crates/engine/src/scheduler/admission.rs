@@ -139,18 +139,26 @@ impl Scheduler {
         let cached = beginnings.resume(sequence, found);
         prefix.truncate(cached / block_size);
         let needed = blocks.blocks_after(&prefix, len);
-        if needed + others > free {
-            return Err(Obstacle::Blocks);
-        }
-        if backfills > 0 && (all >= self.max_num_seqs || needed + all > blocks.num_free()) {
-            return Err(Obstacle::Backfills);
+        let waits_for_backfills = all >= self.max_num_seqs || needed + all > blocks.num_free();
+        let obstacle = if needed + others > free {
+            Some(Obstacle::Blocks)
+        } else if backfills > 0 && waits_for_backfills {
+            Some(Obstacle::Backfills)
+        } else {
+            None
+        };
+        if let Some(obstacle) = obstacle {
+            beginnings.release(sequence);
+            return Err(obstacle);
         }
         if beginnings.awaits(sequence, found, cached) {
+            // It is held: what is read continues it soon.
             return Err(Obstacle::Disk);
         }
         let cached = blocks.adopt(&mut sequence.state.table, &prefix);
         if blocks.reserve(&mut sequence.state.table, len).is_err() {
             blocks.release(&mut sequence.state.table);
+            beginnings.release(sequence);
             return Err(Obstacle::Blocks);
         }
         sequence.begin_after(cached);

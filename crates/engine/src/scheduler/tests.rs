@@ -4,24 +4,32 @@ use crate::options::SpecLimits;
 use crate::request::{Request, queue_cost};
 use crate::spec::StepOutput;
 use foretoken_core::sampling::{Acceptance, TokenLogprobs, mix};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 mod admission;
 
 const DRAFT: usize = 5;
 
-/// Sequences begin after all that is in the prefix cache.
-struct AllCached;
+/// Sequences begin after all that is in the prefix cache, for which something is held.
+struct AllCached<'a>(&'a mut HashSet<SeqId>);
 
-impl Beginnings for AllCached {
-    fn resume(&mut self, _: &Sequence, cached: usize) -> usize {
+impl Beginnings for AllCached<'_> {
+    fn resume(&mut self, sequence: &Sequence, cached: usize) -> usize {
+        self.0.insert(sequence.state.id);
         cached
+    }
+
+    fn release(&mut self, sequence: &Sequence) {
+        assert!(self.0.remove(&sequence.state.id), "nothing is held");
     }
 }
 
 /// A scheduler, and steps that only count.
 struct Schedule {
     scheduler: Scheduler,
+    /// The sequences for which something is held since they began, or were looked at.
+    held: HashSet<SeqId>,
     /// Number of steps so far.
     steps: usize,
     /// Number of rows so far.
@@ -58,6 +66,7 @@ impl Schedule {
                 chunk,
                 StepLimits::default(),
             ),
+            held: HashSet::new(),
             steps: 0,
             rows: 0,
             requests: 0,
@@ -124,7 +133,15 @@ impl Schedule {
 
     /// One step, in which no draft token is accepted. Tokens differ, so that texts share only prompts.
     fn step(&mut self) -> Vec<ScheduledSequence> {
-        let (plan, preempted) = self.scheduler.schedule(AllCached);
+        let (plan, preempted) = self.scheduler.schedule(AllCached(&mut self.held));
+        // The engine frees what preempted ones have.
+        for id in &preempted {
+            self.held.remove(id);
+        }
+        for sequence in self.scheduler.waiting.sequences.values() {
+            let id = sequence.state.id;
+            assert!(!self.held.contains(&id), "{id} waits");
+        }
         assert!(!plan.is_empty(), "a step without rows");
         let rows: usize = plan.iter().map(|turn| turn.rows + turn.nodes).sum();
         assert!(rows <= self.scheduler.max_num_batched_tokens, "{plan:?}");

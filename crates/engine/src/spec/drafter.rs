@@ -86,8 +86,8 @@ pub trait Drafter: Send {
         false
     }
 
-    /// The sequence was preempted, or was part of a failed call of `propose`: free all state held
-    /// for it. After a preemption it is observed from its start again; after a failure its earlier
+    /// The sequence was preempted, does not begin yet after [`Drafter::resume`], or was part of a failed call of `propose`:
+    /// free all state held for it. After a preemption it is observed from its start again; after a failure its earlier
     /// positions do not come again.
     fn forget(&mut self, id: SeqId) {
         if let Some(pool) = self.pool() {

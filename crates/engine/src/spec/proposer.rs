@@ -27,6 +27,8 @@ pub struct Proposer {
     gain: f64,
     /// The sequences of this step that are asked for drafts.
     asked: HashSet<SeqId>,
+    /// Number of those whose drafts no grammar forces whole.
+    requests: usize,
     /// Steps since all sequences were asked.
     waited: u32,
     /// Longest draft that a request could have so far.
@@ -96,6 +98,7 @@ impl Proposer {
             ask_seconds: 0.0,
             gain: FIRST_GAIN,
             asked: HashSet::new(),
+            requests: 0,
             waited: 0,
             longest: FIRST_LENGTH,
             noted: 0,
@@ -212,6 +215,7 @@ impl Proposer {
                 requests.push(request);
             }
         }
+        self.requests = requests.len();
         if !requests.is_empty() {
             self.limit_model_lengths(&mut requests, base);
             match (self.drafter).call("propose", |drafter| drafter.propose(&mut requests)) {
@@ -335,7 +339,7 @@ impl Proposer {
 
     /// Learns what a step cost.
     pub fn note_step(&mut self, step: &StepCost) {
-        let asked = self.asked.len();
+        let asked = self.requests;
         if self.reads_states() {
             let read = (self.drafter).pool(|pool| std::mem::take(&mut pool.network.read));
             let (rows, seconds) = read.unwrap_or_default();
@@ -350,11 +354,12 @@ impl Proposer {
             return self.budget.observe(step);
         }
         let forwards = self.drafter.pool(|pool| {
-            let note = |&(rows, seconds): &(usize, f64)| {
+            let note = |(rows, seconds)| {
                 self.budget.draft_cost().note(rows, seconds);
                 seconds
             };
-            pool.network.forwards.iter().map(note).sum::<f64>()
+            let forwards = std::mem::take(&mut pool.network.forwards);
+            forwards.into_iter().map(note).sum::<f64>()
         });
         let forwards = forwards.unwrap_or(0.0);
         let own = (step.draft_seconds - forwards).max(0.0) / asked as f64;
@@ -438,9 +443,14 @@ impl Proposer {
         self.drafter.pool(|pool| pool.reset_prefix_cache());
     }
 
+    /// Frees what is held for a sequence that does not begin yet. Whether it is to be read stays decided.
+    pub fn release(&mut self, id: SeqId) {
+        self.drafter.call("forget", |drafter| drafter.forget(id));
+    }
+
     /// See [`Drafter::forget`].
     pub fn forget(&mut self, id: SeqId) {
-        self.drafter.call("forget", |drafter| drafter.forget(id));
+        self.release(id);
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.is_read = false;
             sequence.late = None;

@@ -250,6 +250,12 @@ impl SpeculativeRunner {
         (self.proposers.iter_mut()).for_each(Proposer::reset_prefix_cache);
     }
 
+    /// Frees what [`resume`](Self::resume) holds for a sequence that does not begin yet.
+    pub fn release(&mut self, id: SeqId) {
+        self.states.iter_mut().for_each(|states| states.release(id));
+        (self.proposers.iter_mut()).for_each(|proposer| proposer.release(id));
+    }
+
     /// Frees the state for a sequence that was preempted.
     pub fn forget(&mut self, id: SeqId) {
         self.states.iter_mut().for_each(|states| states.release(id));
