@@ -173,6 +173,32 @@ fn dropping_the_receiver_cancels() {
     assert_eq!(aborted, 20);
 }
 
+/// A request that arrives during the last step ends like those that run, not as if the engine had broken.
+#[test]
+fn an_abort_reaches_requests_that_nobody_has_taken() {
+    let toy = Toy::default();
+    let target = toy_model(0.0);
+    let gate = target.gate.clone();
+    let engine = toy.start_with(target);
+    let closed = gate.lock().unwrap();
+    let runs = engine.submit(greedy(&[1], 250)).unwrap();
+    wait_for("the batch", || engine.stats().requests_running.get() > 0);
+    let arrives = engine.submit(greedy(&[2], 250)).unwrap();
+    engine.abort();
+    drop(closed);
+    for events in [runs, arrives] {
+        let error = events.blocking_collect().unwrap_err();
+        let is_shutdown = matches!(
+            error,
+            Error::Request {
+                kind: RequestErrorKind::ShuttingDown,
+                ..
+            }
+        );
+        assert!(is_shutdown, "{error}");
+    }
+}
+
 #[test]
 fn draining_finishes_what_runs_and_refuses_the_rest() {
     let engine = Toy::default().start();

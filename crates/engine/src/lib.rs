@@ -314,8 +314,13 @@ impl Engine {
         }
     }
 
-    /// The thread ends: the remaining requests get the error.
+    /// The thread ends: the remaining requests get the error, also those that nobody has taken from the inbox.
     fn fail_all(&mut self, error: &Error) {
+        while let Ok(message) = self.inbox.try_recv() {
+            if let EngineMessage::Submit(submissions) = message {
+                submissions.into_iter().for_each(|one| self.enqueue(one));
+            }
+        }
         let reason = match error {
             Error::Request { .. } => "abort",
             Error::Setup(_) | Error::Internal(_) => "error",
