@@ -78,20 +78,16 @@ impl CostCache {
         if content.format != FORMAT || content.key != self.hash() {
             return Err(ErrorKind::NotFound.into());
         }
-        let is_valid =
-            content.learned.len() <= MAX_DRAFTERS && content.learned.iter().all(Learned::is_valid);
-        if is_valid {
-            Ok(content.learned)
-        } else {
-            Err(Error::other("it has values that are not possible"))
-        }
+        check(&content.learned)?;
+        Ok(content.learned)
     }
 
     /// Replaces the file. Who reads it meanwhile finds the former one.
     ///
     /// # Errors
-    /// If it cannot be written; the former one is kept.
+    /// If it cannot be written, or would not be read again; the former one is kept.
     pub fn write(&self, learned: Vec<Learned>) -> Result<()> {
+        check(&learned)?;
         let content = Content {
             format: FORMAT.into(),
             key: self.hash(),
@@ -108,6 +104,14 @@ impl CostCache {
         }
         written
     }
+}
+
+/// Checks what a file has, or is to have.
+fn check(learned: &[Learned]) -> Result<()> {
+    if learned.len() <= MAX_DRAFTERS && learned.iter().all(Learned::is_valid) {
+        return Ok(());
+    }
+    Err(Error::other("it has values that are not possible"))
 }
 
 /// When to write.
@@ -177,6 +181,18 @@ mod tests {
             }
         }"#;
         serde_json::from_str(json).unwrap()
+    }
+
+    /// What would not be read again does not replace what can be.
+    #[test]
+    fn what_is_not_possible_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(folder.path(), "model drafter machine");
+        cache.write(vec![learned()]).unwrap();
+        let mut wrong = learned();
+        wrong.attention[0] = f64::NAN;
+        cache.write(vec![wrong]).unwrap_err();
+        assert_eq!(cache.read(1), [learned()]);
     }
 
     #[test]

@@ -17,6 +17,9 @@ const SETTLED: u32 = 16;
 /// A step may be interrupted: an observation counts as at most this many times what was expected,
 /// and at least its inverse.
 pub(super) const MAX_RATIO: f64 = 3.0;
+/// A cost that was learned at another time counts as at most this many times what is measured now, and at least its inverse:
+/// of rows that seem too dear none would ever be tried.
+const MAX_RECALLED: f64 = 8.0;
 /// The cost of another row, in one-row steps, while nothing is known about it: rather too high,
 /// since rows are then tried only where they are likely to pay.
 const UNKNOWN_ROW: f64 = 0.2;
@@ -161,15 +164,18 @@ impl CostCurve {
         if self.knots.is_empty() {
             return;
         }
+        let measured = self.clone();
         let one = self.interpolate(1.0, |knot| knot.cost);
         for known in learned {
             let rows = self.padded(known.rows);
+            let here = measured.interpolate(rows as f64, |knot| knot.cost);
+            let cost = (one * known.cost).clamp(here / MAX_RECALLED, here * MAX_RECALLED);
             let at = self.knot(rows);
             let knot = &mut self.knots[at];
             let weight = known.seen.min(CALIBRATED);
             let share = f64::from(weight) / f64::from(knot.seen + weight).max(1.0);
             knot.rows += share * (rows as f64 - knot.rows);
-            knot.cost += share * (one * known.cost - knot.cost);
+            knot.cost += share * (cost - knot.cost);
             // Of what was never tried since the start, steps may try more or less.
             knot.seen = (knot.seen + weight).min(SETTLED - 1);
         }

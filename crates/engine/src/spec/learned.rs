@@ -5,7 +5,7 @@ use super::displacement::Displacement;
 use serde::{Deserialize, Serialize};
 
 /// Most entries of a list.
-const MAX_ENTRIES: usize = 4096;
+pub(super) const MAX_ENTRIES: usize = 4096;
 
 /// What was learned of a target, a drafter and a machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -143,6 +143,30 @@ fn one_interrupted_step_changes_little() {
     }
 }
 
+/// A file that says that a row costs a thousand steps keeps nobody from trying it.
+#[test]
+fn what_is_recalled_is_bounded_by_what_was_measured() {
+    let mut curve = CostCurve::default();
+    curve.calibrate(&[(1, 0.04), (2, 0.05), (8, 0.08)]);
+    let measured = curve.seconds(2);
+    for cost in [1e5, 1e-3] {
+        let mut after = curve.clone();
+        let (rows, seen) = (2, 50);
+        after.recall(&[LearnedCost { rows, cost, seen }]);
+        let ratio = after.seconds(2) / measured;
+        assert!((0.2..8.0).contains(&ratio), "{ratio}");
+    }
+    // Nor do its entries lift each other.
+    let far = [16, 24, 40, 64].map(|rows| LearnedCost {
+        rows,
+        cost: 1e5,
+        seen: 50,
+    });
+    let mut after = curve.clone();
+    after.recall(&far);
+    assert!(after.seconds(64) <= 8.1 * curve.seconds(64));
+}
+
 #[test]
 fn a_shape_is_recalled_at_the_machines_speed() {
     let mut before = CostCurve::default();
