@@ -220,7 +220,11 @@ fn ranks_of_siblings_are_counted() {
     let engine = toy.start();
     let (mut all, mut later) = (0, 0);
     for seed in 0..20 {
-        let spec = run(&engine, sampled(&[1, 2, 3], 100, seed)).spec;
+        let mut request = sampled(&[1, 2, 3], 100, seed);
+        if seed % 2 == 1 {
+            request.acceptance = Some(Acceptance::Rejection);
+        }
+        let spec = run(&engine, request).spec;
         assert_eq!(spec.ranks[0].tested, spec.tested);
         let accepted = spec.ranks.iter().map(|rank| rank.accepted);
         assert_eq!(accepted.sum::<usize>(), spec.accepted);

@@ -237,7 +237,8 @@ fn tree(
             let (x, q) = (draft.tokens[node], draft.dist(node));
             let q = q.on_host();
             let u = rng.uniform(path.len(), Purpose::Accept, sibling);
-            tested += 1;
+            // Of siblings one decision.
+            tested += usize::from(sibling == 0);
             if u * q.prob(x) < p.prob(x) {
                 path.push(node);
                 continue 'accepted;
