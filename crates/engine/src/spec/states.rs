@@ -296,6 +296,9 @@ impl StateSlots {
                 sequence.accepted = path.map(|&node| node as u16).collect();
             }
         }
+        let results = inputs.iter().zip(outputs);
+        let failed = results.filter(|(_, output)| output.is_err());
+        let failed: Vec<SeqId> = failed.map(|(input, _)| input.state.id).collect();
         for PlannedCopy {
             id,
             copy,
@@ -303,6 +306,8 @@ impl StateSlots {
         } in std::mem::take(&mut self.planned)
         {
             match self.sequences.get_mut(&id) {
+                // What a model made of it may not be what it should be.
+                _ if failed.contains(&id) => self.free.push(copy.slot),
                 Some(sequence) if !is_shared => {
                     let before = sequence.last.replace(copy);
                     self.free.extend(before.map(|copy| copy.slot));

@@ -2,7 +2,7 @@ use super::*;
 use crate::spec::draft::DraftContext;
 use crate::spec::step::StepOutput;
 use foretoken_core::kv::BlockTable;
-use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken_core::sampling::{Acceptance, NoToken, Sampler, SamplingParams};
 
 const BLOCK: usize = 4;
 
@@ -226,6 +226,28 @@ fn a_step_that_is_taken_back_changes_nothing() {
     let plain = text(0);
     assert_eq!(plain.1, 20);
     assert_eq!(text(3), plain);
+}
+
+/// The copies of a step that failed are for nobody.
+#[test]
+fn a_step_that_failed_leaves_no_copy() {
+    let prompt = [3; 3 * BLOCK + 1];
+    for fails in [false, true] {
+        let mut slots = StateSlots::new(BLOCK, 8);
+        let mut one = state(1, &prompt);
+        let inputs = [input(&mut one, prompt.len())];
+        let kept = slots.plan(&inputs, false).unwrap();
+        assert!(!copied(&kept[0]).is_empty());
+        let output = match fails {
+            true => Err(NoToken::NotFinite),
+            false => Ok(StepOutput::default()),
+        };
+        slots.finish(&inputs, &[output]);
+        slots.release(1);
+        slots.check_invariants().unwrap();
+        let found = slots.resume(&state(2, &prompt), 3 * BLOCK);
+        assert_eq!(found > 0, !fails, "{found}");
+    }
 }
 
 /// A tentative step that stands gives its slot back, and so does one that failed; where there were drafts there is none.
