@@ -23,9 +23,8 @@ pub(in super::super) trait Lanes: 'static {
     /// Shift numbers of 8 or 16 bits: callers mask off what may come from the neighbouring byte.
     unsafe fn left<const BITS: u32>(a: Self::I) -> Self::I;
     unsafe fn right<const BITS: u32>(a: Self::I) -> Self::I;
-    /// Add and multiply numbers of 32 bits.
+    /// Adds numbers of 32 bits.
     unsafe fn add(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn mul(a: Self::I, b: Self::I) -> Self::I;
     /// Widens unsigned and signed bytes to 32 bits.
     unsafe fn unsigned(at: *const u8) -> Self::I;
     unsafe fn signed(at: *const u8) -> Self::I;

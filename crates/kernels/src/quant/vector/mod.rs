@@ -21,7 +21,7 @@ use super::tiles::Strip;
 use crate::cpu::Isa;
 use crate::simd::prefetch;
 use lanes::Lanes;
-use multiply::{Float, Int, Multiply, RecordWeights, Rows, each};
+use multiply::{Float, Multiply, RecordWeights, Rows, each, floats};
 pub(super) use vectors::VectorFormat;
 use vectors::VectorScales;
 
@@ -129,7 +129,7 @@ unsafe fn add_halves<M: Multiply, F: VectorFormat, const R: usize>(
         let dots = M::half_dots::<F, R>(w, x);
         each!(half in 0 1 => {
             let d = F::Scales::scales::<M::Lanes>(w.scales, w.sub, w.first, half);
-            add_scaled::<M, R>(&dots[half], d, x, sums);
+            add_scaled::<M, R>(&floats::<M, R>(&dots[half]), d, x, sums);
             if F::Scales::OFFSET {
                 let m = F::Scales::offsets::<M::Lanes>(w.scales, w.sub, w.first, half);
                 let m = M::Lanes::float_mul(m, M::Lanes::float_broadcast(&BY_LESS_32));
@@ -137,7 +137,7 @@ unsafe fn add_halves<M: Multiply, F: VectorFormat, const R: usize>(
                 for (i, less_32) in less_32.iter_mut().enumerate() {
                     *less_32 = M::Lanes::broadcast((&raw const x.sums(i).less_32[half]).cast());
                 }
-                add_scaled::<M, R>(&less_32, m, x, sums);
+                add_scaled::<M, R>(&floats::<M, R>(&less_32), m, x, sums);
             }
         });
     }
@@ -149,7 +149,7 @@ unsafe fn add_halves<M: Multiply, F: VectorFormat, const R: usize>(
 /// The CPU has what `M` needs; there are such rows.
 #[inline(always)]
 unsafe fn add_scaled<M: Multiply, const R: usize>(
-    numbers: &[Int<M>; R],
+    numbers: &[Float<M>; R],
     by: Float<M>,
     x: &Rows,
     sums: &mut [Float<M>; R],
@@ -159,7 +159,7 @@ unsafe fn add_scaled<M: Multiply, const R: usize>(
         for (i, sum) in sums.iter_mut().enumerate() {
             let scale = M::Lanes::float_broadcast(&x.sums(i).scale);
             let scale = M::Lanes::float_mul(by, scale);
-            *sum = M::Lanes::fma(M::Lanes::floats(numbers[i]), scale, *sum);
+            *sum = M::Lanes::fma(numbers[i], scale, *sum);
         }
     }
 }

@@ -17,14 +17,14 @@ pub(super) trait Multiply {
     fn max_rows(is_apart: bool) -> usize;
 
     /// For each of `R` rows, the exact `sum(factor * (quant - bias) * x)` of a block for the outputs of a
-    /// vector.
+    /// vector: whole numbers of at most 24 bits, which floats hold.
     ///
     /// # Safety
     /// The CPU has the instructions; the tile, its scales and the rows are in range.
     unsafe fn dots<F: VectorFormat, const R: usize>(
         w: &RecordWeights,
         x: &Rows,
-    ) -> [<Self::Lanes as Lanes>::I; R];
+    ) -> [<Self::Lanes as Lanes>::F; R];
 
     /// The same `sum((quant - bias) * x)` of each half of a block, whose scales differ.
     ///
@@ -91,3 +91,19 @@ pub(super) type Int<M> = <<M as Multiply>::Lanes as Lanes>::I;
 
 /// The floats of a way to multiply.
 pub(super) type Float<M> = <<M as Multiply>::Lanes as Lanes>::F;
+
+/// The same numbers as floats.
+///
+/// # Safety
+/// The CPU has what `M` needs.
+#[inline(always)]
+pub(super) unsafe fn floats<M: Multiply, const R: usize>(numbers: &[Int<M>; R]) -> [Float<M>; R] {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        let mut floats = [M::Lanes::float_zero(); R];
+        for (float, &number) in floats.iter_mut().zip(numbers) {
+            *float = M::Lanes::floats(number);
+        }
+        floats
+    }
+}

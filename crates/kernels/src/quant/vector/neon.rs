@@ -2,7 +2,7 @@
 //! widened to 16 bits, which all CPUs of 64-bit ARM have.
 
 use super::lanes::{Lanes, lanes};
-use super::multiply::{Int, Multiply, RecordWeights, Rows, each};
+use super::multiply::{Float, Int, Multiply, RecordWeights, Rows, each};
 use super::vectors::{VECTORS, VectorFormat, VectorScales, quants};
 use super::{Activations, Ahead, Strip, Turn, WIDTH, product, rows};
 use crate::cpu;
@@ -37,9 +37,6 @@ lanes!(Quad, uint8x16_t, float32x4_t, 4;
     right<BITS>(a: uint8x16_t) -> uint8x16_t => shift!(vshrq_n_u8, BITS, a);
     add(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t => {
         vreinterpretq_u8_u32(vaddq_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)))
-    };
-    mul(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t => {
-        vreinterpretq_u8_u32(vmulq_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)))
     };
     unsigned(at: *const u8) -> uint8x16_t => {
         let four = vcreate_u8(u64::from(at.cast::<u32>().read_unaligned()));
@@ -100,6 +97,16 @@ unsafe fn unbiased<F: VectorFormat>(x: &Rows, i: usize, half: usize) -> int32x4_
     }
 }
 
+/// Products of numbers of 32 bits.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+pub(super) unsafe fn product(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+    // SAFETY: by the caller's contract.
+    unsafe { vreinterpretq_u8_u32(vmulq_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b))) }
+}
+
 /// The sum over both halves, each with its factor; without factors, the first has both.
 ///
 /// # Safety
@@ -113,7 +120,7 @@ unsafe fn join<F: VectorFormat>(w: &RecordWeights, halves: [int32x4_t; 2]) -> ui
             return low;
         }
         let factors = |half| F::Scales::factors::<Quad>(w.scales, w.sub, w.first, half);
-        Quad::add(Quad::mul(low, factors(0)), Quad::mul(high, factors(1)))
+        Quad::add(product(low, factors(0)), product(high, factors(1)))
     }
 }
 
@@ -138,13 +145,16 @@ impl<M: Halves> Multiply for M {
     }
 
     #[inline(always)]
-    unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [Int<Self>; R] {
+    unsafe fn dots<F: VectorFormat, const R: usize>(
+        w: &RecordWeights,
+        x: &Rows,
+    ) -> [Float<Self>; R] {
         // SAFETY: in range and available, by the caller's contract.
         unsafe {
             let weights = weights::<F>(w.tile);
-            let mut dots = [Quad::zero(); R];
+            let mut dots = [Quad::float_zero(); R];
             for (i, dot) in dots.iter_mut().enumerate() {
-                *dot = join::<F>(w, Self::halves::<F>(&weights, x, i));
+                *dot = Quad::floats(join::<F>(w, Self::halves::<F>(&weights, x, i)));
             }
             dots
         }

@@ -2,7 +2,7 @@
 
 use super::lanes::Lanes;
 use super::multiply::{RecordWeights, each};
-use super::neon::Quad;
+use super::neon::{Quad, product};
 use super::vectors::{VectorFormat, VectorScales, quants};
 use super::{Activations, Turn};
 use crate::quant::activations::PAIRED_ROWS;
@@ -261,8 +261,8 @@ impl<F: VectorFormat> Block<F> {
             each!(o in 0 1 => {
                 let mut dots = vreinterpretq_u8_s32(low[o]);
                 if F::BITS == 6 {
-                    let high = Quad::mul(vreinterpretq_u8_s32(high[o]), self.of_halves[1][o]);
-                    dots = Quad::add(Quad::mul(dots, self.of_halves[0][o]), high);
+                    let high = product(vreinterpretq_u8_s32(high[o]), self.of_halves[1][o]);
+                    dots = Quad::add(product(dots, self.of_halves[0][o]), high);
                 }
                 let scale = Quad::float_mul(self.scales[o], scale);
                 sums[o] = Quad::fma(Quad::floats(dots), scale, sums[o]);

@@ -2,7 +2,7 @@
 //! the older pairs of instructions of AVX2.
 
 use super::lanes::{Lanes, lanes};
-use super::multiply::{Int, Multiply, RecordWeights, Rows, each};
+use super::multiply::{Float, Int, Multiply, RecordWeights, Rows, each, floats};
 use super::vectors::{VECTORS, VectorFormat, VectorScales, quants};
 use super::{Activations, Ahead, Strip, Turn, WIDTH, product, rows};
 use crate::cpu;
@@ -23,7 +23,6 @@ lanes!(Ymm, __m256i, __m256, 8;
     left<BITS>(a: __m256i) -> __m256i => _mm256_sll_epi16(a, _mm_cvtsi32_si128(BITS as i32));
     right<BITS>(a: __m256i) -> __m256i => _mm256_srl_epi16(a, _mm_cvtsi32_si128(BITS as i32));
     add(a: __m256i, b: __m256i) -> __m256i => _mm256_add_epi32(a, b);
-    mul(a: __m256i, b: __m256i) -> __m256i => _mm256_mullo_epi32(a, b);
     unsigned(at: *const u8) -> __m256i => _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()));
     signed(at: *const u8) -> __m256i => _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()));
     float_zero() -> __m256 => _mm256_setzero_ps();
@@ -54,7 +53,6 @@ lanes!(Zmm, __m512i, __m512, 16;
     left<BITS>(a: __m512i) -> __m512i => _mm512_slli_epi16::<BITS>(a);
     right<BITS>(a: __m512i) -> __m512i => _mm512_srli_epi16::<BITS>(a);
     add(a: __m512i, b: __m512i) -> __m512i => _mm512_add_epi32(a, b);
-    mul(a: __m512i, b: __m512i) -> __m512i => _mm512_mullo_epi32(a, b);
     unsigned(at: *const u8) -> __m512i => _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
     signed(at: *const u8) -> __m512i => _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()));
     float_zero() -> __m512 => _mm512_setzero_ps();
@@ -136,7 +134,8 @@ unsafe fn sums<M: ByteDots, F: VectorFormat, const R: usize>(
     }
 }
 
-/// See [`Multiply::dots`].
+/// See [`Multiply::dots`]. Factors are multiplied as floats, in which all products and sums are exact: Intel's CPUs take
+/// two operations for a product of integers of 32 bits.
 ///
 /// # Safety
 /// As there.
@@ -144,23 +143,29 @@ unsafe fn sums<M: ByteDots, F: VectorFormat, const R: usize>(
 unsafe fn dots<M: ByteDots, F: VectorFormat, const R: usize>(
     w: &RecordWeights,
     x: &Rows,
-) -> [Int<M>; R] {
+) -> [Float<M>; R] {
     // SAFETY: by the caller's contract.
     unsafe {
         let [mut low, high] = sums::<M, F, R>(w, x);
         if F::BITS == 6 {
-            let first = F::Scales::factors::<M::Lanes>(w.scales, w.sub, w.first, 0);
-            let second = F::Scales::factors::<M::Lanes>(w.scales, w.sub, w.first, 1);
-            for i in 0..R {
-                low[i] =
-                    M::Lanes::add(M::Lanes::mul(low[i], first), M::Lanes::mul(high[i], second));
+            let factors = |half| {
+                M::Lanes::floats(F::Scales::factors::<M::Lanes>(
+                    w.scales, w.sub, w.first, half,
+                ))
+            };
+            let (first, second) = (factors(0), factors(1));
+            let (mut dots, high) = (floats::<M, R>(&low), floats::<M, R>(&high));
+            for (dot, high) in dots.iter_mut().zip(high) {
+                *dot = M::Lanes::fma(high, second, M::Lanes::float_mul(*dot, first));
             }
-        } else if R < 4 {
-            for i in 0..R {
-                low[i] = M::Lanes::add(low[i], high[i]);
+            return dots;
+        }
+        if R < 4 {
+            for (low, high) in low.iter_mut().zip(high) {
+                *low = M::Lanes::add(*low, high);
             }
         }
-        low
+        floats::<M, R>(&low)
     }
 }
 
@@ -178,7 +183,7 @@ macro_rules! byte_dots {
             }
 
             #[inline(always)]
-            unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [Int<Self>; R] {
+            unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [Float<Self>; R] {
                 // SAFETY: by the caller's contract.
                 unsafe { dots::<Self, F, R>(w, x) }
             }
@@ -238,7 +243,7 @@ impl Multiply for Avx2Ymm {
     }
 
     #[inline(always)]
-    unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [__m256i; R] {
+    unsafe fn dots<F: VectorFormat, const R: usize>(w: &RecordWeights, x: &Rows) -> [__m256; R] {
         // SAFETY: in range and available, by the caller's contract.
         unsafe {
             let ones = _mm256_set1_epi16(1);
@@ -309,7 +314,7 @@ impl Multiply for Avx2Ymm {
                     }
                 }
             }
-            dots
+            floats::<Self, R>(&dots)
         }
     }
 
