@@ -15,7 +15,7 @@ mod draft_vocab;
 mod drafts;
 mod gpu_report;
 mod head_counts;
-mod host_experts;
+mod host_memory;
 mod known;
 mod learn;
 pub mod load;

@@ -1,5 +1,6 @@
 //! The checkpoints of target and draft, which are read whole or by their headers.
 
+use super::{host_memory, memory};
 use crate::config::{Config, Dtype, ModelChoice};
 use crate::error::{Error, Result};
 use crate::files;
@@ -21,7 +22,7 @@ pub enum Reading {
     Headers,
 }
 
-/// A model or head, and its tensors, which are only listed if headers alone are read.
+/// A model or head, and its tensors.
 pub type Read<M> = (Box<M>, Inventory);
 
 /// A checkpoint that was found, and how it is read.
@@ -37,7 +38,6 @@ pub struct Checkpoint {
 pub struct Target {
     pub checkpoint: Checkpoint,
     pub model: Box<dyn LoadedModel>,
-    /// Empty if the weights were loaded.
     pub inventory: Inventory,
     /// `None`: dummy weights without a tokenizer.
     pub text: Option<Arc<Text>>,
@@ -111,31 +111,57 @@ impl Checkpoint {
         (!is_missing).then(|| Text::from_folder(folder)).transpose()
     }
 
-    /// The model.
+    /// The model, and its tensors, beside weights of other models of `others` bytes.
     ///
     /// # Errors
-    /// The errors of [`model::load`].
-    pub fn model(&self) -> Result<Read<dyn LoadedModel>> {
+    /// The errors of [`model::load`]; this machine has too little memory.
+    pub fn model(&self, others: u64) -> Result<Read<dyn LoadedModel>> {
+        let (source, options) = (&self.source, &self.options);
+        let (model, inventory) = model::inspect(source, options)?;
+        self.check_memory(&inventory, others)?;
         if self.reading == Reading::Headers {
-            return model::inspect(&self.source, &self.options);
+            return Ok((model, inventory));
         }
         let started = Instant::now();
-        let model = model::load(&self.source, &self.options)?;
+        let model = model::load(source, options)?;
         tracing::info!("{}: loaded in {:.1?}", self.name, started.elapsed());
-        Ok((model, Inventory::default()))
+        Ok((model, inventory))
     }
 
-    /// The head of this `kind` for `target`.
+    /// Checks, before weights are loaded, that this machine has the memory for those that are to be in it, beside `others`
+    /// bytes of other models.
+    fn check_memory(&self, inventory: &Inventory, others: u64) -> Result<()> {
+        let options = &self.options;
+        let (weights, experts) = inventory.loaded_bytes();
+        if options.for_gpu {
+            // Another machine has another memory.
+            return Ok(());
+        }
+        if options.device.is_cpu() {
+            let left = memory::total_memory().saturating_sub(others);
+            let is_folder = matches!(self.source, ModelSource::Folder(_));
+            return host_memory::weights_fit(&self.name, weights + experts, left, is_folder);
+        }
+        // A GPU reads pages that cannot be swapped out.
+        let left = match self.reading {
+            Reading::Weights => memory::free_memory(),
+            Reading::Headers => memory::total_memory(),
+        };
+        host_memory::experts_fit(experts, left)
+    }
+
+    /// The head of this `kind` for `target`, and its tensors.
     ///
     /// # Errors
     /// The errors of [`model::load_head`].
     pub fn head(&self, kind: HeadKind, target: &dyn LoadedModel) -> Result<Read<dyn Head>> {
         let (source, options) = (&self.source, &self.options);
+        let (head, inventory) = model::inspect_head(source, kind, options, target)?;
         if self.reading == Reading::Headers {
-            return model::inspect_head(source, kind, options, target);
+            return Ok((head, inventory));
         }
         let head = model::load_head(source, kind, options, target)?;
-        Ok((head, Inventory::default()))
+        Ok((head, inventory))
     }
 }
 
@@ -153,7 +179,7 @@ impl Target {
             )));
         }
         let text = checkpoint.text()?.map(Arc::new);
-        let (model, inventory) = checkpoint.model()?;
+        let (model, inventory) = checkpoint.model(0)?;
         Ok(Self {
             checkpoint,
             model,
@@ -175,11 +201,22 @@ impl Target {
             draft_vocabulary: vocabulary.cloned(),
             ..self.checkpoint.options.clone()
         };
-        if self.checkpoint.reading == Reading::Headers {
-            return model::inspect_mtp(source, options, &*self.model);
-        }
+        let inspected = model::inspect_mtp(source, options, &*self.model)?;
+        let Some((_, inventory)) = inspected.as_ref().filter(|_| self.is_loaded()) else {
+            return Ok(inspected);
+        };
         let head = model::load_mtp(source, options, &*self.model)?;
-        Ok(head.map(|head| (head, Inventory::default())))
+        Ok(head.map(|head| (head, inventory.clone())))
+    }
+
+    /// Whether the weights are in memory.
+    pub fn is_loaded(&self) -> bool {
+        self.checkpoint.reading == Reading::Weights
+    }
+
+    /// Bytes of the weights in memory.
+    pub fn bytes(&self) -> u64 {
+        self.inventory.sum(|entry| entry.loaded_bytes)
     }
 }
 

@@ -112,7 +112,7 @@ impl LoadedDraft {
         let name = &draft.name;
         let named = |e| Error::setup(format!("{name}: {e}"));
         let draft_text = draft.text().map_err(named)?;
-        let (model, inventory) = draft.model().map_err(named)?;
+        let (model, inventory) = draft.model(target.bytes()).map_err(named)?;
         if !model.generates() {
             return Err(Error::setup(format!(
                 "{name} has no output layer (lm_head), so it cannot draft"
@@ -211,7 +211,7 @@ impl LoadedDraft {
         Self::of_model(model)
     }
 
-    /// Size of its own weights, in bytes; 0 if it was loaded.
+    /// Size of its own weights, in bytes.
     pub fn bytes(&self) -> u64 {
         self.candidate.as_ref().map_or(0, |found| found.bytes)
     }

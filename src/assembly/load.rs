@@ -11,9 +11,7 @@ use crate::config::{Config, TablesOptions};
 use crate::engine::{self, EngineHandle, EngineOptions, EngineThread};
 use crate::error::{Error, Result};
 use crate::http::{Adapters, ModelFiles, ServerInfo};
-use crate::model::{
-    self, EmbeddingSpec, LoadFormat, LoadOptions, Model, ModelSource, RerankerSpec,
-};
+use crate::model::{self, EmbeddingSpec, Inventory, LoadFormat, Model, ModelSource, RerankerSpec};
 use crate::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, Tables};
 use crate::text::Text;
 use crate::train::learn::Learning;
@@ -88,6 +86,7 @@ pub fn load_with(
     // Nothing is known of a drafter of the caller.
     let cost_cache = cost_cache::of(&plan).filter(|_| own.is_none());
     let (device, config) = (plan.device_name(), &plan.config);
+    let architecture = plan.target.model.config().architecture.clone();
     let (target, text, blocks) = (plan.target.model, plan.target.text, plan.cache.blocks);
     let operations = |planned: &PlannedDraft| {
         (planned.draft.as_ref()).map_or(0.0, |draft| draft.operations(&*target))
@@ -116,12 +115,9 @@ pub fn load_with(
     if let Some(learner) = learner {
         learn::start(learner, &engine)?;
     }
-    let (source, options) = (
-        plan.target.checkpoint.source,
-        plan.target.checkpoint.options,
-    );
+    let source = plan.target.checkpoint.source;
     let info = ServerInfo {
-        files: files(&source, &options)?,
+        files: files(&source, architecture, &plan.target.inventory),
         ..info(config, &source, device, blocks)
     };
     let loaded = Loaded {
@@ -191,9 +187,8 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
     }
 }
 
-/// Describes the files of a model by their headers.
-fn files(source: &ModelSource, options: &LoadOptions) -> Result<ModelFiles> {
-    let (model, inventory) = model::inspect(source, options)?;
+/// Describes the files of a model.
+fn files(source: &ModelSource, architecture: String, inventory: &Inventory) -> ModelFiles {
     let mut values = BTreeMap::<&str, u64>::new();
     for entry in &inventory.entries {
         *values.entry(&entry.stored).or_default() += entry.elements;
@@ -203,13 +198,13 @@ fn files(source: &ModelSource, options: &LoadOptions) -> Result<ModelFiles> {
         ModelSource::Gguf(_) => "gguf",
         ModelSource::Folder(_) => "safetensors",
     };
-    Ok(ModelFiles {
+    ModelFiles {
         format: format.into(),
-        architecture: model.config().architecture.clone(),
+        architecture,
         parameters: inventory.sum(|entry| entry.elements),
         quantization: most.map_or_else(String::new, |(name, _)| name.to_owned()),
         bytes: inventory.sum(|entry| entry.stored_bytes),
-    })
+    }
 }
 
 /// Builds a drafter; `link` connects it with a learner.

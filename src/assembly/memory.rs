@@ -29,7 +29,28 @@ pub struct Cache {
     pub longest: usize,
 }
 
-/// Sizes the pools of the target and of each of `drafts`. `gpus` hold the memory that the models take; none on a CPU.
+/// The weights of target and drafts on a CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct HostWeights {
+    pub bytes: u64,
+    /// Whether they are in memory already.
+    pub are_loaded: bool,
+}
+
+impl HostWeights {
+    /// Bytes beside them, of `total` of which `free` are free. Where they are not loaded, another server may have loaded them
+    /// here: what is free now says little.
+    fn room(self, (total, free): (u64, u64)) -> u64 {
+        if self.are_loaded {
+            free
+        } else {
+            total.saturating_sub(self.bytes)
+        }
+    }
+}
+
+/// Sizes the pools of the target and of each of `drafts`. `gpus` hold the memory that the models take; none on a CPU, where
+/// they take `weights`.
 ///
 /// # Errors
 /// `Setup`, naming the flag, if there is no room for what is asked for.
@@ -37,6 +58,7 @@ pub fn cache(
     config: &Config,
     target: &dyn Model,
     drafts: &[&dyn Model],
+    weights: HostWeights,
     gpus: &mut [DeviceMemory],
 ) -> Result<Cache> {
     let context = target.info().max_position_embeddings;
@@ -78,20 +100,25 @@ pub fn cache(
             each.into_iter().min().unwrap_or_default()
         }
         _ => {
-            let room = MAX_CPU_KV_BYTES.min(free_memory() / 4);
+            let room = MAX_CPU_KV_BYTES.min(weights.room(memory()) / 4);
             config
                 .kv
                 .blocks(config.block_size, &per_token, wanted, room)?
         }
     };
-    let tokens = check_cache(blocks, config, &per_token, gpus.is_empty())?;
+    let on_cpu = gpus.is_empty().then_some(weights.bytes);
+    let tokens = check_cache(blocks, config, &per_token, on_cpu)?;
     for (gpu, per_token) in by_gpu.iter().enumerate() {
         let cache = tokens * per_token.iter().sum::<usize>();
         let budget = gpus.get(gpu);
         if let Some(budget) = budget {
             budget.check(cache as u64, config)?;
         }
-        let memory = budget.map_or_else(total_memory, DeviceMemory::total);
+        // A GPU's budget knows its weights.
+        let memory = budget.map_or_else(
+            || total_memory().saturating_sub(weights.bytes),
+            DeviceMemory::total,
+        );
         check_states(config, (per_state, states_on(gpu)), cache, memory)?;
     }
     if tokens < longest && config.engine.max_model_len.is_some() {
@@ -138,7 +165,7 @@ fn check_states(
     }
     let sequences = config.engine.max_num_seqs;
     Err(Error::setup(format!(
-        "the recurrent states of {sequences} sequences take {bytes} bytes, {per_state} each, beside a KV cache of {cache}, and this machine has {memory}: lower --max-num-seqs"
+        "the recurrent states of {sequences} sequences take {bytes} bytes, {per_state} each, beside a KV cache of {cache}, and there is room for {memory}: lower --max-num-seqs"
     )))
 }
 
@@ -183,9 +210,14 @@ impl Cache {
     }
 }
 
-/// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them. Returns
-/// their tokens.
-fn check_cache(blocks: usize, config: &Config, per_token: &[usize], on_cpu: bool) -> Result<usize> {
+/// Checks that `blocks` can be addressed and, on a CPU, that the machine has the memory for them beside so many bytes of
+/// weights. Returns their tokens.
+fn check_cache(
+    blocks: usize,
+    config: &Config,
+    per_token: &[usize],
+    weights: Option<u64>,
+) -> Result<usize> {
     let remedy = "lower --num-blocks, --kv-cache-memory or --block-size";
     let tokens = (blocks.checked_mul(config.block_size))
         .filter(|&tokens| tokens <= i32::MAX as usize)
@@ -198,12 +230,11 @@ fn check_cache(blocks: usize, config: &Config, per_token: &[usize], on_cpu: bool
         })?;
     let bytes = (tokens as u64).saturating_mul(per_token.iter().sum::<usize>() as u64);
     let memory = total_memory();
-    if on_cpu && bytes > memory {
-        Err(Error::setup(format!(
-            "the KV cache takes {bytes} bytes and this machine has {memory}: {remedy}"
-        )))
-    } else {
-        Ok(tokens)
+    match weights {
+        Some(weights) if bytes.saturating_add(weights) > memory => Err(Error::setup(format!(
+            "the KV cache takes {bytes} bytes beside weights of {weights}, and this machine has {memory}: {remedy}"
+        ))),
+        _ => Ok(tokens),
     }
 }
 
@@ -261,7 +292,13 @@ fn memory() -> (u64, u64) {
     let system = System::new_with_specifics(memory);
     let (total, free) = (system.total_memory(), system.available_memory());
     match system.cgroup_limits() {
-        Some(limits) => (total.min(limits.total_memory), free.min(limits.free_memory)),
+        Some(limits) => {
+            // What a container has in use counts the pages of files that were read, as a model's are, which the kernel gives
+            // up. `rss` leaves them out, and files in memory (tmpfs), too.
+            let within = limits.total_memory;
+            let unused = within.saturating_sub(limits.rss);
+            (total.min(within), free.min(unused))
+        }
         None => (total, free),
     }
 }
@@ -307,6 +344,19 @@ mod tests {
 
     fn shape(name: &str) -> ModelConfig {
         ModelConfig::from_json(Path::new(&format!("configs/{name}/config.json"))).unwrap()
+    }
+
+    #[test]
+    fn a_cache_that_does_not_fit_beside_the_weights_is_refused() {
+        let memory = total_memory();
+        let blocks = (memory / (2 << 20)) as usize;
+        let config = config("--block-size 16");
+        let check = |weights| check_cache(blocks, &config, &[1 << 16], weights);
+        assert_eq!(check(Some(0)).unwrap(), 16 * blocks);
+        assert_eq!(check(None).unwrap(), 16 * blocks);
+        let error = check(Some(memory * 3 / 4)).unwrap_err().to_string();
+        assert!(error.contains("beside weights of"), "{error}");
+        assert_eq!(error.lines().count(), 1);
     }
 
     /// Sequences beyond the rows of a step add no sampled rows.

@@ -5,10 +5,10 @@ use super::checkpoint::{Checkpoint, Reading, Target, draft_options, target_optio
 use super::device_memory::DeviceMemory;
 use super::draft_vocab;
 use super::drafts::{LoadedDraft, tables_instead};
-use super::host_experts;
+use super::host_memory;
 use super::known;
 use super::learn;
-use super::memory::{self, Cache};
+use super::memory::{self, Cache, HostWeights};
 use crate::config::{Config, DrafterChoice, LoadFlags, ModelChoice};
 use crate::error::{Error, Result};
 use crate::http::Adapters;
@@ -77,14 +77,13 @@ impl Plan {
             check_quantize(config, &checkpoint.source)?;
         }
         let is_on_gpu = !memory.is_empty();
-        host_experts::check(config, &checkpoint, is_on_gpu)?;
         let target = Target::open(checkpoint)?;
-        host_experts::log(config, target.model.config(), is_on_gpu);
+        host_memory::log(config, target.model.config(), is_on_gpu);
         log_split(&*target.model);
         let embeddings = embeddings(config, &target.checkpoint.source, &*target.model)?;
         let reranker = reranker(config, &target)?;
         if let [memory] = &mut memory[..] {
-            memory.set_experts(host_experts::by_layer(&target.inventory));
+            memory.set_experts(host_memory::by_layer(&target.inventory));
         }
         let bytes = target.model.split().bytes(&target.inventory);
         DeviceMemory::note(&mut memory, "target weights", &devices, &bytes)?;
@@ -163,7 +162,12 @@ impl Plan {
         }
         let with_pools = drafts.iter().filter_map(|planned| planned.draft.as_ref());
         let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
-        let cache = memory::cache(&config, &*target.model, &with_pools, &mut memory)?;
+        let of_drafts = drafts.iter().filter_map(|planned| planned.draft.as_ref());
+        let weights = HostWeights {
+            bytes: target.bytes() + of_drafts.map(LoadedDraft::bytes).sum::<u64>(),
+            are_loaded: target.is_loaded(),
+        };
+        let cache = memory::cache(&config, &*target.model, &with_pools, weights, &mut memory)?;
         Ok(Self {
             config,
             device,

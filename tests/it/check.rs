@@ -128,6 +128,31 @@ pub fn refused(args: &[&str], needle: &str) {
     assert!(json["error"].as_str().unwrap().contains(needle), "{json}");
 }
 
+/// Loading them would end with no memory left, and no word why.
+#[test]
+fn weights_that_do_not_fit_the_memory_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = std::fs::read("configs/llama-3.2-3b/config.json").unwrap();
+    let mut config: Value = serde_json::from_slice(&json).unwrap();
+    for (key, size) in [
+        ("hidden_size", 16_384),
+        ("intermediate_size", 65_536),
+        ("num_attention_heads", 128),
+        ("num_hidden_layers", 1_000),
+    ] {
+        config[key] = size.into();
+    }
+    let file = folder.path().join("config.json");
+    std::fs::write(file, config.to_string()).unwrap();
+    let args = [folder.path().to_str().unwrap(), "--load-format", "dummy"];
+    refused(&args, "the weights take");
+    // The server says it, too, before it loads them.
+    let served = foretoken().arg("serve").args(args).output().unwrap();
+    let said = String::from_utf8(served.stderr).unwrap();
+    assert_eq!(served.status.code(), Some(2), "{said}");
+    assert!(said.contains("it needs --quantize"), "{said}");
+}
+
 #[test]
 fn what_cannot_be_served_is_refused_in_one_line() {
     let folder = tiny_folder(byte_level());

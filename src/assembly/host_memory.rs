@@ -1,32 +1,28 @@
-//! Experts in the host's memory beside a GPU: `--n-cpu-moe` and `--cpu-moe`.
+//! Weights in this machine's memory: all on a CPU, and beside a GPU the experts of `--n-cpu-moe` and `--cpu-moe`.
 
-use super::checkpoint::{Checkpoint, Reading};
-use super::memory;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::model::{self, Inventory, LayerSpec, ModelConfig};
+use crate::model::{Inventory, LayerSpec, ModelConfig};
 
-/// Checks, before the weights are loaded, that this machine has the memory for the experts that a GPU is to read in it.
+/// Checks that all weights of a model, so many bytes, fit the `memory` that is left of this machine's.
 ///
 /// # Errors
-/// `Setup`, in one line: it has too little.
-pub fn check(config: &Config, checkpoint: &Checkpoint, is_on_gpu: bool) -> Result<()> {
-    let is_asked_for = config.load.host_expert_layers() > 0;
-    // Another machine has another memory.
-    if !is_asked_for || !is_on_gpu || config.gpu.is_some() {
+/// `Setup`, in one line that says what to do instead.
+pub fn weights_fit(name: &str, weights: u64, memory: u64, is_folder: bool) -> Result<()> {
+    if weights <= memory {
         return Ok(());
     }
-    let (_, inventory) = model::inspect(&checkpoint.source, &checkpoint.options)?;
-    let (_, host) = inventory.loaded_bytes();
-    let memory = match checkpoint.reading {
-        Reading::Weights => memory::free_memory(),
-        Reading::Headers => memory::total_memory(),
-    };
-    fits(host, memory)
+    let quantize = if is_folder { "--quantize, " } else { "" };
+    Err(Error::setup(format!(
+        "{name}: the weights take {weights} bytes and this machine has room for {memory}: it needs {quantize}a file with fewer bits a weight or a smaller model"
+    )))
 }
 
-/// Checks that experts of `host` bytes fit this machine's `memory`.
-fn fits(host: u64, memory: u64) -> Result<()> {
+/// Checks that experts of `host` bytes, which a GPU is to read in this machine's memory, fit `memory`.
+///
+/// # Errors
+/// `Setup`, in one line that says what to do instead.
+pub fn experts_fit(host: u64, memory: u64) -> Result<()> {
     if host <= memory {
         return Ok(());
     }
@@ -71,9 +67,18 @@ mod tests {
 
     #[test]
     fn too_little_memory_is_told_in_one_line() {
-        fits(8, 8).unwrap();
-        let error = fits(9, 8).unwrap_err().to_string();
+        experts_fit(8, 8).unwrap();
+        let error = experts_fit(9, 8).unwrap_err().to_string();
         assert!(error.contains("take 9 bytes and this machine has 8: lower --n-cpu-moe"));
         assert_eq!(error.lines().count(), 1);
+        weights_fit("toy", 8, 8, true).unwrap();
+        for is_folder in [false, true] {
+            let error = weights_fit("toy", 9, 8, is_folder).unwrap_err().to_string();
+            assert!(
+                error.contains("toy: the weights take 9 bytes and this machine has room for 8")
+            );
+            assert_eq!(error.contains("--quantize"), is_folder);
+            assert_eq!(error.lines().count(), 1);
+        }
     }
 }
