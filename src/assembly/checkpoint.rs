@@ -202,11 +202,13 @@ impl Target {
             ..self.checkpoint.options.clone()
         };
         let inspected = model::inspect_mtp(source, options, &*self.model)?;
-        let Some((_, inventory)) = inspected.as_ref().filter(|_| self.is_loaded()) else {
+        if !self.is_loaded() {
             return Ok(inspected);
-        };
+        }
         let head = model::load_mtp(source, options, &*self.model)?;
-        Ok(head.map(|head| (head, inventory.clone())))
+        Ok(head
+            .zip(inspected)
+            .map(|(head, (_, inventory))| (head, inventory)))
     }
 
     /// Whether the weights are in memory.

@@ -21,7 +21,7 @@ pub struct DeviceMemory {
     total: u64,
     /// Names and bytes.
     parts: Vec<(String, u64)>,
-    /// Bytes of the experts of each layer that may be in the host's memory instead, where headers say it.
+    /// Bytes of the experts of each layer that may be in the host's memory instead.
     experts: Vec<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! Loads the models of a [`Config`] and starts the engine.
 
-use super::checkpoint::Reading;
+use super::checkpoint::{Reading, Target};
 use super::corpus;
 use super::cost_cache;
 use super::known::KnownDraft;
@@ -11,7 +11,7 @@ use crate::config::{Config, TablesOptions};
 use crate::engine::{self, EngineHandle, EngineOptions, EngineThread};
 use crate::error::{Error, Result};
 use crate::http::{Adapters, ModelFiles, ServerInfo};
-use crate::model::{self, EmbeddingSpec, Inventory, LoadFormat, Model, ModelSource, RerankerSpec};
+use crate::model::{self, EmbeddingSpec, LoadFormat, Model, ModelSource, RerankerSpec};
 use crate::spec::{Cascade, Drafter, LearnerLink, LearningDrafter, Tables};
 use crate::text::Text;
 use crate::train::learn::Learning;
@@ -86,7 +86,7 @@ pub fn load_with(
     // Nothing is known of a drafter of the caller.
     let cost_cache = cost_cache::of(&plan).filter(|_| own.is_none());
     let (device, config) = (plan.device_name(), &plan.config);
-    let architecture = plan.target.model.config().architecture.clone();
+    let files = files(&plan.target);
     let (target, text, blocks) = (plan.target.model, plan.target.text, plan.cache.blocks);
     let operations = |planned: &PlannedDraft| {
         (planned.draft.as_ref()).map_or(0.0, |draft| draft.operations(&*target))
@@ -117,7 +117,7 @@ pub fn load_with(
     }
     let source = plan.target.checkpoint.source;
     let info = ServerInfo {
-        files: files(&source, architecture, &plan.target.inventory),
+        files,
         ..info(config, &source, device, blocks)
     };
     let loaded = Loaded {
@@ -188,19 +188,20 @@ fn info(config: &Config, source: &ModelSource, device: &str, num_blocks: usize) 
 }
 
 /// Describes the files of a model.
-fn files(source: &ModelSource, architecture: String, inventory: &Inventory) -> ModelFiles {
+fn files(target: &Target) -> ModelFiles {
+    let inventory = &target.inventory;
     let mut values = BTreeMap::<&str, u64>::new();
     for entry in &inventory.entries {
         *values.entry(&entry.stored).or_default() += entry.elements;
     }
     let most = values.into_iter().max_by_key(|(_, values)| *values);
-    let format = match source {
+    let format = match target.checkpoint.source {
         ModelSource::Gguf(_) => "gguf",
         ModelSource::Folder(_) => "safetensors",
     };
     ModelFiles {
         format: format.into(),
-        architecture,
+        architecture: target.model.config().architecture.clone(),
         parameters: inventory.sum(|entry| entry.elements),
         quantization: most.map_or_else(String::new, |(name, _)| name.to_owned()),
         bytes: inventory.sum(|entry| entry.stored_bytes),

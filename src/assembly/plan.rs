@@ -160,11 +160,10 @@ impl Plan {
         if vocabulary.is_some() && drafts.iter().all(|planned| planned.draft.is_none()) {
             return Err(draft_vocab::no_network(draft_refused.as_deref()));
         }
-        let with_pools = drafts.iter().filter_map(|planned| planned.draft.as_ref());
-        let with_pools: Vec<&dyn Model> = with_pools.map(LoadedDraft::model).collect();
-        let of_drafts = drafts.iter().filter_map(|planned| planned.draft.as_ref());
+        let networks = || drafts.iter().filter_map(|planned| planned.draft.as_ref());
+        let with_pools: Vec<&dyn Model> = networks().map(LoadedDraft::model).collect();
         let weights = HostWeights {
-            bytes: target.bytes() + of_drafts.map(LoadedDraft::bytes).sum::<u64>(),
+            bytes: target.bytes() + networks().map(LoadedDraft::bytes).sum::<u64>(),
             are_loaded: target.is_loaded(),
         };
         let cache = memory::cache(&config, &*target.model, &with_pools, weights, &mut memory)?;

@@ -16,7 +16,7 @@ pub trait Beginnings {
     fn resume(&mut self, sequence: &Sequence, cached: usize) -> usize;
 
     /// Lets go of what is held for it: it is not admitted now.
-    fn release(&mut self, _sequence: &Sequence) {}
+    fn release(&mut self, sequence: &Sequence);
 
     /// Whether it waits for blocks that are read from elsewhere into the prefix cache, which has the first `cached` tokens.
     /// Of these, `resumed` need not be computed.

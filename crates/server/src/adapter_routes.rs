@@ -1,7 +1,7 @@
 //! Loading and unloading adapters while the server runs, as in vLLM.
 
 use super::adapters::{Adapters, NAME, PATH};
-use super::context::tagged;
+use super::context::find_tagged;
 use super::encoding::SentBody;
 use super::object::read_body;
 use super::state::AppState;
@@ -83,7 +83,7 @@ pub(super) async fn unload(
 fn check_model(state: &AppState, model: Option<&str>) -> Result<()> {
     let names = &state.model_names;
     let base = |model| names.iter().find(|name| *name == model);
-    let Some(other) = model.filter(|&model| tagged(model, base).is_none()) else {
+    let Some(other) = model.filter(|&model| find_tagged(model, base).is_none()) else {
         return Ok(());
     };
     let message = format!(

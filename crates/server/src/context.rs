@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(super) const LATEST: &str = ":latest";
 
 /// What `find` finds for a name, or else for the name without Ollama's tag.
-pub(super) fn tagged<'n, T>(name: &'n str, find: impl Fn(&'n str) -> Option<T>) -> Option<T> {
+pub(super) fn find_tagged<'n, T>(name: &'n str, find: impl Fn(&'n str) -> Option<T>) -> Option<T> {
     find(name).or_else(|| find(name.strip_suffix(LATEST)?))
 }
 
@@ -107,11 +107,11 @@ impl Context<'_> {
         let Some(name) = wanted else {
             return Ok(self.base());
         };
-        tagged(name, |name| self.known(name)).ok_or_else(|| self.not_served(name))
+        find_tagged(name, |name| self.known(name)).ok_or_else(|| self.not_served(name))
     }
 
     /// The error of a request for a model that is not served.
-    fn not_served(&self, name: &str) -> Error {
+    pub(super) fn not_served(&self, name: &str) -> Error {
         let mut served = self.model_names.to_vec();
         let adapters = self.adapters.iter();
         for adapter in adapters.flat_map(|adapters| adapters.loaded()) {
@@ -123,15 +123,6 @@ impl Context<'_> {
             Some("model"),
             format!("the model `{name}` does not exist; served: {served}"),
         )
-    }
-
-    /// The name in the list of models that `wanted` is, perhaps with Ollama's tag.
-    ///
-    /// # Errors
-    /// The errors of [`Context::model`].
-    pub fn served_name<'n>(&self, wanted: &'n str) -> Result<&'n str> {
-        let known = |name| self.known(name).map(|_| name);
-        tagged(wanted, known).ok_or_else(|| self.not_served(wanted))
     }
 
     /// The model of this name, as it is.

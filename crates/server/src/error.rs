@@ -103,10 +103,8 @@ pub(super) fn kind_of(code: &str) -> Option<Kind> {
 
 /// The message of an error without the code that [`body`] adds to it.
 pub(super) fn without_code(message: &str) -> &str {
-    let code = message
-        .strip_suffix(')')
-        .and_then(|m| m.strip_suffix(CONTEXT));
-    code.and_then(|m| m.strip_suffix(" (")).unwrap_or(message)
+    let code = format!(" ({CONTEXT})");
+    message.strip_suffix(&code).unwrap_or(message)
 }
 
 /// An error in OpenAI's form.

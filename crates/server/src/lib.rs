@@ -90,9 +90,8 @@ use encoding::SentBody;
 use error::Refused;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use headers::{MAX_TOKENS, Warned, warn};
-use ollama::{Asked, OllamaFailure};
-use openai::Job;
-use responses::AskedResponse;
+use ollama::OllamaFailure;
+use openai::{Asked, Job};
 use schemars::JsonSchema;
 use serde::Serialize;
 use state::ModelObject;
@@ -121,7 +120,7 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
     const POST: Method = Method::POST;
     let chat = generating::<Refused, _>(|context, body| in_chunks(context.chat(body)));
     let completion = generating::<Refused, _>(|context, body| in_chunks(context.completion(body)));
-    let response = responding(|context, body| context.response(body));
+    let response = asking::<Refused, _>(|context, body| context.response(body));
     let message = generating::<Failure, _>(|context, body| context.message(body));
     let count_tokens = reading::<Failure, _>(|context, body| context.message_tokens(body));
     let infill = generating::<Refused, _>(|context, body| context.infill(body));
@@ -172,8 +171,8 @@ fn routes() -> Vec<(Method, &'static str, MethodRouter<AppState>)> {
 fn ollama_routes() -> [(Method, &'static str, MethodRouter<AppState>); 9] {
     const GET: Method = Method::GET;
     const POST: Method = Method::POST;
-    let chat = asking(|context, body| context.ollama_chat(body));
-    let generate = asking(|context, body| context.ollama_generate(body));
+    let chat = asking::<OllamaFailure, _>(|context, body| context.ollama_chat(body));
+    let generate = asking::<OllamaFailure, _>(|context, body| context.ollama_generate(body));
     [
         (POST, "/api/chat", chat),
         (POST, "/api/generate", generate),
@@ -299,32 +298,19 @@ where
     post(handler)
 }
 
-/// As [`generating`], for bodies whose refusal may be a stream.
-fn responding(read: Read<AskedResponse>) -> MethodRouter<AppState> {
+/// As [`generating`], for bodies that may be answered without a text.
+fn asking<E, S>(read: Read<Asked<S>>) -> MethodRouter<AppState>
+where
+    E: From<Error> + IntoResponse + 'static,
+    S: Shape,
+{
     let handler = async move |State(state): State<AppState>, caller: Caller, body: SentBody| {
-        Ok::<_, Refused>(match state.read(body, read).await? {
-            AskedResponse::Text(text) => {
-                let (job, reply) = *text;
-                answer(&state, job, reply, caller).await?
-            }
-            AskedResponse::TooLong(refused) => {
-                let (reply, error) = *refused;
-                reply.refused(&error)
-            }
-        })
-    };
-    post(handler)
-}
-
-/// As [`generating`], for bodies that may only ask whether the model is loaded, which it is.
-fn asking(read: Read<Asked>) -> MethodRouter<AppState> {
-    let handler = async move |State(state): State<AppState>, caller: Caller, body: SentBody| {
-        Ok::<_, OllamaFailure>(match state.read(body, read).await? {
+        Ok::<_, E>(match state.read(body, read).await? {
             Asked::Text(text) => {
-                let (job, reply) = *text;
-                answer(&state, job, reply, caller).await?
+                let (job, shape) = *text;
+                answer(&state, job, shape, caller).await?
             }
-            Asked::Load(loaded) => Json(loaded).into_response(),
+            Asked::Known(answer) => *answer,
         })
     };
     post(handler)
@@ -387,13 +373,7 @@ async fn model(
     let named =
         |e: PathRejection| Error::request(RequestErrorKind::NotFound, Some("model"), e.body_text());
     let Path(id) = id.map_err(named)?;
-    // Its errors have the names of those that there are.
-    let name = state.context(None).served_name(&id)?;
-    let mut models = state.models().into_iter();
-    let gone = || Error::request(RequestErrorKind::NotFound, Some("model"), "it is gone");
-    Ok(Json(
-        models.find(|model| model.id == name).ok_or_else(gone)?,
-    ))
+    Ok(Json(state.listed(&id)?))
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -14,6 +14,7 @@ use super::structured::Structured;
 use super::thinking::ThinkingFields;
 use super::tools::Tools;
 use super::wire::{self, Common, Prediction, ThinkingField, required, wrong};
+use axum::response::Response;
 use foretoken_core::error::Result;
 use foretoken_core::sampling::{LossyRule, mix};
 use foretoken_engine::Request;
@@ -28,6 +29,14 @@ const MAX_N: usize = 128;
 const MAX_SALT_BYTES: usize = 1024;
 /// Stands for no seed, as in vLLM and llama.cpp.
 const RANDOM_SEED: i64 = -1;
+
+/// What a body asks for.
+pub(crate) enum Asked<S> {
+    /// A text, and the shape of its answer.
+    Text(Box<(Job, S)>),
+    /// What is answered without a text.
+    Known(Box<Response>),
+}
 
 /// A checked request body: the engine requests, and what is needed to build the reply.
 pub(super) struct Job {

@@ -2,7 +2,7 @@
 
 use super::adapters::{Adapters, Loaded};
 use super::bodies::Bodies;
-use super::context::{Context, KeyIndex};
+use super::context::{Context, KeyIndex, find_tagged};
 use super::defaults::SamplingDefaults;
 use super::embedding_turns::Turns;
 use super::encoding::SentBody;
@@ -296,6 +296,15 @@ impl AppState {
         let adapters = self.adapters.iter();
         let adapters = adapters.flat_map(|adapters| adapters.all().clone());
         base.chain(adapters.map(|one| self.adapter(&one))).collect()
+    }
+
+    /// The model that requests call `wanted`, perhaps with Ollama's tag, as `/v1/models` describes it.
+    ///
+    /// # Errors
+    /// The errors of [`Context::model`].
+    pub(super) fn listed(&self, wanted: &str) -> Result<ModelObject> {
+        let find = |name: &str| self.models().into_iter().find(|model| model.id == name);
+        find_tagged(wanted, find).ok_or_else(|| self.context(None).not_served(wanted))
     }
 
     /// An adapter as `/v1/models` describes it.

@@ -109,21 +109,11 @@ impl FeatureStore {
 
     /// Removes the files after the last, those of a larger corpus.
     fn remove_others(&self) -> Result<()> {
-        let unreadable = |e| Error::in_file(&self.folder, e);
-        for entry in std::fs::read_dir(&self.folder).map_err(unreadable)? {
-            let name = entry.map_err(unreadable)?.file_name();
-            let number = name.to_str().and_then(|name| {
-                let number = name.strip_prefix("features-")?.strip_suffix(".bin")?;
-                number.parse::<usize>().ok()
-            });
-            let Some(number) = number.filter(|&number| number >= self.files.len()) else {
-                continue;
-            };
-            let path = self.path(number);
-            // Not `features-7.bin`, which is no file of a run.
-            if path.file_name() == Some(name.as_os_str()) {
-                std::fs::remove_file(&path).map_err(|e| Error::in_file(&path, e))?;
-            }
+        let others = (self.files.len()..).map(|number| self.path(number));
+        let others: Vec<PathBuf> = others.take_while(|path| path.exists()).collect();
+        // The last first: who is interrupted leaves no gap.
+        for path in others.iter().rev() {
+            std::fs::remove_file(path).map_err(|e| Error::in_file(path, e))?;
         }
         Ok(())
     }

@@ -358,8 +358,7 @@ impl Proposer {
                 self.budget.draft_cost().note(rows, seconds);
                 seconds
             };
-            let forwards = std::mem::take(&mut pool.network.forwards);
-            forwards.into_iter().map(note).sum::<f64>()
+            pool.network.forwards.drain(..).map(note).sum::<f64>()
         });
         let forwards = forwards.unwrap_or(0.0);
         let own = (step.draft_seconds - forwards).max(0.0) / asked as f64;

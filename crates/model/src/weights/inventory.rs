@@ -34,7 +34,7 @@ impl TensorEntry {
 }
 
 /// The tensors that a model reads, in the order in which it reads them.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Inventory {
     /// The tensors.
     pub entries: Vec<TensorEntry>,

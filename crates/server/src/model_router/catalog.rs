@@ -1,7 +1,7 @@
 //! The models that there are. They have places that stay, so that requests find the processes of models that are gone.
 
 use super::process::ModelSpec;
-use crate::context::tagged;
+use crate::context::find_tagged;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -111,7 +111,7 @@ impl Catalog {
 
     /// The place of the model that requests call `name`, perhaps with Ollama's tag.
     pub fn called(&self, name: &str) -> Option<usize> {
-        tagged(name, |name| self.place(name))
+        find_tagged(name, |name| self.place(name))
     }
 
     /// The same.

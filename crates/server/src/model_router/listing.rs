@@ -5,7 +5,7 @@ use super::fleet::ModelState;
 use super::policy::Phase;
 use super::proxy::{self, Forwarded};
 use super::{Refusal, RouterState};
-use crate::context::tagged;
+use crate::context::find_tagged;
 use crate::ollama::{self, ListedModel};
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -76,7 +76,7 @@ pub(super) async fn model(
         let served = state.fleet.catalog.at(place);
         let mut listed = listed(&state, &served, &parts).await;
         let index = |name: &str| listed.iter().position(|listed| listed.model["id"] == *name);
-        match tagged(&id, index) {
+        match find_tagged(&id, index) {
             Some(index) => Ok(listed.swap_remove(index)),
             None => Err(gone(format!("the model `{id}` does not exist any more"))),
         }

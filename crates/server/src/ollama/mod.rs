@@ -20,4 +20,4 @@ pub(super) use models::{
     ListedModel, ModelDescription, ModelRequest, Models, OllamaVersion, PullStatus, Running, ps,
     pull, show, tagged, tags, version,
 };
-pub(super) use request::{Asked, ChatFields, GenerateFields};
+pub(super) use request::{ChatFields, GenerateFields};

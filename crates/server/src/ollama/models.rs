@@ -12,7 +12,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Months, Utc};
-use foretoken_core::error::{Error, RequestErrorKind, Result};
+use foretoken_core::error::Result;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -226,16 +226,13 @@ pub(crate) async fn pull(
 
 /// The model that a body names, and whether the answer is to be streamed.
 async fn asked(state: &AppState, body: SentBody) -> Result<(ModelObject, Option<bool>)> {
-    let read = |context: &Context<'_>, body: &[u8]| {
+    let read = |_: &Context<'_>, body: &[u8]| {
         let asked: ModelRequest = read_body(body)?;
         let wanted = required("model", asked.model.or(asked.name))?;
-        Ok((context.served_name(&wanted)?.to_owned(), asked.stream))
+        Ok((wanted, asked.stream))
     };
-    let (id, stream) = state.read(body, read).await?;
-    let mut models = state.models().into_iter();
-    let gone = || Error::request(RequestErrorKind::NotFound, Some("model"), "it is gone");
-    let model = models.find(|model| model.id == id).ok_or_else(gone)?;
-    Ok((model, stream))
+    let (wanted, stream) = state.read(body, read).await?;
+    Ok((state.listed(&wanted)?, stream))
 }
 
 /// A name with a tag, which all names have here.

@@ -6,10 +6,12 @@ use super::input::{self, Turn};
 use super::options::{self, NAMES, Options};
 use crate::context::Context;
 use crate::conversation::ChatMessage;
-use crate::openai::{Body, Job};
+use crate::openai::{Asked, Body, Job};
 use crate::structured::{FlatFormat, Structured};
 use crate::tools::Tool;
 use crate::wire::{self, Common, PromptInput, wrong};
+use axum::Json;
+use axum::response::IntoResponse;
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -105,19 +107,12 @@ enum KeepAlive {
     Text(String),
 }
 
-/// What a body asks for.
-pub(crate) enum Asked {
-    Text(Box<(Job, OllamaReply)>),
-    /// Only whether the model is loaded.
-    Load(Box<Answer<'static>>),
-}
-
 impl Context<'_> {
     /// Reads the body of `/api/chat`.
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
-    pub fn ollama_chat(&self, body: &[u8]) -> Result<Asked> {
+    pub fn ollama_chat(&self, body: &[u8]) -> Result<Asked<OllamaReply>> {
         let mut reading = Reading::of(Form::Chat);
         let Body {
             mut common,
@@ -151,7 +146,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field.
-    pub fn ollama_generate(&self, body: &[u8]) -> Result<Asked> {
+    pub fn ollama_generate(&self, body: &[u8]) -> Result<Asked<OllamaReply>> {
         let mut reading = Reading::of(Form::Generate);
         let Body {
             mut common,
@@ -306,13 +301,15 @@ impl Reading {
         }
     }
 
-    fn load(self, keep_alive: Option<KeepAlive>) -> Asked {
+    /// The answer to a body that only asks whether the model is loaded, which it is.
+    fn load(self, keep_alive: Option<KeepAlive>) -> Asked<OllamaReply> {
         let unloads = keep_alive.is_some_and(|time| time.is_none());
-        Asked::Load(Box::new(Answer::load(self.form, self.model, unloads)))
+        let answer = Answer::load(self.form, self.model, unloads);
+        Asked::Known(Box::new(Json(answer).into_response()))
     }
 
     /// What `job` asks for. Errors about its fields name those of this API.
-    fn job(self, job: Result<Job>) -> Result<Asked> {
+    fn job(self, job: Result<Job>) -> Result<Asked<OllamaReply>> {
         let job = job.map_err(|e| e.renamed(&NAMES))?;
         let reply = OllamaReply::new(self.form, self.model, &job.header, self.started);
         Ok(Asked::Text(Box::new((job, reply))))

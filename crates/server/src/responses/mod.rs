@@ -7,4 +7,4 @@ mod request;
 mod tools;
 
 pub(super) use events::{FailedEvent, ResponseObject, has_route};
-pub(super) use request::{AskedResponse, ResponseFields};
+pub(super) use request::ResponseFields;

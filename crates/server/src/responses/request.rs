@@ -6,7 +6,7 @@ use super::options::{FlatChoice, ReasoningOptions, RequestEcho, TextOptions, Tru
 use super::tools::{PlacedTool, ResponseTool, tools};
 use crate::content::TextOr;
 use crate::context::Context;
-use crate::openai::{Body, Job};
+use crate::openai::{Asked, Body};
 use crate::reply::ReplyHeader;
 use crate::tool_choice::ToolMode;
 use crate::wire::{self, Common, required, wrong};
@@ -76,19 +76,12 @@ pub(crate) struct ResponseFields {
     thinking_token_budget: Option<i64>,
 }
 
-/// What a body asks for.
-pub(crate) enum AskedResponse {
-    Text(Box<(Job, ResponseReply)>),
-    /// A stream, for which the prompt is too long. Codex shortens its history only if an event says so.
-    TooLong(Box<(ResponseReply, Error)>),
-}
-
 impl Context<'_> {
     /// Reads the body of `/v1/responses`.
     ///
     /// # Errors
     /// `Invalid` or `NotFound`, naming the field; `ContextLengthExceeded`, if no stream can say so.
-    pub fn response(&self, body: &[u8]) -> Result<AskedResponse> {
+    pub fn response(&self, body: &[u8]) -> Result<Asked<ResponseReply>> {
         let Body {
             mut common,
             fields,
@@ -131,25 +124,23 @@ impl Context<'_> {
         let (model, streams) = (chat.common.model.clone(), chat.common.stream == Some(true));
         let mut job = match self.chat_job(chat).map_err(|e| e.renamed(&NAMES)) {
             Ok(job) => job,
-            Err(error) if streams && is_too_long(&error) => {
+            // Codex shortens its history only if an event of a stream says so.
+            Err(
+                error @ Error::Request {
+                    kind: RequestErrorKind::ContextLengthExceeded,
+                    ..
+                },
+            ) if streams => {
                 let header = ReplyHeader::without_prompt(self.model(model.as_deref())?.name);
                 let reply = ResponseReply::new(&header, echo, names);
-                return Ok(AskedResponse::TooLong(Box::new((reply, error))));
+                return Ok(Asked::Known(Box::new(reply.refused(&error))));
             }
             Err(error) => return Err(error),
         };
         job.warnings.extend(conversation.warnings);
         let reply = ResponseReply::new(&job.header, echo, names);
-        Ok(AskedResponse::Text(Box::new((job, reply))))
+        Ok(Asked::Text(Box::new((job, reply))))
     }
-}
-
-fn is_too_long(error: &Error) -> bool {
-    let kind = match error {
-        Error::Request { kind, .. } => Some(*kind),
-        Error::Setup(_) | Error::Internal(_) => None,
-    };
-    kind == Some(RequestErrorKind::ContextLengthExceeded)
 }
 
 /// Checks fields of other APIs, and those that ask for what is not done here.

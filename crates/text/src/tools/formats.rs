@@ -46,6 +46,7 @@ const MISTRAL: Syntax = Syntax {
         ends: &["["],
     }),
     markers: &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
+    id_len: Some(9),
     ..Syntax::COMMON
 };
 

@@ -168,7 +168,7 @@ impl ToolFormat {
 
     /// Number of letters and digits of which templates expect that ids of calls consist, if they expect it.
     pub fn id_len(self) -> Option<usize> {
-        matches!(self, Self::Mistral | Self::MistralArgs).then_some(9)
+        self.syntax().id_len
     }
 
     /// Whether a turn has one call: templates refuse more, or drop them.

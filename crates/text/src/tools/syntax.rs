@@ -37,6 +37,8 @@ pub struct Syntax {
     pub bare: Option<char>,
     /// Whether a turn has one call.
     pub single: bool,
+    /// Number of letters and digits of which templates expect that ids of calls consist, if they expect it.
+    pub id_len: Option<usize>,
     /// The text that is written before calls, and after them.
     pub written: [&'static str; 2],
     /// Whether `written` stands around each call, not around all of them.
@@ -66,6 +68,7 @@ impl Syntax {
         skipped: &[],
         bare: None,
         single: false,
+        id_len: None,
         written: ["", ""],
         each: false,
         separator: ", ",
