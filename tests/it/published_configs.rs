@@ -1,7 +1,7 @@
 //! Configurations as models are published with them.
 
 use crate::common::tiny::*;
-use foretoken::model::{MixerSpec, ModelConfig, RopeSpec};
+use foretoken::model::{MixerSpec, ModelConfig, RopeScaling, RopeSpec};
 use serde_json::{Value as Json, json};
 
 /// The configuration of a small model whose `config.json` has `change` besides the sizes.
@@ -112,6 +112,26 @@ fn olmo3_is_read() {
     }));
     let scaled = olmo3.ropes().map(|rope| rope.scaling.is_some());
     assert_eq!(scaled.collect::<Vec<_>>(), [false, false, false, true]);
+}
+
+/// Its further factor undoes that of YaRN: DeepSeek's models have none.
+#[test]
+fn deepseek_r1_0528_qwen3_8b_is_read() {
+    let qwen3 = read(json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": false, "head_dim": 128,
+        "hidden_act": "silu", "max_position_embeddings": 131072, "max_window_layers": 36, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000, "sliding_window": null, "use_sliding_window": false,
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+            "attn_factor": 0.8782488562869419
+        }
+    }));
+    let rope = qwen3.ropes().next().unwrap();
+    let Some(RopeScaling::Yarn(yarn)) = &rope.scaling else {
+        panic!("{rope:?}");
+    };
+    let factor = yarn.attention_factor;
+    assert!((factor - 1.).abs() < 1e-6, "{factor}");
 }
 
 #[test]

@@ -321,13 +321,16 @@ fn yarn(keys: &mut Keys, factor: f32, original: usize) -> Result<RopeScaling, St
         (Some(one), Some(all)) => mscale(one) / mscale(all),
         _ => mscale(1.),
     };
+    let attention_factor = keys.number("attention_factor")?.unwrap_or(by_default);
+    // vLLM's name of a further factor, which transformers does not read.
+    let further = keys.number("attn_factor")?.unwrap_or(1.);
     Ok(RopeScaling::Yarn(YarnScaling {
         factor,
         original_max_position_embeddings: original,
         beta_fast: keys.number("beta_fast")?.unwrap_or(32.) as f32,
         beta_slow: keys.number("beta_slow")?.unwrap_or(1.) as f32,
         truncate: keys.flag("truncate")?.unwrap_or(true),
-        attention_factor: keys.number("attention_factor")?.unwrap_or(by_default) as f32,
+        attention_factor: (attention_factor * further) as f32,
         mscale_all_dim: all.unwrap_or(0.) as f32,
     }))
 }
