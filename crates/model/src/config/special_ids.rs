@@ -5,10 +5,13 @@ use candle_core::quantized::gguf_file::Value;
 use foretoken_core::gguf::Header;
 
 /// Tokens that end a turn or a text if a GGUF's vocabulary has them.
-const END_TOKENS: [&str; 9] = [
+const END_TOKENS: [&str; 11] = [
     "<end_of_turn>",
     "<turn|>",
     "<|tool_response>",
+    // FunctionGemma's, and GLM-4's: where the result of a call would begin.
+    "<start_function_response>",
+    "<|observation|>",
     "<|im_end|>",
     "<|end|>",
     "<|eot_id|>",
@@ -118,6 +121,15 @@ mod tests {
         assert_eq!(ends(&["a", "<|return|>", "<|end|>", "<|call|>"], 1), [1, 3]);
         // Not even if the file says so.
         assert_eq!(ends(&["a", "<|return|>", "<|end|>", "<|call|>"], 2), [1, 3]);
+    }
+
+    /// Files declare at most one end of a turn, and models end one with calls in another way.
+    #[test]
+    fn where_a_result_would_begin_a_turn_ends() {
+        let glm4 = ["a", "<|endoftext|>", "<|user|>", "<|observation|>"];
+        assert_eq!(ends(&glm4, 1), [1, 3]);
+        let gemma = ["a", "<eos>", "<end_of_turn>", "<start_function_response>"];
+        assert_eq!(ends(&gemma, 1), [1, 2, 3]);
     }
 
     #[test]
