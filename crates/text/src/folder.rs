@@ -56,7 +56,8 @@ impl Text {
                 Some(name) => format!(
                     "it has {name}, from which transformers writes one: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
                 ),
-                None => "copy it from the repository of the model".to_owned(),
+                // Those of Mistral and Moonshot, which the Hub's cache does not get.
+                None => "copy it from a repository of the model that has one, or take a GGUF file; tekken.json and tiktoken.model are not read".to_owned(),
             };
             let what = format!("there is no tokenizer.json: {remedy}");
             return Err(Error::in_file(folder, what));

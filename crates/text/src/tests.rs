@@ -173,7 +173,8 @@ fn a_folder_is_read_in_all_its_forms() {
         .err()
         .expect("no tokenizer")
         .to_string();
-    assert!(missing.contains("tokenizer.json"), "{missing}");
+    assert!(missing.contains("no tokenizer.json"), "{missing}");
+    assert!(missing.contains("tekken.json and"), "{missing}");
 
     write("tokenizer.json", sentencepiece());
     let text = Text::from_folder(folder.path()).unwrap();
