@@ -83,6 +83,68 @@ fn experts_as_one_tensor_compute_the_same() {
     assert!(count > 1);
 }
 
+/// Qwen3-VL with experts is Qwen 3 with experts under other names, in tensors that have inputs before outputs. Its GGUF
+/// files have another name for the architecture.
+#[test]
+fn the_decoder_of_qwen3_vl_computes_what_qwen3_does() {
+    let fixture = fixture("qwen3_moe");
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str| -> Json {
+        let text = std::fs::read_to_string(fixture.folder.join(name)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let mut text = read("config.json");
+    let keys = text.as_object_mut().unwrap();
+    keys.remove("architectures");
+    keys.remove("norm_topk_prob");
+    text["model_type"] = json!("qwen3_vl_moe_text");
+    text["rope_parameters"]["mrope_section"] = json!([2, 1, 1]);
+    text["rope_parameters"]["mrope_interleaved"] = json!(true);
+    let config = json!({
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe", "image_token_id": 250,
+        "text_config": text, "tie_word_embeddings": false, "video_token_id": 251, "vision_config": { "depth": 1 },
+        "vision_end_token_id": 252, "vision_start_token_id": 253
+    });
+    write_config(folder.path(), &config);
+
+    let file = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let (parts, others): (HashMap<_, _>, HashMap<_, _>) =
+        (stored.into_iter()).partition(|(name, _)| name.contains(".experts."));
+    let inside = |name: &str| name.replace("model.", "model.language_model.");
+    let others = others.into_iter();
+    let mut tensors: HashMap<String, Tensor> = others
+        .map(|(name, tensor)| (inside(&name), tensor))
+        .collect();
+    for layer in 0..2 {
+        let experts = format!("model.layers.{layer}.mlp.experts");
+        let columns = |names: &[&str]| {
+            let one = |i: usize| {
+                let parts =
+                    (names.iter()).map(|name| &parts[&format!("{experts}.{i}.{name}.weight")]);
+                let rows = Tensor::cat(&parts.collect::<Vec<_>>(), 0).unwrap();
+                rows.t().unwrap().contiguous().unwrap()
+            };
+            Tensor::stack(&(0..8).map(one).collect::<Vec<_>>(), 0).unwrap()
+        };
+        let experts = inside(&experts);
+        let gate_up = columns(&["gate_proj", "up_proj"]);
+        tensors.insert(format!("{experts}.gate_up_proj"), gate_up);
+        tensors.insert(format!("{experts}.down_proj"), columns(&["down_proj"]));
+    }
+    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+    let model = open(folder.path()).unwrap();
+    fixture.compare(model, TOLERANCE).unwrap();
+
+    let how = read("gguf.json").to_string();
+    let how = how.replace("qwen3moe", "qwen3vlmoe");
+    let mut how: Json = serde_json::from_str(&how).unwrap();
+    how["metadata"]["qwen3vlmoe.n_deepstack_layers"] = json!(3);
+    let file = folder.path().join("model.gguf");
+    write_gguf(&fixture, &how, &file, |tensors| tensors);
+    fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
+}
+
 /// The name of the gate of what is called `up`.
 fn gate_of(up: &str) -> String {
     up.replace("up_proj", "gate_proj")

@@ -131,9 +131,8 @@ pub(super) fn named(name: &str) -> Result<Named> {
 /// as none did before April 2024. A Llama may be a Llama 3, a SmolLM or a DeepSeek-Coder.
 pub(super) fn of_architecture(architecture: &str) -> Option<&'static str> {
     match architecture {
-        "qwen2" | "qwen2moe" | "qwen2vl" | "qwen3" | "qwen3moe" | "qwen3vl" | "qwen3next" => {
-            Some("qwen2")
-        }
+        "qwen2" | "qwen2moe" | "qwen2vl" | "qwen3" | "qwen3moe" | "qwen3vl" | "qwen3vlmoe"
+        | "qwen3next" => Some("qwen2"),
         "qwen35" | "qwen35moe" => Some("qwen35"),
         "starcoder2" => Some("starcoder"),
         "command-r" | "cohere2" => Some("command-r"),

@@ -86,6 +86,7 @@ pub fn experts_by(
         min_sum: 0.,
         scale: 1.,
         has_bias: false,
+        is_transposed: false,
         is_mxfp4: false,
         shared: None,
     })

@@ -113,6 +113,13 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("qwen3_moe", "Qwen3MoeForCausalLM", qwen::qwen3_moe)
         .in_gguf(Some("qwen3moe"))
         .with(qwen::qwen3_moe_defaults),
+    Architecture::new(
+        "qwen3_vl_moe_text",
+        "Qwen3VLMoeTextModel",
+        qwen::qwen3_vl_moe,
+    )
+    .in_gguf(Some("qwen3vlmoe"))
+    .with(qwen::qwen3_vl_moe_defaults),
     Architecture::new("qwen3_next", "Qwen3NextForCausalLM", qwen_next::next)
         .in_gguf(Some("qwen3next"))
         .with(qwen_next::next_defaults),

@@ -4,7 +4,7 @@ use super::experts::{self, experts};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
 use super::rope::rope;
 use crate::config::keys::{Keys, ModelShape};
-use crate::spec::{ExpertsSpec, LayerSpec, ModelSpec, QkNorm, SharedExpert};
+use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, SharedExpert};
 use std::collections::HashSet;
 
 pub fn qwen2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
@@ -45,6 +45,25 @@ pub fn qwen3_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
     let mut layers = with_windows(&layer, windows, shape);
     add_experts(keys, &mut layers, is_normalized, None)?;
     Ok(layers.into())
+}
+
+/// Sets what the class assumes.
+pub fn qwen3_vl_moe_defaults(keys: &mut Keys) {
+    experts::defaults(keys, 60, 4);
+    keys.default("moe_intermediate_size", 1408);
+}
+
+/// The decoder of Qwen3-VL with experts, whose class always divides weights by their sum.
+pub fn qwen3_vl_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    keys.only("norm_topk_prob", true)?;
+    keys.set("norm_topk_prob", true);
+    let mut model = qwen3_moe(keys, shape)?;
+    for layer in &mut model.layers {
+        if let MlpSpec::Experts(experts) = &mut layer.mlp {
+            experts.is_transposed = true;
+        }
+    }
+    Ok(model)
 }
 
 /// Sets what the class assumes.

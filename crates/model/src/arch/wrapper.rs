@@ -30,7 +30,7 @@ pub const GEMMA4_ASSISTANTS: [Wrapper; 2] = [
     .with_sound(),
 ];
 
-pub const WRAPPERS: [Wrapper; 9] = [
+pub const WRAPPERS: [Wrapper; 10] = [
     Wrapper::new("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     Wrapper::new("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text").with_sound(),
     Wrapper::new(
@@ -44,6 +44,11 @@ pub const WRAPPERS: [Wrapper; 9] = [
     Wrapper::new("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3"),
+    Wrapper::new(
+        "qwen3_vl_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_vl_moe_text",
+    ),
     Wrapper::new("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     Wrapper::new(
         "qwen3_5_moe",

@@ -356,6 +356,7 @@ mod testing {
         min_sum: 0.,
         scale: 1.,
         has_bias: false,
+        is_transposed: false,
         is_mxfp4: false,
         shared: None,
     };

@@ -30,6 +30,8 @@ pub struct ExpertsSpec {
     pub scale: f32,
     /// Whether the router has a bias, and the products of the experts.
     pub has_bias: bool,
+    /// Whether a tensor of all experts has the inputs of a product before its outputs.
+    pub is_transposed: bool,
     /// Whether random weights of them are MXFP4, as the configuration says of files, whose tensors tell it.
     pub is_mxfp4: bool,
     /// A further expert, that of all rows.

@@ -68,6 +68,17 @@ const LAYOUTS: [Layout; 5] = [
     },
 ];
 
+/// The layouts of Qwen3-VL: that of its packed files, and that of its class, whose tensors have inputs before outputs.
+const TRANSPOSED: [Layout; 2] = [
+    EACH,
+    Layout {
+        gate_up: &["mlp.experts.gate_up_proj"],
+        down: "mlp.experts.down_proj",
+        form: StackForm::Columns,
+        ..EACH
+    },
+];
+
 /// The layouts of experts without gates: that of Nemotron-H, and that of its class in transformers 5.
 const UNGATED: [Layout; 2] = [
     EACH,
@@ -107,6 +118,7 @@ impl Layout {
         }
         let layouts: &[Self] = match (spec.has_bias, spec.is_gated) {
             (true, _) => &BIASED,
+            (false, true) if spec.is_transposed => &TRANSPOSED,
             (false, true) => &LAYOUTS,
             (false, false) => &UNGATED,
         };
