@@ -37,6 +37,8 @@ const CAPITALS_DIGITS_1: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{
 /// Words that begin where capitals do, with digits in groups of three, and endings as parts of words: GPT-4o, Llama
 /// 4.
 const CAPITALS_DIGITS_3: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// GPT-4o's words, without Chinese characters, of which all in a row are a word: Kimi K2, Moonlight.
+const CAPITALS_HAN: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Words without punctuation: BLOOM.
 const WORDS_BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 /// The splits of DeepSeek-V3.
@@ -78,6 +80,7 @@ pub(super) fn named(name: &str) -> Result<Named> {
         "bailingmoe" | "bailingmoe2" | "llada-moe" => split(&[WORDS_POSSESSIVE])?,
         "tekken" => split(&[CAPITALS_DIGITS_1])?,
         "gpt-4o" | "llama4" | "kanana2" | "minimax-m2" | "talkie" => split(&[CAPITALS_DIGITS_3])?,
+        "kimi-k2" => split(&[CAPITALS_HAN])?,
         "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => split(&DEEPSEEK_V3)?,
         "deepseek-coder" => [split(&DEEPSEEK_CODER)?, vec![digits()]].concat(),
         "deepseek-llm" => [split(&DEEPSEEK_LLM)?, vec![digits()]].concat(),

@@ -58,6 +58,10 @@ fn each_name_splits_as_its_models_do() {
             "It'S| Hello|World| |123|45|,| x|_|1|!\n\n|  |\tनी| é| 你好|。",
         ),
         (
+            "kimi-k2",
+            "It'S| Hello|World| |123|45|,| x|_|1|!\n\n|  |\tनी| é| |你好|。",
+        ),
+        (
             "deepseek-v3",
             "It|'S| HelloWorld| |123|45|,| x|_|1|!\n\n|  |\tनी| é| |你好|。",
         ),
