@@ -335,6 +335,18 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
+fn checkpoints_of_mlx_are_named_as_such() {
+    let mut copied = Copied::of("gptq");
+    let mlx = json!({ "group_size": 64, "bits": 4 });
+    for key in ["quantization", "quantization_config"] {
+        copied.config[key] = mlx.clone();
+    }
+    let error = copied.error();
+    assert!(error.contains("quantization {"), "{error}");
+    assert!(error.contains("is not supported: it is MLX's"), "{error}");
+}
+
+#[test]
 fn commands_say_in_one_line_what_they_do_not_support() {
     let mut copied = Copied::of("awq");
     copied.config["quantization_config"]["quant_method"] = json!("quip");

@@ -16,6 +16,8 @@ use std::sync::Arc;
 /// The values of `quant_method` that are supported.
 const METHODS: &str = "awq, bitsandbytes, compressed-tensors, fp8 and gptq";
 const KEY: &str = "quantization_config";
+/// The key of checkpoints that were converted for MLX, which may have the other one, too.
+const MLX_KEY: &str = "quantization";
 /// Maximum number of `config_groups`.
 const MAX_GROUPS: usize = 64;
 /// The prefix of the names of the matrices that are packed in random weights.
@@ -43,6 +45,11 @@ impl PackedConfig {
     /// # Errors
     /// A message that names what is not supported.
     pub fn take(keys: &mut Keys) -> Result<Option<Self>, String> {
+        let mlx = keys.peek(MLX_KEY);
+        if mlx.is_object() {
+            let instead = "it is MLX's: take the model's other safetensors, or a GGUF file";
+            return Err(keys.refused(MLX_KEY, &mlx, instead));
+        }
         let value = keys.peek(KEY);
         let Some(mut inner) = keys.nested(KEY)? else {
             return Ok(None);
