@@ -70,6 +70,10 @@ fn models_come_from_the_hub_once() {
         ("1_LogitScore/config.json", "{     }".to_owned()),
         ("1_Pooling/config.json", "{   }".to_owned()),
         (
+            "additional_chat_templates/tool_use.jinja",
+            "tools".to_owned(),
+        ),
+        (
             "model.safetensors.index.json",
             index("one.safetensors", "part/two.safetensors"),
         ),

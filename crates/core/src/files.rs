@@ -21,7 +21,8 @@ pub fn max_bytes(name: &str) -> u64 {
         | "sentence_bert_config.json"
         | "config_sentence_transformers.json"
         | "chat_template.json"
-        | "chat_template.jinja" => MAX_CONFIG_BYTES,
+        | "chat_template.jinja"
+        | "tool_use.jinja" => MAX_CONFIG_BYTES,
         _ => MAX_TEXT_BYTES,
     }
 }

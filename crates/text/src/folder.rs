@@ -39,7 +39,8 @@ impl Text {
     }
 
     /// Reads `tokenizer.json` and, if they exist, `tokenizer_config.json`,
-    /// `generation_config.json`, `config.json`, `chat_template.jinja` and `chat_template.json` of a model folder.
+    /// `generation_config.json`, `config.json`, `chat_template.jinja`, `additional_chat_templates/tool_use.jinja` and
+    /// `chat_template.json` of a model folder.
     ///
     /// # Errors
     /// `Setup`, naming the file.
@@ -74,7 +75,13 @@ impl Text {
         let special = SpecialIds { bos, eos };
         if let Some(source) = files::read_text_if_any(&folder.join("chat_template.jinja"))? {
             let text = Self::new(tokenizer, special, Some(&source))?;
-            return Ok(Self { pad, ..text });
+            // As transformers reads it, which ignores the templates of `tokenizer_config.json` then.
+            let tools = files::read_text_if_any(&folder.join(TOOL_USE_FILE))?;
+            return Ok(Self {
+                pad,
+                tool_template: text.compile_template(tools.as_deref())?,
+                ..text
+            });
         }
         // Models that also read images have this file.
         let other = read_json(&folder.join("chat_template.json"))?;
@@ -114,6 +121,8 @@ fn ids_under(config: &Value, key: &str) -> Vec<u32> {
 /// The names of templates in a list: for all chats, and for those with tools.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
+/// The file of the second, beside a `chat_template.jinja` with the first.
+const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 
 /// `chat_template` is one template, or a list of named ones, of which `default` or the first is used.
 fn template_source(config: &Value) -> Option<&str> {

@@ -224,6 +224,13 @@ fn a_folder_is_read_in_all_its_forms() {
         text.render_chat(&[], true, &Map::new()).unwrap(),
         "from the file"
     );
+    assert_eq!(text.tool_template(), None);
+    let more = folder.path().join("additional_chat_templates");
+    std::fs::create_dir(&more).unwrap();
+    std::fs::write(more.join("tool_use.jinja"), "{{ tools }}").unwrap();
+    let text = Text::from_folder(folder.path()).unwrap();
+    assert_eq!(text.tool_template(), Some("{{ tools }}"));
+    assert_eq!(text.chat_template(), Some("from the file"));
 }
 
 #[test]

@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 
 /// Files that a repository need not have.
 const OPTIONAL: &str = "
-    1_LogitScore/config.json 1_Pooling/config.json chat_template.json generation_config.json modules.json
-    config_sentence_transformers.json sentence_bert_config.json tokenizer.json
-    tokenizer_config.json chat_template.jinja";
+    1_LogitScore/config.json 1_Pooling/config.json additional_chat_templates/tool_use.jinja
+    chat_template.json generation_config.json modules.json config_sentence_transformers.json
+    sentence_bert_config.json tokenizer.json tokenizer_config.json chat_template.jinja";
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
