@@ -1,10 +1,12 @@
 //! Tokenizers and chat templates in the files of a model folder.
 
-use super::{SpecialIds, Text, read_tokenizer};
+use super::sentencepiece::around;
+use super::{SpecialIds, Text, encode, read_tokenizer};
 use foretoken_core::error::{Error, Result, caught};
 use foretoken_core::files;
 use serde_json::{Value, json};
 use std::path::Path;
+use tokenizers::Tokenizer;
 
 impl Text {
     /// Writes `tokenizer.json` and `tokenizer_config.json` into `folder`, for [`Text::from_folder`]. They
@@ -63,9 +65,10 @@ impl Text {
             let what = format!("there is no tokenizer.json: {remedy}");
             return Err(Error::in_file(folder, what));
         }
-        let tokenizer =
+        let mut tokenizer =
             read_tokenizer(&files::read_text(&file)?).map_err(|e| Error::in_file(&file, e))?;
         let config = read_json(&folder.join("tokenizer_config.json"))?;
+        add_bos(&mut tokenizer, &config)?;
         let id = |key: &str| token_name(&config, key).and_then(|name| tokenizer.token_to_id(name));
         let mut eos: Vec<u32> = id("eos_token").into_iter().collect();
         for file in ["generation_config.json", "config.json"] {
@@ -94,6 +97,36 @@ impl Text {
             ..text
         })
     }
+}
+
+/// Classes of transformers that put BOS first if `add_bos_token` says so, also where `tokenizer.json` does not, as that
+/// of DeepSeek does not. `Fast` may follow.
+const ADDING_BOS: [&str; 4] = [
+    "CodeLlamaTokenizer",
+    "CohereTokenizer",
+    "GemmaTokenizer",
+    "LlamaTokenizer",
+];
+
+/// Makes `tokenizer` put BOS first if its class does.
+fn add_bos(tokenizer: &mut Tokenizer, config: &Value) -> Result<()> {
+    let class = config["tokenizer_class"].as_str().unwrap_or_default();
+    let class = class.strip_suffix("Fast").unwrap_or(class);
+    if !ADDING_BOS.contains(&class) || config["add_bos_token"] != true {
+        return Ok(());
+    }
+    let special = |key: &str| {
+        let name = token_name(config, key)?;
+        Some((tokenizer.token_to_id(name)?, name))
+    };
+    let Some(bos) = special("bos_token") else {
+        return Ok(());
+    };
+    let eos = special("eos_token").filter(|_| config["add_eos_token"] == true);
+    if encode(tokenizer, "", true)?.first() != Some(&bos.0) {
+        tokenizer.with_post_processor(Some(around(Some(bos), eos)?));
+    }
+    Ok(())
 }
 
 /// Reads a JSON file; `Null` if it does not exist.

@@ -199,7 +199,13 @@ fn merges(tokens: &[Token], ids: &HashMap<&str, u32>) -> Result<Vec<(String, Str
 }
 
 /// Returns the processor that puts these ids and names around a text.
-fn around(first: Option<(u32, &str)>, last: Option<(u32, &str)>) -> Result<PostProcessorWrapper> {
+///
+/// # Errors
+/// `Setup`, if the library does not take them.
+pub(super) fn around(
+    first: Option<(u32, &str)>,
+    last: Option<(u32, &str)>,
+) -> Result<PostProcessorWrapper> {
     let special = |of: Option<(u32, &str)>| {
         of.map(|(_, name)| json!({"SpecialToken": {"id": name, "type_id": 0}}))
     };

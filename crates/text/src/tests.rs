@@ -233,6 +233,50 @@ fn a_folder_is_read_in_all_its_forms() {
     assert_eq!(text.chat_template(), Some("from the file"));
 }
 
+/// As with DeepSeek's files, which have only the class and a flag.
+#[test]
+fn bos_comes_first_where_the_class_of_the_tokenizer_puts_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, value: Value| {
+        std::fs::write(folder.path().join(name), value.to_string()).unwrap()
+    };
+    let mut file = sentencepiece();
+    let template = file["post_processor"].take();
+    for (processor, class, add_bos, add_eos, before, after) in [
+        (
+            Value::Null,
+            "LlamaTokenizerFast",
+            true,
+            false,
+            &[1][..],
+            &[][..],
+        ),
+        (Value::Null, "LlamaTokenizer", true, true, &[1], &[2]),
+        (Value::Null, "LlamaTokenizerFast", false, false, &[], &[]),
+        (
+            Value::Null,
+            "PreTrainedTokenizerFast",
+            true,
+            false,
+            &[],
+            &[],
+        ),
+        (template, "LlamaTokenizerFast", true, false, &[1], &[]),
+    ] {
+        file["post_processor"] = processor;
+        write("tokenizer.json", file.clone());
+        let config = json!({
+            "tokenizer_class": class, "add_bos_token": add_bos, "add_eos_token": add_eos,
+            "bos_token": {"content": "<s>"}, "eos_token": "</s>",
+        });
+        write("tokenizer_config.json", config);
+        let text = Text::from_folder(folder.path()).unwrap();
+        let body = text.encode("ab", false).unwrap();
+        let all = text.encode("ab", true).unwrap();
+        assert_eq!(all, [before, &body[..], after].concat(), "{class}");
+    }
+}
+
 #[test]
 fn target_and_draft_must_share_every_token() {
     let text = |json: &Value, eos: u32| {
