@@ -2,11 +2,12 @@
 //! against transformers with the weights that they mean. That these have exactly their values is a test beside the code.
 
 use crate::architectures::{Fixture, TOLERANCE, fixtures_in};
-use crate::common::safetensors::Stored;
-use crate::common::tiny::{logits, open, open_as};
+use crate::common::safetensors::{Stored, StoredTensor};
+use crate::common::tiny::{logits, open, open_as, write_config};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use foretoken::model::{Inventory, LoadFormat, LoadOptions, ModelSource, inspect, load};
+use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
 /// Maximum difference of a log-probability where activations are rounded to 8 bits.
@@ -55,6 +56,53 @@ fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
         }
     }
     assert!(wrong.is_empty() && dense > 4, "{wrong:#?}");
+}
+
+/// In their NVFP4 the scale of a matrix is a factor, where that of compressed-tensors is a divisor.
+#[test]
+fn files_of_model_optimizer_compute_the_same() {
+    for (name, algorithm) in [("nvfp4", "NVFP4"), ("fp8_tensor", "FP8")] {
+        let fixture = fixture(name);
+        let folder = tempfile::tempdir().unwrap();
+        let config = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
+        let mut config: Json = serde_json::from_str(&config).unwrap();
+        config["quantization_config"] = json!({
+            "quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head", "model.layers.*.mlp.gate"],
+            "config_groups": { "group_0": { "targets": ["Linear"] } },
+            "kv_cache_scheme": { "dynamic": false, "num_bits": 8, "type": "float" },
+            "producer": { "name": "modelopt", "version": "0.33.0" }
+        });
+        write_config(folder.path(), &config);
+        let mut stored = Stored::read(&fixture.folder.join("model.safetensors"));
+        let tensors = std::mem::take(&mut stored.tensors).into_iter();
+        let renamed = tensors.map(|(name, mut tensor)| {
+            if name.ends_with("weight_global_scale") {
+                let divisor = f32::from_le_bytes(tensor.data[..4].try_into().unwrap());
+                tensor.data = divisor.recip().to_le_bytes().to_vec();
+            }
+            let name = name.replace("weight_global_scale", "weight_scale_2");
+            (name.replace("weight_packed", "weight"), tensor)
+        });
+        stored.tensors = renamed.collect();
+        for part in ["k_proj.k_scale", "v_proj.v_scale"] {
+            let scale = StoredTensor {
+                dtype: "F32".into(),
+                dims: vec![1],
+                data: 1f32.to_le_bytes().to_vec(),
+            };
+            let name = format!("model.layers.0.self_attn.{part}");
+            stored.tensors.insert(name, scale);
+        }
+        stored.write(&folder.path().join("model.safetensors"));
+        let model = open(folder.path()).unwrap();
+        fixture.compare(model, ROUNDED).unwrap();
+
+        config["quantization_config"]["quant_algo"] = json!("W4A8_AWQ");
+        write_config(folder.path(), &config);
+        let error = open(folder.path()).map(drop).unwrap_err().to_string();
+        let expected = "quant_algo \"W4A8_AWQ\" is not supported: only FP8 and NVFP4 are";
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

@@ -90,7 +90,13 @@ fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(usize, &'a str)> {
 /// Whether a checkpoint may contain the tensor `name` although no model of ours reads it, because it
 /// follows from the config or from other tensors.
 pub(crate) fn is_redundant(name: &str) -> bool {
-    let ends = ["rotary_emb.inv_freq", "attn_rot_embd.weight"];
+    let ends = [
+        "rotary_emb.inv_freq",
+        "attn_rot_embd.weight",
+        // Model Optimizer's scales of K and V, for programs that quantize them.
+        "k_proj.k_scale",
+        "v_proj.v_scale",
+    ];
     let names = [
         "lm_head.weight",
         "t2d",

@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// The values of `quant_method` that are supported.
-const METHODS: &str = "awq, bitsandbytes, compressed-tensors, fp8 and gptq";
+const METHODS: &str = "awq, bitsandbytes, compressed-tensors, fp8, gptq and modelopt";
 const KEY: &str = "quantization_config";
 /// The key of checkpoints that were converted for MLX, which may have the other one, too.
 const MLX_KEY: &str = "quantization";
@@ -62,6 +62,7 @@ impl PackedConfig {
             Some("gptq") => Gptq::take(&mut inner).map(one),
             Some("fp8") => Fp8::take(&mut inner).map(one),
             Some("compressed-tensors") => compressed_groups(&mut inner),
+            Some("modelopt" | "modelopt_fp4") => modelopt(&mut inner),
             _ => {
                 let accepted = format!("only a quant_method of {METHODS} is");
                 return Err(keys.refused(KEY, &value, &accepted));
@@ -115,6 +116,17 @@ fn ignored(value: &Value) -> Result<Modules, String> {
     let lists = keys.iter().filter_map(|key| value[*key].as_array());
     let names = lists.flatten().filter_map(|name| name.as_str());
     Modules::new(names.map(str::to_owned).collect())
+}
+
+/// Takes the keys of NVIDIA's Model Optimizer. What they say of activations, K and V is for programs that quantize them.
+fn modelopt(keys: &mut Keys) -> Result<Vec<Group>, String> {
+    keys.ignore("config_groups ignore kv_cache_scheme producer");
+    let given = keys.peek("quant_algo");
+    match keys.text("quant_algo")?.as_deref() {
+        Some("FP8") => Ok(one(Fp8::OF_MATRICES)),
+        Some("NVFP4") => Ok(one(Fp4::NvTimes)),
+        _ => Err(keys.refused("quant_algo", &given, "only FP8 and NVFP4 are")),
+    }
 }
 
 /// Takes the groups of compressed-tensors.

@@ -1,6 +1,6 @@
-//! FP4 as compressed-tensors packs it, two floats of 4 bits in a byte, the first in its lower half: NVFP4, whose groups
-//! of 16 inputs have scales of FP8 that are divided by a scale of the matrix, and MXFP4, whose groups of 32 have powers
-//! of two (Open Compute Project 2023, "Microscaling Formats (MX)").
+//! FP4 as compressed-tensors and NVIDIA's Model Optimizer pack it, two floats of 4 bits in a byte, the first in its lower
+//! half: NVFP4, whose groups of 16 inputs have scales of FP8, and whose matrices have one of all groups, and MXFP4, whose
+//! groups of 32 have powers of two (Open Compute Project 2023, "Microscaling Formats (MX)").
 
 use super::fp8::{E4M3, finite, table};
 use super::mxfp4::{self, VALUES, power_of_two};
@@ -10,10 +10,17 @@ use crate::checkpoint::finite::MAX_MXFP4_EXPONENT;
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::{BLOCK, BlockType, Nvfp4};
 
+/// The ends of the names of the scales of matrices: of compressed-tensors, and of Model Optimizer.
+const DIVISOR: &str = "weight_global_scale";
+const FACTOR: &str = "weight_scale_2";
+
 /// A format of FP4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fp4 {
+    /// NVFP4 of compressed-tensors: the scale of a matrix divides those of groups.
     Nv,
+    /// NVFP4 of Model Optimizer: it multiplies them.
+    NvTimes,
     Mx,
 }
 
@@ -21,8 +28,16 @@ impl Fp4 {
     /// Inputs of a group.
     pub fn group(self) -> usize {
         match self {
-            Self::Nv => Nvfp4::GROUP,
+            Self::Nv | Self::NvTimes => Nvfp4::GROUP,
             Self::Mx => BLOCK,
+        }
+    }
+
+    /// The end of the name of the numbers.
+    fn numbers(self) -> &'static str {
+        match self {
+            Self::Nv | Self::Mx => "weight_packed",
+            Self::NvTimes => "weight",
         }
     }
 }
@@ -30,13 +45,17 @@ impl Fp4 {
 impl Scheme for Fp4 {
     fn label(&self) -> String {
         match self {
-            Self::Nv => "NVFP4".into(),
+            Self::Nv | Self::NvTimes => "NVFP4".into(),
             Self::Mx => "MXFP4".into(),
         }
     }
 
     fn is_in(&self, parts: &Parts<'_>) -> bool {
-        parts.has("weight_packed")
+        match self {
+            Self::Nv | Self::Mx => parts.has(self.numbers()),
+            // Its numbers have the name of a dense matrix.
+            Self::NvTimes => parts.has(FACTOR),
+        }
     }
 
     fn open<'a>(&self, parts: &mut Parts<'a>, shape: (usize, usize)) -> Result<Opened<'a>> {
@@ -44,16 +63,17 @@ impl Scheme for Fp4 {
         let group = self.group();
         if !inputs.is_multiple_of(group) {
             let what = format!("needs a multiple of {group} inputs");
-            return Err(parts.error("weight_packed", &what));
+            return Err(parts.error(self.numbers(), &what));
         }
         // Scales of activations, which are not quantized here.
         for end in ["input_global_scale", "input_scale"] {
             parts.skip(end);
         }
-        let numbers = parts.get("weight_packed", &[outputs, inputs / 2], &["U8"])?;
+        let numbers = parts.get(self.numbers(), &[outputs, inputs / 2], &["U8"])?;
         let grid = [outputs, inputs / group];
         match self {
-            Self::Nv => open_nv(parts, numbers, grid, inputs),
+            Self::Nv => open_nv(parts, numbers, grid, (inputs, DIVISOR)),
+            Self::NvTimes => open_nv(parts, numbers, grid, (inputs, FACTOR)),
             Self::Mx => open_mx(parts, numbers, grid, inputs),
         }
     }
@@ -63,26 +83,34 @@ impl Scheme for Fp4 {
     }
 
     fn floats(&self, _: (usize, usize)) -> Option<FloatFormat> {
-        (*self == Self::Nv).then_some(FloatFormat::Nvfp4)
+        (*self != Self::Mx).then_some(FloatFormat::Nvfp4)
     }
 }
 
-/// Checks the scales of NVFP4.
+/// Checks the scales of NVFP4, of which that of the matrix has the name `end`.
 fn open_nv<'a>(
     parts: &mut Parts<'a>,
     numbers: Part<'a>,
     grid: [usize; 2],
-    inputs: usize,
+    (inputs, end): (usize, &str),
 ) -> Result<Opened<'a>> {
     let scales = parts.get("weight_scale", &grid, &[E4M3])?;
-    let whole = parts.scales("weight_global_scale", &[1, 1], &["F32"])?;
+    let whole = parts.scales(end, &[1, 1], &["F32"])?;
+    let divides = end == DIVISOR;
     let unpack = move || {
-        let divisor = whole.floats()?[0];
-        if !divisor.is_normal() {
-            return Err(whole.error("is no divisor of scales"));
+        let of_all = whole.floats()?[0];
+        if !of_all.is_normal() {
+            return Err(whole.error("is no divisor of scales, or factor"));
         }
         let table = table();
-        let scale = |&byte: &u8| table[usize::from(byte)] / divisor;
+        let scale = |&byte: &u8| {
+            let scale = table[usize::from(byte)];
+            if divides {
+                scale / of_all
+            } else {
+                scale * of_all
+            }
+        };
         let bytes = finite(&scales)?;
         Ok(Floats {
             numbers: numbers.data()?,
@@ -90,7 +118,7 @@ fn open_nv<'a>(
             scales: bytes.iter().map(scale).collect(),
             stored: Stored::Floats {
                 bytes,
-                factor: divisor.recip(),
+                factor: if divides { of_all.recip() } else { of_all },
             },
         })
     };

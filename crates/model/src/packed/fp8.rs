@@ -27,6 +27,9 @@ pub struct Fp8 {
 }
 
 impl Fp8 {
+    /// One scale for each matrix.
+    pub const OF_MATRICES: Self = Self { tile: None };
+
     /// Reads the keys of a `quantization_config` for FP8.
     ///
     /// # Errors
