@@ -22,6 +22,8 @@ pub enum ReasoningFormat {
     Kimi,
     /// `<thought>...</thought>`, as EXAONE Deep.
     Exaone,
+    /// `<|inner_prefix|>...<|inner_suffix|>`, as Apertus.
+    Apertus,
     /// `Here is my thought process: ... Here is my response:`, as Granite 3.
     Granite,
     /// `<think>...</think>` and `<answer>...</answer>`, as Hunyuan.
@@ -145,6 +147,15 @@ static FORMATS: [Marks; ReasoningFormat::COUNT] = [
         ..THINK
     },
     Marks {
+        format: ReasoningFormat::Apertus,
+        name: "apertus",
+        help: "<|inner_prefix|>...<|inner_suffix|>, as Apertus",
+        begin: &["<|inner_prefix|>"],
+        end: &["<|inner_suffix|>"],
+        markers: &["<|inner_prefix|>", "<|inner_suffix|>"],
+        ..THINK
+    },
+    Marks {
         format: ReasoningFormat::Granite,
         name: "granite",
         help: "Here is my thought process: ... Here is my response: as Granite 3",
@@ -182,7 +193,7 @@ static FORMATS: [Marks; ReasoningFormat::COUNT] = [
 
 impl ReasoningFormat {
     /// Number of formats.
-    const COUNT: usize = 12;
+    const COUNT: usize = 13;
 
     /// All formats.
     pub const ALL: [Self; Self::COUNT] = {

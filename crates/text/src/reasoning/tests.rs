@@ -75,6 +75,13 @@ fn formats_have_marks_of_their_own() {
             "b",
         ),
         (Kimi, false, "◁think▷ a ◁/think▷ b", "a", "b"),
+        (
+            ReasoningFormat::Apertus,
+            false,
+            "<|inner_prefix|>a<|inner_suffix|>b",
+            "a",
+            "b",
+        ),
         (Exaone, true, "<thought>\na\n</thought>\n\nb", "a", "b"),
         (
             Granite,
@@ -159,6 +166,10 @@ fn templates_have_the_marks_of_their_format() {
             Some(ReasoningFormat::Granite),
         ),
         ("<|START_THINKING|>", Some(ReasoningFormat::Command)),
+        (
+            "{% set inner_token = '<|inner_prefix|>' %}",
+            Some(ReasoningFormat::Apertus),
+        ),
         ("<|channel|>analysis<|message|>", None),
         ("{{ messages }}", None),
     ] {
