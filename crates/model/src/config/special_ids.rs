@@ -5,13 +5,16 @@ use candle_core::quantized::gguf_file::Value;
 use foretoken_core::gguf::Header;
 
 /// Tokens that end a turn or a text if a GGUF's vocabulary has them.
-const END_TOKENS: [&str; 11] = [
+const END_TOKENS: [&str; 13] = [
     "<end_of_turn>",
     "<turn|>",
     "<|tool_response>",
     // FunctionGemma's, and GLM-4's: where the result of a call would begin.
     "<start_function_response>",
     "<|observation|>",
+    // Apertus': after a turn, and after calls.
+    "<|assistant_end|>",
+    "<|tools_suffix|>",
     "<|im_end|>",
     "<|end|>",
     "<|eot_id|>",
@@ -130,6 +133,8 @@ mod tests {
         assert_eq!(ends(&glm4, 1), [1, 3]);
         let gemma = ["a", "<eos>", "<end_of_turn>", "<start_function_response>"];
         assert_eq!(ends(&gemma, 1), [1, 2, 3]);
+        let apertus = ["a", "</s>", "<|assistant_end|>", "<|tools_suffix|>"];
+        assert_eq!(ends(&apertus, 2), [2, 3]);
     }
 
     #[test]
