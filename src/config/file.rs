@@ -77,34 +77,28 @@ pub fn args_of(
         let count = flag.and_then(|flag| flag.get_num_args());
         let takes_many = count.is_some_and(|count| count.max_values() > 1);
         let value = match value {
-            toml::Value::String(s) => placed(path, &name, &s),
-            toml::Value::Integer(n) => n.to_string(),
-            toml::Value::Boolean(b) => b.to_string(),
             toml::Value::Array(values) if takes_many || repeats => {
-                let values = values
-                    .iter()
-                    .map(toml::Value::as_str)
-                    .collect::<Option<Vec<_>>>();
+                let values = values.iter().map(|value| plain(path, &name, value));
+                let values = values.collect::<Option<Vec<_>>>();
                 let values = values.filter(|values| !values.is_empty());
                 let values = values.ok_or_else(|| {
-                    fail(format!("`{key}` must be a string or a list of strings"))
+                    fail(format!(
+                        "`{key}` must be a string, a number or a list of them"
+                    ))
                 })?;
-                let values = values.into_iter().map(|value| placed(path, &name, value));
                 if repeats {
                     let flag = |value| format!("--{name}={value}").into();
-                    args.extend(values.map(flag));
+                    args.extend(values.into_iter().map(flag));
                 } else {
                     args.push(format!("--{name}").into());
-                    args.extend(values.map(OsString::from));
+                    args.extend(values.into_iter().map(OsString::from));
                 }
                 continue;
             }
-            _ => {
-                return Err(fail(format!(
-                    "`{key}` must be a string, a whole number or a boolean"
-                )));
-            }
+            value => plain(path, &name, &value),
         };
+        let value = value
+            .ok_or_else(|| fail(format!("`{key}` must be a string, a number or a boolean")))?;
         args.push(format!("--{name}={value}").into());
     }
     // Ends a list of values, which would else go on with the model of the command line.
@@ -112,6 +106,18 @@ pub fn args_of(
     end.push(path);
     args.push(end);
     Ok(args)
+}
+
+/// `value` of the key `name` as the command line has it; `None` = it is a list, a table or a time.
+fn plain(file: &Path, name: &str, value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(placed(file, name, text)),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        // With its point: 1.0 is no whole number.
+        toml::Value::Float(number) => Some(format!("{number:?}")),
+        toml::Value::Boolean(value) => Some(value.to_string()),
+        _ => None,
+    }
 }
 
 /// `value` of the key `name`; a relative path in it is one in the folder of the file. A model is a path if there is such

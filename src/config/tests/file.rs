@@ -41,6 +41,22 @@ fn flags_win_over_the_file_and_the_file_over_the_defaults() {
 }
 
 #[test]
+fn numbers_are_written_as_toml_has_them() {
+    let text = "model = 'm'\ngpu-memory-utilization = 0.85\ntimeout-headers = 2.5\ntimeout-body = 1e2\n\
+        pipeline-parallel-size = 2\ntensor-split = [3, 0.5]";
+    let config = with_file(text, "").unwrap();
+    assert_eq!(config.gpu_memory_utilization, 0.85);
+    let limits = &config.http.listen.limits;
+    assert_eq!(limits.timeout_headers, Duration::from_millis(2500));
+    assert_eq!(limits.timeout_body, Duration::from_secs(100));
+    assert_eq!(config.load.tensor_split, [3., 0.5]);
+    file_refused_with("port = 80.0", "--port");
+    file_refused_with("gpu-memory-utilization = inf", "at most 1");
+    file_refused_with("port = 1979-05-27", "`port` must be a string, a number");
+    file_refused_with("tensor-split = [[1]]", "`tensor-split` must be");
+}
+
+#[test]
 fn the_file_serves_subcommands_too() {
     let file = file("model = 'm'\ndrafter = 'ngram'");
     let line = format!(
