@@ -449,11 +449,10 @@ impl CommonOptions {
     fn replaces(&self, name: &str) -> bool {
         match name {
             "model" => self.name.is_some(),
-            "api-key" => !self.http.listen.api_key.is_empty(),
             "num-blocks" => self.kv_cache_memory.is_some(),
             "kv-cache-memory" => self.num_blocks.is_some(),
             "tensor-split" => !self.load.tensor_split.is_empty(),
-            _ => self.speculation.replaces(name),
+            _ => self.http.listen.replaces(name) || self.speculation.replaces(name),
         }
     }
 }

@@ -372,6 +372,17 @@ pub struct ListenOptions {
 }
 
 impl ListenOptions {
+    /// Whether a list of these flags, those of the command line, replaces the file's key `name`: it would else be added to
+    /// that of the file.
+    pub(super) fn replaces(&self, name: &str) -> bool {
+        match name {
+            "api-key" => !self.api_key.is_empty(),
+            "allowed-hosts" => !self.origins.allowed_hosts.is_empty(),
+            "allowed-origins" => !self.origins.allowed_origins.is_empty(),
+            _ => false,
+        }
+    }
+
     /// With what clients speak TLS; `None` = without.
     ///
     /// # Errors

@@ -110,7 +110,7 @@ fn with_file(
         }
     });
     let known = RouterFlags::augment_args(clap::Command::new("foretoken router"));
-    let replaces = |name: &str| name == "api-key" && !written.listen.api_key.is_empty();
+    let replaces = |name: &str| written.listen.replaces(name);
     let from_file = file::args_of(file, table, &known, replaces)?;
     let alone = ["foretoken", "router"].map(OsString::from).into_iter();
     Cli::try_parse_from(alone.chain(from_file.clone())).map_err(|e| Exit::from(e).in_file(file))?;

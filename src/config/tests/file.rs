@@ -40,6 +40,19 @@ fn flags_win_over_the_file_and_the_file_over_the_defaults() {
     assert_eq!(config.engine.max_waiting, 512);
 }
 
+/// A list of the command line is not added to that of the file, which may allow more.
+#[test]
+fn a_list_of_the_command_line_replaces_that_of_the_file() {
+    let text = "model = 'm'\nallowed-hosts = ['a', 'b']\nallowed-origins = '*'";
+    let lists = |flags: &str| {
+        let origins = with_file(text, flags).unwrap().http.listen.origins;
+        [origins.allowed_hosts, origins.allowed_origins]
+    };
+    assert_eq!(lists(""), [vec!["a", "b"], vec!["*"]]);
+    let flags = "--allowed-hosts c --allowed-origins https://d";
+    assert_eq!(lists(flags), [["c"], ["https://d"]]);
+}
+
 #[test]
 fn numbers_are_written_as_toml_has_them() {
     let text = "model = 'm'\ngpu-memory-utilization = 0.85\ntimeout-headers = 2.5\ntimeout-body = 1e2\n\
