@@ -53,7 +53,7 @@ pub fn state(
         .with_reranker(loaded.reranker)
         .with_adapters(loaded.adapters)
         .with_sampling_defaults(sampling)
-        .with_api_keys(config.http.listen.api_key.clone())
+        .with_api_keys(config.http.listen.api_keys().map(str::to_owned).collect())
         .with_tool_call_parser(config.http.tool_call_parser)
         .with_reasoning_parser(config.http.reasoning_parser)
         .with_reasoning_budget(usize::try_from(config.http.reasoning_budget).ok())?

@@ -325,7 +325,9 @@ impl CommonOptions {
             draft_vocab: self.speculation.draft_vocab.clone(),
             tables: self.speculation.tables(),
             lora,
-            learn: self.speculation.learning(self.http.listen.api_key.len())?,
+            learn: self
+                .speculation
+                .learning(self.http.listen.api_keys().count())?,
             kv: match (self.num_blocks, self.kv_cache_memory) {
                 (Some(blocks), _) => KvBudget::Blocks(blocks),
                 (None, Some(bytes)) => KvBudget::Bytes(bytes as u64),

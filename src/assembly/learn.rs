@@ -28,7 +28,7 @@ pub fn open(
         source: &ModelSource::resolve(&choice.name, choice.revision.as_deref(), load.format)?,
         load,
         target,
-        api_key: config.http.listen.api_key.first().map(String::as_str),
+        api_key: config.http.listen.api_keys().next(),
     };
     let learning = learning.open()?;
     let (folder, share) = (options.folder.display(), 100.0 * options.share);

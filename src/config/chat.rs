@@ -107,14 +107,14 @@ pub fn partner(options: CommonOptions, args: &[OsString]) -> Result<Partner> {
         }
         return Ok(Partner::Unnamed(unnamed));
     };
-    let keys = options.http.listen.api_key;
+    let mut keys = options.http.listen.api_keys();
+    let first = keys.next().map(str::to_owned);
     let is_given = given.iter().any(|(id, _)| id == "api_key");
-    if is_given && keys.len() > 1 {
+    if is_given && keys.next().is_some() {
         return Err(Error::setup(
             "--api-key is given twice: a chat sends one key",
         ));
     }
-    let first = keys.into_iter().next();
     let api_key = if is_given {
         first
     } else {

@@ -344,10 +344,9 @@ pub struct ListenOptions {
         value_name = "KEY",
         env = API_KEY_VARIABLE,
         hide_env_values = true,
-        value_delimiter = '\n',
-        value_parser = api_key
+        value_parser = api_keys
     )]
-    pub api_key: Vec<String>,
+    pub api_key: Vec<ApiKeys>,
     /// Certificate in PEM with which clients speak HTTPS (HTTP/1.1 and HTTP/2), before those that signed it. Needs
     /// --tls-key.
     #[arg(long, value_name = "FILE")]
@@ -371,7 +370,17 @@ pub struct ListenOptions {
     pub origins: OriginOptions,
 }
 
+/// The keys of one `--api-key`, or of the environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiKeys(Vec<String>);
+
 impl ListenOptions {
+    /// The keys of which clients must send one; none = they need none.
+    pub fn api_keys(&self) -> impl Iterator<Item = &str> {
+        let keys = self.api_key.iter().flat_map(|keys| &keys.0);
+        keys.map(String::as_str)
+    }
+
     /// Whether a list of these flags, those of the command line, replaces the file's key `name`: it would else be added to
     /// that of the file.
     pub(super) fn replaces(&self, name: &str) -> bool {
@@ -422,9 +431,15 @@ fn otlp_endpoint(url: &str) -> Result<String, &'static str> {
     }
 }
 
-fn api_key(text: &str) -> Result<String, &'static str> {
-    match text {
-        "" => Err("the API key is empty: give a key, or leave out --api-key and FORETOKEN_API_KEY"),
-        key => Ok(key.into()),
+/// Parses keys, one a line. A file of them ends with a line break, also a secret that is made of it; on Windows, lines end
+/// with two characters.
+fn api_keys(text: &str) -> Result<ApiKeys, &'static str> {
+    let keys = text.lines().map(str::trim).filter(|key| !key.is_empty());
+    let keys: Vec<String> = keys.map(str::to_owned).collect();
+    if keys.is_empty() {
+        return Err(
+            "the API key is empty: give a key, or leave out --api-key and FORETOKEN_API_KEY",
+        );
     }
+    Ok(ApiKeys(keys))
 }

@@ -188,7 +188,10 @@ fn flags_of_other_servers_have_a_hint() {
 
 #[test]
 fn there_may_be_several_keys() {
-    let keys = |config: Config| config.http.listen.api_key;
+    let keys = |config: Config| -> Vec<String> {
+        let keys = config.http.listen.api_keys();
+        keys.map(str::to_owned).collect()
+    };
     assert_eq!(
         keys(accepted("o/m --api-key a --api-key b,c")),
         ["a", "b,c"]

@@ -71,7 +71,7 @@ pub fn run(config: &Config, options: &chat::ChatOptions) -> Result<()> {
     })?;
     let endpoint = Endpoint {
         url: format!("http://{address}"),
-        api_key: config.http.listen.api_key.first().cloned(),
+        api_key: config.http.listen.api_keys().next().map(str::to_owned),
         model: Some(config.served_model_name.clone()),
     };
     let talked = chat::run(&endpoint, options);

@@ -29,7 +29,7 @@ pub fn run(config: &RouterConfig, log: &LineWriter) -> Result<()> {
         program,
         max_loaded: config.max_loaded,
         idle: config.idle,
-        api_keys: listen.api_key.clone(),
+        api_keys: listen.api_keys().map(str::to_owned).collect(),
         limits: listen.limits.clone(),
         tls,
         origins: listen.origins.clone(),

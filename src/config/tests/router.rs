@@ -96,7 +96,10 @@ fn a_file_names_models_and_flags() {
     ];
     assert_eq!(models(&config), expected);
     assert_eq!((config.max_loaded, config.idle), (3, None));
-    assert_eq!((config.listen.port, config.listen.api_key.len()), (2, 2));
+    assert_eq!(
+        (config.listen.port, config.listen.api_keys().count()),
+        (2, 2)
+    );
     let of_model = |model: usize| {
         let args = config.models[model].args.clone();
         let program = std::iter::once(OsString::from("foretoken"));
@@ -217,9 +220,18 @@ fn wrong_routers_are_refused() {
 
 #[test]
 fn keys_of_the_environment_may_be_several_lines() {
-    let config = accepted("--model m --api-key=a\\nb");
-    assert_eq!(config.http.listen.api_key, ["a\\nb"]);
-    let args = ["foretoken", "m", "--api-key", "a\nb"];
-    let config = served(Command::from_args(args).unwrap());
-    assert_eq!(config.http.listen.api_key, ["a", "b"]);
+    let keys = |text: &str| -> Vec<String> {
+        let args = ["foretoken", "m", "--api-key", text];
+        let config = served(Command::from_args(args).unwrap());
+        let keys = config.http.listen.api_keys();
+        keys.map(str::to_owned).collect()
+    };
+    assert_eq!(keys("a\\nb"), ["a\\nb"]);
+    assert_eq!(keys("a\nb"), ["a", "b"]);
+    // As a file has them.
+    assert_eq!(keys("a\n"), ["a"]);
+    assert_eq!(keys("a\r\n\r\nb\r\n"), ["a", "b"]);
+    let args = ["foretoken", "m", "--api-key", "a", "--api-key", " \n"];
+    let error = Command::from_args(args).unwrap_err();
+    assert!(matches!(error, Exit::Wrong(e) if e.to_string().contains("API key is empty")));
 }
