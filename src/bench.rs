@@ -20,6 +20,7 @@ use clap::{ArgGroup, Args};
 use measure::{Sample, generate};
 use report::{MeasuredPair, Subject};
 use serde::Serialize;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 pub use crate::spec::expected_speed_up;
@@ -326,25 +327,32 @@ impl Scopes {
 /// Tokens per warm-up run, which is not measured.
 const WARM_UP_TOKENS: usize = 16;
 
-/// Measures, prints a table for each temperature and mode and writes the JSON file.
+/// Measures, prints a table for each temperature and mode and writes the files. What can be written is, whatever becomes of
+/// the rest.
 ///
 /// # Errors
-/// The errors of [`measure`]. `Setup`: the output file. `Internal`: speculation changed a text, which is a bug; the tables
-/// are printed before this error.
+/// The errors of [`measure`]. `Setup`: stdout or a file; one that cannot be opened is told before anything is measured.
+/// `Internal`: speculation changed a text, which is a bug; the tables are printed before this error.
 pub fn run(
     engine: &EngineHandle,
     text: Option<&Text>,
     names: &ReportNames,
     options: &BenchOptions,
 ) -> Result<()> {
+    for path in options.json.iter().chain(&options.csv) {
+        let opened = File::options().create(true).append(true).open(path);
+        opened.map_err(|e| Error::in_file(path, e))?;
+    }
     let report = measure(engine, text, names, options)?;
-    if let Some(path) = &options.json {
-        report.write(path)?;
-    }
-    if let Some(path) = &options.csv {
-        report.write_csv(path)?;
-    }
-    console::print(&report)?;
+    let json = options
+        .json
+        .as_deref()
+        .map_or(Ok(()), |path| report.write(path));
+    let csv = options
+        .csv
+        .as_deref()
+        .map_or(Ok(()), |path| report.write_csv(path));
+    console::print(&report).and(json).and(csv)?;
     report.check_equal()
 }
 

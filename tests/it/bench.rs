@@ -334,6 +334,29 @@ fn a_table_that_cannot_be_written() {
     assert_eq!(run(table.into()), (Some(0), String::new()));
 }
 
+/// A run of hours is not lost to a folder that does not exist, and its table not to a disk that is full by then.
+#[test]
+fn files_of_a_report_are_opened_before_it_is_measured() {
+    let models = Models::one();
+    let run = |flags: &str| {
+        let line = models.line(&format!("--random-prompts 1 --max-tokens 2 {flags}"));
+        let output = foretoken().args(line.split_whitespace()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        [output.stdout, output.stderr].map(|said| String::from_utf8(said).unwrap())
+    };
+    for flag in ["--json", "--csv"] {
+        let [measured, error] = run(&format!("{flag} @none/report"));
+        assert!(error.contains("none/report: "), "{error}");
+        assert_eq!(measured, "");
+    }
+    #[cfg(target_os = "linux")]
+    {
+        let [tables, error] = run("--json /dev/full");
+        assert!(error.contains("/dev/full: No space left"), "{error}");
+        assert!(tables.contains("speed-up"), "{tables}");
+    }
+}
+
 /// The target itself as a draft model is always right, and tables are not: each is measured with its own
 /// estimates.
 #[test]
