@@ -15,8 +15,8 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Opens or creates the file and removes an incomplete last line. Returns the keys of its lines, too: `key` reads
-    /// that of a line, if it has one. `what` is the kind of line.
+    /// Opens or creates the file and removes an incomplete last line, which an interruption has left. Returns the keys of
+    /// its lines, too: `key` reads that of a line, if it has one. `what` is the kind of line.
     ///
     /// # Errors
     /// `Setup`, if the file cannot be read, or has other lines.
@@ -39,15 +39,20 @@ impl Output {
         let mut reader = BufReader::new(&file);
         let (mut line, mut complete_len, mut number) = (Vec::new(), 0, 0);
         let mut done = HashSet::new();
-        while reader.read_until(b'\n', &mut line).map_err(unreadable)? > 0 && line.ends_with(b"\n")
-        {
+        while reader.read_until(b'\n', &mut line).map_err(unreadable)? > 0 {
             number += 1;
+            let is_whole = line.ends_with(b"\n");
+            match key(&line) {
+                Ok(key) if is_whole => done.extend(key),
+                Ok(_) => break,
+                // The beginning of a line of this kind ends too early. Anything else is a file of somebody.
+                Err(e) if !is_whole && e.is_eof() => break,
+                Err(e) => {
+                    let what = format!("line {number} is no {what}, choose another --out: {e}");
+                    return Err(Error::in_file(path, what));
+                }
+            }
             complete_len += line.len() as u64;
-            let key = key(&line).map_err(|e| {
-                let what = format!("line {number} is no {what}, choose another --out: {e}");
-                Error::in_file(path, what)
-            })?;
-            done.extend(key);
             line.clear();
         }
         file.set_len(complete_len)
@@ -108,5 +113,34 @@ mod tests {
             error.contains("line 2 is no number, choose another --out"),
             "{error}"
         );
+    }
+
+    /// A file of a single line need not end with a line break: it was emptied.
+    #[test]
+    fn a_file_of_another_kind_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("prompts.jsonl");
+        for text in [
+            "{\"prompt\": \"Hello\"}",
+            "1\n{\"prompt\": \"",
+            "words",
+            "\0\0",
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = open(&path).err().unwrap().to_string();
+            assert!(error.contains("is no number"), "{text}: {error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        // What an interruption leaves of a line.
+        let open = |path: &Path| {
+            Output::open(path, "list", |line| {
+                serde_json::from_slice::<Vec<String>>(line).map(Some)
+            })
+        };
+        for rest in ["[", "[\"a", "[\"a\\u00", "[\"a\"", "[\"a\"]"] {
+            std::fs::write(&path, format!("[]\n{rest}")).unwrap();
+            assert!(open(&path).is_ok(), "{rest}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "[]\n", "{rest}");
+        }
     }
 }
