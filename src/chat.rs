@@ -22,6 +22,7 @@ use tokio::runtime::Runtime;
 
 pub use client::Endpoint;
 pub(crate) use client::is_loopback;
+pub use paint::shows_colours;
 
 /// The role of the message before a conversation.
 const SYSTEM: &str = "system";
@@ -90,13 +91,7 @@ struct StreamedAnswer {
 impl TerminalChat {
     fn new(client: Arc<ChatClient>, options: ChatOptions) -> Self {
         let terminal = io::stdout().is_terminal();
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        // Windows' console shows them only to those who ask for it; elsewhere, nobody has to.
-        let shows_colours = || anstyle_query::windows::enable_ansi_colors().unwrap_or(true);
-        let colours = terminal
-            && set("NO_COLOR").is_none()
-            && set("TERM").is_none_or(|term| term != "dumb")
-            && shows_colours();
+        let colours = terminal && shows_colours();
         let mut chat = Self {
             client,
             system: options.system,

@@ -182,7 +182,10 @@ fn start_log(command: &Command, log: &LineWriter) -> Result<()> {
         .with_writer(move || log.clone())
         .log_internal_errors(false);
     match format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Text => {
+            let has_colours = std::io::stderr().is_terminal() && foretoken::chat::shows_colours();
+            lines.with_ansi(has_colours).init();
+        }
         LogFormat::Json => lines
             .json()
             .flatten_event(true)

@@ -2,6 +2,7 @@
 
 use super::client::{AnswerToken, SpeculationRound};
 use std::collections::VecDeque;
+use std::ffi::OsString;
 
 const RESET: &str = "\x1b[0m";
 
@@ -36,6 +37,18 @@ impl Style {
             Self::Aside => "\x1b[2m",
         }
     }
+}
+
+/// Whether a terminal may be sent colours. `NO_COLOR` and `TERM=dumb` forbid it, and a console of Windows that knows none.
+pub fn shows_colours() -> bool {
+    // Windows' console shows them only to those who ask for it; elsewhere, nobody has to.
+    are_allowed(std::env::var_os) && anstyle_query::windows::enable_ansi_colors().unwrap_or(true)
+}
+
+/// Whether the environment of these variables allows colours.
+fn are_allowed(variable: impl Fn(&'static str) -> Option<OsString>) -> bool {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
+    set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Turns parts of an answer into what is written.
@@ -152,6 +165,18 @@ impl Painter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_environment_forbids_colours() {
+        let allowed = |no_color: Option<&str>, term: Option<&str>| {
+            are_allowed(|name| match name {
+                "NO_COLOR" => no_color.map(OsString::from),
+                _ => term.map(OsString::from),
+            })
+        };
+        assert!(allowed(None, None) && allowed(Some(""), Some("xterm")));
+        assert!(!allowed(Some("1"), Some("xterm")) && !allowed(None, Some("dumb")));
+    }
 
     fn round(tokens: &[(&str, &str)]) -> Vec<SpeculationRound> {
         let token = |&(text, source): &(&str, &str)| AnswerToken {
