@@ -332,9 +332,14 @@ mod tests {
             "ProtectKernel",
             "network-online",
             "HF_HOME",
+            "XDG_CACHE_HOME",
         ] {
             assert!(!user.contains(refused), "{refused}");
         }
+        // Its own user has no home: what is learned of the machine is kept in the folder that it has.
+        let caches =
+            "\nEnvironment=HF_HOME=%C/foretoken XDG_CACHE_HOME=%C\nCacheDirectory=foretoken\n";
+        assert!(system.contains(caches), "{system}");
     }
 
     #[test]
