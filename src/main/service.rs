@@ -71,7 +71,11 @@ impl Places {
         };
         let config = match &options.config {
             None => configs.join("foretoken/foretoken.toml"),
-            Some(file) => file.canonicalize().map_err(|e| Error::in_file(file, e))?,
+            // One that is missing is written.
+            Some(file) => file
+                .canonicalize()
+                .or_else(|_| std::path::absolute(file))
+                .map_err(|e| Error::in_file(file, e))?,
         };
         Ok(Self {
             unit: units.join("foretoken.service"),
@@ -98,17 +102,17 @@ fn write(options: &InstallOptions, places: &Places) -> Result<String> {
         config,
         program,
     } = places;
-    if options.system && is_in_a_home(program) {
+    if options.system && is_hidden(program) {
         let program = program.display();
         return Err(Error::setup(format!(
-            "a unit of the system cannot read {program}, which is in a home folder: copy it with `install -m 755 {program} /usr/local/bin/`, and run /usr/local/bin/foretoken"
+            "a unit of the system cannot read {program}: copy it with `install -m 755 {program} /usr/local/bin/`, and run /usr/local/bin/foretoken"
         )));
     }
     if options.system {
         let model = options.model.as_deref().map(Path::new);
         let model = model.and_then(|model| model.canonicalize().ok());
         for file in model.iter().chain([config]) {
-            if is_in_a_home(file) || file.starts_with("/tmp") {
+            if is_hidden(file) {
                 return Err(Error::setup(format!(
                     "a unit of the system cannot read {}: move it, for example to /etc/foretoken or /srv",
                     file.display()
@@ -133,7 +137,12 @@ fn write(options: &InstallOptions, places: &Places) -> Result<String> {
     let mut said = String::new();
     if !config.exists() {
         let model = options.model.as_deref().unwrap_or(MODEL);
+        let folder = config.parent().filter(|folder| !folder.exists());
         write_file(config, &configuration(model)?)?;
+        if options.system {
+            // The unit's user reads them, whatever the umask of root is.
+            let_all_read(folder.into_iter().chain([config.as_path()]))?;
+        }
         said = format!("Wrote {}, with the model {model}.\n", config.display());
     } else if options.model.is_some() {
         return Err(Error::setup(format!(
@@ -146,11 +155,26 @@ fn write(options: &InstallOptions, places: &Places) -> Result<String> {
     Ok(said + &format!("Wrote {}.\n", unit.display()))
 }
 
-/// Whether ProtectHome= hides the file from a unit of the system.
-fn is_in_a_home(file: &Path) -> bool {
-    ["/home", "/root", "/run/user"]
+/// Whether ProtectHome= or PrivateTmp= hides the file from a unit of the system.
+fn is_hidden(file: &Path) -> bool {
+    ["/home", "/root", "/run/user", "/tmp", "/var/tmp"]
         .iter()
-        .any(|home| file.starts_with(home))
+        .any(|folder| file.starts_with(folder))
+}
+
+/// Lets every user read these files and folders, of which none is secret.
+fn let_all_read<'p>(paths: impl Iterator<Item = &'p Path>) -> Result<()> {
+    #[cfg(unix)]
+    for path in paths {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = if path.is_dir() { 0o755 } else { 0o644 };
+        let set = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+        set.map_err(|e| Error::in_file(path, e))?;
+    }
+    // Windows has no such units.
+    #[cfg(not(unix))]
+    let _ = paths;
+    Ok(())
 }
 
 /// A configuration that serves `model`, which is a path if there is such a file or folder.
@@ -398,10 +422,19 @@ mod tests {
         };
         let error = refused(None, true, &of_cargo);
         assert!(error.contains("/usr/local/bin"), "{error}");
+        let unpacked = Places {
+            program: "/tmp/foretoken-0.2.0/foretoken".into(),
+            ..of_cargo
+        };
+        let error = refused(None, true, &unpacked);
+        assert!(
+            error.contains("cannot read /tmp/foretoken-0.2.0"),
+            "{error}"
+        );
         let of_root = Places {
             program: "/usr/local/bin/foretoken".into(),
             config: "/root/foretoken.toml".into(),
-            ..of_cargo
+            ..unpacked
         };
         let error = refused(None, true, &of_root);
         assert!(
@@ -417,6 +450,25 @@ mod tests {
         };
         let error = refused(None, false, &free);
         assert!(error.contains("was not written by this command"), "{error}");
+    }
+
+    #[test]
+    fn all_users_read_what_root_has_written() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("foretoken.toml");
+        std::fs::write(&file, "").unwrap();
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set(&file, 0o600);
+        set(folder.path(), 0o700);
+        let_all_read([folder.path(), file.as_path()].into_iter()).unwrap();
+        let modes = [folder.path(), file.as_path()].map(|path| {
+            let permissions = std::fs::metadata(path).unwrap().permissions();
+            permissions.mode() & 0o777
+        });
+        assert_eq!(modes, [0o755, 0o644]);
     }
 
     #[test]
