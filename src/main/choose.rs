@@ -4,6 +4,7 @@ use foretoken::gguf::EMBEDDED;
 use foretoken::model::hub::gguf::HubFile;
 use foretoken::model::known::{self, KnownModel};
 use std::io::{self, BufRead, Read, Write};
+use std::path::Path;
 
 /// Bytes that a model takes beside its file: its KV cache, buffers, this program.
 const BESIDE: u64 = 512 << 20;
@@ -144,7 +145,8 @@ fn ask(
             "" => 1,
             answer => match answer.parse::<usize>() {
                 Ok(number) => number,
-                Err(_) if answer.contains(char::is_whitespace) => 0,
+                // A sentence is no name, but the path of a file may have spaces.
+                Err(_) if answer.contains(char::is_whitespace) && !Path::new(answer).exists() => 0,
                 Err(_) => return Ok(Choice::Named(answer.to_owned())),
             },
         };
@@ -223,6 +225,11 @@ mod tests {
         );
         let named = Choice::Named("o/m:Q4_K_M".into());
         assert_eq!(choose(0, " o/m:Q4_K_M \n").0, named);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a model.gguf");
+        std::fs::write(&file, "").unwrap();
+        let path = file.display().to_string();
+        assert_eq!(choose(0, &format!("{path}\n")).0, Choice::Named(path));
         assert_eq!(choose(8 << 30, "").0, Choice::Nothing);
         assert_eq!(choose(8 << 30, "99").0, Choice::Nothing);
     }
