@@ -53,8 +53,8 @@ impl Traces {
         let is = |name: &str, value: &str| {
             env::var(name).is_ok_and(|is: String| is.eq_ignore_ascii_case(value))
         };
-        let named = variable(["TRACES_ENDPOINT", "ENDPOINT"]).is_some();
-        let wanted = endpoint.is_some() || named && !is("OTEL_TRACES_EXPORTER", "none");
+        let named = variable(["TRACES_ENDPOINT", "ENDPOINT"]).map(|(_, url)| url);
+        let wanted = endpoint.is_some() || named.is_some() && !is("OTEL_TRACES_EXPORTER", "none");
         if !wanted || is("OTEL_SDK_DISABLED", "true") {
             return Ok(Self(None));
         }
@@ -73,9 +73,10 @@ impl Traces {
         let timeout = variable(["TRACES_TIMEOUT", "TIMEOUT"]);
         let timeout = timeout.and_then(|(_, ms)| Some(Duration::from_millis(ms.parse().ok()?)));
         let timeout = timeout.unwrap_or(TIMEOUT);
+        let url = endpoint.or(named.as_deref()).unwrap_or_default();
         let mut exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(ExportClient::new(timeout))
+            .with_http_client(ExportClient::new(url, timeout))
             .with_timeout(timeout);
         if let Some(endpoint) = endpoint {
             exporter = exporter.with_endpoint(with_path(endpoint));

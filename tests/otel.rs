@@ -205,7 +205,10 @@ fn of_request<'a>(spans: &'a [Seen], id: &str) -> (&'a Seen, Vec<&'a Seen>) {
 fn a_collector_gets_the_spans_of_requests() {
     let (collector, url) = Collector::start();
     let flags = format!("--otlp-traces-endpoint {url} --spec-budget fixed");
-    let mut server = Server::spawn(quiet(), &flags);
+    let mut program = quiet();
+    // One that downloads need is not asked for a collector on this machine.
+    program.env("ALL_PROXY", "http://127.0.0.1:1");
+    let mut server = Server::spawn(program, &flags);
     let parent =
         |flags| format!("traceparent: 00-{TRACE}-{PARENT}-{flags}\r\ntracestate: a=1,b=2\r\n");
 

@@ -1,5 +1,6 @@
 //! The way of spans to the collector: a queue of limited length, a thread of the SDK, an HTTP client.
 
+use crate::chat::is_loopback;
 use futures_util::future::BoxFuture;
 use opentelemetry::Context;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
@@ -141,14 +142,17 @@ impl SpanExporter for Counted {
 pub struct ExportClient(Agent);
 
 impl ExportClient {
-    /// A client whose requests take at most `timeout`.
-    pub fn new(timeout: Duration) -> Self {
+    /// A client of the collector at `url`, whose requests take at most `timeout`. For one on this machine, no proxy is meant.
+    pub fn new(url: &str, timeout: Duration) -> Self {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier);
-        let config = Agent::config_builder()
+        let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .tls_config(tls.build())
             .timeout_global(Some(timeout));
+        if is_loopback(url) {
+            config = config.proxy(None);
+        }
         Self(config.build().into())
     }
 
