@@ -365,6 +365,20 @@ fn bytes_that_are_not_those_of_the_hash_are_refused() {
     );
 }
 
+#[test]
+fn variables_of_which_no_request_can_be_made_are_named() {
+    let cache = Cache::new();
+    let error = cache.refused("hf-mirror.example");
+    assert!(
+        error.contains("org/demo") && error.contains("HF_ENDPOINT, which must be an address"),
+        "{error}"
+    );
+    let (_, address) = hub(0, WITH_HASHES());
+    let mut command = cache.chat_command(&address);
+    let error = refused(&command.env("HF_TOKEN", "a\nb").output().unwrap());
+    assert!(error.contains("HF_TOKEN ("), "{error}");
+}
+
 /// Uses `/dev/full`, which only Linux has.
 #[test]
 #[cfg(target_os = "linux")]

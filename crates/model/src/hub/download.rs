@@ -346,7 +346,10 @@ fn accept(answer: Response<Body>) -> Result<Response<Body>, HubError> {
 
 fn unreachable(error: ureq::Error) -> HubError {
     match error {
-        ureq::Error::BadUri(_) | ureq::Error::Http(_) => HubError::Other(error.to_string()),
+        // A request is made of these, which are the user's.
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) => HubError::Other(format!(
+            "no request can be made of HF_ENDPOINT, which must be an address such as https://huggingface.co, and HF_TOKEN ({error})"
+        )),
         error => HubError::Unreachable(error.to_string()),
     }
 }
