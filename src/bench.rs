@@ -188,6 +188,11 @@ impl BenchOptions {
                 "--random-prompts times --prompt-tokens must be at most {MAX_RANDOM_TOKENS}"
             )));
         }
+        if self.overwrites_another() {
+            return Err(Error::setup(
+                "--json and --csv overwrite their files: give each one of its own",
+            ));
+        }
         if engine.spec.length == 0 {
             return Err(Error::setup(
                 "bench compares speculative with plain decoding: leave out --speculative-decoding=false",
@@ -211,6 +216,14 @@ impl BenchOptions {
         }
         self.seed = seed;
         Ok(self)
+    }
+
+    /// Whether a file that is written has another use.
+    fn overwrites_another(&self) -> bool {
+        let (json, csv) = (self.json.as_ref(), self.csv.as_ref());
+        let read = [self.prompts.as_ref(), self.warm.as_ref()];
+        let is_read = |file: Option<&PathBuf>| file.is_some() && read.contains(&file);
+        is_read(json) || is_read(csv) || json.is_some() && json == csv
     }
 
     /// Plain decoding, then each speculative mode that is compared with it, ordered by synthetic

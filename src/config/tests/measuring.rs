@@ -15,6 +15,14 @@ fn bench_needs_no_flag() {
         "bench m --csv f --streams 2",
         "--csv has a line for each prompt",
     );
+    for files in [
+        "--json f --csv f",
+        "--prompts f --json f",
+        "--prompts p --warm f --csv f",
+    ] {
+        refused_with(&format!("bench m {files}"), "give each one of its own");
+    }
+    command("bench m --prompts p --warm p --json f --csv g");
 }
 
 /// `--drafters` takes the names of `--drafter`, and a few more.
