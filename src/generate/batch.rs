@@ -274,6 +274,8 @@ fn asked(
         code,
         message: format!("line {number}: {message}"),
     };
+    // What some editors of Windows begin a file with.
+    let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
     let max = max_body_bytes.saturating_add(MAX_LINE_HEAD);
     if line.len() > max {
         let what = format!("has more than {max} bytes: raise --max-body-bytes, or make it shorter");
@@ -390,6 +392,7 @@ mod tests {
         let line = |more: &str| format!(r#"{{"custom_id": "a", "method": "POST", {more}}}"#);
         let fine = line(r#""url": "/v1/completions", "body": {"prompt": "x"}"#);
         assert_eq!(error_of(&fine), None);
+        assert_eq!(error_of(&format!("\u{feff}{fine}")), None);
         for (line, code, id) in [
             ("{", "invalid_json_line", None),
             ("7", "invalid_json_line", None),

@@ -133,8 +133,9 @@ fn of_lines(lines: &str, text: &Text) -> Result<Vec<Prompt>> {
     Ok(prompts)
 }
 
-/// A line and its prompt.
+/// A line and its prompt. What some editors of Windows begin a file with does not count.
 fn parse(line: &str) -> Result<(PromptLine, String), String> {
+    let line = line.trim_start_matches('\u{feff}');
     let object = serde_json::from_str::<PromptLine>(line);
     let mut line = object.map_err(|e| format!("{}: {LINE}", clipped(&e.to_string())))?;
     let prompt = line.prompt.take().or_else(|| line.turns.first().cloned());
@@ -225,6 +226,12 @@ mod tests {
             let error = parse(wrong).unwrap_err();
             assert!(error.contains(r#"{"id": "1", "category": "qa""#), "{error}");
         }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_prompt() {
+        let (_, prompt) = parse("\u{feff}{\"prompt\": \"Why?\"}\r").unwrap();
+        assert_eq!(prompt, "Why?");
     }
 
     #[test]
