@@ -226,7 +226,13 @@ impl RouterFlags {
             LogFormat::Text => "text",
             LogFormat::Json => "json",
         };
-        let mut line = vec!["serve".to_owned(), format!("--model={model}")];
+        let mut line = vec![
+            "serve".to_owned(),
+            format!("--model={model}"),
+            // The process would otherwise end what the router goes on with. A model's own flags may say something else.
+            format!("--max-connections={}", limits.max_connections),
+            format!("--timeout-write={}", limits.timeout_write.as_secs_f64()),
+        ];
         line.extend(given().cloned());
         if !lora_modules.is_empty() {
             line.push(format!("--{}", lora::MODULES));

@@ -79,8 +79,8 @@ fn a_folder_has_a_model_for_each_file_and_folder() {
 fn a_file_names_models_and_flags() {
     let folder = folder(&["dir/a.gguf", "dir/b.gguf"]);
     let text = "models-dir = 'dir'\nmax-loaded = 3\nidle = 0\nport = 1\napi-key = ['x', 'y']\n\
-        args = ['--max-num-seqs', '4']\n\
-        [[model]]\nname = 'b'\nmodel = './other.gguf'\nargs = ['--max-num-seqs=5']\n\
+        timeout-write = 90.5\nmax-connections = 2000\nargs = ['--max-num-seqs', '4']\n\
+        [[model]]\nname = 'b'\nmodel = './other.gguf'\nargs = ['--max-num-seqs=5', '--timeout-write', '5']\n\
         [[model]]\nname = 'hub'\nmodel = 'org/name:Q4_K_M'\n";
     let file = file_of(&folder, text);
     let config = router(&format!(
@@ -110,6 +110,13 @@ fn a_file_names_models_and_flags() {
     assert_eq!(first.engine.max_num_seqs, 5);
     assert_eq!((second.engine.max_num_seqs, second.block_size), (4, 32));
     assert_eq!(first.served_model_name, "b");
+    // The limits of the router, which passes answers on as slowly as its clients read them.
+    let limits = |config: &Config| {
+        let limits = &config.http.listen.limits;
+        (limits.timeout_write.as_secs_f64(), limits.max_connections)
+    };
+    assert_eq!(limits(&first), (5., 2000));
+    assert_eq!(limits(&second), (90.5, 2000));
     assert_eq!(
         (first.http.listen.port, first.http.exit_on_stdin_end),
         (0, true)
