@@ -169,7 +169,9 @@ fn start_log(command: &Command, log: &LineWriter) -> Result<()> {
         Command::Serve(_) | Command::Router(_) => "foretoken=info,warn",
         _ => "warn",
     };
-    let filter = match std::env::var_os(EnvFilter::DEFAULT_ENV) {
+    // A file of Docker Compose makes an empty one of a variable that is not set.
+    let set = std::env::var_os(EnvFilter::DEFAULT_ENV).filter(|value| !value.is_empty());
+    let filter = match set {
         None => EnvFilter::new(level),
         Some(_) => EnvFilter::try_from_default_env().map_err(|e| {
             let what = clipped(&e.to_string());
