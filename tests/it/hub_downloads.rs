@@ -379,6 +379,19 @@ fn variables_of_which_no_request_can_be_made_are_named() {
     assert!(error.contains("HF_TOKEN ("), "{error}");
 }
 
+/// Windows has another variable for the user's home.
+#[cfg(unix)]
+#[test]
+fn a_variable_may_name_the_users_home() {
+    let (cache, (_, address)) = (Cache::new(), hub(0, WITH_HASHES()));
+    let mut command = cache.chat_command(&address);
+    command.env("HF_HOME", "~").env("HOME", cache.home.path());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    cache.assert_has(&model());
+}
+
 /// Uses `/dev/full`, which only Linux has.
 #[test]
 #[cfg(target_os = "linux")]

@@ -121,6 +121,17 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// The path in an environment variable, if it is set. As in Python, `~` is the user's home: no shell reads the variables of
+/// a service or a container.
+fn path_variable(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(variable(name)?);
+    let in_home = path.strip_prefix("~").ok().map(Path::to_path_buf);
+    Some(match (in_home, std::env::home_dir()) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => path,
+    })
+}
+
 /// Whether `name` is set to a true value, as `huggingface_hub` reads it.
 fn is_yes(name: &str) -> bool {
     let value = variable(name).unwrap_or_default().to_ascii_uppercase();
@@ -141,8 +152,8 @@ pub fn cache_folder() -> Option<PathBuf> {
 
 /// The folder in which the Hub's tools store the cache and the token.
 fn home() -> Result<PathBuf> {
-    if let Some(home) = variable("HF_HOME") {
-        return Ok(home.into());
+    if let Some(home) = path_variable("HF_HOME") {
+        return Ok(home);
     }
     match cache_folder() {
         Some(caches) => Ok(caches.join("huggingface")),
@@ -153,8 +164,8 @@ fn home() -> Result<PathBuf> {
 }
 
 fn cache(home: &Path) -> Cache {
-    let named = variable("HF_HUB_CACHE").or(variable("HUGGINGFACE_HUB_CACHE"));
-    Cache::new(named.map_or(home.join("hub"), PathBuf::from))
+    let named = path_variable("HF_HUB_CACHE").or(path_variable("HUGGINGFACE_HUB_CACHE"));
+    Cache::new(named.unwrap_or(home.join("hub")))
 }
 
 fn token(home: &Path) -> Option<String> {
@@ -164,7 +175,7 @@ fn token(home: &Path) -> Option<String> {
     if is_yes("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
         return None;
     }
-    let file = variable("HF_TOKEN_PATH").map_or(home.join("token"), PathBuf::from);
+    let file = path_variable("HF_TOKEN_PATH").unwrap_or(home.join("token"));
     let token = std::fs::read_to_string(file).ok()?;
     Some(token.trim().to_owned()).filter(|token| !token.is_empty())
 }
