@@ -28,7 +28,7 @@ use crate::model::{Pooling, only_gguf};
 use crate::train;
 use crate::train::learn::LearnOptions;
 use clap::Parser;
-use exit::{check_foreign, explain};
+use exit::{check_command_first, check_foreign, explain};
 use flags::{Cli, CliCommand, CommonOptions};
 use speculation::AUTO_DRAFT;
 use std::ffi::OsString;
@@ -143,6 +143,7 @@ impl Command {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         check_foreign(&args)?;
         let cli = Cli::try_parse_from(&args).map_err(|e| explain(&args, &e))?;
+        check_command_first(&cli, &args)?;
         match &cli.command {
             Some(CliCommand::Router(flags)) => return router::command((**flags).clone(), &args),
             Some(CliCommand::Completions { shell }) => {

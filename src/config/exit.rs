@@ -1,7 +1,9 @@
 //! What a command line gives instead of a command: a text, or an error in one line, also about flags of other servers.
 
+use super::flags::Cli;
 use super::hints;
 use crate::error::{Error, Result};
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use std::path::Path;
@@ -80,10 +82,58 @@ pub(super) fn explain(args: &[OsString], e: &clap::Error) -> Exit {
     {
         return Error::setup(format!("{flag} is no flag here: {hint}")).into();
     }
-    match e.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Text(e.render().to_string()),
-        _ => Error::setup(one_line(e)).into(),
+    let text = match e.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            return Exit::Text(e.render().to_string());
+        }
+        // clap's message is the whole help.
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => missing_command(e),
+        _ => one_line(e),
+    };
+    let is_of_place = matches!(
+        e.kind(),
+        ErrorKind::UnknownArgument | ErrorKind::ArgumentConflict
+    );
+    let text = match late_command(args).filter(|_| is_of_place) {
+        Some(command) => format!("a command comes first: foretoken {command} ... ({text})"),
+        None => text,
+    };
+    Error::setup(text).into()
+}
+
+/// The command of `args` that flags come before: the parser has taken it for a model.
+fn late_command(args: &[OsString]) -> Option<&str> {
+    let mut words = args.iter().skip(1).map(|arg| arg.to_str().unwrap_or(""));
+    if !words.next()?.starts_with('-') {
+        return None;
     }
+    words.find(|word| is_command(word))
+}
+
+fn is_command(word: &str) -> bool {
+    Cli::command().find_subcommand(word).is_some()
+}
+
+/// Refuses a command after flags that stands where a model may.
+pub(super) fn check_command_first(cli: &Cli, args: &[OsString]) -> Result<()> {
+    let model = cli
+        .options
+        .name
+        .as_deref()
+        .filter(|_| cli.command.is_none());
+    match model.filter(|name| is_command(name) && !Path::new(name).exists()) {
+        Some(command) if late_command(args) == Some(command) => Err(Error::setup(format!(
+            "a command comes first: foretoken {command} ..."
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What a command lacks that has commands of its own.
+fn missing_command(e: &clap::Error) -> String {
+    let text = e.render().to_string();
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: "));
+    format!("a command is missing: {}", usage.unwrap_or_default())
 }
 
 /// clap's message and tip on one line, without the usage and the hint to `--help`.

@@ -30,6 +30,15 @@ fn the_model_needs_no_flag() {
     assert_eq!(config.served_model_aliases, ["y"]);
     refused_with("run o/m", "`foretoken serve MODEL`");
     refused_with("run", "there is no command run");
+    let first = "a command comes first: foretoken";
+    refused_with("--port 1 check", &format!("{first} check"));
+    refused_with("--port 1 serve m", &format!("{first} serve"));
+    refused_with("-m m bench --random-prompts 3", &format!("{first} bench"));
+    assert_eq!(accepted("--served-model-name chat -m m").model.name, "m");
+    refused_with(
+        "service",
+        "a command is missing: foretoken service <COMMAND>",
+    );
     refused_with("pull o/m", "`foretoken check MODEL`");
 }
 
