@@ -78,6 +78,7 @@ fn assembled(events: &[(String, Value)]) -> (Vec<Value>, Value) {
                 let key = match delta["type"].as_str() {
                     Some("text_delta") => "text",
                     Some("thinking_delta") => "thinking",
+                    Some("signature_delta") => "signature",
                     _ => {
                         assert_eq!(delta["type"], "input_json_delta");
                         json += delta["partial_json"].as_str().expect("a delta");
@@ -306,8 +307,18 @@ async fn what_a_model_thinks_is_a_block() {
         {"type": "text", "text": "Yes."},
     ]);
     assert_eq!(reply["content"], expected);
-    let (blocks, _) = assembled(&server.named_events(MESSAGES, body.clone()).await);
+    let events = server.named_events(MESSAGES, body.clone()).await;
+    let (blocks, _) = assembled(&events);
     assert_eq!(Value::from(blocks), expected);
+    // The thought is signed just before its end.
+    let of_thought = events.iter().filter(|(_, data)| data["index"] == 0);
+    let of_thought: Vec<&Value> = of_thought.map(|(_, data)| data).collect();
+    let [.., signed, ended] = of_thought[..] else {
+        panic!("{events:?}")
+    };
+    let signature = json!({"type": "signature_delta", "signature": ""});
+    assert_eq!(signed["delta"], signature);
+    assert_eq!(ended["type"], "content_block_stop");
     // It may come back.
     let turn = json!({"role": "assistant", "content": expected});
     body["messages"] = json!([body["messages"][0], turn, body["messages"][0]]);

@@ -18,6 +18,9 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tokio_stream::Stream;
 
+/// The signature of a thought: nothing proves here whose it is.
+const UNSIGNED: &str = "";
+
 /// A message in Anthropic's form.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Message<'a> {
@@ -141,29 +144,35 @@ impl MessageReply {
         }
     }
 
-    fn show(&self, index: usize, change: &Change) -> Event {
+    fn show(&self, index: usize, change: &Change) -> Vec<Event> {
         let block = &self.blocks.list()[index];
+        let delta = |delta: Value| {
+            typed_event(
+                "content_block_delta",
+                json!({"index": index, "delta": delta}),
+            )
+        };
         match change {
             Change::Begin => {
                 let data = json!({"index": index, "content_block": content(block, "")});
-                typed_event("content_block_start", data)
+                vec![typed_event("content_block_start", data)]
             }
-            Change::Extend(text) => {
-                let delta = match block {
-                    OutputBlock::Reasoning(_) => {
-                        json!({"type": "thinking_delta", "thinking": text})
-                    }
-                    OutputBlock::Text(_) => json!({"type": "text_delta", "text": text}),
-                    OutputBlock::Call { .. } => {
-                        json!({"type": "input_json_delta", "partial_json": text})
-                    }
-                };
-                typed_event(
-                    "content_block_delta",
-                    json!({"index": index, "delta": delta}),
-                )
+            Change::Extend(text) => vec![delta(match block {
+                OutputBlock::Reasoning(_) => {
+                    json!({"type": "thinking_delta", "thinking": text})
+                }
+                OutputBlock::Text(_) => json!({"type": "text_delta", "text": text}),
+                OutputBlock::Call { .. } => {
+                    json!({"type": "input_json_delta", "partial_json": text})
+                }
+            })],
+            Change::End => {
+                // Some clients send a thought back only if an event has signed it.
+                let signed = matches!(block, OutputBlock::Reasoning(_))
+                    .then(|| delta(json!({"type": "signature_delta", "signature": UNSIGNED})));
+                let ended = typed_event("content_block_stop", json!({"index": index}));
+                signed.into_iter().chain([ended]).collect()
             }
-            Change::End => typed_event("content_block_stop", json!({"index": index})),
         }
     }
 }
@@ -177,7 +186,7 @@ fn content<'a>(block: &'a OutputBlock, text: &'a str) -> Content<'a> {
     match block {
         OutputBlock::Reasoning(_) => Content::Thinking {
             thinking: text,
-            signature: "",
+            signature: UNSIGNED,
         },
         OutputBlock::Text(_) => Content::Text { text },
         OutputBlock::Call { head, .. } => Content::ToolUse {
@@ -223,7 +232,7 @@ impl Shape for MessageReply {
             events.push(ping());
         }
         let changes = self.blocks.push(piece).into_iter();
-        events.extend(changes.map(|(index, change)| self.show(index, &change)));
+        events.extend(changes.flat_map(|(index, change)| self.show(index, &change)));
         events
     }
 
