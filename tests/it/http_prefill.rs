@@ -1,4 +1,5 @@
-//! Answers that continue the last message of a chat: `continue_final_message`, `prefix`, and Anthropic's form.
+//! Answers that continue the last message of a chat: `continue_final_message`, `prefix`, and the forms of Anthropic and
+//! Ollama.
 
 use crate::common::scripted::{CHAT, TEMPLATE, body, call, saying_as, text, thinking, thought};
 use crate::common::server::{LONG, Server, error, joined};
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 
 const COMPLETION: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
+const OLLAMA_CHAT: &str = "/api/chat";
 
 /// As Llama 3: a text is trimmed, and its turn is closed.
 const LLAMA: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\n{{ m.content | trim }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}";
@@ -78,6 +80,11 @@ async fn an_answer_continues_the_last_message() {
                 let (streamed, _) = joined(&fast.stream(CHAT, asked).await, 0);
                 assert_eq!(text, streamed);
             }
+            let of_ollama = with(&self::chat("abc", last), &more);
+            let of_ollama = with(&of_ollama, &json!({"stream": false}));
+            let reply = fast.json(OLLAMA_CHAT, &of_ollama).await;
+            assert_eq!(reply["message"]["content"], text);
+            assert_eq!(reply["prompt_eval_count"], wanted.as_array().unwrap().len());
             if last.ends_with(char::is_whitespace) {
                 continue;
             }
@@ -299,6 +306,15 @@ async fn what_cannot_be_continued_is_refused_by_name() {
     let said = refused["error"]["message"].as_str().expect("a message");
     assert!(
         said.starts_with("messages[1].content must not end with white space"),
+        "{said}"
+    );
+    let format = with(&chat("Hi", "Sure,"), &json!({"format": "json"}));
+    let refused = server.post(OLLAMA_CHAT, &format).await;
+    assert_eq!(refused.status(), 400);
+    let refused: Value = refused.json().await.expect("JSON");
+    let said = refused["error"].as_str().expect("a message");
+    assert!(
+        said.starts_with("format is not possible where the answer continues"),
         "{said}"
     );
     server.done().await;

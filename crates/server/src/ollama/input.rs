@@ -30,6 +30,14 @@ pub(super) struct Turn {
     others: Map<String, Value>,
 }
 
+impl Turn {
+    /// Whether the model wrote a text, so that its answer continues it if it is the last one, as at Ollama.
+    pub fn is_answer(&self) -> bool {
+        let calls = self.tool_calls.as_deref().unwrap_or_default();
+        self.role == "assistant" && calls.is_empty()
+    }
+}
+
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "OllamaCallOfTurn")]
 struct Call {

@@ -126,10 +126,12 @@ impl Context<'_> {
         }
         fill(&mut common, fields.options)?;
         refuse_custom(fields.tools.as_deref().unwrap_or_default())?;
+        let is_open = turns.last().is_some_and(Turn::is_answer);
         let chat = Body {
             common,
             fields: wire::ChatFields {
                 messages: Some(input::messages(turns)?),
+                continue_final_message: is_open.then_some(true),
                 tools: fields.tools,
                 parallel_tool_calls: fields.parallel_tool_calls,
                 include_reasoning: fields.include_reasoning,
