@@ -219,7 +219,7 @@ async fn calls_come_when_they_are_complete_and_go_back_as_history() {
 async fn what_a_model_thinks_stands_beside_its_text() {
     // With `think`, the template has begun it.
     let server = saying_as("It may rain.\n</think>\n\nYes.", TEMPLATE, thinking).await;
-    for think in [json!(true), json!("low")] {
+    for think in [json!(true), json!("low"), json!("max")] {
         let mut body = chat_body();
         body["think"] = think.clone();
         let answer = both(&server, OLLAMA_CHAT, &body).await;
@@ -251,7 +251,7 @@ async fn what_a_model_thinks_stands_beside_its_text() {
     let server = saying("Hello").await;
     for (think, says) in [
         (json!(true), "--reasoning-parser"),
-        (json!("max"), "\"high\""),
+        (json!("most"), "\"max\""),
     ] {
         body["think"] = think;
         let message = refused(server.post(OLLAMA_CHAT, &body).await, 400).await;

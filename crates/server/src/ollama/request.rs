@@ -78,7 +78,7 @@ enum Format {
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(
     untagged,
-    expecting = "expected true, false, \"low\", \"medium\" or \"high\""
+    expecting = "expected true, false, \"low\", \"medium\", \"high\" or \"max\""
 )]
 #[schemars(rename = "OllamaThink")]
 enum Think {
@@ -93,6 +93,7 @@ enum Effort {
     Low,
     Medium,
     High,
+    Max,
 }
 
 /// How long the model stays loaded, which it always does.
@@ -249,6 +250,7 @@ impl Context<'_> {
             Some(Think::Effort(Effort::Low)) => Some("low"),
             Some(Think::Effort(Effort::Medium)) => Some("medium"),
             Some(Think::Effort(Effort::High)) => Some("high"),
+            Some(Think::Effort(Effort::Max)) => Some("max"),
         };
         let enabled = !matches!(think, Some(Think::Flag(false)));
         if enabled && self.reasoning_format.is_none() {
