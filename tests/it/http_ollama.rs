@@ -41,11 +41,12 @@ pub async fn lines(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     text.lines().map(read).collect()
 }
 
-/// An answer without what differs from time to time: times, ids of calls, and how much was drafted.
+/// An answer without what differs from time to time: times, ids of calls, and how much was drafted and cached.
 fn settled(answer: &Value) -> Value {
     let mut answer = answer.clone();
     let fields = answer.as_object_mut().expect("an object");
     fields.remove("speculative_decoding");
+    fields.remove("prompt_eval_cached_count");
     for (key, value) in fields.iter_mut() {
         if key == "created_at" || key.ends_with("_duration") {
             assert!(!value.is_null(), "{key}");
@@ -162,6 +163,10 @@ async fn a_text_is_whole_or_comes_in_lines() {
     let parts = time("prompt_eval_duration") + time("eval_duration");
     assert_eq!((parts, time("load_duration")), (time("total_duration"), 0));
     assert!(time("prompt_eval_duration") > 0 && time("eval_duration") > 0);
+    // The prompt was cached by now, as it was for the chat.
+    let cached = &chat["usage"]["prompt_tokens_details"]["cached_tokens"];
+    assert_eq!(times["prompt_eval_cached_count"], *cached);
+    assert!(cached.as_u64() > Some(0), "{chat}");
     server.done().await;
 }
 

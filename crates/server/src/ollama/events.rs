@@ -112,6 +112,8 @@ struct Cost {
     total_duration: u64,
     load_duration: u64,
     prompt_eval_count: usize,
+    /// Those of the prompt that were cached.
+    prompt_eval_cached_count: usize,
     /// Until the first token came.
     prompt_eval_duration: u64,
     eval_count: usize,
@@ -244,6 +246,7 @@ impl OllamaReply {
             total_duration: nanoseconds(total),
             load_duration: 0,
             prompt_eval_count: usage.prompt_tokens,
+            prompt_eval_cached_count: usage.prompt_tokens_details.cached_tokens,
             prompt_eval_duration: nanoseconds(prompt),
             eval_count: usage.completion_tokens,
             eval_duration: nanoseconds(total.saturating_sub(prompt)),
