@@ -53,6 +53,8 @@ const ACCEPTED: [&str; 17] = [
 pub(super) struct Options {
     /// Below 1, a text may be as long as the context has room for.
     num_predict: Option<i64>,
+    /// The largest draft depth; below 1, nothing is drafted.
+    draft_num_predict: Option<i64>,
     temperature: Option<f64>,
     top_k: Option<i64>,
     top_p: Option<f64>,
@@ -142,6 +144,9 @@ impl Options {
         if let Some(max) = self.num_predict {
             common.max_tokens = usize::try_from(max).ok().filter(|max| *max > 0);
         }
+        if let Some(depth) = self.draft_num_predict {
+            common.spec_length = Some(usize::try_from(depth).unwrap_or(0));
+        }
         let (mut repeat, mut presence) = (self.repeat_penalty, self.presence_penalty);
         let mut frequency = self.frequency_penalty;
         if self.repeat_last_n == Some(0) {
@@ -179,10 +184,11 @@ mod tests {
             "num_predict": 7.0, "temperature": 0, "top_k": 40.0, "top_p": 0.9, "min_p": 0.1, "seed": 3,
             "stop": ["a"], "repeat_penalty": 1.1, "repeat_last_n": -1, "presence_penalty": 0.5,
             "frequency_penalty": null, "mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1, "typical_p": 1.0,
-            "num_ctx": 1_000_000, "num_gpu": 99, "use_mmap": true, "unknown": null,
+            "num_ctx": 1_000_000, "num_gpu": 99, "use_mmap": true, "unknown": null, "draft_num_predict": 4,
         }));
         let common = common.expect("fine");
         assert_eq!((common.max_tokens, common.seed), (Some(7), Some(3)));
+        assert_eq!(common.spec_length, Some(4));
         assert_eq!((common.temperature, common.top_k), (Some(0.0), Some(40)));
         assert_eq!((common.top_p, common.min_p), (Some(0.9), Some(0.1)));
         assert_eq!(common.repetition_penalty, Some(1.1));
@@ -191,9 +197,10 @@ mod tests {
         assert_eq!(common.stop.expect("a stop").list(), ["a"]);
         let off = added(&json!({"repeat_last_n": 0, "repeat_penalty": 1.5})).expect("fine");
         assert_eq!(off.repetition_penalty, Some(1.0));
-        for unlimited in [-1, -2, 0] {
-            let common = added(&json!({"num_predict": unlimited})).expect("fine");
-            assert_eq!(common.max_tokens, None);
+        for none in [-1, -2, 0] {
+            let options = json!({"num_predict": none, "draft_num_predict": none});
+            let common = added(&options).expect("fine");
+            assert_eq!((common.max_tokens, common.spec_length), (None, Some(0)));
         }
     }
 
