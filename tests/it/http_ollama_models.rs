@@ -67,8 +67,13 @@ async fn models_are_listed_as_clients_choose_them() {
             shown["capabilities"],
             json!(["completion", "tools", "thinking"])
         );
+        assert_eq!(
+            shown["parameters"],
+            format!("num_ctx {}", scripted::MAX_LEN)
+        );
         let info = &shown["model_info"];
         assert_eq!(info["general.architecture"], "llama");
+        assert_eq!(info["general.basename"], "toy");
         assert_eq!(info["general.parameter_count"], 134_515_008);
         assert_eq!(info["llama.context_length"], scripted::MAX_LEN);
     }

@@ -116,7 +116,7 @@ pub(crate) struct ModelRequest {
 #[schemars(rename = "OllamaModelDescription")]
 pub(crate) struct ModelDescription {
     modelfile: String,
-    /// The sampling parameters of requests that do not name them, one on a line.
+    /// The context, and the sampling parameters of requests that do not name them, one on a line.
     parameters: String,
     /// The chat template, in Jinja.
     template: String,
@@ -190,6 +190,8 @@ pub(crate) async fn show(
     let context = state.context(None);
     let mut info = Map::new();
     info.insert("general.architecture".into(), family.into());
+    // VS Code shows it as the model's name.
+    info.insert("general.basename".into(), model.id.as_str().into());
     info.insert("general.parameter_count".into(), files.parameters.into());
     for (key, value) in [
         ("context_length", model.max_model_len),
@@ -200,7 +202,7 @@ pub(crate) async fn show(
     }
     Ok(Json(ModelDescription {
         modelfile: format!("FROM {}\n", model.root),
-        parameters: parameters(context.defaults),
+        parameters: parameters(context.defaults, model.max_model_len),
         template: state.text.chat_template().unwrap_or_default().to_owned(),
         details: details(&state, &model),
         model_info: info,
@@ -287,9 +289,10 @@ fn size(parameters: u64) -> String {
     }
 }
 
-/// A name and a value on each line.
-fn parameters(defaults: &SamplingDefaults) -> String {
+/// A name and a value on each line. There is no line after the last one: some clients cannot read an empty one.
+fn parameters(defaults: &SamplingDefaults, context: usize) -> String {
     let lines = [
+        ("num_ctx", Some(context as f64)),
         ("temperature", defaults.temperature),
         ("top_p", defaults.top_p),
         ("top_k", defaults.top_k.map(|k| k as f64)),
@@ -298,8 +301,8 @@ fn parameters(defaults: &SamplingDefaults) -> String {
         ("num_predict", defaults.max_new_tokens.map(|max| max as f64)),
     ];
     let lines = lines.into_iter();
-    let lines = lines.filter_map(|(name, value)| Some(format!("{name} {}\n", value?)));
-    lines.collect()
+    let lines = lines.filter_map(|(name, value)| Some(format!("{name} {}", value?)));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// What the model can be asked for.
@@ -338,5 +341,16 @@ mod tests {
         ] {
             assert_eq!(size(parameters), expected);
         }
+    }
+
+    #[test]
+    fn parameters_are_lines_of_which_none_is_empty() {
+        let defaults = SamplingDefaults {
+            temperature: Some(0.6),
+            top_k: Some(20),
+            ..SamplingDefaults::default()
+        };
+        let lines = "num_ctx 4096\ntemperature 0.6\ntop_k 20";
+        assert_eq!(parameters(&defaults, 4096), lines);
     }
 }
