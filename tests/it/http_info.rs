@@ -90,6 +90,15 @@ async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
     ] {
         assert_eq!(told[key], value, "{key}");
     }
+    // vLLM's benchmark loads the tokenizer of this name.
+    let models = json_of(&server, "/v1/models").await;
+    for (i, name) in ["toy", "org/alias"].into_iter().enumerate() {
+        let listed = &models["data"][i];
+        assert_eq!(
+            (&listed["id"], &listed["root"]),
+            (&json!(name), &told["model_path"])
+        );
+    }
     let config = &told["vllm_config"];
     assert_eq!(config["cache_config"]["num_gpu_blocks"], 256);
     assert_eq!(config["speculative_config"]["num_speculative_tokens"], 4);

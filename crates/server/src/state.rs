@@ -320,12 +320,13 @@ impl AppState {
 
     /// A name of the base model as `/v1/models` describes it.
     fn model(&self, name: &str) -> ModelObject {
+        let own = Some(self.info.model.as_str()).filter(|own| !own.is_empty());
         ModelObject {
             id: name.to_owned(),
             object: "model",
             created: self.created,
             owned_by: "foretoken",
-            root: name.to_owned(),
+            root: own.unwrap_or(name).to_owned(),
             parent: None,
             max_model_len: self.engine.limits().max_model_len,
         }
@@ -352,7 +353,7 @@ pub(super) struct ModelObject {
     object: &'static str,
     pub(super) created: u64,
     owned_by: &'static str,
-    /// The folder of an adapter; otherwise the name.
+    /// The folder of an adapter; otherwise the operator's name of the model, whose tokenizer clients may load by it.
     pub(super) root: String,
     /// The base model of an adapter.
     pub(super) parent: Option<String>,
