@@ -10,9 +10,6 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// What the model reads in the place of an image.
-const INSTEAD_OF_IMAGE: &str = "[image: this model reads text only]";
-
 /// A message of a request.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct MessageTurn {
@@ -52,6 +49,14 @@ struct InputBlock {
     tool_use_id: Option<String>,
     content: Option<TextOr<ResultPart>>,
     is_error: Option<bool>,
+    /// The data of an image or a document.
+    #[schemars(with = "Option<Map<String, Value>>")]
+    source: Option<IgnoredAny>,
+    /// What a document is called, and where it is from.
+    #[schemars(with = "Option<String>")]
+    title: Option<IgnoredAny>,
+    #[schemars(with = "Option<String>")]
+    context: Option<IgnoredAny>,
     /// What proves that a thought is the server's own, or has it.
     #[serde(rename = "signature")]
     #[schemars(skip)]
@@ -83,6 +88,9 @@ enum InputBlockKind {
     RedactedThinking,
     ToolUse,
     ToolResult,
+    /// The model is told that there was one, where a tool has put it into the user's turn.
+    Image,
+    Document,
 }
 
 /// A part of the result of a call.
@@ -92,57 +100,63 @@ struct ResultPart {
     kind: ResultPartKind,
     text: Option<String>,
     tool_name: Option<String>,
-    /// An image's data.
+    /// The data of an image or a document.
     #[schemars(with = "Option<Map<String, Value>>")]
     source: Option<IgnoredAny>,
+    /// What a document is called, and where it is from.
+    #[schemars(with = "Option<String>")]
+    title: Option<IgnoredAny>,
+    #[schemars(with = "Option<String>")]
+    context: Option<IgnoredAny>,
     #[serde(flatten)]
     #[schemars(skip)]
     _harmless: HarmlessKeys,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "ResultPartType")]
 enum ResultPartKind {
     Text,
     /// A tool that a search has found. All tools are in the prompt, so the model is told its name.
     ToolReference,
-    /// The model is told that there was one: tools return images without being asked.
+    /// The model is told that there was one: tools return such without being asked.
     Image,
+    Document,
 }
 
 impl ResultPart {
-    fn line(self, at: &FieldPath) -> Result<String> {
+    /// Refuses what belongs to parts of other types. Returns the name of its own.
+    fn check(&self, at: &FieldPath) -> Result<&'static str> {
         let (name, has): (_, &[&str]) = match self.kind {
             ResultPartKind::Text => ("text", &["text"]),
             ResultPartKind::ToolReference => ("tool_reference", &["tool_name"]),
             ResultPartKind::Image => ("image", &["source"]),
+            ResultPartKind::Document => ("document", &["source", "title", "context"]),
         };
-        refuse_inapplicable(at, name, has, &given! { self, text, tool_name, source })?;
-        match self.kind {
-            ResultPartKind::Text => required(at.key("text"), self.text),
-            ResultPartKind::ToolReference => {
-                let name = required(at.key("tool_name"), self.tool_name)?;
-                Ok(format!("Tool: {name}"))
-            }
-            ResultPartKind::Image => Ok(INSTEAD_OF_IMAGE.into()),
-        }
+        let given = given! { self, text, tool_name, source, title, context };
+        refuse_inapplicable(at, name, has, &given)?;
+        Ok(name)
     }
 }
 
 impl InputBlock {
-    /// Refuses what belongs to blocks of other types.
-    fn check(&self, at: &FieldPath) -> Result<()> {
+    /// Refuses what belongs to blocks of other types. Returns the name of its own.
+    fn check(&self, at: &FieldPath) -> Result<&'static str> {
         let (name, has): (_, &[&str]) = match self.kind {
             InputBlockKind::Text => ("text", &["text"]),
             InputBlockKind::Thinking => ("thinking", &["thinking"]),
             InputBlockKind::RedactedThinking => ("redacted_thinking", &[]),
             InputBlockKind::ToolUse => ("tool_use", &["id", "name", "input"]),
             InputBlockKind::ToolResult => ("tool_result", &["tool_use_id", "content", "is_error"]),
+            InputBlockKind::Image => ("image", &["source"]),
+            InputBlockKind::Document => ("document", &["source", "title", "context"]),
         };
-        let given =
-            given! { self, text, thinking, id, name, input, tool_use_id, content, is_error };
-        refuse_inapplicable(at, name, has, &given)
+        let given = given! {
+            self, text, thinking, id, name, input, tool_use_id, content, is_error, source, title, context
+        };
+        refuse_inapplicable(at, name, has, &given)?;
+        Ok(name)
     }
 }
 
@@ -195,9 +209,13 @@ impl MergedTurns {
             }
             TextOr::List(blocks) => blocks,
         };
+        // Tools may add to what the user says after their results.
+        let is_result = |block: &InputBlock| matches!(block.kind, InputBlockKind::ToolResult);
+        let follows = self.messages.last().is_some_and(|last| last.role == "tool");
+        let is_of_tool = role == "user" && (follows || blocks.iter().any(is_result));
         for (i, block) in blocks.into_iter().enumerate() {
             let at = at.index(i);
-            block.check(&at)?;
+            let name = block.check(&at)?;
             match block.kind {
                 InputBlockKind::Text => self.say(role, required(at.key("text"), block.text)?),
                 InputBlockKind::ToolResult if role == "user" => {
@@ -208,7 +226,14 @@ impl MergedTurns {
                     }
                     self.messages.push(ChatMessage::of_tool(id, content));
                 }
-                _ if role == "user" => return wrong(at.key("type"), "must be text or tool_result"),
+                InputBlockKind::Image | InputBlockKind::Document if is_of_tool => {
+                    let line = self.leave_out(&at, name);
+                    self.say(role, line);
+                }
+                _ if role == "user" => {
+                    let what = "must be text or tool_result, because this model reads text only";
+                    return wrong(at.key("type"), what);
+                }
                 _ => return wrong(at.key("type"), "must be text"),
             }
         }
@@ -253,14 +278,25 @@ impl MergedTurns {
         let mut lines = Vec::new();
         for (i, part) in parts.into_iter().enumerate() {
             let at = at.index(i);
-            if part.kind == ResultPartKind::Image {
-                self.warnings.push(format!(
-                    "{at}: this model reads text only, and the image was left out"
-                ));
-            }
-            lines.push(part.line(&at)?);
+            let name = part.check(&at)?;
+            lines.push(match part.kind {
+                ResultPartKind::Text => required(at.key("text"), part.text)?,
+                ResultPartKind::ToolReference => {
+                    let tool = required(at.key("tool_name"), part.tool_name)?;
+                    format!("Tool: {tool}")
+                }
+                ResultPartKind::Image | ResultPartKind::Document => self.leave_out(&at, name),
+            });
         }
         Ok(lines.join("\n"))
+    }
+
+    /// The line that the model reads in the place of an image or a document. The client is told.
+    fn leave_out(&mut self, at: &FieldPath, name: &str) -> String {
+        self.warnings.push(format!(
+            "{at}: this model reads text only, and the {name} was left out"
+        ));
+        format!("[{name}: this model reads text only]")
     }
 }
 
@@ -322,7 +358,7 @@ fn assistant(at: &FieldPath, content: TextOr<InputBlock>) -> Result<ChatMessage>
                 let id = required(at.key("id"), block.id)?;
                 calls.push(MessageCall::new(id, name, input.into()));
             }
-            InputBlockKind::ToolResult => {
+            InputBlockKind::ToolResult | InputBlockKind::Image | InputBlockKind::Document => {
                 return wrong(at.key("type"), "must be text, tool_use or thinking");
             }
         }
@@ -464,17 +500,48 @@ mod tests {
     }
 
     #[test]
-    fn images_of_results_are_left_out() {
-        let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
-        let content = json!([{"type": "text", "text": "The page:"}, image, image]);
-        let turns = json!([{"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "1", "content": content}]}]);
+    fn images_and_documents_of_tools_are_left_out() {
+        let data = |kind: &str| json!({"type": kind, "source": {"type": "base64", "media_type": "x/y", "data": "AAAA"}});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let of_user = |content: Value| json!({"role": "user", "content": content});
+        let result =
+            |content: Value| json!({"type": "tool_result", "tool_use_id": "1", "content": content});
+        let mut document = data("document");
+        document["title"] = "a.pdf".into();
+        // As Claude Code reads images and PDF files.
+        let turns = json!([
+            of_user(json!([result(json!([text("The page:"), data("image"), data("document")]))])),
+            of_user(json!([result("PDF file read".into()), document, text("And?")])),
+            {"role": "assistant", "content": "Yes."},
+            of_user(json!([result("Read".into())])),
+            of_user(json!([data("image")])),
+        ]);
         let read = read_all(&Value::Null, &turns).expect("fine");
-        let text = format!("The page:\n{INSTEAD_OF_IMAGE}\n{INSTEAD_OF_IMAGE}");
-        assert_eq!(read.messages[0].content, text);
-        let told = "this model reads text only, and the image was left out";
-        let expected = [1, 2].map(|i| format!("messages[0].content[0].content[{i}]: {told}"));
-        assert_eq!(read.warnings, expected);
+        let said = |message: &ChatMessage| (message.role.clone(), message.content.clone());
+        let said: Vec<_> = read.messages.iter().map(said).collect();
+        let (image, document) = (
+            "[image: this model reads text only]",
+            "[document: this model reads text only]",
+        );
+        let expected = [
+            ("tool", format!("The page:\n{image}\n{document}")),
+            ("tool", "PDF file read".into()),
+            ("user", format!("{document}\nAnd?")),
+            ("assistant", "Yes.".into()),
+            ("tool", "Read".into()),
+            ("user", image.into()),
+        ];
+        assert_eq!(said, expected.map(|(role, text)| (role.to_owned(), text)));
+        let expected = [
+            ("messages[0].content[0].content[1]", "image"),
+            ("messages[0].content[0].content[2]", "document"),
+            ("messages[1].content[1]", "document"),
+            ("messages[4].content[0]", "image"),
+        ];
+        let told = |(at, name): (&str, &str)| {
+            format!("{at}: this model reads text only, and the {name} was left out")
+        };
+        assert_eq!(read.warnings, expected.map(told));
     }
 
     #[test]
@@ -501,6 +568,14 @@ mod tests {
                 "messages[0].content[0].type",
             ),
             (
+                user(json!([{"type": "document", "source": {}}])),
+                "messages[0].content[0].type",
+            ),
+            (
+                both(json!([{"type": "image", "source": {}}])),
+                "messages[0].content[0].type",
+            ),
+            (
                 user(json!([{"type": "text"}])),
                 "messages[0].content[0].text",
             ),
@@ -510,7 +585,7 @@ mod tests {
             ),
             (
                 user(
-                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document"}]}]),
+                    json!([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "search_result"}]}]),
                 ),
                 "messages[0].content[0].content[0].type",
             ),
