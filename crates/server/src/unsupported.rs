@@ -23,9 +23,11 @@ enum Nothing {
     Text(&'static str),
     /// A list of this text.
     List(&'static str),
+    /// [`LOADER_OPTIONS`].
+    Loading,
 }
 
-use Nothing::{Empty, False, List, NoTool, Null, One, Text, True, Zero};
+use Nothing::{Empty, False, List, Loading, NoTool, Null, One, Text, True, Zero};
 
 /// The fields of all APIs. Fields that an API reads itself are not looked up for it; whatever one reads is here, so that
 /// the others do not ignore it.
@@ -38,7 +40,7 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("template", Empty),
     ("context", Empty),
     ("raw", False),
-    ("options", Empty),
+    ("options", Loading),
     ("system", Empty),
     ("max_output_tokens", Null),
     ("stop_sequences", Empty),
@@ -148,6 +150,27 @@ const HARMLESS: &[&str] = &[
     "verbosity",
 ];
 
+/// Ollama's options about how a model is loaded, which are the operator's here, and settings of what is refused.
+const LOADER_OPTIONS: &[&str] = &[
+    "embedding_only",
+    "f16_kv",
+    "logits_all",
+    "low_vram",
+    "main_gpu",
+    "mirostat_eta",
+    "mirostat_tau",
+    "num_batch",
+    "num_ctx",
+    "num_gpu",
+    "num_gqa",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+];
+
 /// Maximum bytes of a value that asks for nothing.
 const MAX_HARMLESS_BYTES: usize = 1024;
 
@@ -167,7 +190,9 @@ impl Nothing {
                 (List(harmless), [one]) => one == harmless,
                 _ => list.is_empty(),
             },
-            Value::Object(map) => map.is_empty(),
+            Value::Object(map) => map
+                .iter()
+                .all(|(name, value)| self == Loading && (value.is_null() || is_of_loader(name))),
             Value::Number(number) => match self {
                 Zero => number.as_f64() == Some(0.0),
                 One => number.as_f64() == Some(1.0),
@@ -179,7 +204,7 @@ impl Nothing {
     /// The value to set if the field cannot be left out.
     fn instead(self) -> Option<String> {
         match self {
-            Null | Empty => None,
+            Null | Empty | Loading => None,
             False => Some("false".into()),
             True => Some("true".into()),
             Zero => Some("0".into()),
@@ -189,6 +214,11 @@ impl Nothing {
             List(harmless) => Some(Value::from(vec![harmless]).to_string()),
         }
     }
+}
+
+/// Whether an option of Ollama's API asks for nothing that a request can have.
+pub(super) fn is_of_loader(name: &str) -> bool {
+    LOADER_OPTIONS.contains(&name)
 }
 
 /// How the server treats a field that an API does not read itself.

@@ -2,6 +2,7 @@
 
 use crate::content::TextOr;
 use crate::object;
+use crate::unsupported::is_of_loader;
 use crate::wire::{Common, whole, wrong};
 use foretoken_core::error::{FieldPath, Result};
 use schemars::JsonSchema;
@@ -24,27 +25,6 @@ pub(super) const NAMES: [(&str, &str); 12] = [
     ("frequency_penalty", "options.frequency_penalty"),
     ("response_format.json_schema.schema", "format"),
     ("response_format", "format"),
-];
-
-/// Options about how a model is loaded, which are the operator's here, and settings of what is refused.
-const ACCEPTED: [&str; 17] = [
-    "embedding_only",
-    "f16_kv",
-    "logits_all",
-    "low_vram",
-    "main_gpu",
-    "mirostat_eta",
-    "mirostat_tau",
-    "num_batch",
-    "num_ctx",
-    "num_gpu",
-    "num_gqa",
-    "num_keep",
-    "num_thread",
-    "numa",
-    "use_mlock",
-    "use_mmap",
-    "vocab_only",
 ];
 
 /// The options that are read.
@@ -131,9 +111,7 @@ impl Options {
                 "must be -1, for penalties of all tokens, or 0, for none",
             );
         }
-        let is_other = |(name, value): &(&String, &Value)| {
-            !value.is_null() && !ACCEPTED.contains(&name.as_str())
-        };
+        let is_other = |(name, value): &(&String, &Value)| !value.is_null() && !is_of_loader(name);
         match self.others.iter().find(is_other) {
             Some((name, _)) => wrong(at.key(name), "is not supported: leave it out"),
             None => Ok(()),

@@ -57,6 +57,7 @@ fn fields_that_ask_for_something_are_refused_by_name() {
         r#""priority": -1"#,
         r#""kv_transfer_params": {"do_remote_decode": true}"#,
         r#""vllm_xargs": {"a": 1}"#,
+        r#""options": {"num_ctx": 32768, "temperature": 0}"#,
     ] {
         let error = checked(field).expect_err(field);
         let name = field.split('"').nth(1).expect("a name");
@@ -95,6 +96,8 @@ fn fields_that_ask_for_nothing_are_accepted() {
         r#""parallel_tool_calls": true"#,
         r#""user": "me""#,
         r#""an_unknown_name": {"a": [1]}"#,
+        r#""options": {}"#,
+        r#""options": {"num_ctx": 32768, "temperature": null}"#,
         r#""model": "read elsewhere""#,
     ] {
         assert!(checked(field).is_ok(), "{field}");
