@@ -13,7 +13,7 @@ use super::reply::{Api, ReplyHeader, new_id, now};
 use super::structured::Structured;
 use super::thinking::ThinkingFields;
 use super::tools::Tools;
-use super::wire::{self, Common, Prediction, ThinkingField, required, wrong};
+use super::wire::{self, Common, NO_LIMIT, Prediction, ThinkingField, required, wrong};
 use axum::response::Response;
 use foretoken_core::error::Result;
 use foretoken_core::sampling::{LossyRule, mix};
@@ -121,6 +121,8 @@ impl Context<'_> {
             fields,
             structured,
         } = body;
+        let unlimited = common.max_tokens.take_if(|max| *max == NO_LIMIT);
+        let default_max_tokens = unlimited.unwrap_or(default_max_tokens);
         let echo = fields.echo.unwrap_or(false);
         let beams = BeamFields {
             use_beam_search: fields.use_beam_search,
@@ -213,6 +215,7 @@ impl Context<'_> {
             None => "max_tokens",
         };
         let max_tokens = fields.max_completion_tokens.or(common.max_tokens);
+        let max_tokens = max_tokens.filter(|max| *max != NO_LIMIT);
         if max_tokens == Some(0) {
             return wrong(max_field, "must be at least 1");
         }

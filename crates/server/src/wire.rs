@@ -17,10 +17,16 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fmt;
 
+/// The `max_tokens` of a request that asks for as many as the context has room for.
+pub(super) const NO_LIMIT: usize = usize::MAX;
+
 /// Fields that both APIs have.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Common {
     pub model: Option<String>,
+    /// -1 = as many as the context has room for.
+    #[serde(default, deserialize_with = "limit")]
+    #[schemars(with = "Option<i64>")]
     pub max_tokens: Option<usize>,
     pub n: Option<usize>,
     pub temperature: Option<f64>,
@@ -204,6 +210,8 @@ pub(super) struct ChatFields {
     pub messages: Option<Vec<ChatMessage>>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<usize>,
+    #[serde(default, deserialize_with = "limit")]
+    #[schemars(with = "Option<i64>")]
     pub max_completion_tokens: Option<usize>,
     pub add_generation_prompt: Option<bool>,
     /// Whether the answer continues the last message, which must be of the assistant.
@@ -387,6 +395,17 @@ where
     D: Deserializer<'de>,
 {
     T::Ids::deserialize(deserializer).map(T::from_ids)
+}
+
+/// A number of tokens; -1 is [`NO_LIMIT`], as llama.cpp's clients have it.
+fn limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    let limit = match Option::<i64>::deserialize(deserializer)? {
+        None => return Ok(None),
+        Some(-1) => NO_LIMIT,
+        Some(limit) => usize::try_from(limit)
+            .map_err(|_| D::Error::invalid_value(Unexpected::Signed(limit), &"usize"))?,
+    };
+    Ok(Some(limit))
 }
 
 /// The integer that `x` is, if f64 can represent all integers up to it.

@@ -174,7 +174,7 @@ fn ranges_are_checked_and_named_in_the_error() {
             json!(62),
             "maximum context length is 64 tokens",
         ),
-        ("max_tokens", json!(-1), "expected a non-negative integer"),
+        ("max_tokens", json!(-2), "expected a non-negative integer"),
         ("n", json!(0), "between 1 and 128"),
         ("n", json!(129), "between 1 and 128"),
         ("best_of", json!(0), "between 1 and 128"),
