@@ -168,7 +168,7 @@ pub fn assert_idle(engine: &EngineHandle) {
             || stats.kv_cache_usage.get() > 0.0
             || stats.draft_kv_cache_usage.get() > 0.0
     };
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while busy() && std::time::Instant::now() < patience {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }

@@ -426,7 +426,7 @@ fn ctrl_c_ends_an_idle_server_at_once() {
     );
     let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
-    assert_eq!(server.stop("INT", Duration::from_secs(10)), Some(0));
+    assert_eq!(server.stop("INT", Duration::from_secs(25)), Some(0));
 }
 
 /// Checks that the server answers a request and ends at a signal.

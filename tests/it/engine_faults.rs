@@ -541,7 +541,7 @@ fn who_joins_an_engine_sees_its_end() {
             assert!(ended(&engine).is_ok());
         }
         let other = engine.clone();
-        assert!(engine.join(Duration::from_secs(20)));
+        assert!(engine.join(Duration::from_secs(60)));
         assert!(is_gone.load(Ordering::SeqCst) && other.has_ended());
         // Again, and by others.
         assert!(other.join(Duration::ZERO));
