@@ -92,7 +92,7 @@ mod tests {
         let ids = text.encode(&" ".repeat(1 << 17), false).expect("encodes");
         assert!(ids.len() > 2000, "{}", ids.len());
         let took = started.elapsed();
-        assert!(took.as_secs() < 20, "{took:?}");
+        assert!(took.as_secs() < 60, "{took:?}");
         let error = runs("a", 1000).err().expect("too many").to_string();
         assert!(error.contains("begin with each other"), "{error}");
     }

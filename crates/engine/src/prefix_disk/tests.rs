@@ -4,6 +4,8 @@ use foretoken_core::kv::{KvHeads, KvShape, PoolGpus};
 use foretoken_kernels::StateShape;
 
 const BLOCK: usize = 4;
+/// Far longer than the disk takes.
+const LONG: Duration = Duration::from_secs(60);
 const ROOT: PrefixRoot = PrefixRoot {
     scope: 7,
     first: None,
@@ -83,7 +85,7 @@ impl Rig {
             draft: None,
         };
         while self.disk.is_awaited(1, &mut has_looked, wanted) {
-            self.disk.wait(Duration::from_secs(10));
+            self.disk.wait(LONG);
             while let Some((wanted, Found::Target { first, blocks })) = self.disk.take() {
                 let (pool, store) = (&mut self.blocks, &mut self.store);
                 assert!(take_in(pool, store, &wanted.target, first, &blocks));
@@ -251,7 +253,7 @@ fn a_state_is_kept_after_its_blocks() {
     assert!(rig.disk.is_awaited(1, &mut false, wanted));
     let mut found = Vec::new();
     while rig.disk.load.is_some() {
-        rig.disk.wait(Duration::from_secs(10));
+        rig.disk.wait(LONG);
         found.extend(rig.disk.take().map(|(_, found)| found));
     }
     // The blocks of the second one were never computed.
@@ -292,7 +294,7 @@ fn one_sequence_is_read_at_a_time() {
     disk.abandon_unless(|id| id != 1);
     assert!(disk.is_awaited(2, &mut has_looked[1], wanted));
     assert!(!disk.is_awaited(1, &mut has_looked[0], wanted));
-    disk.wait(Duration::from_secs(10));
+    disk.wait(LONG);
     let (_, found) = disk.take().unwrap();
     assert_eq!(found.bytes(), 10 * 32);
 }
@@ -315,11 +317,11 @@ fn a_reader_that_does_not_answer_is_left_alone() {
         wanted: wanted(&disk),
         found,
         arrived: None,
-        heard: Instant::now(),
+        heard: Instant::now() + LONG,
         is_over: false,
     });
     assert!(disk.is_awaited(1, &mut true, wanted));
-    std::thread::sleep(MAX_SILENCE);
+    disk.load.as_mut().unwrap().heard -= LONG + MAX_SILENCE;
     let mut has_looked = false;
     assert!(!disk.is_awaited(1, &mut true, wanted));
     assert!(!disk.is_awaited(2, &mut has_looked, wanted));

@@ -147,7 +147,7 @@ fn the_line_about_unknown_names_is_bounded() {
 fn many_names_take_linear_time() {
     let names = |name: &str| -> String {
         let field = |i| format!(r#""{name}{i}":null,"model":"m","#);
-        (0..100_000).map(field).collect()
+        (0..300_000).map(field).collect()
     };
     for name in ["guided_", "unknown"] {
         let body = format!(r#"{{{}"model":"m"}}"#, names(name));
@@ -155,6 +155,6 @@ fn many_names_take_linear_time() {
         let read: &[&[&str]] = &[&["model"]];
         let body = JsonObject::parse(body.as_bytes(), read).expect("an object");
         assert!(body.check_others(read).is_ok());
-        assert!(started.elapsed() < std::time::Duration::from_secs(2));
+        assert!(started.elapsed() < std::time::Duration::from_secs(30));
     }
 }

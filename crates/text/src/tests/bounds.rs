@@ -120,7 +120,7 @@ fn texts_with_too_many_tokens_are_known_without_them() {
             "{i}: {kept}"
         );
     }
-    assert!(started.elapsed() < std::time::Duration::from_secs(5));
+    assert!(started.elapsed() < std::time::Duration::from_secs(60));
     // What is not known to stay as it is has no bound.
     let mut lowercase = sentencepiece();
     lowercase["normalizer"] = json!({"type": "Lowercase"});
@@ -180,7 +180,7 @@ fn expressions_that_backtrack_are_refused() {
         }
         other => panic!("{other:?}"),
     }
-    assert!(started.elapsed() < std::time::Duration::from_secs(20));
+    assert!(started.elapsed() < std::time::Duration::from_secs(60));
     assert!(!text.encode("ab", false).expect("encodes").is_empty());
 }
 

@@ -218,7 +218,7 @@ mod tests {
         let root = json!({"$defs": definitions, "properties": properties});
         let begin = std::time::Instant::now();
         let signature = Signature::of(&json!({"name": "f", "parameters": root}));
-        assert!(begin.elapsed().as_secs() < 10);
+        assert!(begin.elapsed().as_secs() < 30);
         assert_eq!(signature.kind("key3999"), ValueKind::Json);
         assert_eq!(signature.kind("last"), ValueKind::Text { or_null: false });
         let mut kinds = Kinds::new(&root);

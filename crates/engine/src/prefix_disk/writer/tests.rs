@@ -70,7 +70,7 @@ fn a_failure_pauses_the_writer() {
     let pool = temporary.path().join("01".repeat(16));
     std::fs::write(pool, b"").unwrap();
     writer.write(entry(1), None, vec![1; 10]);
-    let patience = Instant::now() + Duration::from_secs(10);
+    let patience = Instant::now() + Duration::from_secs(30);
     while writer.has_room(10) && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -200,7 +200,7 @@ fn a_small_pickle_takes_little() {
         let start = std::time::Instant::now();
         let found = refusal(&archive(&pickle, stored()));
         assert!(found.contains(wanted), "{wanted}: {found}");
-        assert!(start.elapsed().as_secs() < 5, "{wanted}");
+        assert!(start.elapsed().as_secs() < 30, "{wanted}");
     }
     assert!(
         read_bytes(&archive(&own_item, stored()))

@@ -108,7 +108,7 @@ fn the_text_is_bounded_while_it_grows() {
     for format in FORMATS {
         assert_eq!(grammar(format, &tools), None, "{format:?}");
     }
-    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
 }
 
 /// Values that are written alike have one rule; those of other functions may mean something else.
