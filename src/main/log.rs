@@ -218,6 +218,13 @@ mod tests {
         }
     }
 
+    /// Waits until all lines so far are written, however long that takes.
+    fn wait(log: &LineWriter) {
+        let (done, written) = sync_channel(1);
+        log.queue.send(LogMessage::Flush(done)).unwrap();
+        written.recv().unwrap();
+    }
+
     fn lines(text: &[u8]) -> Vec<String> {
         let text = String::from_utf8(text.to_vec()).unwrap();
         text.lines().map(str::to_owned).collect()
@@ -236,9 +243,9 @@ mod tests {
         assert_eq!(log.dropped().get(), 44);
         log.flush();
         drop(stuck);
-        log.flush();
+        wait(&log);
         log.line("the last");
-        log.flush();
+        wait(&log);
         let text = lines(&reader.text.lock().unwrap());
         assert_eq!(text.iter().filter(|text| **text == line).count(), 256);
         let notices = text
@@ -256,13 +263,13 @@ mod tests {
         let log = LineWriter::new(reader.clone()).unwrap();
         log.note(Level::ERROR, "error: ", "as \"text\"");
         log.set_format(LogFormat::Json);
-        log.flush();
+        wait(&log);
         *reader.full.lock().unwrap() = true;
         log.note(Level::ERROR, "error: ", "lost");
-        log.flush();
+        wait(&log);
         *reader.full.lock().unwrap() = false;
         log.note(Level::ERROR, "error: ", "of\ntwo lines");
-        log.flush();
+        wait(&log);
         let text = lines(&reader.text.lock().unwrap());
         assert_eq!(text.len(), 3, "{text:?}");
         assert_eq!(text[0], "error: as \"text\"");
@@ -283,11 +290,11 @@ mod tests {
         *reader.full.lock().unwrap() = true;
         log.line("one");
         log.line("two");
-        log.flush();
+        wait(&log);
         *reader.full.lock().unwrap() = false;
         log.line("three");
         log.line("four");
-        log.flush();
+        wait(&log);
         let text = lines(&reader.text.lock().unwrap());
         assert_eq!(text, ["2 log lines dropped", "three", "four"]);
         assert_eq!(log.dropped().get(), 2);
