@@ -3,15 +3,17 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use crate::common::hooked::watched;
-use crate::common::{Guess, Toy, VOCAB, assert_idle, toy_model};
+use crate::common::{Guess, MAX_LEN, SEED, Toy, VOCAB, assert_idle, toy_model};
 use foretoken::engine::{self, EngineHandle, EngineOptions, SpecLimits};
 use foretoken::error::{Error, Result};
 use foretoken::http::{AppState, serve};
+use foretoken::model::toy::ToyModel;
 use foretoken::spec::{Draft, DraftRequest, Drafter};
 use foretoken::text::{SpecialIds, Text};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -78,13 +80,16 @@ pub enum Fault {
 
 /// The minimum duration of a forward of the slow toy.
 pub const STEP: Duration = Duration::from_millis(10);
+/// So many tokens take the slow toy longer than [`LONG`].
+pub const ENDLESS: usize = 10_000;
 /// The number of the forward that fails, from 1.
 const FAULT_AT: usize = 4;
 
 /// A slow toy model that may fail once.
 pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
     let mut forwards = 0;
-    let model = watched(toy_model(0.0), move |_| {
+    let toy = ToyModel::new(VOCAB, ENDLESS + MAX_LEN, SEED, 0.0);
+    let model = watched(toy, move |_| {
         std::thread::sleep(STEP);
         forwards += 1;
         match &fault {
@@ -95,7 +100,21 @@ pub fn slow(options: EngineOptions, fault: Option<Fault>) -> EngineHandle {
             _ => Ok(()),
         }
     });
-    engine::spawn(model, None, 256, 4, options).expect("starts")
+    engine::spawn(model, None, 4096, 4, options).expect("starts")
+}
+
+/// A toy model whose forwards wait while the flag is set, as it is at first.
+pub fn held() -> (EngineHandle, Arc<AtomicBool>) {
+    let is_held = Arc::new(AtomicBool::new(true));
+    let waits = is_held.clone();
+    let model = watched(toy_model(0.0), move |_| {
+        while waits.load(Ordering::SeqCst) {
+            std::thread::sleep(STEP);
+        }
+        Ok(())
+    });
+    let engine = engine::spawn(model, None, 256, 4, EngineOptions::default()).expect("starts");
+    (engine, is_held)
 }
 
 /// A drafter that drafts nothing, and whose pool is in disorder.

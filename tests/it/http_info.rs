@@ -1,11 +1,11 @@
 //! What the server says of itself: its load, its model, its names, its tokenizer.
 
-use crate::common::server::{EOS, LONG, Server, error, greedy, slow};
+use crate::common::server::{EOS, LONG, Server, error, greedy, held};
 use crate::common::{MAX_LEN, Toy, VOCAB};
-use foretoken::engine::EngineOptions;
 use foretoken::http::{AppState, ModelFiles, ServerInfo};
 use reqwest::Method;
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 fn info() -> ServerInfo {
@@ -48,7 +48,8 @@ async fn balancers_can_ask_without_a_key() {
 
 #[tokio::test]
 async fn the_load_is_the_number_of_requests_that_are_answered() {
-    let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let (engine, is_held) = held();
+    let server = Server::over(engine, |s| s, LONG).await;
     let loads = async |wanted: u64| {
         let until = Instant::now() + LONG;
         loop {
@@ -70,6 +71,7 @@ async fn the_load_is_the_number_of_requests_that_are_answered() {
     let [first, second] = streams;
     drop(first);
     loads(1).await;
+    is_held.store(false, Ordering::SeqCst);
     second.text().await.unwrap();
     loads(0).await;
     server.done().await;

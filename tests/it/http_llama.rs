@@ -2,13 +2,14 @@
 
 use crate::common::chains;
 use crate::common::scripted::{self, MAX_LEN, PLAIN, TEMPLATE, saying_as, scripted, tool};
-use crate::common::server::{LONG, Server, error, events, greedy, slow};
+use crate::common::server::{LONG, Server, error, events, greedy, held};
 use foretoken::engine::{self, EngineOptions};
 use foretoken::http::{AppState, SamplingDefaults, ServerInfo};
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::{BudgetMode, NgramDrafter};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const INFILL: &str = "/infill";
 
@@ -103,7 +104,8 @@ async fn a_chat_is_rendered_as_it_would_be_answered() {
 #[tokio::test]
 async fn supervisors_ask_without_a_key() {
     let keyed = |s: AppState| s.with_api_keys(vec!["secret".into()]);
-    let server = Server::over(slow(EngineOptions::default(), None), keyed, LONG).await;
+    let (engine, is_held) = held();
+    let server = Server::over(engine, keyed, LONG).await;
     for path in ["/healthz", "/livez", "/readyz"] {
         assert_eq!(json_of(&server, path).await, json!({"status": "ok"}));
     }
@@ -118,6 +120,7 @@ async fn supervisors_ask_without_a_key() {
     }
     // It still answers the running request.
     assert_eq!(server.get("/livez").await.status(), 200);
+    is_held.store(false, Ordering::SeqCst);
     running
         .expect("accepted")
         .text()
