@@ -382,10 +382,12 @@ async fn the_metric_names_the_adapters_in_use() {
     let mut long = body("one");
     long["max_tokens"] = 110.into();
     long["stream"] = true.into();
-    let stream = server.post("/v1/completions", &long).await;
     let until = std::time::Instant::now() + LONG;
     loop {
+        // Another one, if nobody looked before it had ended.
+        let stream = server.post("/v1/completions", &long).await;
         let line = sample().await;
+        stream.text().await.expect("a whole stream");
         if has(&line, "one") {
             let seconds: f64 = line
                 .rsplit(' ')
@@ -397,7 +399,6 @@ async fn the_metric_names_the_adapters_in_use() {
         }
         assert!(std::time::Instant::now() < until, "{line}");
     }
-    stream.text().await.expect("a whole stream");
     server.idle().await;
     assert!(has(&sample().await, ""));
     server.done().await;
