@@ -80,20 +80,20 @@ impl Router {
             .any(|found| found == line)
     }
 
-    /// Whether the process of `demo` runs so many requests.
-    fn runs(&self, count: usize) -> bool {
+    /// How many texts the process of `demo` writes, or has in its queue.
+    fn texts(&self) -> u64 {
         let metrics = self.server.get("/metrics?model=demo");
-        let mut lines = metrics.lines();
-        let line = lines.find(|line| line.starts_with("foretoken:num_requests_running"));
-        line.unwrap().ends_with(&format!(" {count}"))
+        let number = |name: &str| -> u64 {
+            let mut lines = metrics.lines();
+            let line = lines.find(|line| line.starts_with(name)).unwrap();
+            line.rsplit(' ').next().unwrap().parse().unwrap()
+        };
+        number("foretoken:num_requests_running") + number("foretoken:num_requests_waiting")
     }
 
-    /// A long stream of `demo` that has begun.
+    /// A stream of `demo` that has begun, of texts that take it longer than a test.
     fn stream(&self) -> TcpStream {
-        let body = json!({
-            "model": "demo", "prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true
-        });
-        let mut stream = self.send(&body);
+        let mut stream = self.send(&long(true));
         let mut begin = [0; 16];
         stream.read_exact(&mut begin).unwrap();
         assert!(begin.starts_with(b"HTTP/1.1 200"), "{begin:?}");
@@ -112,6 +112,15 @@ impl Router {
         .unwrap();
         stream
     }
+}
+
+/// The texts of a long request.
+const MANY: u64 = 64;
+
+fn long(stream: bool) -> Value {
+    json!({
+        "model": "demo", "prompt": "Once", "n": MANY, "max_tokens": 900, "ignore_eos": true, "stream": stream
+    })
 }
 
 /// The status and the JSON of a whole answer.
@@ -261,9 +270,8 @@ fn a_crash_costs_only_the_requests_of_its_model() {
     assert_eq!(demo.len(), 1);
     assert_eq!(router.complete("small").0, 200);
     let mut stream = router.stream();
-    let long = json!({"model": "demo", "prompt": "Once", "max_tokens": 900, "ignore_eos": true});
-    let mut whole = router.send(&long);
-    wait(|| router.runs(2), "both run");
+    let mut whole = router.send(&long(false));
+    wait(|| router.texts() > MANY, "both are there");
     kill(demo[0]);
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
@@ -290,7 +298,7 @@ fn a_client_that_leaves_cancels_its_request() {
     let router = Router::start("", "");
     let stream = router.stream();
     drop(stream);
-    wait(|| router.runs(0), "it is cancelled");
+    wait(|| router.texts() == 0, "it is cancelled");
     // So that nothing keeps the other model out.
     assert_eq!(router.complete("small").0, 200);
 }
@@ -370,15 +378,29 @@ fn a_model_that_cannot_be_loaded_says_why() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("broken.gguf"), "no GGUF").unwrap();
     let router = Router::start("", &format!("--models-dir {}", folder.path().display()));
-    for _ in 0..3 {
+    let ask = || {
         let (status, answer) = router.complete("broken");
         let (code, message) = error_of(&answer);
         assert_eq!((status, code), (503, "model_unavailable"), "{answer}");
         assert!(message.contains("exit code 2: error: "), "{message}");
         assert!(message.contains("broken.gguf"), "{message}");
-    }
-    // The third found that it had failed twice.
-    assert!(router.metric(r#"foretoken:router_failures_total{model="broken"} 2"#));
+    };
+    let has_failed = |times: usize| {
+        router.metric(&format!(
+            r#"foretoken:router_failures_total{{model="broken"}} {times}"#
+        ))
+    };
+    (0..2).for_each(|_| ask());
+    assert!(has_failed(2));
+    // Another one finds that it has failed again and again. After a while, which grows, it is started once more.
+    let mut times = 2;
+    let is_left = || {
+        ask();
+        let is_left = has_failed(times);
+        times += 1;
+        is_left
+    };
+    wait(is_left, "it is not started again");
     let (_, model) = read(&router.server.get("/v1/models/broken"));
     assert_eq!(model["status"]["failed"], true, "{model}");
     assert_eq!(router.complete("small").0, 200);
