@@ -356,7 +356,8 @@ fn a_collector_that_hangs_costs_nothing_but_its_spans() {
     }
     // Of 24 spans the queue takes 10.
     assert_eq!(dropped(&server), 14);
-    assert_eq!(server.stop("TERM", Duration::from_secs(4)), Some(0));
+    // Less than the ten seconds that an export may take.
+    assert_eq!(server.stop("TERM", Duration::from_secs(8)), Some(0));
     let mut said = String::new();
     log.seek(SeekFrom::Start(0)).unwrap();
     log.read_to_string(&mut said).unwrap();
@@ -371,9 +372,8 @@ fn a_collector_that_hangs_costs_nothing_but_its_spans() {
 /// No collector at all: what cannot be sent is counted and said once.
 #[test]
 fn a_collector_that_is_gone_is_missed_once() {
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/v1/traces", gone.local_addr().unwrap());
-    drop(gone);
+    // Nothing listens there.
+    let url = "http://127.0.0.1:9/v1/traces";
     let mut log = tempfile::tempfile().unwrap();
     let mut command = quiet();
     command

@@ -392,13 +392,18 @@ fn a_seed_gives_the_same_text_whatever_else_runs() {
         num_blocks: 40,
         ..Toy::default()
     };
-    let engine = toy.start();
+    let target = toy_model(0.0);
+    let gate = target.gate.clone();
+    let engine = toy.start_with(target);
     let request = sampled(&[1, 2, 3, 4, 5], 60, 42);
     let alone = run(&engine, request.clone());
     for crowd in 1..6 {
+        // All are there before the first step ends.
+        let closed = gate.lock().unwrap();
         let noise: Vec<_> = (0..crowd * 3)
             .map(|i| engine.submit(sampled(&[i as u32], 70, i)).unwrap())
             .collect();
+        drop(closed);
         assert_eq!(run(&engine, request.clone()).ids(), alone.ids(), "{crowd}");
         noise
             .into_iter()
