@@ -21,6 +21,7 @@ use super::target_cost::TargetCost;
 use exploration::Exploration;
 pub use forecast::DraftForecast;
 use nodes::{BudgetNode, MIN_SCORE, RankedPrefix, best, chain, ranked, tree};
+use std::ops::Range;
 
 /// Draft rows whose average price [`Budget::min_score`] compares, at least, and of each sequence.
 const MIN_SCORE_ROWS: usize = 16;
@@ -463,6 +464,16 @@ impl Budget {
         } else {
             0.0
         }
+    }
+
+    /// Seconds that the target takes for these positions of a prompt, in a step of their own.
+    pub fn prompt_seconds(&self, positions: Range<usize>) -> f64 {
+        let of = Attending {
+            sequences: 1,
+            rows: positions.len(),
+            context: positions.start.midpoint(positions.end),
+        };
+        self.target.seconds(of.rows, 0) + self.target.attention(of)
     }
 
     /// Seconds that a sequence's part of a step takes if no sequence has a draft or reads a prompt.

@@ -48,7 +48,8 @@ pub trait Drafter: Send {
     /// A sequence that may ever request a draft is about to begin, or to begin again after it was
     /// forgotten, with `tokens`. The target has the first `len` of them in its prefix cache. Returns how
     /// many of those, at most `len`, need not come in [`Drafter::observe`]: the target computes the rest
-    /// again. May be called more than once before the first position comes.
+    /// again, unless that takes longer than drafts are expected to save; then the first position to come is `len`. May be
+    /// called more than once before the first position comes.
     fn resume(&mut self, id: SeqId, tokens: &[u32], scope: CacheScope, len: usize) -> usize {
         if let Some(pool) = self.pool() {
             return pool.resume(id, tokens, scope, len);

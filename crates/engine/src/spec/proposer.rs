@@ -434,7 +434,14 @@ impl Proposer {
         let resumed = self.drafter.call("resume", |drafter| {
             drafter.resume(state.id, &state.tokens, scope, len)
         });
-        resumed.unwrap_or(len)
+        let resumed = resumed.unwrap_or(len);
+        let is_sampled = !state.sampler.params().is_greedy();
+        let (reading, budget) = (&self.reading, &self.budget);
+        if !self.reads_states() || reading.pays_again(budget, resumed..len, is_sampled) {
+            resumed
+        } else {
+            len
+        }
     }
 
     /// See [`DraftPool::reset_prefix_cache`](super::pool::DraftPool::reset_prefix_cache).

@@ -8,6 +8,8 @@
 use super::budget::{Base, Budget, DraftForecast, StepCost};
 use super::displacement::Displacement;
 use super::draft::{Forecast, SeqId};
+use super::features::MAX_UNREAD;
+use std::ops::Range;
 
 /// The share that each step has in the averages.
 const WEIGHT: f64 = 0.02;
@@ -23,6 +25,11 @@ const MAX_SEQUENCES: usize = 32;
 const READ_EVERY: SeqId = 32;
 /// Tokens that are taken to have come without a prompt, before anything has run.
 const FIRST_TOKENS: f64 = 64.0;
+/// Steps of an answer of usual length, because nobody knows how long it will be.
+const ANSWER_STEPS: f64 = 256.0;
+/// Rows that the target always computes again for a head that lacks them: those that it leaves unread at the end of a text,
+/// and what its prefix lacks of whole blocks.
+const MAX_LACK: usize = MAX_UNREAD + 32;
 
 /// What is known of the load, of the work of recent steps and of what a head takes to read.
 #[derive(Debug)]
@@ -37,9 +44,9 @@ pub struct Reading {
     seconds: f64,
     /// What a head that reads costs the target's forwards.
     pub displacement: Displacement,
-    /// Whether it pays for greedy and for sampled texts, and whether it would if drafts were as good as they may be, as
-    /// of `looked_load`; and steps since then.
-    pays: [bool; 2],
+    /// Seconds of a step that it gains for greedy and for sampled texts, and whether it would gain any if drafts were as
+    /// good as they may be, as of `looked_load`; and steps since then.
+    gains: [f64; 2],
     may_pay: [bool; 2],
     looked_load: f64,
     steps: u32,
@@ -55,7 +62,7 @@ impl Default for Reading {
             rows: 0.0,
             seconds: 0.0,
             displacement: Displacement::default(),
-            pays: [true; 2],
+            gains: [f64::INFINITY; 2],
             may_pay: [true; 2],
             looked_load: 0.0,
             steps: 0,
@@ -66,7 +73,14 @@ impl Default for Reading {
 impl Reading {
     /// Whether the head shall read the text of the sequence `id` from here on.
     pub fn pays(&self, id: SeqId, is_sampled: bool) -> bool {
-        id.is_multiple_of(READ_EVERY) || self.pays[usize::from(is_sampled)]
+        id.is_multiple_of(READ_EVERY) || self.gains[usize::from(is_sampled)] > 0.0
+    }
+
+    /// Whether the target shall compute the positions `lacking` again, which it has cached and the head has not: if there
+    /// are few, or drafts are expected to save more time in an answer. Otherwise the head begins after them.
+    pub fn pays_again(&self, budget: &Budget, lacking: Range<usize>, is_sampled: bool) -> bool {
+        let saved = ANSWER_STEPS * self.gains[usize::from(is_sampled)];
+        lacking.len() <= MAX_LACK || saved > budget.prompt_seconds(lacking)
     }
 
     /// Notes that a step with so many sequences, those with prompt rows included, is about to run. Returns
@@ -106,9 +120,9 @@ impl Reading {
         for (kind, forecast) in typical.iter().enumerate() {
             let forecast = DraftForecast::of(forecast, forecast.path.len());
             let hoped = forecast.hoped_path();
-            let pays = |path| budget.saved_seconds(DraftForecast { path, ..forecast }, base) > cost;
-            self.pays[kind] = pays(forecast.path);
-            self.may_pay[kind] = self.pays[kind] || pays(&hoped);
+            let gain = |path| budget.saved_seconds(DraftForecast { path, ..forecast }, base) - cost;
+            self.gains[kind] = gain(forecast.path);
+            self.may_pay[kind] = self.gains[kind] > 0.0 || gain(&hoped) > 0.0;
         }
     }
 
@@ -191,6 +205,21 @@ mod tests {
             reading.pays(1, false)
         });
         assert!((50..300).contains(&steps.unwrap()), "{steps:?}");
+    }
+
+    /// A cached prompt is computed again for a head that lacks it while that takes less time than drafts save in an answer.
+    #[test]
+    fn a_long_prompt_is_not_computed_again() {
+        let mut reading = Reading::default();
+        let budget = budget();
+        let again = |reading: &Reading, lacking, is_sampled| {
+            reading.pays_again(&budget, lacking, is_sampled)
+        };
+        assert!(again(&reading, 0..20_000, false), "nothing is known");
+        step(&mut reading, 1, [GOOD, BAD]);
+        assert!(again(&reading, 0..200, false) && again(&reading, 19_800..20_000, false));
+        assert!(!again(&reading, 0..20_000, false));
+        assert!(again(&reading, 0..MAX_LACK, true) && !again(&reading, 0..200, true));
     }
 
     #[test]

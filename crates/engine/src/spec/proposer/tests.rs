@@ -1,6 +1,10 @@
+use super::super::cost::tests::Noise;
+use super::super::pool::DraftPool;
+use super::super::target_cost::tests::dense;
+use super::traces::{TracedHead, ZEN5, rates};
 use super::*;
 use crate::spec::DraftModel;
-use crate::spec::draft::{Committed, DraftContext, Source};
+use crate::spec::draft::{CacheScope, Committed, DraftContext, Source};
 use foretoken_core::error::Result;
 use foretoken_core::kv::BlockTable;
 use foretoken_core::model::toy::ToyModel;
@@ -257,4 +261,41 @@ fn who_is_not_asked_is_observed_late() {
     proposer.end(&first);
     proposer.end(&second);
     assert_eq!(told(), [Ended(1), Observed(2, 5..6), Ended(2)]);
+}
+
+/// A head that has nothing of any text in its pool.
+struct Empty(TracedHead);
+
+impl Drafter for Empty {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        self.0.propose(requests)
+    }
+
+    fn pool(&mut self) -> Option<&mut DraftPool> {
+        self.0.pool()
+    }
+
+    fn resume(&mut self, _: SeqId, _: &[u32], _: CacheScope, _: usize) -> usize {
+        0
+    }
+}
+
+/// What only the target has cached of a text is computed again for a head where that takes less time than drafts save.
+#[test]
+fn a_long_cached_prompt_is_not_computed_again_for_a_head() {
+    let head = TracedHead::new(Vec::new(), ZEN5, Noise(1), Some(rates()));
+    let mut proposer = Proposer::new(Box::new(Empty(head)), BudgetMode::Adaptive);
+    let costs = [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.8)];
+    proposer.budget().target().calibrate(&dense(&costs));
+    let of_head = costs.map(|(rows, seconds)| (rows, 0.1 * seconds));
+    proposer.budget().draft_cost().calibrate(&of_head);
+    for (cached, resumed) in [(40, 0), (150, 0), (16_000, 16_000)] {
+        let sequence = SequenceState {
+            tokens: vec![1; cached + 1],
+            kv_len: 0,
+            ..state(0.0, Acceptance::Coupled)
+        };
+        assert_eq!(proposer.resume(&sequence, cached), resumed, "{cached}");
+        proposer.end(&sequence);
+    }
 }
