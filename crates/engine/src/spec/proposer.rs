@@ -29,6 +29,9 @@ pub struct Proposer {
     asked: HashSet<SeqId>,
     /// Number of those whose drafts no grammar forces whole.
     requests: usize,
+    /// Of the sequences of this step that may draft: their prompt rows, and the number of those that gain a token.
+    prompt_rows: usize,
+    gaining: usize,
     /// Steps since all sequences were asked.
     waited: u32,
     /// Longest draft that a request could have so far.
@@ -99,6 +102,8 @@ impl Proposer {
             gain: FIRST_GAIN,
             asked: HashSet::new(),
             requests: 0,
+            prompt_rows: 0,
+            gaining: 0,
             waited: 0,
             longest: FIRST_LENGTH,
             noted: 0,
@@ -184,6 +189,11 @@ impl Proposer {
         let base = base_of(inputs);
         let longest = inputs.iter().map(|input| input.length).max();
         self.longest = self.longest.max(longest.unwrap_or(0));
+        let may_draft = |input: &&StepInput<'_>| input.may_draft;
+        let gaining = inputs.iter().filter(may_draft);
+        self.gaining = gaining.filter(|input| input.sample).count();
+        let rows = inputs.iter().filter(may_draft).map(|input| input.rows);
+        self.prompt_rows = rows.sum::<usize>() - self.gaining;
         self.begin_reading(inputs.len(), base.context);
         let forced: Vec<Forced> = inputs.iter_mut().map(Forced::of).collect();
         let asked = self.whom_to_ask(inputs, base);
@@ -348,7 +358,9 @@ impl Proposer {
                 true => MAX_RATIO * cost.seconds(rows),
                 false => f64::INFINITY,
             };
-            self.reading.note_step(step, (rows, seconds.min(most)));
+            let (read, each) = ((rows, seconds.min(most)), step.sequences.max(1) as f64);
+            let tokens = step.tokens as f64 * self.gaining as f64 / each;
+            self.reading.note_step(self.prompt_rows, tokens, read);
         }
         if asked == 0 {
             return self.budget.observe(step);

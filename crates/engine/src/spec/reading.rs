@@ -5,7 +5,7 @@
 //! with many sequences in a step a draft seldom pays for its rows. So a text begins with the head, or goes on
 //! without it until fewer sequences run; the head then starts with the states that come next.
 
-use super::budget::{Base, Budget, DraftForecast, StepCost};
+use super::budget::{Base, Budget, DraftForecast};
 use super::displacement::Displacement;
 use super::draft::{Forecast, SeqId};
 use super::features::MAX_UNREAD;
@@ -36,7 +36,7 @@ const MAX_LACK: usize = MAX_UNREAD + 32;
 pub struct Reading {
     /// Sequences of a step: rises at once, falls slowly.
     load: f64,
-    /// Prompt rows and new tokens of recent steps.
+    /// Prompt rows and new tokens of recent steps, of the texts that may have drafts.
     prompt_rows: f64,
     tokens: f64,
     /// Rows that the head has read ahead of a request, and their seconds.
@@ -126,12 +126,13 @@ impl Reading {
         }
     }
 
-    /// Learns from a step, and from the rows that the head has read ahead since the last one, and their
-    /// seconds.
-    pub fn note_step(&mut self, step: &StepCost, read: (usize, f64)) {
-        let prompt_rows = step.base_rows.saturating_sub(step.sequences);
-        self.prompt_rows = DECAY * self.prompt_rows + prompt_rows as f64;
-        self.tokens = DECAY * self.tokens + step.tokens as f64;
+    /// Learns from a step with so many prompt rows and new tokens of texts that may have drafts, and from the rows that the
+    /// head has read ahead since the last one, and their seconds.
+    pub fn note_step(&mut self, prompt_rows: usize, tokens: f64, read: (usize, f64)) {
+        if prompt_rows > 0 || tokens > 0.0 {
+            self.prompt_rows = DECAY * self.prompt_rows + prompt_rows as f64;
+            self.tokens = DECAY * self.tokens + tokens;
+        }
         if read.0 > 0 {
             self.rows = DECAY * self.rows + read.0 as f64;
             self.seconds = DECAY * self.seconds + read.1;
@@ -242,17 +243,8 @@ mod tests {
         for (prompt_rows, pays) in [(200, true), (20_000, false)] {
             let mut reading = Reading::default();
             for _ in 0..400 {
-                let step = StepCost {
-                    sequences: 1,
-                    base_rows: 1 + prompt_rows,
-                    draft_nodes: 0,
-                    context: 0,
-                    experts_read: 0,
-                    tokens: 10,
-                    target_seconds: 1.0,
-                    draft_seconds: 0.0,
-                };
-                reading.note_step(&step, (prompt_rows, 0.001 * prompt_rows as f64));
+                let seconds = 0.001 * prompt_rows as f64;
+                reading.note_step(prompt_rows, 10.0, (prompt_rows, seconds));
             }
             step(&mut reading, 1, [GOOD; 2]);
             assert_eq!(reading.pays(1, false), pays, "{prompt_rows}");

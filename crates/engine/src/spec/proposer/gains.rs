@@ -3,7 +3,9 @@
 use super::runs::{
     ANSWER, Clock, Drafts, Start, proposer, read_prompt, run_plain, speed_ups, state, step,
 };
+use super::tests::input;
 use super::traces::{AVX2, H100, Machine, Text, VNNI, XEON, XEON_SHARED, ZEN5};
+use super::{StepCost, StepInput};
 use std::sync::Arc;
 
 /// Steps that read a prompt, and those of requests that want no drafts, do not decide that a head is of no use.
@@ -23,6 +25,43 @@ fn a_text_after_others_without_drafts_is_read() {
         proposer.end(&states[0]);
         run_plain(ZEN5, &texts[0], 100 + id, &mut proposer, &mut clock);
     }
+}
+
+/// Prompts that no head reads, such as those of embeddings, do not make it seem dear to read a text.
+#[test]
+fn prompts_of_requests_without_drafts_do_not_count() {
+    let texts: Vec<_> = (0..3)
+        .map(|number| Arc::new(Text::new(number, ANSWER, false)))
+        .collect();
+    let mut clock = Clock::new(1);
+    let mut proposer = proposer(ZEN5, Drafts::Head, &texts, Start::Quiet, 1);
+    let mut first = [state(1, &texts[1])];
+    read_prompt(ZEN5, &mut proposer, &mut first, &mut clock);
+    proposer.end(&first[0]);
+    let mut embedded = state(100, &texts[0]);
+    for _ in 0..1_000 {
+        let mut inputs = [StepInput {
+            rows: 2_000,
+            sample: false,
+            may_draft: false,
+            ..input(&mut embedded, 0)
+        }];
+        proposer.propose(&mut inputs, 1 << 20);
+        proposer.note_step(&StepCost {
+            sequences: 0,
+            base_rows: 2_000,
+            draft_nodes: 0,
+            context: 0,
+            experts_read: 0,
+            tokens: 0,
+            target_seconds: 0.1,
+            draft_seconds: 0.0,
+        });
+    }
+    proposer.end(&embedded);
+    let mut second = [state(2, &texts[2])];
+    read_prompt(ZEN5, &mut proposer, &mut second, &mut clock);
+    assert!(proposer.is_read(&second[0]));
 }
 
 fn mean(of: &[f64]) -> f64 {
