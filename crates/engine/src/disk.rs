@@ -48,11 +48,13 @@ impl Engine {
         }
     }
 
-    /// Takes in some of what was read.
+    /// Takes in some of what was read. When that is all, nothing is held for the sequence any more.
     pub(super) fn take_from_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         let waiting = &self.scheduler.waiting.sequences;
         disk.abandon_unless(|id| waiting.keys().any(|&(_, waiting)| waiting == id));
+        let held = disk.reads_for();
+        disk.drop_late();
         let (started, stats) = (Instant::now(), &self.shared.stats);
         while started.elapsed() < MAX_TIME
             && let Some((wanted, found)) = disk.take()
@@ -80,6 +82,10 @@ impl Engine {
             if !is_taken {
                 disk.abandon_unless(|_| false);
             }
+        }
+        // There may be no room for it for a long time yet.
+        if let Some(id) = held.filter(|_| disk.reads_for().is_none()) {
+            self.runner.release(id);
         }
     }
 

@@ -1,7 +1,13 @@
 use super::start::{build, start};
 use super::*;
+use crate::spec::{CacheScope, Draft, DraftContext, DraftRequest, Drafter};
 use foretoken_core::model::toy::ToyModel;
 use foretoken_core::sampling::SamplingParams;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
 
 fn engine(max_num_seqs: usize) -> (Engine, EngineHandle) {
     let options = EngineOptions {
@@ -87,4 +93,83 @@ fn a_panic_that_nothing_contains_ends_the_engine() {
     assert_eq!(error.to_string(), why);
     let refused = handle.submit_all(requests()).unwrap_err();
     assert_eq!(refused.to_string(), why);
+}
+
+/// Holds something for each sequence that is about to begin.
+struct Holding(Arc<Mutex<HashSet<SeqId>>>);
+
+impl Drafter for Holding {
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
+        Ok(vec![Draft::default(); requests.len()])
+    }
+
+    fn resume(&mut self, id: SeqId, _: &[u32], _: CacheScope, len: usize) -> usize {
+        self.0.lock().unwrap().insert(id);
+        len
+    }
+
+    fn forget(&mut self, id: SeqId) {
+        self.0.lock().unwrap().remove(&id);
+    }
+}
+
+/// A request whose beginning was on disk may wait for a place in the batch after that: nothing is held for it then.
+#[test]
+fn who_waits_for_a_place_after_the_disk_holds_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions {
+        max_num_seqs: 1,
+        prefix_cache_disk: Some(folder.path().into()),
+        spec: SpecLimits {
+            length: 4,
+            ..SpecLimits::default()
+        },
+        ..EngineOptions::default()
+    };
+    let held = Arc::<Mutex<HashSet<SeqId>>>::default();
+    let model = Box::new(ToyModel::new(32, 256, 11, 0.0));
+    let drafter: Box<dyn Drafter> = Box::new(Holding(held.clone()));
+    let (mut engine, handle) = build(model, vec![drafter], 64, 4, options).unwrap();
+    let submit = |prompt: Range<u32>| {
+        let request = Request {
+            prompt: prompt.collect(),
+            max_tokens: Some(20),
+            draft_context: DraftContext {
+                may_persist: true,
+                ..DraftContext::default()
+            },
+            ..Request::default()
+        };
+        handle.submit(request).unwrap()
+    };
+    // Six blocks of 4 tokens, of 8 bytes each.
+    let before = submit(0..24);
+    assert!(engine.receive().unwrap());
+    while !engine.scheduler.is_idle() {
+        engine.step().unwrap();
+    }
+    before.blocking_collect().unwrap();
+    let written = &handle.stats().prefix_cache_disk_written_bytes;
+    while written.get() < 6 * 4 * 8 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    engine.reset_prefix_cache();
+    // The first waits for the disk, and the second takes the only place.
+    let (first, second) = (submit(0..24), submit(5..29));
+    assert!(engine.receive().unwrap());
+    engine.step().unwrap();
+    assert_eq!(engine.scheduler.running[0].state.id, 2);
+    assert!(held.lock().unwrap().contains(&1));
+    let reads = |engine: &Engine| engine.disk.as_ref().and_then(PrefixDisk::reads_for);
+    while reads(&engine) == Some(1) {
+        engine.take_from_disk();
+        thread::sleep(Duration::from_millis(1));
+    }
+    engine.step().unwrap();
+    assert_eq!(engine.scheduler.waiting.sequences.len(), 1);
+    assert!(!held.lock().unwrap().contains(&1));
+    handle.drain();
+    engine.run().unwrap();
+    assert_eq!(first.blocking_collect().unwrap().cached_tokens, 20);
+    second.blocking_collect().unwrap();
 }

@@ -316,8 +316,13 @@ impl PrefixDisk {
         self.load.take_if(|load| is_empty(load)).is_none()
     }
 
+    /// The sequence for which something is read, or was read and not taken.
+    pub fn reads_for(&self) -> Option<SeqId> {
+        self.load.as_ref().map(|load| load.id)
+    }
+
     /// Drops a load that takes too long. Notes whether the reader has answered since.
-    fn drop_late(&mut self) {
+    pub fn drop_late(&mut self) {
         self.late
             .take_if(|late| !matches!(late.try_recv(), Err(TryRecvError::Empty)));
         // In a long step, parts arrive that nobody has looked at.

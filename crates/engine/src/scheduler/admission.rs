@@ -152,7 +152,7 @@ impl Scheduler {
             return Err(obstacle);
         }
         if beginnings.awaits(sequence, found, cached) {
-            // It is held: what is read continues it soon.
+            // It is held while something is read, which continues it.
             return Err(Obstacle::Disk);
         }
         let cached = blocks.adopt(&mut sequence.state.table, &prefix);
