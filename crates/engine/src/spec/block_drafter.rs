@@ -8,6 +8,7 @@ mod walk;
 
 use super::acceptance_model::{AcceptanceView, Estimate, Level};
 use super::draft::{Draft, DraftDist, DraftRequest, Forecast};
+use super::draft_model::RoundReads;
 use super::drafter::Drafter;
 use super::features::{MAX_NEW_STATES, joined};
 use super::growth::guesses;
@@ -15,7 +16,6 @@ use super::pool::{DraftPool, DraftSequence};
 use candle_core::Tensor;
 use drawn::RowDraws;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::kv::BlockKey;
 use foretoken_core::model::{Batch, DraftNetwork, ForwardOutput, Head, MaskedBlock, Model};
 use foretoken_core::sampling::Guess;
 use foretoken_kernels::parallel;
@@ -120,18 +120,18 @@ impl BlockDrafter {
     }
 
     /// Makes room for a block of a request; returns the number of tokens that it predicts. `None` if there is no room, or
-    /// not all states of the tokens before the last are there; `reading` is that of
+    /// not all states of the tokens before the last are there; `reads` is that of
     /// [`PagedNetwork::begin`](super::pool::PagedNetwork).
     fn begin<'t>(
         &mut self,
         request: &DraftRequest<'t>,
-        reading: &mut Vec<BlockKey<'t>>,
+        reads: &mut RoundReads<'t>,
     ) -> Option<usize> {
         let depth = self.depth(request);
         let (network, sequences) = (&mut self.pool.network, &mut self.pool.sequences);
         if !network.is_head() {
             let sequence = sequences.entry(request.id).or_default();
-            if !network.begin(sequence, request, depth - 1, reading) {
+            if !network.begin(sequence, request, depth - 1, reads) {
                 return None;
             }
             let unread = request.tokens.len() - sequence.tokens.len();
@@ -477,13 +477,20 @@ impl Drafter for BlockDrafter {
         let started = Instant::now();
         let mut drafts = vec![Draft::default(); requests.len()];
         self.pool.network.forwards.clear();
-        let (mut rounds, mut reading) = (Vec::new(), Vec::new());
-        for (place, request) in requests.iter().enumerate() {
+        let mut rounds: Vec<BlockRequest> = Vec::new();
+        let network = &self.pool.network;
+        let mut reads = network.round_reads(requests.len());
+        let mut order: Vec<_> = requests.iter().enumerate().collect();
+        order.sort_by_key(|(_, request)| {
+            network.reading_order(self.pool.sequences.get(&request.id), request)
+        });
+        for (place, request) in order {
             if request.model_length > 0 {
-                let depth = self.begin(request, &mut reading);
+                let depth = self.begin(request, &mut reads);
                 rounds.extend(depth.map(|depth| BlockRequest { place, depth }));
             }
         }
+        rounds.sort_by_key(|round| round.place);
         if rounds.is_empty() {
             return Ok(drafts);
         }

@@ -34,9 +34,10 @@ pub struct DraftModel {
 impl DraftModel {
     /// A drafter over a `model`, with an empty pool of `num_blocks` blocks and a prefix cache.
     ///
-    /// A prompt is prefilled from the first draft request on, `chunk` (at least 2) rows per round,
-    /// so that no round takes longer than one chunk adds; until the prompt is in the pool the
-    /// drafts are empty.
+    /// A prompt is prefilled from the first draft request on, `chunk` (at least 2) rows per round of
+    /// all requests together, so that no round takes longer than one chunk adds (on a GPU, of each);
+    /// until the prompt is in the pool the drafts are empty. Those with the fewest rows to read come
+    /// first.
     ///
     /// # Errors
     /// If the device has no memory for the pool.
@@ -73,33 +74,68 @@ impl DraftModel {
     }
 }
 
+/// What the requests of a round read of texts of which the model lacks more than a block.
+pub struct RoundReads<'t> {
+    /// The blocks that it lacked.
+    blocks: Vec<BlockKey<'t>>,
+    /// Rows that are left for others.
+    rows: usize,
+}
+
+impl<'t> RoundReads<'t> {
+    /// Whether another request may read `rows` rows, the first of which are those of `block`. If a request reads that block in
+    /// this round, others share it in later ones.
+    fn allow(&self, block: Option<BlockKey<'t>>, rows: usize) -> bool {
+        rows <= self.rows && block.is_none_or(|block| !self.blocks.contains(&block))
+    }
+
+    /// Notes what a request reads.
+    fn note(&mut self, block: Option<BlockKey<'t>>, rows: usize) {
+        self.blocks.extend(block);
+        self.rows -= rows;
+    }
+}
+
 impl PagedNetwork {
+    /// What a round of so many requests may read: a chunk, or on a GPU, for which rows are cheap, one of each request.
+    pub fn round_reads<'t>(&self, requests: usize) -> RoundReads<'t> {
+        let is_on_gpu = self.draft.model().device().is_cuda();
+        let chunks = if is_on_gpu { requests } else { 1 };
+        RoundReads {
+            blocks: Vec::new(),
+            rows: chunks * self.chunk,
+        }
+    }
+
+    /// The place of a request in the order in which those of a round [begin](Self::begin): the rows to read, if they are
+    /// more than a block. `fed` is the request's sequence.
+    pub fn reading_order(&self, fed: Option<&DraftSequence>, request: &DraftRequest<'_>) -> usize {
+        let fed = fed.map_or(0, |fed| fed.tokens.len());
+        let unread = request.tokens.len().saturating_sub(fed);
+        if unread > self.blocks.block_size() {
+            unread
+        } else {
+            0
+        }
+    }
+
     /// Makes room for the rows of a request and for `drafted` rows after them. Returns false if there is no room, or if the model cannot
-    /// continue these tokens, or if another request reads the same block in this round, which is then
-    /// shared; `reading` has those blocks.
+    /// continue these tokens, or if `reads`, what other requests read in this round, leaves nothing for it.
     pub fn begin<'t>(
         &mut self,
         fed: &mut DraftSequence,
         request: &DraftRequest<'t>,
         drafted: usize,
-        reading: &mut Vec<BlockKey<'t>>,
+        reads: &mut RoundReads<'t>,
     ) -> bool {
         let tokens = self.tokens_of(fed, request.tokens);
         if tokens.is_empty() || self.is_head() && fed.features.kept().end != tokens.len() {
             return false;
         }
         fed.roll_back(&mut self.blocks, tokens);
+        let root = self.root(request.context.scope, tokens);
         if !self.is_head() {
-            let root = self.root(request.context.scope, tokens);
             self.find(fed, root, tokens);
-            let is_long = tokens.len() - fed.tokens.len() > self.blocks.block_size();
-            let block = self.blocks.next_block(fed.table.known(), root, tokens);
-            if let Some(block) = block.filter(|_| is_long) {
-                if reading.contains(&block) {
-                    return false;
-                }
-                reading.push(block);
-            }
         }
         let config = self.draft.model().info();
         let knows = |&id: &u32| (id as usize) < config.vocab_size;
@@ -110,8 +146,17 @@ impl PagedNetwork {
             fed.reset(&mut self.blocks);
             return false;
         }
-        let rows = len + drafted;
-        self.blocks.reserve(&mut fed.table, rows).is_ok()
+        let (mut block, mut read) = (None, 0);
+        if !self.is_head() && new.len() > self.blocks.block_size() {
+            block = self.blocks.next_block(fed.table.known(), root, tokens);
+            read = new.len().min(self.chunk);
+        }
+        let begins = reads.allow(block, read)
+            && (self.blocks.reserve(&mut fed.table, len + drafted)).is_ok();
+        if begins {
+            reads.note(block, read);
+        }
+        begins
     }
 
     /// The features of a forward's rows: the target's are fused, all at once if there are only those.
@@ -289,12 +334,18 @@ impl Drafter for DraftModel {
         }
         let states = sequences.iter_mut().map(|(&id, fed)| (id, fed));
         let mut states: HashMap<SeqId, &mut DraftSequence> = states.collect();
-        let (mut drafting, mut reading) = (Vec::with_capacity(requests.len()), Vec::new());
+        let mut drafting = Vec::with_capacity(requests.len());
+        let mut reads = network.round_reads(requests.len());
         network.forwards.clear();
-        for (place, request) in requests.iter_mut().enumerate() {
+        let mut requests: Vec<_> = requests.iter_mut().enumerate().collect();
+        requests.sort_by_key(|(_, request)| {
+            let fed = states.get(&request.id).map(|fed| &**fed);
+            network.reading_order(fed, request)
+        });
+        for (place, request) in requests {
             if request.model_length > 0
                 && let Some(fed) = states.remove(&request.id)
-                && network.begin(fed, request, drafting::max_fed(request), &mut reading)
+                && network.begin(fed, request, drafting::max_fed(request), &mut reads)
             {
                 let tokens = network.tokens_of(fed, request.tokens);
                 let one = Drafting::new(place, request, tokens, fed, acceptance, network.chunk);
@@ -474,6 +525,51 @@ mod tests {
             let at_once = propose(&mut drafter(64), &tokens, 50);
             assert!(round < 3 || draft == at_once, "round {round}");
         }
+    }
+
+    /// However many long prompts there are, a round reads one chunk, and all get their drafts, the shortest first.
+    #[test]
+    fn a_round_reads_one_chunk_of_all_prompts() {
+        const CHUNK: usize = 20;
+        let mut drafter = drafter(CHUNK);
+        let text = |(first, len): (u32, u32)| (0..len).map(move |i| (first + 7 * i) % 32);
+        let texts = [(0, 50), (1, 50), (2, 30)].map(|text_of| text(text_of).collect::<Vec<u32>>());
+        let mut drafted_in = [0; 3];
+        for round in 1..=8 {
+            let params = SamplingParams::default();
+            let mut samplers = vec![Sampler::new(params, &[]); texts.len()];
+            let context = DraftContext::default();
+            let each = (1..).zip(&texts).zip(&mut samplers);
+            let requests = each.map(|((id, tokens), sampler)| DraftRequest {
+                id,
+                tokens,
+                length: 4,
+                model_length: 4,
+                nodes: 4,
+                width: 1,
+                min_score: 0.0,
+                is_fixed: false,
+                staged: Vec::new(),
+                position: tokens.len(),
+                sampler,
+                acceptance: Acceptance::Coupled,
+                context: &context,
+            });
+            let mut requests: Vec<DraftRequest<'_>> = requests.collect();
+            let drafts = drafter.propose(&mut requests).unwrap();
+            let drafted: usize = drafts.iter().map(Draft::len).sum();
+            let forwards = drafter.pool.network.forwards.iter();
+            let rows: usize = forwards.map(|(rows, _)| rows).sum();
+            assert!(rows <= CHUNK + drafted, "{rows} rows, round {round}");
+            for (first, draft) in drafted_in.iter_mut().zip(&drafts) {
+                if *first == 0 && !draft.is_empty() {
+                    *first = round;
+                }
+            }
+        }
+        assert_eq!(drafted_in, [5, 8, 2]);
+        (1..=3).for_each(|id| drafter.forget(id));
+        assert_eq!(drafter.pool.usage(), 0.0);
     }
 
     #[test]

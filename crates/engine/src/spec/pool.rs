@@ -35,7 +35,8 @@ pub struct PagedNetwork {
     pub draft: DraftNetwork,
     pub blocks: BlockAllocator,
     pub store: KvStore,
-    /// Maximum number of rows of one sequence in one forward.
+    /// Maximum number of rows of one sequence in one forward. On a CPU, a draft model reads no more of all long texts in a
+    /// round.
     pub chunk: usize,
     pub cost: DraftCost,
     /// The forwards of the last proposal: their rows, as a [`Forecast`](super::Forecast) counts them, and their
