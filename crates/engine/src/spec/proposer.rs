@@ -51,6 +51,8 @@ struct DraftStats {
     waited: u32,
     /// Whether the drafter reads the target's hidden states, from some token on.
     is_read: bool,
+    /// Whether it does not begin yet, although it was about to.
+    waits: bool,
     /// The first position that the drafter has not observed, if there are any.
     late: Option<usize>,
 }
@@ -62,6 +64,7 @@ impl DraftStats {
             gain,
             waited: 0,
             is_read: false,
+            waits: false,
             late: None,
         }
     }
@@ -437,8 +440,9 @@ impl Proposer {
     /// See [`Drafter::resume`].
     pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
         // Those that begin together are the load of the steps to come.
-        self.sequence(state.id);
-        self.begin_reading(self.sequences.len(), state.tokens.len());
+        self.sequence(state.id).waits = false;
+        let begun = self.sequences.values().filter(|one| !one.waits).count();
+        self.begin_reading(begun, state.tokens.len());
         if !self.is_read(state) {
             return len;
         }
@@ -464,11 +468,14 @@ impl Proposer {
     /// Frees what is held for a sequence that does not begin yet. Whether it is to be read stays decided.
     pub fn release(&mut self, id: SeqId) {
         self.drafter.call("forget", |drafter| drafter.forget(id));
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.waits = true;
+        }
     }
 
     /// See [`Drafter::forget`].
     pub fn forget(&mut self, id: SeqId) {
-        self.release(id);
+        self.drafter.call("forget", |drafter| drafter.forget(id));
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.is_read = false;
             sequence.late = None;

@@ -280,15 +280,21 @@ impl Drafter for Empty {
     }
 }
 
-/// What only the target has cached of a text is computed again for a head where that takes less time than drafts save.
-#[test]
-fn a_long_cached_prompt_is_not_computed_again_for_a_head() {
+/// On a machine where a step of 16 rows takes as long as 4.8 of one row.
+fn with_empty_head() -> Proposer {
     let head = TracedHead::new(Vec::new(), ZEN5, Noise(1), Some(rates()));
     let mut proposer = Proposer::new(Box::new(Empty(head)), BudgetMode::Adaptive);
     let costs = [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.8)];
     proposer.budget().target().calibrate(&dense(&costs));
     let of_head = costs.map(|(rows, seconds)| (rows, 0.1 * seconds));
     proposer.budget().draft_cost().calibrate(&of_head);
+    proposer
+}
+
+/// What only the target has cached of a text is computed again for a head where that takes less time than drafts save.
+#[test]
+fn a_long_cached_prompt_is_not_computed_again_for_a_head() {
+    let mut proposer = with_empty_head();
     for (cached, resumed) in [(40, 0), (150, 0), (16_000, 16_000)] {
         let sequence = SequenceState {
             tokens: vec![1; cached + 1],
@@ -298,4 +304,29 @@ fn a_long_cached_prompt_is_not_computed_again_for_a_head() {
         assert_eq!(proposer.resume(&sequence, cached), resumed, "{cached}");
         proposer.end(&sequence);
     }
+}
+
+/// A head reads the texts of the few that have room, however many others wait for it.
+#[test]
+fn who_waits_for_room_is_no_load() {
+    let mut proposer = with_empty_head();
+    let sequence = |id| SequenceState {
+        id,
+        kv_len: 0,
+        ..state(0.0, Acceptance::Coupled)
+    };
+    for id in 1..31 {
+        proposer.resume(&sequence(id), 0);
+        proposer.release(id);
+    }
+    let next = sequence(33);
+    proposer.resume(&next, 0);
+    assert!(proposer.is_read(&next));
+    // Those that begin together are read only if drafts of all of them pay.
+    for id in 65..95 {
+        proposer.resume(&sequence(id), 0);
+    }
+    let last = sequence(95);
+    proposer.resume(&last, 0);
+    assert!(!proposer.is_read(&last));
 }
