@@ -283,7 +283,10 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
     }
     server.idle().await;
     let (done, aborted) = (ended("stop"), ended("abort"));
-    assert!((1..2000).contains(&done) && aborted <= 4, "{done}, {aborted}");
+    assert!(
+        (1..2000).contains(&done) && aborted <= 4,
+        "{done}, {aborted}"
+    );
 }
 
 /// As vLLM has it, the last tokens are kept; of a model with `max_seq_length` never more than those.

@@ -205,6 +205,17 @@ impl Budget {
         }
     }
 
+    /// How long a step took, relative to what its rows and its context should take: in a unit that stays, whatever the
+    /// speed of the machine is.
+    pub fn relative_seconds(&self, step: &StepCost) -> f64 {
+        let base = Base {
+            sequences: step.sequences,
+            rows: step.base_rows,
+            context: step.context,
+        };
+        self.target.scale() * step.target_seconds / self.step_seconds(base, step.draft_nodes)
+    }
+
     /// Which nodes of each draft to verify in a step that is `base` without them. Parents of kept nodes are kept. A score
     /// that is no probability counts as 0, and one above its parent's as its parent's.
     pub fn select(&mut self, drafts: &[Candidates<'_>], base: Base) -> Selection {

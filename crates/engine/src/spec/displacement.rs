@@ -4,13 +4,17 @@
 //! evicts are those that the next forward needs first, and reading them evicts the next ones. So a few megabytes of other
 //! weights make all forwards slower until the cache has settled, which takes more of them than a draft lasts: a step without
 //! drafts, in a text that a head reads, says nothing of a text that it does not read.
+//!
+//! It is measured before the first request. But the cache is shared with what else runs on the machine, and drafts read more
+//! than the head's weights: so steps without drafts of texts that it reads are compared with those of others, too.
 
 use foretoken_core::error::Result;
 use serde::{Deserialize, Serialize};
 
 /// Turns with and without the head's forwards, and the target's forwards in each, of which the first ones are not counted:
-/// the cache changes.
+/// the cache changes. About so many of the last ones count.
 const TURNS: u32 = 12;
+const RECENT: u32 = 8;
 const FORWARDS: usize = 8;
 const SETTLING: usize = 3;
 /// Turns that say anything at all.
@@ -23,6 +27,11 @@ const MIN_FORWARD_SECONDS: f64 = 0.0005;
 const MAX_RATIO: f64 = 1.5;
 /// Turns that what is known is worth at most: what else runs on the machine changes.
 const MAX_SEEN: u32 = 8 * TURNS;
+/// Steps of each kind of text that make a turn, and steps of one kind that count: a text has few without drafts.
+const STEPS: u32 = 8;
+const RECENT_STEPS: u32 = 8 * STEPS;
+/// Steps after those of a text that the head reads until the cache has settled.
+const UNSETTLED: u32 = 16;
 
 /// How much longer the target's forwards take while a head reads, as a share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -30,8 +39,38 @@ const MAX_SEEN: u32 = 8 * TURNS;
 pub struct Displacement {
     /// The mean of the logarithms of the turns' ratios, of which noise makes as many too small as too large.
     mean: f64,
+    /// The variance of these logarithms. It is not kept: it is that of what else runs.
+    #[serde(skip)]
+    variance: f64,
     /// The turns.
     seen: u32,
+    /// The turn that steps make: of texts that the head does not read, and of those that it reads.
+    #[serde(skip)]
+    turn: [StepTimes; 2],
+    /// Steps since the last one of a text that it reads.
+    #[serde(skip)]
+    since_read: u32,
+}
+
+/// Steps of one kind of text.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct StepTimes {
+    /// The mean of the logarithms of their times.
+    mean: f64,
+    steps: u32,
+}
+
+impl StepTimes {
+    fn note(&mut self, seconds: f64) {
+        let log = seconds.ln();
+        // One step that is interrupted decides little.
+        let off = (log - self.mean).clamp(-MAX_RATIO.ln(), MAX_RATIO.ln());
+        self.mean = match self.steps {
+            0 => log,
+            steps => self.mean + off / f64::from((steps + 1).min(RECENT_STEPS)),
+        };
+        self.steps += 1;
+    }
 }
 
 impl Displacement {
@@ -86,9 +125,41 @@ impl Displacement {
     fn note(&mut self, ratio: f64) {
         if ratio.is_finite() {
             let log = ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO).ln();
-            self.seen += 1;
-            self.mean += (log - self.mean) / f64::from(self.seen);
+            self.seen = MAX_SEEN.min(self.seen + 1);
+            let (off, share) = (log - self.mean, 1.0 / self.counted());
+            self.mean += share * off;
+            self.variance += share * (off * (log - self.mean) - self.variance);
         }
+    }
+
+    /// The number of turns that count.
+    fn counted(&self) -> f64 {
+        f64::from(self.seen.clamp(1, RECENT))
+    }
+
+    /// Learns from a step of texts of which the head reads some, or of others. `ratio` is how many times as long it took as
+    /// such a step should, if it had no drafts and its texts are of one kind. Where nothing was measured, nothing is learned.
+    pub fn note_step(&mut self, is_read: bool, ratio: Option<f64>) {
+        self.since_read = match is_read {
+            true => 0,
+            false => self.since_read.saturating_add(1),
+        };
+        let is_settled = is_read || self.since_read > UNSETTLED;
+        let may_be = |ratio: &f64| ratio.is_normal() && *ratio > 0.0;
+        let Some(ratio) = ratio.filter(|ratio| self.is_known() && is_settled && may_be(ratio))
+        else {
+            return;
+        };
+        self.turn[usize::from(is_read)].note(ratio);
+        if self.turn.iter().all(|kind| kind.steps >= STEPS) {
+            let [without, with] = std::mem::take(&mut self.turn);
+            self.note((with.mean - without.mean).exp());
+        }
+    }
+
+    /// Whether it was measured.
+    pub fn is_known(&self) -> bool {
+        self.seen > 0
     }
 
     /// A displacement that is known.
@@ -97,12 +168,15 @@ impl Displacement {
         Self {
             mean: share.ln_1p(),
             seen: TURNS,
+            ..Self::default()
         }
     }
 
-    /// The time that is added to a forward, as a share of it.
+    /// The time that is surely added to a forward, as a share of it: less by the standard error. If too much were believed,
+    /// the head would hardly read any more, and nobody would find out.
     pub fn share(&self) -> f64 {
-        self.mean.exp_m1().max(0.0)
+        let error = (self.variance / self.counted()).sqrt();
+        (self.mean - error).exp_m1().max(0.0)
     }
 
     /// Adds what was learned at another time, beside what was measured.
@@ -200,6 +274,33 @@ mod tests {
             found.note(ratio);
         }
         assert!(found.share() < 1e-9, "{found:?}");
+    }
+
+    /// The last turns count, and a few interrupted steps do not.
+    #[test]
+    fn steps_of_texts_are_compared() {
+        let mut found = Displacement::of(0.0);
+        let noise = &mut Noise(7);
+        for step in 0..4000 {
+            let is_read = step % 50 > 40;
+            let slow = if is_read { 1.13 } else { 1.0 };
+            let interrupted = if step % 97 == 0 { 20.0 } else { 1.0 };
+            found.note_step(
+                is_read,
+                Some(0.004 * slow * interrupted * noise.factor(0.1)),
+            );
+        }
+        assert!((found.share() - 0.13).abs() < 0.04, "{found:?}");
+        assert!(found.is_valid());
+        for step in 0..8000 {
+            found.note_step(step % 50 > 40, Some(0.004 * noise.factor(0.1)));
+        }
+        assert!(found.share() < 0.03, "{found:?}");
+        let mut unknown = Displacement::default();
+        for step in 0..200 {
+            unknown.note_step(step % 100 < 50, Some(1.0 + f64::from(step % 3)));
+        }
+        assert!(!unknown.is_known() && unknown.share() == 0.0, "{unknown:?}");
     }
 
     #[test]

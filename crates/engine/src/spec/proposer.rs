@@ -32,6 +32,8 @@ pub struct Proposer {
     /// Of the sequences of this step that may draft: their prompt rows, and the number of those that gain a token.
     prompt_rows: usize,
     gaining: usize,
+    /// Number of the sequences of this step that a head reads.
+    read: usize,
     /// Steps since all sequences were asked.
     waited: u32,
     /// Longest draft that a request could have so far.
@@ -107,6 +109,7 @@ impl Proposer {
             requests: 0,
             prompt_rows: 0,
             gaining: 0,
+            read: 0,
             waited: 0,
             longest: FIRST_LENGTH,
             noted: 0,
@@ -208,8 +211,10 @@ impl Proposer {
         };
         let mut proposals = Vec::with_capacity(inputs.len());
         let (mut places, mut requests) = (Vec::new(), Vec::new());
+        self.read = 0;
         for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
             let is_read = input.may_draft && self.is_read(input.state);
+            self.read += usize::from(is_read);
             let is_asked = asked[place];
             proposals.push(Proposal {
                 draft: Draft::default().after_forced(&forced.tokens),
@@ -364,6 +369,11 @@ impl Proposer {
             let (read, each) = ((rows, seconds.min(most)), step.sequences.max(1) as f64);
             let tokens = step.tokens as f64 * self.gaining as f64 / each;
             self.reading.note_step(self.prompt_rows, tokens, read);
+            let is_plain = step.draft_nodes == 0 && step.base_rows == step.sequences;
+            let is_of_one_kind = self.read == 0 || self.read == step.sequences;
+            let ratio = (is_plain && is_of_one_kind).then(|| self.budget.relative_seconds(step));
+            let displacement = &mut self.reading.displacement;
+            displacement.note_step(self.read > 0, ratio);
         }
         if asked == 0 {
             return self.budget.observe(step);
@@ -425,7 +435,7 @@ impl Proposer {
         let is_read = !self.reads_states()
             || state.has_fixed_draft()
             || self.reading.pays(state.id, is_sampled)
-            || self.hopes(state, is_sampled);
+            || !self.reading.is_control(state.id, is_sampled) && self.hopes(state, is_sampled);
         self.sequence(state.id).is_read = is_read;
         is_read
     }

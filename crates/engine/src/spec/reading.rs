@@ -21,8 +21,11 @@ const LOOK_EVERY: u32 = 32;
 const LOAD_CHANGE: f64 = 1.25;
 /// Sequences whose drafts are weighed together at most.
 const MAX_SEQUENCES: usize = 32;
-/// One of this many sequences is read in any case: without drafts nobody knows what they would be worth.
+/// One of this many sequences is read in any case: without drafts nobody knows what they would be worth. And one is not
+/// where [`DOUBT`] decides: without it nobody knows what reading costs the target's forwards.
 const READ_EVERY: SeqId = 32;
+/// The share by which a head may slow the target's forwards. What saves more is read without a doubt.
+const DOUBT: f64 = 0.25;
 /// Tokens that are taken to have come without a prompt, before anything has run.
 const FIRST_TOKENS: f64 = 64.0;
 /// Steps of an answer of usual length, because nobody knows how long it will be.
@@ -48,6 +51,8 @@ pub struct Reading {
     /// good as they may be, as of `looked_load`; and steps since then.
     gains: [f64; 2],
     may_pay: [bool; 2],
+    /// Whether it would whatever the displacement is.
+    surely_pays: [bool; 2],
     looked_load: f64,
     steps: u32,
 }
@@ -64,6 +69,7 @@ impl Default for Reading {
             displacement: Displacement::default(),
             gains: [f64::INFINITY; 2],
             may_pay: [true; 2],
+            surely_pays: [true; 2],
             looked_load: 0.0,
             steps: 0,
         }
@@ -73,7 +79,15 @@ impl Default for Reading {
 impl Reading {
     /// Whether the head shall read the text of the sequence `id` from here on.
     pub fn pays(&self, id: SeqId, is_sampled: bool) -> bool {
-        id.is_multiple_of(READ_EVERY) || self.gains[usize::from(is_sampled)] > 0.0
+        let pays = self.gains[usize::from(is_sampled)] > 0.0;
+        id.is_multiple_of(READ_EVERY) || pays && !self.is_control(id, is_sampled)
+    }
+
+    /// Whether the text is not read, so that others can be compared with it.
+    pub fn is_control(&self, id: SeqId, is_sampled: bool) -> bool {
+        let is_in_doubt =
+            self.displacement.is_known() && !self.surely_pays[usize::from(is_sampled)];
+        is_in_doubt && id % READ_EVERY == READ_EVERY / 2
     }
 
     /// Whether the target shall compute the positions `lacking` again, which it has cached and the head has not: if there
@@ -115,14 +129,17 @@ impl Reading {
         };
         // A step gives a sequence at least one token, for which the head has read its share.
         let per_token = self.row_seconds() * self.prompt_rows / self.tokens;
-        let displaced = self.displacement.share() * budget.plain_share(base);
-        let cost = per_token + displaced;
+        let plain = budget.plain_share(base);
+        let displaced = self.displacement.share();
+        let cost = per_token + displaced * plain;
         for (kind, forecast) in typical.iter().enumerate() {
             let forecast = DraftForecast::of(forecast, forecast.path.len());
             let hoped = forecast.hoped_path();
             let gain = |path| budget.saved_seconds(DraftForecast { path, ..forecast }, base) - cost;
-            self.gains[kind] = gain(forecast.path);
-            self.may_pay[kind] = self.gains[kind] > 0.0 || gain(&hoped) > 0.0;
+            let expected = gain(forecast.path);
+            self.gains[kind] = expected;
+            self.may_pay[kind] = expected > 0.0 || gain(&hoped) > 0.0;
+            self.surely_pays[kind] = expected > (DOUBT - displaced) * plain;
         }
     }
 

@@ -227,6 +227,11 @@ impl TargetCost {
         self.curve.is_known()
     }
 
+    /// The seconds that costs are multiples of, which follow the speed of the machine.
+    pub fn scale(&self) -> f64 {
+        self.curve.scale()
+    }
+
     /// Whether the curve is settled at `rows` rows; see `CostCurve::is_settled`.
     pub fn is_settled(&self, rows: usize) -> bool {
         self.curve.is_settled(rows)

@@ -162,7 +162,21 @@ fn a_head_that_slows_the_target_costs_little() {
     for is_sampled in [false, true] {
         let (all, case) = of_each(XEON_SHARED, is_sampled, 1);
         let [_, head, both] = all.each_ref().map(|of| least(of.iter().copied()));
-        assert!(head >= 0.98 && both >= 0.985, "{case}");
+        assert!(head.min(both) >= 0.96, "{case}");
+    }
+}
+
+/// Steps without drafts, of texts that it reads and of others, tell what it costs if the start did not.
+#[test]
+fn what_a_head_costs_the_target_is_learned() {
+    for drafts in [Drafts::Head, Drafts::Both] {
+        for is_sampled in [false, true] {
+            let of = speed_ups(XEON_SHARED, is_sampled, 1, drafts, Start::Unseen);
+            let (mean, least) = (mean(&of), least(of.iter().copied()));
+            let case = format!("{drafts:?}, sampled {is_sampled}: {mean:.3}, at least {least:.3}");
+            println!("{case}");
+            assert!(mean >= 0.965 && least >= 0.95, "{case}");
+        }
     }
 }
 

@@ -89,6 +89,8 @@ pub enum Start {
     Busy,
     /// The first request for a draft and a head's first reading are interrupted.
     Interrupted,
+    /// It was not seen that the head slows the target's forwards.
+    Unseen,
 }
 
 pub fn proposer(
@@ -118,7 +120,7 @@ pub fn proposer(
     // The fastest of a few forwards each.
     let mut fastest = |seconds: f64| {
         let busy = |noise: &mut Noise| match start {
-            Start::Quiet | Start::Interrupted => 1.0,
+            Start::Quiet | Start::Interrupted | Start::Unseen => 1.0,
             Start::Busy if noise.unit() < 0.7 => 1.5 + 1.5 * noise.unit(),
             Start::Busy => 1.0,
         };
@@ -147,7 +149,12 @@ pub fn proposer(
         let draft = forwards.iter().map(|one| (one.rows, one.seconds));
         (proposer.budget().draft_cost()).calibrate(&draft.collect::<Vec<_>>());
     }
-    proposer.reading.displacement = Displacement::of(machine.displaced);
+    let seen = if start == Start::Unseen {
+        0.0
+    } else {
+        machine.displaced
+    };
+    proposer.reading.displacement = Displacement::of(seen);
     if start == Start::Busy {
         proposer.budget().target().believe(1);
         proposer.budget().draft_cost().believe(1);
