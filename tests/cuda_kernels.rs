@@ -54,6 +54,11 @@ fn a_forward_in_one_launch_has_the_bits_of_single_kernels() {
     run(&["forward.cpp", "emulator.cpp"]);
 }
 
+#[test]
+fn the_emulator_finds_copies_that_nobody_waits_for() {
+    run(&["copies.cpp", "emulator.cpp"]);
+}
+
 /// The emulated GPU (`scripts/emulated-gpu.sh`), on which the Rust side runs.
 #[test]
 fn the_emulated_gpu_finds_bugs() {

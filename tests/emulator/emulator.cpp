@@ -154,8 +154,7 @@ void go_to_next(Context &from) {
         return;
     }
     if (ended < count) {
-        fprintf(stderr, "threads wait for one another for ever\n");
-        exit(2);
+        end("threads wait for one another for ever");
     }
     from.go_to(scheduler);
 }
@@ -173,6 +172,9 @@ void wait(Barrier &barrier) {
 
 void run() {
     (*body)();
+    if (!copies_of_thread().empty()) {
+        end("a thread ends before its copies have arrived");
+    }
     ended++;
     ready[warp()] &= ~bit_of(current);
     for (Barrier *barrier : {&cluster, &blocks[block_of_cluster()], &warps[warp()]}) {
@@ -216,6 +218,11 @@ void run_cluster(size_t shared) {
 }
 
 } // namespace
+
+void end(const char *bug) {
+    fprintf(stderr, "%s\n", bug);
+    exit(2);
+}
 
 void wait_for_block() { wait(blocks[block_of_cluster()]); }
 void wait_for_cluster() { wait(cluster); }

@@ -59,6 +59,8 @@ void wait_for_block();
 void wait_for_cluster();
 // Waits for `count` threads of the block that come here with the same `id`, below 16 (bar.sync).
 void wait_for_team(int id, int count);
+// Reports a bug of a kernel that a real GPU might silently ignore, and ends the program.
+[[noreturn]] void end(const char *bug);
 // Runs `kernel` for each thread of each block, with `shared` bytes of dynamic shared memory, in clusters of so many blocks
 // of the second dimension.
 void launch(Dim grid, int threads, const std::function<void()> &kernel, size_t shared = MAX_SHARED, int cluster = 1);
@@ -265,9 +267,13 @@ inline void emulate_ldmatrix_trans(uint32_t (&b)[4], const void *row) {
     emulator::wait_for_warp();
 }
 
-// cp.async: bytes that arrive only when their thread waits for them. Until then there are NaNs.
+// cp.async: bytes that arrive only when their thread waits for them. Until then there are NaNs. A GPU may read and write them
+// at any time before, so neither the bytes nor the place may change.
 struct Copy {
     void *to;
+    // Null = zeros.
+    const void *from;
+    // What was there when the copy began.
     unsigned char bytes[16];
     // Groups that ended since; 0 = its own has not ended.
     int ends;
@@ -277,7 +283,7 @@ inline std::vector<Copy> &copies_of_thread() {
     return all[emulator::current];
 }
 inline void emulate_copy_async(void *shared, const void *global, bool exists) {
-    Copy copy = {shared, {}, 0};
+    Copy copy = {shared, exists ? global : nullptr, {}, 0};
     if (exists) {
         memcpy(copy.bytes, global, 16);
     }
@@ -293,6 +299,13 @@ inline void emulate_wait_for_copies(int pending) {
     std::erase_if(copies_of_thread(), [&](const Copy &copy) {
         const bool done = copy.ends > pending;
         if (done) {
+            const unsigned char *place = static_cast<const unsigned char *>(copy.to);
+            if (copy.from != nullptr && memcmp(copy.from, copy.bytes, 16) != 0) {
+                emulator::end("a kernel writes what a copy still reads");
+            }
+            if (std::any_of(place, place + 16, [](unsigned char byte) { return byte != 0xff; })) {
+                emulator::end("a kernel writes where a copy still writes");
+            }
             memcpy(copy.to, copy.bytes, 16);
         }
         return done;
