@@ -23,7 +23,7 @@ struct Span {
 // For a kernel that computes with heads of WIDTH values.
 template <typename T, int D, int WIDTH> struct Attention {
     using Kernel = void (*)(const T *, const T *, const T *, T *, const Tile *, const uint32_t *, int, int, int,
-                            float, int, float, const float *, int);
+                            float, int, float, const float *, int, int);
     static constexpr int KV_HEADS = 2;
     static constexpr float SCALE = 0.12f;
     Kernel kernel;
@@ -58,7 +58,7 @@ template <typename T, int D, int WIDTH> struct Attention {
     }
 
     // Runs one call. The pool contains the rows of `spans` and their contexts, and nothing else.
-    void run(const vector<Span> &spans, vector<T> &out) const {
+    void run(const vector<Span> &spans, vector<T> &out, int stages = 1) const {
         const T nan = narrow<T>(NAN);
         vector<T> k(pool.size() * BLOCK * KV_HEADS * D, nan), v = k;
         vector<Tile> tiles;
@@ -83,9 +83,9 @@ template <typename T, int D, int WIDTH> struct Attention {
         launch({(int)tiles.size(), KV_HEADS, depth}, prefill::THREADS,
                [&] {
                    kernel(q.data(), k.data(), v.data(), out.data(), tiles.data(), blocks.data(), heads(), KV_HEADS,
-                          BLOCK, SCALE, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr, D);
+                          BLOCK, SCALE, variant.window, variant.cap, variant.sinks ? sinks.data() : nullptr, D, stages);
                },
-               sizeof(prefill::Shared<T, WIDTH>));
+               prefill::Shared<T, WIDTH>::bytes(stages));
     }
 
     // The largest error of a span's rows.
@@ -142,6 +142,10 @@ void test(typename Attention<T, D, WIDTH>::Kernel kernel, int group, Variant var
     of.ready();
     vector<T> out((size_t)of.rows * of.heads() * D, narrow<T>(NAN)), cut = out;
     of.run(of.spans, out);
+    if constexpr (prefill::LOADS_AHEAD<WIDTH, Numbers<T>>) {
+        of.run(of.spans, cut, 2);
+        CHECK(same(cut.data(), out.data(), out.size()), "two stages, heads of %d, groups of %d", D, group);
+    }
     for (const Span &span : of.spans) {
         const double worst = of.worst(span, out);
         // Both the weights and the results are rounded.

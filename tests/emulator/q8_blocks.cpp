@@ -119,7 +119,7 @@ template <typename T, int D, int WIDTH> struct Attention {
     template <typename Form> vector<T> read_prompt(const Form &k, const Form &v) const {
         const vector<Tile> tiles = this->tiles(prefill::MAX_QUERIES);
         vector<T> out(q.size());
-        const prefill::Args args{tiles.data(), blocks.data(), heads, KV_HEADS, SLOTS_OF_BLOCK, scores(), D};
+        const prefill::Args args{tiles.data(), blocks.data(), heads, KV_HEADS, SLOTS_OF_BLOCK, scores(), D, 1};
         const int depth = WIDTH / prefill::Shared<T, WIDTH>::VALUES;
         launch(
             {(int)tiles.size(), KV_HEADS, depth}, prefill::THREADS,

@@ -128,20 +128,47 @@ fn add_pool<'l>(launch: Launch<'l>, pool: &Tensor) -> Result<Launch<'l>> {
     launch.tensor(&bytes)?.tensor(&scales)
 }
 
+/// As `IS_WIDE` in `paged_attention.cuh`.
+fn is_wide(width: usize) -> bool {
+    width > 128
+}
+
 /// Bytes of shared memory for the keys and values of a chunk, with so many values from one to the next. Those of wide
-/// heads take turns, as `IS_WIDE` in `paged_attention.cuh` says.
+/// heads take turns.
 fn shared_by_chunk(width: usize, (key, value): (usize, usize), dtype: DType) -> usize {
-    let values = match width > 128 {
-        true => key.max(value),
-        false => key + value,
+    let values = if is_wide(width) {
+        key.max(value)
+    } else {
+        key + value
     };
     CHUNK * (values * dtype.size_in_bytes() + size_of::<i32>())
 }
 
-/// Bytes of shared memory that a block of the kernel for prompts needs, which computes with heads of `width` values.
-fn shared_by_long(width: usize, dtype: DType) -> usize {
+/// Bytes of shared memory that a block of the kernel for prompts needs, which computes with heads of `width` values and
+/// has room for so many chunks; see `Shared` in `prefill.cuh`.
+fn shared_by_long(width: usize, dtype: DType, stages: usize) -> usize {
     let rows = (width + 32, width.min(MAX_LONG_VALUES) + 8);
-    shared_by_chunk(width, rows, dtype)
+    let slots = CHUNK * size_of::<i32>();
+    stages * (shared_by_chunk(width, rows, dtype) - slots) + 2 * slots
+}
+
+/// The chunks that a block of the kernel for prompts has room for: two if it loads ahead, and a multiprocessor then still
+/// has shared memory for as many blocks as it has registers for.
+fn stages_of_long(
+    device: &CudaDevice,
+    kernels: Kernels,
+    dtype: DType,
+    pools: PoolKind,
+) -> Result<usize> {
+    // What a multiprocessor takes for itself of the memory of each block.
+    const OWN: usize = 1 << 10;
+    if pools != PoolKind::Numbers || is_wide(kernels.width) {
+        return Ok(1);
+    }
+    let blocks = if kernels.width == 64 { 3 } else { 2 };
+    let (_, shared) = gpu::size(device.cuda_stream().context())?;
+    let has_room = blocks * (shared_by_long(kernels.width, dtype, 2) + OWN) <= shared + OWN;
+    Ok(1 + usize::from(has_room))
 }
 
 /// Bytes of shared memory that a block of the kernel for all other rows needs.
@@ -356,7 +383,7 @@ pub(super) fn launch(
     let (dtype, d) = (q.dtype(), dims.head_dim);
     let kind = PoolKind::of(k.dtype(), dtype).filter(|_| dims.group() <= MAX_QUERIES);
     let kernels = kind.and_then(|kind| Kernels::of(d, kind));
-    let Some(kernels) = kernels else {
+    let (Some(kind), Some(kernels)) = (kind, kernels) else {
         candle_core::bail!(
             "{name}: no CUDA kernel for heads of {d} values in {dtype:?} with {} query heads per K/V head and pools in {:?}",
             dims.group(),
@@ -372,7 +399,8 @@ pub(super) fn launch(
     args.run(split, kernels, bytes, [q, k, v, &out])?;
     if tables.long > 0 {
         let prefill = kernels.load(device, "prefill", ("prefill", gpu::PREFILL), dtype)?;
-        let bytes = shared_by_long(kernels.width, dtype);
+        let stages = stages_of_long(device, kernels, dtype, kind)?;
+        let bytes = shared_by_long(kernels.width, dtype, stages);
         let prefill = prefill.with_shared(bytes)?;
         let first = tables.capacity.tiles * TILE;
         let long = tables.tiles.narrow(0, first, tables.long * TILE)?;
@@ -383,7 +411,7 @@ pub(super) fn launch(
             .int(dims.heads)
             .int(dims.kv_heads)
             .int(batch.block_size());
-        let launch = add_params(launch, params)?.int(d);
+        let launch = add_params(launch, params)?.int(d).int(stages);
         let depth = kernels.width.div_ceil(MAX_LONG_VALUES);
         let grid = gpu::grid((tables.long, dims.kv_heads, depth), LONG_THREADS, bytes);
         // SAFETY: as above; this kernel writes the rows that the other one does not.

@@ -36,7 +36,7 @@ struct Float8Pool : Float8s {
 };
 
 // Where values of a pool go.
-template <typename T, typename Pool> struct Widened {
+template <typename T, typename Pool> struct Destination {
     const Pool &from;
     T *to;
     // Values from a key to the next one.
@@ -46,7 +46,7 @@ template <typename T, typename Pool> struct Widened {
 // Widens VALUES values of each key of a chunk, of all N pools, by THREADS threads. `place` says where in the pools the values
 // of a key are from one of them on; below 0 = they are zeros.
 template <int VALUES, int THREADS, typename T, int N, typename Pool, typename Place>
-__device__ __forceinline__ void widen_chunk(int thread, const Place &place, const Widened<T, Pool> (&all)[N]) {
+__device__ __forceinline__ void widen_chunk(int thread, const Place &place, const Destination<T, Pool> (&all)[N]) {
     using Piece = typename Pool::Piece;
     // The pieces of a key, those of a thread in a pool, and those that it loads before it stores the first.
     constexpr int PIECES = VALUES / Piece::LEN, OWN = CHUNK * PIECES / THREADS, MOST = 4 / N;

@@ -32,12 +32,17 @@ template <typename T, int D> struct Shared {
     static constexpr int KEY = D + 32, VALUE = VALUES + 8;
     // Keys and values of wide heads take turns.
     static constexpr bool TAKES_TURNS = IS_WIDE<D>;
-    T keys_and_values[CHUNK * (TAKES_TURNS ? KEY : KEY + VALUE)];
-    // The pool slots of the keys; -1 = beyond the last key.
-    int slots[CHUNK];
+    static constexpr int STAGE = CHUNK * (TAKES_TURNS ? KEY : KEY + VALUE);
+    // The pool slots of the keys of a chunk and of the next one; -1 = beyond the last key.
+    int slots[2][CHUNK];
+    // Of the first stage; those of a second one follow.
+    T keys_and_values[STAGE];
 
-    __device__ __forceinline__ T *keys() { return keys_and_values; }
-    __device__ __forceinline__ T *values() { return keys_and_values + (TAKES_TURNS ? 0 : CHUNK * KEY); }
+    __device__ __forceinline__ T *keys(int stage) { return keys_and_values + stage * STAGE; }
+    __device__ __forceinline__ T *values(int stage) { return keys(stage) + (TAKES_TURNS ? 0 : CHUNK * KEY); }
+
+    // The bytes of a block with so many stages.
+    static constexpr int bytes(int stages) { return sizeof(Shared) + (stages - 1) * STAGE * sizeof(T); }
 };
 
 struct Args {
@@ -47,7 +52,13 @@ struct Args {
     Scores scores;
     // Values of a head, a multiple of 8, for kernels of heads that are PADDED.
     int values;
+    // The chunks that shared memory has room for: 1, or 2 of kernels that load ahead.
+    int stages;
 };
+
+// Whether a block loads a chunk while it computes with another one: keys and values are copied as they are, and have
+// places of their own.
+template <int D, typename Pool> constexpr bool LOADS_AHEAD = !Pool::IS_WIDENED && !IS_WIDE<D>;
 
 // A number that the compiler knows.
 template <int N> struct Count {
@@ -114,7 +125,7 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
         }
     }
 
-    auto find = [&](int base) {
+    auto find = [&](int base, int turn) {
         int place = base + threadIdx.x;
         if (threadIdx.x < CHUNK) {
             int slot = -1;
@@ -122,34 +133,43 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
                 uint32_t block = args.blocks[tile.blocks + place / args.block_size];
                 slot = block * args.block_size + place % args.block_size;
             }
-            shared.slots[threadIdx.x] = slot;
+            shared.slots[turn][threadIdx.x] = slot;
         }
     };
-    // Where the values of a key are in the pools from one of the head's on; below 0 = there are none. Those beyond the last
-    // key become zeros: the pool could hold NaN there, which a weight of zero would not hide.
-    auto place = [&](int key, int value) -> long long {
-        const int slot = shared.slots[key];
-        return slot >= 0 && has(value) ? ((long long)slot * args.kv_heads + kv_head) * d + value : -1;
-    };
-    // Copies COUNT values of the chunk's keys, from one of the head's values on, from a pool to shared memory.
-    auto load = [&](auto count, T *to, int pitch, const Pool &pool, int from) {
+    // Brings COUNT values of the keys of a chunk, from one of the head's values on, from pools to shared memory. Those beyond
+    // the last key become zeros: a pool could hold NaN there, which a weight of zero would not hide. Values that are not
+    // widened come while the thread goes on.
+    auto load = [&](auto count, int turn, int from, auto... all) {
+        constexpr int COUNT = decltype(count)::value;
+        const int slot_values = args.kv_heads * d, first = kv_head * d + from;
+        auto place_of = [&](int slot, int value) { return (long long)slot * slot_values + (first + value); };
         if constexpr (Pool::IS_WIDENED) {
-            auto place_of = [&](int key, int value) { return place(key, from + value); };
-            widen_chunk<decltype(count)::value, THREADS, T, 1, Pool>(threadIdx.x, place_of, {{pool, to, pitch}});
+            // Below 0 = there are none.
+            auto place = [&](int key, int value) -> long long {
+                const int slot = shared.slots[turn][key];
+                return slot >= 0 && has(from + value) ? place_of(slot, value) : -1;
+            };
+            widen_chunk<COUNT, THREADS, T, sizeof...(all), Pool>(threadIdx.x, place, {all...});
         } else {
-            constexpr int PACKS = decltype(count)::value / Pack<T>::LEN;
-#pragma unroll 4
-            for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
-                const int key = i / PACKS, value = i % PACKS * Pack<T>::LEN;
-                const long long at = place(key, from + value);
-                Pack<T> pack;
-                pack.bits = make_uint4(0, 0, 0, 0);
-                if (at >= 0) {
-                    pack.load(pool.values + at);
-                }
-                *reinterpret_cast<uint4 *>(to + key * pitch + value) = pack.bits;
+            // Keys that the threads copy at a time.
+            constexpr int PACKS = COUNT / Pack<T>::LEN, KEYS = THREADS / PACKS;
+            const int value = threadIdx.x % PACKS * Pack<T>::LEN;
+#pragma unroll
+            for (int i = 0; i < CHUNK; i += KEYS) {
+                const int key = i + threadIdx.x / PACKS, slot = shared.slots[turn][key];
+                const long long at = place_of(max(slot, 0), value);
+                const bool exists = slot >= 0 && has(from + value);
+                (copy_async(all.to + key * all.pitch + value, all.from.values + at, exists), ...);
             }
         }
+    };
+    auto keys_at = [&](int stage) { return Destination<T, Pool>{k, shared.keys(stage), KEY}; };
+    auto values_at = [&](int stage) { return Destination<T, Pool>{v, shared.values(stage), VALUE}; };
+    // Waits for the copies of all threads. None of them needs what was read before any more.
+    auto arrive = [&] {
+        end_of_copies();
+        wait_for_copies<0>();
+        __syncthreads();
     };
     // Scores are scaled by log2(e): powers of two are cheaper than powers of e.
     constexpr float LOG2_E = 1.44269504f;
@@ -164,32 +184,47 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
     // The largest score, and the thread's part of the sum of weights.
     float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {0.f, 0.f};
     const int start = first_key_of(tile, window) / CHUNK * CHUNK;
-    find(start);
-    for (int base = start; base < keys; base += CHUNK) {
-        __syncthreads();
-        if constexpr (TAKES_TURNS) {
-            load(Count<D>(), shared.keys(), KEY, k, 0);
-        } else if constexpr (Pool::IS_WIDENED) {
-            widen_chunk<D, THREADS, T, 2, Pool>(threadIdx.x, place, {{k, shared.keys(), KEY}, {v, shared.values(), VALUE}});
+    // With two stages, a chunk is loaded while the one before is multiplied. With one, its keys are loaded while the values
+    // before are multiplied, and its values while its keys are.
+    constexpr bool AHEAD = LOADS_AHEAD<D, Pool>;
+    const bool has_two = AHEAD && args.stages == 2;
+    auto load_ahead = [&](int turn) {
+        if (has_two) {
+            load(Count<D>(), turn, 0, keys_at(turn), values_at(turn));
         } else {
-            constexpr int PACKS = D / Pack<T>::LEN;
-#pragma unroll 4
-            for (int i = threadIdx.x; i < CHUNK * PACKS; i += THREADS) {
-                const int key = i / PACKS, value = i % PACKS * Pack<T>::LEN;
-                const long long at = place(key, value);
-                Pack<T> ks, vs;
-                ks.bits = vs.bits = make_uint4(0, 0, 0, 0);
-                if (at >= 0) {
-                    ks.load(k.values + at);
-                    vs.load(v.values + at);
+            load(Count<D>(), turn, 0, keys_at(0));
+        }
+    };
+    find(start, 0);
+    find(start + CHUNK, 1);
+    if constexpr (AHEAD) {
+        __syncthreads();
+        load_ahead(0);
+    }
+    for (int base = start, turn = 0; base < keys; base += CHUNK, turn ^= 1) {
+        const int stage = has_two ? turn : 0;
+        // All that the chunk needs from its slots has begun.
+        auto next = [&] {
+            if constexpr (AHEAD) {
+                if (base + CHUNK < keys) {
+                    load_ahead(turn ^ 1);
                 }
-                *reinterpret_cast<uint4 *>(shared.keys() + key * KEY + value) = ks.bits;
-                *reinterpret_cast<uint4 *>(shared.values() + key * VALUE + value) = vs.bits;
+            }
+            find(base + 2 * CHUNK, turn);
+        };
+        if constexpr (!AHEAD) {
+            __syncthreads();
+            if constexpr (TAKES_TURNS) {
+                load(Count<D>(), turn, 0, keys_at(0));
+            } else {
+                load(Count<D>(), turn, 0, keys_at(0), values_at(0));
             }
         }
-        __syncthreads();
-        if (!TAKES_TURNS) {
-            find(base + CHUNK);
+        arrive();
+        if (AHEAD ? has_two : !TAKES_TURNS) {
+            next();
+        } else if constexpr (AHEAD) {
+            load(Count<D>(), turn, 0, values_at(0));
         }
 
         // Scores, eight keys at a time: s[n][i] is key 8 * n + 2 * quarter + i % 2 of half i / 2.
@@ -199,7 +234,7 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
             s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
         }
         auto add = [&](float(&s)[4], int n, int step, uint4 a, uint4 b) {
-            const T *row = shared.keys() + (n * 8 + thread / 4) * KEY + quarter * 8;
+            const T *row = shared.keys(stage) + (n * 8 + thread / 4) * KEY + quarter * 8;
             const uint4 c = *reinterpret_cast<const uint4 *>(row + step * STEP);
             const uint32_t one[4] = {a.x, b.x, a.y, b.y}, two[4] = {a.z, b.z, a.w, b.w};
             multiply<T>(s, one, c.x, c.y);
@@ -226,7 +261,11 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
             }
             // Values take the place of the keys.
             __syncthreads();
-            load(Count<VALUES>(), shared.values(), VALUE, v, first_value);
+            load(Count<VALUES>(), turn, first_value, values_at(0));
+        }
+        if (AHEAD && !has_two) {
+            arrive();
+            next();
         }
         // Whether some query does not see the whole chunk.
         const bool cut = base + CHUNK - 1 > begin || base <= begin + tile.rows - 1 - window;
@@ -278,8 +317,8 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
             }
         }
         if (TAKES_TURNS) {
-            __syncthreads();
-            find(base + CHUNK);
+            arrive();
+            next();
         }
         // Weighted values: the scores are in the registers in which the product expects the weights.
 #pragma unroll
@@ -287,7 +326,7 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
             const float(&left)[4] = s[2 * step], (&right)[4] = s[2 * step + 1];
             const uint32_t weights[4] = {narrow_pair<T>(left[0], left[1]), narrow_pair<T>(left[2], left[3]),
                                          narrow_pair<T>(right[0], right[1]), narrow_pair<T>(right[2], right[3])};
-            const T *row = shared.values() + (step * 16 + thread % 16) * VALUE + thread / 16 * 8;
+            const T *row = shared.values(stage) + (step * 16 + thread % 16) * VALUE + thread / 16 * 8;
 #pragma unroll
             for (int n = 0; n < VALUES / 16; n++) {
                 if (has(first_value + n * 16)) {
@@ -327,10 +366,10 @@ __device__ void attend(const T *q, const Pool &k, const Pool &v, T *out, const A
 // A kernel of heads of D values, or of up to D.
 #define PREFILL_PARAMETERS                                                                         \
     const Tile *tiles, const uint32_t *blocks, int heads, int kv_heads, int block_size,            \
-        float scale, int window, float cap, const float *sinks, int values
+        float scale, int window, float cap, const float *sinks, int values, int stages
 #define PREFILL_ARGS                                                                               \
     prefill::Args {                                                                                \
-        tiles, blocks, heads, kv_heads, block_size, {scale, window, cap, sinks}, values            \
+        tiles, blocks, heads, kv_heads, block_size, {scale, window, cap, sinks}, values, stages    \
     }
 #define PREFILL_KERNEL(T, NAME, D, PADDED)                                                         \
     extern "C" __global__ void __launch_bounds__(prefill::THREADS)                                 \
