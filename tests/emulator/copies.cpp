@@ -68,6 +68,9 @@ template <Bug BUG> void sum_up(float *tiles, float *sums) {
         }
         for (int i = 0; i < 4; i++) {
             sum += place(tile)[other + i];
+            // As products do, which read long before they end: warps that keep step with one another have read all.
+            __syncwarp();
+            __syncwarp();
         }
     }
     sums[threadIdx.x] = sum;

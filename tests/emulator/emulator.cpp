@@ -127,17 +127,20 @@ void set_current(int thread) {
     }
 }
 
-// The next thread after the current one that can run; -1 = there is none.
+// The next thread after the current one that can run; -1 = there is none. A warp goes on until it waits for another one, so
+// that it is far ahead of those for which it should have waited.
 int next_thread() {
     const bool forwards = direction > 0;
-    // Of the current warp, those behind the current thread; then all of each warp, at last of the current one.
+    // Those behind the current thread; then all of each warp, at first of the current one.
     const Lanes others = forwards ? ~Lanes(1) << current % 32 : bit_of(current) - 1;
     int warp = current / 32;
     Lanes some = ready[warp] & others;
     for (int i = 0; some == 0 && i < warps_of_cluster; i++) {
-        warp += direction;
-        warp = warp < 0 ? warps_of_cluster - 1 : warp == warps_of_cluster ? 0 : warp;
         some = ready[warp];
+        if (some == 0) {
+            warp += direction;
+            warp = warp < 0 ? warps_of_cluster - 1 : warp == warps_of_cluster ? 0 : warp;
+        }
     }
     if (some == 0) {
         return -1;
