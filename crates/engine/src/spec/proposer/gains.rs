@@ -155,8 +155,8 @@ fn drafts_gain_surely_on_a_gpu() {
     check(H100);
 }
 
-/// A head reads hardly any sampled texts where it slows the target more than its drafts gain. If that is not known, 0.945
-/// and 0.953 of plain decoding are left, as was measured: by the steps without drafts beside them, drafts gain a tenth.
+/// A head reads hardly any sampled texts where it slows the target more than its drafts gain. If that were never known, 0.945
+/// and 0.953 of plain decoding would be left, as was measured: by the steps without drafts beside them, drafts gain a tenth.
 #[test]
 fn a_head_that_slows_the_target_costs_little() {
     for is_sampled in [false, true] {
