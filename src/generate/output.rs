@@ -46,7 +46,7 @@ impl Output {
                 Ok(key) if is_whole => done.extend(key),
                 Ok(_) => break,
                 // The beginning of a line of this kind ends too early. Anything else is a file of somebody.
-                Err(e) if !is_whole && e.is_eof() => break,
+                Err(e) if !is_whole && ends_early(&e, &line) => break,
                 Err(e) => {
                     let what = format!("line {number} is no {what}, choose another --out: {e}");
                     return Err(Error::in_file(path, what));
@@ -76,9 +76,16 @@ impl Output {
     }
 }
 
+/// Whether `error` is that `line` ends too early. If it ends within a number that is skipped, serde_json calls that number
+/// wrong.
+fn ends_early(error: &serde_json::Error, line: &[u8]) -> bool {
+    error.is_eof() || error.is_syntax() && error.column() == line.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::de::IgnoredAny;
 
     fn open(path: &Path) -> Result<(Output, HashSet<u32>)> {
         Output::open(path, "number", |line| serde_json::from_slice(line))
@@ -140,6 +147,12 @@ mod tests {
         for rest in ["[", "[\"a", "[\"a\\u00", "[\"a\"", "[\"a\"]"] {
             std::fs::write(&path, format!("[]\n{rest}")).unwrap();
             assert!(open(&path).is_ok(), "{rest}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "[]\n", "{rest}");
+        }
+        for rest in ["[-", "[1.", "[1e", "[1e-"] {
+            std::fs::write(&path, format!("[]\n{rest}")).unwrap();
+            let skipped = |line: &[u8]| serde_json::from_slice(line).map(|IgnoredAny| None::<u32>);
+            assert!(Output::open(&path, "list", skipped).is_ok(), "{rest}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "[]\n", "{rest}");
         }
     }
