@@ -7,7 +7,7 @@ use foretoken::engine::{self, EngineOptions};
 use foretoken::model::{EmbeddingSpec, Pooling};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATH: &str = "/v1/embeddings";
 /// Values of an embedding.
@@ -274,11 +274,13 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
     }
     request.abort();
     // Between two waves the engine is idle, too: only the load tells when the server has noticed.
+    let left = Instant::now();
     loop {
         let reply = server.get("/load").await.json::<Value>().await;
         if reply.expect("JSON")["server_load"] == 0 {
             break;
         }
+        assert!(left.elapsed() < LONG, "the client is gone");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.idle().await;
