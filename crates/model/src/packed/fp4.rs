@@ -72,8 +72,8 @@ impl Scheme for Fp4 {
         let numbers = parts.get(self.numbers(), &[outputs, inputs / 2], &["U8"])?;
         let grid = [outputs, inputs / group];
         match self {
-            Self::Nv => open_nv(parts, numbers, grid, (inputs, DIVISOR)),
-            Self::NvTimes => open_nv(parts, numbers, grid, (inputs, FACTOR)),
+            Self::Nv => open_nv(parts, numbers, grid, inputs, DIVISOR),
+            Self::NvTimes => open_nv(parts, numbers, grid, inputs, FACTOR),
             Self::Mx => open_mx(parts, numbers, grid, inputs),
         }
     }
@@ -92,7 +92,8 @@ fn open_nv<'a>(
     parts: &mut Parts<'a>,
     numbers: Part<'a>,
     grid: [usize; 2],
-    (inputs, end): (usize, &str),
+    inputs: usize,
+    end: &str,
 ) -> Result<Opened<'a>> {
     let scales = parts.get("weight_scale", &grid, &[E4M3])?;
     let whole = parts.scales(end, &[1, 1], &["F32"])?;
@@ -100,7 +101,7 @@ fn open_nv<'a>(
     let unpack = move || {
         let of_all = whole.floats()?[0];
         if !of_all.is_normal() {
-            return Err(whole.error("is no divisor of scales, or factor"));
+            return Err(whole.error("is no divisor or factor of scales"));
         }
         let table = table();
         let scale = |&byte: &u8| {
