@@ -498,6 +498,7 @@ async fn errors_have_anthropics_shape() {
     for (key, value, named) in [
         ("max_tokens", Value::Null, "max_tokens"),
         ("max_tokens", json!(0), "max_tokens"),
+        ("max_tokens", json!(-1), "max_tokens"),
         ("messages", Value::Null, "messages"),
         ("messages", json!([]), "messages"),
         (

@@ -109,8 +109,10 @@ impl Context<'_> {
     /// `Invalid` or `NotFound`, naming the field.
     pub fn message(&self, body: &[u8]) -> Result<(Job, MessageReply)> {
         let (chat, warnings) = self.message_chat(body)?;
-        if chat.common.max_tokens.is_none() {
-            return wrong("max_tokens", "is required");
+        match chat.common.max_tokens {
+            None => return wrong("max_tokens", "is required"),
+            Some(wire::NO_LIMIT) => return wrong("max_tokens", "must be at least 1"),
+            Some(_) => (),
         }
         chat.common.refuse_chunk_options()?;
         let mut job = self.chat_job(chat).map_err(|e| e.renamed(&NAMES))?;
