@@ -290,7 +290,8 @@ impl Decoder {
         });
         let step = Step::new(config, inputs, spans, self.dtypes.activations)?;
         let mut step = step.with_layer_inputs(own.transpose()?);
-        let mut delta = inputs.no_delta(&x)?;
+        // Made after `x` in each forward: the first norm may read `x` while the kernel before it still runs.
+        let mut delta = x.zeros_like()?;
         let (mut inputs, mut gpu) = (inputs, 0);
         let mut tapped = Vec::new();
         let last_with_kv = self.last_with_kv();

@@ -7,7 +7,7 @@ use foretoken_core::error::{Error, Result};
 use foretoken_core::model::{AdapterRows, Batch, Draw, ForwardOutput, Taps};
 use foretoken_kernels::graph::Values;
 use foretoken_kernels::{Slots, StateBatch, Writes};
-use std::cell::{Cell, OnceCell};
+use std::cell::Cell;
 
 /// See the module; every value that indexes memory was checked on the host.
 pub(crate) struct Inputs {
@@ -30,8 +30,6 @@ pub(crate) struct Inputs {
     pub wanted_adapters: RowAdapters,
     /// Counts what [`ForwardOutput::experts_read`](foretoken_core::model::ForwardOutput::experts_read) says.
     pub experts_read: Cell<usize>,
-    /// What [`no_delta`](Self::no_delta) returns.
-    zeros: OnceCell<Tensor>,
     vocab_size: usize,
 }
 
@@ -124,7 +122,6 @@ impl Inputs {
             adapters: RowAdapters::new(&batch.adapters, rows, device)?,
             wanted_adapters,
             experts_read: Cell::new(0),
-            zeros: OnceCell::new(),
             vocab_size,
         })
     }
@@ -169,19 +166,6 @@ impl Inputs {
             tapped.push((rows_of(x, rows)? + rows_of(delta, rows)?)?);
         }
         Ok(())
-    }
-
-    /// Zeros like the residual stream `x`: what the first layer adds to it. All forwards with these inputs share them, so
-    /// that a recorded one does not make them again.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn no_delta(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        if let Some(zeros) = self.zeros.get() {
-            return Ok(zeros.clone());
-        }
-        let zeros = x.zeros_like()?;
-        Ok(self.zeros.get_or_init(|| zeros).clone())
     }
 
     /// Lets a forward with these inputs write neither K and V nor states: all rows are padding, until they are replaced.
