@@ -57,6 +57,7 @@ pub struct Displacement {
 struct StepTimes {
     /// The mean of the logarithms of their times.
     mean: f64,
+    /// Those that count in the mean.
     steps: u32,
 }
 
@@ -65,11 +66,11 @@ impl StepTimes {
         let log = seconds.ln();
         // One step that is interrupted decides little.
         let off = (log - self.mean).clamp(-MAX_RATIO.ln(), MAX_RATIO.ln());
+        self.steps = RECENT_STEPS.min(self.steps + 1);
         self.mean = match self.steps {
-            0 => log,
-            steps => self.mean + off / f64::from((steps + 1).min(RECENT_STEPS)),
+            1 => log,
+            steps => self.mean + off / f64::from(steps),
         };
-        self.steps += 1;
     }
 }
 
