@@ -132,7 +132,7 @@ fn a_model_can_have_several_names() {
     assert_eq!(names(with_file(one, "").unwrap()), ["a"]);
     for wrong in [
         "served-model-name = []",
-        "served-model-name = [1]",
+        "served-model-name = [[1]]",
         "model = ['a']",
     ] {
         file_refused_with(wrong, "must be a string");
