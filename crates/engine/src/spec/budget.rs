@@ -206,14 +206,15 @@ impl Budget {
     }
 
     /// How long a step took, relative to what its rows and its context should take: in a unit that stays, whatever the
-    /// speed of the machine is.
+    /// speed of the machine is. An interrupted step has taken at most [`MAX_RATIO`] times as long as expected.
     pub fn relative_seconds(&self, step: &StepCost) -> f64 {
         let base = Base {
             sequences: step.sequences,
             rows: step.base_rows,
             context: step.context,
         };
-        self.target.scale() * step.target_seconds / self.step_seconds(base, step.draft_nodes)
+        let ratio = step.target_seconds / self.step_seconds(base, step.draft_nodes);
+        self.target.scale() * ratio.clamp(1.0 / MAX_RATIO, MAX_RATIO)
     }
 
     /// Which nodes of each draft to verify in a step that is `base` without them. Parents of kept nodes are kept. A score

@@ -6,7 +6,7 @@
 //! drafts, in a text that a head reads, says nothing of a text that it does not read.
 //!
 //! It is measured before the first request. But the cache is shared with what else runs on the machine, and drafts read more
-//! than the head's weights: so steps without drafts of texts that it reads are compared with those of others, too.
+//! than the head's weights: so steps without drafts soon after its forwards are compared with those long after, too.
 
 use foretoken_core::error::Result;
 use serde::{Deserialize, Serialize};
@@ -27,11 +27,12 @@ const MIN_FORWARD_SECONDS: f64 = 0.0005;
 const MAX_RATIO: f64 = 1.5;
 /// Turns that what is known is worth at most: what else runs on the machine changes.
 const MAX_SEEN: u32 = 8 * TURNS;
-/// Steps of each kind of text that make a turn, and steps of one kind that count: a text has few without drafts.
+/// Steps of each kind that make a turn, and steps of one kind that count: few are without drafts beside the head.
 const STEPS: u32 = 8;
 const RECENT_STEPS: u32 = 8 * STEPS;
-/// Steps after those of a text that the head reads until the cache has settled.
-const UNSETTLED: u32 = 16;
+/// Steps after a forward of the head that are slowed as much as those beside it, and after which none is.
+const BESIDE: u32 = 4;
+const SETTLED: u32 = 16;
 
 /// How much longer the target's forwards take while a head reads, as a share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -44,15 +45,15 @@ pub struct Displacement {
     variance: f64,
     /// The turns.
     seen: u32,
-    /// The turn that steps make: of texts that the head does not read, and of those that it reads.
+    /// The turn that steps make: long after a forward of the head, and beside it.
     #[serde(skip)]
     turn: [StepTimes; 2],
-    /// Steps since the last one of a text that it reads.
+    /// Steps since the head's last forward.
     #[serde(skip)]
-    since_read: u32,
+    since_head: u32,
 }
 
-/// Steps of one kind of text.
+/// Steps of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct StepTimes {
     /// The mean of the logarithms of their times.
@@ -63,14 +64,8 @@ struct StepTimes {
 
 impl StepTimes {
     fn note(&mut self, seconds: f64) {
-        let log = seconds.ln();
-        // One step that is interrupted decides little.
-        let off = (log - self.mean).clamp(-MAX_RATIO.ln(), MAX_RATIO.ln());
         self.steps = RECENT_STEPS.min(self.steps + 1);
-        self.mean = match self.steps {
-            1 => log,
-            steps => self.mean + off / f64::from(steps),
-        };
+        self.mean += (seconds.ln() - self.mean) / f64::from(self.steps);
     }
 }
 
@@ -138,20 +133,22 @@ impl Displacement {
         f64::from(self.seen.clamp(1, RECENT))
     }
 
-    /// Learns from a step of texts of which the head reads some, or of others. `ratio` is how many times as long it took as
-    /// such a step should, if it had no drafts and its texts are of one kind. Where nothing was measured, nothing is learned.
-    pub fn note_step(&mut self, is_read: bool, ratio: Option<f64>) {
-        self.since_read = match is_read {
+    /// Learns from a step, which the head has run a forward for or not. `ratio` is how many times as long it took as such a
+    /// step should, if it had no drafts. Where nothing was measured, nothing is learned.
+    pub fn note_step(&mut self, head_ran: bool, ratio: Option<f64>) {
+        self.since_head = match head_ran {
             true => 0,
-            false => self.since_read.saturating_add(1),
+            false => self.since_head.saturating_add(1),
         };
-        let is_settled = is_read || self.since_read > UNSETTLED;
         let may_be = |ratio: &f64| ratio.is_normal() && *ratio > 0.0;
-        let Some(ratio) = ratio.filter(|ratio| self.is_known() && is_settled && may_be(ratio))
-        else {
+        let Some(ratio) = ratio.filter(|ratio| self.is_known() && may_be(ratio)) else {
             return;
         };
-        self.turn[usize::from(is_read)].note(ratio);
+        match self.since_head {
+            0..=BESIDE => self.turn[1].note(ratio),
+            SETTLED.. => self.turn[0].note(ratio),
+            _ => (),
+        }
         if self.turn.iter().all(|kind| kind.steps >= STEPS) {
             let [without, with] = std::mem::take(&mut self.turn);
             self.note((with.mean - without.mean).exp());
@@ -277,26 +274,24 @@ mod tests {
         assert!(found.share() < 1e-9, "{found:?}");
     }
 
-    /// The last turns count, and a few interrupted steps do not.
+    /// The last turns count.
     #[test]
-    fn steps_of_texts_are_compared() {
+    fn steps_beside_the_head_are_compared_with_others() {
         let mut found = Displacement::of(0.0);
         let noise = &mut Noise(7);
-        for step in 0..4000 {
-            let is_read = step % 50 > 40;
-            let slow = if is_read { 1.13 } else { 1.0 };
-            let interrupted = if step % 97 == 0 { 20.0 } else { 1.0 };
-            found.note_step(
-                is_read,
-                Some(0.004 * slow * interrupted * noise.factor(0.1)),
-            );
+        for (displaced, off) in [(0.13, 0.04), (0.0, 0.03)] {
+            let mut since_head = 0;
+            for step in 0..4000 {
+                let head_ran = step % 50 > 40;
+                since_head = if head_ran { 0 } else { since_head + 1 };
+                let slow = if since_head < 8 { displaced } else { 0.0 };
+                let ratio = 0.004 * (1.0 + slow) * noise.factor(0.1);
+                // Not each step is without drafts.
+                found.note_step(head_ran, (step % 3 > 0).then_some(ratio));
+            }
+            assert!((found.share() - displaced).abs() < off, "{found:?}");
+            assert!(found.is_valid());
         }
-        assert!((found.share() - 0.13).abs() < 0.04, "{found:?}");
-        assert!(found.is_valid());
-        for step in 0..8000 {
-            found.note_step(step % 50 > 40, Some(0.004 * noise.factor(0.1)));
-        }
-        assert!(found.share() < 0.03, "{found:?}");
         let mut unknown = Displacement::default();
         for step in 0..200 {
             unknown.note_step(step % 100 < 50, Some(1.0 + f64::from(step % 3)));

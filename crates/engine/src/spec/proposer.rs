@@ -32,8 +32,6 @@ pub struct Proposer {
     /// Of the sequences of this step that may draft: their prompt rows, and the number of those that gain a token.
     prompt_rows: usize,
     gaining: usize,
-    /// Number of the sequences of this step that a head reads.
-    read: usize,
     /// Steps since all sequences were asked.
     waited: u32,
     /// Longest draft that a request could have so far.
@@ -109,7 +107,6 @@ impl Proposer {
             requests: 0,
             prompt_rows: 0,
             gaining: 0,
-            read: 0,
             waited: 0,
             longest: FIRST_LENGTH,
             noted: 0,
@@ -211,10 +208,8 @@ impl Proposer {
         };
         let mut proposals = Vec::with_capacity(inputs.len());
         let (mut places, mut requests) = (Vec::new(), Vec::new());
-        self.read = 0;
         for (place, (input, forced)) in inputs.iter_mut().zip(&forced).enumerate() {
             let is_read = input.may_draft && self.is_read(input.state);
-            self.read += usize::from(is_read);
             let is_asked = asked[place];
             proposals.push(Proposal {
                 draft: Draft::default().after_forced(&forced.tokens),
@@ -370,10 +365,11 @@ impl Proposer {
             let tokens = step.tokens as f64 * self.gaining as f64 / each;
             self.reading.note_step(self.prompt_rows, tokens, read);
             let is_plain = step.draft_nodes == 0 && step.base_rows == step.sequences;
-            let is_of_one_kind = self.read == 0 || self.read == step.sequences;
-            let ratio = (is_plain && is_of_one_kind).then(|| self.budget.relative_seconds(step));
+            let is_plain = is_plain && step.sequences > 0;
+            let ratio = is_plain.then(|| self.budget.relative_seconds(step));
+            let has_drafted = self.drafter.pool(|pool| !pool.network.forwards.is_empty());
             let displacement = &mut self.reading.displacement;
-            displacement.note_step(self.read > 0, ratio);
+            displacement.note_step(rows > 0 || has_drafted.unwrap_or_default(), ratio);
         }
         if asked == 0 {
             return self.budget.observe(step);
