@@ -101,7 +101,7 @@ pub(super) fn explain(args: &[OsString], e: &clap::Error) -> Exit {
     Error::setup(text).into()
 }
 
-/// The command of `args` that flags come before: the parser has taken it for a model.
+/// The command of `args` that flags come before.
 fn late_command(args: &[OsString]) -> Option<&str> {
     let mut words = args.iter().skip(1).map(|arg| arg.to_str().unwrap_or(""));
     if !words.next()?.starts_with('-') {

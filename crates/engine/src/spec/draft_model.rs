@@ -392,11 +392,14 @@ mod tests {
         DraftModel::new(Box::new(ToyModel::new(32, 256, 5, 0.0)), 64, 4, chunk).unwrap()
     }
 
-    fn propose(drafter: &mut DraftModel, tokens: &[u32], prompt_len: usize) -> Vec<u32> {
-        let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..prompt_len]);
-        tokens[prompt_len..].iter().for_each(|&id| sampler.push(id));
-        let request = DraftRequest {
-            id: 1,
+    fn request<'r>(
+        id: SeqId,
+        tokens: &'r [u32],
+        sampler: &'r mut Sampler,
+        context: &'r DraftContext,
+    ) -> DraftRequest<'r> {
+        DraftRequest {
+            id,
             tokens,
             length: 4,
             model_length: 4,
@@ -406,10 +409,17 @@ mod tests {
             is_fixed: false,
             staged: Vec::new(),
             position: tokens.len(),
-            sampler: &mut sampler,
+            sampler,
             acceptance: Acceptance::Coupled,
-            context: &DraftContext::default(),
-        };
+            context,
+        }
+    }
+
+    fn propose(drafter: &mut DraftModel, tokens: &[u32], prompt_len: usize) -> Vec<u32> {
+        let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..prompt_len]);
+        tokens[prompt_len..].iter().for_each(|&id| sampler.push(id));
+        let context = DraftContext::default();
+        let request = request(1, tokens, &mut sampler, &context);
         drafter.propose(&mut [request]).unwrap().remove(0).tokens
     }
 
@@ -540,21 +550,8 @@ mod tests {
             let mut samplers = vec![Sampler::new(params, &[]); texts.len()];
             let context = DraftContext::default();
             let each = (1..).zip(&texts).zip(&mut samplers);
-            let requests = each.map(|((id, tokens), sampler)| DraftRequest {
-                id,
-                tokens,
-                length: 4,
-                model_length: 4,
-                nodes: 4,
-                width: 1,
-                min_score: 0.0,
-                is_fixed: false,
-                staged: Vec::new(),
-                position: tokens.len(),
-                sampler,
-                acceptance: Acceptance::Coupled,
-                context: &context,
-            });
+            let requests =
+                each.map(|((id, tokens), sampler)| request(id, tokens, sampler, &context));
             let mut requests: Vec<DraftRequest<'_>> = requests.collect();
             let drafts = drafter.propose(&mut requests).unwrap();
             let drafted: usize = drafts.iter().map(Draft::len).sum();
