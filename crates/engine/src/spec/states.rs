@@ -245,7 +245,10 @@ impl StateSlots {
         copies.retain(|&(len, _)| {
             let known = |copy: &StateCopy| copy.is_of(state.prefix_root(), &state.tokens[..len]);
             let is_new = self.max_copies > 0 && len > first && len <= end;
-            is_new && !self.copies.iter().any(known)
+            // Another sequence of the step may begin with the same tokens.
+            let planned = self.planned.iter().filter(|planned| planned.is_shared);
+            let planned = planned.map(|planned| &planned.copy);
+            is_new && !self.copies.iter().chain(planned).any(known)
         });
         let mut kept = KeptState {
             slot: sequence.slot,
@@ -259,11 +262,8 @@ impl StateSlots {
             .take_if(|_| !is_tentative && copies.iter().any(|(_, is_shared)| !is_shared));
         self.free.extend(before.map(|copy| copy.slot));
         for (len, is_shared) in copies {
-            if is_shared && !is_tentative && self.copies.len() >= self.max_copies {
-                let oldest = self
-                    .oldest()
-                    .map(|oldest| self.copies.swap_remove(oldest).slot);
-                self.free.extend(oldest);
+            if is_shared && !is_tentative && !self.make_room() {
+                continue;
             }
             let slot = self.take_slot();
             kept.copies.push((len - first, slot));
@@ -419,6 +419,19 @@ impl StateSlots {
             None => copy,
         };
         self.free.push(freed.slot);
+    }
+
+    /// Makes room for one more known copy, beside those that the step under way makes. Returns whether there is room: not
+    /// if these are all, or sequences are to begin with the others.
+    fn make_room(&mut self) -> bool {
+        let planned = self.planned.iter().filter(|planned| planned.is_shared);
+        if self.copies.len() + planned.count() < self.max_copies {
+            return true;
+        }
+        let oldest = self.oldest();
+        let freed = oldest.map(|oldest| self.copies.swap_remove(oldest).slot);
+        self.free.extend(freed);
+        freed.is_some()
     }
 
     /// The copy that was used longest ago, of those with which no sequence is to begin.

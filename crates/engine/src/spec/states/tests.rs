@@ -188,6 +188,50 @@ fn where_texts_part_a_copy_is_made() {
     assert!(copied(&step(&mut slots, &mut five, 17, &[])).is_empty());
 }
 
+/// The memory plan has two slots for each sequence, and those of the known copies, however many prompts come at once.
+#[test]
+fn a_burst_of_prompts_takes_no_more_slots_than_planned() {
+    const SEQUENCES: u64 = 8;
+    const LEN: usize = 17;
+    let prompt = |end: u32| [&[5; 9][..], &[end; 8]].concat();
+    // In one chunk or two, where the blocks before the texts part are cached, or not.
+    for (chunk, is_cached) in [(LEN, true), (LEN, false), (9, false)] {
+        for max_copies in [1, 4, 64] {
+            let mut slots = StateSlots::new(BLOCK, max_copies);
+            let mut all: Vec<SequenceState> = (0..SEQUENCES)
+                .map(|id| state(id, &prompt(10 + id as u32)))
+                .collect();
+            for one in all.iter().filter(|_| is_cached) {
+                assert_eq!(slots.resume(one, 8), 0);
+            }
+            let mut copies = Vec::new();
+            while all[0].kv_len < LEN {
+                let rows = chunk.min(LEN - all[0].kv_len);
+                let inputs: Vec<_> = all.iter_mut().map(|one| input(one, rows)).collect();
+                let kept = slots.plan(&inputs, false).unwrap();
+                slots.check_invariants().unwrap();
+                copies.extend(kept.iter().flat_map(copied));
+                let outputs: Vec<StepResult> =
+                    inputs.iter().map(|_| Ok(StepOutput::default())).collect();
+                slots.finish(&inputs, &outputs);
+                slots.check_invariants().unwrap();
+                all.iter_mut().for_each(|one| one.kv_len += rows);
+            }
+            let planned = 2 * SEQUENCES as usize + max_copies;
+            let used = slots.num_slots as usize;
+            assert!(
+                used <= planned,
+                "{used} of {planned}, chunks of {chunk}, {is_cached}"
+            );
+            // The copy where they part is made once, and found.
+            if is_cached {
+                assert_eq!(copies.iter().filter(|at| **at == 8).count(), 1);
+                assert_eq!(slots.resume(&state(99, &prompt(99)), 8), 8);
+            }
+        }
+    }
+}
+
 /// Whatever tentative steps are taken back, the steps that stand are those of a text without them, and no slot is lost.
 #[test]
 fn a_step_that_is_taken_back_changes_nothing() {
