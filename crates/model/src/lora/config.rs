@@ -64,7 +64,7 @@ impl LoraConfig {
         let alpha = keys.get("lora_alpha").and_then(finite);
         Ok(Self {
             rank: rank as usize,
-            alpha: alpha.ok_or("lora_alpha must be a number")?,
+            alpha: alpha.ok_or("lora_alpha must be a number that 32 bits can hold")?,
             has_root: keys.get("use_rslora") == Some(&Value::Bool(true)),
             ranks: patterns(keys, "rank_pattern", |value| {
                 let rank = value.as_u64().filter(|&rank| rank > 0);
@@ -91,8 +91,9 @@ impl LoraConfig {
     }
 }
 
+/// A number that a scale of 32 bits can hold.
 fn finite(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|value| value.is_finite())
+    value.as_f64().filter(|&value| (value as f32).is_finite())
 }
 
 /// Refuses what is not implemented, and what is not known.
@@ -299,6 +300,11 @@ mod tests {
             (json!({"r": 0}), "r must be"),
             (json!({"r": "8"}), "r must be"),
             (json!({"lora_alpha": null}), "lora_alpha must be"),
+            (json!({"lora_alpha": 1e39}), "lora_alpha must be"),
+            (
+                json!({"alpha_pattern": {"q_proj": -1e39}}),
+                "alpha_pattern: q_proj",
+            ),
             (
                 json!({"rank_pattern": {"q_proj": -1}}),
                 "rank_pattern: q_proj",
