@@ -183,6 +183,10 @@ fn escaped<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     };
     if digits > 0 {
         let (code, after) = after.split_at_checked(digits)?;
+        // A sign is no digit.
+        if !code.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
         // Half of a surrogate pair is no character, and cannot be part of a JSON text.
         text.push(char::from_u32(u32::from_str_radix(code, 16).ok()?)?);
         return Some(after);
@@ -329,6 +333,8 @@ mod tests {
             "'a",
             "'a\nb'",
             r"'\x4'",
+            r"'\x+1'",
+            r"'\u+0e9'",
             r"'\ud800'",
             "0x10",
             "012",
