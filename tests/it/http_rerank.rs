@@ -1,6 +1,6 @@
 //! `/v1/rerank` and `/v1/score`: embedding models, models that answer yes or no, refusals.
 
-use crate::architectures::{fixture, write_gguf};
+use crate::architectures::{Named, fixture, write_gguf};
 use crate::common::hooked::edited;
 use crate::common::scripted::{self, MAX_LEN, PLAIN, VOCAB, serve, start};
 use crate::common::server::{LONG, Server, error};
@@ -331,8 +331,17 @@ fn classifier() -> Vec<Vec<f32>> {
     values.to_vec2().expect("a matrix")
 }
 
-/// Writes a Qwen3 with a layer for classification as llama.cpp's conversion does, with a tokenizer of bytes.
-fn write_ranker(file: &Path, template: &str, has_layer: bool) {
+/// Adds a layer for classification. The conversion leaves the output layer out.
+fn with_layer<const OUTPUTS: usize>(all: Named) -> Named {
+    let name = "cls.output.weight";
+    let layer = (name.to_owned(), noise(name, &[OUTPUTS, 32]));
+    let others = all.into_iter().filter(|(name, _)| name != "output.weight");
+    others.chain([layer]).collect()
+}
+
+/// Writes a Qwen3 whose pooling type is rank as llama.cpp's conversion does, with a tokenizer of bytes. `change` has the
+/// last word on its tensors.
+fn write_ranker(file: &Path, template: &str, change: fn(Named) -> Named) {
     let fixture = fixture("qwen3");
     let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).expect("a file");
     let mut how: Value = serde_json::from_str(&how).expect("JSON");
@@ -350,24 +359,7 @@ fn write_ranker(file: &Path, template: &str, has_layer: bool) {
     });
     let metadata = how["metadata"].as_object_mut().expect("an object");
     metadata.extend(more.as_object().expect("an object").clone());
-    write_gguf(
-        &fixture,
-        &how,
-        file,
-        if has_layer {
-            |all| {
-                let layer = (
-                    "cls.output.weight".to_owned(),
-                    noise("cls.output.weight", &[2, 32]),
-                );
-                // The conversion leaves the output layer out.
-                let others = all.into_iter().filter(|(name, _)| name != "output.weight");
-                others.chain([layer]).collect()
-            }
-        } else {
-            |all| all
-        },
-    );
+    write_gguf(&fixture, &how, file, change);
 }
 
 #[tokio::test]
@@ -375,11 +367,19 @@ async fn a_gguf_file_with_a_layer_for_classification_ranks_by_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("ranker.gguf");
     let source = ModelSource::Gguf(file.as_path().into());
-    write_ranker(&file, "", false);
-    let error = reranker_spec(&source).expect_err("no layer").to_string();
-    assert!(error.contains("cls.output.weight"), "{error}");
+    // The softmax of one output tells nothing.
+    type Change = fn(Named) -> Named;
+    let refused: [(Change, &str); 2] = [(|all| all, "has []"), (with_layer::<1>, "has [1, 32]")];
+    for (change, has) in refused {
+        write_ranker(&file, "", change);
+        let error = reranker_spec(&source).expect_err("no layer").to_string();
+        assert!(
+            error.contains("cls.output.weight") && error.ends_with(has),
+            "{error}"
+        );
+    }
 
-    write_ranker(&file, "Q {query} D {document} A", true);
+    write_ranker(&file, "Q {query} D {document} A", with_layer::<2>);
     let spec = reranker_spec(&source).expect("reads").expect("it ranks");
     let text = Text::from_gguf(file.as_path()).expect("a tokenizer");
     let options = EngineOptions::default();

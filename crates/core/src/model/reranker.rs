@@ -21,7 +21,7 @@ pub enum RerankerSpec {
 /// A layer for classification. The relevance of a document is the softmax of its outputs, of which the first counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classifier {
-    /// The weights of each output, as many as a hidden state has values. There is at least one output.
+    /// The weights of each output, as many as a hidden state has values. There are at least two outputs.
     pub weights: Vec<Vec<f32>>,
     /// What is added to each output; empty = nothing.
     pub bias: Vec<f32>,

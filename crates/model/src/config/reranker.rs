@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// The module that makes a score of two tokens' logits.
 const LOGIT_SCORE: &str = "LogitScore";
 
-/// Maximum number of outputs of a layer for classification.
+/// Numbers of outputs of a layer for classification. The softmax of a single one is always 1.
+const MIN_OUTPUTS: usize = 2;
 const MAX_OUTPUTS: usize = 1024;
 
 /// The configuration of such a module.
@@ -77,10 +78,12 @@ fn classifier(file: &GgufSource) -> Result<Classifier> {
         .each_ref()
         .map(|name| opened.dims(name).unwrap_or(&[]));
     let outputs = match *weights {
-        [outputs, inputs] if inputs == hidden && (1..=MAX_OUTPUTS).contains(&outputs) => outputs,
+        [outputs, inputs] if inputs == hidden && (MIN_OUTPUTS..=MAX_OUTPUTS).contains(&outputs) => {
+            outputs
+        }
         _ => {
             return wrong(format!(
-                "a model of pooling type {RANK} (rank) needs the tensor {} of 1 to {MAX_OUTPUTS} rows of {hidden}, and has {weights:?}",
+                "a model of pooling type {RANK} (rank) needs the tensor {} of {MIN_OUTPUTS} to {MAX_OUTPUTS} rows of {hidden}, and has {weights:?}",
                 names[0]
             ));
         }
