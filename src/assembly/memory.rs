@@ -152,6 +152,17 @@ fn count_of_states(config: &Config, per_state: usize) -> usize {
     }
 }
 
+/// What the log tells of recurrent states of `per_state` bytes each.
+fn told_of_states(config: &Config, per_state: usize) -> String {
+    let mib = per_state as f64 / f64::from(1 << 20);
+    let each = format!("recurrent states: {mib:.1} MiB a sequence");
+    if config.engine.no_prefix_caching {
+        return each;
+    }
+    let copies = max_state_copies(per_state);
+    format!("{each}, and up to {copies} copies for prefixes")
+}
+
 /// Checks that there is memory for recurrent states, of `per_state` bytes each and `bytes` bytes together, beside a KV cache
 /// of so many bytes.
 fn check_states(
@@ -192,11 +203,7 @@ impl Cache {
             }
         }
         if self.per_state > 0 {
-            let mib = self.per_state as f64 / f64::from(1 << 20);
-            let copies = max_state_copies(self.per_state);
-            tracing::info!(
-                "recurrent states: {mib:.1} MiB a sequence, and up to {copies} copies for prefixes"
-            );
+            tracing::info!("{}", told_of_states(config, self.per_state));
         }
         for budget in gpus {
             tracing::info!("{budget}");
@@ -357,6 +364,17 @@ mod tests {
         let error = check(Some(memory * 3 / 4)).unwrap_err().to_string();
         assert!(error.contains("beside weights of"), "{error}");
         assert_eq!(error.lines().count(), 1);
+    }
+
+    #[test]
+    fn copies_of_states_are_told_of_where_they_are_made() {
+        let told = |flags| told_of_states(&config(flags), 3 << 19);
+        let each = "recurrent states: 1.5 MiB a sequence";
+        assert_eq!(told("--no-prefix-caching"), each);
+        assert_eq!(
+            told(""),
+            format!("{each}, and up to 256 copies for prefixes")
+        );
     }
 
     /// Sequences beyond the rows of a step add no sampled rows.
