@@ -6,10 +6,10 @@ use super::openai::Job;
 use super::piece::Piece;
 use super::reply::{ReplyHeader, event};
 use super::reply_objects::ChunkUsage;
-use super::stream::{Shape, sse};
+use super::stream::{Shape, blank_lines, sse};
 use axum::body::Body;
 use axum::http::header;
-use axum::response::sse::{Event, KeepAlive};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::Error;
 use foretoken_text::Text;
@@ -106,6 +106,6 @@ impl Shape for Chunks {
     }
 
     fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
-        sse(events, KeepAlive::default())
+        sse(events, blank_lines())
     }
 }

@@ -10,6 +10,7 @@ use super::piece::{FinishKind, Piece};
 use super::request_id::RequestId;
 use super::state::AppState;
 use super::trace::Trace;
+use axum::body::{Body, Bytes};
 use axum::http::HeaderName;
 use axum::http::HeaderValue;
 use axum::response::sse::{self, KeepAlive, Sse};
@@ -18,6 +19,7 @@ use foretoken_core::error::{Error, Result};
 use foretoken_engine::Events;
 use foretoken_text::Text;
 use futures_util::stream;
+use http_body_util::BodyExt;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -64,7 +66,22 @@ pub(super) fn sse(
     keep_alive: KeepAlive,
 ) -> Response {
     let events = events.map(Ok::<_, Infallible>);
-    Sse::new(events).keep_alive(keep_alive).into_response()
+    let response = Sse::new(events).keep_alive(keep_alive).into_response();
+    // Clients that split a stream at two line breaks would take a single one for the beginning of the next event.
+    let doubled = |data: Bytes| {
+        if data == "\n" {
+            Bytes::from_static(b"\n\n")
+        } else {
+            data
+        }
+    };
+    response.map(|body| Body::new(body.map_frame(move |frame| frame.map_data(doubled))))
+}
+
+/// Blank lines, which every client skips. Many benchmarks read each line that is not blank as an event, and count a
+/// request as failed whose stream has a comment.
+pub(super) fn blank_lines() -> KeepAlive {
+    KeepAlive::new().event(sse::Event::default())
 }
 
 /// A job that the engine runs. Dropping it cancels the choices that are not finished.
@@ -187,5 +204,25 @@ impl<S: Shape> Sender<S> {
             self.ready.extend(events);
         }
         self.ready.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_stream_that_waits_has_blank_lines_and_no_comments() {
+        let keep_alive = blank_lines().interval(Duration::from_millis(1));
+        let mut body = sse(stream::pending(), keep_alive).into_body();
+        for _ in 0..2 {
+            let frame = body.frame().await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap(), "\n\n");
+        }
+        let one = stream::iter([sse::Event::default().data("{}")]);
+        let body = sse(one, blank_lines()).into_body();
+        let all = body.collect().await.unwrap().to_bytes();
+        assert_eq!(all, "data: {}\n\n");
     }
 }

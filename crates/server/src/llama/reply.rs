@@ -6,9 +6,9 @@ use crate::error;
 use crate::openai::Job;
 use crate::piece::{FinishKind, Piece, StopReason};
 use crate::reply::event;
-use crate::stream::{Shape, sse};
+use crate::stream::{Shape, blank_lines, sse};
 use axum::Json;
-use axum::response::sse::{Event, KeepAlive};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::Error;
 use foretoken_text::Text;
@@ -236,6 +236,6 @@ impl Shape for InfillShape {
     }
 
     fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
-        sse(events, KeepAlive::default())
+        sse(events, blank_lines())
     }
 }

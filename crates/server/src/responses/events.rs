@@ -8,9 +8,9 @@ use crate::error::{CONTEXT, Refusal};
 use crate::piece::{FinishKind, Piece};
 use crate::reply::{ReplyHeader, new_id, now, typed_event};
 use crate::reply_objects::{CachedTokens, Speculation};
-use crate::stream::{Shape, sse};
+use crate::stream::{Shape, blank_lines, sse};
 use axum::Json;
-use axum::response::sse::{Event, KeepAlive};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use foretoken_core::error::{Error, RequestErrorKind as Kind};
 use foretoken_text::Text;
@@ -535,6 +535,6 @@ impl Shape for ResponseReply {
     }
 
     fn sent(events: impl Stream<Item = Event> + Send + 'static) -> Response {
-        sse(events, KeepAlive::default())
+        sse(events, blank_lines())
     }
 }
