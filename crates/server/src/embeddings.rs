@@ -243,7 +243,9 @@ impl Context<'_> {
             return Err(Error::request(RequestErrorKind::Invalid, None, message));
         };
         let size = self.limits.embedding_size;
-        let dimensions = within("dimensions", fields.dimensions, 1..=size)?.unwrap_or(size);
+        // 0 is what Infinity's client sends where it wants all.
+        let dimensions = fields.dimensions.filter(|count| *count > 0);
+        let dimensions = within("dimensions", dimensions, 1..=size)?.unwrap_or(size);
         let options = InputOptions {
             add_special_tokens: fields.add_special_tokens.unwrap_or(true),
             truncate: fields.truncate_prompt_tokens,
@@ -258,7 +260,7 @@ impl Context<'_> {
             requests,
             vectors: VectorOptions {
                 dimensions,
-                normalize: spec.normalize,
+                normalize: fields.normalize.unwrap_or(spec.normalize),
                 format: fields.encoding_format.unwrap_or_default(),
             },
         })

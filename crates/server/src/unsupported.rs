@@ -23,11 +23,13 @@ enum Nothing {
     Text(&'static str),
     /// A list of this text.
     List(&'static str),
+    /// The order of bytes that the server sends, which is that of all machines that it runs on.
+    LittleEndian,
     /// [`LOADER_OPTIONS`].
     Loading,
 }
 
-use Nothing::{Empty, False, List, Loading, NoTool, Null, One, Text, True, Zero};
+use Nothing::{Empty, False, List, LittleEndian, Loading, NoTool, Null, One, Text, True, Zero};
 
 /// The fields of all APIs. Fields that an API reads itself are not looked up for it; whatever one reads is here, so that
 /// the others do not ignore it.
@@ -81,11 +83,15 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("media_io_kwargs", Empty),
     ("prompt_embeds", Empty),
     ("input_embeds", Empty),
+    ("modality", Text("text")),
     // The prompt.
     ("chat_template", Empty),
     ("continue_final_message", False),
     ("truncate_prompt_tokens", Null),
     ("truncation", Text("disabled")),
+    ("truncation_side", Text("left")),
+    ("padding", Text("do_not_pad")),
+    ("input_ids", Empty),
     ("echo", False),
     ("suffix", Empty),
     // Sampling, and the end of the text.
@@ -103,6 +109,8 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("repetition_detection", Empty),
     ("max_completion_tokens", Null),
     ("n_predict", Null),
+    ("watermark", Empty),
+    ("watermarking", False),
     // The reply. `prompt_logprobs: 0` asks for log-probabilities, too.
     ("prompt_logprobs", Null),
     ("top_logprobs", Zero),
@@ -112,6 +120,25 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("return_token_ids", False),
     ("return_token_strs", False),
     ("return_hidden_states", False),
+    ("return_meta_info", False),
+    ("return_prompt_token_ids", False),
+    ("logprob_token_ids", Empty),
+    ("separate_reasoning", True),
+    ("stream_reasoning", True),
+    // Embeddings, and what is ranked.
+    ("input_type", Empty),
+    ("late_chunking", False),
+    ("normalize", True),
+    ("normalized", True),
+    ("output_dimension", Null),
+    ("output_dtype", Text("float")),
+    ("embed_dtype", Text("float32")),
+    ("embedding_type", Text("float")),
+    ("embedding_types", List("float")),
+    ("endianness", LittleEndian),
+    ("rank_fields", List("text")),
+    ("raw_scores", False),
+    ("max_tokens_per_query", Zero),
     // Side effects, and what is kept from one request to the next.
     ("store", False),
     ("background", False),
@@ -123,8 +150,11 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("use_activation", True),
     ("priority", Zero),
     ("kv_transfer_params", Empty),
+    ("ec_transfer_params", Empty),
+    ("session_params", Empty),
     ("lora_path", Empty),
     ("vllm_xargs", Empty),
+    ("custom_params", Empty),
 ];
 
 /// Prefix of several vLLM fields, all for structured output; some are read.
@@ -184,6 +214,7 @@ impl Nothing {
             Value::String(text) => match self {
                 NoTool => matches!(text.as_str(), "" | "none" | "auto"),
                 Text(harmless) => text.is_empty() || text == harmless,
+                LittleEndian => matches!(text.as_str(), "" | "native" | "little"),
                 _ => text.is_empty(),
             },
             Value::Array(list) => match (self, &list[..]) {
@@ -210,6 +241,7 @@ impl Nothing {
             Zero => Some("0".into()),
             One => Some("1".into()),
             NoTool => Some(Value::from("none").to_string()),
+            LittleEndian => Some(Value::from("little").to_string()),
             Text(harmless) => Some(Value::from(harmless).to_string()),
             List(harmless) => Some(Value::from(vec![harmless]).to_string()),
         }

@@ -185,6 +185,8 @@ pub(super) struct EmbeddingFields {
     #[schemars(required)]
     pub input: Option<PromptInput>,
     pub dimensions: Option<usize>,
+    /// Whether vectors have the length 1; else as the model has it.
+    pub normalize: Option<bool>,
     pub encoding_format: Option<EncodingFormat>,
     pub add_special_tokens: Option<bool>,
     pub truncate_prompt_tokens: Option<i64>,
