@@ -254,8 +254,13 @@ fn of_job(job: &JobRecord, choices: &[ChoiceRecord]) -> Vec<KeyValue> {
         (None, Some(end)) => end.output_tokens,
         (None, None) => 0,
     };
-    let sequences = choices.iter().filter_map(|choice| choice.sequence);
-    let cached = sequences.map(|end| end.cached_tokens).max();
+    // As usage has it: of each prompt, what was cached before its first choice.
+    let of_prompt = |choices: &[ChoiceRecord]| {
+        let sequences = choices.iter().filter_map(|choice| choice.sequence);
+        sequences.map(|end| end.cached_tokens).min()
+    };
+    let prompts = choices.chunks(job.choices_per_prompt.max(1));
+    let cached: usize = prompts.filter_map(of_prompt).sum();
     let mut all = vec![
         KeyValue::new("gen_ai.request.model", job.model.clone()),
         KeyValue::new("gen_ai.response.model", job.model.clone()),
@@ -273,10 +278,7 @@ fn of_job(job: &JobRecord, choices: &[ChoiceRecord]) -> Vec<KeyValue> {
             "gen_ai.usage.output_tokens",
             choices.iter().map(tokens).sum::<usize>() as i64,
         ),
-        KeyValue::new(
-            "gen_ai.usage.cache_read.input_tokens",
-            cached.unwrap_or(0) as i64,
-        ),
+        KeyValue::new("gen_ai.usage.cache_read.input_tokens", cached as i64),
     ];
     if let Some(max_tokens) = job.max_tokens {
         all.push(KeyValue::new(

@@ -236,21 +236,25 @@ fn a_collector_gets_the_spans_of_requests() {
 
     // A client that does not sample, and requests that are not for text.
     let headers = parent("00") + "x-request-id: unsampled\r\n";
-    let answer = post(
-        &server,
-        "/v1/completions",
-        &headers,
-        r#"{"prompt": "a", "max_tokens": 2}"#,
-    );
+    let prompts = ["Once", "Then"].map(|word| format!("{word} there was a cat. ").repeat(16));
+    let body = serde_json::json!({"prompt": prompts, "max_tokens": 2}).to_string();
+    let answer = post(&server, "/v1/completions", &headers, &body);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert_eq!(dropped(&server), 0);
+
+    // Of two prompts that are cached now.
+    let headers = "x-request-id: cached\r\n";
+    let answer = post(&server, "/v1/completions", headers, &body);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let again = answer.split_once("\r\n\r\n").unwrap().1;
+    let again: serde_json::Value = serde_json::from_str(again).unwrap();
 
     assert_eq!(server.stop("TERM", PATIENCE), Some(0));
     let spans = collector.spans();
     let count = spans.len();
     assert_eq!(
         count,
-        4 + 7 + 1,
+        4 + 7 + 1 + 7,
         "{:?}",
         spans.iter().map(|one| &one.span.name).collect::<Vec<_>>()
     );
@@ -317,6 +321,13 @@ fn a_collector_gets_the_spans_of_requests() {
         2,
         "{reasons:?}"
     );
+
+    let (cached, below) = of_request(&spans, "cached");
+    assert_eq!(below.len(), 6);
+    let of_usage = &again["usage"]["prompt_tokens_details"]["cached_tokens"];
+    let of_usage = of_usage.as_i64().unwrap();
+    assert!(of_usage > 0, "{again}");
+    cached.int("gen_ai.usage.cache_read.input_tokens", of_usage);
 
     let (refused, below) = of_request(&spans, "refused");
     assert!(below.is_empty());

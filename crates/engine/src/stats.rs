@@ -271,7 +271,12 @@ impl Stats {
         registry
             .register(Box::new(ProcessCollector::for_self()))
             .expect("names are distinct");
-        Self::made_by(&MetricFactory(&registry))
+        let stats = Self::made_by(&MetricFactory(&registry));
+        // A sample that was not there before is no increase: the first request of a kind would not show.
+        for reason in ["stop", "length", "abort", "error"] {
+            stats.requests_finished.with_label_values(&[reason]);
+        }
+        stats
     }
 }
 

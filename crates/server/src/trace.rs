@@ -60,6 +60,8 @@ pub struct JobRecord {
     pub stream: bool,
     /// Tokens of all prompts.
     pub prompt_tokens: usize,
+    /// Number of choices of each prompt, which come one after the other.
+    pub choices_per_prompt: usize,
 }
 
 /// A choice of a request that has ended.
@@ -139,6 +141,7 @@ impl Trace {
             top_p: first.map_or(1.0, |request| request.params.top_p),
             stream: job.stream,
             prompt_tokens: job.header.prompt_tokens,
+            choices_per_prompt: job.header.choices_per_prompt,
         });
         record.choices = vec![ChoiceRecord::default(); job.requests.len()];
         drop(record);
