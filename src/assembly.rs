@@ -60,5 +60,6 @@ pub fn state(
         .with_limits(config.http.listen.limits.clone())
         .with_origins(config.http.listen.origins.clone(), &config.http.listen.host)
         .with_ui(!config.http.listen.no_ui)
-        .with_strict_max_tokens(config.http.strict_max_tokens))
+        .with_strict_max_tokens(config.http.strict_max_tokens)
+        .with_metrics_prefix(&config.http.metrics_prefix))
 }

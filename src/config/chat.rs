@@ -60,13 +60,14 @@ const OF_A_CLIENT: [&str; 6] = [
     "max_tokens",
 ];
 /// Flags of a server for others.
-const OF_A_SERVER: [&str; 6] = [
+const OF_A_SERVER: [&str; 7] = [
     "host",
     "port",
     "tls_cert",
     "tls_key",
     "exit_on_stdin_end",
     "otlp_traces_endpoint",
+    "metrics_prefix",
 ];
 
 /// The API key of OpenAI's own clients.

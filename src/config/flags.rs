@@ -319,6 +319,10 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub strict_max_tokens: bool,
+    /// What the names of metrics begin with, before a colon: vllm for dashboards, routers and benchmarks that read vLLM's.
+    #[arg(long, value_name = "NAME", default_value = "foretoken", value_parser = metrics_prefix,
+          help_heading = "Observability")]
+    pub metrics_prefix: String,
     /// Shut down, as after SIGTERM, when stdin ends: for a program that starts the server and keeps a pipe to it.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
@@ -429,6 +433,15 @@ fn otlp_endpoint(url: &str) -> Result<String, &'static str> {
         ),
         (true, true) => Ok(url.into()),
     }
+}
+
+/// Parses what the names of metrics begin with.
+fn metrics_prefix(name: &str) -> Result<String, &'static str> {
+    let begins = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    if begins && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        return Ok(name.into());
+    }
+    Err("must have letters, digits and _ only, and no digit first")
 }
 
 /// Parses keys, one a line. A file of them ends with a line break, also a secret that is made of it; on Windows, lines end

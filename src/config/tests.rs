@@ -366,6 +366,17 @@ fn the_page_can_be_switched_off() {
 }
 
 #[test]
+fn names_of_metrics_begin_as_told() {
+    assert_eq!(accepted("--model m").http.metrics_prefix, "foretoken");
+    let vllm = accepted("--model m --metrics-prefix vllm");
+    assert_eq!(vllm.http.metrics_prefix, "vllm");
+    for wrong in ["vllm:", "1a", "a-b"] {
+        let line = format!("--model m --metrics-prefix {wrong}");
+        refused_with(&line, "no digit first");
+    }
+}
+
+#[test]
 fn help_is_not_an_error() {
     assert!(matches!(parse("--help"), Err(Exit::Text(text)) if text.contains("--spec-length")));
     let number = env!("CARGO_PKG_VERSION");

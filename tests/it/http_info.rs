@@ -47,6 +47,21 @@ async fn balancers_can_ask_without_a_key() {
 }
 
 #[tokio::test]
+async fn metrics_may_have_the_names_of_vllm() {
+    let vllm = |state: AppState| state.with_metrics_prefix("vllm");
+    let server = Server::over(Toy::default().start(), vllm, LONG).await;
+    let metrics = server.get("/metrics").await.text().await.unwrap();
+    for line in [
+        "# TYPE vllm:time_to_first_token_seconds histogram",
+        "vllm:num_requests_running{model_name=\"model\"} 0",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{metrics}");
+    }
+    assert!(!metrics.contains("foretoken:"), "{metrics}");
+    server.done().await;
+}
+
+#[tokio::test]
 async fn the_load_is_the_number_of_requests_that_are_answered() {
     let (engine, is_held) = held();
     let server = Server::over(engine, |s| s, LONG).await;

@@ -45,6 +45,8 @@ pub struct AppState {
     /// Whether the server has the page.
     pub(super) ui: bool,
     strict_max_tokens: bool,
+    /// What the names of metrics begin with.
+    pub(super) metrics_prefix: Arc<str>,
     pub(super) defaults: Arc<SamplingDefaults>,
     grammars: Arc<Compiler>,
     /// The way in which texts are embedded; `None` = they are not embedded.
@@ -92,6 +94,7 @@ impl AppState {
             origins: Arc::default(),
             ui: true,
             strict_max_tokens: false,
+            metrics_prefix: "foretoken".into(),
             created: reply::now(),
         }
     }
@@ -210,6 +213,12 @@ impl AppState {
     /// Sets whether a `max_tokens` that the context has no room for is refused. It is else cut to what fits.
     pub fn with_strict_max_tokens(mut self, strict: bool) -> Self {
         self.strict_max_tokens = strict;
+        self
+    }
+
+    /// Sets what the names of metrics begin with; `foretoken`, the default.
+    pub fn with_metrics_prefix(mut self, prefix: &str) -> Self {
+        self.metrics_prefix = prefix.into();
         self
     }
 
