@@ -457,6 +457,15 @@ async fn eos_and_stop_ids_end_the_text_and_count() {
         ),
         (&json!(""), &json!(5))
     );
+    // A stream tells of the first token when it comes, though it shows no text.
+    let chunks = server.stream("/v1/completions", body.clone()).await;
+    let first = &chunks[0]["choices"][0];
+    assert!(chunks.len() > 1, "{chunks:?}");
+    assert_eq!(
+        (&first["text"], &first["finish_reason"]),
+        (&json!(""), &Value::Null)
+    );
+    assert_eq!(joined(&chunks, 0), (String::new(), json!("length")));
 
     let stop =
         json!({"prompt": "abc", "logit_bias": {"3": 100}, "stop_token_ids": [3], "min_tokens": 2});

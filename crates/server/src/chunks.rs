@@ -82,12 +82,14 @@ impl Shape for Chunks {
         let mut chunks = Vec::new();
         let usage = self.usage(choices);
         let pending = &mut self.pending[index];
-        if !pending.begun {
+        let begins = !std::mem::replace(&mut pending.begun, true);
+        if begins {
             chunks.extend(self.header.opening(index, usage));
         }
-        pending.begun = true;
         pending.piece.append(piece);
-        if pending.piece.is_visible() {
+        // By its first chunk, clients time the first token, which may show no text. A chat has its opening.
+        let is_opening = begins && chunks.is_empty();
+        if pending.piece.is_visible() || is_opening {
             let piece = std::mem::take(&mut pending.piece);
             let first = !std::mem::replace(&mut pending.shown, true);
             chunks.extend(self.header.chunks(text, index, &piece, first, usage));
