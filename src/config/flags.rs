@@ -319,7 +319,8 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", default_value = "false", action = ArgAction::Set)]
     pub strict_max_tokens: bool,
-    /// What the names of metrics begin with, before a colon: vllm for dashboards, routers and benchmarks that read vLLM's.
+    /// What the names of metrics that vLLM has, too, begin with, before a colon: vllm for dashboards, routers and
+    /// benchmarks that read vLLM's.
     #[arg(long, value_name = "NAME", default_value = "foretoken", value_parser = metrics_prefix,
           help_heading = "Observability")]
     pub metrics_prefix: String,

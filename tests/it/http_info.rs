@@ -1,7 +1,7 @@
 //! What the server says of itself: its load, its model, its names, its tokenizer.
 
 use crate::common::server::{EOS, LONG, Server, error, greedy, held};
-use crate::common::{MAX_LEN, Toy, VOCAB};
+use crate::common::{Guess, MAX_LEN, Toy, VOCAB};
 use foretoken::http::{AppState, ModelFiles, ServerInfo};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -49,15 +49,29 @@ async fn balancers_can_ask_without_a_key() {
 #[tokio::test]
 async fn metrics_may_have_the_names_of_vllm() {
     let vllm = |state: AppState| state.with_metrics_prefix("vllm");
-    let server = Server::over(Toy::default().start(), vllm, LONG).await;
+    let toy = Toy {
+        guess: Guess::Toy(0.0),
+        ..Toy::default()
+    };
+    let server = Server::over(toy.start(), vllm, LONG).await;
+    server.json("/v1/completions", &greedy("abc", 20)).await;
+    server.idle().await;
     let metrics = server.get("/metrics").await.text().await.unwrap();
+    let has = |line: &str| metrics.lines().any(|found| found == line);
     for line in [
         "# TYPE vllm:time_to_first_token_seconds histogram",
         "vllm:num_requests_running{model_name=\"model\"} 0",
+        "vllm:generation_tokens_total{model_name=\"model\"} 20",
+        "foretoken:drafter_off{model_name=\"model\"} 0",
     ] {
-        assert!(metrics.lines().any(|found| found == line), "{metrics}");
+        assert!(has(line), "{line}: {metrics}");
     }
-    assert!(!metrics.contains("foretoken:"), "{metrics}");
+    // As `vllm bench serve` looks for them.
+    let drafts = metrics.lines().filter(|line| {
+        let name = line.split('{').next().unwrap_or_default();
+        name.starts_with("vllm:spec_decode") && name.contains("num_draft_tokens")
+    });
+    assert_eq!(drafts.count(), 1, "{metrics}");
     server.done().await;
 }
 

@@ -45,7 +45,7 @@ pub struct AppState {
     /// Whether the server has the page.
     pub(super) ui: bool,
     strict_max_tokens: bool,
-    /// What the names of metrics begin with.
+    /// What the names of metrics that vLLM has, too, begin with.
     pub(super) metrics_prefix: Arc<str>,
     pub(super) defaults: Arc<SamplingDefaults>,
     grammars: Arc<Compiler>,
@@ -216,7 +216,7 @@ impl AppState {
         self
     }
 
-    /// Sets what the names of metrics begin with; `foretoken`, the default.
+    /// Sets what the names of metrics that vLLM has, too, begin with; `foretoken`, the default.
     pub fn with_metrics_prefix(mut self, prefix: &str) -> Self {
         self.metrics_prefix = prefix.into();
         self
