@@ -20,11 +20,13 @@ use std::path::Path;
 use std::time::Duration;
 
 /// The routes of requests.
-const URLS: [&str; 4] = [
+const URLS: [&str; 6] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
 ];
 
 /// Bytes of a line beside its body.

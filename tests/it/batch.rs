@@ -112,6 +112,9 @@ async fn lines_are_answered_as_requests() {
     ));
     asked.push(("no object".into(), CHAT, json!([1])));
     asked.push(("no vectors".into(), "/v1/embeddings", json!({"input": "a"})));
+    let pair = json!({"query": "a", "documents": ["b"], "text_1": "a"});
+    asked.push(("no ranking".into(), "/v1/rerank", pair.clone()));
+    asked.push(("no scores".into(), "/v1/score", pair));
     asked.push((
         "large".into(),
         COMPLETION,
