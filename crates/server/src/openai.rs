@@ -307,9 +307,10 @@ impl Context<'_> {
                 prompt: prompt.ids,
                 ..plan.template.clone()
             };
-            check_min_tokens(&request)?;
             // The engine checks this as well; here it avoids copying a too long prompt n times.
             self.limits.check(&request, field)?;
+            let room = (self.limits.max_model_len).saturating_sub(request.prompt.len());
+            check_min_tokens(request.params.min_tokens, asked, room)?;
             for _ in 0..plan.best_of {
                 request.params.seed = choice_seed(plan.seed, choices.len() as u64);
                 choices.push(Choice::new(rules.clone(), prompt.echo.clone()));
@@ -463,15 +464,16 @@ pub(super) fn salt(salt: Option<&str>) -> Result<Option<&str>> {
     }
 }
 
-fn check_min_tokens(request: &Request) -> Result<()> {
-    let min = request.params.min_tokens;
-    match request.max_tokens {
-        Some(max) if min > max => wrong(
-            "min_tokens",
-            format!("must be between 0 and max_tokens ({max}), not {min}"),
-        ),
-        _ => Ok(()),
-    }
+/// Checks a request's `min_tokens` against the `max_tokens` that it asked for, and what the context has room for.
+fn check_min_tokens(min: usize, max_tokens: Option<usize>, room: usize) -> Result<()> {
+    let what = match max_tokens {
+        Some(max) if min > max => format!("must be between 0 and max_tokens ({max}), not {min}"),
+        _ if min > room => {
+            format!("must be at most {room}, for which the context has room, not {min}")
+        }
+        _ => return Ok(()),
+    };
+    wrong("min_tokens", what)
 }
 
 /// The seed of a choice, by its index in the reply, so that no two choices share one, whatever their

@@ -257,6 +257,17 @@ fn ranges_are_checked_and_named_in_the_error() {
     }
 }
 
+/// A chat without `max_tokens` has the room of the context.
+#[test]
+fn min_tokens_must_fit_the_context() {
+    let message = refused(chat(json!({"min_tokens": 64})), "min_tokens");
+    assert!(
+        message.contains("for which the context has room"),
+        "{message}"
+    );
+    assert!(chat(json!({"min_tokens": 1})).is_ok());
+}
+
 #[test]
 fn the_chats_own_fields_are_checked() {
     for (field, bad, needle) in [
