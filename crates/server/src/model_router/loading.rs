@@ -67,8 +67,8 @@ impl Waiting {
         proxy::forward(lease, self.forwarded, self.body).await
     }
 
-    /// As [`Waiting::whole`], but if the model is not loaded for a while, the answer begins with comments, which keep the
-    /// connection open; `pause` is the time before each of them. Then an error is an event.
+    /// As [`Waiting::whole`], but if the model is not loaded for a while, the answer begins with comments or blank lines,
+    /// which keep the connection open; `pause` is the time before each of them. Then an error is an event.
     ///
     /// # Errors
     /// `ModelUnavailable` or `ShuttingDown`, before the first comment.
@@ -90,7 +90,7 @@ impl Waiting {
         let first = stream::once(async { Ok::<_, io::Error>(first) });
         let rest = stream::unfold(state, Begun::next);
         let headers = [
-            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CONTENT_TYPE, proxy::EVENTS),
             (header::CACHE_CONTROL, "no-cache"),
             (HeaderName::from_static("x-accel-buffering"), "no"),
         ];
@@ -103,8 +103,12 @@ impl Waiting {
         Box::pin(async move { fleet.acquire(model).await })
     }
 
-    /// A line that clients of streams of events ignore.
+    /// A line that clients of streams of events ignore. It is blank for those who do not ask for events by their type: many
+    /// of them read every line that is not blank as an event.
     fn comment(&self, waited: Duration) -> Bytes {
+        if !self.forwarded.accepts_events() {
+            return Bytes::from_static(b"\n\n");
+        }
         let (name, seconds) = (self.fleet.name(self.model), waited.as_secs());
         let what = match self.fleet.state(self.model).phase {
             Phase::Loading | Phase::Loaded => "loading",
@@ -211,7 +215,8 @@ mod tests {
     use serde_json::json;
 
     async fn waiting(fleet: &Arc<Fleet>, model: usize, path: &str) -> Waiting {
-        let (parts, ()) = Request::post(path).body(()).unwrap().into_parts();
+        let request = Request::post(path).header(header::ACCEPT, proxy::EVENTS);
+        let (parts, ()) = request.body(()).unwrap().into_parts();
         let bodies = Bodies::new(&HttpLimits::default());
         Waiting {
             fleet: fleet.clone(),
@@ -269,6 +274,21 @@ mod tests {
         // What is refused at once has a status.
         let stream = waiting(&fleet, 1, "/v1/completions").await;
         assert!(stream.stream(BETWEEN_COMMENTS).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_client_who_names_no_events_waits_with_blank_lines() {
+        let fleet = fleet(&["cat", "exit 3"], 1, None);
+        let _lease = fleet.acquire(0).await.unwrap();
+        let mut stream = waiting(&fleet, 1, "/v1/completions").await;
+        let request = Request::post("/v1/completions").header(header::ACCEPT, "*/*");
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        stream.forwarded = Forwarded::new(&parts);
+        let answer = stream.stream(Duration::from_millis(20)).await.unwrap();
+        let mut body = answer.into_body().into_data_stream();
+        for _ in 0..2 {
+            assert_eq!(body.next().await.unwrap().unwrap(), "\n\n");
+        }
     }
 
     #[tokio::test]

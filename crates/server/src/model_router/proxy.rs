@@ -22,6 +22,9 @@ use std::net::SocketAddr;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+/// The type of a stream of events.
+pub(super) const EVENTS: &str = "text/event-stream";
+
 /// Headers that concern one connection (RFC 9110, 7.6.1).
 static OF_A_CONNECTION: [HeaderName; 7] = [
     header::CONNECTION,
@@ -85,6 +88,12 @@ impl Forwarded {
     /// The path, without the query.
     pub fn path(&self) -> &str {
         self.target.path()
+    }
+
+    /// Whether the client asks for a stream of events by its type.
+    pub fn accepts_events(&self) -> bool {
+        let mut accepted = self.headers.get_all(header::ACCEPT).iter();
+        accepted.any(|types| types.to_str().is_ok_and(|types| types.contains(EVENTS)))
     }
 
     fn request(self, address: SocketAddr, body: Bytes) -> Result<Request<Full<Bytes>>> {
@@ -203,7 +212,7 @@ pub(super) async fn forward(
 
 /// Whether an answer is a stream of events.
 pub(super) fn is_sse(headers: &HeaderMap) -> bool {
-    is_type(headers, "text/event-stream")
+    is_type(headers, EVENTS)
 }
 
 fn is_type(headers: &HeaderMap, name: &str) -> bool {

@@ -70,7 +70,8 @@ async function problem(response) {
 }
 
 async function call(path, options = {}) {
-  const headers = {};
+  // The router says that a model is being loaded only to clients that accept this type.
+  const headers = { accept: "text/event-stream, */*" };
   if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
   if (options.body) headers["content-type"] = "application/json";
   const response = await fetch(`v1/${path}`, { ...options, headers }).catch((error) => {
