@@ -33,7 +33,7 @@ ATTEMPTS = 3
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
 )
-LOAD = re.compile(r"^foretoken:num_requests_(running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+LOAD = re.compile(r"^\w+:num_requests_(running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
 
 
