@@ -291,13 +291,14 @@ pub(super) fn check(name: &str, json: &str) -> Result<()> {
     }
     let instead = nothing.instead();
     let instead = instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
-    let by_chats = match name {
+    let otherwise = match name {
         "reasoning" => "; a chat has reasoning_effort for it",
         "thinking" | "enable_thinking" | "thinking_token_budget" => "; a chat may have it",
         "think" => "; a chat has enable_thinking for it",
+        "prompt_logprobs" => "; a completion has echo and logprobs for it",
         _ => "",
     };
-    let what = format!("is not supported: leave it out{instead}{by_chats}");
+    let what = format!("is not supported: leave it out{instead}{otherwise}");
     wrong(name, what)
 }
 

@@ -78,6 +78,8 @@ fn fields_that_ask_for_something_are_refused_by_name() {
     }
     let error = checked(r#""reasoning": {"effort": "low"}"#).unwrap_err();
     assert!(error.to_string().contains("reasoning_effort"), "{error}");
+    let error = checked(r#""prompt_logprobs": 1"#).unwrap_err();
+    assert!(error.to_string().contains("echo"), "{error}");
     let error = checked(r#""modalities": ["audio"]"#).unwrap_err();
     let instead = r#" or set it to ["text"]"#;
     assert!(error.to_string().ends_with(instead), "{error}");
