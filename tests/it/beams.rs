@@ -256,3 +256,22 @@ async fn a_client_that_leaves_ends_the_search() {
     assert!(before < 16 * many as u64, "{before}");
     server.done().await;
 }
+
+/// A search that has begun is finished by a server that shuts down.
+#[tokio::test]
+async fn a_search_is_finished_while_the_server_shuts_down() {
+    let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let (stats, started) = (server.engine.stats().clone(), Instant::now());
+    let body = json!({"prompt": "abc", "max_tokens": 30, "use_beam_search": true, "n": 2});
+    let request = server.client.post(server.url.clone() + PATH).json(&body);
+    let request = tokio::spawn(request.send());
+    while stats.generation_tokens.get() == 0 {
+        assert!(started.elapsed() < LONG, "it has not begun");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.stop().await.unwrap();
+    let reply = request.await.unwrap().unwrap();
+    assert_eq!(reply.status(), 200);
+    let reply: Value = reply.json().await.unwrap();
+    assert_eq!(reply["choices"].as_array().unwrap().len(), 2);
+}

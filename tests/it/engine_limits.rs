@@ -3,7 +3,7 @@
 use crate::common::hooked::watched;
 use crate::common::*;
 use foretoken::engine::{
-    self, EngineHandle, EngineOptions, Event, Request, SpecLimits, TokenOutput,
+    self, EngineHandle, EngineOptions, Event, Request, Series, SpecLimits, TokenOutput,
 };
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::sampling::Acceptance;
@@ -215,6 +215,50 @@ fn draining_finishes_what_runs_and_refuses_the_rest() {
     let idle = Toy::default().start();
     idle.drain();
     wait_for("the end of an idle engine", || idle.has_ended());
+}
+
+/// A request that comes in parts is accepted as a whole: its further parts wait for places in a full queue, and come
+/// although the engine drains.
+#[test]
+fn further_parts_of_a_request_are_accepted() {
+    let mut toy = Toy::default();
+    toy.options.max_num_seqs = 1;
+    toy.options.max_waiting = 2;
+    let target = toy_model(0.0);
+    let gate = target.gate.clone();
+    let engine = toy.start_with(target);
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.unwrap();
+    let mut series = Series::begin(&engine).unwrap();
+    let part = |tokens| vec![greedy(&[1], tokens); 2];
+    let first = runtime.block_on(series.submit_all(part(1))).unwrap();
+    for events in first {
+        assert_eq!(collect(events).ids().len(), 1);
+    }
+
+    let closed = gate.lock().unwrap();
+    let running = engine.submit(greedy(&[1], 5)).unwrap();
+    wait_for("admission", || engine.stats().requests_running.get() == 1);
+    let others = engine.submit_all(part(1)).unwrap();
+    let other = Series::begin(&engine).unwrap();
+    let refused = |mut other: Series| runtime.block_on(other.submit_all(part(1)));
+    assert!(is_queue_full(refused(other)), "a first part");
+    let next = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let part = series.submit_all(vec![greedy(&[1], 3); 2]);
+        let events = runtime.unwrap().block_on(part).unwrap();
+        events.into_iter().map(|one| collect(one).ids().len()).sum()
+    });
+    engine.drain();
+    assert!(engine.submit(greedy(&[1], 1)).is_err());
+    assert!(Series::begin(&engine).is_err());
+    drop(closed);
+    let tokens: usize = next.join().unwrap();
+    assert_eq!(tokens, 6);
+    for events in others.into_iter().chain([running]) {
+        collect(events);
+    }
+    wait_for("the end", || engine.has_ended());
 }
 
 #[test]

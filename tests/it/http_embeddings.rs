@@ -297,6 +297,30 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
     );
 }
 
+/// Inputs that wait for their turn are embedded by a server that shuts down.
+#[tokio::test]
+async fn many_inputs_are_finished_while_the_server_shuts_down() {
+    let options = EngineOptions {
+        max_waiting: 2,
+        ..EngineOptions::default()
+    };
+    let spec = EmbeddingSpec::new(Pooling::Mean, true);
+    let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec)), LONG).await;
+    let (stats, started) = (server.engine.stats().clone(), Instant::now());
+    let body = json!({"input": vec![vec![5; 10]; 40]});
+    let request = server.client.post(server.url.clone() + PATH).json(&body);
+    let request = tokio::spawn(request.send());
+    while stats.requests_finished.with_label_values(&["stop"]).get() == 0 {
+        assert!(started.elapsed() < LONG, "it has not begun");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.stop().await.expect("an orderly end");
+    let reply = request.await.expect("no panic").expect("an answer");
+    assert_eq!(reply.status(), StatusCode::OK);
+    let reply: Value = reply.json().await.expect("JSON");
+    assert_eq!(reply["data"].as_array().expect("a list").len(), 40);
+}
+
 /// As vLLM has it, the last tokens are kept; of a model with `max_seq_length` never more than those.
 #[tokio::test]
 async fn inputs_are_bounded_cut_off_and_prompted() {

@@ -130,11 +130,6 @@ impl Error {
         )
     }
 
-    /// Whether the waiting queue was full.
-    pub fn is_queue_full(&self) -> bool {
-        matches!(self, Self::Request { kind, .. } if *kind == RequestErrorKind::QueueFull)
-    }
-
     /// A 400 about a request that makes more sequences than the queue can hold.
     pub fn too_many_sequences(prompts: usize, n: usize, max: usize) -> Self {
         Self::invalid(

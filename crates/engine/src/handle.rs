@@ -54,12 +54,21 @@ pub(super) struct EngineShared {
     pub permits: Arc<Semaphore>,
     /// Refuses new requests; the thread ends when the accepted ones are done.
     pub draining: AtomicBool,
+    /// Number of accepted requests of which further parts may come; see [`Series`](super::Series).
+    pub series: AtomicUsize,
     /// The thread ends now and drops running requests.
     pub aborting: AtomicBool,
     /// Set when the thread has dropped the models and is about to end: an error unless it was asked to end.
     pub ended: watch::Sender<Option<Result<()>>>,
     /// Taken by who waits for its end.
     pub thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl EngineShared {
+    /// Whether nothing comes any more.
+    pub fn is_drained(&self) -> bool {
+        self.draining.load(Ordering::SeqCst) && self.series.load(Ordering::SeqCst) == 0
+    }
 }
 
 /// Sends requests to the engine thread. Clones share one engine; when the last one is dropped, the
@@ -85,35 +94,66 @@ impl EngineHandle {
     /// `Request` errors: a field out of range (`Invalid`), a full queue (`QueueFull`), or
     /// `ShuttingDown`. On an error nothing was queued.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Events>> {
-        let shared = &*self.shared;
-        for request in &requests {
-            shared.limits.check(request, "prompt")?;
-        }
-        if shared.draining.load(Ordering::SeqCst) {
+        self.check(&requests)?;
+        if self.is_draining() {
             return Err(self.gone());
         }
-        let (count, max) = (requests.len(), shared.limits.max_waiting);
+        let permits = self.permits(requests.len())?;
+        self.queue(requests, permits)
+    }
+
+    /// Checks requests that are to be queued together.
+    ///
+    /// # Errors
+    /// `Invalid`: a field out of range, or more than the queue has room for.
+    pub(super) fn check(&self, requests: &[Request]) -> Result<()> {
+        let limits = &self.shared.limits;
+        for request in requests {
+            limits.check(request, "prompt")?;
+        }
+        let (count, max) = (requests.len(), limits.max_waiting);
         if count > max {
             return Err(Error::too_many_sequences(count, 1, max));
         }
         let tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
-        if tokens > shared.limits.max_prompt_tokens {
+        if tokens > limits.max_prompt_tokens {
             return Err(Error::too_many_prompt_tokens(
                 tokens,
-                shared.limits.max_prompt_tokens,
+                limits.max_prompt_tokens,
             ));
         }
+        Ok(())
+    }
+
+    /// Takes so many places in the queue, at most as many as there are.
+    ///
+    /// # Errors
+    /// `QueueFull`.
+    pub(super) fn permits(&self, count: usize) -> Result<OwnedSemaphorePermit> {
+        let (permits, max) = (&self.shared.permits, self.shared.limits.max_waiting);
         let full = |_| {
-            let waiting = max - shared.permits.available_permits();
+            let waiting = max - permits.available_permits();
             let message = format!(
                 "the queue is full: {waiting} requests are waiting, at most {max} may; try again later"
             );
             Error::request(RequestErrorKind::QueueFull, None, message)
         };
-        let permits = shared.permits.clone();
-        let mut permits = permits.try_acquire_many_owned(count as u32).map_err(full)?;
+        let taken = permits.clone().try_acquire_many_owned(count as u32);
+        taken.map_err(full)
+    }
+
+    /// Queues requests that were checked, with their places.
+    ///
+    /// # Errors
+    /// `ShuttingDown`, or the reason why the thread has ended.
+    pub(super) fn queue(
+        &self,
+        requests: Vec<Request>,
+        mut permits: OwnedSemaphorePermit,
+    ) -> Result<Vec<Events>> {
+        let shared = &*self.shared;
         if requests.iter().all(|request| request.pooling.is_none()) {
-            shared.stats.requests.n.observe(count as f64);
+            shared.stats.requests.n.observe(requests.len() as f64);
         }
         let arrived = Instant::now();
         let group = shared.next_group.fetch_add(1, Ordering::Relaxed);
@@ -191,10 +231,15 @@ impl EngineHandle {
         self.shared.draining.load(Ordering::SeqCst)
     }
 
-    /// Refuses new requests from now on; queued and running ones continue.
+    /// Refuses new requests from now on; queued and running ones continue, and so does a [`Series`](super::Series).
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
-        // The thread may be idle and asleep. If it has ended, the send fails harmlessly.
+        self.wake();
+    }
+
+    /// Lets the thread look at what has changed.
+    pub(super) fn wake(&self) {
+        // It may be idle and asleep. If it has ended, the send fails harmlessly.
         let _ = self.send(EngineMessage::Wake);
     }
 
@@ -252,7 +297,7 @@ impl EngineHandle {
     }
 
     /// The error for a request that arrives after the end.
-    fn gone(&self) -> Error {
+    pub(super) fn gone(&self) -> Error {
         let end = self.shared.ended.borrow().clone();
         end.and_then(Result::err)
             .unwrap_or_else(Error::shutting_down)

@@ -19,6 +19,7 @@ mod records;
 mod request;
 pub mod scheduler;
 pub mod sequence;
+mod series;
 pub mod spec;
 mod start;
 mod stats;
@@ -54,6 +55,7 @@ pub use request::{
     EndObserver, Event, Fate, FinishReason, MAX_RANKS, RankCount, Request, SequenceEnd, SpecUsage,
     TokenOutput, VerifiedDraft, VerifiedNode,
 };
+pub use series::Series;
 pub use start::{spawn, spawn_with};
 pub use stats::{RequestTimes, Stats};
 pub use thread::EngineThread;
@@ -176,11 +178,11 @@ impl Engine {
             if idle {
                 self.check_idle()?;
             }
+            // Read before the inbox: a series that is over has sent all of its parts.
+            let is_drained = self.shared.is_drained();
             let message = match self.inbox.try_recv() {
                 Err(TryRecvError::Empty) if !idle => return Ok(true),
-                Err(TryRecvError::Empty) if self.shared.draining.load(Ordering::SeqCst) => {
-                    return Ok(false);
-                }
+                Err(TryRecvError::Empty) if is_drained => return Ok(false),
                 Err(TryRecvError::Empty) => self.inbox.recv().ok(),
                 Err(TryRecvError::Disconnected) => None,
                 Ok(message) => Some(message),

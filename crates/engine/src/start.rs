@@ -144,6 +144,7 @@ pub(super) fn build(
         unread: AtomicUsize::new(0),
         permits: Arc::new(Semaphore::new(max_waiting)),
         draining: AtomicBool::new(false),
+        series: AtomicUsize::new(0),
         aborting: AtomicBool::new(false),
         ended: watch::Sender::new(None),
         thread: Mutex::new(None),

@@ -12,9 +12,8 @@ use super::stream::Shape;
 use axum::response::Response;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::sampling::SamplingParams;
-use foretoken_engine::{EngineHandle, Event, Events, Request, SpecUsage};
+use foretoken_engine::{Event, Request, RequestLimits, Series, SpecUsage};
 use std::collections::HashMap;
-use std::time::Duration;
 
 /// Answers a job by beam search: its choices are the best texts of each prompt. Dropping the future cancels it.
 ///
@@ -28,6 +27,7 @@ pub(super) async fn collect(
     caller: &Caller,
 ) -> Result<Response> {
     let _in_flight = state.load.enter();
+    let mut series = Series::begin(&state.engine)?;
     let mut pieces: Vec<Piece> = Vec::with_capacity(job.choices.len());
     let shown = job.header.shown_per_prompt;
     for (requests, choices) in (job.requests.chunks(shown)).zip(job.choices.chunks_mut(shown)) {
@@ -35,7 +35,7 @@ pub(super) async fn collect(
             name: Some(caller.id.0.clone()),
             ..requests[0].clone()
         };
-        let (found, cached_tokens) = search(&state.engine, &request, beams).await?;
+        let (found, cached_tokens) = search(&mut series, &request, beams).await?;
         if found.len() < choices.len() {
             let (few, n) = (found.len(), choices.len());
             return Err(Error::invalid(
@@ -73,17 +73,13 @@ pub(super) async fn collect(
     Ok(shape.whole(state.text.clone(), pieces, &job.choices))
 }
 
-/// Between two attempts to submit the next tokens of a search to a full queue.
-const QUEUE_WAIT: Duration = Duration::from_millis(20);
-
 /// Refuses a search whose beams could not be submitted together at its end.
 fn check_room(
-    engine: &EngineHandle,
+    limits: &RequestLimits,
     request: &Request,
     width: usize,
     max_tokens: usize,
 ) -> Result<()> {
-    let limits = engine.limits();
     if width > limits.max_waiting {
         return Err(Error::too_many_sequences(width, 1, limits.max_waiting));
     }
@@ -105,37 +101,23 @@ fn ids(beam: &Beam) -> Vec<u32> {
     beam.tokens.iter().map(|token| token.id).collect()
 }
 
-/// Submits the next steps of beams. A search that has begun waits for its turn if the queue is full.
-async fn submit(
-    engine: &EngineHandle,
-    requests: Vec<Request>,
-    has_begun: bool,
-) -> Result<Vec<Events>> {
-    loop {
-        match engine.submit_all(requests.clone()) {
-            Err(e) if e.is_queue_full() && has_begun => tokio::time::sleep(QUEUE_WAIT).await,
-            submitted => return submitted,
-        }
-    }
-}
-
 /// The texts after the prompt of `request`, the best first, and how many tokens of the prompt were cached.
 async fn search(
-    engine: &EngineHandle,
+    series: &mut Series,
     request: &Request,
     options: BeamOptions,
 ) -> Result<(Vec<Hypothesis>, usize)> {
-    let room = engine
-        .limits()
-        .max_model_len
-        .saturating_sub(request.prompt.len());
+    let engine = series.engine();
+    let limits = engine.limits();
+    let room = limits.max_model_len.saturating_sub(request.prompt.len());
     let max_tokens = request.max_tokens.unwrap_or(room);
     let eos = if request.params.ignore_eos {
         Vec::new()
     } else {
         engine.eos_token_ids().to_vec()
     };
-    check_room(engine, request, options.width, max_tokens)?;
+    check_room(limits, request, options.width, max_tokens)?;
+    let max_round = 1 + limits.spec_length;
     let alternatives = request.logprobs.unwrap_or(0);
     let mut search = BeamSearch::new(options, eos, max_tokens);
     let mut known = NextTokens::new();
@@ -152,7 +134,7 @@ async fn search(
                     ignore_eos: true,
                     ..SamplingParams::default()
                 },
-                max_tokens: Some((max_tokens - text.len()).min(1 + engine.limits().spec_length)),
+                max_tokens: Some((max_tokens - text.len()).min(max_round)),
                 logprobs: Some(search.candidates().max(alternatives)),
                 single_round: true,
                 draft_context: request.draft_context.clone(),
@@ -160,7 +142,7 @@ async fn search(
                 ..Request::default()
             };
             let requests = unknown.iter().map(of_beam).collect();
-            let submitted = submit(engine, requests, cached_tokens.is_some()).await?;
+            let submitted = series.submit_all(requests).await?;
             for (mut text, events) in unknown.into_iter().zip(submitted) {
                 let answer = events.collect().await?;
                 cached_tokens.get_or_insert(answer.cached_tokens);

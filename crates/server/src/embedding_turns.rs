@@ -4,7 +4,7 @@
 use super::limits::HttpLimits;
 use axum::body::{Body, Bytes};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
-use foretoken_engine::{CollectedEvents, EngineHandle, Request, RequestLimits};
+use foretoken_engine::{CollectedEvents, Request, RequestLimits, Series};
 use futures_util::stream;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -69,14 +69,14 @@ impl Turns {
         })
     }
 
-    /// Runs `requests`, which bear `name`, and gives what became of each to `note`, in their order. Whoever drops this
-    /// cancels them.
+    /// Runs `requests`, which bear `name` and are of `series`, and gives what became of each to `note`, in their order.
+    /// Whoever drops this cancels them.
     ///
     /// # Errors
     /// The errors of the engine, or that of `note`.
     pub async fn run(
         &self,
-        engine: &EngineHandle,
+        series: &mut Series,
         mut requests: Vec<Request>,
         name: &Arc<str>,
         mut note: impl FnMut(CollectedEvents) -> Result<()>,
@@ -85,10 +85,10 @@ impl Turns {
             request.name = Some(name.clone());
         }
         while !requests.is_empty() {
-            let (count, _turn) = self.next(&requests, engine.limits()).await?;
+            let (count, _turn) = self.next(&requests, series.engine().limits()).await?;
             let others = requests.split_off(count);
             let first = std::mem::replace(&mut requests, others);
-            for events in engine.submit_all(first)? {
+            for events in series.submit_all(first).await? {
                 note(events.collect().await?)?;
             }
         }

@@ -18,7 +18,7 @@ use base64::prelude::BASE64_STANDARD;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
 use foretoken_core::model::EmbeddingSpec;
 use foretoken_engine::spec::DraftContext;
-use foretoken_engine::{CollectedEvents, Request};
+use foretoken_engine::{CollectedEvents, Request, Series};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
@@ -133,6 +133,7 @@ pub(super) async fn answer<T: Serialize + Send + 'static>(
     object: impl FnOnce(Vectors) -> T + Send + 'static,
 ) -> Result<Response> {
     let _in_flight = state.load.enter();
+    let mut series = Series::begin(&state.engine)?;
     let turns = &state.embedding_turns;
     let values = job.requests.len() * job.vectors.dimensions;
     let room = turns.room(values * VALUE_BYTES).await?;
@@ -142,7 +143,7 @@ pub(super) async fn answer<T: Serialize + Send + 'static>(
         Ok(())
     };
     turns
-        .run(&state.engine, job.requests, &caller.id.0, note)
+        .run(&mut series, job.requests, &caller.id.0, note)
         .await?;
     let vectors = Vectors {
         model: job.model,

@@ -1,6 +1,7 @@
 //! How relevant documents are to queries: by their embeddings, or by the answer of a model that says yes or no.
 
 use super::context::{Context, ServedModel};
+use super::embedding_turns::Turns;
 use super::embeddings::InputOptions;
 use super::openai::salt;
 use super::request_id::RequestId;
@@ -10,7 +11,7 @@ use foretoken_core::error::{Error, RequestErrorKind, Result};
 use foretoken_core::model::{Classifier, EmbeddingSpec, Pooling, RerankerSpec};
 use foretoken_core::sampling::{Mask, SamplingParams};
 use foretoken_engine::spec::DraftContext;
-use foretoken_engine::{CollectedEvents, Request};
+use foretoken_engine::{CollectedEvents, Request, Series};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -73,18 +74,20 @@ impl RelevanceJob {
     /// The errors of the engine.
     pub async fn scores(self, state: &AppState, id: &RequestId) -> Result<Vec<f64>> {
         let _in_flight = state.load.enter();
+        let mut series = Series::begin(&state.engine)?;
         let kept = match self.measure {
             Measure::Cosine { queries } => {
                 queries * state.engine.limits().embedding_size * size_of::<f32>()
             }
             Measure::Answer(_) | Measure::Classifier(_) => 0,
         };
-        let _room = state.embedding_turns.room(kept).await?;
+        let (turns, series, requests) = (&state.embedding_turns, &mut series, self.requests);
+        let _room = turns.room(kept).await?;
         match self.measure {
-            Measure::Cosine { queries } => cosines(state, id, self.requests, queries).await,
-            Measure::Answer(tokens) => answers(state, id, self.requests, tokens).await,
+            Measure::Cosine { queries } => cosines(turns, series, id, requests, queries).await,
+            Measure::Answer(tokens) => answers(turns, series, id, requests, tokens).await,
             Measure::Classifier(classifier) => {
-                classified(state, id, self.requests, &classifier).await
+                classified(turns, series, id, requests, &classifier).await
             }
         }
     }
@@ -93,7 +96,8 @@ impl RelevanceJob {
 /// The cosines of the documents' embeddings with those of their queries. The first `queries` requests are for the
 /// queries.
 async fn cosines(
-    state: &AppState,
+    turns: &Turns,
+    series: &mut Series,
     id: &RequestId,
     requests: Vec<Request>,
     queries: usize,
@@ -109,8 +113,7 @@ async fn cosines(
         }
         Ok(())
     };
-    let turns = &state.embedding_turns;
-    turns.run(&state.engine, requests, &id.0, note).await?;
+    turns.run(series, requests, &id.0, note).await?;
     Ok(scores)
 }
 
@@ -126,7 +129,8 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 
 /// The score of each pair by its last hidden state.
 async fn classified(
-    state: &AppState,
+    turns: &Turns,
+    series: &mut Series,
     id: &RequestId,
     requests: Vec<Request>,
     classifier: &Classifier,
@@ -136,15 +140,15 @@ async fn classified(
         scores.push(classifier.score(&computed.embedding));
         Ok(())
     };
-    let turns = &state.embedding_turns;
-    turns.run(&state.engine, requests, &id.0, note).await?;
+    turns.run(series, requests, &id.0, note).await?;
     Ok(scores)
 }
 
 /// The probability of yes for each pair. The answer has its log-probability, and mostly the other one is among the most
 /// probable tokens. Where it is not, it is asked for alone, after a prompt that is cached then.
 async fn answers(
-    state: &AppState,
+    turns: &Turns,
+    series: &mut Series,
     id: &RequestId,
     requests: Vec<Request>,
     [yes, no]: [u32; 2],
@@ -154,10 +158,7 @@ async fn answers(
         found.push([yes, no].map(|token| logprob(&computed, token)));
         Ok(())
     };
-    let turns = &state.embedding_turns;
-    turns
-        .run(&state.engine, requests.clone(), &id.0, note)
-        .await?;
+    turns.run(series, requests.clone(), &id.0, note).await?;
     let mut missing = Vec::new();
     let mut again = Vec::new();
     for (at, (pair, request)) in found.iter().zip(requests).enumerate() {
@@ -176,7 +177,7 @@ async fn answers(
         }
         Ok(())
     };
-    turns.run(&state.engine, again, &id.0, note).await?;
+    turns.run(series, again, &id.0, note).await?;
     let score = |[yes, no]: [Option<f32>; 2]| {
         let (yes, no) = yes.zip(no)?;
         Some(probability(yes, no))
