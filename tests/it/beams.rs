@@ -146,6 +146,25 @@ async fn drafts_are_verified_along_beams() {
     }
 }
 
+/// A search has drafts of at most the depth that its request allows.
+#[tokio::test]
+async fn a_search_without_speculation_has_no_drafts() {
+    let prompt = [5, 9, 2, 7].repeat(6);
+    let body = json!({"prompt": prompt, "max_tokens": 60, "use_beam_search": true, "n": 1,
+        "return_token_ids": true, "temperature": 0});
+    let mut without = body.clone();
+    without["spec_length"] = 0.into();
+    let mut found = Vec::new();
+    for (body, drafts) in [(body, true), (without, false)] {
+        let server = Server::over(engine_of("llama", &json!([]), true), |s| s, LONG).await;
+        found.push(ids(&server.json(PATH, &body).await["choices"]));
+        let drafted = server.engine.stats().spec_draft_tokens.get();
+        assert_eq!(drafted > 0, drafts, "{drafted}");
+        server.done().await;
+    }
+    assert_eq!(found[0], found[1]);
+}
+
 /// One beam is greedy decoding.
 #[tokio::test]
 async fn one_beam_is_greedy() {

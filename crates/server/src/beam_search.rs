@@ -117,7 +117,8 @@ async fn search(
         engine.eos_token_ids().to_vec()
     };
     check_room(limits, request, options.width, max_tokens)?;
-    let max_round = 1 + limits.spec_length;
+    let spec_length = request.spec_length.unwrap_or(limits.spec_length);
+    let max_round = 1 + spec_length.min(limits.spec_length);
     let alternatives = request.logprobs.unwrap_or(0);
     let mut search = BeamSearch::new(options, eos, max_tokens);
     let mut known = NextTokens::new();
@@ -136,6 +137,7 @@ async fn search(
                 },
                 max_tokens: Some((max_tokens - text.len()).min(max_round)),
                 logprobs: Some(search.candidates().max(alternatives)),
+                spec_length: request.spec_length,
                 single_round: true,
                 draft_context: request.draft_context.clone(),
                 adapter: request.adapter.clone(),
