@@ -443,26 +443,36 @@ impl Proposer {
         seconds.is_some_and(|seconds| self.budget.may_read(seconds))
     }
 
-    /// See [`Drafter::resume`].
-    pub fn resume(&mut self, state: &SequenceState, len: usize) -> usize {
+    /// See [`Drafter::resume`]. `of_target` gives how many of so many first tokens the target need not compute: those before
+    /// a state, if it is recurrent. The target begins where the last call says.
+    pub fn resume(
+        &mut self,
+        state: &SequenceState,
+        len: usize,
+        mut of_target: impl FnMut(usize) -> usize,
+    ) -> usize {
         // Those that begin together are the load of the steps to come.
         self.sequence(state.id).waits = false;
         let begun = self.sequences.values().filter(|one| !one.waits).count();
         self.begin_reading(begun, state.tokens.len());
+        let alone = of_target(len);
         if !self.is_read(state) {
-            return len;
+            return alone;
         }
         let scope = state.draft_context.scope;
-        let resumed = self.drafter.call("resume", |drafter| {
-            drafter.resume(state.id, &state.tokens, scope, len)
-        });
-        let resumed = resumed.unwrap_or(len);
+        let mut resumed = alone;
+        while let Some(seen) = self.drafter.call("resume", |drafter| {
+            drafter.resume(state.id, &state.tokens, scope, resumed)
+        }) && seen < resumed
+        {
+            resumed = of_target(seen);
+        }
         let is_sampled = !state.sampler.params().is_greedy();
         let (reading, budget) = (&self.reading, &self.budget);
-        if !self.reads_states() || reading.pays_again(budget, resumed..len, is_sampled) {
+        if !self.reads_states() || reading.pays_again(budget, resumed..alone, is_sampled) {
             resumed
         } else {
-            len
+            of_target(len)
         }
     }
 

@@ -230,15 +230,16 @@ impl SpeculativeRunner {
     /// Number of the first `len` tokens of a sequence, which are in the target's prefix cache, that the target
     /// need not compute. If the target has recurrent states, there is one after these tokens. If the sequence
     /// `may_draft`, the drafter does not need to see them; see [`Drafter::resume`].
-    pub fn resume(&mut self, state: &SequenceState, mut len: usize, may_draft: bool) -> usize {
-        loop {
-            let states = self.states.as_mut();
-            let found = states.map_or(len, |states| states.resume(state, len));
-            let proposer = self.proposer().filter(|_| may_draft);
-            len = proposer.map_or(found, |proposer| proposer.resume(state, found));
-            if len == found {
-                return len;
-            }
+    pub fn resume(&mut self, state: &SequenceState, len: usize, may_draft: bool) -> usize {
+        let states = &mut self.states;
+        let mut of_target = |len| {
+            let states = states.as_mut();
+            states.map_or(len, |states| states.resume(state, len))
+        };
+        let proposer = self.proposers.get_mut(self.used);
+        match proposer.filter(|_| may_draft) {
+            Some(proposer) => proposer.resume(state, len, of_target),
+            None => of_target(len),
         }
     }
 

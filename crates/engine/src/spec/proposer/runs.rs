@@ -265,7 +265,7 @@ pub fn read_prompt(
     clock: &mut Clock,
 ) -> f64 {
     let rows = first[0].prompt_len;
-    proposer.resume(&first[0], 0);
+    proposer.resume(&first[0], 0, |len| len);
     let mut inputs = [StepInput {
         rows,
         ..input(&mut first[0], 0)

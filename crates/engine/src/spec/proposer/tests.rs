@@ -263,10 +263,10 @@ fn who_is_not_asked_is_observed_late() {
     assert_eq!(told(), [Ended(1), Observed(2, 5..6), Ended(2)]);
 }
 
-/// A head that has nothing of any text in its pool.
-struct Empty(TracedHead);
+/// A head that has so many rows of each text in its pool.
+struct Holding(TracedHead, usize);
 
-impl Drafter for Empty {
+impl Drafter for Holding {
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<Vec<Draft>> {
         self.0.propose(requests)
     }
@@ -275,15 +275,16 @@ impl Drafter for Empty {
         self.0.pool()
     }
 
-    fn resume(&mut self, _: SeqId, _: &[u32], _: CacheScope, _: usize) -> usize {
-        0
+    fn resume(&mut self, _: SeqId, _: &[u32], _: CacheScope, len: usize) -> usize {
+        len.min(self.1)
     }
 }
 
 /// On a machine where a step of 16 rows takes as long as 4.8 of one row.
-fn with_empty_head() -> Proposer {
+fn with_head_of(rows: usize) -> Proposer {
     let head = TracedHead::new(Vec::new(), ZEN5, Noise(1), Some(rates()));
-    let mut proposer = Proposer::new(Box::new(Empty(head)), BudgetMode::Adaptive);
+    let head = Holding(head, rows);
+    let mut proposer = Proposer::new(Box::new(head), BudgetMode::Adaptive);
     let costs = [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.8)];
     proposer.budget().target().calibrate(&dense(&costs));
     let of_head = costs.map(|(rows, seconds)| (rows, 0.1 * seconds));
@@ -291,17 +292,43 @@ fn with_empty_head() -> Proposer {
     proposer
 }
 
+/// A target without recurrent states.
+fn all(len: usize) -> usize {
+    len
+}
+
 /// What only the target has cached of a text is computed again for a head where that takes less time than drafts save.
 #[test]
 fn a_long_cached_prompt_is_not_computed_again_for_a_head() {
-    let mut proposer = with_empty_head();
+    let mut proposer = with_head_of(0);
     for (cached, resumed) in [(40, 0), (150, 0), (16_000, 16_000)] {
         let sequence = SequenceState {
             tokens: vec![1; cached + 1],
             kv_len: 0,
             ..state(0.0, Acceptance::Coupled)
         };
-        assert_eq!(proposer.resume(&sequence, cached), resumed, "{cached}");
+        assert_eq!(proposer.resume(&sequence, cached, all), resumed, "{cached}");
+        proposer.end(&sequence);
+    }
+}
+
+/// A recurrent target begins at a state, which may be long before what the head lacks: all of that is weighed.
+#[test]
+fn a_long_cached_prompt_is_not_computed_again_from_an_early_state() {
+    let mut proposer = with_head_of(15_950);
+    let sequence = SequenceState {
+        tokens: vec![1; 16_001],
+        kv_len: 0,
+        ..state(0.0, Acceptance::Coupled)
+    };
+    for (early, resumed) in [(15_920, 15_920), (0, 16_000)] {
+        let mut begins = 0;
+        let of_target = |len: usize| {
+            begins = if len == 16_000 { len } else { early };
+            begins
+        };
+        let found = proposer.resume(&sequence, 16_000, of_target);
+        assert_eq!((found, begins), (resumed, resumed), "{early}");
         proposer.end(&sequence);
     }
 }
@@ -309,24 +336,24 @@ fn a_long_cached_prompt_is_not_computed_again_for_a_head() {
 /// A head reads the texts of the few that have room, however many others wait for it.
 #[test]
 fn who_waits_for_room_is_no_load() {
-    let mut proposer = with_empty_head();
+    let mut proposer = with_head_of(0);
     let sequence = |id| SequenceState {
         id,
         kv_len: 0,
         ..state(0.0, Acceptance::Coupled)
     };
     for id in 1..31 {
-        proposer.resume(&sequence(id), 0);
+        proposer.resume(&sequence(id), 0, all);
         proposer.release(id);
     }
     let next = sequence(33);
-    proposer.resume(&next, 0);
+    proposer.resume(&next, 0, all);
     assert!(proposer.is_read(&next));
     // Those that begin together are read only if drafts of all of them pay.
     for id in 65..95 {
-        proposer.resume(&sequence(id), 0);
+        proposer.resume(&sequence(id), 0, all);
     }
     let last = sequence(95);
-    proposer.resume(&last, 0);
+    proposer.resume(&last, 0, all);
     assert!(!proposer.is_read(&last));
 }
