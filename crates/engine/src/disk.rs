@@ -130,12 +130,12 @@ impl Beginnings for EngineBeginnings<'_> {
         };
         let block_size = disk.block_size();
         let most = sequence.max_cached() / block_size;
-        if !is_kept(sequence) || resumed / block_size >= most {
-            return false;
-        }
-        let may_draft = sequence.may_draft();
         let (state, known) = (&sequence.state, cached / block_size);
         let (runner, stats) = (&mut *self.runner, self.stats);
+        let (may_draft, has_all) = (sequence.may_draft(), resumed / block_size >= most);
+        if !is_kept(sequence) || has_all && !(may_draft && runner.draft_lacks_blocks(state)) {
+            return false;
+        }
         disk.is_awaited(state.id, &mut sequence.has_looked, |disk| {
             let tokens = &state.tokens[..most * block_size];
             let target = disk.chain(disk.target(), state.prefix_root(), tokens);
@@ -143,7 +143,9 @@ impl Beginnings for EngineBeginnings<'_> {
             stats.prefix_cache_disk_queries.inc_by(looked_up as u64);
             let draft = may_draft.then(|| runner.draft_chain(disk, state)).flatten();
             Wanted {
-                states: (disk.states(&target, resumed / block_size)).map(Arc::new),
+                states: (disk.states(&target, resumed / block_size))
+                    .filter(|_| !has_all)
+                    .map(Arc::new),
                 target: Arc::new(target),
                 known,
                 draft: draft.map(|(chain, known)| (Arc::new(chain), known)),

@@ -1,6 +1,6 @@
 use super::start::{build, start};
 use super::*;
-use crate::spec::{CacheScope, Draft, DraftContext, DraftRequest, Drafter};
+use crate::spec::{BudgetMode, CacheScope, Draft, DraftContext, DraftModel, DraftRequest, Drafter};
 use foretoken_core::model::toy::ToyModel;
 use foretoken_core::sampling::SamplingParams;
 use std::collections::HashSet;
@@ -172,4 +172,66 @@ fn who_waits_for_a_place_after_the_disk_holds_nothing() {
     engine.run().unwrap();
     assert_eq!(first.blocking_collect().unwrap().cached_tokens, 20);
     second.blocking_collect().unwrap();
+}
+
+/// What a draft model has read is on disk. It is found there although the target has the whole prompt in memory.
+#[test]
+fn a_draft_model_finds_on_disk_what_it_lacks_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || {
+        let options = EngineOptions {
+            prefix_cache_disk: Some(folder.path().into()),
+            spec: SpecLimits {
+                length: 4,
+                ..SpecLimits::default()
+            },
+            spec_budget: BudgetMode::Fixed,
+            ..EngineOptions::default()
+        };
+        let toy = || Box::new(ToyModel::new(32, 256, 11, 0.0));
+        let drafter = DraftModel::new(toy(), 64, 4, 64).unwrap();
+        let drafter: Box<dyn Drafter> = Box::new(drafter);
+        build(toy(), vec![drafter], 64, 4, options).unwrap()
+    };
+    let run = |engine: &mut Engine, handle: &EngineHandle| {
+        let request = Request {
+            prompt: (0..24).collect(),
+            max_tokens: Some(20),
+            draft_context: DraftContext {
+                may_persist: true,
+                ..DraftContext::default()
+            },
+            ..Request::default()
+        };
+        let events = handle.submit(request).unwrap();
+        assert!(engine.receive().unwrap());
+        while !engine.scheduler.is_idle() {
+            engine.step().unwrap();
+        }
+        events.blocking_collect().unwrap()
+    };
+    let (mut engine, handle) = start();
+    let text = run(&mut engine, &handle).ids();
+    handle.drain();
+    engine.run().unwrap();
+
+    let (mut engine, handle) = start();
+    let stats = handle.stats();
+    let read = || {
+        let bytes = &stats.prefix_cache_disk_read_bytes;
+        (stats.prefix_cache_disk_hits.get(), bytes.get())
+    };
+    assert_eq!(run(&mut engine, &handle).cached_tokens, 20);
+    let (hits, bytes) = read();
+    assert_eq!(hits, 20);
+    engine.runner.reset_prefix_cache();
+    let again = run(&mut engine, &handle);
+    assert_eq!((again.ids(), again.cached_tokens), (text, 20));
+    let (hits_again, bytes_again) = read();
+    assert!(hits_again == hits && bytes_again > bytes, "{bytes_again}");
+    // Now both have all in memory.
+    run(&mut engine, &handle);
+    assert_eq!(read(), (hits, bytes_again));
+    handle.drain();
+    engine.run().unwrap();
 }

@@ -61,6 +61,19 @@ impl DraftPool {
         }
     }
 
+    /// The tokens of the rows with which a sequence of `tokens` could begin. The last row is fed in any case.
+    fn first_rows<'t>(&self, tokens: &'t [u32]) -> &'t [u32] {
+        let rows = self.network.token_offset..tokens.len().saturating_sub(1);
+        tokens.get(rows).unwrap_or_default()
+    }
+
+    /// Whether a sequence of `tokens` that is about to begin lacks blocks with which it could.
+    pub fn lacks_blocks(&self, id: SeqId, tokens: &[u32]) -> bool {
+        let count = |rows: &[u32]| rows.len() / self.network.blocks.block_size();
+        let begun = self.sequences.get(&id);
+        begun.is_some_and(|begun| count(&begun.tokens) < count(self.first_rows(tokens)))
+    }
+
     /// The blocks with which a sequence of `tokens` could begin, and the number of those that the pool has.
     pub fn chain(
         &self,
@@ -69,10 +82,7 @@ impl DraftPool {
         tokens: &[u32],
     ) -> Option<(Chain, usize)> {
         let network = &self.network;
-        let root = network.root(scope, tokens);
-        // The last row is fed in any case.
-        let end = tokens.len().saturating_sub(1);
-        let rows = tokens.get(network.token_offset..end).unwrap_or_default();
+        let (root, rows) = (network.root(scope, tokens), self.first_rows(tokens));
         let known = network.blocks.find(root, rows).blocks().len();
         Some((disk.chain(disk.draft()?, root, rows), known))
     }

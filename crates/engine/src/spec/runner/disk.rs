@@ -67,6 +67,14 @@ impl SpeculativeRunner {
         }
     }
 
+    /// Whether the draft network lacks blocks of a sequence that is about to begin with it.
+    pub fn draft_lacks_blocks(&self, state: &SequenceState) -> bool {
+        let drafter = self.kept_drafter();
+        let lacks =
+            drafter.and_then(|one| one.pool(|pool| pool.lacks_blocks(state.id, &state.tokens)));
+        lacks.unwrap_or(false)
+    }
+
     /// The blocks of the draft network with which a sequence could begin, and the number of those that are in memory.
     /// `None` if it drafts nothing with a network.
     pub fn draft_chain(
