@@ -378,14 +378,12 @@ impl Sequence {
     /// Number of tokens of `new` that count, and the reason if the text ends there.
     fn until_stop(&self, new: &[u32]) -> (usize, Option<FinishReason>) {
         let room = self.max_tokens - self.output_len();
-        for (i, &token) in new.iter().take(room).enumerate() {
-            if self.state.sampler.ends_text(token, self.output_len() + i) {
-                return (i + 1, Some(FinishReason::Stop { token }));
-            }
+        let new = &new[..new.len().min(room)];
+        if let Some(end) = self.state.end_among(new) {
+            return (end + 1, Some(FinishReason::Stop { token: new[end] }));
         }
-        let is_over = self.single_round || new.len() >= room;
-        let finish = is_over.then_some(FinishReason::Length);
-        (new.len().min(room), finish)
+        let is_over = self.single_round || new.len() == room;
+        (new.len(), is_over.then_some(FinishReason::Length))
     }
 
     fn queue_prompt_scores(&mut self) {

@@ -109,7 +109,7 @@ pub struct StepCost {
     pub context: usize,
     /// Experts that the target's forward read; see [`TargetCost`].
     pub experts_read: usize,
-    /// New tokens of all sequences, accepted ones included.
+    /// New tokens of all sequences, accepted ones included, but none after the end of a text.
     pub tokens: usize,
     pub target_seconds: f64,
     /// Drafting, whether with a model or not.

@@ -12,7 +12,7 @@ use super::learned::Learned;
 use super::masks;
 use super::proposer::{Proposer, base_of};
 use super::states::{StateSlots, max_state_copies};
-use super::step::{SequenceState, StepInput, StepResult, decide};
+use super::step::{SequenceState, StepInput, StepResult, decide, gained};
 use super::target_cost::{MeasuredForward, TargetCost};
 use candle_core::Tensor;
 use foretoken_core::error::Result;
@@ -198,11 +198,7 @@ impl SpeculativeRunner {
                 draft_nodes: proposals.iter().map(|proposal| proposal.draft.len()).sum(),
                 context: base.context,
                 experts_read: output.experts_read,
-                tokens: outputs
-                    .iter()
-                    .flatten()
-                    .map(|output| output.tokens.len())
-                    .sum(),
+                tokens: gained(inputs, &outputs),
                 target_seconds: drafted.elapsed().as_secs_f64(),
                 draft_seconds: drafting.as_secs_f64(),
             });

@@ -139,6 +139,13 @@ impl SequenceState {
         self.synthetic_acceptance.is_some() || self.rule() == Acceptance::Rejection
     }
 
+    /// The index of the first of `new` tokens that ends the text.
+    pub fn end_among(&self, new: &[u32]) -> Option<usize> {
+        let ends =
+            |(i, &token): (usize, &u32)| self.sampler.ends_text(token, self.output_len() + i);
+        new.iter().enumerate().position(ends)
+    }
+
     /// Removes the tokens that a step pushed to the sampler.
     pub(super) fn restore_sampler(&mut self) {
         self.sampler.truncate(self.output_len());
@@ -165,6 +172,18 @@ impl StepInput<'_> {
             context: &self.state.draft_context,
         }
     }
+}
+
+/// The number of tokens that the sequences of a step gain: none after the end of a text, although draft tokens may be
+/// accepted there.
+pub(super) fn gained(inputs: &[StepInput<'_>], outputs: &[StepResult]) -> usize {
+    let results = inputs.iter().zip(outputs);
+    let gained = results.map(|(input, output)| {
+        let tokens = output.as_ref().map_or(&[][..], |output| &output.tokens[..]);
+        let end = input.state.end_among(tokens);
+        end.map_or(tokens.len(), |end| end + 1)
+    });
+    gained.sum()
 }
 
 /// Computes a sequence's result (log-probabilities and verdict) from its `logits`, `[rows, vocab]`, with

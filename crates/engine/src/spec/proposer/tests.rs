@@ -1,5 +1,6 @@
 use super::super::cost::tests::Noise;
 use super::super::pool::DraftPool;
+use super::super::step::{StepOutput, gained};
 use super::super::target_cost::tests::dense;
 use super::traces::{TracedHead, ZEN5, rates};
 use super::*;
@@ -8,7 +9,7 @@ use crate::spec::draft::{CacheScope, Committed, DraftContext, Source};
 use foretoken_core::error::Result;
 use foretoken_core::kv::BlockTable;
 use foretoken_core::model::toy::ToyModel;
-use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken_core::sampling::{Acceptance, NoToken, Sampler, SamplingParams};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -261,6 +262,29 @@ fn who_is_not_asked_is_observed_late() {
     proposer.end(&first);
     proposer.end(&second);
     assert_eq!(told(), [Ended(1), Observed(2, 5..6), Ended(2)]);
+}
+
+/// The end of a text may be among the tokens of a draft. What comes after it is often easy to guess, and no gain.
+#[test]
+fn nothing_is_gained_after_the_end_of_a_text() {
+    let mut sequence = state(0.0, Acceptance::Coupled);
+    let params = SamplingParams {
+        stop_token_ids: vec![7],
+        ..sequence.sampler.params().clone()
+    };
+    sequence.sampler = Sampler::new(params, &[1, 2]);
+    let inputs = [input(&mut sequence, 4)];
+    let tokens = |tokens: &[u32]| {
+        let tokens = tokens.to_vec();
+        let output = StepOutput {
+            tokens,
+            ..StepOutput::default()
+        };
+        gained(&inputs, &[Ok(output)])
+    };
+    assert_eq!((tokens(&[5, 6, 8]), tokens(&[])), (3, 0));
+    assert_eq!((tokens(&[5, 7, 7, 8]), tokens(&[7, 1])), (2, 1));
+    assert_eq!(gained(&inputs, &[Err(NoToken::NotFinite)]), 0);
 }
 
 /// A head that has so many rows of each text in its pool.
