@@ -133,7 +133,8 @@ impl Beginnings for EngineBeginnings<'_> {
         let (state, known) = (&sequence.state, cached / block_size);
         let (runner, stats) = (&mut *self.runner, self.stats);
         let (may_draft, has_all) = (sequence.may_draft(), resumed / block_size >= most);
-        if !is_kept(sequence) || has_all && !(may_draft && runner.draft_lacks_blocks(state)) {
+        let may_have_more = || disk.draft().is_some() && runner.draft_lacks_blocks(state, most);
+        if !is_kept(sequence) || has_all && !(may_draft && may_have_more()) {
             return false;
         }
         disk.is_awaited(state.id, &mut sequence.has_looked, |disk| {

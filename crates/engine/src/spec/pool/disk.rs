@@ -67,11 +67,12 @@ impl DraftPool {
         tokens.get(rows).unwrap_or_default()
     }
 
-    /// Whether a sequence of `tokens` that is about to begin lacks blocks with which it could.
-    pub fn lacks_blocks(&self, id: SeqId, tokens: &[u32]) -> bool {
+    /// Whether a sequence of `tokens` that is about to begin lacks some of the first `most` blocks with which it could.
+    pub fn lacks_blocks(&self, id: SeqId, tokens: &[u32], most: usize) -> bool {
         let count = |rows: &[u32]| rows.len() / self.network.blocks.block_size();
+        let most = most.min(count(self.first_rows(tokens)));
         let begun = self.sequences.get(&id);
-        begun.is_some_and(|begun| count(&begun.tokens) < count(self.first_rows(tokens)))
+        begun.is_some_and(|begun| count(&begun.tokens) < most)
     }
 
     /// The blocks with which a sequence of `tokens` could begin, and the number of those that the pool has.

@@ -67,11 +67,11 @@ impl SpeculativeRunner {
         }
     }
 
-    /// Whether the draft network lacks blocks of a sequence that is about to begin with it.
-    pub fn draft_lacks_blocks(&self, state: &SequenceState) -> bool {
-        let drafter = self.kept_drafter();
-        let lacks =
-            drafter.and_then(|one| one.pool(|pool| pool.lacks_blocks(state.id, &state.tokens)));
+    /// Whether the draft network lacks some of the first `most` blocks of a sequence that is about to begin with it.
+    pub fn draft_lacks_blocks(&self, state: &SequenceState, most: usize) -> bool {
+        let lacks = self.kept_drafter().and_then(|drafter| {
+            drafter.pool(|pool| pool.lacks_blocks(state.id, &state.tokens, most))
+        });
         lacks.unwrap_or(false)
     }
 
