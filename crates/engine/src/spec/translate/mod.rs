@@ -19,6 +19,7 @@ use super::pool::DraftPool;
 use super::share::WorkShare;
 use encoding::{DraftEncoding, MAX_READ};
 use foretoken_core::error::Result;
+use foretoken_core::model::MAX_TREE_NODES;
 use foretoken_core::sampling::{Sampler, SamplingParams, TextRules};
 use std::collections::HashMap;
 use translated_draft::{Rates, TranslatedDraft};
@@ -115,7 +116,8 @@ impl Drafter for Translator {
                         0 => 0,
                         depth => scaled(depth, each),
                     },
-                    nodes: scaled(request.nodes, each),
+                    // The model feeds all nodes of a tree in one forward.
+                    nodes: scaled(request.nodes, each).min(MAX_TREE_NODES),
                     width: request.width,
                     min_score: request.min_score,
                     is_fixed: request.is_fixed,
@@ -281,6 +283,43 @@ mod tests {
         assert_eq!(sampler.output_len(), 1);
         let grammar = sampler.grammar().expect("it is back");
         assert_eq!(grammar.forced(1), [5]);
+    }
+
+    /// The tree of a draft model whose tokens are shorter than the target's.
+    #[test]
+    fn a_tree_has_no_more_nodes_than_a_forward_takes() {
+        const TARGET: [&str; 3] = ["</s>", " ab", " ba"];
+        const DRAFT: [&str; 5] = ["</s>", " a", " b", "a", "b"];
+        let words = |tokens: &[&str]| Box::new(WordTokenizer::new(tokens, false));
+        let (target, draft) = (words(&TARGET), words(&DRAFT));
+        let vocabulary = JointVocabulary::new(target, draft, TARGET.len(), DRAFT.len());
+        let toy = Box::new(ToyModel::new(DRAFT.len(), 1 << 10, 1, 0.0));
+        let model = Box::new(JointModel::new(toy, &vocabulary));
+        let inner = DraftModel::new(model, 64, 16, 256).expect("memory");
+        let mut translator = Translator::new(inner, vocabulary);
+        let prompt: Vec<u32> = (0..40).map(|i| 1 + i % 2).collect();
+        let params = SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        };
+        let request = DraftRequest {
+            id: 1,
+            tokens: &prompt,
+            length: 16,
+            model_length: 16,
+            nodes: MAX_TREE_NODES,
+            width: 4,
+            min_score: 0.0,
+            is_fixed: true,
+            staged: Vec::new(),
+            position: prompt.len(),
+            sampler: &mut Sampler::new(params, &prompt),
+            acceptance: Acceptance::Coupled,
+            context: &DraftContext::default(),
+        };
+        translator.propose(&mut [request]).expect("no failure");
+        let forwards = translator.pool().expect("a pool").network.forwards.len();
+        assert!(forwards > 10, "{forwards} levels");
     }
 
     /// The long prompts of many requests are read in many steps.
