@@ -235,6 +235,7 @@ fn further_parts_of_a_request_are_accepted() {
     for events in first {
         assert_eq!(collect(events).ids().len(), 1);
     }
+    assert_idle(&engine);
 
     let closed = gate.lock().unwrap();
     let running = engine.submit(greedy(&[1], 5)).unwrap();
@@ -247,14 +248,14 @@ fn further_parts_of_a_request_are_accepted() {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let part = series.submit_all(vec![greedy(&[1], 3); 2]);
         let events = runtime.unwrap().block_on(part).unwrap();
-        events.into_iter().map(|one| collect(one).ids().len()).sum()
+        let lengths = events.into_iter().map(|one| collect(one).ids().len());
+        lengths.sum::<usize>()
     });
     engine.drain();
     assert!(engine.submit(greedy(&[1], 1)).is_err());
     assert!(Series::begin(&engine).is_err());
     drop(closed);
-    let tokens: usize = next.join().unwrap();
-    assert_eq!(tokens, 6);
+    assert_eq!(next.join().unwrap(), 6);
     for events in others.into_iter().chain([running]) {
         collect(events);
     }
