@@ -11,6 +11,7 @@ mod copies;
 mod definitions;
 mod kept;
 mod lane;
+mod names;
 mod numbers;
 mod patterns;
 mod place;

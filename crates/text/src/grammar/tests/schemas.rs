@@ -2,7 +2,7 @@
 
 use super::super::copies::Taken;
 use super::super::*;
-use super::super::{numbers, patterns};
+use super::super::{names, numbers, patterns};
 use super::{compiled, compiler, refusal, walk};
 use serde_json::{Value, json};
 
@@ -273,6 +273,74 @@ fn patterns_of_declared_names_lead_nowhere() {
             )
             .is_ok()
     );
+}
+
+/// Names that are any or listed are declared without the keyword, as Zod and Pydantic write records.
+#[test]
+fn names_of_properties_are_declared() {
+    let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    let record = |names: Value| json!({"type": "object", "propertyNames": names, "additionalProperties": digit});
+    let open = json!({"type": "object", "additionalProperties": digit});
+    let closed = |names: &[&str]| {
+        let properties: serde_json::Map<_, _> = (names.iter())
+            .map(|name| ((*name).to_owned(), digit.clone()))
+            .collect();
+        json!({"type": "object", "properties": properties, "additionalProperties": false})
+    };
+    let of_colors = json!({"$defs": {"Color": {"enum": ["a", "b"], "title": "Color"}}, "items": record(json!({"$ref": "#/$defs/Color"}))});
+    let mut declared = of_colors.clone();
+    declared["items"] = closed(&["a", "b"]);
+    for (schema, expected) in [
+        (record(json!({"type": "string"})), open.clone()),
+        (record(json!({"description": "x"})), open.clone()),
+        (record(json!(true)), open),
+        (
+            record(json!({"type": "string", "enum": ["a", "b"]})),
+            closed(&["a", "b"]),
+        ),
+        (record(json!({"const": "b"})), closed(&["b"])),
+        (
+            json!({"propertyNames": {"enum": ["a"]}}),
+            json!({"properties": {"a": true}, "additionalProperties": false}),
+        ),
+        (of_colors, declared),
+    ] {
+        let mut rewritten = schema.clone();
+        assert!(names::rewrite(&mut rewritten), "{schema}");
+        assert_eq!(rewritten, expected);
+        compiled(&GrammarSource::JsonSchema(schema.clone()));
+        compiled(&GrammarSource::Lark(format!("start: %json {schema}\n")));
+    }
+    let mut record_of_two = record(json!({"enum": ["a", "b"]}));
+    record_of_two["required"] = json!(["a", "b"]);
+    let (text, complete) = walk(
+        &mut *compiled(&GrammarSource::JsonSchema(record_of_two)).start(),
+        1,
+        80,
+    );
+    let value: Value = serde_json::from_str(&text).expect(&text);
+    let fits = |name: &str| value[name].as_u64().is_some_and(|n| n <= 9);
+    assert!(complete && fits("a") && fits("b"), "{text}");
+    let long = json!({"const": "x".repeat(40_000)});
+    for schema in [
+        record(json!({"pattern": "^a"})),
+        record(json!({"enum": ["a"], "maxLength": 3})),
+        record(json!({"enum": ["a", 1]})),
+        json!({"propertyNames": {"enum": ["a"]}, "properties": {"b": {}}}),
+        json!({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": long}),
+        json!({"properties": {"propertyNames": {"type": "string"}}}),
+        json!({"properties": {"a": record(json!({"const": "b"})), "b": {"$ref": "#/properties/a/additionalProperties"}}}),
+    ] {
+        let mut same = schema.clone();
+        assert!(!names::rewrite(&mut same) && same == schema, "{schema}");
+    }
+    let message = refusal(&GrammarSource::JsonSchema(record(json!({"pattern": "^a"}))));
+    assert!(message.contains("propertyNames"), "{message}");
+    let list: Vec<String> = (0..1000).map(|i| format!("n{i}")).collect();
+    let record = json!({"propertyNames": {"$ref": "#/$defs/list"}});
+    let mut many = json!({"$defs": {"list": {"enum": list}}, "anyOf": vec![record; 100]});
+    assert!(names::rewrite(&mut many));
+    assert!(many.to_string().len() < 200_000, "of one list");
 }
 
 /// A schema that becomes too large is refused before it is built. The repetitions of honest schemas are not refused.
