@@ -104,6 +104,12 @@ impl ChatMessage {
         // Templates ask whether a key is there.
         self.others.retain(|_, value| !value.is_null());
         self.tool_calls.take_if(|calls| calls.is_empty());
+        // Other servers call it so, and clients send it back by that name. Templates know this one.
+        if let Some(Value::String(text)) = self.others.get("reasoning")
+            && !text.is_empty()
+        {
+            self.reasoning_content.get_or_insert_with(|| text.clone());
+        }
         match self.others.remove("refusal") {
             None => {}
             Some(Value::String(refusal)) if refusal.is_empty() || self.content.is_empty() => {
@@ -263,4 +269,33 @@ fn continues_last(messages: &[ChatMessage], is_asked: bool) -> Result<bool> {
         return wrong(at.key("tool_calls"), what);
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_thought_has_one_of_two_names() {
+        let thought = |keys: Value| {
+            let mut message = json!({"role": "assistant", "content": "Yes."});
+            let keys = keys.as_object().expect("an object").clone();
+            message.as_object_mut().expect("an object").extend(keys);
+            let messages = serde_json::from_value(json!([message])).expect("messages");
+            checked(messages).expect("fine").remove(0).reasoning_content
+        };
+        for (keys, expected) in [
+            (json!({"reasoning": "Hm."}), Some("Hm.")),
+            (json!({"reasoning_content": "Hm."}), Some("Hm.")),
+            (
+                json!({"reasoning": "No.", "reasoning_content": "Hm."}),
+                Some("Hm."),
+            ),
+            (json!({"reasoning": ""}), None),
+            (json!({"reasoning": null}), None),
+        ] {
+            assert_eq!(thought(keys.clone()).as_deref(), expected, "{keys}");
+        }
+    }
 }
