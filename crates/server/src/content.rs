@@ -110,6 +110,8 @@ pub(super) struct HarmlessKeys {
     _parsed: Option<IgnoredAny>,
     #[serde(rename = "cache_control")]
     _cache_control: Option<IgnoredAny>,
+    #[serde(rename = "prompt_cache_breakpoint")]
+    _prompt_cache_breakpoint: Option<IgnoredAny>,
     #[serde(rename = "id")]
     _id: Option<IgnoredAny>,
     #[serde(rename = "index")]
@@ -170,6 +172,7 @@ mod tests {
         for part in [
             json!({"type": "output_text", "text": "a", "annotations": [], "logprobs": [], "parsed": {"a": 1}}),
             json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": null}),
+            json!({"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}),
             json!({"type": "text", "text": "a", "id": "1", "index": 0, "image_url": null}),
         ] {
             assert_eq!(read(json!([part])).unwrap(), "a", "{part}");

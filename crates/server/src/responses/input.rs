@@ -58,6 +58,10 @@ pub(crate) struct InputItem {
     #[serde(rename = "phase")]
     #[schemars(skip)]
     _phase: Option<IgnoredAny>,
+    /// Who calls a function: the model, or a program that it wrote.
+    #[serde(rename = "caller")]
+    #[schemars(skip)]
+    _caller: Option<IgnoredAny>,
     /// Who has searched for tools.
     #[serde(rename = "execution")]
     #[schemars(skip)]

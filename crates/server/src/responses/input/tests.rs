@@ -33,7 +33,7 @@ fn items_become_messages_and_calls_join_their_turn() {
             {"type": "thought", "text": "So."}]},
         {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [
             {"type": "output_text", "text": "Let me look.", "refusal": null, "annotations": []}]},
-        {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}", "caller": {"type": "direct"}},
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{\"a\": 1}"},
         {"type": "function_call_output", "call_id": "1", "output": "one"},
         {"type": "function_call_output", "call_id": "2", "output": [
