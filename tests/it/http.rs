@@ -145,6 +145,8 @@ async fn a_completion_has_openais_shape() {
     assert!(rounds > 0.0 && drafted >= accepted);
     assert_eq!(number("acceptance_rate"), accepted / drafted);
     assert_eq!(number("mean_acceptance_length"), 1.0 + accepted / rounds);
+    let read = json!({"cached_tokens": 0, "audio_tokens": 0});
+    assert_eq!(usage["prompt_tokens_details"], read);
     // The request predicted nothing.
     assert_eq!(
         usage["completion_tokens_details"],

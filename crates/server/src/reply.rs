@@ -4,10 +4,10 @@ use super::choice::Choice;
 use super::conversation::CallKind;
 use super::piece::{CallHead, CallPiece, MessagePart, Piece, Scored};
 use super::reply_objects::{
-    AssistantMessage, CachedTokens, CallDelta, CalledTool, ChatChoice, ChatLogprobs, ChunkChoice,
-    ChunkUsage, CompletionChoice, CompletionLogprobs, CompletionTokens, CustomCall, CustomDelta,
-    Delta, FunctionCall, FunctionDelta, ObjectName, PredictedTokens, Reply, Speculation, ToolCall,
-    Usage,
+    AssistantMessage, CallDelta, CalledTool, ChatChoice, ChatLogprobs, ChunkChoice, ChunkUsage,
+    CompletionChoice, CompletionLogprobs, CompletionTokens, CustomCall, CustomDelta, Delta,
+    FunctionCall, FunctionDelta, ObjectName, PredictedTokens, PromptDetails, Reply, Speculation,
+    ToolCall, Usage,
 };
 use super::speculation::RoundText;
 use axum::response::sse::Event;
@@ -306,8 +306,9 @@ impl ReplyHeader {
             prompt_tokens: self.prompt_tokens,
             completion_tokens,
             total_tokens: self.prompt_tokens + completion_tokens,
-            prompt_tokens_details: CachedTokens {
+            prompt_tokens_details: PromptDetails {
                 cached_tokens: self.cached_tokens(choices),
+                audio_tokens: 0,
             },
             completion_tokens_details: (self.speculates || reasoning_tokens.is_some()).then(|| {
                 CompletionTokens {

@@ -202,16 +202,20 @@ pub(super) struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
     pub total_tokens: usize,
-    pub prompt_tokens_details: CachedTokens,
+    pub prompt_tokens_details: PromptDetails,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokens>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculative_decoding: Option<Speculation>,
 }
 
+/// What the tokens of a prompt are.
 #[derive(Clone, Copy, Serialize, JsonSchema)]
-pub(super) struct CachedTokens {
+#[schemars(rename = "PromptTokensDetails")]
+pub(super) struct PromptDetails {
     pub cached_tokens: usize,
+    /// Always 0. Clients with types of their own read no usage without it.
+    pub audio_tokens: usize,
 }
 
 /// What the tokens of an answer are.

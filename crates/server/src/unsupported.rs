@@ -123,7 +123,6 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("return_hidden_states", False),
     ("return_meta_info", False),
     ("return_prompt_token_ids", False),
-    ("logprob_token_ids", Empty),
     ("separate_reasoning", True),
     ("stream_reasoning", True),
     // Embeddings, and what is ranked.

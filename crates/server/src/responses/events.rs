@@ -7,7 +7,7 @@ use crate::choice::Choice;
 use crate::error::{CONTEXT, Refusal};
 use crate::piece::{FinishKind, Piece};
 use crate::reply::{ReplyHeader, new_id, now, typed_event};
-use crate::reply_objects::{CachedTokens, Speculation};
+use crate::reply_objects::Speculation;
 use crate::stream::{Shape, blank_lines, sse};
 use axum::Json;
 use axum::response::sse::Event;
@@ -194,6 +194,11 @@ struct ResponseUsage {
 }
 
 #[derive(Serialize, JsonSchema)]
+struct CachedTokens {
+    cached_tokens: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
 struct ReasoningTokens {
     reasoning_tokens: usize,
 }
@@ -373,7 +378,9 @@ impl ResponseReply {
         let of_chat = self.header.usage(choices);
         ResponseUsage {
             input_tokens: of_chat.prompt_tokens,
-            input_tokens_details: of_chat.prompt_tokens_details,
+            input_tokens_details: CachedTokens {
+                cached_tokens: of_chat.prompt_tokens_details.cached_tokens,
+            },
             output_tokens: of_chat.completion_tokens,
             output_tokens_details: ReasoningTokens {
                 reasoning_tokens: choices.iter().map(Choice::reasoning_tokens).sum(),
