@@ -185,7 +185,10 @@ async fn calls_are_blocks_and_come_back_as_input() {
     let server = saying(TWO_CALLS).await;
     let reply = server.json(MESSAGES, &body()).await;
     let content = reply["content"].as_array().expect("blocks");
-    let call = |name: &str, input: Value| json!({"type": "tool_use", "id": null, "name": name, "input": input});
+    let call = |name: &str, input: Value| {
+        let caller = json!({"type": "direct"});
+        json!({"type": "tool_use", "id": null, "name": name, "input": input, "caller": caller})
+    };
     let expected = [
         json!({"type": "text", "text": "Let me look."}),
         call("get_weather", json!({"city": "Zürich"})),
@@ -432,7 +435,8 @@ async fn a_shell_and_an_editor_are_called() {
     assert_eq!(response.status(), 200);
     assert!(response.headers().get("x-foretoken-warning").is_none());
     let reply: Value = response.json().await.expect("JSON");
-    let call = json!({"type": "tool_use", "id": null, "name": "bash", "input": {"command": "ls"}});
+    let call = json!({"type": "tool_use", "id": null, "name": "bash", "input": {"command": "ls"},
+        "caller": {"type": "direct"}});
     let content = reply["content"].as_array().expect("blocks");
     assert_eq!(settled(content), [call]);
     server.done().await;

@@ -52,7 +52,15 @@ enum Content<'a> {
         id: &'a str,
         name: &'a str,
         input: Map<String, Value>,
+        caller: Caller,
     },
+}
+
+/// Who calls: the model itself, as no program that it wrote runs here. Clients with types of their own require it.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Caller {
+    Direct,
 }
 
 /// How a message ended; null while it is generated.
@@ -194,6 +202,7 @@ fn content<'a>(block: &'a OutputBlock, text: &'a str) -> Content<'a> {
             name: &head.name,
             // Those of a call that was cut off may be no JSON.
             input: serde_json::from_str(text).unwrap_or_default(),
+            caller: Caller::Direct,
         },
     }
 }
