@@ -107,7 +107,8 @@ async fn a_text_is_a_message_with_one_part() {
         usage["output_tokens_details"],
         json!({"reasoning_tokens": 0})
     );
-    assert_eq!(usage["input_tokens_details"], json!({"cached_tokens": 0}));
+    let read = json!({"cached_tokens": 0, "cache_write_tokens": 0});
+    assert_eq!(usage["input_tokens_details"], read);
     assert!(usage["speculative_decoding"]["num_drafts"].is_u64());
 
     let events = server.named_events(RESPONSES, text_body()).await;

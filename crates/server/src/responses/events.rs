@@ -185,7 +185,7 @@ enum OutputPart<'a> {
 #[derive(Serialize, JsonSchema)]
 struct ResponseUsage {
     input_tokens: usize,
-    input_tokens_details: CachedTokens,
+    input_tokens_details: InputTokens,
     output_tokens: usize,
     output_tokens_details: ReasoningTokens,
     total_tokens: usize,
@@ -194,8 +194,11 @@ struct ResponseUsage {
 }
 
 #[derive(Serialize, JsonSchema)]
-struct CachedTokens {
+#[schemars(rename = "InputTokensDetails")]
+struct InputTokens {
     cached_tokens: usize,
+    /// Always 0: no token costs more because it is cached. OpenAI's schema requires it.
+    cache_write_tokens: usize,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -378,8 +381,9 @@ impl ResponseReply {
         let of_chat = self.header.usage(choices);
         ResponseUsage {
             input_tokens: of_chat.prompt_tokens,
-            input_tokens_details: CachedTokens {
+            input_tokens_details: InputTokens {
                 cached_tokens: of_chat.prompt_tokens_details.cached_tokens,
+                cache_write_tokens: 0,
             },
             output_tokens: of_chat.completion_tokens,
             output_tokens_details: ReasoningTokens {
