@@ -302,6 +302,24 @@ async fn a_format_is_followed() {
     server.done().await;
 }
 
+/// As Prism sends them, a library for Laravel.
+#[tokio::test]
+async fn options_may_repeat_fields() {
+    let server = saying("Hello there.").await;
+    let mut body = chat_body();
+    body["think"] = false.into();
+    let expected = whole(&server, OLLAMA_CHAT, body.clone()).await;
+    body["keep_alive"] = "5m".into();
+    body["options"]["keep_alive"] = "5m".into();
+    body["options"]["thinking"] = false.into();
+    let answer = whole(&server, OLLAMA_CHAT, body.clone()).await;
+    assert_eq!(answer["message"], expected["message"]);
+    body["options"]["thinking"] = true.into();
+    let message = refused(server.post(OLLAMA_CHAT, &body).await, 400).await;
+    assert!(message.starts_with("options.thinking"), "{message}");
+    server.done().await;
+}
+
 #[tokio::test]
 async fn a_raw_prompt_is_a_completion() {
     let server = saying("Hello there.").await;

@@ -188,6 +188,7 @@ const HARMLESS: &[&str] = &[
 const LOADER_OPTIONS: &[&str] = &[
     "embedding_only",
     "f16_kv",
+    "keep_alive",
     "logits_all",
     "low_vram",
     "main_gpu",

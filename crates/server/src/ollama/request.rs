@@ -75,7 +75,7 @@ enum Format {
 }
 
 /// Whether the model thinks, or how much.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "expected true, false, \"low\", \"medium\", \"high\" or \"max\""
@@ -86,7 +86,7 @@ enum Think {
     Effort(Effort),
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "OllamaEffort")]
 enum Effort {
@@ -125,7 +125,7 @@ impl Context<'_> {
         if turns.is_empty() {
             return Ok(reading.load(fields.keep_alive));
         }
-        fill(&mut common, fields.options)?;
+        fill(&mut common, fields.options, fields.think)?;
         refuse_custom(fields.tools.as_deref().unwrap_or_default())?;
         let is_open = turns.last().is_some_and(Turn::is_answer);
         let chat = Body {
@@ -161,7 +161,7 @@ impl Context<'_> {
         if fields.prompt.is_none() && fields.suffix.is_none() {
             return Ok(reading.load(fields.keep_alive));
         }
-        fill(&mut common, fields.options.take())?;
+        fill(&mut common, fields.options.take(), fields.think)?;
         let structured = formatted(structured, fields.format.take())?;
         let is_raw = fields.raw == Some(true) || fields.suffix.is_some();
         let body = Body {
@@ -345,7 +345,11 @@ fn refuse_custom(tools: &[Tool]) -> Result<()> {
 }
 
 /// Brings the fields that all APIs have into their form.
-fn fill(common: &mut Common, options: Option<Map<String, Value>>) -> Result<()> {
+fn fill(
+    common: &mut Common,
+    mut options: Option<Map<String, Value>>,
+    think: Option<Think>,
+) -> Result<()> {
     if common.n.is_some_and(|n| n != 1) {
         return wrong(
             "n",
@@ -354,7 +358,20 @@ fn fill(common: &mut Common, options: Option<Map<String, Value>>) -> Result<()> 
     }
     common.refuse_chunk_options()?;
     common.stream.get_or_insert(true);
+    if let Some(options) = &mut options {
+        drop_repeated(options, think);
+    }
     options::add(options, common)
+}
+
+/// Drops the option by which Prism, a library for Laravel, repeats `think`. Ollama does not know it.
+fn drop_repeated(options: &mut Map<String, Value>, think: Option<Think>) {
+    const THINKING: &str = "thinking";
+    let repeated = options.get(THINKING).cloned();
+    let repeated = repeated.and_then(|value| serde_json::from_value::<Think>(value).ok());
+    if repeated.is_some() && repeated == think {
+        options.shift_remove(THINKING);
+    }
 }
 
 fn formatted(structured: Structured, format: Option<Format>) -> Result<Structured> {
