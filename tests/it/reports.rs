@@ -2,6 +2,7 @@
 //! list. A name says what was wrong there, or what is right here.
 
 use crate::advisories::{CHATS, COMPLETIONS, refused};
+use crate::common::project::root;
 use crate::common::scripted::{TEMPLATE, saying, saying_as, thinking};
 use crate::common::server::{drafting, greedy};
 use crate::common::{Guess, MAX_LEN, SEED, Toy, VOCAB, assert_idle, reference, run, toy_model};
@@ -228,4 +229,34 @@ async fn log_probabilities_of_parts_of_characters_have_their_bytes() {
         }
     }
     server.done().await;
+}
+
+/// Each test that the list names is in the file that it names.
+#[test]
+fn the_list_names_tests_that_there_are() {
+    let read = |path: &str| {
+        let text = std::fs::read_to_string(root().join(path));
+        text.unwrap_or_else(|e| panic!("{path}: {e}"))
+    };
+    let list = read("docs/advisories.md");
+    let (_, reports) = list.split_once("# Bug reports").unwrap();
+    let own = read("tests/it/reports.rs") + &read("tests/it/advisories.rs");
+    let mut count = 0;
+    for line in reports.lines().filter(|line| line.starts_with("| ")) {
+        let named = line.rsplit('|').nth(1).unwrap();
+        let mut code = own.clone();
+        for name in named.split('`').skip(1).step_by(2) {
+            if !name.ends_with(".rs") {
+                assert!(code.contains(&format!("fn {name}(")), "{line}");
+                count += 1;
+                continue;
+            }
+            code = read(&match name.split_once('/') {
+                None => format!("tests/it/{name}"),
+                Some(("src", _)) => name.to_owned(),
+                Some((part, rest)) => format!("crates/{part}/src/{rest}"),
+            });
+        }
+    }
+    assert!(count > 50, "{count}");
 }
