@@ -264,8 +264,15 @@ fn further_parts_of_a_request_are_accepted() {
 
 #[test]
 fn options_that_cannot_work_are_refused() {
-    let mut toy = Toy::default();
-    toy.options.max_num_batched_tokens = 0;
+    let options = EngineOptions::default;
+    let rowless = EngineOptions {
+        max_num_batched_tokens: 0,
+        ..options()
+    };
+    let placeless = EngineOptions {
+        max_num_seqs: 0,
+        ..options()
+    };
     let drafter = foretoken::spec::NgramDrafter::new(1, 2);
     let spawn = |options, blocks| {
         let target = Box::new(toy_model(0.0));
@@ -275,8 +282,14 @@ fn options_that_cannot_work_are_refused() {
         Err(Error::Setup(message)) => message,
         _ => panic!("accepted"),
     };
-    assert!(message(spawn(toy.options, 64)).contains("max-num-batched-tokens must be at least 1"));
-    assert!(message(spawn(EngineOptions::default(), 1)).contains("--kv-cache-memory"));
+    for (options, blocks, needle) in [
+        (rowless, 64, "max-num-batched-tokens must be at least 1"),
+        (placeless, 64, "max-num-seqs must be at least 1"),
+        (options(), 1, "--kv-cache-memory"),
+    ] {
+        let said = message(spawn(options, blocks));
+        assert!(said.contains(needle), "{said}");
+    }
 }
 
 /// Six rows for twenty requests, which take turns without drafts: each generates the same tokens as

@@ -88,12 +88,17 @@ pub(super) fn build(
     if drafters.is_empty() {
         spec.length = 0;
     }
-    if options.max_num_batched_tokens == 0 {
-        return Err(Error::setup("max-num-batched-tokens must be at least 1"));
+    for (name, count) in [
+        ("max-num-batched-tokens", options.max_num_batched_tokens),
+        ("max-num-seqs", options.max_num_seqs),
+    ] {
+        if count == 0 {
+            return Err(Error::setup(format!("{name} must be at least 1")));
+        }
     }
     let info = target.info();
     let eos_token_ids = info.eos_token_ids.clone();
-    let pool = num_blocks * block_size;
+    let pool = num_blocks.saturating_mul(block_size);
     let longest = options.longest(info.max_position_embeddings)?;
     if options.max_model_len.is_some() && pool < longest {
         return Err(Error::setup(format!(
@@ -113,9 +118,7 @@ pub(super) fn build(
         vocab_size: info.vocab_size,
         max_logprobs: options.max_logprobs,
         max_waiting,
-        max_prompt_tokens: (num_blocks * block_size)
-            .saturating_mul(PROMPT_POOLS)
-            .max(MIN_PROMPT_TOKENS),
+        max_prompt_tokens: pool.saturating_mul(PROMPT_POOLS).max(MIN_PROMPT_TOKENS),
         spec_length: spec.length,
         generates: target.generates(),
         embedding_size: info.hidden_size,
