@@ -74,7 +74,8 @@ impl Foretoken {
         self
     }
 
-    /// Further flags of the program, as docs/flags.md has them: `["--max-model-len", "4096"]`.
+    /// Further flags of the program, as docs/flags.md has them: `["--max-model-len", "4096"]`. All models of a process
+    /// compute with the same threads, so only its first one may have `--threads` other than these.
     pub fn flags<S: Into<String>>(mut self, flags: impl IntoIterator<Item = S>) -> Self {
         self.flags.extend(flags.into_iter().map(S::into));
         self

@@ -1,7 +1,13 @@
 //! The examples, run as the programs that they are.
 
 use crate::bench::Models;
+use foretoken::engine::{EngineHandle, EngineThread, Series};
+use foretoken::error::Error;
+use foretoken::http::AppState;
+use foretoken::text::Text;
+use foretoken::{Foretoken, kernels};
 use serde_json::Value;
+use std::fmt::Debug;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -27,6 +33,28 @@ fn an_engine_is_embedded() {
         error.to_string().contains("no-such-folder/model.gguf"),
         "{error}"
     );
+}
+
+/// Another program keeps them in types of its own, for all of its threads.
+#[test]
+fn what_is_embedded_fits_types_of_others() {
+    fn is_kept<T: Debug + Send + Sync + 'static>() {}
+    fn is_error<T: std::error::Error + Clone + Send + Sync + 'static>() {}
+    is_kept::<EngineHandle>();
+    is_kept::<EngineThread>();
+    is_kept::<Series>();
+    is_kept::<AppState>();
+    is_kept::<Text>();
+    is_error::<Error>();
+}
+
+/// The threads are those of the process, which has some by now.
+#[test]
+fn other_threads_than_those_of_the_process_are_refused() {
+    let threads = kernels::threads() + 1;
+    let model = Foretoken::load("foretoken-demo").flags(["--threads".into(), threads.to_string()]);
+    let said = model.start().unwrap_err().to_string();
+    assert!(said.contains(&format!("--threads {threads} ")), "{said}");
 }
 
 /// The text is the one that plain decoding gives.

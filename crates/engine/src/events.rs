@@ -45,6 +45,9 @@ impl Events {
     }
 
     /// Like [`Events::recv`], for a thread that may block.
+    ///
+    /// # Panics
+    /// Within an async runtime, whose threads may not block.
     pub fn blocking_recv(&mut self) -> Option<Event> {
         let event = self.receiver.blocking_recv();
         self.note(event)
@@ -68,6 +71,9 @@ impl Events {
     ///
     /// # Errors
     /// See [`Events::collect`].
+    ///
+    /// # Panics
+    /// See [`Events::blocking_recv`].
     pub fn blocking_collect(mut self) -> Result<CollectedEvents> {
         let mut all = CollectedEvents::default();
         while all.finish.is_none()

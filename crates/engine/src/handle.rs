@@ -6,6 +6,7 @@ use super::limits::RequestLimits;
 use super::request::{Event, Request, queue_cost};
 use super::stats::Stats;
 use foretoken_core::error::{Error, RequestErrorKind, Result};
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -77,6 +78,19 @@ impl EngineShared {
 pub struct EngineHandle {
     pub(super) sender: Sender<EngineMessage>,
     pub(super) shared: Arc<EngineShared>,
+}
+
+impl fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.has_ended() {
+            "ended"
+        } else if self.is_draining() {
+            "draining"
+        } else {
+            "running"
+        };
+        write!(f, "EngineHandle({state})")
+    }
 }
 
 impl EngineHandle {

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 /// A request that is submitted in parts, as the steps of a search are. Once it has begun it is accepted as a whole:
 /// an engine that [drains](EngineHandle::drain) takes its further parts, too, and a full queue does not refuse them.
+#[derive(Debug)]
 pub struct Series {
     engine: EngineHandle,
     has_begun: bool,

@@ -13,6 +13,7 @@ static HANGS: AtomicBool = AtomicBool::new(false);
 ///
 /// When a process ends, libraries are torn down, CUDA's among them. A thread that still frees a GPU's memory then ends the
 /// process in a segmentation fault.
+#[derive(Debug)]
 pub struct EngineThread {
     engine: EngineHandle,
     patience: Duration,

@@ -10,7 +10,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 
 /// A router for requests of its own process.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct InProcess(TowerToHyperService<Router>);
 
 /// The answer to a request of the process itself.

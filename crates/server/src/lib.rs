@@ -186,7 +186,9 @@ fn ollama_routes() -> [(Method, &'static str, MethodRouter<AppState>); 9] {
     ]
 }
 
-/// The server's answers to all paths.
+/// The server's answers to all paths, for a program that serves connections itself. What concerns these is then up to that
+/// program: TLS, the number of connections and their timeouts, and, at an address of the loopback, the check of `Host`, for
+/// which [`OriginOptions::allowed_hosts`] must have names. [`serve`] does all of this.
 pub fn router(state: AppState) -> Router {
     let mut router = Router::new();
     if state.ui {

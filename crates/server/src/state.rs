@@ -22,6 +22,7 @@ use foretoken_text::{LiteralText, ReasoningFormat, Text, ToolFormat, thought_mar
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::cell::Cell;
+use std::fmt;
 use std::sync::Arc;
 
 /// The state that all handlers share.
@@ -62,6 +63,13 @@ pub struct AppState {
     /// Reads chats in which names of special tokens are text; `None` = they are tokens.
     literal: Option<Arc<LiteralText>>,
     created: u64,
+}
+
+impl fmt::Debug for AppState {
+    /// Without keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AppState({})", self.model_names.join(", "))
+    }
 }
 
 impl AppState {

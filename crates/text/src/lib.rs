@@ -55,6 +55,7 @@ use foretoken_core::error::{Error, Result, caught, caught_here, clipped};
 use foretoken_core::gguf::{GgufSource, Header};
 use pieces::Pieces;
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::OnceLock;
 use tokenizers::{ModelWrapper, Tokenizer};
 
@@ -85,6 +86,12 @@ pub struct SpecialIds {
     pub bos: Option<u32>,
     /// The ids that end a text. In a [`Text`]: ascending, without duplicates.
     pub eos: Vec<u32>,
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Text({} ids)", self.vocab_size())
+    }
 }
 
 impl Text {

@@ -170,8 +170,7 @@ fn a_folder_is_read_in_all_its_forms() {
         std::fs::write(folder.path().join(name), value.to_string()).unwrap()
     };
     let missing = Text::from_folder(folder.path())
-        .err()
-        .expect("no tokenizer")
+        .expect_err("no tokenizer")
         .to_string();
     assert!(missing.contains("no tokenizer.json"), "{missing}");
     assert!(missing.contains("tekken.json and"), "{missing}");

@@ -76,7 +76,7 @@ mod tests {
         let ids = text.encode("ab a☃☃", false).expect("encodes");
         assert_eq!(ids, [1, 5, 4, 0], "unknown ones are one token");
         assert_eq!(text.decode(&ids[..3], true), "ab a");
-        let error = load(&vocab, Value::Null).err().expect("no unk_id");
+        let error = load(&vocab, Value::Null).expect_err("no unk_id");
         assert!(error.to_string().contains("unk_id"), "{error}");
     }
 
@@ -93,7 +93,7 @@ mod tests {
         assert!(ids.len() > 2000, "{}", ids.len());
         let took = started.elapsed();
         assert!(took.as_secs() < 60, "{took:?}");
-        let error = runs("a", 1000).err().expect("too many").to_string();
+        let error = runs("a", 1000).expect_err("too many").to_string();
         assert!(error.contains("begin with each other"), "{error}");
     }
 }
