@@ -29,8 +29,9 @@ pub use reader::{Chain, ChainStates, Found, Wanted};
 /// Time that the engine waits to learn that there is nothing of a text, as nearly always. Then the request begins in the
 /// same step.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
-/// Time without an answer of the disk after which a sequence goes on without it.
-const MAX_SILENCE: Duration = Duration::from_secs(2);
+/// Time without an answer of the disk after which a sequence goes on without it: about what one that stands still takes to
+/// start.
+const MAX_SILENCE: Duration = Duration::from_secs(10);
 
 /// What makes the contents of a pool usable by another process: bytes that differ where these do.
 #[derive(Debug)]

@@ -15,8 +15,9 @@ use tokio::time::{sleep, sleep_until, timeout};
 /// The time beyond `--shutdown-timeout` in which a process must have ended.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum time until the failure of a process that broke off an answer is known.
-const FAILURE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum time until the failure of a process that broke off an answer is known: more than it takes to read the last lines
+/// of its log on a machine that does much else.
+const FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Minimum time between two looks for models that came or went.
 const BETWEEN_REFRESHES: Duration = Duration::from_secs(1);

@@ -26,7 +26,7 @@ pub const API_KEY_VARIABLE: &str = "FORETOKEN_API_KEY";
 const LAST_LINES: usize = 5;
 
 /// Maximum time until the last lines of a process that has ended are read.
-const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(1);
+const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Takes a log line of a model's process.
 pub type ModelLog = Arc<dyn Fn(&str, &str) + Send + Sync>;
