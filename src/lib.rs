@@ -4,6 +4,12 @@
 //! requires that a row has the same bits in any forward. On the CPU it always does; on a GPU in forwards
 //! of up to 256 rows, and in all forwards with `--batch-invariant` (see the table in docs/cuda.md).
 //!
+//! [`Foretoken`] embeds an engine, and the HTTP API, in another program; its page has an example. A drafter of one's own is a
+//! [`spec::Drafter`].
+//!
+//! The features `embedded-model` (a small model with its draft) and `train` are on by default; `cuda` adds GPUs, and `otel`
+//! traces.
+//!
 //! This crate is the facade of the workspace: it has the modules of the other crates under one name, and the commands of
 //! the program.
 //!
