@@ -5,7 +5,10 @@ use crate::config::{Config, KvBudget};
 use crate::error::{Error, Result};
 use crate::model::{Model, ModelInfo};
 use crate::spec::max_state_copies;
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use sysinfo::{
+    CGroupLimits, MemoryRefreshKind, Pid, Process, ProcessRefreshKind, ProcessesToUpdate,
+    RefreshKind, System,
+};
 
 /// Maximum bytes of the default KV cache on a CPU.
 const MAX_CPU_KV_BYTES: u64 = 2 << 30;
@@ -283,12 +286,12 @@ pub fn check_limits(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Memory in bytes of this machine or its container.
+/// Memory in bytes of this machine, or of the container or unit of systemd that this process is in.
 pub fn total_memory() -> u64 {
     memory().0
 }
 
-/// Free memory in bytes of this machine or its container.
+/// The free part of [`total_memory`], in bytes.
 pub fn free_memory() -> u64 {
     memory().1
 }
@@ -296,9 +299,9 @@ pub fn free_memory() -> u64 {
 /// [`total_memory`] and [`free_memory`].
 fn memory() -> (u64, u64) {
     let memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(memory);
+    let mut system = System::new_with_specifics(memory);
     let (total, free) = (system.total_memory(), system.available_memory());
-    match system.cgroup_limits() {
+    match cgroup_limits(&mut system) {
         Some(limits) => {
             // What a container has in use counts the pages of files that were read, as a model's are, which the kernel gives
             // up. `rss` leaves them out, and files in memory (tmpfs), too.
@@ -308,6 +311,16 @@ fn memory() -> (u64, u64) {
         }
         None => (total, free),
     }
+}
+
+/// The limits of the control group of this process and of those above it. A container may not see these under their names:
+/// then those of the group that it sees as the root.
+fn cgroup_limits(system: &mut System) -> Option<CGroupLimits> {
+    let this = Pid::from_u32(std::process::id());
+    let kind = ProcessRefreshKind::nothing().without_tasks();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[this]), false, kind);
+    let own = system.process(this).and_then(Process::cgroup_limits);
+    own.or_else(|| system.cgroup_limits())
 }
 
 /// Upper bound in bytes on the workspace of a forward with the maximum rows of a step: the live
@@ -351,6 +364,36 @@ mod tests {
 
     fn shape(name: &str) -> ModelConfig {
         ModelConfig::from_json(Path::new(&format!("configs/{name}/config.json"))).unwrap()
+    }
+
+    /// A unit of systemd has its limit in a group that is not the root: `systemd-run --scope -p MemoryMax=4G cargo test`.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn no_group_of_this_process_has_less_memory() {
+        let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        for line in groups.lines() {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (fields.next().unwrap(), fields.next().unwrap());
+            let (root, limit, used) = match controllers {
+                "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+                "memory" => (
+                    "/sys/fs/cgroup/memory",
+                    "memory.limit_in_bytes",
+                    "memory.usage_in_bytes",
+                ),
+                _ => continue,
+            };
+            let group = Path::new(root).join(path.trim_start_matches('/'));
+            // A container may see another name than its own.
+            if !group.join(used).exists() {
+                continue;
+            }
+            for group in group.ancestors().take_while(|one| one.starts_with(root)) {
+                let limit = std::fs::read_to_string(group.join(limit)).unwrap_or_default();
+                let limit = limit.trim().parse().unwrap_or(u64::MAX);
+                assert!(total_memory() <= limit, "{}: {limit}", group.display());
+            }
+        }
     }
 
     #[test]
