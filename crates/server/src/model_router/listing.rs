@@ -19,8 +19,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Maximum time for a process to describe its model; without an answer only its name is told.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum time for a process to describe its model; without an answer only its name is told. Clients wait for a list for ten
+/// seconds or so.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A model in OpenAI's form, with the state that llama.cpp's router gives.
 #[derive(Serialize)]
