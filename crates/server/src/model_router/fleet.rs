@@ -5,6 +5,7 @@ use super::metrics::FleetMetrics;
 use super::policy::{Action, Phase, Policy, RefusedBy, Waiter};
 use super::process::{LastLines, Launcher, ModelSource, ModelSpec, Process};
 use foretoken_core::error::{Error, RequestErrorKind, Result};
+use foretoken_engine::EngineThread;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,8 +13,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, sleep_until, timeout};
 
-/// The time beyond `--shutdown-timeout` in which a process must have ended.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time beyond `--shutdown-timeout` in which a process must have ended: as much as its engine's thread has, which may
+/// write a prefix cache to disk.
+const END_TIMEOUT: Duration = EngineThread::PATIENCE;
 
 /// Maximum time until the failure of a process that broke off an answer is known: more than it takes to read the last lines
 /// of its log on a machine that does much else.

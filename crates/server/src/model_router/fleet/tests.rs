@@ -19,7 +19,7 @@ pub fn fleet_at(
 ) -> Arc<Fleet> {
     let spec = |(number, script): (usize, &&str)| shell(&format!("m{number}"), port, script);
     let specs = scripts.iter().enumerate().map(spec).collect();
-    fleet_of(specs, None, max_loaded, idle)
+    fleet_of(specs, None, max_loaded, idle, Duration::from_secs(60))
 }
 
 /// A model whose process is a shell that says that it listens at `port`.
@@ -37,6 +37,7 @@ fn fleet_of(
     source: Option<ModelSource>,
     max_loaded: usize,
     idle: Option<Duration>,
+    shutdown_timeout: Duration,
 ) -> Arc<Fleet> {
     let launcher = Launcher {
         program: "/bin/sh".into(),
@@ -46,7 +47,7 @@ fn fleet_of(
     let limits = FleetLimits {
         max_loaded,
         idle,
-        shutdown_timeout: Duration::from_secs(60),
+        shutdown_timeout,
     };
     let metrics = FleetMetrics::new(&Registry::new()).unwrap();
     Fleet::new(specs, source, launcher, limits, metrics)
@@ -133,7 +134,7 @@ impl Folder {
         });
         let specs = source().unwrap();
         self.looks.store(0, Ordering::Relaxed);
-        fleet_of(specs, Some(source), 2, None)
+        fleet_of(specs, Some(source), 2, None, Duration::from_secs(60))
     }
 
     /// Sets when somebody looked last.
@@ -222,6 +223,20 @@ async fn unused_processes_end_in_time_and_all_at_shutdown() {
     assert!(fleet.acquire(0).await.is_err());
     fleet.all_ended().await;
     time.abort();
+}
+
+/// As one that writes its prefix cache to a slow disk.
+#[tokio::test]
+async fn a_process_may_go_on_for_a_while_after_its_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("written");
+    let script = format!("cat; sleep 6; echo all > '{}'", file.display());
+    let specs = vec![shell("m0", NO_PORT, &script)];
+    let fleet = fleet_of(specs, None, 1, None, Duration::ZERO);
+    drop(fleet.acquire(0).await.unwrap());
+    fleet.shut_down();
+    fleet.all_ended().await;
+    assert!(file.exists());
 }
 
 #[tokio::test]
