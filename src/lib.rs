@@ -48,6 +48,8 @@ pub mod signals;
 pub mod train;
 
 pub use builder::{Drafting, Foretoken, Running};
+/// In the version of the tensors and devices of [`model`] and [`spec`].
+pub use candle_core;
 pub use foretoken_core::{console, error, files, gguf, kv, sampling};
 pub use foretoken_engine as engine;
 pub use foretoken_engine::spec;
@@ -57,6 +59,8 @@ pub use foretoken_text as text;
 pub use foretoken_text::{grammar, prompts};
 #[cfg(feature = "train")]
 pub use foretoken_train as train;
+/// In the version of [`engine::Stats`].
+pub use prometheus;
 
 /// The interface between the engine and a model, and the models that can be loaded.
 pub mod model {

@@ -1,9 +1,10 @@
 //! The examples, run as the programs that they are.
 
 use crate::bench::Models;
-use foretoken::engine::{EngineHandle, EngineThread, Series};
+use foretoken::engine::{EngineHandle, EngineThread, Series, Stats};
 use foretoken::error::Error;
 use foretoken::http::AppState;
+use foretoken::model::Model;
 use foretoken::text::Text;
 use foretoken::{Foretoken, kernels};
 use serde_json::Value;
@@ -46,6 +47,10 @@ fn what_is_embedded_fits_types_of_others() {
     is_kept::<AppState>();
     is_kept::<Text>();
     is_error::<Error>();
+    // Of the versions that the library has.
+    let _: fn(AppState) -> foretoken::http::axum::Router = foretoken::http::router;
+    let _: fn(&Stats) -> &foretoken::prometheus::Registry = |stats| &stats.registry;
+    let _: fn(&dyn Model) -> &foretoken::candle_core::Device = |model| model.device();
 }
 
 /// The threads are those of the process, which has some by now.

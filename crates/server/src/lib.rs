@@ -102,6 +102,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 pub use adapters::{AdapterLimits, Adapters};
+/// In the version that [`router`] returns.
+pub use axum;
 pub use defaults::SamplingDefaults;
 pub use in_process::{InProcess, WholeAnswer};
 pub use limits::HttpLimits;
