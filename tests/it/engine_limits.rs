@@ -6,7 +6,7 @@ use foretoken::engine::{
     self, EngineHandle, EngineOptions, Event, Request, Series, SpecLimits, TokenOutput,
 };
 use foretoken::error::{Error, RequestErrorKind, Result};
-use foretoken::sampling::Acceptance;
+use foretoken::sampling::{Acceptance, SamplingParams};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -290,6 +290,37 @@ fn options_that_cannot_work_are_refused() {
         let said = message(spawn(options, blocks));
         assert!(said.contains(needle), "{said}");
     }
+}
+
+/// Who embeds the engine is told, as clients are.
+#[test]
+fn sampling_parameters_that_mean_nothing_are_refused() {
+    let engine = Toy::default().start();
+    type Change = fn(&mut SamplingParams);
+    let changes: [(&str, Change); 8] = [
+        ("temperature", |params| params.temperature = -0.1),
+        ("temperature", |params| params.temperature = f32::NAN),
+        ("top_p", |params| params.top_p = 1.1),
+        ("top_p", |params| params.top_p = f32::NAN),
+        ("min_p", |params| params.min_p = -0.1),
+        ("repetition_penalty", |params| {
+            params.repetition_penalty = 0.0
+        }),
+        ("presence_penalty", |params| {
+            params.presence_penalty = f32::INFINITY
+        }),
+        ("frequency_penalty", |params| {
+            params.frequency_penalty = f32::NAN
+        }),
+    ];
+    for (field, change) in changes {
+        let mut request = greedy(&[1, 2], 3);
+        change(&mut request.params);
+        let error = engine.submit(request).unwrap_err();
+        assert_eq!(error.param().as_deref(), Some(field), "{error}");
+        assert!(error.to_string().contains("must be within"), "{error}");
+    }
+    assert_idle(&engine);
 }
 
 /// Six rows for twenty requests, which take turns without drafts: each generates the same tokens as

@@ -34,8 +34,8 @@ pub struct RequestLimits {
 }
 
 impl RequestLimits {
-    /// Checks a request against the engine's limits; the caller checks the ranges of sampling
-    /// fields. `field` is what the caller calls the prompt.
+    /// Checks a request against the engine's limits; an API may have narrower ranges of sampling
+    /// parameters. `field` is what the caller calls the prompt.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
@@ -87,11 +87,26 @@ impl RequestLimits {
         self.check_params(&request.params)
     }
 
-    /// Checks the ids in `params` and their number, because every step looks at each of them.
+    /// Checks the numbers in `params`, and its ids and their number, because every step looks at each of them.
     ///
     /// # Errors
     /// `Invalid`, naming the field.
     pub fn check_params(&self, params: &SamplingParams) -> Result<()> {
+        let (share, any) = (0.0..=1.0, f32::MIN..=f32::MAX);
+        let positive = f32::MIN_POSITIVE..=f32::MAX;
+        for (field, number, range) in [
+            ("temperature", params.temperature, 0.0..=f32::MAX),
+            ("top_p", params.top_p, share.clone()),
+            ("min_p", params.min_p, share),
+            ("repetition_penalty", params.repetition_penalty, positive),
+            ("presence_penalty", params.presence_penalty, any.clone()),
+            ("frequency_penalty", params.frequency_penalty, any),
+        ] {
+            if !range.contains(&number) {
+                let message = format!("{field} must be within {range:?}, not {number}");
+                return Err(Error::invalid(field, message));
+            }
+        }
         let stop_ids = params.stop_token_ids.iter().copied();
         let biased = params.logit_bias.iter().map(|&(id, _)| id);
         self.check_ids("stop_token_ids", stop_ids, MAX_STOP_TOKEN_IDS)?;
