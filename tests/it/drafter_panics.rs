@@ -141,7 +141,12 @@ fn reset_prefix_cache(engine: &EngineHandle) {
 fn a_drafter_that_panics_costs_its_drafts() {
     for (call, nth) in CALLS.iter().flat_map(|&call| [(call, 0), (call, 3)]) {
         let engine = start(call, nth);
-        for _ in 0..2 {
+        let once = ["taps", "candidates"].contains(&call);
+        let panics = i64::from(nth == 0 || !once);
+        let mut rounds = 0;
+        // How often the budget asks for drafts depends on how fast this machine is at the moment.
+        while rounds < 2 || rounds < 100 && engine.stats().drafter_off.get() < panics {
+            rounds += 1;
             let receivers = engine.submit_all(requests()).unwrap();
             for (request, receiver) in requests().iter().zip(receivers) {
                 let want = reference(&mut toy_model(0.0), request);
@@ -152,8 +157,6 @@ fn a_drafter_that_panics_costs_its_drafts() {
         }
         let stats = engine.stats();
         assert!(stats.preemptions.get() > 0, "{call} {nth}");
-        let once = ["taps", "candidates"].contains(&call);
-        let panics = i64::from(nth == 0 || !once);
         assert_eq!(stats.drafter_off.get(), panics, "{call} {nth}");
         let drafted = stats.spec_draft_tokens.get();
         run(&engine, requests().remove(0));
