@@ -226,6 +226,9 @@ fn a_worse_head_is_never_used() {
     let engine = school.start();
     let (first, before) = serve(&engine, 0..40);
     serve(&engine, 40..160);
+    wait_until("a comparison", || {
+        metric(&engine, "used_accepted_tokens") > 0.0
+    });
     wait_for_learner(&engine);
     assert!(metric(&engine, "steps_total") >= 8.0);
     let judged = ["candidate", "used"];
