@@ -64,26 +64,16 @@ fn files_of_model_optimizer_compute_the_same() {
     for (name, algorithm) in [("nvfp4", "NVFP4"), ("fp8_tensor", "FP8")] {
         let fixture = fixture(name);
         let folder = tempfile::tempdir().unwrap();
-        let config = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
-        let mut config: Json = serde_json::from_str(&config).unwrap();
-        config["quantization_config"] = json!({
+        let quantization = json!({
             "quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head", "model.layers.*.mlp.gate"],
             "config_groups": { "group_0": { "targets": ["Linear"] } },
             "kv_cache_scheme": { "dynamic": false, "num_bits": 8, "type": "float" },
             "producer": { "name": "modelopt", "version": "0.33.0" }
         });
+        let mut config = config_with(&fixture, quantization);
         write_config(folder.path(), &config);
         let mut stored = Stored::read(&fixture.folder.join("model.safetensors"));
-        let tensors = std::mem::take(&mut stored.tensors).into_iter();
-        let renamed = tensors.map(|(name, mut tensor)| {
-            if name.ends_with("weight_global_scale") {
-                let divisor = f32::from_le_bytes(tensor.data[..4].try_into().unwrap());
-                tensor.data = divisor.recip().to_le_bytes().to_vec();
-            }
-            let name = name.replace("weight_global_scale", "weight_scale_2");
-            (name.replace("weight_packed", "weight"), tensor)
-        });
-        stored.tensors = renamed.collect();
+        rename_as_model_optimizer(&mut stored);
         for part in ["k_proj.k_scale", "v_proj.v_scale"] {
             let scale = StoredTensor {
                 dtype: "F32".into(),
@@ -100,8 +90,134 @@ fn files_of_model_optimizer_compute_the_same() {
         config["quantization_config"]["quant_algo"] = json!("W4A8_AWQ");
         write_config(folder.path(), &config);
         let error = open(folder.path()).map(drop).unwrap_err().to_string();
-        let expected = "quant_algo \"W4A8_AWQ\" is not supported: only FP8 and NVFP4 are";
+        let expected = "quant_algo \"W4A8_AWQ\" is not supported: only FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and MIXED_PRECISION are";
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// Gives the tensors of compressed-tensors the names of Model Optimizer, and its factors in place of divisors.
+fn rename_as_model_optimizer(stored: &mut Stored) {
+    let tensors = std::mem::take(&mut stored.tensors).into_iter();
+    let renamed = tensors.map(|(name, mut tensor)| {
+        if name.ends_with("weight_global_scale") {
+            let divisor = f32::from_le_bytes(tensor.data[..4].try_into().unwrap());
+            tensor.data = divisor.recip().to_le_bytes().to_vec();
+        }
+        let name = name.replace("weight_global_scale", "weight_scale_2");
+        (name.replace("weight_packed", "weight"), tensor)
+    });
+    stored.tensors = renamed.collect();
+}
+
+/// The `config.json` of a fixture with another `quantization_config`.
+fn config_with(fixture: &Fixture, quantization: Json) -> Json {
+    let config = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
+    let mut config: Json = serde_json::from_str(&config).unwrap();
+    config["quantization_config"] = quantization;
+    config
+}
+
+#[test]
+fn files_of_model_optimizer_may_mix_formats() {
+    let stored = |name: &str| {
+        let mut stored = Stored::read(&folder().join(name).join("model.safetensors"));
+        rename_as_model_optimizer(&mut stored);
+        stored
+    };
+    let in_attention = |name: &str| name.contains("self_attn");
+    let (fp8, mut mixed) = (stored("fp8_tensor"), stored("nvfp4"));
+    mixed.tensors.retain(|name, _| !in_attention(name));
+    let attention = fp8
+        .tensors
+        .into_iter()
+        .filter(|(name, _)| in_attention(name));
+    mixed.tensors.extend(attention);
+    let config = json!({
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"],
+        "quantized_layers": {
+            "model.layers.0.self_attn": { "quant_algo": "FP8" },
+            "model.layers.1.self_attn": { "quant_algo": "FP8" },
+            "model.layers.0.mlp": { "quant_algo": "NVFP4", "group_size": 16 },
+            "model.layers.1.mlp": { "quant_algo": "NVFP4", "group_size": 16 }
+        }
+    });
+    let fixture = fixture("nvfp4");
+    let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), &config_with(&fixture, config));
+    mixed.write(&folder.path().join("model.safetensors"));
+    let source = ModelSource::Folder(folder.path().to_owned());
+    let found = inspect(&source, &LoadOptions::default()).unwrap().1;
+    for (part, format) in [("self_attn.o_proj", "FP8"), ("mlp.up_proj", "NVFP4")] {
+        let of_part = format!("{part}.weight");
+        let mut entries = found.entries.iter();
+        let entry = entries.find(|entry| entry.name.ends_with(&of_part));
+        assert_eq!(entry.unwrap().stored, format);
+    }
+    let rows = logits(open(folder.path()).unwrap(), &fixture.prompt);
+    assert!(rows.iter().flatten().all(|x| x.is_finite()));
+}
+
+/// Programs have different names for the same tensors, and give single matrices settings of their own.
+#[test]
+fn other_names_of_a_format_compute_the_same() {
+    let cases = [
+        (
+            "float8_channel",
+            json!({
+                "quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]
+            }),
+        ),
+        (
+            "float8_channel",
+            json!({ "quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN" }),
+        ),
+        (
+            "gptq",
+            json!({
+                "quant_method": "gptq", "bits": 8, "group_size": 128, "sym": true, "desc_act": false, "lm_head": false,
+                "dynamic": {
+                    "-:.*lm_head": {}, "model.embed_tokens": {},
+                    "+:model\\.layers\\.0\\.": { "bits": 4, "group_size": 32 },
+                    "model.layers.1": { "bits": 4, "group_size": 32 }
+                }
+            }),
+        ),
+        (
+            "gptq_asymmetric",
+            json!({
+                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": false, "data_type": "int",
+                "packing_format": "auto_round:auto_gptq", "autoround_version": "0.14.2", "iters": 0,
+                "block_name_to_quantize": "model.layers", "model_free": true
+            }),
+        ),
+        (
+            "gptq_8_bits",
+            json!({
+                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": true,
+                "packing_format": "auto_round:gptqmodel",
+                "extra_config": {
+                    "lm_head": { "bits": 16, "data_type": "float" },
+                    "model.layers.0": { "bits": 8, "group_size": -1 },
+                    ".*layers\\.1\\..*": { "bits": 8, "group_size": -1 }
+                }
+            }),
+        ),
+        (
+            "awq",
+            json!({
+                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": false,
+                "packing_format": "auto_round:auto_awq"
+            }),
+        ),
+    ];
+    for (name, quantization) in cases {
+        let fixture = fixture(name);
+        let folder = tempfile::tempdir().unwrap();
+        write_config(folder.path(), &config_with(&fixture, quantization));
+        let file = "model.safetensors";
+        std::fs::copy(fixture.folder.join(file), folder.path().join(file)).unwrap();
+        let model = open(folder.path()).unwrap();
+        fixture.compare(model, ROUNDED).unwrap();
     }
 }
 

@@ -215,7 +215,7 @@ fn what_is_not_supported_is_refused_by_name() {
         (
             "gptq",
             json!({ "quant_method": "quip" }),
-            "only a quant_method of awq, bitsandbytes, compressed-tensors",
+            "only a quant_method of auto-round, awq, bitsandbytes, compressed-tensors",
         ),
         (
             "gptq",
@@ -232,7 +232,40 @@ fn what_is_not_supported_is_refused_by_name() {
             json!({ "checkpoint_format": "marlin" }),
             "checkpoint_format \"marlin\"",
         ),
-        ("gptq", json!({ "dynamic": { "-:x": {} } }), "dynamic"),
+        (
+            "gptq",
+            json!({ "dynamic": { "x": { "bits": 3 } } }),
+            "dynamic: bits 3 is not supported: only 4 and 8 are",
+        ),
+        ("gptq", json!({ "dynamic": ["x"] }), "dynamic [\"x\"]"),
+        (
+            "gptq",
+            json!({ "dynamic": { "x": 4 } }),
+            "its entries must be objects",
+        ),
+        (
+            "gptq",
+            json!({ "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor" }),
+            "only auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq are",
+        ),
+        (
+            "gptq",
+            json!({ "quant_method": "auto-round", "extra_config": { "x": { "data_type": "mx_fp" } } }),
+            "extra_config: data_type \"mx_fp\" is not supported: only \"int\" is",
+        ),
+        (
+            "fp8_tensor",
+            json!({ "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION" }),
+            "quantized_layers is missing",
+        ),
+        (
+            "fp8_tensor",
+            json!({
+                "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": { "x": { "quant_algo": "W4A16_AWQ" } }
+            }),
+            "quantized_layers: quant_algo \"W4A16_AWQ\"",
+        ),
         ("gptq", json!({ "group_size": 0 }), "group_size 0"),
         (
             "gptq",

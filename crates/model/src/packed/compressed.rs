@@ -48,6 +48,15 @@ pub struct Compressed {
 }
 
 impl Compressed {
+    /// FP8 with a scale for each output, as other programs pack it, too.
+    pub const FLOAT8_OF_OUTPUTS: Self = Self {
+        storage: Storage::Fp8,
+        bits: 8,
+        is_symmetric: true,
+        strategy: Strategy::Channel,
+        has_order: false,
+    };
+
     /// Reads the keys `weights` of a group with this `format`.
     ///
     /// # Errors

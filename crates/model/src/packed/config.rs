@@ -10,16 +10,28 @@ use super::nf4::Nf4;
 use super::parts::Parts;
 use super::scheme::Scheme;
 use crate::config::keys::{Keys, ModelShape};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// The values of `quant_method` that are supported.
-const METHODS: &str = "awq, bitsandbytes, compressed-tensors, fp8, gptq and modelopt";
+const METHODS: &str =
+    "auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq and modelopt";
 const KEY: &str = "quantization_config";
 /// The key of checkpoints that were converted for MLX, which may have the other one, too.
 const MLX_KEY: &str = "quantization";
-/// Maximum number of `config_groups`.
+/// Maximum number of `config_groups`, and of different settings of single matrices.
 const MAX_GROUPS: usize = 64;
+/// Bits of a matrix that AutoRound leaves as it is.
+const BITS_OF_DENSE: u64 = 16;
+
+/// Keys of AutoRound that say how numbers were found, which program reads them, and what activations may become.
+const AUTO_ROUND: &str = "
+    act_bits act_data_type act_dynamic act_group_size act_sym amp autoround_version backend batch_size
+    block_name_to_quantize dataset enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input
+    gradient_accumulate_steps iters low_gpu_mem_usage lr minmax_lr model_free nsamples
+    quant_block_list quant_method scale_dtype seqlen supported_types to_quant_block_names vllm_backend";
+/// Keys of Model Optimizer. What they say of activations, K and V is for programs that quantize them.
+const MODEL_OPTIMIZER: &str = "config_groups ignore kv_cache_scheme producer quant_method";
 /// The prefix of the names of the matrices that are packed in random weights.
 const LAYERS: &str = "model.layers.";
 
@@ -57,12 +69,17 @@ impl PackedConfig {
         let in_it = |e: String| format!("{KEY}: {e}");
         let method = inner.text("quant_method").map_err(in_it)?;
         let read = match method.as_deref() {
+            Some("auto-round") => auto_round(&mut inner, &value),
             Some("awq") => Awq::take(&mut inner).map(one),
             Some("bitsandbytes") => Nf4::take(&mut inner).map(one),
-            Some("gptq") => Gptq::take(&mut inner).map(one),
+            Some("fbgemm_fp8") => {
+                inner.ignore("activation_scale_ub modules_to_not_convert");
+                Ok(one(Compressed::FLOAT8_OF_OUTPUTS))
+            }
+            Some("gptq") => gptq(&mut inner, &value),
             Some("fp8") => Fp8::take(&mut inner).map(one),
             Some("compressed-tensors") => compressed_groups(&mut inner),
-            Some("modelopt" | "modelopt_fp4") => modelopt(&mut inner),
+            Some("modelopt" | "modelopt_fp4" | "modelopt_mixed") => modelopt(&mut inner, &value),
             _ => {
                 let accepted = format!("only a quant_method of {METHODS} is");
                 return Err(keys.refused(KEY, &value, &accepted));
@@ -99,10 +116,15 @@ impl PackedConfig {
 }
 
 fn one(scheme: impl Scheme + 'static) -> Vec<Group> {
-    vec![Group {
+    vec![of_all(Arc::new(scheme))]
+}
+
+/// The group of all linear layers.
+fn of_all(scheme: Arc<dyn Scheme>) -> Group {
+    Group {
         modules: None,
-        scheme: Arc::new(scheme),
-    }]
+        scheme,
+    }
 }
 
 /// The matrices that are not packed, under the names that the methods have for them.
@@ -118,15 +140,152 @@ fn ignored(value: &Value) -> Result<Modules, String> {
     Modules::new(names.map(str::to_owned).collect())
 }
 
-/// Takes the keys of NVIDIA's Model Optimizer. What they say of activations, K and V is for programs that quantize them.
-fn modelopt(keys: &mut Keys) -> Result<Vec<Group>, String> {
-    keys.ignore("config_groups ignore kv_cache_scheme producer");
+/// Takes the keys of GPTQ. `dynamic` has expressions for the beginnings of names, with settings of such matrices; after `-:`
+/// they are those of matrices that are not packed.
+fn gptq(keys: &mut Keys, all: &Value) -> Result<Vec<Group>, String> {
+    let name = |pattern: &str, _: &Value| {
+        let is_packed = !pattern.starts_with("-:");
+        is_packed.then(|| format!("re:{}", pattern.strip_prefix("+:").unwrap_or(pattern)))
+    };
+    let mut groups = own_settings(keys, all, "dynamic", name, layout_of_gptq)?;
+    groups.push(of_all(layout_of_gptq(keys)?));
+    Ok(groups)
+}
+
+fn layout_of_gptq(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
+    Ok(Arc::new(Gptq::take(keys)?))
+}
+
+/// Takes the keys of Intel's AutoRound. `extra_config` has names of matrices, or expressions for parts of names, with
+/// settings.
+fn auto_round(keys: &mut Keys, all: &Value) -> Result<Vec<Group>, String> {
+    let name = |module: &str, own: &Value| {
+        let is_packed = own["bits"].as_u64() < Some(BITS_OF_DENSE);
+        let is_expression = module.contains(|c: char| "*+?^$()[]{}|\\".contains(c));
+        let listed = || {
+            if is_expression {
+                format!("re:.*(?:{module})")
+            } else {
+                module.to_owned()
+            }
+        };
+        is_packed.then(listed)
+    };
+    let mut groups = own_settings(keys, all, "extra_config", name, layout_of_auto_round)?;
+    groups.push(of_all(layout_of_auto_round(keys)?));
+    Ok(groups)
+}
+
+/// The layout of AutoRound's numbers, which is that of another method.
+fn layout_of_auto_round(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
+    keys.ignore(AUTO_ROUND);
+    keys.only("data_type", "int")?;
+    let given = keys.peek("packing_format");
+    match keys.text("packing_format")?.as_deref() {
+        None | Some("auto_round:auto_gptq") => {}
+        Some("auto_round" | "auto_round:gptqmodel") => keys.set("checkpoint_format", "gptq_v2"),
+        Some("auto_round:auto_awq") => {
+            // Zero points are stored in either case.
+            keys.ignore("sym");
+            return Ok(Arc::new(Awq::take(keys)?));
+        }
+        Some(_) => {
+            let accepted =
+                "only auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq are";
+            return Err(keys.refused("packing_format", &given, accepted));
+        }
+    }
+    layout_of_gptq(keys)
+}
+
+/// Takes the keys of NVIDIA's Model Optimizer. With MIXED_PRECISION, `quantized_layers` has names of matrices, with settings.
+fn modelopt(keys: &mut Keys, all: &Value) -> Result<Vec<Group>, String> {
+    const LIST: &str = "quantized_layers";
+    if keys.peek("quant_algo") != "MIXED_PRECISION" {
+        return Ok(vec![of_all(algorithm(keys)?)]);
+    }
+    keys.ignore(MODEL_OPTIMIZER);
+    keys.ignore("quant_algo");
+    let name = |module: &str, _: &Value| Some(module.to_owned());
+    let groups = own_settings(keys, all, LIST, name, algorithm)?;
+    if groups.is_empty() {
+        return Err(keys.missing(LIST));
+    }
+    Ok(groups)
+}
+
+/// How Model Optimizer packs matrices.
+fn algorithm(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
+    keys.ignore(MODEL_OPTIMIZER);
     let given = keys.peek("quant_algo");
     match keys.text("quant_algo")?.as_deref() {
-        Some("FP8") => Ok(one(Fp8::OF_MATRICES)),
-        Some("NVFP4") => Ok(one(Fp4::NvTimes)),
-        _ => Err(keys.refused("quant_algo", &given, "only FP8 and NVFP4 are")),
+        Some("FP8") => Ok(Arc::new(Fp8::OF_MATRICES)),
+        Some("FP8_PER_CHANNEL_PER_TOKEN") => Ok(Arc::new(Compressed::FLOAT8_OF_OUTPUTS)),
+        Some("NVFP4") => {
+            keys.only("group_size", Fp4::NvTimes.group())?;
+            Ok(Arc::new(Fp4::NvTimes))
+        }
+        _ => {
+            let accepted = "only FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and MIXED_PRECISION are";
+            Err(keys.refused("quant_algo", &given, accepted))
+        }
     }
+}
+
+/// Takes `key`, whose entries have settings of some matrices in place of those of `all`. `name` makes of an entry what
+/// [`Modules`] read; `None` = its matrices are not packed. Matrices with the same settings are a group, which `scheme` reads.
+fn own_settings(
+    keys: &mut Keys,
+    all: &Value,
+    key: &str,
+    name: impl Fn(&str, &Value) -> Option<String>,
+    scheme: impl Fn(&mut Keys) -> Result<Arc<dyn Scheme>, String>,
+) -> Result<Vec<Group>, String> {
+    let given = keys.take(key);
+    let refused = |accepted: &str| keys.refused(key, &given, accepted);
+    let mut kinds: Vec<(&Map<String, Value>, Vec<String>)> = Vec::new();
+    let entries = match &given {
+        Value::Null => return Ok(Vec::new()),
+        given => given
+            .as_object()
+            .ok_or_else(|| refused("it must be an object"))?,
+    };
+    for (entry, own) in entries {
+        let Some(name) = name(entry, own) else {
+            continue;
+        };
+        let own = own.as_object();
+        let own = own.ok_or_else(|| refused("its entries must be objects"))?;
+        let known = kinds.iter().position(|(known, _)| *known == own);
+        match known {
+            // These are the settings of all.
+            _ if own.is_empty() => {}
+            Some(kind) => kinds[kind].1.push(name),
+            None if kinds.len() < MAX_GROUPS => kinds.push((own, vec![name])),
+            None => {
+                let accepted = format!("only {MAX_GROUPS} different settings are");
+                return Err(refused(&accepted));
+            }
+        }
+    }
+    let group = |(own, names): (&Map<String, Value>, Vec<String>)| {
+        let mut settings = all.clone();
+        settings[key] = Value::Null;
+        for (setting, value) in own {
+            settings[setting] = value.clone();
+        }
+        let mut settings = Keys::of_json(settings)?;
+        let scheme = scheme(&mut settings)?;
+        settings.finish(&ModelShape::default())?;
+        Ok::<_, String>(Group {
+            modules: Some(Modules::new(names)?),
+            scheme,
+        })
+    };
+    let groups = kinds.into_iter().map(group);
+    groups
+        .collect::<Result<_, String>>()
+        .map_err(|e| format!("{key}: {e}"))
 }
 
 /// Takes the groups of compressed-tensors.
