@@ -127,6 +127,13 @@ FIXTURES = {
         attention_k_eq_v=True, hidden_size_per_layer_input=0, final_logit_softcapping=6.0,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,
     )),
+    # The same with experts beside the MLP of each layer.
+    "gemma4_moe": ("Gemma4Text", dict(
+        sliding_window=WINDOW, num_hidden_layers=3, global_head_dim=16, num_global_key_value_heads=1,
+        attention_k_eq_v=True, hidden_size_per_layer_input=0, final_logit_softcapping=6.0,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,
+        enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16,
+    )),
     "gemma4_unified": ("Gemma4UnifiedText", dict(
         sliding_window=WINDOW, num_hidden_layers=2, global_head_dim=16, num_global_key_value_heads=1,
         attention_k_eq_v=True, layer_types=["sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,

@@ -11,7 +11,7 @@ import transformers
 PERMUTED = {"llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3"}
 GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
+    "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "gemma4_moe": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
     "ernie4_5": "ernie4_5", "exaone4": "exaone4", "cohere": "command-r", "cohere2": "cohere2", "stablelm": "stablelm",
     "stablelm_parallel": "stablelm", "starcoder2": "starcoder2", "nemotron": "nemotron", "hunyuan": "hunyuan-dense",
     "apertus": "apertus", "granite4": "granite", "seed_oss": "seed_oss", "ministral3": "mistral3", "glm": "chatglm",
@@ -29,6 +29,15 @@ DELTA_NETS = {"qwen3next", "qwen35", "qwen35moe"}
 MAMBAS = {"granitehybrid", "nemotron_h", "nemotron_h_moe"}
 # Architectures whose norms are stored less 1.
 OFFSET_NORMS = {"gemma", "gemma2", "gemma3", "nemotron"} | DELTA_NETS
+# Parts of a layer with experts beside its MLP, as in Gemma 4.
+BESIDE_MLP = {
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
+    "router.proj.weight": "ffn_gate_inp.weight", "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+}
 
 
 def of_delta_net(arch, config, name):
@@ -197,6 +206,11 @@ def gguf_of(arch, config, state):
             "rope.dimension_count_swa": head_dim,
             "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
         }
+        if config.enable_moe_block:
+            metadata |= {
+                "expert_count": config.num_experts, "expert_used_count": config.top_k_experts,
+                "expert_feed_forward_length": config.moe_intermediate_size,
+            }
         if config.use_double_wide_mlp:
             shared = config.num_hidden_layers - config.num_kv_shared_layers
             widths = [config.intermediate_size * (1 if i < shared else 2) for i in range(config.num_hidden_layers)]
@@ -310,6 +324,11 @@ def gguf_of(arch, config, state):
                 how | {"name": f"{layer}.attn_k_b.weight", "rows": [0, nope], "transposed": True},
                 how | {"name": f"{layer}.attn_v_b.weight", "rows": [nope, config.v_head_dim]},
             ]
+            continue
+        part = name.split(".", 3)[-1]
+        if arch == "gemma4" and part in BESIDE_MLP:
+            theirs = f"blk.{name.split('.')[2]}.{BESIDE_MLP[part]}"
+            tensors[name] = {"name": theirs, "interleaved_heads": 0, "offset": 0}
             continue
         part = name.removeprefix(after).removesuffix(".weight")
         if part in ("eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens") and name != part:

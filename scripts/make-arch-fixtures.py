@@ -55,6 +55,9 @@ def randomize(model, seed):
                 noise *= 1.3 / parameter.shape[-1] ** 0.5
             else:
                 noise = 0.3 * noise + parameter
+            if name.endswith("router.scale"):
+                # Scores that differ.
+                noise *= 4
             if model.config.model_type == "gpt_oss" and name.endswith("experts.gate_up_proj"):
                 # Some are over the limit of the gate.
                 noise *= 4

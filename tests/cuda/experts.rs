@@ -145,6 +145,7 @@ fn made(case: Case, choice: ExpertChoice, gpu: &Device) -> Made {
         router: &router,
         router_bias: None,
         correction: None,
+        factors: None,
         shared_factor: None,
         gate_up: gate_up.iter().map(Stored::weights).collect(),
         down: down.weights(),
@@ -264,7 +265,7 @@ fn experts_are_right_and_a_row_has_the_same_bits_in_any_number_of_rows() {
         let x = x.to_device(&gpu).unwrap();
         let forward = |first, rows| {
             let x = x.narrow(0, first, rows).unwrap();
-            values(&made.experts.forward(&x, None).unwrap())
+            values(&made.experts.forward(&x, &x, None).unwrap())
         };
         let whole = forward(0, EXACT_ROWS);
         let chosen = made.experts.choose(&x).unwrap();
@@ -295,9 +296,9 @@ fn many_rows_are_computed_in_passes() {
     let made = made(CASE, CHOICE, &gpu);
     let x = noise(&[1, HIDDEN]).to_dtype(CASE.dtype).unwrap();
     let x = x.to_device(&gpu).unwrap();
-    let one = values(&made.experts.forward(&x, None).unwrap());
+    let one = values(&made.experts.forward(&x, &x, None).unwrap());
     let many = Tensor::cat(&vec![&x; 1100], 0).unwrap();
-    let many = values(&made.experts.forward(&many, None).unwrap());
+    let many = values(&made.experts.forward(&many, &many, None).unwrap());
     assert_eq!(many.len(), 1100);
     assert!(many.iter().all(|row| *row == one[0]));
 }
@@ -395,14 +396,16 @@ fn choices_are_those_of_the_definitions() {
     for choice in choices {
         let put = |t: &Tensor| t.to_device(&gpu).unwrap();
         let router = weight(&[choice.count, 32]);
-        let (bias, correction) = (noise(&[choice.count]), noise(&[choice.count]));
+        let [bias, correction, factors] = [(); 3].map(|()| noise(&[choice.count]));
         let dense = put(&weight(&[32, 32]));
-        let [on_gpu, bias_there, correction_there] = [&router, &bias, &correction].map(put);
+        let there = [&router, &bias, &correction, &factors].map(put);
+        let [on_gpu, bias_there, correction_there, factors_there] = there;
         let weights = ExpertWeights {
             dtype: DType::F32,
             router: &on_gpu,
             router_bias: Some(&bias_there),
             correction: Some(&correction_there),
+            factors: Some(&factors_there),
             shared_factor: None,
             gate_up: vec![vec![ForwardWeight::Dense(&dense); choice.count]],
             down: vec![ForwardWeight::Dense(&dense); choice.count],
@@ -415,6 +418,7 @@ fn choices_are_those_of_the_definitions() {
         let found = experts.choose(&put(&x)).unwrap();
         let bias = bias.to_vec1::<f32>().unwrap();
         let correction = correction.to_vec1::<f32>().unwrap();
+        let factors = factors.to_vec1::<f32>().unwrap();
         for (x, found) in values(&x).iter().zip(found) {
             let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
             let logits = product(&values(&router), &x);
@@ -425,6 +429,7 @@ fn choices_are_those_of_the_definitions() {
             assert_eq!(found.len(), want.len());
             for ((expert, weight), (want, of_want)) in found.into_iter().zip(want) {
                 assert_eq!(expert as usize, want, "{choice:?}");
+                let of_want = of_want * f64::from(factors[want]);
                 let off = (f64::from(weight) - of_want).abs();
                 assert!(off < 1e-5 * of_want.abs().max(1.), "{choice:?}: {off}");
             }
@@ -443,6 +448,7 @@ fn weights_that_do_not_fit_are_an_error() {
             router: &router,
             router_bias: None,
             correction: None,
+            factors: None,
             shared_factor: None,
             gate_up: vec![vec![ForwardWeight::Dense(gate_up); count]],
             down: vec![ForwardWeight::Dense(&square); COUNT],
@@ -453,14 +459,13 @@ fn weights_that_do_not_fit_are_an_error() {
         DeviceExperts::new(choice, &weights)
     };
     let experts = make(&wide, COUNT, CHOICE).unwrap();
-    assert!(experts.forward(&zeros(&[2, 64]), None).is_err());
+    let wider = zeros(&[2, 64]);
+    assert!(experts.forward(&wider, &wider, None).is_err());
     let x = zeros(&[2, 32]);
-    assert!(experts.forward(&x, Some(&zeros(&[1, 32]))).is_err());
-    assert!(
-        experts
-            .forward(&x.to_dtype(DType::BF16).unwrap(), None)
-            .is_err()
-    );
+    assert!(experts.forward(&x, &zeros(&[1, 32]), None).is_err());
+    assert!(experts.forward(&x, &x, Some(&zeros(&[1, 32]))).is_err());
+    let other = x.to_dtype(DType::BF16).unwrap();
+    assert!(experts.forward(&other, &other, None).is_err());
     assert!(make(&square, COUNT, CHOICE).is_err());
     assert!(make(&wide, COUNT - 1, CHOICE).is_err());
     let per_token = COUNT + 1;

@@ -436,9 +436,32 @@ fn layers_of_gemma_4_have_heads_of_their_own() {
     let mut without = keys.clone();
     without["text_config"]["rope_parameters"] = Json::Null;
     assert_eq!(rotated(&read(&without).unwrap()), (512, 64));
+    // The 26B-A4B.
+    let mut large = keys.clone();
+    for (key, value) in [
+        ("enable_moe_block", json!(true)),
+        ("hidden_size_per_layer_input", json!(0)),
+        ("intermediate_size", json!(2112)),
+        ("moe_intermediate_size", json!(704)),
+        ("num_experts", json!(128)),
+        ("num_kv_shared_layers", json!(0)),
+        ("top_k_experts", json!(8)),
+        ("use_double_wide_mlp", json!(false)),
+    ] {
+        large["text_config"][key] = value;
+    }
+    let experts = *read(&large).unwrap().spec.layers[34].experts().unwrap();
+    let sizes = (experts.count, experts.per_token, experts.width);
+    assert_eq!(sizes, (128, 8, 704));
+    assert_eq!(experts.shared.map(|shared| shared.width), Some(2112));
+    assert!(experts.has_norms && experts.is_normalized);
 
     for (key, value, why) in [
-        ("enable_moe_block", json!(true), "enable_moe_block true"),
+        (
+            "enable_moe_block",
+            json!(true),
+            "moe_intermediate_size is missing",
+        ),
         (
             "use_bidirectional_attention",
             json!("all"),

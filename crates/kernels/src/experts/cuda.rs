@@ -32,6 +32,7 @@ pub(super) struct Experts {
     router: Tensor,
     router_bias: Option<Tensor>,
     correction: Option<Tensor>,
+    factors: Option<Tensor>,
     shared_factor: Option<Tensor>,
     /// One, or gates and ups.
     gate_up: Vec<GroupedWeights>,
@@ -77,6 +78,7 @@ impl Experts {
             && f32s(Some(weights.router), &[count, hidden])
             && f32s(weights.router_bias, &[count])
             && f32s(weights.correction, &[count])
+            && f32s(weights.factors, &[count])
             && f32s(weights.shared_factor, &[1, hidden])
             && biases_fit;
         if !fits {
@@ -87,6 +89,7 @@ impl Experts {
             router: weights.router.contiguous()?,
             router_bias: weights.router_bias.cloned(),
             correction: weights.correction.cloned(),
+            factors: weights.factors.cloned(),
             shared_factor: weights.shared_factor.cloned(),
             biases: match weights.biases {
                 Some((wider, last)) => Some((wider.contiguous()?, last.contiguous()?)),
@@ -104,8 +107,11 @@ impl Experts {
     }
 
     /// See [`DeviceExperts::forward`](super::DeviceExperts::forward).
-    pub fn forward(&self, x: &Tensor, shared: Option<&Tensor>) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, routed: &Tensor, shared: Option<&Tensor>) -> Result<Tensor> {
         let all = self.check(x)?;
+        if self.check(routed)? != all {
+            candle_core::bail!("experts: {routed:?} does not match {x:?}");
+        }
         if shared.is_some_and(|y| y.dims() != [all, self.hidden] || y.dtype() != self.dtype) {
             candle_core::bail!("experts: {shared:?} does not match {x:?}");
         }
@@ -118,7 +124,7 @@ impl Experts {
             let rows = MAX_ROWS.min(all - first);
             let part = |of: &Tensor| of.narrow(0, first, rows);
             self.pass(
-                &part(x)?,
+                (&part(x)?, &part(routed)?),
                 shared.map(part).transpose()?.as_ref(),
                 &part(&out)?,
             )?;
@@ -164,10 +170,15 @@ impl Experts {
     }
 
     /// Computes the rows of `out`, up to [`MAX_ROWS`].
-    fn pass(&self, x: &Tensor, shared: Option<&Tensor>, out: &Tensor) -> Result<()> {
+    fn pass(
+        &self,
+        (x, routed): (&Tensor, &Tensor),
+        shared: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
         let plan = self.plan(x.dim(0)?);
         let memory = gpu::scratch(self.device.as_cuda_device()?, plan.words)?;
-        self.route(&plan, &memory, x)?;
+        self.route(&plan, &memory, routed)?;
         let (uses, table) = (plan.uses.of(&memory)?, plan.table.of(&memory)?);
         let groups = Groups {
             table: &table,
@@ -202,7 +213,8 @@ impl Experts {
         let shared = (3 * choice.count + 32) * size_of::<f32>();
         let kernel_of_choice = kernel(device, "choose_experts")?.with_shared(shared)?;
         let launch = kernel_of_choice.launch().tensor(&logits)?;
-        let launch = launch.optional(self.correction.as_ref())?.tensor(&ids)?;
+        let launch = launch.optional(self.correction.as_ref())?;
+        let launch = launch.optional(self.factors.as_ref())?.tensor(&ids)?;
         let launch = launch.tensor(&plan.weights.of(memory)?)?;
         let launch = launch.int(choice.count).int(choice.per_token);
         let launch = launch.int(usize::from(choice.is_softmax));

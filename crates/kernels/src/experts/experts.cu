@@ -130,8 +130,9 @@ __device__ __forceinline__ float sum_of_best(const float *ranks, const int *keys
 }
 
 // The experts of row blockIdx.x and their weights, [rows, per_token], in the order of their scores. logits: [rows, count];
-// correction: [count] or null.
-__device__ void choose(const float *logits, const float *correction, int *ids, float *weights, const Choice &by) {
+// correction and factors, those of the weights of each expert: [count] or null.
+__device__ void choose(const float *logits, const float *correction, const float *factors, int *ids, float *weights,
+                       const Choice &by) {
     DYNAMIC_SHARED(memory);
     float *score = reinterpret_cast<float *>(memory), *rank = score + by.count;
     int *keys = reinterpret_cast<int *>(rank + by.count);
@@ -203,8 +204,9 @@ __device__ void choose(const float *logits, const float *correction, int *ids, f
     for (int n = first; n < by.per_token; n += step) {
         const size_t use = (size_t)blockIdx.x * by.per_token + n;
         const float weight = score[chosen[n]];
+        const float scaled = __fmul_rn(by.is_normalized ? __fdiv_rn(weight, sum) : weight, by.scale);
         ids[use] = chosen[n];
-        weights[use] = __fmul_rn(by.is_normalized ? __fdiv_rn(weight, sum) : weight, by.scale);
+        weights[use] = factors ? __fmul_rn(scaled, factors[chosen[n]]) : scaled;
     }
 }
 
@@ -357,11 +359,11 @@ __device__ void combine(const T *x, const int *places, const int *ids, const flo
 
 } // namespace experts
 
-extern "C" __global__ void choose_experts(const float *logits, const float *correction, int *ids, float *weights, int count,
-                                          int per_token, int is_softmax, int groups, int groups_per_token, int best,
-                                          int is_normalized, float min_sum, float scale) {
+extern "C" __global__ void choose_experts(const float *logits, const float *correction, const float *factors, int *ids,
+                                          float *weights, int count, int per_token, int is_softmax, int groups,
+                                          int groups_per_token, int best, int is_normalized, float min_sum, float scale) {
     const experts::Choice by = {count, per_token, is_softmax, groups, groups_per_token, best, is_normalized, min_sum, scale};
-    experts::choose(logits, correction, ids, weights, by);
+    experts::choose(logits, correction, factors, ids, weights, by);
 }
 extern "C" __global__ void __launch_bounds__(1024)
     sort_experts(const int *ids, int *uses, int *places, experts::Group *groups, int count, int num_experts, int size,

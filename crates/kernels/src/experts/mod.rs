@@ -75,6 +75,8 @@ pub struct ExpertWeights<'a> {
     pub router_bias: Option<&'a Tensor>,
     /// `[count]` f32: what is added to scores where they are compared.
     pub correction: Option<&'a Tensor>,
+    /// `[count]` f32: factors of the weights of each expert.
+    pub factors: Option<&'a Tensor>,
     /// `[1, hidden]` f32: the factor of what the expert of all rows adds is the sigmoid of this product.
     pub shared_factor: Option<&'a Tensor>,
     /// A weight of each expert: gates and ups as one weight each; or gates, then ups; or ups of experts without gates.
@@ -119,15 +121,16 @@ impl DeviceExperts {
     }
 
     /// The sum of the experts of each row, `[rows, hidden]`, and of the output of the expert of all rows, `shared`, if
-    /// there is one; for `x` of the same shape in the dtype of activations. Copies nothing between host and device.
+    /// there is one; for `x` of the same shape in the dtype of activations. The router reads `routed`, which is like `x`.
+    /// Copies nothing between host and device.
     ///
     /// # Errors
     /// If shapes or dtypes do not match, or the device fails.
-    pub fn forward(&self, x: &Tensor, shared: Option<&Tensor>) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, routed: &Tensor, shared: Option<&Tensor>) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        return self.inner.forward(x, shared);
+        return self.inner.forward(x, routed, shared);
         #[cfg(not(feature = "cuda"))]
-        match (self.never, x, shared) {}
+        match (self.never, x, routed, shared) {}
     }
 
     /// The experts of each row of `x` and their weights, `[rows][per_token]`, as [`forward`](Self::forward) chooses them.

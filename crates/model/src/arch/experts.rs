@@ -88,6 +88,7 @@ pub fn experts_by(
         has_bias: false,
         is_transposed: false,
         is_mxfp4: false,
+        has_norms: false,
         shared: None,
     })
 }

@@ -1,11 +1,14 @@
-//! Gemma 4, without experts: text.
+//! Gemma 4: text.
 
+use super::experts::experts;
 use super::gemma::{AROUND, layer};
 use super::parts::{windows, with_ropes};
 use super::rope::ropes_by_kind;
 use crate::config::keys::{Keys, ModelShape};
 use crate::layers::rope::{LongFactors, LongScaling, RopeScaling, RopeSpec};
-use crate::spec::{KvSource, LayerSpec, ModelSpec, QkNorm};
+use crate::spec::{
+    ExpertsSpec, KvSource, LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, SharedExpert,
+};
 use foretoken_core::kv::KvHeads;
 use serde_json::{Value, json};
 
@@ -63,12 +66,16 @@ fn of_each_layer(key: &str) -> String {
 
 /// A Gemma 4 model. It differs from Gemma 3 as follows. Layers without a window have wider heads and rotate only a part
 /// of them. Values have norms, and a factor follows each layer. In small models, each layer has an input of its own,
-/// and the last layers share the K and V of others. In large models, the values of some layers are their keys.
+/// and the last layers share the K and V of others. In large models, the values of some layers are their keys. In the
+/// 26B-A4B, experts stand beside the MLP of each layer.
 pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
-    keys.only("enable_moe_block", false)?;
-    if !keys.is_gguf() {
-        keys.ignore("num_experts top_k_experts moe_intermediate_size");
-    }
+    keys.rename("top_k_experts", "num_experts_per_tok");
+    let has_experts = if keys.is_gguf() {
+        let count = keys.peek("num_experts");
+        count.as_u64().is_some_and(|count| count > 0)
+    } else {
+        keys.flag("enable_moe_block")?.unwrap_or(false)
+    };
     // Only of images.
     let bidirectional = keys.text("use_bidirectional_attention")?;
     if let Some(other) = bidirectional.filter(|of| of != "vision") {
@@ -94,6 +101,12 @@ pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
         attention_scale: 1.,
         has_scalar: (keys.has_tensor("layer_output_scale.weight")).unwrap_or(true),
         ..layer(keys, shape, full.clone())?
+    };
+    let layer = if has_experts {
+        with_experts(keys, layer)?
+    } else {
+        keys.ignore("num_experts num_experts_per_tok moe_intermediate_size");
+        layer
     };
     let mut windows = windows(keys, shape, true, |i| !(i + 1).is_multiple_of(6))?;
     if let Some(last) = windows.last_mut() {
@@ -124,6 +137,10 @@ pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
             None if doubles && owners[i].is_some() => Some(2 * shape.intermediate_size),
             None => None,
         };
+        let width = layer.mlp_width.unwrap_or(shape.intermediate_size);
+        if let MlpSpec::Experts(experts) = &mut layer.mlp {
+            experts.shared = Some(SharedExpert::new("mlp", width));
+        }
     }
     let layer_input_width = keys.size("hidden_size_per_layer_input")?;
     let layer_input_width = layer_input_width.filter(|&width| width > 0);
@@ -137,6 +154,23 @@ pub fn gemma4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> 
         embedding_scale: Some((shape.hidden_size as f32).sqrt()),
         logit_soft_cap: keys.float("final_logit_softcapping")?,
         ..ModelSpec::default()
+    })
+}
+
+/// `layer` with experts beside its MLP, which is the expert of all rows. Both have norms of their own.
+fn with_experts(keys: &mut Keys, layer: LayerSpec) -> Result<LayerSpec, String> {
+    let width = keys.needed_size("moe_intermediate_size")?;
+    let experts = ExpertsSpec {
+        has_norms: true,
+        ..experts(keys, layer.mlp, width, true)?
+    };
+    Ok(LayerSpec {
+        norms: Norms {
+            before_mlp: None,
+            ..AROUND
+        },
+        mlp: MlpSpec::Experts(experts),
+        ..layer
     })
 }
 

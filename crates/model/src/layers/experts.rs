@@ -5,6 +5,7 @@
 //! rows last. Experts that no row chose are not read.
 
 mod layout;
+mod norms;
 mod on_host;
 mod routing;
 
@@ -20,6 +21,7 @@ use candle_core::{DType, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::{ChosenGroups, DeviceExperts, ExpertChoice, ExpertWeights, ForwardWeight};
 use layout::Layout;
+use norms::ExpertNorms;
 use on_host::HostExperts;
 use std::sync::Arc;
 
@@ -32,6 +34,7 @@ pub(crate) struct Experts {
     chosen: ChosenExperts,
     /// The expert of all rows.
     shared: Option<Mlp>,
+    norms: Option<Box<ExpertNorms>>,
 }
 
 /// The experts that rows choose.
@@ -54,6 +57,8 @@ struct ReadExperts {
     biases: Option<Biases>,
     /// Values that are added to the scores of the router where the scores are compared.
     correction: Option<Tensor>,
+    /// Factors of the weights of each expert.
+    factors: Option<Tensor>,
     /// The factor of what the expert of all rows adds is the sigmoid of this product.
     shared_factor: Option<ExactProduct>,
 }
@@ -96,6 +101,9 @@ impl Experts {
         let correction = spec
             .correction
             .map(|name| correction(weights, &at(name), spec.count));
+        let factors = (spec.has_norms)
+            .then(|| weights.tensor_f32(&at("router.per_expert_scale"), &[spec.count]));
+        let norms = (spec.has_norms).then(|| ExpertNorms::load(weights, hidden, &at));
         let shared =
             (spec.shared).map(|shared| load_shared(config, (layer, &spec, shared), weights, &at));
         let (shared, shared_factor) = shared.transpose()?.unzip();
@@ -105,6 +113,7 @@ impl Experts {
             down,
             biases: biases.transpose()?,
             correction: correction.transpose()?,
+            factors: factors.transpose()?,
             shared_factor: shared_factor.flatten(),
             spec,
         };
@@ -114,7 +123,11 @@ impl Experts {
         } else {
             ChosenExperts::Host(Box::new(HostExperts::new(read)?))
         };
-        Ok(Self { chosen, shared })
+        Ok(Self {
+            chosen,
+            shared,
+            norms: norms.transpose()?.map(Box::new),
+        })
     }
 
     /// The products that all rows use: the router and the shared expert. On a GPU the router has one order of additions
@@ -134,19 +147,42 @@ impl Experts {
     }
 
     /// The output of the experts, `[rows, hidden]`, for `x` of the same shape, some of whose rows have adapters; and
-    /// the number of experts that some row chose, 0 if only a GPU knows it.
+    /// the number of experts that some row chose, 0 if only a GPU knows it. `eps` is that of norms.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor, adapters: &RowAdapters) -> Result<(Tensor, usize)> {
+    pub fn forward(&self, x: &Tensor, adapters: &RowAdapters, eps: f32) -> Result<(Tensor, usize)> {
         if x.dim(0)? == 0 {
             return Ok((x.clone(), 0));
         }
-        let shared = self.shared.as_ref().map(|mlp| mlp.forward(x, adapters));
-        let shared = shared.transpose()?;
-        match &self.chosen {
-            ChosenExperts::Host(experts) => experts.forward(x, shared.as_ref()),
-            ChosenExperts::Device(experts) => Ok((experts.forward(x, shared.as_ref())?, 0)),
+        let Some(norms) = &self.norms else {
+            let shared = self.shared.as_ref().map(|mlp| mlp.forward(x, adapters));
+            return self.chosen.forward(x, x, shared.transpose()?.as_ref());
+        };
+        let (own, routed) = (norms.before.forward(x, eps)?, norms.router.forward(x, eps)?);
+        let (y, read) = self.chosen.forward(&own, &routed, None)?;
+        let y = norms.after.forward(&y, eps)?;
+        let Some(mlp) = &self.shared else {
+            return Ok((y, read));
+        };
+        let shared = mlp.forward(&norms.before_shared.forward(x, eps)?, adapters)?;
+        let shared = norms.after_shared.forward(&shared, eps)?;
+        Ok(((shared + y)?, read))
+    }
+}
+
+impl ChosenExperts {
+    /// What the experts of each row of `x` add up to, which the router chooses by the same rows of `routed`, with the
+    /// output `shared` of the expert of all rows; and the number of experts that some row chose, 0 if only a GPU knows it.
+    fn forward(
+        &self,
+        x: &Tensor,
+        routed: &Tensor,
+        shared: Option<&Tensor>,
+    ) -> Result<(Tensor, usize)> {
+        match self {
+            Self::Host(experts) => experts.forward(x, routed, shared),
+            Self::Device(experts) => Ok((experts.forward(x, routed, shared)?, 0)),
         }
     }
 }
@@ -178,6 +214,7 @@ impl ReadExperts {
             router: &self.router.weight,
             router_bias: self.router.bias.as_ref(),
             correction: self.correction.as_ref(),
+            factors: self.factors.as_ref(),
             shared_factor: self.shared_factor.as_ref().map(|factor| &factor.weight),
             gate_up: gate_up.ok_or_else(no_kernel)?.concat(),
             down: down.ok_or_else(no_kernel)?.concat(),
@@ -358,6 +395,7 @@ mod testing {
         has_bias: false,
         is_transposed: false,
         is_mxfp4: false,
+        has_norms: false,
         shared: None,
     };
 }

@@ -71,7 +71,7 @@ impl FeedForward {
         match self {
             Self::Mlp(mlp) => mlp.forward(x, step.attending_adapters),
             Self::Experts(experts) => {
-                let (y, read) = experts.forward(x, step.attending_adapters)?;
+                let (y, read) = experts.forward(x, step.attending_adapters, step.eps())?;
                 step.experts_read.update(|count| count + read);
                 Ok(y)
             }

@@ -36,6 +36,15 @@ impl Norm {
         })
     }
 
+    /// The RMSNorm with this `weight`.
+    pub(crate) fn of_weight(weight: Tensor) -> Self {
+        Self {
+            weight,
+            bias: None,
+            is_centered: false,
+        }
+    }
+
     /// The dtype of rows.
     pub fn dtype(&self) -> DType {
         self.weight.dtype()

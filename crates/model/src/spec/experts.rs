@@ -34,6 +34,9 @@ pub struct ExpertsSpec {
     pub is_transposed: bool,
     /// Whether random weights of them are MXFP4, as the configuration says of files, whose tensors tell it.
     pub is_mxfp4: bool,
+    /// Whether experts, their router and the expert of all rows read the residual stream, each through a norm of its own
+    /// (Gemma 4). Then their outputs have norms, too, and the weights of a row's experts have a factor of each expert.
+    pub has_norms: bool,
     /// A further expert, that of all rows.
     pub shared: Option<SharedExpert>,
 }

@@ -79,6 +79,30 @@ const TRANSPOSED: [Layout; 2] = [
     },
 ];
 
+/// The layouts of Gemma 4, whose experts are no part of the MLP: of packed files, and that of its class.
+const BESIDE_MLP: [Layout; 2] = [
+    Layout {
+        router: "router.proj",
+        gate_up: &["experts.{}.gate_proj", "experts.{}.up_proj"],
+        down: "experts.{}.down_proj",
+        ..EACH
+    },
+    Layout {
+        router: "router.proj",
+        gate_up: &["experts.gate_up_proj"],
+        down: "experts.down_proj",
+        ..EACH
+    },
+];
+
+/// That of llama.cpp.
+const BESIDE_MLP_IN_GGUF: Layout = Layout {
+    router: "router.proj",
+    gate_up: &["experts.gate_up_proj.weight"],
+    down: "experts.down_proj.weight",
+    ..EACH
+};
+
 /// The layouts of experts without gates: that of Nemotron-H, and that of its class in transformers 5.
 const UNGATED: [Layout; 2] = [
     EACH,
@@ -111,12 +135,17 @@ impl Layout {
     /// The layout of the experts in `weights`; `at` names the parts of a layer.
     pub fn of(weights: &Weights, spec: &ExpertsSpec, at: impl Fn(&str) -> String) -> &'static Self {
         if weights.are_gguf() {
-            return &GGUF;
+            return if spec.has_norms {
+                &BESIDE_MLP_IN_GGUF
+            } else {
+                &GGUF
+            };
         }
         if weights.are_random() && spec.is_mxfp4 {
             return &PUBLISHED_GPT_OSS;
         }
         let layouts: &[Self] = match (spec.has_bias, spec.is_gated) {
+            _ if spec.has_norms => &BESIDE_MLP,
             (true, _) => &BIASED,
             (false, true) if spec.is_transposed => &TRANSPOSED,
             (false, true) => &LAYOUTS,

@@ -18,6 +18,7 @@ pub struct HostExperts {
     down: Matrices,
     biases: Option<Biases>,
     correction: Option<Vec<f32>>,
+    factors: Option<Vec<f32>>,
     shared_factor: Option<Linear>,
 }
 
@@ -28,6 +29,7 @@ impl HostExperts {
     /// If the device fails.
     pub fn new(read: ReadExperts) -> Result<Self> {
         let correction = read.correction.map(|correction| correction.to_vec1());
+        let factors = read.factors.map(|factors| factors.to_vec1());
         Ok(Self {
             spec: read.spec,
             router: read.router.linear()?,
@@ -35,6 +37,7 @@ impl HostExperts {
             down: read.down,
             biases: read.biases,
             correction: correction.transpose()?,
+            factors: factors.transpose()?,
             shared_factor: read.shared_factor.map(ExactProduct::linear).transpose()?,
         })
     }
@@ -47,20 +50,27 @@ impl HostExperts {
             .collect()
     }
 
-    /// The output of the experts, `[rows, hidden]`, for `x` of the same shape, and `shared`, that of the expert of all
-    /// rows, if there is one; and the number of experts that some row chose.
+    /// The output of the experts, `[rows, hidden]`, for `x` of the same shape, whose router reads `routed`, and `shared`,
+    /// that of the expert of all rows, if there is one; and the number of experts that some row chose.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn forward(&self, x: &Tensor, shared: Option<&Tensor>) -> Result<(Tensor, usize)> {
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        routed: &Tensor,
+        shared: Option<&Tensor>,
+    ) -> Result<(Tensor, usize)> {
         let (rows, hidden) = x.dims2()?;
         let mut uses = Vec::with_capacity(rows * self.spec.per_token);
-        for (row, logits) in (0..).zip(self.router.forward(x)?.to_vec2::<f32>()?) {
+        let factors = self.factors.as_ref();
+        let factor = |expert: u32| factors.map_or(1., |factors| factors[expert as usize]);
+        for (row, logits) in (0..).zip(self.router.forward(routed)?.to_vec2::<f32>()?) {
             let of_row = choose(&logits, self.correction.as_deref(), &self.spec);
             uses.extend(of_row.into_iter().map(|(expert, weight)| Use {
                 expert,
                 row,
-                weight,
+                weight: weight * factor(expert),
             }));
         }
         uses.sort_by_key(|used| (used.expert, used.row));
@@ -171,6 +181,7 @@ mod tests {
             down: each("down", (32, 24)),
             biases: None,
             correction: None,
+            factors: None,
             shared_factor: None,
             spec,
         }
@@ -185,13 +196,13 @@ mod tests {
     };
 
     fn outputs(experts: &HostExperts, x: &Tensor) -> Vec<Vec<f32>> {
-        experts.forward(x, None).unwrap().0.to_vec2().unwrap()
+        experts.forward(x, x, None).unwrap().0.to_vec2().unwrap()
     }
 
     #[test]
     fn an_expert_that_several_rows_chose_counts_once() {
         let experts = random(MANY, &(0..MANY.count).collect::<Vec<_>>());
-        let read = |x: &Tensor| experts.forward(x, None).unwrap().1;
+        let read = |x: &Tensor| experts.forward(x, x, None).unwrap().1;
         let x = noise("x", (6, 32));
         let first = x.narrow(0, 0, 1).unwrap();
         assert_eq!(read(&first), MANY.per_token);
@@ -234,6 +245,6 @@ mod tests {
         let mut used: Vec<usize> = used.map(|(expert, _)| expert as usize).collect();
         assert_eq!(outputs(&random(MANY, &used), &x), outputs(&full, &x));
         used.pop();
-        assert!(random(MANY, &used).forward(&x, None).is_err());
+        assert!(random(MANY, &used).forward(&x, &x, None).is_err());
     }
 }
