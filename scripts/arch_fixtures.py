@@ -255,6 +255,10 @@ FIXTURES = {
         num_hidden_layers=6, intermediate_size=32, moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
         moe_num_shared_experts=0, moe_layer_start_index=2, moe_layer_end_index=4, moe_layer_interval=2,
     )),
+    "minimax_m2": ("MiniMaxM2", dict(
+        head_dim=8, intermediate_size=16, num_local_experts=8, num_experts_per_tok=3, rms_norm_eps=1e-6,
+        rope_parameters=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5),
+    )),
     "lfm2": ("Lfm2", dict(
         num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], block_multiple_of=16,
     )),

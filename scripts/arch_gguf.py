@@ -18,7 +18,7 @@ GGUF = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
-    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "minimax_m2": "minimax-m2", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
     "granite4_hybrid": "granitehybrid", "granite4_hybrid_moe": "granitehybrid", "nemotron_h_plain": "nemotron_h",
     "nemotron_h_moe": "nemotron_h_moe",
@@ -217,6 +217,8 @@ def gguf_of(arch, config, state):
             metadata["feed_forward_length"] = widths
         rotated = int(rope["partial_rotary_factor"] * full / 2)
         extra["rope_freqs.weight"] = [1.0] * rotated + [1e30] * (full // 2 - rotated)
+    if arch == "minimax-m2":
+        metadata |= {"expert_feed_forward_length": config.intermediate_size, "expert_gating_func": 2}
     if arch == "gpt-oss":
         metadata["expert_feed_forward_length"] = config.intermediate_size
     after = f"model.layers.{config.num_hidden_layers}."

@@ -135,6 +135,42 @@ fn deepseek_r1_0528_qwen3_8b_is_read() {
 }
 
 #[test]
+fn minimax_m2_is_read() {
+    let config = json!({
+        "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "attn_type_list": [1, 1, 1, 1],
+        "eos_token_id": null, "head_dim": 128, "hidden_act": "silu", "layernorm_full_attention_beta": 1.0,
+        "layernorm_linear_attention_beta": 1.0, "layernorm_mlp_beta": 1.0, "max_position_embeddings": 196608,
+        "mlp_intermediate_size": 8192, "mtp_transformer_layers": 1, "num_experts_per_tok": 8,
+        "num_local_experts": 256, "num_mtp_modules": 3, "output_router_logits": false, "qk_norm_type": "per_layer",
+        "quantization_config": {
+            "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8",
+            "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"], "weight_block_size": [128, 128]
+        },
+        "rms_norm_eps": 1e-6, "rope_theta": 5000000, "rotary_dim": 64, "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0, "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid", "sliding_window": null, "tie_word_embeddings": false, "use_mtp": true,
+        "use_qk_norm": true, "use_routing_bias": true
+    });
+    let m2 = read(config.clone());
+    let rope = m2.ropes().next().unwrap();
+    assert_eq!((rope.width, rope.theta), (64, 5e6));
+    let experts = m2.spec.layers[3].experts().unwrap();
+    let sizes = (experts.count, experts.per_token, experts.width);
+    assert_eq!(sizes, (256, 8, 512));
+    assert!(experts.is_normalized && experts.correction.is_some() && m2.packed.is_some());
+    assert_eq!(m2.spec.unread.len(), 3);
+    let mut sizes = json!({
+        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 4
+    });
+    for (key, value) in config.as_object().unwrap() {
+        sizes[key] = value.clone();
+    }
+    sizes["attn_type_list"] = json!([1, 0, 1, 1]);
+    assert_refused(&sizes, "attn_type_list [1,0,1,1] is not supported");
+}
+
+#[test]
 fn command_r7b_is_read() {
     let command_r7b = read(json!({
         "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "attention_bias": false, "head_dim": 64,

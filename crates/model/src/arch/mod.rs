@@ -14,6 +14,7 @@ mod layer_norm;
 mod lfm2;
 mod llama;
 mod mamba;
+mod minimax;
 mod nemotron_h;
 mod olmo;
 mod parts;
@@ -222,5 +223,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("lfm2_moe", "Lfm2MoeForCausalLM", lfm2::lfm2_moe)
         .in_gguf(Some("lfm2moe"))
         .with(lfm2::moe_defaults),
+    Architecture::new("minimax_m2", "MiniMaxM2ForCausalLM", minimax::minimax_m2)
+        .in_gguf(Some("minimax-m2"))
+        .with(minimax::defaults),
     Architecture::new("apertus", "ApertusForCausalLM", apertus::apertus).with(apertus::defaults),
 ];

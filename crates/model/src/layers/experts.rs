@@ -100,7 +100,7 @@ impl Experts {
             (spec.has_bias).then(|| Biases::load(weights, (layout, &spec), hidden, order, &at));
         let correction = spec
             .correction
-            .map(|name| correction(weights, &at(name), spec.count));
+            .map(|name| correction(weights, &at(&layout.part(name)), spec.count));
         let factors = (spec.has_norms)
             .then(|| weights.tensor_f32(&at("router.per_expert_scale"), &[spec.count]));
         let norms = (spec.has_norms).then(|| ExpertNorms::load(weights, hidden, &at));

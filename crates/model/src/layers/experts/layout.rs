@@ -163,6 +163,12 @@ impl Layout {
         layouts.iter().find(has).unwrap_or(&layouts[0])
     }
 
+    /// What other layouts call `name`, a part of `mlp`.
+    pub fn part(&self, name: &str) -> String {
+        let place = self.router.split('.').next().unwrap_or_default();
+        name.replacen("mlp", place, 1)
+    }
+
     /// The biases of the product `name` of all experts.
     pub fn bias(name: &str) -> String {
         match name.strip_suffix(".weight") {
