@@ -1,14 +1,15 @@
 //! GLM-4 MoE: its configurations, and what is refused. What it computes is compared with transformers among all
-//! [architectures](crate::architectures).
+//! [architectures](crate::architectures). And GLM-4 as the decoder of a model for images.
 
-use crate::architectures::fixture;
+use crate::architectures::{TOLERANCE, fixture, write_gguf};
 use crate::common::tiny::{open, write_config};
-use candle_core::Device;
+use candle_core::{Device, Tensor};
 use foretoken::error::Error;
 use foretoken::model::{
     ExpertGroups, ExpertsSpec, ModelConfig, QkNorm, RouterScores, SharedExpert,
 };
 use serde_json::{Value as Json, json};
+use std::collections::HashMap;
 use std::path::Path;
 
 pub fn read(folder: &Path, mut config: Json, change: Json) -> Result<ModelConfig, Error> {
@@ -147,4 +148,67 @@ fn only_known_layers_are_left_unread() {
         error.contains("tensor model.layers.4.eh_proj.weight"),
         "{error}"
     );
+}
+
+/// GLM-4.1V and 4.6V-Flash. In their GGUF files, what is rotated together is in the halves of a head: llama.cpp rotates so by
+/// positions of three numbers.
+#[test]
+fn the_decoder_of_glm_4v_computes_what_glm_4_does() {
+    let fixture = fixture("glm4");
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str| -> Json {
+        let text = std::fs::read_to_string(fixture.folder.join(name)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let mut text = read("config.json");
+    text.as_object_mut().unwrap().remove("architectures");
+    text["model_type"] = json!("glm4v_text");
+    text["rope_parameters"]["mrope_section"] = json!([1, 2, 1]);
+    let config = json!({
+        "architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v", "image_end_token_id": 251,
+        "image_start_token_id": 250, "image_token_id": 252, "text_config": text, "tie_word_embeddings": false,
+        "video_end_token_id": 254, "video_start_token_id": 253, "video_token_id": 255, "vision_config": { "depth": 1 }
+    });
+    write_config(folder.path(), &config);
+    let file = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let inside = |name: &str| name.replace("model.", "model.language_model.");
+    let stored = stored.into_iter();
+    let tensors: HashMap<String, Tensor> = stored
+        .map(|(name, tensor)| (inside(&name), tensor))
+        .collect();
+    candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+    let model = open(folder.path()).unwrap();
+    fixture.compare(model, TOLERANCE).unwrap();
+
+    let mut how = read("gguf.json");
+    how["metadata"]["glm4.rope.dimension_sections"] = json!([1, 2, 1, 0]);
+    let file = folder.path().join("model.gguf");
+    write_gguf(&fixture, &how, &file, |tensors| {
+        let is_rotated = |name: &str| name.contains("attn_q.") || name.contains("attn_k.");
+        // Heads of 16 values, of which 8 are rotated.
+        let of_head = |head: u32| {
+            let (even, odd) = ((0..8).step_by(2), (1..8).step_by(2));
+            even.chain(odd).chain(8..16).map(move |row| 16 * head + row)
+        };
+        let reordered = |tensor: Tensor| {
+            let heads = tensor.dims()[0] as u32 / 16;
+            let order: Vec<u32> = (0..heads).flat_map(of_head).collect();
+            let order = Tensor::new(order, &Device::Cpu).unwrap();
+            tensor.index_select(&order, 0).unwrap()
+        };
+        let tensors = tensors.into_iter().map(|(name, tensor)| {
+            let is_rotated = is_rotated(&name);
+            (
+                name,
+                if is_rotated {
+                    reordered(tensor)
+                } else {
+                    tensor
+                },
+            )
+        });
+        tensors.collect()
+    });
+    fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
 }

@@ -42,8 +42,17 @@ fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
     } else {
         "attn_q.bias"
     };
+    // For positions of three numbers (GLM-4.1V), llama.cpp's conversion puts them into halves.
+    let sections = keys.take("rope.dimension_sections");
+    let are_halves = sections
+        .as_array()
+        .is_some_and(|all| all.iter().any(|of| *of != 0));
     Ok(LayerSpec {
-        rope_rows: RopeRows::Neighbours,
+        rope_rows: if are_halves {
+            RopeRows::Halves
+        } else {
+            RopeRows::Neighbours
+        },
         fused_qkv,
         mlp: MlpSpec::fused(activation_or(keys, Activation::Silu)?),
         qkv_bias: keys.has_tensor(name).unwrap_or(bias),

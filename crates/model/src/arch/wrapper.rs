@@ -30,7 +30,7 @@ pub const GEMMA4_ASSISTANTS: [Wrapper; 2] = [
     .with_sound(),
 ];
 
-pub const WRAPPERS: [Wrapper; 10] = [
+pub const WRAPPERS: [Wrapper; 11] = [
     Wrapper::new("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     Wrapper::new("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text").with_sound(),
     Wrapper::new(
@@ -40,7 +40,8 @@ pub const WRAPPERS: [Wrapper; 10] = [
     )
     .with_sound(),
     Wrapper::new("mistral3", "Mistral3ForConditionalGeneration", "mistral"),
-    // The three positions of a token, which they rotate by, are the same in texts.
+    // The three positions of a token, which these rotate by, are the same in texts.
+    Wrapper::new("glm4v", "Glm4vForConditionalGeneration", "glm4"),
     Wrapper::new("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3"),
@@ -75,8 +76,9 @@ const SOUND_KEYS: &str = "audio_ boa_token eoa_token";
 
 /// Prefixes of the keys that only images need.
 const IMAGE_KEYS: &str = "
-    boi_token eoi_token image_token mm_tokens_per_image multimodal_projector
-    projector_hidden_act spatial_merge_size video_token vision_";
+    boi_token eoi_token image_end_token image_start_token image_token mm_tokens_per_image
+    multimodal_projector projector_hidden_act spatial_merge_size video_end_token
+    video_start_token video_token vision_";
 
 impl Wrapper {
     /// A class without sound.
