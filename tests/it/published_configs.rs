@@ -1,8 +1,15 @@
 //! Configurations as models are published with them.
 
+use crate::architectures::{TOLERANCE, fixture, write_gguf};
+use crate::common::rig::distance;
 use crate::common::tiny::*;
-use foretoken::model::{MixerSpec, ModelConfig, RopeScaling, RopeSpec};
+use candle_core::{DType, Device, Tensor};
+use foretoken::model::{
+    AdapterLoader, LoadFormat, LoadOptions, MixerSpec, ModelConfig, ModelSource, RopeScaling,
+    RopeSpec, load,
+};
 use serde_json::{Value as Json, json};
+use std::collections::HashMap;
 
 /// The configuration of a small model whose `config.json` has `change` besides the sizes.
 fn read(change: Json) -> ModelConfig {
@@ -132,6 +139,124 @@ fn deepseek_r1_0528_qwen3_8b_is_read() {
     };
     let factor = yarn.attention_factor;
     assert!((factor - 1.).abs() < 1e-6, "{factor}");
+}
+
+#[test]
+fn exaone_3_5_is_read() {
+    let exaone = read(json!({
+        "architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "activation_function": "silu",
+        "auto_map": { "AutoConfig": "configuration_exaone.ExaoneConfig" }, "embed_dropout": 0.0, "eos_token_id": 361,
+        "head_dim": 64, "layer_norm_epsilon": 1e-5, "max_position_embeddings": 32768, "num_layers": 4,
+        "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3"
+        },
+        "rope_theta": 1000000, "tie_word_embeddings": false
+    }));
+    let rope = exaone.ropes().next().unwrap();
+    assert!(matches!(rope.scaling, Some(RopeScaling::Llama3(_))));
+    assert_eq!((rope.theta, exaone.rms_norm_eps), (1e6, 1e-5));
+}
+
+/// It has other names in safetensors, and in GGUF files its rows are not reordered.
+#[test]
+fn exaone_3_5_computes_what_llama_does() {
+    let fixture = fixture("llama");
+    let json = |name: &str| -> Json {
+        let text = std::fs::read_to_string(fixture.folder.join(name)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let write = |config: &Json, tensors: &HashMap<String, Tensor>| {
+        write_config(folder.path(), config);
+        let file = folder.path().join("model.safetensors");
+        candle_core::safetensors::save(tensors, file).unwrap();
+        logits(open(folder.path()).unwrap(), &fixture.prompt).concat()
+    };
+    let file = fixture.folder.join("model.safetensors");
+    let stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let has_bias = |name: &str| name.ends_with(".bias");
+    let stored = stored.into_iter().filter(|(name, _)| !has_bias(name));
+    let stored: HashMap<String, Tensor> = stored.collect();
+    let mut llama = json("config.json");
+    for key in ["attention_bias", "mlp_bias"] {
+        llama[key] = json!(false);
+    }
+    let expected = write(&llama, &stored);
+
+    let mut exaone = llama.clone();
+    let keys = exaone.as_object_mut().unwrap();
+    for (theirs, ours) in [
+        ("hidden_act", "activation_function"),
+        ("num_hidden_layers", "num_layers"),
+        ("rms_norm_eps", "layer_norm_epsilon"),
+    ] {
+        let value = keys.remove(theirs).unwrap();
+        keys.insert(ours.into(), value);
+    }
+    exaone["architectures"] = json!(["ExaoneForCausalLM"]);
+    exaone["model_type"] = json!("exaone");
+    let names = [
+        ("model.embed_tokens", "transformer.wte"),
+        ("model.norm", "transformer.ln_f"),
+        ("model.layers", "transformer.h"),
+        ("input_layernorm", "ln_1"),
+        ("post_attention_layernorm", "ln_2"),
+        ("self_attn.o_proj", "attn.attention.out_proj"),
+        ("self_attn", "attn.attention"),
+        ("gate_proj", "c_fc_0"),
+        ("up_proj", "c_fc_1"),
+        ("down_proj", "c_proj"),
+    ];
+    let renamed = stored.into_iter().map(|(name, tensor)| {
+        let of = |name: String, (old, new): &(&str, &str)| name.replace(old, new);
+        (names.iter().fold(name, of), tensor)
+    });
+    assert_eq!(write(&exaone, &renamed.collect()), expected);
+
+    let how = json("gguf.json").to_string().replace("llama", "exaone");
+    let mut how: Json = serde_json::from_str(&how).unwrap();
+    let tensors = how["tensors"].as_object_mut().unwrap();
+    tensors.retain(|name, _| !has_bias(name));
+    for how in tensors.values_mut() {
+        how["interleaved_heads"] = json!(0);
+    }
+    let file = folder.path().join("model.gguf");
+    write_gguf(&fixture, &how, &file, |all| all);
+    let found = logits(open(&file).unwrap(), &fixture.prompt).concat();
+    let far = distance(&found, &expected);
+    assert!(far < TOLERANCE, "{far}");
+}
+
+/// The modules of an adapter have the names of the class.
+#[test]
+fn adapters_of_exaone_3_5_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "architectures": ["ExaoneForCausalLM"], "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+        "num_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
+    });
+    write_config(folder.path(), &config);
+    let source = ModelSource::Folder(folder.path().to_owned());
+    let options = LoadOptions {
+        format: LoadFormat::Dummy,
+        ..LoadOptions::default()
+    };
+    let model = load(&source, &options).unwrap();
+    let adapter =
+        json!({ "peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["out_proj"] });
+    let file = folder.path().join("adapter_config.json");
+    std::fs::write(file, adapter.to_string()).unwrap();
+    let module = "base_model.model.transformer.h.1.attn.attention.out_proj";
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+    let tensors = HashMap::from([
+        (format!("{module}.lora_A.weight"), zeros(&[2, 256])),
+        (format!("{module}.lora_B.weight"), zeros(&[256, 2])),
+    ]);
+    let file = folder.path().join("adapter_model.safetensors");
+    candle_core::safetensors::save(&tensors, file).unwrap();
+    let target = model.lora_target().unwrap();
+    assert!(target.load("x", folder.path(), 2).is_ok());
 }
 
 #[test]

@@ -198,6 +198,38 @@ pub fn seed_oss(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String
     Ok(vec![layer; shape.num_layers].into())
 }
 
+/// Parts of the names of tensors: ours, and those of EXAONE 3.
+const EXAONE3_NAMES: &[(&str, &str)] = &[
+    ("model.embed_tokens", "transformer.wte"),
+    ("model.layers.", "transformer.h."),
+    ("model.norm", "transformer.ln_f"),
+    ("input_layernorm", "ln_1"),
+    ("post_attention_layernorm", "ln_2"),
+    ("self_attn.o_proj", "attn.attention.out_proj"),
+    ("self_attn.", "attn.attention."),
+    ("mlp.gate_proj", "mlp.c_fc_0"),
+    ("mlp.up_proj", "mlp.c_fc_1"),
+    ("mlp.down_proj", "mlp.c_proj"),
+];
+
+/// Gives the keys of EXAONE 3 the names of Llama's, and sets what the class assumes.
+pub fn exaone3_defaults(keys: &mut Keys) {
+    keys.rename("activation_function", "hidden_act");
+    keys.rename("layer_norm_epsilon", "rms_norm_eps");
+    keys.rename("num_layers", "num_hidden_layers");
+    eps_5(keys);
+}
+
+/// EXAONE 3, 3.5 and Deep: a Llama under other names.
+pub fn exaone3(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let rope = rope(keys, shape)?;
+    let layer = plain(keys, shape, rope)?;
+    Ok(ModelSpec {
+        names: EXAONE3_NAMES,
+        ..vec![layer; shape.num_layers].into()
+    })
+}
+
 /// EXAONE 4: norms of outputs and of heads, and layers without a window, which do not rotate if others have one.
 pub fn exaone4(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
     let rope = rope(keys, shape)?;

@@ -174,6 +174,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", ernie::ernie_moe)
         .in_gguf(Some("ernie4_5-moe"))
         .with(ernie::moe_defaults),
+    Architecture::new("exaone", "ExaoneForCausalLM", llama::exaone3).with(llama::exaone3_defaults),
     Architecture::new("exaone4", "Exaone4ForCausalLM", llama::exaone4).with(parts::eps_5),
     Architecture::new("cohere", "CohereForCausalLM", layer_norm::cohere)
         .in_gguf(Some("command-r"))

@@ -165,7 +165,8 @@ impl LoraTarget {
         for name in &names {
             let module = module_of(name)?;
             let known = plain_name(module);
-            let Some(&(site, part)) = known.as_ref().and_then(|name| parts.get(&**name)) else {
+            let known = known.as_deref().unwrap_or(module);
+            let Some(&(site, part)) = parts.get(known) else {
                 return Err(self.unknown(name));
             };
             let Some(b) = name.strip_suffix(A).map(|start| format!("{start}{B}")) else {
@@ -252,7 +253,7 @@ fn module_of(name: &str) -> Result<&str> {
     Ok(module.strip_prefix(PREFIX).unwrap_or(module))
 }
 
-/// The name that the code has for a module of a layer.
+/// The name that the code has for a module of a layer; `None` = the class has names of its own.
 fn plain_name(module: &str) -> Option<String> {
     let rest = LAYERS.iter().find_map(|start| module.strip_prefix(start))?;
     Some(format!("{}{rest}", LAYERS[0]))
