@@ -158,6 +158,93 @@ fn exaone_3_5_is_read() {
     assert_eq!((rope.theta, exaone.rms_norm_eps), (1e6, 1e-5));
 }
 
+/// MiniCPM4-8B.
+#[test]
+fn minicpm_4_is_read() {
+    let minicpm = read(json!({
+        "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "dim_model_base": 64, "hidden_act": "silu",
+        "eos_token_id": [2, 73], "max_position_embeddings": 32768, "mup_denominator": 32, "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "rope_type": "longrope", "long_factor": vec![2.0; 32], "short_factor": vec![1.0; 32],
+            "original_max_position_embeddings": 32768
+        },
+        "scale_depth": 1.4, "scale_emb": 12, "tie_word_embeddings": false
+    }));
+    let layer = &minicpm.spec.layers[0];
+    assert_eq!((layer.residual_scale, layer.attention_scale), (0.7, 0.125));
+    let ends = (minicpm.spec.embedding_scale, minicpm.spec.logit_scale);
+    assert_eq!(ends, (Some(12.), Some(0.25)));
+    assert_eq!(frequencies(&minicpm)[0], 1.);
+    let wrong = json!({
+        "architectures": ["MiniCPMForCausalLM"], "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "dim_model_base": 0
+    });
+    assert_refused(
+        &wrong,
+        "dim_model_base 0.0 is not supported: it must not be 0",
+    );
+}
+
+/// In GGUF files, too, also in those that are older than the keys of the factors.
+#[test]
+fn minicpm_computes_what_granite_does() {
+    let fixture = fixture("granite");
+    let json = |name: &str| -> Json {
+        let text = std::fs::read_to_string(fixture.folder.join(name)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let of_folder = |config: &Json| {
+        write_config(folder.path(), config);
+        let file = "model.safetensors";
+        std::fs::copy(fixture.folder.join(file), folder.path().join(file)).unwrap();
+        logits(open(folder.path()).unwrap(), &fixture.prompt).concat()
+    };
+    let mut granite = json("config.json");
+    let (layers, width) = (
+        granite["num_hidden_layers"].as_f64(),
+        granite["hidden_size"].as_f64(),
+    );
+    let residual = 1.4 / layers.unwrap().sqrt();
+    for (key, value) in [
+        ("attention_multiplier", 1. / 8f64.sqrt()),
+        ("embedding_multiplier", 12.),
+        ("logits_scaling", width.unwrap() / 256.),
+        ("residual_multiplier", residual),
+    ] {
+        granite[key] = json!(value);
+    }
+    let expected = of_folder(&granite);
+    let mut minicpm = granite.clone();
+    let keys = minicpm.as_object_mut().unwrap();
+    keys.retain(|key, _| !key.ends_with("_multiplier") && key != "logits_scaling");
+    for (key, value) in [
+        ("dim_model_base", 256.),
+        ("scale_depth", 1.4),
+        ("scale_emb", 12.),
+    ] {
+        minicpm[key] = json!(value);
+    }
+    minicpm["architectures"] = json!(["MiniCPMForCausalLM"]);
+    minicpm["model_type"] = json!("minicpm");
+    let far = distance(&of_folder(&minicpm), &expected);
+    assert!(far < TOLERANCE, "{far}");
+
+    let how = json("gguf.json").to_string().replace("granite", "minicpm");
+    let mut how: Json = serde_json::from_str(&how).unwrap();
+    let metadata = how["metadata"].as_object_mut().unwrap();
+    let said = metadata.len();
+    metadata.retain(|key, _| !key.ends_with("_scale") && !key.ends_with(".scale"));
+    assert_eq!(metadata.len(), said - 4);
+    let file = folder.path().join("model.gguf");
+    write_gguf(&fixture, &how, &file, |all| all);
+    let far = distance(
+        &logits(open(&file).unwrap(), &fixture.prompt).concat(),
+        &expected,
+    );
+    assert!(far < TOLERANCE, "{far}");
+}
+
 /// It has other names in safetensors, and in GGUF files its rows are not reordered.
 #[test]
 fn exaone_3_5_computes_what_llama_does() {

@@ -133,6 +133,39 @@ pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
 }
 
 /// Sets what the class assumes.
+pub fn minicpm_defaults(keys: &mut Keys) {
+    keys.default("tie_word_embeddings", true);
+}
+
+/// MiniCPM: a Granite whose factors follow from other numbers.
+pub fn minicpm(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let (width, root) = (shape.hidden_size as f64, (shape.num_layers as f64).sqrt());
+    if keys.is_gguf() {
+        // What older files do not say.
+        keys.default_of_both("embedding_multiplier", 12.);
+        keys.default_of_both("residual_multiplier", 1.4 / root);
+        keys.default_of_both("logit_scale", width / 256.);
+        return granite(keys, shape);
+    }
+    let embedding = keys.number("scale_emb")?.unwrap_or(1.);
+    let depth = keys.number("scale_depth")?.unwrap_or(1.);
+    let base = keys.number("dim_model_base")?.unwrap_or(1.);
+    if base == 0. {
+        return Err(keys.refused("dim_model_base", &base.into(), "it must not be 0"));
+    }
+    keys.set("embedding_multiplier", embedding);
+    keys.set("residual_multiplier", depth / root);
+    keys.set("logits_scaling", width / base);
+    keys.set(
+        "attention_multiplier",
+        (shape.head_dim as f64).sqrt().recip(),
+    );
+    // A number of training.
+    keys.ignore("mup_denominator");
+    granite(keys, shape)
+}
+
+/// Sets what the class assumes.
 pub fn granite_moe_defaults(keys: &mut Keys) {
     experts::defaults(keys, 8, 2);
 }

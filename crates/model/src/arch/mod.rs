@@ -150,6 +150,8 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(llama::smollm3_defaults),
     Architecture::new("granite", "GraniteForCausalLM", llama::granite)
         .with(llama::granite_defaults),
+    Architecture::new("minicpm", "MiniCPMForCausalLM", llama::minicpm)
+        .with(llama::minicpm_defaults),
     Architecture::new("granitemoe", "GraniteMoeForCausalLM", llama::granite_moe)
         .with(llama::granite_moe_defaults),
     // In GGUF files, those without Mamba layers are a Granite.
