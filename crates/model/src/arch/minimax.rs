@@ -4,6 +4,7 @@ use super::experts::{self, experts_by};
 use super::parts::{further_layers, plain};
 use super::rope::{default_theta, partial_rope};
 use crate::config::keys::{Keys, ModelShape};
+use crate::layers::rope::RopeSpec;
 use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm, RouterScores};
 
 /// Keys of earlier models, which the class does not read.
@@ -33,9 +34,11 @@ pub fn minimax_m2(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Stri
     keys.only("qk_norm_type", "per_layer")?;
     keys.only("scoring_func", "sigmoid")?;
     keys.only("use_qk_norm", true)?;
-    let rotated = keys.size("rotary_dim")?;
-    let part = rotated.map_or(0.5, |rotated| rotated as f64 / shape.head_dim as f64);
-    let rope = partial_rope(keys, shape, part)?;
+    let rope = partial_rope(keys, shape, 0.5)?;
+    let rope = RopeSpec {
+        width: keys.size("rotary_dim")?.unwrap_or(rope.width),
+        ..rope
+    };
     let layer = LayerSpec {
         qk_norm: Some(QkNorm::Whole),
         ..plain(keys, shape, rope)?
