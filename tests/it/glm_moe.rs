@@ -150,24 +150,20 @@ fn only_known_layers_are_left_unread() {
     );
 }
 
-/// GLM-4.1V and 4.6V-Flash. In their GGUF files, what is rotated together is in the halves of a head: llama.cpp rotates so by
-/// positions of three numbers.
-#[test]
-fn the_decoder_of_glm_4v_computes_what_glm_4_does() {
-    let fixture = fixture("glm4");
+/// The fixture `name` as the decoder of the class `class` for images and texts, whose `model_type` is `kind`.
+fn compare_within(name: &str, kind: &str, class: &str) {
+    let fixture = fixture(name);
     let folder = tempfile::tempdir().unwrap();
-    let read = |name: &str| -> Json {
-        let text = std::fs::read_to_string(fixture.folder.join(name)).unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
-    let mut text = read("config.json");
+    let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
+    let mut text: Json = serde_json::from_str(&text).unwrap();
     text.as_object_mut().unwrap().remove("architectures");
-    text["model_type"] = json!("glm4v_text");
+    text["model_type"] = json!(format!("{kind}_text"));
+    text["image_token_id"] = json!(252);
     text["rope_parameters"]["mrope_section"] = json!([1, 2, 1]);
     let config = json!({
-        "architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v", "image_end_token_id": 251,
-        "image_start_token_id": 250, "image_token_id": 252, "text_config": text, "tie_word_embeddings": false,
-        "video_end_token_id": 254, "video_start_token_id": 253, "video_token_id": 255, "vision_config": { "depth": 1 }
+        "architectures": [class], "model_type": kind, "image_end_token_id": 251, "image_start_token_id": 250,
+        "image_token_id": 252, "text_config": text, "tie_word_embeddings": false, "video_end_token_id": 254,
+        "video_start_token_id": 253, "video_token_id": 255, "vision_config": { "depth": 1 }
     });
     write_config(folder.path(), &config);
     let file = fixture.folder.join("model.safetensors");
@@ -180,8 +176,23 @@ fn the_decoder_of_glm_4v_computes_what_glm_4_does() {
     candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
     let model = open(folder.path()).unwrap();
     fixture.compare(model, TOLERANCE).unwrap();
+}
 
-    let mut how = read("gguf.json");
+/// GLM-4.1V and 4.6V-Flash, and GLM-4.5V and 4.6V with experts.
+#[test]
+fn the_decoders_of_glm_4v_compute_what_glm_4_does() {
+    compare_within("glm4", "glm4v", "Glm4vForConditionalGeneration");
+    let class = "Glm4vMoeForConditionalGeneration";
+    compare_within("glm4_moe_plain", "glm4v_moe", class);
+}
+
+/// What is rotated together is in the halves of a head there: llama.cpp rotates so by positions of three numbers.
+#[test]
+fn files_of_glm_4v_compute_what_glm_4_does() {
+    let fixture = fixture("glm4");
+    let folder = tempfile::tempdir().unwrap();
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let mut how: Json = serde_json::from_str(&how).unwrap();
     how["metadata"]["glm4.rope.dimension_sections"] = json!([1, 2, 1, 0]);
     let file = folder.path().join("model.gguf");
     write_gguf(&fixture, &how, &file, |tensors| {

@@ -30,7 +30,7 @@ pub const GEMMA4_ASSISTANTS: [Wrapper; 2] = [
     .with_sound(),
 ];
 
-pub const WRAPPERS: [Wrapper; 11] = [
+pub const WRAPPERS: [Wrapper; 12] = [
     Wrapper::new("gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     Wrapper::new("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text").with_sound(),
     Wrapper::new(
@@ -42,6 +42,7 @@ pub const WRAPPERS: [Wrapper; 11] = [
     Wrapper::new("mistral3", "Mistral3ForConditionalGeneration", "mistral"),
     // The three positions of a token, which these rotate by, are the same in texts.
     Wrapper::new("glm4v", "Glm4vForConditionalGeneration", "glm4"),
+    Wrapper::new("glm4v_moe", "Glm4vMoeForConditionalGeneration", "glm4_moe"),
     Wrapper::new("qwen2_vl", "Qwen2VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2"),
     Wrapper::new("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3"),
@@ -109,10 +110,12 @@ impl Wrapper {
                 .split_whitespace()
                 .chain(sound.split_whitespace())
         };
-        keys.retain(|key| !others().any(|start| key.starts_with(start)));
-        // Older files have all keys in one place.
+        let is_of_texts = |key: &str| !others().any(|start| key.starts_with(start));
+        keys.retain(is_of_texts);
+        // Older files have all keys in one place, and some have those of images among those of texts, too.
         let inner = keys.nested("text_config")?;
         let mut inner = inner.unwrap_or_default();
+        inner.retain(is_of_texts);
         let kind = inner.text("model_type")?;
         inner.ignore("architectures");
         inner.add(
