@@ -264,6 +264,8 @@ fn with_arguments(template: &ChatTemplate, chat: &Chat<'_>) -> Result<String> {
 fn in_form(format: ToolFormat, messages: &[Value]) -> Cow<'_, [Value]> {
     if format == ToolFormat::KimiK2 {
         numbered_ids(messages).into()
+    } else if format == ToolFormat::Glm4 {
+        calls_as_messages(&one_call_a_turn(messages)).into()
     } else if let Some(len) = format.id_len() {
         short_ids(messages, len).into()
     } else if format.is_single() {
@@ -279,6 +281,39 @@ fn calls_of(messages: &mut [Value]) -> impl Iterator<Item = &mut Value> {
         .iter_mut()
         .filter_map(|message| message.get_mut("tool_calls")?.as_array_mut());
     lists.flatten().filter(|call| call["function"].is_object())
+}
+
+/// `messages` as GLM-4's template takes them: each call is a message of its own, with the function's name as `metadata`, and
+/// results have a role of their own.
+fn calls_as_messages(messages: &[Value]) -> Vec<Value> {
+    let mut all = Vec::with_capacity(messages.len());
+    for message in messages {
+        let mut message = message.clone();
+        if message["role"] == "tool" {
+            message["role"] = "observation".into();
+        }
+        let calls: Vec<Value> = calls_of(std::slice::from_mut(&mut message))
+            .map(|call| call["function"].take())
+            .collect();
+        if let Some(message) = message.as_object_mut() {
+            message.remove("tool_calls");
+        }
+        let has_text = message["content"]
+            .as_str()
+            .is_some_and(|text| !text.is_empty());
+        if calls.is_empty() || has_text {
+            all.push(message);
+        }
+        for function in calls {
+            let arguments = &function["arguments"];
+            let text = arguments.as_str().map(str::to_owned);
+            let text = text.or_else(|| python_json(arguments).ok());
+            all.push(json!({
+                "role": "assistant", "metadata": function["name"], "content": text.unwrap_or_default()
+            }));
+        }
+    }
+    all
 }
 
 /// `messages` with the ids that Kimi's models give calls, which its template writes in place of the functions' names.

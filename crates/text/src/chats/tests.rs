@@ -175,6 +175,33 @@ fn arguments_are_texts_where_a_template_takes_no_objects() {
     history(&source, ToolFormat::DeepseekV3, TURN);
 }
 
+/// GLM-4's template writes what stands in `metadata` after the role, and knows no other role for results.
+#[test]
+fn calls_are_messages_where_a_template_has_metadata() {
+    let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% set meta = m.get('metadata', '') %}{% if m.role == 'observation' %}<|observation|>\n{{ m.content }}<|end|>{% elif m.role in ['user', 'assistant'] %}<|{{ m.role }}|>{{ meta }}\n{{ m.content }}<|end|>{% endif %}{% endfor %}";
+    let call = |name: &str, arguments: Value| json!({"id": name, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let tool =
+        json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let template = ChatTemplate::new(source, Some("<s>"), Some("</s>")).expect("it parses");
+    assert!(template.knows_tools());
+    let messages = [
+        json!({"role": "user", "content": "Do it."}),
+        json!({"role": "assistant", "content": "Well.", "tool_calls": [call("f", json!({"a": 1}))]}),
+        json!({"role": "tool", "tool_call_id": "f", "content": "one"}),
+        json!({"role": "assistant", "content": null, "tool_calls": [call("g", json!("{}"))]}),
+        json!({"role": "tool", "tool_call_id": "g", "content": "two"}),
+    ];
+    let chat = Chat {
+        messages: &messages,
+        tools: std::slice::from_ref(&tool),
+        add_generation_prompt: false,
+        extra: &Map::new(),
+    };
+    let prompt = with_calls(&template, &chat).expect("it renders");
+    let turns = "<|user|>\nDo it.<|end|><|assistant|>\nWell.<|end|><|assistant|>f\n{\"a\": 1}<|end|><|observation|>\none<|end|><|assistant|>g\n{}<|end|><|observation|>\ntwo<|end|>";
+    assert!(prompt.ends_with(turns), "{prompt}");
+}
+
 /// Kimi's template writes ids, of which its models read the functions' names.
 #[test]
 fn calls_have_the_ids_that_the_model_gives() {

@@ -374,6 +374,30 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         ..Syntax::COMMON
     },
     Syntax {
+        format: ToolFormat::Glm4,
+        name: "glm4",
+        help: "NAME, a line break, {...}, and nothing else, as GLM-4",
+        is_taught: |source| {
+            let marks = ["<|observation|>", "metadata"];
+            marks.iter().all(|mark| source.contains(mark))
+        },
+        is_named_first: true,
+        // A call ends its turn.
+        single: true,
+        separator: "\n",
+        body: Body::Named(Named {
+            before: "",
+            numbered: false,
+            between: "\n",
+            after: "",
+        }),
+        head: Some(Head {
+            before: &[],
+            ends: &["\n"],
+        }),
+        ..Syntax::COMMON
+    },
+    Syntax {
         format: ToolFormat::Qwen3Coder,
         name: "qwen3_coder",
         aliases: &["qwen3_xml", "mimo"],

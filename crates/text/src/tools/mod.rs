@@ -80,6 +80,8 @@ pub enum ToolFormat {
     Hunyuan,
     /// `<tool_call>NAME<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`, as GLM-4.5 to 4.7.
     Glm45,
+    /// `NAME`, a line break and `{...}`, and nothing else, as GLM-4.
+    Glm4,
     /// `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`, as Qwen3-Coder and
     /// Qwen 3.5.
     Qwen3Coder,
@@ -110,7 +112,7 @@ struct WrittenCall<'a> {
 
 impl ToolFormat {
     /// Number of formats.
-    const COUNT: usize = 30;
+    const COUNT: usize = 31;
 
     /// All formats, in the order in which a template's is looked for.
     pub const ALL: [Self; Self::COUNT] = {

@@ -294,6 +294,15 @@ impl ToolParser {
         let starts: Vec<&str> = starts.copied().filter(|start| !start.is_empty()).collect();
         if !self.started {
             let text = rest.trim_start();
+            if syntax.is_named_first {
+                let space = rest.len() - text.len();
+                if let Some(read) = self.name_before_arguments(text)? {
+                    self.held.push_str(&rest[..space]);
+                    self.begin_named(&text[..read]);
+                    self.started = true;
+                    return Some(space + read);
+                }
+            }
             if starts
                 .iter()
                 .any(|start| start.len() > text.len() && start.starts_with(text))
@@ -362,6 +371,14 @@ impl ToolParser {
             self.held.push_str(syntax.call);
             return Some(syntax.call.len());
         }
+        if syntax.is_named_first
+            && !c.is_ascii_whitespace()
+            && let Some(read) = self.name_before_arguments(rest)?
+        {
+            self.held.clear();
+            self.begin_named(&rest[..read]);
+            return Some(read);
+        }
         // Models close an object once too often at times.
         let is_object = matches!(syntax.body, Body::Object(_)) && !syntax.end.is_empty();
         let is_surplus = any && is_object && c == '}';
@@ -389,6 +406,32 @@ impl ToolParser {
         }
         self.begin_body(any, state);
         Some(0)
+    }
+
+    /// Number of bytes before the brace in a text that begins with the name of a tool, a line break and a brace;
+    /// `Some(None)` = it does not, `None` = more text must come first.
+    fn name_before_arguments(&self, text: &str) -> Option<Option<usize>> {
+        let mut may_follow = text.is_empty();
+        for tool in self.tools.iter() {
+            let name = tool.name.as_str();
+            if let Some(after) = text.strip_prefix(name) {
+                let arguments = after.trim_start();
+                let is_line = after.starts_with('\n');
+                if is_line && arguments.starts_with('{') {
+                    return Some(Some(text.len() - arguments.len()));
+                }
+                may_follow |= after.is_empty() || is_line && arguments.is_empty();
+            } else {
+                may_follow |= name.starts_with(text);
+            }
+        }
+        (!may_follow).then_some(None)
+    }
+
+    /// Goes on with the arguments after `head`, the name of a function and a line break.
+    fn begin_named(&mut self, head: &str) {
+        self.held.push_str(head);
+        self.state = CallState::Head(head.to_owned());
     }
 
     /// Goes on with a call. What stands between calls is dropped.

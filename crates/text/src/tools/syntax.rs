@@ -35,6 +35,8 @@ pub struct Syntax {
     pub skipped: &'static [&'static str],
     /// An answer that begins with this character may begin with a call.
     pub bare: Option<char>,
+    /// Whether an answer that begins with the name of a tool, a line break and a brace is a call.
+    pub is_named_first: bool,
     /// Whether a turn has one call.
     pub single: bool,
     /// Number of letters and digits of which templates expect that ids of calls consist, if they expect it.
@@ -67,6 +69,7 @@ impl Syntax {
         around: "[,]",
         skipped: &[],
         bare: None,
+        is_named_first: false,
         single: false,
         id_len: None,
         written: ["", ""],

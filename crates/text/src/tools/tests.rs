@@ -363,6 +363,7 @@ fn formats_are_known_by_what_templates_teach() {
         ("'<|tool_call>call:'", Some(Gemma4)),
         ("<start_function_call>call:", Some(FunctionGemma)),
         ("<tool_call>{name}<arg_key>{key}</arg_key>", Some(Glm45)),
+        ("<|observation|>{{ metadata }}", Some(Glm4)),
         ("{{ tools }}", None),
     ] {
         assert_eq!(ToolFormat::of_template(source), format, "{source}");

@@ -245,6 +245,28 @@ fn values_between_tags_are_as_they_are() {
     );
 }
 
+#[test]
+fn names_before_arguments_may_have_no_marker() {
+    let glm4 = |text, content, calls: &[_]| check(ToolFormat::Glm4, text, content, calls);
+    let call = format!("get_weather\n{WEATHER}");
+    glm4(&call, "", &[("get_weather", WEATHER)]);
+    let both = format!("\n{call}\nf\n {{}}\n");
+    glm4(&both, "", &[("get_weather", WEATHER), ("f", "{}")]);
+    // Neither a name within a text, nor one without arguments, nor that of no tool.
+    for text in [
+        "\nf is a function.",
+        "f\nis a function of {}",
+        "f",
+        "f\n",
+        "g\n{}",
+        "f {}",
+    ] {
+        glm4(text, text, &[]);
+    }
+    let within = format!("Yes.\n{call}");
+    glm4(&within, &within, &[]);
+}
+
 /// DeepSeek says whether a value is a text. One that says wrongly is read as what fits the parameter.
 #[test]
 fn tags_may_say_what_a_value_is() {
