@@ -157,6 +157,39 @@ fn files_of_model_optimizer_may_mix_formats() {
     assert!(rows.iter().flatten().all(|x| x.is_finite()));
 }
 
+/// What settings of single matrices leave out is dense in random weights, too.
+#[test]
+fn random_weights_are_packed_as_the_settings_say() {
+    let fixture = fixture("gptq");
+    let folder = tempfile::tempdir().unwrap();
+    let source = ModelSource::Folder(folder.path().to_owned());
+    let random = LoadOptions {
+        format: LoadFormat::Dummy,
+        ..LoadOptions::default()
+    };
+    for (method, key, entry) in [
+        ("gptq", "dynamic", json!({ "-:.*mlp.*": {} })),
+        (
+            "auto-round",
+            "extra_config",
+            json!({ ".*mlp.*": { "bits": 16 } }),
+        ),
+    ] {
+        let mut quantization =
+            json!({ "quant_method": method, "bits": 4, "group_size": 32, "sym": true });
+        quantization[key] = entry;
+        write_config(folder.path(), &config_with(&fixture, quantization));
+        let found = inspect(&source, &random).unwrap().1;
+        let form = |part: &str| {
+            let mut entries = found.entries.iter();
+            let entry = entries.find(|entry| entry.name.ends_with(part));
+            entry.unwrap().loaded.clone()
+        };
+        assert_eq!(form("layers.0.self_attn.q_proj.weight"), "Q4_0", "{method}");
+        assert_ne!(form("layers.0.mlp.up_proj.weight"), "Q4_0", "{method}");
+    }
+}
+
 /// Programs have different names for the same tensors, and give single matrices settings of their own.
 #[test]
 fn other_names_of_a_format_compute_the_same() {

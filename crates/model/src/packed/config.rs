@@ -68,15 +68,16 @@ impl PackedConfig {
         };
         let in_it = |e: String| format!("{KEY}: {e}");
         let method = inner.text("quant_method").map_err(in_it)?;
+        let mut unpacked = Vec::new();
         let read = match method.as_deref() {
-            Some("auto-round") => auto_round(&mut inner, &value),
+            Some("auto-round") => auto_round(&mut inner, &value, &mut unpacked),
             Some("awq") => Awq::take(&mut inner).map(one),
             Some("bitsandbytes") => Nf4::take(&mut inner).map(one),
             Some("fbgemm_fp8") => {
                 inner.ignore("activation_scale_ub modules_to_not_convert");
                 Ok(one(Compressed::FLOAT8_OF_OUTPUTS))
             }
-            Some("gptq") => gptq(&mut inner, &value),
+            Some("gptq") => gptq(&mut inner, &value, &mut unpacked),
             Some("fp8") => Fp8::take(&mut inner).map(one),
             Some("compressed-tensors") => compressed_groups(&mut inner),
             Some("modelopt" | "modelopt_fp4" | "modelopt_mixed") => modelopt(&mut inner, &value),
@@ -87,7 +88,7 @@ impl PackedConfig {
         };
         let groups = read.map_err(in_it)?;
         inner.finish(&ModelShape::default()).map_err(in_it)?;
-        let ignored = ignored(&value).map_err(in_it)?;
+        let ignored = ignored(&value, unpacked).map_err(in_it)?;
         Ok(Some(Self { groups, ignored }))
     }
 
@@ -127,8 +128,8 @@ fn of_all(scheme: Arc<dyn Scheme>) -> Group {
     }
 }
 
-/// The matrices that are not packed, under the names that the methods have for them.
-fn ignored(value: &Value) -> Result<Modules, String> {
+/// The matrices that are not packed: `unpacked`, and those under the names that the methods have for them.
+fn ignored(value: &Value, unpacked: Vec<String>) -> Result<Modules, String> {
     let keys = [
         "ignore",
         "ignored_layers",
@@ -137,17 +138,23 @@ fn ignored(value: &Value) -> Result<Modules, String> {
     ];
     let lists = keys.iter().filter_map(|key| value[*key].as_array());
     let names = lists.flatten().filter_map(|name| name.as_str());
-    Modules::new(names.map(str::to_owned).collect())
+    Modules::new(names.map(str::to_owned).chain(unpacked).collect())
 }
 
 /// Takes the keys of GPTQ. `dynamic` has expressions for the beginnings of names, with settings of such matrices; after `-:`
 /// they are those of matrices that are not packed.
-fn gptq(keys: &mut Keys, all: &Value) -> Result<Vec<Group>, String> {
-    let name = |pattern: &str, _: &Value| {
-        let is_packed = !pattern.starts_with("-:");
-        is_packed.then(|| format!("re:{}", pattern.strip_prefix("+:").unwrap_or(pattern)))
+fn gptq(keys: &mut Keys, all: &Value, unpacked: &mut Vec<String>) -> Result<Vec<Group>, String> {
+    let mut name = |pattern: &str, _: &Value| {
+        let left_out = pattern.strip_prefix("-:");
+        let pattern = left_out.or(pattern.strip_prefix("+:")).unwrap_or(pattern);
+        let listed = format!("re:{pattern}");
+        if left_out.is_none() {
+            return Some(listed);
+        }
+        unpacked.push(listed);
+        None
     };
-    let mut groups = own_settings(keys, all, "dynamic", name, layout_of_gptq)?;
+    let mut groups = own_settings(keys, all, "dynamic", &mut name, layout_of_gptq)?;
     groups.push(of_all(layout_of_gptq(keys)?));
     Ok(groups)
 }
@@ -158,20 +165,25 @@ fn layout_of_gptq(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
 
 /// Takes the keys of Intel's AutoRound. `extra_config` has names of matrices, or expressions for parts of names, with
 /// settings.
-fn auto_round(keys: &mut Keys, all: &Value) -> Result<Vec<Group>, String> {
-    let name = |module: &str, own: &Value| {
-        let is_packed = own["bits"].as_u64() < Some(BITS_OF_DENSE);
+fn auto_round(
+    keys: &mut Keys,
+    all: &Value,
+    unpacked: &mut Vec<String>,
+) -> Result<Vec<Group>, String> {
+    let mut name = |module: &str, own: &Value| {
         let is_expression = module.contains(|c: char| "*+?^$()[]{}|\\".contains(c));
-        let listed = || {
-            if is_expression {
-                format!("re:.*(?:{module})")
-            } else {
-                module.to_owned()
-            }
+        let listed = if is_expression {
+            format!("re:.*(?:{module})")
+        } else {
+            module.to_owned()
         };
-        is_packed.then(listed)
+        if own["bits"].as_u64() < Some(BITS_OF_DENSE) {
+            return Some(listed);
+        }
+        unpacked.push(listed);
+        None
     };
-    let mut groups = own_settings(keys, all, "extra_config", name, layout_of_auto_round)?;
+    let mut groups = own_settings(keys, all, "extra_config", &mut name, layout_of_auto_round)?;
     groups.push(of_all(layout_of_auto_round(keys)?));
     Ok(groups)
 }
@@ -206,8 +218,8 @@ fn modelopt(keys: &mut Keys, all: &Value) -> Result<Vec<Group>, String> {
     }
     keys.ignore(MODEL_OPTIMIZER);
     keys.ignore("quant_algo");
-    let name = |module: &str, _: &Value| Some(module.to_owned());
-    let groups = own_settings(keys, all, LIST, name, algorithm)?;
+    let mut name = |module: &str, _: &Value| Some(module.to_owned());
+    let groups = own_settings(keys, all, LIST, &mut name, algorithm)?;
     if groups.is_empty() {
         return Err(keys.missing(LIST));
     }
@@ -238,7 +250,7 @@ fn own_settings(
     keys: &mut Keys,
     all: &Value,
     key: &str,
-    name: impl Fn(&str, &Value) -> Option<String>,
+    name: &mut dyn FnMut(&str, &Value) -> Option<String>,
     scheme: impl Fn(&mut Keys) -> Result<Arc<dyn Scheme>, String>,
 ) -> Result<Vec<Group>, String> {
     let given = keys.take(key);
