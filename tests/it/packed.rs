@@ -61,7 +61,11 @@ fn log_probabilities_and_greedy_texts_are_those_of_transformers() {
 /// In their NVFP4 the scale of a matrix is a factor, where that of compressed-tensors is a divisor.
 #[test]
 fn files_of_model_optimizer_compute_the_same() {
-    for (name, algorithm) in [("nvfp4", "NVFP4"), ("fp8_tensor", "FP8")] {
+    for (name, algorithm) in [
+        ("nvfp4", "NVFP4"),
+        ("nvfp4", "W4A16_NVFP4"),
+        ("fp8_tensor", "FP8"),
+    ] {
         let fixture = fixture(name);
         let folder = tempfile::tempdir().unwrap();
         let quantization = json!({
@@ -90,7 +94,7 @@ fn files_of_model_optimizer_compute_the_same() {
         config["quantization_config"]["quant_algo"] = json!("W4A8_AWQ");
         write_config(folder.path(), &config);
         let error = open(folder.path()).map(drop).unwrap_err().to_string();
-        let expected = "quant_algo \"W4A8_AWQ\" is not supported: only FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and MIXED_PRECISION are";
+        let expected = "quant_algo \"W4A8_AWQ\" is not supported: only FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4, W4A16_NVFP4 and MIXED_PRECISION are";
         assert!(error.contains(expected), "{error}");
     }
 }

@@ -233,12 +233,14 @@ fn algorithm(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
     match keys.text("quant_algo")?.as_deref() {
         Some("FP8") => Ok(Arc::new(Fp8::OF_MATRICES)),
         Some("FP8_PER_CHANNEL_PER_TOKEN") => Ok(Arc::new(Compressed::FLOAT8_OF_OUTPUTS)),
-        Some("NVFP4") => {
+        // They differ in what becomes of activations.
+        Some("NVFP4" | "W4A16_NVFP4") => {
             keys.only("group_size", Fp4::NvTimes.group())?;
             Ok(Arc::new(Fp4::NvTimes))
         }
         _ => {
-            let accepted = "only FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and MIXED_PRECISION are";
+            let accepted =
+                "only FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4, W4A16_NVFP4 and MIXED_PRECISION are";
             Err(keys.refused("quant_algo", &given, accepted))
         }
     }
