@@ -139,6 +139,7 @@ FIXTURES = {
         attention_k_eq_v=True, layer_types=["sliding_attention", "full_attention"], rope_parameters=GEMMA4_ROPES,
     )),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=4)),
+    "arcee": ("Arcee", dict(rope_parameters=dict(rope_type="default", rope_theta=1e4))),
     "granite": ("Granite", dict(
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.7,
         rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0),

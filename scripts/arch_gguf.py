@@ -8,7 +8,7 @@ import torch
 import transformers
 
 # Architectures whose rows of q and k llama.cpp reorders.
-PERMUTED = {"llama", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3"}
+PERMUTED = {"llama", "arcee", "granite", "granitehybrid", "granitemoe", "smollm3", "mistral3"}
 GGUF = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2",
     "gemma3": "gemma3", "gemma4": "gemma4", "gemma4_large": "gemma4", "gemma4_moe": "gemma4", "smollm3": "smollm3", "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2", "glm4": "glm4",
@@ -18,7 +18,7 @@ GGUF = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
-    "minimax_m2": "minimax-m2", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "arcee": "arcee", "minimax_m2": "minimax-m2", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
     "granite4_hybrid": "granitehybrid", "granite4_hybrid_moe": "granitehybrid", "nemotron_h_plain": "nemotron_h",
     "nemotron_h_moe": "nemotron_h_moe",

@@ -1,10 +1,13 @@
 //! Llama, and what differs from it in little.
 
 use super::experts::{self, with_experts};
-use super::parts::{eps_5, plain, windows, with_attention_bias, with_ropes, with_windows};
+use super::parts::{
+    activation_or, eps_5, plain, windows, with_attention_bias, with_ropes, with_windows,
+};
 use super::rope::{default_rope, default_theta, rope};
 use crate::config::keys::{Keys, ModelShape};
-use crate::spec::{LayerSpec, ModelSpec, Norms, QkNorm, RopeRows};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
+use foretoken_kernels::Activation;
 use serde_json::{Value, json};
 
 /// Llama, and the draft heads whose layers are like its layers.
@@ -130,6 +133,22 @@ pub fn granite(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
         logit_scale: logits.map(|by| 1. / by),
         ..ModelSpec::default()
     })
+}
+
+/// Arcee (AFM): a Llama whose MLP has no gate.
+pub fn arcee(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let activation = activation_or(keys, Activation::Relu2)?;
+    let layer = biased(keys, shape)?;
+    let layer = LayerSpec {
+        mlp: MlpSpec::Plain {
+            activation,
+            up: "mlp.up_proj",
+            down: "mlp.down_proj",
+        },
+        mlp_bias: keys.has_tensor("ffn_up.bias").unwrap_or(layer.mlp_bias),
+        ..layer
+    };
+    Ok(vec![layer; shape.num_layers].into())
 }
 
 /// Sets what the class assumes.

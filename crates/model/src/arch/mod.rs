@@ -150,6 +150,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         .with(llama::smollm3_defaults),
     Architecture::new("granite", "GraniteForCausalLM", llama::granite)
         .with(llama::granite_defaults),
+    Architecture::new("arcee", "ArceeForCausalLM", llama::arcee).with(parts::eps_5),
     Architecture::new("minicpm", "MiniCPMForCausalLM", llama::minicpm)
         .with(llama::minicpm_defaults),
     Architecture::new("granitemoe", "GraniteMoeForCausalLM", llama::granite_moe)
