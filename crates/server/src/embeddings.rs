@@ -6,7 +6,7 @@ use super::encoding::SentBody;
 use super::numbers::within;
 use super::object::JsonObject;
 use super::openai::salt;
-use super::prompt::keep_last;
+use super::prompt::{WantedTokens, keep_last};
 use super::state::AppState;
 use super::wire::{self, EncodingFormat, PromptInput, required, wrong};
 use crate::error::Refused;
@@ -337,8 +337,8 @@ impl Context<'_> {
                 text.insert_str(0, prompt);
             }
             let ids = match keep {
-                Keep::All => self.encode(FIELD, &text, special),
-                Keep::Last(keep) => self.encode_last(FIELD, &text, special, Some(keep)),
+                Keep::All => self.encode(FIELD, &text, special, WantedTokens::Fitting),
+                Keep::Last(keep) => self.encode(FIELD, &text, special, WantedTokens::Last(keep)),
                 Keep::First(keep) => self.encode_first(&text, special, keep),
             };
             ids.map_err(|e| at(e, index))

@@ -247,7 +247,7 @@ impl Context<'_> {
         }
         let special = fields.add_special_tokens.unwrap_or(false);
         let keep = self.kept(fields.truncate_prompt_tokens, max_tokens)?;
-        let ids = self.encode_chat(&chat.prompt, special, keep)?;
+        let ids = self.encode_chat(&chat.prompt, special, keep.into())?;
         plan.rules.token_ids = fields.return_token_ids.unwrap_or(false);
         let prompts = vec![PromptTokens { ids, echo: None }];
         let max_tokens = |prompt: &[u32]| {

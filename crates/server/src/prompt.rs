@@ -38,17 +38,17 @@ pub(super) struct PromptOptions<'a> {
 
 /// The tokens of a text that are wanted.
 #[derive(Debug, Clone, Copy)]
-enum WantedTokens {
+pub(super) enum WantedTokens {
     /// All, because the text must fit the context.
     Fitting,
     /// So many of the last ones.
     Last(usize),
-    /// All, of a text that need not fit the context.
+    /// All, of a text that is counted, and not answered. It may be longer than the context.
     Counted,
 }
 
-impl WantedTokens {
-    fn of_last(keep: Option<usize>) -> Self {
+impl From<Option<usize>> for WantedTokens {
+    fn from(keep: Option<usize>) -> Self {
         keep.map_or(Self::Fitting, Self::Last)
     }
 }
@@ -94,45 +94,17 @@ impl Context<'_> {
         })
     }
 
-    /// The token ids of a chat's prompt, or the last `keep` of them.
+    /// The token ids of a chat's prompt that are wanted.
     ///
     /// # Errors
-    /// The errors of [`Context::encode_last`].
+    /// The errors of [`Context::encode`].
     pub(super) fn encode_chat(
         &self,
         prompt: &str,
         add_special_tokens: bool,
-        keep: Option<usize>,
+        wanted: WantedTokens,
     ) -> Result<Vec<u32>> {
-        let wanted = WantedTokens::of_last(keep);
         self.encode_with(self.literal, MESSAGES, (prompt, add_special_tokens), wanted)
-    }
-
-    /// The token ids of a chat's prompt that is counted, and not answered. It may be longer than the context.
-    ///
-    /// # Errors
-    /// `ContextLengthExceeded`, if it has more than [`MAX_COUNTED`] tokens, and more than twice the context.
-    pub(super) fn count_chat(&self, prompt: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let text = (prompt, add_special_tokens);
-        self.encode_with(self.literal, MESSAGES, text, WantedTokens::Counted)
-    }
-
-    /// The same of a text, which came in `field`.
-    ///
-    /// # Errors
-    /// The errors of [`Context::count_chat`].
-    pub(super) fn count(
-        &self,
-        field: &str,
-        text: &str,
-        add_special_tokens: bool,
-    ) -> Result<Vec<u32>> {
-        self.encode_with(
-            None,
-            field,
-            (text, add_special_tokens),
-            WantedTokens::Counted,
-        )
     }
 
     /// The token ids of a completion's prompts; texts get BOS with `add_special_tokens`. The number of
@@ -200,35 +172,23 @@ impl Context<'_> {
         }
     }
 
-    /// The token ids of a prompt, which came in `field`. One that must have more tokens than twice the context
-    /// is refused in a fraction of the time that they would take; of others, the error can tell how many they
-    /// are.
+    /// The token ids of a text that are wanted; the text came in `field`. If only the last ones are, and the tokenizer adds
+    /// a BOS, the first of them is replaced by it.
+    ///
+    /// A text that must have more tokens than twice the context is refused in a fraction of the time that they would take;
+    /// of others, the error can tell how many they are.
     ///
     /// # Errors
-    /// `ContextLengthExceeded`.
+    /// `ContextLengthExceeded`, unless only the last ones are wanted. Of a text that is counted: if it has more than
+    /// [`MAX_COUNTED`] tokens, and more than twice the context.
     pub(super) fn encode(
         &self,
         field: &str,
-        prompt: &str,
+        text: &str,
         add_special_tokens: bool,
+        wanted: WantedTokens,
     ) -> Result<Vec<u32>> {
-        self.encode_last(field, prompt, add_special_tokens, None)
-    }
-
-    /// As [`Context::encode`], but keeps only the last `keep` ids, if `keep` is given. If the tokenizer adds a BOS,
-    /// the first kept id is replaced by it.
-    ///
-    /// # Errors
-    /// `ContextLengthExceeded`, if all ids are kept.
-    pub(super) fn encode_last(
-        &self,
-        field: &str,
-        prompt: &str,
-        add_special_tokens: bool,
-        keep: Option<usize>,
-    ) -> Result<Vec<u32>> {
-        let wanted = WantedTokens::of_last(keep);
-        self.encode_with(None, field, (prompt, add_special_tokens), wanted)
+        self.encode_with(None, field, (text, add_special_tokens), wanted)
     }
 
     /// The first `keep` token ids of a text. Those that the tokenizer adds before and after a text are kept, too, and
@@ -256,7 +216,7 @@ impl Context<'_> {
         Ok(ids)
     }
 
-    /// [`Context::encode_last`]; with `literal`, what clients write are no special tokens.
+    /// [`Context::encode`]; with `literal`, what clients write are no special tokens.
     fn encode_with(
         &self,
         literal: Option<&LiteralText>,
@@ -303,7 +263,7 @@ impl Context<'_> {
 
     fn text_prompt(&self, text: &str, options: &PromptOptions<'_>) -> Result<PromptTokens> {
         let special = options.add_special_tokens;
-        let mut ids = self.encode_last("prompt", text, special, options.keep)?;
+        let mut ids = self.encode("prompt", text, special, options.keep.into())?;
         if ids.is_empty() {
             // A text that begins.
             let bos = self.text.special_ids().bos.filter(|_| special);
@@ -356,7 +316,7 @@ impl Context<'_> {
         for text in [before, after] {
             let most = self.limits.max_model_len.saturating_mul(2);
             if self.text.prefix_within(text, most).len() < text.len() {
-                self.encode("prompt", text, false)?;
+                self.encode("prompt", text, false, WantedTokens::Fitting)?;
             }
         }
         let between = InfillText {

@@ -4,6 +4,7 @@ use super::context::{Context, ServedModel};
 use super::embedding_turns::Turns;
 use super::embeddings::InputOptions;
 use super::openai::salt;
+use super::prompt::WantedTokens;
 use super::request_id::RequestId;
 use super::state::AppState;
 use super::wire::{PromptInput, wrong};
@@ -370,7 +371,7 @@ impl Context<'_> {
         loop {
             let prompt = self.judgement_prompt(query, &document, instruction)?;
             let ids = self
-                .encode_chat(&prompt, false, None)
+                .encode_chat(&prompt, false, WantedTokens::Fitting)
                 .map_err(|e| e.renamed(&[("messages", field)]))?;
             let over = ids.len().saturating_sub(max.unwrap_or(usize::MAX));
             if over == 0 {

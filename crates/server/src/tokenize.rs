@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::headers::Warned;
 use super::object::{JsonObject, read_body};
+use super::prompt::WantedTokens;
 use super::thinking::ThinkingFields;
 use super::tools::Tools;
 use super::wire::{self, Detokenize, Tokenize, required};
@@ -34,7 +35,8 @@ impl Context<'_> {
         let mut warnings = Vec::new();
         let tokens = match (body.prompt, body.messages) {
             (Some(prompt), None) => {
-                self.count("prompt", &prompt, body.add_special_tokens.unwrap_or(true))?
+                let special = body.add_special_tokens.unwrap_or(true);
+                self.encode("prompt", &prompt, special, WantedTokens::Counted)?
             }
             (None, Some(messages)) => {
                 let thinking = self.thinking(ThinkingFields {
@@ -48,7 +50,7 @@ impl Context<'_> {
                 let chat = self.chat_prompt(messages, &tools.list, end, thinking.variables)?;
                 warnings = tools.warnings;
                 let special = body.add_special_tokens.unwrap_or(false);
-                self.count_chat(&chat.prompt, special)?
+                self.encode_chat(&chat.prompt, special, WantedTokens::Counted)?
             }
             _ => {
                 let message = "exactly one of prompt and messages is required";

@@ -17,15 +17,11 @@ const WITH_UNDO: [&str; 2] = ["text_editor_20241022", "text_editor_20250124"];
 /// A setting of the client's own: how much of a file it shows.
 const MAX_CHARACTERS: &str = "max_characters";
 
-/// The tool `function` of the type `kind` with what a model must be told of it; `None` if Anthropic runs it.
+/// Adds to the tool `function` of the type `kind` what a model must be told of it; false if Anthropic runs it.
 ///
 /// # Errors
 /// `Invalid`, naming the type of the tool `at`, if the client runs it and it is not described here.
-pub(super) fn described(
-    at: &FieldPath,
-    kind: &str,
-    mut function: Function,
-) -> Result<Option<Function>> {
+pub(super) fn describe(at: &FieldPath, kind: &str, function: &mut Function) -> Result<bool> {
     if NOT_DESCRIBED.iter().any(|start| kind.starts_with(start)) {
         let what = "must be custom, with a description and an input_schema, or that of a shell (bash_20250124) or an editor (text_editor_20250728): other tools that clients run are known to Anthropic's models only";
         return wrong(at.key("type"), what);
@@ -35,12 +31,12 @@ pub(super) fn described(
     } else if kind.starts_with(EDITOR) {
         editor(WITH_UNDO.contains(&kind))
     } else {
-        return Ok(None);
+        return Ok(false);
     };
     function.description.get_or_insert(description.into());
     function.parameters.get_or_insert(parameters);
     function.others.remove(MAX_CHARACTERS);
-    Ok(Some(function))
+    Ok(true)
 }
 
 fn shell() -> (&'static str, Value) {
@@ -95,14 +91,14 @@ mod tests {
             let others = &mut function.others;
             others.insert(MAX_CHARACTERS.into(), 10_000.into());
             others.insert("a".into(), 1.into());
-            described(&at, kind, function)
+            describe(&at, kind, &mut function).map(|is_described| (is_described, function))
         };
         for (kind, property, is_required) in [
             ("bash_20241022", "restart", false),
             ("bash_20250124", "command", false),
             ("text_editor_20250728", "command", true),
         ] {
-            let function = of(kind).expect("fine").expect("described");
+            let (_, function) = of(kind).expect("fine");
             assert_eq!(function.name, "x");
             assert!(function.description.is_some(), "{kind}");
             assert_eq!(function.others.keys().collect::<Vec<_>>(), ["a"]);
@@ -111,7 +107,7 @@ mod tests {
             assert_eq!(schema["required"].is_array(), is_required, "{kind}");
         }
         let commands = |kind: &str| {
-            let function = of(kind).expect("fine").expect("described");
+            let (_, function) = of(kind).expect("fine");
             let schema = function.parameters.expect("a schema");
             schema["properties"]["command"]["enum"].clone()
         };
@@ -124,7 +120,7 @@ mod tests {
             assert_eq!(error.param().as_deref(), Some("tools[0].type"));
         }
         for kind in ["web_search_20250305", "code_execution_20250825", "bash"] {
-            assert!(of(kind).expect("fine").is_none(), "{kind}");
+            assert!(!of(kind).expect("fine").0, "{kind}");
         }
     }
 }

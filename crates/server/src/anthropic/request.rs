@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::headers::Warned;
 use crate::openai::{Body, Job};
 use crate::others::NoOthers;
+use crate::prompt::WantedTokens;
 use crate::structured::FlatFormat;
 use crate::thinking::ThinkingFields;
 use crate::tool_choice::{ToolChoice, ToolMode};
@@ -139,7 +140,9 @@ impl Context<'_> {
         });
         let (prompt, mut warnings) = read.map_err(|e| e.renamed(&NAMES))?;
         warnings.extend(left_out);
-        let input_tokens = self.count_chat(&prompt, false)?.len();
+        let input_tokens = self
+            .encode_chat(&prompt, false, WantedTokens::Counted)?
+            .len();
         let answer = TokenCount { input_tokens };
         Ok(Warned { answer, warnings })
     }
@@ -205,10 +208,11 @@ fn tools(list: Vec<MessageTool>) -> Result<Vec<Tool>> {
     let tool = |(i, tool): (usize, MessageTool)| {
         let at = FieldPath::from("tools").index(i);
         if let Some(kind) = tool.kind.as_deref().filter(|kind| *kind != CUSTOM) {
-            let name = tool.function.name.clone();
-            return Ok(match client_tools::described(&at, kind, tool.function)? {
-                Some(function) => Tool::function(at, function),
-                None => Tool::hosted(at, kind, Some(name)),
+            let mut function = tool.function;
+            return Ok(if client_tools::describe(&at, kind, &mut function)? {
+                Tool::function(at, function)
+            } else {
+                Tool::hosted(at, kind, Some(function.name))
             });
         }
         required(at.key("input_schema"), tool.function.parameters.as_ref())?;
