@@ -9,7 +9,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, DType, Result, Shape, Tensor};
 pub(super) use candle_core::{CudaStorage, Storage};
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, LazyLock};
@@ -224,11 +224,7 @@ impl Launch<'_> {
     /// The arguments match the kernel's parameters, and the kernel accesses no memory outside of them.
     pub unsafe fn run_apart(self, grid: LaunchConfig) -> Result<()> {
         let key = key_of(&self.kernel.stream);
-        APART.with_borrow_mut(|apart| {
-            if !apart.contains(&key) {
-                apart.push(key);
-            }
-        });
+        APART.with_borrow_mut(|apart| apart.insert(key));
         // SAFETY: the caller vouches for it.
         unsafe { self.run_with(grid, &mut []) }
     }
@@ -293,7 +289,7 @@ static MAY_OVERLAP: LazyLock<bool> = LazyLock::new(|| *THEY_WAIT || !NORM.contai
 thread_local! {
     /// Streams on which this thread has launched [apart](Launch::run_apart), and no kernel of a layer since. If another
     /// thread launches there in between, its kernel waits for the one apart before this thread's next one can start.
-    static APART: RefCell<Vec<StreamKey>> = const { RefCell::new(Vec::new()) };
+    static APART: RefCell<BTreeSet<StreamKey>> = const { RefCell::new(BTreeSet::new()) };
 }
 
 /// A stream of a GPU: default streams of all GPUs have one handle.
@@ -306,10 +302,7 @@ fn key_of(stream: &CudaStream) -> StreamKey {
 /// Whether the next kernel of a layer on `stream` may start while the previous kernel ends. It is asked once for each.
 fn may_overlap(stream: &CudaStream) -> bool {
     let key = key_of(stream);
-    let is_after = APART.with_borrow_mut(|apart| {
-        let found = apart.iter().position(|&one| one == key);
-        found.map(|at| apart.swap_remove(at)).is_some()
-    });
+    let is_after = APART.with_borrow_mut(|apart| apart.remove(&key));
     *MAY_OVERLAP && !is_after
 }
 

@@ -154,8 +154,9 @@ mod device {
             DType::U8 if !width.is_multiple_of(q8_blocks::BYTES) => {
                 candle_core::bail!("{NAME}: slots of {width} bytes are not whole blocks")
             }
-            DType::U8 => q8_blocks::parts(pool)?.to_vec(),
-            DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 => vec![pool.clone()],
+            DType::U8 | DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 => {
+                q8_blocks::planes(pool)?
+            }
             other => candle_core::bail!("{NAME}: no kernel for a pool of {other:?}"),
         };
         let slots = pool.dim(0)?;

@@ -7,7 +7,7 @@
 use super::float::f16_to_f32;
 use super::simd::{Loop, Simd};
 #[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, Layout, Result, Storage, Tensor};
+use candle_core::{CudaStorage, DType, Layout, Result, Storage, Tensor};
 use half::f16;
 
 /// Values of a block.
@@ -49,6 +49,18 @@ pub(super) fn parts(pool: &Tensor) -> Result<[Tensor; 2]> {
     let bytes = bytes_before_scales(storage, layout)?;
     let (all, len) = (pool.flatten_all()?, pool.elem_count());
     Ok([all.narrow(0, 0, bytes)?, all.narrow(0, bytes, len - bytes)?])
+}
+
+/// The tensors of a pool on a GPU that have a place for each row: the [`parts`] of a pool of blocks, or the pool itself.
+///
+/// # Errors
+/// See [`bytes_before_scales`].
+#[cfg(feature = "cuda")]
+pub(super) fn planes(pool: &Tensor) -> Result<Vec<Tensor>> {
+    match pool.dtype() {
+        DType::U8 => Ok(parts(pool)?.to_vec()),
+        _ => Ok(vec![pool.clone()]),
+    }
 }
 
 /// Rounds values to blocks. The scale is rounded first, so a value is off by at most half of it, or by 4e-6 in blocks

@@ -121,11 +121,8 @@ impl Kernels {
 
 /// Adds the keys or values of a pool: their address, or those of the bytes and scales of blocks.
 fn add_pool<'l>(launch: Launch<'l>, pool: &Tensor) -> Result<Launch<'l>> {
-    if pool.dtype() != DType::U8 {
-        return launch.tensor(pool);
-    }
-    let [bytes, scales] = q8_blocks::parts(pool)?;
-    launch.tensor(&bytes)?.tensor(&scales)
+    let mut planes = q8_blocks::planes(pool)?.into_iter();
+    planes.try_fold(launch, |launch, plane| launch.tensor(&plane))
 }
 
 /// As `IS_WIDE` in `paged_attention.cuh`.

@@ -4,7 +4,7 @@ use super::PoolRows;
 use crate::gpu::{self, WrapErr};
 use crate::q8_blocks;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, result};
-use candle_core::{CudaDevice, DType, Result};
+use candle_core::{CudaDevice, Result};
 
 /// See [`read_pool_rows`](super::read_pool_rows).
 pub fn read(device: &CudaDevice, parts: &[PoolRows<'_>]) -> Result<Vec<u8>> {
@@ -47,11 +47,7 @@ fn memory_of(device: &CudaDevice, parts: &[PoolRows<'_>]) -> Result<Vec<Memory>>
                 part.first + part.count
             );
         }
-        let planes = match part.pool.dtype() {
-            DType::U8 => q8_blocks::parts(part.pool)?.to_vec(),
-            _ => vec![part.pool.clone()],
-        };
-        for plane in planes {
+        for plane in q8_blocks::planes(part.pool)? {
             let row = plane.elem_count() / rows * plane.dtype().size_in_bytes();
             let start = gpu::address(&plane, &stream)? + (part.first * row) as u64;
             memory.push((start, part.count * row));
