@@ -4,7 +4,6 @@
 //!
 //! All of it is computed when the block is, and kept in one row for each position: see [`LiLiCorr::correct`].
 
-use super::candidates::{found_by_gpu, most_probable};
 use super::config::LiLiCorrConfig;
 use crate::config::ModelConfig;
 use crate::layers::linear::{Embedding, Linear};
@@ -14,6 +13,7 @@ use crate::weights::Weights;
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::ops::{silu, softmax_last_dim};
 use foretoken_core::error::Result;
+use foretoken_kernels::sample::top_logits;
 
 /// What is told of a candidate: its log-probability, its probability, how far it is below the best one, its rank from 0
 /// to 1, and whether it is the best one.
@@ -180,24 +180,12 @@ impl LiLiCorr {
     ) -> Result<Tensor> {
         let (device, top_k) = (hidden.device(), self.of.top_k);
         let (mut ids, mut facts) = (Vec::new(), Vec::new());
-        if let Some(found) = found_by_gpu(logits, top_k)? {
-            for row in found {
-                let max = row.logits.first().copied().unwrap_or(0.);
-                let own = row.logits.iter().map(|logit| f64::from(logit - max).exp());
-                let sum = own.sum::<f64>() + row.rest;
-                facts.extend(facts_of(&row.logits, sum.ln() as f32));
-                ids.push(row.ids);
-            }
-        } else {
-            for row in logits.to_vec2::<f32>()? {
-                let mut best = most_probable(&row, top_k);
-                best.sort_by(|a, b| row[*b as usize].total_cmp(&row[*a as usize]));
-                let own: Vec<f32> = best.iter().map(|&id| row[id as usize]).collect();
-                let max = own.first().copied().unwrap_or(0.);
-                let sum: f32 = row.iter().map(|logit| (logit - max).exp()).sum();
-                facts.extend(facts_of(&own, sum.ln()));
-                ids.push(best);
-            }
+        for row in top_logits(logits, top_k.min(logits.dim(1)?))?.read()? {
+            let max = row.logits.first().copied().unwrap_or(0.);
+            let own = row.logits.iter().map(|logit| f64::from(logit - max).exp());
+            let sum = own.sum::<f64>() + row.rest;
+            facts.extend(facts_of(&row.logits, sum.ln() as f32));
+            ids.push(row.ids);
         }
         let slots = ids.len();
         let flat = Tensor::new(ids.concat(), device)?;
