@@ -47,7 +47,7 @@ impl RandomTrees {
             seed: request.sampler.params().seed,
             position: request.tokens.len(),
         };
-        let (output_len, is_chain) = (request.sampler.output_len(), dice.roll(4) == 0);
+        let is_chain = dice.roll(4) == 0;
         let mut draft = Draft::default();
         // Sometimes more nodes than requested; the engine cuts them off.
         for node in 0..dice.roll(request.nodes + 3) {
@@ -60,19 +60,13 @@ impl RandomTrees {
             let siblings = draft.parents.iter();
             let parent_id = parent.map(|parent| parent as u16);
             let lane = siblings.filter(|&&other| other == parent_id).count();
-            let mut path = Vec::new();
-            let mut at = parent;
-            while let Some(node) = at {
-                path.push(draft.tokens[node]);
-                at = draft.parents[node].map(usize::from);
-            }
-            path.reverse();
-            path.iter().for_each(|&id| request.sampler.push(id));
+            let path = draft.path_tokens(parent);
             let context = [request.tokens, &path].concat();
             let logits = self.logits(kind == 1, &context);
-            let q = distribution(logits, request.sampler);
-            let drawn = choose(logits, request.sampler, rng.key(path.len()));
-            request.sampler.truncate(output_len);
+            let (q, drawn) = request.sampler.after(&path, |sampler| {
+                let q = distribution(logits, sampler);
+                (q, choose(logits, sampler, rng.key(path.len())))
+            });
             let (Ok(q), Ok(drawn)) = (q, drawn) else {
                 assert!(request.sampler.has_grammar() && !path.is_empty());
                 // After a token that the grammar does not allow, it allows none.

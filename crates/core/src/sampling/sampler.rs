@@ -145,6 +145,15 @@ impl Sampler {
         }
     }
 
+    /// Calls `work` while `tokens` follow the output tokens.
+    pub fn after<R>(&mut self, tokens: &[u32], work: impl FnOnce(&mut Self) -> R) -> R {
+        let output_len = self.output_len();
+        tokens.iter().for_each(|&token| self.push(token));
+        let result = work(self);
+        self.truncate(output_len);
+        result
+    }
+
     /// Whether the next distribution depends on the output tokens, and not only on their number.
     pub fn depends_on_tokens(&self) -> bool {
         let thought = self.rules.thought.as_ref();

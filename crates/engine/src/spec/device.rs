@@ -39,6 +39,27 @@ pub fn row_adjustments(row: u32, sampler: &Sampler) -> impl Iterator<Item = RowA
     })
 }
 
+/// How rows of logits become tokens.
+#[derive(Debug, Default)]
+pub struct RowParams {
+    pub params: Vec<LogitsParams>,
+    pub adjustments: Vec<RowAdjustment>,
+}
+
+impl RowParams {
+    /// Adds row `row` of the logits, for the position that `sampler` has reached.
+    pub fn push(&mut self, row: u32, sampler: &Sampler, choice: TokenChoice) {
+        self.params
+            .push(logits_params(row, sampler.params(), choice));
+        self.adjustments.extend(row_adjustments(row, sampler));
+    }
+
+    /// See [`sample::process_logits`].
+    fn process(self, output: &ForwardOutput) -> candle_core::Result<ProcessedLogits> {
+        sample::process_logits(&output.logits, self.params, self.adjustments, 0)
+    }
+}
+
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits
 /// rows.
 ///
@@ -139,8 +160,7 @@ struct CoupledRows {
     places: Vec<usize>,
     /// The first row of each input.
     firsts: Vec<usize>,
-    params: Vec<LogitsParams>,
-    adjustments: Vec<RowAdjustment>,
+    rows: RowParams,
 }
 
 impl CoupledRows {
@@ -148,19 +168,14 @@ impl CoupledRows {
     /// a sequence with the tokens on the path to the node.
     fn push(&mut self, place: usize, input: &mut StepInput<'_>, draft: &Draft, first: u32) {
         self.places.push(place);
-        self.firsts.push(self.params.len());
+        self.firsts.push(self.rows.params.len());
         let rng = input.state.rng();
         for node in [None].into_iter().chain((0..draft.len()).map(Some)) {
             let row = first + node.map_or(0, |node| node as u32 + 1);
-            let path = draft.path(node);
-            let sampler = &mut input.state.sampler;
-            path.iter()
-                .for_each(|&node| sampler.push(draft.tokens[node]));
+            let path = draft.path_tokens(node);
             let choice = TokenChoice::GumbelMax(rng.key(path.len()));
-            self.params
-                .push(logits_params(row, sampler.params(), choice));
-            self.adjustments.extend(row_adjustments(row, sampler));
-            input.state.restore_sampler();
+            let sampler = &mut input.state.sampler;
+            sampler.after(&path, |sampler| self.rows.push(row, sampler, choice));
         }
     }
 
@@ -169,11 +184,10 @@ impl CoupledRows {
         if self.places.is_empty() {
             return Ok(None);
         }
-        let processed = sample::process_logits(&output.logits, self.params, self.adjustments, 0)?;
         Ok(Some(PendingDraw {
             places: self.places,
             firsts: self.firsts,
-            processed,
+            processed: self.rows.process(output)?,
         }))
     }
 }
@@ -209,8 +223,7 @@ impl PendingDraw {
 #[derive(Default)]
 struct RejectionRows<'a> {
     places: Vec<usize>,
-    params: Vec<LogitsParams>,
-    adjustments: Vec<RowAdjustment>,
+    rows: RowParams,
     chains: Vec<Chain<'a>>,
 }
 
@@ -221,7 +234,7 @@ impl<'a> RejectionRows<'a> {
         let nodes = draft.tokens.iter().enumerate();
         self.places.push(place);
         self.chains.push(Chain {
-            row: self.params.len(),
+            row: self.rows.params.len(),
             nodes: nodes
                 .map(|(i, &token)| Node {
                     token,
@@ -238,9 +251,7 @@ impl<'a> RejectionRows<'a> {
         for i in 0..=draft.len() {
             let row = first + i as u32;
             let choice = TokenChoice::Quantile(rng.uniform(i, Purpose::Sample, 0));
-            self.params
-                .push(logits_params(row, sampler.params(), choice));
-            self.adjustments.extend(row_adjustments(row, sampler));
+            self.rows.push(row, sampler, choice);
             if let Some(&token) = draft.tokens.get(i) {
                 sampler.push(token);
             }
@@ -254,8 +265,7 @@ impl<'a> RejectionRows<'a> {
         if self.chains.is_empty() {
             return Ok(Vec::new());
         }
-        let processed = sample::process_logits(&output.logits, self.params, self.adjustments, 0)?;
-        let verdicts = processed.verify(&self.chains)?;
+        let verdicts = self.rows.process(output)?.verify(&self.chains)?;
         let decided = self.places.into_iter().zip(verdicts);
         let outputs = decided.map(|(place, accepted)| {
             let (draft, len) = (&proposals[place].draft, accepted.len as usize);

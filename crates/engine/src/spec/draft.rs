@@ -190,6 +190,12 @@ impl Draft {
         path
     }
 
+    /// The tokens of the [`path`](Self::path) to `node`.
+    pub fn path_tokens(&self, node: Option<usize>) -> Vec<u32> {
+        let path = self.path(node).into_iter();
+        path.map(|node| self.tokens[node]).collect()
+    }
+
     /// The draft with its distributions in the memory of the host.
     ///
     /// # Errors

@@ -77,12 +77,9 @@ impl Growth {
         choice: TokenChoice,
         width: usize,
     ) -> Vec<Guess> {
-        let output_len = sampler.output_len();
-        let path = self.path(parent);
-        path.iter().for_each(|&token| sampler.push(token));
-        let found = guesses(logits, sampler, choice, width, &mut self.draft.dists);
-        sampler.truncate(output_len);
-        found
+        sampler.after(&self.path(parent), |sampler| {
+            guesses(logits, sampler, choice, width, &mut self.draft.dists)
+        })
     }
 
     /// The best nodes within the limits, and what all of them teach.
@@ -103,8 +100,7 @@ impl Growth {
 
     /// Tokens from the first level down to `node`.
     pub fn path(&self, node: Option<u16>) -> Vec<u32> {
-        let path = self.draft.path(node.map(usize::from));
-        path.iter().map(|&node| self.draft.tokens[node]).collect()
+        self.draft.path_tokens(node.map(usize::from))
     }
 
     pub fn token(&self, node: u16) -> u32 {

@@ -1,19 +1,18 @@
 //! Guesses that a GPU draws from rows of logits, so that it copies only tokens to the host.
 
-use crate::spec::device::{logits_params, row_adjustments};
+use crate::spec::device::RowParams;
 use crate::spec::draft::{DraftDist, DraftRequest};
 use candle_core::Tensor;
 use foretoken_core::error::Result;
 use foretoken_core::sampling::{Guess, Sampler};
 use foretoken_kernels::sample::{
-    BestTokens, LogitsParams, MAX_BEST, ProcessedLogits, RowAdjustment, TokenChoice, process_logits,
+    BestTokens, MAX_BEST, ProcessedLogits, TokenChoice, process_logits,
 };
 
 /// How tokens are drawn from rows of logits, one row after the other.
 #[derive(Default)]
 pub struct RowDraws {
-    params: Vec<LogitsParams>,
-    adjustments: Vec<RowAdjustment>,
+    rows: RowParams,
     /// Maximum number of tokens of a row.
     width: usize,
 }
@@ -32,10 +31,8 @@ impl RowDraws {
 
     /// Adds the draw of up to `width` tokens from the next row, for the position that `sampler` has reached.
     pub fn push(&mut self, sampler: &Sampler, choice: TokenChoice, width: usize) {
-        let row = self.params.len() as u32;
-        self.params
-            .push(logits_params(row, sampler.params(), choice));
-        self.adjustments.extend(row_adjustments(row, sampler));
+        let row = self.rows.params.len() as u32;
+        self.rows.push(row, sampler, choice);
         self.width = self.width.max(width);
     }
 
@@ -45,7 +42,11 @@ impl RowDraws {
     /// If there are fewer rows than draws, or the device fails.
     pub fn run(self, logits: &Tensor) -> Result<DrawnRows> {
         let logits = logits.contiguous()?;
-        let processed = process_logits(&logits, self.params, self.adjustments, self.width)?;
+        let RowParams {
+            params,
+            adjustments,
+        } = self.rows;
+        let processed = process_logits(&logits, params, adjustments, self.width)?;
         Ok(DrawnRows {
             best: processed.read()?,
             processed,

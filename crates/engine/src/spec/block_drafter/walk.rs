@@ -8,7 +8,7 @@ use crate::spec::growth::{Grown, Growth, GrowthLimits};
 use candle_core::Tensor;
 use foretoken_core::error::Result;
 use foretoken_core::model::{ForwardOutput, Head, PathRows};
-use foretoken_core::sampling::Guess;
+use foretoken_core::sampling::{Guess, Sampler};
 use foretoken_kernels::parallel;
 
 /// One request's draft, which grows level by level.
@@ -74,14 +74,10 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// Adds the draws of a level after each of its paths, for a GPU.
     fn push_draws(&mut self, level: usize, draws: &mut RowDraws) {
-        let choice = self.request.choice(level);
-        let output_len = self.request.sampler.output_len();
+        let (choice, width) = (self.request.choice(level), self.limits.width);
         for parent in self.growth.parents() {
-            let path = self.growth.path(parent);
-            path.iter()
-                .for_each(|&token| self.request.sampler.push(token));
-            draws.push(self.request.sampler, choice, self.limits.width);
-            self.request.sampler.truncate(output_len);
+            let draw = |sampler: &mut Sampler| draws.push(sampler, choice, width);
+            (self.request.sampler).after(&self.growth.path(parent), draw);
         }
     }
 

@@ -331,15 +331,9 @@ impl<'a, 'b> Drafting<'a, 'b> {
         self.add_level(guesses);
     }
 
-    /// Calls `work` while the sampler has the tokens from the first level down to `node`.
-    pub fn after<R>(&mut self, node: Option<u16>, work: impl FnOnce(&mut Self) -> R) -> R {
-        let output_len = self.request.sampler.output_len();
-        let path = self.growth.path(node);
-        path.iter()
-            .for_each(|&token| self.request.sampler.push(token));
-        let result = work(self);
-        self.request.sampler.truncate(output_len);
-        result
+    /// Tokens from the first level down to `node`.
+    pub fn path(&self, node: Option<u16>) -> Vec<u32> {
+        self.growth.path(node)
     }
 
     /// Adds a level: the guesses after each of [`Drafting::parents`].

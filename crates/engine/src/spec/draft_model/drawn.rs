@@ -1,15 +1,13 @@
 //! Draft tokens that a GPU draws.
 
 use super::drafting::Drafting;
-use crate::spec::device::{logits_params, row_adjustments};
+use crate::spec::device::RowParams;
 use crate::spec::draft::DraftDist;
 use foretoken_core::error::Result;
 use foretoken_core::kv::KvStore;
 use foretoken_core::model::{Batch, ForwardOutput, Model};
-use foretoken_core::sampling::Guess;
-use foretoken_kernels::sample::{
-    BestTokens, Draws, LogitsParams, MAX_BEST, ProcessedLogits, RowAdjustment,
-};
+use foretoken_core::sampling::{Guess, Sampler};
+use foretoken_kernels::sample::{BestTokens, Draws, MAX_BEST, ProcessedLogits};
 
 /// Forwards, one after the other, whose tokens a GPU draws. All that the host sends is known before the first one runs,
 /// except the tokens, which a forward takes from the draws after the one before it.
@@ -17,8 +15,7 @@ use foretoken_kernels::sample::{
 pub struct DeviceSteps {
     batches: Vec<Batch>,
     /// How each row of logits of each step becomes tokens.
-    params: Vec<Vec<LogitsParams>>,
-    adjustments: Vec<Vec<RowAdjustment>>,
+    rows: Vec<RowParams>,
     /// The sequences that each step draws for, and the first row of each.
     of: Vec<Vec<(usize, usize)>>,
     /// Maximum number of tokens after a row.
@@ -36,30 +33,31 @@ impl DeviceSteps {
     /// Adds the forward of `batch`, and the draws of the next level of each sequence of `of` from its rows of logits,
     /// which follow one another.
     pub fn push(&mut self, batch: Batch, drafting: &mut [Drafting<'_, '_>], of: &[usize]) {
-        let (mut params, mut adjustments) = (Vec::with_capacity(of.len()), Vec::new());
+        let mut rows = RowParams::default();
         let mut firsts = Vec::with_capacity(of.len());
         for &i in of {
             let one = &mut drafting[i];
-            firsts.push((i, params.len()));
+            firsts.push((i, rows.params.len()));
             self.width = self.width.max(one.width());
-            let mut draw = |one: &mut Drafting<'_, '_>| {
-                let (row, sampler) = (params.len() as u32, &*one.request.sampler);
-                params.push(logits_params(row, sampler.params(), one.choice()));
-                adjustments.extend(row_adjustments(row, sampler));
+            let choice = one.choice();
+            let mut draw = |sampler: &mut Sampler| {
+                let row = rows.params.len() as u32;
+                rows.push(row, sampler, choice);
             };
             if one.is_chain() {
                 // The sampler has its tokens, as far as they are known.
-                draw(one);
+                draw(one.request.sampler);
                 one.request.sampler.push_unknown();
             } else {
-                let parents = one.parents().into_iter();
-                parents.for_each(|parent| one.after(parent, &mut draw));
+                for parent in one.parents() {
+                    let path = one.path(parent);
+                    one.request.sampler.after(&path, &mut draw);
+                }
             }
             one.unread += 1;
         }
         self.batches.push(batch);
-        self.params.push(params);
-        self.adjustments.push(adjustments);
+        self.rows.push(rows);
         self.of.push(firsts);
     }
 
@@ -78,11 +76,15 @@ impl DeviceSteps {
         store: &mut KvStore,
     ) -> Result<(ForwardOutput, DrawnTokens)> {
         let Self {
-            mut batches, of, ..
+            mut batches,
+            rows,
+            of,
+            width,
         } = self;
-        let best = self.width.min(MAX_BEST);
-        let mut draws = Draws::new(self.params, best, model.device())?;
-        let mut adjustments = self.adjustments.into_iter();
+        let rows = rows.into_iter().map(|rows| (rows.params, rows.adjustments));
+        let (params, adjustments): (Vec<_>, Vec<_>) = rows.unzip();
+        let mut draws = Draws::new(params, width.min(MAX_BEST), model.device())?;
+        let mut adjustments = adjustments.into_iter();
         let mut processed = Vec::with_capacity(of.len());
         let output = model.forward_chain(&mut batches, store, &mut |output, place| {
             let adjustments = adjustments.next().unwrap_or_default();
