@@ -4,7 +4,7 @@
 use crate::{BLOCK_SIZE, PROMPT_ROWS, greedy};
 use foretoken::kv::{BlockAllocator, BlockTable, KvStore};
 use foretoken::model::{Batch, Model};
-use foretoken::sampling::{Acceptance, Sampler, distribution};
+use foretoken::sampling::{Sampler, distribution};
 use foretoken::spec::{
     BudgetMode, Committed, DraftContext, Drafter, SequenceState, SpeculativeRunner, StepInput,
 };
@@ -32,22 +32,11 @@ impl Rounds {
         let mode = BudgetMode::Fixed;
         let runner = SpeculativeRunner::new(target, vec![drafter], mode, num_blocks, BLOCK_SIZE);
         let state = SequenceState {
-            id: 0,
-            tokens: text[..prompt_len].to_vec(),
-            prompt_len,
-            kv_len: 0,
-            table: BlockTable::default(),
-            sampler: Sampler::new(greedy(), &text[..prompt_len]),
-            logprobs: None,
-            prompt_logprobs: None,
-            acceptance: Acceptance::Coupled,
-            lossy: None,
             draft_context: DraftContext {
                 prediction: text[prompt_len..].into(),
                 ..DraftContext::default()
             },
-            adapter: None,
-            synthetic_acceptance: None,
+            ..SequenceState::new(0, text[..prompt_len].to_vec(), greedy())
         };
         Self {
             runner: runner.expect("there is memory"),
@@ -89,14 +78,10 @@ impl Rounds {
             .for_each(|&token| self.state.push(token));
         self.state.kv_len += rows + output.path.len();
         self.runner.observe(&[Committed {
-            id: self.state.id,
-            tokens: &self.state.tokens,
-            prompt_len: self.state.prompt_len,
-            new: before..self.state.kv_len,
             hidden: output.hidden.clone(),
             candidates: &output.candidates,
             parents: &output.draft.parents,
-            context: &self.state.draft_context,
+            ..self.state.committed(before..self.state.kv_len)
         }]);
         let seconds = started.elapsed().as_secs_f64();
         let of_heads = self.runner.draft_cost().step_seconds - of_heads;

@@ -5,7 +5,7 @@ use crate::common::*;
 use crate::eagle_head::{Head, LAYOUTS, Layout, argmax, hidden_states, target};
 use candle_core::{Device, Tensor};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
-use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken::sampling::{Sampler, SamplingParams};
 use foretoken::spec::{
     BudgetMode, CacheScope, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter,
 };
@@ -22,21 +22,11 @@ fn propose(drafter: &mut DraftModel, tokens: &[u32], width: usize, temperature: 
         seed: 5,
         ..SamplingParams::default()
     };
-    let mut sampler = Sampler::new(params, tokens);
+    let (mut sampler, context) = (Sampler::new(params, tokens), DraftContext::default());
     let request = DraftRequest {
-        id: 1,
-        tokens,
-        length: 4,
-        model_length: 4,
         nodes: if width == 1 { 4 } else { 10 },
         width,
-        min_score: 0.0,
-        is_fixed: false,
-        staged: Vec::new(),
-        position: tokens.len(),
-        sampler: &mut sampler,
-        acceptance: Acceptance::Coupled,
-        context: &DraftContext::default(),
+        ..DraftRequest::chain(1, tokens, 4, &mut sampler, &context)
     };
     drafter.propose(&mut [request]).unwrap().remove(0)
 }
@@ -46,14 +36,8 @@ fn observe(drafter: &mut DraftModel, head: &Head, tokens: &[u32], new: Range<usi
     let states = hidden_states(head, &tokens[..new.end]);
     let hidden = Tensor::new(states[new.clone()].to_vec(), &Device::Cpu).unwrap();
     drafter.observe(&[Committed {
-        id: 1,
-        tokens,
-        prompt_len: 3,
-        new,
         hidden: Some(hidden),
-        candidates: &[],
-        parents: &[],
-        context: &DraftContext::default(),
+        ..Committed::new(1, tokens, 3, new, &DraftContext::default())
     }]);
     assert_eq!(drafter.check_invariants(), Ok(()));
 }
@@ -147,16 +131,8 @@ fn a_head_goes_on_with_the_states_that_come() {
         if read_first {
             observe(&mut used, &head, &tokens, 0..9);
         }
-        used.observe(&[Committed {
-            id: 1,
-            tokens: &tokens,
-            prompt_len: 3,
-            new: 9..15,
-            hidden: None,
-            candidates: &[],
-            parents: &[],
-            context: &DraftContext::default(),
-        }]);
+        let context = DraftContext::default();
+        used.observe(&[Committed::new(1, &tokens, 3, 9..15, &context)]);
         assert!(propose(&mut used, &tokens[..16], 1, 0.0).is_empty());
         let mut fresh = drafter(&head, 64);
         for drafter in [&mut used, &mut fresh] {

@@ -19,6 +19,7 @@ use foretoken::spec::{
 };
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Maximum difference of a log-probability and of a confidence.
@@ -361,16 +362,7 @@ fn drafts_are_those_of_the_library() {
                     continue;
                 }
                 let hidden = states.narrow(0, new.start, new.len()).unwrap();
-                drafter.observe(&[Committed {
-                    id: 1,
-                    tokens: &fixture.prompt,
-                    prompt_len: fixture.prompt.len(),
-                    new,
-                    hidden: Some(hidden),
-                    candidates: &[],
-                    parents: &[],
-                    context: &DraftContext::default(),
-                }]);
+                observe(&mut *drafter, &fixture.prompt, new, hidden);
             }
             for round in 0..2 {
                 let found = propose(&mut *drafter, &fixture).tokens;
@@ -389,16 +381,8 @@ fn a_confidence_head_scores_its_drafts() {
         let head = fixture.load();
         let states = fixture.states(&*head);
         let mut drafter = drafter(head, 64, 64);
-        drafter.observe(&[Committed {
-            id: 1,
-            tokens: &fixture.prompt,
-            prompt_len: fixture.prompt.len(),
-            new: 0..fixture.prompt.len() - 1,
-            hidden: Some(states),
-            candidates: &[],
-            parents: &[],
-            context: &DraftContext::default(),
-        }]);
+        let new = 0..fixture.prompt.len() - 1;
+        observe(&mut *drafter, &fixture.prompt, new, states);
         let scores = propose(&mut *drafter, &fixture).scores;
         let (mut above, confidence) = (1.0, fixture.confidence.unwrap());
         assert_eq!(scores.len(), confidence.len());
@@ -411,6 +395,14 @@ fn a_confidence_head_scores_its_drafts() {
     }
 }
 
+/// Tells the drafter the hidden states of the positions `new` of a prompt.
+fn observe(drafter: &mut dyn Drafter, prompt: &[u32], new: Range<usize>, hidden: Tensor) {
+    drafter.observe(&[Committed {
+        hidden: Some(hidden),
+        ..Committed::new(1, prompt, prompt.len(), new, &DraftContext::default())
+    }]);
+}
+
 /// A greedy chain.
 fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Draft {
     let params = SamplingParams {
@@ -419,21 +411,8 @@ fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Draft {
     };
     let mut sampler = Sampler::new(params, &fixture.prompt);
     let depth = fixture.drafted.len();
-    let request = DraftRequest {
-        id: 1,
-        tokens: &fixture.prompt,
-        length: depth,
-        model_length: depth,
-        nodes: depth,
-        width: 1,
-        min_score: 0.0,
-        is_fixed: false,
-        staged: Vec::new(),
-        position: fixture.prompt.len(),
-        sampler: &mut sampler,
-        acceptance: Acceptance::Coupled,
-        context: &DraftContext::default(),
-    };
+    let context = DraftContext::default();
+    let request = DraftRequest::chain(1, &fixture.prompt, depth, &mut sampler, &context);
     drafter.propose(&mut [request]).unwrap().remove(0)
 }
 

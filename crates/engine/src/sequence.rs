@@ -8,9 +8,8 @@ use super::request::{
 };
 use super::stats::RequestTimes;
 use crate::spec::{SeqId, SequenceState, Source, StepInput, StepOutput};
-use foretoken_core::kv::BlockTable;
 use foretoken_core::model::Adapter;
-use foretoken_core::sampling::{Acceptance, Sampler, TokenLogprobs};
+use foretoken_core::sampling::{Acceptance, TokenLogprobs};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -113,12 +112,6 @@ impl Sequence {
             pool: request.pooling.map(PooledStates::new),
             include_rounds: request.include_rounds,
             state: SequenceState {
-                id,
-                sampler: Sampler::new(params, &request.prompt),
-                tokens: request.prompt,
-                prompt_len,
-                kv_len: 0,
-                table: BlockTable::default(),
                 logprobs: request.logprobs,
                 prompt_logprobs: request.prompt_logprobs,
                 acceptance: request.acceptance.unwrap_or(acceptance),
@@ -126,6 +119,7 @@ impl Sequence {
                 draft_context,
                 adapter,
                 synthetic_acceptance: request.synthetic_acceptance,
+                ..SequenceState::new(id, request.prompt, params)
             },
             usage: SpecUsage::default(),
             cached_tokens: 0,

@@ -70,15 +70,11 @@ pub fn committed<'a>(running: &'a [Sequence], stepped: &'a [Stepped]) -> Vec<Com
             let state = &running[one.index].state;
             let new = one.kv_len..state.kv_len;
             Committed {
-                id: state.id,
-                tokens: &state.tokens,
-                prompt_len: state.prompt_len,
                 // Tokens accepted after the end of the text do not count.
                 hidden: (one.hidden.as_ref()).and_then(|rows| rows.narrow(0, 0, new.len()).ok()),
                 candidates: &one.candidates,
                 parents: &one.parents,
-                context: &state.draft_context,
-                new,
+                ..state.committed(new)
             }
         })
         .collect()

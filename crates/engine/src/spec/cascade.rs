@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::spec::draft::{DraftContext, Source};
     use crate::spec::draft_model::DraftModel;
-    use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams, mix};
+    use foretoken_core::sampling::{Sampler, SamplingParams, mix};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -190,33 +190,12 @@ mod tests {
                 at_last_quarter = forwards.load(Ordering::Relaxed);
             }
             let mut sampler = Sampler::new(SamplingParams::default(), tokens);
-            let request = DraftRequest {
-                id: 1,
-                tokens,
-                length: 3,
-                model_length: 3,
-                nodes: 3,
-                width: 1,
-                min_score: 0.0,
-                is_fixed: false,
-                staged: Vec::new(),
-                position: len,
-                sampler: &mut sampler,
-                acceptance: Acceptance::Coupled,
-                context: &DraftContext::default(),
-            };
+            let context = DraftContext::default();
+            let request = DraftRequest::chain(1, tokens, 3, &mut sampler, &context);
             let draft = cascade.propose(&mut [request]).unwrap().remove(0);
             assert!(!draft.is_empty());
-            cascade.observe(&[Committed {
-                id: 1,
-                tokens: &text[..=len],
-                prompt_len: 1,
-                new: len - 1..len,
-                hidden: None,
-                candidates: &[],
-                parents: &[],
-                context: &DraftContext::default(),
-            }]);
+            let committed = Committed::new(1, &text[..=len], 1, len - 1..len, &context);
+            cascade.observe(&[committed]);
         }
         forwards.load(Ordering::Relaxed) - at_last_quarter
     }
@@ -238,21 +217,7 @@ mod tests {
     fn propose(drafter: &mut dyn Drafter, tokens: &[u32], context: &DraftContext) -> Draft {
         let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..4]);
         tokens[4..].iter().for_each(|&id| sampler.push(id));
-        let request = DraftRequest {
-            id: 1,
-            tokens,
-            length: 4,
-            model_length: 4,
-            nodes: 4,
-            width: 1,
-            min_score: 0.0,
-            is_fixed: false,
-            staged: Vec::new(),
-            position: tokens.len(),
-            sampler: &mut sampler,
-            acceptance: Acceptance::Coupled,
-            context,
-        };
+        let request = DraftRequest::chain(1, tokens, 4, &mut sampler, context);
         drafter.propose(&mut [request]).unwrap().remove(0)
     }
 
@@ -270,16 +235,8 @@ mod tests {
                 drafts.push(draft);
             }
             let next = (len + 5).min(text.len());
-            drafter.observe(&[Committed {
-                id: 1,
-                tokens: &text[..next],
-                prompt_len: 4,
-                new: len - 1..next - 1,
-                hidden: None,
-                candidates: &[],
-                parents: &[],
-                context,
-            }]);
+            let new = len - 1..next - 1;
+            drafter.observe(&[Committed::new(1, &text[..next], 4, new, context)]);
             len = next;
         }
         (drafts, forwards)

@@ -385,41 +385,17 @@ mod tests {
     use super::*;
     use crate::spec::draft::{Committed, DraftContext};
     use foretoken_core::model::toy::ToyModel;
-    use foretoken_core::sampling::Acceptance;
     use foretoken_core::sampling::{Sampler, SamplingParams};
 
     fn drafter(chunk: usize) -> DraftModel {
         DraftModel::new(Box::new(ToyModel::new(32, 256, 5, 0.0)), 64, 4, chunk).unwrap()
     }
 
-    fn request<'r>(
-        id: SeqId,
-        tokens: &'r [u32],
-        sampler: &'r mut Sampler,
-        context: &'r DraftContext,
-    ) -> DraftRequest<'r> {
-        DraftRequest {
-            id,
-            tokens,
-            length: 4,
-            model_length: 4,
-            nodes: 4,
-            width: 1,
-            min_score: 0.0,
-            is_fixed: false,
-            staged: Vec::new(),
-            position: tokens.len(),
-            sampler,
-            acceptance: Acceptance::Coupled,
-            context,
-        }
-    }
-
     fn propose(drafter: &mut DraftModel, tokens: &[u32], prompt_len: usize) -> Vec<u32> {
         let mut sampler = Sampler::new(SamplingParams::default(), &tokens[..prompt_len]);
         tokens[prompt_len..].iter().for_each(|&id| sampler.push(id));
         let context = DraftContext::default();
-        let request = request(1, tokens, &mut sampler, &context);
+        let request = DraftRequest::chain(1, tokens, 4, &mut sampler, &context);
         drafter.propose(&mut [request]).unwrap().remove(0).tokens
     }
 
@@ -446,17 +422,8 @@ mod tests {
                 tokens.extend(&draft[..kept]);
                 tokens.push(31 - draft.get(kept).copied().unwrap_or(0) % 2);
                 if observed {
-                    let committed = Committed {
-                        id: 1,
-                        tokens: &tokens,
-                        prompt_len: 4,
-                        new: 4..5 + kept,
-                        hidden: None,
-                        candidates: &[],
-                        parents: &[],
-                        context: &DraftContext::default(),
-                    };
-                    used.observe(&[committed]);
+                    let context = DraftContext::default();
+                    used.observe(&[Committed::new(1, &tokens, 4, 4..5 + kept, &context)]);
                     assert!(used.pool.network.blocks.num_free() >= 64 - tokens.len().div_ceil(4));
                 }
                 let fresh = propose(&mut drafter(64), &tokens, 4);
@@ -481,20 +448,10 @@ mod tests {
             };
             let mut sampler = Sampler::new(params, &tokens[..4]);
             tokens[4..].iter().for_each(|&id| sampler.push(id));
+            let context = DraftContext::default();
             let request = DraftRequest {
-                id: 1,
-                tokens,
-                length: LENGTH,
-                model_length: LENGTH,
-                nodes: LENGTH,
-                width: 1,
-                min_score: 0.0,
-                is_fixed: false,
                 staged,
-                position: tokens.len(),
-                sampler: &mut sampler,
-                acceptance: Acceptance::Coupled,
-                context: &DraftContext::default(),
+                ..DraftRequest::chain(1, tokens, LENGTH, &mut sampler, &context)
             };
             let draft = drafter.propose(&mut [request]).unwrap().remove(0);
             (draft, drafter.pool.network.forwards.len())
@@ -550,8 +507,9 @@ mod tests {
             let mut samplers = vec![Sampler::new(params, &[]); texts.len()];
             let context = DraftContext::default();
             let each = (1..).zip(&texts).zip(&mut samplers);
-            let requests =
-                each.map(|((id, tokens), sampler)| request(id, tokens, sampler, &context));
+            let requests = each.map(|((id, tokens), sampler)| {
+                DraftRequest::chain(id, tokens, 4, sampler, &context)
+            });
             let mut requests: Vec<DraftRequest<'_>> = requests.collect();
             let drafts = drafter.propose(&mut requests).unwrap();
             let drafted: usize = drafts.iter().map(Draft::len).sum();

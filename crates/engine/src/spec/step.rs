@@ -1,13 +1,13 @@
 //! Inputs and outputs of a step, and verification on the host.
 
-use super::draft::{Draft, DraftContext, DraftRequest, SeqId};
+use super::draft::{Committed, Draft, DraftContext, DraftRequest, SeqId};
 use super::verify::{Verdict, coupled, lossy, rejection, synthetic_acceptance};
 use candle_core::Tensor;
 use foretoken_core::kv::{BlockTable, PrefixRoot};
 use foretoken_core::model::Adapter;
 use foretoken_core::sampling::{
-    Acceptance, LossyRule, NoToken, Purpose, Rng, Sampler, TokenLogprobs, best, choose,
-    distribution, logprobs,
+    Acceptance, LossyRule, NoToken, Purpose, Rng, Sampler, SamplingParams, TokenLogprobs, best,
+    choose, distribution, logprobs,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -98,6 +98,31 @@ pub struct StepOutput {
 pub type StepResult = Result<StepOutput, NoToken>;
 
 impl SequenceState {
+    /// The state of a text of which nothing is computed yet; its drafts have the coupled rule.
+    pub fn new(id: SeqId, prompt: Vec<u32>, params: SamplingParams) -> Self {
+        Self {
+            id,
+            sampler: Sampler::new(params, &prompt),
+            prompt_len: prompt.len(),
+            tokens: prompt,
+            kv_len: 0,
+            table: BlockTable::default(),
+            logprobs: None,
+            prompt_logprobs: None,
+            acceptance: Acceptance::Coupled,
+            lossy: None,
+            draft_context: DraftContext::default(),
+            adapter: None,
+            synthetic_acceptance: None,
+        }
+    }
+
+    /// The positions `new`, as drafters are told of them; see [`Committed::new`].
+    pub fn committed(&self, new: Range<usize>) -> Committed<'_> {
+        let context = &self.draft_context;
+        Committed::new(self.id, &self.tokens, self.prompt_len, new, context)
+    }
+
     /// Number of output tokens so far.
     pub fn output_len(&self) -> usize {
         self.tokens.len() - self.prompt_len
@@ -155,21 +180,16 @@ impl SequenceState {
 impl StepInput<'_> {
     /// The request to the drafter for this sequence; `min_score` is for drafts of no fixed size.
     pub(super) fn draft_request(&mut self, min_score: f32) -> DraftRequest<'_> {
-        let is_fixed = self.state.has_fixed_draft();
+        let (is_fixed, acceptance) = (self.state.has_fixed_draft(), self.state.rule());
+        let (id, context) = (self.state.id, &self.state.draft_context);
+        let (tokens, sampler) = (&self.state.tokens, &mut self.state.sampler);
         DraftRequest {
-            id: self.state.id,
-            tokens: &self.state.tokens,
-            length: self.length,
-            model_length: self.length,
             nodes: self.nodes,
             width: self.width,
             min_score: if is_fixed { 0.0 } else { min_score },
             is_fixed,
-            staged: Vec::new(),
-            position: self.state.tokens.len(),
-            acceptance: self.state.rule(),
-            sampler: &mut self.state.sampler,
-            context: &self.state.draft_context,
+            acceptance,
+            ..DraftRequest::chain(id, tokens, self.length, sampler, context)
         }
     }
 }

@@ -29,21 +29,10 @@ fn propose(drafter: &mut BlockDrafter, tokens: &[u32], acceptance: Acceptance) -
         temperature,
         ..SamplingParams::default()
     };
-    let mut sampler = Sampler::new(params, tokens);
+    let (mut sampler, context) = (Sampler::new(params, tokens), DraftContext::default());
     let request = DraftRequest {
-        id: 1,
-        tokens,
-        length: LENGTH,
-        model_length: LENGTH,
-        nodes: LENGTH,
-        width: 1,
-        min_score: 0.0,
-        is_fixed: false,
-        staged: Vec::new(),
-        position: tokens.len(),
-        sampler: &mut sampler,
         acceptance,
-        context: &DraftContext::default(),
+        ..DraftRequest::chain(1, tokens, LENGTH, &mut sampler, &context)
     };
     let draft = drafter.propose(&mut [request]).unwrap().remove(0);
     drafter.check_invariants().unwrap();

@@ -96,7 +96,32 @@ pub struct DraftRequest<'a> {
     pub context: &'a DraftContext,
 }
 
-impl DraftRequest<'_> {
+impl<'a> DraftRequest<'a> {
+    /// A request for a chain of up to `length` tokens after `tokens`, under the coupled rule.
+    pub fn chain(
+        id: SeqId,
+        tokens: &'a [u32],
+        length: usize,
+        sampler: &'a mut Sampler,
+        context: &'a DraftContext,
+    ) -> Self {
+        Self {
+            id,
+            tokens,
+            length,
+            model_length: length,
+            nodes: length,
+            width: 1,
+            min_score: 0.0,
+            is_fixed: false,
+            staged: Vec::new(),
+            position: tokens.len(),
+            sampler,
+            acceptance: Acceptance::Coupled,
+            context,
+        }
+    }
+
     /// Maximum number of children of a node under its rule. A chain under the rejection rule: which siblings
     /// there are must not depend on what was drawn.
     pub fn max_siblings(&self) -> usize {
@@ -156,6 +181,28 @@ pub struct Committed<'a> {
     pub parents: &'a [Option<u16>],
     /// What the drafter knows of the request besides its tokens.
     pub context: &'a DraftContext,
+}
+
+impl<'a> Committed<'a> {
+    /// The positions `new`, of which the drafter gets neither hidden states nor candidates.
+    pub fn new(
+        id: SeqId,
+        tokens: &'a [u32],
+        prompt_len: usize,
+        new: Range<usize>,
+        context: &'a DraftContext,
+    ) -> Self {
+        Self {
+            id,
+            tokens,
+            prompt_len,
+            new,
+            hidden: None,
+            candidates: &[],
+            parents: &[],
+            context,
+        }
+    }
 }
 
 /// What a drafter expects before it drafts.

@@ -47,14 +47,8 @@ impl Bench {
         let states = new.clone().flat_map(|i| [state(id, i); WIDTH]);
         let hidden = Tensor::from_iter(states, &Device::Cpu).unwrap();
         let committed = Committed {
-            id,
-            tokens: &tokens,
-            prompt_len: PROMPT,
             hidden: Some(hidden.reshape((new.len(), WIDTH)).unwrap()),
-            new,
-            candidates: &[],
-            parents: &[],
-            context,
+            ..Committed::new(id, &tokens, PROMPT, new, context)
         };
         self.drafter.learn(&[committed]);
     }

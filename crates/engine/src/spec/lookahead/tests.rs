@@ -1,7 +1,7 @@
 use super::super::draft::DraftContext;
 use super::super::verify::coupled;
 use super::*;
-use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken_core::sampling::{Sampler, SamplingParams};
 
 /// A text that the target goes on with `next`, and what it cost.
 struct Run {
@@ -14,23 +14,15 @@ const ID: SeqId = 1;
 
 fn propose(drafter: &mut Lookahead, tokens: &[u32], limits: (usize, usize, usize)) -> Draft {
     let (length, nodes, width) = limits;
+    let mut sampler = Sampler::new(SamplingParams::default(), tokens);
+    let context = DraftContext::default();
     let request = DraftRequest {
-        id: ID,
-        tokens,
-        length,
         model_length: 0,
         nodes,
         width,
-        min_score: 0.0,
-        is_fixed: false,
-        staged: Vec::new(),
-        position: tokens.len(),
-        sampler: &mut Sampler::new(SamplingParams::default(), tokens),
-        acceptance: Acceptance::Coupled,
-        context: &DraftContext::default(),
+        ..DraftRequest::chain(ID, tokens, length, &mut sampler, &context)
     };
-    let mut drafts = drafter.propose(&mut [request]).unwrap();
-    drafts.remove(0)
+    drafter.propose(&mut [request]).unwrap().remove(0)
 }
 
 /// Rows of `draft`, each with the target's choice by what it sees, which is the text and its ancestors.
@@ -62,15 +54,11 @@ fn step(
     let before = tokens.len();
     tokens.extend(verdict.path.iter().map(|&node| draft.tokens[node]));
     tokens.push(verdict.next);
+    let (new, context) = (before - 1..tokens.len() - 1, DraftContext::default());
     drafter.observe(&[Committed {
-        id: ID,
-        tokens,
-        prompt_len: 1,
-        new: before - 1..tokens.len() - 1,
-        hidden: None,
         candidates: &candidates,
         parents: &draft.parents,
-        context: &DraftContext::default(),
+        ..Committed::new(ID, tokens, 1, new, &context)
     }]);
     drafter.check_invariants().unwrap();
     verdict.path.len()

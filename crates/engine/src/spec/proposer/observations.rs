@@ -68,15 +68,6 @@ impl Proposer {
     /// What the drafter has not observed of a sequence.
     pub(super) fn take_late<'a>(&mut self, state: &'a SequenceState) -> Option<Committed<'a>> {
         let sequence = self.sequences.get_mut(&state.id)?;
-        Some(Committed {
-            id: state.id,
-            tokens: &state.tokens,
-            prompt_len: state.prompt_len,
-            new: sequence.late.take()?..state.kv_len,
-            hidden: None,
-            candidates: &[],
-            parents: &[],
-            context: &state.draft_context,
-        })
+        Some(state.committed(sequence.late.take()?..state.kv_len))
     }
 }

@@ -7,10 +7,8 @@ use super::super::target_cost::MeasuredForward;
 use super::tests::input;
 use super::traces::{Machine, Text, TracedHead, rates};
 use super::*;
-use crate::spec::draft::{Committed, DraftContext};
 use crate::spec::{Cascade, Tables};
-use foretoken_core::kv::BlockTable;
-use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken_core::sampling::SamplingParams;
 use std::sync::Arc;
 
 /// Runs of each case.
@@ -168,34 +166,12 @@ pub fn state(id: usize, text: &Text) -> SequenceState {
         temperature: if text.is_sampled { 1.0 } else { 0.0 },
         ..SamplingParams::default()
     };
-    SequenceState {
-        id: id as u64,
-        sampler: Sampler::new(params, &prompt),
-        prompt_len: prompt.len(),
-        tokens: prompt,
-        kv_len: 0,
-        table: BlockTable::default(),
-        logprobs: None,
-        prompt_logprobs: None,
-        acceptance: Acceptance::Coupled,
-        lossy: None,
-        draft_context: DraftContext::default(),
-        synthetic_acceptance: None,
-        adapter: None,
-    }
+    SequenceState::new(id as u64, prompt, params)
 }
 
 fn observe(proposer: &mut Proposer, states: &[SequenceState], before: &[usize]) {
-    let committed = states.iter().zip(before).map(|(state, &before)| Committed {
-        id: state.id,
-        tokens: &state.tokens,
-        prompt_len: state.prompt_len,
-        new: before..state.kv_len,
-        hidden: None,
-        candidates: &[],
-        parents: &[],
-        context: &state.draft_context,
-    });
+    let all = states.iter().zip(before);
+    let committed = all.map(|(state, &before)| state.committed(before..state.kv_len));
     proposer.observe(&committed.collect::<Vec<_>>());
 }
 

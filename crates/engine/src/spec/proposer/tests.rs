@@ -5,9 +5,8 @@ use super::super::target_cost::tests::dense;
 use super::traces::{TracedHead, ZEN5, rates};
 use super::*;
 use crate::spec::DraftModel;
-use crate::spec::draft::{CacheScope, Committed, DraftContext, Source};
+use crate::spec::draft::{CacheScope, Committed, Source};
 use foretoken_core::error::Result;
-use foretoken_core::kv::BlockTable;
 use foretoken_core::model::toy::ToyModel;
 use foretoken_core::sampling::{Acceptance, NoToken, Sampler, SamplingParams};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,19 +34,10 @@ pub(super) fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
         ..SamplingParams::default()
     };
     SequenceState {
-        id: 1,
         tokens: vec![1, 2, 3],
-        prompt_len: 2,
         kv_len: 2,
-        table: BlockTable::default(),
-        sampler: Sampler::new(params, &[1, 2]),
-        logprobs: None,
-        prompt_logprobs: None,
         acceptance,
-        lossy: None,
-        draft_context: DraftContext::default(),
-        synthetic_acceptance: None,
-        adapter: None,
+        ..SequenceState::new(1, vec![1, 2], params)
     }
 }
 
@@ -235,16 +225,8 @@ fn who_is_not_asked_is_observed_late() {
             state.kv_len += 1;
             state.tokens.push(3);
         }
-        let committed = [&*first, &*second].map(|state| Committed {
-            id: state.id,
-            tokens: &state.tokens,
-            prompt_len: state.prompt_len,
-            new: state.kv_len - 1..state.kv_len,
-            hidden: None,
-            candidates: &[],
-            parents: &[],
-            context: &state.draft_context,
-        });
+        let committed =
+            [&*first, &*second].map(|state| state.committed(state.kv_len - 1..state.kv_len));
         proposer.observe(&committed);
         [before, beside, told()]
     };

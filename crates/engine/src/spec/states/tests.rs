@@ -1,27 +1,11 @@
 use super::*;
-use crate::spec::draft::DraftContext;
 use crate::spec::step::StepOutput;
-use foretoken_core::kv::BlockTable;
-use foretoken_core::sampling::{Acceptance, NoToken, Sampler, SamplingParams};
+use foretoken_core::sampling::{NoToken, SamplingParams};
 
 const BLOCK: usize = 4;
 
 fn state(id: SeqId, prompt: &[u32]) -> SequenceState {
-    SequenceState {
-        id,
-        tokens: prompt.to_vec(),
-        prompt_len: prompt.len(),
-        kv_len: 0,
-        table: BlockTable::default(),
-        sampler: Sampler::new(SamplingParams::default(), prompt),
-        logprobs: None,
-        prompt_logprobs: None,
-        acceptance: Acceptance::Coupled,
-        lossy: None,
-        draft_context: DraftContext::default(),
-        synthetic_acceptance: None,
-        adapter: None,
-    }
+    SequenceState::new(id, prompt.to_vec(), SamplingParams::default())
 }
 
 /// A step of `rows` rows without drafts.

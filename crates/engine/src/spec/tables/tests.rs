@@ -1,6 +1,6 @@
 use super::*;
 use crate::spec::draft::{CacheScope, Source};
-use foretoken_core::sampling::{Acceptance, Sampler, SamplingParams};
+use foretoken_core::sampling::{Sampler, SamplingParams};
 use std::ops::Range;
 
 mod learning;
@@ -27,20 +27,12 @@ fn propose(
     (length, nodes, width): (usize, usize, usize),
     context: &DraftContext,
 ) -> Draft {
+    let mut sampler = Sampler::new(SamplingParams::default(), tokens);
     let request = DraftRequest {
-        id,
-        tokens,
-        length,
         nodes,
         width,
-        min_score: 0.0,
         model_length: 0,
-        is_fixed: false,
-        staged: Vec::new(),
-        position: tokens.len(),
-        sampler: &mut Sampler::new(SamplingParams::default(), tokens),
-        acceptance: Acceptance::Coupled,
-        context,
+        ..DraftRequest::chain(id, tokens, length, &mut sampler, context)
     };
     let drafts = tables.propose(&mut [request]).expect("no device, no error");
     drafts.into_iter().next().expect("one request, one draft")
@@ -79,14 +71,8 @@ impl<'a> TableRun<'a> {
     fn observe(&self, tables: &mut Tables, new: Range<usize>, fed: &[u32]) {
         let candidates: Vec<_> = fed.iter().map(|&fed| (fed, (self.best)(fed))).collect();
         tables.observe(&[Committed {
-            id: self.id,
-            tokens: &self.tokens,
-            prompt_len: self.prompt_len,
-            new,
-            hidden: None,
             candidates: &candidates,
-            parents: &[],
-            context: &self.context,
+            ..Committed::new(self.id, &self.tokens, self.prompt_len, new, &self.context)
         }]);
     }
 
@@ -338,20 +324,12 @@ fn a_models_draft_goes_on_at_its_leaves() {
     learn_repeats(&mut tables);
     let context = scope(0);
     let tokens = [7, 8, 9, 7];
+    let mut sampler = Sampler::new(SamplingParams::default(), &tokens);
     let mut request = DraftRequest {
-        id: 2,
-        tokens: &tokens,
-        length: 4,
         nodes: 5,
         width: 8,
-        min_score: 0.0,
         model_length: 0,
-        is_fixed: false,
-        staged: Vec::new(),
-        position: tokens.len(),
-        sampler: &mut Sampler::new(SamplingParams::default(), &tokens),
-        acceptance: Acceptance::Coupled,
-        context: &context,
+        ..DraftRequest::chain(2, &tokens, 4, &mut sampler, &context)
     };
     let mut draft = Draft::default();
     draft.add(8, None, 0.9, Source::Model);

@@ -216,16 +216,11 @@ impl Drafter for Translator {
                 continue;
             }
             let tokens = state.encoding.tokens();
-            self.inner.observe(&[Committed {
-                id: committed.id,
-                tokens,
-                prompt_len: committed.prompt_len.min(tokens.len()),
-                new: before.min(tokens.len())..tokens.len(),
-                hidden: None,
-                candidates: &[],
-                parents: &[],
-                context: committed.context,
-            }]);
+            let prompt_len = committed.prompt_len.min(tokens.len());
+            let new = before.min(tokens.len())..tokens.len();
+            let (id, context) = (committed.id, committed.context);
+            self.inner
+                .observe(&[Committed::new(id, tokens, prompt_len, new, context)]);
         }
     }
 
@@ -241,7 +236,6 @@ mod tests {
     use super::*;
     use crate::spec::draft::DraftContext;
     use foretoken_core::model::toy::ToyModel;
-    use foretoken_core::sampling::Acceptance;
     use foretoken_text::grammar::{Compiler, GrammarSource, toy::ToyTokens};
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
@@ -258,21 +252,8 @@ mod tests {
         };
         let mut sampler = Sampler::new(params, &[1]);
         sampler.push(4);
-        let mut requests = [DraftRequest {
-            id: 1,
-            tokens: &[1, 4],
-            length: 2,
-            model_length: 2,
-            nodes: 2,
-            width: 1,
-            min_score: 0.0,
-            is_fixed: false,
-            staged: Vec::new(),
-            position: 2,
-            sampler: &mut sampler,
-            acceptance: Acceptance::Coupled,
-            context: &DraftContext::default(),
-        }];
+        let context = DraftContext::default();
+        let mut requests = [DraftRequest::chain(1, &[1, 4], 2, &mut sampler, &context)];
         let drafting = || {
             let free = WithoutRules::of(&mut requests);
             assert!(!free.requests[0].sampler.has_grammar());
@@ -335,16 +316,7 @@ mod tests {
         let prompt: Vec<u32> = (0..300).map(|i| 1 + i % 3).collect();
         let context = DraftContext::default();
         let committed: Vec<Committed<'_>> = (0..16)
-            .map(|id| Committed {
-                id,
-                tokens: &prompt,
-                prompt_len: prompt.len(),
-                new: 0..prompt.len(),
-                hidden: None,
-                candidates: &[],
-                parents: &[],
-                context: &context,
-            })
+            .map(|id| Committed::new(id, &prompt, prompt.len(), 0..prompt.len(), &context))
             .collect();
         let params = SamplingParams::default();
         let mut samplers = vec![Sampler::new(params, &prompt); committed.len()];
@@ -354,22 +326,10 @@ mod tests {
         };
         let mut before = 0;
         for _ in 0..3 {
-            let requests = (0..).zip(&mut samplers).map(|(id, sampler)| DraftRequest {
-                id,
-                tokens: &prompt,
-                length: 1,
-                model_length: 1,
-                nodes: 1,
-                width: 1,
-                min_score: 0.0,
-                is_fixed: false,
-                staged: Vec::new(),
-                position: prompt.len(),
-                sampler,
-                acceptance: Acceptance::Coupled,
-                context: &context,
-            });
-            let mut requests: Vec<DraftRequest<'_>> = requests.collect();
+            let requests = (0..).zip(&mut samplers);
+            let mut requests: Vec<DraftRequest<'_>> = requests
+                .map(|(id, sampler)| DraftRequest::chain(id, &prompt, 1, sampler, &context))
+                .collect();
             translator.propose(&mut requests).expect("no failure");
             assert_eq!(read(&translator), (before + MAX_READ).min(16 * 300));
             translator.observe(&committed);

@@ -6,15 +6,14 @@ use std::collections::HashSet;
 
 /// A step that computes the positions `new` of all `runs`.
 fn step(tables: &mut Tables, runs: &[TableRun<'_>], new: Range<usize>) {
-    let committed = runs.iter().map(|run| Committed {
-        id: run.id,
-        tokens: &run.tokens,
-        prompt_len: run.prompt_len,
-        new: new.clone(),
-        hidden: None,
-        candidates: &[],
-        parents: &[],
-        context: &run.context,
+    let committed = runs.iter().map(|run| {
+        Committed::new(
+            run.id,
+            &run.tokens,
+            run.prompt_len,
+            new.clone(),
+            &run.context,
+        )
     });
     tables.observe(&committed.collect::<Vec<_>>());
     tables.check_invariants().expect("within the memory");
