@@ -12,6 +12,7 @@ pub mod plain;
 pub mod plain_parallel;
 pub mod process;
 pub mod project;
+pub mod refusals;
 pub mod rig;
 pub mod safetensors;
 pub mod scripted;

@@ -2,11 +2,11 @@
 //! [`crate::head_fixtures`].
 
 use crate::common::process;
+use crate::common::refusals::{change, rows};
 use crate::common::tiny::open;
 use crate::common::tiny_folder::{byte_level, write_tokenizer};
 use crate::head_fixtures::{changed_in, fixtures, load_beside};
 use foretoken::model::LoadedModel;
-use serde_json::Value as Json;
 
 fn target(name: &str) -> Box<dyn LoadedModel> {
     open(&fixtures().join("architectures").join(name)).unwrap()
@@ -16,60 +16,24 @@ fn target(name: &str) -> Box<dyn LoadedModel> {
 fn what_an_assistant_lacks_is_refused_by_name() {
     let target = target("gemma4");
     let from = fixtures().join("assistants/gemma4");
-    type Change<'a> = (&'a dyn Fn(&mut Json), &'a str);
-    let changes: [Change<'_>; 13] = [
-        (&|c| c["new_norm"] = true.into(), "new_norm"),
-        (
-            &|c| c["text_config"]["logit_scale"] = 3.into(),
-            "logit_scale",
-        ),
-        (
-            &|c| c["backbone_hidden_size"] = Json::Null,
-            "backbone_hidden_size is missing",
-        ),
-        (
-            &|c| c["backbone_hidden_size"] = 48.into(),
-            "backbone_hidden_size is 48, but 32 in the target",
-        ),
-        (
-            &|c| c["num_centroids"] = 33.into(),
-            "num_centroids 33 is not supported: only a divisor of vocab_size 256",
-        ),
-        (
-            &|c| c["num_centroids"] = 64.into(),
-            "masked_embedding.centroids.weight",
-        ),
-        (
-            &|c| c["centroid_intermediate_top_k"] = 33.into(),
-            "centroid_intermediate_top_k 33",
-        ),
-        (
-            &|c| c["use_ordered_embeddings"] = false.into(),
-            "tensor masked_embedding.",
-        ),
-        (
-            &|c| c["text_config"]["final_logit_softcapping"] = 30.into(),
-            "final_logit_softcapping",
-        ),
-        (
-            &|c| c["text_config"]["hidden_size_per_layer_input"] = 8.into(),
-            "hidden_size_per_layer_input",
-        ),
-        (
-            &|c| c["text_config"]["num_kv_shared_layers"] = 2.into(),
-            "num_kv_shared_layers",
-        ),
-        (
-            &|c| c["text_config"]["num_key_value_heads"] = 1.into(),
-            "its layer 0 reads 1 heads of 8 values, but layer 2 of the target has 2 of 8",
-        ),
-        (
-            &|c| c["text_config"]["vocab_size"] = 512.into(),
-            "vocab_size is 512, but 256 in the target",
-        ),
-    ];
-    for (change, needle) in changes {
-        let error = load_beside(changed_in(&from, change).path(), &*target).err();
+    let table = r#"
+        new_norm = true | new_norm
+        text_config.logit_scale = 3 | logit_scale
+        backbone_hidden_size = null | backbone_hidden_size is missing
+        backbone_hidden_size = 48 | backbone_hidden_size is 48, but 32 in the target
+        num_centroids = 33 | num_centroids 33 is not supported: only a divisor of vocab_size 256
+        num_centroids = 64 | masked_embedding.centroids.weight
+        centroid_intermediate_top_k = 33 | centroid_intermediate_top_k 33
+        use_ordered_embeddings = false | tensor masked_embedding.
+        text_config.final_logit_softcapping = 30 | final_logit_softcapping
+        text_config.hidden_size_per_layer_input = 8 | hidden_size_per_layer_input
+        text_config.num_kv_shared_layers = 2 | num_kv_shared_layers
+        text_config.num_key_value_heads = 1 | its layer 0 reads 1 heads of 8 values, but layer 2 of the target has 2 of 8
+        text_config.vocab_size = 512 | vocab_size is 512, but 256 in the target
+    "#;
+    for [keys, needle] in rows::<2>(table) {
+        let changed = changed_in(&from, &|config| change(config, keys));
+        let error = load_beside(changed.path(), &*target).err();
         let error = error.unwrap_or_else(|| panic!("{needle}: it was loaded"));
         assert!(error.contains(needle) && !error.contains('\n'), "{error}");
     }

@@ -1,6 +1,7 @@
 //! What is refused of draft heads, by name: keys that no layout has, and conversions that would lose something.
 
 use crate::common::process;
+use crate::common::refusals::{change, rows};
 use crate::head_fixtures::{changed, fixtures, load};
 use serde_json::Value as Json;
 
@@ -88,25 +89,11 @@ dflash2_scaled | dflash_config.input_embedding_scale = 1e-50 | must be a finite 
 dflash2_scaled | dflash_config.final_logit_softcapping = 1e39 | must be a finite number from 0
 "#;
 
-/// The value at `path`: keys and places in lists, with dots between them.
-fn at<'a>(config: &'a mut Json, path: &str) -> &'a mut Json {
-    (path.split('.')).fold(config, |value, key| match key.parse::<usize>() {
-        Ok(place) => &mut value[place],
-        Err(_) => &mut value[key],
-    })
-}
-
 #[test]
 fn what_no_head_does_is_refused_by_name() {
-    for line in REFUSED.trim().lines() {
-        let columns: Vec<&str> = line.split(" | ").collect();
-        let [name, change, needle] = columns[..] else {
-            panic!("three columns: {line}");
-        };
-        let (path, value) = change.split_once(" = ").expect("a path and a value");
-        let value: Json = serde_json::from_str(value).expect("JSON");
-        let error = refusal(name, &|config| *at(config, path) = value.clone());
-        assert!(error.contains(needle), "{line}: {error}");
+    for [name, keys, needle] in rows::<3>(REFUSED) {
+        let error = refusal(name, &|config| change(config, keys));
+        assert!(error.contains(needle), "{name} with {keys}: {error}");
     }
     for kind in ["xpress", "dfly"] {
         let error = refusal("dspark", &|c| c["speculators_model_type"] = kind.into());

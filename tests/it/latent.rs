@@ -2,6 +2,7 @@
 //! compared with transformers among all [architectures](crate::architectures).
 
 use crate::architectures::{TOLERANCE, fixture};
+use crate::common::refusals::assert_refused;
 use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::{logits, open, write_config};
 use crate::glm_moe::{experts, read};
@@ -183,78 +184,34 @@ fn published_configs_are_read() {
 #[test]
 fn what_a_class_cannot_do_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    let cases = [
-        (
-            v2_lite(),
-            json!({ "topk_method": "noaux_tc" }),
-            "topk_method \"noaux_tc\"",
-        ),
-        (
-            v2_lite(),
-            json!({ "norm_topk_prob": true }),
-            "norm_topk_prob true",
-        ),
-        (
-            v2_lite(),
-            json!({ "num_experts_per_tok": null }),
-            "num_experts_per_tok is missing",
-        ),
-        (v2_lite(), json!({ "kv_lora_rank": 0 }), "kv_lora_rank 0"),
-        (
-            v2_lite(),
-            json!({ "kv_lora_rank": 4090 }),
-            "head_dim 4154 is over the limit",
-        ),
-        (
-            v2_lite(),
-            json!({ "v_head_dim": 1u64 << 60 }),
-            "v_head_dim 1152921504606846976 is not supported",
-        ),
-        (
-            v2_lite(),
-            json!({ "num_key_value_heads": 4 }),
-            "num_key_value_heads 4 is not supported: only 16 is",
-        ),
-        (
-            v2_lite(),
-            json!({ "head_dim": 128 }),
-            "head_dim 128 is not supported: it must be qk_rope_head_dim 64",
-        ),
-        (
-            v2_lite(),
-            json!({ "qk_head_dim": 128 }),
-            "qk_head_dim 128 is not supported: only 192 is",
-        ),
-        (v3(), json!({ "moe_layer_freq": 2 }), "moe_layer_freq 2"),
-        (
-            v3(),
-            json!({ "scoring_func": "softmax" }),
-            "scoring_func \"softmax\"",
-        ),
-        (
-            v3(),
-            json!({ "topk_method": "greedy" }),
-            "topk_method \"greedy\"",
-        ),
-        (v3(), json!({ "n_group": 7 }), "7 groups of 256 experts"),
-        (
-            v3(),
-            json!({ "qk_rope_head_dim": 63 }),
-            "head_dim 63 is odd",
-        ),
-        (
-            glm_flash(),
-            json!({ "mlp_layer_types": ["dense"] }),
-            "mlp_layer_types has 1 entries for 47 layers",
-        ),
-        (
-            glm_flash(),
-            json!({ "mlp_layer_types": vec!["sparser"; 47] }),
-            "mlp_layer_types \"sparser\"",
-        ),
-    ];
-    for (config, change, want) in cases {
-        let error = read(folder.path(), config, change).unwrap_err().to_string();
+    let table = r#"
+        {"topk_method": "noaux_tc"} | topk_method "noaux_tc"
+        {"norm_topk_prob": true} | norm_topk_prob true
+        {"num_experts_per_tok": null} | num_experts_per_tok is missing
+        {"kv_lora_rank": 0} | kv_lora_rank 0
+        {"kv_lora_rank": 4090} | head_dim 4154 is over the limit
+        {"v_head_dim": 1152921504606846976} | v_head_dim 1152921504606846976 is not supported
+        {"num_key_value_heads": 4} | num_key_value_heads 4 is not supported: only 16 is
+        {"head_dim": 128} | head_dim 128 is not supported: it must be qk_rope_head_dim 64
+        {"qk_head_dim": 128} | qk_head_dim 128 is not supported: only 192 is
+    "#;
+    assert_refused(table, |change| read(folder.path(), v2_lite(), change));
+    let table = r#"
+        {"moe_layer_freq": 2} | moe_layer_freq 2
+        {"scoring_func": "softmax"} | scoring_func "softmax"
+        {"topk_method": "greedy"} | topk_method "greedy"
+        {"n_group": 7} | 7 groups of 256 experts
+        {"qk_rope_head_dim": 63} | head_dim 63 is odd
+    "#;
+    assert_refused(table, |change| read(folder.path(), v3(), change));
+    for (kinds, want) in [
+        (vec!["dense"], "mlp_layer_types has 1 entries for 47 layers"),
+        (vec!["sparser"; 47], "mlp_layer_types \"sparser\""),
+    ] {
+        let change = json!({ "mlp_layer_types": kinds });
+        let error = read(folder.path(), glm_flash(), change)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains(want) && error.lines().count() == 1,
             "{error}"

@@ -1,6 +1,7 @@
 //! Models with Mamba 2 layers: published configurations, random and quantized weights.
 
 use crate::architectures::fixture;
+use crate::common::refusals::{assert_refused, merge};
 use crate::common::rig::{Rig, Seq};
 use foretoken::kernels::quant::BlockType;
 use foretoken::model::{
@@ -19,9 +20,7 @@ fn read(folder: &Path, config: &Json) -> Result<ModelConfig, String> {
 
 fn with(config: &Json, change: Json) -> Json {
     let mut config = config.clone();
-    for (key, value) in change.as_object().unwrap() {
-        config[key] = value.clone();
-    }
+    merge(&mut config, &change);
     config
 }
 
@@ -97,47 +96,29 @@ fn granites_are_read() {
     let newer = crate::mamba::read(folder.path(), &newer).unwrap();
     let newer = mambas(&newer)[0];
     assert_eq!((newer.shape, newer.step_limits), (shape, (0.1, 2.0)));
-    for (change, message) in [
-        (
-            json!({"layer_types": vec!["mamba"; 40]}),
-            "models without any layer of attention",
-        ),
-        (
-            json!({"layer_types": vec!["mamba2"; 40]}),
-            "only attention and mamba are",
-        ),
-        (json!({"layer_types": ["mamba"]}), "1 entries for 40 layers"),
-        (
-            json!({"mamba_n_heads": 40}),
-            "it must be mamba_expand times",
-        ),
-        (json!({"mamba_n_heads": 0}), "number of heads 0"),
-        (json!({"mamba_n_groups": 5}), "48 Mamba heads in 5 groups"),
-        (json!({"mamba_d_state": 5000}), "state size 5000"),
-        (json!({"mamba_d_conv": 17}), "convolution size 17"),
-        (json!({"mamba_d_head": "many"}), "mamba_d_head"),
-        (
-            json!({"mamba_expand": u64::MAX}),
-            "it must be mamba_expand times",
-        ),
-        (
-            json!({"time_step_limit": [2.0, 1.0]}),
-            "a Mamba step from 2 to 1",
-        ),
-        (
-            json!({"time_step_limit": [-1.0, 1.0]}),
-            "a Mamba step from -1 to 1",
-        ),
-        (json!({"time_step_limit": 3}), "a list of two numbers"),
-        (json!({"hidden_act": "gelu"}), "only hidden_act silu"),
-        (
-            json!({"mamba_norm_before_gate": true}),
-            "mamba_norm_before_gate",
-        ),
+    let table = r#"
+        {"layer_types": ["mamba"]} | 1 entries for 40 layers
+        {"mamba_n_heads": 40} | it must be mamba_expand times
+        {"mamba_n_heads": 0} | number of heads 0
+        {"mamba_n_groups": 5} | 48 Mamba heads in 5 groups
+        {"mamba_d_state": 5000} | state size 5000
+        {"mamba_d_conv": 17} | convolution size 17
+        {"mamba_d_head": "many"} | mamba_d_head
+        {"mamba_expand": 18446744073709551615} | it must be mamba_expand times
+        {"time_step_limit": [2.0, 1.0]} | a Mamba step from 2 to 1
+        {"time_step_limit": [-1.0, 1.0]} | a Mamba step from -1 to 1
+        {"time_step_limit": 3} | a list of two numbers
+        {"hidden_act": "gelu"} | only hidden_act silu
+        {"mamba_norm_before_gate": true} | mamba_norm_before_gate
+    "#;
+    for (kind, message) in [
+        ("mamba", "models without any layer of attention"),
+        ("mamba2", "only attention and mamba are"),
     ] {
-        let error = read(change.clone()).expect_err(&change.to_string());
-        assert!(error.contains(message), "{change}: {error}");
+        let error = read(json!({"layer_types": vec![kind; 40]})).unwrap_err();
+        assert!(error.contains(message), "{error}");
     }
+    assert_refused(table, read);
 }
 
 /// Nemotron-H-8B.
@@ -219,30 +200,16 @@ fn nemotrons_are_read() {
     }
     let newer = crate::mamba::read(folder.path(), &newer).unwrap();
     assert_eq!((newer.num_layers(), mambas(&newer).len()), (3, 1));
-    for (change, message) in [
-        (
-            json!({"hybrid_override_pattern": "M-X"}),
-            "only mamba, attention, mlp and moe are",
-        ),
-        (
-            json!({"hybrid_override_pattern": null}),
-            "layers_block_type is missing",
-        ),
-        (
-            json!({"hybrid_override_pattern": "ME*", "moe_latent_size": 64}),
-            "moe_latent_size",
-        ),
-        (json!({"mamba_hidden_act": "gelu"}), "mamba_hidden_act"),
-        (json!({"n_groups": 7}), "128 Mamba heads in 7 groups"),
-        (
-            json!({"time_step_limit": [0.0, 1.0]}),
-            "time_step_limit is not supported",
-        ),
-        (json!({"attention_bias": true}), "attention_bias"),
-    ] {
-        let error = read(change.clone()).expect_err(&change.to_string());
-        assert!(error.contains(message), "{change}: {error}");
-    }
+    let table = r#"
+        {"hybrid_override_pattern": "M-X"} | only mamba, attention, mlp and moe are
+        {"hybrid_override_pattern": null} | layers_block_type is missing
+        {"hybrid_override_pattern": "ME*", "moe_latent_size": 64} | moe_latent_size
+        {"mamba_hidden_act": "gelu"} | mamba_hidden_act
+        {"n_groups": 7} | 128 Mamba heads in 7 groups
+        {"time_step_limit": [0.0, 1.0]} | time_step_limit is not supported
+        {"attention_bias": true} | attention_bias
+    "#;
+    assert_refused(table, read);
 }
 
 const ALL: [&str; 6] = [

@@ -1,5 +1,6 @@
 //! What is read of `config.json`: the keys of published files, windows, and errors in one line.
 
+use crate::common::refusals::{assert_refused, merge};
 use crate::common::tiny::*;
 use candle_core::DType;
 use foretoken::model::{KvSource, RopeScaling};
@@ -49,194 +50,75 @@ fn the_ready_shapes_are_those_of_llama_3_2() {
     }
 }
 
+/// Keys beside those of a small Llama, and what errors say of them.
+const WRONG_KEYS: &str = r#"
+{"architectures": ["MambaForCausalLM"]} | only LlamaForCausalLM, MistralForCausalLM
+{"num_key_value_heads": 3} | 16 attention heads are not divisible by 3
+{"num_attention_heads": 0} | num_attention_heads is 0
+{"hidden_act": "relu"} | hidden_act "relu"
+{"rope_scaling": {"type": "mrope", "factor": 2.0}} | 'mrope' is not supported
+{"rope_scaling": {"type": "yarn"}} | lacks factor
+{"rope_scaling": {"type": "linear", "factor": 0.0}} | factor 0 must be
+{"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}} | 1 factors for 8 pairs
+{"rope_scaling": {"type": "yarn", "factor": 2.0, "llama_4_scaling_beta": -1.0}} | llama_4_scaling_beta -1
+{"architectures": ["Gemma2ForCausalLM"], "rope_scaling": null, "hidden_act": null, "final_logit_softcapping": 0.0} | final_logit_softcapping 0 must be
+{"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]} | no_rope_layers has 1 entries for 2
+{"architectures": ["GraniteForCausalLM"], "logits_scaling": -1.0} | the scale of the logits -1 must be
+{"rope_scaling": {"rope_type": "llama3"}} | lacks factor
+{"rope_scaling": {"factor": 2.0}} | lacks rope_type
+{"rope_theta": 5.0, "rope_parameters": {"rope_theta": 6.0}} | 5 and 6
+{"vocab_size": "many"} | vocab_size "many"
+{"vocab_size": null} | vocab_size is missing
+{"eos_token_id": -1} | eos_token_id -1
+{"never_heard_of": "it"} | never_heard_of "it"
+{"scale_emb": 12} | scale_emb 12
+{"rope_parameters": {"rope_type": "default", "new_factor": 0.5}} | new_factor 0.5
+{"layer_types": ["full_attention"]} | 1 entries for 2
+{"quantization_config": {"quant_method": "quip"}} | quantization_config
+{"partial_rotary_factor": 0.5} | partial_rotary_factor 0.5
+{"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}} | partial_rotary_factor 0.5
+{"rope_parameters": {"full_attention": {"rope_type": "default"}}} | must have the same RoPE
+{"sliding_window": 128} | sliding_window 128
+{"sliding_window": 128, "use_sliding_window": true} | sliding_window 128
+{"use_sliding_window": true} | sliding_window null
+{"layer_types": ["full_attention", "sliding_attention"]} | layer_types "sliding_attention"
+{"no_rope_layers": [1, 0]} | no_rope_layers [1,0]
+{"num_local_experts": 8} | num_local_experts 8
+{"embedding_multiplier": 12.0} | embedding_multiplier 12.0
+{"attention_multiplier": 0.015625} | attention_multiplier 0.015625
+{"residual_multiplier": 0.22} | residual_multiplier 0.22
+{"logits_scaling": 8.0} | logits_scaling 8.0
+{"final_logit_softcapping": 30.0} | final_logit_softcapping
+{"rope_theta": 0.0} | rope_theta 0 must be
+{"rope_theta": -1.0} | rope_theta -1 must be
+{"rope_theta": 1e300} | rope_theta inf must be
+{"rope_theta": 1e-44} | rope_theta 1e-44 makes angles infinite
+{"rope_scaling": {"rope_type": "llama3", "factor": 1e-38, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}} | makes angles infinite
+{"rms_norm_eps": -1e-5} | rms_norm_eps -0.00001
+{"rope_scaling": {"rope_type": "llama3", "factor": 0.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}} | rope_scaling: factor 0
+{"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}} | high_freq_factor 4 must be more
+{"head_dim": 15} | head_dim 15 is odd
+{"head_dim": null, "hidden_size": 250} | hidden_size 250 is not divisible
+{"intermediate_size": 1099511627776} | intermediate_size 1099511627776 is over the limit
+"#;
+
 #[test]
 fn errors_in_a_config_are_named_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
-    let cases = [
-        (
-            json!({ "architectures": ["MambaForCausalLM"] }),
-            "only LlamaForCausalLM, MistralForCausalLM",
-        ),
-        (
-            json!({ "num_key_value_heads": 3 }),
-            "16 attention heads are not divisible by 3",
-        ),
-        (
-            json!({ "num_attention_heads": 0 }),
-            "num_attention_heads is 0",
-        ),
-        (json!({ "hidden_act": "relu" }), "hidden_act \"relu\""),
-        (
-            json!({ "rope_scaling": { "type": "mrope", "factor": 2.0 } }),
-            "'mrope' is not supported",
-        ),
-        (
-            json!({ "rope_scaling": { "type": "yarn" } }),
-            "lacks factor",
-        ),
-        (
-            json!({ "rope_scaling": { "type": "linear", "factor": 0.0 } }),
-            "factor 0 must be",
-        ),
-        (
-            json!({ "rope_scaling": {
-                "type": "longrope", "short_factor": [1.0], "long_factor": [1.0]
-            } }),
-            "1 factors for 8 pairs",
-        ),
-        (
-            json!({ "rope_scaling": {
-                "type": "longrope", "short_factor": vec![1.0; 2049], "long_factor": vec![1.0; 2049]
-            } }),
-            "_factor has 2049 values",
-        ),
-        (
-            json!({ "rope_scaling": {
-                "type": "yarn", "factor": 2.0, "llama_4_scaling_beta": -1.0
-            } }),
-            "llama_4_scaling_beta -1",
-        ),
-        (
-            json!({
-                "architectures": ["Gemma2ForCausalLM"], "rope_scaling": null,
-                "hidden_act": null, "final_logit_softcapping": 0.0
-            }),
-            "final_logit_softcapping 0 must be",
-        ),
-        (
-            json!({
-                "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]
-            }),
-            "no_rope_layers has 1 entries for 2",
-        ),
-        (
-            json!({ "architectures": ["GraniteForCausalLM"], "logits_scaling": -1.0 }),
-            "the scale of the logits -1 must be",
-        ),
-        (
-            json!({ "rope_scaling": { "rope_type": "llama3" } }),
-            "lacks factor",
-        ),
-        (
-            json!({ "rope_scaling": { "factor": 2.0 } }),
-            "lacks rope_type",
-        ),
-        (
-            json!({ "rope_theta": 5.0, "rope_parameters": { "rope_theta": 6.0 } }),
-            "5 and 6",
-        ),
-        (json!({ "vocab_size": "many" }), "vocab_size \"many\""),
-        (json!({ "vocab_size": null }), "vocab_size is missing"),
-        (json!({ "eos_token_id": -1 }), "eos_token_id -1"),
-        (json!({ "never_heard_of": "it" }), "never_heard_of \"it\""),
-        (json!({ "scale_emb": 12 }), "scale_emb 12"),
-        (
-            json!({ "rope_parameters": { "rope_type": "default", "new_factor": 0.5 } }),
-            "new_factor 0.5",
-        ),
-        (
-            json!({ "layer_types": ["full_attention"] }),
-            "1 entries for 2",
-        ),
-        (
-            json!({ "quantization_config": { "quant_method": "quip" } }),
-            "quantization_config",
-        ),
-        (
-            json!({ "partial_rotary_factor": 0.5 }),
-            "partial_rotary_factor 0.5",
-        ),
-        (
-            json!({ "rope_parameters": { "rope_type": "default", "partial_rotary_factor": 0.5 } }),
-            "partial_rotary_factor 0.5",
-        ),
-        (
-            json!({ "rope_parameters": { "full_attention": { "rope_type": "default" } } }),
-            "must have the same RoPE",
-        ),
-        (json!({ "sliding_window": 128 }), "sliding_window 128"),
-        (
-            json!({ "sliding_window": 128, "use_sliding_window": true }),
-            "sliding_window 128",
-        ),
-        (json!({ "use_sliding_window": true }), "sliding_window null"),
-        (
-            json!({ "layer_types": ["full_attention", "sliding_attention"] }),
-            "layer_types \"sliding_attention\"",
-        ),
-        (json!({ "no_rope_layers": [1, 0] }), "no_rope_layers [1,0]"),
-        (json!({ "num_local_experts": 8 }), "num_local_experts 8"),
-        (
-            json!({ "embedding_multiplier": 12.0 }),
-            "embedding_multiplier 12.0",
-        ),
-        (
-            json!({ "attention_multiplier": 0.015625 }),
-            "attention_multiplier 0.015625",
-        ),
-        (
-            json!({ "residual_multiplier": 0.22 }),
-            "residual_multiplier 0.22",
-        ),
-        (json!({ "logits_scaling": 8.0 }), "logits_scaling 8.0"),
-        (
-            json!({ "final_logit_softcapping": 30.0 }),
-            "final_logit_softcapping",
-        ),
-        (json!({ "rope_theta": 0.0 }), "rope_theta 0 must be"),
-        (json!({ "rope_theta": -1.0 }), "rope_theta -1 must be"),
-        (json!({ "rope_theta": 1e300 }), "rope_theta inf must be"),
-        (
-            json!({ "rope_theta": 1e-44 }),
-            "rope_theta 1e-44 makes angles infinite",
-        ),
-        (
-            json!({ "rope_scaling": {
-                "rope_type": "llama3", "factor": 1e-38, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
-            } }),
-            "makes angles infinite",
-        ),
-        (json!({ "rms_norm_eps": -1e-5 }), "rms_norm_eps -0.00001"),
-        (
-            json!({ "rope_scaling": {
-                "rope_type": "llama3", "factor": 0.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
-            } }),
-            "rope_scaling: factor 0",
-        ),
-        (
-            json!({ "rope_scaling": {
-                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 32
-            } }),
-            "high_freq_factor 4 must be more",
-        ),
-        (json!({ "head_dim": 15 }), "head_dim 15 is odd"),
-        (
-            json!({ "head_dim": null, "hidden_size": 250 }),
-            "hidden_size 250 is not divisible",
-        ),
-        (
-            json!({ "intermediate_size": 1u64 << 40 }),
-            "intermediate_size 1099511627776 is over the limit",
-        ),
-    ];
-    for (change, want) in cases {
+    let read = |change: Json| {
         let mut config = llama_config(16);
-        for (key, value) in change.as_object().unwrap() {
-            config[key] = value.clone();
-        }
+        merge(&mut config, &change);
         write_config(folder.path(), &config);
-        let error = open(folder.path()).err().unwrap();
-        assert!(matches!(error, foretoken::error::Error::Setup(_)));
-        let text = error.to_string();
-        assert!(
-            text.contains(want) && text.contains("config.json"),
-            "{text}"
-        );
-        assert_eq!(text.lines().count(), 1, "{text}");
-    }
+        open(folder.path()).map(drop).inspect_err(|error| {
+            assert!(matches!(error, foretoken::error::Error::Setup(_)));
+            assert!(error.to_string().contains("config.json"), "{error}");
+        })
+    };
+    let many = vec![1.0; 2049];
+    let long = json!({ "type": "longrope", "short_factor": many, "long_factor": many });
+    let long = json!({ "rope_scaling": long });
+    assert_refused(&format!("{long} | _factor has 2049 values"), read);
+    assert_refused(WRONG_KEYS, read);
 }
 
 /// Keys whose values ask for nothing that the decoder does not do are accepted.
@@ -257,9 +139,7 @@ fn harmless_properties_are_accepted() {
         "attention_multiplier": 0.25, "num_local_experts": 0, "pretraining_tp": 1,
         "layer_types": ["full_attention", "full_attention"], "no_rope_layers": [1, 1]
     });
-    for (key, value) in harmless.as_object().unwrap() {
-        config[key] = value.clone();
-    }
+    merge(&mut config, &harmless);
     for window in [json!(null), json!(256), json!(4096)] {
         config["sliding_window"] = window;
         write_config(folder.path(), &config);
@@ -311,9 +191,7 @@ fn the_texts_of_multimodal_configs_are_read() {
         "vision_config": { "depth": 32, "model_type": "qwen2_5_vl" },
         "rope_scaling": { "type": "mrope", "mrope_section": [16, 24, 24] }
     });
-    for (key, value) in sizes.as_object().unwrap() {
-        qwen[key] = value.clone();
-    }
+    merge(&mut qwen, &sizes);
     let config = read(&qwen).unwrap();
     let layer = &config.spec.layers[0];
     assert!(layer.qkv_bias && layer.window.is_none());
@@ -358,9 +236,7 @@ fn windows_are_of_the_layers_that_the_config_names() {
         config["sliding_window"] = json!(64);
         config["max_window_layers"] = json!(1);
         config["use_sliding_window"] = json!(true);
-        for (key, value) in change.as_object().unwrap() {
-            config[key] = value.clone();
-        }
+        merge(&mut config, &change);
         write_config(folder.path(), &config);
         let config = foretoken::model::ModelConfig::from_json(folder.path()).unwrap();
         config

@@ -2,6 +2,7 @@
 
 use crate::bench::{Models, TINY};
 use crate::common::plain_parallel::PlainHead;
+use crate::common::refusals::{change, rows};
 use crate::common::rig::{argmax, distance};
 use crate::common::tiny::{self, HIDDEN, MLP, Tensors, VOCAB, llama_config, noise};
 use crate::common::*;
@@ -315,59 +316,22 @@ fn a_head_that_does_not_fit_is_refused_in_one_line() {
         assert!(error.contains(needle) && !error.contains('\n'), "{error}");
     };
     let tensors = || head_tensors(true);
-    type Change<'a> = (&'a dyn Fn(&mut Json), &'a str);
-    let changes: [Change<'_>; 12] = [
-        (
-            &|c| c["block_size"] = Json::Null,
-            "block_size null must be a number",
-        ),
-        (
-            &|c| c["block_size"] = 1.into(),
-            "block_size 1 is not supported: only 2 to 64 are",
-        ),
-        (
-            &|c| c["block_size"] = 65.into(),
-            "block_size 65 is not supported",
-        ),
-        (
-            &|c| c["dflash_config"]["mask_token_id"] = 67.into(),
-            "mask_token_id 67 must be below",
-        ),
-        (
-            &|c| c["dflash_config"]["mask_token_id"] = Json::Null,
-            "mask_token_id null must be",
-        ),
-        (
-            &|c| c["dflash_config"]["target_layer_ids"] = Json::Null,
-            "target_layer_ids null",
-        ),
-        (
-            &|c| c["dflash_config"]["target_layer_ids"] = json!([0, 2]),
-            "the target has 2",
-        ),
-        (
-            &|c| c["dflash_config"]["target_layer_ids"] = json!([1, 0]),
-            "the layers [2, 1]",
-        ),
-        (
-            &|c| c["layer_types"] = json!(["full_attention", "sliding_attention"]),
-            "layer_types",
-        ),
-        (
-            &|c| c["num_target_layers"] = 3.into(),
-            "num_target_layers is 3, but 2 in the target",
-        ),
-        (
-            &|c| c["hidden_size"] = 128.into(),
-            "hidden_size is 128, but 256 in the target",
-        ),
-        (
-            &|c| c["vocab_size"] = 99.into(),
-            "vocab_size is 99, but 67 in the target",
-        ),
-    ];
-    for (change, needle) in changes {
-        refused(change, tensors(), needle);
+    let table = r#"
+        block_size = null | block_size null must be a number
+        block_size = 1 | block_size 1 is not supported: only 2 to 64 are
+        block_size = 65 | block_size 65 is not supported
+        dflash_config.mask_token_id = 67 | mask_token_id 67 must be below
+        dflash_config.mask_token_id = null | mask_token_id null must be
+        dflash_config.target_layer_ids = null | target_layer_ids null
+        dflash_config.target_layer_ids = [0, 2] | the target has 2
+        dflash_config.target_layer_ids = [1, 0] | the layers [2, 1]
+        layer_types = ["full_attention", "sliding_attention"] | layer_types
+        num_target_layers = 3 | num_target_layers is 3, but 2 in the target
+        hidden_size = 128 | hidden_size is 128, but 256 in the target
+        vocab_size = 99 | vocab_size is 99, but 67 in the target
+    "#;
+    for [keys, needle] in rows::<2>(table) {
+        refused(&|config| change(config, keys), tensors(), needle);
     }
     let mut missing = tensors();
     missing.remove("layers.1.mlp.up_proj.weight");
