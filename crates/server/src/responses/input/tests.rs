@@ -208,116 +208,48 @@ fn reasoning_may_have_further_keys() {
     assert_eq!(read(None, &input).expect("items"), json!([said]));
 }
 
+/// Inputs, and the field that an error names.
+const WRONG_ITEMS: &str = r#"
+7 | input
+[] | input
+["Hi"] | input[0]
+[["message", "user", "Hi"]] | input[0]
+[{"role": "user", "content": [["input_text", "Hi"]]}] | input[0].content[0]
+[{"role": "user", "content": 7}] | input[0].content
+[{"role": "tool", "content": "x"}] | input[0].role
+[{"role": "user"}] | input[0].content
+[{"role": "user", "content": [{"type": "input_image"}]}] | input[0].content[0].type
+[{"role": "user", "content": [{"type": "input_text"}]}] | input[0].content[0].text
+[{"type": "item_reference", "id": "x"}] | input[0].type
+[{"type": "file_search_call"}] | input[0].type
+[{"type": "compaction", "encrypted_content": "x"}] | input[0].type
+[{"type": "compaction_summary", "encrypted_content": "x"}] | input[0].type
+[{"type": "context_compaction", "encrypted_content": "x"}] | input[0].type
+[{"type": "compaction_trigger"}] | input[0].type
+[{"type": "tool_search_call", "call_id": "1", "arguments": "{}"}] | input[0].arguments
+[{"type": "tool_search_output", "call_id": "1", "status": "completed"}] | input[0].tools
+[{"type": "agent_message", "author": "a", "content": []}] | input[0].recipient
+[{"type": "agent_message", "author": "a", "recipient": "b", "content": [{"type": "input_image"}]}] | input[0].content[0].type
+[{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}] | input[0].arguments
+[{"type": "custom_tool_call", "call_id": "1", "name": "f"}] | input[0].input
+[{"type": "function_call_output", "call_id": "1", "output": [ {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:image/png;base64,"}]}] | input[0].output[1].image_url
+[{"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_image"}]}] | input[0].output[0].image_url
+[{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}] | input[0].output[0].type
+[{"type": "function_call_output", "call_id": "1", "output": 7}] | input[0].output
+[{"type": "additional_tools", "role": "developer"}] | input[0].tools
+[{"role": "user", "content": "x", "output": "y"}] | input[0].output
+[{"role": "user", "content": "x", "audio": {"id": "y"}}] | input[0].audio
+[{"type": "reasoning", "content": "x", "arguments": "{}"}] | input[0].arguments
+[{"role": "user", "content": [{"type": "input_text", "text": "x", "image_url": "y"}]}] | input[0].content[0].image_url
+[{"type": "function_call", "name": "f", "arguments": "{}"}] | input[0].call_id
+[{"type": "function_call_output", "call_id": "1"}] | input[0].output
+"#;
+
 #[test]
 fn wrong_items_are_named() {
-    for (input, field) in [
-        (json!(7), "input"),
-        (json!([]), "input"),
-        (json!(["Hi"]), "input[0]"),
-        (json!([["message", "user", "Hi"]]), "input[0]"),
-        (
-            json!([{"role": "user", "content": [["input_text", "Hi"]]}]),
-            "input[0].content[0]",
-        ),
-        (json!([{"role": "user", "content": 7}]), "input[0].content"),
-        (json!([{"role": "tool", "content": "x"}]), "input[0].role"),
-        (json!([{"role": "user"}]), "input[0].content"),
-        (
-            json!([{"role": "user", "content": [{"type": "input_image"}]}]),
-            "input[0].content[0].type",
-        ),
-        (
-            json!([{"role": "user", "content": [{"type": "input_text"}]}]),
-            "input[0].content[0].text",
-        ),
-        (
-            json!([{"type": "item_reference", "id": "x"}]),
-            "input[0].type",
-        ),
-        (json!([{"type": "file_search_call"}]), "input[0].type"),
-        (
-            json!([{"type": "compaction", "encrypted_content": "x"}]),
-            "input[0].type",
-        ),
-        (
-            json!([{"type": "compaction_summary", "encrypted_content": "x"}]),
-            "input[0].type",
-        ),
-        (
-            json!([{"type": "context_compaction", "encrypted_content": "x"}]),
-            "input[0].type",
-        ),
-        (json!([{"type": "compaction_trigger"}]), "input[0].type"),
-        (
-            json!([{"type": "tool_search_call", "call_id": "1", "arguments": "{}"}]),
-            "input[0].arguments",
-        ),
-        (
-            json!([{"type": "tool_search_output", "call_id": "1", "status": "completed"}]),
-            "input[0].tools",
-        ),
-        (
-            json!([{"type": "agent_message", "author": "a", "content": []}]),
-            "input[0].recipient",
-        ),
-        (
-            json!([{"type": "agent_message", "author": "a", "recipient": "b", "content": [{"type": "input_image"}]}]),
-            "input[0].content[0].type",
-        ),
-        (
-            json!([{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}]),
-            "input[0].arguments",
-        ),
-        (
-            json!([{"type": "custom_tool_call", "call_id": "1", "name": "f"}]),
-            "input[0].input",
-        ),
-        (
-            json!([{"type": "function_call_output", "call_id": "1", "output": [
-                {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:image/png;base64,"}]}]),
-            "input[0].output[1].image_url",
-        ),
-        (
-            json!([{"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]),
-            "input[0].output[0].image_url",
-        ),
-        (
-            json!([{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}]),
-            "input[0].output[0].type",
-        ),
-        (
-            json!([{"type": "function_call_output", "call_id": "1", "output": 7}]),
-            "input[0].output",
-        ),
-        (
-            json!([{"type": "additional_tools", "role": "developer"}]),
-            "input[0].tools",
-        ),
-        (
-            json!([{"role": "user", "content": "x", "output": "y"}]),
-            "input[0].output",
-        ),
-        (
-            json!([{"role": "user", "content": "x", "audio": {"id": "y"}}]),
-            "input[0].audio",
-        ),
-        (
-            json!([{"type": "reasoning", "content": "x", "arguments": "{}"}]),
-            "input[0].arguments",
-        ),
-        (
-            json!([{"role": "user", "content": [{"type": "input_text", "text": "x", "image_url": "y"}]}]),
-            "input[0].content[0].image_url",
-        ),
-        (
-            json!([{"type": "function_call", "name": "f", "arguments": "{}"}]),
-            "input[0].call_id",
-        ),
-        (
-            json!([{"type": "function_call_output", "call_id": "1"}]),
-            "input[0].output",
-        ),
-    ] {
+    for row in WRONG_ITEMS.trim().lines() {
+        let (input, field) = row.rsplit_once(" | ").expect("two columns");
+        let input: Value = serde_json::from_str(input).expect("JSON");
         let error = read(None, &input).expect_err("refused");
         assert_eq!(error.param().as_deref(), Some(field), "{input}");
         assert!(error.to_string().starts_with(field), "{error}");
