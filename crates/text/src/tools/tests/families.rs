@@ -4,148 +4,60 @@ use super::*;
 
 const WEATHER: &str = r#"{"a": "Zürich", "n": 3}"#;
 
-/// Two calls as a family writes them, after a sentence.
-const TEXTS: [(ToolFormat, &str); 33] = [
-    (
-        ToolFormat::CommandR,
-        "Action: ```json\n[\n    {\n        \"tool_name\": \"get_weather\",\n        \"parameters\": {\"a\": \"Zürich\", \"n\": 3}\n    },\n    {\n        \"tool_name\": \"f\",\n        \"parameters\": {}\n    }\n]```",
-    ),
-    (
-        ToolFormat::Apertus,
-        "<|tools_prefix|>[{\"get_weather\": {\"a\": \"Zürich\", \"n\": 3}}, {\"f\": {}}]<|tools_suffix|>",
-    ),
-    (
-        ToolFormat::Gigachat31,
-        "<|function_call|>{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|message_sep|>\n\n<|function_call|>{\"name\": \"f\", \"arguments\": {}}<|message_sep|>\n\n",
-    ),
-    (
-        ToolFormat::Gigachat3,
-        "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"f\", \"arguments\": {}}",
-    ),
-    (
-        ToolFormat::Gigachat3,
-        "function call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|function_call|>{\"name\": \"f\"}",
-    ),
-    (
-        ToolFormat::Functionary31,
-        "<function=get_weather>{\"a\": \"Zürich\", \"n\": 3}</function><function=f>{}</function>",
-    ),
-    (
-        ToolFormat::Gemma4,
-        "<|tool_call>call:get_weather{a:<|\"|>Zürich<|\"|>,n:3}<tool_call|><|tool_call>call:f{}<tool_call|>",
-    ),
-    (
-        ToolFormat::FunctionGemma,
-        "<start_function_call>call:get_weather{a:<escape>Zürich<escape>, n:3}<end_function_call><start_function_call>call:f{}<end_function_call>",
-    ),
-    (
-        ToolFormat::DeepseekV3,
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"a\": \"Zürich\", \"n\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    ),
-    (
-        ToolFormat::DeepseekV31,
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"a\": \"Zürich\", \"n\": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    ),
-    (
-        ToolFormat::KimiK2,
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"a\": \"Zürich\", \"n\": 3}<|tool_call_end|><|tool_call_begin|>functions.f:1 <|tool_call_argument_begin|> {}<|tool_call_end|><|tool_calls_section_end|>",
-    ),
-    (
-        ToolFormat::MinimaxM2,
-        "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"a\">Zürich</parameter>\n<parameter name=\"n\">3</parameter>\n</invoke>\n<invoke name=\"f\">\n</invoke>\n</minimax:tool_call>",
-    ),
-    (
-        ToolFormat::SeedOss,
-        "<seed:tool_call>\n<function=get_weather>\n<parameter=a>Zürich</parameter>\n<parameter=n>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>",
-    ),
-    (
-        ToolFormat::Lfm2,
-        "<|tool_call_start|>[get_weather(a='Zürich', n=3), f()]<|tool_call_end|>",
-    ),
-    (
-        ToolFormat::Lfm2,
-        "<|tool_call_start|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\"}]<|tool_call_end|>",
-    ),
-    (
-        ToolFormat::Olmo3,
-        "<function_calls>\nget_weather(a=\"Zürich\", n=3)\nf()\n</function_calls>",
-    ),
-    (
-        ToolFormat::Command,
-        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"a\": \"Zürich\", \"n\": 3}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": {}}\n]<|END_ACTION|>",
-    ),
-    (
-        ToolFormat::Phi4Mini,
-        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]<|/tool_call|>",
-    ),
-    (
-        ToolFormat::Phi4Mini,
-        "functools[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]",
-    ),
-    (
-        ToolFormat::Granite,
-        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]",
-    ),
-    (
-        ToolFormat::Nemotron,
-        "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</TOOLCALL>",
-    ),
-    (
-        ToolFormat::Hunyuan,
-        "<tool_calls>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</tool_calls>",
-    ),
-    (
-        ToolFormat::Hunyuan,
-        "<tool_calls>\n<tool_call>get_weather\n```json\n{\"a\": \"Zürich\", \"n\": 3}\n```</tool_call>\n<tool_call>function<tool_sep>f\n```json\n{}\n```\n</tool_call>\n</tool_calls>",
-    ),
-    (
-        ToolFormat::Glm45,
-        "<tool_call>get_weather\n<arg_key>a</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
-    ),
-    (
-        ToolFormat::DeepseekV32,
-        "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"a\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-    ),
-    (
-        ToolFormat::DeepseekV4,
-        "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"a\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"true\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
-    ),
-    (
-        ToolFormat::MistralArgs,
-        "[TOOL_CALLS]get_weather[ARGS]{\"a\": \"Zürich\", \"n\": 3}[TOOL_CALLS]f[ARGS]{}",
-    ),
-    (
-        ToolFormat::MistralArgs,
-        "[TOOL_CALLS]get_weather[CALL_ID]abcdefgh1[ARGS]{\"a\": \"Zürich\", \"n\": 3}[TOOL_CALLS]f[CALL_ID]abcdefgh2[ARGS]{}",
-    ),
-    (
-        ToolFormat::MistralArgs,
-        "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\"}]",
-    ),
-    (
-        ToolFormat::Xlam,
-        "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]",
-    ),
-    (
-        ToolFormat::Xlam,
-        "<tool_call>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</tool_call>",
-    ),
-    (
-        ToolFormat::Xlam,
-        "```json\n[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]\n```",
-    ),
-    // GLM-4.7.
-    (
-        ToolFormat::Glm45,
-        "<tool_call>get_weather<arg_key>a</arg_key><arg_value>Zürich</arg_value><arg_key>n</arg_key><arg_value>3</arg_value></tool_call><tool_call>f</tool_call>",
-    ),
-];
+/// Formats, and two calls as their families write them, as texts in JSON.
+const TEXTS: &str = r#"
+cohere_command_r | "Action: ```json\n[\n    {\n        \"tool_name\": \"get_weather\",\n        \"parameters\": {\"a\": \"Zürich\", \"n\": 3}\n    },\n    {\n        \"tool_name\": \"f\",\n        \"parameters\": {}\n    }\n]```"
+apertus | "<|tools_prefix|>[{\"get_weather\": {\"a\": \"Zürich\", \"n\": 3}}, {\"f\": {}}]<|tools_suffix|>"
+gigachat31 | "<|function_call|>{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|message_sep|>\n\n<|function_call|>{\"name\": \"f\", \"arguments\": {}}<|message_sep|>\n\n"
+gigachat3 | "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"f\", \"arguments\": {}}"
+gigachat3 | "function call<|role_sep|>\n{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}<|function_call|>{\"name\": \"f\"}"
+functionary_v31 | "<function=get_weather>{\"a\": \"Zürich\", \"n\": 3}</function><function=f>{}</function>"
+gemma4 | "<|tool_call>call:get_weather{a:<|\"|>Zürich<|\"|>,n:3}<tool_call|><|tool_call>call:f{}<tool_call|>"
+functiongemma | "<start_function_call>call:get_weather{a:<escape>Zürich<escape>, n:3}<end_function_call><start_function_call>call:f{}<end_function_call>"
+deepseek_v3 | "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"a\": \"Zürich\", \"n\": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+deepseek_v31 | "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"a\": \"Zürich\", \"n\": 3}<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+kimi_k2 | "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"a\": \"Zürich\", \"n\": 3}<|tool_call_end|><|tool_call_begin|>functions.f:1 <|tool_call_argument_begin|> {}<|tool_call_end|><|tool_calls_section_end|>"
+minimax_m2 | "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"a\">Zürich</parameter>\n<parameter name=\"n\">3</parameter>\n</invoke>\n<invoke name=\"f\">\n</invoke>\n</minimax:tool_call>"
+seed_oss | "<seed:tool_call>\n<function=get_weather>\n<parameter=a>Zürich</parameter>\n<parameter=n>3</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>"
+lfm2 | "<|tool_call_start|>[get_weather(a='Zürich', n=3), f()]<|tool_call_end|>"
+lfm2 | "<|tool_call_start|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\"}]<|tool_call_end|>"
+olmo3 | "<function_calls>\nget_weather(a=\"Zürich\", n=3)\nf()\n</function_calls>"
+cohere_command3 | "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"a\": \"Zürich\", \"n\": 3}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": {}}\n]<|END_ACTION|>"
+phi4_mini_json | "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]<|/tool_call|>"
+phi4_mini_json | "functools[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]"
+granite | "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]"
+nemotron_json | "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</TOOLCALL>"
+hunyuan_a13b | "<tool_calls>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</tool_calls>"
+hunyuan_a13b | "<tool_calls>\n<tool_call>get_weather\n```json\n{\"a\": \"Zürich\", \"n\": 3}\n```</tool_call>\n<tool_call>function<tool_sep>f\n```json\n{}\n```\n</tool_call>\n</tool_calls>"
+glm45 | "<tool_call>get_weather\n<arg_key>a</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>"
+deepseek_v32 | "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"a\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+deepseek_v4 | "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"a\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"true\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+mistral_args | "[TOOL_CALLS]get_weather[ARGS]{\"a\": \"Zürich\", \"n\": 3}[TOOL_CALLS]f[ARGS]{}"
+mistral_args | "[TOOL_CALLS]get_weather[CALL_ID]abcdefgh1[ARGS]{\"a\": \"Zürich\", \"n\": 3}[TOOL_CALLS]f[CALL_ID]abcdefgh2[ARGS]{}"
+mistral_args | "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\"}]"
+xlam | "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]"
+xlam | "<tool_call>[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]</tool_call>"
+xlam | "```json\n[{\"name\": \"get_weather\", \"arguments\": {\"a\": \"Zürich\", \"n\": 3}}, {\"name\": \"f\", \"arguments\": {}}]\n```"
+glm45 | "<tool_call>get_weather<arg_key>a</arg_key><arg_value>Zürich</arg_value><arg_key>n</arg_key><arg_value>3</arg_value></tool_call><tool_call>f</tool_call>"
+"#;
+
+fn texts() -> impl Iterator<Item = (ToolFormat, String)> {
+    TEXTS.trim().lines().map(|row| {
+        let (name, text) = row.split_once(" | ").expect("two columns");
+        let mut all = ToolFormat::ALL.into_iter();
+        let format = all.find(|format| format.syntax().name == name);
+        (
+            format.expect(name),
+            serde_json::from_str(text).expect("JSON"),
+        )
+    })
+}
 
 #[test]
 fn calls_of_each_family_are_found() {
-    for (format, text) in TEXTS {
+    for (format, text) in texts() {
         let calls = [("get_weather", WEATHER), ("f", "{}")];
-        check(format, text, "", &calls);
+        check(format, &text, "", &calls);
         check(
             format,
             &format!("Let me see.\n{text}\n"),
@@ -174,7 +86,7 @@ fn what_only_mentions_a_marker_is_content() {
             }
         }
     }
-    for (format, text) in TEXTS {
+    for (format, text) in texts() {
         let other = text.replace("get_weather", "other").replace('f', "g");
         let (_, calls) = read_in(format, usize::MAX, &other, &[3]);
         assert!(calls.is_empty(), "{other}");
