@@ -11,7 +11,8 @@ pub fn rows<const N: usize>(table: &str) -> impl Iterator<Item = [&str; N]> {
     })
 }
 
-fn json(text: &str) -> Json {
+/// A value that a table has in JSON.
+pub fn parsed(text: &str) -> Json {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
@@ -22,7 +23,7 @@ pub fn change(config: &mut Json, change: &str) {
         Ok(place) => &mut found[place],
         Err(_) => &mut found[key],
     });
-    *found = json(value);
+    *found = parsed(value);
 }
 
 /// Sets the keys of `other` in a config.
@@ -35,7 +36,7 @@ pub fn merge(config: &mut Json, other: &Json) {
 /// Asserts that `read` refuses the keys of each row, an object in JSON, in one line that has the text after them.
 pub fn assert_refused<T, E: Display>(table: &str, read: impl Fn(Json) -> Result<T, E>) {
     for [keys, want] in rows::<2>(table) {
-        let Err(error) = read(json(keys)) else {
+        let Err(error) = read(parsed(keys)) else {
             panic!("{keys}: it is taken");
         };
         let error = error.to_string();

@@ -1,5 +1,6 @@
 //! `/v1/embeddings`: forms of input and output, refusals, and limits.
 
+use crate::common::refusals::{parsed, rows};
 use crate::common::server::{LONG, Server, slow};
 use crate::common::tiny::open;
 use crate::embeddings::folder;
@@ -125,85 +126,42 @@ async fn base64_has_the_bits_and_dimensions_are_cut_and_normalized() {
     assert!((length(&values(&reply["data"][0])) - 1.0).abs() < 1e-5);
 }
 
+/// Bodies, the field that an error names, and what it says.
+const REFUSED: &str = r#"
+{} | input | input is required
+{"input": null} | input | input is required
+{"input": 5} | input | expected a string, a list of strings
+{"input": [[1], "a"]} | input | expected a string, a list of strings
+{"input": ""} | input | input 0 (from 0) must not be empty
+{"input": ["a", ""]} | input | input 1 (from 0) must not be empty
+{"input": []} | input | 1 to 2048
+{"input": [[]]} | input | input 0 (from 0) must not be empty
+{"input": [[1], [257]]} | input | input 1 (from 0): token id 257 is not in the vocabulary
+{"input": [[100000]]} | input | check_embedding_ctx_length=False
+{"input": "a", "dimensions": 49} | dimensions | between 1 and 48
+{"input": "a", "dimensions": "x"} | dimensions | expected
+{"input": "a", "encoding_format": "int8"} | encoding_format | expected
+{"input": "a", "truncate_prompt_tokens": 300} | truncate_prompt_tokens | between 1 and 256, or -1
+{"input": "a", "cache_salt": ""} | cache_salt | 1 to 1024 bytes
+"#;
+
 #[tokio::test]
 async fn bad_input_is_refused_by_name() {
     let server = normalized().await;
     let long = "ab".repeat(200);
-    for (body, param, why) in [
-        (json!({}), "input", "input is required"),
-        (json!({"input": null}), "input", "input is required"),
-        (
-            json!({"input": 5}),
-            "input",
-            "expected a string, a list of strings",
-        ),
-        (
-            json!({"input": [[1], "a"]}),
-            "input",
-            "expected a string, a list of strings",
-        ),
-        (
-            json!({"input": ""}),
-            "input",
-            "input 0 (from 0) must not be empty",
-        ),
-        (
-            json!({"input": ["a", ""]}),
-            "input",
-            "input 1 (from 0) must not be empty",
-        ),
-        (json!({"input": []}), "input", "1 to 2048"),
-        (
-            json!({"input": [[]]}),
-            "input",
-            "input 0 (from 0) must not be empty",
-        ),
+    let many = [
         (
             json!({"input": vec!["a"; 2049]}),
-            "input",
             "1 to 2048 texts or lists of token ids, not 2049",
         ),
         (
-            json!({"input": [[1], [257]]}),
-            "input",
-            "input 1 (from 0): token id 257 is not in the vocabulary",
-        ),
-        (
-            json!({"input": [[100_000]]}),
-            "input",
-            "check_embedding_ctx_length=False",
-        ),
-        (
             json!({"input": vec![vec![1; 200]; 2000]}),
-            "input",
             "at most 300000 tokens in all",
         ),
-        (
-            json!({"input": "a", "dimensions": 49}),
-            "dimensions",
-            "between 1 and 48",
-        ),
-        (
-            json!({"input": "a", "dimensions": "x"}),
-            "dimensions",
-            "expected",
-        ),
-        (
-            json!({"input": "a", "encoding_format": "int8"}),
-            "encoding_format",
-            "expected",
-        ),
-        (
-            json!({"input": "a", "truncate_prompt_tokens": 300}),
-            "truncate_prompt_tokens",
-            "between 1 and 256, or -1",
-        ),
-        (
-            json!({"input": "a", "cache_salt": ""}),
-            "cache_salt",
-            "1 to 1024 bytes",
-        ),
-    ] {
+    ];
+    let many = many.map(|(body, why)| (body, "input", why));
+    let all = rows::<3>(REFUSED).map(|[body, param, why]| (parsed(body), param, why));
+    for (body, param, why) in all.chain(many) {
         let reply = server.post(PATH, &body).await;
         assert_eq!(reply.status(), StatusCode::BAD_REQUEST, "{why}");
         let error = reply.json::<Value>().await.expect("JSON")["error"].clone();

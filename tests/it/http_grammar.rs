@@ -1,5 +1,6 @@
 //! Structured output as clients ask for it.
 
+use crate::common::refusals::{parsed, rows};
 use crate::common::server::{LONG, Server, error, joined};
 use crate::common::{Guess, Toy};
 use foretoken::http::AppState;
@@ -156,131 +157,44 @@ async fn the_end_of_the_grammar_is_the_end_of_the_text() {
     server.done().await;
 }
 
+/// Fields, the one that an error names, and what it says.
+const REFUSED: &str = r#"
+{"response_format": "json"} | response_format | an object
+{"response_format": {"type": "xml"}} | response_format.type | json_schema
+{"response_format": {"type": "json_schema"}} | response_format.json_schema | required
+{"response_format": {"type": "json_object", "json_schema": {}}} | response_format.json_schema | requires
+{"response_format": {"type": "json_object", "schema": {"type": "strin"}}} | response_format.schema | strin
+{"response_format": {"type": "text", "schema": {}}} | response_format.schema | requires
+{"response_format": {"type": "json_object", "scheme": {}}} | response_format.scheme | not supported
+{"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}} | response_format.json_schema.name | required
+{"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}} | response_format.json_schema.name | letters
+{"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}} | response_format.json_schema.schema | required
+{"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": 1}}} | response_format.json_schema.strict | a boolean
+{"response_format": {"type": "json_schema", "json_schema": {"name": "n", "scheme": {}}}} | response_format.json_schema.scheme | not supported
+{"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"properties": {"a": {"items": {"type": "strin"}}}}}}} | response_format.json_schema.schema | `#/properties/a/items`, {"type":"strin"}
+{"guided_json": {"type": "array", "contains": {}}} | guided_json | contains
+{"guided_json": "{"} | guided_json | valid JSON
+{"guided_regex": "a("} | guided_regex | unclosed
+{"guided_regex": 5} | guided_regex | string
+{"guided_choice": [1]} | guided_choice[0] | string
+{"guided_grammar": "start: b"} | guided_grammar | b
+{"guided_regex": "a", "guided_choice": ["a"]} | guided_choice | exclude
+{"guided_regex": "a", "response_format": {"type": "json_object"}} | response_format | guided_regex
+{"structured_outputs": {"regex": "a", "choice": ["a"]}} | structured_outputs.choice | exclude
+{"structured_outputs": {"structural_tag": "x"}} | structured_outputs.structural_tag | not supported
+{"structured_outputs": {"whitespace_pattern": " "}} | structured_outputs.whitespace_pattern | requires
+{"structured_outputs": []} | structured_outputs | an object
+{"guided_decoding_backend": "x"} | guided_decoding_backend | not supported
+{"guided_json_object": true} | guided_json_object | matches no text
+"#;
+
 #[tokio::test]
 async fn refusals_name_the_field() {
     let server = Server::start().await;
-    let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
-    let format = |fields: Value| json!({"type": "json_schema", "json_schema": fields});
     let deep = (0..200).fold("1".to_owned(), |inner, _| format!("[{inner}]"));
-    for (body, param, says) in [
-        (
-            json!({"response_format": "json"}),
-            "response_format",
-            "an object",
-        ),
-        (
-            json!({"response_format": {"type": "xml"}}),
-            "response_format.type",
-            "json_schema",
-        ),
-        (
-            json!({"response_format": {"type": "json_schema"}}),
-            "response_format.json_schema",
-            "required",
-        ),
-        (
-            json!({"response_format": {"type": "json_object", "json_schema": {}}}),
-            "response_format.json_schema",
-            "requires",
-        ),
-        (
-            json!({"response_format": {"type": "json_object", "schema": {"type": "strin"}}}),
-            "response_format.schema",
-            "strin",
-        ),
-        (
-            json!({"response_format": {"type": "text", "schema": {}}}),
-            "response_format.schema",
-            "requires",
-        ),
-        (
-            json!({"response_format": {"type": "json_object", "scheme": {}}}),
-            "response_format.scheme",
-            "not supported",
-        ),
-        (
-            json!({"response_format": format(json!({"schema": {}}))}),
-            "response_format.json_schema.name",
-            "required",
-        ),
-        (
-            json!({"response_format": format(json!({"name": "a b", "schema": {}}))}),
-            "response_format.json_schema.name",
-            "letters",
-        ),
-        (
-            json!({"response_format": format(json!({"name": "n"}))}),
-            "response_format.json_schema.schema",
-            "required",
-        ),
-        (
-            json!({"response_format": format(json!({"name": "n", "schema": {}, "strict": 1}))}),
-            "response_format.json_schema.strict",
-            "a boolean",
-        ),
-        (
-            json!({"response_format": format(json!({"name": "n", "scheme": {}}))}),
-            "response_format.json_schema.scheme",
-            "not supported",
-        ),
-        (
-            json!({"response_format": schema(json!({"properties": {"a": {"items": {"type": "strin"}}}}))}),
-            "response_format.json_schema.schema",
-            r##"`#/properties/a/items`, {"type":"strin"}"##,
-        ),
-        (
-            json!({"guided_json": {"type": "array", "contains": {}}}),
-            "guided_json",
-            "contains",
-        ),
-        (json!({"guided_json": "{"}), "guided_json", "valid JSON"),
-        (json!({"guided_json": deep}), "guided_json", "recursion"),
-        (json!({"guided_regex": "a("}), "guided_regex", "unclosed"),
-        (json!({"guided_regex": 5}), "guided_regex", "string"),
-        (json!({"guided_choice": [1]}), "guided_choice[0]", "string"),
-        (json!({"guided_grammar": "start: b"}), "guided_grammar", "b"),
-        (
-            json!({"guided_regex": "a", "guided_choice": ["a"]}),
-            "guided_choice",
-            "exclude",
-        ),
-        (
-            json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
-            "response_format",
-            "guided_regex",
-        ),
-        (
-            json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}),
-            "structured_outputs.choice",
-            "exclude",
-        ),
-        (
-            json!({"structured_outputs": {"structural_tag": "x"}}),
-            "structured_outputs.structural_tag",
-            "not supported",
-        ),
-        (
-            json!({"structured_outputs": {"whitespace_pattern": " "}}),
-            "structured_outputs.whitespace_pattern",
-            "requires",
-        ),
-        (
-            json!({"structured_outputs": []}),
-            "structured_outputs",
-            "an object",
-        ),
-        (
-            json!({"guided_decoding_backend": "x"}),
-            "guided_decoding_backend",
-            "not supported",
-        ),
-        // The toy's vocabulary has no brackets.
-        (
-            json!({"guided_json_object": true}),
-            "guided_json_object",
-            "matches no text",
-        ),
-    ] {
+    let deep = (json!({"guided_json": deep}), "guided_json", "recursion");
+    let all = rows::<3>(REFUSED).map(|[body, param, says]| (parsed(body), param, says));
+    for (body, param, says) in all.chain([deep]) {
         for path in ["/v1/completions", "/v1/chat/completions"] {
             let mut body = body.clone();
             match path {

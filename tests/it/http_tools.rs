@@ -1,5 +1,6 @@
 //! Tool calls and reasoning over HTTP: what a scripted model writes becomes messages and deltas.
 
+use crate::common::refusals::{parsed, rows};
 use crate::common::scripted::{
     CHAT, PLAIN, TEMPLATE, body, call, saying, saying_as, thinking, thought, tool, with,
 };
@@ -406,6 +407,38 @@ async fn calls_and_results_of_earlier_turns_are_shown() {
     }
 }
 
+/// Fields, what their values are parts of, the values, and the field that an error names.
+const WRONG: &str = r#"
+tools | as it is | {"name": "f"} | tools
+tools | as it is | [{"function": {"name": "f"}}] | tools[0].type
+tools | as it is | [{"type": "custom"}] | tools[0].custom
+tools | as it is | [{"type": "functions", "function": {"name": "f"}}] | tools[0].function
+tools | as it is | [{"type": "function"}] | tools[0].function
+tools | function | {"description": "d"} | tools[0].function.name
+tools | function | {"name": "a b"} | tools[0].function.name
+tools | function | {"name": "f", "description": 1} | tools[0].function.description
+tools | function | {"name": "f", "strict": "yes"} | tools[0].function.strict
+tools | function | {"name": "f", "parameters": []} | tools[0].function.parameters
+tools | function | {"name": "f", "parameters": {"type": "string"}} | tools[0].function.parameters
+tool_choice | as it is | "always" | tool_choice
+tool_choice | as it is | {"type": "allowed_tools"} | tool_choice.allowed_tools
+tool_choice | as it is | {"type": "function", "function": {"name": "f"}} | tool_choice.function.name
+parallel_tool_calls | as it is | "no" | parallel_tool_calls
+functions | as it is | [{"name": "f"}] | functions
+function_call | as it is | {"name": "f"} | function_call
+messages | said | {"role": "tool", "content": "x"} | messages[1].tool_call_id
+messages | said | {"role": "function", "name": "f", "content": "x"} | messages[1].role
+messages | said | {"role": "assistant", "function_call": {"name": "f"}} | messages[1].function_call
+messages | said | {"role": "assistant", "tool_calls": {}} | messages[1].tool_calls
+messages | said | {"role": "assistant", "content": "a", "reasoning_content": 1} | messages[1].reasoning_content
+messages | calls | "f" | messages[1].tool_calls[0]
+messages | calls | {"function": {"name": "f"}} | messages[1].tool_calls[0].id
+messages | calls | {"id": "1", "type": "custom"} | messages[1].tool_calls[0].custom
+messages | calls | {"id": "1"} | messages[1].tool_calls[0].function
+messages | calls | {"id": "1", "function": {}} | messages[1].tool_calls[0].function.name
+messages | calls | {"id": "1", "function": {"name": "f", "arguments": 1}} | messages[1].tool_calls[0].function.arguments
+"#;
+
 #[tokio::test]
 async fn wrong_tools_and_messages_are_named() {
     let server = saying("Yes.").await;
@@ -417,128 +450,33 @@ async fn wrong_tools_and_messages_are_named() {
     let many: Vec<Value> = (0..129)
         .map(|i| tool(&format!("t{i}"), json!({})))
         .collect();
-    for (key, value, param) in [
-        ("tools", json!({"name": "f"}), "tools"),
+    let long = [
         (
-            "tools",
-            json!([{"function": {"name": "f"}}]),
-            "tools[0].type",
-        ),
-        ("tools", json!([{"type": "custom"}]), "tools[0].custom"),
-        (
-            "tools",
-            json!([{"type": "functions", "function": {"name": "f"}}]),
-            "tools[0].function",
-        ),
-        ("tools", json!([{"type": "function"}]), "tools[0].function"),
-        (
-            "tools",
-            function(json!({"description": "d"})),
-            "tools[0].function.name",
-        ),
-        (
-            "tools",
-            function(json!({"name": "a b"})),
-            "tools[0].function.name",
-        ),
-        (
-            "tools",
             function(json!({"name": "x".repeat(129)})),
             "tools[0].function.name",
         ),
         (
-            "tools",
             json!([tool("f", json!({})), tool("f", json!({}))]),
             "tools[1].function.name",
         ),
+        (json!(many), "tools"),
         (
-            "tools",
-            function(json!({"name": "f", "description": 1})),
-            "tools[0].function.description",
-        ),
-        (
-            "tools",
-            function(json!({"name": "f", "strict": "yes"})),
-            "tools[0].function.strict",
-        ),
-        (
-            "tools",
-            function(json!({"name": "f", "parameters": []})),
-            "tools[0].function.parameters",
-        ),
-        (
-            "tools",
-            function(json!({"name": "f", "parameters": {"type": "string"}})),
-            "tools[0].function.parameters",
-        ),
-        ("tools", json!(many), "tools"),
-        (
-            "tools",
             function(json!({"name": "f", "description": "d".repeat(300_000)})),
             "tools",
         ),
-        ("tool_choice", json!("always"), "tool_choice"),
-        (
-            "tool_choice",
-            json!({"type": "allowed_tools"}),
-            "tool_choice.allowed_tools",
-        ),
-        ("tool_choice", named("f"), "tool_choice.function.name"),
-        ("parallel_tool_calls", json!("no"), "parallel_tool_calls"),
-        ("functions", json!([{"name": "f"}]), "functions"),
-        ("function_call", json!({"name": "f"}), "function_call"),
-        (
-            "messages",
-            said(json!({"role": "tool", "content": "x"})),
-            "messages[1].tool_call_id",
-        ),
-        (
-            "messages",
-            said(json!({"role": "function", "name": "f", "content": "x"})),
-            "messages[1].role",
-        ),
-        (
-            "messages",
-            said(json!({"role": "assistant", "function_call": {"name": "f"}})),
-            "messages[1].function_call",
-        ),
-        (
-            "messages",
-            said(json!({"role": "assistant", "tool_calls": {}})),
-            "messages[1].tool_calls",
-        ),
-        (
-            "messages",
-            said(json!({"role": "assistant", "content": "a", "reasoning_content": 1})),
-            "messages[1].reasoning_content",
-        ),
-        ("messages", calls(json!("f")), "messages[1].tool_calls[0]"),
-        (
-            "messages",
-            calls(json!({"function": {"name": "f"}})),
-            "messages[1].tool_calls[0].id",
-        ),
-        (
-            "messages",
-            calls(json!({"id": "1", "type": "custom"})),
-            "messages[1].tool_calls[0].custom",
-        ),
-        (
-            "messages",
-            calls(json!({"id": "1"})),
-            "messages[1].tool_calls[0].function",
-        ),
-        (
-            "messages",
-            calls(json!({"id": "1", "function": {}})),
-            "messages[1].tool_calls[0].function.name",
-        ),
-        (
-            "messages",
-            calls(json!({"id": "1", "function": {"name": "f", "arguments": 1}})),
-            "messages[1].tool_calls[0].function.arguments",
-        ),
-    ] {
+    ];
+    let long = long.map(|(value, param)| ("tools", value, param));
+    let all = rows::<4>(WRONG).map(|[key, kind, value, param]| {
+        let value = parsed(value);
+        let value = match kind {
+            "function" => function(value),
+            "said" => said(value),
+            "calls" => calls(value),
+            _ => value,
+        };
+        (key, value, param)
+    });
+    for (key, value, param) in all.chain(long) {
         let mut asked = with(key, value.clone());
         asked["stream"] = true.into();
         let response = server.post(CHAT, &asked).await;
