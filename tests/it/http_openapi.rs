@@ -1,6 +1,7 @@
 //! The OpenAPI document against what the server really does.
 
 use crate::common::Toy;
+use crate::common::refusals::{parsed, rows};
 use crate::common::server::{LONG, Server, greedy};
 use foretoken::http::{AppState, ServerInfo};
 use foretoken::model::{EmbeddingSpec, Pooling};
@@ -134,6 +135,54 @@ async fn checked(document: &Value, path: &str, method: &Method, response: Respon
     }
 }
 
+/// Statuses, and the routes and bodies that have them.
+const ASKED: &str = r#"
+404 | /v1/completions | {"prompt": "a", "model": "b"}
+200 | /v1/chat/completions | {"messages": TURNS, "max_tokens": 4, "logprobs": true, "top_logprobs": 2, "return_token_ids": true}
+200 | /v1/chat/completions | {"messages": TURNS, "max_tokens": 4, "prediction": PREDICTED}
+200 | /v1/chat/completions | {"messages": WITH_CALL, "max_tokens": 4}
+400 | /v1/chat/completions | {"messages": TURNS, "tools": [{}]}
+400 | /v1/chat/completions | {"messages": 1}
+200 | /v1/responses | {"input": "hi", "max_output_tokens": 4}
+200 | /v1/responses | {"input": TURNS, "max_output_tokens": 4}
+400 | /v1/responses | {}
+200 | /v1/messages | {"messages": TURNS, "max_tokens": 4}
+400 | /v1/messages | {"messages": TURNS}
+404 | /v1/messages | {"messages": TURNS, "max_tokens": 4, "model": "b"}
+200 | /v1/messages/count_tokens | {"messages": TURNS}
+400 | /v1/messages/count_tokens | {}
+200 | /api/chat | {"messages": TURNS, "stream": false, "options": {"num_predict": 4}}
+200 | /api/chat | {}
+400 | /api/chat | {"messages": 1}
+200 | /api/generate | {"prompt": "hi", "stream": false, "options": {"num_predict": 4}}
+200 | /api/generate | {"prompt": "hi", "options": {"num_predict": 4}}
+404 | /api/generate | {"model": "b"}
+200 | /api/embed | {"input": ["ab", "c"]}
+400 | /api/embed | {"input": 1}
+200 | /api/embeddings | {"prompt": "ab"}
+200 | /api/show | {"model": "toy:latest"}
+404 | /api/show | {"model": "b"}
+200 | /api/pull | {"model": "toy"}
+200 | /api/pull | {"model": "toy", "stream": false}
+200 | /v1/embeddings | {"input": ["ab", "c"]}
+200 | /v1/embeddings | {"input": [[0]], "encoding_format": "base64", "dimensions": 1}
+400 | /v1/embeddings | {"input": ""}
+200 | /v1/rerank | {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}
+400 | /v1/rerank | {"query": "a"}
+200 | /v1/score | {"text_1": "a", "text_2": ["b", {"text": "c"}]}
+400 | /v1/score | {}
+200 | /apply-template | {"messages": TURNS}
+400 | /apply-template | {}
+400 | /infill | {"input_prefix": "a"}
+200 | /tokenize | {"prompt": "ab"}
+200 | /tokenize | {"messages": WITH_CALL}
+400 | /tokenize | {}
+200 | /detokenize | {"tokens": [0, 1]}
+400 | /detokenize | {"tokens": "a"}
+200 | /reset_prefix_cache | {}
+200 | /ping | {}
+"#;
+
 #[tokio::test]
 async fn answers_and_refusals_have_the_shapes_of_the_document() {
     let server = server().await;
@@ -149,117 +198,21 @@ async fn answers_and_refusals_have_the_shapes_of_the_document() {
     let scored = json!({"prompt": ["ab", "c"], "max_tokens": 3, "logprobs": 2, "echo": true, "n": 2, "return_token_ids": true});
     let ids = json!({"prompt": [[0, 1]], "max_tokens": 60, "stop": ["a", "b", "c"]});
     let predicted = json!({"type": "content", "content": "abc"});
-    let bodies = [
-        ("/v1/completions", greedy("abc", 5), 200),
-        ("/v1/completions", scored, 200),
-        ("/v1/completions", ids, 200),
-        (
-            "/v1/completions",
-            json!({"prompt": "a".repeat(1000), "max_tokens": 1}),
-            400,
-        ),
-        ("/v1/completions", json!({"prompt": "a", "model": "b"}), 404),
-        (
-            "/v1/chat/completions",
-            json!({"messages": turns, "max_tokens": 4, "logprobs": true, "top_logprobs": 2, "return_token_ids": true}),
-            200,
-        ),
-        (
-            "/v1/chat/completions",
-            json!({"messages": turns, "max_tokens": 4, "prediction": predicted}),
-            200,
-        ),
-        (
-            "/v1/chat/completions",
-            json!({"messages": with_call, "max_tokens": 4}),
-            200,
-        ),
-        (
-            "/v1/chat/completions",
-            json!({"messages": turns, "tools": [{}]}),
-            400,
-        ),
-        ("/v1/chat/completions", json!({"messages": 1}), 400),
-        (
-            "/v1/responses",
-            json!({"input": "hi", "max_output_tokens": 4}),
-            200,
-        ),
-        (
-            "/v1/responses",
-            json!({"input": turns, "max_output_tokens": 4}),
-            200,
-        ),
-        ("/v1/responses", json!({}), 400),
-        (
-            "/v1/messages",
-            json!({"messages": turns, "max_tokens": 4}),
-            200,
-        ),
-        ("/v1/messages", json!({"messages": turns}), 400),
-        (
-            "/v1/messages",
-            json!({"messages": turns, "max_tokens": 4, "model": "b"}),
-            404,
-        ),
-        ("/v1/messages/count_tokens", json!({"messages": turns}), 200),
-        ("/v1/messages/count_tokens", json!({}), 400),
-        (
-            "/api/chat",
-            json!({"messages": turns, "stream": false, "options": {"num_predict": 4}}),
-            200,
-        ),
-        ("/api/chat", json!({}), 200),
-        ("/api/chat", json!({"messages": 1}), 400),
-        (
-            "/api/generate",
-            json!({"prompt": "hi", "stream": false, "options": {"num_predict": 4}}),
-            200,
-        ),
-        (
-            "/api/generate",
-            json!({"prompt": "hi", "options": {"num_predict": 4}}),
-            200,
-        ),
-        ("/api/generate", json!({"model": "b"}), 404),
-        ("/api/embed", json!({"input": ["ab", "c"]}), 200),
-        ("/api/embed", json!({"input": 1}), 400),
-        ("/api/embeddings", json!({"prompt": "ab"}), 200),
-        ("/api/show", json!({"model": "toy:latest"}), 200),
-        ("/api/show", json!({"model": "b"}), 404),
-        ("/api/pull", json!({"model": "toy"}), 200),
-        ("/api/pull", json!({"model": "toy", "stream": false}), 200),
-        ("/v1/embeddings", json!({"input": ["ab", "c"]}), 200),
-        (
-            "/v1/embeddings",
-            json!({"input": [[0]], "encoding_format": "base64", "dimensions": 1}),
-            200,
-        ),
-        ("/v1/embeddings", json!({"input": ""}), 400),
-        (
-            "/v1/rerank",
-            json!({"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
-            200,
-        ),
-        ("/v1/rerank", json!({"query": "a"}), 400),
-        (
-            "/v1/score",
-            json!({"text_1": "a", "text_2": ["b", {"text": "c"}]}),
-            200,
-        ),
-        ("/v1/score", json!({}), 400),
-        ("/apply-template", json!({"messages": turns}), 200),
-        ("/apply-template", json!({}), 400),
-        ("/infill", json!({"input_prefix": "a"}), 400),
-        ("/tokenize", json!({"prompt": "ab"}), 200),
-        ("/tokenize", json!({"messages": with_call}), 200),
-        ("/tokenize", json!({}), 400),
-        ("/detokenize", json!({"tokens": [0, 1]}), 200),
-        ("/detokenize", json!({"tokens": "a"}), 400),
-        ("/reset_prefix_cache", json!({}), 200),
-        ("/ping", json!({}), 200),
+    let rows = rows::<3>(ASKED).map(|[status, path, body]| {
+        let body = (body.replace("WITH_CALL", &with_call.to_string()))
+            .replace("TURNS", &turns.to_string())
+            .replace("PREDICTED", &predicted.to_string());
+        (path, parsed(&body), status.parse::<u16>().unwrap())
+    });
+    let long = json!({"prompt": "a".repeat(1000), "max_tokens": 1});
+    let completions = [
+        (greedy("abc", 5), 200),
+        (scored, 200),
+        (ids, 200),
+        (long, 400),
     ];
-    for (path, body, status) in bodies {
+    let completions = completions.map(|(body, status)| ("/v1/completions", body, status));
+    for (path, body, status) in rows.chain(completions) {
         let response = server.post(path, &body).await;
         assert_eq!(response.status(), status, "{path} {body}");
         checked(&document, path, &Method::POST, response).await;
