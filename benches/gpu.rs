@@ -405,10 +405,7 @@ fn medians(times: &[Step]) -> Step {
 
 /// How the greedy tokens of `rows` rows of logits are drawn.
 fn greedy(rows: usize) -> Vec<LogitsParams> {
-    let greedy = SamplingParams {
-        temperature: 0.,
-        ..SamplingParams::default()
-    };
+    let greedy = SamplingParams::at(0.);
     let of_row = |row| logits_params(row, &greedy, TokenChoice::GumbelMax(0));
     (0..rows as u32).map(of_row).collect()
 }

@@ -12,10 +12,7 @@ pub fn complete(model: &str, prompt: &str) -> Result<(String, usize)> {
     let request = Request {
         prompt: text.encode(prompt, true)?,
         max_tokens: Some(48),
-        params: SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
+        params: SamplingParams::at(0.0),
         ..Request::default()
     };
     let answer = running.engine().submit(request)?.blocking_collect()?;

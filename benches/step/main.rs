@@ -171,10 +171,7 @@ impl Step {
 }
 
 fn greedy() -> SamplingParams {
-    SamplingParams {
-        temperature: 0.,
-        ..SamplingParams::default()
-    }
+    SamplingParams::at(0.)
 }
 
 fn medians(samples: &[Vec<f64>]) -> Vec<f64> {

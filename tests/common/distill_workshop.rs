@@ -192,10 +192,7 @@ pub fn assert_same_weights(a: &Path, b: &Path) {
 /// Loads a model in f32.
 pub fn load_f32(path: &Path) -> Box<dyn LoadedModel> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
-    let options = LoadOptions {
-        dtype: Some(DType::F32),
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::of(DType::F32);
     load(&source, &options).unwrap()
 }
 

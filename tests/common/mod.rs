@@ -132,10 +132,7 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
     Request {
         prompt: prompt.to_vec(),
         max_tokens: Some(max_tokens),
-        params: SamplingParams {
-            temperature: 0.0,
-            ..Default::default()
-        },
+        params: SamplingParams::at(0.0),
         ..Default::default()
     }
 }

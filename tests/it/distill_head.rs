@@ -96,10 +96,7 @@ fn served(shop: &Workshop, out: &str) -> Box<dyn Head> {
         ModelSource::Folder(shop.at(out))
     };
     let kind = HeadKind::of(&source).unwrap().expect("a head");
-    let options = LoadOptions {
-        dtype: Some(DType::F32),
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::of(DType::F32);
     load_head(&source, kind, &options, &*load_f32(&shop.at("target"))).unwrap()
 }
 

@@ -27,10 +27,7 @@ use tempfile::TempDir;
 const IDS: [u32; 12] = [60, 2, 3, 5, 8, 13, 21, 34, 55, 66, 0, 40];
 
 fn options() -> LoadOptions {
-    LoadOptions {
-        dtype: Some(DType::F32),
-        ..LoadOptions::default()
-    }
+    LoadOptions::of(DType::F32)
 }
 
 /// `options` for a draft that predicts `ids`, of a target in `target`.

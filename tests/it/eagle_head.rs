@@ -244,10 +244,7 @@ fn open_head(
 ) -> Result<Box<dyn DraftHead>, foretoken::error::Error> {
     let source = ModelSource::Folder(folder.to_owned());
     let kind = HeadKind::of(&source)?.expect("a head is recognized");
-    let options = LoadOptions {
-        dtype: Some(DType::F32),
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::of(DType::F32);
     load_head(&source, kind, &options, target)
 }
 
@@ -340,10 +337,7 @@ fn a_head_becomes_a_gguf_file() {
             assert!(converted.status.success(), "{stderr}");
             let source = ModelSource::Gguf(file.into());
             assert_eq!(HeadKind::of(&source).unwrap(), Some(HeadKind::Eagle3));
-            let options = LoadOptions {
-                dtype: Some(DType::F32),
-                ..LoadOptions::default()
-            };
+            let options = LoadOptions::of(DType::F32);
             let model = load_head(&source, HeadKind::Eagle3, &options, &*target()).unwrap();
             let found = logits_of(&head, model);
             let both = found.iter().flatten().zip(wanted.iter().flatten());

@@ -102,10 +102,7 @@ pub fn load_beside(folder: &Path, target: &dyn LoadedModel) -> Result<Box<dyn He
     let source = ModelSource::Folder(folder.to_owned());
     let kind = HeadKind::of(&source).map_err(|e| e.to_string())?;
     let kind = kind.expect("a head is recognized");
-    let options = LoadOptions {
-        dtype: Some(DType::F32),
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::of(DType::F32);
     load_head(&source, kind, &options, target).map_err(|e| e.to_string())
 }
 
@@ -405,10 +402,7 @@ fn observe(drafter: &mut dyn Drafter, prompt: &[u32], new: Range<usize>, hidden:
 
 /// A greedy chain.
 fn propose(drafter: &mut dyn Drafter, fixture: &Fixture) -> Draft {
-    let params = SamplingParams {
-        temperature: 0.0,
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams::at(0.0);
     let mut sampler = Sampler::new(params, &fixture.prompt);
     let depth = fixture.drafted.len();
     let context = DraftContext::default();

@@ -371,10 +371,7 @@ fn packed_products_of_heads_are_unpacked() {
     }
     let compute = |folder: &Path, tensors| {
         candle_core::safetensors::save(tensors, folder.join("model.safetensors")).unwrap();
-        let options = LoadOptions {
-            dtype: Some(DType::F32),
-            ..LoadOptions::default()
-        };
+        let options = LoadOptions::of(DType::F32);
         let source = ModelSource::Folder(folder.to_owned());
         // What it takes in memory is forecast.
         let (_, inventory) = inspect(&source, &options).unwrap();

@@ -55,10 +55,7 @@ impl School {
     }
 
     fn load() -> LoadOptions {
-        LoadOptions {
-            dtype: Some(DType::F32),
-            ..LoadOptions::default()
-        }
+        LoadOptions::of(DType::F32)
     }
 
     fn open(&self, api_key: Option<&str>) -> Result<Learning, Error> {

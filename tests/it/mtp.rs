@@ -17,10 +17,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 fn options() -> LoadOptions {
-    LoadOptions {
-        dtype: Some(DType::F32),
-        ..LoadOptions::default()
-    }
+    LoadOptions::of(DType::F32)
 }
 
 fn head(path: &Path, target: &dyn LoadedModel) -> Option<Box<dyn Head>> {

@@ -87,10 +87,7 @@ pub fn target() -> (Box<dyn LoadedModel>, Tensors) {
 
 pub fn open_head(path: &Path, target: &dyn LoadedModel) -> Result<Box<dyn Head>, String> {
     let source = ModelSource::resolve(path.to_str().unwrap(), None, LoadFormat::Auto).unwrap();
-    let options = LoadOptions {
-        dtype: Some(DType::F32),
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::of(DType::F32);
     let kind = HeadKind::of(&source).map_err(|e| e.to_string())?.unwrap();
     assert!(kind.is_parallel(), "{}: {kind:?}", path.display());
     load_head(&source, kind, &options, target).map_err(|e| e.to_string())

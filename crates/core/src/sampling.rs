@@ -90,6 +90,14 @@ impl SamplingParams {
     /// Lower temperatures count as greedy: dividing by them would overflow f32.
     const GREEDY_BELOW: f32 = 1e-5;
 
+    /// The defaults at a temperature; 0 = greedy.
+    pub fn at(temperature: f32) -> Self {
+        Self {
+            temperature,
+            ..Self::default()
+        }
+    }
+
     /// Whether the most probable token is always chosen.
     pub fn is_greedy(&self) -> bool {
         self.temperature < Self::GREEDY_BELOW

@@ -22,10 +22,7 @@ fn requests() -> Vec<Request> {
     let request = |first: u32| Request {
         prompt: (first..first + 5).collect(),
         max_tokens: Some(20),
-        params: SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
+        params: SamplingParams::at(0.0),
         ..Request::default()
     };
     (1..5).map(request).collect()

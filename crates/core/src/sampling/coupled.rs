@@ -262,10 +262,7 @@ mod tests {
     #[test]
     fn siblings_are_distinct_and_begin_with_the_guess() {
         let logits = logits(6);
-        let greedy = SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        };
+        let greedy = SamplingParams::at(0.0);
         for params in filters().iter().chain([&greedy]) {
             let sampler = sampler(params);
             for position in 0..200 {

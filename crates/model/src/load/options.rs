@@ -81,6 +81,14 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
+    /// The defaults with weights in `dtype`.
+    pub fn of(dtype: DType) -> Self {
+        Self {
+            dtype: Some(dtype),
+            ..Self::default()
+        }
+    }
+
     /// Whether a GPU computes with the weights.
     pub(super) fn are_for_gpu(&self) -> bool {
         self.for_gpu || !self.device.is_cpu()

@@ -252,10 +252,7 @@ fn target(folder: &Path) -> Box<dyn LoadedModel> {
 }
 
 fn in_f32() -> LoadOptions {
-    LoadOptions {
-        dtype: Some(candle_core::DType::F32),
-        ..LoadOptions::default()
-    }
+    LoadOptions::of(candle_core::DType::F32)
 }
 
 /// A head begins with the target's last layers, and the folder that it writes is served with the logits

@@ -125,10 +125,7 @@ fn a_token_that_no_model_drew_is_accepted_as_often_as_the_paper_has_it() {
 }
 
 fn greedy() -> Sampler {
-    sampler(SamplingParams {
-        temperature: 0.0,
-        ..SamplingParams::default()
-    })
+    sampler(SamplingParams::at(0.0))
 }
 
 /// At temperature 0 the bound is on p(x) / max p; typical acceptance is greedy.

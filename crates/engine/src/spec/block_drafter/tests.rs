@@ -25,10 +25,7 @@ fn propose(drafter: &mut BlockDrafter, tokens: &[u32], acceptance: Acceptance) -
         Acceptance::Coupled => 0.0,
         Acceptance::Rejection => 1.0,
     };
-    let params = SamplingParams {
-        temperature,
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams::at(temperature);
     let (mut sampler, context) = (Sampler::new(params, tokens), DraftContext::default());
     let request = DraftRequest {
         acceptance,

@@ -29,10 +29,7 @@ impl Drafter for Counting {
 }
 
 pub(super) fn state(temperature: f32, acceptance: Acceptance) -> SequenceState {
-    let params = SamplingParams {
-        temperature,
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams::at(temperature);
     SequenceState {
         tokens: vec![1, 2, 3],
         kv_len: 2,

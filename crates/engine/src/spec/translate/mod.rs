@@ -164,10 +164,7 @@ impl Drafter for Translator {
         let each = state.encoding.tokens_each();
         // The draft model looks at the temperature only, and its tokens are not the request's.
         let mut sampler = Sampler::new(
-            SamplingParams {
-                temperature: request.sampler.params().temperature,
-                ..SamplingParams::default()
-            },
+            SamplingParams::at(request.sampler.params().temperature),
             &[],
         );
         let inner = self.inner.forecast(&DraftRequest {
@@ -236,6 +233,7 @@ mod tests {
     use super::*;
     use crate::spec::draft::DraftContext;
     use foretoken_core::model::toy::ToyModel;
+    use foretoken_core::sampling::Acceptance;
     use foretoken_text::grammar::{Compiler, GrammarSource, toy::ToyTokens};
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
