@@ -180,10 +180,15 @@ pub const PROMPT_WAIT: std::time::Duration = std::time::Duration::from_secs(3600
 
 /// Drafts of at most `length` tokens without branches.
 pub fn chains(length: usize) -> SpecLimits {
+    tree_limits(length, length, 1)
+}
+
+/// Drafts of at most `nodes` tokens, `length` of them on a path, and `topk` siblings.
+pub fn tree_limits(length: usize, nodes: usize, topk: usize) -> SpecLimits {
     SpecLimits {
         length,
-        nodes: length,
-        topk: 1,
+        nodes,
+        topk,
     }
 }
 

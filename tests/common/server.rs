@@ -3,8 +3,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use crate::common::hooked::watched;
-use crate::common::{Guess, MAX_LEN, SEED, Toy, VOCAB, assert_idle, toy_model};
-use foretoken::engine::{self, EngineHandle, EngineOptions, SpecLimits};
+use crate::common::{Guess, MAX_LEN, SEED, Toy, VOCAB, assert_idle, toy_model, tree_limits};
+use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
 use foretoken::http::{AppState, serve};
 use foretoken::model::toy::ToyModel;
@@ -64,11 +64,7 @@ pub async fn drafting(guess: Guess) -> Server {
         eos: vec![EOS],
         ..Toy::default()
     };
-    toy.options.spec = SpecLimits {
-        length: 6,
-        nodes: 15,
-        topk: 4,
-    };
+    toy.options.spec = tree_limits(6, 15, 4);
     Server::over(toy.start(), |state| state, LONG).await
 }
 

@@ -264,11 +264,7 @@ fn texts_do_not_change() {
     };
     let (wanted, drafted, _) = texts(None, 256, chains(4));
     assert_eq!(drafted, 0);
-    let tree = SpecLimits {
-        length: 3,
-        nodes: 9,
-        topk: 3,
-    };
+    let tree = tree_limits(3, 9, 3);
     for layout in LAYOUTS {
         let head = Head::new(layout);
         for (blocks, spec) in [(256, chains(4)), (22, chains(4)), (256, tree)] {

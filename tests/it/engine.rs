@@ -2,9 +2,7 @@
 
 use crate::common::grammar::{grammars, thoughts};
 use crate::common::*;
-use foretoken::engine::{
-    EngineHandle, EngineOptions, Events, FinishReason, Request, SpecLimits, StepLimits,
-};
+use foretoken::engine::{EngineHandle, EngineOptions, Events, FinishReason, Request, StepLimits};
 use foretoken::error::{Error, RequestErrorKind};
 use foretoken::sampling::{Acceptance, Grammar, Mask, SamplingParams, ThoughtLimit, mix};
 use foretoken::spec::BudgetMode;
@@ -113,11 +111,7 @@ impl Dice {
             options: EngineOptions {
                 max_num_seqs,
                 max_num_batched_tokens: 1 + self.roll(50),
-                spec: SpecLimits {
-                    length: spec_length,
-                    nodes: 1 + self.roll(12),
-                    topk: 1 + self.roll(4),
-                },
+                spec: tree_limits(spec_length, 1 + self.roll(12), 1 + self.roll(4)),
                 spec_budget: self.of(&[BudgetMode::Fixed, BudgetMode::Adaptive]),
                 step_limits: StepLimits {
                     scored_rows: 1 + self.roll(12),

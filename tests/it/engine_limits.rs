@@ -2,9 +2,7 @@
 
 use crate::common::hooked::watched;
 use crate::common::*;
-use foretoken::engine::{
-    self, EngineHandle, EngineOptions, Event, Request, Series, SpecLimits, TokenOutput,
-};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Request, Series, TokenOutput};
 use foretoken::error::{Error, RequestErrorKind, Result};
 use foretoken::sampling::{Acceptance, SamplingParams};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,11 +60,7 @@ fn what_waits_for_a_client_is_small() {
         guess: Guess::Toy(0.3),
         ..Toy::default()
     };
-    toy.options.spec = SpecLimits {
-        length: 6,
-        nodes: 15,
-        topk: 4,
-    };
+    toy.options.spec = tree_limits(6, 15, 4);
     let engine = toy.start();
     let mut request = Request {
         include_rounds: true,

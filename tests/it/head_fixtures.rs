@@ -445,11 +445,7 @@ fn texts_do_not_change() {
         let drafted = stats.spec_draft_tokens.get();
         (texts, drafted, stats.preemptions.get())
     };
-    let tree = SpecLimits {
-        length: 3,
-        nodes: 9,
-        topk: 3,
-    };
+    let tree = tree_limits(3, 9, 3);
     let (mut of_targets, mut preempting) = (HashMap::new(), 0);
     for fixture in all() {
         let target = &fixture.target;

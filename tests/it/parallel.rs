@@ -5,7 +5,7 @@ use crate::engine::{
     Dice, assert_always_accepted, assert_distributed_as_the_target, few_ids, is_lossless,
 };
 use candle_core::{DType, Device, Tensor};
-use foretoken::engine::{self, EngineHandle, Request, SpecLimits};
+use foretoken::engine::{self, EngineHandle, Request};
 use foretoken::error::Result;
 use foretoken::kv::{KvShape, KvStore};
 use foretoken::model::toy::ToyModel;
@@ -334,11 +334,7 @@ fn start_with_paths(toy: &Toy, follows: bool) -> (EngineHandle, Arc<Seen>) {
 fn along_a_path_a_perfect_head_is_always_right() {
     for topk in [1, 2] {
         let mut toy = Toy::default();
-        toy.options.spec = SpecLimits {
-            length: 4,
-            nodes: 4 * topk,
-            topk,
-        };
+        toy.options.spec = tree_limits(4, 4 * topk, topk);
         let accepted = [false, true].map(|follows| {
             let (engine, seen) = start_with_paths(&toy, follows);
             let rates: Vec<u64> = (0..20)

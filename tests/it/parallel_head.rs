@@ -9,7 +9,7 @@ use crate::common::*;
 use candle_core::quantized::gguf_file::{self, Value as Gguf};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use foretoken::engine::{self, EngineOptions, SpecLimits};
+use foretoken::engine::{self, EngineOptions};
 use foretoken::model::LoadedModel;
 use foretoken::model::{
     Batch, Head, HeadKind, LoadFormat, LoadOptions, MaskedBlock, ModelSource, load_head,
@@ -370,11 +370,7 @@ pub fn assert_lossless(folder: &Path) {
         let options = EngineOptions {
             max_num_batched_tokens: 24,
             max_num_seqs: 4,
-            spec: SpecLimits {
-                length: 3,
-                nodes: 8,
-                topk: 3,
-            },
+            spec: tree_limits(3, 8, 3),
             spec_budget: foretoken::spec::BudgetMode::Fixed,
             max_prompt_wait: PROMPT_WAIT,
             ..EngineOptions::default()

@@ -1,8 +1,8 @@
 //! The engine on a real model: SmolLM2-135M, drafted by itself, by n-grams and by nonsense.
 
 use crate::common::rig::{prompt as noise, smollm2, smollm2_path};
-use crate::common::{PROMPT_WAIT, assert_idle, collect, greedy, run, sampled};
-use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
+use crate::common::{PROMPT_WAIT, assert_idle, collect, greedy, run, sampled, tree_limits};
+use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::model::toy::ToyModel;
 use foretoken::model::{Head, HeadKind, LoadOptions, ModelSource, load_head};
 use foretoken::spec::{BudgetMode, Cascade, DraftModel, Drafter, NgramDrafter, Tables};
@@ -177,11 +177,7 @@ fn seeded_text_is_the_same_with_every_drafter() {
     ] {
         let options = EngineOptions {
             max_num_seqs: 33,
-            spec: SpecLimits {
-                length: 5,
-                nodes,
-                topk,
-            },
+            spec: tree_limits(5, nodes, topk),
             spec_budget,
             ..EngineOptions::default()
         };

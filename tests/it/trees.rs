@@ -206,11 +206,7 @@ fn ranks_of_siblings_are_counted() {
         guess: Guess::Tables,
         ..Toy::default()
     };
-    toy.options.spec = SpecLimits {
-        length: 4,
-        nodes: 12,
-        topk: 4,
-    };
+    toy.options.spec = tree_limits(4, 12, 4);
     let engine = toy.start();
     let (mut all, mut later) = (0, 0);
     for seed in 0..20 {
