@@ -81,8 +81,11 @@ fn names_of_formats_are_values_of_their_flags() {
         let values = values.filter_map(ValueEnum::to_possible_value);
         values.map(|value| value.get_name().to_owned()).collect()
     }
-    assert_eq!(names::<ToolFormat>(), ToolFormat::NAMES);
-    assert_eq!(names::<ReasoningFormat>(), ReasoningFormat::NAMES);
+    assert_eq!(names::<ToolFormat>(), ToolFormat::ALL.map(ToolFormat::name));
+    assert_eq!(
+        names::<ReasoningFormat>(),
+        ReasoningFormat::ALL.map(ReasoningFormat::name)
+    );
     let known = [
         "deepseek_v3",
         "glm47",

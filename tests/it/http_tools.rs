@@ -315,7 +315,7 @@ async fn other_formats_are_read_on_request() {
     let told = error(server.post(CHAT, &body()).await, 400, "invalid_value").await;
     assert_eq!(told["param"], "tools");
     let message = told["message"].as_str().expect("a message");
-    let names = ToolFormat::NAMES.join(", ");
+    let names = ToolFormat::ALL.map(ToolFormat::name).join(", ");
     let wanted = format!("--tool-call-parser ({names})");
     assert!(message.contains(&wanted), "{message}");
     server.done().await;

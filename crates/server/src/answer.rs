@@ -62,7 +62,7 @@ impl Context<'_> {
 
     fn tool_rules(&self, tools: &Tools, parallel: bool) -> Result<ToolRules> {
         let format = self.tool_format.ok_or_else(|| {
-            let known = ToolFormat::NAMES.join(", ");
+            let known = ToolFormat::ALL.map(ToolFormat::name).join(", ");
             let what = format!(
                 ": the chat template does not show how this model writes calls; start the server with --tool-call-parser ({known})"
             );

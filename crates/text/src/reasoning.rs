@@ -206,16 +206,10 @@ impl ReasoningFormat {
         all
     };
 
-    /// The names that can be given for a format.
-    pub const NAMES: [&str; Self::COUNT] = {
-        let mut names = [""; Self::COUNT];
-        let mut i = 0;
-        while i < Self::COUNT {
-            names[i] = FORMATS[i].name;
-            i += 1;
-        }
-        names
-    };
+    /// The name that can be given for it.
+    pub fn name(self) -> &'static str {
+        self.marks().name
+    }
 
     fn marks(self) -> &'static Marks {
         &FORMATS[self as usize]

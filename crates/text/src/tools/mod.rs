@@ -125,16 +125,10 @@ impl ToolFormat {
         all
     };
 
-    /// The names that can be given for a format, in the order of [`ToolFormat::ALL`].
-    pub const NAMES: [&str; Self::COUNT] = {
-        let mut names = [""; Self::COUNT];
-        let mut i = 0;
-        while i < Self::COUNT {
-            names[i] = FORMATS[i].name;
-            i += 1;
-        }
-        names
-    };
+    /// The name that can be given for it.
+    pub fn name(self) -> &'static str {
+        self.syntax().name
+    }
 
     /// The format that a chat template which knows tools teaches; `None` if it is none of ours.
     pub fn of_template(source: &str) -> Option<Self> {

@@ -45,7 +45,7 @@ fn texts() -> impl Iterator<Item = (ToolFormat, String)> {
     TEXTS.trim().lines().map(|row| {
         let (name, text) = row.split_once(" | ").expect("two columns");
         let mut all = ToolFormat::ALL.into_iter();
-        let format = all.find(|format| format.syntax().name == name);
+        let format = all.find(|format| format.name() == name);
         (
             format.expect(name),
             serde_json::from_str(text).expect("JSON"),
