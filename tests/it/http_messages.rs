@@ -1,6 +1,7 @@
 //! `/v1/messages`: the same answers as a chat's, as Anthropic's messages and events.
 
 use crate::common::Toy;
+use crate::common::refusals::{change, rows};
 use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, slow};
 use foretoken::engine::EngineOptions;
@@ -495,68 +496,42 @@ async fn results_may_be_images_and_failures() {
     server.done().await;
 }
 
+/// Values of fields, and the name with which an error begins.
+const REFUSED: &str = r#"
+max_tokens = null | max_tokens
+max_tokens = 0 | max_tokens
+max_tokens = -1 | max_tokens
+messages = null | messages
+messages = [] | messages
+messages = [{"role": "robot", "content": "x"}] | messages[0].role
+messages = [{"role": "user", "content": [{"type": "image", "source": {}}]}] | messages[0].content[0].type
+messages = [{"role": "assistant", "content": "x "}] | messages
+system = 7 | system
+stop_sequences = [""] | stop_sequences
+stop_sequences = "x" | stop_sequences
+temperature = 9 | temperature
+thinking = {"type": "maybe"} | thinking.type
+tools = [{"name": "a"}] | tools[0].input_schema
+tools = [{"name": "a b", "input_schema": {}}] | tools[0].name
+tools = [{"name": "a", "input_schema": []}] | tools[0].input_schema
+tools = [{"type": "memory_20250818", "name": "memory"}] | tools[0].type
+tools = [{"type": "computer_20250124", "name": "computer", "display_width_px": 1, "display_height_px": 1}] | tools[0].type
+tool_choice = {"type": "any"} | tool_choice
+tool_choice = {"type": "tool"} | tool_choice.name
+tool_choice = {"type": "some"} | tool_choice.type
+output_config = {"format": {"type": "xml"}} | output_config.format.type
+mcp_servers = [{"name": "x"}] | mcp_servers
+container = "x" | container
+n = 2 | n
+"#;
+
 #[tokio::test]
 async fn errors_have_anthropics_shape() {
     let server = saying("Hello").await;
-    let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
-    for (key, value, named) in [
-        ("max_tokens", Value::Null, "max_tokens"),
-        ("max_tokens", json!(0), "max_tokens"),
-        ("max_tokens", json!(-1), "max_tokens"),
-        ("messages", Value::Null, "messages"),
-        ("messages", json!([]), "messages"),
-        (
-            "messages",
-            json!([{"role": "robot", "content": "x"}]),
-            "messages[0].role",
-        ),
-        ("messages", image, "messages[0].content[0].type"),
-        (
-            "messages",
-            json!([{"role": "assistant", "content": "x "}]),
-            "messages",
-        ),
-        ("system", json!(7), "system"),
-        ("stop_sequences", json!([""]), "stop_sequences"),
-        ("stop_sequences", json!("x"), "stop_sequences"),
-        ("temperature", json!(9), "temperature"),
-        ("thinking", json!({"type": "maybe"}), "thinking.type"),
-        ("tools", json!([{"name": "a"}]), "tools[0].input_schema"),
-        (
-            "tools",
-            json!([{"name": "a b", "input_schema": {}}]),
-            "tools[0].name",
-        ),
-        (
-            "tools",
-            json!([{"name": "a", "input_schema": []}]),
-            "tools[0].input_schema",
-        ),
-        (
-            "tools",
-            json!([{"type": "memory_20250818", "name": "memory"}]),
-            "tools[0].type",
-        ),
-        (
-            "tools",
-            json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1, "display_height_px": 1}]),
-            "tools[0].type",
-        ),
-        ("tool_choice", json!({"type": "any"}), "tool_choice"),
-        ("tool_choice", json!({"type": "tool"}), "tool_choice.name"),
-        ("tool_choice", json!({"type": "some"}), "tool_choice.type"),
-        (
-            "output_config",
-            json!({"format": {"type": "xml"}}),
-            "output_config.format.type",
-        ),
-        ("mcp_servers", json!([{"name": "x"}]), "mcp_servers"),
-        ("container", json!("x"), "container"),
-        ("n", json!(2), "n"),
-    ] {
+    for [asked, named] in rows::<2>(REFUSED) {
         for stream in [false, true] {
             let mut body = text_body();
-            body[key] = value.clone();
+            change(&mut body, asked);
             body["stream"] = stream.into();
             let (kind, message) = refused(server.post(MESSAGES, &body).await, 400).await;
             assert_eq!(kind, "invalid_request_error");

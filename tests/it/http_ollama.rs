@@ -1,5 +1,6 @@
 //! Ollama's API: the same answers as a chat's or a completion's, whole and as lines of JSON.
 
+use crate::common::refusals::{change, rows};
 use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, slow};
 use foretoken::engine::EngineOptions;
@@ -417,94 +418,45 @@ async fn an_empty_request_asks_whether_the_model_is_loaded() {
     server.done().await;
 }
 
+/// Routes, values of fields, and the name in the error. The tokenizer has no tokens for a suffix.
+const REFUSED: &str = r#"
+chat | messages = 7 | messages
+chat | messages = [{"content": "a"}] | messages[0].role
+chat | messages = [{"role": "user", "images": ["A"]}] | messages[0].images
+chat | tools = [{"type": "function", "function": {"name": "a b"}}] | tools[0].function.name
+chat | format = "xml" | format
+chat | tools = [{"type": "custom", "custom": {"name": "patch"}}] | tools[0].type
+chat | format = {"type": 7} | format
+chat | response_format = {"type": "text"} | response_format
+chat | options = {"temperature": 9} | options.temperature
+chat | options = {"repeat_penalty": 0} | options.repeat_penalty
+chat | options = {"stop": [""]} | options.stop
+chat | options = {"mirostat": 2} | options.mirostat
+chat | options = {"num_predict": "x"} | options.num_predict
+chat | options = [] | options
+chat | keep_alive = [] | keep_alive
+chat | n = 2 | n
+chat | top_logprobs = 3 | top_logprobs
+generate | best_of = 3 | best_of
+chat | prompt = "Hi" | prompt
+generate | images = ["A"] | images
+generate | context = [1] | context
+generate | template = "x" | template
+generate | suffix = "x" | suffix
+generate | messages = [{}] | messages
+"#;
+
 #[tokio::test]
 async fn errors_have_ollamas_shape_and_names() {
     let server = saying("Hello").await;
-    let tool = json!({"type": "function", "function": {"name": "a b"}});
-    for (path, key, value, named) in [
-        (OLLAMA_CHAT, "messages", json!(7), "messages"),
-        (
-            OLLAMA_CHAT,
-            "messages",
-            json!([{"content": "a"}]),
-            "messages[0].role",
-        ),
-        (
-            OLLAMA_CHAT,
-            "messages",
-            json!([{"role": "user", "images": ["A"]}]),
-            "messages[0].images",
-        ),
-        (
-            OLLAMA_CHAT,
-            "tools",
-            json!([tool]),
-            "tools[0].function.name",
-        ),
-        (OLLAMA_CHAT, "format", json!("xml"), "format"),
-        (
-            OLLAMA_CHAT,
-            "tools",
-            json!([{"type": "custom", "custom": {"name": "patch"}}]),
-            "tools[0].type",
-        ),
-        (OLLAMA_CHAT, "format", json!({"type": 7}), "format"),
-        (
-            OLLAMA_CHAT,
-            "response_format",
-            json!({"type": "text"}),
-            "response_format",
-        ),
-        (
-            OLLAMA_CHAT,
-            "options",
-            json!({"temperature": 9}),
-            "options.temperature",
-        ),
-        (
-            OLLAMA_CHAT,
-            "options",
-            json!({"repeat_penalty": 0}),
-            "options.repeat_penalty",
-        ),
-        (
-            OLLAMA_CHAT,
-            "options",
-            json!({"stop": [""]}),
-            "options.stop",
-        ),
-        (
-            OLLAMA_CHAT,
-            "options",
-            json!({"mirostat": 2}),
-            "options.mirostat",
-        ),
-        (
-            OLLAMA_CHAT,
-            "options",
-            json!({"num_predict": "x"}),
-            "options.num_predict",
-        ),
-        (OLLAMA_CHAT, "options", json!([]), "options"),
-        (OLLAMA_CHAT, "keep_alive", json!([]), "keep_alive"),
-        (OLLAMA_CHAT, "n", json!(2), "n"),
-        (OLLAMA_CHAT, "top_logprobs", json!(3), "top_logprobs"),
-        (GENERATE, "best_of", json!(3), "best_of"),
-        (OLLAMA_CHAT, "prompt", json!("Hi"), "prompt"),
-        (GENERATE, "images", json!(["A"]), "images"),
-        (GENERATE, "context", json!([1]), "context"),
-        (GENERATE, "template", json!("x"), "template"),
-        // This tokenizer has no tokens for it.
-        (GENERATE, "suffix", json!("x"), "suffix"),
-        (GENERATE, "messages", json!([{}]), "messages"),
-    ] {
+    for [route, asked, named] in rows::<3>(REFUSED) {
+        let (path, body) = match route {
+            "generate" => (GENERATE, prompt_body()),
+            _ => (OLLAMA_CHAT, chat_body()),
+        };
         for stream in [false, true] {
-            let mut body = if path == GENERATE {
-                prompt_body()
-            } else {
-                chat_body()
-            };
-            body[key] = value.clone();
+            let mut body = body.clone();
+            change(&mut body, asked);
             body["stream"] = stream.into();
             let message = refused(server.post(path, &body).await, 400).await;
             assert!(message.starts_with(named), "{named}: {message}");

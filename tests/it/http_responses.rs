@@ -1,5 +1,6 @@
 //! `/v1/responses`: the same answers as a chat's, as items and events.
 
+use crate::common::refusals::{change, rows};
 use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, error, slow};
 use foretoken::engine::EngineOptions;
@@ -415,84 +416,47 @@ async fn fields_of_chats_work_and_the_request_is_repeated() {
     server.done().await;
 }
 
+/// Values of fields, and the field that an error names.
+const REFUSED: &str = r#"
+store = true | store
+background = true | background
+previous_response_id = "resp_1" | previous_response_id
+conversation = "conv_1" | conversation
+conversation = {"id": "conv_1"} | conversation
+truncation = "some" | truncation
+prompt = {"id": "pmpt_1"} | prompt
+max_tokens = 5 | max_tokens
+stream_options = {"include_speculation": true} | stream_options.include_speculation
+n = 2 | n
+top_logprobs = 2 | top_logprobs
+include = ["message.output_text.logprobs"] | include[0]
+reasoning = {"summary": "long"} | reasoning.summary
+response_format = {"type": "json_object"} | response_format
+max_output_tokens = 0 | max_output_tokens
+max_output_tokens = "many" | max_output_tokens
+temperature = 9 | temperature
+tools = [{"name": "f"}] | tools[0].type
+tools = [{"type": "function", "name": "a b"}] | tools[0].name
+tools = [{"type": "function", "name": "a", "parameters": []}] | tools[0].parameters
+tool_choice = {"type": "function"} | tool_choice.name
+tool_choice = "required" | tool_choice
+text = {"format": {"type": "xml"}} | text.format.type
+text = {"format": {"type": "json_schema", "schema": {}}} | text.format.name
+input = [{"role": "user", "content": [{"type": "input_image"}]}] | input[0].content[0].type
+input = null | input
+"#;
+
 #[tokio::test]
 async fn what_is_not_done_is_refused_by_name() {
     let server = saying("Hello").await;
-    for (key, value, param) in [
-        ("store", json!(true), "store"),
-        ("background", json!(true), "background"),
-        (
-            "previous_response_id",
-            json!("resp_1"),
-            "previous_response_id",
-        ),
-        ("conversation", json!("conv_1"), "conversation"),
-        ("conversation", json!({"id": "conv_1"}), "conversation"),
-        ("truncation", json!("some"), "truncation"),
-        ("prompt", json!({"id": "pmpt_1"}), "prompt"),
-        ("max_tokens", json!(5), "max_tokens"),
-        (
-            "stream_options",
-            json!({"include_speculation": true}),
-            "stream_options.include_speculation",
-        ),
-        ("n", json!(2), "n"),
-        ("top_logprobs", json!(2), "top_logprobs"),
-        (
-            "include",
-            json!(["message.output_text.logprobs"]),
-            "include[0]",
-        ),
-        ("reasoning", json!({"summary": "long"}), "reasoning.summary"),
-        (
-            "response_format",
-            json!({"type": "json_object"}),
-            "response_format",
-        ),
-        ("max_output_tokens", json!(0), "max_output_tokens"),
-        ("max_output_tokens", json!("many"), "max_output_tokens"),
-        ("temperature", json!(9), "temperature"),
-        ("tools", json!([{"name": "f"}]), "tools[0].type"),
-        (
-            "tools",
-            json!([{"type": "function", "name": "a b"}]),
-            "tools[0].name",
-        ),
-        (
-            "tools",
-            json!([{"type": "function", "name": "a", "parameters": []}]),
-            "tools[0].parameters",
-        ),
-        (
-            "tool_choice",
-            json!({"type": "function"}),
-            "tool_choice.name",
-        ),
-        ("tool_choice", json!("required"), "tool_choice"),
-        (
-            "text",
-            json!({"format": {"type": "xml"}}),
-            "text.format.type",
-        ),
-        (
-            "text",
-            json!({"format": {"type": "json_schema", "schema": {}}}),
-            "text.format.name",
-        ),
-        (
-            "input",
-            json!([{"role": "user", "content": [{"type": "input_image"}]}]),
-            "input[0].content[0].type",
-        ),
-        ("input", Value::Null, "input"),
-    ] {
+    for [asked, param] in rows::<2>(REFUSED) {
         for stream in [false, true] {
             let mut body = text_body();
-            body[key] = value.clone();
+            change(&mut body, asked);
             body["stream"] = stream.into();
             let refused = server.post(RESPONSES, &body).await;
             let status = refused.status().as_u16();
-            assert_eq!(status, 400, "{key}: {value}");
+            assert_eq!(status, 400, "{asked}");
             let refused: Value = refused.json().await.expect("JSON");
             let error = &refused["error"];
             assert_eq!(error["param"], param, "{error}");
