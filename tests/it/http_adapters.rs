@@ -260,66 +260,26 @@ async fn a_request_outlives_its_adapter() {
 async fn wrong_loads_are_refused_by_name() {
     let server = server(true, None).await;
     let some = path("llama-some");
-    for (name, folder, param, needle) in [
+    let long = "a".repeat(201);
+    let names = ["../a", "/etc", "a,b", "", "a\nb", &*long]
+        .map(|name| (json!(name), "must have 1 to 200 bytes"));
+    let names = names.into_iter().chain([
+        (json!("toy"), "the base model's"),
+        (Value::Null, "required"),
+        (json!(3), "string"),
+    ]);
+    let folders = [
+        (json!("/nowhere"), "adapter_config.json"),
         (
-            json!("a"),
-            json!("/nowhere"),
-            "lora_path",
-            "adapter_config.json",
-        ),
-        (
-            json!("a"),
             json!(path("qwen2-rslora/adapter_config.json")),
-            "lora_path",
             "adapter_config.json",
         ),
-        (
-            json!("a"),
-            json!(path("glm-fused")),
-            "lora_path",
-            "gate_up_proj",
-        ),
-        (json!("toy"), json!(some), "lora_name", "the base model's"),
-        (
-            json!("../a"),
-            json!(some),
-            "lora_name",
-            "must have 1 to 200 bytes",
-        ),
-        (
-            json!("/etc"),
-            json!(some),
-            "lora_name",
-            "must have 1 to 200 bytes",
-        ),
-        (
-            json!("a,b"),
-            json!(some),
-            "lora_name",
-            "must have 1 to 200 bytes",
-        ),
-        (
-            json!(""),
-            json!(some),
-            "lora_name",
-            "must have 1 to 200 bytes",
-        ),
-        (
-            json!("a\nb"),
-            json!(some),
-            "lora_name",
-            "must have 1 to 200 bytes",
-        ),
-        (
-            json!("a".repeat(201)),
-            json!(some),
-            "lora_name",
-            "must have 1 to 200 bytes",
-        ),
-        (Value::Null, json!(some), "lora_name", "required"),
-        (json!("a"), Value::Null, "lora_path", "required"),
-        (json!(3), json!(some), "lora_name", "string"),
-    ] {
+        (json!(path("glm-fused")), "gate_up_proj"),
+        (Value::Null, "required"),
+    ];
+    let names = names.map(|(name, needle)| (name, json!(some), "lora_name", needle));
+    let folders = folders.map(|(folder, needle)| (json!("a"), folder, "lora_path", needle));
+    for (name, folder, param, needle) in names.chain(folders) {
         let body = json!({"lora_name": name, "lora_path": folder});
         let wrong = error(server.post(LOAD, &body).await, 400, "invalid_value").await;
         assert_eq!(wrong["param"], param, "{wrong}");
