@@ -36,50 +36,24 @@ fn whole_numbers_are_integers_alone_and_in_lists() {
     assert!(prompt("[1.5]").is_err() && prompt("[-1]").is_err() && prompt("{}").is_err());
 }
 
+/// Bodies, and what errors say.
+const WRONG: &str = r#"
+{"n": "two"} | n: invalid type: string "two", expected a non-negative integer
+{"n": 1.5} | n: invalid type: number `1.5`, expected a non-negative integer
+{"seed": []} | seed: invalid type: list, expected an integer
+{"stop_token_ids": [1, -1]} | stop_token_ids[1]: invalid value: integer `-1`, expected a non-negative integer
+{"stop_token_ids": [null]} | stop_token_ids[0]: invalid type: null, expected a non-negative integer
+{"stop": [1]} | stop[0]: invalid type: integer `1`, expected a string
+{"prediction": {"type": "content"}} | prediction.content is required
+{"stream_options": {"include_usage": 1}} | stream_options.include_usage: invalid type: integer `1`, expected a boolean
+{"stream_options": []} | stream_options: invalid type: list, expected an object
+{"acceptance": 1} | acceptance: invalid type: integer `1`, expected a string
+"#;
+
 #[test]
 fn errors_name_the_place_and_what_is_accepted() {
-    for (body, message) in [
-        (
-            r#"{"n": "two"}"#,
-            "n: invalid type: string \"two\", expected a non-negative integer",
-        ),
-        (
-            r#"{"n": 1.5}"#,
-            "n: invalid type: number `1.5`, expected a non-negative integer",
-        ),
-        (
-            r#"{"seed": []}"#,
-            "seed: invalid type: list, expected an integer",
-        ),
-        (
-            r#"{"stop_token_ids": [1, -1]}"#,
-            "stop_token_ids[1]: invalid value: integer `-1`, expected a non-negative integer",
-        ),
-        (
-            r#"{"stop_token_ids": [null]}"#,
-            "stop_token_ids[0]: invalid type: null, expected a non-negative integer",
-        ),
-        (
-            r#"{"stop": [1]}"#,
-            "stop[0]: invalid type: integer `1`, expected a string",
-        ),
-        (
-            r#"{"prediction": {"type": "content"}}"#,
-            "prediction.content is required",
-        ),
-        (
-            r#"{"stream_options": {"include_usage": 1}}"#,
-            "stream_options.include_usage: invalid type: integer `1`, expected a boolean",
-        ),
-        (
-            r#"{"stream_options": []}"#,
-            "stream_options: invalid type: list, expected an object",
-        ),
-        (
-            r#"{"acceptance": 1}"#,
-            "acceptance: invalid type: integer `1`, expected a string",
-        ),
-    ] {
+    for row in WRONG.trim().lines() {
+        let (body, message) = row.split_once(" | ").expect("two columns");
         let error = fields::<Common>(body).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
