@@ -5,10 +5,10 @@ use super::step::{StepInput, StepOutput, StepResult, decide};
 use super::verify::{self, Verdict};
 use foretoken_core::error::Result;
 use foretoken_core::model::ForwardOutput;
-use foretoken_core::sampling::{Acceptance, Purpose, Sampler, SamplingParams};
+use foretoken_core::sampling::{Acceptance, Guess, Purpose, Sampler, SamplingParams};
 use foretoken_kernels::sample::{
-    self, Chain, LogitsParams, MAX_BEST, NO_TOKEN, Node, ProcessedLogits, RowAdjustment,
-    TokenChoice,
+    self, BestTokens, Chain, LogitsParams, MAX_BEST, NO_TOKEN, Node, ProcessedLogits,
+    RowAdjustment, TokenChoice,
 };
 use std::ops::Range;
 
@@ -58,6 +58,12 @@ impl RowParams {
     fn process(self, output: &ForwardOutput) -> candle_core::Result<ProcessedLogits> {
         sample::process_logits(&output.logits, self.params, self.adjustments, 0)
     }
+}
+
+/// At most `count` tokens of a row that a GPU has drawn, the likeliest first.
+pub fn guesses_of(best: &BestTokens, row: usize, count: usize) -> Vec<Guess> {
+    let guess = |(token, prob)| Guess { token, prob };
+    best.of_row(row).take(count).map(guess).collect()
 }
 
 /// Computes each input's result from the logits of a step; `rows` has each input's range of logits

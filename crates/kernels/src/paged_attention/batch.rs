@@ -84,11 +84,6 @@ impl<'a> AttentionBatch<'a> {
         self.num_slots
     }
 
-    /// See [`with_batch_invariance`](Self::with_batch_invariance).
-    pub fn is_batch_invariant(&self) -> bool {
-        self.batch_invariant
-    }
-
     /// Whether a span is so long that the kernel for prompts takes it, if it is used.
     pub fn has_long_spans(&self) -> bool {
         self.spans.iter().any(is_long)

@@ -1,6 +1,6 @@
 //! Guesses that a GPU draws from rows of logits, so that it copies only tokens to the host.
 
-use crate::spec::device::RowParams;
+use crate::spec::device::{RowParams, guesses_of};
 use crate::spec::draft::{DraftDist, DraftRequest};
 use candle_core::Tensor;
 use foretoken_core::error::Result;
@@ -59,8 +59,7 @@ impl DrawnRows {
     /// was drawn, which the rejection rule needs. The tokens are those that the host chooses; the probability of a sampled
     /// one is its share of the weights, without the noise that the host knows.
     pub fn guesses(&self, row: usize, width: usize, dists: &mut Vec<DraftDist>) -> Vec<Guess> {
-        let guess = |(token, prob)| Guess { token, prob };
-        let found: Vec<Guess> = self.best.of_row(row).take(width).map(guess).collect();
+        let found = guesses_of(&self.best, row, width);
         if !found.is_empty() {
             dists.extend(self.processed.row(row).map(DraftDist::Device));
         }

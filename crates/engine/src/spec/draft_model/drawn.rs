@@ -1,12 +1,12 @@
 //! Draft tokens that a GPU draws.
 
 use super::drafting::Drafting;
-use crate::spec::device::RowParams;
+use crate::spec::device::{RowParams, guesses_of};
 use crate::spec::draft::DraftDist;
 use foretoken_core::error::Result;
 use foretoken_core::kv::KvStore;
 use foretoken_core::model::{Batch, ForwardOutput, Model};
-use foretoken_core::sampling::{Guess, Sampler};
+use foretoken_core::sampling::Sampler;
 use foretoken_kernels::sample::{BestTokens, Draws, MAX_BEST, ProcessedLogits};
 
 /// Forwards, one after the other, whose tokens a GPU draws. All that the host sends is known before the first one runs,
@@ -129,10 +129,10 @@ fn add_level(
         if !one.is_chain() {
             let rows = row..row + one.parents().len();
             let width = one.width();
-            one.add_level(rows.map(|row| guesses(best, row, width)));
+            one.add_level(rows.map(|row| guesses_of(best, row, width)));
             continue;
         }
-        match guesses(best, row, 1).first() {
+        match guesses_of(best, row, 1).first() {
             Some(&guess) if !one.ended => {
                 let dist = processed.row(row).map(DraftDist::Device);
                 one.push(guess, dist);
@@ -140,10 +140,4 @@ fn add_level(
             _ => one.ended = true,
         }
     }
-}
-
-/// At most `count` tokens of a row, the likeliest first.
-fn guesses(best: &BestTokens, row: usize, count: usize) -> Vec<Guess> {
-    let guess = |(token, prob)| Guess { token, prob };
-    best.of_row(row).take(count).map(guess).collect()
 }
