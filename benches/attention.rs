@@ -54,12 +54,7 @@ fn attention(c: &mut Criterion) {
             let blocks: Vec<u32> = (0..(sequences * blocks) as u32).rev().collect();
             let blocks = blocks.chunks(blocks.len() / sequences).enumerate();
             let spans: Vec<Span> = blocks
-                .map(|(i, blocks)| Span {
-                    rows: i * rows..(i + 1) * rows,
-                    context,
-                    blocks: blocks.to_vec(),
-                    tree: None,
-                })
+                .map(|(i, blocks)| Span::causal(i * rows..(i + 1) * rows, context, blocks))
                 .collect();
             let call = |pools: &[Tensor]| {
                 let batch = AttentionBatch::new(&spans, BLOCK_SIZE, keys).unwrap();

@@ -82,10 +82,7 @@ fn verifying(c: &mut Criterion) {
     let sampler = Sampler::new(params, &[1]);
     let dist = |seed| -> Dist { distribution(&logits(seed), &sampler).expect("finite") };
     let target: Vec<Dist> = (0..=DRAFTED).map(dist).collect();
-    let rng = Rng {
-        seed: 1,
-        position: 7,
-    };
+    let rng = Rng::at(1, 7);
     let mut draft = Draft::default();
     for (place, q) in target.iter().take(DRAFTED as usize).enumerate() {
         draft.push(q.sample(0.1 + place as f64 / 10.0), 0.5, Source::Model);

@@ -202,10 +202,7 @@ pub fn reference(model: &mut dyn Model, request: &Request) -> Vec<u32> {
     }
     while tokens.len() < end {
         let row = last_logits_with(model, &tokens, request.adapter.as_ref());
-        let rng = Rng {
-            seed: params.seed,
-            position: tokens.len(),
-        };
+        let rng = Rng::at(params.seed, tokens.len());
         let sampler = sampler(&params, &tokens, request.prompt.len());
         let token = choose(&row, &sampler, rng.key(0)).unwrap();
         tokens.push(token);

@@ -127,12 +127,7 @@ impl Case {
             .unwrap()
             .contiguous()
             .unwrap();
-        let span = Span {
-            rows: 0..end - start,
-            context: start,
-            blocks: blocks.to_vec(),
-            tree: None,
-        };
+        let span = Span::causal(0..end - start, start, blocks);
         run(&q, &k, &v, &[span], self.block_size, self.form)
     }
 
@@ -326,12 +321,7 @@ fn several_spans_equal_each_alone() {
         kv_write(&k, &case.k, &slots).unwrap();
         kv_write(&v, &case.v, &slots).unwrap();
         let rows = case.len() - start;
-        spans.push(Span {
-            rows: row..row + rows,
-            context: start,
-            blocks: table.clone(),
-            tree: None,
-        });
+        spans.push(Span::causal(row..row + rows, start, table));
         queries.push(case.q.narrow(0, start, rows).unwrap());
         row += rows;
     }
@@ -378,12 +368,7 @@ fn queries_may_be_wider_than_pools() {
             }
         }
         let (k, v) = both.pools(&blocks);
-        let spans = [Span {
-            rows: 0..300,
-            context: 0,
-            blocks: blocks.clone(),
-            tree: None,
-        }];
+        let spans = [Span::causal(0..300, 0, &blocks)];
         let batch = AttentionBatch::new(&spans, 4, k.dim(0).unwrap()).unwrap();
         let out = paged_attention(&both.q, &k, &v, &batch, AttentionParams::scaled(1.)).unwrap();
         assert_eq!(out.dtype(), DType::F32);
@@ -434,12 +419,7 @@ fn pools_of_blocks_have_whole_ones() {
     assert!(!write(64, 64, DType::F32), "no room for scales");
     assert!(!write(34, 40, DType::F32), "a part of a block");
     assert!(!write(68, 64, DType::F16));
-    let spans = [Span {
-        rows: 0..1,
-        context: 3,
-        blocks: vec![0],
-        tree: None,
-    }];
+    let spans = [Span::causal(0..1, 3, &[0])];
     let batch = AttentionBatch::new(&spans, 4, 8).unwrap();
     let attend = |width, d, dtype| {
         let (q, pool) = (Tensor::ones((1, 4, d), dtype, &cpu).unwrap(), pool(width));
@@ -454,12 +434,7 @@ fn pools_of_blocks_have_whole_ones() {
 #[test]
 fn shapes_that_do_not_match_are_errors() {
     let tensor = |rows, heads| Tensor::zeros((rows, heads, 8), DType::F32, &Device::Cpu).unwrap();
-    let spans = [Span {
-        rows: 0..2,
-        context: 3,
-        blocks: vec![0, 1],
-        tree: None,
-    }];
+    let spans = [Span::causal(0..2, 3, &[0, 1])];
     let batch = AttentionBatch::new(&spans, 4, 8).unwrap();
     let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
         paged_attention(q, k, v, &batch, AttentionParams::scaled(1.)).is_ok()

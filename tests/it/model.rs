@@ -162,12 +162,7 @@ fn only_the_requested_rows_get_logits() {
         tokens: tokens.clone(),
         positions: (0..6).collect(),
         slots: (0..6).map(|p| table.slot(p, 8)).collect(),
-        spans: vec![foretoken::model::Span {
-            rows: 0..6,
-            context: 0,
-            blocks: table.blocks().to_vec(),
-            tree: None,
-        }],
+        spans: vec![foretoken::model::Span::causal(0..6, 0, table.blocks())],
         logits: vec![1, 5],
         ..Default::default()
     };

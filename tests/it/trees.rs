@@ -43,10 +43,7 @@ impl RandomTrees {
     fn draft(&mut self, request: &mut DraftRequest<'_>) -> Draft {
         let hash = |hash: u64, &id: &u32| mix(hash ^ u64::from(id));
         let mut dice = Dice(request.tokens.iter().fold(1, hash));
-        let rng = Rng {
-            seed: request.sampler.params().seed,
-            position: request.tokens.len(),
-        };
+        let rng = Rng::at(request.sampler.params().seed, request.tokens.len());
         let is_chain = dice.roll(4) == 0;
         let mut draft = Draft::default();
         // Sometimes more nodes than requested; the engine cuts them off.

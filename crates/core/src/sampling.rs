@@ -419,6 +419,11 @@ pub struct Rng {
 }
 
 impl Rng {
+    /// The numbers of a request with this seed, for a step that begins at `position`.
+    pub fn at(seed: u64, position: usize) -> Self {
+        Self { seed, position }
+    }
+
     /// A number in [0, 1) for the token at [`Rng::position`]` + offset` in this step. `sibling` is the number of a
     /// draft tree's node among its siblings.
     pub fn uniform(&self, offset: usize, purpose: Purpose, sibling: usize) -> f64 {

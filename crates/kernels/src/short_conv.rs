@@ -410,12 +410,7 @@ mod tests {
         let cpu = Device::Cpu;
         for (rows, half) in [(5, 3), (7, 16), (4, 37), (301, 40)] {
             let channels = 2 * half;
-            let spans = [Span {
-                rows: 0..rows,
-                context: 0,
-                blocks: vec![0],
-                tree: None,
-            }];
+            let spans = [Span::causal(0..rows, 0, &[0])];
             let batch = AttentionBatch::new(&spans, rows, rows).unwrap();
             let weights = random(TAPS * channels, 1.);
             let taps = Tensor::from_slice(&weights, (TAPS, channels), &cpu).unwrap();
@@ -454,12 +449,7 @@ mod tests {
     #[test]
     fn pools_of_other_shapes_are_refused() {
         let cpu = Device::Cpu;
-        let spans = [Span {
-            rows: 0..1,
-            context: 0,
-            blocks: vec![0],
-            tree: None,
-        }];
+        let spans = [Span::causal(0..1, 0, &[0])];
         let batch = AttentionBatch::new(&spans, 2, 16).unwrap();
         let c = Tensor::zeros((1, 4), DType::F32, &cpu).unwrap();
         let weights = ConvWeights {

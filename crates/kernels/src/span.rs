@@ -18,6 +18,16 @@ pub struct Span {
 }
 
 impl Span {
+    /// A span whose rows see those before them.
+    pub fn causal(rows: Range<usize>, context: usize, blocks: &[u32]) -> Self {
+        Self {
+            rows,
+            context,
+            blocks: blocks.to_vec(),
+            tree: None,
+        }
+    }
+
     /// Whether row `row` of this span sees row `other` of it.
     pub fn sees(&self, row: usize, other: usize) -> bool {
         match &self.tree {

@@ -166,10 +166,7 @@ mod tests {
         let dist = distribution(logits, &sampler).unwrap();
         let (mut joint, rounds) = (vec![0.0; 36], 400_000);
         for i in 0..rounds {
-            let rng = Rng {
-                seed: 11,
-                position: 2 * i,
-            };
+            let rng = Rng::at(11, 2 * i);
             let draw = |offset| choose(logits, &sampler, rng.key(offset)).unwrap() as usize;
             joint[6 * draw(0) + draw(1)] += 1.0;
         }

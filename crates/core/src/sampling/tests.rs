@@ -158,14 +158,8 @@ fn logprobs_are_the_log_softmax() {
 
 #[test]
 fn random_numbers_are_uniform_and_addressed() {
-    let rng = Rng {
-        seed: 1,
-        position: 5,
-    };
-    let shifted = Rng {
-        seed: 1,
-        position: 3,
-    };
+    let rng = Rng::at(1, 5);
+    let shifted = Rng::at(1, 3);
     assert_eq!(rng.key(0), shifted.key(2));
     // The numbers with which a step drafts and verifies are its own.
     let both = [(rng, 0), (shifted, 2)].map(|(rng, offset)| rng.uniform(offset, Purpose::Draft, 0));

@@ -415,10 +415,7 @@ mod tests {
                 ..Default::default()
             };
             let draw = |sampler: &Sampler, output: &[u32]| {
-                let key = Rng {
-                    seed: case,
-                    position: output.len(),
-                };
+                let key = Rng::at(case, output.len());
                 choose(&logits(output), sampler, key.key(0)).expect("a token")
             };
             let mut sampler = Sampler::new(params.clone(), &[1]);

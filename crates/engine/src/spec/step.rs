@@ -142,10 +142,7 @@ impl SequenceState {
 
     /// The random numbers for the next tokens.
     pub fn rng(&self) -> Rng {
-        Rng {
-            seed: self.sampler.params().seed,
-            position: self.tokens.len(),
-        }
+        Rng::at(self.sampler.params().seed, self.tokens.len())
     }
 
     /// The rule by which this request's drafts are drawn and verified. For greedy requests both rules are the

@@ -201,42 +201,33 @@ mod tests {
     use super::*;
     use std::ops::Range;
 
-    fn span(rows: Range<usize>, context: usize, blocks: &[u32]) -> Span {
-        Span {
-            rows,
-            context,
-            blocks: blocks.to_vec(),
-            tree: None,
-        }
-    }
-
     #[test]
     fn spans_that_lead_out_of_the_pool_are_refused() {
-        let two = [span(0..2, 3, &[0, 1]), span(2..3, 0, &[2])];
+        let two = [Span::causal(0..2, 3, &[0, 1]), Span::causal(2..3, 0, &[2])];
         let batch = AttentionBatch::new(&two, 4, 13).unwrap();
         assert_eq!((batch.rows(), batch.num_slots()), (3, 13));
         let tree = |len| Span {
             tree: Some(vec![1; len]),
-            ..span(0..2, 3, &[0, 1])
+            ..Span::causal(0..2, 3, &[0, 1])
         };
         assert!(AttentionBatch::new(&[tree(2)], 4, 12).is_ok());
         let reversed = Range { start: 2, end: 0 };
         for wrong in [
-            span(0..2, 3, &[0, 3]),
-            span(0..2, 3, &[u32::MAX, 0]),
-            span(0..2, 3, &[0]),
-            span(0..2, usize::MAX, &[0, 1]),
-            span(1..2, 3, &[0, 1]),
-            span(reversed, 3, &[0, 1]),
+            Span::causal(0..2, 3, &[0, 3]),
+            Span::causal(0..2, 3, &[u32::MAX, 0]),
+            Span::causal(0..2, 3, &[0]),
+            Span::causal(0..2, usize::MAX, &[0, 1]),
+            Span::causal(1..2, 3, &[0, 1]),
+            Span::causal(reversed, 3, &[0, 1]),
             tree(1),
             tree(3),
             Span {
                 tree: Some(vec![1, 0b100]),
-                ..span(0..2, 3, &[0, 1])
+                ..Span::causal(0..2, 3, &[0, 1])
             },
             Span {
                 tree: Some(vec![1; 65]),
-                ..span(0..65, 0, &(0..17).map(|i| i % 3).collect::<Vec<_>>())
+                ..Span::causal(0..65, 0, &(0..17).map(|i| i % 3).collect::<Vec<_>>())
             },
         ] {
             let wrong = [wrong];
@@ -246,7 +237,10 @@ mod tests {
         assert!(AttentionBatch::new(&two, 4, 11).is_err());
         // Rows that belong to no span, or to two.
         for start in [1, 3] {
-            let wrong = [span(0..2, 3, &[0, 1]), span(start..4, 0, &[2])];
+            let wrong = [
+                Span::causal(0..2, 3, &[0, 1]),
+                Span::causal(start..4, 0, &[2]),
+            ];
             assert!(AttentionBatch::new(&wrong, 4, 12).is_err());
         }
     }
@@ -254,12 +248,12 @@ mod tests {
     /// What a graph reads on replay passes the same checks as what it was recorded with.
     #[test]
     fn tables_take_no_batch_of_other_pools() {
-        let recorded = [span(0..2, 3, &[0, 1])];
+        let recorded = [Span::causal(0..2, 3, &[0, 1])];
         let batch = AttentionBatch::new(&recorded, 4, 12).unwrap();
         let capacity = batch.capacity(2, 4);
         batch.send(&Device::Cpu, 2, false, Some(capacity)).unwrap();
         let tables = batch.into_tables().unwrap();
-        let other = [span(0..2, 5, &[2, 0])];
+        let other = [Span::causal(0..2, 5, &[2, 0])];
         let over = |block_size, num_slots| {
             let batch = AttentionBatch::new(&other, block_size, num_slots).unwrap();
             batch.overwrite(&tables, &mut Writes::default())

@@ -266,18 +266,8 @@ impl AttentionTables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ops::Range;
 
     const CAUSAL: u32 = u32::MAX;
-
-    fn span(rows: Range<usize>, context: usize, blocks: &[u32]) -> Span {
-        Span {
-            rows,
-            context,
-            blocks: blocks.to_vec(),
-            tree: None,
-        }
-    }
 
     fn capacity(tiles: usize, chunks: usize, rows: usize) -> TableCapacity {
         TableCapacity {
@@ -317,7 +307,10 @@ mod tests {
     #[test]
     fn tiles_hold_no_more_than_the_kernels_take() {
         let (short, long): (Vec<u32>, Vec<u32>) = ((0..2).collect(), (5..45).collect());
-        let spans = [span(0..1, 20, &short), span(1..20, 600, &long)];
+        let spans = [
+            Span::causal(0..1, 20, &short),
+            Span::causal(1..20, 600, &long),
+        ];
         // Three query heads per K/V head, so a tile has ten rows.
         let parts = Parts::of(&spans, 3, false);
         let want = [
@@ -343,15 +336,15 @@ mod tests {
             tables.replace(&[span], POOL, &mut writes)?;
             writes.write()
         };
-        replace(span(0..24, 0, &long)).unwrap();
-        replace(span(0..3, 900, &long)).unwrap();
+        replace(Span::causal(0..24, 0, &long)).unwrap();
+        replace(Span::causal(0..3, 900, &long)).unwrap();
         let tiles = tables.tiles.to_vec1::<u32>().unwrap();
         assert_eq!(tiles[..TILE], [0, 3, 900, 0, 0, CAUSAL, 0]);
         assert!(tiles[TILE..].iter().all(|&n| n == 0));
-        assert!(replace(span(0..3, 1022, &long)).is_err(), "chunks");
-        assert!(replace(span(0..25, 0, &long)).is_err(), "rows");
+        assert!(replace(Span::causal(0..3, 1022, &long)).is_err(), "chunks");
+        assert!(replace(Span::causal(0..25, 0, &long)).is_err(), "rows");
         let many = vec![0; tables.blocks.elem_count() + 1];
-        assert!(replace(span(0..3, 0, &many)).is_err(), "blocks");
+        assert!(replace(Span::causal(0..3, 0, &many)).is_err(), "blocks");
     }
 
     #[test]
@@ -359,13 +352,13 @@ mod tests {
         let (one, other): (Vec<u32>, Vec<u32>) = ((0..2).collect(), (5..45).collect());
         let branches = Span {
             tree: Some(vec![1; 20]),
-            ..span(82..102, 70, &other)
+            ..Span::causal(82..102, 70, &other)
         };
         let spans = [
-            span(0..16, 10, &one),
-            span(16..82, 300, &other),
+            Span::causal(0..16, 10, &one),
+            Span::causal(16..82, 300, &other),
             branches,
-            span(102..103, 20, &one),
+            Span::causal(102..103, 20, &one),
         ];
         let parts = Parts::of(&spans, 3, true);
         let short = [

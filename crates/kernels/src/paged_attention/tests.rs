@@ -331,12 +331,7 @@ fn rows_of_queries_may_be_parts_of_longer_ones() {
     let cpu = candle_core::Device::Cpu;
     let tensor = |dims: (usize, usize, usize)| Tensor::randn(0f32, 1., dims, &cpu).unwrap();
     let (all, k, v) = (tensor((6, 7, 16)), tensor((8, 2, 16)), tensor((8, 2, 16)));
-    let spans = [Span {
-        rows: 0..6,
-        context: 2,
-        blocks: vec![0],
-        tree: None,
-    }];
+    let spans = [Span::causal(0..6, 2, &[0])];
     let run = |q: &Tensor| {
         let batch = AttentionBatch::new(&spans, 8, 8).unwrap();
         let out = paged_attention(q, &k, &v, &batch, AttentionParams::scaled(0.3))?;

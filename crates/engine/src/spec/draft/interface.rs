@@ -148,10 +148,7 @@ impl<'a> DraftRequest<'a> {
 
     /// The random numbers for the tokens of the draft.
     pub fn rng(&self) -> Rng {
-        Rng {
-            seed: self.sampler.params().seed,
-            position: self.position,
-        }
+        Rng::at(self.sampler.params().seed, self.position)
     }
 }
 

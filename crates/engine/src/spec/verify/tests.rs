@@ -37,10 +37,7 @@ fn verify(draft: &Draft, target: &[Dist], rng: &Rng) -> Verdict {
 
 /// Drafts a chain of `k` tokens from Q, verifies it against P, and returns the output.
 fn round(seed: u64, k: usize) -> Vec<u32> {
-    let rng = Rng {
-        seed: mix(seed),
-        position: 7,
-    };
+    let rng = Rng::at(mix(seed), 7);
     let mut draft = Draft::default();
     let mut target = vec![Dist::Dense(P.to_vec())];
     let mut q = Dist::Dense(Q.to_vec());
@@ -90,10 +87,7 @@ fn ids_that_the_target_does_not_have_are_rejected_like_others() {
     let q = Dist::Dense([&Q.map(|q| 0.6 * q)[..], &[0.3, 0.1]].concat());
     let (mut first, mut second, mut cut) = ([0.0; 5], [0.0; 5], 0);
     for seed in 0..ROUNDS {
-        let rng = Rng {
-            seed: mix(seed),
-            position: 3,
-        };
+        let rng = Rng::at(mix(seed), 3);
         let mut draft = Draft::default();
         for i in 0..2 {
             push(
@@ -126,10 +120,7 @@ fn ids_that_the_target_does_not_have_are_rejected_like_others() {
 fn a_rejection_samples_the_residual() {
     let mut counts = [0.0; 5];
     for seed in 0..ROUNDS {
-        let rng = Rng {
-            seed: mix(seed),
-            position: 0,
-        };
+        let rng = Rng::at(mix(seed), 0);
         let q = Dist::Dense(Q.to_vec());
         let mut draft = Draft::default();
         push(&mut draft, q.sample(rng.uniform(0, Purpose::Draft, 0)), q);
@@ -166,10 +157,7 @@ fn without(q: &Dist, x: u32) -> Dist {
 
 /// The first token of a tree of `siblings` roots, each drawn from Q, or without replacement.
 fn first_of_siblings(seed: u64, siblings: usize, replace: bool) -> u32 {
-    let rng = Rng {
-        seed: mix(seed),
-        position: 0,
-    };
+    let rng = Rng::at(mix(seed), 0);
     let mut q = Dist::Dense(Q.to_vec());
     let mut draft = Draft::default();
     let mut target = vec![Dist::Dense(P.to_vec())];
@@ -225,10 +213,7 @@ fn a_round_ends_where_the_target_has_no_token() {
     let mut draft = Draft::default();
     push(&mut draft, 7, Dist::Point(7));
     push(&mut draft, 9, Dist::Point(9));
-    let rng = Rng {
-        seed: 0,
-        position: 0,
-    };
+    let rng = Rng::at(0, 0);
     let drawn = [7, 9, 5];
     for (tokens, want) in [
         (0, None),
@@ -258,10 +243,7 @@ fn greedy_is_exact_match() {
     [3, 1, 4]
         .into_iter()
         .for_each(|t| push(&mut draft, t, Dist::Point(t)));
-    let rng = Rng {
-        seed: 0,
-        position: 0,
-    };
+    let rng = Rng::at(0, 0);
     let all = verify(&draft, &points(&[3, 1, 4, 9]), &rng);
     assert_eq!((all.path, all.next, all.tested), (vec![0, 1, 2], 9, 3));
     let one = verify(&draft, &points(&[3, 7, 4, 9]), &rng);
@@ -297,10 +279,7 @@ fn by_chance_acceptance_follows_the_rate_alone() {
         let mut tested = 0;
         let mut next = [0.0; 5];
         for seed in 0..ROUNDS / 4 {
-            let rng = Rng {
-                seed: mix(seed),
-                position: 7,
-            };
+            let rng = Rng::at(mix(seed), 7);
             let mut draft = Draft::default();
             (0..K).for_each(|_| push(&mut draft, 3, drafted.clone()));
             let target = |_: &[usize]| Ok(Dist::Dense(P.to_vec()));
@@ -337,10 +316,7 @@ fn by_chance_the_target_is_asked_for_what_was_accepted() {
         let want: Vec<Vec<usize>> = (0..=verdict.path.len()).map(|n| (0..n).collect()).collect();
         assert_eq!((asked, verdict.next), (want, 9));
     }
-    let rng = Rng {
-        seed: 0,
-        position: 0,
-    };
+    let rng = Rng::at(0, 0);
     let target = |_: &[usize]| Ok(Dist::Point(9));
     let all = synthetic_acceptance(&draft, 1.0, target, &rng).unwrap();
     assert_eq!((all.path, all.tested), (vec![0, 1, 2], 3));

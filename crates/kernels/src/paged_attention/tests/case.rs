@@ -199,11 +199,12 @@ impl<E: Sample> Case<E> {
 
     /// Runs some rows of the sequence, each as a sequence of its own, in one call.
     pub fn run_apart(&self, isa: Isa, threads: usize, rows: Range<usize>) -> Vec<f32> {
-        let span = |i| Span {
-            rows: i..i + 1,
-            context: self.len - self.rows() + rows.start + i,
-            blocks: self.blocks.clone(),
-            tree: None,
+        let span = |i| {
+            Span::causal(
+                i..i + 1,
+                self.len - self.rows() + rows.start + i,
+                &self.blocks,
+            )
         };
         let spans: Vec<Span> = (0..rows.len()).map(span).collect();
         self.run_spans(isa, threads, &spans, rows)

@@ -198,10 +198,7 @@ fn several_rounds_together_have_the_targets_distribution() {
             for seed in 0..TEXTS {
                 let mut text: Vec<u32> = Vec::new();
                 while text.len() < LEN {
-                    let rng = Rng {
-                        seed: mix(seed),
-                        position: 5 + text.len(),
-                    };
+                    let rng = Rng::at(mix(seed), 5 + text.len());
                     let (mut draft, mut path) = (Draft::default(), text.clone());
                     for i in 0..drafted {
                         let q = pair.draft(&path);
