@@ -166,12 +166,7 @@ fn template(bytes: &[u8]) -> Result<()> {
     let messages: Vec<Value> = serde_json::from_str(messages)
         .unwrap_or_else(|_| vec![json!({"role": "user", "content": "Hi"})]);
     let template = ChatTemplate::new(source, Some("<s>"), Some("</s>"))?;
-    let chat = Chat {
-        messages: &messages,
-        tools: &[],
-        add_generation_prompt: true,
-        extra: &Map::new(),
-    };
+    let chat = Chat::of(&messages);
     template.render(&chat).map(drop)
 }
 

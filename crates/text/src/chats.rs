@@ -147,12 +147,7 @@ impl Text {
                 "this model has no chat template",
             ));
         };
-        template.render_as_is(&Chat {
-            messages,
-            tools: &[],
-            add_generation_prompt: true,
-            extra: &Map::new(),
-        })
+        template.render_as_is(&Chat::of(messages))
     }
 
     /// Renders a chat with the model's template to a prompt. If the template knows no tools, they, their

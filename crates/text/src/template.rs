@@ -20,6 +20,7 @@ use output::BoundedOutput;
 use roles::Roles;
 use serde::Serialize;
 use serde_json::{Map, json};
+use std::sync::LazyLock;
 
 /// A compiled chat template.
 pub struct ChatTemplate {
@@ -41,6 +42,20 @@ pub struct Chat<'a> {
     pub add_generation_prompt: bool,
     /// Further variables of the template.
     pub extra: &'a Map<String, serde_json::Value>,
+}
+
+static NO_VARIABLES: LazyLock<Map<String, serde_json::Value>> = LazyLock::new(Map::new);
+
+impl<'a> Chat<'a> {
+    /// A chat of these messages alone, with the beginning of the answer.
+    pub fn of(messages: &'a [serde_json::Value]) -> Self {
+        Self {
+            messages,
+            tools: &[],
+            add_generation_prompt: true,
+            extra: &NO_VARIABLES,
+        }
+    }
 }
 
 /// The variables of a template. If two have the same name, the later field wins.
@@ -152,10 +167,8 @@ impl ChatTemplate {
         tools: &[serde_json::Value],
     ) -> Result<String> {
         self.render(&Chat {
-            messages,
             tools,
-            add_generation_prompt: true,
-            extra: &Map::new(),
+            ..Chat::of(messages)
         })
     }
 

@@ -20,10 +20,8 @@ fn history(source: &str, format: ToolFormat, around: [&str; 2]) -> String {
         json!({"role": "tool", "tool_call_id": "y", "content": "done"}),
     ];
     let chat = Chat {
-        messages: &messages,
         tools: std::slice::from_ref(&tool),
-        add_generation_prompt: true,
-        extra: &Map::new(),
+        ..Chat::of(&messages)
     };
     let prompt = with_calls(&template, &chat).expect("it renders");
     let [before, after] = around;
@@ -264,12 +262,7 @@ fn calls_become_turns_where_a_turn_has_one() {
         json!({"role": "user", "content": "And?"}),
     ];
     let render = |messages: &[Value]| {
-        let chat = Chat {
-            messages,
-            tools: &[],
-            add_generation_prompt: true,
-            extra: &Map::new(),
-        };
+        let chat = Chat::of(messages);
         with_calls(&template, &chat)
     };
     let prompt = render(&messages).expect("it renders");
@@ -297,10 +290,8 @@ fn a_tool_without_a_description_has_an_empty_one_where_it_is_added() {
     ];
     let messages = [json!({"role": "user", "content": "Do it."})];
     let chat = Chat {
-        messages: &messages,
         tools: &tools,
-        add_generation_prompt: true,
-        extra: &Map::new(),
+        ..Chat::of(&messages)
     };
     let prompt = with_calls(&template, &chat).expect("it renders");
     assert!(prompt.starts_with("// \n{"), "{prompt}");
@@ -322,12 +313,7 @@ fn a_template_that_refuses_a_chat_says_why() {
         json!({"role": "user", "content": "Do it."}),
         json!({"role": "assistant", "content": "", "tool_calls": [call]}),
     ];
-    let chat = Chat {
-        messages: &messages,
-        tools: &[],
-        add_generation_prompt: true,
-        extra: &Map::new(),
-    };
+    let chat = Chat::of(&messages);
     let told = with_calls(&template, &chat).expect_err("it is refused");
     assert!(told.to_string().ends_with("no"), "{told}");
 }

@@ -33,12 +33,7 @@ fn text(template: &str) -> Text {
 
 fn open_after(template: &str, user: &str, last: &Value) -> Result<RenderedChat> {
     let messages = [json!({"role": "user", "content": user}), last.clone()];
-    let chat = Chat {
-        messages: &messages,
-        tools: &[],
-        add_generation_prompt: true,
-        extra: &Map::new(),
-    };
+    let chat = Chat::of(&messages);
     text(template).render_open(chat, None)
 }
 

@@ -10,12 +10,7 @@ use super::*;
 
 fn render(source: &str, messages: serde_json::Value) -> Result<String> {
     let messages = messages.as_array().cloned().unwrap_or_default();
-    ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&Chat {
-        messages: &messages,
-        tools: &[],
-        add_generation_prompt: true,
-        extra: &Map::new(),
-    })
+    ChatTemplate::new(source, Some("<s>"), Some("</s>"))?.render(&Chat::of(&messages))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::super::{Chat, ChatTemplate};
 use foretoken_core::error::Result;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// A template that keeps any role, anywhere.
 const CHATML: &str =
@@ -24,12 +24,7 @@ fn rendered(source: &str, messages: &[(&str, &str)]) -> Result<String> {
     let messages: Vec<Value> = (messages.iter())
         .map(|(role, content)| json!({"role": role, "content": content}))
         .collect();
-    ChatTemplate::new(source, None, None)?.render(&Chat {
-        messages: &messages,
-        tools: &[],
-        add_generation_prompt: true,
-        extra: &Map::new(),
-    })
+    ChatTemplate::new(source, None, None)?.render(&Chat::of(&messages))
 }
 
 #[track_caller]

@@ -3,7 +3,6 @@
 use super::*;
 use crate::ChatTemplate;
 use crate::template::Chat;
-use serde_json::Map;
 
 /// Role and content of each message.
 fn plain(messages: &[Value]) -> Vec<(String, String)> {
@@ -134,12 +133,9 @@ fn a_template_of_two_roles_gets_tools_from_the_user() {
     ] {
         let messages: Vec<Value> = before.into_iter().chain(messages.clone()).collect();
         let plain = without_tools(&messages, &tools, ToolFormat::Hermes);
-        let prompt = ChatTemplate::new(TURNS, None, None).unwrap().render(&Chat {
-            messages: &plain,
-            tools: &[],
-            add_generation_prompt: true,
-            extra: &Map::new(),
-        });
+        let prompt = ChatTemplate::new(TURNS, None, None)
+            .unwrap()
+            .render(&Chat::of(&plain));
         let prompt = prompt.unwrap();
         assert!(prompt.starts_with(begins), "{prompt}");
         let rest = format!("\n\nGo.<assistant>{CALL}<user>{ONE}\nAnd?");
