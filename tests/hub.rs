@@ -106,11 +106,7 @@ fn models_come_from_the_hub_once() {
         " ".repeat((4 << 20) + 1).into(),
     );
     let store = HashMap::from([("org/stored/model.safetensors".to_owned(), "tensors".into())]);
-    let (store, elsewhere) = Hub {
-        files: store,
-        ..Hub::default()
-    }
-    .start();
+    let (store, elsewhere) = Hub::of(store).start();
     let evil_names = [
         victim.0.to_str().unwrap().to_owned(),
         "../../../../victim.safetensors".to_owned(),
@@ -125,10 +121,7 @@ fn models_come_from_the_hub_once() {
         let mut files = all.clone();
         let index = index(&name, "model.safetensors");
         files.insert("org/evil/model.safetensors.index.json".into(), index.into());
-        let hub = Hub {
-            files,
-            ..Hub::default()
-        };
+        let hub = Hub::of(files);
         hub.start().1
     });
     let (hub, address) = Hub {
@@ -282,10 +275,7 @@ fn models_come_from_the_hub_once() {
             ("model.safetensors.index.json", list),
         ];
         let files = files.map(|(name, text)| (format!("org/evil/{name}"), text.into()));
-        let hub = Hub {
-            files: files.into(),
-            ..Hub::default()
-        };
+        let hub = Hub::of(files.into());
         let (hub, address) = hub.start();
         set("HF_ENDPOINT", &address);
         let _ = std::fs::remove_dir_all(home.path().join("hub/models--org--evil"));

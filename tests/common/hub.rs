@@ -52,6 +52,13 @@ pub struct Hub {
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 impl Hub {
+    pub fn of(files: HashMap<String, Vec<u8>>) -> Self {
+        Self {
+            files,
+            ..Self::default()
+        }
+    }
+
     pub fn start(self) -> (Arc<Self>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

@@ -83,6 +83,14 @@ pub fn toy_model(noise: f32) -> ToyModel {
 }
 
 impl Toy {
+    /// The default engine with this drafter.
+    pub fn guessing(guess: Guess) -> Self {
+        Self {
+            guess,
+            ..Self::default()
+        }
+    }
+
     /// Lets prompts be read in the shortest chunks, so that those of a request alone grow, and interrupts these.
     pub fn interrupt(&mut self, seed: u64) {
         self.options.max_prompt_wait = std::time::Duration::ZERO;

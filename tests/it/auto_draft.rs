@@ -39,10 +39,7 @@ fn hub(id: &str) -> Hub {
             (format!("{id}/{name}"), std::fs::read(&path).unwrap())
         })
         .collect();
-    Hub {
-        files,
-        ..Hub::default()
-    }
+    Hub::of(files)
 }
 
 /// Runs the program with an empty cache in `home`.

@@ -102,11 +102,7 @@ fn the_header_of_a_gguf_file_is_enough() {
         let name = part.file_name().unwrap().to_str().unwrap().to_owned();
         files.insert(format!("org/parts/{name}"), std::fs::read(part).unwrap());
     }
-    let (hub, address) = Hub {
-        files,
-        ..Hub::default()
-    }
-    .start();
+    let (hub, address) = Hub::of(files).start();
     let local = report(&[DEMO], &address, home.path());
     assert_eq!(hub.asked.load(Ordering::SeqCst), 0);
     for name in ["org/demo:Q5_1", "org/demo/demo-Q5_1.gguf", "org/demo"] {
@@ -175,11 +171,7 @@ fn factors_of_ropes_are_fetched() {
         files.insert(format!("org/model/{name}.gguf"), bytes);
         local.push(file);
     }
-    let (hub, address) = Hub {
-        files,
-        ..Hub::default()
-    }
-    .start();
+    let (hub, address) = Hub::of(files).start();
     let local = report(&[local[0].to_str().unwrap()], &address, home.path());
     let found = report(&["org/model/good.gguf"], &address, home.path());
     assert_same(&found, &local);
@@ -201,11 +193,7 @@ fn the_headers_of_safetensors_are_enough() {
     let folder = repository("org/model", &mut files);
     // A store elsewhere has the weights.
     repository("org/stored", &mut files);
-    let (store, elsewhere) = Hub {
-        files: files.clone(),
-        ..Hub::default()
-    }
-    .start();
+    let (store, elsewhere) = Hub::of(files.clone()).start();
     let is_weights = |name: &String| name.ends_with(".safetensors");
     let weights: usize = (files.iter())
         .filter(|(name, _)| is_weights(name))
@@ -269,11 +257,7 @@ fn tensors_that_do_not_fit_the_config_are_named() {
         }
     }
     files.retain(|name, _| !name.starts_with("org/none/model"));
-    let (_, address) = Hub {
-        files,
-        ..Hub::default()
-    }
-    .start();
+    let (_, address) = Hub::of(files).start();
     refused(&["org/model"], &address, "model.layers.2.");
     refused(&["org/broken"], &address, "not a readable safetensors file");
     refused(&["org/few"], &address, "is missing");
@@ -310,11 +294,7 @@ fn a_hub_without_ranges_is_told_in_one_line() {
     };
     let (_, address) = other.start();
     refused(&["org/demo:Q5_1"], &address, "but sent");
-    let (hub, address) = Hub {
-        files,
-        ..Hub::default()
-    }
-    .start();
+    let (hub, address) = Hub::of(files).start();
     refused(&["org/text:Q8_0"], &address, "does not begin with GGUF");
     refused(&["org/empty:Q8_0"], &address, "not a readable GGUF file");
     refused(&["org/long:Q8_0"], &address, "no room for");

@@ -222,10 +222,7 @@ fn greedy_parity_for_every_drafter_and_length() {
         Guess::Toy(1.0),
     ] {
         for spec_length in [1, 3, 8] {
-            let mut toy = Toy {
-                guess,
-                ..Toy::default()
-            };
+            let mut toy = Toy::guessing(guess);
             toy.options.spec = chains(spec_length);
             toy.options.max_num_batched_tokens = 16 * 9;
             let engine = toy.start();
@@ -254,11 +251,7 @@ fn greedy_parity_for_every_drafter_and_length() {
 /// less often. Fails if the draft model does not process its last token after such a round.
 #[test]
 fn a_perfect_draft_saves_target_steps() {
-    let engine = Toy {
-        guess: Guess::Toy(0.0),
-        ..Toy::default()
-    }
-    .start();
+    let engine = Toy::guessing(Guess::Toy(0.0)).start();
     let answer = run(&engine, greedy(&[1, 2, 3], 41));
     // One token from the prompt, then rounds of five.
     assert_eq!((answer.spec.rounds, answer.spec.accepted), (8, 32));
@@ -270,11 +263,7 @@ fn a_perfect_draft_saves_target_steps() {
 /// the draft: a draft model that is the target itself is always accepted, whatever the parameters.
 #[test]
 fn a_perfect_draft_is_accepted_under_every_parameter() {
-    let engine = Toy {
-        guess: Guess::Toy(0.0),
-        ..Toy::default()
-    }
-    .start();
+    let engine = Toy::guessing(Guess::Toy(0.0)).start();
     assert_always_accepted(&engine);
 }
 
@@ -417,11 +406,7 @@ fn a_seed_gives_the_same_text_whatever_else_runs() {
 /// A stop id inside a round: tokens accepted after it are discarded.
 #[test]
 fn stops_inside_a_round() {
-    let engine = Toy {
-        guess: Guess::Toy(0.0),
-        ..Toy::default()
-    }
-    .start();
+    let engine = Toy::guessing(Guess::Toy(0.0)).start();
     let free = run(&engine, greedy(&[9, 8, 7], 30)).ids();
     for at in [1, 2, 3, 4, 11] {
         let first = free.iter().position(|id| *id == free[at]).unwrap();
@@ -445,11 +430,7 @@ fn stops_inside_a_round() {
 
 #[test]
 fn the_context_limit_ends_the_text_and_is_checked() {
-    let engine = Toy {
-        guess: Guess::Toy(0.0),
-        ..Toy::default()
-    }
-    .start();
+    let engine = Toy::guessing(Guess::Toy(0.0)).start();
     let prompt: Vec<u32> = (0..MAX_LEN as u32 - 7).map(|i| i % 7).collect();
     let answer = run(
         &engine,
@@ -512,23 +493,9 @@ fn logprobs_do_not_depend_on_speculation() {
         logprobs: Some(2),
         ..greedy(&[4, 5], 30)
     };
-    let plain = run(
-        &Toy {
-            guess: Guess::Nothing,
-            ..Toy::default()
-        }
-        .start(),
-        request.clone(),
-    );
+    let plain = run(&Toy::guessing(Guess::Nothing).start(), request.clone());
     for guess in [Guess::Ngram, Guess::Toy(0.0), Guess::Toy(0.5)] {
-        let answer = run(
-            &Toy {
-                guess,
-                ..Toy::default()
-            }
-            .start(),
-            request.clone(),
-        );
+        let answer = run(&Toy::guessing(guess).start(), request.clone());
         assert_eq!(answer.tokens, plain.tokens, "{guess:?}");
     }
 }

@@ -56,10 +56,7 @@ fn the_queue_is_bounded_all_or_nothing() {
 /// have distributions.
 #[test]
 fn what_waits_for_a_client_is_small() {
-    let mut toy = Toy {
-        guess: Guess::Toy(0.3),
-        ..Toy::default()
-    };
+    let mut toy = Toy::guessing(Guess::Toy(0.3));
     toy.options.spec = tree_limits(6, 15, 4);
     let engine = toy.start();
     let mut request = Request {
@@ -322,10 +319,7 @@ fn sampling_parameters_that_mean_nothing_are_refused() {
 #[test]
 fn texts_do_not_depend_on_the_rows_of_a_step() {
     for guess in [Guess::Ngram, Guess::Toy(0.4), Guess::Nothing] {
-        let mut toy = Toy {
-            guess,
-            ..Toy::default()
-        };
+        let mut toy = Toy::guessing(guess);
         toy.options.spec = chains(5);
         toy.options.max_num_seqs = 20;
         toy.options.max_num_batched_tokens = 6;

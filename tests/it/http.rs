@@ -158,16 +158,7 @@ async fn a_completion_has_openais_shape() {
 #[tokio::test]
 async fn streaming_and_speculation_change_no_text() {
     let server = Server::start().await;
-    let plain = Server::over(
-        Toy {
-            guess: Guess::Nothing,
-            ..Toy::default()
-        }
-        .start(),
-        |s| s,
-        LONG,
-    )
-    .await;
+    let plain = Server::over(Toy::guessing(Guess::Nothing).start(), |s| s, LONG).await;
     for (prompt, stop) in [
         ("abc", json!(null)),
         ("hello", json!(["a", "qu"])),
@@ -357,10 +348,7 @@ async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
 /// The draft is the target itself: of the five tokens of a step, four were drafted.
 #[tokio::test]
 async fn usage_counts_accepted_tokens_of_the_text_only() {
-    let perfect = Toy {
-        guess: Guess::Toy(0.0),
-        ..Toy::default()
-    };
+    let perfect = Toy::guessing(Guess::Toy(0.0));
     let server = Server::over(perfect.start(), |state| state, LONG).await;
     let full = server.json("/v1/completions", &greedy("abc", 60)).await;
     let full = chars(&full["choices"][0]["text"]);

@@ -7,10 +7,7 @@ use serde_json::{Value, json};
 
 /// A server whose drafts come from tables, with trees.
 async fn with_tables() -> Server {
-    let mut toy = Toy {
-        guess: Guess::Tables,
-        ..Toy::default()
-    };
+    let mut toy = Toy::guessing(Guess::Tables);
     toy.options.spec = SpecLimits {
         length: 8,
         ..SpecLimits::default()

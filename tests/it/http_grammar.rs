@@ -58,10 +58,7 @@ async fn answers_follow_the_grammar() {
         Guess::Toy(0.0),
         Guess::Toy(0.6),
     ] {
-        let toy = Toy {
-            guess,
-            ..Toy::default()
-        };
+        let toy = Toy::guessing(guess);
         let server = Server::over(toy.start(), |state| state, LONG).await;
         let (mut complete, mut drafted) = (0, 0);
         for (field, value, fits) in fields() {

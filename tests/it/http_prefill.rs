@@ -46,10 +46,7 @@ async fn ids(server: &Server, body: &Value) -> Value {
 #[tokio::test]
 async fn an_answer_continues_the_last_message() {
     let fast = Server::start().await;
-    let toy = Toy {
-        guess: Guess::Nothing,
-        ..Toy::default()
-    };
+    let toy = Toy::guessing(Guess::Nothing);
     let plain = Server::over(toy.start(), |state| state, LONG).await;
     for last in ["de f", "de ", " g\n", "", "<|end|>\n"] {
         let prompt = format!("<|start|>user abc\n<|start|>assistant {last}");

@@ -7,10 +7,7 @@ use serde_json::{Value, json};
 const PATH: &str = "/v1/completions";
 
 async fn server() -> Server {
-    let toy = Toy {
-        guess: Guess::Toy(0.6),
-        ..Toy::default()
-    };
+    let toy = Toy::guessing(Guess::Toy(0.6));
     Server::over(toy.start(), |state| state, LONG).await
 }
 

@@ -58,11 +58,7 @@ fn rounds_follow_the_probability_and_not_the_models() {
 
 #[test]
 fn certainty_and_impossibility() {
-    let engine = Toy {
-        guess: Guess::Toy(1.0),
-        ..Toy::default()
-    }
-    .start();
+    let engine = Toy::guessing(Guess::Toy(1.0)).start();
     // One token from the prompt, then rounds of five.
     let all = run(&engine, accepted_by_chance(greedy(&[1, 2, 3], 41), 1.0));
     assert_eq!((all.spec.rounds, all.spec.accepted), (8, 32));

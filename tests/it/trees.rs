@@ -176,10 +176,7 @@ fn logprobs_do_not_depend_on_trees() {
         logprobs: Some(2),
         ..greedy(&[4, 5], 100)
     };
-    let plain = Toy {
-        guess: Guess::Nothing,
-        ..Toy::default()
-    };
+    let plain = Toy::guessing(Guess::Nothing);
     let plain = run(&plain.start(), request.clone());
     let answer = run(&start(&Toy::default(), trees()), request);
     assert!(answer.spec.accepted > 10, "{:?}", answer.spec);
@@ -199,10 +196,7 @@ fn tokens_sampled_with_trees_are_distributed_as_the_target() {
 /// Decisions are counted by the rank of the draft token among its siblings.
 #[test]
 fn ranks_of_siblings_are_counted() {
-    let mut toy = Toy {
-        guess: Guess::Tables,
-        ..Toy::default()
-    };
+    let mut toy = Toy::guessing(Guess::Tables);
     toy.options.spec = tree_limits(4, 12, 4);
     let engine = toy.start();
     let (mut all, mut later) = (0, 0);
