@@ -1,6 +1,7 @@
 //! Runs the binary as a process.
 
 use super::project::{program, root};
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -53,6 +54,13 @@ pub struct Server {
     address: String,
     /// The lines that it prints at start-up; the last one is a command to paste.
     pub said: Vec<String>,
+}
+
+/// The JSON of a whole response without an error.
+pub fn json_of(answer: &str) -> Value {
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {answer}"))
 }
 
 impl Server {
@@ -128,6 +136,11 @@ impl Server {
     /// The whole response to `body`, headers included.
     pub fn post(&self, path: &str, body: &str) -> String {
         self.ask(&post_head(path, body), body)
+    }
+
+    /// The JSON that answers a body.
+    pub fn json(&self, path: &str, body: &Value) -> Value {
+        json_of(&self.post(path, &body.to_string()))
     }
 
     /// The same with an API key.

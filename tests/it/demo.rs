@@ -1,6 +1,6 @@
 //! The embedded pair: what `foretoken` without arguments serves.
 
-use crate::common::process::Server;
+use crate::common::process::{Server, json_of};
 use crate::common::{assert_idle, greedy, run, sampled};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::gguf::EMBEDDED;
@@ -94,12 +94,7 @@ fn it_is_served_without_arguments() {
         "{:?}",
         server.said
     );
-    let json = |answer: String| -> Value {
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str(body).unwrap()
-    };
-    let models = json(server.get("/v1/models"));
+    let models = json_of(&server.get("/v1/models"));
     assert_eq!(models["data"][0]["id"], name);
 
     let ask = |spec_length: Option<usize>| {
@@ -110,7 +105,7 @@ fn it_is_served_without_arguments() {
         if let Some(k) = spec_length {
             body["spec_length"] = k.into();
         }
-        let answer = json(server.post("/v1/chat/completions", &body.to_string()));
+        let answer = server.json("/v1/chat/completions", &body);
         answer["choices"][0].clone()
     };
     let (fast, plain) = (ask(None), ask(Some(0)));
@@ -158,10 +153,7 @@ fn it_calls_a_tool_where_it_must() {
                 "messages": [{"role": "user", "content": PROMPTS[1]}],
                 "tools": [{"type": "function", "function": {"name": "story", "parameters": parameters}}],
             });
-            let answer = server.post("/v1/chat/completions", &body.to_string());
-            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-            let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-            let reply: Value = serde_json::from_str(body).unwrap();
+            let reply = server.json("/v1/chat/completions", &body);
             reply["choices"][0]["message"]["tool_calls"].clone()
         };
         let (fast, plain) = (ask(8), ask(0));

@@ -245,9 +245,7 @@ fn texts_become_what_sentence_transformers_encodes() {
     let (texts, wanted): (Vec<_>, Vec<_>) = (expected().into_iter())
         .filter_map(|one| Some((one.text?, one.embedding?)))
         .unzip();
-    let reply = server.post("/v1/embeddings", &json!({"input": texts}).to_string());
-    let (_, body) = reply.split_once("\r\n\r\n").unwrap();
-    let reply: Value = serde_json::from_str(body).unwrap();
+    let reply = server.json("/v1/embeddings", &json!({"input": texts}));
     let ids: usize = expected()
         .iter()
         .filter(|one| one.text.is_some())
@@ -305,10 +303,7 @@ fn prompts_are_those_of_sentence_transformers() {
         std::fs::write(&prompts, config.to_string()).unwrap();
         let flags = format!("--model {} {flags}", model.path().display());
         let server = process::Server::start(&flags);
-        let body = json!({"input": wanted["texts"]}).to_string();
-        let reply = server.post("/v1/embeddings", &body);
-        let (_, body) = reply.split_once("\r\n\r\n").unwrap();
-        let reply: Value = serde_json::from_str(body).unwrap();
+        let reply = server.json("/v1/embeddings", &json!({"input": wanted["texts"]}));
         let data = reply["data"].as_array().unwrap();
         assert_eq!(data.len(), want.len());
         for (one, want) in data.iter().zip(&want) {

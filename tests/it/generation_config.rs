@@ -43,9 +43,7 @@ fn text(server: &Server, more: &Json) -> String {
     let mut body = json!({"prompt": "abc", "max_tokens": 12});
     let fields = body.as_object_mut().unwrap();
     fields.extend(more.as_object().unwrap().clone());
-    let answer = server.post("/v1/completions", &body.to_string());
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    let reply: Json = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {answer}"));
+    let reply = server.json("/v1/completions", &body);
     reply["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 

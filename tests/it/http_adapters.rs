@@ -373,9 +373,7 @@ fn the_program_serves_adapters() {
     let mut server = process::Server::start(&format!("{flags} --lora-modules a={path} b={path}"));
     let ask = |model: &str| {
         let body = json!({"model": model, "prompt": "hello", "max_tokens": 12, "temperature": 0});
-        let answer = server.post("/v1/completions", &body.to_string());
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let json: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let json = server.json("/v1/completions", &body);
         json["choices"][0]["text"].as_str().unwrap().to_owned()
     };
     let [base, a, b] = ["tiny", "a", "b"].map(ask);

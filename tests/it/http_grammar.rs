@@ -287,12 +287,7 @@ fn json_of_a_real_model() {
         "required": ["animal", "name", "age", "likes"],
         "additionalProperties": false,
     });
-    let ask = |body: &Value| -> Value {
-        let answer = server.post("/v1/chat/completions", &body.to_string());
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str(body).unwrap()
-    };
+    let ask = |body: &Value| server.json("/v1/chat/completions", body);
     let forms = [
         json!({"response_format": {"type": "json_schema", "json_schema": {"name": "pet", "strict": true, "schema": schema}}}),
         json!({"response_format": {"type": "json_object", "schema": schema}}),

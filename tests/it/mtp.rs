@@ -2,6 +2,7 @@
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, log_softmax, write_gguf};
 use crate::common::process::{Server, foretoken};
+use crate::common::refusals::merge;
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::{Tensors, open, write_config};
 use crate::common::tiny_folder::{byte_level, write_tokenizer};
@@ -378,13 +379,8 @@ fn it_drafts_without_a_flag() {
                 "model": "m", "prompt": fixture.prompt, "max_tokens": 24, "temperature": 0,
                 "ignore_eos": true, "return_token_ids": true
             });
-            for (key, value) in more.as_object().unwrap() {
-                body[key] = value.clone();
-            }
-            let answer = server.post("/v1/completions", &body.to_string());
-            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-            let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-            serde_json::from_str::<Json>(body).unwrap()["choices"][0]["token_ids"].clone()
+            merge(&mut body, &more);
+            server.json("/v1/completions", &body)["choices"][0]["token_ids"].clone()
         };
         let plain = ask(json!({"spec_length": 0}));
         assert_eq!(ask(json!({})), plain, "{name}");

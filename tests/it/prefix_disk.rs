@@ -1,12 +1,12 @@
 //! The prefix cache on disk: a prompt is computed once, also across restarts, and no text depends on what is there.
 
 use crate::architectures::fixtures;
-use crate::common::process::{Server, foretoken};
+use crate::common::process::{Server, foretoken, json_of};
 use crate::common::*;
 use crate::prefix::{converse, in_scope, text};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::spec::BudgetMode;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -245,9 +245,7 @@ pub fn answer(server: &Server, key: &str, salt: Option<&str>) -> (u64, String) {
     if let Some(salt) = salt {
         body["cache_salt"] = salt.into();
     }
-    let said = server.post_as(key, "/v1/completions", &body.to_string());
-    let (_, json) = said.split_once("\r\n\r\n").unwrap();
-    let json: Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{said}: {e}"));
+    let json = json_of(&server.post_as(key, "/v1/completions", &body.to_string()));
     let cached = &json["usage"]["prompt_tokens_details"]["cached_tokens"];
     let text = json["choices"][0]["text"].as_str().unwrap();
     (cached.as_u64().unwrap(), text.to_owned())

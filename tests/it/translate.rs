@@ -35,10 +35,7 @@ pub fn serve(flags: &str) -> (String, [f64; 2]) {
         if let Some(length) = spec_length {
             body["spec_length"] = length.into();
         }
-        let answer = server.post("/v1/chat/completions", &body.to_string());
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str::<Value>(body).unwrap()
+        server.json("/v1/chat/completions", &body)
     };
     // Of the model's own draft tokens: tables draft, too.
     let count = |what: &str| -> f64 {
