@@ -132,31 +132,80 @@ fn refused(result: Result<Job>, param: &str) -> String {
     }
 }
 
+/// Fields, values and what errors say of them.
+const OUT_OF_RANGE: &str = r#"
+temperature | -0.1 | between 0 and 2
+temperature | 2.1 | between 0 and 2
+temperature | "hot" | expected a number
+top_p | -0.1 | between 0 and 1
+top_p | 1.01 | between 0 and 1
+top_k | -2 | -1 or 0 (off)
+top_k | 1.5 | expected an integer
+min_p | 1.5 | between 0 and 1
+repetition_penalty | 0 | greater than 0 and at most 2
+presence_penalty | -2.5 | between -2 and 2
+frequency_penalty | 3 | between -2 and 2
+logit_bias | {"3": 101} | between -100 and 100
+logit_bias | {"x": 1} | between -100 and 100
+logit_bias | {"28": 1} | not in the vocabulary
+logit_bias | [1] | expected an object
+seed | "one" | expected an integer
+stop | ["a", ""] | each of 1 to 1024 bytes
+logit_bias | {"3": "much"} | between -100 and 100
+stop | 7 | a string or a list
+stop_token_ids | [28] | not in the vocabulary
+min_tokens | 17 | between 0 and max_tokens (16)
+max_tokens | 0 | at least 1
+max_tokens | 62 | maximum context length is 64 tokens
+max_tokens | -2 | expected a non-negative integer
+n | 0 | between 1 and 128
+n | 129 | between 1 and 128
+best_of | 0 | between 1 and 128
+best_of | 129 | between 1 and 128
+suffix | "x" | no fill-in-the-middle tokens
+allowed_token_ids | [] | at least one id
+allowed_token_ids | [28] | not in the vocabulary (0 to 27)
+allowed_token_ids | "0" | invalid type
+bad_words | [""] | at most 256 words, each of 1 to 256 bytes
+bad_words | ["a", " "] | not only spaces
+bad_words | 7 | a string or a list
+include_stop_str_in_output | 1 | expected a boolean
+skip_special_tokens | "no" | expected a boolean
+return_token_ids | 1 | expected a boolean
+truncate_prompt_tokens | 0 | between 1 and 64, or -1
+truncate_prompt_tokens | 65 | between 1 and 64, or -1
+truncate_prompt_tokens | -2 | between 1 and 64, or -1
+truncate_prompt_tokens | "2" | expected an integer
+logprobs | 6 | between 0 and 5
+logprobs | true | expected a non-negative integer
+stream | "yes" | expected a boolean
+stream_options | {"include_usage": true} | requires stream
+spec_length | -1 | expected a non-negative integer
+acceptance | "all" | `coupled`, `rejection`, `typical`, `lenient`
+lenience | 0.5 | requires acceptance
+posterior_alpha | 0.5 | requires acceptance
+posterior_threshold | 0.5 | requires acceptance
+prediction | "x" | expected an object
+cache_salt | "" | 1 to 1024 bytes
+cache_salt | 7 | expected a string
+prompt | {} | list of token ids
+prompt | [] | must not be empty
+prompt | [28] | not in the vocabulary
+prompt | [[1], []] | at least one token
+prompt | null | required
+"#;
+
 #[test]
 fn ranges_are_checked_and_named_in_the_error() {
-    for (field, bad, needle) in [
-        ("temperature", json!(-0.1), "between 0 and 2"),
-        ("temperature", json!(2.1), "between 0 and 2"),
-        ("temperature", json!("hot"), "expected a number"),
-        ("top_p", json!(-0.1), "between 0 and 1"),
-        ("top_p", json!(1.01), "between 0 and 1"),
-        ("top_k", json!(-2), "-1 or 0 (off)"),
-        ("top_k", json!(1.5), "expected an integer"),
-        ("min_p", json!(1.5), "between 0 and 1"),
-        (
-            "repetition_penalty",
-            json!(0),
-            "greater than 0 and at most 2",
-        ),
-        ("presence_penalty", json!(-2.5), "between -2 and 2"),
-        ("frequency_penalty", json!(3), "between -2 and 2"),
-        ("logit_bias", json!({"3": 101}), "between -100 and 100"),
-        ("logit_bias", json!({"x": 1}), "between -100 and 100"),
-        ("logit_bias", json!({"28": 1}), "not in the vocabulary"),
-        ("logit_bias", json!([1]), "expected an object"),
-        ("seed", json!("one"), "expected an integer"),
+    let rows = OUT_OF_RANGE.trim().lines().map(|row| {
+        let mut columns = row.split(" | ");
+        let mut next = || columns.next().expect("three columns");
+        let (field, bad) = (next(), next());
+        let bad: Value = serde_json::from_str(bad).expect("JSON");
+        (field, bad, next())
+    });
+    let large = [
         ("stop", json!(vec!["a"; 17]), "at most 16 strings"),
-        ("stop", json!(["a", ""]), "each of 1 to 1024 bytes"),
         ("stop", json!("é".repeat(513)), "each of 1 to 1024 bytes"),
         (
             "stop_token_ids",
@@ -164,94 +213,21 @@ fn ranges_are_checked_and_named_in_the_error() {
             "at most 1024 entries, not 1025",
         ),
         ("logit_bias", biases(1025), "at most 1024 entries, not 1025"),
-        ("logit_bias", json!({"3": "much"}), "between -100 and 100"),
-        ("stop", json!(7), "a string or a list"),
-        ("stop_token_ids", json!([28]), "not in the vocabulary"),
-        ("min_tokens", json!(17), "between 0 and max_tokens (16)"),
-        ("max_tokens", json!(0), "at least 1"),
-        (
-            "max_tokens",
-            json!(62),
-            "maximum context length is 64 tokens",
-        ),
-        ("max_tokens", json!(-2), "expected a non-negative integer"),
-        ("n", json!(0), "between 1 and 128"),
-        ("n", json!(129), "between 1 and 128"),
-        ("best_of", json!(0), "between 1 and 128"),
-        ("best_of", json!(129), "between 1 and 128"),
-        ("suffix", json!("x"), "no fill-in-the-middle tokens"),
-        ("allowed_token_ids", json!([]), "at least one id"),
-        (
-            "allowed_token_ids",
-            json!([28]),
-            "not in the vocabulary (0 to 27)",
-        ),
-        ("allowed_token_ids", json!("0"), "invalid type"),
-        (
-            "bad_words",
-            json!([""]),
-            "at most 256 words, each of 1 to 256 bytes",
-        ),
-        ("bad_words", json!(["a", " "]), "not only spaces"),
         ("bad_words", json!(vec!["a"; 257]), "at most 256 words"),
         (
             "bad_words",
             json!("a".repeat(257)),
             "each of 1 to 256 bytes",
         ),
-        ("bad_words", json!(7), "a string or a list"),
-        ("include_stop_str_in_output", json!(1), "expected a boolean"),
-        ("skip_special_tokens", json!("no"), "expected a boolean"),
-        ("return_token_ids", json!(1), "expected a boolean"),
-        (
-            "truncate_prompt_tokens",
-            json!(0),
-            "between 1 and 64, or -1",
-        ),
-        (
-            "truncate_prompt_tokens",
-            json!(65),
-            "between 1 and 64, or -1",
-        ),
-        (
-            "truncate_prompt_tokens",
-            json!(-2),
-            "between 1 and 64, or -1",
-        ),
-        ("truncate_prompt_tokens", json!("2"), "expected an integer"),
-        ("logprobs", json!(6), "between 0 and 5"),
-        ("logprobs", json!(true), "expected a non-negative integer"),
-        ("stream", json!("yes"), "expected a boolean"),
-        (
-            "stream_options",
-            json!({"include_usage": true}),
-            "requires stream",
-        ),
-        ("spec_length", json!(-1), "expected a non-negative integer"),
-        (
-            "acceptance",
-            json!("all"),
-            "`coupled`, `rejection`, `typical`, `lenient`",
-        ),
-        ("lenience", json!(0.5), "requires acceptance"),
-        ("posterior_alpha", json!(0.5), "requires acceptance"),
-        ("posterior_threshold", json!(0.5), "requires acceptance"),
-        ("prediction", json!("x"), "expected an object"),
-        ("cache_salt", json!(""), "1 to 1024 bytes"),
         ("cache_salt", json!("é".repeat(513)), "1 to 1024 bytes"),
-        ("cache_salt", json!(7), "expected a string"),
-        ("prompt", json!({}), "list of token ids"),
-        ("prompt", json!([]), "must not be empty"),
-        ("prompt", json!([28]), "not in the vocabulary"),
-        ("prompt", json!([[1], []]), "at least one token"),
-        ("prompt", Value::Null, "required"),
         ("prompt", json!(vec!["a"; 41]), "at most 40 sequences"),
         (
             "prompt",
             json!(vec![1; 64]),
             "maximum context length is 64 tokens",
         ),
-    ] {
+    ];
+    for (field, bad, needle) in rows.chain(large) {
         let message = refused(completion(json!({field: bad})), field);
         assert!(message.contains(needle), "{field}: {message}");
     }
