@@ -13,17 +13,22 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 namespace {
 
-struct Module {
-    int device;
-    std::string image;
-};
-
 struct Function {
     int device;
     std::string name;
-    // Dynamic shared memory that a launch may use.
-    int shared = 48 << 10;
+    // Dynamic shared memory that was asked for.
+    int shared = 0;
 };
+
+struct Module {
+    int device;
+    std::string image;
+    std::map<std::string, Function> functions;
+};
+
+// Dynamic shared memory that a launch may use without asking. A GPU has 48 KiB for it and for what a kernel declares, of which
+// nothing is known here.
+constexpr int UNASKED = 32 << 10;
 
 // Handles reads and writes outside of any memory.
 void on_fault(int signal, siginfo_t *info, void *) {
@@ -326,7 +331,7 @@ API CUresult cuModuleLoadData(Module **module, const char *image) {
     if (waiting_spoils_capture()) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    *module = new Module{current_device(), image};
+    *module = new Module{current_device(), image, {}};
     return CUDA_SUCCESS;
 }
 API CUresult cuModuleUnload(Module *module) {
@@ -341,8 +346,7 @@ API CUresult cuModuleGetFunction(Function **function, Module *module, const char
         image.find(".entry " + std::string(name) + "(") == std::string::npos) {
         return CUDA_ERROR_NOT_FOUND;
     }
-    static auto &functions = *new std::map<std::pair<int, std::string>, Function>;
-    *function = &functions.try_emplace({module->device, name}, Function{module->device, name}).first->second;
+    *function = &module->functions.try_emplace(name, Function{module->device, name}).first->second;
     return CUDA_SUCCESS;
 }
 API CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
@@ -375,7 +379,7 @@ static CUresult launch(Function *function, const unsigned (&sizes)[3], const uns
     auto &[x, y, z] = sizes;
     bool fits = x > 0 && y > 0 && z > 0 && x < 1u << 31 && y < 1 << 16 && z < 1 << 16;
     fits = fits && threads[0] > 0 && threads[0] <= 1024 && blocks > 0 && blocks <= emulator::MAX_CLUSTER && y % blocks == 0;
-    if (!fits || shared > unsigned(std::max(function->shared, 48 << 10))) {
+    if (!fits || shared > unsigned(std::max(function->shared, UNASKED))) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     Call call = kernel->second(parameters);

@@ -84,12 +84,9 @@ impl Kernel {
     /// # Errors
     /// If the device has less.
     pub fn with_shared(self, bytes: usize) -> Result<Self> {
-        // What a block may have without asking.
-        const SHARED: usize = 48 << 10;
-        if bytes > SHARED {
-            let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            self.function.set_attribute(limit, bytes as i32).w()?;
-        }
+        // A block has 48 KiB without asking, less what its kernel declares. So all are asked for.
+        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        self.function.set_attribute(limit, bytes as i32).w()?;
         Ok(self)
     }
 
