@@ -1,10 +1,10 @@
 //! Helpers that the CUDA sides of the ops share. The kernels themselves are in `.cu` files beside the
 //! ops.
 
-use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaContext, CudaFunction, CudaStream, DevicePtr, LaunchArgs, LaunchConfig, sys,
+    CudaContext, CudaStream, DevicePtr, LaunchConfig, result, sys,
 };
+use candle_core::cuda_backend::{CudaStorageSlice, DeviceId};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, DType, Result, Shape, Tensor};
 pub(super) use candle_core::{CudaStorage, Storage};
@@ -12,13 +12,13 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 /// The types that an op's CUDA side needs.
+pub(super) use candle_core::Layout;
 pub(super) use candle_core::backend::BackendStorage;
-pub(super) use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, PushKernelArg};
+pub(super) use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
 pub(super) use candle_core::cuda_backend::{CudaDType, WrapErr};
-pub(super) use candle_core::{Layout, builder_arg};
 
 /// The PTX of each `.cu` file: `NORM`, `SAMPLE` and so on.
 mod ptx {
@@ -57,36 +57,85 @@ pub(super) fn suffix(dtype: DType) -> &'static str {
     dtype.as_str()
 }
 
-/// Kernel `name` of the module called `module`, whose PTX is `ptx`.
+/// A kernel that was looked up.
+struct Loaded {
+    function: sys::CUfunction,
+    /// Bytes of dynamic shared memory that were asked for.
+    shared: Mutex<usize>,
+}
+
+// SAFETY: the driver binds functions to no thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+/// The kernels of a device, by name.
+type LoadedKernels = HashMap<String, Arc<Loaded>>;
+
+/// The kernels of all devices that were looked up so far: the driver would compare their names at each launch. They belong to
+/// modules, which devices own and unload. No later device has the id of an earlier one.
+static LOADED: LazyLock<RwLock<HashMap<DeviceId, LoadedKernels>>> = LazyLock::new(RwLock::default);
+
+/// Kernel `name` of the module called `module`, whose PTX is `ptx`. No other module has a kernel of this name.
 pub(super) fn function(device: &CudaDevice, module: &str, ptx: &str, name: &str) -> Result<Kernel> {
-    let module = format!("foretoken-{module}");
-    let function = device.get_or_load_custom_func(name, &module, ptx)?;
     Ok(Kernel {
-        function: function.into_cuda_function(),
+        loaded: loaded(device, module, ptx, name)?,
         stream: device.cuda_stream(),
+        _device: device.clone(),
     })
+}
+
+/// See [`function`].
+fn loaded(device: &CudaDevice, module: &str, ptx: &str, name: &str) -> Result<Arc<Loaded>> {
+    let all = LOADED.read().unwrap_or_else(PoisonError::into_inner);
+    let known = all.get(&device.id()).and_then(|own| own.get(name));
+    if let Some(known) = known {
+        return Ok(known.clone());
+    }
+    drop(all);
+    // Kept while a module is loaded: another thread would load it, too, and replace this one.
+    let mut all = LOADED.write().unwrap_or_else(PoisonError::into_inner);
+    let own = all.entry(device.id()).or_default();
+    if let Some(known) = own.get(name) {
+        return Ok(known.clone());
+    }
+    let module = format!("foretoken-{module}");
+    let found = device.get_or_load_custom_func(name, &module, ptx)?;
+    let found = Arc::new(Loaded {
+        function: found.into_cuda_function().cu_function(),
+        shared: Mutex::new(0),
+    });
+    own.insert(name.to_owned(), found.clone());
+    Ok(found)
 }
 
 /// A kernel, and the stream that it is launched on.
 pub(super) struct Kernel {
-    pub function: CudaFunction,
+    loaded: Arc<Loaded>,
     stream: Arc<CudaStream>,
+    /// Owns the kernel's module.
+    _device: CudaDevice,
 }
 
 impl Kernel {
-    /// Starts a launch, to which arguments are added one by one.
-    pub fn builder(&self) -> LaunchArgs<'_> {
-        self.stream.launch_builder(&self.function)
-    }
-
     /// This kernel, with up to `bytes` bytes of shared memory for each of its blocks.
     ///
     /// # Errors
     /// If the device has less.
     pub fn with_shared(self, bytes: usize) -> Result<Self> {
-        // A block has 48 KiB without asking, less what its kernel declares. So all are asked for.
-        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        self.function.set_attribute(limit, bytes as i32).w()?;
+        let Loaded { function, shared } = &*self.loaded;
+        let mut asked = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        // A block has 48 KiB without asking, less what its kernel declares. So all are asked for. What others have asked
+        // for is not taken back: they may be about to launch.
+        if bytes > *asked {
+            self.stream.context().bind_to_thread().w()?;
+            let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the device has the function.
+            unsafe { result::function::set_function_attribute(*function, limit, bytes as i32) }
+                .w()?;
+            *asked = bytes;
+        }
+        drop(asked);
         Ok(self)
     }
 
@@ -140,6 +189,12 @@ impl Launch<'_> {
         self.args
             .push(address_of_first(tensor, &self.kernel.stream)?);
         Ok((self, *row))
+    }
+
+    /// Adds the address of device memory.
+    pub fn memory<T>(mut self, values: &impl DevicePtr<T>) -> Self {
+        self.args.push(values.device_ptr(&self.kernel.stream).0);
+        self
     }
 
     /// Adds the address of a tensor, or a null pointer.
@@ -211,6 +266,18 @@ impl Launch<'_> {
         unsafe { self.run_with(grid, &mut attributes) }
     }
 
+    /// Launches an ordinary kernel, which starts when the previous one has ended.
+    ///
+    /// # Errors
+    /// If the driver refuses the launch.
+    ///
+    /// # Safety
+    /// The arguments match the kernel's parameters, and the kernel accesses no memory outside of them.
+    pub unsafe fn run_ordinary(self, grid: LaunchConfig) -> Result<()> {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.run_with(grid, &mut []) }
+    }
+
     /// Launches an ordinary kernel whose writes [kernels of layers](Self::run) read before they wait for the previous
     /// kernel, as they do with tables. So the next of them on this stream starts only when this one has ended.
     ///
@@ -223,7 +290,7 @@ impl Launch<'_> {
         let key = key_of(&self.kernel.stream);
         APART.with_borrow_mut(|apart| apart.insert(key));
         // SAFETY: the caller vouches for it.
-        unsafe { self.run_with(grid, &mut []) }
+        unsafe { self.run_ordinary(grid) }
     }
 
     /// Launches a kernel whose blocks wait for one another, so all of them run at the same time.
@@ -266,7 +333,7 @@ impl Launch<'_> {
             .iter_mut()
             .map(|arg| ptr::from_mut(arg).cast())
             .collect();
-        let function = self.kernel.function.cu_function();
+        let function = self.kernel.loaded.function;
         // SAFETY: the pointers outlive the call, and the caller vouches for the arguments.
         let launched = unsafe {
             sys::cuLaunchKernelEx(&config, function, places.as_mut_ptr(), ptr::null_mut())

@@ -6,7 +6,7 @@ use super::{
 };
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
 use candle_core::op::BackpropOp;
-use candle_core::{CudaDevice, Device, Result, Tensor};
+use candle_core::{CudaDevice, DType, Device, Result, Tensor};
 use std::sync::Arc;
 
 const NAME: &str = "sample";
@@ -166,37 +166,30 @@ pub(super) fn draw(
     let probs = unsafe { device.alloc::<f32>(dims[0] * dims[1])? };
     // SAFETY: as above.
     let found = unsafe { device.alloc::<u8>(rows * (1 + pieces) * FOUND)? };
-    {
-        let (storage, layout) = logits.storage_and_layout();
-        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
-        let (storage, layout) = ids.storage_and_layout();
-        let ids = gpu::view::<u32>(NAME, &storage, layout)?;
-        let (storage, layout) = tokens.storage_and_layout();
-        let tokens = gpu::view::<u32>(NAME, &storage, layout)?;
-        let sent = sent.slice(first..);
-        let by_pieces = |name: &str| -> Result<()> {
-            let kernel = kernel(&device, name)?;
-            let mut args = kernel.builder();
-            args.arg(&logits).arg(&sent).arg(&found);
-            args.arg(&ids).arg(&tokens);
-            builder_arg!(args, vocab as i32, best as i32);
-            // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
-            unsafe { args.launch(gpu::grid((rows, pieces, 1), PIECE_THREADS, 0)) }.w()?;
-            Ok(())
-        };
-        by_pieces("largest_logits")?;
-        if row_params.iter().any(|params| params.is_weighed(best)) {
-            by_pieces("weigh_logits")?;
-        }
-        if stored || best > 1 {
-            let kernel = kernel(&device, "process_logits")?;
-            let mut args = kernel.builder();
-            args.arg(&logits).arg(&sent).arg(&found).arg(&probs);
-            args.arg(&ids).arg(&tokens);
-            builder_arg!(args, vocab as i32, best as i32);
-            // SAFETY: as above.
-            unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
-        }
+    gpu::expect_dtype(NAME, DType::F32, [&logits])?;
+    gpu::expect_dtype(NAME, DType::U32, [&ids, &tokens])?;
+    let of_rows = sent.slice(first..);
+    let by_pieces = |name: &str| -> Result<()> {
+        let kernel = kernel(&device, name)?;
+        let launch = kernel.launch().tensor(&logits)?;
+        let launch = launch.memory(&of_rows).memory(&found);
+        let launch = launch.tensor(&ids)?.tensor(&tokens)?;
+        let launch = launch.int(vocab).int(best);
+        // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
+        unsafe { launch.run_ordinary(gpu::grid((rows, pieces, 1), PIECE_THREADS, 0)) }
+    };
+    by_pieces("largest_logits")?;
+    if row_params.iter().any(|params| params.is_weighed(best)) {
+        by_pieces("weigh_logits")?;
+    }
+    if stored || best > 1 {
+        let kernel = kernel(&device, "process_logits")?;
+        let launch = kernel.launch().tensor(&logits)?;
+        let launch = launch.memory(&of_rows).memory(&found).memory(&probs);
+        let launch = launch.tensor(&ids)?.tensor(&tokens)?;
+        let launch = launch.int(vocab).int(best);
+        // SAFETY: as above.
+        unsafe { launch.run_ordinary(gpu::grid((rows, 1, 1), THREADS, 0))? };
     }
     Ok(ProcessedLogits {
         params,
@@ -221,16 +214,13 @@ pub(super) fn best_logits(logits: &Tensor, best: usize) -> Result<Tensor> {
     // SAFETY: as above.
     let found = unsafe { device.alloc::<u8>(rows * pieces * best * FOUND)? };
     let arrived = device.alloc_zeros::<u32>(rows)?;
-    {
-        let (storage, layout) = logits.storage_and_layout();
-        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
-        let kernel = kernel(&device, "best_logits")?;
-        let mut args = kernel.builder();
-        args.arg(&logits).arg(&found).arg(&arrived).arg(&ids);
-        builder_arg!(args, vocab as i32, best as i32);
-        // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
-        unsafe { args.launch(gpu::grid((rows, pieces, 1), PIECE_THREADS, 0)) }.w()?;
-    }
+    gpu::expect_dtype(NAME, DType::F32, [logits])?;
+    let kernel = kernel(&device, "best_logits")?;
+    let launch = kernel.launch().tensor(logits)?;
+    let launch = launch.memory(&found).memory(&arrived).memory(&ids);
+    let launch = launch.int(vocab).int(best);
+    // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
+    unsafe { launch.run_ordinary(gpu::grid((rows, pieces, 1), PIECE_THREADS, 0))? };
     Ok(tensor(ids, &[rows, best], &device))
 }
 
@@ -241,16 +231,12 @@ pub(super) fn top_logits(logits: &Tensor, k: usize) -> Result<Tensor> {
     let width = 2 * k + 2;
     // SAFETY: the kernel writes every value.
     let top = unsafe { device.alloc::<u32>(rows * width)? };
-    {
-        let (storage, layout) = logits.storage_and_layout();
-        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
-        let kernel = gpu::function(&device, "top_logits", gpu::TOP_LOGITS, "top_logits")?;
-        let mut args = kernel.builder();
-        args.arg(&logits).arg(&top);
-        builder_arg!(args, vocab as i32, k as i32);
-        // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
-        unsafe { args.launch(gpu::grid((rows, 1, 1), THREADS, 0)) }.w()?;
-    }
+    gpu::expect_dtype(NAME, DType::F32, [logits])?;
+    let kernel = gpu::function(&device, "top_logits", gpu::TOP_LOGITS, "top_logits")?;
+    let launch = kernel.launch().tensor(logits)?.memory(&top);
+    let launch = launch.int(vocab).int(k);
+    // SAFETY: the arguments match the kernel's, and are as long as it reads and writes.
+    unsafe { launch.run_ordinary(gpu::grid((rows, 1, 1), THREADS, 0))? };
     Ok(tensor(top, &[rows, width], &device))
 }
 
@@ -263,19 +249,15 @@ fn adjusted(logits: &Tensor, adjustments: &[RowAdjustment], device: &CudaDevice)
     {
         candle_core::bail!("sample: {adjustment:?} of {rows} rows");
     }
+    gpu::expect_dtype(NAME, DType::F32, [logits])?;
     let copy = logits.copy()?;
-    {
-        let (storage, layout) = copy.storage_and_layout();
-        let logits = gpu::view::<f32>(NAME, &storage, layout)?;
-        let on_device = device.clone_htod(adjustments)?;
-        let kernel = kernel(device, "adjust_logits")?;
-        let mut args = kernel.builder();
-        args.arg(&logits).arg(&on_device);
-        builder_arg!(args, adjustments.len() as i32, vocab as i32);
-        let blocks = adjustments.len().div_ceil(ADJUST_THREADS);
-        // SAFETY: the arguments match the kernel's, and nothing else uses the copy.
-        unsafe { args.launch(gpu::grid((blocks, 1, 1), ADJUST_THREADS, 0)) }.w()?;
-    }
+    let on_device = device.clone_htod(adjustments)?;
+    let kernel = kernel(device, "adjust_logits")?;
+    let launch = kernel.launch().tensor(&copy)?.memory(&on_device);
+    let launch = launch.int(adjustments.len()).int(vocab);
+    let blocks = adjustments.len().div_ceil(ADJUST_THREADS);
+    // SAFETY: the arguments match the kernel's, and nothing else uses the copy.
+    unsafe { launch.run_ordinary(gpu::grid((blocks, 1, 1), ADJUST_THREADS, 0))? };
     Ok(copy)
 }
 
@@ -322,23 +304,14 @@ pub(super) fn verify(processed: &ProcessedLogits, chains: &[Chain<'_>]) -> Resul
     let (nodes, ranges) = (device.clone_htod(&nodes)?, device.clone_htod(&ranges)?);
     // SAFETY: the kernel writes every value.
     let verdicts = unsafe { device.alloc::<Accepted>(chains.len())? };
-    let (probs, probs_layout) = processed.probs.storage_and_layout();
-    let probs = gpu::view::<f32>(NAME, &probs, probs_layout)?;
-    let tokens = processed.chosen()?;
-    let (points, points_layout) = tokens.storage_and_layout();
-    let points = gpu::view::<u32>(NAME, &points, points_layout)?;
     let kernel = kernel(&device, "verify_chains")?;
-    let mut args = kernel.builder();
+    let launch = kernel.launch().tensor(&processed.probs)?;
     let sent = processed.sent.slice(processed.first..);
-    args.arg(&probs)
-        .arg(&points)
-        .arg(&sent)
-        .arg(&nodes)
-        .arg(&ranges)
-        .arg(&verdicts);
-    builder_arg!(args, processed.probs.dim(1)? as i32);
+    let launch = launch.tensor(&processed.chosen()?)?.memory(&sent);
+    let launch = launch.memory(&nodes).memory(&ranges).memory(&verdicts);
+    let launch = launch.int(processed.probs.dim(1)?);
     // SAFETY: the arguments match the kernel's; `chains` keeps the distributions of the drafts alive,
     // and later frees happen in the order of the stream.
-    unsafe { args.launch(gpu::grid((chains.len(), 1, 1), THREADS, 0)) }.w()?;
+    unsafe { launch.run_ordinary(gpu::grid((chains.len(), 1, 1), THREADS, 0))? };
     device.clone_dtoh(&verdicts)
 }
