@@ -2,12 +2,37 @@
 
 use super::quantized::{noise, values, weight};
 use super::{Log, gpu, logits, model_by, shape, tokens};
-use candle_core::{DType, Error};
+use candle_core::{DType, Device, Error};
 use foretoken::kernels::graph::Recorder;
 use foretoken::kernels::quant::{BlockType, matmul_quantized};
 use foretoken::kernels::{add_layer_norm, add_norm, layer_norm, rms_norm};
-use foretoken::model::LoadOptions;
+use foretoken::model::{LoadOptions, ModelSource};
 use std::path::Path;
+
+/// Nodes of the graph of a step of `rows` rows.
+fn nodes_of_a_step(
+    gpu: &Device,
+    source: &ModelSource,
+    quantize: Option<BlockType>,
+    rows: usize,
+) -> usize {
+    let options = LoadOptions {
+        dtype: Some(DType::BF16),
+        device: gpu.clone(),
+        quantize,
+        ..LoadOptions::default()
+    };
+    let mut model = model_by(source, &options).unwrap();
+    let before = Log::of_this_thread().len();
+    // The second step of a size is recorded.
+    let cuts = [20, rows, rows];
+    logits(&mut *model, &tokens(20 + 2 * rows), &cuts);
+    let log = Log::of_this_thread().split_off(before).join("\n");
+    assert!(log.matches("is recorded").count() == 1, "{log}");
+    // The line ends with the number of nodes.
+    let last = log.rsplit(|c: char| !c.is_ascii_digit()).next();
+    last.unwrap().parse().unwrap()
+}
 
 /// Launches of a layer of a model of class `kind` whose steps have so many `rows`: what a graph of three layers has more
 /// than one of two.
@@ -22,22 +47,7 @@ fn launches_of_a_layer(
     let nodes = [2, 3].map(|layers| {
         let more = [("num_hidden_layers", layers), ("intermediate_size", width)];
         let source = shape(&folder.join(layers.to_string()), kind, head_dim, &more);
-        let options = LoadOptions {
-            dtype: Some(DType::BF16),
-            device: gpu.clone(),
-            quantize,
-            ..LoadOptions::default()
-        };
-        let mut model = model_by(&source, &options).unwrap();
-        let before = Log::of_this_thread().len();
-        // The second step of a size is recorded.
-        let cuts = [20, rows, rows];
-        logits(&mut *model, &tokens(20 + 2 * rows), &cuts);
-        let log = Log::of_this_thread().split_off(before).join("\n");
-        assert!(log.matches("is recorded").count() == 1, "{log}");
-        // The line ends with the number of nodes.
-        let last = log.rsplit(|c: char| !c.is_ascii_digit()).next();
-        last.unwrap().parse::<usize>().unwrap()
+        nodes_of_a_step(&gpu, &source, quantize, rows)
     });
     nodes[1] - nodes[0]
 }
@@ -54,6 +64,24 @@ fn a_layer_of_a_few_rows_has_seven_launches() {
             assert_eq!(count, 7, "{quantize:?}, {rows} rows");
         }
     }
+}
+
+/// Layers with a window may have an embedding of their own.
+#[test]
+fn a_position_embedding_has_no_launch() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let nodes = [10_000, 500].map(|base| {
+        let more = [
+            ("sliding_window", 32),
+            ("sliding_window_pattern", 2),
+            ("rope_local_base_freq", base),
+        ];
+        let folder = folder.path().join(base.to_string());
+        let source = shape(&folder, "gemma3_text", 64, &more);
+        nodes_of_a_step(&gpu, &source, None, 1)
+    });
+    assert_eq!(nodes[0], nodes[1], "with one embedding, and with two");
 }
 
 /// q, k and v of files in `Q4_K_M` and `Q5_K_M`, whose v is in `Q6_K` in half of the layers.

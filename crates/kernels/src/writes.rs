@@ -5,6 +5,7 @@
 use super::gpu;
 use super::graph::{Values, overwrite};
 use candle_core::{DType, Device, Result, Shape, Tensor};
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Values to write to some tensors.
@@ -34,7 +35,8 @@ pub struct SentWrites {
 }
 
 impl Writes {
-    /// Adds values for the first elements of `to`, which must be contiguous.
+    /// Adds values for the first elements of `to`, which must be contiguous. On a GPU, an even number of f32 is rounded for a
+    /// tensor in f16 or bf16 that begins at an even place.
     ///
     /// # Errors
     /// If there are more values than elements, or they have another type.
@@ -45,13 +47,32 @@ impl Writes {
             Values::I64(values) => values.len(),
             Values::F32(values) => values.len(),
         };
-        if dtype != to.dtype() || len > to.elem_count() || !to.is_contiguous() {
-            candle_core::bail!("writes: {len} values of {dtype:?} for {:?}", to.layout());
+        // A word has two values of 16 bits.
+        let is_rounded = dtype == DType::F32
+            && matches!(to.dtype(), DType::F16 | DType::BF16)
+            && !to.device().is_cpu()
+            && len.is_multiple_of(2)
+            && to.layout().start_offset().is_multiple_of(2);
+        let has_type = dtype == to.dtype() || is_rounded;
+        if !has_type || len > to.elem_count() || !to.is_contiguous() {
+            candle_core::bail!(
+                "writes: {len} values of {dtype:?} for {:?} of {:?}",
+                to.layout(),
+                to.dtype()
+            );
         }
         let start = self.words.len();
         match values {
             Values::U32(values) => self.words.extend_from_slice(values),
-            Values::F32(values) => self.words.extend(values.iter().map(|x| x.to_bits())),
+            Values::F32(values) => match to.dtype() {
+                DType::F16 => self
+                    .words
+                    .extend(pairs(values, |x| f16::from_f32(x).to_bits())),
+                DType::BF16 => self
+                    .words
+                    .extend(pairs(values, |x| bf16::from_f32(x).to_bits())),
+                _ => self.words.extend(values.iter().map(|x| x.to_bits())),
+            },
             Values::I64(values) => {
                 let halves = |&x: &i64| [x as u32, (x >> 32) as u32];
                 self.words.extend(values.iter().flat_map(halves));
@@ -79,16 +100,35 @@ impl Writes {
         shape: impl Into<Shape>,
         device: &Device,
     ) -> Result<Tensor> {
+        // SAFETY: the caller promises it.
+        unsafe { self.tensor_in(values.dtype(), values, shape, device) }
+    }
+
+    /// As [`tensor`](Self::tensor), in `dtype`, to which values are rounded as [`push`](Self::push) does.
+    ///
+    /// # Errors
+    /// As of both.
+    ///
+    /// # Safety
+    /// As of [`tensor`](Self::tensor).
+    pub unsafe fn tensor_in(
+        &mut self,
+        dtype: DType,
+        values: Values<'_>,
+        shape: impl Into<Shape>,
+        device: &Device,
+    ) -> Result<Tensor> {
         let shape = shape.into();
         if device.is_cpu() {
-            return match values {
+            let tensor = match values {
                 Values::U32(values) => Tensor::from_slice(values, shape, device),
                 Values::I64(values) => Tensor::from_slice(values, shape, device),
                 Values::F32(values) => Tensor::from_slice(values, shape, device),
             };
+            return tensor?.to_dtype(dtype);
         }
         // SAFETY: the caller promises it.
-        let tensor = unsafe { Tensor::empty(shape, values.dtype(), device)? };
+        let tensor = unsafe { Tensor::empty(shape, dtype, device)? };
         let before = self.words.len();
         self.push(&tensor, values)?;
         let words = tensor.elem_count() * tensor.dtype().size_in_bytes() / size_of::<u32>();
@@ -144,6 +184,13 @@ impl Writes {
         let sent = Self::send(vec![self], &device)?;
         sent.iter().try_for_each(SentWrites::write)
     }
+}
+
+/// Words of two values each, the first of which is in the lower half.
+fn pairs(values: &[f32], bits: impl Fn(f32) -> u16) -> impl Iterator<Item = u32> {
+    let (pairs, _) = values.as_chunks::<2>();
+    let word = move |&[low, high]: &[f32; 2]| u32::from(bits(low)) | u32::from(bits(high)) << 16;
+    pairs.iter().map(word)
 }
 
 /// The table of `parts`; empty on the CPU, which needs none.

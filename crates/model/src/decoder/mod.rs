@@ -206,7 +206,7 @@ impl Decoder {
     fn inputs_on(&self, device: &Device, batch: &Batch, kv: &KvStore) -> Result<Inputs> {
         let vocab_size = self.config.vocab_size;
         let slots = kv.num_slots();
-        let ropes = self.ropes.tables();
+        let ropes = (self.ropes.tables(), self.dtypes.activations);
         let mut inputs = Inputs::new(batch, ropes, vocab_size, slots, device)?;
         inputs.states = StateBatch::new(self.state_rows(batch)?);
         inputs.with_taps(batch.taps.as_ref(), self.layers.len())
@@ -288,7 +288,7 @@ impl Decoder {
             let eps = config.rms_norm_eps as f32;
             own.forward(&inputs.tokens, &x, eps)
         });
-        let step = Step::new(config, inputs, spans, self.dtypes.activations)?;
+        let step = Step::new(config, inputs, spans)?;
         let mut step = step.with_layer_inputs(own.transpose()?);
         // Made after `x` in each forward: the first norm may read `x` while the kernel before it still runs.
         let mut delta = x.zeros_like()?;

@@ -102,7 +102,7 @@ impl Decoder {
             .zip(self.output.as_ref())
             .ok_or_else(missing)?;
         let x = self.embedding.forward(&inputs.tokens)?;
-        let step = Step::new(&self.config, inputs, spans, self.dtypes.activations)?;
+        let step = Step::new(&self.config, inputs, spans)?;
         let angles = one.rope.map(|rope| &step.angles[rope]);
         let result = one.plan.run(&ForwardRows {
             x: &x,

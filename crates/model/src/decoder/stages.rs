@@ -43,8 +43,7 @@ impl Decoder {
         stage: &'a Stage<'_>,
         step: &Step<'_>,
     ) -> Result<Step<'a>> {
-        let dtype = self.dtypes.activations;
-        let next = Step::new(&self.config, &stage.inputs, &stage.spans, dtype)?;
+        let next = Step::new(&self.config, &stage.inputs, &stage.spans)?;
         let own = step.layer_inputs.as_ref();
         let own = own.map(|own| copy_to(own, stage.inputs.slots.device()));
         Ok(next.with_layer_inputs(own.transpose()?))

@@ -204,10 +204,10 @@ impl AssistantHead {
             ..Batch::default()
         };
         let (vocab_size, slots) = (self.target.vocab_size, kv.num_slots());
-        let ropes = self.target_ropes.tables();
+        let ropes = (self.target_ropes.tables(), self.dtypes.activations);
         let inputs = Inputs::new(&own, ropes, vocab_size, slots, &self.device)?;
         let attention = AttentionBatch::new(&[], kv.block_size, slots)?;
-        let step = Step::new(&self.target, &inputs, &attention, self.dtypes.activations)?;
+        let step = Step::new(&self.target, &inputs, &attention)?;
         let features = features.index_select(&Tensor::new(fresh, &self.device)?, 0)?;
         let width = self.target.hidden_size;
         for (place, (layer, pool)) in self.owners.iter().zip(&kv.layers).enumerate() {
@@ -242,9 +242,9 @@ impl AssistantHead {
             ..Batch::default()
         };
         let (shape, dtype) = (&self.shape, self.dtypes.activations);
-        let ropes = self.ropes.tables();
+        let ropes = (self.ropes.tables(), dtype);
         let inputs = Inputs::new(&asked, ropes, shape.vocab_size, slots, &self.device)?;
-        let step = Step::new(shape, &inputs, &attention, dtype)?;
+        let step = Step::new(shape, &inputs, &attention)?;
         let (before, width) = (self.inputs_width(), self.target.hidden_size);
         let states = rows_of(features, &wanted)?;
         let states = states.narrow(1, before, width)?;

@@ -31,7 +31,8 @@ impl DraftHead {
         writes: &mut Writes,
     ) -> Result<TokenStep<'b>> {
         let (config, device, slots) = (&self.head.shape, self.device(), kv.num_slots());
-        let (ropes, sizes) = (self.ropes.tables(), (config.vocab_size, slots));
+        let sizes = (config.vocab_size, slots);
+        let ropes = (self.ropes.tables(), self.dtypes.activations);
         // SAFETY: the caller promises it.
         let inputs = unsafe { Inputs::new_with(batch, ropes, sizes, device, writes)? };
         let attention = AttentionBatch::new(&batch.spans, kv.block_size, slots)?;
@@ -52,7 +53,7 @@ impl DraftHead {
     ) -> Result<ForwardOutput> {
         let TokenStep { inputs, attention } = step;
         let config = &self.head.shape;
-        let step = Step::new(config, inputs, attention, self.dtypes.activations)?;
+        let step = Step::new(config, inputs, attention)?;
         let rows = self.rows(features, &inputs.tokens)?;
         let ran = self.run(rows, None, inputs.wanted.is_some(), (&step, None), kv)?;
         let (Some((x, delta)), Some(wanted)) = (ran, &inputs.wanted) else {

@@ -416,7 +416,7 @@ impl DraftHead {
     /// The forward of a parallel head.
     fn forward_blocks(&self, batch: &Batch, kv: &KvStore) -> Result<ForwardOutput> {
         let (config, dtype, slots) = (&self.head.shape, self.dtypes.activations, kv.num_slots());
-        let (vocab_size, ropes) = (config.vocab_size, self.ropes.tables());
+        let (vocab_size, ropes) = (config.vocab_size, (self.ropes.tables(), dtype));
         let inputs = Inputs::new(batch, ropes, vocab_size, slots, &self.device)?;
         let context = batch.context_features.as_ref();
         let context = context.map(Tensor::contiguous).transpose()?;
@@ -432,7 +432,7 @@ impl DraftHead {
         let blocks = (causality == Causality::All).then(|| causal(spans));
         let spans = blocks.as_deref().unwrap_or(spans);
         let attention = AttentionBatch::new(spans, kv.block_size, slots)?;
-        let step = Step::new(config, &inputs, &attention, dtype)?;
+        let step = Step::new(config, &inputs, &attention)?;
         if let (0, Some(context)) = (rows, &context) {
             for (layer, pool) in self.layers.iter().zip(&kv.layers) {
                 layer.write(context, &step, LayerPool::Tokens(pool))?;
@@ -449,9 +449,7 @@ impl DraftHead {
             .transpose()?;
         let windowed = (causal.as_ref())
             .map(|spans| {
-                Ok::<_, Error>(
-                    Step::new(config, &inputs, spans, dtype)?.with_places(places.as_ref()),
-                )
+                Ok::<_, Error>(Step::new(config, &inputs, spans)?.with_places(places.as_ref()))
             })
             .transpose()?;
         let own = self.rows(None, &inputs.tokens.narrow(0, others, rows)?)?;

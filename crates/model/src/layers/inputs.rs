@@ -15,7 +15,7 @@ pub(crate) struct Inputs {
     pub tokens: Tensor,
     pub slots: Slots,
     /// The angles of the rows, one entry for each position embedding.
-    pub angles: Vec<Angles>,
+    pub angles: Vec<SentAngles>,
     /// Rows whose logits are requested, u32; `None` = no row.
     pub wanted: Option<Tensor>,
     /// Rows whose last hidden states are requested, u32; `None` = no row.
@@ -33,26 +33,24 @@ pub(crate) struct Inputs {
     vocab_size: usize,
 }
 
-/// Cosines and sines by which a position embedding rotates the rows, in f32.
-#[derive(Clone)]
-pub(crate) struct Angles {
-    /// `[rows, width / 2]` each.
-    pub cos: Tensor,
-    pub sin: Tensor,
-    /// `[rows, 1, 1]`: the factor of a row's queries, if there is one.
+/// What a position embedding rotates the rows by.
+pub(crate) struct SentAngles {
+    /// `[2, rows, width / 2]` in the compute dtype: cosines, then sines.
+    pub both: Tensor,
+    /// `[rows, 1, 1]` f32: the factor of a row's queries, if there is one.
     pub query_scale: Option<Tensor>,
 }
 
 impl Inputs {
-    /// Sends the inputs of `batch` to `device`; `ropes` are the model's position embeddings,
-    /// slots are below `num_slots`.
+    /// Sends the inputs of `batch` to `device`; `ropes` are the model's position embeddings, whose angles are in the compute
+    /// dtype; slots are below `num_slots`.
     ///
     /// # Errors
     /// If the parts of the batch do not fit together, a token, a slot or a row does not exist, or the
     /// device fails.
     pub fn new(
         batch: &Batch,
-        ropes: &[RopeTable],
+        ropes: (&[RopeTable], DType),
         vocab_size: usize,
         num_slots: usize,
         device: &Device,
@@ -73,7 +71,7 @@ impl Inputs {
     /// No kernel reads them before.
     pub unsafe fn new_with(
         batch: &Batch,
-        ropes: &[RopeTable],
+        (ropes, dtype): (&[RopeTable], DType),
         (vocab_size, num_slots): (usize, usize),
         device: &Device,
         writes: &mut Writes,
@@ -82,24 +80,23 @@ impl Inputs {
         let rows = batch.positions.len();
         // SAFETY: the caller promises it.
         let slots = unsafe { Slots::padded_with(&batch.slots, rows, num_slots, device, writes)? };
-        let mut send = |values: Values<'_>, dims: &[usize]| {
+        let mut send = |dtype: DType, values: Values<'_>, dims: &[usize]| {
             // SAFETY: the caller promises it.
-            unsafe { writes.tensor(values, dims, device) }
+            unsafe { writes.tensor_in(dtype, values, dims, device) }
         };
-        let both = |rope: &RopeTable| -> Result<Angles> {
-            let dims = [rows, rope.frequencies.len()];
+        let of_rope = |rope: &RopeTable| -> Result<SentAngles> {
+            let dims = [2, rows, rope.frequencies.len()];
             let scales = query_scales(batch, rope);
-            let scales = scales.map(|scales| send(Values::F32(&scales), &[rows, 1, 1]));
-            Ok(Angles {
-                cos: send(Values::F32(&angles(batch, rope, f32::cos)), &dims)?,
-                sin: send(Values::F32(&angles(batch, rope, f32::sin)), &dims)?,
+            let scales = scales.map(|scales| send(DType::F32, Values::F32(&scales), &[rows, 1, 1]));
+            Ok(SentAngles {
+                both: send(dtype, Values::F32(&angles(batch, rope)), &dims)?,
                 query_scale: scales.transpose()?,
             })
         };
-        let angles = ropes.iter().map(both).collect::<Result<_>>()?;
+        let angles = ropes.iter().map(of_rope).collect::<Result<_>>()?;
         let mut rows_of = |rows: &[u32]| match rows {
             [] => Ok(None),
-            rows => send(Values::U32(rows), &[rows.len()]).map(Some),
+            rows => send(DType::U32, Values::U32(rows), &[rows.len()]).map(Some),
         };
         let wanted_adapters = if device.is_cpu() {
             RowAdapters::Host(AdapterRows::of_picked(&batch.adapters, &batch.logits))
@@ -109,7 +106,7 @@ impl Inputs {
         let (wanted, last_hidden) = (rows_of(&batch.logits)?, rows_of(&batch.last_hidden)?);
         Ok(Self {
             tokens: match &batch.drawn {
-                None => send(Values::U32(&batch.tokens), &[rows])?,
+                None => send(DType::U32, Values::U32(&batch.tokens), &[rows])?,
                 // A copy: others hold `drawn`, and replaying a graph overwrites these tokens.
                 Some(drawn) => drawn.copy()?,
             },
@@ -217,8 +214,7 @@ impl Inputs {
             writes.push(&self.tokens, Values::U32(&batch.tokens))?;
         }
         for (to, rope) in self.angles.iter().zip(ropes) {
-            writes.push(&to.cos, Values::F32(&angles(batch, rope, f32::cos)))?;
-            writes.push(&to.sin, Values::F32(&angles(batch, rope, f32::sin)))?;
+            writes.push(&to.both, Values::F32(&angles(batch, rope)))?;
             if let (Some(to), Some(scales)) = (&to.query_scale, query_scales(batch, rope)) {
                 writes.push(to, Values::F32(&scales))?;
             }
@@ -261,14 +257,17 @@ pub(crate) fn drawn_for(
     Ok(ids)
 }
 
-/// `turn` (cosine or sine) of the angles by which each row is rotated.
-fn angles(batch: &Batch, rope: &RopeTable, turn: fn(f32) -> f32) -> Vec<f32> {
+/// The cosines of the angles by which each row is rotated, then the sines.
+fn angles(batch: &Batch, rope: &RopeTable) -> Vec<f32> {
     let factor = rope.attention_factor;
-    let of = |&position: &u32| {
-        let frequencies = rope.frequencies.iter();
-        frequencies.map(move |f| turn(position as f32 * f) * factor)
+    let of = |turn: fn(f32) -> f32| {
+        let positions = batch.positions.iter().map(|&position| position as f32);
+        positions.flat_map(move |position| {
+            let frequencies = rope.frequencies.iter();
+            frequencies.map(move |f| turn(position * f) * factor)
+        })
     };
-    batch.positions.iter().flat_map(of).collect()
+    of(f32::cos).chain(of(f32::sin)).collect()
 }
 
 /// The factor of each row's queries, if there are any.
@@ -346,7 +345,7 @@ mod tests {
         let cpu = Device::Cpu;
         let good = batch(&[3, 4], &[0, 7], &[1]);
         let ropes = [rope(&[1.0, 0.1]), rope(&[0.5])];
-        let new = |batch: &Batch| Inputs::new(batch, &ropes, 5, 8, &cpu);
+        let new = |batch: &Batch| Inputs::new(batch, (&ropes, DType::F32), 5, 8, &cpu);
         let inputs = new(&good).unwrap();
         let drawn = |ids: Tensor| Batch {
             drawn: Some(ids),
@@ -382,7 +381,8 @@ mod tests {
         let batch = batch(&[3, 4], &[0, 7], &[1]);
         let with = |layers: &[usize], rows: &[u32]| {
             let (layers, rows) = (layers.to_vec(), rows.to_vec());
-            let inputs = Inputs::new(&batch, &[rope(&[1.0])], 5, 8, &Device::Cpu).unwrap();
+            let ropes = [rope(&[1.0])];
+            let inputs = Inputs::new(&batch, (&ropes, DType::F32), 5, 8, &Device::Cpu).unwrap();
             let inputs = inputs.with_taps(Some(&Taps { layers, rows }), 3);
             inputs.map(|inputs| inputs.taps.is_some())
         };

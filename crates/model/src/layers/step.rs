@@ -1,10 +1,10 @@
 //! The inputs of a forward's layers.
 
 use super::block_conv::BlockPlaces;
-use super::inputs::{Angles, Inputs};
+use super::inputs::Inputs;
 use crate::config::ModelConfig;
 use crate::lora::RowAdapters;
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use foretoken_core::error::Result;
 use foretoken_kernels::{AttentionBatch, Slots, StateBatch};
 use std::cell::Cell;
@@ -14,7 +14,7 @@ pub(crate) struct Step<'a> {
     /// The configuration of the model or head.
     pub config: &'a ModelConfig,
     pub slots: &'a Slots,
-    /// The angles of the rows, in the compute dtype: one entry for each of [`RopeTables`](super::rope::RopeTables).
+    /// The angles of the rows: one entry for each of [`RopeTables`](super::rope::RopeTables).
     pub angles: Vec<Angles>,
     /// The spans of the rows that attend.
     pub spans: &'a AttentionBatch<'a>,
@@ -33,8 +33,18 @@ pub(crate) struct Step<'a> {
     pub experts_read: &'a Cell<usize>,
 }
 
+/// Cosines and sines by which a position embedding rotates the rows, in the compute dtype.
+#[derive(Clone)]
+pub(crate) struct Angles {
+    /// `[rows, width / 2]` each.
+    pub cos: Tensor,
+    pub sin: Tensor,
+    /// `[rows, 1, 1]`: the factor of a row's queries, if there is one.
+    pub query_scale: Option<Tensor>,
+}
+
 impl<'a> Step<'a> {
-    /// The inputs of a forward over `spans`, with angles in `dtype`, that of the activations.
+    /// The inputs of a forward over `spans`.
     ///
     /// # Errors
     /// If the device fails.
@@ -42,15 +52,17 @@ impl<'a> Step<'a> {
         config: &'a ModelConfig,
         inputs: &'a Inputs,
         spans: &'a AttentionBatch<'a>,
-        dtype: DType,
     ) -> Result<Self> {
         let angles = inputs.angles.iter();
         let angles = angles.map(|angles| {
+            let both = &angles.both;
             let scale = angles.query_scale.as_ref();
             Ok(Angles {
-                cos: angles.cos.to_dtype(dtype)?,
-                sin: angles.sin.to_dtype(dtype)?,
-                query_scale: scale.map(|scale| scale.to_dtype(dtype)).transpose()?,
+                cos: both.get(0)?,
+                sin: both.get(1)?,
+                query_scale: scale
+                    .map(|scale| scale.to_dtype(both.dtype()))
+                    .transpose()?,
             })
         });
         Ok(Self {

@@ -1,10 +1,9 @@
 //! Attention over K and V of heads, which a paged pool keeps.
 
 use super::mixer::{AttentionParts, Mixer, MixerLayer, MixerParts, MixerRows};
-use crate::layers::inputs::Angles;
 use crate::layers::linear::Linear;
 use crate::layers::rope::halves_from_pairs;
-use crate::layers::step::Step;
+use crate::layers::step::{Angles, Step};
 use crate::spec::{KvSource, LayerSpec, QkNorm, RopeRows};
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
