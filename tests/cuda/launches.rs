@@ -66,6 +66,20 @@ fn a_layer_of_a_few_rows_has_seven_launches() {
     }
 }
 
+/// The embedding and the zeros that are added to it, which each allocate, compute and free; the last norm, the product with the
+/// output layer, and the widening of logits to the memory that graphs share.
+#[test]
+fn a_step_has_nine_nodes_beside_its_layers() {
+    let gpu = gpu();
+    let folder = tempfile::tempdir().unwrap();
+    let more = [("num_hidden_layers", 2), ("intermediate_size", 512)];
+    let source = shape(folder.path(), "llama", 64, &more);
+    for rows in [1, 9] {
+        let nodes = nodes_of_a_step(&gpu, &source, None, rows);
+        assert_eq!(nodes - 2 * 7, 9, "{rows} rows");
+    }
+}
+
 /// Layers with a window may have an embedding of their own.
 #[test]
 fn a_position_embedding_has_no_launch() {

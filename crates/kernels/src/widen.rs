@@ -15,7 +15,7 @@ pub fn widened(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(DType::F32)?.contiguous()
 }
 
-/// Writes the values of `x`, which has no gradient, in f32 to the first rows of `to`. Both are contiguous.
+/// Writes the values of `x`, which has no gradient, in f32 to the first rows of `to`, which is contiguous.
 ///
 /// # Errors
 /// If `to` is not in f32, has no room or rows of another shape; or if the device fails.
@@ -31,7 +31,7 @@ pub fn widen_to(to: &Tensor, x: &Tensor) -> Result<()> {
     if cuda::takes(x) {
         return cuda::launch(x, to);
     }
-    to.slice_set(&x.to_dtype(DType::F32)?, 0, 0)
+    to.slice_set(&x.to_dtype(DType::F32)?.contiguous()?, 0, 0)
 }
 
 #[cfg(feature = "cuda")]

@@ -14,7 +14,6 @@ use foretoken_core::model::{Batch, Draw, ForwardOutput, Model, ModelInfo};
 use foretoken_kernels::graph::{Graph, Recorder};
 use foretoken_kernels::{
     AttentionBatch, AttentionTables, EXACT_ROWS, StateBatch, StateCapacity, TableCapacity, Writes,
-    widen_to,
 };
 use std::collections::HashMap;
 
@@ -207,7 +206,7 @@ impl GraphedDecoder {
         let logits = self.memory_for_logits(key.logits)?;
         let decoder = &self.decoder;
         let (device, group) = (decoder.device(), decoder.query_heads_a_key());
-        let inputs = decoder.inputs(batch, kv)?;
+        let mut inputs = decoder.inputs(batch, kv)?;
         spans.send(device, group, false, Some(key.capacity))?;
         let is_recurrent = !batch.states.is_empty();
         if is_recurrent {
@@ -216,11 +215,11 @@ impl GraphedDecoder {
         }
         let in_one = self.in_one.get(&key.pool).and_then(Option::as_ref);
         let in_one = in_one.filter(|_| key.in_one);
-        let run = || match in_one {
-            Some(one) => decoder.run_in_one_launch(one, &inputs, &spans),
-            None => decoder.run(&inputs, &spans, None, kv),
+        let run = |inputs: &Inputs| match in_one {
+            Some(one) => decoder.run_in_one_launch(one, inputs, &spans),
+            None => decoder.run(inputs, &spans, None, kv),
         };
-        let output = match (run(), key.in_one) {
+        let output = match (run(&inputs), key.in_one) {
             (Err(reason), true) => {
                 tracing::warn!("forwards are not in one launch: {reason}");
                 self.in_one.insert(key.pool, None);
@@ -234,9 +233,9 @@ impl GraphedDecoder {
         }
         // Recording overwrites the hidden states of the graph, and those of this forward are still to be read.
         let tapped = output.tapped.as_ref().map(Tensor::copy).transpose()?;
+        inputs.logits = Some(logits.clone());
         let work = || -> Result<()> {
-            let again = run()?;
-            widen_to(&logits, &again.logits)?;
+            let again = run(&inputs)?;
             if let (Some(tapped), Some(again)) = (&tapped, &again.tapped) {
                 tapped.slice_set(again, 0, 0)?;
             }

@@ -329,12 +329,13 @@ impl Decoder {
             }
         }
         inputs.tap(self.layers.len(), &x, &delta, &mut tapped)?;
+        let to = inputs.logits.as_ref();
         let logits = match &inputs.wanted {
             None => ForwardOutput::none(config.vocab_size)?.logits,
-            Some(_) if few.is_some() => self.logits(&x, &delta)?,
+            Some(_) if few.is_some() => self.logits(&x, &delta, to)?,
             Some(wanted) => {
                 let (x, delta) = self.picked(wanted, &x, &delta)?;
-                self.logits(&x, &delta)?
+                self.logits(&x, &delta, to)?
             }
         };
         let tapped = self.together(&tapped)?;
@@ -357,11 +358,11 @@ impl Decoder {
         Ok(self.norm.add(x, delta, eps)?.1)
     }
 
-    /// Logits of such rows.
-    fn logits(&self, x: &Tensor, delta: &Tensor) -> Result<Tensor> {
+    /// Logits of such rows, in the memory `to`, if there is any.
+    fn logits(&self, x: &Tensor, delta: &Tensor, to: Option<&Tensor>) -> Result<Tensor> {
         let output = self.output.as_ref();
         let output = output.ok_or_else(|| Error::internal("the model has no output layer"))?;
-        output.forward(&self.normed(x, delta)?)
+        output.forward_to(&self.normed(x, delta)?, to)
     }
 }
 

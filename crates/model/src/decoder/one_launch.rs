@@ -111,9 +111,10 @@ impl Decoder {
             batch: spans,
             wanted,
         })?;
+        let to = inputs.logits.as_ref();
         let logits = match self.output_weight() {
-            Some(_) => output.finish(result)?,
-            None => output.forward(&result)?,
+            Some(_) => output.finish_to(result, to)?,
+            None => output.forward_to(&result, to)?,
         };
         Ok(ForwardOutput::of(logits))
     }

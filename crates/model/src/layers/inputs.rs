@@ -18,6 +18,8 @@ pub(crate) struct Inputs {
     pub angles: Vec<SentAngles>,
     /// Rows whose logits are requested, u32; `None` = no row.
     pub wanted: Option<Tensor>,
+    /// Where the logits go, `[rows or more, vocab_size]` f32; `None` = to new memory.
+    pub logits: Option<Tensor>,
     /// Rows whose last hidden states are requested, u32; `None` = no row.
     pub last_hidden: Option<Tensor>,
     /// Layers and rows whose hidden states are requested; the rows are u32.
@@ -113,6 +115,7 @@ impl Inputs {
             slots,
             angles,
             wanted,
+            logits: None,
             last_hidden,
             taps: None,
             states: StateBatch::new(Vec::new()),

@@ -7,7 +7,7 @@ use crate::names;
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::widened;
+use foretoken_kernels::{widen_to, widened};
 
 /// An output layer, possibly of some ids only. A clone shares the weights.
 #[derive(Clone)]
@@ -92,14 +92,37 @@ impl OutputLayer {
     /// # Errors
     /// If the device fails.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.finish(widened(&self.linear.forward(x)?)?)
+        self.forward_to(x, None)
+    }
+
+    /// As [`OutputLayer::forward`], in the first rows of `to`, `[rows or more, vocab_size]` f32, if there is such memory.
+    ///
+    /// # Errors
+    /// If `to` has another shape, or the device fails.
+    pub(crate) fn forward_to(&self, x: &Tensor, to: Option<&Tensor>) -> Result<Tensor> {
+        let products = self.linear.forward(x)?;
+        let are_logits = self.scale.or(self.soft_cap).is_none() && self.ids.is_none();
+        match to {
+            // They are widened on their way.
+            Some(to) if are_logits => written(&products, to),
+            _ => self.finish_to(widened(&products)?, to),
+        }
+    }
+
+    /// The logits whose products are `logits`, `[rows, outputs]` f32, in `to` as those of [`OutputLayer::forward_to`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn finish_to(&self, logits: Tensor, to: Option<&Tensor>) -> Result<Tensor> {
+        let logits = self.finish(logits)?;
+        match to {
+            Some(to) => written(&logits, to),
+            None => Ok(logits),
+        }
     }
 
     /// The logits whose products are `logits`, `[rows, outputs]` f32.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub(crate) fn finish(&self, mut logits: Tensor) -> Result<Tensor> {
+    fn finish(&self, mut logits: Tensor) -> Result<Tensor> {
         if let Some(scale) = self.scale {
             logits = (logits * f64::from(scale))?;
         }
@@ -127,4 +150,10 @@ impl OutputLayer {
         let ids = ids.broadcast_as(bias.dims())?.contiguous()?;
         Ok(logits.scatter_add(&ids, &bias.contiguous()?, 1)?)
     }
+}
+
+/// `logits`, in f32 in the first rows of `to`.
+fn written(logits: &Tensor, to: &Tensor) -> Result<Tensor> {
+    widen_to(to, logits)?;
+    Ok(to.narrow(0, 0, logits.dim(0)?)?)
 }
