@@ -2,10 +2,10 @@
 
 use super::quantized::{noise, values, weight};
 use super::{Log, gpu, logits, model_by, shape, tokens};
-use candle_core::{DType, Device, Error};
+use candle_core::{DType, Device, Error, Tensor};
 use foretoken::kernels::graph::Recorder;
 use foretoken::kernels::quant::{BlockType, matmul_quantized};
-use foretoken::kernels::{add_layer_norm, add_norm, layer_norm, rms_norm};
+use foretoken::kernels::{add_layer_norm, add_norm, layer_norm, pick_rows, rms_norm};
 use foretoken::model::{LoadOptions, ModelSource};
 use std::path::Path;
 
@@ -66,17 +66,17 @@ fn a_layer_of_a_few_rows_has_seven_launches() {
     }
 }
 
-/// The embedding and the zeros that are added to it, which each allocate, compute and free; the last norm, the product with the
-/// output layer, and the widening of logits to the memory that graphs share.
+/// The embedding, zeros that are added to it, and are allocated, set and freed, the last norm, the product with the output layer,
+/// and the widening of logits to the memory that graphs share.
 #[test]
-fn a_step_has_nine_nodes_beside_its_layers() {
+fn a_step_has_seven_nodes_beside_its_layers() {
     let gpu = gpu();
     let folder = tempfile::tempdir().unwrap();
     let more = [("num_hidden_layers", 2), ("intermediate_size", 512)];
     let source = shape(folder.path(), "llama", 64, &more);
     for rows in [1, 9] {
         let nodes = nodes_of_a_step(&gpu, &source, None, rows);
-        assert_eq!(nodes - 2 * 7, 9, "{rows} rows");
+        assert_eq!(nodes - 2 * 7, 7, "{rows} rows");
     }
 }
 
@@ -141,5 +141,21 @@ fn a_norm_to_which_nothing_is_added_has_one_launch() {
         assert_eq!(values(&rms_norm(&x, &weight, 1e-5).unwrap()), values(&rms));
         let normed = layer_norm(&x, &weight, Some(&bias), 1e-5).unwrap();
         assert_eq!(values(&normed), values(&layer));
+    }
+}
+
+/// Also of rows that are not whole packs of 16 bytes.
+#[test]
+fn a_lookup_of_rows_has_one_launch() {
+    let gpu = gpu();
+    for (width, dtype) in [(256, DType::BF16), (75, DType::F16), (10, DType::F32)] {
+        let all = noise(9, width, dtype, &gpu);
+        let ids = Tensor::new(&[8u32, 0, 8, 3], &gpu).unwrap();
+        let work = || pick_rows(&all, &ids).map(drop);
+        // SAFETY: it is not replayed.
+        let graph = unsafe { Recorder::default().record::<Error>(&gpu, work) };
+        assert_eq!(graph.unwrap().nodes().unwrap(), 1, "{width} of {dtype:?}");
+        let want = all.index_select(&ids, 0).unwrap();
+        assert_eq!(values(&pick_rows(&all, &ids).unwrap()), values(&want));
     }
 }

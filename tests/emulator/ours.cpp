@@ -22,6 +22,7 @@
 #include "paged_attention/padded_512.cu"
 #include "paged_attention/paged_attention.cu"
 #include "paged_attention/prefill.cu"
+#include "pick.cu"
 #include "recurrent/recurrent.cu"
 #include "rope_kv_write.cu"
 #include "sample/sample.cu"
@@ -52,6 +53,7 @@ namespace {
     ADD(prefill_##NAME##_to_512)
 #define ADD_FLOAT(T, NAME)                                                                         \
     ADD(widen_##NAME)                                                                              \
+    ADD(pick_rows_##NAME)                                                                          \
     ADD(add_norm_##NAME)                                                                           \
     ADD(add_layer_norm_##NAME)                                                                     \
     ADD(rope_kv_write_##NAME)                                                                      \

@@ -36,6 +36,7 @@ pub mod norm;
 pub mod paged_attention;
 mod pair_product;
 pub mod parallel;
+mod pick;
 mod pool_rows;
 mod q8_blocks;
 pub mod quant;
@@ -86,6 +87,7 @@ pub use paged_attention::{
 };
 pub use pair_product::{Factor, pair_product};
 pub use parallel::{default_threads, max_threads, set_threads, threads};
+pub use pick::pick_rows;
 pub use pool_rows::{PoolRows, read_pool_rows, write_pool_rows};
 pub use recurrent::{MAX_GPU_STATE_ROWS, RecurrentVectors, StateBatch, StateCapacity, StateTables};
 pub use rope::{HeadNorms, rope};

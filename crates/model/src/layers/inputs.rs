@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::model::{AdapterRows, Batch, Draw, ForwardOutput, Taps};
 use foretoken_kernels::graph::Values;
-use foretoken_kernels::{Slots, StateBatch, Writes};
+use foretoken_kernels::{Slots, StateBatch, Writes, pick_rows};
 use std::cell::Cell;
 
 /// See the module; every value that indexes memory was checked on the host.
@@ -237,7 +237,7 @@ pub(crate) fn rows_of(all: &Tensor, rows: &Tensor) -> candle_core::Result<Tensor
     if rows.elem_count() == all.dim(0)? {
         return Ok(all.clone());
     }
-    all.index_select(rows, 0)
+    pick_rows(all, rows)
 }
 
 /// Draws the tokens of the batch `next`, `[rows]` u32, from the `output` of the forward before it. They are written to

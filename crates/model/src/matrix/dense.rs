@@ -3,8 +3,8 @@
 use super::{Matrix, no_batch_invariant_kernel};
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::Activation;
 use foretoken_kernels::dense::{gated_on_device, has_kernel_on_device, matmul_on_device};
+use foretoken_kernels::{Activation, pick_rows};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ impl Matrix for Dense {
     }
 
     fn rows(&self, ids: &Tensor) -> Result<Tensor> {
-        Ok(self.weight.index_select(ids, 0)?)
+        Ok(pick_rows(&self.weight, ids)?)
     }
 
     fn dequantize(&self) -> Result<Tensor> {
