@@ -114,7 +114,8 @@ fn floats_are_kept_without_loss() {
         let got = weight.dequantize(DType::F32).unwrap();
         assert_eq!(values(&got), values(&want), "{shape:?} {block:?}");
         let ids = [0, shape.0 as u32 - 1, 1, 1, shape.0 as u32 / 2];
-        let rows = weight.rows(&Tensor::new(&ids, &gpu).unwrap()).unwrap();
+        let there = Tensor::new(&ids, &gpu).unwrap();
+        let rows = weight.rows(&there, DType::F32).unwrap();
         let want = want.index_select(&Tensor::new(&ids, &Device::Cpu).unwrap(), 0);
         assert_eq!(values(&rows), values(&want.unwrap()), "{shape:?} {block:?}");
     }

@@ -74,9 +74,11 @@ fn a_step_has_seven_nodes_beside_its_layers() {
     let folder = tempfile::tempdir().unwrap();
     let more = [("num_hidden_layers", 2), ("intermediate_size", 512)];
     let source = shape(folder.path(), "llama", 64, &more);
-    for rows in [1, 9] {
-        let nodes = nodes_of_a_step(&gpu, &source, None, rows);
-        assert_eq!(nodes - 2 * 7, 7, "{rows} rows");
+    for quantize in [None, Some(BlockType::Q8_0)] {
+        for rows in [1, 9] {
+            let nodes = nodes_of_a_step(&gpu, &source, quantize, rows);
+            assert_eq!(nodes - 2 * 7, 7, "{quantize:?}, {rows} rows");
+        }
     }
 }
 

@@ -100,9 +100,14 @@ fn weights_are_kept_without_loss() {
             let got = weight.dequantize(DType::F32).unwrap();
             assert_eq!(values(&got), values(&want), "{kind} {shape:?}");
             let ids = [0, shape.0 as u32 - 1, 1, 1, shape.0 as u32 / 2];
-            let rows = weight.rows(&Tensor::new(&ids, &gpu).unwrap()).unwrap();
             let want = want.index_select(&Tensor::new(&ids, &Device::Cpu).unwrap(), 0);
-            assert_eq!(values(&rows), values(&want.unwrap()), "{kind} {shape:?}");
+            let (want, ids) = (want.unwrap(), Tensor::new(&ids, &gpu).unwrap());
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let rows = weight.rows(&ids, dtype).unwrap();
+                let want = want.to_dtype(dtype).unwrap();
+                assert_eq!(rows.dtype(), dtype);
+                assert_eq!(values(&rows), values(&want), "{kind} {shape:?} {dtype:?}");
+            }
         }
     }
 }

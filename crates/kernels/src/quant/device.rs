@@ -11,12 +11,12 @@ use candle_core::{DType, Result, Tensor};
 const MAX_DEQUANTIZED: usize = 128 << 20;
 
 impl DeviceQuantMatrix {
-    /// The rows `ids`, `[n]` u32, of the weight in f32: `[n, inputs]`.
+    /// The rows `ids`, `[n]` u32, of the weight in `dtype`: `[n, inputs]`.
     ///
     /// # Errors
     /// If the device fails. Ids are not checked: those beyond the outputs give unspecified values.
-    pub fn rows(&self, ids: &Tensor) -> Result<Tensor> {
-        dequantize(self, Some(ids), 0..0, DType::F32)
+    pub fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
+        dequantize(self, Some(ids), 0..0, dtype)
     }
 
     /// All weights in `dtype`, `[outputs, inputs]`.

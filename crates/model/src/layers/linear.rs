@@ -208,7 +208,7 @@ impl Embedding {
     /// # Errors
     /// If an id is outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let rows = self.matrix.rows(ids)?.to_dtype(self.dtype)?;
+        let rows = self.matrix.rows(ids, self.dtype)?;
         match self.scale {
             Some(scale) => Ok((rows * f64::from(scale))?),
             None => Ok(rows),

@@ -53,8 +53,8 @@ impl Matrix for Dense {
         Ok(gated_on_device(&self.weight, x, activation)?)
     }
 
-    fn rows(&self, ids: &Tensor) -> Result<Tensor> {
-        Ok(pick_rows(&self.weight, ids)?)
+    fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
+        Ok(pick_rows(&self.weight, ids)?.to_dtype(dtype)?)
     }
 
     fn dequantize(&self) -> Result<Tensor> {

@@ -156,11 +156,11 @@ pub trait Matrix: Any + Send + Sync {
         Ok(None)
     }
 
-    /// The rows `ids`, `[n]` u32, of the weight: `[n, inputs]`, in any float dtype.
+    /// The rows `ids`, `[n]` u32, of the weight in `dtype`: `[n, inputs]`.
     ///
     /// # Errors
     /// If an id is not below the number of outputs (on a GPU: not checked), or the device fails.
-    fn rows(&self, ids: &Tensor) -> Result<Tensor>;
+    fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor>;
 
     /// All weights, `[outputs, inputs]` f32.
     ///

@@ -52,11 +52,11 @@ impl Matrix for OnDevice {
         Ok(gated_quantized(&weights, x, activation)?)
     }
 
-    fn rows(&self, ids: &Tensor) -> Result<Tensor> {
+    fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
         match &self.weights[..] {
-            [one] => Ok(one.rows(ids)?),
+            [one] => Ok(one.rows(ids, dtype)?),
             // Which weight has an id is known on the GPU only.
-            _ => Ok(self.dequantize()?.index_select(ids, 0)?),
+            _ => Ok(self.dequantize()?.index_select(ids, 0)?.to_dtype(dtype)?),
         }
     }
 

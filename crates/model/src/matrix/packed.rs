@@ -1,7 +1,7 @@
 //! Weights in layouts of our own, unquantized or quantized, on the CPU.
 
 use super::Matrix;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_kernels::matmul::{CpuMatrix, Group, matmul};
 use std::any::Any;
@@ -43,7 +43,7 @@ impl<M: CpuMatrix> Matrix for Packed<M> {
         Ok(matmul(&[self.group(0..x.dim(0)?)], x)?)
     }
 
-    fn rows(&self, ids: &Tensor) -> Result<Tensor> {
+    fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
         let (outputs, inputs) = self.shape();
         let ids = ids.to_vec1::<u32>()?;
         let mut rows = vec![0f32; ids.len() * inputs];
@@ -63,12 +63,13 @@ impl<M: CpuMatrix> Matrix for Packed<M> {
                 output -= own;
             }
         }
-        Ok(Tensor::from_vec(rows, (ids.len(), inputs), &Device::Cpu)?)
+        let rows = Tensor::from_vec(rows, (ids.len(), inputs), &Device::Cpu)?;
+        Ok(rows.to_dtype(dtype)?)
     }
 
     fn dequantize(&self) -> Result<Tensor> {
         let outputs = self.shape().0 as u32;
-        self.rows(&Tensor::arange(0, outputs, &Device::Cpu)?)
+        self.rows(&Tensor::arange(0, outputs, &Device::Cpu)?, DType::F32)
     }
 
     fn join(&self, next: &dyn Matrix) -> Result<Option<Arc<dyn Matrix>>> {

@@ -2,7 +2,7 @@
 
 use super::Matrix;
 use candle_core::quantized::{QMatMul, QTensor};
-use candle_core::{Module, Tensor};
+use candle_core::{DType, Module, Tensor};
 use foretoken_core::error::Result;
 use foretoken_kernels::quant::BlockType;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ impl Matrix for Quantized {
         Ok(by_rows(x, |x| self.product.forward(x))?)
     }
 
-    fn rows(&self, ids: &Tensor) -> Result<Tensor> {
-        Ok(self.blocks.embedding(ids)?)
+    fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
+        Ok(self.blocks.embedding(ids)?.to_dtype(dtype)?)
     }
 
     fn dequantize(&self) -> Result<Tensor> {

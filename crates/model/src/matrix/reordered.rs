@@ -1,7 +1,7 @@
 //! Weights whose inputs are in another order than the rows that they are multiplied with, on the CPU.
 
 use super::Matrix;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::Result;
 use std::any::Any;
 use std::sync::Arc;
@@ -53,8 +53,9 @@ impl Matrix for Reordered {
         self.matrix.forward(&x.index_select(&self.order, 1)?)
     }
 
-    fn rows(&self, ids: &Tensor) -> Result<Tensor> {
-        Ok(self.matrix.rows(ids)?.index_select(&self.places, 1)?)
+    fn rows(&self, ids: &Tensor, dtype: DType) -> Result<Tensor> {
+        let rows = self.matrix.rows(ids, dtype)?;
+        Ok(rows.index_select(&self.places, 1)?)
     }
 
     fn dequantize(&self) -> Result<Tensor> {

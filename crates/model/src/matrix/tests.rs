@@ -99,10 +99,10 @@ fn every_format_multiplies_and_gives_its_values_back() {
             assert!((got - want).abs() <= 1e-6 * want.abs(), "{kind:?}");
         }
         let ids = Tensor::new(&[20u32, 0, 7, 7], &Device::Cpu).unwrap();
-        let rows = bits(&matrix.rows(&ids).unwrap());
+        let rows = bits(&matrix.rows(&ids, DType::F32).unwrap());
         assert_eq!(rows, [20, 0, 7, 7].map(|id| all[id].clone()), "{kind:?}");
         let beyond = Tensor::new(&[21u32], &Device::Cpu).unwrap();
-        assert!(matrix.rows(&beyond).is_err(), "{kind:?}");
+        assert!(matrix.rows(&beyond, DType::F32).is_err(), "{kind:?}");
         assert!(matrix.forward(&numbers(3, 2, INPUTS - 32)).is_err());
     }
 }
@@ -135,7 +135,7 @@ fn joined_matrices_are_as_each_alone() {
         assert_eq!(bits(&joined[0].dequantize().unwrap()), all);
         let ids = Tensor::new(&[33u32, 12, 13, 28, 29], &Device::Cpu).unwrap();
         let rows = [33, 12, 13, 28, 29].map(|id| all[id].clone());
-        assert_eq!(bits(&joined[0].rows(&ids).unwrap()), rows);
+        assert_eq!(bits(&joined[0].rows(&ids, DType::F32).unwrap()), rows);
     }
 }
 

@@ -42,7 +42,7 @@ impl Matrix for Unread {
         Err(self.error())
     }
 
-    fn rows(&self, _: &Tensor) -> Result<Tensor> {
+    fn rows(&self, _: &Tensor, _: DType) -> Result<Tensor> {
         Err(self.error())
     }
 
