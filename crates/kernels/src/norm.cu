@@ -124,8 +124,9 @@ __device__ void add_norm(const T *x, const T *delta, const T *weight, const T *b
 }
 
 #define KERNEL(T, NAME)                                                                            \
-    extern "C" __global__ void add_norm_##NAME(const T *x, const T *delta, const T *weight,        \
-                                               T *out, int width, float eps) {                     \
+    extern "C" __global__ void __launch_bounds__(1024)                                             \
+        add_norm_##NAME(const T *x, const T *delta, const T *weight, T *out, int width,            \
+                        float eps) {                                                               \
         add_norm<false, T>(x, delta, weight, nullptr, out, width, eps);                            \
     }                                                                                              \
     extern "C" __global__ void __launch_bounds__(1024)                                             \
