@@ -112,6 +112,22 @@ fn weights_are_kept_without_loss() {
     }
 }
 
+/// A grid has fewer blocks in its other dimensions.
+#[test]
+fn a_lookup_takes_more_rows_than_65535() {
+    let gpu = gpu();
+    let (weight, want) = weight(BlockType::Q8_0, (3, 32), &gpu);
+    let ids: Vec<u32> = (0..1 << 16).map(|row| row % 3).collect();
+    let rows = weight.rows(&Tensor::new(ids.as_slice(), &gpu).unwrap(), DType::F32);
+    let (rows, want) = (values(&rows.unwrap()), values(&want));
+    assert!(
+        rows.iter()
+            .zip(&ids)
+            .all(|(row, &id)| *row == want[id as usize])
+    );
+    assert_eq!(rows.len(), ids.len());
+}
+
 /// Each value with each scale with which all of them are finite.
 #[test]
 fn all_powers_of_two_are_scales() {

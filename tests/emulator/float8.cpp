@@ -59,13 +59,13 @@ template <typename T> void test_product(int outputs, int inputs) {
     launch({1, (outputs + 15) / 16, 1}, 16 * 32,
            [&] { product<F8E4M3, T, 2, 16>({{w.bytes.data()}, {outputs}}, x.data(), y.data(), inputs, rows, outputs, 0); });
     vector<float> values((size_t)outputs * inputs);
-    launch({(count + 7) / 8, (outputs + 15) / 16, 1}, 8 * 32, [&] {
+    launch({(outputs + 15) / 16, (count + 7) / 8, 1}, 8 * 32, [&] {
         dequantize<F8E4M3, float>(w.bytes.data(), nullptr, values.data(), outputs, inputs, 0, outputs);
     });
     // Narrower values have other places in words, and may begin where none is aligned.
     for (int first : {0, 1}) {
         vector<T> narrowed(values.size() + 2);
-        launch({(count + 7) / 8, (outputs + 15) / 16, 1}, 8 * 32, [&] {
+        launch({(outputs + 15) / 16, (count + 7) / 8, 1}, 8 * 32, [&] {
             dequantize<F8E4M3, T>(w.bytes.data(), nullptr, narrowed.data() + first, outputs, inputs, 0, outputs);
         });
         size_t others = 0;

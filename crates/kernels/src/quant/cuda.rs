@@ -2,7 +2,7 @@
 
 use super::super::gpu;
 use super::device_tiles::{DeviceQuantMatrix, UNIT_INPUTS};
-use crate::gpu::{Division, FEW_ROWS, MAX_GROUPS, STRIP, TILE};
+use crate::gpu::{Division, FEW_ROWS, STRIP, TILE};
 use candle_core::cuda_backend::cudarc::driver::LaunchConfig;
 use candle_core::{CudaDevice, DType, Result, Tensor};
 use std::ops::Range;
@@ -291,8 +291,8 @@ pub(super) fn dequantize(
         Some(_) => count,
         None => count.div_ceil(STRIP),
     };
-    if blocks > MAX_GROUPS || ids.is_some_and(|ids| ids.dtype() != DType::U32) {
-        candle_core::bail!("dequantize: no kernel for {blocks} blocks");
+    if let Some(ids) = ids.filter(|ids| ids.dtype() != DType::U32) {
+        candle_core::bail!("dequantize: {ids:?} are no ids");
     }
     let y = gpu::output(device, dtype, (count, weight.inputs))?;
     if count == 0 {
@@ -307,8 +307,9 @@ pub(super) fn dequantize(
     let launch = launch.int(weight.outputs).int(weight.inputs);
     let launch = launch.int(outputs.start).int(count);
     let units = weight.inputs.div_ceil(UNIT_INPUTS);
-    let grid = (units.div_ceil(DEQUANTIZING_WARPS), blocks, 1);
-    let grid = gpu::grid(grid, DEQUANTIZING_WARPS * 32, 0);
+    let of_row = units.div_ceil(DEQUANTIZING_WARPS);
+    gpu::check_blocks(of_row)?;
+    let grid = gpu::grid((blocks, of_row, 1), DEQUANTIZING_WARPS * 32, 0);
     // SAFETY: the arguments match the kernel's parameters, and have the lengths that it reads and writes; ids
     // beyond the outputs are left out.
     unsafe { launch.run(grid)? };

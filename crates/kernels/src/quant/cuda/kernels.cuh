@@ -20,14 +20,14 @@ template <typename T> __device__ __forceinline__ void store_four(T *to, const T 
 }
 
 // Weights [outputs, inputs] as values of T: row n of y is output ids[n], or without ids output first + n, for
-// `count` rows. blockIdx.y selects an id, or 16 outputs; `first` is a multiple of 16.
+// `count` rows. blockIdx.x selects an id, or 16 outputs, of which there may be many; `first` is a multiple of 16.
 template <typename F, typename T>
 __device__ void dequantize(const unsigned char *w, const uint32_t *ids, T *y, int outputs, int inputs, int first,
                            int count) {
     wait_for_previous();
-    const int unit = blockIdx.x * DEQUANTIZING_WARPS + threadIdx.x / 32;
+    const int unit = blockIdx.y * DEQUANTIZING_WARPS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32, g = lane / 4, p = lane % 4;
-    const int n = blockIdx.y;
+    const int n = blockIdx.x;
     const uint32_t id = ids ? ids[n] : 0;
     const int strip = ids ? id / OUTPUTS : first / OUTPUTS + n;
     const Units<F> units(w, outputs, inputs, strip);
