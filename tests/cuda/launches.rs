@@ -5,7 +5,7 @@ use super::{Log, gpu, logits, model_by, shape, tokens};
 use candle_core::{DType, Device, Error, Tensor};
 use foretoken::kernels::graph::Recorder;
 use foretoken::kernels::quant::{BlockType, matmul_quantized};
-use foretoken::kernels::{add_layer_norm, add_norm, layer_norm, pick_rows, rms_norm};
+use foretoken::kernels::{add_layer_norm, add_norm, layer_norm, pick_rows, rms_norm, spread};
 use foretoken::model::{LoadOptions, ModelSource};
 use std::path::Path;
 
@@ -159,5 +159,27 @@ fn a_lookup_of_rows_has_one_launch() {
         assert_eq!(graph.unwrap().nodes().unwrap(), 1, "{width} of {dtype:?}");
         let want = all.index_select(&ids, 0).unwrap();
         assert_eq!(values(&pick_rows(&all, &ids).unwrap()), values(&want));
+    }
+}
+
+/// In which each id has a thread.
+#[test]
+fn logits_of_some_ids_are_spread_in_one_launch() {
+    const VOCAB: u32 = 700;
+    let gpu = gpu();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let x = noise(3, 5, dtype, &gpu);
+        let places: Vec<u32> = (0..VOCAB).map(|id| (id * 7 % 11).min(5)).collect();
+        let there = Tensor::new(places.as_slice(), &gpu).unwrap();
+        let to = Tensor::zeros((4, VOCAB as usize), DType::F32, &gpu).unwrap();
+        let work = || spread(&x, &there, Some(&to)).map(drop);
+        // SAFETY: it is not replayed.
+        let graph = unsafe { Recorder::default().record::<Error>(&gpu, work) };
+        assert_eq!(graph.unwrap().nodes().unwrap(), 1, "{dtype:?}");
+        let here = Tensor::new(places.as_slice(), &Device::Cpu).unwrap();
+        let want = spread(&x.to_device(&Device::Cpu).unwrap(), &here, None);
+        let want = values(&want.unwrap());
+        assert_eq!(values(&spread(&x, &there, None).unwrap()), want);
+        assert_eq!(values(&to)[..3], want);
     }
 }

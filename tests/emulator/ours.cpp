@@ -28,6 +28,7 @@
 #include "sample/sample.cu"
 #include "sample/top_logits.cu"
 #include "short_conv.cu"
+#include "spread.cu"
 #include "widen.cu"
 #include "writes.cu"
 
@@ -54,6 +55,7 @@ namespace {
 #define ADD_FLOAT(T, NAME)                                                                         \
     ADD(widen_##NAME)                                                                              \
     ADD(pick_rows_##NAME)                                                                          \
+    ADD(spread_##NAME)                                                                             \
     ADD(add_norm_##NAME)                                                                           \
     ADD(add_layer_norm_##NAME)                                                                     \
     ADD(rope_kv_write_##NAME)                                                                      \

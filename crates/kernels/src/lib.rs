@@ -49,6 +49,7 @@ mod short_conv;
 mod simd;
 mod slots;
 mod span;
+mod spread;
 mod states;
 mod storage;
 mod widen;
@@ -96,6 +97,7 @@ pub use rope_kv_write::{Pools, ValueHeads, ValueNorm, rope_kv_write, rope_querie
 pub use short_conv::{ConvWeights, short_conv, short_conv_write};
 pub use slots::Slots;
 pub use span::Span;
+pub use spread::spread;
 pub use states::{KeptState, StatePool, StateRows, StateShape, StateStart};
 pub use widen::{widen_to, widened};
 pub use writes::{SentWrites, Writes};

@@ -7,7 +7,7 @@ use crate::names;
 use crate::weights::Weights;
 use candle_core::{DType, Tensor};
 use foretoken_core::error::Result;
-use foretoken_kernels::{widen_to, widened};
+use foretoken_kernels::{spread, widen_to, widened};
 
 /// An output layer, possibly of some ids only. A clone shares the weights.
 #[derive(Clone)]
@@ -15,6 +15,8 @@ pub struct OutputLayer {
     pub linear: Linear,
     /// `[outputs]` u32: the ids of the outputs, if they are not the whole vocabulary.
     pub ids: Option<Tensor>,
+    /// `[vocab_size]` u32, on a GPU: the output of each id, or their number if it has none.
+    pub places: Option<Tensor>,
     pub vocab_size: usize,
     /// Factor of the logits.
     pub scale: Option<f32>,
@@ -28,9 +30,11 @@ impl OutputLayer {
     /// # Errors
     /// Returns the errors of [`Weights::output_ids`].
     pub fn new(linear: Linear, weights: &mut Weights, config: &ModelConfig) -> Result<Self> {
+        let ids = weights.output_ids(config)?;
         Ok(Self {
             linear,
-            ids: weights.output_ids(config)?,
+            places: places_of(ids.as_ref(), config.vocab_size)?,
+            ids,
             vocab_size: config.vocab_size,
             scale: config.spec.logit_scale,
             soft_cap: config.spec.logit_soft_cap,
@@ -74,6 +78,7 @@ impl OutputLayer {
         let ids = weights.output_ids(config)?;
         Ok(Self {
             linear,
+            places: places_of(ids.as_ref(), self.vocab_size)?,
             ids,
             ..self
         })
@@ -100,42 +105,34 @@ impl OutputLayer {
     /// # Errors
     /// If `to` has another shape, or the device fails.
     pub(crate) fn forward_to(&self, x: &Tensor, to: Option<&Tensor>) -> Result<Tensor> {
-        let products = self.linear.forward(x)?;
-        let are_logits = self.scale.or(self.soft_cap).is_none() && self.ids.is_none();
-        match to {
-            // They are widened on their way.
-            Some(to) if are_logits => written(&products, to),
-            _ => self.finish_to(widened(&products)?, to),
-        }
+        self.finish_to(self.linear.forward(x)?, to)
     }
 
-    /// The logits whose products are `logits`, `[rows, outputs]` f32, in `to` as those of [`OutputLayer::forward_to`].
+    /// The logits whose products are `logits`, `[rows, outputs]`, in `to` as those of [`OutputLayer::forward_to`].
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn finish_to(&self, logits: Tensor, to: Option<&Tensor>) -> Result<Tensor> {
-        let logits = self.finish(logits)?;
-        match to {
-            Some(to) => written(&logits, to),
-            None => Ok(logits),
-        }
-    }
-
-    /// The logits whose products are `logits`, `[rows, outputs]` f32.
-    fn finish(&self, mut logits: Tensor) -> Result<Tensor> {
+    pub(crate) fn finish_to(&self, mut logits: Tensor, to: Option<&Tensor>) -> Result<Tensor> {
         if let Some(scale) = self.scale {
-            logits = (logits * f64::from(scale))?;
+            logits = (widened(&logits)? * f64::from(scale))?;
         }
         if let Some(cap) = self.soft_cap.map(f64::from) {
-            logits = ((logits / cap)?.tanh()? * cap)?;
+            logits = ((widened(&logits)? / cap)?.tanh()? * cap)?;
         }
-        let Some(ids) = &self.ids else {
-            return Ok(logits);
+        if let Some(places) = &self.places {
+            return Ok(spread(&logits, places, to)?);
+        }
+        if let Some(ids) = &self.ids {
+            let dims = (logits.dim(0)?, self.vocab_size);
+            let never = Tensor::full(f32::NEG_INFINITY, dims, logits.device())?;
+            let ids = ids.broadcast_as(logits.dims())?.contiguous()?;
+            logits = never.scatter(&ids, &widened(&logits)?, 1)?;
+        }
+        let Some(to) = to else {
+            return Ok(widened(&logits)?);
         };
-        let dims = (logits.dim(0)?, self.vocab_size);
-        let never = Tensor::full(f32::NEG_INFINITY, dims, logits.device())?;
-        let ids = ids.broadcast_as(logits.dims())?.contiguous()?;
-        Ok(never.scatter(&ids, &logits, 1)?)
+        widen_to(to, &logits)?;
+        Ok(to.narrow(0, 0, logits.dim(0)?)?)
     }
 
     /// `logits` of this layer with `bias`, `[rows, outputs]`, added.
@@ -143,6 +140,10 @@ impl OutputLayer {
     /// # Errors
     /// If the device fails.
     pub fn add_bias(&self, logits: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        if let Some(places) = &self.places {
+            // Others stay minus infinity.
+            return Ok((logits + spread(bias, places, None)?)?);
+        }
         let bias = bias.to_dtype(DType::F32)?;
         let Some(ids) = &self.ids else {
             return Ok((logits + bias)?);
@@ -152,8 +153,17 @@ impl OutputLayer {
     }
 }
 
-/// `logits`, in f32 in the first rows of `to`.
-fn written(logits: &Tensor, to: &Tensor) -> Result<Tensor> {
-    widen_to(to, logits)?;
-    Ok(to.narrow(0, 0, logits.dim(0)?)?)
+/// See [`OutputLayer::places`].
+fn places_of(ids: Option<&Tensor>, vocab_size: usize) -> Result<Option<Tensor>> {
+    let Some(ids) = ids.filter(|ids| ids.device().is_cuda()) else {
+        return Ok(None);
+    };
+    let outputs: Vec<u32> = ids.to_vec1()?;
+    let mut places = vec![outputs.len() as u32; vocab_size];
+    for (place, &id) in (0..).zip(&outputs) {
+        if let Some(to) = places.get_mut(id as usize) {
+            *to = place;
+        }
+    }
+    Ok(Some(Tensor::new(places, ids.device())?))
 }

@@ -5,6 +5,7 @@ use candle_core::{Device, Tensor};
 use foretoken_core::error::{Error, Result};
 use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{Batch, Draw, ForwardOutput, Model, ModelInfo};
+use foretoken_kernels::spread;
 
 /// Takes joint ids and gives logits over the joint vocabulary, minus infinity for the tokens that only
 /// the target has.
@@ -84,15 +85,10 @@ impl ModelIds {
 
     /// Logits over the joint vocabulary, for those of the model.
     fn joint(&mut self, logits: &Tensor) -> Result<Tensor> {
-        let rows = logits.dim(0)?;
-        if rows == 0 {
+        if logits.dim(0)? == 0 {
             return Ok(logits.clone());
         }
-        // One column more, for the tokens that the model does not have.
-        let never = Tensor::full(f32::NEG_INFINITY, (rows, 1), logits.device())?;
-        let logits = Tensor::cat(&[logits, &never], 1)?;
-        let ids = self.sent_to(logits.device())?;
-        Ok(logits.index_select(ids, 1)?)
+        Ok(spread(logits, self.sent_to(logits.device())?, None)?)
     }
 }
 
