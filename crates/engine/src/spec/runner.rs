@@ -19,7 +19,7 @@ use foretoken_core::error::Result;
 use foretoken_core::kv::{AcceptedPath, KvStore};
 use foretoken_core::model::{Batch, ForwardOutput, GiveUp, Model, Taps};
 use foretoken_core::sampling::NoToken;
-use foretoken_kernels::parallel;
+use foretoken_kernels::{parallel, pick_rows};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -447,7 +447,7 @@ fn hand_out(
             } else {
                 let rows = (start..first).chain(nodes).map(|row| row as u32);
                 let rows = Tensor::from_iter(rows, hidden.device())?;
-                hidden.index_select(&rows, 0)?
+                pick_rows(hidden, &rows)?
             });
         }
         start = first + proposal.draft.len();

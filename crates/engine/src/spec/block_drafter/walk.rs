@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use foretoken_core::error::Result;
 use foretoken_core::model::{ForwardOutput, Head, PathRows};
 use foretoken_core::sampling::{Guess, Sampler};
-use foretoken_kernels::parallel;
+use foretoken_kernels::{parallel, pick_rows};
 
 /// One request's draft, which grows level by level.
 struct Walk<'a, 'b> {
@@ -173,7 +173,7 @@ pub fn walk(
         }
         let pick = |all: &Tensor, rows: &[u32]| -> Result<Tensor> {
             let rows = Tensor::new(rows, all.device())?;
-            Ok(all.index_select(&rows, 0)?)
+            Ok(pick_rows(all, &rows)?)
         };
         let of_paths = match states {
             Some(states) if level > 0 => Some(pick(&states, &before)?),
