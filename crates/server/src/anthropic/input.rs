@@ -49,14 +49,10 @@ struct InputBlock {
     tool_use_id: Option<String>,
     content: Option<TextOr<ResultPart>>,
     is_error: Option<bool>,
-    /// The data of an image or a document.
-    #[schemars(with = "Option<Map<String, Value>>")]
-    source: Option<IgnoredAny>,
+    source: Option<Source>,
     /// What a document is called, and where it is from.
-    #[schemars(with = "Option<String>")]
-    title: Option<IgnoredAny>,
-    #[schemars(with = "Option<String>")]
-    context: Option<IgnoredAny>,
+    title: Option<String>,
+    context: Option<String>,
     /// What proves that a thought is the server's own, or has it.
     #[serde(rename = "signature")]
     #[schemars(skip)]
@@ -68,9 +64,9 @@ struct InputBlock {
     #[serde(rename = "caller")]
     #[schemars(skip)]
     _caller: Option<IgnoredAny>,
-    #[serde(rename = "citations")]
+    /// Those of an earlier text; of a document, whether the answer shall have some.
     #[schemars(skip)]
-    _citations: Option<IgnoredAny>,
+    citations: Option<Value>,
     #[serde(rename = "cache_control")]
     #[schemars(skip)]
     _cache_control: Option<IgnoredAny>,
@@ -90,7 +86,65 @@ enum InputBlockKind {
     ToolResult,
     /// The model is told that there was one, where a tool has put it into the user's turn.
     Image,
+    /// A text; as an image if it is something else.
     Document,
+}
+
+/// The data of an image or a document, of which texts are read.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "DocumentSource")]
+struct Source {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    /// The text, where the type is `text`.
+    data: Option<String>,
+    /// The text or its parts, where the type is `content`.
+    content: Option<TextOr<ContentPart>>,
+    #[serde(rename = "media_type")]
+    #[schemars(with = "Option<String>")]
+    _media_type: Option<IgnoredAny>,
+    #[serde(rename = "url")]
+    #[schemars(with = "Option<String>")]
+    _url: Option<IgnoredAny>,
+    #[serde(rename = "file_id")]
+    #[schemars(with = "Option<String>")]
+    _file_id: Option<IgnoredAny>,
+    #[serde(flatten)]
+    #[schemars(skip)]
+    _others: NoOthers,
+}
+
+/// What a block or a part says of a document.
+struct Document {
+    source: Option<Source>,
+    title: Option<String>,
+    context: Option<String>,
+    citations: Option<Value>,
+}
+
+impl Document {
+    /// Title, context and text, each on lines of its own; `None` if this is no text.
+    fn text(self, at: &FieldPath) -> Result<Option<String>> {
+        let source = required(at.key("source"), self.source)?;
+        let in_source = |key: &'static str| at.key("source").key(key);
+        let text = match source.kind.as_deref() {
+            Some("text") => required(in_source("data"), source.data)?,
+            Some("content") => required(in_source("content"), source.content)?.lines(),
+            _ => return Ok(None),
+        };
+        let is_cited = self.citations.as_ref().and_then(|cite| cite.get("enabled"));
+        if is_cited == Some(&Value::Bool(true)) {
+            return wrong(
+                at.key("citations").key("enabled"),
+                "is not supported: answers have no citations; leave it out",
+            );
+        }
+        let about = joined(
+            self.title.unwrap_or_default(),
+            self.context.unwrap_or_default(),
+        );
+        Ok(Some(joined(about, text)))
+    }
 }
 
 /// A part of the result of a call.
@@ -100,14 +154,12 @@ struct ResultPart {
     kind: ResultPartKind,
     text: Option<String>,
     tool_name: Option<String>,
-    /// The data of an image or a document.
-    #[schemars(with = "Option<Map<String, Value>>")]
-    source: Option<IgnoredAny>,
+    source: Option<Source>,
     /// What a document is called, and where it is from.
-    #[schemars(with = "Option<String>")]
-    title: Option<IgnoredAny>,
-    #[schemars(with = "Option<String>")]
-    context: Option<IgnoredAny>,
+    title: Option<String>,
+    context: Option<String>,
+    #[schemars(skip)]
+    citations: Option<Value>,
     #[serde(flatten)]
     #[schemars(skip)]
     _harmless: HarmlessKeys,
@@ -122,6 +174,7 @@ enum ResultPartKind {
     ToolReference,
     /// The model is told that there was one: tools return such without being asked.
     Image,
+    /// A text; as an image if it is something else.
     Document,
 }
 
@@ -226,12 +279,31 @@ impl MergedTurns {
                     }
                     self.messages.push(ChatMessage::of_tool(id, content));
                 }
-                InputBlockKind::Image | InputBlockKind::Document if is_of_tool => {
+                InputBlockKind::Image if is_of_tool => {
                     let line = self.leave_out(&at, name);
                     self.say(role, line);
                 }
+                InputBlockKind::Document if role == "user" => {
+                    let document = Document {
+                        source: block.source,
+                        title: block.title,
+                        context: block.context,
+                        citations: block.citations,
+                    };
+                    let text = match document.text(&at)? {
+                        Some(text) => text,
+                        None if is_of_tool => self.leave_out(&at, name),
+                        None => {
+                            let what =
+                                "must be text or content, because this model reads text only";
+                            return wrong(at.key("source").key("type"), what);
+                        }
+                    };
+                    self.say(role, text);
+                }
                 _ if role == "user" => {
-                    let what = "must be text or tool_result, because this model reads text only";
+                    let what =
+                        "must be text, document or tool_result, because this model reads text only";
                     return wrong(at.key("type"), what);
                 }
                 _ => return wrong(at.key("type"), "must be text"),
@@ -285,13 +357,23 @@ impl MergedTurns {
                     let tool = required(at.key("tool_name"), part.tool_name)?;
                     format!("Tool: {tool}")
                 }
-                ResultPartKind::Image | ResultPartKind::Document => self.leave_out(&at, name),
+                ResultPartKind::Image => self.leave_out(&at, name),
+                ResultPartKind::Document => {
+                    let document = Document {
+                        source: part.source,
+                        title: part.title,
+                        context: part.context,
+                        citations: part.citations,
+                    };
+                    let text = document.text(&at)?;
+                    text.unwrap_or_else(|| self.leave_out(&at, name))
+                }
             });
         }
         Ok(lines.join("\n"))
     }
 
-    /// The line that the model reads in the place of an image or a document. The client is told.
+    /// The line that the model reads in the place of an image, or of a document that is no text. The client is told.
     fn leave_out(&mut self, at: &FieldPath, name: &str) -> String {
         self.warnings.push(format!(
             "{at}: this model reads text only, and the {name} was left out"

@@ -171,6 +171,34 @@ fn images_and_documents_of_tools_are_left_out() {
     assert_eq!(read.warnings, expected.map(told));
 }
 
+#[test]
+fn documents_that_are_texts_are_read() {
+    let of = |source: Value| json!({"type": "document", "source": source});
+    let plain = of(json!({"type": "text", "media_type": "text/plain", "data": "one"}));
+    let mut titled = plain.clone();
+    titled["title"] = "a.txt".into();
+    titled["context"] = "A file.".into();
+    titled["citations"] = json!({"enabled": false});
+    let parts = of(json!({"type": "content", "content": [
+        {"type": "text", "text": "two"}, {"type": "text", "text": "three"}]}));
+    let whole = of(json!({"type": "content", "content": "four"}));
+    let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [titled, parts]});
+    let turns = json!([
+        {"role": "user", "content": [titled, parts, whole, {"type": "text", "text": "And?"}]},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": [result, plain]},
+    ]);
+    let expected = json!([
+        {"role": "user", "content": "a.txt\nA file.\none\ntwo\nthree\nfour\nAnd?"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "tool", "tool_call_id": "1", "content": "a.txt\nA file.\none\ntwo\nthree"},
+        {"role": "user", "content": "one"},
+    ]);
+    let read = read_all(&Value::Null, &turns).expect("fine");
+    assert_eq!(json!(read.messages), expected);
+    assert!(read.warnings.is_empty(), "{:?}", read.warnings);
+}
+
 /// Whole turns, or the content of a user's turn, or that of an assistant's before it, and the field that an error names.
 const WRONG_BLOCKS: &str = r#"
 turns | [] | messages
@@ -181,7 +209,14 @@ turns | [["user", "x"]] | messages[0]
 user | [["text", "x"]] | messages[0].content[0]
 user | [7] | messages[0].content[0]
 user | [{"type": "image", "source": {}}] | messages[0].content[0].type
-user | [{"type": "document", "source": {}}] | messages[0].content[0].type
+user | [{"type": "document", "source": {}}] | messages[0].content[0].source.type
+user | [{"type": "document", "source": {"type": "url", "url": "x"}}] | messages[0].content[0].source.type
+user | [{"type": "document", "title": "x"}] | messages[0].content[0].source
+user | [{"type": "document", "source": {"type": "text"}}] | messages[0].content[0].source.data
+user | [{"type": "document", "source": {"type": "content", "data": "x"}}] | messages[0].content[0].source.content
+user | [{"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}}] | messages[0].content[0].source.content[0].type
+user | [{"type": "document", "source": {"type": "text", "data": "x"}, "citations": {"enabled": true}}] | messages[0].content[0].citations.enabled
+both | [{"type": "document", "source": {"type": "text", "data": "x"}}] | messages[0].content[0].type
 both | [{"type": "image", "source": {}}] | messages[0].content[0].type
 user | [{"type": "text"}] | messages[0].content[0].text
 user | [{"type": "tool_result"}] | messages[0].content[0].tool_use_id
