@@ -421,6 +421,19 @@ async fn prompts_beyond_the_context_are_counted() {
     server.done().await;
 }
 
+/// Agents with many MCP servers have more tools than OpenAI allows.
+#[tokio::test]
+async fn hundreds_of_tools_are_possible() {
+    let server = saying("Hello").await;
+    let tool =
+        |i: usize| json!({"name": format!("mcp__a__{i}"), "input_schema": {"type": "object"}});
+    let mut body = text_body();
+    body["tools"] = (0..512).map(tool).collect();
+    let counted = server.json(COUNT, &body).await;
+    assert!(counted["input_tokens"].as_u64() > Some(512), "{counted}");
+    server.done().await;
+}
+
 /// Tools that clients run have types of Anthropic's, and no schemas.
 #[tokio::test]
 async fn a_shell_and_an_editor_are_called() {

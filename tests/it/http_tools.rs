@@ -447,7 +447,7 @@ async fn wrong_tools_and_messages_are_named() {
     let said = |message: Value| json!([{"role": "user", "content": "a"}, message]);
     let calls =
         |call: Value| said(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
-    let many: Vec<Value> = (0..129)
+    let many: Vec<Value> = (0..513)
         .map(|i| tool(&format!("t{i}"), json!({})))
         .collect();
     let long = [
@@ -461,11 +461,14 @@ async fn wrong_tools_and_messages_are_named() {
         ),
         (json!(many), "tools"),
         (
-            function(json!({"name": "f", "description": "d".repeat(300_000)})),
+            function(json!({"name": "f", "description": "d".repeat(1 << 20)})),
             "tools",
         ),
     ];
     let long = long.map(|(value, param)| ("tools", value, param));
+    let allowed = json!({"mode": "auto", "tools": vec![named("f"); 513]});
+    let allowed = json!({"type": "allowed_tools", "allowed_tools": allowed});
+    let allowed = ("tool_choice", allowed, "tool_choice.allowed_tools.tools");
     let all = rows::<4>(WRONG).map(|[key, kind, value, param]| {
         let value = parsed(value);
         let value = match kind {
@@ -476,7 +479,7 @@ async fn wrong_tools_and_messages_are_named() {
         };
         (key, value, param)
     });
-    for (key, value, param) in all.chain(long) {
+    for (key, value, param) in all.chain(long).chain([allowed]) {
         let mut asked = with(key, value.clone());
         asked["stream"] = true.into();
         let response = server.post(CHAT, &asked).await;

@@ -10,12 +10,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, to_value};
 
-/// OpenAI's limit of tools, and Anthropic's of names, which is twice OpenAI's.
-pub(super) const MAX_TOOLS: usize = 128;
+/// Maximum number of tools. OpenAI has 128 and Anthropic none: an agent with many MCP servers sends hundreds. Each is compared
+/// with all others, with those that are allowed, and with the name of each call.
+pub(super) const MAX_TOOLS: usize = 512;
+/// Anthropic's limit of names, which is twice OpenAI's.
 pub(super) const MAX_NAME_BYTES: usize = 128;
 
-/// Maximum bytes of the JSON of all tools.
-const MAX_TOOLS_BYTES: usize = 256 * 1024;
+/// Maximum bytes of the JSON of all tools. It is copied and read several times, and the context has no room for much more.
+const MAX_TOOLS_BYTES: usize = 1 << 20;
 
 /// Maximum number of grammars in Lark, of which each may take seconds to compile.
 const MAX_INPUT_GRAMMARS: usize = 8;
@@ -283,6 +285,10 @@ impl Tools {
     /// others.
     fn allow(&mut self, mode: AllowedMode, names: &[Option<String>]) -> Result<CallMode> {
         let at = FieldPath::from("tool_choice.allowed_tools");
+        if names.len() > MAX_TOOLS {
+            let what = format!("may have at most {MAX_TOOLS} entries, not {}", names.len());
+            return wrong(at.key("tools"), what);
+        }
         let mut indices = Vec::new();
         for (i, name) in names.iter().enumerate() {
             if let Some(name) = name {

@@ -46,8 +46,8 @@ impl Signature {
 
 /// Maximum number of schemas that are looked into for one parameter.
 const MAX_LOOKED_INTO: usize = 256;
-/// Maximum number of schemas that are looked into for all parameters of a tool.
-const MAX_OF_TOOL: usize = 4096;
+/// Maximum number of schemas that are looked into for all parameters of a tool, of which a request may have hundreds.
+const MAX_OF_TOOL: usize = 1024;
 
 /// Tells the kinds of the parameters of a tool, one after the other.
 #[derive(Debug)]
