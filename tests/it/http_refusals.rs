@@ -303,7 +303,7 @@ async fn long_lists_are_refused_by_name() {
     for (field, list) in [
         ("stop_token_ids", json!(vec![0; 900_000])),
         ("stop", json!(vec!["x".repeat(450_000); 4])),
-        ("stop", json!(vec!["x"; 17])),
+        ("stop", json!(vec!["x"; 65])),
         ("logit_bias", biases.into()),
     ] {
         let mut body = greedy("abc", 5);

@@ -11,7 +11,8 @@ use foretoken_core::sampling::SamplingParams;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-const MAX_STOPS: usize = 16;
+/// Every byte of a text is compared with each. Chats of many characters stop at the name of each of them.
+const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 /// Every token is compared with each word.
 const MAX_BAD_WORDS: usize = 256;

@@ -205,7 +205,7 @@ fn ranges_are_checked_and_named_in_the_error() {
         (field, bad, next())
     });
     let large = [
-        ("stop", json!(vec!["a"; 17]), "at most 16 strings"),
+        ("stop", json!(vec!["a"; 65]), "at most 64 strings"),
         ("stop", json!("é".repeat(513)), "each of 1 to 1024 bytes"),
         (
             "stop_token_ids",
@@ -340,7 +340,7 @@ fn edges_of_the_ranges_are_accepted() {
     let job = completion(json!({
         "model": "second", "temperature": 2, "top_p": 1, "top_k": -1, "min_p": 1, "repetition_penalty": 2,
         "presence_penalty": -2, "frequency_penalty": 2, "logit_bias": {"0": -100, "27": 100.0},
-        "seed": -2, "stop": vec!["é".repeat(512); 16], "stop_token_ids": vec![27; 1024], "ignore_eos": true,
+        "seed": -2, "stop": vec!["é".repeat(512); 64], "stop_token_ids": vec![27; 1024], "ignore_eos": true,
         "min_tokens": 61, "max_tokens": 61, "n": 3, "best_of": 3, "suffix": "", "logprobs": 0,
         "stream": true, "stream_options": {"include_usage": true}, "spec_length": 0,
         "user": "me", "something": "unknown",
