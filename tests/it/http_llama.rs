@@ -293,6 +293,20 @@ async fn editors_get_what_is_missing() {
     server.done().await;
 }
 
+/// As llama.vim does while its user writes an instruction.
+#[tokio::test]
+async fn the_prompt_of_a_chat_may_only_be_read() {
+    let server = saying_as("x", PLAIN, |s: AppState| s).await;
+    let body = json!({
+        "messages": [{"role": "user", "content": "Hi"}], "n_predict": 0, "samplers": [], "id_slot": 0,
+        "stream": false, "cache_prompt": true, "response_fields": [""],
+    });
+    let reply = server.json(scripted::CHAT, &body).await;
+    assert_eq!(reply["choices"][0]["finish_reason"], "length", "{reply}");
+    assert_eq!(reply["usage"]["completion_tokens"], 0, "{reply}");
+    server.done().await;
+}
+
 #[tokio::test]
 async fn what_cannot_be_filled_in_is_refused_by_name() {
     let server = filling("x").await;

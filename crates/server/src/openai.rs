@@ -210,13 +210,16 @@ impl Context<'_> {
             ),
         ];
         let mut plan = self.plan(&mut common, &structured, beams, &others)?;
-        let max_field = match fields.max_completion_tokens {
-            Some(_) => "max_completion_tokens",
-            None => "max_tokens",
-        };
-        let max_tokens = fields.max_completion_tokens.or(common.max_tokens);
+        let limits = [
+            ("max_completion_tokens", fields.max_completion_tokens),
+            ("max_tokens", common.max_tokens),
+            ("n_predict", fields.n_predict),
+        ];
+        let given = limits.into_iter().find(|(_, max)| max.is_some());
+        let (max_field, max_tokens) = given.unwrap_or(("max_tokens", None));
         let max_tokens = max_tokens.filter(|max| *max != NO_LIMIT);
-        if max_tokens == Some(0) {
+        let may_only_read = max_field == "n_predict" && plan.beams.is_none();
+        if max_tokens == Some(0) && !may_only_read {
             return wrong(max_field, "must be at least 1");
         }
         let max_top = self.limits.max_logprobs;

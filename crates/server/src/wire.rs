@@ -215,6 +215,10 @@ pub(super) struct ChatFields {
     #[serde(default, deserialize_with = "limit")]
     #[schemars(with = "Option<i64>")]
     pub max_completion_tokens: Option<usize>,
+    /// llama.cpp's name of `max_tokens`. 0 = the prompt is only read into the cache.
+    #[serde(default, deserialize_with = "limit")]
+    #[schemars(with = "Option<i64>")]
+    pub n_predict: Option<usize>,
     pub add_generation_prompt: Option<bool>,
     /// Whether the answer continues the last message, which must be of the assistant.
     pub continue_final_message: Option<bool>,

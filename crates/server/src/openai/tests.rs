@@ -287,6 +287,25 @@ fn the_chats_own_fields_are_checked() {
     }
 }
 
+/// llama.vim has the prompt of an instruction read while its user writes it.
+#[test]
+fn a_chat_may_only_be_read_into_the_cache() {
+    let max = |fields: Value| chat(fields).map(|job| job.requests[0].max_tokens);
+    for (fields, expected) in [
+        (json!({"n_predict": 0}), Some(0)),
+        (json!({"n_predict": 3}), Some(3)),
+        (json!({"n_predict": -1}), None),
+        (json!({"n_predict": 3, "max_tokens": 2}), Some(2)),
+    ] {
+        assert_eq!(max(fields.clone()).expect("accepted"), expected, "{fields}");
+    }
+    let searched = json!({"n_predict": 0, "use_beam_search": true});
+    for body in [searched, json!({"n_predict": 64})] {
+        refused(chat(body), "n_predict");
+    }
+    refused(completion(json!({"n_predict": 3})), "n_predict");
+}
+
 /// Clients of DeepSeek, Z.ai and OpenRouter do this.
 #[test]
 fn a_chat_may_say_that_the_model_is_not_to_think() {
