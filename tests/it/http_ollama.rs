@@ -197,6 +197,13 @@ async fn calls_come_when_they_are_complete_and_go_back_as_history() {
     one["parallel_tool_calls"] = false.into();
     let answer = both(&server, OLLAMA_CHAT, &one).await;
     assert_eq!(answer["message"]["tool_calls"], json!([calls[0]]));
+    let mut asked = body.clone();
+    asked["tool_choice"] = "none".into();
+    let answer = both(&server, OLLAMA_CHAT, &asked).await;
+    assert!(answer["message"].get("tool_calls").is_none(), "{answer}");
+    asked["tool_choice"] = json!({"type": "function", "name": "f"});
+    let message = refused(server.post(OLLAMA_CHAT, &asked).await, 400).await;
+    assert!(message.starts_with("tool_choice.name must"), "{message}");
 
     // The next turn, as clients send it: without ids.
     let calls = json!([
@@ -321,6 +328,23 @@ async fn options_may_repeat_fields() {
     server.done().await;
 }
 
+/// As ollama-ai-provider-v2 sends it, a provider of the AI SDK that Cline has.
+#[tokio::test]
+async fn a_chat_may_have_max_output_tokens() {
+    let server = saying("Hello there.").await;
+    let mut body = json!({
+        "model": "toy", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "think": false,
+        "max_output_tokens": 4,
+    });
+    let answer = whole(&server, OLLAMA_CHAT, body.clone()).await;
+    assert_eq!(answer["message"]["content"], "Hell");
+    assert_eq!(answer["done_reason"], "length");
+    body["options"] = json!({"num_predict": 5});
+    let answer = whole(&server, OLLAMA_CHAT, body).await;
+    assert_eq!(answer["message"]["content"], "Hello");
+    server.done().await;
+}
+
 #[tokio::test]
 async fn a_raw_prompt_is_a_completion() {
     let server = saying("Hello there.").await;
@@ -434,6 +458,7 @@ chat | options = {"stop": [""]} | options.stop
 chat | options = {"mirostat": 2} | options.mirostat
 chat | options = {"num_predict": "x"} | options.num_predict
 chat | options = [] | options
+chat | tool_choice = "required" | tool_choice
 chat | keep_alive = [] | keep_alive
 chat | n = 2 | n
 chat | top_logprobs = 3 | top_logprobs

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 const FIELD: &str = "options";
 
 /// The names of fields in other APIs, with their names in this API.
-pub(super) const NAMES: [(&str, &str); 12] = [
+pub(super) const NAMES: [(&str, &str); 15] = [
     ("max_tokens", "options.num_predict"),
     ("temperature", "options.temperature"),
     ("top_k", "options.top_k"),
@@ -25,6 +25,12 @@ pub(super) const NAMES: [(&str, &str); 12] = [
     ("frequency_penalty", "options.frequency_penalty"),
     ("response_format.json_schema.schema", "format"),
     ("response_format", "format"),
+    (
+        "tool_choice.allowed_tools.tools.*.function",
+        "tool_choice.tools.*",
+    ),
+    ("tool_choice.allowed_tools", "tool_choice"),
+    ("tool_choice.function", "tool_choice"),
 ];
 
 /// The options that are read.

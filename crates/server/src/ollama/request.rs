@@ -7,6 +7,7 @@ use super::options::{self, NAMES, Options};
 use crate::context::Context;
 use crate::conversation::ChatMessage;
 use crate::openai::{Asked, Body, Job};
+use crate::responses::FlatChoice;
 use crate::structured::{FlatFormat, Structured};
 use crate::tools::Tool;
 use crate::wire::{self, Common, PromptInput, wrong};
@@ -26,7 +27,9 @@ pub(crate) struct ChatFields {
     /// None ask only whether the model is loaded.
     messages: Option<Vec<Turn>>,
     tools: Option<Vec<Tool>>,
+    tool_choice: Option<FlatChoice>,
     parallel_tool_calls: Option<bool>,
+    max_output_tokens: Option<usize>,
     include_reasoning: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
@@ -125,6 +128,7 @@ impl Context<'_> {
         if turns.is_empty() {
             return Ok(reading.load(fields.keep_alive));
         }
+        common.max_tokens = common.max_tokens.or(fields.max_output_tokens);
         fill(&mut common, fields.options, fields.think)?;
         refuse_custom(fields.tools.as_deref().unwrap_or_default())?;
         let is_open = turns.last().is_some_and(Turn::is_answer);
@@ -134,6 +138,7 @@ impl Context<'_> {
                 messages: Some(input::messages(turns)?),
                 continue_final_message: is_open.then_some(true),
                 tools: fields.tools,
+                tool_choice: fields.tool_choice.map(FlatChoice::of_chat).transpose()?,
                 parallel_tool_calls: fields.parallel_tool_calls,
                 include_reasoning: fields.include_reasoning,
                 logprobs: fields.logprobs,

@@ -7,4 +7,5 @@ mod request;
 mod tools;
 
 pub(super) use events::{FailedEvent, ResponseObject, has_route};
+pub(super) use options::FlatChoice;
 pub(super) use request::ResponseFields;

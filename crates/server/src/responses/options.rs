@@ -38,20 +38,20 @@ pub(super) struct ReasoningOptions {
     _others: NoOthers,
 }
 
-/// `tool_choice` of this API.
+/// `tool_choice` of this API, and of clients of Ollama's.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = r#"expected "none", "auto", "required", {"type": "function", "name": ...}, {"type": "custom", "name": ...} or {"type": "allowed_tools", "mode": ..., "tools": [...]}"#
 )]
-pub(super) enum FlatChoice {
+pub(crate) enum FlatChoice {
     Mode(ToolMode),
     Tools(FlatChosen),
 }
 
 /// A tool by its name, or several.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-pub(super) struct FlatChosen {
+pub(crate) struct FlatChosen {
     #[serde(rename = "type")]
     kind: String,
     #[serde(skip_serializing_if = "Option::is_none")]
