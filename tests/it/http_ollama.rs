@@ -360,6 +360,12 @@ async fn a_raw_prompt_is_a_completion() {
         answer["prompt_eval_count"],
         completion["usage"]["prompt_tokens"]
     );
+    // As Tabby asks for it.
+    let mut bare = prompt_body();
+    bare["template"] = "{{ .Prompt }}".into();
+    let same = both(&server, GENERATE, &bare).await;
+    assert_eq!(same["response"], answer["response"]);
+    assert_eq!(same["prompt_eval_count"], answer["prompt_eval_count"]);
     // It may be longer than a completion is by default.
     body["options"] = json!({"temperature": 0});
     assert_eq!(

@@ -58,7 +58,7 @@ pub(crate) struct GenerateFields {
     options: Option<Map<String, Value>>,
     think: Option<Think>,
     keep_alive: Option<KeepAlive>,
-    /// There may be none: the template is the model's own.
+    /// There may be none, for the template is the model's own, or that of the prompt alone, which is as `raw`.
     template: Option<String>,
     /// There may be none: nothing is kept of earlier requests.
     #[schemars(with = "Option<Vec<u32>>")]
@@ -191,7 +191,7 @@ impl Context<'_> {
         let thinks = !matches!(fields.think, None | Some(Think::Flag(false)));
         let of_templates = [("system", fields.system.is_some()), ("think", thinks)];
         if let Some((field, _)) = of_templates.iter().find(|(_, is_set)| *is_set) {
-            let what = "needs a chat template: leave it out, or leave out raw and suffix, with a model that has one";
+            let what = "needs a chat template: leave it out, or leave out raw, template and suffix, with a model that has one";
             return wrong(*field, what);
         }
         let top_logprobs = fields.top_logprobs.unwrap_or(0);
@@ -280,6 +280,10 @@ impl GenerateFields {
             &mut self.template,
         ] {
             text.take_if(|text| text.is_empty());
+        }
+        let is_prompt = |template: &mut String| template.replace(' ', "") == "{{.Prompt}}";
+        if self.template.take_if(is_prompt).is_some() {
+            self.raw = Some(true);
         }
         input::refuse_images("images".into(), self.images.as_deref())?;
         if self.context.as_ref().is_some_and(|ids| !ids.is_empty()) {
