@@ -204,6 +204,7 @@ impl Context<'_> {
         let others = [
             ("tools", has_tools),
             ("thinking", has_budget),
+            ("thinking_budget", thinking.budget.is_some()),
             (
                 "thinking_token_budget",
                 thinking.token_budget.is_some_and(|max| max >= 0),

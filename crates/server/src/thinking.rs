@@ -27,6 +27,8 @@ pub(super) struct ThinkingFields {
     pub thinking: Option<ThinkingField>,
     /// `thinking_token_budget`.
     pub token_budget: Option<i64>,
+    /// `thinking_budget`.
+    pub budget: Option<usize>,
 }
 
 /// How much the model is to think.
@@ -56,6 +58,7 @@ impl ThinkingFields {
             enable_thinking: chat.enable_thinking,
             thinking: chat.thinking.take(),
             token_budget: chat.thinking_token_budget,
+            budget: chat.thinking_budget,
         }
     }
 
@@ -129,10 +132,23 @@ impl Context<'_> {
                 "requires the type enabled: leave it out",
             );
         }
+        let given = [
+            (BUDGET, asked.token_budget.is_some()),
+            ("thinking.budget_tokens", named.is_some()),
+            ("thinking_budget", asked.budget.is_some()),
+        ];
+        let mut given = given.into_iter().filter(|(_, is_given)| *is_given);
+        if let (Some((first, _)), Some((other, _))) = (given.next(), given.next()) {
+            let what = format!("and {other} exclude each other: leave one out");
+            return wrong(first, what);
+        }
         let budget = match asked.token_budget {
-            // Where no mark closes a thought, the budget of messages is a hint.
+            // Where no mark closes a thought, the budgets of other APIs are hints.
             None if self.thoughts.is_none() => return Ok(None),
-            None => return Ok(named.map(|thinking| thinking.budget_tokens)),
+            None => {
+                let hint = named.and_then(|thinking| thinking.budget_tokens);
+                return Ok(hint.or(asked.budget).map(Some));
+            }
             Some(-1) => None,
             Some(budget) => match usize::try_from(budget) {
                 Ok(budget) => Some(budget),
@@ -142,10 +158,6 @@ impl Context<'_> {
                 }
             },
         };
-        if named.is_some() {
-            let what = "and thinking.budget_tokens exclude each other: leave one out";
-            return wrong(BUDGET, what);
-        }
         if budget.is_some() && self.thoughts.is_none() {
             let what = "is not supported by this model: leave it out, or start the server with --reasoning-parser";
             return wrong(BUDGET, what);

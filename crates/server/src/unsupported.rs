@@ -53,6 +53,7 @@ const UNSUPPORTED: &[(&str, Nothing)] = &[
     ("thinking", Null),
     ("enable_thinking", Null),
     ("thinking_token_budget", Null),
+    ("thinking_budget", Null),
     ("think", Null),
     ("reasoning", Empty),
     ("reasoning_effort", Empty),
@@ -298,7 +299,9 @@ pub(super) fn check(name: &str, json: &str) -> Result<()> {
     let instead = instead.map_or_else(String::new, |value| format!(" or set it to {value}"));
     let otherwise = match name {
         "reasoning" => "; a chat has reasoning_effort for it",
-        "thinking" | "enable_thinking" | "thinking_token_budget" => "; a chat may have it",
+        "thinking" | "enable_thinking" | "thinking_token_budget" | "thinking_budget" => {
+            "; a chat may have it"
+        }
         "think" => "; a chat has enable_thinking for it",
         "prompt_logprobs" => "; a completion has echo and logprobs for it",
         _ => "",

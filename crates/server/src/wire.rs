@@ -235,6 +235,8 @@ pub(super) struct ChatFields {
     pub thinking: Option<ThinkingField>,
     /// Maximum number of tokens of the thought; -1 = no limit.
     pub thinking_token_budget: Option<i64>,
+    /// As `budget_tokens` of `thinking`; clients of Alibaba's API send it so.
+    pub thinking_budget: Option<usize>,
     pub truncate_prompt_tokens: Option<i64>,
     pub return_token_ids: Option<bool>,
     pub use_beam_search: Option<bool>,

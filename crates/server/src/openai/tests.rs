@@ -314,6 +314,7 @@ fn a_chat_may_say_that_the_model_is_not_to_think() {
     // Thoughts that the model does not mark are left out.
     let job = chat(json!({"thinking": {"type": "enabled"}})).expect("accepted");
     assert!(job.warnings[0].contains("--reasoning-parser"));
+    chat(json!({"enable_thinking": true, "thinking_budget": 9})).expect("accepted");
     for (field, value, instead) in [
         ("thinking_token_budget", json!(9), "--reasoning-parser"),
         ("reasoning", json!({"effort": "low"}), "reasoning_effort"),

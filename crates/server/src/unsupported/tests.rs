@@ -47,6 +47,7 @@ fn fields_that_ask_for_something_are_refused_by_name() {
         r#""n_probs": 5"#,
         r#""use_activation": false"#,
         r#""thinking_token_budget": 0"#,
+        r#""thinking_budget": 1024"#,
         r#""max_completion_tokens": 7"#,
         r#""prompt_logprobs": 0"#,
         r#""top_logprobs": 1"#,

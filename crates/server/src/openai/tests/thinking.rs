@@ -49,6 +49,11 @@ fn fields_limit_the_thought() {
         (json!({"thinking_token_budget": 9}), None, Some(9)),
         (json!({"thinking_token_budget": 0}), None, Some(0)),
         (enabled(12), None, Some(12)),
+        (
+            json!({"enable_thinking": true, "thinking_budget": 12}),
+            None,
+            Some(12),
+        ),
         (json!({"thinking": {"type": "enabled"}}), None, None),
         (json!({"thinking": {"type": "disabled"}}), None, Some(0)),
         (json!({"thinking": {"type": "adaptive"}}), None, None),
@@ -166,6 +171,24 @@ fn a_budget_that_cannot_be_kept_is_refused_by_name() {
             json!({"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}}),
             "thinking_token_budget",
             "exclude each other",
+        ),
+        (
+            Qwen3,
+            json!({"thinking_token_budget": 5, "thinking_budget": 6}),
+            "thinking_token_budget",
+            "and thinking_budget exclude each other",
+        ),
+        (
+            Qwen3,
+            json!({"thinking": {"type": "enabled", "budget_tokens": 5}, "thinking_budget": 6}),
+            "thinking.budget_tokens",
+            "and thinking_budget exclude each other",
+        ),
+        (
+            Qwen3,
+            json!({"thinking_budget": 5, "use_beam_search": true}),
+            "thinking_budget",
+            "use_beam_search",
         ),
         (
             Qwen3,
