@@ -174,6 +174,16 @@ fn random_weights_are_packed_as_the_settings_say() {
     for (method, key, entry) in [
         ("gptq", "dynamic", json!({ "-:.*mlp.*": {} })),
         (
+            "gptq",
+            "dynamic",
+            json!({ "-:model\\.language_model\\.layers\\.\\d+\\.mlp": {} }),
+        ),
+        (
+            "gptq",
+            "dynamic",
+            json!({ ".*attn.*": {}, "-:.*layers.*": {}, ".*mlp.*": {} }),
+        ),
+        (
             "auto-round",
             "extra_config",
             json!({ ".*mlp.*": { "bits": 16 } }),
@@ -192,6 +202,25 @@ fn random_weights_are_packed_as_the_settings_say() {
         assert_eq!(form("layers.0.self_attn.q_proj.weight"), "Q4_0", "{method}");
         assert_ne!(form("layers.0.mlp.up_proj.weight"), "Q4_0", "{method}");
     }
+}
+
+/// Files have other tensors for matrices that are not packed; random weights do not.
+#[test]
+fn random_weights_need_expressions_that_can_be_read() {
+    let fixture = fixture("gptq");
+    let folder = tempfile::tempdir().unwrap();
+    let quantization = json!({
+        "quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "dynamic": { "-:(?!x)": {} }
+    });
+    write_config(folder.path(), &config_with(&fixture, quantization));
+    let random = LoadOptions {
+        format: LoadFormat::Dummy,
+        ..LoadOptions::default()
+    };
+    let source = ModelSource::Folder(folder.path().to_owned());
+    let error = inspect(&source, &random).map(drop).unwrap_err().to_string();
+    let expected = "dynamic \"-:(?!x)\" is not supported: random weights need an expression without look-around";
+    assert!(error.contains(expected), "{error}");
 }
 
 /// Programs have different names for the same tensors, and give single matrices settings of their own.
@@ -216,6 +245,38 @@ fn other_names_of_a_format_compute_the_same() {
                     "-:.*lm_head": {}, "model.embed_tokens": {},
                     "+:model\\.layers\\.0\\.": { "bits": 4, "group_size": 32 },
                     "model.layers.1": { "bits": 4, "group_size": 32 }
+                }
+            }),
+        ),
+        // The first expression is that of a matrix, also if others have its settings, or if it has those of all.
+        (
+            "gptq",
+            json!({
+                "quant_method": "gptq", "bits": 8, "group_size": 128, "sym": true,
+                "dynamic": {
+                    "lm_head": { "bits": 8, "group_size": -1 },
+                    "-:(?!model\\.layers).*": {},
+                    ".*layers": { "bits": 4, "group_size": 32 },
+                    ".*mlp": { "bits": 8, "group_size": -1 }
+                }
+            }),
+        ),
+        (
+            "gptq",
+            json!({
+                "quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true,
+                "dynamic": { ".*mlp": {}, ".*up_proj": { "bits": 8, "group_size": -1 } }
+            }),
+        ),
+        // Names come before expressions.
+        (
+            "gptq",
+            json!({
+                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": true,
+                "extra_config": {
+                    ".*mlp.*": { "bits": 8, "group_size": -1 },
+                    "model.layers.0": { "bits": 4 },
+                    "model.layers.1": { "bits": 4 }
                 }
             }),
         ),

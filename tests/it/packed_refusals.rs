@@ -240,6 +240,11 @@ fn what_is_not_supported_is_refused_by_name() {
         ("gptq", json!({ "dynamic": ["x"] }), "dynamic [\"x\"]"),
         (
             "gptq",
+            json!({ "dynamic": { "(?!x)": {} } }),
+            "dynamic: a name after re: is not supported",
+        ),
+        (
+            "gptq",
             json!({ "dynamic": { "x": 4 } }),
             "its entries must be objects",
         ),

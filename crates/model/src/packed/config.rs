@@ -10,6 +10,7 @@ use super::nf4::Nf4;
 use super::parts::Parts;
 use super::scheme::Scheme;
 use crate::config::keys::{Keys, ModelShape};
+use crate::names::Layout;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -32,23 +33,29 @@ const AUTO_ROUND: &str = "
     quant_block_list quant_method scale_dtype seqlen supported_types to_quant_block_names vllm_backend";
 /// Keys of Model Optimizer. What they say of activations, K and V is for programs that quantize them.
 const MODEL_OPTIMIZER: &str = "config_groups ignore kv_cache_scheme producer quant_method";
+/// The beginnings of parts of expressions that [`Modules`] does not read.
+const LOOK_AROUND: [&str; 4] = ["(?=", "(?!", "(?<=", "(?<!"];
 /// The prefix of the names of the matrices that are packed in random weights.
 const LAYERS: &str = "model.layers.";
 
 /// How the matrices of a checkpoint are packed.
 #[derive(Debug, Clone)]
 pub struct PackedConfig {
-    /// The first that names a matrix is that of the matrix.
-    groups: Vec<Group>,
+    groups: Groups,
     /// Matrices that are not packed.
     ignored: Modules,
 }
 
-#[derive(Debug, Clone)]
-struct Group {
-    /// `None` = all linear layers.
-    modules: Option<Modules>,
-    scheme: Arc<dyn Scheme>,
+/// What the keys of a method say.
+#[derive(Debug, Clone, Default)]
+struct Groups {
+    named: Modules,
+    /// How matrices are packed that `named` has at a place; `None` = they are not.
+    schemes: Vec<Option<Arc<dyn Scheme>>>,
+    /// How all other linear layers are packed.
+    others: Option<Arc<dyn Scheme>>,
+    /// Why only tensors tell of all matrices whether they are packed.
+    unknown: Option<String>,
 }
 
 impl PackedConfig {
@@ -68,16 +75,15 @@ impl PackedConfig {
         };
         let in_it = |e: String| format!("{KEY}: {e}");
         let method = inner.text("quant_method").map_err(in_it)?;
-        let mut unpacked = Vec::new();
         let read = match method.as_deref() {
-            Some("auto-round") => auto_round(&mut inner, &value, &mut unpacked),
+            Some("auto-round") => auto_round(&mut inner, &value),
             Some("awq") => Awq::take(&mut inner).map(one),
             Some("bitsandbytes") => Nf4::take(&mut inner).map(one),
             Some("fbgemm_fp8") => {
                 inner.ignore("activation_scale_ub modules_to_not_convert");
                 Ok(one(Compressed::FLOAT8_OF_OUTPUTS))
             }
-            Some("gptq") => gptq(&mut inner, &value, &mut unpacked),
+            Some("gptq") => gptq(&mut inner, &value),
             Some("fp8") => Fp8::take(&mut inner).map(one),
             Some("compressed-tensors") => compressed_groups(&mut inner),
             Some("modelopt" | "modelopt_fp4" | "modelopt_mixed") => modelopt(&mut inner, &value),
@@ -88,48 +94,60 @@ impl PackedConfig {
         };
         let groups = read.map_err(in_it)?;
         inner.finish(&ModelShape::default()).map_err(in_it)?;
-        let ignored = ignored(&value, unpacked).map_err(in_it)?;
+        let ignored = ignored(&value).map_err(in_it)?;
         Ok(Some(Self { groups, ignored }))
     }
 
     /// How the matrix with these `parts` is packed; `None` = it is not. `names` are its names in the code and in the
     /// checkpoint. The tensors decide: a matrix that is listed as not packed is what it is stored as.
     pub fn scheme(&self, names: [&str; 2], parts: &Parts<'_>) -> Option<&dyn Scheme> {
-        let scheme = self.group(names)?;
+        let groups = &self.groups;
+        let named = groups.named.find(&names);
+        let scheme = named.and_then(|place| groups.schemes[place].as_deref());
+        let scheme = scheme.or(groups.others.as_deref())?;
         scheme.is_in(parts).then_some(scheme)
     }
 
     /// How random weights of the matrix `name` are packed.
-    pub fn scheme_of_random(&self, name: &str) -> Option<&dyn Scheme> {
-        let is_packed = name.starts_with(LAYERS) && !self.ignored.has(name);
-        is_packed.then(|| self.group([name; 2])).flatten()
-    }
-
-    fn group(&self, names: [&str; 2]) -> Option<&dyn Scheme> {
-        let names_it = |group: &&Group| {
-            let modules = group.modules.as_ref();
-            modules.is_some_and(|modules| names.iter().any(|name| modules.has(name)))
-        };
-        let by_name = self.groups.iter().find(names_it);
-        let of_all = || self.groups.iter().find(|group| group.modules.is_none());
-        by_name.or_else(of_all).map(|group| &*group.scheme)
-    }
-}
-
-fn one(scheme: impl Scheme + 'static) -> Vec<Group> {
-    vec![of_all(Arc::new(scheme))]
-}
-
-/// The group of all linear layers.
-fn of_all(scheme: Arc<dyn Scheme>) -> Group {
-    Group {
-        modules: None,
-        scheme,
+    ///
+    /// # Errors
+    /// A message that names an expression without which this is not known.
+    pub fn scheme_of_random(&self, name: &str) -> Result<Option<&dyn Scheme>, String> {
+        if !name.starts_with(LAYERS) {
+            return Ok(None);
+        }
+        let groups = &self.groups;
+        if let Some(why) = &groups.unknown {
+            return Err(format!("{KEY}: {why}"));
+        }
+        // There are no tensors that tell how the checkpoint names the decoder.
+        let layouts = [Layout::Model, Layout::Inside, Layout::Outside];
+        let names = layouts.map(|layout| layout.name(name));
+        let names = names.each_ref().map(|name| &**name);
+        if self.ignored.find(&names).is_some() {
+            return Ok(None);
+        }
+        Ok(match groups.named.find(&names) {
+            Some(place) => groups.schemes[place].as_deref(),
+            None => groups.others.as_deref(),
+        })
     }
 }
 
-/// The matrices that are not packed: `unpacked`, and those under the names that the methods have for them.
-fn ignored(value: &Value, unpacked: Vec<String>) -> Result<Modules, String> {
+fn one(scheme: impl Scheme + 'static) -> Groups {
+    of_all(Arc::new(scheme))
+}
+
+/// All linear layers as one group.
+fn of_all(scheme: Arc<dyn Scheme>) -> Groups {
+    Groups {
+        others: Some(scheme),
+        ..Groups::default()
+    }
+}
+
+/// The matrices that are not packed, under the names that the methods have for their list.
+fn ignored(value: &Value) -> Result<Modules, String> {
     let keys = [
         "ignore",
         "ignored_layers",
@@ -138,25 +156,22 @@ fn ignored(value: &Value, unpacked: Vec<String>) -> Result<Modules, String> {
     ];
     let lists = keys.iter().filter_map(|key| value[*key].as_array());
     let names = lists.flatten().filter_map(|name| name.as_str());
-    Modules::new(names.map(str::to_owned).chain(unpacked).collect())
+    Modules::new(names.map(str::to_owned).collect())
 }
 
 /// Takes the keys of GPTQ. `dynamic` has expressions for the beginnings of names, with settings of such matrices; after `-:`
 /// they are those of matrices that are not packed.
-fn gptq(keys: &mut Keys, all: &Value, unpacked: &mut Vec<String>) -> Result<Vec<Group>, String> {
-    let mut name = |pattern: &str, _: &Value| {
+fn gptq(keys: &mut Keys, all: &Value) -> Result<Groups, String> {
+    let name = |pattern: &str, _: &Value| {
         let left_out = pattern.strip_prefix("-:");
         let pattern = left_out.or(pattern.strip_prefix("+:")).unwrap_or(pattern);
-        let listed = format!("re:{pattern}");
-        if left_out.is_none() {
-            return Some(listed);
-        }
-        unpacked.push(listed);
-        None
+        (format!("re:{pattern}"), left_out.is_none())
     };
-    let mut groups = own_settings(keys, all, "dynamic", &mut name, layout_of_gptq)?;
-    groups.push(of_all(layout_of_gptq(keys)?));
-    Ok(groups)
+    let own = own_settings(keys, all, "dynamic", name, layout_of_gptq)?;
+    Ok(Groups {
+        others: Some(layout_of_gptq(keys)?),
+        ..own
+    })
 }
 
 fn layout_of_gptq(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
@@ -165,27 +180,21 @@ fn layout_of_gptq(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
 
 /// Takes the keys of Intel's AutoRound. `extra_config` has names of matrices, or expressions for parts of names, with
 /// settings.
-fn auto_round(
-    keys: &mut Keys,
-    all: &Value,
-    unpacked: &mut Vec<String>,
-) -> Result<Vec<Group>, String> {
-    let mut name = |module: &str, own: &Value| {
+fn auto_round(keys: &mut Keys, all: &Value) -> Result<Groups, String> {
+    let name = |module: &str, own: &Value| {
         let is_expression = module.contains(|c: char| "*+?^$()[]{}|\\".contains(c));
         let listed = if is_expression {
             format!("re:.*(?:{module})")
         } else {
             module.to_owned()
         };
-        if own["bits"].as_u64() < Some(BITS_OF_DENSE) {
-            return Some(listed);
-        }
-        unpacked.push(listed);
-        None
+        (listed, own["bits"].as_u64() < Some(BITS_OF_DENSE))
     };
-    let mut groups = own_settings(keys, all, "extra_config", &mut name, layout_of_auto_round)?;
-    groups.push(of_all(layout_of_auto_round(keys)?));
-    Ok(groups)
+    let own = own_settings(keys, all, "extra_config", name, layout_of_auto_round)?;
+    Ok(Groups {
+        others: Some(layout_of_auto_round(keys)?),
+        ..own
+    })
 }
 
 /// The layout of AutoRound's numbers, which is that of another method.
@@ -211,16 +220,16 @@ fn layout_of_auto_round(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
 }
 
 /// Takes the keys of NVIDIA's Model Optimizer. With MIXED_PRECISION, `quantized_layers` has names of matrices, with settings.
-fn modelopt(keys: &mut Keys, all: &Value) -> Result<Vec<Group>, String> {
+fn modelopt(keys: &mut Keys, all: &Value) -> Result<Groups, String> {
     const LIST: &str = "quantized_layers";
     if keys.peek("quant_algo") != "MIXED_PRECISION" {
-        return Ok(vec![of_all(algorithm(keys)?)]);
+        return Ok(of_all(algorithm(keys)?));
     }
     keys.ignore(MODEL_OPTIMIZER);
     keys.ignore("quant_algo");
-    let mut name = |module: &str, _: &Value| Some(module.to_owned());
-    let groups = own_settings(keys, all, LIST, &mut name, algorithm)?;
-    if groups.is_empty() {
+    let name = |module: &str, _: &Value| (module.to_owned(), true);
+    let groups = own_settings(keys, all, LIST, name, algorithm)?;
+    if groups.schemes.is_empty() {
         return Err(keys.missing(LIST));
     }
     Ok(groups)
@@ -246,43 +255,22 @@ fn algorithm(keys: &mut Keys) -> Result<Arc<dyn Scheme>, String> {
     }
 }
 
+/// Settings, and what is read from them.
+type Kind<'a> = (&'a Map<String, Value>, Arc<dyn Scheme>);
+
 /// Takes `key`, whose entries have settings of some matrices in place of those of `all`. `name` makes of an entry what
-/// [`Modules`] read; `None` = its matrices are not packed. Matrices with the same settings are a group, which `scheme` reads.
+/// [`Modules`] reads, and says whether its matrices are packed. `scheme` reads the settings.
 fn own_settings(
     keys: &mut Keys,
     all: &Value,
     key: &str,
-    name: &mut dyn FnMut(&str, &Value) -> Option<String>,
+    name: impl Fn(&str, &Value) -> (String, bool),
     scheme: impl Fn(&mut Keys) -> Result<Arc<dyn Scheme>, String>,
-) -> Result<Vec<Group>, String> {
+) -> Result<Groups, String> {
     let given = keys.take(key);
     let refused = |accepted: &str| keys.refused(key, &given, accepted);
-    let mut kinds: Vec<(&Map<String, Value>, Vec<String>)> = Vec::new();
-    let entries = match &given {
-        Value::Null => return Ok(Vec::new()),
-        given => given
-            .as_object()
-            .ok_or_else(|| refused("it must be an object"))?,
-    };
-    for (entry, own) in entries {
-        let Some(name) = name(entry, own) else {
-            continue;
-        };
-        let own = own.as_object();
-        let own = own.ok_or_else(|| refused("its entries must be objects"))?;
-        let known = kinds.iter().position(|(known, _)| *known == own);
-        match known {
-            // These are the settings of all.
-            _ if own.is_empty() => {}
-            Some(kind) => kinds[kind].1.push(name),
-            None if kinds.len() < MAX_GROUPS => kinds.push((own, vec![name])),
-            None => {
-                let accepted = format!("only {MAX_GROUPS} different settings are");
-                return Err(refused(&accepted));
-            }
-        }
-    }
-    let group = |(own, names): (&Map<String, Value>, Vec<String>)| {
+    let in_it = |e: String| format!("{key}: {e}");
+    let scheme_with = |own: &Map<String, Value>| {
         let mut settings = all.clone();
         settings[key] = Value::Null;
         for (setting, value) in own {
@@ -291,19 +279,57 @@ fn own_settings(
         let mut settings = Keys::of_json(settings)?;
         let scheme = scheme(&mut settings)?;
         settings.finish(&ModelShape::default())?;
-        Ok::<_, String>(Group {
-            modules: Some(Modules::new(names)?),
-            scheme,
-        })
+        Ok::<_, String>(scheme)
     };
-    let groups = kinds.into_iter().map(group);
-    groups
-        .collect::<Result<_, String>>()
-        .map_err(|e| format!("{key}: {e}"))
+    let entries = match &given {
+        Value::Null => return Ok(Groups::default()),
+        given => given
+            .as_object()
+            .ok_or_else(|| refused("it must be an object"))?,
+    };
+    let (mut names, mut schemes, mut unknown) = (Vec::new(), Vec::new(), None);
+    let mut kinds: Vec<Kind> = Vec::new();
+    for (entry, own) in entries {
+        let (listed, is_packed) = name(entry, own);
+        if !is_packed {
+            if LOOK_AROUND.iter().any(|start| listed.contains(start)) {
+                // Files have other tensors for matrices that are not packed.
+                let accepted = "random weights need an expression without look-around";
+                unknown = Some(keys.refused(key, &entry.as_str().into(), accepted));
+            } else {
+                names.push(listed);
+                schemes.push(None);
+            }
+            continue;
+        }
+        let own = own.as_object();
+        let own = own.ok_or_else(|| refused("its entries must be objects"))?;
+        let known = kinds.iter().find(|(known, _)| *known == own);
+        let scheme = match known {
+            Some((_, known)) => known.clone(),
+            None if kinds.len() < MAX_GROUPS => {
+                let scheme = scheme_with(own).map_err(in_it)?;
+                kinds.push((own, scheme.clone()));
+                scheme
+            }
+            None => {
+                let accepted = format!("only {MAX_GROUPS} different settings are");
+                return Err(refused(&accepted));
+            }
+        };
+        names.push(listed);
+        schemes.push(Some(scheme));
+    }
+    Ok(Groups {
+        named: Modules::new(names).map_err(in_it)?,
+        schemes,
+        others: None,
+        unknown,
+    })
 }
 
 /// Takes the groups of compressed-tensors.
-fn compressed_groups(keys: &mut Keys) -> Result<Vec<Group>, String> {
+fn compressed_groups(keys: &mut Keys) -> Result<Groups, String> {
     keys.ignore("global_compression_ratio ignore quantization_status version");
     let sparsity = keys.peek("sparsity_config");
     if let Some(mut inner) = keys.nested("sparsity_config")? {
@@ -326,13 +352,30 @@ fn compressed_groups(keys: &mut Keys) -> Result<Vec<Group>, String> {
         let accepted = format!("it must be an object of up to {MAX_GROUPS} groups");
         return Err(keys.refused("config_groups", &given, &accepted));
     };
-    let groups = entries.iter().map(|(name, group)| {
-        compressed_group(group, format.as_deref()).map_err(|e| format!("{name}: {e}"))
-    });
-    groups.collect()
+    let (mut names, mut schemes, mut others) = (Vec::new(), Vec::new(), None);
+    for (name, group) in entries {
+        let read = compressed_group(group, format.as_deref());
+        let (targets, scheme) = read.map_err(|e| format!("{name}: {e}"))?;
+        if targets.iter().any(|target| target == "Linear") {
+            others.get_or_insert(scheme);
+        } else {
+            schemes.extend(targets.iter().map(|_| Some(scheme.clone())));
+            names.extend(targets);
+        }
+    }
+    Ok(Groups {
+        named: Modules::new(names).map_err(|e| format!("config_groups: {e}"))?,
+        schemes,
+        others,
+        unknown: None,
+    })
 }
 
-fn compressed_group(group: &Value, format: Option<&str>) -> Result<Group, String> {
+/// The matrices of a group, and how they are packed.
+fn compressed_group(
+    group: &Value,
+    format: Option<&str>,
+) -> Result<(Vec<String>, Arc<dyn Scheme>), String> {
     let mut keys = Keys::of_json(group.clone())?;
     let targets = keys.texts("targets")?.unwrap_or_default();
     // What the activations of other programs become.
@@ -342,12 +385,7 @@ fn compressed_group(group: &Value, format: Option<&str>) -> Result<Group, String
     let weights = keys.nested("weights")?.ok_or("weights are missing")?;
     let scheme = scheme_of(weights, format)?;
     keys.finish(&ModelShape::default())?;
-    let modules = if targets.iter().any(|target| target == "Linear") {
-        None
-    } else {
-        Some(Modules::new(targets)?)
-    };
-    Ok(Group { modules, scheme })
+    Ok((targets, scheme))
 }
 
 /// How the `weights` of a group with this format are packed.

@@ -65,6 +65,7 @@ impl Weights {
         };
         if let TensorSource::Dummy(seed) = self.source {
             let scheme = packing.config.scheme_of_random(name);
+            let scheme = scheme.map_err(Error::setup)?;
             let random = scheme.map(|scheme| self.random(scheme, (seed, name), shape, order));
             return random.transpose();
         }
