@@ -1,7 +1,7 @@
 //! GLM-4 MoE: its configurations, and what is refused. What it computes is compared with transformers among all
 //! [architectures](crate::architectures). And GLM-4 as the decoder of a model for images.
 
-use crate::architectures::{TOLERANCE, fixture, write_gguf};
+use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::tiny::{open, write_config};
 use candle_core::{Device, Tensor};
@@ -143,16 +143,17 @@ fn the_decoders_of_glm_4v_compute_what_glm_4_does() {
     compare_within("glm4_moe_plain", "glm4v_moe", class);
 }
 
-/// What is rotated together is in the halves of a head there: llama.cpp rotates so by positions of three numbers.
-#[test]
-fn files_of_glm_4v_compute_what_glm_4_does() {
-    let fixture = fixture("glm4");
-    let folder = tempfile::tempdir().unwrap();
+/// Writes the GGUF file of a GLM as the decoder of a model for images. What is rotated together is in the halves of a head
+/// there: llama.cpp rotates so by positions of three numbers.
+pub fn write_gguf_of_glm_4v(fixture: &Fixture, file: &Path) {
     let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
     let mut how: Json = serde_json::from_str(&how).unwrap();
-    how["metadata"]["glm4.rope.dimension_sections"] = json!([1, 2, 1, 0]);
-    let file = folder.path().join("model.gguf");
-    write_gguf(&fixture, &how, &file, |tensors| {
+    let sections = format!(
+        "{}.rope.dimension_sections",
+        how["architecture"].as_str().unwrap()
+    );
+    how["metadata"][sections] = json!([1, 2, 1, 0]);
+    write_gguf(fixture, &how, file, |tensors| {
         let is_rotated = |name: &str| name.contains("attn_q.") || name.contains("attn_k.");
         // Heads of 16 values, of which 8 are rotated.
         let of_head = |head: u32| {
@@ -178,5 +179,13 @@ fn files_of_glm_4v_compute_what_glm_4_does() {
         });
         tensors.collect()
     });
+}
+
+#[test]
+fn files_of_glm_4v_compute_what_glm_4_does() {
+    let fixture = fixture("glm4");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    write_gguf_of_glm_4v(&fixture, &file);
     fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
 }

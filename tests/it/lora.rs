@@ -5,6 +5,7 @@ use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
 use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::open;
 use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, run, sampled};
+use crate::glm_moe::write_gguf_of_glm_4v;
 use crate::trees::RandomTrees;
 use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Request, SpecLimits};
 use foretoken::model::Adapter;
@@ -72,6 +73,15 @@ fn an_adapter_computes_the_same_over_a_gguf_file() {
         count += 1;
     }
     assert!(count >= 4, "{count}");
+}
+
+/// Files of a GLM for images have other rows of q and k than those for which adapters are trained.
+#[test]
+fn an_adapter_computes_the_same_over_a_gguf_file_of_glm_4v() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, name) = (folder.path().join("model.gguf"), "glm-fused");
+    write_gguf_of_glm_4v(&base_of(name), &file);
+    compare(open(&file).unwrap(), name).unwrap();
 }
 
 /// See [`Rig::in_company`].

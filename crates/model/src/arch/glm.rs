@@ -49,7 +49,7 @@ fn layer(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
         .is_some_and(|all| all.iter().any(|of| *of != 0));
     Ok(LayerSpec {
         rope_rows: if are_halves {
-            RopeRows::Halves
+            RopeRows::HalvesInGguf
         } else {
             RopeRows::Neighbours
         },

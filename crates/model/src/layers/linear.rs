@@ -48,11 +48,10 @@ impl Linear {
         }
     }
 
-    /// Drops the order of the rows, for a layer whose rows have another order in this checkpoint only. Adapters have
-    /// the rows in the order of the outputs.
-    pub(crate) fn with_plain_rows(mut self) -> Self {
+    /// Sets the order of the rows that adapters have, which is not that of this checkpoint: as [`Linear::named`].
+    pub(crate) fn with_rows_of_adapters(mut self, order: Option<&[u32]>) -> Self {
         for part in &mut self.parts {
-            part.order = None;
+            part.order = order.map(Into::into);
         }
         self
     }

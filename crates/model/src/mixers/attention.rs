@@ -216,46 +216,51 @@ fn products(
 ) -> Result<Linear> {
     let (spec, heads, inputs) = (parts.spec, parts.config.num_heads, parts.inputs);
     let (q, kv, bias) = (heads * dim, count * dim, spec.qkv_bias);
-    // The width of a rope whose pairs are neighbours. The conversion reorders all layers, those without one, too.
-    let interleaved = spec.rope.as_ref().map(|rope| rope.width);
-    let interleaved = match spec.rope_rows {
-        RopeRows::Halves => None,
-        RopeRows::Neighbours => interleaved,
-        RopeRows::NeighboursInGguf => interleaved.or(Some(dim)).filter(|_| weights.are_gguf()),
+    // The widths of ropes whose pairs are neighbours, in the checkpoint and in Hugging Face's rows, for which adapters are
+    // trained. llama.cpp's conversion reorders all layers, those without a rope, too.
+    let width = spec.rope.as_ref().map(|rope| rope.width);
+    let is_gguf = weights.are_gguf();
+    let widths = match spec.rope_rows {
+        RopeRows::Halves => [None; 2],
+        RopeRows::Neighbours => [width; 2],
+        RopeRows::NeighboursInGguf => [width.or(Some(dim)).filter(|_| is_gguf), None],
+        RopeRows::HalvesInGguf => [width.filter(|_| !is_gguf), width],
     };
-    // Adapters are trained for Hugging Face's rows.
-    let adapted = |linear: Linear| match spec.rope_rows {
-        RopeRows::NeighboursInGguf => linear.with_plain_rows(),
-        _ => linear,
+    let halves = |heads: usize, width: Option<usize>| {
+        width.map(|width| halves_from_pairs(heads, dim, width))
     };
-    let halves = |heads: usize| interleaved.map(|width| halves_from_pairs(heads, dim, width));
+    let mut read = |part: &str, rows: usize, [order, of_adapters]: [Option<Vec<u32>>; 2]| {
+        let (name, shape) = (parts.at(part), (rows, inputs));
+        let linear = weights.linear_in_order(&name, shape, bias, order.as_deref())?;
+        Ok::<_, Error>(linear.with_rows_of_adapters(of_adapters.as_deref()))
+    };
     if spec.fused_qkv {
-        let order = halves(heads).zip(halves(count)).map(|(mut order, of_k)| {
+        let of_all = |width: Option<usize>| {
+            let (mut order, of_k) = (halves(heads, width)?, halves(count, width)?);
             let (q, kv) = (q as u32, kv as u32);
             order.extend(of_k.into_iter().map(|row| q + row));
             order.extend(q + kv..q + 2 * kv);
-            order
-        });
-        let shape = (q + 2 * kv, inputs);
-        let name = parts.at("self_attn.qkv_proj");
-        let linear = weights.linear_in_order(&name, shape, bias, order.as_deref())?;
-        return Ok(adapted(linear));
+            Some(order)
+        };
+        return read("self_attn.qkv_proj", q + 2 * kv, widths.map(of_all));
     }
-    let (order, rows) = if spec.has_gate {
-        (Some(gates_first(heads, dim)), 2 * q)
+    let mut linears = vec![if spec.has_gate {
+        let order = gates_first(heads, dim);
+        read(
+            "self_attn.q_proj",
+            2 * q,
+            [Some(order.clone()), Some(order)],
+        )?
     } else {
-        (halves(heads), q)
-    };
-    let mut read = |part: &str, rows: usize, order: Option<&[u32]>| {
-        let linear = weights.linear_in_order(&parts.at(part), (rows, inputs), bias, order)?;
-        Ok::<_, Error>(adapted(linear))
-    };
-    let mut linears = vec![read("self_attn.q_proj", rows, order.as_deref())?];
+        let orders = widths.map(|width| halves(heads, width));
+        read("self_attn.q_proj", q, orders)?
+    }];
     if !matches!(spec.kv, KvSource::Layer(_)) {
-        linears.push(read("self_attn.k_proj", kv, halves(count).as_deref())?);
+        let orders = widths.map(|width| halves(count, width));
+        linears.push(read("self_attn.k_proj", kv, orders)?);
     }
     if spec.kv == KvSource::Own {
-        linears.push(read("self_attn.v_proj", kv, None)?);
+        linears.push(read("self_attn.v_proj", kv, [None, None])?);
     }
     Linear::join(linears)
 }

@@ -329,6 +329,8 @@ pub enum RopeRows {
     Neighbours,
     /// Neighbours in GGUF files, whose conversion has reordered the halves of Hugging Face's.
     NeighboursInGguf,
+    /// Halves in GGUF files, whose conversion has reordered the neighbours of Hugging Face's.
+    HalvesInGguf,
 }
 
 /// Checks that each of these sizes is from 1 to its maximum.
