@@ -245,9 +245,8 @@ impl Loaded {
         let model = load(&source, &options).expect("the model loads");
         let (_, inventory) = inspect(&source, &options).expect("the model can be inspected");
         let read = inventory.entries.iter();
-        // An embedding that is not the output layer, too, is only looked up.
         let is_tied = model.config().tie_word_embeddings;
-        let read = read.filter(|entry| is_tied || !entry.name.contains("embed_tokens."));
+        let read = read.filter(|entry| !inventory.is_looked_up(entry, is_tied));
         let weights: u64 = read.map(|entry| entry.loaded_bytes).sum();
         Self {
             bytes: weights + (model.kv_shape().bytes_per_token() * context) as u64,

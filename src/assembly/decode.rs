@@ -127,15 +127,12 @@ impl Read {
         // All layers that have experts have the same number.
         let mut layers = model.config().spec.layers.iter();
         let experts = layers.find_map(LayerSpec::experts);
-        let read = |entry: &TensorEntry| {
-            let is_looked_up = !is_tied && entry.name.contains("embed_tokens.");
-            match experts {
-                _ if is_looked_up => 0,
-                Some(experts) if entry.is_of_experts() => {
-                    entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
-                }
-                _ => entry.loaded_bytes,
+        let read = |entry: &TensorEntry| match experts {
+            _ if inventory.is_looked_up(entry, is_tied) => 0,
+            Some(experts) if entry.is_of_experts() => {
+                entry.loaded_bytes * experts.per_token as u64 / experts.count as u64
             }
+            _ => entry.loaded_bytes,
         };
         let sum = |counts: &dyn Fn(&TensorEntry) -> bool| {
             inventory.sum(|entry| if counts(entry) { read(entry) } else { 0 })

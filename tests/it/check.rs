@@ -363,6 +363,31 @@ fn of_latent_attention_one_row_is_kept() {
     assert!(row(&text, "layers").ends_with(heads), "{text}");
 }
 
+/// A token reads one row of an embedding, whatever its name is: Gemma 4's of each layer, beside one that is the output
+/// layer, too, and Nemotron-H's.
+#[test]
+fn decoding_reads_one_row_of_embeddings() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    for (model, embedding) in [
+        ("gemma4", "model.embed_tokens_per_layer.weight"),
+        ("nemotron_h_plain", "backbone.embeddings.weight"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["config.json", "model.safetensors"] {
+            let fixture = fixtures.join(model).join(name);
+            std::fs::copy(fixture, folder.path().join(name)).unwrap();
+        }
+        write_tokenizer(folder.path(), byte_level());
+        let stored = folder.path().join("model.safetensors");
+        let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
+        let found = report(&[folder.path().to_str().unwrap()], None);
+        let read = found["decode"]["weights_bytes_per_token"].as_u64().unwrap();
+        let all = found["weights_bytes"].as_u64().unwrap();
+        let wanted = 2 * stored[embedding].elem_count() as u64;
+        assert_eq!(all - read, wanted, "{model}");
+    }
+}
+
 /// A token reads 3 of 8 or 2 of 6 experts of each layer, and one row of the embedding.
 #[test]
 fn decoding_reads_the_experts_in_use() {

@@ -22,6 +22,8 @@ pub struct TensorEntry {
     pub layer: Option<usize>,
     /// Whether a GPU reads it in the host's memory.
     pub on_host: bool,
+    /// Whether it is an embedding, of which a token needs one row, if it is not the output layer, too.
+    pub is_embedding: bool,
 }
 
 impl TensorEntry {
@@ -62,7 +64,23 @@ impl Inventory {
             loaded_bytes: form.bytes(dims),
             layer,
             on_host,
+            is_embedding: false,
         });
+    }
+
+    /// Whether a token needs one row of `entry`, which is of this list: an embedding that is not the output layer, too, as that
+    /// of tokens is, which is the first, where `is_tied` holds.
+    pub fn is_looked_up(&self, entry: &TensorEntry, is_tied: bool) -> bool {
+        let first = self.entries.iter().find(|entry| entry.is_embedding);
+        let is_output = is_tied && first.is_some_and(|first| std::ptr::eq(first, entry));
+        entry.is_embedding && !is_output
+    }
+
+    /// Sets that the tensor that was added last is an embedding.
+    pub(crate) fn last_is_embedding(&mut self) {
+        if let Some(last) = self.entries.last_mut() {
+            last.is_embedding = true;
+        }
     }
 
     /// Sets that the tensor that was added last, of the shape `dims`, becomes `form` instead.

@@ -224,6 +224,9 @@ impl Weights {
     /// Returns the errors of [`Weights::linear`].
     pub fn embedding(&mut self, name: &str, shape: (usize, usize)) -> Result<Embedding> {
         let matrix = self.matrix(name, shape, None)?;
+        if let Some(shared) = &self.inventory {
+            inventory::lock(shared).last_is_embedding();
+        }
         Ok(Embedding::new(matrix, self.dtypes.activations))
     }
 
