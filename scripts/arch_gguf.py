@@ -366,7 +366,7 @@ def gguf_of(arch, config, state):
             continue
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name):
             part = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(expert[3], expert[3])
-            prefix = expert[1].replace("feed_forward", "mlp").replace("backbone", "model").replace("mixer", "mlp")
+            prefix = re.sub("feed_forward|mixer|block_sparse_moe", "mlp", expert[1]).replace("backbone", "model")
             theirs = names.get_name(f"{prefix}.{part}.weight", try_suffixes=(".weight",))
             assert theirs, name
             stacked.setdefault(theirs, {})[int(expert[2])] = name
