@@ -12,7 +12,7 @@ use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
 use foretoken::model::LoadedModel;
 use foretoken::model::{LoadOptions, Model, ModelSource, inspect};
 use foretoken::spec::{BudgetMode, Drafter, Tables};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -298,6 +298,25 @@ fn files_of_gemma_2_need_not_say_caps_and_windows() {
     let layers: Vec<_> = layers.map(|layer| (layer.soft_cap, layer.window)).collect();
     let (slides, sees_all) = ((Some(50.), Some(4096)), (Some(50.), None));
     assert_eq!(layers, [slides, sees_all, slides]);
+}
+
+#[test]
+fn files_of_gemma_4_may_have_gates_of_experts_apart() {
+    let fixture = fixture("gemma4_moe");
+    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let mut how: Json = serde_json::from_str(&how).unwrap();
+    for layer in 0..3 {
+        let name = format!("model.layers.{layer}.experts.gate_up_proj");
+        let part = |name: &str, start: usize| {
+            let name = format!("blk.{layer}.ffn_{name}_exps.weight");
+            json!({ "name": name, "interleaved_heads": 0, "offset": 0, "rows": [start, 16] })
+        };
+        how["tensors"][name] = json!([part("gate", 0), part("up", 16)]);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    write_gguf(&fixture, &how, &file, |all| all);
+    fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
 }
 
 /// Most files of the GLM-4 of 2024 were converted from its first code, which has q, k and v in one tensor.

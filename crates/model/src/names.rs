@@ -171,8 +171,8 @@ pub fn gguf(name: &str) -> Option<String> {
         "mlp.shared_expert.gate_proj" | "mlp.shared_experts.gate_proj" => "ffn_gate_shexp",
         "mlp.shared_expert.up_proj" | "mlp.shared_experts.up_proj" => "ffn_up_shexp",
         "mlp.shared_expert.down_proj" | "mlp.shared_experts.down_proj" => "ffn_down_shexp",
-        "mlp.experts.gate_proj" => "ffn_gate_exps",
-        "mlp.experts.up_proj" => "ffn_up_exps",
+        "mlp.experts.gate_proj" | "experts.gate_proj" => "ffn_gate_exps",
+        "mlp.experts.up_proj" | "experts.up_proj" => "ffn_up_exps",
         "mlp.experts.down_proj" | "experts.down_proj" => "ffn_down_exps",
         "experts.gate_up_proj" => "ffn_gate_up_exps",
         // Norms of experts, and of the MLP beside them.

@@ -95,13 +95,21 @@ const BESIDE_MLP: [Layout; 2] = [
     },
 ];
 
-/// That of llama.cpp.
-const BESIDE_MLP_IN_GGUF: Layout = Layout {
-    router: "router.proj",
-    gate_up: &["experts.gate_up_proj.weight"],
-    down: "experts.down_proj.weight",
-    ..EACH
-};
+/// Those of llama.cpp.
+const BESIDE_MLP_IN_GGUF: [Layout; 2] = [
+    Layout {
+        router: "router.proj",
+        gate_up: &["experts.gate_up_proj.weight"],
+        down: "experts.down_proj.weight",
+        ..EACH
+    },
+    Layout {
+        router: "router.proj",
+        gate_up: &["experts.gate_proj.weight", "experts.up_proj.weight"],
+        down: "experts.down_proj.weight",
+        ..EACH
+    },
+];
 
 /// The layouts of experts without gates: that of Nemotron-H, and that of its class in transformers 5.
 const UNGATED: [Layout; 2] = [
@@ -135,10 +143,13 @@ impl Layout {
     /// The layout of the experts in `weights`; `at` names the parts of a layer.
     pub fn of(weights: &Weights, spec: &ExpertsSpec, at: impl Fn(&str) -> String) -> &'static Self {
         if weights.are_gguf() {
-            return if spec.has_norms {
-                &BESIDE_MLP_IN_GGUF
-            } else {
+            let [fused, apart] = &BESIDE_MLP_IN_GGUF;
+            return if !spec.has_norms {
                 &GGUF
+            } else if weights.has(&at("experts.up_proj.weight")) {
+                apart
+            } else {
+                fused
             };
         }
         if weights.are_random() && spec.is_mxfp4 {
