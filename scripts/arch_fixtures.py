@@ -260,6 +260,12 @@ FIXTURES = {
         head_dim=8, intermediate_size=16, num_local_experts=8, num_experts_per_tok=3, rms_norm_eps=1e-6,
         rope_parameters=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5),
     )),
+    "dots1": ("Dots1", dict(
+        num_hidden_layers=3, head_dim=8, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2,
+        moe_intermediate_size=16, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+        max_window_layers=3, sliding_window=None, rms_norm_eps=1e-5,
+        rope_parameters=dict(rope_type="default", rope_theta=1e7),
+    )),
     "lfm2": ("Lfm2", dict(
         num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"], block_multiple_of=16,
     )),

@@ -18,7 +18,7 @@ GGUF = {
     "qwen2_vl": "qwen2vl", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl",
     "mixtral": "llama", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "granite_moe": "granitemoe", "qwen3_moe": "qwen3moe",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "gpt_oss": "gpt-oss", "glm4_moe": "glm4moe", "glm4_moe_plain": "glm4moe", "ernie4_5_moe": "ernie4_5-moe",
-    "arcee": "arcee", "minimax_m2": "minimax-m2", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "arcee": "arcee", "minimax_m2": "minimax-m2", "dots1": "dots1", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
     "granite4_hybrid": "granitehybrid", "granite4_hybrid_moe": "granitehybrid", "nemotron_h_plain": "nemotron_h",
     "nemotron_h_moe": "nemotron_h_moe",
@@ -226,7 +226,7 @@ def gguf_of(arch, config, state):
     further = any(name.startswith(after) for name in state) and config.model_type != "deepseek_v3"
     if arch == "glm4moe" or further:
         metadata |= {"block_count": config.num_hidden_layers + further, "nextn_predict_layers": int(further)}
-    if arch == "glm4moe":
+    if arch in ("dots1", "glm4moe"):
         metadata |= {"expert_gating_func": 2, "expert_weights_norm": config.norm_topk_prob}
     if arch == "deepseek2":
         metadata |= {

@@ -14,6 +14,12 @@ use std::collections::HashMap;
 /// The configuration of a small model whose `config.json` has `change` besides the sizes.
 fn read(change: Json) -> ModelConfig {
     let folder = tempfile::tempdir().unwrap();
+    write_config(folder.path(), &with_sizes(&change));
+    ModelConfig::from_json(folder.path()).unwrap()
+}
+
+/// A `config.json` that has `change` besides the sizes of a small model.
+fn with_sizes(change: &Json) -> Json {
     let mut config = json!({
         "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 2, "use_cache": true,
@@ -23,8 +29,7 @@ fn read(change: Json) -> ModelConfig {
     for (key, value) in change.as_object().unwrap() {
         config[key] = value.clone();
     }
-    write_config(folder.path(), &config);
-    ModelConfig::from_json(folder.path()).unwrap()
+    config
 }
 
 /// Asserts that `config` is refused with an error that contains `message`.
@@ -380,6 +385,77 @@ fn minimax_m2_is_read() {
     }
     sizes["attn_type_list"] = json!([1, 0, 1, 1]);
     assert_refused(&sizes, "attn_type_list [1,0,1,1] is not supported");
+}
+
+#[test]
+fn dots_llm1_is_read() {
+    let config = json!({
+        "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": false, "eos_token_id": null,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "max_position_embeddings": 32768, "max_window_layers": 62,
+        "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 2,
+        "norm_topk_prob": true, "num_experts_per_tok": 6, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+        "rope_scaling": null, "rope_theta": 10000000, "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc",
+        "sliding_window": null, "tie_word_embeddings": false, "topk_group": 1, "topk_method": "noaux_tc",
+        "use_sliding_window": false
+    });
+    let dots = read(config.clone());
+    let [dense, sparse] = &dots.spec.layers[..2] else {
+        panic!()
+    };
+    let experts = sparse.experts().unwrap();
+    let sizes = (experts.count, experts.per_token, experts.width);
+    assert_eq!(sizes, (128, 6, 1408));
+    assert_eq!(experts.shared.unwrap().width, 2 * 1408);
+    assert!(experts.is_normalized && experts.groups.is_none() && experts.scale == 2.5);
+    assert!(dense.experts().is_none() && dense.window.is_none());
+    // The class gives the layers after these a window, whatever use_sliding_window says.
+    let mut windows = config.clone();
+    windows["sliding_window"] = json!(4096);
+    windows["max_window_layers"] = json!(3);
+    let layers = read(windows).spec.layers;
+    let windows: Vec<_> = layers.iter().map(|layer| layer.window).collect();
+    assert_eq!(windows, [None, None, None, Some(4096)]);
+    let mut softmax = config;
+    softmax["scoring_func"] = json!("softmax");
+    let accepted = "scoring_func \"softmax\" is not supported";
+    assert_refused(&with_sizes(&softmax), accepted);
+}
+
+#[test]
+fn ling_mini_2_is_read() {
+    let config = json!({
+        "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "embedding_dropout": 0.0,
+        "auto_map": { "AutoConfig": "configuration_bailing_moe_v2.BailingMoeV2Config" }, "eos_token_id": null,
+        "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 32768,
+        "max_window_layers": 20, "moe_intermediate_size": 512, "moe_router_enable_expert_bias": true,
+        "moe_shared_expert_intermediate_size": 512, "n_group": 8, "norm_topk_prob": true, "num_experts": 256,
+        "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "num_shared_experts": 1, "output_dropout": 0.0,
+        "output_router_logits": false, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6, "rope_scaling": null,
+        "rope_theta": 600000, "routed_scaling_factor": 2.5, "router_dtype": "fp32", "score_function": "sigmoid",
+        "tie_word_embeddings": false, "topk_group": 4, "use_bias": false, "use_qk_norm": true, "use_qkv_bias": false,
+        "use_rmsnorm": true
+    });
+    let ling = read(config.clone());
+    let rope = ling.ropes().next().unwrap();
+    assert_eq!((rope.width, rope.theta), (64, 6e5));
+    let experts = ling.spec.layers[1].experts().unwrap();
+    let groups = experts.groups.unwrap();
+    assert_eq!((groups.count, groups.per_token, groups.best), (8, 4, 2));
+    assert!(ling.spec.layers[0].experts().is_none() && experts.is_normalized);
+    assert_eq!(ling.spec.unread.len(), 1);
+    for (key, value, refused) in [
+        ("score_function", json!("softmax"), "only \"sigmoid\" is"),
+        ("norm_head", json!(true), "only false is"),
+        (
+            "moe_shared_expert_intermediate_size",
+            json!(1024),
+            "only 512 is",
+        ),
+    ] {
+        let mut changed = config.clone();
+        changed[key] = value;
+        assert_refused(&with_sizes(&changed), refused);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The architectures: each is a function that takes the keys of a configuration and says what the layers are.
 
 mod apertus;
+mod bailing;
 mod bamba;
 mod deepseek;
 mod ernie;
@@ -230,5 +231,13 @@ pub const ARCHITECTURES: &[Architecture] = &[
     Architecture::new("minimax_m2", "MiniMaxM2ForCausalLM", minimax::minimax_m2)
         .in_gguf(Some("minimax-m2"))
         .with(minimax::defaults),
+    Architecture::new("dots1", "Dots1ForCausalLM", qwen::dots1).with(qwen::dots1_defaults),
+    Architecture::new(
+        "bailing_moe_v2",
+        "BailingMoeV2ForCausalLM",
+        bailing::bailing_moe_v2,
+    )
+    .in_gguf(Some("bailingmoe2"))
+    .with(bailing::defaults),
     Architecture::new("apertus", "ApertusForCausalLM", apertus::apertus).with(apertus::defaults),
 ];

@@ -1,4 +1,4 @@
-//! Qwen 2, 2.5 and 3.
+//! Qwen 2, 2.5 and 3, and dots.llm1.
 
 use super::experts::{self, experts};
 use super::parts::{plain, windows, with_attention_bias, with_windows};
@@ -93,6 +93,38 @@ pub fn qwen2_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, Strin
         ..SharedExpert::new("mlp.shared_expert", width)
     };
     add_experts(keys, &mut layers, is_normalized, Some(shared))?;
+    Ok(layers.into())
+}
+
+/// Sets what the class assumes, besides the numbers of experts, for which it has no defaults.
+pub fn dots1_defaults(keys: &mut Keys) {
+    keys.rename("n_routed_experts", "num_experts");
+    keys.rename("num_local_experts", "num_experts");
+    keys.default("max_position_embeddings", 2048);
+    keys.default("max_window_layers", 62);
+    keys.default("moe_intermediate_size", 1408);
+    keys.default("norm_topk_prob", false);
+    keys.default("sliding_window", 4096);
+    // The class does not read it.
+    keys.ignore("use_sliding_window");
+    // Published files have the other key's value here, too.
+    if keys.peek("scoring_func") == "noaux_tc" {
+        keys.ignore("scoring_func");
+    }
+}
+
+/// dots.llm1: the attention of Qwen 3, and the experts of DeepSeek-V3.
+pub fn dots1(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    let layer = layer_of_qwen3(keys, shape)?;
+    // A key of DeepSeek's, which other programs read in published files.
+    keys.only("moe_layer_freq", 1)?;
+    keys.only("scoring_func", "sigmoid")?;
+    let experts = experts::corrected(keys, layer.mlp)?;
+    let dense = keys.size("first_k_dense_replace")?.unwrap_or(0);
+    let full = keys.size("max_window_layers")?.unwrap_or(shape.num_layers);
+    let windows = windows(keys, shape, true, |i| i >= full)?;
+    let mut layers = with_windows(&layer, windows, shape);
+    experts::set(&mut layers, experts, |i| i >= dense);
     Ok(layers.into())
 }
 
