@@ -627,6 +627,43 @@ fn hunyuan_is_read() {
 }
 
 #[test]
+fn hunyuan_a13b_is_read() {
+    let config = json!({
+        "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "add_classification_head": false,
+        "attention_bias": false, "attention_head_dim": 64, "cla_share_factor": 2, "dense_list": [256, 0],
+        "group_limited_greedy": false, "hidden_act": "silu", "kv_lora_rank": null, "mlp_bias": false,
+        "max_position_embeddings": 32768, "moe_drop_tokens": false, "moe_intermediate_size": [512, 512, 512, 512],
+        "moe_layer_num_skipped": 0, "moe_random_routing_dropped_token": false, "moe_topk": [8, 8, 8, 8],
+        "norm_topk_prob": true, "norm_type": "rms", "num_experts": 64, "num_shared_expert": [1, 1, 1, 1],
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "routed_scaling_factor": 1.0, "tie_word_embeddings": true,
+        "rope_scaling": {
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic"
+        },
+        "use_cla": false, "use_mixed_mlp_moe": true, "use_mla": false, "use_qk_norm": true, "use_rotary_pos_emb": true,
+        "anyres_pooling_size": 2, "num_media_embeds": 257, "video_start_id": 9, "vit_norm_type": "fused"
+    });
+    let hunyuan = read(config.clone());
+    let experts = hunyuan.spec.layers[3].experts().unwrap();
+    let sizes = (experts.count, experts.per_token, experts.width);
+    assert_eq!(sizes, (64, 8, 512));
+    assert!(experts.is_normalized && experts.shared.unwrap().width == 512);
+    for (key, value, refused) in [
+        (
+            "moe_topk",
+            json!([8, 8, 8, 4]),
+            "only one number for all layers is",
+        ),
+        ("use_mixed_mlp_moe", json!(false), "only true is"),
+        ("routed_scaling_factor", json!(2.5), "only 1 is"),
+    ] {
+        let mut changed = config.clone();
+        changed[key] = value;
+        assert_refused(&with_sizes(&changed), refused);
+    }
+}
+
+#[test]
 fn apertus_is_read_and_its_scaling_is_the_class_default() {
     let apertus = read(json!({
         "architectures": ["ApertusForCausalLM"], "model_type": "apertus", "attention_bias": false,

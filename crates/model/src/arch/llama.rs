@@ -6,7 +6,7 @@ use super::parts::{
 };
 use super::rope::{default_rope, default_theta, rope};
 use crate::config::keys::{Keys, ModelShape};
-use crate::spec::{LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
+use crate::spec::{ExpertsSpec, LayerSpec, MlpSpec, ModelSpec, Norms, QkNorm, RopeRows};
 use foretoken_kernels::Activation;
 use serde_json::{Value, json};
 
@@ -215,16 +215,22 @@ pub fn hunyuan_defaults(keys: &mut Keys) {
     keys.ignore("attention_head_dim cla_share_factor dense_list");
     keys.ignore("eod_token_id im_end_id im_newline_id im_start_id");
     keys.ignore("mask_init_id org_vocab_size pad_id pool_type");
-    keys.ignore("text_end_id text_start_id");
+    keys.ignore("num_media_embeds text_end_id text_start_id video_end_id video_start_id");
+    keys.retain(|key| !key.starts_with("vit_") && !key.starts_with("anyres_"));
 }
 
 /// Hunyuan: a Llama with norms of heads after the rotation.
 pub fn hunyuan(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
-    keys.only("norm_type", "rms")?;
     // One expert is none.
     for key in ["num_experts", "num_shared_expert", "moe_topk"] {
         keys.only(key, 1)?;
     }
+    let layer = layer_of_hunyuan(keys, shape)?;
+    Ok(vec![layer; shape.num_layers].into())
+}
+
+fn layer_of_hunyuan(keys: &mut Keys, shape: &ModelShape) -> Result<LayerSpec, String> {
+    keys.only("norm_type", "rms")?;
     keys.only("use_qk_norm", true)?;
     keys.only("use_rotary_pos_emb", true)?;
     let rope = rope(keys, shape)?;
@@ -232,8 +238,59 @@ pub fn hunyuan(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String>
         qk_norm: Some(QkNorm::RotatedHead),
         ..plain(keys, shape, rope)?
     };
-    let layer = with_attention_bias(keys, layer, false)?;
-    Ok(vec![layer; shape.num_layers].into())
+    with_attention_bias(keys, layer, false)
+}
+
+/// Parts of the names of tensors: ours, and those of Hunyuan with experts.
+const HUNYUAN_MOE_NAMES: &[(&str, &str)] = &[
+    ("mlp.gate.weight", "mlp.gate.wg.weight"),
+    ("mlp.shared_experts.", "mlp.shared_mlp."),
+];
+
+/// Hunyuan with experts in all layers, by the softmax of their logits, and one of all tokens.
+pub fn hunyuan_moe(keys: &mut Keys, shape: &ModelShape) -> Result<ModelSpec, String> {
+    // Each may be one number, or one of each layer.
+    for (theirs, ours) in [
+        ("moe_intermediate_size", "moe_intermediate_size"),
+        ("moe_topk", "num_experts_per_tok"),
+        ("num_experts", "num_experts"),
+        ("num_shared_expert", "n_shared_experts"),
+    ] {
+        let mut given = keys.peek(theirs);
+        if let Value::Array(of_layers) = &given {
+            let first = of_layers.first().cloned().unwrap_or_default();
+            if of_layers.iter().any(|other| *other != first) {
+                return Err(keys.refused(theirs, &given, "only one number for all layers is"));
+            }
+            given = first;
+        }
+        if !given.is_null() {
+            keys.ignore(theirs);
+            keys.set(ours, given);
+        }
+    }
+    keys.only("norm_topk_prob", true)?;
+    let factor = keys.peek("routed_scaling_factor");
+    if (keys.number("routed_scaling_factor")?).is_some_and(|factor| factor != 1.) {
+        return Err(keys.refused("routed_scaling_factor", &factor, "only 1 is"));
+    }
+    // Whether there is an expert of all tokens, which the class always has.
+    keys.only("use_mixed_mlp_moe", true)?;
+    keys.only("shared_expert_intermediate_size", shape.intermediate_size)?;
+    let layer = layer_of_hunyuan(keys, shape)?;
+    let width = keys.size("moe_intermediate_size")?;
+    let width = width.unwrap_or(shape.intermediate_size);
+    let count = keys.size("n_shared_experts")?.unwrap_or(1);
+    let experts = ExpertsSpec {
+        shared: experts::shared(count, shape.intermediate_size)?,
+        ..experts::experts(keys, layer.mlp, width, true)?
+    };
+    let mut layers = vec![layer; shape.num_layers];
+    experts::set(&mut layers, experts, |_| true);
+    Ok(ModelSpec {
+        names: HUNYUAN_MOE_NAMES,
+        ..layers.into()
+    })
 }
 
 /// A Llama whose biases of attention have their own flags.

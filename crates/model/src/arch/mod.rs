@@ -221,6 +221,13 @@ pub const ARCHITECTURES: &[Architecture] = &[
     )
     .in_gguf(Some("hunyuan-dense"))
     .with(llama::hunyuan_defaults),
+    Architecture::new(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        llama::hunyuan_moe,
+    )
+    .in_gguf(Some("hunyuan-moe"))
+    .with(llama::hunyuan_defaults),
     Architecture::new("gpt_oss", "GptOssForCausalLM", gpt_oss::gpt_oss)
         .in_gguf(Some("gpt-oss"))
         .with(gpt_oss::defaults),
