@@ -1,6 +1,7 @@
 //! From the drafter's guesses to the drafts that a step verifies.
 
 mod observations;
+mod reads;
 
 use super::budget::{Base, Budget, BudgetMode, Candidates, DraftForecast, StepCost};
 use super::cost::CostCurve;
@@ -12,7 +13,6 @@ use super::masks::{Forced, follow_grammar};
 use super::reading::Reading;
 use super::step::{SequenceState, StepInput};
 use super::target_cost::TargetCost;
-use foretoken_core::error::Result;
 use std::collections::{HashMap, HashSet};
 
 /// The drafter, and the budget that decides how deep it drafts and what is verified.
@@ -147,25 +147,6 @@ impl Proposer {
                 cost.believe(measured.observations);
             }
             Some(Err(error)) => tracing::warn!("the draft model was not measured: {error}"),
-        }
-    }
-
-    /// Measures what a head that reads costs the target's forwards, of which `target` runs one and returns its seconds. If it
-    /// cannot be measured, and of other drafters, it counts as nothing.
-    pub fn measure_displacement(&mut self, target: impl FnMut() -> Result<f64>) {
-        if !self.reads_states() {
-            return;
-        }
-        match self.drafter.pool(|pool| pool.measure_displacement(target)) {
-            None => (),
-            Some(Ok(measured)) => {
-                tracing::debug!(
-                    share = measured.share(),
-                    "the head slows the target's forwards"
-                );
-                self.reading.displacement = measured;
-            }
-            Some(Err(error)) => tracing::warn!("the head was not measured: {error}"),
         }
     }
 
@@ -396,84 +377,6 @@ impl Proposer {
             own
         };
         self.budget.observe(step);
-    }
-
-    /// Decides now and then which kinds of texts a head reads, with so many sequences.
-    ///
-    /// A step that reads a prompt, or whose requests want no drafts, has no draft length. It says nothing of the drafts
-    /// of those to come, so that the longest length so far counts.
-    fn begin_reading(&mut self, sequences: usize, context: usize) {
-        if self.reads_states()
-            && self.reading.begin_step(sequences)
-            && let Some(typical) = self.drafter.pool(|pool| pool.typical(self.longest))
-        {
-            self.reading.look(&self.budget, &typical, context);
-        }
-    }
-
-    /// Whether the drafter learns from the target's hidden states of this sequence.
-    fn learns_from(&self, input: &StepInput<'_>) -> bool {
-        input.may_draft && self.drafter.learns() && input.state.draft_context.may_persist
-    }
-
-    /// Whether the drafter is a head with a pool, which need not read every text.
-    fn reads_states(&self) -> bool {
-        !self.budget.is_fixed() && !self.drafter.taps().is_empty()
-    }
-
-    /// Whether the drafter reads the target's hidden states of this sequence from here on. A sequence that was read is
-    /// read on: what follows costs little.
-    pub fn is_read(&mut self, state: &SequenceState) -> bool {
-        if self.sequence(state.id).is_read {
-            return true;
-        }
-        let is_sampled = !state.sampler.params().is_greedy();
-        let is_read = !self.reads_states()
-            || state.has_fixed_draft()
-            || self.reading.pays(state.id, is_sampled)
-            || !self.reading.is_control(state.id, is_sampled) && self.hopes(state, is_sampled);
-        self.sequence(state.id).is_read = is_read;
-        is_read
-    }
-
-    /// Whether the drafter reads a text that is about to begin although that is not expected to pay.
-    fn hopes(&mut self, state: &SequenceState, is_sampled: bool) -> bool {
-        let seconds = self.reading.hopes(state.tokens.len(), is_sampled);
-        let seconds = seconds.filter(|_| state.kv_len == 0);
-        seconds.is_some_and(|seconds| self.budget.may_read(seconds))
-    }
-
-    /// See [`Drafter::resume`]. `of_target` gives how many of so many first tokens the target need not compute: those before
-    /// a state, if it is recurrent. The target begins where the last call says.
-    pub fn resume(
-        &mut self,
-        state: &SequenceState,
-        len: usize,
-        mut of_target: impl FnMut(usize) -> usize,
-    ) -> usize {
-        // Those that begin together are the load of the steps to come.
-        self.sequence(state.id).waits = false;
-        let begun = self.sequences.values().filter(|one| !one.waits).count();
-        self.begin_reading(begun, state.tokens.len());
-        let alone = of_target(len);
-        if !self.is_read(state) {
-            return alone;
-        }
-        let scope = state.draft_context.scope;
-        let mut resumed = alone;
-        while let Some(seen) = self.drafter.call("resume", |drafter| {
-            drafter.resume(state.id, &state.tokens, scope, resumed)
-        }) && seen < resumed
-        {
-            resumed = of_target(seen);
-        }
-        let is_sampled = !state.sampler.params().is_greedy();
-        let (reading, budget) = (&self.reading, &self.budget);
-        if !self.reads_states() || reading.pays_again(budget, resumed..alone, is_sampled) {
-            resumed
-        } else {
-            of_target(len)
-        }
     }
 
     /// See [`DraftPool::reset_prefix_cache`](super::pool::DraftPool::reset_prefix_cache).
