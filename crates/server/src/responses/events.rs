@@ -1,94 +1,28 @@
-//! Builds the response object, and its events.
+//! Builds the response object and its events.
 
+use super::object::{
+    Incomplete, InputTokens, ItemKind, OutputItem, OutputPart, ReasoningTokens, ResponseFailure,
+    ResponseObject, ResponseUsage, Status,
+};
 use super::options::RequestEcho;
 use super::tools::ToolNames;
 use crate::blocks::{Blocks, Change, OutputBlock};
 use crate::choice::Choice;
-use crate::error::{CONTEXT, Refusal};
+use crate::error::Refusal;
 use crate::piece::{FinishKind, Piece};
 use crate::reply::{ReplyHeader, new_id, now, typed_event};
-use crate::reply_objects::Speculation;
 use crate::stream::{Shape, blank_lines, sse};
 use axum::Json;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
-use foretoken_core::error::{Error, RequestErrorKind as Kind};
+use foretoken_core::error::Error;
 use foretoken_text::Text;
 use futures_util::stream;
-use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
 use tokio_stream::Stream;
-
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Response")]
-pub(crate) struct ResponseObject<'a> {
-    id: &'a str,
-    #[schemars(extend("const" = "response"))]
-    object: &'static str,
-    created_at: u64,
-    model: &'a str,
-    status: Status,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    completed_at: Option<u64>,
-    error: Option<ResponseFailure>,
-    incomplete_details: Option<Incomplete>,
-    /// Reasoning, messages and calls, one after the other.
-    output: Vec<OutputItem<'a>>,
-    usage: Option<ResponseUsage>,
-    #[serde(flatten)]
-    echo: &'a RequestEcho,
-}
-
-#[derive(Clone, Copy, PartialEq, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(rename = "ResponseStatus")]
-enum Status {
-    InProgress,
-    Completed,
-    Incomplete,
-    Failed,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct ResponseFailure {
-    code: &'static str,
-    message: String,
-}
-
-impl ResponseFailure {
-    /// Clients decide by the code, which is one of OpenAI's, whether they send less, try again or give up.
-    fn of(error: &Error) -> Self {
-        let code = match error {
-            Error::Request { kind, .. } => match kind {
-                Kind::ContextLengthExceeded => CONTEXT,
-                Kind::QueueFull => "rate_limit_exceeded",
-                Kind::Timeout | Kind::Overloaded | Kind::ShuttingDown | Kind::ModelUnavailable => {
-                    "server_error"
-                }
-                Kind::Invalid
-                | Kind::Unauthorized
-                | Kind::NotFound
-                | Kind::Forbidden
-                | Kind::MethodNotAllowed
-                | Kind::TooLarge
-                | Kind::UnsupportedEncoding => "invalid_prompt",
-            },
-            Error::Setup(_) | Error::Internal(_) => "server_error",
-        };
-        Self {
-            code,
-            message: error.to_string(),
-        }
-    }
-}
-
-#[derive(Serialize, JsonSchema)]
-struct Incomplete {
-    reason: &'static str,
-}
 
 /// The data of the event that ends a stream of a response of which no more is known than why it failed.
 #[derive(Serialize)]
@@ -129,81 +63,6 @@ impl FailedEvent {
 /// Whether `path` is this API's.
 pub(crate) fn has_route(path: &str) -> bool {
     path == "/v1/responses"
-}
-
-#[derive(Serialize, JsonSchema)]
-struct OutputItem<'a> {
-    id: &'a str,
-    status: Status,
-    #[serde(flatten)]
-    kind: ItemKind<'a>,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum ItemKind<'a> {
-    Reasoning {
-        summary: [(); 0],
-        content: Vec<OutputPart<'a>>,
-    },
-    Message {
-        #[schemars(extend("const" = "assistant"))]
-        role: &'static str,
-        content: Vec<OutputPart<'a>>,
-    },
-    FunctionCall {
-        call_id: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        namespace: Option<&'a str>,
-        name: &'a str,
-        /// JSON text, as the model wrote it.
-        arguments: &'a str,
-    },
-    CustomToolCall {
-        call_id: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        namespace: Option<&'a str>,
-        name: &'a str,
-        input: &'a str,
-    },
-}
-
-/// The part with an item's text.
-#[derive(Serialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum OutputPart<'a> {
-    ReasoningText {
-        text: &'a str,
-    },
-    OutputText {
-        text: &'a str,
-        annotations: [(); 0],
-        logprobs: [(); 0],
-    },
-}
-
-#[derive(Serialize, JsonSchema)]
-struct ResponseUsage {
-    input_tokens: usize,
-    input_tokens_details: InputTokens,
-    output_tokens: usize,
-    output_tokens_details: ReasoningTokens,
-    total_tokens: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    speculative_decoding: Option<Speculation>,
-}
-
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "InputTokensDetails")]
-struct InputTokens {
-    cached_tokens: usize,
-    /// Always 0: no token costs more because it is cached. OpenAI's schema requires it.
-    cache_write_tokens: usize,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct ReasoningTokens {
-    reasoning_tokens: usize,
 }
 
 /// The data of an event of a stream, with the event's number.

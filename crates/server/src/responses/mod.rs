@@ -2,10 +2,12 @@
 
 mod events;
 mod input;
+mod object;
 mod options;
 mod request;
 mod tools;
 
-pub(super) use events::{FailedEvent, ResponseObject, has_route};
+pub(super) use events::{FailedEvent, has_route};
+pub(super) use object::ResponseObject;
 pub(super) use options::FlatChoice;
 pub(super) use request::ResponseFields;
