@@ -143,6 +143,10 @@ pub fn body() -> Value {
     })
 }
 
+/// A text with calls of both tools of [`body`].
+pub const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
+
 pub fn with(key: &str, value: Value) -> Value {
     let mut body = body();
     body[key] = value;

@@ -2,7 +2,7 @@
 
 use crate::common::Toy;
 use crate::common::refusals::{change, rows};
-use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
+use crate::common::scripted::{self, CHAT, TEMPLATE, TWO_CALLS, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, slow};
 use foretoken::engine::EngineOptions;
 use foretoken::http::AppState;
@@ -11,9 +11,6 @@ use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
-
-const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
 
 /// A chat's tool as this API has it.
 fn tool(of_chat: &Value) -> Value {

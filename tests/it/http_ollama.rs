@@ -1,7 +1,7 @@
 //! Ollama's API: the same answers as a chat's or a completion's, whole and as lines of JSON.
 
 use crate::common::refusals::{change, rows};
-use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
+use crate::common::scripted::{self, CHAT, TEMPLATE, TWO_CALLS, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, slow};
 use foretoken::engine::EngineOptions;
 use reqwest::Response;
@@ -9,9 +9,6 @@ use serde_json::{Value, json};
 
 const OLLAMA_CHAT: &str = "/api/chat";
 const GENERATE: &str = "/api/generate";
-
-const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
 
 fn chat_body() -> Value {
     json!({

@@ -1,15 +1,12 @@
 //! `/v1/responses`: the same answers as a chat's, as items and events.
 
 use crate::common::refusals::{change, rows};
-use crate::common::scripted::{self, CHAT, TEMPLATE, saying, saying_as, thinking};
+use crate::common::scripted::{self, CHAT, TEMPLATE, TWO_CALLS, saying, saying_as, thinking};
 use crate::common::server::{Fault, LONG, Server, error, slow};
 use foretoken::engine::EngineOptions;
 use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
-
-const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
 
 /// A chat's tool as this API has it.
 fn tool(of_chat: &Value) -> Value {

@@ -2,15 +2,12 @@
 
 use crate::common::refusals::{parsed, rows};
 use crate::common::scripted::{
-    CHAT, PLAIN, TEMPLATE, body, call, saying, saying_as, thinking, thought, tool, with,
+    CHAT, PLAIN, TEMPLATE, TWO_CALLS, body, call, saying, saying_as, thinking, thought, tool, with,
 };
 use crate::common::server::{error, joined};
 use foretoken::http::AppState;
 use foretoken::text::ToolFormat;
 use serde_json::{Map, Value, json};
-
-const TWO_CALLS: &str = "Let me look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>";
 
 #[tokio::test]
 async fn calls_become_a_list_in_the_message() {
