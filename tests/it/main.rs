@@ -53,6 +53,7 @@ mod glm_moe;
 mod gpt_oss;
 mod grammar_bounds;
 mod head_fixtures;
+mod head_probabilities;
 mod head_refusals;
 mod http;
 mod http_adapters;
