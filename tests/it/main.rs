@@ -31,6 +31,8 @@ mod distill;
 mod distill_head;
 #[cfg(feature = "train")]
 mod distill_init;
+#[cfg(feature = "train")]
+mod distill_resume;
 mod draft_vocab;
 mod drafter_panics;
 mod eagle;
