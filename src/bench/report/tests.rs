@@ -1,3 +1,6 @@
+mod lengths;
+mod verdicts;
+
 use super::pairs::{first_difference, median};
 use super::*;
 use crate::bench::measure::{Cost, Sample};
@@ -112,6 +115,13 @@ fn close(a: f64, b: f64) {
     assert!((a - b).abs() <= 1e-9 * b.abs().max(1.0), "{a} is not {b}");
 }
 
+#[track_caller]
+fn assert_has(table: &str, needles: &[&str]) {
+    for needle in needles {
+        assert!(table.contains(needle), "{needle} is missing in {table}");
+    }
+}
+
 #[test]
 fn medians() {
     close(median(vec![3.0, 1.0, 2.0]), 2.0);
@@ -127,168 +137,6 @@ fn the_theorem_at_its_edges() {
     close(expected_speed_up(1.0, 5, 0.1), 6.0 / 1.5);
     close(expected_speed_up(0.0, 5, 0.1), 1.0 / 1.5);
     close(expected_speed_up(0.5, 0, 0.1), 1.0);
-}
-
-/// So many prompts of category `a` and of `b`, each 2 s plain and so many seconds with each drafter; `accepted` tokens
-/// of its drafts are accepted.
-fn compared_of(sizes: [usize; 2], drafters: &[(&str, [f64; 2])], accepted: usize) -> BenchReport {
-    let tokens = [1, 2, 3, 4, 5];
-    let run = |seconds, accepted, steps| {
-        let usage = SpecUsage {
-            rounds: 2,
-            drafted: 4,
-            tested: 4,
-            accepted,
-            ..SpecUsage::default()
-        };
-        let cost = Cost {
-            target_steps: steps,
-            ..Cost::default()
-        };
-        vec![sample(&tokens, seconds, usage, cost)]
-    };
-    let mut pairs = Vec::new();
-    for prompt in 0..sizes[0] + sizes[1] {
-        let (category, index) = if prompt < sizes[0] {
-            ("a", 0)
-        } else {
-            ("b", 1)
-        };
-        for (drafter, (_, seconds)) in drafters.iter().enumerate() {
-            let way = BenchMode { drafter, ..MODE };
-            let steps = (tokens.len() - 1 - accepted) as f64;
-            let (plain, speculative) = (run(2.0, 0, 4.0), run(seconds[index], accepted, steps));
-            pairs.push(pair_of(way, category, 0.0, plain, speculative));
-        }
-    }
-    let names = drafters.iter().map(|(name, _)| (*name).to_owned());
-    let subject = Subject {
-        drafters: names.collect(),
-        ..subject()
-    };
-    BenchReport::new(subject, &pairs)
-}
-
-fn compared(drafters: &[(&str, [f64; 2])], accepted: usize) -> BenchReport {
-    compared_of([4, 4], drafters, accepted)
-}
-
-/// The fastest is not recommended if it slows a category down.
-#[test]
-fn a_drafter_that_harms_nothing_is_recommended() {
-    let (bold, careful, slow) = (
-        ("bold", [0.5, 2.5]),
-        ("careful", [1.0, 1.98]),
-        ("slow", [3.0, 3.0]),
-    );
-    let report = compared(&[bold, careful, slow], 2);
-    let [first, second, third] = &report.drafters[..] else {
-        panic!("{:?}", report.drafters);
-    };
-    close(first.overall, 4.0 / 3.0);
-    close(first.worst, 0.8);
-    close(second.worst, 2.0 / 1.98);
-    assert_eq!(third.verdict, Verdict::Costs);
-    assert!(second.is_recommended && !first.is_recommended && !third.is_recommended);
-    let table = report.to_string();
-    assert!(
-        table.contains("take careful: 1.34 x, and 1.01 x where it gains least"),
-        "{table}"
-    );
-    let table = compared(&[("careful", [1.0, 1.9]), slow], 2).to_string();
-    assert!(table.contains("take careful: 1.38 x"), "{table}");
-    // Half of the prompts are five times slower, and half are four times faster: who knows?
-    let table = compared(&[bold, slow], 2).to_string();
-    assert!(table.contains("take none yet: undecided"), "{table}");
-    let table = compared_of([20, 1], &[bold, slow], 2).to_string();
-    assert!(
-        table.contains("take bold with care: 3.36 x, but 0.80 x"),
-        "{table}"
-    );
-    let table = compared(&[slow, ("slower", [4.0, 4.0])], 2).to_string();
-    assert!(table.contains("take none: no drafter gains"), "{table}");
-    // Which of two equal drafters is faster, a run does not decide.
-    let table = compared(&[("one", [1.0, 1.0]), ("other", [1.0, 1.0])], 2).to_string();
-    assert!(
-        table.contains("as good, as far as this run tells: one"),
-        "{table}"
-    );
-}
-
-/// Whatever the clock says, as many steps as plain decoding has are no gain.
-#[test]
-fn where_nothing_is_accepted_nothing_is_recommended() {
-    let report = compared(&[("one", [1.0, 1.5]), ("other", [1.2, 1.2])], 0);
-    for at in &report.temperatures {
-        close(at.overall.tokens_per_step, 1.0);
-        assert!(at.overall.interval.unwrap().low > 1.0);
-        assert_eq!(at.overall.verdict, Verdict::NothingAccepted);
-    }
-    assert!(report.drafters.iter().all(|one| !one.is_recommended));
-    let table = report.to_string();
-    assert!(table.contains("take none: no drafter gains"), "{table}");
-    assert!(
-        table.contains("temperature 0: no draft token was accepted: "),
-        "{table}"
-    );
-    assert!(!table.contains("helps: "), "{table}");
-}
-
-/// Times that vary as on a busy machine, with a mean that is in favour: the verdict is that there is none.
-#[test]
-fn noise_is_told_as_such() {
-    let tokens = [1, 2, 3, 4, 5];
-    let usage = SpecUsage {
-        accepted: 2,
-        ..SpecUsage::default()
-    };
-    let cost = Cost {
-        target_steps: 2.0,
-        ..Cost::default()
-    };
-    let times = [0.4, 2.2, 1.1, 0.7, 1.9, 0.8, 0.9, 1.3];
-    let pairs = times.map(|seconds| {
-        let plain = vec![sample(&tokens, 1.2, SpecUsage::default(), Cost::default())];
-        pair(
-            "qa",
-            0.0,
-            plain,
-            vec![sample(&tokens, seconds, usage, cost)],
-        )
-    });
-    let report = BenchReport::new(subject(), &pairs);
-    let overall = &report.temperatures[0].overall;
-    assert!(overall.speed_up > 1.03, "{overall:?}");
-    assert_eq!(overall.verdict, Verdict::Undecided);
-    let (interval, spread) = (overall.interval.unwrap(), overall.spread.unwrap());
-    assert!(interval.includes(1.0) && spread.low <= interval.low && interval.high <= spread.high);
-    close(spread.high, 3.0);
-    let table = report.to_string();
-    for needle in [
-        "temperature 0: undecided: 1.03 x [",
-        "an idle machine",
-        "95% intervals",
-    ] {
-        assert!(table.contains(needle), "{needle} is missing in {table}");
-    }
-    // Of five prompts, nothing is decided.
-    let table = BenchReport::new(subject(), &pairs[..5]).to_string();
-    assert!(
-        table.contains("fewer than 6 prompts have no interval"),
-        "{table}"
-    );
-}
-
-/// Several modes share the error, so that the best of many does not help by luck.
-#[test]
-fn the_best_of_many_modes_needs_more() {
-    let alone = compared_of([20, 1], &[("one", [1.0, 1.9])], 2);
-    let among = compared_of([20, 1], &[("one", [1.0, 1.9]); 8], 2);
-    let interval = |report: &BenchReport| report.temperatures[0].overall.interval.unwrap();
-    assert_eq!((alone.intervals.modes, among.intervals.modes), (1, 8));
-    assert!(interval(&among).low < interval(&alone).low);
-    let table = among.to_string();
-    assert!(table.contains("for all 8 modes together"), "{table}");
 }
 
 #[test]
@@ -420,9 +268,10 @@ fn a_report_groups_in_order_and_adds_up() {
     assert_eq!(names, [("qa", 2), ("math", 1)]);
     assert_eq!((at.overall.prompts, at.overall.tokens), (3, 12));
     let table = report.to_string();
-    for needle in ["some CPU", "temperature 1", "overall", "math", "2.00"] {
-        assert!(table.contains(needle), "{table}");
-    }
+    assert_has(
+        &table,
+        &["some CPU", "temperature 1", "overall", "math", "2.00"],
+    );
 }
 
 #[test]
@@ -459,14 +308,15 @@ fn both_rules_and_tree_shapes_are_compared() {
     assert_eq!(report.rules.len(), 1, "the tree has no counterpart");
     close(report.rules[0].coupled_over_rejection, 0.5);
     let table = report.to_string();
-    for needle in [
-        "temperature 1, coupled, tree 4\ncategory",
-        "temperature 1, all modes\nmode",
-        "\nrejection, chain ",
-        "K = 2, siblings = 1: coupled 0.333, rejection 0.667, ratio 0.500",
-    ] {
-        assert!(table.contains(needle), "{needle} is missing in {table}");
-    }
+    assert_has(
+        &table,
+        &[
+            "temperature 1, coupled, tree 4\ncategory",
+            "temperature 1, all modes\nmode",
+            "\nrejection, chain ",
+            "K = 2, siblings = 1: coupled 0.333, rejection 0.667, ratio 0.500",
+        ],
+    );
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["temperatures"][2]["acceptance"], "rejection");
     assert_eq!(json["temperatures"][1]["spec_topk"], 4);
@@ -497,14 +347,15 @@ fn loads_have_a_line_each() {
     close(report.loads[0].speed_up, 2.0);
     close(report.loads[1].speed_up, 1.0);
     let table = report.to_string();
-    for needle in [
-        "temperature 0\nstreams",
-        "\n      1 ",
-        "\n     16 ",
-        "prompts included",
-    ] {
-        assert!(table.contains(needle), "{needle} is missing in {table}");
-    }
+    assert_has(
+        &table,
+        &[
+            "temperature 0\nstreams",
+            "\n      1 ",
+            "\n     16 ",
+            "prompts included",
+        ],
+    );
     let differs = Difference::of_texts(&prompt("qa"), &[1, 2], &[1, 3]);
     report.loads[1].differing.extend(differs);
     assert!(report.check_equal().is_err());
@@ -522,105 +373,4 @@ fn ratios_without_measurements_are_null() {
     let overall = &json["temperatures"][0]["overall"];
     assert!(overall["speed_up"].is_null());
     assert_eq!(overall["prompts"], 1);
-}
-
-/// [`twice_as_fast`] with another K, and faster by `factor`.
-fn faster(
-    temperature: f32,
-    synthetic_acceptance: Option<f64>,
-    k: usize,
-    factor: f64,
-) -> MeasuredPair {
-    let mut pair = twice_as_fast("qa", temperature);
-    pair.way = BenchMode {
-        spec_length: k,
-        synthetic_acceptance,
-        ..MODE
-    };
-    pair.speculative.decode_seconds /= factor;
-    pair
-}
-
-#[test]
-fn each_acceptance_and_length_has_its_figures() {
-    // In the order of measurement: by prompt, then by mode.
-    let of_prompt = |factor| {
-        [(0.5, 1, 1.0), (0.5, 3, 1.25), (0.9, 1, 1.5), (0.9, 3, 1.0)]
-            .map(|(rate, k, f)| faster(0.0, Some(rate), k, f * factor))
-    };
-    let pairs = [of_prompt(1.0), of_prompt(1.0)].concat();
-    let report = BenchReport::new(subject(), &pairs);
-    let ways: Vec<_> = report
-        .temperatures
-        .iter()
-        .map(|at| (at.way.synthetic_acceptance, at.way.spec_length))
-        .collect();
-    let want = [(0.5, 1), (0.5, 3), (0.9, 1), (0.9, 3)].map(|(rate, k)| (Some(rate), k));
-    assert_eq!(ways, want);
-    for at in &report.temperatures {
-        assert_eq!((at.overall.prompts, at.categories.len()), (2, 1));
-        let expected = expected_speed_up(at.overall.alpha, at.way.spec_length, at.overall.c);
-        close(at.overall.expected_speed_up, expected);
-    }
-    let table = report.to_string();
-    for needle in [
-        "K = 1, 3",
-        "temperature 0, SYNTHETIC acceptance A = 0.5\n",
-        "\nK = 3 ",
-        "\nbest K for A = 0.5: 3 (speed-up 2.50), SYNTHETIC\n",
-        "\nbest K for A = 0.9: 1 (speed-up 3.00), SYNTHETIC\n",
-        "not compared",
-    ] {
-        assert!(table.contains(needle), "{needle} is missing in {table}");
-    }
-    let json = serde_json::to_value(&report).unwrap();
-    assert_eq!(json["temperatures"][1]["synthetic_acceptance"], 0.5);
-    assert_eq!(json["temperatures"][1]["spec_length"], 3);
-    let best = serde_json::json!({
-        "temperature": 0.0, "drafter": 0, "synthetic_acceptance": 0.9, "spec_length": 1, "spec_topk": 1,
-        "acceptance": "coupled", "speed_up": 3.0
-    });
-    assert_eq!(json["best"][1], best);
-}
-
-#[test]
-fn several_lengths_have_a_table_each() {
-    let pairs = [0.0, 1.0].map(|t| [faster(t, None, 1, 1.0), faster(t, None, 2, 1.5)]);
-    let table = BenchReport::new(subject(), &pairs.concat()).to_string();
-    for needle in [
-        "temperature 0, K = 1\ncategory",
-        "temperature 1, K = 2\ncategory",
-        "\nbest K: 2 (speed-up 3.00)\n",
-    ] {
-        assert!(table.contains(needle), "{needle} is missing in {table}");
-    }
-    assert!(!table.contains("SYNTHETIC"), "{table}");
-}
-
-#[test]
-fn one_verified_length_has_neither_best_nor_synthetic_lines() {
-    let report = BenchReport::new(subject(), &[twice_as_fast("qa", 0.0)]);
-    let table = report.to_string();
-    assert!(table.contains("temperature 0\ncategory"), "{table}");
-    assert!(
-        !table.contains("best K") && !table.contains("SYNTHETIC"),
-        "{table}"
-    );
-    let json = serde_json::to_value(&report).unwrap();
-    assert!(json.get("best").is_none(), "{json}");
-    let at = &json["temperatures"][0];
-    assert!(at.get("synthetic_acceptance").is_none(), "{json}");
-}
-
-#[test]
-fn synthetic_texts_are_not_compared() {
-    let run = |tokens: &[u32]| vec![sample(tokens, 1.0, SpecUsage::default(), Cost::default())];
-    let way = BenchMode {
-        synthetic_acceptance: Some(0.5),
-        ..MODE
-    };
-    let changed = pair_of(way, "qa", 0.0, run(&[1, 2, 3]), run(&[1, 2, 4]));
-    BenchReport::new(subject(), &[changed])
-        .check_equal()
-        .unwrap();
 }
