@@ -1,6 +1,7 @@
 //! Adapters that are not supported, broken or hostile: each is refused in one line that names what is wrong.
 
 use crate::architectures::fixture;
+use crate::common::refusals::rows;
 use crate::common::safetensors::Stored;
 use crate::lora::adapter_folder;
 use candle_core::{DType, Device, Tensor};
@@ -12,7 +13,6 @@ use std::path::Path;
 use tempfile::TempDir;
 
 type Tensors = HashMap<String, Tensor>;
-type Change = Box<dyn FnOnce(&mut Tensors)>;
 
 const Q: &str = "base_model.model.model.layers.0.self_attn.q_proj";
 
@@ -63,93 +63,45 @@ fn what_the_configuration_asks_for_is_named() {
     );
 }
 
+/// Tensors of the first layer's queries (`{q}`) and others, the shape that they are given, and what an error says.
+const TENSORS: &str = "
+{q}.lora_magnitude_vector | [32] | lora_magnitude_vector is not supported: only those that end with
+{q}.lora_B.bias | [32] | lora_B.bias is not supported
+base_model.model.lm_head.lora_A.weight | [4, 32] | lm_head.lora_A.weight is not supported: adapters of this model can change down_proj, gate_proj, k_proj
+base_model.model.model.embed_tokens.lora_embedding_A | [4, 256] | lora_embedding_A is not supported
+base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight | [4, 32] | layers.2.self_attn.q_proj.lora_A.weight is not supported
+model.layers.0.self_attn.q_proj.lora_A.weight | [4, 32] | lora_B.weight is missing
+{q}.lora_A.weight | [4, 33] | lora_A.weight has shape [4, 33]
+{q}.lora_B.weight | [16, 4] | lora_B.weight has shape [16, 4]
+{q}.lora_B.weight | missing | lora_B.weight is missing
+{q}.lora_A.weight | missing | lora_A.weight is missing
+";
+
 #[test]
 fn tensors_that_are_not_used_or_do_not_fit_are_named() {
     let model = fixture("llama").open();
-    let a = |tensors: &mut Tensors, name: &str, dims: &[usize]| {
-        tensors.insert(name.to_owned(), zeros(dims));
-    };
-    let name = |end: &str| format!("{Q}.{end}");
-    let cases: Vec<(Change, &str)> = vec![
-        (
-            Box::new(move |all| a(all, &name("lora_magnitude_vector"), &[32])),
-            "lora_magnitude_vector is not supported: only those that end with",
-        ),
-        (
-            Box::new(move |all| a(all, &name("lora_B.bias"), &[32])),
-            "lora_B.bias is not supported",
-        ),
-        (
-            Box::new(move |all| a(all, "base_model.model.lm_head.lora_A.weight", &[4, 32])),
-            "lm_head.lora_A.weight is not supported: adapters of this model can change down_proj, gate_proj, k_proj",
-        ),
-        (
-            Box::new(move |all| {
-                a(
-                    all,
-                    "base_model.model.model.embed_tokens.lora_embedding_A",
-                    &[4, 256],
-                )
-            }),
-            "lora_embedding_A is not supported",
-        ),
-        (
-            Box::new(move |all| {
-                a(
-                    all,
-                    "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
-                    &[4, 32],
-                )
-            }),
-            "layers.2.self_attn.q_proj.lora_A.weight is not supported",
-        ),
-        (
-            Box::new(move |all| {
-                a(
-                    all,
-                    "model.layers.0.self_attn.q_proj.lora_A.weight",
-                    &[4, 32],
-                )
-            }),
-            "lora_B.weight is missing",
-        ),
-        (
-            Box::new(move |all| a(all, &name("lora_A.weight"), &[4, 33])),
-            "lora_A.weight has shape [4, 33]",
-        ),
-        (
-            Box::new(move |all| a(all, &name("lora_B.weight"), &[16, 4])),
-            "lora_B.weight has shape [16, 4]",
-        ),
-        (
-            Box::new(move |all| drop(all.remove(&name("lora_B.weight")))),
-            "lora_B.weight is missing",
-        ),
-        (
-            Box::new(move |all| drop(all.remove(&name("lora_A.weight")))),
-            "lora_A.weight is missing",
-        ),
-        (Box::new(|all| all.clear()), "it has no tensors"),
-        (
-            Box::new(move |all| {
-                let wide = zeros(&[4, 32]).to_dtype(DType::F64).unwrap();
-                all.insert(name("lora_A.weight"), wide);
-            }),
-            "has dtype F64",
-        ),
-        (
-            Box::new(move |all| {
-                let nan = (zeros(&[4, 32]) + f64::NAN).unwrap();
-                all.insert(name("lora_A.weight"), nan);
-            }),
-            "contains NaN",
-        ),
-    ];
-    for (change, needle) in cases {
+    let refused_with = |change: &dyn Fn(&mut Tensors), needle: &str| {
         let folder = changed(|_| (), change);
         let error = refused(&*model, folder.path(), 16);
         assert!(error.contains(needle), "{needle}: {error}");
+    };
+    for [name, dims, needle] in rows::<3>(TENSORS) {
+        let name = name.replace("{q}", Q);
+        let dims: Option<Vec<usize>> =
+            (dims != "missing").then(|| serde_json::from_str(dims).unwrap());
+        let change = |all: &mut Tensors| match &dims {
+            Some(dims) => drop(all.insert(name.clone(), zeros(dims))),
+            None => drop(all.remove(&name)),
+        };
+        refused_with(&change, needle);
     }
+    let first = format!("{Q}.lora_A.weight");
+    let set = |all: &mut Tensors, value: Tensor| drop(all.insert(first.clone(), value));
+    let wide = zeros(&[4, 32]).to_dtype(DType::F64).unwrap();
+    let nan = (zeros(&[4, 32]) + f64::NAN).unwrap();
+    refused_with(&|all| all.clear(), "it has no tensors");
+    refused_with(&|all| set(all, wide.clone()), "has dtype F64");
+    refused_with(&|all| set(all, nan.clone()), "contains NaN");
 }
 
 /// Of experts, of gated delta nets and of what makes keys and values of latent vectors there are no adapters.
