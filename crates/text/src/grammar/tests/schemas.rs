@@ -15,87 +15,62 @@ fn integers(schema: &Value) -> Vec<i128> {
     texts.map(integer).collect()
 }
 
+/// Schemas of numbers that would not be kept, and what an error says.
+const REFUSED_NUMBERS: &str = r##"
+{"type": "integer", "minimum": 9007199254740993} | would be rounded to 9007199254740992
+{"type": "number", "maximum": 9007199254740993} | would be rounded to 9007199254740992
+{"type": "integer", "exclusiveMinimum": 9007199254740992} | beside 9007199254740992
+{"type": "integer", "exclusiveMaximum": -9007199254740992} | beside -9007199254740992
+{"minimum": 9007199254740992, "exclusiveMinimum": true} | beside 9007199254740992
+{"type": "integer", "minimum": 10000000000000000000} | 64 bits
+{"type": "integer", "maximum": 10000000000000000000} | 64 bits
+{"type": "integer", "maximum": 18446744073709551615} | 64 bits
+{"type": "integer", "minimum": -9223372036854775808} | 64 bits
+{"type": "integer", "minimum": -9223372036854775807} | would be rounded
+{"type": "integer", "minimum": -1e30} | 64 bits
+{"type": "integer", "maximum": 1e300} | 64 bits
+{"type": "number", "exclusiveMaximum": -9.3e18} | 64 bits
+{"type": "number", "maximum": 9223372036854775807} | would be rounded
+{"maximum": 9223372036854775807} | would be rounded
+{"type": "number", "maximum": 1152921504606846976} | to 1152921504606847000
+{"type": "integer", "maximum": 9223372036854775807, "exclusiveMaximum": true} | beside
+{"const": 9007199254740993} | `#/const`
+{"enum": [0, {"a": [9007199254740993]}]} | `#/enum`
+{"const": 18446744073709551615} | 64 bits
+{"type": "number", "multipleOf": 1e-10} | too many digits
+{"type": "number", "multipleOf": 1e-22} | too many digits
+{"type": "number", "multipleOf": 3000000000} | too many digits
+{"allOf": [{"multipleOf": 65537.0}, {"multipleOf": 65537.0}]} | `#/multipleOf`: the product
+{"$ref": "#/$defs/s", "multipleOf": 65537, "$defs": {"s": {"multipleOf": 65539}}} | the product
+{"allOf": [{"properties": {"a": {"multipleOf": 65537}}}, {"properties": {"a": {"multipleOf": 65539}}}]} | least common multiple
+{"$ref": "#/default", "default": {"type": "integer", "minimum": 1e30}} | `#/default/minimum`
+{"properties": {"a/b": {"anyOf": [{}, {"type": "integer", "maximum": 9007199254740993}]}}} | `#/properties/a~1b/anyOf/1/maximum`
+"##;
+
+/// Schemas of integers; the least integer, the largest, and the step between them.
+const KEPT_INTEGERS: &str = r#"
+{"minimum": -9007199254740992, "maximum": 9007199254740992} | -9007199254740992 | 9007199254740992 | 1
+{"minimum": 0, "maximum": 9223372036854775807} | 0 | 9223372036854775807 | 1
+{"exclusiveMinimum": 5, "exclusiveMaximum": 9007199254740992} | 6 | 9007199254740991 | 1
+{"minimum": 9007199254740991, "maximum": 9007199254740994} | 9007199254740991 | 9007199254740994 | 1
+{"const": 9223372036854775807} | 9223372036854775807 | 9223372036854775807 | 1
+{"enum": [9007199254740994, 9007199254740996]} | 9007199254740994 | 9007199254740996 | 2
+{"minimum": 1, "maximum": 1e18, "allOf": [{"multipleOf": 0.01}, {"multipleOf": 1000}]} | 1 | 1000000000000000000 | 1000
+{"minimum": 1, "maximum": 999999, "multipleOf": 251} | 1 | 999999 | 251
+"#;
+
+/// The rows of a table, each with a schema first.
+fn rows(table: &str) -> impl Iterator<Item = (Value, &str)> {
+    table.trim().lines().map(|row| {
+        let (schema, rest) = row.split_once(" | ").expect("two columns");
+        (serde_json::from_str(schema).expect(schema), rest)
+    })
+}
+
 /// Bounds and steps are kept, or refused with what would become of them, before the parser sees them.
 #[test]
 fn numbers_are_kept_or_refused() {
-    const EXACT: u64 = 1 << 53;
-    let integer = |key: &str, value: Value| json!({"type": "integer", key: value});
-    let number = |key: &str, value: Value| json!({"type": "number", key: value});
-    let steps = |a: f64, b: f64| json!({"allOf": [{"multipleOf": a}, {"multipleOf": b}]});
-    for (schema, what) in [
-        (
-            integer("minimum", json!(EXACT + 1)),
-            "would be rounded to 9007199254740992",
-        ),
-        (
-            number("maximum", json!(EXACT + 1)),
-            "would be rounded to 9007199254740992",
-        ),
-        (
-            integer("exclusiveMinimum", json!(EXACT)),
-            "beside 9007199254740992",
-        ),
-        (
-            integer("exclusiveMaximum", json!(-9007199254740992_i64)),
-            "beside -9007199254740992",
-        ),
-        (
-            json!({"minimum": EXACT, "exclusiveMinimum": true}),
-            "beside 9007199254740992",
-        ),
-        (
-            integer("minimum", json!(10_000_000_000_000_000_000_u64)),
-            "64 bits",
-        ),
-        (
-            integer("maximum", json!(10_000_000_000_000_000_000_u64)),
-            "64 bits",
-        ),
-        (integer("maximum", json!(u64::MAX)), "64 bits"),
-        (integer("minimum", json!(i64::MIN)), "64 bits"),
-        (integer("minimum", json!(i64::MIN + 1)), "would be rounded"),
-        (integer("minimum", json!(-1e30)), "64 bits"),
-        (integer("maximum", json!(1e300)), "64 bits"),
-        (number("exclusiveMaximum", json!(-9.3e18)), "64 bits"),
-        (number("maximum", json!(i64::MAX)), "would be rounded"),
-        (json!({"maximum": i64::MAX}), "would be rounded"),
-        (
-            number("maximum", json!(1_u64 << 60)),
-            "to 1152921504606847000",
-        ),
-        (
-            json!({"type": "integer", "maximum": i64::MAX, "exclusiveMaximum": true}),
-            "beside",
-        ),
-        (json!({"const": EXACT + 1}), "`#/const`"),
-        (json!({"enum": [0, {"a": [EXACT + 1]}]}), "`#/enum`"),
-        (json!({"const": u64::MAX}), "64 bits"),
-        (number("multipleOf", json!(1e-10)), "too many digits"),
-        (number("multipleOf", json!(1e-22)), "too many digits"),
-        (
-            number("multipleOf", json!(3_000_000_000_u64)),
-            "too many digits",
-        ),
-        (steps(65537.0, 65537.0), "`#/multipleOf`: the product"),
-        (
-            json!({"$ref": "#/$defs/s", "multipleOf": 65537, "$defs": {"s": {"multipleOf": 65539}}}),
-            "the product",
-        ),
-        (
-            json!({"allOf": [
-                {"properties": {"a": {"multipleOf": 65537}}}, {"properties": {"a": {"multipleOf": 65539}}},
-            ]}),
-            "least common multiple",
-        ),
-        (
-            json!({"$ref": "#/default", "default": integer("minimum", json!(1e30))}),
-            "`#/default/minimum`",
-        ),
-        (
-            json!({"properties": {"a/b": {"anyOf": [{}, integer("maximum", json!(EXACT + 1))]}}}),
-            "`#/properties/a~1b/anyOf/1/maximum`",
-        ),
-    ] {
+    for (schema, what) in rows(REFUSED_NUMBERS) {
         let refused = numbers::check(&schema).expect_err(&schema.to_string());
         assert!(refused.contains(what), "{schema}: {refused}");
         let source = GrammarSource::JsonSchema(schema.clone());
@@ -106,44 +81,17 @@ fn numbers_are_kept_or_refused() {
         let message = refusal(&GrammarSource::Lark(text));
         assert!(message.contains(what), "{message}");
     }
-    let (least, most) = (-9007199254740992_i64, EXACT as i64);
-    for (schema, least, most, step) in [
-        (json!({"minimum": least, "maximum": most}), least, most, 1),
-        (json!({"minimum": 0, "maximum": i64::MAX}), 0, i64::MAX, 1),
-        (
-            json!({"exclusiveMinimum": 5, "exclusiveMaximum": most}),
-            6,
-            most - 1,
-            1,
-        ),
-        (
-            json!({"minimum": EXACT - 1, "maximum": EXACT + 2}),
-            most - 1,
-            most + 2,
-            1,
-        ),
-        (json!({"const": i64::MAX}), i64::MAX, i64::MAX, 1),
-        (json!({"enum": [most + 2, most + 4]}), most + 2, most + 4, 2),
-        (
-            json!({"minimum": 1, "maximum": 1e18, "allOf": [{"multipleOf": 0.01}, {"multipleOf": 1000}]}),
-            1,
-            1_000_000_000_000_000_000,
-            1000,
-        ),
-        (
-            json!({"minimum": 1, "maximum": 999_999, "multipleOf": 251}),
-            1,
-            999_999,
-            251,
-        ),
-    ] {
-        let mut schema = schema;
+    for (mut schema, bounds) in rows(KEPT_INTEGERS) {
+        let mut bounds = bounds
+            .split(" | ")
+            .map(|n| n.parse::<i128>().expect("an integer"));
+        let [least, most, step] = [(); 3].map(|()| bounds.next().expect("a bound"));
         schema["type"] = "integer".into();
         assert_eq!(numbers::check(&schema), Ok(()), "{schema}");
         let found = integers(&schema);
         assert!(found.len() > 10, "{schema}: {found:?}");
         for found in found {
-            let fits = (i128::from(least)..=most.into()).contains(&found);
+            let fits = (least..=most).contains(&found);
             assert!(fits && found % step == 0, "{schema}: {found}");
         }
     }
