@@ -312,6 +312,24 @@ fn with_added(names: &[&str], adds_bos: bool, bos: Option<u32>) -> Arc<Text> {
     Arc::new(Text::new(tokenizer, special, None).expect("byte-level"))
 }
 
+/// APIs, fields, their values, and the key that an error names.
+const UNKNOWN_KEYS: &str = r#"
+chat | stream_options | {"include_usage": true, "x": 1} | stream_options.x
+chat | prediction | {"type": "content", "content": "a", "x": 1} | prediction.x
+chat | tool_choice | {"type": "function", "function": {"name": "f"}, "x": 1} | tool_choice.x
+chat | messages | [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}] | messages[0].content[0].x
+chat | messages | [{"role": "assistant", "content": "a", "audio": {"id": "x"}}] | messages[0].audio
+response | text | {"x": 1} | text.x
+response | reasoning | {"effort": "low", "x": 1} | reasoning.x
+response | tool_choice | {"type": "function", "name": "f", "x": 1} | tool_choice.x
+response | system | "a" | system
+message | tool_choice | {"type": "auto", "x": 1} | tool_choice.x
+message | tool_choice | {"type": "auto", "name": "f"} | tool_choice.name
+message | thinking | {"type": "disabled", "x": 1} | thinking.x
+message | output_config | {"x": 1} | output_config.x
+message | instructions | "a" | instructions
+"#;
+
 /// In every API, a key that the server does not read in an object of a request is refused, unless its value is null.
 #[test]
 fn unknown_keys_of_objects_are_named() {
@@ -325,89 +343,17 @@ fn unknown_keys_of_objects_are_named() {
     let of_response = json!({"input": said});
     let of_message =
         json!({"messages": said, "max_tokens": 4, "tools": [{"name": "f", "input_schema": {}}]});
-    let named = json!({"type": "function", "function": {"name": "f"}, "x": 1});
-    for (read, body, field, value, param) in [
-        (
-            chat,
-            &of_chat,
-            "stream_options",
-            json!({"include_usage": true, "x": 1}),
-            "stream_options.x",
-        ),
-        (
-            chat,
-            &of_chat,
-            "prediction",
-            json!({"type": "content", "content": "a", "x": 1}),
-            "prediction.x",
-        ),
-        (chat, &of_chat, "tool_choice", named, "tool_choice.x"),
-        (
-            chat,
-            &of_chat,
-            "messages",
-            json!([{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]),
-            "messages[0].content[0].x",
-        ),
-        (
-            chat,
-            &of_chat,
-            "messages",
-            json!([{"role": "assistant", "content": "a", "audio": {"id": "x"}}]),
-            "messages[0].audio",
-        ),
-        (response, &of_response, "text", json!({"x": 1}), "text.x"),
-        (
-            response,
-            &of_response,
-            "reasoning",
-            json!({"effort": "low", "x": 1}),
-            "reasoning.x",
-        ),
-        (
-            response,
-            &of_response,
-            "tool_choice",
-            json!({"type": "function", "name": "f", "x": 1}),
-            "tool_choice.x",
-        ),
-        (response, &of_response, "system", json!("a"), "system"),
-        (
-            message,
-            &of_message,
-            "tool_choice",
-            json!({"type": "auto", "x": 1}),
-            "tool_choice.x",
-        ),
-        (
-            message,
-            &of_message,
-            "tool_choice",
-            json!({"type": "auto", "name": "f"}),
-            "tool_choice.name",
-        ),
-        (
-            message,
-            &of_message,
-            "thinking",
-            json!({"type": "disabled", "x": 1}),
-            "thinking.x",
-        ),
-        (
-            message,
-            &of_message,
-            "output_config",
-            json!({"x": 1}),
-            "output_config.x",
-        ),
-        (
-            message,
-            &of_message,
-            "instructions",
-            json!("a"),
-            "instructions",
-        ),
-    ] {
+    for row in UNKNOWN_KEYS.trim().lines() {
+        let columns: Vec<&str> = row.split(" | ").collect();
+        let [api, field, value, param] = columns[..] else {
+            panic!("four columns: {row}")
+        };
+        let (read, body) = match api {
+            "chat" => (chat, &of_chat),
+            "response" => (response, &of_response),
+            _ => (message, &of_message),
+        };
+        let value: Value = serde_json::from_str(value).expect("JSON");
         let asked = |value: Value| {
             let mut body = body.clone();
             body["stream"] = true.into();
