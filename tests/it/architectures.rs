@@ -3,7 +3,7 @@
 use crate::common::hooked::interrupted;
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::open;
-use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, run, sampled};
+use crate::common::{assert_idle, chains, collect, crowded, greedy, reference, run, sampled};
 use crate::trees::RandomTrees;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
 use foretoken::model::LoadedModel;
 use foretoken::model::{LoadOptions, Model, ModelSource, inspect};
-use foretoken::spec::{BudgetMode, Drafter, Tables};
+use foretoken::spec::{Drafter, Tables};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -416,14 +416,7 @@ impl Fixture {
         };
         let tables: Box<dyn Drafter> = Box::new(Tables::new(1 << 20));
         for (drafter, spec) in [(trees(), tree), (tables, chains(4))] {
-            let options = EngineOptions {
-                max_num_seqs: 4,
-                max_num_batched_tokens: 20,
-                spec,
-                spec_budget: BudgetMode::Fixed,
-                max_prompt_wait: PROMPT_WAIT,
-                ..EngineOptions::default()
-            };
+            let options = crowded(spec, 20);
             let engine = engine::spawn(fixture.open(), Some(drafter), 24, 4, options).unwrap();
             let mut accepted = 0;
             for _ in 0..2 {

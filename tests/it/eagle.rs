@@ -4,10 +4,10 @@ use crate::common::tiny::{VOCAB, short_prompt};
 use crate::common::*;
 use crate::eagle_head::{Head, LAYOUTS, Layout, argmax, hidden_states, target};
 use candle_core::{Device, Tensor};
-use foretoken::engine::{self, EngineHandle, EngineOptions, Request, SpecLimits};
+use foretoken::engine::{self, EngineHandle, Request, SpecLimits};
 use foretoken::sampling::{Sampler, SamplingParams};
 use foretoken::spec::{
-    BudgetMode, CacheScope, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter,
+    CacheScope, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter,
 };
 use std::ops::Range;
 
@@ -226,14 +226,7 @@ fn start(head: Option<&Head>, num_blocks: usize, spec: SpecLimits) -> EngineHand
         let drafter = DraftModel::of_head(head.load(), num_blocks, 4, 16).unwrap();
         Box::new(drafter) as Box<dyn Drafter>
     });
-    let options = EngineOptions {
-        max_num_batched_tokens: 24,
-        max_num_seqs: 4,
-        spec,
-        spec_budget: BudgetMode::Fixed,
-        max_prompt_wait: PROMPT_WAIT,
-        ..EngineOptions::default()
-    };
+    let options = crowded(spec, 24);
     engine::spawn(target(), drafter, num_blocks, 4, options).unwrap()
 }
 

@@ -6,13 +6,13 @@ use crate::common::tiny::{open, short_prompt};
 use crate::common::*;
 use crate::taps::plain;
 use candle_core::{DType, Device, Tensor};
-use foretoken::engine::{self, EngineOptions, Request, SpecLimits};
+use foretoken::engine::{self, Request, SpecLimits};
 use foretoken::model::{
     Head, HeadKind, LoadOptions, LoadedModel, ModelSource, inspect_head, load_head,
 };
 use foretoken::sampling::{Acceptance, Sampler, SamplingParams};
 use foretoken::spec::{
-    BlockDrafter, BudgetMode, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter,
+    BlockDrafter, Committed, Draft, DraftContext, DraftModel, DraftRequest, Drafter,
 };
 use serde_json::Value as Json;
 use std::collections::HashMap;
@@ -189,14 +189,7 @@ fn texts_do_not_change() {
         .collect();
     let texts = |target: &Path, head: Option<&Fixture>, blocks: usize, spec: SpecLimits| {
         let drafter = head.map(|fixture| drafter(fixture.load(), blocks, 7));
-        let options = EngineOptions {
-            max_num_batched_tokens: 24,
-            max_num_seqs: 4,
-            spec,
-            spec_budget: BudgetMode::Fixed,
-            max_prompt_wait: PROMPT_WAIT,
-            ..EngineOptions::default()
-        };
+        let options = crowded(spec, 24);
         let target = open(target).unwrap();
         let engine = engine::spawn(target, drafter, blocks, 4, options).unwrap();
         let events = engine.submit_all(requests.clone()).unwrap();

@@ -4,14 +4,14 @@
 use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
 use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::open;
-use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, reference, run, sampled};
+use crate::common::{assert_idle, chains, collect, crowded, greedy, reference, run, sampled};
 use crate::glm_moe::write_gguf_of_glm_4v;
 use crate::trees::RandomTrees;
 use foretoken::engine::{self, EngineHandle, EngineOptions, Event, Request, SpecLimits};
 use foretoken::model::Adapter;
 use foretoken::model::AdapterLoader;
 use foretoken::model::LoadedModel;
-use foretoken::spec::{BudgetMode, Drafter, Source, Tables};
+use foretoken::spec::{Drafter, Source, Tables};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -123,13 +123,8 @@ fn start(
     let model = fixture("llama").open();
     let [one, two] = ["llama-all", "llama-some"].map(|name| Some(adapter(&*model, name)));
     let options = EngineOptions {
-        max_num_seqs: 4,
-        max_num_batched_tokens: 20,
-        spec,
-        spec_budget: BudgetMode::Fixed,
-        max_prompt_wait: PROMPT_WAIT,
         max_loras: 4,
-        ..EngineOptions::default()
+        ..crowded(spec, 20)
     };
     let engine = engine::spawn(model, drafter, blocks, 4, options).unwrap();
     (engine, [None, one, two])

@@ -6,13 +6,13 @@ use crate::common::refusals::merge;
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::{Tensors, open, write_config};
 use crate::common::tiny_folder::{byte_level, write_tokenizer};
-use crate::common::{PROMPT_WAIT, assert_idle, chains, collect, greedy, sampled};
+use crate::common::{assert_idle, chains, collect, crowded, greedy, sampled};
 use candle_core::{DType, Device, Tensor};
-use foretoken::engine::{self, EngineOptions, SpecLimits};
+use foretoken::engine::{self, SpecLimits};
 use foretoken::kv::{BlockAllocator, BlockTable};
 use foretoken::model::LoadedModel;
 use foretoken::model::{Batch, Head, LoadOptions, ModelSource, Taps, load_mtp};
-use foretoken::spec::{BudgetMode, DraftModel, Drafter};
+use foretoken::spec::{DraftModel, Drafter};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 use tempfile::TempDir;
@@ -308,14 +308,7 @@ fn its_drafts_change_no_text() {
             greedy(&prompt(21, 4), 24),
         ];
         let texts = |drafter: Option<Box<dyn Drafter>>, spec: SpecLimits| {
-            let options = EngineOptions {
-                max_num_seqs: 4,
-                max_num_batched_tokens: 20,
-                spec,
-                spec_budget: BudgetMode::Fixed,
-                max_prompt_wait: PROMPT_WAIT,
-                ..EngineOptions::default()
-            };
+            let options = crowded(spec, 20);
             let engine = engine::spawn(fixture.open(), drafter, 24, 4, options).unwrap();
             let mut texts = Vec::new();
             let mut accepted = 0;

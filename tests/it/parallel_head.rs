@@ -9,7 +9,7 @@ use crate::common::*;
 use candle_core::quantized::gguf_file::{self, Value as Gguf};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use foretoken::engine::{self, EngineOptions};
+use foretoken::engine;
 use foretoken::model::LoadedModel;
 use foretoken::model::{
     Batch, Head, HeadKind, LoadFormat, LoadOptions, MaskedBlock, ModelSource, load_head,
@@ -367,14 +367,7 @@ pub fn assert_lossless(folder: &Path) {
             let head = open_head(folder, &*target).unwrap();
             Box::new(BlockDrafter::new(head, 30, 4, 7).unwrap()) as Box<dyn Drafter>
         });
-        let options = EngineOptions {
-            max_num_batched_tokens: 24,
-            max_num_seqs: 4,
-            spec: tree_limits(3, 8, 3),
-            spec_budget: foretoken::spec::BudgetMode::Fixed,
-            max_prompt_wait: PROMPT_WAIT,
-            ..EngineOptions::default()
-        };
+        let options = crowded(tree_limits(3, 8, 3), 24);
         let engine = engine::spawn(target, drafter, 30, 4, options).unwrap();
         let events = engine.submit_all(requests.clone()).unwrap();
         let texts: Vec<_> = events.into_iter().map(|e| collect(e).ids()).collect();
