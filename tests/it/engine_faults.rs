@@ -2,7 +2,6 @@
 //! engine.
 
 use crate::common::hooked::{edited, watched};
-use crate::common::server::doomed;
 use crate::common::*;
 use crate::engine::{Dice, is_lossless, submit_in_groups};
 use foretoken::engine::{
@@ -14,7 +13,6 @@ use foretoken::model::toy::ToyModel;
 use foretoken::sampling::{SamplingParams, mix};
 use foretoken::spec::{DraftModel, Drafter};
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
@@ -43,11 +41,11 @@ fn draft_of(model: Box<dyn Model>) -> Box<dyn Drafter> {
     Box::new(DraftModel::new(model, BLOCKS, BLOCK_SIZE, 64).unwrap())
 }
 
-fn options() -> EngineOptions {
+pub fn options() -> EngineOptions {
     Toy::default().options
 }
 
-fn start(
+pub fn start(
     target: Box<dyn Model>,
     drafter: Option<Box<dyn Drafter>>,
     options: EngineOptions,
@@ -56,7 +54,7 @@ fn start(
 }
 
 /// The generated ids and, if the request failed, the error.
-fn outcome(mut events: Events) -> (Vec<u32>, Option<Error>) {
+pub fn outcome(mut events: Events) -> (Vec<u32>, Option<Error>) {
     let mut completion = CollectedEvents::default();
     while completion.finish.is_none() {
         let event = events.blocking_recv().expect("a last event");
@@ -70,13 +68,6 @@ fn outcome(mut events: Events) -> (Vec<u32>, Option<Error>) {
 fn finished(engine: &EngineHandle, reason: &str) -> u64 {
     let finished = &engine.stats().requests_finished;
     finished.with_label_values(&[reason]).get()
-}
-
-fn ended(engine: &EngineHandle) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
-    runtime.block_on(engine.ended())
 }
 
 /// Everything this process logs after the first access.
@@ -488,80 +479,4 @@ fn a_watch_that_panics_costs_nobody_anything() {
         assert_eq!(collect(receiver).ids(), want);
     }
     assert_idle(&engine);
-}
-
-#[test]
-fn an_engine_whose_pools_are_in_disorder_says_so_and_leaves_nobody_waiting() {
-    let engine = doomed();
-    let both = vec![greedy(&[1], 200), greedy(&[2], 3)];
-    for events in engine.submit_all(both).unwrap() {
-        assert!(outcome(events).1.is_some());
-    }
-    let why = "draft pool: block 0 is lost";
-    assert_eq!(ended(&engine).unwrap_err().to_string(), why);
-    let refused = engine.submit(greedy(&[1], 1)).unwrap_err();
-    assert_eq!(refused.to_string(), why);
-}
-
-#[test]
-fn an_engine_that_is_asked_to_end_does_so_without_an_error() {
-    let engine = Toy::default().start();
-    run(&engine, greedy(&[1], 5));
-    engine.drain();
-    assert!(ended(&engine).is_ok());
-}
-
-/// Takes its time to go, as the memory of a device does.
-struct Slow(Arc<AtomicBool>);
-
-impl Drop for Slow {
-    fn drop(&mut self) {
-        std::thread::sleep(Duration::from_millis(300));
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// Whatever it does, and also after all it did: nothing of the model is left.
-#[test]
-fn who_joins_an_engine_sees_its_end() {
-    for waits in [false, true] {
-        let is_gone = Arc::<AtomicBool>::default();
-        let slow = Slow(is_gone.clone());
-        let target = watched(toy_model(0.0), move |_| {
-            let _of_the_model = &slow;
-            std::thread::sleep(Duration::from_millis(10));
-            Ok(())
-        });
-        let engine = start(target, None, options());
-        let mut events = engine.submit(greedy(&[1, 2], 200)).unwrap();
-        assert!(events.blocking_recv().is_some());
-        if waits {
-            drop(events);
-            engine.drain();
-            assert!(ended(&engine).is_ok());
-        }
-        let other = engine.clone();
-        assert!(engine.join(Duration::from_secs(60)));
-        assert!(is_gone.load(Ordering::SeqCst) && other.has_ended());
-        // Again, and by others.
-        assert!(other.join(Duration::ZERO));
-        assert!(engine.submit(greedy(&[1], 1)).is_err());
-    }
-}
-
-#[test]
-fn an_engine_that_hangs_is_not_waited_for_without_end() {
-    let (begin, has_begun) = std::sync::mpsc::channel();
-    let (go, hangs) = std::sync::mpsc::channel::<()>();
-    let target = watched(toy_model(0.0), move |_| {
-        let _ = (begin.send(()), hangs.recv());
-        Ok(())
-    });
-    let engine = start(target, None, options());
-    let _events = engine.submit(greedy(&[1, 2], 200)).unwrap();
-    has_begun.recv().unwrap();
-    assert!(!engine.join(Duration::from_millis(100)));
-    assert!(!engine.has_ended());
-    drop(go);
-    assert!(ended(&engine).is_ok());
 }

@@ -1,8 +1,7 @@
-//! Replies of the HTTP API through real sockets, over toy engines: shapes, streams, stop strings.
+//! Replies of the HTTP API through real sockets, over toy engines: shapes and streams.
 
-use crate::common::server::{EOS, LONG, Server, error, greedy, joined, slow};
+use crate::common::server::{LONG, Server, error, greedy, joined};
 use crate::common::{Guess, MAX_LEN, Toy};
-use foretoken::engine::EngineOptions;
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -309,67 +308,6 @@ async fn equal_prompts_get_different_samples() {
     server.done().await;
 }
 
-fn chars(text: &Value) -> Vec<char> {
-    text.as_str().expect("a text").chars().collect()
-}
-
-/// The metrics count it as stopped as well, although the engine itself would have continued.
-#[tokio::test]
-async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
-    let fast = Server::start().await;
-    let slow = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
-    for server in [fast, slow] {
-        let full = server.json("/v1/completions", &greedy("abc", 20)).await;
-        let full = chars(&full["choices"][0]["text"]);
-        let mut body = greedy("abc", 20);
-        body["stop"] = String::from_iter(&full[2..5]).into();
-        server.json("/v1/completions", &body).await;
-        server.stream("/v1/completions", body.clone()).await;
-        // The stop string is complete with the engine's last token.
-        body["stop"] = String::from_iter(&full[full.len() - 4..]).into();
-        let last = server.json("/v1/completions", &body).await;
-        assert_eq!(last["choices"][0]["finish_reason"], "stop");
-
-        let metrics = server.get("/metrics").await.text().await.unwrap();
-        let counted = |reason: &str| {
-            let name = format!("request_success_total{{finished_reason=\"{reason}\",");
-            let line = metrics.lines().find(|line| line.contains(&name))?;
-            line.rsplit(' ').next()?.parse::<u32>().ok()
-        };
-        assert_eq!(counted("stop"), Some(3), "{metrics}");
-        assert_eq!(counted("length"), Some(1), "{metrics}");
-        for none in ["abort", "error"] {
-            assert_eq!(counted(none), Some(0), "{metrics}");
-        }
-        server.done().await;
-    }
-}
-
-/// The draft is the target itself: of the five tokens of a step, four were drafted.
-#[tokio::test]
-async fn usage_counts_accepted_tokens_of_the_text_only() {
-    let perfect = Toy::guessing(Guess::Toy(0.0));
-    let server = Server::over(perfect.start(), |state| state, LONG).await;
-    let full = server.json("/v1/completions", &greedy("abc", 60)).await;
-    let full = chars(&full["choices"][0]["text"]);
-    let mut ended_inside_a_round = 0;
-    for at in [7, 8, 9, 20, 21, 23] {
-        let mut body = greedy("abc", 60);
-        body["stop"] = String::from_iter(&full[at - 3..at]).into();
-        let usage = &server.json("/v1/completions", &body).await["usage"];
-        // The first token comes from the prompt's step.
-        let later = usage["completion_tokens"].as_u64().unwrap() - 1;
-        ended_inside_a_round += u64::from(later % 5 > 0);
-        assert_eq!(
-            usage["speculative_decoding"]["num_accepted_tokens"],
-            later - later / 5,
-            "{usage}"
-        );
-    }
-    assert!(ended_inside_a_round > 0);
-    server.done().await;
-}
-
 /// Clients of newer models say `developer`; replies that only call tools have no content.
 #[tokio::test]
 async fn messages_are_accepted_in_the_forms_that_clients_send() {
@@ -390,84 +328,6 @@ async fn messages_are_accepted_in_the_forms_that_clients_send() {
         empty
     );
     assert_eq!(ids(json!({"role": "assistant"})).await, empty);
-    server.done().await;
-}
-
-#[tokio::test]
-async fn a_stop_string_ends_the_text_before_it() {
-    let server = Server::start().await;
-    let mut body = greedy("abc", 60);
-    let full = server.json("/v1/completions", &body).await;
-    let full = full["choices"][0]["text"].as_str().unwrap();
-    let middle: String = full.chars().skip(10).take(3).collect();
-    let expected = &full[..full.find(&middle).unwrap()];
-
-    body["stop"] = json!([middle, "<never>"]);
-    body["stream_options"] = json!({"include_usage": true});
-    let mut chunks = server.stream("/v1/completions", body.clone()).await;
-    let usage = chunks.pop().unwrap()["usage"].clone();
-    assert_eq!(joined(&chunks, 0), (expected.into(), json!("stop")));
-    assert_eq!(chunks.last().unwrap()["choices"][0]["stop_reason"], middle);
-
-    body.as_object_mut().unwrap().remove("stream_options");
-    let reply = server.json("/v1/completions", &body).await;
-    assert_eq!(reply["choices"][0]["text"], expected);
-    assert_eq!(reply["choices"][0]["stop_reason"], middle);
-    assert_eq!(
-        reply["usage"]["completion_tokens"],
-        usage["completion_tokens"]
-    );
-    assert!(usage["completion_tokens"].as_u64() < Some(60));
-    server.done().await;
-}
-
-#[tokio::test]
-async fn eos_and_stop_ids_end_the_text_and_count() {
-    let eos = Toy {
-        eos: vec![EOS],
-        ..Toy::default()
-    };
-    let server = Server::over(eos.start(), |state| state, LONG).await;
-    let mut body = greedy("abc", 100);
-    body["logit_bias"] = json!({"30": 100});
-    let reply = server.json("/v1/completions", &body).await;
-    assert_eq!(
-        reply["choices"][0],
-        json!({"index": 0, "text": "", "logprobs": null, "finish_reason": "stop", "stop_reason": null})
-    );
-    assert_eq!(reply["usage"]["completion_tokens"], 1);
-
-    body["ignore_eos"] = true.into();
-    body["max_tokens"] = 5.into();
-    let reply = server.json("/v1/completions", &body).await;
-    assert_eq!(
-        (
-            &reply["choices"][0]["text"],
-            &reply["usage"]["completion_tokens"]
-        ),
-        (&json!(""), &json!(5))
-    );
-    // A stream tells of the first token when it comes, though it shows no text.
-    body["spec_length"] = 0.into();
-    let chunks = server.stream("/v1/completions", body.clone()).await;
-    let first = &chunks[0]["choices"][0];
-    assert!(chunks.len() > 1, "{chunks:?}");
-    assert_eq!(
-        (&first["text"], &first["finish_reason"]),
-        (&json!(""), &Value::Null)
-    );
-    assert_eq!(joined(&chunks, 0), (String::new(), json!("length")));
-
-    let stop =
-        json!({"prompt": "abc", "logit_bias": {"3": 100}, "stop_token_ids": [3], "min_tokens": 2});
-    let reply = server.json("/v1/completions", &stop).await;
-    assert_eq!(
-        (
-            &reply["choices"][0]["stop_reason"],
-            &reply["usage"]["completion_tokens"]
-        ),
-        (&json!(3), &json!(3))
-    );
     server.done().await;
 }
 

@@ -39,6 +39,7 @@ mod eagle;
 mod eagle_head;
 mod embeddings;
 mod engine;
+mod engine_end;
 mod engine_faults;
 mod engine_limits;
 mod ernie_moe;
@@ -63,6 +64,7 @@ mod http_agents;
 mod http_browsers;
 mod http_channels;
 mod http_connections;
+mod http_custom_tools;
 mod http_drafts;
 mod http_embeddings;
 mod http_encoding;
@@ -121,6 +123,8 @@ mod recorded;
 mod reports;
 #[cfg(feature = "embedded-model")]
 mod router;
+#[cfg(feature = "embedded-model")]
+mod router_adapters;
 mod rows;
 mod schedules;
 mod self_draft;

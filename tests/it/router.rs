@@ -1,7 +1,7 @@
 //! `foretoken router`: several models at one address, each in a process of its own.
 
 use crate::common::process::Server;
-use crate::common::tiny_folder::{byte_level, tiny_adapter, tiny_folder};
+use crate::common::tiny_folder::{byte_level, tiny_folder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const LONG: Duration = Duration::from_secs(60);
 
 /// The two models of the program, as `demo` and `small`.
-const MODELS: &str = r#"
+pub const MODELS: &str = r#"
 args = ["--num-blocks", "128"]
 [[model]]
 name = "demo"
@@ -24,8 +24,8 @@ model = "foretoken-demo-draft"
 "#;
 
 /// A router, and the folder of its file.
-struct Router {
-    server: Server,
+pub struct Router {
+    pub server: Server,
     _folder: TempDir,
 }
 
@@ -36,7 +36,7 @@ impl Router {
     }
 
     /// A router with this file.
-    fn of(text: &str, flags: &str) -> Self {
+    pub fn of(text: &str, flags: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("router.toml");
         std::fs::write(&file, text).unwrap();
@@ -48,7 +48,7 @@ impl Router {
     }
 
     /// The status and the JSON of an answer.
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         read(&self.server.post(path, &body.to_string()))
     }
 
@@ -58,7 +58,7 @@ impl Router {
     }
 
     /// The state of each model, in their order.
-    fn states(&self) -> Vec<(String, String)> {
+    pub fn states(&self) -> Vec<(String, String)> {
         let (status, list) = read(&self.server.get("/v1/models"));
         assert_eq!((status, &list["object"]), (200, &json!("list")));
         let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -124,14 +124,14 @@ fn long(stream: bool) -> Value {
 }
 
 /// The status and the JSON of a whole answer.
-fn read(answer: &str) -> (u16, Value) {
+pub fn read(answer: &str) -> (u16, Value) {
     let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
     let body = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {answer}"));
     (status, body)
 }
 
-fn wait(mut done: impl FnMut() -> bool, what: &str) {
+pub fn wait(mut done: impl FnMut() -> bool, what: &str) {
     let started = Instant::now();
     while !done() {
         assert!(started.elapsed() < LONG, "still not: {what}");
@@ -155,7 +155,7 @@ fn processes() -> Vec<(u32, u32)> {
 }
 
 /// The processes that `parent` has started.
-fn children(parent: u32) -> Vec<u32> {
+pub fn children(parent: u32) -> Vec<u32> {
     let is_child = |&(pid, of): &(u32, u32)| (of == parent).then_some(pid);
     processes().iter().filter_map(is_child).collect()
 }
@@ -429,103 +429,6 @@ fn models_come_and_go_with_their_files() {
     let has_ended = || router.metric("foretoken:router_processes 0");
     wait(has_ended, "its process has ended");
     assert_eq!(router.complete("small").0, 200);
-}
-
-#[test]
-fn adapters_are_answered_by_the_process_of_their_model() {
-    let (model, adapter) = (tiny_folder(byte_level()), tiny_adapter());
-    let text = format!(
-        "{MODELS}[[model]]\nname = 'tiny'\nmodel = '{}'\nlora-modules = ['tuned={}']\n",
-        model.path().display(),
-        adapter.path().display(),
-    );
-    let router = Router::of(&text, "");
-    let ask = |model: &str| {
-        let body = json!({"model": model, "prompt": "hello", "max_tokens": 12, "temperature": 0});
-        let (status, answer) = router.post("/v1/completions", &body);
-        assert_eq!((status, &answer["model"]), (200, &json!(model)), "{answer}");
-        answer["choices"][0]["text"].clone()
-    };
-    let described = || {
-        let (status, model) = read(&router.server.get("/v1/models/tuned"));
-        assert_eq!((status, &model["parent"]), (200, &json!("tiny")), "{model}");
-        model
-    };
-    assert_eq!(described()["status"], json!({"value": "unloaded"}));
-    assert_ne!(ask("tuned"), ask("tiny"));
-    let folder = adapter.path().display().to_string();
-    let model = described();
-    assert_eq!(
-        (&model["root"], &model["status"]["value"]),
-        (&json!(folder), &json!("loaded"))
-    );
-    assert_eq!(children(router.server.id()).len(), 1);
-    let names: Vec<String> = router.states().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["demo", "small", "tiny", "tuned"]);
-    let (_, tags) = read(&router.server.get("/api/tags"));
-    assert_eq!(tags["models"][3]["name"], "tuned:latest", "{tags}");
-}
-
-#[test]
-fn adapters_that_clients_load_have_names_while_their_process_runs() {
-    let (model, adapter) = (tiny_folder(byte_level()), tiny_adapter());
-    let text = format!(
-        "{MODELS}[[model]]\nname = 'tiny'\nmodel = '{}'\nargs = ['--enable-lora', '--allow-runtime-lora-updating']\n",
-        model.path().display(),
-    );
-    let router = Router::of(&text, "");
-    // The answer to a success is a text.
-    let change = |what: &str, body: Value| {
-        let path = format!("/v1/{what}_lora_adapter");
-        let answer = router.server.post(&path, &body.to_string());
-        let status: u16 = answer.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, answer)
-    };
-    let folder = adapter.path().display().to_string();
-    let load = |model: Option<&str>, name: &str| {
-        let body = json!({"model": model, "lora_name": name, "lora_path": folder});
-        change("load", body)
-    };
-    let names = || -> Vec<String> { router.states().into_iter().map(|(name, _)| name).collect() };
-    let ask = |model: &str| {
-        let body = json!({"model": model, "prompt": "hello", "max_tokens": 12, "temperature": 0});
-        let (status, answer) = router.post("/v1/completions", &body);
-        (status, answer["choices"][0]["text"].clone())
-    };
-    for (model, name, status, why) in [
-        (None, "tuned", 400, "model is missing"),
-        (Some("none"), "tuned", 404, "does not exist"),
-        (Some("tiny"), "demo", 400, "is that of another model"),
-        (Some("tiny"), "tiny", 400, "is the base model's"),
-    ] {
-        let (found, answer) = load(model, name);
-        assert_eq!(found, status, "{answer}");
-        assert!(answer.contains(why), "{answer}");
-    }
-    assert_eq!(ask("tuned").0, 404);
-    let (status, answer) = load(Some("tiny"), "tuned");
-    assert_eq!(status, 200, "{answer}");
-    assert_eq!(names(), ["demo", "small", "tiny", "tuned"]);
-    let (_, listed) = read(&router.server.get("/v1/models/tuned"));
-    assert_eq!(
-        (&listed["parent"], &listed["root"]),
-        (&json!("tiny"), &json!(folder))
-    );
-    let (base, tuned) = (ask("tiny"), ask("tuned"));
-    assert_eq!((base.0, tuned.0), (200, 200));
-    assert_ne!(base, tuned);
-    let (status, answer) = change("unload", json!({"lora_name": "tuned"}));
-    assert_eq!(status, 200, "{answer}");
-    assert_eq!(names(), ["demo", "small", "tiny"]);
-    assert_eq!(ask("tuned").0, 404);
-    // They go with their process.
-    assert_eq!(load(Some("tiny"), "again").0, 200);
-    assert_eq!(ask("again").0, 200);
-    let success = (200, json!({"success": true}));
-    let unloaded = router.post("/models/unload", &json!({"model": "tiny"}));
-    assert_eq!(unloaded, success);
-    wait(|| names().len() == 3, "its adapter is no model any more");
-    assert_eq!(ask("again").0, 404);
 }
 
 #[test]
