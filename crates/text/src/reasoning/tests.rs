@@ -17,117 +17,50 @@ fn split(format: ReasoningFormat, reasons: bool, text: &str, sizes: &[usize]) ->
     (parts.into_iter().map(text).collect(), content)
 }
 
-#[test]
-fn reasoning_is_what_stands_between_the_marks() {
-    for (reasons, text, reasoning, content) in [
-        (false, "\n<think>\na b\n</think>\n\nyes \n", "a b", "yes \n"),
-        (false, " hi <think>a</think>", "", " hi <think>a</think>"),
-        (
-            true,
-            "\na </thin b</think>c</think>",
-            "a </thin b",
-            "c</think>",
-        ),
-        (true, "<think>a</think>", "a", ""),
-        (true, "a b\n", "a b", ""),
-        (false, "<think>\n\n</think>\n\nyes", "", "yes"),
-        (false, "<thi", "", "<thi"),
-        (true, "<thi", "<thi", ""),
-        (false, "  ", "", "  "),
-    ] {
-        for sizes in [&[1000][..], &[1], &[3, 2]] {
-            let expected = (reasoning.to_owned(), content.to_owned());
-            assert_eq!(
-                split(ReasoningFormat::Qwen3, reasons, text, sizes),
-                expected,
-                "{text:?}"
-            );
-        }
-    }
-}
+/// Formats, whether the prompt has begun the reasoning, and a text with its reasoning and its content.
+const TEXTS: &str = r#"
+qwen3 | false | ["\n<think>\na b\n</think>\n\nyes \n", "a b", "yes \n"]
+qwen3 | false | [" hi <think>a</think>", "", " hi <think>a</think>"]
+qwen3 | true | ["\na </thin b</think>c</think>", "a </thin b", "c</think>"]
+qwen3 | true | ["<think>a</think>", "a", ""]
+qwen3 | true | ["a b\n", "a b", ""]
+qwen3 | false | ["<think>\n\n</think>\n\nyes", "", "yes"]
+qwen3 | false | ["<thi", "", "<thi"]
+qwen3 | true | ["<thi", "<thi", ""]
+qwen3 | false | ["  ", "", "  "]
+seed_oss | false | ["<seed:think>a</seed:think>b", "a", "b"]
+seed_oss | false | ["<think>a</think>b", "", "<think>a</think>b"]
+cohere_command3 | false | ["<|START_THINKING|>a<|END_THINKING|>b", "a", "b"]
+cohere_command3 | true | ["a<|END_THINKING|>b", "a", "b"]
+mistral | false | ["[THINK]a[/THINK]\n[TOOL_CALLS]", "a", "[TOOL_CALLS]"]
+gemma4 | false | ["<|channel>thought\na\n<channel|>b", "a", "b"]
+kimi | false | ["◁think▷ a ◁/think▷ b", "a", "b"]
+apertus | false | ["<|inner_prefix|>a<|inner_suffix|>b", "a", "b"]
+exaone | true | ["<thought>\na\n</thought>\n\nb", "a", "b"]
+granite | false | ["Here is my thought process: a. Here's my response: b", "a.", "b"]
+granite | false | ["Here is my cat.", "", "Here is my cat."]
+hunyuan_a13b | false | ["<think>\na\n</think>\n<answer>\nb c\n</answer>\n", "a", "b c"]
+hunyuan_a13b | false | ["<think>a</think> <ans b", "a", "<ans b"]
+hunyuan_a13b | false | ["<answer>\nb c\n</answer>", "", "b c"]
+hunyuan_a13b | false | [" <ans b", "", " <ans b"]
+hunyuan_a13b | false | ["<think>a</think>\n<answer>b <", "a", "b <"]
+hunyuan_a13b | false | ["<think>a</think><answer>b</answer> c", "a", "bc"]
+ernie45 | true | ["a</think>\n\n<response>\nb\n</response>", "a", "b"]
+ernie45 | true | ["a</think>b </response>", "a", "b </response>"]
+"#;
 
 #[test]
-fn formats_have_marks_of_their_own() {
-    use ReasoningFormat::{Command, Ernie45, Exaone, Granite, Hunyuan, Kimi, Mistral, SeedOss};
-    for (format, reasons, text, reasoning, content) in [
-        (SeedOss, false, "<seed:think>a</seed:think>b", "a", "b"),
-        (SeedOss, false, "<think>a</think>b", "", "<think>a</think>b"),
-        (
-            Command,
-            false,
-            "<|START_THINKING|>a<|END_THINKING|>b",
-            "a",
-            "b",
-        ),
-        (Command, true, "a<|END_THINKING|>b", "a", "b"),
-        (
-            Mistral,
-            false,
-            "[THINK]a[/THINK]\n[TOOL_CALLS]",
-            "a",
-            "[TOOL_CALLS]",
-        ),
-        (
-            ReasoningFormat::Gemma4,
-            false,
-            "<|channel>thought\na\n<channel|>b",
-            "a",
-            "b",
-        ),
-        (Kimi, false, "◁think▷ a ◁/think▷ b", "a", "b"),
-        (
-            ReasoningFormat::Apertus,
-            false,
-            "<|inner_prefix|>a<|inner_suffix|>b",
-            "a",
-            "b",
-        ),
-        (Exaone, true, "<thought>\na\n</thought>\n\nb", "a", "b"),
-        (
-            Granite,
-            false,
-            "Here is my thought process: a. Here's my response: b",
-            "a.",
-            "b",
-        ),
-        (Granite, false, "Here is my cat.", "", "Here is my cat."),
-        (
-            Hunyuan,
-            false,
-            "<think>\na\n</think>\n<answer>\nb c\n</answer>\n",
-            "a",
-            "b c",
-        ),
-        (Hunyuan, false, "<think>a</think> <ans b", "a", "<ans b"),
-        // The prompt has ended the reasoning.
-        (Hunyuan, false, "<answer>\nb c\n</answer>", "", "b c"),
-        (Hunyuan, false, " <ans b", "", " <ans b"),
-        (Hunyuan, false, "<think>a</think>\n<answer>b <", "a", "b <"),
-        (
-            Hunyuan,
-            false,
-            "<think>a</think><answer>b</answer> c",
-            "a",
-            "bc",
-        ),
-        (
-            Ernie45,
-            true,
-            "a</think>\n\n<response>\nb\n</response>",
-            "a",
-            "b",
-        ),
-        (
-            Ernie45,
-            true,
-            "a</think>b </response>",
-            "a",
-            "b </response>",
-        ),
-    ] {
+fn reasoning_is_what_stands_between_the_marks() {
+    for row in TEXTS.trim().lines() {
+        let mut columns = row.split(" | ");
+        let mut next = || columns.next().expect("three columns");
+        let (name, reasons) = (next(), next() == "true");
+        let [text, reasoning, content]: [String; 3] = serde_json::from_str(next()).expect("JSON");
+        let mut all = ReasoningFormat::ALL.into_iter();
+        let format = all.find(|format| format.name() == name).expect(name);
+        let expected = (reasoning, content);
         for sizes in [&[1000][..], &[1], &[3, 2]] {
-            let expected = (reasoning.to_owned(), content.to_owned());
-            assert_eq!(split(format, reasons, text, sizes), expected, "{text:?}");
+            assert_eq!(split(format, reasons, &text, sizes), expected, "{row}");
         }
     }
 }
