@@ -29,6 +29,8 @@ use foretoken::model::toy::ToyModel;
 use foretoken::model::{Adapter, Batch, Model};
 use foretoken::sampling::{Rng, Sampler, SamplingParams, choose};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter, Lookahead, NgramDrafter, Tables};
+use serde_json::Value;
+use std::path::Path;
 use std::sync::Arc;
 
 pub const VOCAB: usize = 32;
@@ -133,6 +135,12 @@ impl Toy {
         )
         .unwrap()
     }
+}
+
+pub fn read_json(file: impl AsRef<Path>) -> Value {
+    let file = file.as_ref();
+    let text = std::fs::read_to_string(file).unwrap();
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
 }
 
 /// A greedy request.

@@ -3,7 +3,9 @@
 use crate::common::hooked::interrupted;
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::open;
-use crate::common::{assert_idle, chains, collect, crowded, greedy, reference, run, sampled};
+use crate::common::{
+    assert_idle, chains, collect, crowded, greedy, read_json, reference, run, sampled,
+};
 use crate::trees::RandomTrees;
 use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
@@ -281,8 +283,7 @@ fn files_of_qwen_2_compute_the_same() {
 #[test]
 fn files_of_gemma_2_need_not_say_caps_and_windows() {
     let fixture = fixture("gemma2");
-    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
-    let mut how: Json = serde_json::from_str(&how).unwrap();
+    let mut how = read_json(fixture.folder.join("gguf.json"));
     let metadata = how["metadata"].as_object_mut().unwrap();
     let said = metadata.len();
     metadata.retain(|key, _| !key.contains("softcapping") && !key.contains("sliding_window"));
@@ -519,8 +520,7 @@ fn the_documentation_has_a_row_for_each() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = std::fs::read_to_string(root.join("docs/models.md")).unwrap();
     for fixture in fixtures() {
-        let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
-        let config: Json = serde_json::from_str(&text).unwrap();
+        let config = read_json(fixture.folder.join("config.json"));
         let class = config["architectures"][0].as_str().unwrap();
         assert!(readme.contains(&format!("`{class}`")), "{class}");
     }

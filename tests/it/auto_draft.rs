@@ -2,6 +2,7 @@
 
 use crate::common::hub::Hub;
 use crate::common::process::foretoken;
+use crate::common::read_json;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -130,7 +131,7 @@ fn a_published_draft_is_told_and_fetched() {
     let output = run(&args, &address, home.path());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let report = read_json(&json);
     assert_eq!(report["subject"]["drafters"], serde_json::json!([DRAFT]));
     // Among others, too, and by now without the Hub.
     hub.gone.store(true, Ordering::SeqCst);
@@ -200,7 +201,7 @@ fn without_a_known_draft_tables_draft_and_a_line_says_so() {
     );
     // The name that a checkpoint had is enough.
     let config = folder.join("config.json");
-    let mut json: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    let mut json = read_json(&config);
     json["_name_or_path"] = format!("Qwen/{TARGET}").into();
     std::fs::write(&config, json.to_string()).unwrap();
     let (found, _) = check(&[model], nowhere, home.path());

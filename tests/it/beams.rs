@@ -3,7 +3,7 @@
 use crate::architectures::folder_of_fixtures;
 use crate::common::server::{ENDLESS, LONG, Server, slow};
 use crate::common::tiny::open;
-use crate::common::{Toy, chains};
+use crate::common::{Toy, chains, read_json};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::spec::{BudgetMode, Drafter, Tables};
 use serde_json::{Value, json};
@@ -19,8 +19,7 @@ fn engine_of(name: &str, eos: &Value, drafts: bool) -> EngineHandle {
     let from = folder_of_fixtures().join(name);
     let weights = "model.safetensors";
     fs::copy(from.join(weights), folder.path().join(weights)).unwrap();
-    let config = fs::read_to_string(from.join("config.json")).unwrap();
-    let mut config: Value = serde_json::from_str(&config).unwrap();
+    let mut config = read_json(from.join("config.json"));
     config["eos_token_id"] = eos.clone();
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let model = open(folder.path()).unwrap();

@@ -3,6 +3,7 @@
 use crate::common::process::foretoken;
 #[cfg(target_os = "linux")]
 use crate::common::process::full_disk;
+use crate::common::read_json;
 use serde_json::Value;
 use std::process::Stdio;
 use tempfile::TempDir;
@@ -114,7 +115,7 @@ fn warm_tables_do_not_know_the_repeats() {
         let output = bench(&format!("--repeat {repeat}"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let report = read_json(&json);
         let overall = &report["temperatures"][0]["overall"];
         overall["tokens_per_step"].as_f64().unwrap()
     };
@@ -145,7 +146,7 @@ fn built_in_prompts_are_measured_and_drawn() {
     assert!(output.status.success(), "{said}");
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("95% intervals over prompts"), "{table}");
-    let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let report = read_json(&json);
     let subject = &report["subject"];
     assert_eq!(subject["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(subject["flags"][0], "foretoken-demo");
@@ -317,7 +318,7 @@ fn a_table_that_cannot_be_written() {
         let output = bench.stdout(stdout).stderr(Stdio::piped()).output();
         let output = output.unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let report = read_json(&json);
         assert!(report["temperatures"].is_array(), "{report}");
         std::fs::remove_file(&json).unwrap();
         (output.status.code(), said)

@@ -1,6 +1,7 @@
 //! `check --gpu`: what it says of GPUs that are not here.
 
 use super::check::{check, refused, report, row, table};
+use crate::common::read_json;
 use crate::common::tiny::*;
 use crate::common::tiny_folder::{byte_level, tiny_folder, write_tokenizer};
 use candle_core::{DType, Tensor};
@@ -127,8 +128,7 @@ fn what_a_gpu_does_not_take_is_refused_in_one_line() {
 fn shape(fixture: &str, change: impl Fn(&mut Value)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let file = format!("tests/fixtures/architectures/{fixture}/config.json");
-    let text = std::fs::read_to_string(file).unwrap();
-    let mut config: Value = serde_json::from_str(&text).unwrap();
+    let mut config = read_json(file);
     change(&mut config);
     write_config(folder.path(), &config);
     write_tokenizer(folder.path(), byte_level());

@@ -1,5 +1,6 @@
 //! `convert`: the file that it writes is the model of the folder, and reads texts as it does.
 
+use crate::common::read_json;
 use crate::common::tiny::{
     HEADS, HIDDEN, KV_HEADS, llama_config, logits, noise, open, short_prompt, tensors,
     write_config, write_shards,
@@ -116,7 +117,7 @@ fn what_would_change_is_refused_and_nothing_is_left() {
 
     // Known by name, but with a normalizer that GGUF does not have.
     let file = folder.path().join("tokenizer.json");
-    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let mut json = read_json(&file);
     json["pre_tokenizer"] = byte_level();
     json["normalizer"] = json!({"type": "Lowercase"});
     std::fs::write(&file, json.to_string()).unwrap();

@@ -3,6 +3,7 @@
 //!
 //! `FORETOKEN_LIES` sets the number of cases of each test; the seeds of the cases are their numbers.
 
+use crate::common::read_json;
 use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::{self, VOCAB, llama_config, tensors, write_config};
 use crate::common::tiny_gguf::write_gguf;
@@ -270,8 +271,7 @@ fn tokenizers_of_folders() {
     )
     .unwrap();
     // The vocabulary is long and of one kind: most corruption is in what is around it.
-    let mut tokenizer: Value =
-        serde_json::from_slice(&std::fs::read(path.join("tokenizer.json")).unwrap()).unwrap();
+    let mut tokenizer = read_json(path.join("tokenizer.json"));
     let vocabulary = tokenizer["model"]["vocab"].as_object().unwrap().clone();
     let short = vocabulary
         .into_iter()
@@ -307,7 +307,7 @@ fn tokenizers_that_grow() {
     let demo = Text::from_gguf(GgufSource::embedded("foretoken-demo").unwrap()).unwrap();
     demo.save(path).unwrap();
     let file = path.join("tokenizer.json");
-    let honest: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let honest = read_json(&file);
     let doubling = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
     let regex = json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "a".repeat(9999)});
     let normalizers = json!({"type": "Sequence", "normalizers": vec![doubling; 60]});

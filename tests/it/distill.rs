@@ -6,6 +6,7 @@ use crate::common::distill_workshop::{
 };
 #[cfg(target_os = "linux")]
 use crate::common::process::full_disk;
+use crate::common::read_json;
 use crate::common::rig::distance;
 use candle_core::{Device, Tensor};
 use foretoken::engine::{self, EngineOptions};
@@ -225,8 +226,7 @@ fn a_size_is_a_shape() {
         ..shop.options("sized")
     };
     run(&options).unwrap();
-    let json = fs::read_to_string(options.out.join("config.json")).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let json = read_json(options.out.join("config.json"));
     assert_eq!(json["hidden_size"], 256);
     assert_eq!(json["num_hidden_layers"], 2);
     let neither = DistillOptions {

@@ -3,7 +3,7 @@
 use crate::common::distill_workshop::{
     VOCAB, Workshop, assert_same_weights, load_f32, refused_with, weights,
 };
-use crate::common::{assert_idle, chains, greedy, sampled};
+use crate::common::{assert_idle, chains, greedy, read_json, sampled};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use foretoken::convert::ConvertOptions;
@@ -12,7 +12,7 @@ use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, lo
 use foretoken::spec::{BlockDrafter, BudgetMode, Drafter};
 use foretoken::train::features::Precision;
 use foretoken::train::{DistillOptions, Method, Objective, Products, run};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
 #[cfg(unix)]
 use std::os::unix::fs::symlink;
@@ -47,8 +47,7 @@ fn a_head_is_learnt_and_written_in_the_published_layout() {
     assert_eq!(report.depths[0], report.trained);
     assert!(report.to_string().contains("token 3"), "{report}");
 
-    let config = fs::read_to_string(options.out.join("config.json")).unwrap();
-    let config: Value = serde_json::from_str(&config).unwrap();
+    let config = read_json(options.out.join("config.json"));
     let wanted = json!({
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 32,
         "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -117,8 +116,7 @@ fn a_parallel_head_is_learnt_and_serves() {
     let chain = |k: usize| shown.lines().any(|l| l.starts_with(&format!("{k}    ")));
     assert!(chain(3) && !chain(4), "{report}");
 
-    let config = fs::read_to_string(options.out.join("config.json")).unwrap();
-    let config: Value = serde_json::from_str(&config).unwrap();
+    let config = read_json(options.out.join("config.json"));
     let wanted = json!({
         "architectures": ["DFlashDraftModel"], "hidden_size": 32, "num_hidden_layers": 2,
         "head_dim": 8, "vocab_size": VOCAB, "draft_vocab_size": OUTPUTS,
@@ -462,8 +460,7 @@ fn what_a_head_cannot_be_is_refused_in_one_line() {
         &of_blocks(&|o| o.objective = Objective::CrossEntropy),
         "--method parallel learns",
     );
-    let mut narrow: Value =
-        serde_json::from_str(&fs::read_to_string(shop.at("draft.json")).unwrap()).unwrap();
+    let mut narrow = read_json(shop.at("draft.json"));
     narrow["hidden_size"] = 16.into();
     fs::write(shop.at("narrow.json"), narrow.to_string()).unwrap();
     let narrow = shop.at("narrow.json");

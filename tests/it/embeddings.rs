@@ -5,7 +5,9 @@ use crate::common::hooked::hooked;
 use crate::common::process;
 use crate::common::tiny::{HEADS, HIDDEN, noise, open, tensors, write_config};
 use crate::common::tiny_gguf::write_gguf_with;
-use crate::common::{assert_idle, chains, collect, greedy, reference, run, sampled, toy_model};
+use crate::common::{
+    assert_idle, chains, collect, greedy, read_json, reference, run, sampled, toy_model,
+};
 use candle_core::quantized::{GgmlDType, gguf_file};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Events, Request};
@@ -71,8 +73,7 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 /// The model of the fixture under the names of `Qwen3ForCausalLM`, with an output layer.
 fn with_head() -> (tempfile::TempDir, Box<dyn Model>) {
     let target = tempfile::tempdir().unwrap();
-    let text = std::fs::read_to_string(folder().join("config.json")).unwrap();
-    let mut config: Value = serde_json::from_str(&text).unwrap();
+    let mut config = read_json(folder().join("config.json"));
     config["architectures"] = json!(["Qwen3ForCausalLM"]);
     write_config(target.path(), &config);
     let stored = candle_core::safetensors::load(folder().join("model.safetensors"), &Device::Cpu);
@@ -271,8 +272,7 @@ fn texts_become_what_sentence_transformers_encodes() {
 /// The default prompt of the repository comes before each text, whatever is pooled; other prompts do not.
 #[test]
 fn prompts_are_those_of_sentence_transformers() {
-    let text = std::fs::read_to_string(folder().join("prompted.json")).unwrap();
-    let wanted: Value = serde_json::from_str(&text).unwrap();
+    let wanted = read_json(folder().join("prompted.json"));
     let model = tempfile::tempdir().unwrap();
     std::fs::create_dir(model.path().join("1_Pooling")).unwrap();
     for name in [

@@ -2,6 +2,7 @@
 //! [architectures](crate::architectures). And GLM-4 as the decoder of a model for images.
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
+use crate::common::read_json;
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::tiny::{open, write_config};
 use candle_core::{Device, Tensor};
@@ -111,8 +112,7 @@ fn only_known_layers_are_left_unread() {
 fn compare_within(name: &str, kind: &str, class: &str) {
     let fixture = fixture(name);
     let folder = tempfile::tempdir().unwrap();
-    let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
-    let mut text: Json = serde_json::from_str(&text).unwrap();
+    let mut text = read_json(fixture.folder.join("config.json"));
     text.as_object_mut().unwrap().remove("architectures");
     text["model_type"] = json!(format!("{kind}_text"));
     text["image_token_id"] = json!(252);
@@ -146,8 +146,7 @@ fn the_decoders_of_glm_4v_compute_what_glm_4_does() {
 /// Writes the GGUF file of a GLM as the decoder of a model for images. What is rotated together is in the halves of a head
 /// there: llama.cpp rotates so by positions of three numbers.
 pub fn write_gguf_of_glm_4v(fixture: &Fixture, file: &Path) {
-    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
-    let mut how: Json = serde_json::from_str(&how).unwrap();
+    let mut how = read_json(fixture.folder.join("gguf.json"));
     let sections = format!(
         "{}.rope.dimension_sections",
         how["architecture"].as_str().unwrap()

@@ -267,8 +267,7 @@ pub fn changed_in(from: &Path, change: &dyn Fn(&mut Json)) -> tempfile::TempDir 
     let to = tempfile::tempdir().unwrap();
     let file = "model.safetensors";
     std::fs::copy(from.join(file), to.path().join(file)).unwrap();
-    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
-    let mut config: Json = serde_json::from_str(&text).unwrap();
+    let mut config = read_json(from.join("config.json"));
     change(&mut config);
     std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
     to

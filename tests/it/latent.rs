@@ -2,6 +2,7 @@
 //! compared with transformers among all [architectures](crate::architectures).
 
 use crate::architectures::{TOLERANCE, fixture};
+use crate::common::read_json;
 use crate::common::refusals::assert_refused;
 use crate::common::rig::{Rig, Seq};
 use crate::common::tiny::{logits, open, write_config};
@@ -348,8 +349,7 @@ fn packed_products_of_heads_are_unpacked() {
     let fixture = fixture("deepseek_v3");
     let stored = fixture.folder.join("model.safetensors");
     let stored = candle_core::safetensors::load(stored, &Device::Cpu).unwrap();
-    let text = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
-    let mut config: Json = serde_json::from_str(&text).unwrap();
+    let mut config = read_json(fixture.folder.join("config.json"));
     write_config(folders[1].path(), &config);
     config["quantization_config"] = v3()["quantization_config"].clone();
     write_config(folders[0].path(), &config);

@@ -3,7 +3,7 @@
 use crate::common::distill_workshop::{Workshop, load_f32};
 use crate::common::process::{Server, foretoken};
 use crate::common::tiny::noise;
-use crate::common::{assert_idle, chains, collect, greedy};
+use crate::common::{assert_idle, chains, collect, greedy, read_json};
 use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::error::Error;
@@ -380,8 +380,7 @@ fn a_corrupt_folder_is_refused_in_one_line() {
     refused("it predicts other ids");
     fs::write(school.file(), &whole).unwrap();
     let config = folder.join("config.json");
-    let text = fs::read_to_string(&config).unwrap();
-    let mut json: Value = serde_json::from_str(&text).unwrap();
+    let mut json = read_json(&config);
     json["eagle_aux_hidden_state_layer_ids"] = json!([0, 1]);
     fs::write(&config, json.to_string()).unwrap();
     refused("fc");

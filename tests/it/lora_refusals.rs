@@ -1,6 +1,7 @@
 //! Adapters that are not supported, broken or hostile: each is refused in one line that names what is wrong.
 
 use crate::architectures::fixture;
+use crate::common::read_json;
 use crate::common::refusals::rows;
 use crate::common::safetensors::Stored;
 use crate::lora::adapter_folder;
@@ -19,8 +20,7 @@ const Q: &str = "base_model.model.model.layers.0.self_attn.q_proj";
 /// A copy of the fixture, changed.
 fn changed(config: impl FnOnce(&mut Value), tensors: impl FnOnce(&mut Tensors)) -> TempDir {
     let (from, to) = (adapter_folder("llama-all"), tempfile::tempdir().unwrap());
-    let text = std::fs::read_to_string(from.join("adapter_config.json")).unwrap();
-    let mut json: Value = serde_json::from_str(&text).unwrap();
+    let mut json = read_json(from.join("adapter_config.json"));
     config(&mut json);
     std::fs::write(to.path().join("adapter_config.json"), json.to_string()).unwrap();
     let file = "adapter_model.safetensors";

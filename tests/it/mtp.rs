@@ -6,7 +6,7 @@ use crate::common::refusals::merge;
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::{Tensors, open, write_config};
 use crate::common::tiny_folder::{byte_level, write_tokenizer};
-use crate::common::{assert_idle, chains, collect, crowded, greedy, sampled};
+use crate::common::{assert_idle, chains, collect, crowded, greedy, read_json, sampled};
 use candle_core::{DType, Device, Tensor};
 use foretoken::engine::{self, SpecLimits};
 use foretoken::kv::{BlockAllocator, BlockTable};
@@ -109,8 +109,7 @@ fn gguf_files_have_the_same() {
     let file = folder.path().join("model.gguf");
     for name in ALL {
         let fixture = fixture(name);
-        let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
-        let how = serde_json::from_str(&how).unwrap();
+        let how = read_json(fixture.folder.join("gguf.json"));
         write_gguf(&fixture, &how, &file, |all| all);
         if matches!(name, "deepseek_v3" | "ernie4_5_moe") {
             let target = open(&file).unwrap();
@@ -128,8 +127,7 @@ fn changed(fixture: &Fixture, change: impl Fn(&mut Tensors), keys: Json) -> Temp
     let mut stored = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     change(&mut stored);
     candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
-    let config = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
-    let mut config: Json = serde_json::from_str(&config).unwrap();
+    let mut config = read_json(fixture.folder.join("config.json"));
     for (key, value) in keys.as_object().unwrap() {
         config[key] = value.clone();
     }

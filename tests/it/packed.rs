@@ -2,6 +2,7 @@
 //! against transformers with the weights that they mean. That these have exactly their values is a test beside the code.
 
 use crate::architectures::{Fixture, TOLERANCE, fixtures_in};
+use crate::common::read_json;
 use crate::common::safetensors::{Stored, StoredTensor};
 use crate::common::tiny::{logits, open, open_as, write_config};
 use candle_core::DType;
@@ -115,8 +116,7 @@ fn rename_as_model_optimizer(stored: &mut Stored) {
 
 /// The `config.json` of a fixture with another `quantization_config`.
 fn config_with(fixture: &Fixture, quantization: Json) -> Json {
-    let config = std::fs::read_to_string(fixture.folder.join("config.json")).unwrap();
-    let mut config: Json = serde_json::from_str(&config).unwrap();
+    let mut config = read_json(fixture.folder.join("config.json"));
     config["quantization_config"] = quantization;
     config
 }
