@@ -135,7 +135,7 @@ fn resident_bytes() -> usize {
 #[cfg(target_os = "linux")]
 fn a_kv_pool_takes_no_memory_before_it_is_used() {
     use crate::kernels::quant::BlockType;
-    use crate::kv::{KvForm, KvHeads, KvShape, KvStore, PoolGpus};
+    use crate::kv::{KvForm, KvHeads, KvShape, KvStore};
     use candle_core::{DType, Device};
 
     // Kept: what another pool has left is no longer the system's.
@@ -147,12 +147,7 @@ fn a_kv_pool_takes_no_memory_before_it_is_used() {
             form: blocks.map(KvForm::Blocks),
             ..KvHeads::new(8, 128)
         };
-        let shape = KvShape {
-            layers: vec![heads; 4],
-            dtype,
-            states: Vec::new(),
-            gpus: PoolGpus::default(),
-        };
+        let shape = KvShape::new(vec![heads; 4], dtype);
         let blocks = (3 << 29) / 16 / shape.bytes_per_token();
         let before = resident_bytes();
         let store = KvStore::new(shape, blocks, 16, &Device::Cpu).unwrap();

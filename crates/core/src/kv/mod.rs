@@ -182,6 +182,16 @@ impl KvHeads {
 }
 
 impl KvShape {
+    /// The shape of pools for layers without states, on the device of the model.
+    pub fn new(layers: Vec<KvHeads>, dtype: DType) -> Self {
+        Self {
+            layers,
+            dtype,
+            states: Vec::new(),
+            gpus: PoolGpus::default(),
+        }
+    }
+
     /// The shape of such pools that are all on the device of the model.
     pub fn on_one_device(self) -> Self {
         Self {

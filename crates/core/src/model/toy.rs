@@ -4,7 +4,7 @@
 
 use super::{Batch, ForwardOutput, Model, ModelInfo, Span};
 use crate::error::{Error, Result};
-use crate::kv::{KvHeads, KvShape, KvStore, PoolGpus};
+use crate::kv::{KvHeads, KvShape, KvStore};
 use crate::sampling::mix;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use foretoken_kernels::kv_write;
@@ -97,12 +97,7 @@ impl Model for ToyModel {
     }
 
     fn kv_shape(&self) -> KvShape {
-        KvShape {
-            layers: vec![KvHeads::new(1, 1)],
-            dtype: DType::F32,
-            states: Vec::new(),
-            gpus: PoolGpus::default(),
-        }
+        KvShape::new(vec![KvHeads::new(1, 1)], DType::F32)
     }
 
     fn device(&self) -> &Device {

@@ -1,6 +1,6 @@
 use super::*;
 use candle_core::{DType, Device};
-use foretoken_core::kv::{KvHeads, KvShape, PoolGpus};
+use foretoken_core::kv::{KvHeads, KvShape};
 use foretoken_kernels::StateShape;
 
 const BLOCK: usize = 4;
@@ -31,14 +31,12 @@ fn identity(description: &str) -> PoolIdentity {
 impl Rig {
     fn of(path: &Path, target: PoolIdentity) -> Self {
         let shape = KvShape {
-            layers: vec![KvHeads::new(1, 1)],
-            dtype: DType::F32,
             states: vec![StateShape {
                 matrices: 1,
                 window: 1,
                 inputs: 1,
             }],
-            gpus: PoolGpus::default(),
+            ..KvShape::new(vec![KvHeads::new(1, 1)], DType::F32)
         };
         let stats = Arc::new(Stats::new("m"));
         let identities = Identities {

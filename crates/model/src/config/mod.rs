@@ -19,7 +19,7 @@ use candle_core::quantized::gguf_file::Value;
 use foretoken_core::error::{Error, Result};
 use foretoken_core::files;
 use foretoken_core::gguf::Header;
-use foretoken_core::kv::{KvForm, KvHeads, KvShape, PoolGpus};
+use foretoken_core::kv::{KvForm, KvHeads, KvShape};
 use foretoken_kernels::latent_group;
 use keys::{Keys, ModelShape};
 use special_ids::{add_missing, end_ids, gguf_end_ids, gguf_id, mask_token};
@@ -293,10 +293,8 @@ impl ModelConfig {
     /// The shape of a pool with K and V of attention in `form`, and all else in `dtype`.
     pub(crate) fn kv_shape_in(&self, form: Option<KvForm>, dtype: DType) -> KvShape {
         KvShape {
-            layers: self.spec.pool_heads(self.kv_heads(), form),
-            dtype,
             states: self.spec.states(),
-            gpus: PoolGpus::default(),
+            ..KvShape::new(self.spec.pool_heads(self.kv_heads(), form), dtype)
         }
     }
 

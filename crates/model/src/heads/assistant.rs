@@ -27,7 +27,7 @@ use crate::weights::dtypes::Dtypes;
 use candle_core::{DType, Device, Tensor};
 pub(crate) use config::AssistantConfig;
 use foretoken_core::error::{Error, Result};
-use foretoken_core::kv::{KvHeads, KvShape, KvStore, LayerPool, PoolGpus};
+use foretoken_core::kv::{KvHeads, KvShape, KvStore, LayerPool};
 use foretoken_core::model::{Batch, ForwardOutput, Head, Model, ModelInfo};
 use foretoken_kernels::{AttentionBatch, Span, widened};
 
@@ -289,12 +289,7 @@ impl Model for AssistantHead {
             }
         };
         let owners = &self.reads[..self.owners.len()];
-        KvShape {
-            layers: owners.iter().map(of).collect(),
-            dtype: self.dtypes.kv,
-            states: Vec::new(),
-            gpus: PoolGpus::default(),
-        }
+        KvShape::new(owners.iter().map(of).collect(), self.dtypes.kv)
     }
 
     fn device(&self) -> &Device {

@@ -12,7 +12,7 @@ use crate::weights::dtypes::Dtypes;
 use crate::{Ends, ModelConfig};
 use candle_core::{DType, Device, Tensor};
 use foretoken_core::error::{Error, Result, clipped};
-use foretoken_core::kv::{KvShape, KvStore, PoolGpus};
+use foretoken_core::kv::{KvShape, KvStore};
 use foretoken_core::model::{
     Batch, ForwardOutput, Head, MAX_TREE_NODES, MaskedBlock, Model, ModelInfo,
 };
@@ -110,12 +110,8 @@ impl Model for MedusaHeads {
 
     fn kv_shape(&self) -> KvShape {
         // A position's normed hidden state is its K and V.
-        KvShape {
-            layers: vec![states::shape(self.config.hidden_size)],
-            dtype: self.dtypes.kv,
-            states: Vec::new(),
-            gpus: PoolGpus::default(),
-        }
+        let states = states::shape(self.config.hidden_size);
+        KvShape::new(vec![states], self.dtypes.kv)
     }
 
     fn device(&self) -> &Device {
