@@ -99,7 +99,7 @@ pub struct Selection {
 }
 
 /// A step that has run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct StepCost {
     /// Sequences that gained a token.
     pub sequences: usize,

@@ -124,11 +124,10 @@ impl Rate {
             sequences: streams,
             base_rows: streams,
             draft_nodes: nodes,
-            context: 0,
-            experts_read: 0,
             tokens,
             target_seconds: target * noise.factor(DEVIATION),
             draft_seconds: drafting * noise.factor(DEVIATION),
+            ..StepCost::default()
         }
     }
 

@@ -123,11 +123,10 @@ fn world(seed: u64) -> (f64, Vec<f64>) {
             sequences: streams,
             base_rows: streams,
             draft_nodes: nodes,
-            context: 0,
-            experts_read: 0,
             tokens,
             target_seconds: seconds * speed * noise.factor(0.1),
             draft_seconds: drafting * speed * noise.factor(0.1),
+            ..StepCost::default()
         });
         for (depth, (tokens, seconds)) in fixed.iter_mut().enumerate() {
             let gained = paths.iter().flat_map(|path| &path[..depth]);
@@ -176,11 +175,9 @@ fn shares(budget: &mut Budget, scores: &[f32], seconds: &[f64]) -> Vec<f64> {
             sequences: 1,
             base_rows: 1,
             draft_nodes: nodes,
-            context: 0,
-            experts_read: 0,
             tokens: 1 + accepted.unwrap_or(nodes),
             target_seconds: seconds[nodes] * noise.factor(0.1),
-            draft_seconds: 0.0,
+            ..StepCost::default()
         });
         if step >= 4000 {
             shares[nodes] += 1e-3;

@@ -276,11 +276,10 @@ fn what_speculation_gains_elsewhere_raises_the_price_of_a_row() {
             sequences: 1,
             base_rows: 1,
             draft_nodes: 1,
-            context: 0,
-            experts_read: 0,
             tokens: 2,
             target_seconds: 1.3,
             draft_seconds: 0.1,
+            ..StepCost::default()
         });
     }
     assert!(
@@ -297,12 +296,9 @@ fn prompts_and_an_interrupted_step_do_not_disturb_the_estimates() {
     let step = StepCost {
         sequences: 1,
         base_rows: 1,
-        draft_nodes: 0,
-        context: 0,
-        experts_read: 0,
         tokens: 1,
         target_seconds: 1000.0,
-        draft_seconds: 0.0,
+        ..StepCost::default()
     };
     budget.observe(&StepCost {
         base_rows: 9,

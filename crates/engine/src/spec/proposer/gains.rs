@@ -48,14 +48,9 @@ fn prompts_of_requests_without_drafts_do_not_count() {
         }];
         proposer.propose(&mut inputs, 1 << 20);
         proposer.note_step(&StepCost {
-            sequences: 0,
             base_rows: 2_000,
-            draft_nodes: 0,
-            context: 0,
-            experts_read: 0,
-            tokens: 0,
             target_seconds: 0.1,
-            draft_seconds: 0.0,
+            ..StepCost::default()
         });
     }
     proposer.end(&embedded);

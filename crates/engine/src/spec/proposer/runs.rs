@@ -258,12 +258,9 @@ pub fn read_prompt(
     proposer.note_step(&StepCost {
         sequences: 1,
         base_rows: rows,
-        draft_nodes: 0,
-        context: 0,
-        experts_read: 0,
         tokens: 1,
         target_seconds: machine.one_row * 0.1 * rows as f64,
-        draft_seconds: 0.0,
+        ..StepCost::default()
     });
     first[0].kv_len = rows;
     observe(proposer, first, &[0]);
@@ -292,12 +289,10 @@ pub fn run_plain(
         proposer.note_step(&StepCost {
             sequences: 1,
             base_rows: rows,
-            draft_nodes: 0,
             context: next,
-            experts_read: 0,
             tokens: 1,
             target_seconds: clock.measured(seconds),
-            draft_seconds: 0.0,
+            ..StepCost::default()
         });
         plain.kv_len = plain.tokens.len();
         plain.push(text.tokens[next]);

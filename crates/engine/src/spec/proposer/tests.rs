@@ -72,11 +72,10 @@ fn run(score: f32, state: &mut SequenceState, draft_seconds: f64) -> (usize, usi
             sequences: 1,
             base_rows: 1,
             draft_nodes: draft.len(),
-            context: 0,
-            experts_read: 0,
             tokens: 1,
             target_seconds: 1e-3 * (1.0 + 0.2 * rows),
             draft_seconds,
+            ..StepCost::default()
         });
     }
     (asked.load(Ordering::Relaxed), verified)
