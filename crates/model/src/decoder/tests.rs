@@ -157,14 +157,7 @@ fn decoder(config: &ModelConfig, tensors: &Tensors) -> Decoder {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.safetensors");
     candle_core::safetensors::save(tensors, file).unwrap();
-    let dtypes = Dtypes {
-        blocks: None,
-        activations: DType::F32,
-        matrices: Some(DType::F32),
-        kv: DType::F32,
-        kv_form: None,
-        on_gpu: false,
-    };
+    let dtypes = Dtypes::all(DType::F32);
     let weights = Weights::safetensors(folder.path(), dtypes, &Device::Cpu).unwrap();
     Decoder::load(config.clone(), weights, || ()).unwrap()
 }

@@ -25,6 +25,18 @@ pub struct Dtypes {
 }
 
 impl Dtypes {
+    /// Everything in `dtype`, on the CPU.
+    pub(crate) fn all(dtype: DType) -> Self {
+        Self {
+            activations: dtype,
+            matrices: Some(dtype),
+            blocks: None,
+            kv: dtype,
+            kv_form: None,
+            on_gpu: false,
+        }
+    }
+
     /// Checks that K and V of a layer's attention can be in their form: in `heads`, or in latent vectors if these are
     /// `None`.
     ///

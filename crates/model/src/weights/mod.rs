@@ -89,14 +89,7 @@ impl Weights {
     /// # Errors
     /// A setup error that names the missing or broken file.
     pub fn open(source: &ModelSource) -> Result<Self> {
-        let dtypes = Dtypes {
-            activations: DType::F32,
-            matrices: Some(DType::F32),
-            blocks: None,
-            kv: DType::F32,
-            kv_form: None,
-            on_gpu: false,
-        };
+        let dtypes = Dtypes::all(DType::F32);
         match source {
             ModelSource::Gguf(file) => Ok(Self::gguf(GgufFile::open(file)?, dtypes, &Device::Cpu)),
             ModelSource::Folder(folder) => {

@@ -22,12 +22,8 @@ fn fixtures() -> Vec<PathBuf> {
 
 fn open(folder: &Path, matrices: Option<DType>) -> (ModelConfig, Weights) {
     let dtypes = Dtypes {
-        blocks: None,
-        activations: DType::F32,
         matrices,
-        kv: DType::F32,
-        kv_form: None,
-        on_gpu: false,
+        ..Dtypes::all(DType::F32)
     };
     let config = ModelConfig::from_json(folder).unwrap();
     let weights = Weights::safetensors(folder, dtypes, &Device::Cpu).unwrap();
@@ -213,13 +209,9 @@ fn unpacked_matrices_have_the_log_probabilities_of_transformers() {
 /// On a GPU with `--dtype f16`, where products of many rows would have infinite weights.
 #[test]
 fn mxfp4_that_f16_does_not_have_is_refused_by_name() {
-    let dtypes = |activations| Dtypes {
-        blocks: None,
-        activations,
-        matrices: Some(activations),
-        kv: activations,
-        kv_form: None,
+    let dtypes = |dtype| Dtypes {
         on_gpu: true,
+        ..Dtypes::all(dtype)
     };
     let mxfp4 = fixtures()
         .into_iter()
