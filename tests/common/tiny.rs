@@ -1,14 +1,16 @@
 //! Tiny Llamas that the tests write, and the logits that candle's own Llama computes for them.
 
 use super::rig::{Rig, Seq};
+use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama;
+use foretoken::convert::ConvertOptions;
 use foretoken::model::LoadedModel;
 use foretoken::model::{LoadFormat, LoadOptions, Model, ModelSource, load};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub const VOCAB: usize = 67;
 /// K-quants have blocks of 256.
@@ -117,6 +119,21 @@ pub fn open_as(
         ..LoadOptions::default()
     };
     load(&source, &options)
+}
+
+/// Writes the model or head in `folder` to the GGUF file `out`, whose path it returns.
+pub fn convert(
+    folder: &Path,
+    out: PathBuf,
+    kind: GgmlDType,
+) -> Result<PathBuf, foretoken::error::Error> {
+    foretoken::convert::run(&ConvertOptions {
+        model: folder.display().to_string(),
+        revision: None,
+        out: out.clone(),
+        kind,
+    })?;
+    Ok(out)
 }
 
 /// The logits of `tokens` in one forward.

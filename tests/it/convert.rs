@@ -2,13 +2,12 @@
 
 use crate::common::read_json;
 use crate::common::tiny::{
-    HEADS, HIDDEN, KV_HEADS, llama_config, logits, noise, open, short_prompt, tensors,
+    self, HEADS, HIDDEN, KV_HEADS, llama_config, logits, noise, open, short_prompt, tensors,
     write_config, write_shards,
 };
 use crate::common::tiny_folder::{byte_level, tiny_folder as folder};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
-use foretoken::convert::{ConvertOptions, run};
 use foretoken::text::Text;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -18,15 +17,9 @@ fn digits() -> Value {
     json!({"type": "Sequence", "pretokenizers": [each, byte_level()]})
 }
 
-fn convert(folder: &Path, kind: GgmlDType) -> Result<PathBuf, foretoken::error::Error> {
-    let out = folder.join(format!("{kind:?}.gguf"));
-    run(&ConvertOptions {
-        model: folder.display().to_string(),
-        revision: None,
-        out: out.clone(),
-        kind,
-    })?;
-    Ok(out)
+/// Converts the model of `folder` to a file within it.
+pub fn convert(folder: &Path, kind: GgmlDType) -> Result<PathBuf, foretoken::error::Error> {
+    tiny::convert(folder, folder.join(format!("{kind:?}.gguf")), kind)
 }
 
 fn logits_of(path: &Path) -> Vec<Vec<f32>> {
@@ -128,11 +121,5 @@ fn what_would_change_is_refused_and_nothing_is_left() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), before);
 
     let missing = folder.path().join("none.gguf");
-    let options = ConvertOptions {
-        model: missing.display().to_string(),
-        revision: None,
-        out: missing.clone(),
-        kind: GgmlDType::Q8_0,
-    };
-    assert!(run(&options).is_err());
+    assert!(tiny::convert(&missing, missing.clone(), GgmlDType::Q8_0).is_err());
 }

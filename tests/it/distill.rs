@@ -8,6 +8,8 @@ use crate::common::distill_workshop::{
 use crate::common::process::full_disk;
 use crate::common::read_json;
 use crate::common::rig::distance;
+use crate::common::tiny::convert;
+use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use foretoken::engine::{self, EngineOptions};
 use foretoken::model::ModelConfig;
@@ -131,14 +133,7 @@ fn a_draft_of_few_ids_is_learnt_and_serves() {
             assert_eq!(logit.is_finite(), ids.contains(&id), "{id}: {logit}");
         }
     }
-    let file = shop.at("draft.gguf");
-    foretoken::convert::run(&foretoken::convert::ConvertOptions {
-        model: options.out.display().to_string(),
-        revision: None,
-        out: file.clone(),
-        kind: candle_core::quantized::GgmlDType::F32,
-    })
-    .unwrap();
+    let file = convert(&options.out, shop.at("draft.gguf"), GgmlDType::F32).unwrap();
     assert_eq!(served_logits(&file, &tokens), served);
 
     let start = |draft: Option<&Path>| {

@@ -3,10 +3,10 @@
 use crate::common::distill_workshop::{
     VOCAB, Workshop, assert_same_weights, load_f32, refused_with, weights,
 };
+use crate::common::tiny::convert;
 use crate::common::{assert_idle, chains, greedy, read_json, sampled};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
-use foretoken::convert::ConvertOptions;
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::model::{Head, HeadKind, LoadOptions, MaskedBlock, ModelSource, load_head};
 use foretoken::spec::{BlockDrafter, BudgetMode, Drafter};
@@ -162,14 +162,7 @@ fn a_parallel_head_is_learnt_and_serves() {
     let of_folder = accepted(head);
     assert!(of_folder[0] > 0 && of_folder[1] > 0, "{of_folder:?}");
 
-    let file = shop.at("head").join("f32.gguf");
-    foretoken::convert::run(&ConvertOptions {
-        model: options.out.display().to_string(),
-        revision: None,
-        out: file.clone(),
-        kind: GgmlDType::F32,
-    })
-    .unwrap();
+    convert(&options.out, shop.at("head/f32.gguf"), GgmlDType::F32).unwrap();
     assert_eq!(accepted(served(&shop, "head/f32.gguf")), of_folder);
 
     // What the evaluation measured goes with the head into both formats.

@@ -1,10 +1,10 @@
 //! `foretoken distill --init-from`: a run begins with the weights of another, if they mean the same in it.
 
 use crate::common::distill_workshop::{VOCAB, Workshop, config, refused_with, weights};
+use crate::common::tiny::convert;
 use crate::distill_head::{OUTPUTS, options, parallel};
 use candle_core::IndexOp;
 use candle_core::quantized::GgmlDType;
-use foretoken::convert::ConvertOptions;
 use foretoken::train::{DistillOptions, Method, run};
 use serde_json::{Value, json};
 use std::fs;
@@ -20,14 +20,7 @@ fn refused_at_once(options: &DistillOptions, needle: &str) {
 /// The GGUF file of the head `name` of `shop`.
 fn converted(shop: &Workshop, name: &str) -> PathBuf {
     let out = shop.at(&format!("{name}.gguf"));
-    foretoken::convert::run(&ConvertOptions {
-        model: shop.at(name).display().to_string(),
-        revision: None,
-        out: out.clone(),
-        kind: GgmlDType::F32,
-    })
-    .unwrap();
-    out
+    convert(&shop.at(name), out, GgmlDType::F32).unwrap()
 }
 
 /// Runs `options` for a step, and returns those of a run that begins there.

@@ -3,12 +3,11 @@
 use crate::common::process::{Server, foretoken};
 use crate::common::tiny::*;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
+use crate::convert::convert;
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
-use foretoken::convert;
 use foretoken::model::{LoadFormat, LoadOptions, ModelSource, load};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 
 const KINDS: [GgmlDType; 8] = [
     GgmlDType::Q8_0,
@@ -20,19 +19,6 @@ const KINDS: [GgmlDType; 8] = [
     GgmlDType::Q5K,
     GgmlDType::Q6K,
 ];
-
-/// The model of `folder` as a GGUF file with blocks of `kind`.
-fn converted(folder: &Path, kind: GgmlDType) -> PathBuf {
-    let out = folder.join(format!("{kind:?}.gguf"));
-    convert::run(&convert::ConvertOptions {
-        model: folder.display().to_string(),
-        revision: None,
-        out: out.clone(),
-        kind,
-    })
-    .unwrap();
-    out
-}
 
 #[test]
 fn a_model_is_that_of_a_converted_file() {
@@ -47,7 +33,7 @@ fn a_model_is_that_of_a_converted_file() {
             ..LoadOptions::default()
         };
         let got = logits(load(&source, &options).unwrap(), &tokens);
-        let file = converted(folder.path(), kind);
+        let file = convert(folder.path(), kind).unwrap();
         assert_eq!(
             got,
             logits(open_as(&file, None).unwrap(), &tokens),
@@ -107,7 +93,7 @@ fn a_server_answers_with_the_quantized_model_and_draft() {
     let plain = ask(&format!("--model {path}"));
     let quantized = ask(&format!("--model {path} --quantize q4_k"));
     assert_ne!(quantized.1, plain.1);
-    let file = converted(folder.path(), GgmlDType::Q4K);
+    let file = convert(folder.path(), GgmlDType::Q4K).unwrap();
     let file = file.display();
     // Its tokenizer has names for ids that the folder's lacks.
     assert_eq!(ask(&format!("--model {file}")).1, quantized.1);
@@ -140,7 +126,7 @@ fn a_server_answers_with_the_quantized_model_and_draft() {
 fn what_has_no_effect_is_refused() {
     let folder = tiny_folder(byte_level());
     let path = folder.path().display().to_string();
-    let file = converted(folder.path(), GgmlDType::Q8_0);
+    let file = convert(folder.path(), GgmlDType::Q8_0).unwrap();
     let file = file.to_str().unwrap();
     let run = |args: &[&str]| {
         let output = foretoken().args(args).output().unwrap();
