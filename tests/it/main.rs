@@ -120,6 +120,7 @@ mod published_configs;
 mod quantize;
 mod qwen;
 mod recorded;
+mod renamed_models;
 mod reports;
 #[cfg(feature = "embedded-model")]
 mod router;
