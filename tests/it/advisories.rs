@@ -2,6 +2,7 @@
 //! what they describe, sent to this one. docs/advisories.md has the list, with those that cannot apply.
 
 use crate::common::process::foretoken;
+use crate::common::refusals::merge;
 use crate::common::scripted::saying_as;
 use crate::common::server::{Server, drafting, error, greedy};
 use crate::common::{Guess, MAX_LEN};
@@ -23,9 +24,7 @@ pub async fn refused(fields: &[Value]) {
                 COMPLETIONS => body["prompt"] = "ab".into(),
                 _ => body["messages"] = json!([{"role": "user", "content": "ab"}]),
             }
-            for (name, value) in fields.as_object().unwrap() {
-                body[name] = value.clone();
-            }
+            merge(&mut body, fields);
             let response = server.post(path, &body).await;
             assert_eq!(response.status(), 400, "{path}: {body}");
             server.json(COMPLETIONS, &greedy("ab", 4)).await;

@@ -1,6 +1,7 @@
 //! `foretoken distill --init-from`: a run begins with the weights of another, if they mean the same in it.
 
 use crate::common::distill_workshop::{VOCAB, Workshop, config, refused_with, weights};
+use crate::common::refusals::merge;
 use crate::common::tiny::convert;
 use crate::distill_head::{OUTPUTS, options, parallel};
 use candle_core::IndexOp;
@@ -42,9 +43,7 @@ fn set(folder: &Path, keys: &Value) -> String {
     let file = folder.join("config.json");
     let before = fs::read_to_string(&file).unwrap();
     let mut json: Value = serde_json::from_str(&before).unwrap();
-    for (key, value) in keys.as_object().unwrap() {
-        json[key] = value.clone();
-    }
+    merge(&mut json, keys);
     fs::write(file, json.to_string()).unwrap();
     before
 }

@@ -128,9 +128,7 @@ fn changed(fixture: &Fixture, change: impl Fn(&mut Tensors), keys: Json) -> Temp
     change(&mut stored);
     candle_core::safetensors::save(&stored, folder.path().join("model.safetensors")).unwrap();
     let mut config = read_json(fixture.folder.join("config.json"));
-    for (key, value) in keys.as_object().unwrap() {
-        config[key] = value.clone();
-    }
+    merge(&mut config, &keys);
     write_config(folder.path(), &config);
     folder
 }

@@ -2,6 +2,7 @@
 
 use crate::architectures::fixtures;
 use crate::common::hooked::watched;
+use crate::common::refusals::merge;
 use crate::common::server::{LONG, Server};
 use crate::common::*;
 use crate::engine::{Dice, is_lossless};
@@ -379,9 +380,7 @@ fn a_draft_model_has_its_own_cache() {
 fn body(extra: &Value) -> Value {
     let mut body =
         json!({"prompt": "abcdefghijklmnopqrstuvwxyz", "max_tokens": 4, "temperature": 0});
-    for (key, value) in extra.as_object().unwrap() {
-        body[key] = value.clone();
-    }
+    merge(&mut body, extra);
     body
 }
 

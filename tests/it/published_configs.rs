@@ -211,9 +211,7 @@ fn minimax_m2_is_read() {
         "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
         "num_attention_heads": 4
     });
-    for (key, value) in config.as_object().unwrap() {
-        sizes[key] = value.clone();
-    }
+    merge(&mut sizes, &config);
     sizes["attn_type_list"] = json!([1, 0, 1, 1]);
     assert_refused(&sizes, "attn_type_list [1,0,1,1] is not supported");
 }
