@@ -1,6 +1,7 @@
 //! A tiny target, prompts and options: what the tests of `distill` share.
 
 use super::rig::{Rig, Seq};
+use super::tiny_folder::tokenizer_of;
 use candle_core::{DType, Device, Tensor};
 use foretoken::error::Error;
 use foretoken::model::LoadedModel;
@@ -19,19 +20,7 @@ pub const EOS: u32 = 30;
 pub fn write_tokenizer(folder: &Path) {
     let mut names: Vec<String> = ('a'..='z').map(String::from).collect();
     names.extend(["Ġ", "Ċ", "Ã", "©", "<|end|>", "<|start|>"].map(String::from));
-    let vocab: serde_json::Map<String, Value> =
-        names.into_iter().zip((0..).map(Value::from)).collect();
-    let special = |id: u32, content: &str| {
-        json!({"id": id, "content": content, "special": true, "single_word": false,
-               "lstrip": false, "rstrip": false, "normalized": false})
-    };
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let tokenizer = json!({
-        "version": "1.0",
-        "added_tokens": [special(EOS, "<|end|>"), special(31, "<|start|>")],
-        "pre_tokenizer": byte_level, "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": []}
-    });
+    let tokenizer = tokenizer_of(&names, &["<|end|>", "<|start|>"]);
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let config = json!({
         "eos_token": "<|end|>",

@@ -4,14 +4,14 @@
 
 use crate::common::chains;
 use crate::common::hooked::edited;
-use crate::common::server::{LONG, Server};
+use crate::common::server::{LONG, Server, text_over};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::http::AppState;
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
 use foretoken::spec::{BudgetMode, Drafter, NgramDrafter};
-use foretoken::text::{ReasoningFormat, SpecialIds, Text};
-use serde_json::{Map, Value, json};
+use foretoken::text::{ReasoningFormat, Text};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
@@ -41,26 +41,8 @@ pub fn text_of(template: &str, special_names: &[&str]) -> Text {
     alphabet.sort_unstable();
     let names = alphabet.iter().map(char::to_string);
     let names = names.chain(special_names.iter().map(|name| (*name).to_owned()));
-    let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
-    let special = |(i, content): (usize, &&str)| {
-        json!({"id": 256 + i, "content": content, "special": true, "single_word": false,
-               "lstrip": false, "rstrip": false, "normalized": false})
-    };
-    let added: Vec<Value> = special_names.iter().enumerate().map(special).collect();
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let file = json!({
-        "version": "1.0",
-        "added_tokens": added,
-        "pre_tokenizer": byte_level,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": []}
-    });
-    let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
-    let special = SpecialIds {
-        bos: None,
-        eos: vec![EOS],
-    };
-    Text::new(tokenizer, special, Some(template)).expect("byte-level")
+    let names: Vec<String> = names.collect();
+    text_over(&names, special_names, EOS, Some(template))
 }
 
 /// A model that answers one prompt, the first one that it gets, with `script`.

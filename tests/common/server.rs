@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use crate::common::hooked::watched;
+use crate::common::tiny_folder::tokenizer_of;
 use crate::common::{Guess, MAX_LEN, SEED, Toy, VOCAB, assert_idle, toy_model, tree_limits};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::error::{Error, Result};
@@ -36,23 +37,16 @@ pub fn text_with(template: Option<&str>) -> Text {
     let mut names: Vec<String> = ('a'..='z').map(String::from).collect();
     names.extend(["Ġ", "Ċ", "Ã", "©", "<|end|>", "<|start|>"].map(String::from));
     assert_eq!(names.len(), VOCAB);
-    let vocab: Map<String, Value> = names.into_iter().zip((0..).map(Value::from)).collect();
-    let special = |id: u32, content: &str| {
-        json!({"id": id, "content": content, "special": true, "single_word": false,
-               "lstrip": false, "rstrip": false, "normalized": false})
-    };
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let file = json!({
-        "version": "1.0",
-        "added_tokens": [special(EOS, "<|end|>"), special(31, "<|start|>")],
-        "pre_tokenizer": byte_level,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": []}
-    });
-    let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
+    text_over(&names, &["<|end|>", "<|start|>"], EOS, template)
+}
+
+/// The text of a byte-level tokenizer with the tokens `names`, some of them `special`, of which `eos` is one.
+pub fn text_over(names: &[String], special: &[&str], eos: u32, template: Option<&str>) -> Text {
+    let file = tokenizer_of(names, special).to_string();
+    let tokenizer = file.parse().expect("a valid tokenizer.json");
     let special = SpecialIds {
         bos: None,
-        eos: vec![EOS],
+        eos: vec![eos],
     };
     Text::new(tokenizer, special, template).expect("byte-level")
 }

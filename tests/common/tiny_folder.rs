@@ -46,16 +46,10 @@ pub fn write_tokenizer(folder: &Path, pre: Value) {
     names.extend(('a'..='z').chain('0'..='9').map(String::from));
     names.extend(["Ġ", "Ċ", "H", "W", "L", "12", "he", "ll", "Ġhe"].map(String::from));
     assert!(names.len() < VOCAB);
-    let vocab: Map<String, Value> = names.into_iter().zip((0..).map(Value::from)).collect();
-    let added = (0..).zip(special).map(|(id, content)| {
-        json!({"id": id, "content": content, "special": content != "<|start|>", "single_word": false,
-               "lstrip": false, "rstrip": false, "normalized": false})
-    });
-    let tokenizer = json!({
-        "version": "1.0", "added_tokens": added.collect::<Vec<_>>(), "pre_tokenizer": pre,
-        "decoder": byte_level(),
-        "model": {"type": "BPE", "vocab": vocab, "merges": ["1 2", "h e", "l l", "Ġ he"]}
-    });
+    let mut tokenizer = tokenizer_of(&names, &special);
+    tokenizer["added_tokens"][3]["special"] = false.into();
+    tokenizer["pre_tokenizer"] = pre;
+    tokenizer["model"]["merges"] = json!(["1 2", "h e", "l l", "Ġ he"]);
     let config = json!({"bos_token": "<|bos|>", "eos_token": "<|end|>", "chat_template": TEMPLATE});
     for (name, json) in [
         ("tokenizer.json", tokenizer),
@@ -63,6 +57,22 @@ pub fn write_tokenizer(folder: &Path, pre: Value) {
     ] {
         std::fs::write(folder.join(name), json.to_string()).unwrap();
     }
+}
+
+/// A `tokenizer.json` of byte-level BPE without merges, with the tokens `names` from id 0 on, some of them `special`.
+pub fn tokenizer_of(names: &[String], special: &[&str]) -> Value {
+    let added = special.iter().map(|&name| {
+        let id = names.iter().position(|one| one == name).expect("a token");
+        json!({"id": id, "content": name, "special": true, "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    });
+    let added: Vec<Value> = added.collect();
+    let ids = names.iter().cloned().zip((0..).map(Value::from));
+    let vocab: Map<String, Value> = ids.collect();
+    json!({
+        "version": "1.0", "added_tokens": added, "pre_tokenizer": byte_level(), "decoder": byte_level(),
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}
+    })
 }
 
 pub fn byte_level() -> Value {
