@@ -31,7 +31,7 @@ use foretoken::sampling::{Rng, Sampler, SamplingParams, choose};
 use foretoken::spec::{BudgetMode, DraftModel, Drafter, Lookahead, NgramDrafter, Tables};
 use serde_json::Value;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub const VOCAB: usize = 32;
 pub const MAX_LEN: usize = 256;
@@ -109,6 +109,13 @@ impl Toy {
 
     pub fn start(&self) -> EngineHandle {
         self.start_with(toy_model(0.0))
+    }
+
+    /// The engine, and a lock that it takes for each forward.
+    pub fn start_gated(&self) -> (EngineHandle, Arc<Mutex<()>>) {
+        let target = toy_model(0.0);
+        let gate = target.gate.clone();
+        (self.start_with(target), gate)
     }
 
     pub fn start_with(&self, target: ToyModel) -> EngineHandle {

@@ -375,9 +375,7 @@ fn a_seed_gives_the_same_text_whatever_else_runs() {
         num_blocks: 40,
         ..Toy::default()
     };
-    let target = toy_model(0.0);
-    let gate = target.gate.clone();
-    let engine = toy.start_with(target);
+    let (engine, gate) = toy.start_gated();
     let request = sampled(&[1, 2, 3, 4, 5], 60, 42);
     let alone = run(&engine, request.clone());
     for crowd in 1..6 {

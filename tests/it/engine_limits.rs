@@ -32,9 +32,7 @@ fn the_queue_is_bounded_all_or_nothing() {
     let mut toy = Toy::default();
     toy.options.max_num_seqs = 1;
     toy.options.max_waiting = 3;
-    let target = toy_model(0.0);
-    let gate = target.gate.clone();
-    let engine = toy.start_with(target);
+    let (engine, gate) = toy.start_gated();
     let closed = gate.lock().unwrap();
     let running = engine.submit(greedy(&[1], 5)).unwrap();
     wait_for("admission", || engine.stats().requests_running.get() == 1);
@@ -98,9 +96,7 @@ fn who_leaves_the_queue_gives_up_the_place() {
     let mut toy = Toy::default();
     toy.options.max_num_seqs = 1;
     toy.options.max_waiting = 3;
-    let target = toy_model(0.0);
-    let gate = target.gate.clone();
-    let engine = toy.start_with(target);
+    let (engine, gate) = toy.start_gated();
     let closed = gate.lock().unwrap();
     let running = engine.submit(greedy(&[1], 5)).unwrap();
     wait_for("admission", || engine.stats().requests_running.get() == 1);
@@ -145,9 +141,7 @@ fn dropping_the_receiver_cancels() {
         num_blocks: 64,
         ..Toy::default()
     };
-    let target = toy_model(0.0);
-    let gate = target.gate.clone();
-    let engine = toy.start_with(target);
+    let (engine, gate) = toy.start_gated();
     let closed = gate.lock().unwrap();
     let receivers: Vec<_> = (0..20)
         .map(|i| engine.submit(greedy(&[i], 250)).unwrap())
@@ -168,9 +162,7 @@ fn dropping_the_receiver_cancels() {
 #[test]
 fn an_abort_reaches_requests_that_nobody_has_taken() {
     let toy = Toy::default();
-    let target = toy_model(0.0);
-    let gate = target.gate.clone();
-    let engine = toy.start_with(target);
+    let (engine, gate) = toy.start_gated();
     let closed = gate.lock().unwrap();
     let runs = engine.submit(greedy(&[1], 250)).unwrap();
     wait_for("the batch", || engine.stats().requests_running.get() > 0);
@@ -215,9 +207,7 @@ fn further_parts_of_a_request_are_accepted() {
     let mut toy = Toy::default();
     toy.options.max_num_seqs = 1;
     toy.options.max_waiting = 2;
-    let target = toy_model(0.0);
-    let gate = target.gate.clone();
-    let engine = toy.start_with(target);
+    let (engine, gate) = toy.start_gated();
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     let runtime = runtime.unwrap();
     let mut series = Series::begin(&engine).unwrap();
