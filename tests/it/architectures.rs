@@ -324,28 +324,23 @@ fn files_of_gemma_4_may_have_gates_of_experts_apart() {
 #[test]
 fn older_files_of_glm_4_compute_the_same() {
     let fixture = fixture("glm");
-    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let how = read_json(fixture.folder.join("gguf.json"));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
-    write_gguf(
-        &fixture,
-        &serde_json::from_str(&how).unwrap(),
-        &file,
-        |all| {
-            let (parts, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| {
-                ["attn_q.", "attn_k.", "attn_v."]
-                    .iter()
-                    .any(|part| name.contains(part))
-            });
-            let find = |name: String| &parts.iter().find(|(found, _)| *found == name).unwrap().1;
-            for (name, q) in parts.iter().filter(|(name, _)| name.contains("attn_q.")) {
-                let [k, v] = ["attn_k", "attn_v"].map(|part| find(name.replace("attn_q", part)));
-                let joined = Tensor::cat(&[q, k, v], 0).unwrap();
-                others.push((name.replace("attn_q", "attn_qkv"), joined));
-            }
-            others
-        },
-    );
+    write_gguf(&fixture, &how, &file, |all| {
+        let (parts, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| {
+            ["attn_q.", "attn_k.", "attn_v."]
+                .iter()
+                .any(|part| name.contains(part))
+        });
+        let find = |name: String| &parts.iter().find(|(found, _)| *found == name).unwrap().1;
+        for (name, q) in parts.iter().filter(|(name, _)| name.contains("attn_q.")) {
+            let [k, v] = ["attn_k", "attn_v"].map(|part| find(name.replace("attn_q", part)));
+            let joined = Tensor::cat(&[q, k, v], 0).unwrap();
+            others.push((name.replace("attn_q", "attn_qkv"), joined));
+        }
+        others
+    });
     fixture.compare(open(&file).unwrap(), TOLERANCE).unwrap();
 }
 

@@ -2,6 +2,7 @@
 //! computes is tested with all [architectures](crate::architectures).
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, fixtures, write_gguf};
+use crate::common::read_json;
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::rig::{Rig, Seq, distance};
 use crate::common::tiny::{open, write_config};
@@ -90,10 +91,7 @@ fn experts_as_one_tensor_compute_the_same() {
 fn the_decoder_of_qwen3_vl_computes_what_qwen3_does() {
     let fixture = fixture("qwen3_moe");
     let folder = tempfile::tempdir().unwrap();
-    let read = |name: &str| -> Json {
-        let text = std::fs::read_to_string(fixture.folder.join(name)).unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
+    let read = |name: &str| read_json(fixture.folder.join(name));
     let mut text = read("config.json");
     let keys = text.as_object_mut().unwrap();
     keys.remove("architectures");
@@ -369,15 +367,10 @@ fn routers_are_never_quantized() {
 #[test]
 fn quantized_experts_of_a_gguf_are_those_of_their_values() {
     let fixture = fixture("qwen3_moe");
-    let how = std::fs::read_to_string(fixture.folder.join("gguf.json")).unwrap();
+    let how = read_json(fixture.folder.join("gguf.json"));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
-    write_gguf(
-        &fixture,
-        &serde_json::from_str(&how).unwrap(),
-        &file,
-        |all| all,
-    );
+    write_gguf(&fixture, &how, &file, |all| all);
     let mut reader = std::fs::File::open(&file).unwrap();
     let content = Content::read(&mut reader).unwrap();
     let names = content.tensor_infos.keys();

@@ -1,6 +1,7 @@
 //! Checkpoints with a `quantization_config` that are not what they should be, or that ask for what is not supported.
 
 use crate::common::process::foretoken;
+use crate::common::read_json;
 use crate::common::refusals::{change, merge, parsed, rows};
 use crate::common::safetensors::Stored;
 use crate::common::tiny::open;
@@ -19,10 +20,9 @@ struct Copied {
 impl Copied {
     fn of(name: &str) -> Self {
         let from = folder().join(name);
-        let config = std::fs::read_to_string(from.join("config.json")).unwrap();
         Self {
             folder: tempfile::tempdir().unwrap(),
-            config: serde_json::from_str(&config).unwrap(),
+            config: read_json(from.join("config.json")),
             stored: Stored::read(&from.join("model.safetensors")),
         }
     }
