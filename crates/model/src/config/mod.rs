@@ -169,7 +169,7 @@ impl ModelConfig {
             _ => return Err("general.architecture is missing".into()),
         };
         let is_head = GGUF_HEADS.contains(&architecture.as_str());
-        let known = arch::of_gguf(architecture).or(is_head.then_some(&Architecture::LLAMA));
+        let known = arch::of_gguf(architecture).or(is_head.then_some(Architecture::LLAMA));
         let Some(known) = known else {
             return Err(unsupported(Some(architecture)));
         };
