@@ -4,13 +4,13 @@ use super::*;
 use crate::ChatTemplate;
 use crate::template::Chat;
 
-/// Role and content of each message.
-fn plain(messages: &[Value]) -> Vec<(String, String)> {
-    let text = |value: &Value| value.as_str().expect("a text").to_owned();
-    let plain = without_tools(messages, &[], ToolFormat::Hermes);
-    (plain.iter())
-        .map(|message| (text(&message["role"]), text(&message["content"])))
-        .collect()
+/// The messages of a chat that is written `role content | role content`. The role `calls` is that of an assistant who calls.
+fn chat(text: &str) -> Vec<Value> {
+    let message = |message: &str| match message.split_once(' ').expect("a role and a content") {
+        ("calls", content) => calls(content),
+        (role, content) => said(role, content),
+    };
+    text.split(" | ").map(message).collect()
 }
 
 fn said(role: &str, content: &str) -> Value {
@@ -27,62 +27,28 @@ const ONE: &str = "<tool_response>\none\n</tool_response>";
 
 #[test]
 fn what_is_rewritten_is_joined_with_its_neighbours() {
-    let pair = |role: &str, content: String| (role.to_owned(), content);
-    let (user, tool) = (said("user", "Go."), said("tool", "one"));
     for (messages, wanted) in [
         (
-            vec![user.clone(), calls(""), tool.clone(), said("user", "And?")],
-            vec![
-                pair("user", "Go.".into()),
-                pair("assistant", CALL.into()),
-                pair("user", format!("{ONE}\nAnd?")),
-            ],
+            "user Go. | calls  | tool one | user And?",
+            "user Go. | assistant CALL | user ONE\nAnd?",
         ),
         (
-            vec![
-                user.clone(),
-                said("assistant", "a"),
-                calls("b"),
-                said("assistant", "c"),
-                tool.clone(),
-            ],
-            vec![
-                pair("user", "Go.".into()),
-                pair("assistant", format!("a\nb\n{CALL}\nc")),
-                pair("user", ONE.into()),
-            ],
+            "user Go. | assistant a | calls b | assistant c | tool one",
+            "user Go. | assistant a\nb\nCALL\nc | user ONE",
         ),
         (
-            vec![
-                calls(""),
-                said("user", "a"),
-                tool.clone(),
-                tool,
-                said("user", "b"),
-                said("user", "c"),
-            ],
-            vec![
-                pair("assistant", CALL.into()),
-                pair("user", format!("a\n{ONE}\n{ONE}\nb\nc")),
-            ],
+            "calls  | user a | tool one | tool one | user b | user c",
+            "assistant CALL | user a\nONE\nONE\nb\nc",
         ),
         // What the chat has by itself stays.
         (
-            vec![
-                user.clone(),
-                user,
-                said("assistant", "a"),
-                said("assistant", "b"),
-            ],
-            vec![
-                pair("user", "Go.".into()),
-                pair("user", "Go.".into()),
-                pair("assistant", "a".into()),
-                pair("assistant", "b".into()),
-            ],
+            "user Go. | user Go. | assistant a | assistant b",
+            "user Go. | user Go. | assistant a | assistant b",
         ),
     ] {
-        assert_eq!(plain(&messages), wanted);
+        let plain = without_tools(&chat(messages), &[], ToolFormat::Hermes);
+        let wanted = wanted.replace("CALL", CALL).replace("ONE", ONE);
+        assert_eq!(plain, chat(&wanted), "{messages}");
     }
 }
 
@@ -114,30 +80,19 @@ fn nothing_of_a_message_is_lost() {
 fn a_template_of_two_roles_gets_tools_from_the_user() {
     const TURNS: &str = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let tools = [json!({"type": "function", "function": {"name": "f"}})];
-    let messages = [
-        said("user", "Go."),
-        calls(""),
-        said("tool", "one"),
-        said("user", "And?"),
-    ];
-    for (before, begins) in [
-        (vec![], "<user>You can call"),
-        (
-            vec![said("system", "Be brief.")],
-            "<user>Be brief.\n\nYou can call",
-        ),
-        (
-            vec![said("developer", "Be brief.")],
-            "<user>Be brief.\n\nYou can call",
-        ),
+    let messages = chat("user Go. | calls  | tool one | user And?");
+    for (role, begins) in [
+        (None, ""),
+        (Some("system"), "Be brief.\n\n"),
+        (Some("developer"), "Be brief.\n\n"),
     ] {
+        let before = role.map(|role| said(role, "Be brief."));
         let messages: Vec<Value> = before.into_iter().chain(messages.clone()).collect();
         let plain = without_tools(&messages, &tools, ToolFormat::Hermes);
-        let prompt = ChatTemplate::new(TURNS, None, None)
-            .unwrap()
-            .render(&Chat::of(&plain));
-        let prompt = prompt.unwrap();
-        assert!(prompt.starts_with(begins), "{prompt}");
+        let template = ChatTemplate::new(TURNS, None, None).unwrap();
+        let prompt = template.render(&Chat::of(&plain)).unwrap();
+        let begins = format!("<user>{begins}You can call");
+        assert!(prompt.starts_with(&begins), "{prompt}");
         let rest = format!("\n\nGo.<assistant>{CALL}<user>{ONE}\nAnd?");
         assert!(prompt.ends_with(&rest), "{prompt}");
     }

@@ -1,9 +1,10 @@
 //! Templates with the constructs of Qwen 2.5's, Llama 3.1's and Mistral 0.3's: that they run, what they
 //! teach, and that the parser reads what they show.
 
+use crate::Text;
+use crate::part::joined;
 use crate::template::{Chat, ChatTemplate};
 use crate::tools::{Signature, ToolFormat, ToolParser};
-use crate::{Part, Text};
 use serde_json::{Map, Value, json};
 
 pub(crate) const QWEN: &str = r#"{%- if tools %}
@@ -285,91 +286,62 @@ fn chat(template: &ChatTemplate, with_tools: bool) -> String {
     template.render(&chat).expect("it renders")
 }
 
-/// Reads the assistant's first turn as its answer.
-fn first_call(format: ToolFormat, prompt: &str, begin: &str, end: &str) -> Vec<Part> {
-    let (_, turn) = prompt.split_once(begin).expect("a turn");
-    let (turn, _) = turn.split_once(end).expect("its end");
+/// Renders [`chat`], which shows `parts`. The assistant's first turn, between `around`, is read as its answer. Without tools,
+/// there is no `instruction`.
+#[track_caller]
+fn check(source: &str, format: ToolFormat, parts: [&str; 2], around: [&str; 2], instruction: &str) {
+    let template = template(source);
+    assert!(template.knows_tools());
+    assert_eq!(ToolFormat::of_template(source), Some(format));
+    let prompt = chat(&template, true);
+    for part in parts {
+        assert!(prompt.contains(part), "{part} is missing: {prompt}");
+    }
+    let turn = prompt.split_once(around[0]).expect("a turn").1;
+    let turn = turn.split_once(around[1]).expect("its end").0;
     let function: Value = serde_json::from_str(FUNCTION).expect("JSON");
     let mut parser = ToolParser::new(format, [Signature::of(&function)].into(), usize::MAX);
     let mut parts = Vec::new();
     parser.push(turn, &mut parts);
     parser.finish(&mut parts);
-    parts
-}
-
-fn expected() -> Vec<Part> {
-    let arguments = r#"{"a": 1}"#.to_owned();
-    vec![Part::CallStart("f".into()), Part::Arguments(arguments)]
+    let calls = vec![("f".to_owned(), r#"{"a": 1}"#.to_owned())];
+    assert_eq!(joined(parts), (String::new(), String::new(), calls));
+    assert!(!chat(&template, false).contains(instruction));
 }
 
 #[test]
 fn qwen() {
-    let template = template(QWEN);
-    assert!(template.knows_tools());
-    assert_eq!(ToolFormat::of_template(QWEN), Some(ToolFormat::Hermes));
-    let prompt = chat(&template, true);
-    let tool = format!(
-        r#"<tools>{}{{"type": "function", "function": {FUNCTION}}}"#,
-        "\n"
-    );
-    assert!(prompt.contains(&tool), "{prompt}");
+    let tool = format!("<tools>\n{{\"type\": \"function\", \"function\": {FUNCTION}}}");
     let result = "<|im_start|>user\n<tool_response>\ndone\n</tool_response><|im_end|>\n";
-    assert!(prompt.contains(result), "{prompt}");
-    let call = first_call(ToolFormat::Hermes, &prompt, "assistant\n", "<|im_end|>");
-    assert_eq!(call, expected());
-    assert!(!chat(&template, false).contains("Signatures"));
+    let (parts, around) = ([&*tool, result], ["assistant\n", "<|im_end|>"]);
+    check(QWEN, ToolFormat::Hermes, parts, around, "Signatures");
 }
 
 #[test]
 fn qwen3_coder() {
-    let template = template(QWEN3_CODER);
-    assert!(template.knows_tools());
-    let format = ToolFormat::Qwen3Coder;
-    assert_eq!(ToolFormat::of_template(QWEN3_CODER), Some(format));
-    let prompt = chat(&template, true);
-    assert!(prompt.contains("<name>f</name>"), "{prompt}");
     let result = "<|im_start|>user\n<tool_response>\ndone\n</tool_response>\n<|im_end|>\n";
-    assert!(prompt.contains(result), "{prompt}");
-    let call = first_call(format, &prompt, "assistant\n", "<|im_end|>");
-    let arguments = call.iter().map(|part| match part {
-        Part::Arguments(text) => text.as_str(),
-        _ => "",
-    });
-    let arguments: String = arguments.collect();
-    assert_eq!(call[0], Part::CallStart("f".into()));
-    assert_eq!(arguments, r#"{"a": 1}"#);
-    assert!(!chat(&template, false).contains("# Tools"));
+    let (parts, around) = (["<name>f</name>", result], ["assistant\n", "<|im_end|>"]);
+    let format = ToolFormat::Qwen3Coder;
+    check(QWEN3_CODER, format, parts, around, "# Tools");
 }
 
 #[test]
 fn llama() {
-    let template = template(LLAMA);
-    assert!(template.knows_tools());
-    assert_eq!(ToolFormat::of_template(LLAMA), Some(ToolFormat::Llama3Json));
-    let prompt = chat(&template, true);
-    assert!(prompt.contains("        \"name\": \"f\",\n"), "{prompt}");
     // In Python a text is iterable, and so the template quotes it.
     let result = "<|start_header_id|>ipython<|end_header_id|>\n\n\"done\"<|eot_id|>";
-    assert!(prompt.contains(result), "{prompt}");
-    let begin = "assistant<|end_header_id|>\n\n";
-    let call = first_call(ToolFormat::Llama3Json, &prompt, begin, "<|eot_id|>");
-    assert_eq!(call, expected());
-    assert!(!chat(&template, false).contains("ipython\n\n"));
+    let parts = ["        \"name\": \"f\",\n", result];
+    let around = ["assistant<|end_header_id|>\n\n", "<|eot_id|>"];
+    let format = ToolFormat::Llama3Json;
+    check(LLAMA, format, parts, around, "ipython\n\n");
 }
 
 #[test]
 fn mistral() {
-    let template = template(MISTRAL);
-    assert!(template.knows_tools());
-    assert_eq!(ToolFormat::of_template(MISTRAL), Some(ToolFormat::Mistral));
-    let prompt = chat(&template, true);
     let tool = format!(r#"[AVAILABLE_TOOLS] [{{"type": "function", "function": {FUNCTION}}}]"#);
-    assert!(prompt.contains(&tool), "{prompt}");
     let result = r#"[TOOL_RESULTS] {"content": done, "call_id": "abcdefgh1"}[/TOOL_RESULTS]"#;
-    assert!(prompt.contains(result), "{prompt}");
-    let call = first_call(ToolFormat::Mistral, &prompt, "[/INST]", "</s>");
-    assert_eq!(call, expected());
-    assert!(!chat(&template, false).contains("[AVAILABLE_TOOLS]"));
+    let (parts, around) = ([&*tool, result], ["[/INST]", "</s>"]);
+    let format = ToolFormat::Mistral;
+    check(MISTRAL, format, parts, around, "[AVAILABLE_TOOLS]");
 }
 
 /// SmolLM2's template knows no tools.
