@@ -67,16 +67,11 @@ mod tests {
     /// The mark is one token, special or not, or a token for each byte. Special tokens that are no marks are no text.
     #[test]
     fn a_thought_is_closed_in_the_tokens_of_the_model() {
+        let marks = |special| [("<s>", true), ("<think>", special), ("</think>", special)];
         for (added, tokens) in [
-            (&[("<s>", true)][..], 8),
-            (
-                &[("<s>", true), ("<think>", false), ("</think>", false)][..],
-                1,
-            ),
-            (
-                &[("<s>", true), ("<think>", true), ("</think>", true)][..],
-                1,
-            ),
+            (&marks(true)[..1], 8),
+            (&marks(false)[..], 1),
+            (&marks(true)[..], 1),
         ] {
             let text = text(added);
             let marks = thought_marks(&text, ReasoningFormat::Qwen3).expect("a mark");
@@ -123,25 +118,17 @@ mod tests {
             ("ab", Some(0)),
             (again, Some(0)),
             ("abc<|end|><|start|>assi", Some(6)),
-            ("abc<|end|><|start|>assistant<|channel|>", Some(12)),
-            (
-                "abc<|end|><|start|>assistant<|channel|>final<|mess",
-                Some(0),
-            ),
+            ("abcNEXT<|channel|>", Some(12)),
+            ("abcNEXT<|channel|>final<|mess", Some(0)),
             (header, None),
             (
-                "a<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>abcd",
+                "aNEXT<|channel|>final <|constrain|>json<|message|>abcd",
                 None,
             ),
-            (
-                "a<|end|><|start|>assistant<|channel|>commentary<|message|>abcd",
-                None,
-            ),
-            (
-                "a<|end|><|start|>assistant to=functions.f<|channel|>abcd",
-                None,
-            ),
+            ("aNEXT<|channel|>commentary<|message|>abcd", None),
+            ("aNEXT to=functions.f<|channel|>abcd", None),
         ] {
+            let written = written.replace("NEXT", "<|end|><|start|>assistant");
             let params = SamplingParams {
                 thought: Some(limit.clone()),
                 ..SamplingParams::default()

@@ -252,50 +252,36 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Literals, and their JSON.
+    const LITERALS: &str = r#"
+None -> null
+True -> true
+['a', 'b'] -> ["a", "b"]
+{'a': None} -> {"a": null}
+[] -> []
+() -> []
+{} -> {}
+(1,) -> [1]
+(1, 'a') -> [1, "a"]
+('a') -> "a"
+((1)) -> 1
+([1], ) -> [[1]]
+[1, -2, +3, 4.5, .5, 5., 1e3, 1_000] -> [1, -2, 3, 4.5, 0.5, 5.0, 1e3, 1000]
+123456789012345678901234567890 -> 123456789012345678901234567890
+{1: 'a', True: 2, None: [3,],} -> {"1": "a", "true": 2, "null": [3]}
+["it's", 'say "hi"', "\"", '\''] -> ["it's", "say \"hi\"", "\"", "'"]
+'a\n\t\\\x41\u00e9\U0001F600\101\q' -> "a\n\t\\Aé😀A\\q"
+'a' "b" -> "ab"
+'' -> ""
+{'a': {'b': [True, ('c',)]}} -> {"a": {"b": [true, ["c"]]}}
+"#;
+
     #[test]
     fn literals_become_what_python_makes_of_them() {
-        for (literal, json) in [
-            ("None", "null"),
-            ("True", "true"),
-            (" False\n", "false"),
-            ("['a', 'b']", r#"["a", "b"]"#),
-            ("{'a': None}", r#"{"a": null}"#),
-            ("[]", "[]"),
-            ("()", "[]"),
-            ("{}", "{}"),
-            ("(1,)", "[1]"),
-            ("(1, 'a')", r#"[1, "a"]"#),
-            ("('a')", r#""a""#),
-            ("((1))", "1"),
-            ("([1], )", "[[1]]"),
-            (
-                "[1, -2, +3, 4.5, .5, 5., 1e3, 1_000]",
-                "[1, -2, 3, 4.5, 0.5, 5.0, 1e3, 1000]",
-            ),
-            (
-                "123456789012345678901234567890",
-                "123456789012345678901234567890",
-            ),
-            (
-                "{1: 'a', True: 2, None: [3,],}",
-                r#"{"1": "a", "true": 2, "null": [3]}"#,
-            ),
-            (
-                r#"["it's", 'say "hi"', "\"", '\'']"#,
-                r#"["it's", "say \"hi\"", "\"", "'"]"#,
-            ),
-            (
-                r"'a\n\t\\\x41\u00e9\U0001F600\101\q'",
-                r#""a\n\t\\Aé😀A\\q""#,
-            ),
-            ("'''a\n'b'''", r#""a\n'b""#),
-            ("'a' \"b\"", r#""ab""#),
-            ("''", r#""""#),
-            (
-                "{'a': {'b': [True, ('c',)]}}",
-                r#"{"a": {"b": [true, ["c"]]}}"#,
-            ),
-        ] {
+        let rows = LITERALS.trim().lines();
+        let rows = rows.map(|row| row.split_once(" -> ").expect("two columns"));
+        let lines = [(" False\n", "false"), ("'''a\n'b'''", r#""a\n'b""#)];
+        for (literal, json) in rows.chain(lines) {
             assert_eq!(to_json(literal).as_deref(), Some(json), "{literal}");
             assert!(serde_json::from_str::<Value>(json).is_ok(), "{json}");
         }
@@ -310,46 +296,17 @@ mod tests {
         }
     }
 
+    const TEXTS: &str = r"
+[ | ] | [1 | [1,,2] | [,] | [1 2] | (,) | {'a'} | {'a': 1, 2} | {1, 2} | {[1]: 2} | {'a' 1} | None None | nil | true | 'a
+'\x4' | '\x+1' | '\u+0e9' | '\ud800' | 0x10 | 012 | 1__0 | 1_ | --1 | . | 1j | nan | f('a') | ['a'] + ['b'] | a | ['a', b]
+";
+
     #[test]
     fn whatever_else_there_is_stays_a_text() {
         let deep = "[".repeat(200) + &"]".repeat(200);
-        for text in [
-            "",
-            "[",
-            "]",
-            "[1",
-            "[1,,2]",
-            "[,]",
-            "[1 2]",
-            "(,)",
-            "{'a'}",
-            "{'a': 1, 2}",
-            "{1, 2}",
-            "{[1]: 2}",
-            "{'a' 1}",
-            "None None",
-            "nil",
-            "true",
-            "'a",
-            "'a\nb'",
-            r"'\x4'",
-            r"'\x+1'",
-            r"'\u+0e9'",
-            r"'\ud800'",
-            "0x10",
-            "012",
-            "1__0",
-            "1_",
-            "--1",
-            ".",
-            "1j",
-            "nan",
-            "f('a')",
-            "['a'] + ['b']",
-            "a",
-            "['a', b]",
-            &deep,
-        ] {
+        let rows = TEXTS.trim().lines();
+        let texts = rows.flat_map(|row| row.split(" | "));
+        for text in texts.chain(["", "'a\nb'", &deep]) {
             assert_eq!(to_json(text), None, "{text}");
         }
     }

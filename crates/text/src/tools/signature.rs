@@ -127,62 +127,50 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// Schemas, and what values of them are.
+    const KINDS: &str = r##"
+{"$ref": "#/$defs/Color"} | text
+{"$ref": "#/definitions/Color", "description": "x"} | text
+{"$ref": "#/$defs/a~1b"} | text
+{"$ref": "#/properties/first"} | text
+{"allOf": [{"$ref": "#/$defs/Color"}], "default": "red"} | text
+{"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]} | text or null
+{"$ref": "#/$defs/Size"} | JSON
+{"$ref": "#/$defs/Loop"} | JSON
+{"$ref": "#"} | JSON
+{"$ref": "https://example.com/x.json"} | JSON
+{"type": "string"} | text
+{} | text
+{"description": "x"} | text
+{"enum": ["a", "b"]} | text
+{"const": "a"} | text
+{"type": ["string", "null"]} | text or null
+{"anyOf": [{"type": "string"}, {"type": "null"}]} | text or null
+{"type": "integer"} | JSON
+{"type": ["integer", "null"]} | JSON
+{"enum": [1, 2]} | JSON
+{"properties": {"a": {"type": "string"}}} | JSON
+{"$ref": "#/$defs/none"} | JSON
+"##;
+
     #[test]
     fn what_may_be_a_text_is_one() {
         let text = ValueKind::Text { or_null: false };
-        let or_null = ValueKind::Text { or_null: true };
         let root = json!({
             "$defs": {"Color": {"enum": ["red", "1"]}, "Size": {"type": "integer"}, "a/b": {"$ref": "#/$defs/Color"},
                 "Loop": {"$ref": "#/$defs/Loop"}},
             "definitions": {"Color": {"type": "string", "enum": ["red"]}},
             "properties": {"first": {"type": "string"}},
         });
-        for (schema, kind) in [
-            (json!({"$ref": "#/$defs/Color"}), text),
-            (
-                json!({"$ref": "#/definitions/Color", "description": "x"}),
-                text,
-            ),
-            (json!({"$ref": "#/$defs/a~1b"}), text),
-            (json!({"$ref": "#/properties/first"}), text),
-            (
-                json!({"allOf": [{"$ref": "#/$defs/Color"}], "default": "red"}),
-                text,
-            ),
-            (
-                json!({"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]}),
-                or_null,
-            ),
-            (json!({"$ref": "#/$defs/Size"}), ValueKind::Json),
-            (json!({"$ref": "#/$defs/Loop"}), ValueKind::Json),
-            (json!({"$ref": "#"}), ValueKind::Json),
-            (
-                json!({"$ref": "https://example.com/x.json"}),
-                ValueKind::Json,
-            ),
-            (json!({"type": "string"}), text),
-            (json!({}), text),
-            (json!({"description": "x"}), text),
-            (json!({"enum": ["a", "b"]}), text),
-            (json!({"const": "a"}), text),
-            (
-                json!({"type": ["string", "null"]}),
-                ValueKind::Text { or_null: true },
-            ),
-            (
-                json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
-                ValueKind::Text { or_null: true },
-            ),
-            (json!({"type": "integer"}), ValueKind::Json),
-            (json!({"type": ["integer", "null"]}), ValueKind::Json),
-            (json!({"enum": [1, 2]}), ValueKind::Json),
-            (
-                json!({"properties": {"a": {"type": "string"}}}),
-                ValueKind::Json,
-            ),
-            (json!({"$ref": "#/$defs/none"}), ValueKind::Json),
-        ] {
-            assert_eq!(Kinds::new(&root).of(&schema), kind, "{schema}");
+        for row in KINDS.trim().lines() {
+            let (schema, kind) = row.split_once(" | ").expect("two columns");
+            let schema: Value = serde_json::from_str(schema).expect("JSON");
+            let kind = match kind {
+                "text" => text,
+                "text or null" => ValueKind::Text { or_null: true },
+                _ => ValueKind::Json,
+            };
+            assert_eq!(Kinds::new(&root).of(&schema), kind, "{row}");
         }
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
             "type": "object", "properties": {"n": {"type": "number"}}}}});
