@@ -22,14 +22,17 @@ fn read(mut parser: MessageParser, text: &str, sizes: &[usize]) -> Joined {
     joined(parts)
 }
 
+/// Checks a text, its reasoning, its content and the arguments of its calls. HERMES and XML stand for calls.
 #[track_caller]
-fn check(format: ToolFormat, text: &str, reasoning: &str, content: &str, calls: &[&str]) {
+fn check(format: ToolFormat, text: [&str; 3], calls: &[&str]) {
+    let [text, reasoning, content] =
+        text.map(|text| text.replace("HERMES", HERMES).replace("XML", XML));
     let calls = calls
         .iter()
         .map(|arguments| ("f".to_owned(), (*arguments).to_owned()));
-    let wanted = (reasoning.to_owned(), content.to_owned(), calls.collect());
+    let wanted = (reasoning, content, calls.collect());
     for sizes in [&[usize::MAX][..], &[1], &[7, 2]] {
-        let read = read(parser(format, true, usize::MAX), text, sizes);
+        let read = read(parser(format, true, usize::MAX), &text, sizes);
         assert_eq!(read, wanted, "{text:?} in pieces of {sizes:?}");
     }
 }
@@ -41,77 +44,41 @@ const ARGUMENTS: &str = r#"{"a": "x"}"#;
 
 #[test]
 fn a_call_ends_a_thought_that_has_no_other_end() {
-    let (hermes, xml) = (ToolFormat::Hermes, ToolFormat::Qwen3Coder);
-    check(
-        hermes,
-        &format!("<think>\nI look.\n\n{HERMES}"),
-        "I look.",
-        "",
-        &[ARGUMENTS],
-    );
-    check(
-        xml,
-        &format!("I look.\n{XML}\n"),
-        "I look.",
-        "",
-        &[ARGUMENTS],
-    );
-    check(
-        xml,
-        &format!("I look.\n{XML}\n{XML}"),
-        "I look.",
-        "",
-        &[ARGUMENTS, ARGUMENTS],
-    );
-    check(hermes, HERMES, "", "", &[ARGUMENTS]);
-    check(
-        hermes,
-        &format!("a {HERMES} b {HERMES}\n"),
-        "ab",
-        "",
-        &[ARGUMENTS, ARGUMENTS],
-    );
+    let hermes = |text, calls: &[_]| check(ToolFormat::Hermes, text, calls);
+    let xml = |text, calls: &[_]| check(ToolFormat::Qwen3Coder, text, calls);
+    let two = [ARGUMENTS; 2];
+    hermes(["<think>\nI look.\n\nHERMES", "I look.", ""], &two[1..]);
+    xml(["I look.\nXML\n", "I look.", ""], &two[1..]);
+    xml(["I look.\nXML\nXML", "I look.", ""], &two);
+    hermes(["HERMES", "", ""], &two[1..]);
+    hermes(["a HERMES b HERMES\n", "ab", ""], &two);
     // Qwen 3.5 leaves out the first marker at times.
-    check(
-        xml,
-        "I look. <function=f>\n</function>\n</tool_call>",
-        "I look.",
-        "",
-        &["{}"],
-    );
+    let unmarked = "I look. <function=f>\n</function>\n</tool_call>";
+    xml([unmarked, "I look.", ""], &["{}"]);
     // Cut off.
     let cut = "a <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b";
-    check(hermes, cut, "a", "", &["{\"a\": \"b"]);
+    hermes([cut, "a", ""], &["{\"a\": \"b"]);
     let mistral = "Hm. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]";
-    check(ToolFormat::Mistral, mistral, "Hm.", "", &["{}"]);
+    check(ToolFormat::Mistral, [mistral, "Hm.", ""], &["{}"]);
 }
 
 #[test]
 fn a_call_in_a_thought_that_ends_is_only_mentioned() {
-    let (hermes, xml) = (ToolFormat::Hermes, ToolFormat::Qwen3Coder);
-    let thought = format!("I could write {HERMES} or not.");
-    check(
-        hermes,
-        &format!("<think>{thought}</think>\n\nNo."),
-        &thought,
-        "No.",
-        &[],
-    );
-    check(
-        xml,
-        &format!("{XML}\n</think>\n\n{XML}"),
-        XML,
-        "",
-        &[ARGUMENTS],
-    );
+    let hermes = |text| check(ToolFormat::Hermes, text, &[]);
+    let thought = "I could write HERMES or not.";
+    let text = format!("<think>{thought}</think>\n\nNo.");
+    hermes([&text, thought, "No."]);
+    let text = ["XML\n</think>\n\nXML", "XML", ""];
+    check(ToolFormat::Qwen3Coder, text, &[ARGUMENTS]);
     let begun = "a <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1";
-    check(hermes, &format!("{begun}</think>b"), begun, "b", &[]);
+    hermes([&format!("{begun}</think>b"), begun, "b"]);
 }
 
 #[test]
 fn a_call_that_a_thought_goes_on_after_is_only_mentioned() {
-    for thought in [format!("a {HERMES} b"), format!("a {HERMES}{HERMES} b")] {
-        check(ToolFormat::Hermes, &thought, &thought, "", &[]);
+    for thought in ["a HERMES b", "a HERMESHERMES b"] {
+        check(ToolFormat::Hermes, [thought, thought, ""], &[]);
+        let thought = thought.replace("HERMES", HERMES);
         for sizes in [&[usize::MAX][..], &[1]] {
             let read = read(parser(ToolFormat::Hermes, true, 1), &thought, sizes);
             assert_eq!(read, (thought.clone(), String::new(), vec![]));
@@ -128,9 +95,9 @@ fn what_looks_like_a_call_in_a_thought_and_is_none_is_reasoning() {
         "<tool_call",
         "plain",
     ] {
-        check(ToolFormat::Hermes, thought, thought, "", &[]);
+        check(ToolFormat::Hermes, [thought, thought, ""], &[]);
         let text = format!("{thought}</think>b");
-        check(ToolFormat::Hermes, &text, thought, "b", &[]);
+        check(ToolFormat::Hermes, [&text, thought, "b"], &[]);
     }
 }
 
