@@ -53,110 +53,51 @@ fn turns(calls: &str) -> String {
 
 const TURN: [&str; 2] = ["<|assistant|>", "<|end|>"];
 
+/// Formats, and how templates write calls. Between @each and @end is what they write of a call, after @rest what stands between
+/// two; between @for and @done what they write of an argument.
+const TEMPLATES: &str = r#"
+minimax_m2 | <minimax:tool_call>\n@each<invoke name="@name">\n@for<parameter name="{{ k }}">{{ v }}</parameter>\n@done</invoke>\n@rest@end</minimax:tool_call>
+seed_oss | @each<seed:tool_call>\n<function=@name>\n@for<parameter={{ k }}>{{ v }}</parameter>\n@done</function>\n</seed:tool_call>@rest\n@end
+glm45 | @each\n<tool_call>@name\n@for<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n@done</tool_call>@rest@end
+lfm2 | <|tool_call_start|>[@each@json@rest, @end]<|tool_call_end|>
+nemotron_json | <TOOLCALL>[@each@json@rest, @end]</TOOLCALL>
+phi4_mini_json | @each<|tool_call|>@json<|/tool_call|>@rest@end
+granite | <|tool_call|>[@each@json@rest, @end]
+hunyuan_a13b | <tool_calls>[@each@json@rest, @end]</tool_calls>
+cohere_command3 | <|START_ACTION|>[\n@each    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "@name", "parameters": {{ f.arguments | tojson }}}@rest,\n@end\n]<|END_ACTION|>
+mistral_args | @each[TOOL_CALLS]@name[ARGS]{{ f.arguments | tojson }}@rest@end
+xlam | {# "tool_call_name" #}[@each@json@rest, @end]
+deepseek_v32 | {% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'function_calls>' }}\n@each{{ '<' + dsml + 'invoke name="' + f.name + '">' }}\n@for{{ '<' + dsml + 'parameter name="' + k + '" string="' + ('true' if v is string else 'false') + '">' }}{{ v }}{{ '</' + dsml + 'parameter>' }}\n@done{{ '</' + dsml + 'invoke>' }}\n@rest@end{{ '</' + dsml + 'function_calls>' }}
+"#;
+
 #[test]
 fn templates_write_calls_as_models_do() {
-    let each = |before: &str, call: &str, between: &str, after: &str| {
-        let between = format!("{{% if not loop.last %}}{between}{{% endif %}}");
-        turns(&format!(
-            "{before}{{% for call in m.tool_calls %}}{{% set f = call.function %}}{call}{between}{{% endfor %}}{after}"
-        ))
-    };
-    let json = r#"{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}"#;
-    let parameters = |parameter: &str| {
-        format!("{{% for k, v in f.arguments | items %}}{parameter}{{% endfor %}}")
-    };
-    for (source, format) in [
+    let words = [
+        ("\\n", "\n"),
         (
-            each(
-                "<minimax:tool_call>\n",
-                &format!(
-                    "<invoke name=\"{{{{ f.name }}}}\">\n{}</invoke>\n",
-                    parameters("<parameter name=\"{{ k }}\">{{ v }}</parameter>\n")
-                ),
-                "",
-                "</minimax:tool_call>",
-            ),
-            ToolFormat::MinimaxM2,
+            "@each",
+            "{% for call in m.tool_calls %}{% set f = call.function %}",
         ),
+        ("@rest", "{% if not loop.last %}"),
+        ("@end", "{% endif %}{% endfor %}"),
+        ("@for", "{% for k, v in f.arguments | items %}"),
+        ("@done", "{% endfor %}"),
         (
-            each(
-                "",
-                &format!(
-                    "<seed:tool_call>\n<function={{{{ f.name }}}}>\n{}</function>\n</seed:tool_call>",
-                    parameters("<parameter={{ k }}>{{ v }}</parameter>\n")
-                ),
-                "\n",
-                "",
-            ),
-            ToolFormat::SeedOss,
+            "@json",
+            r#"{"name": "@name", "arguments": {{ f.arguments | tojson }}}"#,
         ),
-        (
-            each(
-                "",
-                &format!(
-                    "\n<tool_call>{{{{ f.name }}}}\n{}</tool_call>",
-                    parameters("<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n")
-                ),
-                "",
-                "",
-            ),
-            ToolFormat::Glm45,
-        ),
-        (
-            each("<|tool_call_start|>[", json, ", ", "]<|tool_call_end|>"),
-            ToolFormat::Lfm2,
-        ),
-        (
-            each("<TOOLCALL>[", json, ", ", "]</TOOLCALL>"),
-            ToolFormat::Nemotron,
-        ),
-        (
-            each("", &format!("<|tool_call|>{json}<|/tool_call|>"), "", ""),
-            ToolFormat::Phi4Mini,
-        ),
-        (each("<|tool_call|>[", json, ", ", "]"), ToolFormat::Granite),
-        (
-            each("<tool_calls>[", json, ", ", "]</tool_calls>"),
-            ToolFormat::Hunyuan,
-        ),
-        (
-            each(
-                "<|START_ACTION|>[\n",
-                r#"    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}"#,
-                ",\n",
-                "\n]<|END_ACTION|>",
-            ),
-            ToolFormat::Command,
-        ),
-        (
-            each(
-                "",
-                "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}",
-                "",
-                "",
-            ),
-            ToolFormat::MistralArgs,
-        ),
-        (
-            each("{# \"tool_call_name\" #}[", json, ", ", "]"),
-            ToolFormat::Xlam,
-        ),
-        (
-            each(
-                "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'function_calls>' }}\n",
-                &format!(
-                    "{{{{ '<' + dsml + 'invoke name=\"' + f.name + '\">' }}}}\n{}{{{{ '</' + dsml + 'invoke>' }}}}\n",
-                    parameters(
-                        "{{ '<' + dsml + 'parameter name=\"' + k + '\" string=\"' + ('true' if v is string else 'false') + '\">' }}{{ v }}{{ '</' + dsml + 'parameter>' }}\n"
-                    )
-                ),
-                "",
-                "{{ '</' + dsml + 'function_calls>' }}",
-            ),
-            ToolFormat::DeepseekV32,
-        ),
-    ] {
-        history(&source, format, TURN);
+        ("@name", "{{ f.name }}"),
+    ];
+    for row in TEMPLATES.trim().lines() {
+        let (name, calls) = row.split_once(" | ").expect("two columns");
+        let mut formats = ToolFormat::ALL.into_iter();
+        let format = formats.find(|format| format.name() == name).expect(name);
+        let calls = words
+            .iter()
+            .fold(calls.to_owned(), |calls, (word, meaning)| {
+                calls.replace(word, meaning)
+            });
+        history(&turns(&calls), format, TURN);
     }
 }
 
