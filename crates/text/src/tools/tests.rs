@@ -50,32 +50,102 @@ fn check(format: ToolFormat, text: &str, content: &str, calls: &[(&str, &str)]) 
     }
 }
 
+/// Formats, answers, and their content and calls. Answers without these columns stay as they are.
+const ANSWERS: &str = r##"
+hermes | Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": "x}{ \" </tool_call>", "b": [{}]}}\n</tool_call>\n | Let me see. | f {"a": "x}{ \" </tool_call>", "b": [{}]}
+hermes | <tool_call>{"name":"f","arguments":{}}</tool_call>\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call> |  | f {} | get_weather {"city": "Zürich"}
+// As SmolLM2 was taught: a list between the markers.
+hermes | <tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {"a": 2}}]</tool_call>done | done | f {"a": 1} | f {"a": 2}
+// Text on both sides, and the end of the text in place of the marker.
+hermes | a <tool_call>{"name": "f", "arguments": {}}</tool_call> b <tool_call>{"name": "f", "arguments": {}} | ab | f {} | f {}
+// The next call is found nevertheless.
+hermes | <tool_call>{"name": <tool_call>{"name": "f", "arguments": {}}</tool_call> | <tool_call>{"name": | f {}
+// A call that has begun stands however it ends.
+hermes | <tool_call>{"name": "f", "arguments": {"a": "b |  | f {"a": "b
+hermes | <tool_call>{"name": "f", "arguments": {a: oops}}</tool_call> |  | f {a: oops}
+hermes | <tool_call>{"name": "f", "arguments": {}, oops | oops | f {}
+hermes | <tool_call>{"name": "f", "arguments": {}}\n</tool_c |  | f {}
+// A brace too many.
+hermes | <tool_call>\n{"name":"f","arguments":{}}}\n</tool_call> |  | f {}
+qwen3_coder | Let me see.\n<tool_call>\n<function=get_weather>\n<parameter=a>\nline 1\n  "line" 2 <b>\n</parameter>\n<parameter=n>\n3\n</parameter>\n<parameter=list>\n[1, {"x": "</y>"}]\n</parameter>\n</function>\n</tool_call> | Let me see. | get_weather {"a": "line 1\n  \"line\" 2 <b>", "n": 3, "list": [1, {"x": "</y>"}]}
+// Two calls, no arguments, no first marker, no ends.
+qwen3_coder | <tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call><function=f><parameter=a>x <parameter=n>\n<parameter=n>1\n</function></tool_call> |  | f {} | f {"a": "x <parameter=n>", "n": 1}
+qwen3_coder | So: <function=f>\n<parameter=other>\n12\n</parameter>\n</function>\n</tool_call> | So: | f {"other": "12"}
+// Empty values without their ends.
+qwen3_coder | <tool_call>\n<function=f>\n<parameter=a>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call> |  | f {"a": "", "n": 3}
+qwen3_coder | <tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=a>\n</function>\n</tool_call> |  | f {"n": 3, "a": ""}
+qwen3_coder | <function=f>\n<parameter=a>\n<par\n</parameter>\n</function> |  | f {"a": "<par"}
+// A second value of a parameter is dropped.
+qwen3_coder | <function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function> |  | f {"n": 1}
+// Cut off: what came stands.
+qwen3_coder | <tool_call>\n<function=f>\n<parameter=a>\nPar |  | f {"a": "Par
+qwen3_coder | <tool_call>\n<function=f>\n<parameter=a>\nPar\n</param |  | f {"a": "Par
+qwen3_coder | <tool_call>\n<function=unknown>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
+qwen3_coder | <tool_call>\n<function=f
+qwen3_coder | <tool_call>{"name": "f", "arguments": {}}</tool_call>
+qwen3_coder | the tag <function= begins a call
+qwen3_coder | <func
+llama3_json | \n{"name": "f", "parameters": {"a": 1}} |  | f {"a": 1}
+llama3_json | <|python_tag|>{"type": "function", "name": "f", "parameters": {}} |  | f {}
+llama3_json | {"name": "f", "parameters": {}}; {"name": "f", "parameters": {"b": 2}} |  | f {} | f {"b": 2}
+llama3_json | {"a": 1}
+llama3_json | Here: {"name": "f", "parameters": {}}
+mistral | [TOOL_CALLS] [{"name": "f", "arguments": {"a": [1]}}, {"name": "f", "arguments": {}}] |  | f {"a": [1]} | f {}
+mistral | Well.[TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{} | Well. | get_weather {"city": "Paris"} | f {}
+mistral | [TOOL_CALLS]g{"city": 1}
+mistral | [TOOL
+mistral | [TOOL_CALLS] [
+mistral | [TOOL_CALLS]get_w
+pythonic | [get_weather(a='it\'s, ("here")', n = -1), f(list=[1, {'x': None}], flag=True)] |  | get_weather {"a": "it's, (\"here\")", "n": -1} | f {"list": [1, {"x": null}], "flag": true}
+pythonic | <|python_start|>[f(\n    a='''x'y,\n''',\n    maybe="",\n)]<|python_end|>done | done | f {"a": "x'y,\n", "maybe": ""}
+pythonic | ```tool_code\n[f(n=1)]\n``` |  | f {"n": 1}
+// JSON is read as well; what is neither is a text, and a second value is dropped.
+pythonic | [f(flag=true, a=Paris, a='x', map={"b": [null]}, n=)] ok | ok | f {"flag": true, "a": "Paris", "map": {"b": [null]}, "n": ""}
+// An argument without a name after others is dropped; cut off, what came stands.
+pythonic | [f(a='x', 'y', n=1)] |  | f {"a": "x", "n": 1}
+pythonic | [f(a='x', n=1 |  | f {"a": "x"
+pythonic | [1, 2]
+pythonic | [f]
+pythonic | [f(x)]
+pythonic | [f('x')]
+pythonic | [f(a==1)]
+pythonic | [g(a=1)]
+pythonic | [f(a
+pythonic | See f(a=1)
+pythonic | [link](http://example.com/?f(a=1))
+glm45 | <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n x <b>\n</arg_value>\n<arg_key>list</arg_key> <arg_value>[1]</arg_value>\n<arg_key>n</arg_key>oops</tool_call> |  | f {"a": "\n x <b>\n", "list": [1]}
+minimax_m2 | <invoke name="f">\n<parameter name="a">1\n</parameter><parameter name="flag">True</parameter></invoke> |  | f {"a": "1\n", "flag": true}
+gemma4 | <|tool_call>call:f{a:<|"|>Par |  | f {"a": "Par
+gemma4 | <|tool_call>call:g{a:1}<tool_call|>
+gemma4 | <|tool_call>call:f
+gemma4 | call:f{}
+"##;
+
+fn named(name: &str) -> ToolFormat {
+    let mut formats = ToolFormat::ALL.into_iter();
+    formats.find(|format| format.name() == name).expect(name)
+}
+
 #[test]
-fn hermes_calls_stand_between_their_markers() {
-    let hermes = |text, content, calls: &[_]| check(ToolFormat::Hermes, text, content, calls);
-    hermes(
-        "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x}{ \\\" </tool_call>\", \"b\": [{}]}}\n</tool_call>\n",
-        "Let me see.",
-        &[("f", r#"{"a": "x}{ \" </tool_call>", "b": [{}]}"#)],
-    );
-    let two = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}</tool_call>";
-    hermes(
-        two,
-        "",
-        &[("f", "{}"), ("get_weather", r#"{"city": "Zürich"}"#)],
-    );
-    // As SmolLM2 was taught: a list between the markers.
-    hermes(
-        "<tool_call>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {\"a\": 2}}]</tool_call>done",
-        "done",
-        &[("f", r#"{"a": 1}"#), ("f", r#"{"a": 2}"#)],
-    );
-    // Text on both sides, and the end of the text in place of the marker.
-    hermes(
-        "a <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> b <tool_call>{\"name\": \"f\", \"arguments\": {}}",
-        "ab",
-        &[("f", "{}"), ("f", "{}")],
-    );
+fn answers_are_content_and_calls() {
+    for row in (ANSWERS.trim().lines()).filter(|row| !row.starts_with("//")) {
+        let mut columns = row.split(" | ");
+        let format = named(columns.next().expect("a format"));
+        let text = columns.next().expect("an answer").replace("\\n", "\n");
+        let content = columns.next().map(|content| content.replace("\\n", "\n"));
+        let calls = columns.map(|call| call.split_once(' ').expect("a name and arguments"));
+        let content = content.as_deref().unwrap_or(&text);
+        check(format, &text, content, &calls.collect::<Vec<_>>());
+    }
+    let spaced = " {\"name\": \"g\", \"parameters\": {}} ";
+    check(ToolFormat::Llama3Json, spaced, spaced, &[]);
+    for (format, marker) in [
+        (ToolFormat::Qwen3Coder, "<function="),
+        (ToolFormat::Mistral, "[TOOL_CALLS]"),
+    ] {
+        let endless = format!("{marker}{}", "f".repeat(1000));
+        check(format, &endless, &endless, &[]);
+    }
 }
 
 #[test]
@@ -122,29 +192,11 @@ fn what_looks_like_a_call_and_is_none_is_content() {
     ] {
         check(ToolFormat::Hermes, text, text, &[]);
     }
-    // The next call is found nevertheless.
-    check(
-        ToolFormat::Hermes,
-        "<tool_call>{\"name\": <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
-        "<tool_call>{\"name\":",
-        &[("f", "{}")],
-    );
 }
 
 #[test]
-fn a_call_that_has_begun_stands_however_it_ends() {
-    let hermes = |text, content, calls: &[_]| check(ToolFormat::Hermes, text, content, calls);
-    let cut = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b";
-    hermes(cut, "", &[("f", "{\"a\": \"b")]);
-    let wrong = "<tool_call>{\"name\": \"f\", \"arguments\": {a: oops}}</tool_call>";
-    hermes(wrong, "", &[("f", "{a: oops}")]);
-    let more = "<tool_call>{\"name\": \"f\", \"arguments\": {}, oops";
-    hermes(more, "oops", &[("f", "{}")]);
-    let cut_after = "<tool_call>{\"name\": \"f\", \"arguments\": {}}\n</tool_c";
-    hermes(cut_after, "", &[("f", "{}")]);
-    // A brace too many.
+fn a_brace_too_many_is_dropped_however_it_comes() {
     let surplus = "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}}\n</tool_call>";
-    hermes(surplus, "", &[("f", "{}")]);
     let whole = read_in(ToolFormat::Hermes, usize::MAX, surplus, &[usize::MAX]);
     for cut in 1..surplus.len() {
         let read = read_in(ToolFormat::Hermes, usize::MAX, surplus, &[cut, usize::MAX]);
@@ -170,47 +222,9 @@ fn a_call_begins_as_soon_as_it_is_certain() {
     assert_eq!(parts, [arguments(": 1}")]);
 }
 
+/// What the schema says decides what a value is.
 #[test]
-fn qwen3_coder_writes_xml() {
-    let qwen = |text: &str, content: &str, calls: &[(&str, &str)]| {
-        check(ToolFormat::Qwen3Coder, text, content, calls);
-    };
-    qwen(
-        "Let me see.\n<tool_call>\n<function=get_weather>\n<parameter=a>\nline 1\n  \"line\" 2 <b>\n</parameter>\n<parameter=n>\n3\n</parameter>\n<parameter=list>\n[1, {\"x\": \"</y>\"}]\n</parameter>\n</function>\n</tool_call>",
-        "Let me see.",
-        &[(
-            "get_weather",
-            r#"{"a": "line 1\n  \"line\" 2 <b>", "n": 3, "list": [1, {"x": "</y>"}]}"#,
-        )],
-    );
-    // Two calls, no arguments, no first marker, no ends.
-    qwen(
-        "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call><function=f><parameter=a>x <parameter=n>\n<parameter=n>1\n</function></tool_call>",
-        "",
-        &[("f", "{}"), ("f", r#"{"a": "x <parameter=n>", "n": 1}"#)],
-    );
-    qwen(
-        "So: <function=f>\n<parameter=other>\n12\n</parameter>\n</function>\n</tool_call>",
-        "So:",
-        &[("f", r#"{"other": "12"}"#)],
-    );
-    // Empty values without their ends.
-    qwen(
-        "<tool_call>\n<function=f>\n<parameter=a>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
-        "",
-        &[("f", r#"{"a": "", "n": 3}"#)],
-    );
-    qwen(
-        "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=a>\n</function>\n</tool_call>",
-        "",
-        &[("f", r#"{"n": 3, "a": ""}"#)],
-    );
-    qwen(
-        "<function=f>\n<parameter=a>\n<par\n</parameter>\n</function>",
-        "",
-        &[("f", r#"{"a": "<par"}"#)],
-    );
-    // What the schema says decides what a value is.
+fn values_in_xml_have_the_types_of_their_schemas() {
     for (parameter, value, json) in [
         ("a", "12", r#""12""#),
         ("a", "null", r#""null""#),
@@ -242,72 +256,8 @@ fn qwen3_coder_writes_xml() {
             "<tool_call>\n<function=f>\n<parameter={parameter}>\n{value}\n</parameter>\n</function>\n</tool_call>"
         );
         let wanted = format!("{{\"{parameter}\": {json}}}");
-        qwen(&text, "", &[("f", &wanted)]);
+        check(ToolFormat::Qwen3Coder, &text, "", &[("f", &wanted)]);
     }
-    // A second value of a parameter is dropped.
-    qwen(
-        "<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>",
-        "",
-        &[("f", r#"{"n": 1}"#)],
-    );
-    for text in [
-        "<tool_call>\n<function=unknown>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
-        "<tool_call>\n<function=f",
-        "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
-        "the tag <function= begins a call",
-        "<func",
-    ] {
-        qwen(text, text, &[]);
-    }
-    let endless = format!("<function={}", "f".repeat(1000));
-    qwen(&endless, &endless, &[]);
-    // Cut off: what came stands.
-    let cut = "<tool_call>\n<function=f>\n<parameter=a>\nPar";
-    qwen(cut, "", &[("f", r#"{"a": "Par"#)]);
-    qwen(&format!("{cut}\n</param"), "", &[("f", r#"{"a": "Par"#)]);
-}
-
-#[test]
-fn llama_writes_nothing_but_the_object() {
-    let llama = |text, content, calls: &[_]| check(ToolFormat::Llama3Json, text, content, calls);
-    let one = "\n{\"name\": \"f\", \"parameters\": {\"a\": 1}}";
-    llama(one, "", &[("f", r#"{"a": 1}"#)]);
-    let marked = "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}";
-    llama(marked, "", &[("f", "{}")]);
-    let two =
-        "{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"f\", \"parameters\": {\"b\": 2}}";
-    llama(two, "", &[("f", "{}"), ("f", r#"{"b": 2}"#)]);
-    for text in [
-        "{\"a\": 1}",
-        "Here: {\"name\": \"f\", \"parameters\": {}}",
-        " {\"name\": \"g\", \"parameters\": {}} ",
-    ] {
-        llama(text, text, &[]);
-    }
-}
-
-#[test]
-fn mistral_writes_a_list_or_names() {
-    let mistral = |text, content, calls: &[_]| check(ToolFormat::Mistral, text, content, calls);
-    let list = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": [1]}}, {\"name\": \"f\", \"arguments\": {}}]";
-    mistral(list, "", &[("f", r#"{"a": [1]}"#), ("f", "{}")]);
-    let newer =
-        "Well.[TOOL_CALLS]get_weather{\"city\": \"Paris\"}[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}";
-    mistral(
-        newer,
-        "Well.",
-        &[("get_weather", r#"{"city": "Paris"}"#), ("f", "{}")],
-    );
-    for text in [
-        "[TOOL_CALLS]g{\"city\": 1}",
-        "[TOOL",
-        "[TOOL_CALLS] [",
-        "[TOOL_CALLS]get_w",
-    ] {
-        mistral(text, text, &[]);
-    }
-    let endless = format!("[TOOL_CALLS]{}", "f".repeat(1000));
-    mistral(&endless, &endless, &[]);
 }
 
 #[test]
@@ -400,10 +350,8 @@ fn a_template_without_tools_gets_them_in_messages() {
     assert!(system.starts_with("Be brief.\n\nYou can call"), "{system}");
     let tool =
         r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}"#;
-    assert!(
-        system.contains(tool) && system.contains("<tool_call>\n{\"name\": "),
-        "{system}"
-    );
+    let has_example = system.contains("<tool_call>\n{\"name\": ");
+    assert!(has_example && system.contains(tool), "{system}");
     let said = |i: usize| (plain[i]["role"].as_str(), plain[i]["content"].as_str());
     let call = |arguments: &str| {
         format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>")
@@ -415,11 +363,8 @@ fn a_template_without_tools_gets_them_in_messages() {
     let with_text = format!("Well:\n{}", call("{}"));
     assert_eq!(said(4), (Some("assistant"), Some(with_text.as_str())));
     assert_eq!(plain.len(), 6);
-    assert!(
-        plain
-            .iter()
-            .all(|message| message.get("tool_calls").is_none())
-    );
+    let mut rewritten = plain.iter();
+    assert!(rewritten.all(|message| message.get("tool_calls").is_none()));
 
     // Without a system message there is a new one; without tools there is none.
     let new = without_tools(&messages[1..2], &tools, ToolFormat::Llama3Json);
@@ -428,16 +373,10 @@ fn a_template_without_tools_gets_them_in_messages() {
         (2, &json!("system"), &messages[1])
     );
     let parameters = "\"parameters\": {\"<name of an argument>\"";
-    assert!(
-        new[0]["content"]
-            .as_str()
-            .expect("a text")
-            .contains(parameters)
-    );
-    assert_eq!(
-        without_tools(&messages[..2], &[], ToolFormat::Hermes),
-        messages[..2]
-    );
+    let system = new[0]["content"].as_str().expect("a text");
+    assert!(system.contains(parameters));
+    let same = without_tools(&messages[..2], &[], ToolFormat::Hermes);
+    assert_eq!(same, messages[..2]);
 }
 
 proptest! {
