@@ -3,152 +3,96 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-/// Proof that this CPU has AVX2, FMA and F16C. Only detection creates one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Avx2(());
+/// Whether the CPU has something. Only this creates the proof.
+trait Detect: Sized {
+    fn detect() -> Option<Self>;
+}
 
-/// Proof that this CPU has AVX-512 F, BW, VL and VNNI, and everything that [`Avx2`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Avx512Vnni(Avx2);
-
-/// Proof that this CPU has AVX512-BF16, and everything that [`Avx512Vnni`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Avx512Bf16(Avx512Vnni);
-
-/// Proof that this CPU has AMX's tiles of bytes (`amx_tile`, `amx_int8`), that this process may use them, and everything
-/// that [`Avx512Bf16`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AmxInt8(Avx512Bf16);
-
-/// Proof that this CPU has AMX's tiles of bf16 (`amx_bf16`), and everything that [`AmxInt8`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AmxBf16(AmxInt8);
-
-/// Proof that this CPU has AVX-VNNI (on vectors of 256 bits), and everything that [`Avx2`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AvxVnni(Avx2);
-
-/// Proof that this CPU has NEON. All CPUs of 64-bit ARM have it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Neon(());
-
-/// Proof that this CPU has the dot products of bytes of ARMv8.2, and everything that [`Neon`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Dotprod(Neon);
-
-/// Proof that this CPU has the matrix products of bytes of ARMv8.6, and everything that [`Dotprod`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct I8mm(Dotprod);
-
-/// Proof that this CPU has the products of bf16 of ARMv8.6, and everything that [`I8mm`] proves.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NeonBf16(I8mm);
-
-impl Neon {
+/// Every CPU has what is common to all.
+impl Detect for () {
     fn detect() -> Option<Self> {
-        #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("neon") {
-            return Some(Self(()));
-        }
-        None
+        Some(())
     }
 }
 
-impl Dotprod {
-    fn detect() -> Option<Self> {
-        #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("dotprod") {
-            return Neon::detect().map(Self);
+/// A row for each instruction set, from slowest to fastest: what it proves as well, its name, what it is, on which targets it
+/// may be, and whether this CPU has it.
+macro_rules! instruction_sets {
+    ($($isa:ident($base:ty) $name:literal $what:literal, $target:meta => $is_there:expr;)*) => {
+        $(
+            #[doc = concat!("Proof that this CPU has ", $what, ". Only detection creates one.")]
+            #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+            pub struct $isa($base);
+
+            impl Detect for $isa {
+                fn detect() -> Option<Self> {
+                    #[cfg($target)]
+                    if $is_there {
+                        return <$base>::detect().map(Self);
+                    }
+                    None
+                }
+            }
+        )*
+
+        /// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products and
+        /// attention have the same bits with all of them, but for attention over pools in f16 and bf16 with AMX. Where numbers
+        /// are bf16, AVX512-BF16 takes those below 1.2e-38 as zeros, and the others do not.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Isa {
+            /// Plain Rust.
+            Portable,
+            $(#[doc = concat!("The CPU has ", $what, ".")] $isa($isa),)*
         }
-        None
-    }
+
+        impl Isa {
+            /// The names that [`VARIABLE`] accepts, from slowest to fastest: those of x86-64, then those of 64-bit ARM.
+            pub const NAMES: [&'static str; 11] = ["portable", $($name),*];
+
+            /// The instruction set called `name`, if it exists and this CPU has it.
+            pub fn detect(name: &str) -> Option<Self> {
+                match name {
+                    "portable" => Some(Self::Portable),
+                    $($name => $isa::detect().map(Self::$isa),)*
+                    _ => None,
+                }
+            }
+
+            /// Its name in [`Isa::NAMES`].
+            pub fn name(self) -> &'static str {
+                match self {
+                    Self::Portable => "portable",
+                    $(Self::$isa(_) => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl I8mm {
-    fn detect() -> Option<Self> {
-        #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("i8mm") {
-            return Dotprod::detect().map(Self);
-        }
-        None
-    }
-}
-
-impl NeonBf16 {
-    fn detect() -> Option<Self> {
-        #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("bf16") {
-            return I8mm::detect().map(Self);
-        }
-        None
-    }
-}
-
-impl Avx2 {
-    fn detect() -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-        {
-            return Some(Self(()));
-        }
-        None
-    }
-}
-
-impl AvxVnni {
-    fn detect() -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avxvnni") {
-            return Avx2::detect().map(Self);
-        }
-        None
-    }
-}
-
-impl Avx512Vnni {
-    fn detect() -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            return Avx2::detect().map(Self);
-        }
-        None
-    }
-}
-
-impl Avx512Bf16 {
-    fn detect() -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512bf16") {
-            return Avx512Vnni::detect().map(Self);
-        }
-        None
-    }
-}
-
-impl AmxInt8 {
-    fn detect() -> Option<Self> {
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if tiles::has(tiles::INT8) && tiles::are_permitted() {
-            return Avx512Bf16::detect().map(Self);
-        }
-        None
-    }
-}
-
-impl AmxBf16 {
-    fn detect() -> Option<Self> {
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if tiles::has(tiles::BF16) {
-            return AmxInt8::detect().map(Self);
-        }
-        None
-    }
+instruction_sets! {
+    Avx2(()) "avx2" "AVX2, FMA and F16C", target_arch = "x86_64" =>
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    AvxVnni(Avx2) "avxvnni" "AVX-VNNI (on vectors of 256 bits), and everything that [`Avx2`] proves",
+        target_arch = "x86_64" => is_x86_feature_detected!("avxvnni");
+    Avx512Vnni(Avx2) "avx512vnni" "AVX-512 F, BW, VL and VNNI, and everything that [`Avx2`] proves",
+        target_arch = "x86_64" => is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl");
+    Avx512Bf16(Avx512Vnni) "avx512bf16" "AVX512-BF16, and everything that [`Avx512Vnni`] proves",
+        target_arch = "x86_64" => is_x86_feature_detected!("avx512bf16");
+    // A process must be permitted to use them.
+    AmxInt8(Avx512Bf16) "amxint8"
+        "AMX's tiles of bytes (`amx_tile`, `amx_int8`), and everything that [`Avx512Bf16`] proves",
+        all(target_arch = "x86_64", target_os = "linux") => tiles::has(tiles::INT8) && tiles::are_permitted();
+    AmxBf16(AmxInt8) "amxbf16" "AMX's tiles of bf16 (`amx_bf16`), and everything that [`AmxInt8`] proves",
+        all(target_arch = "x86_64", target_os = "linux") => tiles::has(tiles::BF16);
+    // All CPUs of 64-bit ARM have it.
+    Neon(()) "neon" "NEON of 64-bit ARM", target_arch = "aarch64" => std::arch::is_aarch64_feature_detected!("neon");
+    Dotprod(Neon) "dotprod" "dot products of bytes (ARMv8.2), and everything that [`Neon`] proves",
+        target_arch = "aarch64" => std::arch::is_aarch64_feature_detected!("dotprod");
+    I8mm(Dotprod) "i8mm" "matrix products of bytes (ARMv8.6), and everything that [`Dotprod`] proves",
+        target_arch = "aarch64" => std::arch::is_aarch64_feature_detected!("i8mm");
+    NeonBf16(I8mm) "neonbf16" "products of bf16 (ARMv8.6), and everything that [`I8mm`] proves",
+        target_arch = "aarch64" => std::arch::is_aarch64_feature_detected!("bf16");
 }
 
 /// The registers of AMX, which a process must ask its kernel for.
@@ -184,93 +128,14 @@ mod tiles {
     }
 }
 
-/// An instruction set that this CPU has; variants are ordered from slowest to fastest. Products and
-/// attention have the same bits with all of them, but for attention over pools in f16 and bf16 with AMX. Where numbers
-/// are bf16, AVX512-BF16 takes those below 1.2e-38 as zeros, and the others do not.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
-    /// Plain Rust.
-    Portable,
-    /// AVX2, FMA and F16C.
-    Avx2(Avx2),
-    /// AVX-VNNI, in addition to the above.
-    AvxVnni(AvxVnni),
-    /// AVX-512 VNNI, in addition to AVX2.
-    Avx512Vnni(Avx512Vnni),
-    /// AVX512-BF16, in addition to the above.
-    Avx512Bf16(Avx512Bf16),
-    /// AMX's tiles of bytes, in addition to the above.
-    AmxInt8(AmxInt8),
-    /// AMX's tiles of bf16, in addition to the above.
-    AmxBf16(AmxBf16),
-    /// NEON of 64-bit ARM.
-    Neon(Neon),
-    /// Dot products of bytes (ARMv8.2), in addition to NEON.
-    Dotprod(Dotprod),
-    /// Matrix products of bytes (ARMv8.6), in addition to the above.
-    I8mm(I8mm),
-    /// Products of bf16 (ARMv8.6), in addition to the above.
-    NeonBf16(NeonBf16),
-}
-
 /// The environment variable that overrides the choice, for tests and comparisons. Its value is one of
 /// [`Isa::NAMES`].
 pub const VARIABLE: &str = "FORETOKEN_CPU_KERNELS";
 
 impl Isa {
-    /// The names that [`VARIABLE`] accepts, from slowest to fastest: those of x86-64, then those of 64-bit ARM.
-    pub const NAMES: [&'static str; 11] = [
-        "portable",
-        "avx2",
-        "avxvnni",
-        "avx512vnni",
-        "avx512bf16",
-        "amxint8",
-        "amxbf16",
-        "neon",
-        "dotprod",
-        "i8mm",
-        "neonbf16",
-    ];
-
-    /// The instruction set called `name`, if it exists and this CPU has it.
-    pub fn detect(name: &str) -> Option<Self> {
-        match name {
-            "portable" => Some(Self::Portable),
-            "avx2" => Avx2::detect().map(Self::Avx2),
-            "avxvnni" => AvxVnni::detect().map(Self::AvxVnni),
-            "avx512vnni" => Avx512Vnni::detect().map(Self::Avx512Vnni),
-            "avx512bf16" => Avx512Bf16::detect().map(Self::Avx512Bf16),
-            "amxint8" => AmxInt8::detect().map(Self::AmxInt8),
-            "amxbf16" => AmxBf16::detect().map(Self::AmxBf16),
-            "neon" => Neon::detect().map(Self::Neon),
-            "dotprod" => Dotprod::detect().map(Self::Dotprod),
-            "i8mm" => I8mm::detect().map(Self::I8mm),
-            "neonbf16" => NeonBf16::detect().map(Self::NeonBf16),
-            _ => None,
-        }
-    }
-
     /// All instruction sets that this CPU has. A test of `cpu` tells which of [`Isa::NAMES`] are missing.
     pub fn available() -> impl DoubleEndedIterator<Item = Self> {
         Self::NAMES.into_iter().filter_map(Self::detect)
-    }
-
-    /// Its name in [`Isa::NAMES`].
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Portable => Self::NAMES[0],
-            Self::Avx2(_) => Self::NAMES[1],
-            Self::AvxVnni(_) => Self::NAMES[2],
-            Self::Avx512Vnni(_) => Self::NAMES[3],
-            Self::Avx512Bf16(_) => Self::NAMES[4],
-            Self::AmxInt8(_) => Self::NAMES[5],
-            Self::AmxBf16(_) => Self::NAMES[6],
-            Self::Neon(_) => Self::NAMES[7],
-            Self::Dotprod(_) => Self::NAMES[8],
-            Self::I8mm(_) => Self::NAMES[9],
-            Self::NeonBf16(_) => Self::NAMES[10],
-        }
     }
 
     /// The proof that this CPU has AVX2, if this instruction set includes it.
