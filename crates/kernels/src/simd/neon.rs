@@ -1,6 +1,9 @@
 //! [`Simd`] with NEON, and with ARMv8.6's instructions for bf16: a vector is four registers.
 
-use super::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER};
+use super::vector::{
+    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER, on_vectors,
+    with_instructions,
+};
 use crate::cpu::{Neon, NeonBf16};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -126,44 +129,29 @@ impl<P: Pairs> Simd for P {
     const SUMS: usize = 6;
     const PAIR_SUMS: usize = <P as Pairs>::PAIR_SUMS;
 
+    on_vectors! {
+        add(a, b) => Quads(quads!(i => vaddq_f32(a.0[i], b.0[i])));
+        sub(a, b) => Quads(quads!(i => vsubq_f32(a.0[i], b.0[i])));
+        mul(a, b) => Quads(quads!(i => vmulq_f32(a.0[i], b.0[i])));
+        fma(a, b, c) => Quads(quads!(i => vfmaq_f32(c.0[i], a.0[i], b.0[i])));
+        /// NaN in either lets the second stand, unlike `fmax`.
+        max(a, b) => Quads(quads!(i => vbslq_f32(vcgtq_f32(a.0[i], b.0[i]), a.0[i], b.0[i])));
+        scale(x, n) => Quads(quads!(i => {
+            let n = vshlq_n_u32::<23>(vreinterpretq_u32_f32(n.0[i]));
+            vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x.0[i]), n))
+        }));
+        pair(first, second) => Quads(quads!(i => {
+            let (first, second) = (vreinterpretq_u32_f32(first.0[i]), vreinterpretq_u32_f32(second.0[i]));
+            vreinterpretq_f32_u32(vsriq_n_u32::<16>(second, first))
+        }));
+        first(pairs) => Quads(quads!(i => first(pairs.0[i])));
+        second(pairs) => Quads(quads!(i => second(pairs.0[i])));
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> Quads {
         // SAFETY: `self` proves that the CPU has NEON.
         Quads([unsafe { vdupq_n_f32(x) }; 4])
-    }
-
-    #[inline(always)]
-    fn add(self, a: Quads, b: Quads) -> Quads {
-        Quads(quads!(i => vaddq_f32(a.0[i], b.0[i])))
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Quads, b: Quads) -> Quads {
-        Quads(quads!(i => vsubq_f32(a.0[i], b.0[i])))
-    }
-
-    #[inline(always)]
-    fn mul(self, a: Quads, b: Quads) -> Quads {
-        Quads(quads!(i => vmulq_f32(a.0[i], b.0[i])))
-    }
-
-    #[inline(always)]
-    fn fma(self, a: Quads, b: Quads, c: Quads) -> Quads {
-        Quads(quads!(i => vfmaq_f32(c.0[i], a.0[i], b.0[i])))
-    }
-
-    /// NaN in either lets the second stand, unlike `fmax`.
-    #[inline(always)]
-    fn max(self, a: Quads, b: Quads) -> Quads {
-        Quads(quads!(i => vbslq_f32(vcgtq_f32(a.0[i], b.0[i]), a.0[i], b.0[i])))
-    }
-
-    #[inline(always)]
-    fn scale(self, x: Quads, n: Quads) -> Quads {
-        Quads(quads!(i => {
-            let n = vshlq_n_u32::<23>(vreinterpretq_u32_f32(n.0[i]));
-            vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x.0[i]), n))
-        }))
     }
 
     #[inline(always)]
@@ -288,24 +276,6 @@ impl<P: Pairs> Simd for P {
     }
 
     #[inline(always)]
-    fn pair(self, first: Quads, second: Quads) -> Quads {
-        Quads(quads!(i => {
-            let (first, second) = (vreinterpretq_u32_f32(first.0[i]), vreinterpretq_u32_f32(second.0[i]));
-            vreinterpretq_f32_u32(vsriq_n_u32::<16>(second, first))
-        }))
-    }
-
-    #[inline(always)]
-    fn first(self, pairs: Quads) -> Quads {
-        Quads(quads!(i => first(pairs.0[i])))
-    }
-
-    #[inline(always)]
-    fn second(self, pairs: Quads) -> Quads {
-        Quads(quads!(i => second(pairs.0[i])))
-    }
-
-    #[inline(always)]
     fn dot_pairs(self, a: Quads, b: Quads, c: Quads) -> Quads {
         self.dot(a, b, c)
     }
@@ -375,59 +345,18 @@ pub(crate) unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
     wide
 }
 
-/// # Safety
-/// The CPU has NEON, and four numbers can be read at `from`.
-#[inline(always)]
-unsafe fn quad_f16(from: *const f16) -> float32x4_t {
-    // SAFETY: the caller's contract.
-    unsafe { widen_f16(vld1_u16(from.cast())) }
-}
-
-/// The numbers of E4M3 in the highest byte of each lane.
-///
-/// # Safety
-/// The CPU has NEON.
-#[inline(always)]
-unsafe fn quad_e4m3(lanes: int32x4_t) -> float32x4_t {
-    // SAFETY: the caller's contract.
-    unsafe {
+with_instructions! {
+    quad_f16(from: *const f16) -> float32x4_t => widen_f16(vld1_u16(from.cast()));
+    /// The numbers of E4M3 in the highest byte of each lane.
+    quad_e4m3(lanes: int32x4_t) -> float32x4_t => {
         let moved = vreinterpretq_u32_s32(vshrq_n_s32::<4>(lanes));
         vreinterpretq_f32_u32(vandq_u32(moved, vdupq_n_u32(E4M3_BITS)))
-    }
-}
-
-/// A bf16 is the upper half of an f32.
-///
-/// # Safety
-/// The CPU has NEON, and four numbers can be read at `from`.
-#[inline(always)]
-unsafe fn quad_bf16(from: *const bf16) -> float32x4_t {
-    // SAFETY: the caller's contract.
-    unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast()))) }
-}
-
-/// # Safety
-/// The CPU has NEON, and four pairs can be read at `from`.
-#[inline(always)]
-unsafe fn quad_pairs(from: *const bf16) -> float32x4_t {
-    // SAFETY: the caller's contract.
-    unsafe { vreinterpretq_f32_u16(vld1q_u16(from.cast())) }
-}
-
-/// # Safety
-/// The CPU has NEON.
-#[inline(always)]
-unsafe fn first(pairs: float32x4_t) -> float32x4_t {
-    // SAFETY: the caller's contract.
-    unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs))) }
-}
-
-/// # Safety
-/// The CPU has NEON.
-#[inline(always)]
-unsafe fn second(pairs: float32x4_t) -> float32x4_t {
-    // SAFETY: the caller's contract.
-    unsafe { vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(UPPER))) }
+    };
+    /// A bf16 is the upper half of an f32.
+    quad_bf16(from: *const bf16) -> float32x4_t => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast())));
+    quad_pairs(from: *const bf16) -> float32x4_t => vreinterpretq_f32_u16(vld1q_u16(from.cast()));
+    first(pairs: float32x4_t) -> float32x4_t => vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)));
+    second(pairs: float32x4_t) -> float32x4_t => vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(UPPER)));
 }
 
 /// The sums of four times eight floats, of which `low` has the first four each and `high` the others.

@@ -108,6 +108,41 @@ pub(crate) trait Simd: Copy {
     unsafe fn transpose<E: Element>(self, from: &[*const E; LANES], to: [*mut f32; 2], step: usize);
 }
 
+/// Methods of vectors alone.
+macro_rules! on_vectors {
+    ($($(#[$about:meta])* $name:ident($($x:ident),*) => $value:expr;)*) => {
+        $(
+            $(#[$about])*
+            #[inline(always)]
+            fn $name(self, $($x: Self::Vector),*) -> Self::Vector {
+                $value
+            }
+        )*
+    };
+}
+#[cfg(target_arch = "aarch64")]
+pub(super) use on_vectors;
+
+/// Functions of registers, for callers that know what the CPU has.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! with_instructions {
+    ($($(#[$about:meta])* $name:ident($($x:ident: $from:ty),*) -> $to:ty => $value:expr;)*) => {
+        $(
+            $(#[$about])*
+            ///
+            /// # Safety
+            /// The CPU has the instructions, and what is read can be read.
+            #[inline(always)]
+            unsafe fn $name($($x: $from),*) -> $to {
+                // SAFETY: the caller's contract.
+                unsafe { $value }
+            }
+        )*
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use with_instructions;
+
 /// Work that is compiled for each instruction set.
 pub(crate) trait Loop {
     type Output;
@@ -241,39 +276,21 @@ impl Simd for Portable {
     type Vector = [f32; LANES];
     const SUMS: usize = 6;
 
+    on_vectors! {
+        add(a, b) => lanes!(i => a[i] + b[i]);
+        sub(a, b) => lanes!(i => a[i] - b[i]);
+        mul(a, b) => lanes!(i => a[i] * b[i]);
+        fma(a, b, c) => lanes!(i => a[i].mul_add(b[i], c[i]));
+        max(a, b) => lanes!(i => if a[i] > b[i] { a[i] } else { b[i] });
+        scale(x, n) => lanes!(i => f32::from_bits(x[i].to_bits().wrapping_add(n[i].to_bits() << 23)));
+        pair(first, second) => lanes!(i => f32::from_bits(first[i].to_bits() >> 16 | second[i].to_bits() & UPPER));
+        first(pairs) => lanes!(i => f32::from_bits(pairs[i].to_bits() << 16));
+        second(pairs) => lanes!(i => f32::from_bits(pairs[i].to_bits() & UPPER));
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; LANES] {
         [x; LANES]
-    }
-
-    #[inline(always)]
-    fn add(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => a[i] + b[i])
-    }
-
-    #[inline(always)]
-    fn sub(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => a[i] - b[i])
-    }
-
-    #[inline(always)]
-    fn mul(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => a[i] * b[i])
-    }
-
-    #[inline(always)]
-    fn fma(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => a[i].mul_add(b[i], c[i]))
-    }
-
-    #[inline(always)]
-    fn max(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
-    fn scale(self, x: [f32; LANES], n: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => f32::from_bits(x[i].to_bits().wrapping_add(n[i].to_bits() << 23)))
     }
 
     #[inline(always)]
@@ -367,21 +384,6 @@ impl Simd for Portable {
     unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> [f32; LANES] {
         // SAFETY: the caller's contract.
         unsafe { halves(from) }
-    }
-
-    #[inline(always)]
-    fn pair(self, first: [f32; LANES], second: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => f32::from_bits(first[i].to_bits() >> 16 | second[i].to_bits() & UPPER))
-    }
-
-    #[inline(always)]
-    fn first(self, pairs: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => f32::from_bits(pairs[i].to_bits() << 16))
-    }
-
-    #[inline(always)]
-    fn second(self, pairs: [f32; LANES]) -> [f32; LANES] {
-        lanes!(i => f32::from_bits(pairs[i].to_bits() & UPPER))
     }
 
     #[inline(always)]

@@ -2,7 +2,9 @@
 
 use super::{max_of, on_registers, sum_of, sums_of};
 use crate::cpu::{Avx512Bf16, Avx512Vnni};
-use crate::simd::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Simd, UPPER};
+use crate::simd::vector::{
+    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Simd, UPPER, with_instructions,
+};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -274,21 +276,10 @@ fn as_pairs(x: __m512) -> __m512bh {
     unsafe { std::mem::transmute::<__m512, __m512bh>(x) }
 }
 
-/// # Safety
-/// The CPU has AVX-512 F.
-#[inline(always)]
-unsafe fn low(x: __m512) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe { _mm512_castps512_ps256(x) }
-}
-
-/// # Safety
-/// The CPU has AVX-512 F.
-#[inline(always)]
-unsafe fn high(x: __m512) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe {
+with_instructions! {
+    low(x: __m512) -> __m256 => _mm512_castps512_ps256(x);
+    high(x: __m512) -> __m256 => {
         let x = _mm512_castps_si512(x);
         _mm256_castsi256_ps(_mm512_extracti64x4_epi64::<1>(x))
-    }
+    };
 }

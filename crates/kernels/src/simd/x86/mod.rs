@@ -3,7 +3,9 @@
 pub(crate) mod amx;
 mod avx512;
 
-use super::vector::{BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER};
+use super::vector::{
+    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER, with_instructions,
+};
 use crate::cpu::{Avx2, Avx512Bf16, Avx512Vnni};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -216,127 +218,50 @@ impl Simd for Avx2 {
     }
 }
 
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn scale(x: __m256, n: __m256) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe {
+with_instructions! {
+    scale(x: __m256, n: __m256) -> __m256 => {
         let n = _mm256_slli_epi32::<23>(_mm256_castps_si256(n));
         _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), n))
-    }
-}
-
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn zero_below(limit: f32, x: __m256, y: __m256) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe {
+    };
+    zero_below(limit: f32, x: __m256, y: __m256) -> __m256 => {
         let below = _mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(limit));
         _mm256_andnot_ps(below, y)
-    }
-}
-
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn pair(first: __m256, second: __m256) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe {
+    };
+    pair(first: __m256, second: __m256) -> __m256 => {
         let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(first));
         let second = _mm256_castps_si256(second);
         _mm256_castsi256_ps(_mm256_blend_epi16::<0xAA>(first, second))
-    }
-}
-
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn first(pairs: __m256) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs))) }
-}
-
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn second(pairs: __m256) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_and_ps(pairs, _mm256_set1_ps(f32::from_bits(UPPER))) }
-}
-
-/// The bf16 nearest to each, as integers.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn rounded(x: __m256) -> __m256i {
-    // SAFETY: the caller's contract.
-    unsafe {
+    };
+    first(pairs: __m256) -> __m256 => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs)));
+    second(pairs: __m256) -> __m256 => _mm256_and_ps(pairs, _mm256_set1_ps(f32::from_bits(UPPER)));
+    /// The bf16 nearest to each, as integers.
+    rounded(x: __m256) -> __m256i => {
         let x = _mm256_castps_si256(x);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(x), _mm256_set1_epi32(1));
         let up = _mm256_add_epi32(odd, _mm256_set1_epi32(BELOW_HALF.cast_signed()));
         _mm256_srli_epi32::<16>(_mm256_add_epi32(x, up))
-    }
-}
-
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn max_of(x: __m256) -> f32 {
-    // SAFETY: the caller's contract.
-    unsafe {
+    };
+    max_of(x: __m256) -> f32 => {
         let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
         _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
-    }
-}
-
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn sum_of(x: __m256) -> f32 {
-    // SAFETY: the caller's contract.
-    unsafe {
+    };
+    sum_of(x: __m256) -> f32 => {
         let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
         _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
-    }
-}
-
-/// # Safety
-/// The CPU has F16C, and eight numbers can be read at `from`.
-#[inline(always)]
-unsafe fn eight_f16(from: *const f16) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
-}
-
-/// The numbers of E4M3 in the highest byte of each lane.
-///
-/// # Safety
-/// The CPU has AVX2.
-#[inline(always)]
-unsafe fn eight_e4m3(lanes: __m256i) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe {
+    };
+    eight_f16(from: *const f16) -> __m256 => _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
+    /// The numbers of E4M3 in the highest byte of each lane.
+    eight_e4m3(lanes: __m256i) -> __m256 => {
         let bits = _mm256_set1_epi32(E4M3_BITS.cast_signed());
         _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32::<4>(lanes), bits))
-    }
-}
-
-/// A bf16 is the upper half of an f32.
-///
-/// # Safety
-/// The CPU has AVX2, and eight numbers can be read at `from`.
-#[inline(always)]
-unsafe fn eight_bf16(from: *const bf16) -> __m256 {
-    // SAFETY: the caller's contract.
-    unsafe {
+    };
+    /// A bf16 is the upper half of an f32.
+    eight_bf16(from: *const bf16) -> __m256 => {
         let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-    }
+    };
 }
 
 /// # Safety
