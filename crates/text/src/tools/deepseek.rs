@@ -53,12 +53,11 @@ pub const V3: Syntax = Syntax {
     help: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME and JSON in a fence, as DeepSeek V3 and R1",
     is_taught: |source| source.contains(CALLS[0]) && source.contains("```json"),
     separator: "\n",
-    body: Body::Named(Named {
-        before: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        numbered: false,
-        between: "\n```json\n",
-        after: "\n```<｜tool▁call▁end｜>",
-    }),
+    body: Body::Named(Named::new(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        "\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+    )),
     ..DEEPSEEK
 };
 
@@ -69,12 +68,7 @@ pub const V31: Syntax = Syntax {
     help: "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}, as DeepSeek V3.1",
     is_taught: |source| source.contains(CALLS[0]),
     separator: "",
-    body: Body::Named(Named {
-        before: CALL[0],
-        numbered: false,
-        between: SEPARATOR,
-        after: CALL[1],
-    }),
+    body: Body::Named(Named::new(CALL[0], SEPARATOR, CALL[1])),
     ..DEEPSEEK
 };
 

@@ -4,6 +4,14 @@ use super::syntax::{Body, Head, Keys, Named, Syntax, Tags};
 use super::{ToolFormat, deepseek};
 use crate::harmony;
 
+fn has_any(source: &str, marks: &[&str]) -> bool {
+    marks.iter().any(|mark| source.contains(mark))
+}
+
+fn has_all(source: &str, marks: &[&str]) -> bool {
+    marks.iter().all(|mark| source.contains(mark))
+}
+
 /// Cohere's keys.
 const COMMAND: Keys = Keys {
     number: Some("tool_call_id"),
@@ -15,10 +23,7 @@ const GEMMA: Syntax = Syntax {
     around: "",
     each: true,
     separator: "",
-    head: Some(Head {
-        before: &["call:"],
-        ends: &[],
-    }),
+    head: Some(Head::new(&["call:"], &[])),
     ..Syntax::COMMON
 };
 
@@ -41,10 +46,7 @@ const GIGACHAT: Syntax = Syntax {
 
 const MISTRAL: Syntax = Syntax {
     begin: &["[TOOL_CALLS]"],
-    head: Some(Head {
-        before: &[],
-        ends: &["["],
-    }),
+    head: Some(Head::new(&[], &["["])),
     markers: &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
     id_len: Some(9),
     ..Syntax::COMMON
@@ -97,10 +99,10 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
             between: "<|tool_call_argument_begin|>",
             after: "<|tool_call_end|>",
         }),
-        head: Some(Head {
-            before: &["<|tool_call_begin|>", "functions."],
-            ends: &[":", "<|tool_call_argument_begin|>"],
-        }),
+        head: Some(Head::new(
+            &["<|tool_call_begin|>", "functions."],
+            &[":", "<|tool_call_argument_begin|>"],
+        )),
         markers: &[
             "<|tool_calls_section_begin|>",
             "<|tool_calls_section_end|>",
@@ -184,12 +186,14 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         name: "lfm2",
         help: "<|tool_call_start|>[f(a=1)]<|tool_call_end|>, as LFM2",
         is_taught: |source| {
-            let marks = [
-                "<|tool_call_start|>",
-                "<|tool_list_start|>",
-                "<|tool_response_start|>",
-            ];
-            marks.iter().any(|mark| source.contains(mark))
+            has_any(
+                source,
+                &[
+                    "<|tool_call_start|>",
+                    "<|tool_list_start|>",
+                    "<|tool_response_start|>",
+                ],
+            )
         },
         begin: &["<|tool_call_start|>"],
         end: "<|tool_call_end|>",
@@ -228,10 +232,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         format: ToolFormat::CommandR,
         name: "cohere_command_r",
         help: "Action: and [{\"tool_name\": ..., \"parameters\": {...}}] in a fence, as Command R and R+",
-        is_taught: |source| {
-            let marks = ["Action:", "```json", "tool_name"];
-            marks.iter().all(|mark| source.contains(mark))
-        },
+        is_taught: |source| has_all(source, &["Action:", "```json", "tool_name"]),
         begin: &["Action: ```json", "Action:```json", "Action:\n```json"],
         skipped: &["```"],
         written: ["Action: ```json\n[\n    ", "\n]```"],
@@ -252,16 +253,8 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         // Each call is an object with the name as its only key.
         around: "[{,}]",
         written: ["<|tools_prefix|>[", "]<|tools_suffix|>"],
-        body: Body::Named(Named {
-            before: "{\"",
-            numbered: false,
-            between: "\": ",
-            after: "}",
-        }),
-        head: Some(Head {
-            before: &["\""],
-            ends: &["\""],
-        }),
+        body: Body::Named(Named::new("{\"", "\": ", "}")),
+        head: Some(Head::new(&["\""], &["\""])),
         markers: &["<|tools_prefix|>", "<|tools_suffix|>"],
         ..Syntax::COMMON
     },
@@ -285,10 +278,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         format: ToolFormat::Phi4Mini,
         name: "phi4_mini_json",
         help: "<|tool_call|>[{\"name\": ..., \"arguments\": {...}}]<|/tool_call|>, as Phi-4-mini",
-        is_taught: |source| {
-            let marks = ["<|/tool_call|>", "<|/tool|>", "functools["];
-            marks.iter().any(|mark| source.contains(mark))
-        },
+        is_taught: |source| has_any(source, &["<|/tool_call|>", "<|/tool|>", "functools["]),
         begin: &["<|tool_call|>", "functools"],
         end: "<|/tool_call|>",
         written: ["<|tool_call|>[", "]<|/tool_call|>"],
@@ -327,10 +317,10 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         skipped: &["```", "</tool_call>"],
         written: ["<tool_calls>[", "]</tool_calls>"],
         // Hunyuan's dense models name a function before a fence.
-        head: Some(Head {
-            before: &["<tool_call>", "function<tool_sep>"],
-            ends: &["<tool_sep>", "\n", "```"],
-        }),
+        head: Some(Head::new(
+            &["<tool_call>", "function<tool_sep>"],
+            &["<tool_sep>", "\n", "```"],
+        )),
         markers: &[
             "<tool_calls>",
             "</tool_calls>",
@@ -377,24 +367,13 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         format: ToolFormat::Glm4,
         name: "glm4",
         help: "NAME, a line break, {...}, and nothing else, as GLM-4",
-        is_taught: |source| {
-            let marks = ["<|observation|>", "metadata"];
-            marks.iter().all(|mark| source.contains(mark))
-        },
+        is_taught: |source| has_all(source, &["<|observation|>", "metadata"]),
         is_named_first: true,
         // A call ends its turn.
         single: true,
         separator: "\n",
-        body: Body::Named(Named {
-            before: "",
-            numbered: false,
-            between: "\n",
-            after: "",
-        }),
-        head: Some(Head {
-            before: &[],
-            ends: &["\n"],
-        }),
+        body: Body::Named(Named::new("", "\n", "")),
+        head: Some(Head::new(&[], &["\n"])),
         ..Syntax::COMMON
     },
     Syntax {
@@ -438,16 +417,12 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         around: "",
         skipped: &[QWEN.end_function],
         separator: "",
-        body: Body::Named(Named {
-            before: QWEN.function,
-            numbered: false,
-            between: QWEN.after_name,
-            after: QWEN.end_function,
-        }),
-        head: Some(Head {
-            before: &[QWEN.function],
-            ends: &[QWEN.after_name],
-        }),
+        body: Body::Named(Named::new(
+            QWEN.function,
+            QWEN.after_name,
+            QWEN.end_function,
+        )),
+        head: Some(Head::new(&[QWEN.function], &[QWEN.after_name])),
         ..Syntax::COMMON
     },
     Syntax {
@@ -458,12 +433,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         written: ["[TOOL_CALLS]", ""],
         each: true,
         separator: "",
-        body: Body::Named(Named {
-            before: "",
-            numbered: false,
-            between: "[ARGS]",
-            after: "",
-        }),
+        body: Body::Named(Named::new("", "[ARGS]", "")),
         ..MISTRAL
     },
     Syntax {
@@ -510,10 +480,7 @@ pub static FORMATS: [Syntax; ToolFormat::COUNT] = [
         name: "llama3_json",
         aliases: &["llama4_json"],
         help: "{\"name\": ..., \"parameters\": {...}} and nothing else, as Llama 3.1 and 3.2",
-        is_taught: |source| {
-            let marks = ["<|python_tag|>", "ipython"];
-            marks.iter().any(|mark| source.contains(mark))
-        },
+        is_taught: |source| has_any(source, &["<|python_tag|>", "ipython"]),
         begin: &["<|python_tag|>"],
         around: ";,",
         bare: Some('{'),

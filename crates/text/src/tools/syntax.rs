@@ -126,6 +126,18 @@ pub struct Named {
     pub after: &'static str,
 }
 
+impl Named {
+    /// The texts around a name without a number.
+    pub const fn new(before: &'static str, between: &'static str, after: &'static str) -> Self {
+        Self {
+            before,
+            numbered: false,
+            between,
+            after,
+        }
+    }
+}
+
 /// How a name is found.
 #[derive(Debug)]
 pub struct Head {
@@ -136,6 +148,11 @@ pub struct Head {
 }
 
 impl Head {
+    /// A name after all of `before` and before any of `ends`.
+    pub const fn new(before: &'static [&'static str], ends: &'static [&'static str]) -> Self {
+        Self { before, ends }
+    }
+
     /// The name in `head`, the text before the arguments.
     pub fn name<'h>(&self, head: &'h str) -> &'h str {
         let without =
