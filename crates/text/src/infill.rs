@@ -266,11 +266,8 @@ mod tests {
         let expected =
             "\n--- one ---\nx\n\n--- two ---\ny\n<|fim_prefix|>ab<|fim_suffix|>yz<|fim_middle|>";
         assert_eq!(plain, expected);
-        let (codestral, _) = prompt(
-            &text(&["[PREFIX]", "[SUFFIX]"]),
-            InfillText { files: &[], ..of },
-            None,
-        );
+        let of = InfillText { files: &[], ..of };
+        let (codestral, _) = prompt(&text(&["[PREFIX]", "[SUFFIX]"]), of, None);
         assert_eq!(codestral, "[SUFFIX]yz[PREFIX]ab");
         assert_eq!(text(&[]).infill(of, true, None).expect("fine"), None);
     }
@@ -283,34 +280,17 @@ mod tests {
             after,
             files: &[],
         };
-        for (before, after, room, expected) in [
-            (
-                "abcd",
-                "wxyz",
-                11,
-                "<|fim_prefix|>abcd<|fim_suffix|>wxyz<|fim_middle|>",
-            ),
-            (
-                "abcd",
-                "wxyz",
-                10,
-                "<|fim_prefix|>abcd<|fim_suffix|>wxy<|fim_middle|>",
-            ),
-            (
-                "abcdefgh",
-                "wxyz",
-                11,
-                "<|fim_prefix|>cdefgh<|fim_suffix|>wx<|fim_middle|>",
-            ),
-            (
-                "abcdefgh",
-                "w",
-                11,
-                "<|fim_prefix|>bcdefgh<|fim_suffix|>w<|fim_middle|>",
-            ),
-            ("abc", "", 3, "<|fim_prefix|><|fim_suffix|><|fim_middle|>"),
+        for (before, after, room, kept) in [
+            ("abcd", "wxyz", 11, ["abcd", "wxyz"]),
+            ("abcd", "wxyz", 10, ["abcd", "wxy"]),
+            ("abcdefgh", "wxyz", 11, ["cdefgh", "wx"]),
+            ("abcdefgh", "w", 11, ["bcdefgh", "w"]),
+            ("abc", "", 3, ["", ""]),
         ] {
             let (found, truncated) = prompt(&text, of(before, after), Some(room));
+            let [before_gap, after_gap] = kept;
+            let expected =
+                format!("<|fim_prefix|>{before_gap}<|fim_suffix|>{after_gap}<|fim_middle|>");
             assert_eq!(found, expected);
             assert_eq!(truncated, room < before.len() + after.len() + 3);
         }

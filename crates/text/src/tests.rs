@@ -60,6 +60,11 @@ fn tokenizer(json: &Value) -> Tokenizer {
     Tokenizer::from_bytes(json.to_string()).expect("a valid tokenizer.json")
 }
 
+fn special(bos: Option<u32>, eos: &[u32]) -> SpecialIds {
+    let eos = eos.to_vec();
+    SpecialIds { bos, eos }
+}
+
 fn stream(text: &Text, ids: &[u32]) -> (String, Vec<String>) {
     let mut detokenizer = Detokenizer::new();
     let mut parts: Vec<String> = ids.iter().map(|&id| detokenizer.push(text, id)).collect();
@@ -71,13 +76,7 @@ fn stream(text: &Text, ids: &[u32]) -> (String, Vec<String>) {
 fn smollm2_splits_as_its_training_did() {
     let text = smollm2();
     assert_eq!(text.vocab_size(), 49152);
-    assert_eq!(
-        text.special_ids(),
-        &SpecialIds {
-            bos: Some(1),
-            eos: vec![2]
-        }
-    );
+    assert_eq!(text.special_ids(), &special(Some(1), &[2]));
     // Reference ids from the model's own tokenizer.json: digits are separate, no space in front.
     assert_eq!(text.encode("Hello world", true).unwrap(), [19556, 905]);
     let digits = text.encode("2024", true).unwrap();
@@ -144,10 +143,7 @@ fn an_incomplete_character_is_replaced_at_the_end_only() {
 
 #[test]
 fn sentencepiece_removes_the_space_it_puts_in_front() {
-    let special = SpecialIds {
-        bos: Some(1),
-        eos: vec![2],
-    };
+    let special = special(Some(1), &[2]);
     let text = Text::new(tokenizer(&sentencepiece()), special, None).unwrap();
     let ids = text.encode("ab é", true).unwrap();
     assert_eq!(ids[0], 1);
@@ -194,17 +190,9 @@ fn a_folder_is_read_in_all_its_forms() {
     write("generation_config.json", json!({"eos_token_id": [2, 1]}));
     write("config.json", json!({"eos_token_id": 2}));
     let text = Text::from_folder(folder.path()).unwrap();
-    assert_eq!(
-        text.special_ids(),
-        &SpecialIds {
-            bos: Some(1),
-            eos: vec![1, 2]
-        }
-    );
-    assert_eq!(
-        text.render_chat(&[], true, &Map::new()).unwrap(),
-        "<s>default</s>"
-    );
+    assert_eq!(text.special_ids(), &special(Some(1), &[1, 2]));
+    let shown = text.render_chat(&[], true, &Map::new()).unwrap();
+    assert_eq!(shown, "<s>default</s>");
 
     // Of a processor for images and texts: only if there is none with the tokenizer.
     let other = json!({"chat_template": "of a processor"}).to_string();
@@ -219,10 +207,8 @@ fn a_folder_is_read_in_all_its_forms() {
 
     std::fs::write(folder.path().join("chat_template.jinja"), "from the file").unwrap();
     let text = Text::from_folder(folder.path()).unwrap();
-    assert_eq!(
-        text.render_chat(&[], true, &Map::new()).unwrap(),
-        "from the file"
-    );
+    let shown = text.render_chat(&[], true, &Map::new()).unwrap();
+    assert_eq!(shown, "from the file");
     assert_eq!(text.tool_template(), None);
     let more = folder.path().join("additional_chat_templates");
     std::fs::create_dir(&more).unwrap();
@@ -241,28 +227,19 @@ fn bos_comes_first_where_the_class_of_the_tokenizer_puts_it() {
     };
     let mut file = sentencepiece();
     let template = file["post_processor"].take();
-    for (processor, class, add_bos, add_eos, before, after) in [
-        (
-            Value::Null,
-            "LlamaTokenizerFast",
-            true,
-            false,
-            &[1][..],
-            &[][..],
-        ),
-        (Value::Null, "LlamaTokenizer", true, true, &[1], &[2]),
-        (Value::Null, "LlamaTokenizerFast", false, false, &[], &[]),
-        (
-            Value::Null,
-            "PreTrainedTokenizerFast",
-            true,
-            false,
-            &[],
-            &[],
-        ),
-        (template, "LlamaTokenizerFast", true, false, &[1], &[]),
+    let (llama, fast, other) = (
+        "LlamaTokenizer",
+        "LlamaTokenizerFast",
+        "PreTrainedTokenizerFast",
+    );
+    for (processor, class, [add_bos, add_eos], before, after) in [
+        (None, fast, [true, false], &[1][..], &[][..]),
+        (None, llama, [true, true], &[1], &[2]),
+        (None, fast, [false, false], &[], &[]),
+        (None, other, [true, false], &[], &[]),
+        (Some(template), fast, [true, false], &[1], &[]),
     ] {
-        file["post_processor"] = processor;
+        file["post_processor"] = processor.unwrap_or_default();
         write("tokenizer.json", file.clone());
         let config = json!({
             "tokenizer_class": class, "add_bos_token": add_bos, "add_eos_token": add_eos,
@@ -278,17 +255,8 @@ fn bos_comes_first_where_the_class_of_the_tokenizer_puts_it() {
 
 #[test]
 fn target_and_draft_must_share_every_token() {
-    let text = |json: &Value, eos: u32| {
-        Text::new(
-            tokenizer(json),
-            SpecialIds {
-                bos: None,
-                eos: vec![eos],
-            },
-            None,
-        )
-        .unwrap()
-    };
+    let text =
+        |json: &Value, eos: u32| Text::new(tokenizer(json), special(None, &[eos]), None).unwrap();
     let same = sentencepiece();
     let target = text(&same, 2);
     check_same_tokens(&target, &text(&same, 2)).expect("the same tokenizer");
@@ -349,10 +317,7 @@ proptest! {
 
 #[test]
 fn a_saved_tokenizer_is_read_back_the_same() {
-    let special = SpecialIds {
-        bos: Some(1),
-        eos: vec![2],
-    };
+    let special = special(Some(1), &[2]);
     let template =
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}";
     let text =

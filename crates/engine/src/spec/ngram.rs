@@ -112,20 +112,10 @@ mod tests {
         assert_eq!(lookup(&[1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3], 1), [7]);
         assert_eq!(lookup(&[7, 7, 7, 7], 5), [7]);
         let repeated = [1, 2, 3, 4, 5, 9, 8, 7, 6, 1, 2, 3, 4, 5];
-        assert_eq!(
-            lookup(&repeated, 9),
-            [9, 8, 7, 6, 1],
-            "five equal tokens, five more"
-        );
-        assert_eq!(
-            lookup(&[8, 2, 3, 4, 5, 6, 9, 2, 3], 9),
-            [4, 5],
-            "two equal, two more"
-        );
-        assert!(
-            lookup(&[1, 2, 3, 2], 5).is_empty(),
-            "one token is below min"
-        );
+        // Five equal tokens, five more; two equal, two more; one is below min.
+        assert_eq!(lookup(&repeated, 9), [9, 8, 7, 6, 1]);
+        assert_eq!(lookup(&[8, 2, 3, 4, 5, 6, 9, 2, 3], 9), [4, 5]);
+        assert!(lookup(&[1, 2, 3, 2], 5).is_empty());
         assert!(lookup(&[1], 5).is_empty() && lookup(&[], 5).is_empty());
     }
 
@@ -137,21 +127,14 @@ mod tests {
             let (found, source) = drafter.lookup(&tokens, prediction, length, ALL);
             (found.to_vec(), source)
         };
-        assert_eq!(
-            predicted(&[2, 3, 7, 8], 5),
-            (vec![7, 8], Source::Prediction)
-        );
-        assert_eq!(
-            predicted(&[4, 9, 2, 3, 5, 5, 5, 5, 5], 9),
-            (vec![5; 4], Source::Prediction),
-            "four equal tokens, four more"
-        );
-        assert_eq!(predicted(&[3, 7], 5), (vec![4, 9], Source::Own));
-        assert_eq!(
-            predicted(&[9, 2, 3], 5),
-            (vec![4, 9], Source::Own),
-            "it ends there"
-        );
+        let (copied, own) = (Source::Prediction, Source::Own);
+        assert_eq!(predicted(&[2, 3, 7, 8], 5), (vec![7, 8], copied));
+        // Four equal tokens, four more.
+        let long = [4, 9, 2, 3, 5, 5, 5, 5, 5];
+        assert_eq!(predicted(&long, 9), (vec![5; 4], copied));
+        assert_eq!(predicted(&[3, 7], 5), (vec![4, 9], own));
+        // It ends there.
+        assert_eq!(predicted(&[9, 2, 3], 5), (vec![4, 9], own));
         let longer = [9, 2, 3, 4, 9, 2, 3];
         let (found, source) = drafter.lookup(&longer, &[2, 3, 7], 1, ALL);
         assert_eq!((found, source), (&[4][..], Source::Own));

@@ -374,47 +374,31 @@ fn several_weights_in_one_call_are_as_each_alone() {
 fn extreme_values_do_not_overflow() {
     let half = half::f16::ONE.to_le_bytes();
     let zero = [0u8; 2];
-    let kinds: [(BlockType, usize, Vec<u8>, f32); 8] = [
-        (BlockType::Iq4Nl, 32, [&half[..], &[0; 16]].concat(), -127.),
-        (
-            BlockType::Q8_0,
-            32,
-            [&half[..], &[0x80; 32]].concat(),
-            -128.,
-        ),
-        (BlockType::Q4_0, 32, [&half[..], &[0xFF; 16]].concat(), 7.),
-        (
-            BlockType::Q4_1,
-            32,
-            [&half[..], &zero, &[0xFF; 16]].concat(),
-            15.,
-        ),
-        (
-            BlockType::Q5_1,
-            32,
-            [&half[..], &zero, &[0xFF; 20]].concat(),
-            31.,
-        ),
-        (
+    let of = |kind, parts: &[&[u8]], value: f32| (kind, parts.concat(), value);
+    let kinds = [
+        of(BlockType::Iq4Nl, &[&half, &[0; 16]], -127.),
+        of(BlockType::Q8_0, &[&half, &[0x80; 32]], -128.),
+        of(BlockType::Q4_0, &[&half, &[0xFF; 16]], 7.),
+        of(BlockType::Q4_1, &[&half, &zero, &[0xFF; 16]], 15.),
+        of(BlockType::Q5_1, &[&half, &zero, &[0xFF; 20]], 31.),
+        of(
             BlockType::Q2K,
-            256,
-            [&[0x0F; 16][..], &[0xFF; 64], &half, &zero].concat(),
+            &[&[0x0F; 16], &[0xFF; 64], &half, &zero],
             45.,
         ),
-        (
+        of(
             BlockType::Q2K,
-            256,
-            [&[0xF0; 16][..], &[0xFF; 64], &half, &half].concat(),
+            &[&[0xF0; 16], &[0xFF; 64], &half, &half],
             -15.,
         ),
-        (
+        of(
             BlockType::Q6K,
-            256,
-            [&[0xFF; 192][..], &[0x80; 16], &half].concat(),
+            &[&[0xFF; 192], &[0x80; 16], &half],
             31. * -128.,
         ),
     ];
-    for (kind, inputs, block, value) in kinds {
+    for (kind, block, value) in kinds {
+        let inputs = kind.block_size();
         let matrix = QuantMatrix::from_blocks(kind, &block.repeat(8), 8, inputs).unwrap();
         for isa in Isa::available() {
             // Sums of large values are over those of 16 bits.

@@ -138,33 +138,23 @@ mod tests {
     #[test]
     fn numbers_are_independent() {
         const N: u64 = 200_000;
-        let neighbours: [fn(u64) -> (f32, f32); 5] = [
-            |i| {
-                (
-                    exponential(mix(3), i as u32),
-                    exponential(mix(3), i as u32 + 1),
-                )
-            },
-            |i| (exponential(mix(i), 5), exponential(mix(i + 1), 5)),
-            |i| (exponential(i, 5), exponential(i + 1, 5)),
-            |i| (exponential(i << 32, 5), exponential((i + 1) << 32, 5)),
-            |i| {
-                (
-                    exponential(mix(i), 5),
-                    exponential(mix(i), 5 ^ 1 << (i % 17)),
-                )
-            },
+        /// The key and the id of both.
+        type Neighbours = fn(u64) -> [(u64, u32); 2];
+        let neighbours: [Neighbours; 5] = [
+            |i| [(mix(3), i as u32), (mix(3), i as u32 + 1)],
+            |i| [(mix(i), 5), (mix(i + 1), 5)],
+            |i| [(i, 5), (i + 1, 5)],
+            |i| [(i << 32, 5), ((i + 1) << 32, 5)],
+            |i| [(mix(i), 5), (mix(i), 5 ^ 1 << (i % 17))],
         ];
         for (which, pair) in neighbours.into_iter().enumerate() {
             let products = (0..N).map(|i| {
-                let (a, b) = pair(i);
+                let [a, b] = pair(i).map(|(key, id)| exponential(key, id));
                 f64::from(a - 1.0) * f64::from(b - 1.0)
             });
             let correlation = products.sum::<f64>() / N as f64;
-            assert!(
-                correlation.abs() < 4.5 / (N as f64).sqrt(),
-                "{which}: {correlation}"
-            );
+            let limit = 4.5 / (N as f64).sqrt();
+            assert!(correlation.abs() < limit, "{which}: {correlation}");
         }
     }
 

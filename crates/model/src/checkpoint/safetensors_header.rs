@@ -161,6 +161,8 @@ mod tests {
         long.resize(100, b' ');
         let mut short = file("{}", 0);
         short[0] = 200;
+        let (long_dims, many) = ("[4294967296,4294967296]", "[3,1,1,1,1,1,1,1,1]");
+        let large = "[4611686018427387904]";
         let cases = [
             (Vec::new(), "fill whole buffer"),
             (long, "up to 67108864 are supported"),
@@ -170,23 +172,11 @@ mod tests {
             (tensor("F32", "[3]", "[0,13]"), "of 12 that the file has"),
             (tensor("F32", "[3]", "[9,8]"), "of 12 that the file has"),
             (tensor("F32", "[2]", "[0,12]"), "has not 12 bytes"),
-            (
-                tensor("F32", "[4294967296,4294967296]", "[0,12]"),
-                "has not 12 bytes",
-            ),
+            (tensor("F32", long_dims, "[0,12]"), "has not 12 bytes"),
             (tensor("F32", "[-1]", "[0,12]"), "tensor a"),
-            (
-                tensor("F32", "[3,1,1,1,1,1,1,1,1]", "[0,12]"),
-                "9 dimensions; up to 8 are supported",
-            ),
-            (
-                tensor("F8_E4M3", "[4611686018427387904]", "[0,0]"),
-                "has not 0 bytes",
-            ),
-            (
-                tensor("?", "[4611686018427387904]", "[0,0]"),
-                "has not 0 bytes",
-            ),
+            (tensor("F32", many, "[0,12]"), "9 dimensions; up to 8 are"),
+            (tensor("F8_E4M3", large, "[0,0]"), "has not 0 bytes"),
+            (tensor("?", large, "[0,0]"), "has not 0 bytes"),
         ];
         for (bytes, needle) in cases {
             let error = read(&mut Cursor::new(bytes), &mut TensorHeaders::new());

@@ -211,19 +211,13 @@ mod tests {
             Owner::Scope(1),
             &[1, 2, 3, 1, 2, 4, 1, 2, 4, 9, 2, 5, 9, 2, 5, 9, 2, 5],
         );
-        assert_eq!(
-            tokens(&pool.guesses(1, &[2, 1])),
-            [(4, 2, 2), (3, 2, 1), (5, 1, 3)]
-        );
-        assert_eq!(pool.guesses(1, &[2, 1])[0].share, 2.0 / 3.0);
-        assert_eq!(
-            tokens(&pool.guesses(1, &[2, 8])),
-            [(5, 1, 3), (4, 1, 2), (3, 1, 1)]
-        );
-        assert_eq!(
-            tokens(&pool.guesses(1, &[2])),
-            [(5, 1, 3), (4, 1, 2), (3, 1, 1)]
-        );
+        let found = pool.guesses(1, &[2, 1]);
+        assert_eq!(tokens(&found), [(4, 2, 2), (3, 2, 1), (5, 1, 3)]);
+        assert_eq!(found[0].share, 2.0 / 3.0);
+        for context in [&[2, 8][..], &[2]] {
+            let found = pool.guesses(1, context);
+            assert_eq!(tokens(&found), [(5, 1, 3), (4, 1, 2), (3, 1, 1)]);
+        }
         assert!(pool.guesses(1, &[]).is_empty());
     }
 
@@ -235,11 +229,8 @@ mod tests {
         }
         kept.count(8);
         let now = |kept: &Successors| kept.iter().map(|entry| entry.0).collect::<Vec<_>>();
-        assert_eq!(
-            now(&kept),
-            [8, 6, 5, 4, 3, 1, 0, 7],
-            "2 was the earlier one of count 1"
-        );
+        // 2 was the earlier one of count 1.
+        assert_eq!(now(&kept), [8, 6, 5, 4, 3, 1, 0, 7]);
         kept.count(9);
         assert_eq!(now(&kept), [9, 8, 6, 5, 4, 3, 1, 0]);
         for _ in 0..5000 {
@@ -281,10 +272,8 @@ mod tests {
             assert!(pool.bytes() <= bytes);
         }
         assert!(pool.bytes() > bytes / 2, "and the memory is used");
-        assert_eq!(
-            tokens(&pool.guesses(19_999 % 777, &[20_000, 19_999]))[0],
-            (20_001, 2, 1)
-        );
+        let found = pool.guesses(19_999 % 777, &[20_000, 19_999]);
+        assert_eq!(tokens(&found)[0], (20_001, 2, 1));
         assert!(pool.guesses(1, &[2, 1]).is_empty(), "the oldest are gone");
     }
 }
