@@ -211,28 +211,12 @@ fn keep_last(ids: &mut Vec<u32>, room: usize) -> bool {
 mod tests {
     use super::*;
     use crate::SpecialIds;
-    use serde_json::{Map, Value, json};
+    use crate::tests::{byte_level, tokenizer};
 
-    /// A tokenizer of letters, a space and a line break, and these special tokens from 100.
+    /// A tokenizer of bytes with these special tokens.
     fn text(names: &[&str]) -> Text {
-        let letters = ('a'..='z').map(String::from);
-        let marks = ["Ġ", "Ċ", "-"].map(String::from);
-        let letters = letters.chain(marks).zip((0..).map(Value::from));
-        let special = names
-            .iter()
-            .map(|name| (*name).to_owned())
-            .zip((100..).map(Value::from));
-        let vocab: Map<String, Value> = letters.chain(special.clone()).collect();
-        let added = special.map(|(content, id)| {
-            json!({"id": id, "content": content, "special": true, "single_word": false,
-                "lstrip": false, "rstrip": false, "normalized": false})
-        });
-        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-        let file = json!({"version": "1.0", "added_tokens": Vec::from_iter(added),
-            "pre_tokenizer": bytes, "decoder": bytes,
-            "model": {"type": "BPE", "vocab": vocab, "merges": []}});
-        let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
-        Text::new(tokenizer, SpecialIds::default(), None).expect("byte-level")
+        let file = byte_level(names.iter().copied(), |_| Some([true, false]));
+        Text::new(tokenizer(&file), SpecialIds::default(), None).expect("byte-level")
     }
 
     fn prompt(text: &Text, of: InfillText<'_>, room: Option<usize>) -> (String, bool) {

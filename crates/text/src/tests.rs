@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::LazyLock;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 mod bounds;
 
@@ -56,11 +57,38 @@ fn sentencepiece() -> Value {
     })
 }
 
-fn tokenizer(json: &Value) -> Tokenizer {
+/// A byte-level tokenizer of the 256 bytes and of tokens with these names, whose ids follow. Of an added token, `added` says
+/// whether it is special, and whether it takes the space after it.
+pub(super) fn byte_level<'n>(
+    names: impl IntoIterator<Item = &'n str>,
+    added: impl Fn(&str) -> Option<[bool; 2]>,
+) -> Value {
+    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let names: Vec<&str> = names.into_iter().collect();
+    let all = alphabet.iter().map(char::to_string);
+    let all = all.chain(names.iter().map(|&name| name.to_owned()));
+    let vocab: Map<String, Value> = all.zip((0..).map(Value::from)).collect();
+    let token = |name: &&str| {
+        let [special, rstrip] = added(name)?;
+        Some(
+            json!({"id": vocab[*name], "content": name, "special": special, "single_word": false,
+            "lstrip": false, "rstrip": rstrip, "normalized": false}),
+        )
+    };
+    let added: Vec<Value> = names.iter().filter_map(token).collect();
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({
+        "version": "1.0", "added_tokens": added, "pre_tokenizer": bytes, "decoder": bytes,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}
+    })
+}
+
+pub(super) fn tokenizer(json: &Value) -> Tokenizer {
     Tokenizer::from_bytes(json.to_string()).expect("a valid tokenizer.json")
 }
 
-fn special(bos: Option<u32>, eos: &[u32]) -> SpecialIds {
+pub(super) fn special(bos: Option<u32>, eos: &[u32]) -> SpecialIds {
     let eos = eos.to_vec();
     SpecialIds { bos, eos }
 }

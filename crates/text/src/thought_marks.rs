@@ -39,29 +39,19 @@ pub fn thought_marks(text: &Arc<Text>, format: ReasoningFormat) -> Option<Though
 mod tests {
     use super::*;
     use crate::SpecialIds;
+    use crate::tests::{byte_level, tokenizer};
     use foretoken_core::sampling::{Sampler, SamplingParams, ThoughtLimit};
-    use serde_json::{Map, Value, json};
-    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
     /// A tokenizer of bytes with these added tokens, each with whether it is special.
     fn text(added: &[(&str, bool)]) -> Arc<Text> {
-        let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
-        alphabet.sort_unstable();
-        let names = alphabet.iter().map(char::to_string);
-        let names = names.chain(added.iter().map(|(name, _)| (*name).to_owned()));
-        let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
-        let token = |(name, special): &(&str, bool)| {
-            json!({"id": vocab[*name], "content": name, "special": special, "single_word": false,
-                "lstrip": false, "rstrip": false, "normalized": false})
+        let is_special = |of: &str| {
+            let mut all = added.iter();
+            let (_, special) = all.find(|(name, _)| *name == of)?;
+            Some([*special, false])
         };
-        let added: Vec<Value> = added.iter().map(token).collect();
-        let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-        let file = json!({
-            "version": "1.0", "added_tokens": added, "pre_tokenizer": byte_level, "decoder": byte_level,
-            "model": {"type": "BPE", "vocab": vocab, "merges": []}
-        });
-        let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
-        Arc::new(Text::new(tokenizer, SpecialIds::default(), None).expect("byte-level"))
+        let file = byte_level(added.iter().map(|(name, _)| *name), is_special);
+        let text = Text::new(tokenizer(&file), SpecialIds::default(), None);
+        Arc::new(text.expect("byte-level"))
     }
 
     /// The mark is one token, special or not, or a token for each byte. Special tokens that are no marks are no text.

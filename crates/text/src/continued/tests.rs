@@ -1,9 +1,8 @@
 use super::*;
-use crate::SpecialIds;
 use crate::template::tests::models::{DEEPSEEK_R1, GEMMA, GEMMA3, PHI, SMOLLM2};
+use crate::tests::{byte_level, special, tokenizer};
 use crate::tools::tests::templates::{LLAMA, MISTRAL, QWEN};
-use serde_json::{Map, json};
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use serde_json::json;
 
 /// As Llama 2: what is trimmed gets a space before and after it.
 const SPACED: &str = "{% for m in messages %}{% if m.role == 'user' %}{{ '<s>[INST] ' + m.content.strip() + ' [/INST]' }}{% else %}{{ ' ' + m.content.strip() + ' </s>' }}{% endif %}{% endfor %}";
@@ -13,22 +12,9 @@ const THINKING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m
 
 /// Byte-level, with BOS and EOS.
 fn text(template: &str) -> Text {
-    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
-    alphabet.sort_unstable();
-    let names = alphabet.iter().map(char::to_string);
-    let names = names.chain(["<s>".to_owned(), "</s>".to_owned()]);
-    let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let file = json!({
-        "version": "1.0", "pre_tokenizer": byte_level, "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": []}
-    });
-    let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
-    let special = SpecialIds {
-        bos: Some(256),
-        eos: vec![257],
-    };
-    Text::new(tokenizer, special, Some(template)).expect("byte-level")
+    let file = byte_level(["<s>", "</s>"], |_| None);
+    let special = special(Some(256), &[257]);
+    Text::new(tokenizer(&file), special, Some(template)).expect("byte-level")
 }
 
 fn open_after(template: &str, user: &str, last: &Value) -> Result<RenderedChat> {

@@ -1,7 +1,7 @@
 use super::*;
+use crate::tests::byte_level;
 use crate::{Chat, SpecialIds};
 use serde_json::json;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 /// After the 256 bytes. Two overlap, and one takes the space after it.
 const SPECIAL: [&str; 4] = ["<|end|>", "<|start|>", "|>|<", "</s>"];
@@ -10,26 +10,13 @@ const TEMPLATE: &str =
 
 /// Byte-level, with these added tokens and merges.
 fn tokenizer(merges: &[&str], more: &[&str]) -> Arc<Text> {
-    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
-    alphabet.sort_unstable();
-    let names = alphabet.iter().map(char::to_string);
-    let names = names.chain(SPECIAL.iter().chain(more).map(|&name| name.to_owned()));
-    let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
-    let special = |name: &&str| {
-        json!({"id": vocab[*name], "content": name, "special": true, "single_word": false, "lstrip": false,
-            "rstrip": *name == "</s>", "normalized": false})
+    let added = |name: &str| {
+        let is_added = SPECIAL.contains(&name) || more.last() == Some(&name);
+        is_added.then_some([true, name == "</s>"])
     };
-    let added: Vec<Value> = SPECIAL
-        .iter()
-        .chain(&more[more.len().saturating_sub(1)..])
-        .map(special)
-        .collect();
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let file = json!({
-        "version": "1.0", "added_tokens": added, "pre_tokenizer": byte_level, "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges}
-    });
-    let tokenizer = file.to_string().parse().expect("a valid tokenizer.json");
+    let mut file = byte_level(SPECIAL.iter().chain(more).copied(), added);
+    file["model"]["merges"] = json!(merges);
+    let tokenizer = crate::tests::tokenizer(&file);
     Arc::new(Text::new(tokenizer, SpecialIds::default(), Some(TEMPLATE)).expect("byte-level"))
 }
 
