@@ -308,45 +308,33 @@ mod tests {
         joined(parts)
     }
 
+    /// Texts, their reasoning, their content and their calls.
+    const MESSAGES: &str = r#"
+<|channel|>analysis<|message|>Hm. <|end|><|start|>assistant<|channel|>final<|message|>Hi *you* | Hm.  | Hi *you*
+<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}<|call|> | a |  | weather {"city": "Paris"}
+// The recipient may come with the role, and a preamble before the call.
+<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.time<|channel|>commentary json<|message|> |  | I look. | time {}
+// A function that there is not, and tools of the model itself.
+<|channel|>commentary to=functions.no<|message|>{}<|call|> |  | {}
+<|channel|>analysis to=browser.search code<|message|>q<|call|><|start|>assistant<|channel|>analysis<|message|>r | q
+// A message that does not end before the next one begins, which is cut off.
+<|channel|>analysis<|message|>a<|start|>assistant<|channel|>analysis<|message|>b<|start|>assistant | a\nb
+plain text |  | plain text
+<|channel|>ana
+<|channel|>final<|message|>a <|en |  | a <|en
+"#;
+
     #[test]
     fn channels_and_recipients_are_told_apart() {
-        let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
-        let cases = [
-            (
-                "<|channel|>analysis<|message|>Hm. <|end|><|start|>assistant<|channel|>final<|message|>Hi *you*",
-                ("Hm. ", "Hi *you*", vec![]),
-            ),
-            (
-                "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Paris\"}<|call|>",
-                ("a", "", vec![call("weather", "{\"city\": \"Paris\"}")]),
-            ),
-            // The recipient may come with the role, and a preamble before the call.
-            (
-                "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.time<|channel|>commentary json<|message|>",
-                ("", "I look.", vec![call("time", "{}")]),
-            ),
-            // A function that there is not, and tools of the model itself.
-            (
-                "<|channel|>commentary to=functions.no<|message|>{}<|call|>",
-                ("", "{}", vec![]),
-            ),
-            (
-                "<|channel|>analysis to=browser.search code<|message|>q<|call|><|start|>assistant<|channel|>analysis<|message|>r",
-                ("q", "", vec![]),
-            ),
-            // A message that does not end before the next one begins, which is cut off.
-            (
-                "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>analysis<|message|>b<|start|>assistant",
-                ("a\nb", "", vec![]),
-            ),
-            ("plain text", ("", "plain text", vec![])),
-            ("<|channel|>ana", ("", "", vec![])),
-            ("<|channel|>final<|message|>a <|en", ("", "a <|en", vec![])),
-        ];
-        for (text, (reasoning, content, calls)) in cases {
+        for row in (MESSAGES.trim().lines()).filter(|row| !row.starts_with("//")) {
+            let mut columns = row.split(" | ");
+            let mut next = || columns.next().unwrap_or_default().to_owned();
+            let (text, reasoning, content) = (next(), next().replace("\\n", "\n"), next());
+            let calls = columns.map(|call| call.split_once(' ').expect("a name and arguments"));
+            let calls = calls.map(|(name, arguments)| (name.to_owned(), arguments.to_owned()));
+            let want = (reasoning, content, calls.collect());
             for sizes in [&[10_000][..], &[1], &[3, 2]] {
-                let want = (reasoning.to_owned(), content.to_owned(), calls.clone());
-                assert_eq!(read(PROMPT, text, sizes), want, "{text}");
+                assert_eq!(read(PROMPT, &text, sizes), want, "{text}");
             }
         }
         // A header that is too long is none, however it comes.
