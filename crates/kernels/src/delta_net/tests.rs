@@ -1,5 +1,5 @@
 use super::*;
-use crate::recurrent::testing::{Case, random};
+use crate::recurrent::testing::{Case, random, tests_of};
 
 const SHAPE: DeltaShape = DeltaShape {
     key_heads: 2,
@@ -80,32 +80,4 @@ fn defined(weights: &DeltaWeights, rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
     out
 }
 
-fn check(check: impl Fn(&DeltaWeights, &Case<'_>)) {
-    let weights = weights();
-    let run =
-        |x: &Tensor, rows: &StateBatch, pool: &mut StatePool| delta_net(x, &weights, rows, pool);
-    let case = Case {
-        width: SHAPE.width(),
-        states: SHAPE.states(),
-        run: &run,
-    };
-    check(&weights, &case);
-}
-
-#[test]
-fn it_computes_what_the_definition_says() {
-    check(|weights, case| {
-        let text = case.text(23);
-        case.check_defined(&text, &defined(weights, &text));
-    });
-}
-
-#[test]
-fn how_a_text_is_divided_changes_no_bit() {
-    check(|_, case| case.check_divisions());
-}
-
-#[test]
-fn what_would_write_twice_or_read_nothing_is_refused() {
-    check(|_, case| case.check_refusals());
-}
+tests_of!(delta_net);

@@ -8,13 +8,51 @@ use std::ops::Range;
 /// The outputs of rows, which go on with states.
 type Run<'a> = dyn Fn(&Tensor, &StateBatch, &mut StatePool) -> Result<Tensor> + 'a;
 
+/// What the definition makes of the rows of a text, in f64.
+type Defined<'a> = dyn Fn(&[Vec<f32>]) -> Vec<Vec<f64>> + 'a;
+
 /// A layer under test.
 pub struct Case<'a> {
     /// Values of a row.
     pub width: usize,
     pub states: StateShape,
     pub run: &'a Run<'a>,
+    pub defined: &'a Defined<'a>,
 }
+
+/// The tests of a layer, in a module with its `SHAPE`, some `weights`, and what the definition makes of rows (`defined`).
+macro_rules! tests_of {
+    ($layer:ident) => {
+        fn check(check: impl Fn(&Case<'_>)) {
+            let weights = weights();
+            let run = |x: &Tensor, rows: &StateBatch, pool: &mut StatePool| {
+                $layer(x, &weights, rows, pool)
+            };
+            check(&Case {
+                width: SHAPE.width(),
+                states: SHAPE.states(),
+                run: &run,
+                defined: &|rows: &[Vec<f32>]| defined(&weights, rows),
+            });
+        }
+
+        #[test]
+        fn it_computes_what_the_definition_says() {
+            check(|case| case.check_defined());
+        }
+
+        #[test]
+        fn how_a_text_is_divided_changes_no_bit() {
+            check(|case| case.check_divisions());
+        }
+
+        #[test]
+        fn what_would_write_twice_or_read_nothing_is_refused() {
+            check(|case| case.check_refusals());
+        }
+    };
+}
+pub(crate) use tests_of;
 
 pub fn random(count: usize, scale: f32) -> Vec<f32> {
     let values = Tensor::randn(0f32, scale, count, &Device::Cpu).unwrap();
@@ -45,12 +83,12 @@ fn kept(
 
 impl Case<'_> {
     /// Rows of so many tokens.
-    pub fn text(&self, len: usize) -> Vec<Vec<f32>> {
+    fn text(&self, len: usize) -> Vec<Vec<f32>> {
         (0..len).map(|_| random(self.width, 1.)).collect()
     }
 
     /// The outputs of a text from scratch.
-    pub fn outputs(&self, text: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    fn outputs(&self, text: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let rows: Vec<&Vec<f32>> = text.iter().collect();
         let mut pool = StatePool::new(self.states);
         self.of_rows(&rows, &[part(0..text.len(), &[], None)], &mut pool)
@@ -70,9 +108,10 @@ impl Case<'_> {
             .unwrap()
     }
 
-    /// Checks outputs against what a definition says in f64.
-    pub fn check_defined(&self, text: &[Vec<f32>], defined: &[Vec<f64>]) {
-        let found = self.outputs(text);
+    /// Checks outputs against what the definition says.
+    pub fn check_defined(&self) {
+        let text = self.text(23);
+        let (found, defined) = (self.outputs(&text), (self.defined)(&text));
         assert_eq!(found.len(), defined.len());
         for (found, want) in found.iter().flatten().zip(defined.iter().flatten()) {
             assert!(
