@@ -1,7 +1,7 @@
 //! [`Simd`] with NEON, and with ARMv8.6's instructions for bf16: a vector is four registers.
 
 use super::vector::{
-    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER, on_vectors,
+    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER, loads, on_vectors,
     with_instructions,
 };
 use crate::cpu::{Neon, NeonBf16};
@@ -148,6 +148,39 @@ impl<P: Pairs> Simd for P {
         second(pairs) => Quads(quads!(i => second(pairs.0[i])));
     }
 
+    loads! {
+        load(from: *const f32) => Quads(quads!(i => vld1q_f32(from.add(4 * i))));
+        load_f16(from: *const f16) => Quads(quads!(i => quad_f16(from.add(4 * i))));
+        load_bf16(from: *const bf16) => Quads(quads!(i => quad_bf16(from.add(4 * i))));
+        load_i8(from: *const i8) => {
+            let bytes = vld1q_s8(from);
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            Quads([
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            ])
+        };
+        load_e4m3(from: *const u8) => {
+            // Each quad has another byte of the four words as its highest.
+            let words = vreinterpretq_s32_u8(vld1q_u8(from));
+            Quads([
+                quad_e4m3(words),
+                quad_e4m3(vshlq_n_s32::<8>(words)),
+                quad_e4m3(vshlq_n_s32::<16>(words)),
+                quad_e4m3(vshlq_n_s32::<24>(words)),
+            ])
+        };
+        load_apart(from: *const bf16) => {
+            let (low, high) = (quad_pairs(from), quad_pairs(from.add(8)));
+            Quads([first(low), first(high), second(low), second(high)])
+        };
+        load_halves(from: [*const f32; 2]) => Quads(quads!(i => vld1q_f32(from[i / 2].add(i % 2 * 4))));
+        load_halves_f16(from: [*const f16; 2]) => Quads(quads!(i => quad_f16(from[i / 2].add(i % 2 * 4))));
+        load_halves_bf16(from: [*const bf16; 2]) => Quads(quads!(i => quad_bf16(from[i / 2].add(i % 2 * 4))));
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> Quads {
         // SAFETY: `self` proves that the CPU has NEON.
@@ -198,81 +231,6 @@ impl<P: Pairs> Simd for P {
         );
         // SAFETY: `self` proves that the CPU has NEON.
         unsafe { sums_of(low, high) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> Quads {
-        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 floats can be read.
-        Quads(quads!(i => vld1q_f32(from.add(4 * i))))
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> Quads {
-        // SAFETY: as for `load`, with 16 halves.
-        Quads(quads!(i => quad_f16(from.add(4 * i))))
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> Quads {
-        // SAFETY: as for `load`, with 16 halves.
-        Quads(quads!(i => quad_bf16(from.add(4 * i))))
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> Quads {
-        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 bytes can be read.
-        unsafe {
-            let bytes = vld1q_s8(from);
-            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
-            Quads([
-                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
-                vcvtq_f32_s32(vmovl_high_s16(low)),
-                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
-                vcvtq_f32_s32(vmovl_high_s16(high)),
-            ])
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const u8) -> Quads {
-        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 bytes can be read.
-        unsafe {
-            // Each quad has another byte of the four words as its highest.
-            let words = vreinterpretq_s32_u8(vld1q_u8(from));
-            Quads([
-                quad_e4m3(words),
-                quad_e4m3(vshlq_n_s32::<8>(words)),
-                quad_e4m3(vshlq_n_s32::<16>(words)),
-                quad_e4m3(vshlq_n_s32::<24>(words)),
-            ])
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_apart(self, from: *const bf16) -> Quads {
-        // SAFETY: `self` proves that the CPU has NEON; the caller, that 16 halves can be read.
-        unsafe {
-            let (low, high) = (quad_pairs(from), quad_pairs(from.add(8)));
-            Quads([first(low), first(high), second(low), second(high)])
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves(self, from: [*const f32; 2]) -> Quads {
-        // SAFETY: `self` proves that the CPU has NEON; the caller, that eight floats can be read at each.
-        Quads(quads!(i => vld1q_f32(from[i / 2].add(i % 2 * 4))))
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves_f16(self, from: [*const f16; 2]) -> Quads {
-        // SAFETY: as for `load_halves`, with eight halves each.
-        Quads(quads!(i => quad_f16(from[i / 2].add(i % 2 * 4))))
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> Quads {
-        // SAFETY: as for `load_halves`, with eight halves each.
-        Quads(quads!(i => quad_bf16(from[i / 2].add(i % 2 * 4))))
     }
 
     #[inline(always)]

@@ -123,6 +123,23 @@ macro_rules! on_vectors {
 #[cfg(target_arch = "aarch64")]
 pub(super) use on_vectors;
 
+/// Methods that read numbers.
+macro_rules! loads {
+    ($($(#[$about:meta])* $name:ident($from:ident: $type:ty) => $value:expr;)*) => {
+        $(
+            $(#[$about])*
+            #[inline(always)]
+            unsafe fn $name(self, $from: $type) -> Self::Vector {
+                // SAFETY: `self` proves that the CPU has the instructions; the caller, that the numbers can be read.
+                #[allow(unused_unsafe)]
+                unsafe { $value }
+            }
+        )*
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use loads;
+
 /// Functions of registers, for callers that know what the CPU has.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! with_instructions {
@@ -288,6 +305,33 @@ impl Simd for Portable {
         second(pairs) => lanes!(i => f32::from_bits(pairs[i].to_bits() & UPPER));
     }
 
+    loads! {
+        load(from: *const f32) => from.cast::<[f32; LANES]>().read_unaligned();
+        load_f16(from: *const f16) => {
+            let x = from.cast::<[f16; LANES]>().read();
+            lanes!(i => x[i].to_f32())
+        };
+        load_bf16(from: *const bf16) => {
+            let x = from.cast::<[bf16; LANES]>().read();
+            lanes!(i => x[i].to_f32())
+        };
+        load_i8(from: *const i8) => {
+            let x = from.cast::<[i8; LANES]>().read();
+            lanes!(i => f32::from(x[i]))
+        };
+        load_e4m3(from: *const u8) => {
+            let x = from.cast::<[u8; LANES]>().read();
+            lanes!(i => e4m3(x[4 * (i % 4) + 3 - i / 4]))
+        };
+        load_apart(from: *const bf16) => {
+            let x = from.cast::<[bf16; LANES]>().read();
+            lanes!(i => x[i % 8 * 2 + i / 8].to_f32())
+        };
+        load_halves(from: [*const f32; 2]) => halves(from);
+        load_halves_f16(from: [*const f16; 2]) => halves(from);
+        load_halves_bf16(from: [*const bf16; 2]) => halves(from);
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; LANES] {
         [x; LANES]
@@ -325,65 +369,6 @@ impl Simd for Portable {
             let x = &x[i / 2][i % 2 * HALF..];
             (((x[0] + x[1]) + x[2]) + x[3]) + (((x[4] + x[5]) + x[6]) + x[7])
         })
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        unsafe { from.cast::<[f32; LANES]>().read_unaligned() }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        let x = unsafe { from.cast::<[f16; LANES]>().read() };
-        lanes!(i => x[i].to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        let x = unsafe { from.cast::<[bf16; LANES]>().read() };
-        lanes!(i => x[i].to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        let x = unsafe { from.cast::<[i8; LANES]>().read() };
-        lanes!(i => f32::from(x[i]))
-    }
-
-    #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const u8) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        let x = unsafe { from.cast::<[u8; LANES]>().read() };
-        lanes!(i => e4m3(x[4 * (i % 4) + 3 - i / 4]))
-    }
-
-    #[inline(always)]
-    unsafe fn load_apart(self, from: *const bf16) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        let x = unsafe { from.cast::<[bf16; LANES]>().read() };
-        lanes!(i => x[i % 8 * 2 + i / 8].to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves(self, from: [*const f32; 2]) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        unsafe { halves(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves_f16(self, from: [*const f16; 2]) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        unsafe { halves(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> [f32; LANES] {
-        // SAFETY: the caller's contract.
-        unsafe { halves(from) }
     }
 
     #[inline(always)]

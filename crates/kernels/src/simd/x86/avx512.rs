@@ -3,7 +3,7 @@
 use super::{max_of, on_registers, sum_of, sums_of};
 use crate::cpu::{Avx512Bf16, Avx512Vnni};
 use crate::simd::vector::{
-    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Simd, UPPER, with_instructions,
+    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Simd, UPPER, loads, with_instructions,
 };
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -41,6 +41,45 @@ macro_rules! avx512 {
                 second(pairs) => {
                     let pairs = _mm512_castps_si512(pairs);
                     _mm512_castsi512_ps(_mm512_maskz_mov_epi16(SECOND, pairs))
+                };
+            }
+
+            loads! {
+                load(from: *const f32) => _mm512_loadu_ps(from);
+                load_f16(from: *const f16) => _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
+                /// A bf16 is the upper half of an f32.
+                load_bf16(from: *const bf16) => {
+                    let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+                };
+                load_i8(from: *const i8) => {
+                    let bytes = _mm_loadu_si128(from.cast());
+                    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+                };
+                load_e4m3(from: *const u8) => {
+                    // Each four lanes have another byte of the four words as their highest.
+                    let words = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
+                    let places = _mm512_setr_epi32(
+                        0, 0, 0, 0, 8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24,
+                    );
+                    let moved = _mm512_srai_epi32::<4>(_mm512_sllv_epi32(words, places));
+                    let bits = _mm512_set1_epi32(E4M3_BITS.cast_signed());
+                    _mm512_castsi512_ps(_mm512_and_si512(moved, bits))
+                };
+                load_apart(from: *const bf16) => {
+                    // Twice the eight pairs; the first eight lanes take the lower halves.
+                    let both = _mm512_broadcast_i64x4(_mm256_loadu_si256(from.cast()));
+                    let upper = _mm512_and_si512(both, _mm512_set1_epi32(UPPER.cast_signed()));
+                    _mm512_castsi512_ps(_mm512_mask_slli_epi32::<16>(upper, 0x00ff, both))
+                };
+                load_halves(from: [*const f32; 2]) => {
+                    let low = _mm512_castpd256_pd512(_mm256_loadu_pd(from[0].cast()));
+                    _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_loadu_pd(from[1].cast())))
+                };
+                load_halves_f16(from: [*const f16; 2]) => _mm512_cvtph_ps(both(from));
+                load_halves_bf16(from: [*const bf16; 2]) => {
+                    let wide = _mm512_cvtepu16_epi32(both(from));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
                 };
             }
 
@@ -84,87 +123,6 @@ macro_rules! avx512 {
                 unsafe {
                     let signs = _mm512_set1_epi32(BYTE_SIGNS.cast_signed());
                     _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), signs))
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn load_halves(self, [low, high]: [*const f32; 2]) -> __m512 {
-                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that eight floats can be read at each.
-                unsafe {
-                    let low = _mm512_castpd256_pd512(_mm256_loadu_pd(low.cast()));
-                    _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_loadu_pd(high.cast())))
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn load_halves_f16(self, from: [*const f16; 2]) -> __m512 {
-                // SAFETY: as for `load_halves`, with halves.
-                unsafe { _mm512_cvtph_ps(both(from)) }
-            }
-
-            #[inline(always)]
-            unsafe fn load_halves_bf16(self, from: [*const bf16; 2]) -> __m512 {
-                // SAFETY: as for `load_halves`, with halves.
-                unsafe {
-                    let wide = _mm512_cvtepu16_epi32(both(from));
-                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn load(self, from: *const f32) -> __m512 {
-                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 floats can be read.
-                unsafe { _mm512_loadu_ps(from) }
-            }
-
-            #[inline(always)]
-            unsafe fn load_f16(self, from: *const f16) -> __m512 {
-                // SAFETY: as for `load`, with 16 halves, which are 256 bits.
-                unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
-            }
-
-            /// A bf16 is the upper half of an f32.
-            #[inline(always)]
-            unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
-                // SAFETY: as for `load`, with 16 halves, which are 256 bits.
-                unsafe {
-                    let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn load_i8(self, from: *const i8) -> __m512 {
-                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 bytes can be read.
-                unsafe {
-                    let bytes = _mm_loadu_si128(from.cast());
-                    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
-                // SAFETY: `self` proves that the CPU has AVX-512 F; the caller, that 16 bytes can be read.
-                unsafe {
-                    // Each four lanes have another byte of the four words as their highest.
-                    let words = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
-                    let places = _mm512_setr_epi32(
-                        0, 0, 0, 0, 8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24,
-                    );
-                    let moved = _mm512_srai_epi32::<4>(_mm512_sllv_epi32(words, places));
-                    let bits = _mm512_set1_epi32(E4M3_BITS.cast_signed());
-                    _mm512_castsi512_ps(_mm512_and_si512(moved, bits))
-                }
-            }
-
-            #[inline(always)]
-            unsafe fn load_apart(self, from: *const bf16) -> __m512 {
-                // SAFETY: as for `load`, with 16 halves, which are 256 bits.
-                unsafe {
-                    // Twice the eight pairs; the first eight lanes take the lower halves.
-                    let both = _mm512_broadcast_i64x4(_mm256_loadu_si256(from.cast()));
-                    let upper = _mm512_and_si512(both, _mm512_set1_epi32(UPPER.cast_signed()));
-                    _mm512_castsi512_ps(_mm512_mask_slli_epi32::<16>(upper, 0x00ff, both))
                 }
             }
 

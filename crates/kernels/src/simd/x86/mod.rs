@@ -4,7 +4,7 @@ pub(crate) mod amx;
 mod avx512;
 
 use super::vector::{
-    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER, with_instructions,
+    BELOW_HALF, BYTE_SIGNS, E4M3_BITS, Element, LANES, Loop, Simd, UPPER, loads, with_instructions,
 };
 use crate::cpu::{Avx2, Avx512Bf16, Avx512Vnni};
 use half::{bf16, f16};
@@ -59,6 +59,33 @@ impl Simd for Avx2 {
         second(pairs) => Pair(second(pairs.0), second(pairs.1));
     }
 
+    loads! {
+        load(from: *const f32) => Pair(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8)));
+        load_f16(from: *const f16) => Pair(eight_f16(from), eight_f16(from.add(8)));
+        load_bf16(from: *const bf16) => Pair(eight_bf16(from), eight_bf16(from.add(8)));
+        load_i8(from: *const i8) => {
+            let [low, high] = [from, from.add(8)].map(|from| _mm_loadl_epi64(from.cast()));
+            Pair(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            )
+        };
+        load_e4m3(from: *const u8) => {
+            // Each four lanes have another byte of the four words as their highest.
+            let words = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
+            let low = _mm256_sllv_epi32(words, _mm256_setr_epi32(0, 0, 0, 0, 8, 8, 8, 8));
+            let high = _mm256_sllv_epi32(words, _mm256_setr_epi32(16, 16, 16, 16, 24, 24, 24, 24));
+            Pair(eight_e4m3(low), eight_e4m3(high))
+        };
+        load_apart(from: *const bf16) => {
+            let pairs = _mm256_loadu_ps(from.cast());
+            Pair(first(pairs), second(pairs))
+        };
+        load_halves(from: [*const f32; 2]) => Pair(_mm256_loadu_ps(from[0]), _mm256_loadu_ps(from[1]));
+        load_halves_f16(from: [*const f16; 2]) => Pair(eight_f16(from[0]), eight_f16(from[1]));
+        load_halves_bf16(from: [*const bf16; 2]) => Pair(eight_bf16(from[0]), eight_bf16(from[1]));
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> Pair {
         // SAFETY: `self` proves that the CPU has AVX2.
@@ -97,75 +124,6 @@ impl Simd for Avx2 {
     fn sums_of_halves(self, [a, b]: [Pair; 2]) -> [f32; 4] {
         // SAFETY: `self` proves that the CPU has AVX2.
         unsafe { sums_of([a.0, a.1, b.0, b.1]) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves(self, [low, high]: [*const f32; 2]) -> Pair {
-        // SAFETY: `self` proves that the CPU has AVX2; the caller, that eight floats can be read at each.
-        unsafe { Pair(_mm256_loadu_ps(low), _mm256_loadu_ps(high)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves_f16(self, [low, high]: [*const f16; 2]) -> Pair {
-        // SAFETY: `self` proves that the CPU has F16C; the caller, that eight halves can be read at each.
-        unsafe { Pair(eight_f16(low), eight_f16(high)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_halves_bf16(self, [low, high]: [*const bf16; 2]) -> Pair {
-        // SAFETY: `self` proves that the CPU has AVX2; the caller, that eight halves can be read at each.
-        unsafe { Pair(eight_bf16(low), eight_bf16(high)) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> Pair {
-        // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 floats can be read.
-        unsafe { Pair(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> Pair {
-        // SAFETY: `self` proves that the CPU has F16C; the caller, that 16 halves can be read.
-        unsafe { Pair(eight_f16(from), eight_f16(from.add(8))) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> Pair {
-        // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 halves can be read.
-        unsafe { Pair(eight_bf16(from), eight_bf16(from.add(8))) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> Pair {
-        // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 bytes can be read.
-        unsafe {
-            let [low, high] = [from, from.add(8)].map(|from| _mm_loadl_epi64(from.cast()));
-            Pair(
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
-            )
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const u8) -> Pair {
-        // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 bytes can be read.
-        unsafe {
-            // Each four lanes have another byte of the four words as their highest.
-            let words = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
-            let low = _mm256_sllv_epi32(words, _mm256_setr_epi32(0, 0, 0, 0, 8, 8, 8, 8));
-            let high = _mm256_sllv_epi32(words, _mm256_setr_epi32(16, 16, 16, 16, 24, 24, 24, 24));
-            Pair(eight_e4m3(low), eight_e4m3(high))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_apart(self, from: *const bf16) -> Pair {
-        // SAFETY: `self` proves that the CPU has AVX2; the caller, that 16 halves can be read.
-        unsafe {
-            let pairs = _mm256_loadu_ps(from.cast());
-            Pair(first(pairs), second(pairs))
-        }
     }
 
     #[inline(always)]
