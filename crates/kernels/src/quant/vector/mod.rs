@@ -275,3 +275,22 @@ macro_rules! product {
     }};
 }
 use product;
+
+/// A function that multiplies the rows of `turns` with a strip by [`product`]. `store` is called with the row and its 16
+/// outputs.
+macro_rules! product_fn {
+    ($(#[$about:meta])* $name:ident($proof:ty) by $multiply:ident; $($turns:tt)*) => {
+        $(#[$about])*
+        pub(in super::super) fn $name<F: VectorFormat>(
+            _: $proof,
+            strip: Strip<'_, F>,
+            x: &Activations,
+            turns: &[Turn],
+            mut store: impl FnMut(usize, &[f32; WIDTH]),
+        ) {
+            // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
+            unsafe { product!($multiply, F, strip, x, turns, store; $($turns)*) };
+        }
+    };
+}
+use product_fn;

@@ -4,7 +4,7 @@
 use super::lanes::{Lanes, lanes};
 use super::multiply::{Float, Int, Multiply, RecordWeights, Rows, each};
 use super::vectors::{VECTORS, VectorFormat, VectorScales, quants};
-use super::{Activations, Ahead, Strip, Turn, WIDTH, product, rows};
+use super::{Activations, Ahead, Strip, Turn, WIDTH, product, product_fn, rows};
 use crate::cpu;
 use crate::simd::widen_f16;
 use std::arch::aarch64::*;
@@ -281,33 +281,13 @@ unsafe fn four_sums([low, high]: [int16x8_t; 2]) -> int32x4_t {
     unsafe { vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)) }
 }
 
-/// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.
-pub(in super::super) fn product_neon<F: VectorFormat>(
-    _: cpu::Neon,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions, by the proof.
-    unsafe {
-        product!(Widening, F, strip, x, turns, store;
-            [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 1] [6 x 1])
-    };
-}
+product_fn!(
+    /// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.
+    product_neon(cpu::Neon) by Widening; [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 1] [6 x 1]
+);
 
-/// As [`product_neon`].
-#[target_feature(enable = "neon,dotprod")]
-pub(in super::super) fn product_dotprod<F: VectorFormat>(
-    _: cpu::Dotprod,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(Dots, F, strip, x, turns, store;
-            [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 1] [6 x 1])
-    };
-}
+product_fn!(
+    /// As [`product_neon`].
+    #[target_feature(enable = "neon,dotprod")]
+    product_dotprod(cpu::Dotprod) by Dots; [1 x 4] [2 x 4] [3 x 4] [4 x 4] [5 x 1] [6 x 1]
+);

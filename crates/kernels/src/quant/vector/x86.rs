@@ -4,7 +4,7 @@
 use super::lanes::{Lanes, lanes};
 use super::multiply::{Float, Int, Multiply, RecordWeights, Rows, each, floats};
 use super::vectors::{VECTORS, VectorFormat, VectorScales, quants};
-use super::{Activations, Ahead, Strip, Turn, WIDTH, product, rows};
+use super::{Activations, Ahead, Strip, Turn, WIDTH, product, product_fn, rows};
 use crate::cpu;
 use std::arch::x86_64::*;
 
@@ -382,54 +382,24 @@ pub(in super::super) fn max_rows_avx_vnni<F: VectorFormat>() -> usize {
     AvxVnni::max_rows(F::APART)
 }
 
-/// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(in super::super) fn product_avx2<F: VectorFormat>(
-    _: cpu::Avx2,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(Avx2Ymm, F, strip, x, turns, store;
-            [1 x 2] [2 x 2] [3 x 2] [4 x 2] [5 x 2] [6 x 2] [7 x 2] [8 x 2])
-    };
-}
+product_fn!(
+    /// Multiplies the rows of `turns` with a strip. `store` is called with the row and its 16 outputs.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    product_avx2(cpu::Avx2) by Avx2Ymm; [1 x 2] [2 x 2] [3 x 2] [4 x 2] [5 x 2] [6 x 2] [7 x 2] [8 x 2]
+);
 
-/// As [`product_avx2`].
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(in super::super) fn product_avx_vnni<F: VectorFormat>(
-    _: cpu::AvxVnni,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(AvxVnni, F, strip, x, turns, store;
-            [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1])
-    };
-}
+product_fn!(
+    /// As [`product_avx2`].
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    product_avx_vnni(cpu::AvxVnni) by AvxVnni; [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1]
+);
 
-/// The code of [`product_avx_vnni`], for CPUs that have AVX-512 instead.
-#[cfg(test)]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(in super::super) fn product_avx512_ymm<F: VectorFormat>(
-    _: cpu::Avx512Vnni,
-    strip: Strip<'_, F>,
-    x: &Activations,
-    turns: &[Turn],
-    mut store: impl FnMut(usize, &[f32; WIDTH]),
-) {
-    // SAFETY: the CPU has the instructions: a caller needs them, or has to show the proof.
-    unsafe {
-        product!(Avx512Ymm, F, strip, x, turns, store;
-            [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1])
-    };
-}
+product_fn!(
+    /// The code of [`product_avx_vnni`], for CPUs that have AVX-512 instead.
+    #[cfg(test)]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+    product_avx512_ymm(cpu::Avx512Vnni) by Avx512Ymm; [1 x 2] [2 x 2] [3 x 1] [4 x 1] [5 x 1] [6 x 1]
+);
 
 /// As [`product_avx2`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
