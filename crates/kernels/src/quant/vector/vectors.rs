@@ -133,119 +133,85 @@ unsafe fn upper_pair<L: Lanes>(tile: *const u8, v: usize) -> L::I {
     }
 }
 
-impl VectorScales for BlockScales {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: in the record, by the caller's contract.
-        unsafe { L::halves(scales.add(2 * (sub * WIDTH + first))) }
-    }
+/// The [`VectorScales`] of layouts over vectors called `$lanes`.
+macro_rules! vector_scales {
+    ($lanes:ident; $($layout:ident {
+        $($name:ident($scales:ident, $sub:pat_param, $first:ident, $half:pat_param) -> $of:ident => $value:expr;)*
+    })*) => {
+        $(
+            impl VectorScales for $layout {
+                $(
+                    #[inline(always)]
+                    unsafe fn $name<$lanes: Lanes>(
+                        $scales: *const u8,
+                        $sub: usize,
+                        $first: usize,
+                        $half: usize,
+                    ) -> $lanes::$of {
+                        // SAFETY: in the record, by the caller's contract.
+                        unsafe { $value }
+                    }
+                )*
+            }
+        )*
+    };
 }
 
-impl VectorScales for BlockOffsets {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: in the record, by the caller's contract.
-        unsafe { L::halves(scales.add(2 * first)) }
+vector_scales! {
+    L;
+    BlockScales {
+        scales(scales, sub, first, _) -> F => L::halves(scales.add(2 * (sub * WIDTH + first)));
     }
-
-    #[inline(always)]
-    unsafe fn offsets<L: Lanes>(scales: *const u8, _: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: as above.
-        unsafe { L::halves(scales.add(2 * (WIDTH + first))) }
+    BlockOffsets {
+        scales(scales, _, first, _) -> F => L::halves(scales.add(2 * first));
+        offsets(scales, _, first, _) -> F => L::halves(scales.add(2 * (WIDTH + first)));
     }
-}
-
-impl VectorScales for SuperOffsets {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: in the record, by the caller's contract.
-        unsafe {
+    SuperOffsets {
+        scales(scales, sub, first, _) -> F => {
             let sc = L::unsigned(scales.add(Self::SC + sub * WIDTH + first));
             L::float_mul(L::halves(scales.add(2 * first)), L::floats(sc))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: as above.
-        unsafe {
+        };
+        offsets(scales, sub, first, _) -> F => {
             let mn = L::unsigned(scales.add(Self::MN + sub * WIDTH + first));
             let m = L::halves(scales.add(Self::M + 2 * first));
             L::negate(L::float_mul(m, L::floats(mn)))
-        }
+        };
     }
-}
-
-impl VectorScales for SuperScales {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: in the record, by the caller's contract.
-        unsafe {
+    SuperScales {
+        scales(scales, sub, first, _) -> F => {
             let factors = L::signed(scales.add(Self::factors(sub) + first));
             L::float_mul(L::halves(scales.add(2 * first)), L::floats(factors))
-        }
+        };
     }
-}
-
-impl VectorScales for Exponents {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: as above.
-        unsafe {
+    Exponents {
+        scales(scales, sub, first, _) -> F => {
             let exponents = L::unsigned(scales.add(sub * WIDTH + first));
-            L::float_mul(
-                L::powers(exponents, Self::SMALLEST),
-                L::float_broadcast(&0.5),
-            )
-        }
+            L::float_mul(L::powers(exponents, Self::SMALLEST), L::float_broadcast(&0.5))
+        };
     }
-}
-
-impl VectorScales for HalfBlockScales {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, _: usize, first: usize, _: usize) -> L::F {
-        // SAFETY: in the record, by the caller's contract.
-        unsafe { L::halves(scales.add(2 * first)) }
+    HalfBlockScales {
+        scales(scales, _, first, _) -> F => L::halves(scales.add(2 * first));
+        factors(scales, sub, first, half) -> I => L::signed(scales.add(of_half(sub, half) + first));
     }
-
-    #[inline(always)]
-    unsafe fn factors<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::I {
-        // SAFETY: as above.
-        unsafe { L::signed(scales.add(of_half(sub, half) + first)) }
-    }
-}
-
-impl VectorScales for HalfBlockOffsets {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
-        // SAFETY: in the record, by the caller's contract.
-        unsafe {
+    HalfBlockOffsets {
+        scales(scales, sub, first, half) -> F => {
             let both = L::unsigned(scales.add(of_half(sub, half) + first));
             let sc = L::floats(L::and(both, L::bytes(15)));
             L::float_mul(L::halves(scales.add(2 * first)), sc)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn offsets<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
-        // SAFETY: as above.
-        unsafe {
+        };
+        offsets(scales, sub, first, half) -> F => {
             let both = L::unsigned(scales.add(of_half(sub, half) + first));
             let mn = L::floats(L::right::<4>(both));
             let m = L::halves(scales.add(Self::M + 2 * first));
             L::negate(L::float_mul(m, mn))
-        }
+        };
     }
-}
-
-impl VectorScales for GroupScales {
-    #[inline(always)]
-    unsafe fn scales<L: Lanes>(scales: *const u8, sub: usize, first: usize, half: usize) -> L::F {
-        // SAFETY: in the record, by the caller's contract; a record is aligned for an f32.
-        unsafe {
+    GroupScales {
+        // A record is aligned for an f32.
+        scales(scales, sub, first, half) -> F => {
             let numbers = L::unsigned(scales.add(of_half(sub, half) + first));
             let factor = L::float_broadcast(&*scales.cast::<f32>());
             L::float_mul(L::floats_of_bits(numbers), factor)
-        }
+        };
     }
 }
