@@ -31,34 +31,32 @@ pub(super) struct Align16;
 #[derive(Clone, Copy)]
 pub(super) struct Align32;
 
+/// How a number becomes a float, and a row of them a vector.
+macro_rules! reads {
+    ($number:ident => $float:expr, $load:ident) => {
+        #[inline(always)]
+        fn to_f32($number) -> f32 {
+            $float
+        }
+
+        #[inline(always)]
+        fn load_row<S: Simd>(s: S, row: &[Self; LANES]) -> S::Vector {
+            // SAFETY: a row has 16 numbers.
+            unsafe { s.$load(row.as_ptr().cast()) }
+        }
+    };
+}
+
 impl Value for f32 {
     type Align = Align32;
 
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-
-    #[inline(always)]
-    fn load_row<S: Simd>(s: S, row: &[Self; LANES]) -> S::Vector {
-        // SAFETY: a row has 16 numbers.
-        unsafe { s.load(row.as_ptr()) }
-    }
+    reads!(self => self, load);
 }
 
 impl Value for f16 {
     type Align = Align32;
 
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        Element::to_f32(self)
-    }
-
-    #[inline(always)]
-    fn load_row<S: Simd>(s: S, row: &[Self; LANES]) -> S::Vector {
-        // SAFETY: a row has 16 numbers.
-        unsafe { s.load_f16(row.as_ptr()) }
-    }
+    reads!(self => Element::to_f32(self), load_f16);
 }
 
 impl Value for bf16 {
@@ -70,16 +68,7 @@ impl Value for bf16 {
         2 * (c % (LANES / 2)) + c / (LANES / 2)
     }
 
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        Element::to_f32(self)
-    }
-
-    #[inline(always)]
-    fn load_row<S: Simd>(s: S, row: &[Self; LANES]) -> S::Vector {
-        // SAFETY: a row has 16 numbers.
-        unsafe { s.load_apart(row.as_ptr()) }
-    }
+    reads!(self => Element::to_f32(self), load_apart);
 }
 
 /// A finite number of FP8 with an exponent of 4 bits (E4M3), over 2^120 as a float.
@@ -103,16 +92,7 @@ impl Value for E4m3 {
         4 * (c % 4) + 3 - c / 4
     }
 
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        e4m3(self.0)
-    }
-
-    #[inline(always)]
-    fn load_row<S: Simd>(s: S, row: &[Self; LANES]) -> S::Vector {
-        // SAFETY: a row has 16 numbers, which are bytes.
-        unsafe { s.load_e4m3(row.as_ptr().cast()) }
-    }
+    reads!(self => e4m3(self.0), load_e4m3);
 }
 
 /// The float of a scaled number.
@@ -124,14 +104,5 @@ impl Value for Unpacked {
     type Align = Align32;
     const IS_SCALED: bool = true;
 
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self.0
-    }
-
-    #[inline(always)]
-    fn load_row<S: Simd>(s: S, row: &[Self; LANES]) -> S::Vector {
-        // SAFETY: a row has 16 numbers, which are floats.
-        unsafe { s.load(row.as_ptr().cast()) }
-    }
+    reads!(self => self.0, load);
 }
