@@ -21,6 +21,7 @@ mod infill;
 mod json;
 mod literal;
 mod message;
+mod named_formats;
 mod part;
 mod pieces;
 mod pre_tokenizer;

@@ -1,6 +1,7 @@
 //! Separates what a model thinks from what it answers.
 
 use super::part::{Part, push_reasoning, until_marker};
+use crate::named_formats::named_formats;
 
 /// How a model marks what it thinks before it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,25 +193,6 @@ static FORMATS: [Marks; ReasoningFormat::COUNT] = [
 ];
 
 impl ReasoningFormat {
-    /// Number of formats.
-    const COUNT: usize = 13;
-
-    /// All formats.
-    pub const ALL: [Self; Self::COUNT] = {
-        let mut all = [Self::Qwen3; Self::COUNT];
-        let mut i = 0;
-        while i < Self::COUNT {
-            all[i] = FORMATS[i].format;
-            i += 1;
-        }
-        all
-    };
-
-    /// The name that can be given for it.
-    pub fn name(self) -> &'static str {
-        self.marks().name
-    }
-
     fn marks(self) -> &'static Marks {
         &FORMATS[self as usize]
     }
@@ -254,22 +236,10 @@ impl ReasoningFormat {
     }
 }
 
-#[cfg(feature = "clap")]
-impl clap::ValueEnum for ReasoningFormat {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        let marks = self.marks();
-        let value = clap::builder::PossibleValue::new(marks.name);
-        Some(
-            value
-                .aliases(marks.aliases.iter().copied())
-                .help(marks.help),
-        )
-    }
-}
+named_formats!(
+    /// All formats.
+    ReasoningFormat, 13 from Qwen3 by marks
+);
 
 /// Whether a message that begins with `text` goes on with reasoning, in any format.
 pub(super) fn ends_in_thought(text: &str) -> bool {

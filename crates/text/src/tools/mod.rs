@@ -29,6 +29,7 @@ pub use parser::ToolParser;
 pub use signature::Signature;
 
 use crate::harmony;
+use crate::named_formats::named_formats;
 use formats::FORMATS;
 use serde_json::{Value, json};
 use syntax::{Body, Syntax};
@@ -111,25 +112,6 @@ struct WrittenCall<'a> {
 }
 
 impl ToolFormat {
-    /// Number of formats.
-    const COUNT: usize = 31;
-
-    /// All formats, in the order in which a template's is looked for.
-    pub const ALL: [Self; Self::COUNT] = {
-        let mut all = [Self::Hermes; Self::COUNT];
-        let mut i = 0;
-        while i < Self::COUNT {
-            all[i] = FORMATS[i].format;
-            i += 1;
-        }
-        all
-    };
-
-    /// The name that can be given for it.
-    pub fn name(self) -> &'static str {
-        self.syntax().name
-    }
-
     /// The format that a chat template which knows tools teaches; `None` if it is none of ours.
     pub fn of_template(source: &str) -> Option<Self> {
         let taught = |syntax: &&Syntax| (syntax.is_taught)(source);
@@ -235,22 +217,10 @@ impl Body {
     }
 }
 
-#[cfg(feature = "clap")]
-impl clap::ValueEnum for ToolFormat {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        let syntax = self.syntax();
-        let value = clap::builder::PossibleValue::new(syntax.name);
-        Some(
-            value
-                .aliases(syntax.aliases.iter().copied())
-                .help(syntax.help),
-        )
-    }
-}
+named_formats!(
+    /// All formats, in the order in which a template's is looked for.
+    ToolFormat, 31 from Hermes by syntax
+);
 
 /// The function that an entry of `tools` describes.
 fn function(tool: &Value) -> &Value {
