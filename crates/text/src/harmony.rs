@@ -332,7 +332,7 @@ plain text |  | plain text
             let (text, reasoning, content) = (next(), next().replace("\\n", "\n"), next());
             let calls = columns.map(|call| call.split_once(' ').expect("a name and arguments"));
             let calls = calls.map(|(name, arguments)| (name.to_owned(), arguments.to_owned()));
-            let want = (reasoning, content, calls.collect());
+            let want: Joined = (reasoning, content, calls.collect());
             for sizes in [&[10_000][..], &[1], &[3, 2]] {
                 assert_eq!(read(PROMPT, &text, sizes), want, "{text}");
             }
