@@ -4,7 +4,7 @@
 
 use crate::common::chains;
 use crate::common::hooked::edited;
-use crate::common::server::{LONG, Server, text_over};
+use crate::common::server::{Server, text_over};
 use foretoken::engine::{self, EngineHandle, EngineOptions};
 use foretoken::http::AppState;
 use foretoken::model::Model;
@@ -72,7 +72,7 @@ pub async fn serve(
 ) -> Server {
     let names = vec!["toy".to_owned()];
     let state = AppState::new(engine.clone(), Arc::new(text(template)), names);
-    Server::over(engine, |_| configure(state), LONG).await
+    Server::over(engine, |_| configure(state)).await
 }
 
 /// A server whose model says `says`, with drafts from the text so far.

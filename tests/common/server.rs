@@ -59,7 +59,7 @@ pub async fn drafting(guess: Guess) -> Server {
         ..Toy::default()
     };
     toy.options.spec = tree_limits(6, 15, 4);
-    Server::over(toy.start(), |state| state, LONG).await
+    Server::of(toy.start()).await
 }
 
 /// A fault in a forward.
@@ -137,13 +137,22 @@ pub struct Server {
 
 impl Server {
     pub async fn start() -> Self {
-        Self::over(Toy::default().start(), |state| state, LONG).await
+        Self::of(Toy::default().start()).await
     }
 
-    pub async fn over(
+    pub async fn of(engine: EngineHandle) -> Self {
+        Self::over(engine, |state| state).await
+    }
+
+    pub async fn over(engine: EngineHandle, configure: impl FnOnce(AppState) -> AppState) -> Self {
+        Self::ending_within(LONG, engine, configure).await
+    }
+
+    /// One that waits at most so long for running requests when it is stopped.
+    pub async fn ending_within(
+        timeout: Duration,
         engine: EngineHandle,
         configure: impl FnOnce(AppState) -> AppState,
-        timeout: Duration,
     ) -> Self {
         let names = vec!["toy".to_owned(), "org/alias".to_owned()];
         let state = configure(AppState::new(engine.clone(), Arc::new(text()), names));
@@ -178,6 +187,11 @@ impl Server {
         let reply = response.text().await.expect("a whole reply");
         assert_eq!(status, StatusCode::OK, "{body}: {reply}");
         serde_json::from_str(&reply).expect("JSON")
+    }
+
+    /// The error of a request with a value that is invalid.
+    pub async fn refused(&self, path: &str, body: &Value) -> Value {
+        error(self.post(path, body).await, 400, "invalid_value").await
     }
 
     /// The chunks of a stream that ends with `[DONE]`.

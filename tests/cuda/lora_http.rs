@@ -3,7 +3,7 @@
 use super::lora::{adapter, two};
 use super::{BLOCK_SIZE, BLOCKS, gpu, loaded, model, shape, tokens};
 use crate::common::process::foretoken;
-use crate::common::server::{LONG, Server};
+use crate::common::server::Server;
 use crate::common::tiny_folder::{byte_level, write_tokenizer};
 use crate::common::{PROMPT_WAIT, chains, greedy, run};
 use candle_core::{DType, Device};
@@ -39,7 +39,7 @@ async fn serve(
     texts: &[Vec<u32>; 3],
 ) {
     let configure = |state: AppState| state.with_adapters(Some(Arc::new(adapters)));
-    let server = Server::over((**engine).clone(), configure, LONG).await;
+    let server = Server::over((**engine).clone(), configure).await;
     let prompt = tokens(9);
     let ids = async |model: &str| -> Vec<u32> {
         let body = json!({

@@ -4,7 +4,7 @@
 use crate::common::process::foretoken;
 use crate::common::refusals::merge;
 use crate::common::scripted::saying_as;
-use crate::common::server::{Server, drafting, error, greedy};
+use crate::common::server::{Server, drafting, greedy};
 use crate::common::{Guess, MAX_LEN};
 use crate::http_connections::{connect, rest};
 use serde_json::{Value, json};
@@ -207,7 +207,7 @@ async fn cve_2026_34756_many_answers_are_refused_by_name() {
     for name in ["n", "best_of"] {
         let mut body = greedy("ab", 4);
         body[name] = 1_000_000_000.into();
-        let told = error(server.post(COMPLETIONS, &body).await, 400, "invalid_value").await;
+        let told = server.refused(COMPLETIONS, &body).await;
         assert_eq!(told["param"], name);
     }
     server.done().await;

@@ -1,6 +1,6 @@
 //! `foretoken generate --input-file`: OpenAI's batch files, answered as over HTTP.
 
-use crate::common::server::{EOS, LONG, Server, text_with};
+use crate::common::server::{EOS, Server, text_with};
 use crate::common::{Toy, assert_idle};
 use foretoken::engine::EngineHandle;
 use foretoken::error::Result;
@@ -126,7 +126,7 @@ async fn lines_are_answered_as_requests() {
     std::fs::write(&input, lines.join("\n\n")).unwrap();
 
     let engine = engine();
-    let server = Server::over(engine.clone(), limited, LONG).await;
+    let server = Server::over(engine.clone(), limited).await;
     let ran = {
         let (input, out) = (input.clone(), out.clone());
         tokio::task::spawn_blocking(move || run(&engine, &input, &out))

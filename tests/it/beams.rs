@@ -47,7 +47,7 @@ async fn beams_are_those_of_transformers() {
     for (at, case) in cases.iter().enumerate() {
         // Drafts change nothing.
         let engine = engine_of(case["model"].as_str().unwrap(), &case["eos"], at % 2 == 1);
-        let server = Server::over(engine, |state| state, LONG).await;
+        let server = Server::of(engine).await;
         let body = json!({
             "prompt": case["prompt"], "max_tokens": case["max_tokens"], "use_beam_search": true, "n": case["width"],
             "length_penalty": case["length_penalty"], "early_stopping": case["early_stopping"],
@@ -82,7 +82,7 @@ async fn beams_are_those_of_transformers() {
 #[tokio::test]
 async fn beams_of_chats_and_of_several_prompts() {
     let toy = Toy::default();
-    let server = Server::over(toy.start(), |state| state, LONG).await;
+    let server = Server::of(toy.start()).await;
     let body = |n: usize, best_of: usize, prompt: Value| {
         json!({"prompt": prompt, "max_tokens": 9, "use_beam_search": true, "n": n, "best_of": best_of,
                "return_token_ids": true})
@@ -129,7 +129,7 @@ async fn drafts_are_verified_along_beams() {
         let mut found = Vec::new();
         for drafts in [false, true] {
             let engine = engine_of("llama", &json!([]), drafts);
-            let server = Server::over(engine, |state| state, LONG).await;
+            let server = Server::of(engine).await;
             let body = json!({"prompt": prompt, "max_tokens": 60, "use_beam_search": true, "n": width,
                 "return_token_ids": true, "logprobs": 1, "temperature": 0});
             let choices = server.json(PATH, &body).await["choices"].clone();
@@ -155,7 +155,7 @@ async fn a_search_without_speculation_has_no_drafts() {
     without["spec_length"] = 0.into();
     let mut found = Vec::new();
     for (body, drafts) in [(body, true), (without, false)] {
-        let server = Server::over(engine_of("llama", &json!([]), true), |s| s, LONG).await;
+        let server = Server::of(engine_of("llama", &json!([]), true)).await;
         found.push(ids(&server.json(PATH, &body).await["choices"]));
         let drafted = server.engine.stats().spec_draft_tokens.get();
         assert_eq!(drafted > 0, drafts, "{drafted}");
@@ -247,7 +247,7 @@ async fn fields_that_do_not_go_along_are_refused() {
 /// Who leaves cancels the search.
 #[tokio::test]
 async fn a_client_that_leaves_ends_the_search() {
-    let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let server = Server::of(slow(EngineOptions::default(), None)).await;
     let stats = server.engine.stats().clone();
     let tokens = || stats.generation_tokens.get();
     let left = || stats.requests_finished.with_label_values(&["abort"]).get();
@@ -278,7 +278,7 @@ async fn a_client_that_leaves_ends_the_search() {
 /// A search that has begun is finished by a server that shuts down.
 #[tokio::test]
 async fn a_search_is_finished_while_the_server_shuts_down() {
-    let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let server = Server::of(slow(EngineOptions::default(), None)).await;
     let (stats, started) = (server.engine.stats().clone(), Instant::now());
     let body = json!({"prompt": "abc", "max_tokens": 30, "use_beam_search": true, "n": 2});
     let request = server.client.post(server.url.clone() + PATH).json(&body);

@@ -1,7 +1,7 @@
 //! What steps are said to read of a model with experts.
 
 use crate::architectures::{Fixture, fixtures};
-use crate::common::server::{LONG, Server};
+use crate::common::server::Server;
 use crate::common::tiny::open;
 use crate::common::{assert_idle, chains, greedy, run};
 use foretoken::engine::{EngineOptions, spawn};
@@ -85,7 +85,7 @@ async fn metrics_have_the_experts_that_were_read() {
     let (fixture, spec) = with_experts().remove(0);
     let target = open(&fixture.folder).unwrap();
     let engine = spawn(target, None, 64, 4, EngineOptions::default()).unwrap();
-    let server = Server::over(engine, |state| state, LONG).await;
+    let server = Server::of(engine).await;
     let body = json!({"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
     server.json("/v1/completions", &body).await;
     server.idle().await;

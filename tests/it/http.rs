@@ -1,6 +1,6 @@
 //! Replies of the HTTP API through real sockets, over toy engines: shapes and streams.
 
-use crate::common::server::{LONG, Server, error, greedy, joined};
+use crate::common::server::{Server, error, greedy, joined};
 use crate::common::{Guess, MAX_LEN, Toy};
 use serde_json::{Value, json};
 
@@ -91,12 +91,7 @@ async fn text_and_tokens_convert_both_ways() {
         .await;
     assert_eq!(text["prompt"], "<|start|>user hi\n<|start|>assistant\n");
 
-    error(
-        server.post("/tokenize", &json!({})).await,
-        400,
-        "invalid_value",
-    )
-    .await;
+    server.refused("/tokenize", &json!({})).await;
     let wrong = server.post("/detokenize", &json!({"tokens": [32]})).await;
     assert_eq!(error(wrong, 400, "invalid_value").await["param"], "tokens");
     server.done().await;
@@ -157,7 +152,7 @@ async fn a_completion_has_openais_shape() {
 #[tokio::test]
 async fn streaming_and_speculation_change_no_text() {
     let server = Server::start().await;
-    let plain = Server::over(Toy::guessing(Guess::Nothing).start(), |s| s, LONG).await;
+    let plain = Server::of(Toy::guessing(Guess::Nothing).start()).await;
     for (prompt, stop) in [
         ("abc", json!(null)),
         ("hello", json!(["a", "qu"])),

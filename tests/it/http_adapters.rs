@@ -40,7 +40,7 @@ async fn server(may_update: bool, key: Option<&str>) -> Server {
         let state = state.with_adapters(Some(Arc::new(adapters)));
         state.with_embeddings(Some(spec)).with_api_keys(keys)
     };
-    Server::over(engine, configure, LONG).await
+    Server::over(engine, configure).await
 }
 
 const PROMPT: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
@@ -174,7 +174,7 @@ async fn adapters_come_and_go_while_the_server_runs() {
     assert_eq!(said, "Success: LoRA adapter 'org/two' added successfully.");
     assert_eq!(ids(&server, "org/two").await, wanted(Some("llama-some")));
 
-    let again = error(server.post(LOAD, &load).await, 400, "invalid_value").await;
+    let again = server.refused(LOAD, &load).await;
     let message = again["message"].as_str().expect("a text");
     assert!(
         message.contains("has already been loaded") && message.contains("load_inplace"),
@@ -182,7 +182,7 @@ async fn adapters_come_and_go_while_the_server_runs() {
     );
     let mut third = load.clone();
     third["lora_name"] = "three".into();
-    let full = error(server.post(LOAD, &third).await, 400, "invalid_value").await;
+    let full = server.refused(LOAD, &third).await;
     assert!(
         full["message"]
             .as_str()
@@ -281,7 +281,7 @@ async fn wrong_loads_are_refused_by_name() {
     let folders = folders.map(|(folder, needle)| (json!("a"), folder, "lora_path", needle));
     for (name, folder, param, needle) in names.chain(folders) {
         let body = json!({"lora_name": name, "lora_path": folder});
-        let wrong = error(server.post(LOAD, &body).await, 400, "invalid_value").await;
+        let wrong = server.refused(LOAD, &body).await;
         assert_eq!(wrong["param"], param, "{wrong}");
         let message = wrong["message"].as_str().expect("a text");
         assert!(message.contains(needle), "{needle}: {message}");

@@ -1,7 +1,7 @@
 //! What coding agents send: tools in namespaces, tools of other servers, and choices among tools.
 
 use crate::common::scripted::{CHAT, body, saying, tool, with};
-use crate::common::server::{Server, error};
+use crate::common::server::Server;
 use serde_json::{Value, json};
 
 pub const RESPONSES: &str = "/v1/responses";
@@ -216,7 +216,7 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
         assert_eq!(warning(&server, path, &only_read).await, told, "{path}");
     }
     chat["tool_choice"] = json!({"type": "web_search"});
-    let refused = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+    let refused = server.refused(CHAT, &chat).await;
     assert_eq!(refused["param"], "tool_choice.type");
     let message = refused["message"].as_str().expect("a message");
     assert!(message.contains("web_search"), "{message}");
@@ -246,22 +246,12 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
         ),
     ] {
         response["tool_choice"] = choice;
-        let refused = error(
-            server.post(RESPONSES, &response).await,
-            400,
-            "invalid_value",
-        )
-        .await;
+        let refused = server.refused(RESPONSES, &response).await;
         assert_eq!(refused["param"], param);
     }
     response["tool_choice"] = "required".into();
     response["tools"] = json!([{"type": "web_search"}]);
-    let refused = error(
-        server.post(RESPONSES, &response).await,
-        400,
-        "invalid_value",
-    )
-    .await;
+    let refused = server.refused(RESPONSES, &response).await;
     assert_eq!(refused["param"], "tool_choice");
     let many = vec![json!({"type": "a\u{e4}\n"}); 10];
     response["tool_choice"] = "auto".into();
@@ -356,7 +346,7 @@ async fn items_may_bring_tools() {
     let reply = server.json(RESPONSES, &body).await;
     assert_eq!(reply["output"][0]["type"], "function_call");
     body["input"][0]["tools"][0]["name"] = "a b".into();
-    let refused = error(server.post(RESPONSES, &body).await, 400, "invalid_value").await;
+    let refused = server.refused(RESPONSES, &body).await;
     assert_eq!(refused["param"], "input[0].tools[0].name");
     server.done().await;
 }

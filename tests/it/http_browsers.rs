@@ -1,7 +1,7 @@
 //! Requests that browsers send for web pages: which hosts and origins are allowed.
 
 use crate::common::Toy;
-use crate::common::server::{LONG, Server, error, greedy};
+use crate::common::server::{Server, error, greedy};
 use foretoken::http::OriginOptions;
 use reqwest::Method;
 use serde_json::json;
@@ -18,7 +18,7 @@ async fn server(hosts: &[&str], origins: &[&str]) -> Server {
         s.with_origins(options, "127.0.0.1")
             .with_api_keys(vec!["secret".into()])
     };
-    Server::over(Toy::default().start(), configure, LONG).await
+    Server::over(Toy::default().start(), configure).await
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ const SHORT: Duration = Duration::from_millis(200);
 const SOON: Duration = Duration::from_secs(8);
 
 async fn limited(limits: HttpLimits) -> Server {
-    Server::over(Toy::default().start(), |s| s.with_limits(limits), LONG).await
+    Server::over(Toy::default().start(), |s| s.with_limits(limits)).await
 }
 
 pub async fn connect(server: &Server) -> TcpStream {
@@ -129,7 +129,7 @@ async fn limits_do_not_cut_a_running_stream() {
         ..HttpLimits::default()
     };
     let engine = slow(EngineOptions::default(), None);
-    let server = Server::over(engine, |s| s.with_limits(limits), LONG).await;
+    let server = Server::over(engine, |s| s.with_limits(limits)).await;
     let started = Instant::now();
     let chunks = server.stream("/v1/completions", greedy("abc", 150)).await;
     assert_eq!(joined(&chunks, 0).1, "length");
@@ -224,7 +224,7 @@ async fn a_body_announced_as_too_large_is_not_asked_for() {
 /// As hyper has it: whoever ends its side no longer waits for what it asked for.
 #[tokio::test]
 async fn a_client_that_ends_its_side_is_gone() {
-    let server = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let server = Server::of(slow(EngineOptions::default(), None)).await;
     let stats = server.engine.stats().clone();
     let mut stream = connect(&server).await;
     let request = request("POST /v1/completions", &greedy("abc", ENDLESS));
@@ -250,7 +250,7 @@ async fn a_client_that_is_gone_leaves_the_queue() {
         max_num_seqs: 1,
         ..EngineOptions::default()
     };
-    let server = Server::over(slow(options, None), |s| s, LONG).await;
+    let server = Server::of(slow(options, None)).await;
     let mut body = greedy("abc", ENDLESS);
     body["stream"] = true.into();
     let mut running = connect(&server).await;

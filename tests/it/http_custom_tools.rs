@@ -1,7 +1,6 @@
 //! Custom tools, whose input is a text: of chats and of responses.
 
 use crate::common::scripted::{CHAT, saying, with};
-use crate::common::server::error;
 use crate::http_agents::{RESPONSES, call, codex, settled, whole};
 use serde_json::{Value, json};
 
@@ -94,7 +93,7 @@ async fn custom_tools_take_a_text() {
         "{reply}"
     );
     chat["tools"][0]["custom"]["format"]["grammar"]["definition"] = "(".into();
-    let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+    let told = server.refused(CHAT, &chat).await;
     assert_eq!(told["param"], "tools[0].custom.format");
 
     // A grammar in Lark that does not compile is refused, whether a call is required or not, if one is possible.
@@ -102,7 +101,7 @@ async fn custom_tools_take_a_text() {
         let grammar = json!({"syntax": "lark", "definition": "start: begin end"});
         chat["tools"][0]["custom"]["format"]["grammar"] = grammar;
         chat["tool_choice"] = choice.into();
-        let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+        let told = server.refused(CHAT, &chat).await;
         assert_eq!(told["param"], "tools[0].custom.format.grammar.definition");
         let message = told["message"].as_str().expect("a message");
         assert!(message.contains("begin"), "{message}");
@@ -116,11 +115,11 @@ async fn custom_tools_take_a_text() {
     };
     let many: Vec<Value> = (0..9).map(tool).collect();
     chat["tools"] = many.into();
-    let told = error(server.post(CHAT, &chat).await, 400, "invalid_value").await;
+    let told = server.refused(CHAT, &chat).await;
     assert_eq!(told["param"], "tools");
     let mut wrong = whole(codex());
     wrong["tools"][1]["format"]["definition"] = "start: begin end".into();
-    let told = error(server.post(RESPONSES, &wrong).await, 400, "invalid_value").await;
+    let told = server.refused(RESPONSES, &wrong).await;
     assert_eq!(told["param"], "tools[1].format.definition");
     server.done().await;
 

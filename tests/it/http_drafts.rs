@@ -1,6 +1,6 @@
 //! Fields of the HTTP API for drafts: predicted answers, and salts.
 
-use crate::common::server::{LONG, Server, greedy};
+use crate::common::server::{Server, greedy};
 use crate::common::{Guess, Toy};
 use foretoken::engine::SpecLimits;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ async fn with_tables() -> Server {
         length: 8,
         ..SpecLimits::default()
     };
-    Server::over(toy.start(), |state| state, LONG).await
+    Server::of(toy.start()).await
 }
 
 /// A prediction is a hint: right or wrong, it changes no text, and its draft tokens are counted apart.

@@ -18,7 +18,7 @@ const SIZE: usize = 48;
 /// from 0.
 async fn server(options: EngineOptions, spec: Option<EmbeddingSpec>) -> Server {
     let engine = engine::spawn(open(&folder()).expect("opens"), None, 64, 4, options);
-    Server::over(engine.expect("starts"), |s| s.with_embeddings(spec), LONG).await
+    Server::over(engine.expect("starts"), |s| s.with_embeddings(spec)).await
 }
 
 async fn normalized() -> Server {
@@ -225,7 +225,7 @@ async fn many_inputs_fit_a_short_queue_and_leave_with_their_client() {
         max_waiting: 8,
         ..EngineOptions::default()
     };
-    let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec)), LONG).await;
+    let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec))).await;
     let body = json!({"input": vec![vec![5; 100]; 2000]});
     let request = server.client.post(server.url.clone() + PATH).json(&body);
     let stats = server.engine.stats();
@@ -263,7 +263,7 @@ async fn many_inputs_are_finished_while_the_server_shuts_down() {
         ..EngineOptions::default()
     };
     let spec = EmbeddingSpec::new(Pooling::Mean, true);
-    let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec)), LONG).await;
+    let server = Server::over(slow(options, None), |s| s.with_embeddings(Some(spec))).await;
     let (stats, started) = (server.engine.stats().clone(), Instant::now());
     let body = json!({"input": vec![vec![5; 10]; 40]});
     let request = server.client.post(server.url.clone() + PATH).json(&body);

@@ -1,7 +1,7 @@
 //! Request bodies that are sent compressed: read as the others, and bounded by what they become.
 
 use crate::common::Toy;
-use crate::common::server::{LONG, Server, error, greedy};
+use crate::common::server::{Server, error, greedy};
 use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 use foretoken::http::HttpLimits;
@@ -100,7 +100,7 @@ async fn a_bomb_is_refused_while_it_is_unpacked() {
         max_body_bytes: MAX,
         ..HttpLimits::default()
     };
-    let server = Server::over(Toy::default().start(), |s| s.with_limits(limits), LONG).await;
+    let server = Server::over(Toy::default().start(), |s| s.with_limits(limits)).await;
     // Spaces are JSON's to skip.
     let padded = |len: usize| {
         let mut body = greedy("abc", 2).to_string().into_bytes();

@@ -1,7 +1,7 @@
 //! Structured output as clients ask for it.
 
 use crate::common::refusals::{parsed, rows};
-use crate::common::server::{LONG, Server, error, joined};
+use crate::common::server::{Server, joined};
 use crate::common::{Guess, Toy};
 use foretoken::http::AppState;
 use serde_json::{Map, Value, json};
@@ -59,7 +59,7 @@ async fn answers_follow_the_grammar() {
         Guess::Toy(0.6),
     ] {
         let toy = Toy::guessing(guess);
-        let server = Server::over(toy.start(), |state| state, LONG).await;
+        let server = Server::of(toy.start()).await;
         let (mut complete, mut drafted) = (0, 0);
         for (field, value, fits) in fields() {
             for temperature in [0, 1] {
@@ -199,7 +199,7 @@ async fn refusals_name_the_field() {
                 _ => body["messages"] = json!([{"role": "user", "content": "hi"}]),
             }
             body["stream"] = true.into();
-            let told = error(server.post(path, &body).await, 400, "invalid_value").await;
+            let told = server.refused(path, &body).await;
             assert_eq!(told["param"], param, "{body}: {told}");
             let message = told["message"].as_str().unwrap();
             assert!(message.contains(says), "{says} is missing: {message}");
@@ -226,7 +226,7 @@ async fn refusals_name_the_field() {
 async fn large_grammars_delay_nobody() {
     let keys = ["one".to_owned(), "other".to_owned()];
     let with_keys = |state: AppState| state.with_api_keys(keys.to_vec());
-    let server = Server::over(Toy::default().start(), with_keys, LONG).await;
+    let server = Server::over(Toy::default().start(), with_keys).await;
     let ask = |key: &str, fields: Value| {
         let mut body = json!({"prompt": "a", "max_tokens": 3});
         body.as_object_mut()

@@ -32,7 +32,7 @@ async fn json_of(server: &Server, path: &str) -> Value {
 #[tokio::test]
 async fn balancers_can_ask_without_a_key() {
     let keyed = |s: AppState| s.with_api_keys(vec!["secret".into()]);
-    let server = Server::over(Toy::default().start(), keyed, LONG).await;
+    let server = Server::over(Toy::default().start(), keyed).await;
     for method in [Method::GET, Method::POST] {
         let request = server.client.request(method, server.url.clone() + "/ping");
         assert_eq!(request.send().await.unwrap().status(), 200);
@@ -53,7 +53,7 @@ async fn metrics_may_have_the_names_of_vllm() {
         guess: Guess::Toy(0.0),
         ..Toy::default()
     };
-    let server = Server::over(toy.start(), vllm, LONG).await;
+    let server = Server::over(toy.start(), vllm).await;
     server.json("/v1/completions", &greedy("abc", 20)).await;
     server.idle().await;
     let metrics = server.get("/metrics").await.text().await.unwrap();
@@ -78,7 +78,7 @@ async fn metrics_may_have_the_names_of_vllm() {
 #[tokio::test]
 async fn the_load_is_the_number_of_requests_that_are_answered() {
     let (engine, is_held) = held();
-    let server = Server::over(engine, |s| s, LONG).await;
+    let server = Server::of(engine).await;
     let loads = async |wanted: u64| {
         let until = Instant::now() + LONG;
         loop {
@@ -108,7 +108,7 @@ async fn the_load_is_the_number_of_requests_that_are_answered() {
 
 #[tokio::test]
 async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
-    let server = Server::over(Toy::default().start(), |s| s.with_info(info()), LONG).await;
+    let server = Server::over(Toy::default().start(), |s| s.with_info(info())).await;
     let told = json_of(&server, "/server_info").await;
     for (key, value) in [
         ("version", json!(env!("CARGO_PKG_VERSION"))),

@@ -2,7 +2,7 @@
 
 use crate::common::chains;
 use crate::common::scripted::{self, MAX_LEN, PLAIN, TEMPLATE, saying_as, scripted, tool};
-use crate::common::server::{LONG, Server, error, events, greedy, held};
+use crate::common::server::{Server, error, events, greedy, held};
 use foretoken::engine::{self, EngineOptions};
 use foretoken::http::{AppState, SamplingDefaults, ServerInfo};
 use foretoken::model::toy::ToyModel;
@@ -105,7 +105,7 @@ async fn a_chat_is_rendered_as_it_would_be_answered() {
 async fn supervisors_ask_without_a_key() {
     let keyed = |s: AppState| s.with_api_keys(vec!["secret".into()]);
     let (engine, is_held) = held();
-    let server = Server::over(engine, keyed, LONG).await;
+    let server = Server::over(engine, keyed).await;
     for path in ["/healthz", "/livez", "/readyz"] {
         assert_eq!(json_of(&server, path).await, json!({"status": "ok"}));
     }
@@ -174,7 +174,7 @@ async fn filling(says: &str) -> Server {
     let engine = engine::spawn(scripted(toy, script), Some(drafter), 4096, 4, options);
     let engine = engine.expect("starts");
     let state = AppState::new(engine.clone(), Arc::new(text), vec!["coder".into()]);
-    Server::over(engine, |_| state, LONG).await
+    Server::over(engine, |_| state).await
 }
 
 /// As llama.vim asks.
@@ -331,12 +331,7 @@ async fn what_cannot_be_filled_in_is_refused_by_name() {
         (json!({"grammar": "root ::= x"}), "grammar"),
         (json!({"stop": 5}), "stop"),
     ] {
-        let error = error(
-            server.post(INFILL, &asked(more)).await,
-            400,
-            "invalid_value",
-        )
-        .await;
+        let error = server.refused(INFILL, &asked(more)).await;
         assert_eq!(error["param"], param, "{error}");
     }
     // What does not fit is left out.
@@ -348,7 +343,7 @@ async fn what_cannot_be_filled_in_is_refused_by_name() {
 
     let plain = Server::start().await;
     let body = json!({"input_prefix": "a", "input_suffix": "b"});
-    let error = error(plain.post(INFILL, &body).await, 400, "invalid_value").await;
+    let error = plain.refused(INFILL, &body).await;
     let message = error["message"].as_str().expect("text");
     assert!(message.contains("fill-in-the-middle"), "{message}");
     plain.done().await;

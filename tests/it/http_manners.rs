@@ -16,7 +16,7 @@ fn id(response: &Response) -> String {
 #[tokio::test]
 async fn every_response_has_the_id_of_its_request() {
     let keyed = |s: foretoken::http::AppState| s.with_api_keys(vec!["secret".into()]);
-    let server = Server::over(Toy::default().start(), keyed, LONG).await;
+    let server = Server::over(Toy::default().start(), keyed).await;
     let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3});
     let streamed = json!({"prompt": "ab", "max_tokens": 3, "stream": true});
     for (method, path, body, status) in [

@@ -3,7 +3,7 @@
 use crate::common::Toy;
 use crate::common::refusals::{change, rows};
 use crate::common::scripted::saying;
-use crate::common::server::{Fault, LONG, Server, slow};
+use crate::common::server::{Fault, Server, slow};
 use crate::http_messages::{COUNT, MESSAGES, refused, text_body};
 use foretoken::engine::EngineOptions;
 use foretoken::http::AppState;
@@ -71,7 +71,7 @@ async fn errors_have_anthropics_shape() {
 #[tokio::test]
 async fn the_key_may_be_in_anthropics_header() {
     let keyed = |state: AppState| state.with_api_keys(vec!["secret".into()]);
-    let server = Server::over(Toy::default().start(), keyed, LONG).await;
+    let server = Server::over(Toy::default().start(), keyed).await;
     let body =
         json!({"model": "toy", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
     let post = |header: &'static str, value: &'static str| {
@@ -97,7 +97,7 @@ async fn the_key_may_be_in_anthropics_header() {
 #[tokio::test]
 async fn a_failure_while_streaming_is_an_event() {
     let engine = slow(EngineOptions::default(), Some(Fault::Error));
-    let server = Server::over(engine, |state| state, LONG).await;
+    let server = Server::of(engine).await;
     let body = json!({
         "messages": [{"role": "user", "content": "ab"}], "max_tokens": 50, "temperature": 0,
         "ignore_eos": true, "spec_length": 0,

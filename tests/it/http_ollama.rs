@@ -2,7 +2,7 @@
 
 use crate::common::refusals::{change, rows};
 use crate::common::scripted::{self, CHAT, TEMPLATE, TWO_CALLS, saying, saying_as, thinking};
-use crate::common::server::{Fault, LONG, Server, slow};
+use crate::common::server::{Fault, Server, slow};
 use foretoken::engine::EngineOptions;
 use reqwest::Response;
 use serde_json::{Value, json};
@@ -526,7 +526,7 @@ async fn errors_have_ollamas_shape_and_names() {
 #[tokio::test]
 async fn a_failure_while_streaming_is_a_line() {
     let engine = slow(EngineOptions::default(), Some(Fault::Error));
-    let server = Server::over(engine, |state| state, LONG).await;
+    let server = Server::of(engine).await;
     let body = json!({
         "messages": [{"role": "user", "content": "ab"}], "ignore_eos": true, "spec_length": 0,
         "options": {"temperature": 0, "num_predict": 50},

@@ -2,7 +2,7 @@
 
 use crate::common::Toy;
 use crate::common::scripted::{self, TEMPLATE, saying_as, thinking};
-use crate::common::server::{LONG, Server};
+use crate::common::server::Server;
 use crate::common::tiny::open;
 use crate::embeddings::folder;
 use crate::http_ollama::{lines, refused, whole};
@@ -98,7 +98,7 @@ async fn models_are_listed_as_clients_choose_them() {
 #[tokio::test]
 async fn the_key_is_needed_but_for_the_version() {
     let keyed = |state: AppState| state.with_api_keys(vec!["secret".into()]);
-    let server = Server::over(Toy::default().start(), keyed, LONG).await;
+    let server = Server::over(Toy::default().start(), keyed).await;
     for path in ["/api/tags", "/api/ps", "/api/nothing"] {
         let message = refused(server.get(path).await, 401).await;
         assert!(message.contains("API key"), "{message}");
@@ -117,7 +117,7 @@ async fn embeddings_are_those_of_the_other_api() {
     let model = open(&folder()).expect("opens");
     let engine = engine::spawn(model, None, 64, 4, EngineOptions::default()).expect("starts");
     let max = engine.limits().max_model_len;
-    let server = Server::over(engine, |s| s.with_embeddings(Some(spec)), LONG).await;
+    let server = Server::over(engine, |s| s.with_embeddings(Some(spec))).await;
     let input = json!(["abc", "b"]);
     let expected = server
         .json("/v1/embeddings", &json!({"input": input}))
@@ -174,7 +174,7 @@ async fn what_is_cut_keeps_the_token_that_ends_it() {
     let text = Arc::new(Text::from_folder(&folder()).expect("a tokenizer"));
     let spec = EmbeddingSpec::new(Pooling::Last, true);
     let state = AppState::new(engine.clone(), text, vec!["toy".into()]).with_embeddings(Some(spec));
-    let server = Server::over(engine, |_| state, LONG).await;
+    let server = Server::over(engine, |_| state).await;
     let embedded = async |input: String| server.json("/api/embed", &json!({"input": input})).await;
     let (long, fits) = ("ab".repeat(max), "ab".repeat(max)[..max - 1].to_owned());
     let (long, fits) = (embedded(long).await, embedded(fits).await);

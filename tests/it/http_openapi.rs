@@ -2,7 +2,7 @@
 
 use crate::common::Toy;
 use crate::common::refusals::{parsed, rows};
-use crate::common::server::{LONG, Server, greedy};
+use crate::common::server::{Server, greedy};
 use foretoken::http::{AppState, ServerInfo};
 use foretoken::model::{EmbeddingSpec, Pooling};
 use reqwest::{Method, Response};
@@ -87,7 +87,7 @@ async fn server() -> Server {
     };
     let spec = EmbeddingSpec::new(Pooling::Last, true);
     let configure = |s: AppState| s.with_info(info).with_embeddings(Some(spec));
-    Server::over(Toy::default().start(), configure, LONG).await
+    Server::over(Toy::default().start(), configure).await
 }
 
 async fn document(server: &Server) -> Value {

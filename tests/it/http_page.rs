@@ -1,7 +1,7 @@
 //! The page at `/`. What it does in a browser is tested by `scripts/page-test.py`.
 
 use crate::common::Toy;
-use crate::common::server::{LONG, Server, error};
+use crate::common::server::{Server, error};
 use foretoken::http::AppState;
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 #[tokio::test]
 async fn the_page_is_there_unless_it_is_switched_off() {
     let with_key = |state: AppState| state.with_api_keys(vec!["secret".into()]);
-    let server = Server::over(Toy::default().start(), with_key, LONG).await;
+    let server = Server::over(Toy::default().start(), with_key).await;
     let page = server.get("/").await;
     assert_eq!(page.status(), 200);
     let header = |name: &str| page.headers()[name].to_str().expect("text").to_owned();
@@ -56,11 +56,11 @@ async fn the_page_is_there_unless_it_is_switched_off() {
     .await;
     server.done().await;
 
-    let off = Server::over(Toy::default().start(), |s| s.with_ui(false), LONG).await;
+    let off = Server::over(Toy::default().start(), |s| s.with_ui(false)).await;
     error(off.get("/").await, 404, "not_found").await;
     off.done().await;
     let off = |state| with_key(state).with_ui(false);
-    let off = Server::over(Toy::default().start(), off, LONG).await;
+    let off = Server::over(Toy::default().start(), off).await;
     error(off.get("/").await, 401, "invalid_api_key").await;
     off.done().await;
 }

@@ -2,7 +2,7 @@
 //! Ollama.
 
 use crate::common::scripted::{CHAT, TEMPLATE, body, call, saying_as, text, thinking, thought};
-use crate::common::server::{LONG, Server, error, joined};
+use crate::common::server::{Server, joined};
 use crate::common::{Guess, Toy};
 use foretoken::http::AppState;
 use foretoken::text::{ReasoningFormat, ToolFormat};
@@ -47,7 +47,7 @@ async fn ids(server: &Server, body: &Value) -> Value {
 async fn an_answer_continues_the_last_message() {
     let fast = Server::start().await;
     let toy = Toy::guessing(Guess::Nothing);
-    let plain = Server::over(toy.start(), |state| state, LONG).await;
+    let plain = Server::of(toy.start()).await;
     for last in ["de f", "de ", " g\n", "", "<|end|>\n"] {
         let prompt = format!("<|start|>user abc\n<|start|>assistant {last}");
         let chat = continued("abc", last);
@@ -289,11 +289,11 @@ async fn what_cannot_be_continued_is_refused_by_name() {
         ),
         (with(&good, &tools), "tool_choice"),
     ] {
-        let error = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+        let error = server.refused(CHAT, &asked).await;
         assert_eq!(error["param"], field, "{error}");
     }
     let prompt = json!({"prompt": "Hi", "continue_final_message": true});
-    let refused = error(server.post(COMPLETION, &prompt).await, 400, "invalid_value").await;
+    let refused = server.refused(COMPLETION, &prompt).await;
     assert_eq!(refused["param"], "continue_final_message");
     // As Anthropic does.
     let spaced = with(&chat("Hi", "Sure, "), &json!({"max_tokens": 5}));

@@ -17,16 +17,12 @@ use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn refusals_have_openais_shape() {
-    let server = Server::over(
-        Toy::default().start(),
-        |s| {
-            s.with_limits(HttpLimits {
-                max_body_bytes: 10_000,
-                ..HttpLimits::default()
-            })
-        },
-        LONG,
-    )
+    let server = Server::over(Toy::default().start(), |s| {
+        s.with_limits(HttpLimits {
+            max_body_bytes: 10_000,
+            ..HttpLimits::default()
+        })
+    })
     .await;
     error(server.get("/nothing").await, 404, "not_found").await;
     error(server.get("/v1/nothing").await, 404, "not_found").await;
@@ -75,12 +71,7 @@ async fn refusals_have_openais_shape() {
         ),
         (json!({}), "prompt"),
     ] {
-        let told = error(
-            server.post("/v1/completions", &body).await,
-            400,
-            "invalid_value",
-        )
-        .await;
+        let told = server.refused("/v1/completions", &body).await;
         assert_eq!(told["param"], param);
     }
     let long = json!({"prompt": "a".repeat(1000), "max_tokens": 1, "stream": true});
@@ -88,12 +79,7 @@ async fn refusals_have_openais_shape() {
     let told = error(long, 400, "context_length_exceeded").await;
     assert_eq!(told["param"], "prompt");
     let wrong = json!({"messages": [{"role": "user", "content": "hi"}, {"content": "no role"}]});
-    let told = error(
-        server.post("/v1/chat/completions", &wrong).await,
-        400,
-        "invalid_value",
-    )
-    .await;
+    let told = server.refused("/v1/chat/completions", &wrong).await;
     assert_eq!(told["param"], "messages[1].role");
     server.done().await;
 }
@@ -106,7 +92,7 @@ async fn max_tokens_beyond_the_context_are_cut_unless_that_is_refused() {
         json!({"prompt": "ab", "max_tokens": 100_000, "ignore_eos": true, "temperature": 0});
     let engine = Toy::default().start();
     let max = engine.limits().max_model_len;
-    let server = Server::over(engine, |state| state, LONG).await;
+    let server = Server::of(engine).await;
     let reply = server.post("/v1/completions", &asked).await;
     let told = reply
         .headers()
@@ -130,17 +116,12 @@ async fn max_tokens_beyond_the_context_are_cut_unless_that_is_refused() {
     assert!(reply.status() == 200 && !reply.headers().contains_key(CUT));
     let mut wrong = asked.clone();
     wrong["min_tokens"] = 50_000.into();
-    error(
-        server.post("/v1/completions", &wrong).await,
-        400,
-        "invalid_value",
-    )
-    .await;
+    server.refused("/v1/completions", &wrong).await;
     server.done().await;
 
     let engine = Toy::default().start();
     let strict = |state: AppState| state.with_strict_max_tokens(true);
-    let server = Server::over(engine, strict, LONG).await;
+    let server = Server::over(engine, strict).await;
     let refused = server.post("/v1/completions", &asked).await;
     let told = error(refused, 400, "context_length_exceeded").await;
     assert_eq!(told["param"], "max_tokens");
@@ -155,7 +136,7 @@ async fn a_model_without_a_chat_template_refuses_chats_and_says_so() {
         Arc::new(text_with(None)),
         vec!["toy".into()],
     );
-    let server = Server::over(engine, |_| bare, LONG).await;
+    let server = Server::over(engine, |_| bare).await;
     let chat = json!({"messages": [{"role": "user", "content": "hi"}], "stream": true});
     let reply = server.post("/v1/chat/completions", &chat).await;
     let told = error(reply, 400, "invalid_value").await;
@@ -175,7 +156,7 @@ async fn a_model_without_a_chat_template_refuses_chats_and_says_so() {
 #[tokio::test]
 async fn the_key_is_required_on_all_routes_but_the_open_ones() {
     let engine = Toy::default().start();
-    let server = Server::over(engine, |s| s.with_api_keys(vec!["secret".into()]), LONG).await;
+    let server = Server::over(engine, |s| s.with_api_keys(vec!["secret".into()])).await;
     let request = |method: Method, path: &str| {
         let request = server.client.request(method, server.url.clone() + path);
         request.json(&json!({"prompt": "a", "tokens": [0], "max_tokens": 1}))
@@ -223,7 +204,7 @@ async fn the_key_is_required_on_all_routes_but_the_open_ones() {
 #[tokio::test]
 async fn each_of_several_keys_is_a_scope_of_its_own() {
     let keys = vec!["first".into(), "second".into()];
-    let server = Server::over(Toy::default().start(), |s| s.with_api_keys(keys), LONG).await;
+    let server = Server::over(Toy::default().start(), |s| s.with_api_keys(keys)).await;
     let body = json!({"prompt": "a".repeat(60), "max_tokens": 1});
     let cached = async |key: &str| {
         let request = server.client.post(format!("{}/v1/completions", server.url));
@@ -246,7 +227,7 @@ async fn each_of_several_keys_is_a_scope_of_its_own() {
 #[tokio::test]
 async fn the_key_is_checked_before_the_body_is_read() {
     let engine = Toy::default().start();
-    let server = Server::over(engine, |s| s.with_api_keys(vec!["secret".into()]), LONG).await;
+    let server = Server::over(engine, |s| s.with_api_keys(vec!["secret".into()])).await;
     let address = server.url.strip_prefix("http://").unwrap();
     for path in [
         "/v1/completions",
@@ -287,7 +268,7 @@ async fn unsupported_fields_are_refused_by_name() {
                 _ => body["messages"] = json!([{"role": "user", "content": "hi"}]),
             }
             body[field] = asks.clone();
-            let told = error(server.post(path, &body).await, 400, "invalid_value").await;
+            let told = server.refused(path, &body).await;
             assert_eq!(told["param"], field);
             body[field] = harmless.clone();
             server.json(path, &body).await;
@@ -342,7 +323,7 @@ async fn begun(server: &Server) -> Response {
 
 #[tokio::test]
 async fn a_full_queue_says_when_to_retry() {
-    let server = Server::over(slow(one_at_a_time(), None), |s| s, LONG).await;
+    let server = Server::of(slow(one_at_a_time(), None)).await;
     let first = begun(&server).await;
     let mut body = greedy("abc", ENDLESS);
     body["stream"] = true.into();
@@ -357,7 +338,7 @@ async fn a_full_queue_says_when_to_retry() {
 
 #[tokio::test]
 async fn a_client_that_disconnects_frees_the_engine() {
-    let server = Server::over(slow(one_at_a_time(), None), |s| s, LONG).await;
+    let server = Server::of(slow(one_at_a_time(), None)).await;
     drop(begun(&server).await);
     let stats = server.engine.stats().clone();
     until(|| stats.requests_running.get() == 0).await;
@@ -375,7 +356,7 @@ async fn a_client_that_disconnects_frees_the_engine() {
 #[tokio::test]
 async fn shutting_down_finishes_running_requests_and_refuses_new_ones() {
     let (engine, is_held) = held();
-    let server = Server::over(engine.clone(), |s| s, LONG).await;
+    let server = Server::of(engine.clone()).await;
     let mut body = greedy("abc", 200);
     body["stream"] = true.into();
     let running = server.post("/v1/completions", &body).await;
@@ -409,12 +390,8 @@ async fn shutting_down_finishes_running_requests_and_refuses_new_ones() {
 
 #[tokio::test]
 async fn shutting_down_waits_no_longer_than_the_timeout() {
-    let server = Server::over(
-        slow(EngineOptions::default(), None),
-        |s| s,
-        Duration::from_millis(100),
-    )
-    .await;
+    let engine = slow(EngineOptions::default(), None);
+    let server = Server::ending_within(Duration::from_millis(100), engine, |state| state).await;
     let running = begun(&server).await;
     let started = Instant::now();
     let stopping = tokio::spawn(server.stop());
@@ -428,7 +405,7 @@ async fn shutting_down_waits_no_longer_than_the_timeout() {
 #[tokio::test]
 async fn a_step_that_fails_fails_its_requests() {
     let engine = slow(EngineOptions::default(), Some(Fault::Error));
-    let server = Server::over(engine, |s| s, LONG).await;
+    let server = Server::of(engine).await;
     let stream = begun(&server).await.text().await.unwrap();
     let last = events(&stream).pop().unwrap();
     let last: Value = serde_json::from_str(&last).expect("an error, not [DONE]");
@@ -441,7 +418,7 @@ async fn a_step_that_fails_fails_its_requests() {
 #[tokio::test]
 async fn a_step_that_panics_fails_its_requests() {
     let engine = slow(EngineOptions::default(), Some(Fault::Panic));
-    let server = Server::over(engine, |s| s, LONG).await;
+    let server = Server::of(engine).await;
     let whole = server.post("/v1/completions", &greedy("abc", 200)).await;
     let error = error(whole, 500, "internal_error").await;
     assert_eq!(error["message"], "the step panicked: as the test wants");
@@ -452,7 +429,7 @@ async fn a_step_that_panics_fails_its_requests() {
 /// A supervisor restarts a process that ends, but not one that answers 503 for ever.
 #[tokio::test]
 async fn the_server_ends_with_its_engine() {
-    let server = Server::over(doomed(), |s| s, LONG).await;
+    let server = Server::of(doomed()).await;
     let response = server.post("/v1/completions", &greedy("abc", 5)).await;
     error(response, 500, "internal_error").await;
     let (url, client) = (server.url.clone(), server.client.clone());

@@ -3,7 +3,6 @@
 use crate::common::scripted::{
     CHAT, EOS, MAX_LEN, TEMPLATE, VOCAB, body, call, saying_as, serve, start, thinking, tool,
 };
-use crate::common::server::error;
 use foretoken::http::AppState;
 use foretoken::model::Model;
 use foretoken::model::toy::ToyModel;
@@ -197,7 +196,7 @@ async fn an_answer_is_calls_or_the_content_that_is_asked_for() {
 
     let mut asked = forced();
     asked["guided_grammar"] = "start: \"a\"".into();
-    let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+    let told = server.refused(CHAT, &asked).await;
     assert_eq!(told["param"], "guided_grammar");
     asked["tool_choice"] = "none".into();
     let message = &server.json(CHAT, &asked).await["choices"][0]["message"];

@@ -3,7 +3,7 @@
 use crate::architectures::{Named, fixture, write_gguf};
 use crate::common::hooked::edited;
 use crate::common::scripted::{self, MAX_LEN, PLAIN, VOCAB, serve, start};
-use crate::common::server::{LONG, Server, error};
+use crate::common::server::{Server, error};
 use crate::common::tiny::{noise, open};
 use crate::embeddings::folder;
 use foretoken::engine::{self, EngineOptions};
@@ -27,7 +27,7 @@ async fn embedding() -> Server {
     let options = EngineOptions::default();
     let engine = engine::spawn(open(&folder()).expect("opens"), None, 64, 4, options);
     let spec = Some(EmbeddingSpec::new(Pooling::Last, true));
-    Server::over(engine.expect("starts"), |s| s.with_embeddings(spec), LONG).await
+    Server::over(engine.expect("starts"), |s| s.with_embeddings(spec)).await
 }
 
 async fn embedded(server: &Server, text: &str) -> Vec<f64> {
@@ -167,7 +167,7 @@ async fn what_cannot_be_ranked_is_refused_by_name() {
         ),
         (SCORE, json!({"text_1": "a", "documents": []}), "documents"),
     ] {
-        let error = error(server.post(path, &body).await, 400, "invalid_value").await;
+        let error = server.refused(path, &body).await;
         assert_eq!(error["param"], param, "{error}");
     }
     for documents in [
@@ -176,7 +176,7 @@ async fn what_cannot_be_ranked_is_refused_by_name() {
         json!([1]),
     ] {
         let body = json!({"query": "a", "documents": documents});
-        let error = error(server.post(RERANK, &body).await, 400, "invalid_value").await;
+        let error = server.refused(RERANK, &body).await;
         let message = error["message"].as_str().expect("text");
         assert!(
             message.contains("a string, or an object with text"),
@@ -200,7 +200,7 @@ async fn what_cannot_be_ranked_is_refused_by_name() {
         (RERANK, json!({"query": "a", "documents": ["a"]})),
         (SCORE, json!({"text_1": "a", "text_2": "a"})),
     ] {
-        let error = error(plain.post(path, &body).await, 400, "invalid_value").await;
+        let error = plain.refused(path, &body).await;
         let message = error["message"].as_str().expect("text");
         assert!(
             message.contains("--pooling last") && message.contains("--reranker"),
@@ -312,7 +312,7 @@ async fn a_template_with_the_roles_of_a_pair_makes_the_prompt() {
     near(&score(json!({"max_tokens_per_doc": 3})).await, short);
     near(&score(json!({"truncate_prompt_tokens": 11})).await, short);
     let body = json!({"text_1": "Where", "text_2": "Paris", "truncate_prompt_tokens": 7});
-    let refused = error(server.post(SCORE, &body).await, 400, "invalid_value").await;
+    let refused = server.refused(SCORE, &body).await;
     assert_eq!(refused["param"], "truncate_prompt_tokens");
     let body = json!({"text_1": "Where", "text_2": "x".repeat(5000)});
     let refused = error(
@@ -387,7 +387,7 @@ async fn a_gguf_file_with_a_layer_for_classification_ranks_by_it() {
     let state = AppState::new(engine.clone(), Arc::new(text), vec!["toy".into()]);
     let raw = EmbeddingSpec::new(Pooling::Last, false);
     let state = state.with_reranker(Some(spec)).with_embeddings(Some(raw));
-    let server = Server::over(engine, |_| state, LONG).await;
+    let server = Server::over(engine, |_| state).await;
     // The softmax of the layer's outputs after the last hidden state.
     let expected = async |prompt: &str| {
         let hidden = embedded(&server, prompt).await;
@@ -423,6 +423,6 @@ async fn a_gguf_file_with_a_layer_for_classification_ranks_by_it() {
 
 /// The field that a refused ranking names.
 async fn error_of(server: &Server, body: &Value) -> Value {
-    let refused = error(server.post(RERANK, body).await, 400, "invalid_value").await;
+    let refused = server.refused(RERANK, body).await;
     refused["param"].clone()
 }

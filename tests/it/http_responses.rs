@@ -1,7 +1,6 @@
 //! `/v1/responses`: the same answers as a chat's, as items and events.
 
 use crate::common::scripted::{self, CHAT, TEMPLATE, TWO_CALLS, saying, saying_as, thinking};
-use crate::common::server::error;
 use serde_json::{Value, json};
 
 pub const RESPONSES: &str = "/v1/responses";
@@ -254,7 +253,7 @@ async fn a_call_can_be_required() {
         assert_eq!(reply["tool_choice"], choice);
     }
     body["tool_choice"] = json!({"type": "function", "name": "rm"});
-    let refused = error(server.post(RESPONSES, &body).await, 400, "invalid_value").await;
+    let refused = server.refused(RESPONSES, &body).await;
     assert_eq!(refused["param"], "tool_choice.name");
     server.done().await;
 }
@@ -338,7 +337,7 @@ async fn a_format_is_followed() {
     assert_eq!(text, chat["choices"][0]["message"]["content"].as_str());
 
     body["text"]["format"]["schema"] = json!({"type": "nothing"});
-    let refused = error(server.post(RESPONSES, &body).await, 400, "invalid_value").await;
+    let refused = server.refused(RESPONSES, &body).await;
     assert_eq!(refused["param"], "text.format.schema");
     body["text"] = json!({"format": {"type": "text"}});
     server.json(RESPONSES, &body).await;

@@ -2,7 +2,7 @@
 
 use crate::common::refusals::{change, rows};
 use crate::common::scripted::saying;
-use crate::common::server::{Fault, LONG, Server, error, slow};
+use crate::common::server::{Fault, Server, error, slow};
 use crate::http_responses::{RESPONSES, order, text_body};
 use foretoken::engine::EngineOptions;
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ async fn a_stream_says_that_its_prompt_is_too_long() {
 #[tokio::test]
 async fn a_failure_while_streaming_is_an_event() {
     let engine = slow(EngineOptions::default(), Some(Fault::Error));
-    let server = Server::over(engine, |state| state, LONG).await;
+    let server = Server::of(engine).await;
     let mut body =
         json!({"input": "ab", "temperature": 0, "ignore_eos": true, "max_output_tokens": 50});
     body["spec_length"] = 0.into();

@@ -1,7 +1,7 @@
 //! What ends a text: stop strings, stop ids, and names of special tokens, which texts are without: their ids end it.
 
 use crate::common::scripted::{CHAT, saying};
-use crate::common::server::{EOS, LONG, Server, greedy, joined, slow};
+use crate::common::server::{EOS, Server, greedy, joined, slow};
 use crate::common::{Guess, Toy};
 use foretoken::engine::EngineOptions;
 use serde_json::{Value, json};
@@ -125,7 +125,7 @@ fn chars(text: &Value) -> Vec<char> {
 #[tokio::test]
 async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
     let fast = Server::start().await;
-    let slow = Server::over(slow(EngineOptions::default(), None), |s| s, LONG).await;
+    let slow = Server::of(slow(EngineOptions::default(), None)).await;
     for server in [fast, slow] {
         let full = server.json("/v1/completions", &greedy("abc", 20)).await;
         let full = chars(&full["choices"][0]["text"]);
@@ -157,7 +157,7 @@ async fn a_text_that_ends_at_a_stop_string_counts_as_stopped() {
 #[tokio::test]
 async fn usage_counts_accepted_tokens_of_the_text_only() {
     let perfect = Toy::guessing(Guess::Toy(0.0));
-    let server = Server::over(perfect.start(), |state| state, LONG).await;
+    let server = Server::of(perfect.start()).await;
     let full = server.json("/v1/completions", &greedy("abc", 60)).await;
     let full = chars(&full["choices"][0]["text"]);
     let mut ended_inside_a_round = 0;
@@ -212,7 +212,7 @@ async fn eos_and_stop_ids_end_the_text_and_count() {
         eos: vec![EOS],
         ..Toy::default()
     };
-    let server = Server::over(eos.start(), |state| state, LONG).await;
+    let server = Server::of(eos.start()).await;
     let mut body = greedy("abc", 100);
     body["logit_bias"] = json!({"30": 100});
     let reply = server.json("/v1/completions", &body).await;

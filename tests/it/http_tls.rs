@@ -89,7 +89,7 @@ async fn tcp(server: &Server) -> TcpStream {
 async fn limited(identity: &Identity, limits: HttpLimits) -> Server {
     let tls = Some(identity.tls());
     let with = |state: AppState| state.with_limits(limits).with_tls(tls);
-    Server::over(Toy::default().start(), with, LONG).await
+    Server::over(Toy::default().start(), with).await
 }
 
 fn question(stream: bool) -> Request<Full<Bytes>> {
@@ -257,7 +257,7 @@ async fn a_reply_that_nobody_takes_ends_the_connection() {
     let tls = Some(identity.tls());
     let with = |state: AppState| state.with_limits(limits).with_tls(tls);
     let engine = slow(EngineOptions::default(), None);
-    let server = Server::over(engine.clone(), with, LONG).await;
+    let server = Server::over(engine.clone(), with).await;
     let io = TokioIo::new(identity.connect(&server, "h2").await);
     let handshake = client::conn::http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(64)

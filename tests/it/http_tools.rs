@@ -309,7 +309,7 @@ async fn other_formats_are_read_on_request() {
 
     let unknown = "{{ tools | tojson }}{{ messages[0].content }}";
     let server = saying_as(says, unknown, |state| state).await;
-    let told = error(server.post(CHAT, &body()).await, 400, "invalid_value").await;
+    let told = server.refused(CHAT, &body()).await;
     assert_eq!(told["param"], "tools");
     let message = told["message"].as_str().expect("a message");
     let names = ToolFormat::ALL.map(ToolFormat::name).join(", ");
@@ -490,7 +490,7 @@ async fn wrong_tools_and_messages_are_named() {
     for choice in [json!("required"), named("f")] {
         let mut asked = with("tool_choice", choice);
         asked["tools"] = json!([]);
-        let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+        let told = server.refused(CHAT, &asked).await;
         assert_eq!(told["param"], "tool_choice");
     }
     // Schemas that no grammar can follow, or none that is kept.
@@ -504,7 +504,7 @@ async fn wrong_tools_and_messages_are_named() {
             function(json!({"name": "f", "parameters": schema})),
         );
         asked["tool_choice"] = "required".into();
-        let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+        let told = server.refused(CHAT, &asked).await;
         assert_eq!(told["param"], "tools[0].function.parameters");
         let message = told["message"].as_str().expect("a message");
         assert!(message.contains("`#/properties/a"), "{message}");

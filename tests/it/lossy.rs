@@ -1,6 +1,6 @@
 //! Lossy acceptance, through the HTTP API: only requests that name it get it, and it is labelled.
 
-use crate::common::server::{LONG, Server, joined};
+use crate::common::server::{Server, joined};
 use crate::common::{Guess, Toy};
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ const PATH: &str = "/v1/completions";
 
 async fn server() -> Server {
     let toy = Toy::guessing(Guess::Toy(0.6));
-    Server::over(toy.start(), |state| state, LONG).await
+    Server::of(toy.start()).await
 }
 
 fn body(temperature: f64) -> Value {

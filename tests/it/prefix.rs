@@ -435,7 +435,7 @@ async fn clients_see_what_was_cached() {
 async fn a_reset_spares_the_running_requests() {
     let engine = server::slow(Toy::default().options, None);
     let with_key = |state: foretoken::http::AppState| state.with_api_keys(vec!["k".into()]);
-    let server = Server::over(engine.clone(), with_key, LONG).await;
+    let server = Server::over(engine.clone(), with_key).await;
     let url = format!("{}/reset_prefix_cache", server.url);
     let request = greedy(&text(60, 0), 40);
     let running = engine.submit(request.clone()).unwrap();

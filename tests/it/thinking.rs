@@ -3,7 +3,7 @@
 use crate::common::scripted::{
     CHAT, PLAIN, TEMPLATE, body, call, saying_as, thinking, thought, tool, with,
 };
-use crate::common::server::{Server, error, joined};
+use crate::common::server::{Server, joined};
 use serde_json::{Value, json};
 
 /// What the model would say where the mark is forced, each byte of which is a token.
@@ -276,7 +276,7 @@ async fn a_model_that_marks_no_thoughts_has_no_budget() {
     })
     .await;
     let told = with("thinking_token_budget", json!(6));
-    let told = error(server.post(CHAT, &told).await, 400, "invalid_value").await;
+    let told = server.refused(CHAT, &told).await;
     assert_eq!(told["param"], "thinking_token_budget");
     server.done().await;
 }
@@ -308,7 +308,7 @@ async fn a_thought_in_channels_is_closed() {
     assert_eq!(choice["message"]["reasoning_content"], "Hm.\nNo.");
     assert_eq!(choice["message"]["content"], "Yes, it may rain.");
     asked["tools"] = json!([tool("f", json!({}))]);
-    let told = error(server.post(CHAT, &asked).await, 400, "invalid_value").await;
+    let told = server.refused(CHAT, &asked).await;
     assert_eq!(told["param"], "thinking_token_budget");
     server.done().await;
 }
