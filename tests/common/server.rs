@@ -176,6 +176,11 @@ impl Server {
         request.send().await.expect("an answer")
     }
 
+    /// What a route tells in JSON.
+    pub async fn read(&self, path: &str) -> Value {
+        self.get(path).await.json().await.expect("JSON")
+    }
+
     pub async fn post(&self, path: &str, body: &Value) -> Response {
         let request = self.client.post(self.url.clone() + path).json(body);
         request.send().await.expect("an answer")

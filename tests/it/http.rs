@@ -8,20 +8,15 @@ use serde_json::{Value, json};
 async fn the_small_routes_answer() {
     let server = Server::start().await;
     assert_eq!(server.get("/health").await.status(), 200);
-    let version: Value = server.get("/version").await.json().await.unwrap();
+    let version = server.read("/version").await;
     assert_eq!(version, json!({"version": env!("CARGO_PKG_VERSION")}));
 
-    let models: Value = server.get("/v1/models").await.json().await.unwrap();
+    let models = server.read("/v1/models").await;
     assert_eq!(models["object"], "list");
     assert_eq!(models["data"][0]["id"], "toy");
     assert_eq!(models["data"][0]["max_model_len"], MAX_LEN);
     for name in ["toy", "org/alias"] {
-        let model: Value = server
-            .get(&format!("/v1/models/{name}"))
-            .await
-            .json()
-            .await
-            .unwrap();
+        let model = server.read(&format!("/v1/models/{name}")).await;
         assert_eq!(
             (&model["id"], &model["object"]),
             (&json!(name), &json!("model"))

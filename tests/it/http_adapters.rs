@@ -129,26 +129,16 @@ async fn the_field_model_chooses_the_adapter() {
 #[tokio::test]
 async fn adapters_are_listed_with_their_base() {
     let server = server(false, None).await;
-    let list: Value = server.get("/v1/models").await.json().await.expect("JSON");
+    let list = server.read("/v1/models").await;
     let data = list["data"].as_array().expect("a list");
     let of = |key: &str| data.iter().map(|one| one[key].clone()).collect::<Vec<_>>();
     assert_eq!(of("id"), ["toy", "org/alias", "one"]);
     assert_eq!(of("parent"), [Value::Null, Value::Null, "toy".into()]);
     assert_eq!(data[2]["root"], path("llama-all"));
-    let one: Value = server
-        .get("/v1/models/one")
-        .await
-        .json()
-        .await
-        .expect("JSON");
+    let one = server.read("/v1/models/one").await;
     assert_eq!(one, data[2]);
     error(server.get("/v1/models/two").await, 404, "model_not_found").await;
-    let document: Value = server
-        .get("/openapi.json")
-        .await
-        .json()
-        .await
-        .expect("JSON");
+    let document = server.read("/openapi.json").await;
     let schema = &document["components"]["schemas"]["CompletionRequest"];
     let names = &schema["properties"]["model"]["enum"];
     let all = json!([
@@ -286,7 +276,7 @@ async fn wrong_loads_are_refused_by_name() {
         let message = wrong["message"].as_str().expect("a text");
         assert!(message.contains(needle), "{needle}: {message}");
     }
-    let list: Value = server.get("/v1/models").await.json().await.expect("JSON");
+    let list = server.read("/v1/models").await;
     assert_eq!(list["data"].as_array().map(Vec::len), Some(3));
     server.done().await;
 }

@@ -25,10 +25,6 @@ fn info() -> ServerInfo {
     }
 }
 
-async fn json_of(server: &Server, path: &str) -> Value {
-    server.get(path).await.json().await.unwrap()
-}
-
 #[tokio::test]
 async fn balancers_can_ask_without_a_key() {
     let keyed = |s: AppState| s.with_api_keys(vec!["secret".into()]);
@@ -37,7 +33,7 @@ async fn balancers_can_ask_without_a_key() {
         let request = server.client.request(method, server.url.clone() + "/ping");
         assert_eq!(request.send().await.unwrap().status(), 200);
     }
-    assert_eq!(json_of(&server, "/load").await, json!({"server_load": 0}));
+    assert_eq!(server.read("/load").await, json!({"server_load": 0}));
     for path in ["/server_info", "/tokenizer_info", "/v1/models"] {
         error(server.get(path).await, 401, "invalid_api_key").await;
     }
@@ -82,7 +78,7 @@ async fn the_load_is_the_number_of_requests_that_are_answered() {
     let loads = async |wanted: u64| {
         let until = Instant::now() + LONG;
         loop {
-            let load = json_of(&server, "/load").await["server_load"].clone();
+            let load = server.read("/load").await["server_load"].clone();
             if load == wanted {
                 break;
             }
@@ -109,7 +105,7 @@ async fn the_load_is_the_number_of_requests_that_are_answered() {
 #[tokio::test]
 async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
     let server = Server::over(Toy::default().start(), |s| s.with_info(info())).await;
-    let told = json_of(&server, "/server_info").await;
+    let told = server.read("/server_info").await;
     for (key, value) in [
         ("version", json!(env!("CARGO_PKG_VERSION"))),
         ("model_path", json!("org/toy")),
@@ -122,7 +118,7 @@ async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
         assert_eq!(told[key], value, "{key}");
     }
     // vLLM's benchmark loads the tokenizer of this name.
-    let models = json_of(&server, "/v1/models").await;
+    let models = server.read("/v1/models").await;
     for (i, name) in ["toy", "org/alias"].into_iter().enumerate() {
         let listed = &models["data"][i];
         assert_eq!(
@@ -155,7 +151,7 @@ async fn the_server_says_what_it_serves_and_answers_bear_its_fingerprint() {
 #[tokio::test]
 async fn a_client_can_render_chats_and_encode_them_itself() {
     let server = Server::start().await;
-    let told = json_of(&server, "/tokenizer_info").await;
+    let told = server.read("/tokenizer_info").await;
     assert_eq!(told["eos_token"], "<|end|>");
     assert_eq!(
         (&told["bos_token"], &told["pad_token"]),
@@ -182,7 +178,7 @@ async fn a_client_can_render_chats_and_encode_them_itself() {
 #[tokio::test]
 async fn a_model_answers_to_all_its_names_and_calls_itself_by_the_first() {
     let server = Server::start().await;
-    let models = json_of(&server, "/v1/models").await;
+    let models = server.read("/v1/models").await;
     let names: Vec<_> = models["data"]
         .as_array()
         .unwrap()
@@ -192,7 +188,7 @@ async fn a_model_answers_to_all_its_names_and_calls_itself_by_the_first() {
     assert_eq!(names, ["toy", "org/alias"]);
     for name in ["org/alias", "org/alias:latest"] {
         let path = format!("/v1/models/{name}");
-        assert_eq!(json_of(&server, &path).await["id"], "org/alias", "{name}");
+        assert_eq!(server.read(&path).await["id"], "org/alias", "{name}");
     }
     let turn = json!([{"role": "user", "content": "hi"}]);
     // The tag is Ollama's, whose list has it.

@@ -13,10 +13,6 @@ use std::sync::atomic::Ordering;
 
 const INFILL: &str = "/infill";
 
-async fn json_of(server: &Server, path: &str) -> Value {
-    server.get(path).await.json().await.expect("JSON")
-}
-
 #[tokio::test]
 async fn clients_find_context_and_template_in_the_properties() {
     let defaults = SamplingDefaults {
@@ -31,7 +27,7 @@ async fn clients_find_context_and_template_in_the_properties() {
     };
     let configure = |s: AppState| s.with_info(info).with_sampling_defaults(defaults);
     let server = saying_as("x", PLAIN, configure).await;
-    let props = json_of(&server, "/props").await;
+    let props = server.read("/props").await;
     let slot = &props["default_generation_settings"];
     assert_eq!(slot["n_ctx"], json!(MAX_LEN));
     for (key, value) in [
@@ -107,7 +103,7 @@ async fn supervisors_ask_without_a_key() {
     let (engine, is_held) = held();
     let server = Server::over(engine, keyed).await;
     for path in ["/healthz", "/livez", "/readyz"] {
-        assert_eq!(json_of(&server, path).await, json!({"status": "ok"}));
+        assert_eq!(server.read(path).await, json!({"status": "ok"}));
     }
     error(server.get("/props").await, 401, "invalid_api_key").await;
     let mut body = greedy("abc", 60);

@@ -28,8 +28,7 @@ async fn models_are_listed_as_clients_choose_them() {
     };
     let configure = |state: AppState| thinking(state.with_info(info));
     let server = saying_as("Hello", TEMPLATE, configure).await;
-    let of = async |path: &str| -> Value { server.get(path).await.json().await.expect("JSON") };
-    let tags = of("/api/tags").await;
+    let tags = server.read("/api/tags").await;
     let model = &tags["models"][0];
     let details = json!({
         "parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"],
@@ -44,11 +43,11 @@ async fn models_are_listed_as_clients_choose_them() {
         assert_eq!(model[key], value, "{key}");
     }
     assert_eq!(model["digest"].as_str().map(str::len), Some(64));
-    let running = of("/api/ps").await;
+    let running = server.read("/api/ps").await;
     assert_eq!(running["models"][0]["digest"], model["digest"]);
     assert_eq!(running["models"][0]["size_vram"], 0);
     assert_eq!(running["models"][0]["context_length"], scripted::MAX_LEN);
-    let version = of("/api/version").await["version"].clone();
+    let version = server.read("/api/version").await["version"].clone();
     let numbers = version.as_str().expect("a version").split('.');
     let numbers: Vec<u32> = numbers.map(|n| n.parse().expect("a number")).collect();
     // Codex does not talk to older ones.

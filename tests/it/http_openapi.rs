@@ -279,7 +279,7 @@ async fn the_chunks_of_streams_have_the_shapes_of_the_document() {
 async fn the_document_knows_every_route_that_a_wrong_path_is_told() {
     let server = server().await;
     let document = document(&server).await;
-    let told: Value = server.get("/nothing").await.json().await.unwrap();
+    let told = server.read("/nothing").await;
     let message = told["error"]["message"].as_str().unwrap();
     let (_, routes) = message.split_once("; there are ").unwrap();
     let routes: Vec<&str> = routes.split(", ").collect();
