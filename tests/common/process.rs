@@ -4,7 +4,7 @@ use super::project::{program, root};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// `foretoken`, run in the project's folder and without the user's settings.
@@ -37,6 +37,31 @@ pub fn foretoken_within(bytes: u64) -> Command {
     }
     command.current_dir(root()).stdin(Stdio::null());
     command
+}
+
+/// What the program wrote to stdout. It ended well.
+#[track_caller]
+pub fn stdout_of(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}: {stderr}", output.status);
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What the program wrote to stderr. Its exit code says that it was asked for what cannot be done.
+#[track_caller]
+pub fn refusal(output: &Output) -> String {
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    said
+}
+
+/// The same, which is one line.
+#[track_caller]
+pub fn refusal_line(output: &Output) -> String {
+    let said = refusal(output);
+    let is_line = said.starts_with("error: ") && said.lines().count() == 1;
+    assert!(is_line, "{said}");
+    said
 }
 
 /// A file to which no byte can be written. Only Linux has one.

@@ -1,7 +1,7 @@
 //! The draft that is known for a model: told by `check` and by the log, and taken with `--draft-model auto`.
 
 use crate::common::hub::Hub;
-use crate::common::process::foretoken;
+use crate::common::process::{foretoken, refusal, refusal_line, stdout_of};
 use crate::common::read_json;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use serde_json::Value;
@@ -128,17 +128,13 @@ fn a_published_draft_is_told_and_fetched() {
     let flags = "--num-blocks 64 --random-prompts 1 --max-tokens 8 --temperatures 0 --json";
     let flags: Vec<&str> = flags.split(' ').chain(json.to_str()).collect();
     let args = [&["bench", model, "--draft-model", "auto"], &flags[..]].concat();
-    let output = run(&args, &address, home.path());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    stdout_of(&run(&args, &address, home.path()));
     let report = read_json(&json);
     assert_eq!(report["subject"]["drafters"], serde_json::json!([DRAFT]));
     // Among others, too, and by now without the Hub.
     hub.gone.store(true, Ordering::SeqCst);
     let args = [&args[..], &["--drafters", "model,auto,tables"]].concat();
-    let output = run(&args, &address, home.path());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    stdout_of(&run(&args, &address, home.path()));
 }
 
 /// It was asked for, so it is an error, which names it.
@@ -147,21 +143,16 @@ fn a_published_draft_that_cannot_be_had_is_an_error() {
     let (home, folder) = named(TARGET);
     let args = ["check", folder.to_str().unwrap(), "--draft-model", "auto"];
     let refused = |address: &str, needle: &str| {
-        let output = run(&args, address, home.path());
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{said}");
+        let said = refusal_line(&run(&args, address, home.path()));
         let begins = format!("error: --draft-model auto: {DRAFT}");
         assert!(said.starts_with(&begins) && said.contains(needle), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
     };
     let (other, address) = hub("org/other").start();
     refused(&address, "the Hub has no such model");
     other.gone.store(true, Ordering::SeqCst);
     refused(&address, "cannot be reached");
     let revision = [&args[..], &["--draft-revision", "v1"]].concat();
-    let output = run(&revision, &address, home.path());
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2));
+    let said = refusal(&run(&revision, &address, home.path()));
     assert!(
         said.contains("leave it out with --draft-model auto"),
         "{said}"
@@ -192,9 +183,7 @@ fn without_a_known_draft_tables_draft_and_a_line_says_so() {
     std::fs::write(&ids, "1 2 3").unwrap();
     let vocabulary = ["--draft-vocab", ids.to_str().unwrap()];
     let args = [&["check"], &args[..], &vocabulary].concat();
-    let output = run(&args, nowhere, home.path());
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let said = refusal(&run(&args, nowhere, home.path()));
     assert!(
         said.contains("error: --draft-vocab needs a draft model, a head or an MTP layer"),
         "{said}"

@@ -238,7 +238,7 @@ fn wrong_lines_are_answered_with_an_error_and_runs_go_on() {
 #[cfg(feature = "embedded-model")]
 #[test]
 fn run_batch_reads_and_writes_files() {
-    use crate::common::process::foretoken;
+    use crate::common::process::{foretoken, stdout_of};
 
     let folder = tempfile::tempdir().unwrap();
     let (input, out) = (
@@ -255,9 +255,7 @@ fn run_batch_reads_and_writes_files() {
         .arg("run-batch")
         .args(files)
         .args(["--api-key", "secret"]);
-    let output = output.output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stderr}");
+    stdout_of(&output.output().unwrap());
     let answers = answers(&out);
     let status = |i: usize| answers[i]["response"]["status_code"].as_u64();
     assert_eq!(

@@ -1,8 +1,8 @@
 //! `foretoken bench` over models with dummy weights.
 
-use crate::common::process::foretoken;
 #[cfg(target_os = "linux")]
 use crate::common::process::full_disk;
+use crate::common::process::{foretoken, refusal, stdout_of};
 use crate::common::read_json;
 use serde_json::Value;
 use std::process::Stdio;
@@ -48,11 +48,10 @@ impl Models {
     pub fn bench(&self, flags: &str) -> (String, Value) {
         let line = self.line(&format!("{flags} --json @out.json"));
         let output = foretoken().args(line.split_whitespace()).output().unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line}: {stderr}");
-        let json = std::fs::read_to_string(self.0.path().join("out.json")).unwrap();
-        let tables = String::from_utf8(output.stdout).unwrap();
-        (tables, serde_json::from_str(&json).unwrap())
+        (
+            stdout_of(&output),
+            read_json(self.0.path().join("out.json")),
+        )
     }
 
     /// The error of that command, which must be refused.
@@ -65,9 +64,7 @@ impl Models {
 /// The error of a command that must be refused.
 #[track_caller]
 fn refused(line: &str) -> String {
-    let output = foretoken().args(line.split_whitespace()).output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "{line}");
-    String::from_utf8(output.stderr).unwrap()
+    refusal(&foretoken().args(line.split_whitespace()).output().unwrap())
 }
 
 #[test]
@@ -112,9 +109,7 @@ fn warm_tables_do_not_know_the_repeats() {
         bench.output().unwrap()
     };
     let tokens_per_step = |repeat: &str| {
-        let output = bench(&format!("--repeat {repeat}"));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        stdout_of(&bench(&format!("--repeat {repeat}")));
         let report = read_json(&json);
         let overall = &report["temperatures"][0]["overall"];
         overall["tokens_per_step"].as_f64().unwrap()
@@ -123,9 +118,7 @@ fn warm_tables_do_not_know_the_repeats() {
     assert!(thrice < 1.2 * once, "{once} {thrice}");
 
     // Seven prompts do not fill a group, and would come again.
-    let output = bench("--streams 1 --repeat 2");
-    assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = refusal(&bench("--streams 1 --repeat 2"));
     assert!(said.contains("needs at least 8 prompts, not 7"), "{said}");
 }
 
@@ -141,10 +134,7 @@ fn built_in_prompts_are_measured_and_drawn() {
     let mut bench = foretoken();
     bench.args(flags.split_whitespace());
     bench.arg("--json").arg(&json).arg("--csv").arg(&csv);
-    let output = bench.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let table = String::from_utf8(output.stdout).unwrap();
+    let table = stdout_of(&bench.output().unwrap());
     assert!(table.contains("95% intervals over prompts"), "{table}");
     let report = read_json(&json);
     let subject = &report["subject"];
@@ -194,8 +184,7 @@ fn built_in_prompts_are_measured_and_drawn() {
         .args([&json, &json])
         .output()
         .expect("python3, which the gate needs, too");
-    let said = String::from_utf8_lossy(&drawn.stderr);
-    assert!(drawn.status.success(), "{said}");
+    stdout_of(&drawn);
     let read = |end: &str| std::fs::read_to_string(json.with_extension(end)).unwrap();
     let (svg, tex) = (read("svg"), read("tex"));
     // Two reports of three modes over seven categories and all prompts.
@@ -224,10 +213,8 @@ fn an_answer_that_was_predicted_is_drafted() {
         std::fs::write(&prompts, line.to_string()).unwrap();
         let mut command = foretoken();
         command.args(flags.split_whitespace()).arg(to);
-        let output = command.arg("--prompts").arg(&prompts).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        serde_json::from_slice::<Value>(&std::fs::read(to).unwrap()).unwrap()
+        stdout_of(&command.arg("--prompts").arg(&prompts).output().unwrap());
+        read_json(to)
     };
     let generate =
         "generate --model foretoken-demo --num-blocks 64 --temperature 0 --max-tokens 40 --out";

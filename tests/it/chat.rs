@@ -1,6 +1,6 @@
 //! `foretoken chat`, driven through its stdin, with its own model and with other servers.
 
-use crate::common::process::foretoken;
+use crate::common::process::{foretoken, refusal_line, stdout_of};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -28,23 +28,6 @@ fn run(mut command: Command, typed: &str) -> Output {
     stdin.write_all(typed.as_bytes()).unwrap();
     drop(stdin);
     child.wait_with_output().unwrap()
-}
-
-#[track_caller]
-fn stdout(output: &Output) -> String {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{:?}: {stderr}", output.status);
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-/// The one line of an error that ends the program.
-#[track_caller]
-fn refused(output: &Output) -> String {
-    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.starts_with("error: "), "{stderr}");
-    stderr
 }
 
 /// A server of another kind: it lists one model, and answers to questions as it is told.
@@ -177,7 +160,7 @@ fn two_turns_are_those_of_the_api() {
         let mut command = chat(&format!("{partner} --temperature 0 --max-tokens 24"));
         command.args(["--system", "Be short."]);
         let output = run(command, &typed);
-        assert_eq!(stdout(&output), wanted, "{partner:?}");
+        assert_eq!(stdout_of(&output), wanted, "{partner:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     }
 }
@@ -190,7 +173,7 @@ fn other_servers_are_asked_for_nothing_but_the_api() {
     // As a server takes several.
     command.env("FORETOKEN_API_KEY", "secret\nsecond");
     let output = run(command, "Hello?\nSure?\n/exit\n");
-    assert_eq!(stdout(&output), "Hi\nYes\n");
+    assert_eq!(stdout_of(&output), "Hi\nYes\n");
     let request = server.request();
     assert!(request.head.contains("authorization: bearer secret\r\n"));
     assert_eq!(
@@ -307,14 +290,14 @@ fn interrupt(child: &Child) {
 fn errors_are_one_line() {
     // A port that nothing listens on.
     let closed = "127.0.0.1:9";
-    let error = refused(&run(chat(&format!("http://{closed}")), ""));
+    let error = refusal_line(&run(chat(&format!("http://{closed}")), ""));
     assert!(
         error.contains(&format!("cannot reach http://{closed}/v1: ")),
         "{error}"
     );
 
     let server = Foreign::start(vec![Reply::Error(400, "too\nlong")]);
-    let error = refused(&run(chat(&server.url), "Hello?\nSure?\n"));
+    let error = refusal_line(&run(chat(&server.url), "Hello?\nSure?\n"));
     assert_eq!(error, "error: status 400: too long\n");
 
     for (args, needle) in [
@@ -330,7 +313,7 @@ fn errors_are_one_line() {
         ("m --model n", "named twice"),
         ("http://h:1:2", "cannot reach"),
     ] {
-        let error = refused(&run(chat(args), ""));
+        let error = refusal_line(&run(chat(args), ""));
         assert!(error.contains(needle), "`{args}`: {error}");
     }
 }

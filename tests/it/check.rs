@@ -1,6 +1,6 @@
 //! `check`: what it says of models, and of those that cannot be served.
 
-use crate::common::process::foretoken;
+use crate::common::process::{foretoken, refusal, refusal_line, stdout_of};
 use crate::common::tiny::*;
 use crate::common::tiny_folder::{byte_level, tiny_folder, write_tokenizer};
 use candle_core::{DType, Device, Tensor};
@@ -22,18 +22,13 @@ pub fn check(args: &[&str], home: Option<&Path>) -> Output {
 
 #[track_caller]
 pub fn table(args: &[&str]) -> String {
-    let output = check(args, None);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {said}");
-    String::from_utf8(output.stdout).unwrap()
+    stdout_of(&check(args, None))
 }
 
 #[track_caller]
 pub fn report(args: &[&str], home: Option<&Path>) -> Value {
-    let output = check(&[args, &["--json"]].concat(), home);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {said}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    let said = stdout_of(&check(&[args, &["--json"]].concat(), home));
+    serde_json::from_str(&said).unwrap()
 }
 
 /// The value of a row of a table.
@@ -109,17 +104,8 @@ fn a_template_that_fails_is_named_with_its_reason() {
 #[track_caller]
 pub fn refused(args: &[&str], needle: &str) {
     let output = check(args, None);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
-    assert!(
-        said.starts_with("error: ") && said.contains(needle),
-        "{said}"
-    );
-    assert_eq!(
-        (said.lines().count(), output.stdout.len()),
-        (1, 0),
-        "{said}"
-    );
+    let said = refusal_line(&output);
+    assert!(said.contains(needle) && output.stdout.is_empty(), "{said}");
 
     let output = check(&[args, &["--json"]].concat(), None);
     assert_eq!(output.status.code(), Some(2));
@@ -148,8 +134,7 @@ fn weights_that_do_not_fit_the_memory_are_refused() {
     refused(&args, "the weights take");
     // The server says it, too, before it loads them.
     let served = foretoken().arg("serve").args(args).output().unwrap();
-    let said = String::from_utf8(served.stderr).unwrap();
-    assert_eq!(served.status.code(), Some(2), "{said}");
+    let said = refusal(&served);
     assert!(said.contains("it needs --quantize"), "{said}");
 }
 

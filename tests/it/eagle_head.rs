@@ -1,7 +1,7 @@
 //! EAGLE heads: the published layouts, computed as an independent implementation does, in every kind of file.
 
 use crate::common::plain::{add, attend, linear, matrix, rms_norm, rope, swiglu};
-use crate::common::process::foretoken;
+use crate::common::process::{foretoken, stdout_of};
 use crate::common::tiny::{
     self, HEADS, HIDDEN, KV_HEADS, MLP, Tensors, VOCAB, noise, short_prompt,
 };
@@ -333,8 +333,7 @@ fn a_head_becomes_a_gguf_file() {
                 .arg(&file)
                 .output()
                 .unwrap();
-            let stderr = String::from_utf8_lossy(&converted.stderr);
-            assert!(converted.status.success(), "{stderr}");
+            stdout_of(&converted);
             let source = ModelSource::Gguf(file.into());
             assert_eq!(HeadKind::of(&source).unwrap(), Some(HeadKind::Eagle3));
             let options = LoadOptions::of(DType::F32);

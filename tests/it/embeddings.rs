@@ -323,13 +323,11 @@ fn without_an_output_layer_the_pooling_must_be_known() {
     }
     let model = bare.path().display();
     let mut command = process::foretoken();
-    let output = command.arg("--model").arg(bare.path()).output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let error = process::refusal(&command.arg("--model").arg(bare.path()).output().unwrap());
     assert!(
         error.contains("set --pooling last or --pooling mean"),
         "{error}"
     );
-    assert_eq!(output.status.code(), Some(2));
     let server = process::Server::start(&format!("--model {model} --pooling mean"));
     let reply = server.post("/v1/embeddings", r#"{"input": "a"}"#);
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");

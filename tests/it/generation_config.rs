@@ -1,6 +1,6 @@
 //! Sampling defaults: where they come from, what they change, and how they are left out.
 
-use crate::common::process::{Server, foretoken};
+use crate::common::process::{Server, foretoken, refusal};
 use crate::common::tiny::{llama_config, tensors, write_config};
 use crate::common::tiny_gguf::write_gguf_with;
 use candle_core::DType;
@@ -9,7 +9,7 @@ use candle_core::quantized::gguf_file::Value;
 use foretoken::gguf::GgufSource;
 use serde_json::{Value as Json, json};
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 
 /// A folder with a tiny model's config, a tokenizer and a `generation_config.json`.
 fn model(generation: &Json) -> tempfile::TempDir {
@@ -103,9 +103,7 @@ fn refused(flags: &str) -> String {
         .args(flags)
         .args(["--port", "0"])
         .stderr(Stdio::piped());
-    let Output { status, stderr, .. } = child.output().unwrap();
-    assert_eq!(status.code(), Some(2));
-    String::from_utf8(stderr).unwrap()
+    refusal(&child.output().unwrap())
 }
 
 #[test]

@@ -376,8 +376,7 @@ fn the_program_serves_adapters() {
             .args(format!("{flags} --port 0 {more}").split_whitespace())
             .output()
             .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{text}");
+        let text = process::refusal(&output);
         assert_eq!(
             text.lines()
                 .filter(|line| line.starts_with("error: "))

@@ -1,7 +1,7 @@
 //! Downloads from a Hub that break off, or that meet what they cannot use: they end with the whole file, or with one line.
 
 use crate::common::hub::{COMMIT, Hub, hex};
-use crate::common::process::{Server, foretoken};
+use crate::common::process::{Server, foretoken, refusal_line, stdout_of};
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use ring::digest::{SHA256, digest};
 use std::collections::HashMap;
@@ -103,18 +103,13 @@ impl Cache {
     /// The same, which must end with an answer.
     #[track_caller]
     fn talk(&self, hub: &str) {
-        let output = self.chat(hub);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success() && !output.stdout.is_empty(),
-            "{said}"
-        );
+        assert!(!stdout_of(&self.chat(hub)).is_empty());
     }
 
     /// The same, which must end with one line.
     #[track_caller]
     fn refused(&self, hub: &str) -> String {
-        refused(&self.chat(hub))
+        refusal_line(&self.chat(hub))
     }
 }
 
@@ -134,17 +129,6 @@ fn question() -> std::fs::File {
     file.write_all(b"Hello!\n").unwrap();
     file.rewind().unwrap();
     file
-}
-
-#[track_caller]
-fn refused(output: &Output) -> String {
-    let said = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(
-        said.starts_with("error: ") && said.lines().count() == 1,
-        "{said}"
-    );
-    said
 }
 
 fn sha256(bytes: &[u8]) -> String {
@@ -328,7 +312,7 @@ fn a_file_that_is_replaced_meanwhile_comes_whole() {
         .args(["--model", "org/demo"])
         .output()
         .unwrap();
-    refused(&output);
+    refusal_line(&output);
     let config = cache
         .repo()
         .join("snapshots")
@@ -350,7 +334,7 @@ fn bytes_that_are_not_those_of_the_hash_are_refused() {
     let output = program(&address, home.path())
         .args(["--model", "org/demo-etag"])
         .output();
-    let error = refused(&output.unwrap());
+    let error = refusal_line(&output.unwrap());
     assert!(
         error.contains("the Hub says ce013625030ba8dba906f756967f9e9ca394464a"),
         "{error}"
@@ -375,7 +359,7 @@ fn variables_of_which_no_request_can_be_made_are_named() {
     );
     let (_, address) = hub(0, WITH_HASHES());
     let mut command = cache.chat_command(&address);
-    let error = refused(&command.env("HF_TOKEN", "a\nb").output().unwrap());
+    let error = refusal_line(&command.env("HF_TOKEN", "a\nb").output().unwrap());
     assert!(error.contains("HF_TOKEN ("), "{error}");
 }
 
@@ -386,9 +370,7 @@ fn a_variable_may_name_the_users_home() {
     let (cache, (_, address)) = (Cache::new(), hub(0, WITH_HASHES()));
     let mut command = cache.chat_command(&address);
     command.env("HF_HOME", "~").env("HOME", cache.home.path());
-    let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    stdout_of(&command.output().unwrap());
     cache.assert_has(&model());
 }
 
@@ -482,12 +464,7 @@ fn two_processes_download_a_file_once() {
     let (cache, (hub, address)) = (Cache::new(), hub(3, WITH_HASHES()));
     let children = [(); 2].map(|()| cache.chat_command(&address).spawn().unwrap());
     for child in children {
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success() && !output.stdout.is_empty(),
-            "{said}"
-        );
+        assert!(!stdout_of(&child.wait_with_output().unwrap()).is_empty());
     }
     cache.assert_has(&model());
     assert_eq!(hub.sent.load(Ordering::SeqCst), model().len());

@@ -1,7 +1,7 @@
 //! `--learn`: online learning of a head.
 
 use crate::common::distill_workshop::{Workshop, load_f32};
-use crate::common::process::{Server, foretoken};
+use crate::common::process::{self, Server, foretoken};
 use crate::common::tiny::noise;
 use crate::common::{assert_idle, chains, collect, greedy, read_json};
 use candle_core::{DType, Device};
@@ -267,8 +267,7 @@ fn refusal(flags: &[&str]) -> String {
         .args(["--port", "0"])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let said = process::refusal(&output);
     let line = said.lines().find(|line| line.starts_with("error: "));
     line.unwrap_or_else(|| panic!("{said}")).to_owned()
 }
@@ -316,12 +315,8 @@ fn what_cannot_learn_is_refused_in_one_line() {
     assert!(line.contains("--learn-share needs --learn"), "{line}");
     let of_bench = ["--draft-model", path(&head), "--random-prompts", "4"];
     let bench = [&["bench"][..], &learn, &of_bench].concat();
-    let output = foretoken().args(bench).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        output.status.code() == Some(2) && said.contains("--learn belongs to serve"),
-        "{said}"
-    );
+    let said = process::refusal(&foretoken().args(bench).output().unwrap());
+    assert!(said.contains("--learn belongs to serve"), "{said}");
     assert!(!learned.exists(), "nothing was written");
     // The folder of a head that somebody has trained is not ours.
     let line = refusal(&[

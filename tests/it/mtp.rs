@@ -1,7 +1,7 @@
 //! The layer of a checkpoint that predicts further tokens: as its authors' code computes it, and through the engine.
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, log_softmax, write_gguf};
-use crate::common::process::{Server, foretoken};
+use crate::common::process::{Server, foretoken, refusal, stdout_of};
 use crate::common::refusals::merge;
 use crate::common::rig::{Rig, Seq, argmax, distance};
 use crate::common::tiny::{Tensors, open, write_config};
@@ -441,11 +441,7 @@ fn a_benchmark_says_that_it_drafts() {
             .args(["--random-prompts", "1"])
             .output()
             .unwrap();
-        let (said, errors) = (
-            String::from_utf8_lossy(&bench.stdout),
-            String::from_utf8_lossy(&bench.stderr),
-        );
-        assert!(bench.status.success(), "{errors}");
+        let said = stdout_of(&bench);
         assert!(said.contains("drafted by mtp"), "{name}: {said}");
     }
 }
@@ -460,10 +456,8 @@ fn the_flag_needs_such_a_layer() {
     let check = ["check", path];
     for command in [&serve[..], &check[..]] {
         let mut run = foretoken();
-        let refused = run.args(command).args(["--drafter", "mtp"]);
-        let refused = refused.output().unwrap();
-        let error = String::from_utf8_lossy(&refused.stderr);
-        assert_eq!(refused.status.code(), Some(2), "{error}");
+        let refused = run.args(command).args(["--drafter", "mtp"]).output();
+        let error = refusal(&refused.unwrap());
         assert!(error.contains("has no layer for further tokens"), "{error}");
     }
 }

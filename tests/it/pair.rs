@@ -1,7 +1,7 @@
 //! A pair from nothing, through the commands of `scripts/make-default-model.sh`, in seconds: a
 //! tokenizer, a target, its own texts, a draft, and both at work.
 
-use crate::common::process::foretoken;
+use crate::common::process::{foretoken, stdout_of};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,7 @@ impl Work {
             .env("CANDLE_NUM_THREADS", "1")
             .output()
             .unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line}: {stderr}");
-        String::from_utf8(output.stdout).unwrap()
+        stdout_of(&output)
     }
 
     fn json(&self, name: &str) -> Value {

@@ -1,7 +1,7 @@
 //! The prefix cache on disk: a prompt is computed once, also across restarts, and no text depends on what is there.
 
 use crate::architectures::fixtures;
-use crate::common::process::{Server, foretoken, json_of};
+use crate::common::process::{Server, foretoken, json_of, refusal};
 use crate::common::*;
 use crate::prefix::{converse, in_scope, text};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
@@ -309,9 +309,7 @@ fn what_cannot_be_is_refused_in_one_line() {
         ),
     ] {
         let command = foretoken().args(flags.split_whitespace()).output();
-        let output = command.unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{flags}: {said}");
+        let said = refusal(&command.unwrap());
         let errors: Vec<&str> = said.lines().filter(|line| line.contains(needle)).collect();
         assert_eq!(errors.len(), 1, "{flags}: {said}");
     }
