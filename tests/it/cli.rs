@@ -3,11 +3,13 @@
 use crate::common::process::{Server, foretoken, refusal, stdout_of};
 #[cfg(target_os = "linux")]
 use crate::common::process::{full_disk, refusal_line};
+use crate::common::tiny_folder::{byte_level, tiny_folder};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
+use tempfile::TempDir;
 
 const SMOLLM2: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -239,22 +241,18 @@ fn a_model_whose_rope_has_no_angles() {
 
 #[test]
 fn too_little_memory_and_a_taken_port() {
-    let model = smollm2();
-    let model = model.display();
+    let (_folder, model) = tiny();
     refused_with(
-        &format!("--model {model} --kv-cache-memory 1KiB"),
+        &format!("{model} --kv-cache-memory 1KiB"),
         "raise --kv-cache-memory",
     );
     refused_with(
-        &format!("--model {model} --num-blocks 4 --max-model-len 1000"),
-        "64 tokens and --max-model-len is 1000",
+        &format!("{model} --num-blocks 4 --max-model-len 100"),
+        "64 tokens and --max-model-len is 100",
     );
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    refused_with(
-        &format!("--model {model} --port {port}"),
-        "choose one with --port",
-    );
+    refused_with(&format!("{model} --port {port}"), "choose one with --port");
     // Before a model is loaded, or its file looked at.
     refused_with(
         &format!("--model no/such.gguf --port {port}"),
@@ -338,15 +336,19 @@ fn generate_goes_on_where_it_stopped() {
     );
 }
 
-/// A server with SmolLM2.
-fn serve(flags: &str) -> Server {
-    Server::start(&format!("--model {} {flags}", smollm2().display()))
+/// A tiny model, which starts at once, and the flag that names it.
+fn tiny() -> (TempDir, String) {
+    let folder = tiny_folder(byte_level());
+    let flag = format!("--model {}", folder.path().display());
+    (folder, flag)
 }
 
 #[test]
 fn serves_speculatively_until_a_signal() {
     // The adaptive budget may find on a busy machine that no draft pays.
-    let mut server = serve("--shutdown-timeout 20 --spec-budget fixed");
+    let model = smollm2();
+    let flags = "--shutdown-timeout 20 --spec-budget fixed";
+    let mut server = Server::start(&format!("--model {} {flags}", model.display()));
     let (_, body) = server.startup_line().split_once(" -d '").unwrap();
     let body = body.trim_end().trim_end_matches('\'');
     let path = "/v1/chat/completions";
@@ -392,17 +394,11 @@ fn serves_speculatively_until_a_signal() {
 
 #[test]
 fn ctrl_c_ends_an_idle_server_at_once() {
-    let mut server = serve("--api-key secret");
-    assert!(
-        server.startup_line().contains("Authorization"),
-        "{}",
-        server.startup_line()
-    );
-    assert!(
-        !server.startup_line().contains("secret"),
-        "{}",
-        server.startup_line()
-    );
+    let (_folder, model) = tiny();
+    let mut server = Server::start(&format!("{model} --api-key secret"));
+    let line = server.startup_line();
+    let names_the_key = line.contains("Authorization") && !line.contains("secret");
+    assert!(names_the_key, "{line}");
     let answer = server.post("/v1/completions", r#"{"prompt": "a", "max_tokens": 1}"#);
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
     assert_eq!(server.stop("INT", Duration::from_secs(25)), Some(0));
@@ -419,7 +415,7 @@ fn works(mut server: Server) {
 #[cfg(target_os = "linux")]
 #[test]
 fn serves_while_the_disk_of_the_log_is_full() {
-    let model = format!("--model {}", smollm2().display());
+    let (_folder, model) = tiny();
     works(Server::start_logging(&model, "info", full_disk()));
 
     // The error message cannot be written, but the exit code is right.
@@ -439,7 +435,7 @@ fn help_that_cannot_be_written_is_an_error() {
 fn serves_when_the_reader_of_the_log_has_left() {
     let (reader, log) = std::io::pipe().unwrap();
     let head = std::thread::spawn(move || first_line(reader));
-    let model = format!("--model {}", smollm2().display());
+    let (_folder, model) = tiny();
     let server = Server::start_logging(&model, "info", log);
     assert!(head.join().unwrap().contains(" INFO "));
     works(server);
@@ -466,7 +462,7 @@ fn metric(server: &Server, name: &str) -> u64 {
 #[test]
 fn serves_when_nobody_reads_the_log() {
     let (reader, log) = std::io::pipe().unwrap();
-    let model = format!("--model {}", smollm2().display());
+    let (_folder, model) = tiny();
     let server = Server::start_logging(&model, "info", log);
     let many = serde_json::json!({"prompt": vec!["a"; 400], "max_tokens": 1});
     for _ in 0..10 {
