@@ -60,6 +60,15 @@ fn refused_with(line: &str, needle: &str) {
     assert!(text.contains(needle), "`{line}`: {text}");
 }
 
+/// Refuses the line of each row, after `first`, with an error that has the text in its second column.
+#[track_caller]
+fn all_refused(first: &str, table: &str) {
+    for row in table.trim().lines() {
+        let (line, needle) = row.split_once(" | ").expect("two columns");
+        refused_with(&format!("{first} {line}"), needle);
+    }
+}
+
 /// A library that serves without a command line serves as the program does without flags.
 #[test]
 fn defaults_of_flags_are_those_of_the_libraries() {
@@ -157,32 +166,24 @@ fn defaults() {
     assert_eq!(config.http.listen.shutdown_timeout, Duration::from_secs(30));
 }
 
+/// Lines with flags of other servers, and the hints.
+const FOREIGN: &str = "
+o/m --ctx-size 4096 | --ctx-size is no flag here: use --max-model-len
+o/m -c 4096 | use --max-model-len
+o/m --n-gpu-layers 99 | runs as a whole on --device
+o/m -ngl 99 | -ngl is no flag here
+serve o/m --tensor-parallel-size 2 | use --pipeline-parallel-size N
+serve o/m -tp=2 | use --pipeline-parallel-size N
+serve o/m -dp 2 | behind a router
+o/m -md d.gguf | use --draft-model
+o/m --enable-prefix-caching | always on
+o/m --temp 0.7 | --override-generation-config
+bench o/m --random-prompts 1 --trust-remote-code | never run
+";
+
 #[test]
 fn flags_of_other_servers_have_a_hint() {
-    for (line, needle) in [
-        (
-            "o/m --ctx-size 4096",
-            "--ctx-size is no flag here: use --max-model-len",
-        ),
-        ("o/m -c 4096", "use --max-model-len"),
-        ("o/m --n-gpu-layers 99", "runs as a whole on --device"),
-        ("o/m -ngl 99", "-ngl is no flag here"),
-        (
-            "serve o/m --tensor-parallel-size 2",
-            "use --pipeline-parallel-size N",
-        ),
-        ("serve o/m -tp=2", "use --pipeline-parallel-size N"),
-        ("serve o/m -dp 2", "behind a router"),
-        ("o/m -md d.gguf", "use --draft-model"),
-        ("o/m --enable-prefix-caching", "always on"),
-        ("o/m --temp 0.7", "--override-generation-config"),
-        (
-            "bench o/m --random-prompts 1 --trust-remote-code",
-            "never run",
-        ),
-    ] {
-        refused_with(line, needle);
-    }
+    all_refused("", FOREIGN);
     // Where they mean something else they are read, and what is near one of ours is told as before.
     #[cfg(feature = "train")]
     refused_with("distill --ctx-size 3", "unexpected argument '--ctx-size'");
@@ -320,6 +321,11 @@ fn other_errors_are_one_line() {
     }
     refused_with("--modle m", "--modle");
     refused_with("--model m --port 70000", "--port");
+    refused_with("--model m --port many", "--port");
+    refused_with("generate --model m --prompts p", "--out");
+    let hot = "generate --model m --prompts p --out o --temperature 3";
+    refused_with(hot, "between 0 and 2");
+    refused_with("convert --model m --out m.gguf --type q9", "q9");
     refused_with("--model m --api-key=", "API key is empty");
     refused_with(
         &format!("bench --model m {OFF} --random-prompts 1"),

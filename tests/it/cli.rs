@@ -144,11 +144,9 @@ fn a_service_of_the_user_is_written_and_started_only_if_asked() {
     assert!(own.contains("model = \"o/other\""), "{own}");
 }
 
+/// Further ones are those of the configuration's own tests.
 #[test]
 fn wrong_flags() {
-    if cfg!(not(feature = "embedded-model")) {
-        refused_with("", "--model is missing");
-    }
     if cfg!(not(feature = "otel")) {
         let error = refused("--otlp-traces-endpoint http://localhost:4318");
         let names = |name| error.contains(name);
@@ -161,34 +159,9 @@ fn wrong_flags() {
         refused_with("distill --model x", "--features train");
     }
     refused_with("--modle x", "--modle");
-    refused_with("--model x --port many", "--port");
-    refused_with("--model x --draft-model y --drafter tables", "leave out");
-    refused_with(
-        "--model x --spec-length 0",
-        "set --speculative-decoding=false",
-    );
-    refused_with(
-        "bench --model x --speculative-decoding=false --random-prompts 1",
-        "leave out --speculative-decoding=false",
-    );
-    refused_with(
-        "--model x --kv-cache-memory 1GiB --num-blocks 9",
-        "leave one out",
-    );
-    refused_with("--model x --max-num-batched-tokens 0", "at least 1");
     refused_with("--model x --device gpu", "gpu");
     refused_with("--config no/such/file.toml", "no/such/file.toml");
-    refused_with(
-        "bench --model x --prompts p --random-prompts 1",
-        "--prompts",
-    );
-    refused_with("generate --model x --prompts p.jsonl", "--out");
-    refused_with("convert --model x --out x.gguf --type q9", "q9");
     refused_with("convert --model ./none --out x.gguf", "none");
-    refused_with(
-        "generate --model x --prompts p --out o --temperature 3",
-        "between 0 and 2",
-    );
 }
 
 #[test]

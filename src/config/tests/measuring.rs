@@ -79,24 +79,17 @@ fn bench_takes_several_lengths_and_acceptances() {
     };
     assert_eq!(bench.spec_lengths, [1, 6]);
     assert_eq!(bench.synthetic_acceptance, [0.0, 0.8, 1.0]);
-    let refused = |flags: &str, needle: &str| {
-        refused_with(
-            &format!("bench --model m --random-prompts 1 {flags}"),
-            needle,
-        );
-    };
-    refused(
-        "--spec-lengths 0",
-        "between 1 and --spec-length, which is 8: one is 0",
-    );
-    refused("--spec-length 3 --spec-lengths 2,4", "which is 3: one is 4");
-    refused("--spec-lengths=", "--spec-lengths");
-    refused("--spec-lengths 1,x", "--spec-lengths");
-    let needle = "'1.5' for '--synthetic-acceptance <A,A>': must be a number between 0 and 1";
-    refused("--synthetic-acceptance 0.5,1.5", needle);
-    refused("--synthetic-acceptance=-0.1", "between 0 and 1");
-    refused("--synthetic-acceptance nan", "between 0 and 1");
-    refused("--synthetic-acceptance=", "--synthetic-acceptance");
+    let wrong = "
+--spec-lengths 0 | between 1 and --spec-length, which is 8: one is 0
+--spec-length 3 --spec-lengths 2,4 | which is 3: one is 4
+--spec-lengths= | --spec-lengths
+--spec-lengths 1,x | --spec-lengths
+--synthetic-acceptance 0.5,1.5 | '1.5' for '--synthetic-acceptance <A,A>': must be a number between 0 and 1
+--synthetic-acceptance=-0.1 | between 0 and 1
+--synthetic-acceptance nan | between 0 and 1
+--synthetic-acceptance= | --synthetic-acceptance
+";
+    all_refused("bench --model m --random-prompts 1", wrong);
     refused_with(
         "--model m --synthetic-acceptance 0.5",
         "--synthetic-acceptance",

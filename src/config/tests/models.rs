@@ -186,23 +186,13 @@ fn each_of_several_gpus_has_a_share() {
     assert_eq!(load.pipeline_parallel_size, 3);
     assert_eq!(load.tensor_split, [2., 3.5, 1.]);
     assert_eq!(accepted("o/m").load.pipeline_parallel_size, 1);
-    for (flags, needle) in [
-        ("--pipeline-parallel-size 0", "a whole number from 1 to 64"),
-        (
-            "--pipeline-parallel-size 2 --tensor-split 1,-3",
-            "must be a number above 0",
-        ),
-        (
-            "--tensor-split 1,3",
-            "--tensor-split has 2 shares and --pipeline-parallel-size is 1",
-        ),
-        (
-            "--pipeline-parallel-size 2 --one-launch",
-            "leave it out with --pipeline-parallel-size",
-        ),
-    ] {
-        refused_with(&format!("o/m {flags}"), needle);
-    }
+    let wrong = "
+--pipeline-parallel-size 0 | a whole number from 1 to 64
+--pipeline-parallel-size 2 --tensor-split 1,-3 | must be a number above 0
+--tensor-split 1,3 | --tensor-split has 2 shares and --pipeline-parallel-size is 1
+--pipeline-parallel-size 2 --one-launch | leave it out with --pipeline-parallel-size
+";
+    all_refused("o/m", wrong);
     // A file and the command line together, of which the latter wins.
     let two = "pipeline-parallel-size = 2";
     let load = with_file(two, "o/m --tensor-split 1,2").unwrap().load;

@@ -61,40 +61,23 @@ fn bad_speculation_is_refused_with_a_remedy() {
             &format!("leave out --draft-model or --drafter {drafter}"),
         );
     }
-    refused_with(
-        &format!("--model m {OFF} --draft-model d"),
-        "leave out --draft-model",
-    );
-    refused_with(
-        &format!("--model m {OFF} --drafter ngram"),
-        "leave out --drafter",
-    );
-    refused_with(
-        "--model m --spec-length 0",
-        "set --speculative-decoding=false",
-    );
-    for (flags, needle) in [
-        ("--draft-revision r", "--draft-revision needs --draft-model"),
-        (
-            "--draft-quantize q4_k",
-            "--draft-quantize needs --draft-model",
-        ),
-        ("--drafter lookahead --spec-topk 1", "add --spec-topk 4"),
-        ("--draft-layers 0-3", "choose --drafter self"),
-        ("--prompt-lookup-min 3", "choose --drafter ngram"),
-        (
-            "--drafter ngram --tables-memory 1MiB",
-            "choose --drafter tables",
-        ),
-        (
-            "--drafter ngram --tables-corpus f",
-            "no effect with --drafter ngram",
-        ),
-    ] {
-        refused_with(&format!("--model m {flags}"), needle);
-    }
-    refused_with("--model m --tables-memory 0", "at least 1 byte");
+    all_refused("--model m", REMEDIES);
 }
+
+/// Flags, and what is said of them.
+const REMEDIES: &str = "
+--speculative-decoding=false --draft-model d | leave out --draft-model
+--speculative-decoding=false --drafter ngram | leave out --drafter
+--spec-length 0 | set --speculative-decoding=false
+--draft-revision r | --draft-revision needs --draft-model
+--draft-quantize q4_k | --draft-quantize needs --draft-model
+--drafter lookahead --spec-topk 1 | add --spec-topk 4
+--draft-layers 0-3 | choose --drafter self
+--prompt-lookup-min 3 | choose --drafter ngram
+--drafter ngram --tables-memory 1MiB | choose --drafter tables
+--drafter ngram --tables-corpus f | no effect with --drafter ngram
+--tables-memory 0 | at least 1 byte
+";
 
 #[test]
 fn a_draft_vocabulary_is_a_file_or_a_number() {
@@ -105,21 +88,14 @@ fn a_draft_vocabulary_is_a_file_or_a_number() {
     assert_eq!(of("--drafter mtp --draft-vocab ids.json"), file);
     let counted = "--draft-model d --draft-vocab 32768 --tables-corpus c.txt";
     assert_eq!(of(counted), Some(DraftVocab::MostFrequent(32768)));
-    for (flags, needle) in [
-        ("--draft-vocab f", "needs --draft-model or --drafter mtp"),
-        ("--drafter self --draft-vocab f", "needs --draft-model"),
-        (
-            "--draft-model d --draft-vocab 5",
-            "add --tables-corpus FILE",
-        ),
-        ("--draft-model d --draft-vocab 0", "at least 1"),
-        (
-            "--draft-model d --draft-vocab f --learn l",
-            "leave out --learn or --draft-vocab",
-        ),
-    ] {
-        refused_with(&format!("--model m {flags}"), needle);
-    }
+    let wrong = "
+--draft-vocab f | needs --draft-model or --drafter mtp
+--drafter self --draft-vocab f | needs --draft-model
+--draft-model d --draft-vocab 5 | add --tables-corpus FILE
+--draft-model d --draft-vocab 0 | at least 1
+--draft-model d --draft-vocab f --learn l | leave out --learn or --draft-vocab
+";
+    all_refused("--model m", wrong);
 }
 
 #[test]
@@ -147,20 +123,16 @@ fn nodes_siblings_and_rules_are_bounded() {
     );
     // The default is no wish.
     assert_eq!(spec("--model m --spec-nodes 3").length, 8);
-    for (flag, needle) in [
-        ("--spec-nodes 0", "between 1 and 64"),
-        ("--spec-nodes 65", "between 1 and 64"),
-        ("--spec-topk 0", "between 1 and 64"),
-        (
-            "--spec-length 16",
-            "--spec-length 16 is more than the 15 tokens of a draft: lower it, or raise --spec-nodes",
-        ),
-        ("--spec-length 4 --spec-nodes 3", "more than the 3 tokens"),
-        ("--acceptance typical", "coupled, rejection"),
-        ("--spec-budget none", "adaptive, fixed"),
-    ] {
-        refused_with(&format!("--model m {flag}"), needle);
-    }
+    let wrong = "
+--spec-nodes 0 | between 1 and 64
+--spec-nodes 65 | between 1 and 64
+--spec-topk 0 | between 1 and 64
+--spec-length 16 | --spec-length 16 is more than the 15 tokens of a draft: lower it, or raise --spec-nodes
+--spec-length 4 --spec-nodes 3 | more than the 3 tokens
+--acceptance typical | coupled, rejection
+--spec-budget none | adaptive, fixed
+";
+    all_refused("--model m", wrong);
 }
 
 #[test]
@@ -173,13 +145,10 @@ fn lookup_bounds() {
         let config = accepted(&format!("--model m --drafter ngram {flags}"));
         assert_eq!(config.drafter, Some(DrafterChoice::Ngram { min, max }));
     }
-    let refused = |flags: &str, needle: &str| {
-        refused_with(&format!("--model m --drafter ngram {flags}"), needle);
-    };
-    refused("--prompt-lookup-min 0", "--prompt-lookup-min");
-    refused("--prompt-lookup-max 0", "--prompt-lookup-max");
-    refused(
-        "--prompt-lookup-min 3 --prompt-lookup-max 2",
-        "--prompt-lookup-min must be at most",
-    );
+    let wrong = "
+--prompt-lookup-min 0 | --prompt-lookup-min
+--prompt-lookup-max 0 | --prompt-lookup-max
+--prompt-lookup-min 3 --prompt-lookup-max 2 | --prompt-lookup-min must be at most
+";
+    all_refused("--model m --drafter ngram", wrong);
 }
