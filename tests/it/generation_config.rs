@@ -1,6 +1,7 @@
 //! Sampling defaults: where they come from, what they change, and how they are left out.
 
 use crate::common::process::{Server, foretoken, refusal};
+use crate::common::refusals::merge;
 use crate::common::tiny::{llama_config, tensors, write_config};
 use crate::common::tiny_gguf::write_gguf_with;
 use candle_core::DType;
@@ -41,8 +42,7 @@ fn notice(server: &Server) -> Option<&str> {
 /// The text of a completion without sampling parameters.
 fn text(server: &Server, more: &Json) -> String {
     let mut body = json!({"prompt": "abc", "max_tokens": 12});
-    let fields = body.as_object_mut().unwrap();
-    fields.extend(more.as_object().unwrap().clone());
+    merge(&mut body, more);
     let reply = server.json("/v1/completions", &body);
     reply["choices"][0]["text"].as_str().unwrap().to_owned()
 }

@@ -1,5 +1,6 @@
 //! What coding agents send: tools in namespaces, tools of other servers, and choices among tools.
 
+use crate::common::refusals::{parsed, rows};
 use crate::common::scripted::{CHAT, body, saying, tool, with};
 use crate::common::server::Server;
 use serde_json::{Value, json};
@@ -197,6 +198,15 @@ async fn functions_of_namespaces_are_called() {
     server.done().await;
 }
 
+/// Choices of tools, and the field that an error names.
+const WRONG_CHOICES: &str = r#"
+{"type": "web_search"} | tool_choice.type
+{"type": "mcp", "server_label": "x"} | tool_choice.type
+{"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]} | tool_choice.tools
+{"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "rm"}]} | tool_choice.tools[0].name
+{"type": "function", "name": "spawn_agent"} | tool_choice.name
+"#;
+
 #[tokio::test]
 async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
     let server = saying("Hello").await;
@@ -226,26 +236,8 @@ async fn tools_of_other_servers_are_left_out_unless_they_are_required() {
 
     let server = saying("Hello").await;
     let mut response = whole(codex());
-    for (choice, param) in [
-        (json!({"type": "web_search"}), "tool_choice.type"),
-        (
-            json!({"type": "mcp", "server_label": "x"}),
-            "tool_choice.type",
-        ),
-        (
-            json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}),
-            "tool_choice.tools",
-        ),
-        (
-            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "rm"}]}),
-            "tool_choice.tools[0].name",
-        ),
-        (
-            json!({"type": "function", "name": "spawn_agent"}),
-            "tool_choice.name",
-        ),
-    ] {
-        response["tool_choice"] = choice;
+    for [choice, param] in rows::<2>(WRONG_CHOICES) {
+        response["tool_choice"] = parsed(choice);
         let refused = server.refused(RESPONSES, &response).await;
         assert_eq!(refused["param"], param);
     }

@@ -1,6 +1,6 @@
 //! `/v1/embeddings`: forms of input and output, refusals, and limits.
 
-use crate::common::refusals::{parsed, rows};
+use crate::common::refusals::{merge, parsed, rows};
 use crate::common::server::{LONG, Server, slow};
 use crate::common::tiny::open;
 use crate::embeddings::folder;
@@ -84,9 +84,7 @@ async fn base64_has_the_bits_and_dimensions_are_cut_and_normalized() {
     let server = normalized().await;
     let ask = async |more: Value| {
         let mut body = json!({"input": "hello"});
-        body.as_object_mut()
-            .expect("one")
-            .extend(more.as_object().expect("one").clone());
+        merge(&mut body, &more);
         server.json(PATH, &body).await["data"][0].clone()
     };
     let whole = values(&ask(json!({"encoding_format": "float", "user": "me"})).await);

@@ -1,6 +1,6 @@
 //! Structured output as clients ask for it.
 
-use crate::common::refusals::{parsed, rows};
+use crate::common::refusals::{merge, parsed, rows};
 use crate::common::server::{Server, joined};
 use crate::common::{Guess, Toy};
 use foretoken::http::AppState;
@@ -104,45 +104,31 @@ async fn answers_follow_the_grammar() {
     }
 }
 
+/// What requests have more, their grammars, and how their texts end.
+const ENDS: &str = r#"
+{"min_tokens": 30} | abc | abc | stop
+{"ignore_eos": true} | abc | abc | stop
+{"min_tokens": 9} | a{2,6} | aaaaaa | stop
+{"ignore_eos": true} | a{2,6} | aaaaaa | stop
+{"max_tokens": 2} | a{4} | aa | length
+{"stop": "b"} | abc | a | stop
+{"stop_token_ids": [1], "min_tokens": 3} | abc | abc | stop
+"#;
+
 /// Where the grammar allows nothing but the end, the text ends, whatever else was asked for; where it allows
 /// more, `min_tokens` and `ignore_eos` are kept.
 #[tokio::test]
 async fn the_end_of_the_grammar_is_the_end_of_the_text() {
     let server = Server::start().await;
-    for (extra, regex, want) in [
-        (json!({"min_tokens": 30}), "abc", json!(["abc", "stop"])),
-        (json!({"ignore_eos": true}), "abc", json!(["abc", "stop"])),
-        (
-            json!({"min_tokens": 9}),
-            "a{2,6}",
-            json!(["aaaaaa", "stop"]),
-        ),
-        (
-            json!({"ignore_eos": true}),
-            "a{2,6}",
-            json!(["aaaaaa", "stop"]),
-        ),
-        (json!({"max_tokens": 2}), "a{4}", json!(["aa", "length"])),
-        (json!({"stop": "b"}), "abc", json!(["a", "stop"])),
-        (
-            json!({"stop_token_ids": [1], "min_tokens": 3}),
-            "abc",
-            json!(["abc", "stop"]),
-        ),
-    ] {
+    for [extra, regex, text, finish] in rows::<4>(ENDS) {
         for temperature in [0, 1] {
             let mut body = json!({"prompt": "q", "max_tokens": 40, "temperature": temperature, "seed": 3,
                 "guided_regex": regex});
-            body.as_object_mut()
-                .unwrap()
-                .extend(extra.as_object().unwrap().clone());
+            merge(&mut body, &parsed(extra));
             let answer = server.json("/v1/completions", &body).await;
             let choice = &answer["choices"][0];
-            assert_eq!(
-                json!([choice["text"], choice["finish_reason"]]),
-                want,
-                "{body}"
-            );
+            assert_eq!(choice["text"], text, "{body}");
+            assert_eq!(choice["finish_reason"], finish, "{body}");
         }
     }
     let body = json!({"prompt": "q", "guided_regex": "a", "logit_bias": {"0": -100}});
@@ -209,14 +195,9 @@ async fn refusals_name_the_field() {
         json!({"guided_json": null, "guided_regex": "", "guided_choice": []}),
         json!({"structured_outputs": {}}),
     ] {
-        let mut body: Map<String, Value> = nothing.as_object().unwrap().clone();
-        body.extend(
-            json!({"prompt": "a", "max_tokens": 2})
-                .as_object()
-                .unwrap()
-                .clone(),
-        );
-        server.json("/v1/completions", &body.into()).await;
+        let mut body = json!({"prompt": "a", "max_tokens": 2});
+        merge(&mut body, &nothing);
+        server.json("/v1/completions", &body).await;
     }
     server.done().await;
 }
@@ -229,9 +210,7 @@ async fn large_grammars_delay_nobody() {
     let server = Server::over(Toy::default().start(), with_keys).await;
     let ask = |key: &str, fields: Value| {
         let mut body = json!({"prompt": "a", "max_tokens": 3});
-        body.as_object_mut()
-            .unwrap()
-            .extend(fields.as_object().unwrap().clone());
+        merge(&mut body, &fields);
         let request = server.client.post(format!("{}/v1/completions", server.url));
         let sent = request.bearer_auth(key).json(&body).send();
         async move { sent.await.expect("an answer").status().as_u16() }
@@ -301,9 +280,7 @@ fn json_of_a_real_model() {
         for form in &forms {
             let mut body = json!({"messages": [{"role": "user", "content": "Describe a pet."}],
                 "max_tokens": 150, "temperature": temperature, "seed": seed});
-            body.as_object_mut()
-                .unwrap()
-                .extend(form.as_object().unwrap().clone());
+            merge(&mut body, form);
             let answer = ask(&body);
             let (text, finish) = (
                 &answer["choices"][0]["message"]["content"],

@@ -1,6 +1,7 @@
 //! Routes of llama.cpp's server and of supervisors, and what there is in the place of other servers' routes.
 
 use crate::common::chains;
+use crate::common::refusals::{merge, parsed, rows};
 use crate::common::scripted::{self, MAX_LEN, PLAIN, TEMPLATE, saying_as, scripted, tool};
 use crate::common::server::{Server, error, events, greedy, held};
 use foretoken::engine::{self, EngineOptions};
@@ -182,9 +183,7 @@ fn asked(more: Value) -> Value {
         "cache_prompt": true, "samplers": ["top_k", "top_p", "temperature"], "top_k": 40, "top_p": 0.9,
         "t_max_prompt_ms": 500, "t_max_predict_ms": 60000, "stream": false,
     });
-    body.as_object_mut()
-        .expect("one")
-        .extend(more.as_object().expect("one").clone());
+    merge(&mut body, &more);
     body
 }
 
@@ -303,30 +302,30 @@ async fn the_prompt_of_a_chat_may_only_be_read() {
     server.done().await;
 }
 
+/// What a request may have more, and the field that an error names.
+const REFUSED: &str = r#"
+{"n_predict": -2} | n_predict
+{"repeat_penalty": 3, "samplers": null} | repeat_penalty
+{"temperature": 9} | temperature
+{"input_extra": [{"text": "a", "name": "b"}]} | input_extra[0].name
+{"n_probs": 5} | n_probs
+{"dry_multiplier": 0.8} | dry_multiplier
+{"grammar": "root ::= x"} | grammar
+{"stop": 5} | stop
+"#;
+
 #[tokio::test]
 async fn what_cannot_be_filled_in_is_refused_by_name() {
     let server = filling("x").await;
-    for (more, param) in [
-        (json!({"n_predict": -2}), "n_predict"),
-        (
-            json!({"repeat_penalty": 3, "samplers": null}),
-            "repeat_penalty",
-        ),
-        (json!({"temperature": 9}), "temperature"),
-        (
-            json!({"input_extra": [{"text": "a", "name": "b"}]}),
-            "input_extra[0].name",
-        ),
+    let long = [
         (
             json!({"input_extra": vec![json!({"text": "a"}); 257]}),
             "input_extra",
         ),
         (json!({"response_fields": vec!["a"; 65]}), "response_fields"),
-        (json!({"n_probs": 5}), "n_probs"),
-        (json!({"dry_multiplier": 0.8}), "dry_multiplier"),
-        (json!({"grammar": "root ::= x"}), "grammar"),
-        (json!({"stop": 5}), "stop"),
-    ] {
+    ];
+    let all = rows::<2>(REFUSED).map(|[more, param]| (parsed(more), param));
+    for (more, param) in all.chain(long) {
         let error = server.refused(INFILL, &asked(more)).await;
         assert_eq!(error["param"], param, "{error}");
     }

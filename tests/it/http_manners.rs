@@ -2,6 +2,7 @@
 
 use crate::common::Toy;
 use crate::common::process;
+use crate::common::refusals::{parsed, rows};
 use crate::common::server::{LONG, Server, error, events, greedy};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
@@ -84,6 +85,15 @@ fn lines_with(log: &std::path::Path, id: &str) -> Vec<String> {
     }
 }
 
+/// Ids, routes, keys and bodies of requests, how they are answered, and the words of their line.
+const LOGGED: &str = r#"
+id-fine | /v1/completions | secret | {"prompt": "The", "max_tokens": 2} | 200 | request done, reason="length"
+id-wrong | /v1/completions | secret | {"prompt": "The", "n": 0} | 400 | code="invalid_value", param="n"
+id-turn | /v1/messages | secret | {"messages": [{"role": "user", "content": "The"}], "max_tokens": 2, "n": 0} | 400 | code="invalid_value", param="n"
+id-lost | /nothing | secret | {"prompt": "The", "max_tokens": 2} | 404 | code="not_found", path="/nothing"
+id-stranger | /v1/completions | guess | {"prompt": "The", "max_tokens": 2} | 401 | code="invalid_api_key"
+"#;
+
 #[cfg(feature = "embedded-model")]
 #[tokio::test]
 async fn a_request_has_one_log_line_with_its_id_whether_it_is_answered_or_refused() {
@@ -103,65 +113,19 @@ async fn a_request_has_one_log_line_with_its_id_whether_it_is_answered_or_refuse
         response.bytes().await.unwrap();
         status
     };
-    let plain = json!({"prompt": "The", "max_tokens": 2});
-    let wrong = json!({"prompt": "The", "n": 0});
-    let turns = json!([{"role": "user", "content": "The"}]);
-    let wrong_turns = json!({"messages": turns, "max_tokens": 2, "n": 0});
-    for (id, path, key, body, status, words) in [
-        (
-            "id-fine",
-            "/v1/completions",
-            "secret",
-            &plain,
-            200,
-            vec!["request done", "reason=\"length\""],
-        ),
-        (
-            "id-wrong",
-            "/v1/completions",
-            "secret",
-            &wrong,
-            400,
-            vec!["code=\"invalid_value\"", "param=\"n\""],
-        ),
-        (
-            "id-turn",
-            "/v1/messages",
-            "secret",
-            &wrong_turns,
-            400,
-            vec!["code=\"invalid_value\"", "param=\"n\""],
-        ),
-        (
-            "id-lost",
-            "/nothing",
-            "secret",
-            &plain,
-            404,
-            vec!["code=\"not_found\"", "path=\"/nothing\""],
-        ),
-        (
-            "id-stranger",
-            "/v1/completions",
-            "guess",
-            &plain,
-            401,
-            vec!["code=\"invalid_api_key\""],
-        ),
-    ] {
-        assert_eq!(send(id, path, key, body.clone()).await, status, "{id}");
+    for [id, path, key, body, status, words] in rows::<6>(LOGGED) {
+        let answered = send(id, path, key, parsed(body)).await;
+        assert_eq!(answered.to_string(), status, "{id}");
         let lines = lines_with(&log, id);
         let [line] = lines.as_slice() else {
             panic!("{id}: {lines:?}");
         };
-        if status != 200 {
+        if status != "200" {
             assert!(line.contains("request refused"), "{line}");
             assert!(line.contains(&format!("status={status}")), "{line}");
         }
-        for word in words
-            .iter()
-            .chain([&format!("request_id=\"{id}\"").as_str()])
-        {
+        let with_id = format!("request_id=\"{id}\"");
+        for word in words.split(", ").chain([&*with_id]) {
             assert!(line.contains(word), "{word} in {line}");
         }
     }

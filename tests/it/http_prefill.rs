@@ -1,6 +1,7 @@
 //! Answers that continue the last message of a chat: `continue_final_message`, `prefix`, and the forms of Anthropic and
 //! Ollama.
 
+use crate::common::refusals::merge;
 use crate::common::scripted::{CHAT, TEMPLATE, body, call, saying_as, text, thinking, thought};
 use crate::common::server::{Server, joined};
 use crate::common::{Guess, Toy};
@@ -32,8 +33,7 @@ fn continued(user: &str, last: &str) -> Value {
 /// `body` with more fields.
 fn with(body: &Value, more: &Value) -> Value {
     let mut body = body.clone();
-    let more = more.as_object().expect("an object").clone();
-    body.as_object_mut().expect("an object").extend(more);
+    merge(&mut body, more);
     body
 }
 

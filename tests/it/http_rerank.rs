@@ -2,6 +2,7 @@
 
 use crate::architectures::{Named, fixture, write_gguf};
 use crate::common::hooked::edited;
+use crate::common::refusals::{merge, parsed, rows};
 use crate::common::scripted::{self, MAX_LEN, PLAIN, VOCAB, serve, start};
 use crate::common::server::{Server, error};
 use crate::common::tiny::{noise, open};
@@ -120,53 +121,29 @@ async fn embeddings_rank_by_their_cosines() {
     server.done().await;
 }
 
+/// Routes, bodies and the field that an error names.
+const REFUSED: &str = r#"
+/v1/rerank | {"documents": ["a"]} | query
+/v1/rerank | {"query": "a"} | documents
+/v1/rerank | {"query": "a", "documents": []} | documents
+/v1/rerank | {"query": "a", "documents": [""]} | documents
+/v1/rerank | {"query": "", "documents": ["a"]} | query
+/v1/rerank | {"query": "a", "documents": ["a"], "instruct": "x"} | instruction
+/v1/rerank | {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0} | max_tokens_per_doc
+/v1/rerank | {"query": "a", "documents": ["a"], "use_activation": false} | use_activation
+/v1/score | {"text_2": "a"} | text_1
+/v1/score | {"text_1": "a", "queries": "a", "text_2": "a"} | queries
+/v1/score | {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]} | text_1
+/v1/score | {"text_1": "a", "documents": []} | documents
+"#;
+
 #[tokio::test]
 async fn what_cannot_be_ranked_is_refused_by_name() {
     let server = embedding().await;
     let long = "ab".repeat(200);
-    for (path, body, param) in [
-        (RERANK, json!({"documents": ["a"]}), "query"),
-        (RERANK, json!({"query": "a"}), "documents"),
-        (RERANK, json!({"query": "a", "documents": []}), "documents"),
-        (
-            RERANK,
-            json!({"query": "a", "documents": [""]}),
-            "documents",
-        ),
-        (RERANK, json!({"query": "", "documents": ["a"]}), "query"),
-        (
-            RERANK,
-            json!({"query": "a", "documents": vec!["a"; 2049]}),
-            "documents",
-        ),
-        (
-            RERANK,
-            json!({"query": "a", "documents": ["a"], "instruct": "x"}),
-            "instruction",
-        ),
-        (
-            RERANK,
-            json!({"query": "a", "documents": ["a"], "max_tokens_per_doc": 0}),
-            "max_tokens_per_doc",
-        ),
-        (
-            RERANK,
-            json!({"query": "a", "documents": ["a"], "use_activation": false}),
-            "use_activation",
-        ),
-        (SCORE, json!({"text_2": "a"}), "text_1"),
-        (
-            SCORE,
-            json!({"text_1": "a", "queries": "a", "text_2": "a"}),
-            "queries",
-        ),
-        (
-            SCORE,
-            json!({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}),
-            "text_1",
-        ),
-        (SCORE, json!({"text_1": "a", "documents": []}), "documents"),
-    ] {
+    let all = rows::<3>(REFUSED).map(|[path, body, param]| (path, parsed(body), param));
+    let many = json!({"query": "a", "documents": vec!["a"; 2049]});
+    for (path, body, param) in all.chain([(RERANK, many, "documents")]) {
         let error = server.refused(path, &body).await;
         assert_eq!(error["param"], param, "{error}");
     }
@@ -293,9 +270,7 @@ async fn a_template_with_the_roles_of_a_pair_makes_the_prompt() {
     let server = judge(PAIRS, true).await;
     let score = async |more: Value| {
         let mut body = json!({"text_1": "Where", "text_2": "Paris"});
-        body.as_object_mut()
-            .expect("one")
-            .extend(more.as_object().expect("one").clone());
+        merge(&mut body, &more);
         server.json(SCORE, &body).await["data"][0]["score"].clone()
     };
     near(
@@ -357,8 +332,7 @@ fn write_ranker(file: &Path, template: &str, change: fn(Named) -> Named) {
         "tokenizer.ggml.token_type": vec![1; 256], "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": 0, "tokenizer.chat_template.rerank": template,
     });
-    let metadata = how["metadata"].as_object_mut().expect("an object");
-    metadata.extend(more.as_object().expect("an object").clone());
+    merge(&mut how["metadata"], &more);
     write_gguf(&fixture, &how, file, change);
 }
 

@@ -1,6 +1,6 @@
 //! What is read of `config.json`: the keys of published files, windows, and errors in one line.
 
-use crate::common::refusals::{assert_refused, merge};
+use crate::common::refusals::{assert_refused, change, merge, rows};
 use crate::common::tiny::*;
 use candle_core::DType;
 use foretoken::model::{KvSource, RopeScaling};
@@ -332,32 +332,17 @@ fn layers_of_gemma_4_have_heads_of_their_own() {
     assert_eq!(experts.shared.map(|shared| shared.width), Some(2112));
     assert!(experts.has_norms && experts.is_normalized);
 
-    for (key, value, why) in [
-        (
-            "enable_moe_block",
-            json!(true),
-            "moe_intermediate_size is missing",
-        ),
-        (
-            "use_bidirectional_attention",
-            json!("all"),
-            "use_bidirectional_attention \"all\"",
-        ),
-        ("num_kv_shared_layers", json!(31), "num_kv_shared_layers 31"),
-        (
-            "vocab_size_per_layer_input",
-            json!(1000),
-            "vocab_size_per_layer_input 1000",
-        ),
-        ("global_head_dim", json!(511), "head_dim 511 is odd"),
-        (
-            "per_layer_config",
-            json!({ "4": { "head_dim": 512, "window": 3 } }),
-            "window 3",
-        ),
-    ] {
+    let refused = r#"
+        enable_moe_block = true | moe_intermediate_size is missing
+        use_bidirectional_attention = "all" | use_bidirectional_attention "all"
+        num_kv_shared_layers = 31 | num_kv_shared_layers 31
+        vocab_size_per_layer_input = 1000 | vocab_size_per_layer_input 1000
+        global_head_dim = 511 | head_dim 511 is odd
+        per_layer_config = {"4": {"head_dim": 512, "window": 3}} | window 3
+    "#;
+    for [asked, why] in rows::<2>(refused) {
         let mut wrong = keys.clone();
-        wrong["text_config"][key] = value;
+        change(&mut wrong["text_config"], asked);
         let error = read(&wrong).unwrap_err().to_string();
         assert!(error.contains(why) && !error.contains('\n'), "{error}");
     }

@@ -2,6 +2,7 @@
 
 use crate::architectures::fixtures;
 use crate::common::process::{Server, foretoken, json_of, refusal};
+use crate::common::refusals::rows;
 use crate::common::*;
 use crate::prefix::{converse, in_scope, text};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
@@ -289,25 +290,14 @@ fn a_restarted_server_has_read_the_prompt() {
 fn what_cannot_be_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().display();
-    for (flags, needle) in [
-        ("--prefix-cache-disk /dev/null/x".into(), "/dev/null/x"),
-        (
-            format!("--prefix-cache-disk {root} --no-prefix-caching"),
-            "--no-prefix-caching",
-        ),
-        (
-            format!("--prefix-cache-disk {root} --prefix-cache-disk-size 1KiB"),
-            "--prefix-cache-disk-size",
-        ),
-        (
-            "--prefix-cache-disk-size 1GiB".into(),
-            "--prefix-cache-disk",
-        ),
-        (
-            format!("bench --random-prompts 1 --prefix-cache-disk {root}"),
-            "bench never caches",
-        ),
-    ] {
+    let wrong = format!(
+        "--prefix-cache-disk /dev/null/x | /dev/null/x
+        --prefix-cache-disk {root} --no-prefix-caching | --no-prefix-caching
+        --prefix-cache-disk {root} --prefix-cache-disk-size 1KiB | --prefix-cache-disk-size
+        --prefix-cache-disk-size 1GiB | --prefix-cache-disk
+        bench --random-prompts 1 --prefix-cache-disk {root} | bench never caches"
+    );
+    for [flags, needle] in rows::<2>(&wrong) {
         let command = foretoken().args(flags.split_whitespace()).output();
         let said = refusal(&command.unwrap());
         let errors: Vec<&str> = said.lines().filter(|line| line.contains(needle)).collect();

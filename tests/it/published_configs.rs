@@ -1,6 +1,6 @@
 //! Configurations as models are published with them.
 
-use crate::common::refusals::merge;
+use crate::common::refusals::{change, merge, rows};
 use crate::common::tiny::write_config;
 use foretoken::model::{MixerSpec, ModelConfig, RopeScaling, RopeSpec};
 use serde_json::{Value as Json, json};
@@ -30,6 +30,15 @@ fn assert_refused(config: &Json, message: &str) {
     write_config(folder.path(), config);
     let error = ModelConfig::from_json(folder.path()).unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
+}
+
+/// The same with each change of a table: a key and its value, and the message.
+fn assert_changes_refused(config: &Json, table: &str) {
+    for [asked, message] in rows::<2>(table) {
+        let mut changed = config.clone();
+        change(&mut changed, asked);
+        assert_refused(&changed, message);
+    }
 }
 
 /// The frequencies of the first layer with RoPE.
@@ -207,13 +216,8 @@ fn minimax_m2_is_read() {
     assert_eq!(sizes, (256, 8, 512));
     assert!(experts.is_normalized && experts.correction.is_some() && m2.packed.is_some());
     assert_eq!(m2.spec.unread.len(), 3);
-    let mut sizes = json!({
-        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 4
-    });
-    merge(&mut sizes, &config);
-    sizes["attn_type_list"] = json!([1, 0, 1, 1]);
-    assert_refused(&sizes, "attn_type_list [1,0,1,1] is not supported");
+    let linear = "attn_type_list = [1, 0, 1, 1] | attn_type_list [1,0,1,1] is not supported";
+    assert_changes_refused(&with_sizes(&config), linear);
 }
 
 #[test]
@@ -244,10 +248,8 @@ fn dots_llm1_is_read() {
     let layers = read(windows).spec.layers;
     let windows: Vec<_> = layers.iter().map(|layer| layer.window).collect();
     assert_eq!(windows, [None, None, None, Some(4096)]);
-    let mut softmax = config;
-    softmax["scoring_func"] = json!("softmax");
-    let accepted = "scoring_func \"softmax\" is not supported";
-    assert_refused(&with_sizes(&softmax), accepted);
+    let softmax = r#"scoring_func = "softmax" | scoring_func "softmax" is not supported"#;
+    assert_changes_refused(&with_sizes(&config), softmax);
 }
 
 #[test]
@@ -272,19 +274,12 @@ fn ling_mini_2_is_read() {
     assert_eq!((groups.count, groups.per_token, groups.best), (8, 4, 2));
     assert!(ling.spec.layers[0].experts().is_none() && experts.is_normalized);
     assert_eq!(ling.spec.unread.len(), 1);
-    for (key, value, refused) in [
-        ("score_function", json!("softmax"), "only \"sigmoid\" is"),
-        ("norm_head", json!(true), "only false is"),
-        (
-            "moe_shared_expert_intermediate_size",
-            json!(1024),
-            "only 512 is",
-        ),
-    ] {
-        let mut changed = config.clone();
-        changed[key] = value;
-        assert_refused(&with_sizes(&changed), refused);
-    }
+    let changes = r#"
+        score_function = "softmax" | only "sigmoid" is
+        norm_head = true | only false is
+        moe_shared_expert_intermediate_size = 1024 | only 512 is
+    "#;
+    assert_changes_refused(&with_sizes(&config), changes);
 }
 
 #[test]
@@ -355,28 +350,12 @@ fn lfm2_is_read() {
     assert_eq!(convs.collect::<Vec<_>>(), [Some(3), Some(3), None, Some(3)]);
     // Two thirds of 768.
     assert!(read_lfm2.intermediate_size == 512 && read_lfm2.tie_word_embeddings);
-    for (key, value, message) in [
-        ("conv_L_cache", json!(17), "a convolution over 17 tokens"),
-        ("layer_types", json!(["conv"]), "1 entries for 4 layers"),
-        (
-            "layer_types",
-            json!(["conv", "conv", "conv", "mamba"]),
-            "only conv and full_attention are",
-        ),
-    ] {
-        let mut wrong = lfm2.clone();
-        wrong[key] = value;
-        for (key, value) in [
-            ("vocab_size", 512),
-            ("hidden_size", 256),
-            ("num_hidden_layers", 4),
-            ("num_attention_heads", 4),
-            ("num_key_value_heads", 2),
-        ] {
-            wrong[key] = value.into();
-        }
-        assert_refused(&wrong, message);
-    }
+    let changes = r#"
+        conv_L_cache = 17 | a convolution over 17 tokens
+        layer_types = ["conv"] | 1 entries for 4 layers
+        layer_types = ["conv", "conv", "conv", "mamba"] | only conv and full_attention are
+    "#;
+    assert_changes_refused(&with_sizes(&lfm2), changes);
 }
 
 #[test]
@@ -409,29 +388,14 @@ fn qwen3_5_is_read() {
     });
     assert_eq!(heads.collect::<Vec<_>>(), [Some(6), Some(6), Some(6), None]);
     assert!(read_qwen.ropes().all(|rope| rope.width == 64) && read_qwen.spec.is_recurrent());
-    for (key, value, message) in [
-        ("attn_output_gate", json!(false), "attn_output_gate"),
-        (
-            "linear_num_value_heads",
-            json!(5),
-            "linear_num_value_heads 5",
-        ),
-        ("linear_num_key_heads", json!(0), "linear_num_key_heads 0"),
-        (
-            "linear_key_head_dim",
-            json!(1 << 20),
-            "linear_key_head_dim 1048576",
-        ),
-        (
-            "layer_types",
-            json!(["full_attention"]),
-            "1 entries for 4 layers",
-        ),
-    ] {
-        let mut wrong = qwen.clone();
-        wrong["text_config"][key] = value;
-        assert_refused(&wrong, message);
-    }
+    let changes = r#"
+        text_config.attn_output_gate = false | attn_output_gate
+        text_config.linear_num_value_heads = 5 | linear_num_value_heads 5
+        text_config.linear_num_key_heads = 0 | linear_num_key_heads 0
+        text_config.linear_key_head_dim = 1048576 | linear_key_head_dim 1048576
+        text_config.layer_types = ["full_attention"] | 1 entries for 4 layers
+    "#;
+    assert_changes_refused(&qwen, changes);
 }
 
 #[test]
@@ -477,19 +441,12 @@ fn hunyuan_a13b_is_read() {
     let sizes = (experts.count, experts.per_token, experts.width);
     assert_eq!(sizes, (64, 8, 512));
     assert!(experts.is_normalized && experts.shared.unwrap().width == 512);
-    for (key, value, refused) in [
-        (
-            "moe_topk",
-            json!([8, 8, 8, 4]),
-            "only one number for all layers is",
-        ),
-        ("use_mixed_mlp_moe", json!(false), "only true is"),
-        ("routed_scaling_factor", json!(2.5), "only 1 is"),
-    ] {
-        let mut changed = config.clone();
-        changed[key] = value;
-        assert_refused(&with_sizes(&changed), refused);
-    }
+    let changes = "
+        moe_topk = [8, 8, 8, 4] | only one number for all layers is
+        use_mixed_mlp_moe = false | only true is
+        routed_scaling_factor = 2.5 | only 1 is
+    ";
+    assert_changes_refused(&with_sizes(&config), changes);
 }
 
 #[test]
