@@ -171,6 +171,22 @@ fn a_folder_is_read_again() {
     assert!(matches!(config, Command::Router(config) if !config.list.can_change()));
 }
 
+/// Lines of a file with `; ` between them, and what is said of them.
+const WRONG: &str = "
+[[model]]; name = 'a' | missing field `model`
+[[model]]; name = 'a'; model = 'o/m'; port = 3 | unknown field `port`
+[[model]]; name = 'a'; model = 'o/m'; args = ['--prot', '3'] | the model a: unexpected argument '--prot'
+[[model]]; name = 'a'; model = 'o/m'; args = ['--port', '3'] | the model a: --port is set by the router
+[[model]]; name = 'a'; model = 'o/m'; args = ['x'] | the model a: the model is named twice
+[[model]]; name = ''; model = 'o/m' | an empty name
+[[model]]; name = 'a'; model = 'o/m'; lora-modules = ['b'] | the model a: invalid value 'b' for '--lora-modules
+[[model]]; name = 'a'; model = 'o/m'; lora-modules = ['b=x']; [[model]]; name = 'b'; model = 'o/m' | two models have the name b
+[[model]]; name = 'a'; model = 'o/m'; args = ['--no-ui'] | the model a: --no-ui is set by the router
+max-loded = 1 | did you mean `max-loaded`?
+model = 'o/m' | `model`: invalid type
+max-loaded = 0 | at least 1
+";
+
 #[test]
 fn wrong_routers_are_refused() {
     let folder = folder(&["a.gguf", "a/config.json"]);
@@ -185,42 +201,9 @@ fn wrong_routers_are_refused() {
     let empty = tempfile::tempdir().unwrap();
     let dir = empty.path().display();
     refused_with(&format!("router --models-dir {dir}"), "has no models");
-    for (text, needle) in [
-        ("[[model]]\nname = 'a'", "missing field `model`"),
-        (
-            "[[model]]\nname = 'a'\nmodel = 'o/m'\nport = 3",
-            "unknown field `port`",
-        ),
-        (
-            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['--prot', '3']",
-            "the model a: unexpected argument '--prot'",
-        ),
-        (
-            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['--port', '3']",
-            "the model a: --port is set by the router",
-        ),
-        (
-            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['x']",
-            "the model a: the model is named twice",
-        ),
-        ("[[model]]\nname = ''\nmodel = 'o/m'", "an empty name"),
-        (
-            "[[model]]\nname = 'a'\nmodel = 'o/m'\nlora-modules = ['b']",
-            "the model a: invalid value 'b' for '--lora-modules",
-        ),
-        (
-            "[[model]]\nname = 'a'\nmodel = 'o/m'\nlora-modules = ['b=x']\n[[model]]\nname = 'b'\nmodel = 'o/m'",
-            "two models have the name b",
-        ),
-        (
-            "[[model]]\nname = 'a'\nmodel = 'o/m'\nargs = ['--no-ui']",
-            "the model a: --no-ui is set by the router",
-        ),
-        ("max-loded = 1", "did you mean `max-loaded`?"),
-        ("model = 'o/m'", "`model`: invalid type"),
-        ("max-loaded = 0", "at least 1"),
-    ] {
-        let file = file_of(&empty, text);
+    for row in WRONG.trim().lines() {
+        let (lines, needle) = row.split_once(" | ").expect("two columns");
+        let file = file_of(&empty, &lines.replace("; ", "\n"));
         refused_with(&format!("router --config {}", file.display()), needle);
     }
 }

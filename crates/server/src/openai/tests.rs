@@ -132,6 +132,17 @@ fn refused(result: Result<Job>, param: &str) -> String {
     }
 }
 
+/// The rows of a table: a field, JSON and what an error says.
+fn rows(table: &str) -> impl Iterator<Item = (&str, Value, &str)> {
+    table.trim().lines().map(|row| {
+        let columns: Vec<&str> = row.split(" | ").collect();
+        let [field, json, needle] = columns[..] else {
+            panic!("three columns: {row}");
+        };
+        (field, serde_json::from_str(json).expect("JSON"), needle)
+    })
+}
+
 /// Fields, values and what errors say of them.
 const OUT_OF_RANGE: &str = r#"
 temperature | -0.1 | between 0 and 2
@@ -197,13 +208,6 @@ prompt | null | required
 
 #[test]
 fn ranges_are_checked_and_named_in_the_error() {
-    let rows = OUT_OF_RANGE.trim().lines().map(|row| {
-        let mut columns = row.split(" | ");
-        let mut next = || columns.next().expect("three columns");
-        let (field, bad) = (next(), next());
-        let bad: Value = serde_json::from_str(bad).expect("JSON");
-        (field, bad, next())
-    });
     let large = [
         ("stop", json!(vec!["a"; 65]), "at most 64 strings"),
         ("stop", json!("é".repeat(513)), "each of 1 to 1024 bytes"),
@@ -227,7 +231,7 @@ fn ranges_are_checked_and_named_in_the_error() {
             "maximum context length is 64 tokens",
         ),
     ];
-    for (field, bad, needle) in rows.chain(large) {
+    for (field, bad, needle) in rows(OUT_OF_RANGE).chain(large) {
         let message = refused(completion(json!({field: bad})), field);
         assert!(message.contains(needle), "{field}: {message}");
     }
@@ -244,43 +248,27 @@ fn min_tokens_must_fit_the_context() {
     assert!(chat(json!({"min_tokens": 1})).is_ok());
 }
 
+/// The same of chats.
+const OUT_OF_RANGE_IN_CHATS: &str = r#"
+top_logprobs | 6 | between 0 and 5
+top_logprobs | 2 | requires logprobs
+logprobs | 1 | expected a boolean
+max_completion_tokens | 0 | at least 1
+max_completion_tokens | 64 | maximum context length is 64 tokens
+messages | null | required
+messages | [] | must not be empty
+messages | "hi" | expected a list
+messages[0] | ["hi"] | an object
+messages[1].role | [{"role": "user"}, {"content": "hi"}] | is required
+messages[0].content | [{"role": "user", "content": 7}] | a string or a list
+messages[0].content[0].type | [{"role": "user", "content": [{"type": "image_url"}]}] | `text`
+"#;
+
 #[test]
 fn the_chats_own_fields_are_checked() {
-    for (field, bad, needle) in [
-        ("top_logprobs", json!(6), "between 0 and 5"),
-        ("top_logprobs", json!(2), "requires logprobs"),
-        ("logprobs", json!(1), "expected a boolean"),
-        ("max_completion_tokens", json!(0), "at least 1"),
-        (
-            "max_completion_tokens",
-            json!(64),
-            "maximum context length is 64 tokens",
-        ),
-        ("messages", Value::Null, "required"),
-        ("messages", json!([]), "must not be empty"),
-        ("messages", json!("hi"), "expected a list"),
-        (
-            "messages",
-            json!([{"role": "user", "content": "a".repeat(64)}]),
-            "(70 in the messages, at least 1 in the completion)",
-        ),
-        ("messages[0]", json!(["hi"]), "an object"),
-        (
-            "messages[1].role",
-            json!([{"role": "user"}, {"content": "hi"}]),
-            "is required",
-        ),
-        (
-            "messages[0].content",
-            json!([{"role": "user", "content": 7}]),
-            "a string or a list",
-        ),
-        (
-            "messages[0].content[0].type",
-            json!([{"role": "user", "content": [{"type": "image_url"}]}]),
-            "`text`",
-        ),
-    ] {
+    let long = json!([{"role": "user", "content": "a".repeat(64)}]);
+    let told = "(70 in the messages, at least 1 in the completion)";
+    for (field, bad, needle) in rows(OUT_OF_RANGE_IN_CHATS).chain([("messages", long, told)]) {
         let key = field.split('[').next().expect("a name");
         let message = refused(chat(json!({key: bad})), field);
         assert!(message.contains(needle), "{field}: {message}");

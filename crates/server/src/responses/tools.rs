@@ -241,34 +241,23 @@ mod tests {
         assert_eq!(tools.warnings, warnings);
     }
 
+    /// Lists of tools, and the field that an error names.
+    const WRONG: &str = r#"
+        [{"type": "function"}] | tools[0].name
+        [{"type": "namespace", "tools": []}] | tools[0].name
+        [{"type": "namespace", "name": "n"}] | tools[0].tools
+        [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "m", "tools": []}]}] | tools[0].tools[0].type
+        [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}] | tools[0].tools[0].name
+        [{"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "a b"}]}] | tools[0].tools[0].function.name
+        [{"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark"}}] | tools[0].custom.format
+        [{"type": "custom", "name": "c", "format": {"type": "text", "definition": "x"}}] | tools[0].custom.format.type
+    "#;
+
     #[test]
     fn wrong_tools_are_named() {
-        let inner = |tool: Value| json!([{"type": "namespace", "name": "n", "tools": [tool]}]);
-        for (list, field) in [
-            (json!([{"type": "function"}]), "tools[0].name"),
-            (json!([{"type": "namespace", "tools": []}]), "tools[0].name"),
-            (
-                json!([{"type": "namespace", "name": "n"}]),
-                "tools[0].tools",
-            ),
-            (
-                inner(json!({"type": "namespace", "name": "m", "tools": []})),
-                "tools[0].tools[0].type",
-            ),
-            (inner(json!({"type": "custom"})), "tools[0].tools[0].name"),
-            (
-                inner(json!({"type": "function", "name": "a b"})),
-                "tools[0].tools[0].function.name",
-            ),
-            (
-                json!([{"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark"}}]),
-                "tools[0].custom.format",
-            ),
-            (
-                json!([{"type": "custom", "name": "c", "format": {"type": "text", "definition": "x"}}]),
-                "tools[0].custom.format.type",
-            ),
-        ] {
+        for row in WRONG.trim().lines() {
+            let (list, field) = row.trim().split_once(" | ").expect("two columns");
+            let list: Value = serde_json::from_str(list).expect("JSON");
             let error = read(list.clone()).expect_err("refused");
             assert_eq!(error.param().as_deref(), Some(field), "{list}");
         }

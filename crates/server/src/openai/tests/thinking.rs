@@ -151,58 +151,27 @@ fn the_template_is_told() {
     }
 }
 
+/// The field that an error names, those of a request, and what the error says.
+const UNKEPT: &str = r#"
+thinking_token_budget | {"thinking_token_budget": -2} | 0 or more, or -1
+thinking_token_budget | {"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}} | exclude each other
+thinking_token_budget | {"thinking_token_budget": 5, "thinking_budget": 6} | and thinking_budget exclude each other
+thinking.budget_tokens | {"thinking": {"type": "enabled", "budget_tokens": 5}, "thinking_budget": 6} | and thinking_budget exclude each other
+thinking_budget | {"thinking_budget": 5, "use_beam_search": true} | use_beam_search
+thinking.budget_tokens | {"thinking": {"type": "disabled", "budget_tokens": 6}} | requires the type enabled
+thinking_token_budget | {"thinking_token_budget": 5, "use_beam_search": true} | use_beam_search
+"#;
+
 #[test]
 fn a_budget_that_cannot_be_kept_is_refused_by_name() {
-    for (format, fields, field, needle) in [
-        (
-            Harmony,
-            json!({"thinking_token_budget": 9, "tools": [{"type": "function", "function": {"name": "f"}}]}),
-            "thinking_token_budget",
-            "reasoning_effort",
-        ),
-        (
-            Qwen3,
-            json!({"thinking_token_budget": -2}),
-            "thinking_token_budget",
-            "0 or more, or -1",
-        ),
-        (
-            Qwen3,
-            json!({"thinking_token_budget": 5, "thinking": {"type": "enabled", "budget_tokens": 6}}),
-            "thinking_token_budget",
-            "exclude each other",
-        ),
-        (
-            Qwen3,
-            json!({"thinking_token_budget": 5, "thinking_budget": 6}),
-            "thinking_token_budget",
-            "and thinking_budget exclude each other",
-        ),
-        (
-            Qwen3,
-            json!({"thinking": {"type": "enabled", "budget_tokens": 5}, "thinking_budget": 6}),
-            "thinking.budget_tokens",
-            "and thinking_budget exclude each other",
-        ),
-        (
-            Qwen3,
-            json!({"thinking_budget": 5, "use_beam_search": true}),
-            "thinking_budget",
-            "use_beam_search",
-        ),
-        (
-            Qwen3,
-            json!({"thinking": {"type": "disabled", "budget_tokens": 6}}),
-            "thinking.budget_tokens",
-            "requires the type enabled",
-        ),
-        (
-            Qwen3,
-            json!({"thinking_token_budget": 5, "use_beam_search": true}),
-            "thinking_token_budget",
-            "use_beam_search",
-        ),
-    ] {
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let calling = json!({"thinking_token_budget": 9, "tools": [tool]});
+    let of_qwen = rows(UNKEPT).map(|row| (Qwen3, row));
+    let of_harmony = (
+        Harmony,
+        ("thinking_token_budget", calling, "reasoning_effort"),
+    );
+    for (format, (field, fields, needle)) in of_qwen.chain([of_harmony]) {
         let message = refused(
             of(format, None, |context| {
                 context.chat(body(&fields).as_bytes())
