@@ -121,6 +121,14 @@ pub fn open_as(
     load(&source, &options)
 }
 
+/// Loads random weights.
+pub fn dummy() -> LoadOptions {
+    LoadOptions {
+        format: LoadFormat::Dummy,
+        ..LoadOptions::default()
+    }
+}
+
 /// Writes the model or head in `folder` to the GGUF file `out`, whose path it returns.
 pub fn convert(
     folder: &Path,

@@ -5,14 +5,12 @@ use crate::architectures::{Fixture, TOLERANCE, fixture, fixtures, write_gguf};
 use crate::common::read_json;
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::rig::{Rig, Seq, distance};
-use crate::common::tiny::{open, write_config};
+use crate::common::tiny::{dummy, open, write_config};
 use candle_core::quantized::gguf_file::{self, Content};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use foretoken::error::Error;
-use foretoken::model::{
-    ExpertsSpec, LoadFormat, LoadOptions, ModelConfig, ModelSource, inspect, load,
-};
+use foretoken::model::{ExpertsSpec, LoadOptions, ModelConfig, ModelSource, inspect, load};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -417,10 +415,7 @@ fn quantized_experts_of_a_gguf_are_those_of_their_values() {
 fn dummy_experts_are_made_for_all_architectures() {
     for fixture in with_experts() {
         let source = ModelSource::Folder(fixture.folder.clone());
-        let options = LoadOptions {
-            format: LoadFormat::Dummy,
-            ..LoadOptions::default()
-        };
+        let options = dummy();
         let mut rig = Rig::new(load(&source, &options).unwrap(), 32, 4);
         let logits = rig.feed(&mut Seq::default(), &fixture.prompt).concat();
         assert!(logits.iter().all(|logit| logit.is_finite()));

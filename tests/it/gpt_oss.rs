@@ -3,7 +3,7 @@
 
 use crate::architectures::{Fixture, TOLERANCE, fixture, write_gguf};
 use crate::common::refusals::{assert_refused, merge};
-use crate::common::tiny::{logits, open, write_config};
+use crate::common::tiny::{dummy, logits, open, write_config};
 use crate::common::tiny_gguf::put_blocks;
 use candle_core::quantized::gguf_file::Content;
 use candle_core::{DType, Device, Tensor};
@@ -319,10 +319,7 @@ fn headers_tell_what_blocks_become() {
             assert!(down.is_of_experts());
         }
     }
-    let options = LoadOptions {
-        format: LoadFormat::Dummy,
-        ..LoadOptions::default()
-    };
+    let options = dummy();
     let random = logits(load(&source, &options).unwrap(), &[3, 1, 4]);
     assert!(random.iter().flatten().all(|x| x.is_finite()));
 }

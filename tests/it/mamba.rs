@@ -3,10 +3,10 @@
 use crate::architectures::fixture;
 use crate::common::refusals::{assert_refused, merge};
 use crate::common::rig::{Rig, Seq};
+use crate::common::tiny::dummy;
 use foretoken::kernels::quant::BlockType;
 use foretoken::model::{
-    LoadFormat, LoadOptions, MambaSpec, MixerSpec, MlpSpec, ModelConfig, ModelSource, inspect_mtp,
-    load,
+    LoadOptions, MambaSpec, MixerSpec, MlpSpec, ModelConfig, ModelSource, inspect_mtp, load,
 };
 use serde_json::{Value as Json, json};
 use std::path::Path;
@@ -227,10 +227,7 @@ fn random_weights_need_no_files() {
     for name in ALL {
         let fixture = fixture(name);
         let source = ModelSource::Folder(fixture.folder.clone());
-        let options = LoadOptions {
-            format: LoadFormat::Dummy,
-            ..LoadOptions::default()
-        };
+        let options = dummy();
         let model = load(&source, &options).unwrap();
         assert!(inspect_mtp(&source, &options, &*model).unwrap().is_none());
         let mut rig = Rig::new(model, 32, 4);

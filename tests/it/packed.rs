@@ -3,11 +3,12 @@
 
 use crate::architectures::{Fixture, TOLERANCE, fixtures_in};
 use crate::common::read_json;
+use crate::common::refusals::{parsed, rows};
 use crate::common::safetensors::{Stored, StoredTensor};
-use crate::common::tiny::{logits, open, open_as, write_config};
+use crate::common::tiny::{dummy, logits, open, open_as, write_config};
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
-use foretoken::model::{Inventory, LoadFormat, LoadOptions, ModelSource, inspect, load};
+use foretoken::model::{Inventory, LoadOptions, ModelSource, inspect, load};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
@@ -167,31 +168,17 @@ fn random_weights_are_packed_as_the_settings_say() {
     let fixture = fixture("gptq");
     let folder = tempfile::tempdir().unwrap();
     let source = ModelSource::Folder(folder.path().to_owned());
-    let random = LoadOptions {
-        format: LoadFormat::Dummy,
-        ..LoadOptions::default()
-    };
-    for (method, key, entry) in [
-        ("gptq", "dynamic", json!({ "-:.*mlp.*": {} })),
-        (
-            "gptq",
-            "dynamic",
-            json!({ "-:model\\.language_model\\.layers\\.\\d+\\.mlp": {} }),
-        ),
-        (
-            "gptq",
-            "dynamic",
-            json!({ ".*attn.*": {}, "-:.*layers.*": {}, ".*mlp.*": {} }),
-        ),
-        (
-            "auto-round",
-            "extra_config",
-            json!({ ".*mlp.*": { "bits": 16 } }),
-        ),
-    ] {
+    let random = dummy();
+    let settings = r#"
+        gptq | dynamic | {"-:.*mlp.*": {}}
+        gptq | dynamic | {"-:model\\.language_model\\.layers\\.\\d+\\.mlp": {}}
+        gptq | dynamic | {".*attn.*": {}, "-:.*layers.*": {}, ".*mlp.*": {}}
+        auto-round | extra_config | {".*mlp.*": {"bits": 16}}
+    "#;
+    for [method, key, entry] in rows::<3>(settings) {
         let mut quantization =
             json!({ "quant_method": method, "bits": 4, "group_size": 32, "sym": true });
-        quantization[key] = entry;
+        quantization[key] = parsed(entry);
         write_config(folder.path(), &config_with(&fixture, quantization));
         let found = inspect(&source, &random).unwrap().1;
         let form = |part: &str| {
@@ -213,102 +200,32 @@ fn random_weights_need_expressions_that_can_be_read() {
         "quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "dynamic": { "-:(?!x)": {} }
     });
     write_config(folder.path(), &config_with(&fixture, quantization));
-    let random = LoadOptions {
-        format: LoadFormat::Dummy,
-        ..LoadOptions::default()
-    };
+    let random = dummy();
     let source = ModelSource::Folder(folder.path().to_owned());
     let error = inspect(&source, &random).map(drop).unwrap_err().to_string();
     let expected = "dynamic \"-:(?!x)\" is not supported: random weights need an expression without look-around";
     assert!(error.contains(expected), "{error}");
 }
 
+/// Fixtures, and other settings of the same weights. The first expression is that of a matrix, also if others have its
+/// settings, or if it has those of all; names come before expressions.
+const OTHER_NAMES: &str = r#"
+float8_channel | {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+float8_channel | {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+gptq | {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": true, "desc_act": false, "lm_head": false, "dynamic": {"-:.*lm_head": {}, "model.embed_tokens": {}, "+:model\\.layers\\.0\\.": {"bits": 4, "group_size": 32}, "model.layers.1": {"bits": 4, "group_size": 32}}}
+gptq | {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": true, "dynamic": {"lm_head": {"bits": 8, "group_size": -1}, "-:(?!model\\.layers).*": {}, ".*layers": {"bits": 4, "group_size": 32}, ".*mlp": {"bits": 8, "group_size": -1}}}
+gptq | {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "dynamic": {".*mlp": {}, ".*up_proj": {"bits": 8, "group_size": -1}}}
+gptq | {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": true, "extra_config": {".*mlp.*": {"bits": 8, "group_size": -1}, "model.layers.0": {"bits": 4}, "model.layers.1": {"bits": 4}}}
+gptq_asymmetric | {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": false, "data_type": "int", "packing_format": "auto_round:auto_gptq", "autoround_version": "0.14.2", "iters": 0, "block_name_to_quantize": "model.layers", "model_free": true}
+gptq_8_bits | {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": true, "packing_format": "auto_round:gptqmodel", "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}, "model.layers.0": {"bits": 8, "group_size": -1}, ".*layers\\.1\\..*": {"bits": 8, "group_size": -1}}}
+awq | {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": false, "packing_format": "auto_round:auto_awq"}
+"#;
+
 /// Programs have different names for the same tensors, and give single matrices settings of their own.
 #[test]
 fn other_names_of_a_format_compute_the_same() {
-    let cases = [
-        (
-            "float8_channel",
-            json!({
-                "quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]
-            }),
-        ),
-        (
-            "float8_channel",
-            json!({ "quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN" }),
-        ),
-        (
-            "gptq",
-            json!({
-                "quant_method": "gptq", "bits": 8, "group_size": 128, "sym": true, "desc_act": false, "lm_head": false,
-                "dynamic": {
-                    "-:.*lm_head": {}, "model.embed_tokens": {},
-                    "+:model\\.layers\\.0\\.": { "bits": 4, "group_size": 32 },
-                    "model.layers.1": { "bits": 4, "group_size": 32 }
-                }
-            }),
-        ),
-        // The first expression is that of a matrix, also if others have its settings, or if it has those of all.
-        (
-            "gptq",
-            json!({
-                "quant_method": "gptq", "bits": 8, "group_size": 128, "sym": true,
-                "dynamic": {
-                    "lm_head": { "bits": 8, "group_size": -1 },
-                    "-:(?!model\\.layers).*": {},
-                    ".*layers": { "bits": 4, "group_size": 32 },
-                    ".*mlp": { "bits": 8, "group_size": -1 }
-                }
-            }),
-        ),
-        (
-            "gptq",
-            json!({
-                "quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true,
-                "dynamic": { ".*mlp": {}, ".*up_proj": { "bits": 8, "group_size": -1 } }
-            }),
-        ),
-        // Names come before expressions.
-        (
-            "gptq",
-            json!({
-                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": true,
-                "extra_config": {
-                    ".*mlp.*": { "bits": 8, "group_size": -1 },
-                    "model.layers.0": { "bits": 4 },
-                    "model.layers.1": { "bits": 4 }
-                }
-            }),
-        ),
-        (
-            "gptq_asymmetric",
-            json!({
-                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": false, "data_type": "int",
-                "packing_format": "auto_round:auto_gptq", "autoround_version": "0.14.2", "iters": 0,
-                "block_name_to_quantize": "model.layers", "model_free": true
-            }),
-        ),
-        (
-            "gptq_8_bits",
-            json!({
-                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": true,
-                "packing_format": "auto_round:gptqmodel",
-                "extra_config": {
-                    "lm_head": { "bits": 16, "data_type": "float" },
-                    "model.layers.0": { "bits": 8, "group_size": -1 },
-                    ".*layers\\.1\\..*": { "bits": 8, "group_size": -1 }
-                }
-            }),
-        ),
-        (
-            "awq",
-            json!({
-                "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": false,
-                "packing_format": "auto_round:auto_awq"
-            }),
-        ),
-    ];
-    for (name, quantization) in cases {
+    for [name, quantization] in rows::<2>(OTHER_NAMES) {
+        let quantization = parsed(quantization);
         let fixture = fixture(name);
         let folder = tempfile::tempdir().unwrap();
         write_config(folder.path(), &config_with(&fixture, quantization));
@@ -399,10 +316,7 @@ fn headers_tell_what_is_stored_and_loaded() {
 fn random_weights_have_the_same_forms() {
     let mut compared = 0;
     for fixture in fixtures_in(&folder()) {
-        let random = LoadOptions {
-            format: LoadFormat::Dummy,
-            ..LoadOptions::default()
-        };
+        let random = dummy();
         let source = ModelSource::Folder(fixture.folder.clone());
         let forms = |options: &LoadOptions| -> Vec<(String, String)> {
             let found = inspect(&source, options).unwrap().1.entries.into_iter();

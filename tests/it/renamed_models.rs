@@ -5,7 +5,7 @@ use crate::common::read_json;
 use crate::common::rig::distance;
 use crate::common::tiny::*;
 use candle_core::{DType, Device, Tensor};
-use foretoken::model::{AdapterLoader, LoadFormat, LoadOptions, ModelSource, load};
+use foretoken::model::{AdapterLoader, ModelSource, load};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 
@@ -143,10 +143,7 @@ fn adapters_of_exaone_3_5_are_read() {
     });
     write_config(folder.path(), &config);
     let source = ModelSource::Folder(folder.path().to_owned());
-    let options = LoadOptions {
-        format: LoadFormat::Dummy,
-        ..LoadOptions::default()
-    };
+    let options = dummy();
     let model = load(&source, &options).unwrap();
     let adapter =
         json!({ "peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["out_proj"] });
