@@ -150,6 +150,14 @@ pub fn read_json(file: impl AsRef<Path>) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
 }
 
+/// The first sample of `metrics` whose line begins with `name`.
+#[track_caller]
+pub fn sample(metrics: &str, name: &str) -> f64 {
+    let line = metrics.lines().find(|line| line.starts_with(name));
+    let line = line.unwrap_or_else(|| panic!("no {name}: {metrics}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
 /// A greedy request.
 pub fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
     Request {

@@ -3,6 +3,7 @@
 use crate::common::process::{Server, foretoken, refusal, stdout_of};
 #[cfg(target_os = "linux")]
 use crate::common::process::{full_disk, refusal_line};
+use crate::common::sample;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::net::TcpListener;
@@ -358,7 +359,7 @@ fn serves_speculatively_until_a_signal() {
     let drafted = metric(&server, "spec_decode_num_draft_tokens_total");
     let accepted = metric(&server, "spec_decode_num_accepted_tokens_total");
     assert!(
-        0 < accepted && accepted <= drafted,
+        0.0 < accepted && accepted <= drafted,
         "{accepted} of {drafted}"
     );
 
@@ -423,12 +424,8 @@ fn first_line(reader: PipeReader) -> String {
 
 /// A counter of `server`, without its prefix.
 #[track_caller]
-fn metric(server: &Server, name: &str) -> u64 {
-    let metrics = server.get("/metrics");
-    let name = format!("foretoken:{name}{{");
-    let line = metrics.lines().find(|line| line.starts_with(&name));
-    let line = line.unwrap_or_else(|| panic!("no {name} in {metrics}"));
-    line.rsplit(' ').next().unwrap().parse().unwrap()
+fn metric(server: &Server, name: &str) -> f64 {
+    sample(&server.get("/metrics"), &format!("foretoken:{name}{{"))
 }
 
 /// A pipe holds 64 KiB, and a line of the log has more than 200 bytes.
@@ -441,12 +438,12 @@ fn serves_when_nobody_reads_the_log() {
     for _ in 0..10 {
         let answer = server.post("/v1/completions", &many.to_string());
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        if metric(&server, "log_lines_dropped_total") > 0 {
+        if metric(&server, "log_lines_dropped_total") > 0.0 {
             break;
         }
     }
     let dropped = metric(&server, "log_lines_dropped_total");
-    assert!(dropped > 0, "the pipe was never full");
+    assert!(dropped > 0.0, "the pipe was never full");
     works(server);
     drop(reader);
 }

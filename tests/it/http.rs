@@ -37,11 +37,7 @@ async fn the_small_routes_answer() {
         metrics.contains("\nforetoken:generation_tokens_total{model_name=\"model\"} 5\n"),
         "{metrics}"
     );
-    let sample = |name: &str| {
-        let line = metrics.lines().find(|line| line.starts_with(name));
-        let line = line.unwrap_or_else(|| panic!("no {name}: {metrics}"));
-        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
-    };
+    let sample = |name: &str| crate::common::sample(&metrics, name);
     for (name, want) in [
         ("prompt_tokens_sum", 3.0),
         ("generation_tokens_sum", 5.0),

@@ -3,7 +3,7 @@
 use crate::common::distill_workshop::{Workshop, load_f32};
 use crate::common::process::{self, Server, foretoken};
 use crate::common::tiny::noise;
-use crate::common::{assert_idle, chains, collect, greedy, read_json};
+use crate::common::{assert_idle, chains, collect, greedy, read_json, sample};
 use candle_core::{DType, Device};
 use foretoken::engine::{self, EngineHandle, EngineOptions, Request};
 use foretoken::error::Error;
@@ -122,9 +122,7 @@ fn example(number: u32) -> Request {
 fn metric(engine: &EngineHandle, name: &str) -> f64 {
     let families = engine.stats().registry.gather();
     let text = TextEncoder::new().encode_to_string(&families).unwrap();
-    let start = format!("foretoken:learn_{name}{{");
-    let line = text.lines().find(|line| line.starts_with(&start));
-    line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+    sample(&text, &format!("foretoken:learn_{name}{{"))
 }
 
 #[track_caller]
@@ -400,12 +398,8 @@ fn texts_of_other_keys_and_salts_are_not_learned_from() {
         path(&school.options.folder)
     );
     let mut server = Server::start(&flags);
-    let examples = |server: &Server| -> f64 {
-        let text = server.get("/metrics");
-        let name = "foretoken:learn_examples_total{";
-        let line = text.lines().find(|line| line.starts_with(name));
-        line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
-    };
+    let name = "foretoken:learn_examples_total{";
+    let examples = |server: &Server| sample(&server.get("/metrics"), name);
     let ask = |server: &Server, salt: Value| {
         let body = json!({
             "model": path(&target), "prompt": "abcd", "max_tokens": 40, "temperature": 0,

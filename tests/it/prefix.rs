@@ -412,10 +412,7 @@ async fn clients_see_what_was_cached() {
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 24);
 
     let metrics = server.get("/metrics").await.text().await.unwrap();
-    let value = |name: &str| {
-        let line = metrics.lines().find(|line| line.starts_with(name)).unwrap();
-        line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()
-    };
+    let value = |name: &str| sample(&metrics, name) as usize;
     assert_eq!(
         value("foretoken:prefix_cache_queries_total"),
         26 * 7 + 6 * 33

@@ -1,6 +1,7 @@
 //! `--quantize`: weights of safetensors become blocks when they are loaded.
 
 use crate::common::process::{Server, foretoken};
+use crate::common::sample;
 use crate::common::tiny::*;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use crate::convert::convert;
@@ -106,10 +107,7 @@ fn a_server_answers_with_the_quantized_model_and_draft() {
             continue;
         }
         let metrics = server.get("/metrics");
-        let metric = |name: &str| {
-            let line = metrics.lines().find(|line| line.starts_with(name)).unwrap();
-            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
-        };
+        let metric = |name: &str| sample(&metrics, name);
         let drafted = metric("foretoken:spec_decode_num_draft_tokens_total");
         let accepted = metric("foretoken:spec_decode_num_accepted_tokens_total");
         assert!(

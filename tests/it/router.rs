@@ -1,6 +1,7 @@
 //! `foretoken router`: several models at one address, each in a process of its own.
 
 use crate::common::process::Server;
+use crate::common::sample;
 use crate::common::tiny_folder::{byte_level, tiny_folder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -83,11 +84,7 @@ impl Router {
     /// How many texts the process of `demo` writes, or has in its queue.
     fn texts(&self) -> u64 {
         let metrics = self.server.get("/metrics?model=demo");
-        let number = |name: &str| -> u64 {
-            let mut lines = metrics.lines();
-            let line = lines.find(|line| line.starts_with(name)).unwrap();
-            line.rsplit(' ').next().unwrap().parse().unwrap()
-        };
+        let number = |name: &str| sample(&metrics, name) as u64;
         number("foretoken:num_requests_running") + number("foretoken:num_requests_waiting")
     }
 
